@@ -1,0 +1,86 @@
+//! Counter-based random numbers: a value is a pure function of a key and an index, so it depends on
+//! what it is for (seed, step, layer, sample, position) and never on rank, thread or layout.
+
+/// Mixes one more word into a key. Chain it: `key(key(seed, step), layer)`.
+#[inline(always)]
+pub const fn key(seed: u64, word: u64) -> u64 {
+    // splitmix64's finaliser over a Weyl step (Steele, Lea, Flood 2014).
+    let mut z = seed.wrapping_add(word.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A key for a name.
+pub fn key_of_name(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(key(seed, name.len() as u64), |k, byte| key(k, u64::from(byte)))
+}
+
+/// 64 random bits for `index` under `key`.
+#[inline(always)]
+pub const fn bits(stream: u64, index: u64) -> u64 {
+    key(stream, index)
+}
+
+/// Uniform in [0, 1), 53 bits.
+#[inline(always)]
+pub const fn uniform(stream: u64, index: u64) -> f64 {
+    (bits(stream, index) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+}
+
+/// Uniform integer in 0..bound (bound > 0), by multiplication.
+pub const fn below(stream: u64, index: u64, bound: u64) -> u64 {
+    ((bits(stream, index) as u128 * bound as u128) >> 64) as u64
+}
+
+/// Standard normal by Box and Muller.
+pub fn normal(stream: u64, index: u64) -> f64 {
+    let radius = (-2.0 * (1.0 - uniform(stream, 2 * index)).ln()).sqrt();
+    radius * (core::f64::consts::TAU * uniform(stream, 2 * index + 1)).cos()
+}
+
+/// 32 random bits for dropout: 32-bit arithmetic only, so that it vectorises and a GPU does the same.
+#[inline(always)]
+pub const fn bits32(stream: u64, index: u64) -> u32 {
+    let mut z = (index as u32) ^ (stream as u32);
+    z = (z ^ (z >> 16)).wrapping_mul(0x7feb_352d);
+    z = z.wrapping_add((index >> 32) as u32) ^ ((stream >> 32) as u32);
+    z = (z ^ (z >> 15)).wrapping_mul(0x846c_a68b);
+    z = (z ^ (z >> 16)).wrapping_mul(0x21f0_aaad);
+    z ^ (z >> 15)
+}
+
+/// Whether dropout keeps element `index`; `threshold` = p * 2^32 (see [`keep_threshold`]).
+#[inline(always)]
+pub const fn keeps(stream: u64, index: u64, threshold: u32) -> bool {
+    bits32(stream, index) >= threshold
+}
+
+/// The 32-bit threshold below which an element is dropped with probability `p`.
+pub fn keep_threshold(p: f32) -> u32 {
+    (f64::from(p) * 4_294_967_296.0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn normal_has_mean_zero_and_variance_one() {
+        let n = 100_000u64;
+        let values: Vec<f64> = (0..n).map(|i| normal(7, i)).collect();
+        let mean = values.iter().sum::<f64>() / n as f64;
+        let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+        assert!(mean.abs() < 0.01 && (variance - 1.0).abs() < 0.02, "{mean} {variance}");
+    }
+
+    #[test]
+    fn dropout_keeps_its_share_in_every_stream() {
+        for stream in 0..20 {
+            let threshold = keep_threshold(0.1);
+            let stream = key(3, stream);
+            let kept = (0..100_000).filter(|&i| keeps(stream, i, threshold)).count();
+            assert!((kept as f64 / 1e5 - 0.9).abs() < 0.006, "{kept}");
+        }
+    }
+}
