@@ -1,1 +1,21 @@
-//! placeholder
+//! ZeRO-Offload (arXiv 2101.06840) over named flat segments: gradients are reduce-scattered over the data-parallel
+//! ranks bucket by bucket and go down to the host; fp32 states and the Adam step are there; 16-bit
+//! parameters come up just before they are needed and are gathered.
+//!
+//! Every rank owns a shard of every bucket, so all host links work at once. With the optimizer on the device
+//! the same schedule runs without the copies: the baseline, and the oracle.
+//!
+//! Who calls what, per step: [`Optimizer::bucket`] and [`Optimizer::reduce`] for each segment of each
+//! micro-batch's backward pass, then [`Optimizer::decide`], then [`Optimizer::update`] for each segment, and
+//! [`Optimizer::publish`] before the next forward pass reads it.
+
+mod adam;
+mod layout;
+mod norm;
+mod optimizer;
+mod schedule;
+
+pub use layout::{Layout, Placement, SegmentSpec, Spec, Sum, chunk_elements};
+pub use norm::LossScale;
+pub use optimizer::{Optimizer, Owned};
+pub use schedule::LearningRate;

@@ -1,1 +1,22 @@
-//! placeholder
+//! A GPT cut over the tensor-parallel ranks as in Megatron-LM (arXiv 1909.08053, section 3), forward and
+//! backward side by side.
+//!
+//! Layers take a [`device::Device`] and handles; they submit ops and return. There is no graph: the backward
+//! pass is written out. Nothing here knows what is done with the gradients.
+//!
+//! Letters: B samples of a micro-batch, T tokens of a sample, C hidden, H heads, F inner width of the MLP,
+//! V padded vocabulary, L layers, t ranks of the tensor-parallel group. `rows` = B T, or B T / t where sequence
+//! parallelism (arXiv 2205.05198) splits the tokens.
+
+mod attention;
+mod block;
+mod embedding;
+mod gpt;
+mod loss;
+mod mlp;
+mod norm;
+mod params;
+mod region;
+
+pub use gpt::{BatchTensors, Gpt, GptShape, Pass};
+pub use params::{Init, Param, SegmentLayout, Split};

@@ -1,0 +1,131 @@
+//! Collectives between virtual GPUs: ranks read each other's memory between two meetings.
+//!
+//! A peer's op declares its whole range and stays in the collective until the last meeting, so the peer's
+//! own hazard check keeps the range still. Sums are in rank order, in fp32 (fp64 for F64), rounded once:
+//! every rank ends with the same bits.
+
+use super::Shared;
+use super::world::{Met, Post};
+use crate::view::copy;
+use crate::{Admitted, BLOCK, Dtype, Error, Group, Op, Reduce, Tensor, View, ViewMut};
+
+/// Runs a collective on the calling thread; blocks until all ranks of its group have come and gone.
+pub(super) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
+    match op.op {
+        Op::AllReduce { x, group, reduce } => all_reduce(op, shared, x, group, reduce),
+        Op::ReduceScatter { x, group } => reduce_scatter(op, shared, x, group),
+        Op::AllGather { x, group } => all_gather(op, shared, x, group),
+        Op::Broadcast { x, group, root } => broadcast(op, shared, x, group, root),
+        _ => Ok(()),
+    }
+}
+
+fn meet<'a>(
+    op: &Admitted,
+    shared: &'a Shared,
+    x: Tensor,
+    group: Group,
+    detail: usize,
+) -> Result<Met<'a>, Error> {
+    let post = Post { op: op.op.name(), site: op.site, tensor: x, detail };
+    shared.world.meet(shared.rank, op.lane, group, post)
+}
+
+fn divisible(op: &Admitted, shared: &Shared, x: Tensor, count: usize) -> Result<(), Error> {
+    let whole = if x.shape().0 == 1 { x.len() } else { x.shape().0 };
+    if whole.is_multiple_of(count) {
+        return Ok(());
+    }
+    let problem = format!("{whole} rows or elements do not divide by {count} ranks");
+    Err(Error::Task { rank: shared.rank.index(), op: op.op.name(), site: op.site, problem })
+}
+
+/// `mine` = the combination of every rank's same range. Only this rank reads or writes this range meanwhile.
+fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
+    let at = |i: usize| met.peer(i).map(|(_, memory)| memory);
+    if mine.dtype() == Dtype::F64 {
+        for e in 0..mine.len() {
+            let one = mine.slice(e..e + 1);
+            let value = |i| at(i).and_then(|m| m.view(one).as_slice::<f64>()).map_or(0.0, |s| s[0]);
+            let mut total = value(0);
+            for i in 1..met.size() {
+                total = match reduce {
+                    Reduce::Sum => total + value(i),
+                    Reduce::Max => total.max(value(i)),
+                };
+            }
+            if let ViewMut::F64(out) = shared.memory.view_mut(one) {
+                out[0] = total;
+            }
+        }
+        return;
+    }
+    let (mut sum, mut block) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
+    for start in (0..mine.len()).step_by(BLOCK) {
+        let n = BLOCK.min(mine.len() - start);
+        let part = mine.reshape(1, mine.len()).slice(start..start + n);
+        for i in 0..met.size() {
+            let Some(memory) = at(i) else { continue };
+            let theirs: View<'_> = memory.view(part);
+            if i == 0 {
+                theirs.load(0, &mut sum[..n]);
+                continue;
+            }
+            theirs.load(0, &mut block[..n]);
+            let pairs = sum[..n].iter_mut().zip(&block[..n]);
+            match reduce {
+                Reduce::Sum => pairs.for_each(|(s, x)| *s += x),
+                Reduce::Max => pairs.for_each(|(s, x)| *s = s.max(*x)),
+            }
+        }
+        shared.memory.view_mut(part).store(0, &sum[..n]);
+    }
+}
+
+/// Copies every other rank's part into this rank's `x`. `part(i)` is what rank i owns.
+fn gather(met: &Met<'_>, shared: &Shared, part: impl Fn(usize) -> Tensor) {
+    for i in (0..met.size()).filter(|&i| i != met.me) {
+        if let Some((_, memory)) = met.peer(i) {
+            copy(memory.view(part(i)), &mut shared.memory.view_mut(part(i)));
+        }
+    }
+}
+
+fn reduce_scatter(op: &Admitted, shared: &Shared, x: Tensor, group: Group) -> Result<(), Error> {
+    let met = meet(op, shared, x, group, 0)?;
+    divisible(op, shared, x, met.size())?;
+    combine(&met, shared, x.shard(met.me, met.size()), Reduce::Sum);
+    meet(op, shared, x, group, 0).map(drop)
+}
+
+fn all_gather(op: &Admitted, shared: &Shared, x: Tensor, group: Group) -> Result<(), Error> {
+    let met = meet(op, shared, x, group, 0)?;
+    divisible(op, shared, x, met.size())?;
+    gather(&met, shared, |i| x.shard(i, met.size()));
+    meet(op, shared, x, group, 0).map(drop)
+}
+
+/// Reduce-scatter, then all-gather, over parts of any length.
+fn all_reduce(
+    op: &Admitted,
+    shared: &Shared,
+    x: Tensor,
+    group: Group,
+    reduce: Reduce,
+) -> Result<(), Error> {
+    let met = meet(op, shared, x, group, reduce as usize)?;
+    let (flat, each) = (x.reshape(1, x.len()), x.len().div_ceil(met.size()));
+    let part = |i: usize| flat.slice((i * each).min(x.len())..((i + 1) * each).min(x.len()));
+    combine(&met, shared, part(met.me), reduce);
+    let summed = meet(op, shared, x, group, reduce as usize)?;
+    gather(&summed, shared, part);
+    meet(op, shared, x, group, reduce as usize).map(drop)
+}
+
+fn broadcast(op: &Admitted, shared: &Shared, x: Tensor, group: Group, root: usize) -> Result<(), Error> {
+    let met = meet(op, shared, x, group, root)?;
+    if let Some((_, memory)) = (met.me != root).then(|| met.peer(root)).flatten() {
+        copy(memory.view(x), &mut shared.memory.view_mut(x));
+    }
+    meet(op, shared, x, group, root).map(drop)
+}

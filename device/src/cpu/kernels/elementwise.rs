@@ -1,0 +1,341 @@
+//! Activations, bias, dropout, additions and conversions; and sums of columns.
+
+use super::math::{Mask, gelu, gelu_slope, masked, read};
+use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
+use crate::cpu::workers::{Rows, Workers};
+use crate::op::Op;
+use crate::view::{BLOCK, cast, copy};
+use crate::{Dropout, Dtype, View, ViewMut};
+
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+    match *op {
+        Op::Gelu { x, y } => map(workers, values(m, x)?, values_mut(m, y)?, gelu),
+        Op::GeluBackward { x, d } => {
+            let slope = |d: f32, x: f32| d * gelu_slope(x);
+            update(workers, values(m, x)?, values_mut(m, d)?, slope);
+        }
+        Op::Add { x, into } if (x.dtype(), into.dtype()) == (Dtype::F64, Dtype::F64) => {
+            let (x, into) = (slice::<f64>(m, x)?, slice_mut::<f64>(m, into)?);
+            into.iter_mut().zip(x).for_each(|(into, x)| *into += x);
+        }
+        Op::Add { x, into } => {
+            update(workers, values(m, x)?, values_mut(m, into)?, |into, x| into + x);
+        }
+        Op::Cast { x, y } if x.dtype() == y.dtype() => copy(m.read(x), &mut m.write(y)),
+        Op::Cast { x, y } => match (values(m, x), is_exact(y.dtype())) {
+            (Ok(x), false) => map(workers, x, values_mut(m, y)?, |x| x),
+            _ => cast(m.read(x), &mut m.write(y)),
+        },
+        Op::Zero { x } => m.write(x).zero(),
+        Op::ColumnSum { x, y } => {
+            column_sum(workers, values(m, x)?, values_mut(m, y)?, x.shape());
+        }
+        Op::BiasDropoutAdd { x, bias, residual, y, dropout } => {
+            let shape = x.shape();
+            let inputs = [values(m, x)?, values(m, bias)?, values(m, residual)?];
+            bias_dropout_add(workers, inputs, values_mut(m, y)?, shape, dropout);
+        }
+        Op::Dropout { x, y, dropout } => {
+            let first = dropout.first_row * x.shape().1 as u64;
+            let from = if x == y { None } else { Some(values(m, x)?) };
+            drop_elements(workers, from, values_mut(m, y)?, first, Mask::new(dropout));
+        }
+        _ => return not_a_kernel(),
+    }
+    Ok(())
+}
+
+const fn is_exact(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F64 | Dtype::I32)
+}
+
+/// Runs `f(place, block of y)` on the blocks of y; `place` is the index of the block's first element.
+fn blocks(workers: &mut Workers, y: ViewMut<'_>, f: impl Fn(usize, &mut ViewMut<'_>) + Sync) {
+    let len = y.len();
+    workers.split(len.div_ceil(BLOCK), len, Rows { view: y, each: BLOCK }, &|units, mut y, _| {
+        f(units.start * BLOCK, &mut y.view);
+    });
+}
+
+/// y = f(x)
+fn map(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f32 + Sync) {
+    blocks(workers, y, |first, y| {
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                let (mut xs, mut ys) = ([0.0; BLOCK], [0.0; BLOCK]);
+                for at in (0..y.len()).step_by(BLOCK) {
+                    let n = BLOCK.min(y.len() - at);
+                    let x = read(&x, first + at, n, &mut xs);
+                    ys[..n].iter_mut().zip(x).for_each(|(y, x)| *y = f(*x));
+                    y.store(at, &ys[..n]);
+                }
+            },
+        );
+    });
+}
+
+/// y = f(y, x)
+fn update(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f32) -> f32 + Sync) {
+    blocks(workers, y, |first, y| {
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                let (mut xs, mut ys) = ([0.0; BLOCK], [0.0; BLOCK]);
+                for at in (0..y.len()).step_by(BLOCK) {
+                    let n = BLOCK.min(y.len() - at);
+                    let x = read(&x, first + at, n, &mut xs);
+                    y.as_view().load(at, &mut ys[..n]);
+                    ys[..n].iter_mut().zip(x).for_each(|(y, x)| *y = f(*y, *x));
+                    y.store(at, &ys[..n]);
+                }
+            },
+        );
+    });
+}
+
+/// y = x (y itself if `None`) times the mask, whose index of the first element is `index`.
+fn drop_elements(
+    workers: &mut Workers,
+    x: Option<View<'_>>,
+    y: ViewMut<'_>,
+    index: u64,
+    mask: Option<Mask>,
+) {
+    let Some(mask) = mask else {
+        if let Some(x) = x {
+            map(workers, x, y, |x| x);
+        }
+        return;
+    };
+    blocks(workers, y, |first, y| {
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                let (mut ys, mut factors) = ([0.0; BLOCK], [0.0; BLOCK]);
+                for at in (0..y.len()).step_by(BLOCK) {
+                    let n = BLOCK.min(y.len() - at);
+                    match x {
+                        Some(x) => x.load(first + at, &mut ys[..n]),
+                        None => y.as_view().load(at, &mut ys[..n]),
+                    }
+                    mask.fill(index + (first + at) as u64, &mut factors[..n]);
+                    ys[..n].iter_mut().zip(&factors).for_each(|(y, f)| *y = masked(*y, *f));
+                    y.store(at, &ys[..n]);
+                }
+            },
+        );
+    });
+}
+
+/// y (rows, cols) = residual (rows, cols) + dropout(x (rows, cols) + bias (cols)).
+fn bias_dropout_add(
+    workers: &mut Workers,
+    [x, bias, residual]: [View<'_>; 3],
+    y: ViewMut<'_>,
+    (rows, cols): (usize, usize),
+    dropout: Dropout,
+) {
+    let mask = Mask::new(dropout);
+    workers.split(rows, y.len(), Rows { view: y, each: cols }, &|rows, mut y, _| {
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                let mut buffers = [[0.0; BLOCK]; 4];
+                let [xs, biases, residuals, ys] = &mut buffers;
+                let mut factors = [0.0; BLOCK];
+                for row in rows.clone() {
+                    for col in (0..cols).step_by(BLOCK) {
+                        let (at, n) = (row * cols + col, BLOCK.min(cols - col));
+                        let (x, bias) = (read(&x, at, n, xs), read(&bias, col, n, biases));
+                        let residual = read(&residual, at, n, residuals);
+                        let sums = &mut ys[..n];
+                        sums.iter_mut().zip(x).zip(bias).for_each(|((s, x), b)| *s = x + b);
+                        if let Some(mask) = mask {
+                            mask.fill(dropout.first_row * cols as u64 + at as u64, &mut factors[..n]);
+                            sums.iter_mut().zip(&factors).for_each(|(s, f)| *s = masked(*s, *f));
+                        }
+                        sums.iter_mut().zip(residual).for_each(|(s, r)| *s += r);
+                        y.view.store(at - rows.start * cols, sums);
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// y (cols) = sums over the rows of x (rows, cols), in row order.
+fn column_sum(
+    workers: &mut Workers,
+    x: View<'_>,
+    y: ViewMut<'_>,
+    (rows, cols): (usize, usize),
+) {
+    let y = Rows { view: y, each: BLOCK };
+    workers.split(cols.div_ceil(BLOCK), x.len(), y, &|blocks, mut y, _| {
+        let first = blocks.start * BLOCK;
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                let mut xs = [0.0; BLOCK];
+                for at in (0..y.view.len()).step_by(BLOCK) {
+                    let n = BLOCK.min(y.view.len() - at);
+                    let mut sums = [0.0; BLOCK];
+                    for row in 0..rows {
+                        let x = read(&x, row * cols + first + at, n, &mut xs);
+                        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+                    }
+                    y.view.store(at, &sums[..n]);
+                }
+            },
+        );
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{NO_DROPOUT, Rig, TYPES, assert_close, kept, noise};
+    use super::*;
+    use crate::Tensor;
+
+    const DROPOUT: Dropout = Dropout { p: 0.25, key: 99, first_row: 12 };
+
+    fn gelu_f64(x: f64) -> f64 {
+        let k = (2.0 / std::f64::consts::PI).sqrt();
+        0.5 * x * (1.0 + (k * (x + 0.044715 * x.powi(3))).tanh())
+    }
+
+    #[test]
+    fn gelu_and_its_gradient_are_the_formula_in_every_type() {
+        for (dtype, ulp) in TYPES {
+            let mut rig = Rig::new(1);
+            let x: Vec<f64> = noise(1, 1031).iter().map(|x| x * 6.0).collect();
+            let d = noise(2, 1031);
+            let (tx, ty) = (rig.put(dtype, (1, 1031), &x), rig.out(dtype, (1, 1031)));
+            let td = rig.put(dtype, (1, 1031), &d);
+            rig.run(&Op::Gelu { x: tx, y: ty });
+            rig.run(&Op::GeluBackward { x: tx, d: td });
+            let x = rig.get(tx);
+            let y: Vec<f64> = x.iter().map(|x| gelu_f64(*x)).collect();
+            assert_close(&rig.get(ty), &y, 1e-7, 1e-6 + ulp);
+            let slope = |x: f64| (gelu_f64(x + 1e-5) - gelu_f64(x - 1e-5)) / 2e-5;
+            let want: Vec<f64> = x.iter().zip(&d).map(|(x, d)| d * slope(*x)).collect();
+            assert_close(&rig.get(td), &want, 2e-6, 1e-6 + ulp);
+        }
+    }
+
+    #[test]
+    fn bias_dropout_add_drops_by_global_index_in_mixed_types() {
+        for (dtype, ulp) in TYPES {
+            for (dropout, (rows, cols)) in [(NO_DROPOUT, (5, 300)), (DROPOUT, (5, 300)), (DROPOUT, (7, 3))] {
+                let n = rows * cols;
+                let mut rig = Rig::new(1);
+                let (x, bias, residual) = (noise(1, n), noise(2, cols), noise(3, n));
+                let tensors = [
+                    rig.put(Dtype::F32, (rows, cols), &x),
+                    rig.put(dtype, (1, cols), &bias),
+                    rig.put(dtype, (rows, cols), &residual),
+                    rig.out(dtype, (rows, cols)),
+                ];
+                let [tx, tb, tr, ty] = tensors;
+                rig.run(&Op::BiasDropoutAdd { x: tx, bias: tb, residual: tr, y: ty, dropout });
+                let first = dropout.first_row as usize * cols;
+                let y = |i: usize| residual[i] + (x[i] + bias[i % cols]) * kept(dropout, first + i);
+                let want: Vec<f64> = (0..n).map(y).collect();
+                assert_close(&rig.get(ty), &want, 1e-6, ulp);
+            }
+        }
+    }
+
+    #[test]
+    fn dropout_is_the_same_in_place_and_apart_and_on_any_part_of_the_rows() {
+        for (dtype, ulp) in TYPES {
+            let mut rig = Rig::new(1);
+            let (rows, cols) = (9, 37);
+            let x = noise(4, rows * cols);
+            let (tx, ty) = (rig.put(dtype, (rows, cols), &x), rig.out(dtype, (rows, cols)));
+            rig.run(&Op::Dropout { x: tx, y: ty, dropout: DROPOUT });
+            let y = rig.get(ty);
+            let want: Vec<f64> = (0..x.len()).map(|i| x[i] * kept(DROPOUT, 12 * cols + i)).collect();
+            assert_close(&y, &want, 1e-7, ulp);
+            let part = rig.put(dtype, (4, cols), &x[3 * cols..7 * cols]);
+            rig.run(&Op::Dropout { x: part, y: part, dropout: Dropout { first_row: 15, ..DROPOUT } });
+            assert_eq!(rig.get(part), y[3 * cols..7 * cols]);
+            rig.run(&Op::Dropout { x: tx, y: ty, dropout: NO_DROPOUT });
+            assert_eq!(rig.get(ty), rig.get(tx));
+            rig.run(&Op::Dropout { x: tx, y: tx, dropout: NO_DROPOUT });
+            assert_eq!(rig.get(tx), x);
+        }
+    }
+
+    #[test]
+    fn add_cast_and_zero_round_once() {
+        let (x, into) = (noise(5, 700), noise(6, 700));
+        for (from, _) in TYPES {
+            for (to, ulp) in TYPES {
+                let mut rig = Rig::new(1);
+                let (tx, ty) = (rig.put(from, (7, 100), &x), rig.put(to, (7, 100), &into));
+                rig.run(&Op::Add { x: tx, into: ty });
+                let sum: Vec<f64> = x.iter().zip(&into).map(|(x, y)| x + y).collect();
+                assert_close(&rig.get(ty), &sum, 0.0, ulp);
+                rig.run(&Op::Cast { x: tx, y: ty });
+                assert_eq!(rig.get(ty), x);
+                rig.run(&Op::Zero { x: ty });
+                assert_eq!(rig.get(ty), [0.0; 700]);
+            }
+        }
+    }
+
+    #[test]
+    fn doubles_add_and_convert() {
+        let mut rig = Rig::new(1);
+        let (x, y) = (rig.put(Dtype::F64, (1, 2), &[1e-9, 2.0]), rig.put(Dtype::F64, (1, 2), &[1.0, 1.0]));
+        rig.run(&Op::Add { x, into: y });
+        assert_eq!(rig.get(y), [1.0 + 1e-9, 3.0]);
+        let z = rig.out(Dtype::F32, (1, 2));
+        rig.run(&Op::Cast { x: y, y: z });
+        assert_eq!(rig.get(z), [1.0, 3.0]);
+    }
+
+    #[test]
+    fn columns_are_summed_in_row_order() {
+        for (dtype, ulp) in TYPES {
+            let mut rig = Rig::new(1);
+            let (rows, cols) = (33, 523);
+            let x = noise(7, rows * cols);
+            let (tx, ty) = (rig.put(dtype, (rows, cols), &x), rig.out(dtype, (1, cols)));
+            rig.run(&Op::ColumnSum { x: tx, y: ty });
+            let want: Vec<f64> = (0..cols).map(|c| x.iter().skip(c).step_by(cols).sum()).collect();
+            assert_close(&rig.get(ty), &want, 1e-5, ulp);
+        }
+    }
+
+    #[test]
+    fn threads_change_no_bit() {
+        let (rows, cols) = (257, 301);
+        let run = |threads| {
+            let mut rig = Rig::new(threads);
+            let mut put = |seed| rig.put(Dtype::Bf16, (rows, cols), &noise(seed, rows * cols));
+            let [x, y, z, w]: [Tensor; 4] = [1, 2, 3, 4].map(&mut put);
+            let bias = rig.put(Dtype::F32, (1, cols), &noise(5, cols));
+            let sums = rig.out(Dtype::F32, (1, cols));
+            rig.run(&Op::Gelu { x, y });
+            rig.run(&Op::GeluBackward { x: y, d: z });
+            rig.run(&Op::BiasDropoutAdd { x: y, bias, residual: z, y: w, dropout: DROPOUT });
+            rig.run(&Op::Dropout { x: w, y: w, dropout: DROPOUT });
+            rig.run(&Op::Add { x: z, into: w });
+            rig.run(&Op::ColumnSum { x: w, y: sums });
+            [rig.get(y), rig.get(z), rig.get(w), rig.get(sums)]
+        };
+        assert_eq!(run(1), run(3));
+    }
+
+    #[test]
+    fn wrong_types_are_errors() {
+        let mut rig = Rig::new(1);
+        let (x, y) = (rig.put_ints(&[1, 2]), rig.out(Dtype::F32, (1, 2)));
+        assert!(rig.try_run(&Op::Gelu { x, y }).expect_err("tokens").contains("I32"));
+        assert!(rig.try_run(&Op::Add { x, into: y }).is_err());
+        assert!(rig.try_run(&Op::Copy { src: x, dst: y }).expect_err("copy").contains("not a kernel"));
+    }
+}

@@ -1,0 +1,268 @@
+//! Arithmetic that vectorises: call it inside `pulp::Arch::new().dispatch(#[inline(always)] || ..)`.
+//! No libm, no branches, explicit fused multiply-adds, sums in an order that depends on the length
+//! alone: the bits do not depend on the width of SIMD registers.
+
+use crate::{Dropout, View, random};
+
+/// Accumulators of a sum: element i goes to number i mod 32, and they are added as a binary tree.
+const LANES: usize = 32;
+
+/// e^x within 2 ulp; +inf above the range of f32, 0 below, NaN for NaN.
+///
+/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by the polynomial of Cephes `expf`; times 2^n in two steps,
+/// because 2^128 is no f32 but e^88.7 is.
+#[inline(always)]
+pub(super) const fn exp(x: f32) -> f32 {
+    /// Adding it leaves the nearest integer in the low bits.
+    const MAGIC: f32 = 12_582_912.0;
+    const LN_2_HIGH: f32 = std::f32::consts::LN_2;
+    const LN_2_LOW: f32 = -1.904_654_3e-9;
+    // Not min and max, which would swallow NaN.
+    let x = if x > 89.0 { 89.0 } else { x };
+    let x = if x < -104.0 { -104.0 } else { x };
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, MAGIC);
+    let n = shifted - MAGIC;
+    let r = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, x));
+    let p = 1.987_569_1e-4_f32;
+    let p = p.mul_add(r, 1.398_199_9e-3);
+    let p = p.mul_add(r, 8.333_452e-3);
+    let p = p.mul_add(r, 4.166_579_6e-2);
+    let p = p.mul_add(r, 1.666_666_5e-1);
+    let p = p.mul_add(r, 0.5);
+    let p = p.mul_add(r * r, r) + 1.0;
+    let n = (shifted.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);
+    let half = n >> 1;
+    p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
+}
+
+#[inline(always)]
+const fn power_of_two(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
+}
+
+/// 2 sqrt(2 / pi)
+const GELU_1: f32 = 1.595_769_1;
+/// 2 sqrt(2 / pi) 0.044715
+const GELU_3: f32 = 0.071_354_814;
+
+/// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), written as x sigmoid(2 ...): nothing cancels.
+#[inline(always)]
+pub(super) const fn gelu(x: f32) -> f32 {
+    let u = x * (x * x).mul_add(GELU_3, GELU_1);
+    x / (1.0 + exp(-u))
+}
+
+/// The derivative of [`gelu`].
+#[inline(always)]
+pub(super) const fn gelu_slope(x: f32) -> f32 {
+    // Beyond 10 it is 0 or 1 to the last bit, and e^-u would overflow.
+    let x = if x > 10.0 { 10.0 } else { x };
+    let x = if x < -10.0 { -10.0 } else { x };
+    let u = x * (x * x).mul_add(GELU_3, GELU_1);
+    let e = exp(-u);
+    let s = 1.0 / (1.0 + e);
+    let x_du = x * (x * x).mul_add(3.0 * GELU_3, GELU_1);
+    // s + x u' s (1 - s)
+    (x_du * (e * s)).mul_add(s, s)
+}
+
+/// Elements `at..at + n`: in place if they are f32, or else widened into `buffer`.
+#[inline(always)]
+pub(super) fn read<'a>(
+    view: &View<'a>,
+    at: usize,
+    n: usize,
+    buffer: &'a mut [f32],
+) -> &'a [f32] {
+    if let View::F32(x) = view {
+        &x[at..at + n]
+    } else {
+        let buffer = &mut buffer[..n];
+        view.load(at, buffer);
+        buffer
+    }
+}
+
+/// Combines f(x) over x: lane by lane, then as a tree.
+#[inline(always)]
+fn reduce(
+    x: &[f32],
+    neutral: f32,
+    f: impl Fn(f32) -> f32,
+    combine: impl Fn(f32, f32) -> f32,
+) -> f32 {
+    let mut lanes = [neutral; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = combine(*lane, f(*x));
+        }
+    }
+    if !rest.is_empty() {
+        let mut last = [neutral; LANES];
+        last.iter_mut().zip(rest).for_each(|(last, x)| *last = f(*x));
+        lanes.iter_mut().zip(last).for_each(|(lane, x)| *lane = combine(*lane, x));
+    }
+    tree(lanes, combine)
+}
+
+#[inline(always)]
+fn tree(mut lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        let (left, right) = lanes.split_at_mut(width);
+        left.iter_mut().zip(right).for_each(|(l, r)| *l = combine(*l, *r));
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Sum of f(x).
+#[inline(always)]
+pub(super) fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    reduce(x, 0.0, f, |a, b| a + b)
+}
+
+/// Maximum; -inf of nothing.
+#[inline(always)]
+pub(super) fn max(x: &[f32]) -> f32 {
+    reduce(x, f32::NEG_INFINITY, |x| x, |a, b| if a > b { a } else { b })
+}
+
+/// Sum of x y.
+#[inline(always)]
+pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let ((xs, x_rest), (ys, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    for (x, y) in xs.iter().zip(ys) {
+        for ((lane, x), y) in lanes.iter_mut().zip(x).zip(y) {
+            *lane = x.mul_add(*y, *lane);
+        }
+    }
+    let mut last = [0.0; LANES];
+    last.iter_mut().zip(x_rest).zip(y_rest).for_each(|((last, x), y)| *last = x * y);
+    lanes.iter_mut().zip(last).for_each(|(lane, x)| *lane += x);
+    tree(lanes, |a, b| a + b)
+}
+
+/// What dropout multiplies elements by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mask {
+    key: u64,
+    threshold: u32,
+    scale: f32,
+}
+
+impl Mask {
+    /// `None` if nothing is dropped.
+    pub(super) fn new(dropout: Dropout) -> Option<Self> {
+        let Dropout { p, key, .. } = dropout;
+        let threshold = random::keep_threshold(p);
+        (p > 0.0).then(|| Self { key, threshold, scale: 1.0 / (1.0 - p) })
+    }
+
+    /// For elements `index..`: 1 / (1 - p) where kept, 0 where dropped.
+    #[inline(always)]
+    pub(super) fn fill(&self, index: u64, out: &mut [f32]) {
+        // Indices of one run share their upper half, so the loop is in 32 bits.
+        let until_carry = (1 << 32) - (index & 0xffff_ffff);
+        let mid = until_carry.min(out.len() as u64) as usize;
+        let (first, second) = out.split_at_mut(mid);
+        self.fill_run(index, first);
+        self.fill_run(index.wrapping_add(until_carry), second);
+    }
+
+    #[inline(always)]
+    fn fill_run(&self, index: u64, out: &mut [f32]) {
+        let (high, low) = (index & !0xffff_ffff, index as u32);
+        for (i, out) in out.iter_mut().enumerate() {
+            let index = high | u64::from(low.wrapping_add(i as u32));
+            *out = if random::keeps(self.key, index, self.threshold) { self.scale } else { 0.0 };
+        }
+    }
+}
+
+/// x times its place in a mask; what is dropped is 0 even if x is not finite.
+#[inline(always)]
+pub(super) const fn masked(x: f32, mask: f32) -> f32 {
+    if mask == 0.0 { 0.0 } else { x * mask }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_2_ulp_over_its_whole_range() {
+        let mut x = -103.0f32;
+        while x < 88.72 {
+            let (ours, truth) = (f64::from(exp(x)), f64::from(x).exp());
+            let ulp = f64::from(f32::from_bits((truth as f32).to_bits() + 1)) - f64::from(truth as f32);
+            assert!((ours - truth).abs() <= 2.0 * ulp, "{x}: {ours:e} {truth:e}");
+            x += 0.000_737;
+        }
+    }
+
+    #[test]
+    fn exp_is_right_at_the_ends() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-0.0), 1.0);
+        assert_eq!([f32::NEG_INFINITY, f32::MIN, -1e4, -104.5].map(exp), [0.0; 4]);
+        assert_eq!([f32::INFINITY, f32::MAX, 1e4, 88.73].map(exp), [f32::INFINITY; 4]);
+        assert!(exp(f32::NAN).is_nan());
+        assert!(exp(88.72).is_finite());
+    }
+
+    fn gelu_f64(x: f64) -> (f64, f64) {
+        let k = (2.0 / std::f64::consts::PI).sqrt();
+        let t = (k * (x + 0.044715 * x.powi(3))).tanh();
+        let slope = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * k * (1.0 + 3.0 * 0.044715 * x * x);
+        (0.5 * x * (1.0 + t), slope)
+    }
+
+    #[test]
+    fn gelu_and_its_slope_are_within_1e_6_of_f64() {
+        let near_zero = (-40..0).flat_map(|e| [2f32.powi(e), -2f32.powi(e)]);
+        for x in (-120_000..120_000).map(|i| i as f32 * 1e-4).chain(near_zero) {
+            let (y, slope) = gelu_f64(f64::from(x));
+            let (error, slope_error) = (f64::from(gelu(x)) - y, f64::from(gelu_slope(x)) - slope);
+            assert!(error.abs() < 1e-6 * y.abs().max(1e-6), "{x}: {error:e} of {y:e}");
+            assert!(slope_error.abs() < 1e-6 * slope.abs().max(0.5), "{x}: {slope_error:e}");
+        }
+    }
+
+    #[test]
+    fn gelu_is_right_far_out() {
+        assert_eq!([-1e30, -1e10, -50.0, 0.0].map(gelu), [0.0; 4]);
+        assert_eq!([50.0, 1e10, 1e30].map(gelu), [50.0, 1e10, 1e30]);
+        assert!([-1e30, -1e10, -50.0].map(gelu_slope).iter().all(|d| d.abs() < 1e-30));
+        assert_eq!([f32::INFINITY, 1e30, 1e10, 50.0].map(gelu_slope), [1.0; 4]);
+        assert!(gelu(f32::NAN).is_nan() && gelu_slope(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn reductions_agree_with_f64_at_every_length() {
+        for n in 0..140 {
+            let x: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) / 8.0).collect();
+            let y: Vec<f32> = (0..n).map(|i| (i * 17 % 11) as f32 - 5.0).collect();
+            assert_eq!(sum(&x, |x| x * x), x.iter().map(|x| x * x).sum::<f32>());
+            assert_eq!(dot(&x, &y), x.iter().zip(&y).map(|(x, y)| x * y).sum::<f32>());
+            assert_eq!(max(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        }
+    }
+
+    #[test]
+    fn a_mask_is_what_random_says_across_the_carry() {
+        let dropout = Dropout { p: 0.3, key: random::key(5, 6), first_row: 0 };
+        let mask = Mask::new(dropout).expect("p > 0");
+        for start in [0, 77, (1u64 << 32) - 5, (3u64 << 32) - 100, (1u64 << 40) + 3] {
+            let mut out = [7.0; 100];
+            mask.fill(start, &mut out);
+            for (i, out) in out.into_iter().enumerate() {
+                let keeps = random::keeps(dropout.key, start + i as u64, random::keep_threshold(0.3));
+                assert_eq!(out, if keeps { 1.0 / (1.0 - 0.3) } else { 0.0 });
+            }
+        }
+        assert!(Mask::new(Dropout { p: 0.0, ..dropout }).is_none());
+    }
+}

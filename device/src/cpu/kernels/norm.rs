@@ -1,0 +1,266 @@
+//! Layer norm. Statistics are f32, in an order that depends on the row's length alone.
+
+use super::math::{dot, read, sum};
+use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
+use crate::cpu::workers::{Rows, Slice, Workers, norm_floats};
+use crate::op::Op;
+use crate::view::BLOCK;
+use crate::{View, ViewMut};
+
+const EPS: f32 = 1e-5;
+
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+    match *op {
+        Op::LayerNorm { x, gain, bias, y, stats } => {
+            let (rows, cols) = x.shape();
+            workers.need(norm_floats(cols))?;
+            let (x, gain, bias) = (values(m, x)?, values(m, gain)?, values(m, bias)?);
+            let y = Rows { view: values_mut(m, y)?, each: cols };
+            let stats = Slice { data: slice_mut::<f32>(m, stats)?, each: 2 };
+            workers.split(rows, x.len(), (y, stats), &|rows, (mut y, stats), scratch| {
+                let x = x.slice(rows.start * cols..rows.end * cols);
+                forward(x, [gain, bias], &mut y.view, stats.data, scratch.floats, cols);
+            });
+        }
+        Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
+            let (rows, cols) = x.shape();
+            workers.need(norm_floats(cols))?;
+            let inputs = Inputs {
+                x: values(m, x)?,
+                gain: values(m, gain)?,
+                stats: slice(m, stats)?,
+                d_y: values(m, d_y)?,
+                cols,
+            };
+            let d_x = Rows { view: values_mut(m, d_x)?, each: cols };
+            workers.split(rows, x.len(), d_x, &|rows, mut d_x, scratch| {
+                let inputs = inputs.rows(rows.start, rows.end);
+                backward(inputs, &mut d_x.view, add, scratch.floats);
+            });
+            let d_gain = Rows { view: values_mut(m, d_gain)?, each: BLOCK };
+            let d_bias = Rows { view: values_mut(m, d_bias)?, each: BLOCK };
+            let out = (d_gain, d_bias);
+            workers.split(cols.div_ceil(BLOCK), x.len(), out, &|blocks, (mut gain, mut bias), _| {
+                sum_gradients(inputs, blocks.start * BLOCK, &mut gain.view, &mut bias.view);
+            });
+        }
+        _ => return not_a_kernel(),
+    }
+    Ok(())
+}
+
+/// Four rows of scratch.
+fn four(floats: &mut [f32], cols: usize) -> [&mut [f32]; 4] {
+    let (a, rest) = floats.split_at_mut(cols);
+    let (b, rest) = rest.split_at_mut(cols);
+    let (c, rest) = rest.split_at_mut(cols);
+    [a, b, c, &mut rest[..cols]]
+}
+
+/// y (rows, cols) from x (rows, cols), gain and bias (cols); stats (rows, 2).
+fn forward(
+    x: View<'_>,
+    [gain, bias]: [View<'_>; 2],
+    y: &mut ViewMut<'_>,
+    stats: &mut [f32],
+    floats: &mut [f32],
+    cols: usize,
+) {
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            let [gains, biases, xs, ys] = four(floats, cols);
+            let (gain, bias) = (read(&gain, 0, cols, gains), read(&bias, 0, cols, biases));
+            let per_element = 1.0 / cols as f32;
+            for (row, stats) in stats.chunks_exact_mut(2).enumerate() {
+                let x = read(&x, row * cols, cols, xs);
+                let mean = sum(x, |x| x) * per_element;
+                let variance = sum(x, |x| (x - mean) * (x - mean)) * per_element;
+                let scale = 1.0 / (variance + EPS).sqrt();
+                for (((y, x), gain), bias) in ys.iter_mut().zip(x).zip(gain).zip(bias) {
+                    *y = ((x - mean) * scale).mul_add(*gain, *bias);
+                }
+                y.store(row * cols, ys);
+                stats.copy_from_slice(&[mean, scale]);
+            }
+        },
+    );
+}
+
+/// What the backward pass reads: x and d_y (rows, cols), gain (cols), stats (rows, 2).
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    x: View<'a>,
+    gain: View<'a>,
+    stats: &'a [f32],
+    d_y: View<'a>,
+    cols: usize,
+}
+
+impl Inputs<'_> {
+    fn rows(self, start: usize, end: usize) -> Self {
+        let range = start * self.cols..end * self.cols;
+        let (x, d_y) = (self.x.slice(range.clone()), self.d_y.slice(range));
+        Self { x, d_y, stats: &self.stats[2 * start..2 * end], ..self }
+    }
+}
+
+/// d_x = (add ? d_x : 0) + (g - mean(g) - n mean(g n)) / deviation, where g = d_y gain and n is the
+/// normalised x.
+fn backward(inputs: Inputs<'_>, d_x: &mut ViewMut<'_>, add: bool, floats: &mut [f32]) {
+    let Inputs { x, gain, stats, d_y, cols } = inputs;
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            let [gains, normal, g, buffer] = four(floats, cols);
+            let gain = read(&gain, 0, cols, gains);
+            let per_element = 1.0 / cols as f32;
+            for (row, stats) in stats.as_chunks::<2>().0.iter().enumerate() {
+                let (at, [mean, scale]) = (row * cols, *stats);
+                let x = read(&x, at, cols, buffer);
+                normal.iter_mut().zip(x).for_each(|(n, x)| *n = (x - mean) * scale);
+                let d_y = read(&d_y, at, cols, buffer);
+                g.iter_mut().zip(d_y).zip(gain).for_each(|((g, d), gain)| *g = d * gain);
+                let mean_g = sum(g, |g| g) * per_element;
+                let mean_gn = dot(g, normal) * per_element;
+                for (g, n) in g.iter_mut().zip(&*normal) {
+                    *g = n.mul_add(-mean_gn, *g - mean_g) * scale;
+                }
+                if add {
+                    d_x.as_view().load(at, buffer);
+                    g.iter_mut().zip(&*buffer).for_each(|(g, old)| *g += old);
+                }
+                d_x.store(at, g);
+            }
+        },
+    );
+}
+
+/// d_gain and d_bias of the columns from `first` on: sums over the rows, in order, of d_y n and d_y.
+fn sum_gradients(
+    inputs: Inputs<'_>,
+    first: usize,
+    d_gain: &mut ViewMut<'_>,
+    d_bias: &mut ViewMut<'_>,
+) {
+    let Inputs { x, stats, d_y, cols, .. } = inputs;
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            let (mut xs, mut d_ys) = ([0.0; BLOCK], [0.0; BLOCK]);
+            for at in (0..d_gain.len()).step_by(BLOCK) {
+                let n = BLOCK.min(d_gain.len() - at);
+                let (mut gains, mut biases) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
+                for (row, stats) in stats.as_chunks::<2>().0.iter().enumerate() {
+                    let (place, [mean, scale]) = (row * cols + first + at, *stats);
+                    let x = read(&x, place, n, &mut xs);
+                    let d_y = read(&d_y, place, n, &mut d_ys);
+                    for (((gain, bias), x), d) in gains.iter_mut().zip(&mut biases).zip(x).zip(d_y) {
+                        *gain = d.mul_add((x - mean) * scale, *gain);
+                        *bias += d;
+                    }
+                }
+                d_gain.store(at, &gains[..n]);
+                d_bias.store(at, &biases[..n]);
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Rig, TYPES, assert_close, differences, inner, noise};
+    use crate::op::Op;
+    use crate::{Dtype, Tensor};
+
+    fn norm_f64(x: &[f64], gain: &[f64], bias: &[f64]) -> Vec<f64> {
+        let cols = gain.len();
+        let row = |x: &[f64]| {
+            let mean = x.iter().sum::<f64>() / cols as f64;
+            let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / cols as f64;
+            let scale = 1.0 / (variance + 1e-5).sqrt();
+            (0..cols).map(|i| (x[i] - mean) * scale * gain[i] + bias[i]).collect::<Vec<_>>()
+        };
+        x.chunks(cols).flat_map(row).collect()
+    }
+
+    struct Case {
+        rig: Rig,
+        y: Tensor,
+        stats: Tensor,
+        d_x: Tensor,
+        d_gain: Tensor,
+        d_bias: Tensor,
+    }
+
+    /// Forward and backward on the rows `rows` of some input.
+    fn case(threads: usize, dtype: Dtype, rows: std::ops::Range<usize>, cols: usize, add: bool) -> Case {
+        let mut rig = Rig::new(threads);
+        let shape = (rows.len(), cols);
+        let part = |seed| noise(seed, rows.end * cols)[rows.start * cols..].to_vec();
+        let (x, d_y) = (rig.put(dtype, shape, &part(1)), rig.put(dtype, shape, &part(2)));
+        let (gain, bias) = (rig.put(dtype, (1, cols), &noise(3, cols)), rig.put(dtype, (1, cols), &noise(4, cols)));
+        let (y, stats) = (rig.out(dtype, shape), rig.out(Dtype::F32, (rows.len(), 2)));
+        let d_x = rig.put(dtype, shape, &part(5));
+        let (d_gain, d_bias) = (rig.out(dtype, (1, cols)), rig.out(Dtype::F32, (1, cols)));
+        rig.run(&Op::LayerNorm { x, gain, bias, y, stats });
+        rig.run(&Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias });
+        Case { rig, y, stats, d_x, d_gain, d_bias }
+    }
+
+    #[test]
+    fn forward_and_gradients_are_the_formula_in_every_type() {
+        for (dtype, ulp) in TYPES {
+            for (rows, cols, add) in [(3, 2, false), (5, 37, true), (2, 128, false), (1, 300, true)] {
+                let (x, d_y) = (noise(1, rows * cols), noise(2, rows * cols));
+                let (gain, bias, old) = (noise(3, cols), noise(4, cols), noise(5, rows * cols));
+                let c = case(1, dtype, 0..rows, cols, add);
+                assert_close(&c.rig.get(c.y), &norm_f64(&x, &gain, &bias), 3e-6, ulp);
+                let mut d_x = differences(&x, |x| inner(&d_y, &norm_f64(x, &gain, &bias)));
+                if add {
+                    d_x.iter_mut().zip(old).for_each(|(d, old)| *d += old);
+                }
+                // At two columns variances come near 0, and gradients are differences of large numbers.
+                let absolute = if cols == 2 { 1e-4 } else { 2e-5 };
+                assert_close(&c.rig.get(c.d_x), &d_x, absolute, ulp);
+                let d_gain = differences(&gain, |gain| inner(&d_y, &norm_f64(&x, gain, &bias)));
+                assert_close(&c.rig.get(c.d_gain), &d_gain, 1e-5, ulp);
+                let d_bias = differences(&bias, |bias| inner(&d_y, &norm_f64(&x, &gain, bias)));
+                assert_close(&c.rig.get(c.d_bias), &d_bias, 1e-5, 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_the_others() {
+        for (dtype, _) in TYPES {
+            let (cols, n) = (333, 9);
+            let (all, part) = (case(1, dtype, 0..n, cols, false), case(1, dtype, 4..7, cols, false));
+            let same = |a: Tensor, b: Tensor, each: usize| {
+                assert_eq!(all.rig.get(a)[4 * each..7 * each], part.rig.get(b));
+            };
+            same(all.y, part.y, cols);
+            same(all.d_x, part.d_x, cols);
+            same(all.stats, part.stats, 2);
+        }
+    }
+
+    #[test]
+    fn threads_change_no_bit() {
+        let run = |threads| {
+            let c = case(threads, Dtype::Bf16, 0..101, 777, true);
+            [c.y, c.stats, c.d_x, c.d_gain, c.d_bias].map(|t| c.rig.get(t))
+        };
+        assert_eq!(run(1), run(3));
+    }
+
+    #[test]
+    fn too_little_scratch_is_an_error() {
+        let mut rig = Rig::new(1);
+        let cols = 1 << 20;
+        let [x, gain, bias, y] = [(); 4].map(|()| rig.out(Dtype::F16, (1, cols)));
+        let stats = rig.out(Dtype::F32, (1, 2));
+        let error = rig.try_run(&Op::LayerNorm { x, gain, bias, y, stats });
+        assert!(error.expect_err("scratch").contains("scratch"));
+    }
+}

@@ -1,0 +1,141 @@
+//! What tests and displays want to know of lanes: when ops ran, how much ran at once, and random delays.
+
+use crate::{Activity, Admitted, Lane, Mode, Plan, Rank};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// One op as it ran.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Index of the rank.
+    pub rank: usize,
+    /// On which lane.
+    pub lane: Lane,
+    /// The op.
+    pub name: &'static str,
+    /// Name of the first range that it wrote.
+    pub wrote: String,
+    /// Since the trace was made.
+    pub start: Duration,
+    /// Since the trace was made.
+    pub end: Duration,
+}
+
+/// Spans of all ranks, in order of their ends.
+#[derive(Debug)]
+pub struct Trace {
+    zero: Instant,
+    spans: Mutex<Vec<Span>>,
+}
+
+impl Default for Trace {
+    fn default() -> Self {
+        Self { zero: Instant::now(), spans: Mutex::default() }
+    }
+}
+
+impl Trace {
+    pub(super) fn note(&self, rank: Rank, op: &Admitted, plan: &Plan, started: Instant) {
+        let mut wrote = None;
+        op.op.accesses(&mut |mode, t| {
+            if mode != Mode::Read && wrote.is_none() {
+                wrote = Some(plan.name(t).to_owned());
+            }
+        });
+        let (start, end) = (started - self.zero, self.zero.elapsed());
+        let (rank, wrote) = (rank.index(), wrote.unwrap_or_default());
+        let span = Span { rank, lane: op.lane, name: op.op.name(), wrote, start, end };
+        self.spans.lock().unwrap_or_else(|e| e.into_inner()).push(span);
+    }
+
+    /// What has run so far.
+    pub fn spans(&self) -> Vec<Span> {
+        self.spans.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+}
+
+/// Adds up how long the Host lane worked, alone and beside Compute.
+#[derive(Debug)]
+pub(super) struct Meter {
+    concurrent: bool,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug)]
+struct Now {
+    host: bool,
+    compute: bool,
+    since: Instant,
+    host_seconds: f64,
+    both_seconds: f64,
+}
+
+impl Now {
+    fn advance(&mut self, at: Instant) {
+        let seconds = at.saturating_duration_since(self.since).as_secs_f64();
+        self.since = at;
+        if self.host {
+            self.host_seconds += seconds;
+            self.both_seconds += if self.compute { seconds } else { 0.0 };
+        }
+    }
+
+    fn set(&mut self, lane: Lane, active: bool) {
+        match lane {
+            Lane::Host => self.host = active,
+            Lane::Compute => self.compute = active,
+            Lane::TpComm | Lane::DpComm | Lane::H2d | Lane::D2h => {}
+        }
+    }
+}
+
+impl Meter {
+    pub(super) fn new(concurrent: bool) -> Self {
+        let since = Instant::now();
+        let now = Now { host: false, compute: false, since, host_seconds: 0.0, both_seconds: 0.0 };
+        Self { concurrent, now: Mutex::new(now) }
+    }
+
+    pub(super) fn start(&self, lane: Lane) -> Instant {
+        let at = Instant::now();
+        self.turn(lane, true, at);
+        at
+    }
+
+    pub(super) fn stop(&self, lane: Lane, _started: Instant) {
+        self.turn(lane, false, Instant::now());
+    }
+
+    fn turn(&self, lane: Lane, active: bool, at: Instant) {
+        if matches!(lane, Lane::Host | Lane::Compute) {
+            let mut now = self.now.lock().unwrap_or_else(|e| e.into_inner());
+            now.advance(at);
+            now.set(lane, active);
+        }
+    }
+
+    pub(super) fn activity(&self) -> Activity {
+        let now = self.now.lock().unwrap_or_else(|e| e.into_inner());
+        let overlapped_seconds = self.concurrent.then_some(now.both_seconds);
+        Activity { host_seconds: now.host_seconds, overlapped_seconds }
+    }
+}
+
+/// Seeded delays before ops, so that tests see other interleavings.
+pub(super) struct Chaos {
+    state: u64,
+    limit_us: u64,
+}
+
+impl Chaos {
+    pub(super) const fn new(rank: Rank, lane: Lane, limit_us: u64) -> Self {
+        Self { state: crate::random::key(rank.index() as u64, lane as u64), limit_us }
+    }
+
+    pub(super) fn pause(&mut self) {
+        if self.limit_us > 0 {
+            self.state = crate::random::key(self.state, 0);
+            std::thread::sleep(Duration::from_micros(self.state % self.limit_us));
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Virtual GPUs: real data, real arithmetic, an enforced memory limit. Lanes run inline in the caller, or are
+//! threads; the results are the same bits.
+
+mod collectives;
+mod gemm;
+mod kernels;
+mod lanes;
+mod memory;
+mod workers;
+mod world;
+
+pub use lanes::{Span, Trace};
+pub use workers::scratch_floats;
+pub use world::World;
+
+use crate::error::OutOfMemory;
+use crate::host::{Declared, HostContext, Slot};
+use crate::lane::{Clock, join};
+use crate::view::copy;
+use crate::{
+    Activity, Admitted, Arena, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank, Tensor,
+};
+use lanes::{Chaos, Meter};
+use memory::Memory;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use workers::Workers;
+
+/// How lanes run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lanes {
+    /// Each op runs inside `submit`: program order is one of the orders that the events allow.
+    Inline,
+    /// One thread per lane; each op is held back by up to so many microseconds, seeded by rank and lane.
+    Threads {
+        /// 0: not held back.
+        chaos_us: u64,
+    },
+}
+
+/// How a virtual GPU is opened.
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// How lanes run.
+    pub lanes: Lanes,
+    /// Bytes that the device's arena may take.
+    pub memory_limit: u64,
+    /// Kernel threads besides the lane's own; `None`: kernels run on the lane's thread.
+    pub pool: Option<Arc<rayon::ThreadPool>>,
+    /// Scratch of each kernel thread, in f32 ([`scratch_floats`]); the plan counts it.
+    pub scratch_floats: usize,
+    /// Where spans of ops are noted.
+    pub trace: Option<Arc<Trace>>,
+    /// Ops of this name take so many times as long (for tests of overlap).
+    pub slow: Option<(&'static str, u32)>,
+    /// At this op of the rank, counted from 1, the kernel panics (for tests of faults): rank, lane, tick.
+    pub panic_at: Option<(usize, Lane, u64)>,
+}
+
+/// A virtual GPU for `rank`.
+///
+/// # Errors
+/// The plan does not fit the limit, or this machine's memory. The peers are told.
+pub fn open(
+    rank: Rank,
+    plan: &Arc<Plan>,
+    world: &Arc<World>,
+    options: &CpuOptions,
+) -> Result<Device, Error> {
+    let memory = check_limit(rank, plan, options.memory_limit).and_then(|()| {
+        let refused = |(arena, wanted)| Error::HostMemory { rank: rank.index(), arena, wanted };
+        Memory::new(plan).map(Arc::new).map_err(refused)
+    });
+    let memory = memory.inspect_err(|error| world.fail(rank, 0, error))?;
+    world.join(rank, &memory);
+    let shared = Arc::new(Shared {
+        rank,
+        memory,
+        plan: Arc::clone(plan),
+        world: Arc::clone(world),
+        options: options.clone(),
+        step: AtomicU64::new(0),
+        done: Default::default(),
+        meter: Meter::new(options.lanes != Lanes::Inline),
+        sleepers: AtomicUsize::new(0),
+        mutex: Mutex::new(()),
+        turned: Condvar::new(),
+    });
+    Ok(Device::new(rank, Arc::clone(plan), Box::new(Cpu::new(shared))))
+}
+
+fn check_limit(rank: Rank, plan: &Plan, limit: u64) -> Result<(), Error> {
+    let wanted = plan.bytes(Arena::Device);
+    if wanted <= limit {
+        return Ok(());
+    }
+    let mut entries = plan.entries().iter().filter(|e| e.arena == Arena::Device);
+    let first = entries.find(|e| e.range.end > limit);
+    let free_at = first.map_or((0, String::new()), |e| (e.range.start, e.name.clone()));
+    let mut pools = plan.pools(Arena::Device);
+    pools.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let (rank, arena) = (rank.index(), Arena::Device);
+    Err(Error::from(Box::new(OutOfMemory { rank, arena, wanted, limit, free_at, pools })))
+}
+
+struct Cpu {
+    shared: Arc<Shared>,
+    senders: Vec<crossbeam_channel::Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+    /// Per lane: what its next op waits for.
+    pending: RefCell<[Clock; LANES]>,
+    /// Inline lanes share one.
+    workers: RefCell<Workers>,
+}
+
+struct Job {
+    op: Admitted,
+    after: Clock,
+}
+
+/// What the lanes of a rank share.
+struct Shared {
+    rank: Rank,
+    memory: Arc<Memory>,
+    plan: Arc<Plan>,
+    world: Arc<World>,
+    options: CpuOptions,
+    step: AtomicU64,
+    /// Per lane, ops finished. Stored by the lane, loaded by whoever waits.
+    done: [AtomicU64; LANES],
+    meter: Meter,
+    sleepers: AtomicUsize,
+    mutex: Mutex<()>,
+    turned: Condvar,
+}
+
+impl Cpu {
+    fn new(shared: Arc<Shared>) -> Self {
+        let (mut senders, mut threads) = (Vec::new(), Vec::new());
+        if let Lanes::Threads { chaos_us } = shared.options.lanes {
+            for lane in Lane::ALL {
+                let (sender, receiver) = crossbeam_channel::unbounded();
+                let (shared, chaos) = (Arc::clone(&shared), Chaos::new(shared.rank, lane, chaos_us));
+                senders.push(sender);
+                threads.push(std::thread::spawn(move || shared.run_lane(&receiver, chaos)));
+            }
+        }
+        let workers = RefCell::new(shared.workers());
+        Self { shared, senders, threads, pending: RefCell::default(), workers }
+    }
+}
+
+impl Shared {
+    fn workers(&self) -> Workers {
+        Workers::new(self.options.pool.clone(), self.options.scratch_floats)
+    }
+
+    fn run_lane(&self, jobs: &crossbeam_channel::Receiver<Job>, mut chaos: Chaos) {
+        crate::panics::watch_this_thread();
+        let mut workers = self.workers();
+        for Job { op, after } in jobs {
+            for (lane, tick) in after.into_iter().enumerate() {
+                self.wait_done(lane, tick);
+            }
+            chaos.pause();
+            self.run(&op, &mut workers);
+        }
+    }
+
+    /// After a failure anywhere ops are counted but not run: queues drain, waiters wake, nobody hangs.
+    fn run(&self, op: &Admitted, workers: &mut Workers) {
+        if !self.world.failed() {
+            let started = self.meter.start(op.lane);
+            let result = catch_unwind(AssertUnwindSafe(|| self.execute(op, workers)));
+            if let Err(error) = result.unwrap_or_else(|payload| Err(self.panicked(op, &*payload))) {
+                self.world.fail(self.rank, self.step.load(Ordering::Relaxed), &error);
+            }
+            self.slow_down(op, started);
+            self.meter.stop(op.lane, started);
+            if let Some(trace) = &self.options.trace {
+                trace.note(self.rank, op, &self.plan, started);
+            }
+        }
+        self.done[op.lane as usize].store(op.tick, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.mutex.lock());
+            self.turned.notify_all();
+        }
+    }
+
+    fn execute(&self, op: &Admitted, workers: &mut Workers) -> Result<(), Error> {
+        if self.options.panic_at == Some((self.rank.index(), op.lane, op.tick)) {
+            std::panic::resume_unwind(Box::new("injected fault"));
+        }
+        let named = |problem| {
+            Error::Task { rank: self.rank.index(), op: op.op.name(), site: op.site, problem }
+        };
+        match &op.op {
+            Op::Copy { src, dst } => {
+                copy(self.memory.view(*src), &mut self.memory.view_mut(*dst));
+                Ok(())
+            }
+            Op::Host { task, arg } => {
+                let mut declared: Declared<'_> = [const { None }; _];
+                let mut count = 0;
+                task.accesses(&mut |mode, t| {
+                    if let Some(slot) = declared.get_mut(count) {
+                        *slot = Some(self.slot(mode, t));
+                    }
+                    count += 1;
+                });
+                if count > declared.len() {
+                    return Err(named(format!("{count} ranges are more than {}", declared.len())));
+                }
+                let pool = workers.pool();
+                task.run(*arg, &mut HostContext { pool, declared: &mut declared }).map_err(named)
+            }
+            op_ if op_.group().is_some() => collectives::run(op, self),
+            kernel => kernels::run(kernel, &*self.memory, workers).map_err(named),
+        }
+    }
+
+    fn slot(&self, mode: Mode, t: Tensor) -> Slot<'_> {
+        match mode {
+            Mode::Read => Slot::Read(t, self.memory.view(t)),
+            Mode::Write | Mode::Update => Slot::Write(t, Some(self.memory.view_mut(t))),
+        }
+    }
+
+    fn panicked(&self, op: &Admitted, payload: &(dyn std::any::Any + Send)) -> Error {
+        let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
+        let problem = text.or_else(crate::panics::last).unwrap_or_else(|| "no message".into());
+        Error::Panicked { rank: self.rank.index(), op: op.op.name(), site: op.site, problem }
+    }
+
+    fn slow_down(&self, op: &Admitted, started: Instant) {
+        if let Some((name, times)) = self.options.slow
+            && name == op.op.name()
+        {
+            std::thread::sleep(started.elapsed() * (times - 1));
+        }
+    }
+
+    fn wait_done(&self, lane: usize, tick: u64) {
+        const YIELDS: usize = 100;
+        let passed = || self.done[lane].load(Ordering::SeqCst) >= tick;
+        for _ in 0..YIELDS {
+            if passed() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut guard = self.mutex.lock().unwrap_or_else(|e| e.into_inner());
+        while !passed() {
+            guard = self.turned.wait(guard).unwrap_or_else(|e| e.into_inner());
+        }
+        drop(guard);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Executor for Cpu {
+    fn submit(&self, op: Admitted) {
+        let lane = op.lane as usize;
+        match self.senders.get(lane) {
+            None => self.shared.run(&op, &mut self.workers.borrow_mut()),
+            Some(sender) => {
+                let after = std::mem::take(&mut self.pending.borrow_mut()[lane]);
+                // A lane thread ends only after its sender is dropped.
+                let _ = sender.send(Job { op, after });
+            }
+        }
+    }
+
+    fn wait(&self, lane: Lane, event: &Event) {
+        join(&mut self.pending.borrow_mut()[lane as usize], &event.clock);
+    }
+
+    fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error> {
+        self.shared.wait_done(lane as usize, tick);
+        self.shared.world.check(self.shared.rank)
+    }
+
+    fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
+        let view = self.shared.memory.view(t);
+        if let Some(exact) = view.as_slice::<f64>() {
+            out.copy_from_slice(exact);
+            return Ok(());
+        }
+        if let Some(tokens) = view.as_slice::<i32>() {
+            out.iter_mut().zip(tokens).for_each(|(o, x)| *o = f64::from(*x));
+            return Ok(());
+        }
+        let mut block = [0.0f32; crate::BLOCK];
+        for (i, out) in out.chunks_mut(crate::BLOCK).enumerate() {
+            view.load(i * crate::BLOCK, &mut block[..out.len()]);
+            out.iter_mut().zip(&block).for_each(|(o, x)| *o = f64::from(*x));
+        }
+        Ok(())
+    }
+
+    fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {
+        let mut view = self.shared.memory.view_mut(t);
+        if let crate::ViewMut::F64(exact) = view {
+            exact.iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
+            return Ok(());
+        }
+        let mut block = [0.0f32; crate::BLOCK];
+        for at in (0..t.len()).step_by(crate::BLOCK) {
+            let n = crate::BLOCK.min(t.len() - at);
+            block[..n].iter_mut().enumerate().for_each(|(i, x)| *x = value(at + i) as f32);
+            view.store(at, &block[..n]);
+        }
+        Ok(())
+    }
+
+    fn fail(&self, step: u64, error: &Error) {
+        self.shared.world.fail(self.shared.rank, step, error);
+    }
+
+    fn begin_step(&self, step: u64) {
+        self.shared.step.store(step, Ordering::Relaxed);
+    }
+
+    fn finish(&self) {}
+
+    fn activity(&self) -> Activity {
+        self.shared.meter.activity()
+    }
+}
+
+impl Drop for Cpu {
+    fn drop(&mut self) {
+        self.senders.clear();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Where rank threads meet: collectives, and the news that a rank has failed.
+
+use super::memory::Memory;
+use crate::error::Site;
+use crate::{Error, Group, LANES, Lane, Rank, Tensor};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+/// What a rank brings to a collective.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Post {
+    pub(crate) op: &'static str,
+    pub(crate) site: Site,
+    pub(crate) tensor: Tensor,
+    /// What else must agree: the reduction, the root.
+    pub(crate) detail: usize,
+}
+
+/// Posts of the last two meetings: a rank can post for meeting g + 2 only when all have come to g + 1, and
+/// whoever comes to g + 1 has done with the posts of g.
+#[derive(Debug)]
+struct Board {
+    generation: u64,
+    arrived: usize,
+    posts: [Vec<Option<Post>>; 2],
+}
+
+#[derive(Debug)]
+struct Meeting {
+    /// Rank indexes.
+    members: Vec<usize>,
+    board: Mutex<Board>,
+    turned: Condvar,
+}
+
+/// The ranks of one run on the cpu backend.
+#[derive(Debug)]
+pub struct World {
+    failed: AtomicBool,
+    first: Mutex<Option<(usize, u64, Error)>>,
+    memories: Vec<OnceLock<Arc<Memory>>>,
+    /// Per lane and group; a collective of one lane never meets one of another.
+    tp: Vec<Vec<Meeting>>,
+    dp: Vec<Vec<Meeting>>,
+    all: Vec<Meeting>,
+    timeout: Duration,
+}
+
+/// A waiting thread gives its core away so often before it sleeps.
+const YIELDS: usize = 50;
+
+/// A meeting that has taken place: whose posts can be read until the next one at the same place.
+pub(crate) struct Met<'a> {
+    world: &'a World,
+    meeting: &'a Meeting,
+    generation: u64,
+    pub(crate) me: usize,
+}
+
+impl World {
+    /// A grid of ranks. A collective that a rank does not come to within `timeout` is an error.
+    pub fn new(tp_size: usize, dp_size: usize, timeout: Duration) -> Arc<Self> {
+        let meeting = |members: Vec<usize>| {
+            let posts = [vec![None; members.len()], vec![None; members.len()]];
+            let board = Mutex::new(Board { generation: 0, arrived: 0, posts });
+            Meeting { members, board, turned: Condvar::new() }
+        };
+        let tp_group = |d: usize| (0..tp_size).map(|t| d * tp_size + t).collect();
+        let dp_group = |t: usize| (0..dp_size).map(|d| d * tp_size + t).collect();
+        let world_size = tp_size * dp_size;
+        Arc::new(Self {
+            failed: AtomicBool::new(false),
+            first: Mutex::new(None),
+            memories: (0..world_size).map(|_| OnceLock::new()).collect(),
+            tp: (0..LANES).map(|_| (0..dp_size).map(|d| meeting(tp_group(d))).collect()).collect(),
+            dp: (0..LANES).map(|_| (0..tp_size).map(|t| meeting(dp_group(t))).collect()).collect(),
+            all: (0..LANES).map(|_| meeting((0..world_size).collect())).collect(),
+            timeout,
+        })
+    }
+
+    /// Lets peers read this rank's memory inside collectives, to the end of the run.
+    pub(crate) fn join(&self, rank: Rank, memory: &Arc<Memory>) {
+        // A rank opens one device; a second would meet nobody.
+        let _ = self.memories[rank.index()].set(Arc::clone(memory));
+    }
+
+    pub(crate) fn failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Keeps the first failure and wakes every rank that waits in a meeting.
+    pub(crate) fn fail(&self, rank: Rank, step: u64, error: &Error) {
+        lock(&self.first).get_or_insert_with(|| (rank.index(), step, error.clone()));
+        self.failed.store(true, Ordering::SeqCst);
+        for m in self.tp.iter().chain(&self.dp).flatten().chain(&self.all) {
+            drop(lock(&m.board));
+            m.turned.notify_all();
+        }
+    }
+
+    /// The failure as `rank` sees it: its own error, or who failed.
+    pub(crate) fn check(&self, rank: Rank) -> Result<(), Error> {
+        if !self.failed() {
+            return Ok(());
+        }
+        match &*lock(&self.first) {
+            Some((r, _, error)) if *r == rank.index() => Err(error.clone()),
+            Some((r, step, error)) => {
+                Err(Error::PeerFailed { rank: *r, step: *step, cause: error.to_string() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Blocks until every member of the group has come to `lane`'s meeting, and compares what they bring.
+    pub(crate) fn meet(&self, rank: Rank, lane: Lane, group: Group, post: Post) -> Result<Met<'_>, Error> {
+        let (meeting, me) = match group {
+            Group::Tp => (&self.tp[lane as usize][rank.dp], rank.tp),
+            Group::Dp => (&self.dp[lane as usize][rank.tp], rank.dp),
+            Group::World => (&self.all[lane as usize], rank.index()),
+        };
+        let mut board = lock(&meeting.board);
+        let generation = board.generation;
+        board.posts[(generation % 2) as usize][me] = Some(post);
+        board.arrived += 1;
+        if board.arrived == meeting.members.len() {
+            board.arrived = 0;
+            board.generation += 1;
+            let stale = (board.generation % 2) as usize;
+            board.posts[stale].fill(None);
+            meeting.turned.notify_all();
+        }
+        let board = self.await_turn(rank, meeting, board, generation, post)?;
+        drop(board);
+        let met = Met { world: self, meeting, generation, me };
+        met.compare(rank, post).map(|()| met)
+    }
+
+    fn await_turn<'a>(
+        &self,
+        rank: Rank,
+        meeting: &'a Meeting,
+        mut board: MutexGuard<'a, Board>,
+        generation: u64,
+        post: Post,
+    ) -> Result<MutexGuard<'a, Board>, Error> {
+        for _ in 0..YIELDS {
+            if board.generation != generation {
+                return Ok(board);
+            }
+            drop(board);
+            std::thread::yield_now();
+            board = lock(&meeting.board);
+        }
+        let started = Instant::now();
+        while board.generation == generation {
+            self.check(rank)?;
+            let left = self.timeout.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                let posts = &board.posts[(generation % 2) as usize];
+                let absent = meeting.members.iter().zip(posts).filter(|(_, p)| p.is_none());
+                let missing = absent.map(|(m, _)| *m).collect();
+                let (rank, seconds) = (rank.index(), self.timeout.as_secs());
+                return Err(Error::Timeout { rank, op: post.op, site: post.site, seconds, missing });
+            }
+            board = meeting.turned.wait_timeout(board, left).unwrap_or_else(|e| e.into_inner()).0;
+        }
+        Ok(board)
+    }
+}
+
+impl<'a> Met<'a> {
+    /// Ranks in the group.
+    pub(crate) fn size(&self) -> usize {
+        self.meeting.members.len()
+    }
+
+    /// What member `i` brought, and its memory.
+    pub(crate) fn peer(&self, i: usize) -> Option<(Post, &'a Memory)> {
+        let post = lock(&self.meeting.board).posts[(self.generation % 2) as usize][i]?;
+        let memory = self.world.memories[self.meeting.members[i]].get()?;
+        Some((post, memory))
+    }
+
+    fn compare(&self, rank: Rank, mine: Post) -> Result<(), Error> {
+        let board = lock(&self.meeting.board);
+        let shape = |p: &Post| (p.op, p.tensor.range(), p.tensor.dtype(), p.detail);
+        for (i, theirs) in board.posts[(self.generation % 2) as usize].iter().enumerate() {
+            let Some(theirs) = theirs else { continue };
+            if shape(theirs) != shape(&mine) {
+                let tell = |p: &Post| {
+                    format!("{} of {} x {:?} at {}", p.op, p.tensor.len(), p.tensor.dtype(), p.site)
+                };
+                let peer = self.meeting.members[i];
+                let problem = format!("{} here, {} on rank {peer}", tell(&mine), tell(theirs));
+                let (rank, op, site) = (rank.index(), mine.op, mine.site);
+                return Err(Error::Mismatch { rank, op, site, problem });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}

@@ -1,0 +1,366 @@
+//! What a rank's thread holds: one [`Device`]. It checks, numbers and orders every op, then hands it to an
+//! executor.
+
+use crate::error::Site;
+use crate::hazard::{Hazards, Submission};
+use crate::lane::{Clock, join};
+use crate::{Error, Event, HostTask, LANES, Lane, Mode, Op, Plan, Tensor};
+use std::cell::{Cell, RefCell};
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A place in the grid of ranks; tensor-parallel neighbours are adjacent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rank {
+    /// 0..tp_size
+    pub tp: usize,
+    /// TP degree.
+    pub tp_size: usize,
+    /// 0..dp_size
+    pub dp: usize,
+    /// DP degree.
+    pub dp_size: usize,
+}
+
+impl Rank {
+    /// dp * tp_size + tp
+    pub const fn index(self) -> usize {
+        self.dp * self.tp_size + self.tp
+    }
+
+    /// Ranks in all.
+    pub const fn world_size(self) -> usize {
+        self.tp_size * self.dp_size
+    }
+
+    /// Every rank of a grid, by index.
+    pub fn all(tp_size: usize, dp_size: usize) -> impl Iterator<Item = Self> {
+        let of_dp = move |dp| (0..tp_size).map(move |tp| Self { tp, tp_size, dp, dp_size });
+        (0..dp_size).flat_map(of_dp)
+    }
+}
+
+/// An op that the hazard check has accepted. Only [`Device::submit`] makes one, so an executor that is given
+/// one may form references to the ranges of the op while it runs it.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub(crate) op: Op,
+    pub(crate) site: Site,
+    pub(crate) lane: Lane,
+    /// The op's number on its lane, from 1.
+    pub(crate) tick: u64,
+}
+
+/// What a backend adds up while it works.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Activity {
+    /// Seconds in which the Host lane worked.
+    pub host_seconds: f64,
+    /// Seconds in which the Host lane and Compute worked at once; `None` where lanes run one after another.
+    pub overlapped_seconds: Option<f64>,
+}
+
+/// What differs between backends: work goes in, and the rank's own thread may look at data between steps.
+pub(crate) trait Executor {
+    /// Queues (or runs) the op behind everything on its lane.
+    fn submit(&self, op: Admitted);
+    /// Marks the point after op `tick` of `lane`, where the backend needs a mark of its own.
+    fn record(&self, _lane: Lane, _tick: u64) {}
+    /// Later ops of `lane` start after everything in the event's clock (not only after the last op of the
+    /// event's lane: that lane may itself have been told to wait since).
+    fn wait(&self, lane: Lane, event: &Event);
+    /// Blocks the caller until op `tick` of `lane` is finished, or the run has failed.
+    fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error>;
+    /// Nothing in the lanes conflicts.
+    fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error>;
+    /// Nothing in the lanes conflicts.
+    fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error>;
+    /// Tells the peers that this rank will submit nothing more, and why.
+    fn fail(&self, step: u64, error: &Error);
+    /// For error messages of the lanes.
+    fn begin_step(&self, _step: u64) {}
+    /// Leaves the run in order.
+    fn finish(&self);
+    /// See [`Activity`].
+    fn activity(&self) -> Activity {
+        Activity::default()
+    }
+}
+
+/// One rank's GPU, real, virtual or simulated. Lives on the rank's thread.
+pub struct Device {
+    /// Events of another device are refused: they say nothing about this one's lanes.
+    id: u32,
+    rank: Rank,
+    plan: Arc<Plan>,
+    executor: Box<dyn Executor>,
+    state: RefCell<State>,
+    finished: bool,
+    /// For error messages.
+    step: Cell<u64>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+struct State {
+    /// Per lane: what is finished when its next op starts.
+    clocks: [Clock; LANES],
+    /// What the rank's own thread has seen finish.
+    main: Clock,
+    hazards: Hazards,
+    /// The first error. From then on `submit` does nothing and `sync` returns it.
+    error: Option<Error>,
+    accesses: Vec<(Mode, Tensor)>,
+}
+
+impl Device {
+    pub(crate) fn new(rank: Rank, plan: Arc<Plan>, executor: Box<dyn Executor>) -> Self {
+        static NEXT_ID: AtomicU32 = AtomicU32::new(1);
+        let state = State {
+            clocks: [[0; LANES]; LANES],
+            main: [0; LANES],
+            hazards: Hazards::new(),
+            error: None,
+            accesses: Vec::with_capacity(16),
+        };
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Self { id, rank, plan, executor, state: RefCell::new(state), finished: false, step: Cell::new(0) }
+    }
+
+    /// Who this is.
+    pub const fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// The layout of its memory.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The only way in which work happens. Returns at once (where lanes run inline: when the op has run).
+    /// What goes wrong, here or later in the lane, is kept and comes out of the next call that blocks; ops
+    /// after an error are not run.
+    #[track_caller]
+    pub fn submit(&self, lane: Lane, op: Op) {
+        let site = Location::caller();
+        let mut state = self.state.borrow_mut();
+        if state.error.is_some() {
+            return;
+        }
+        match state.admit(lane, op, site, &self.plan) {
+            Ok(op) => self.executor.submit(op),
+            Err(error) => {
+                self.executor.fail(self.step.get(), &error);
+                state.error = Some(error);
+            }
+        }
+    }
+
+    /// Submits host work to the Host lane.
+    #[track_caller]
+    pub fn submit_host<T: HostTask + 'static>(&self, task: &Arc<T>, arg: u64) {
+        self.submit(Lane::Host, Op::Host { task: Arc::clone(task) as Arc<dyn HostTask>, arg });
+    }
+
+    /// The point on `lane` after everything submitted to it so far.
+    pub fn record(&self, lane: Lane) -> Event {
+        let clock = self.state.borrow().clocks[lane as usize];
+        let event = Event { lane: lane as u8, device: self.id, clock };
+        if event.tick() > 0 {
+            self.executor.record(lane, event.tick());
+        }
+        event
+    }
+
+    /// Ops submitted to `lane` from now on start after `event`. Does not block.
+    #[track_caller]
+    pub fn wait(&self, lane: Lane, event: Event) {
+        let mut state = self.state.borrow_mut();
+        if self.is_foreign(&event) {
+            let error = Error::ForeignEvent { site: Location::caller() };
+            self.executor.fail(self.step.get(), &error);
+            state.error.get_or_insert(error);
+            return;
+        }
+        let clock = &mut state.clocks[lane as usize];
+        if clock.iter().zip(&event.clock).any(|(known, tick)| known < tick) {
+            join(clock, &event.clock);
+            self.executor.wait(lane, &event);
+        }
+    }
+
+    /// `lane` waits for what `other` holds now: `wait(lane, record(other))`.
+    #[track_caller]
+    pub fn follow(&self, lane: Lane, other: Lane) {
+        self.wait(lane, self.record(other));
+    }
+
+    /// Every lane waits for every lane.
+    #[track_caller]
+    pub fn fence(&self) {
+        let all = Lane::ALL.map(|lane| self.record(lane));
+        for lane in Lane::ALL {
+            for event in all {
+                self.wait(lane, event);
+            }
+        }
+    }
+
+    /// The default event is everyone's.
+    fn is_foreign(&self, event: &Event) -> bool {
+        event.device != self.id && event.clock != Clock::default()
+    }
+
+    /// Blocks until `event` has passed.
+    ///
+    /// # Errors
+    /// Whatever went wrong so far on this rank, or `PeerFailed`.
+    #[track_caller]
+    pub fn sync(&self, event: Event) -> Result<(), Error> {
+        if self.is_foreign(&event) {
+            return Err(Error::ForeignEvent { site: Location::caller() });
+        }
+        let mut state = self.state.borrow_mut();
+        if let Some(error) = &state.error {
+            return Err(error.clone());
+        }
+        if let Err(error) = self.executor.sync(Lane::ALL[event.lane as usize], event.tick()) {
+            state.error = Some(error.clone());
+            return Err(error);
+        }
+        join(&mut state.main, &event.clock);
+        Ok(())
+    }
+
+    /// [`sync`](Self::sync) with the present end of every lane.
+    ///
+    /// # Errors
+    /// As `sync`.
+    #[track_caller]
+    pub fn sync_all(&self) -> Result<(), Error> {
+        Lane::ALL.into_iter().try_for_each(|lane| self.sync(self.record(lane)))
+    }
+
+    /// Copies `t` out, widened to fp64 (exact for every storage type). `sync` first with an event after its
+    /// last write; the hazard check holds the caller to it.
+    ///
+    /// # Errors
+    /// As `sync`; a missing `sync`; a backend without data.
+    #[track_caller]
+    pub fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
+        let site = Location::caller();
+        self.touch(Mode::Read, t, site)?;
+        if out.len() != t.len() {
+            let problem = format!("{} elements into {}", t.len(), out.len());
+            return Err(Error::Op { op: "read", site, problem });
+        }
+        self.executor.read(t, out)
+    }
+
+    /// Sets `t` from values by index, rounded. `sync` first with events after its last accesses.
+    ///
+    /// # Errors
+    /// As `read`.
+    #[track_caller]
+    pub fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {
+        self.touch(Mode::Write, t, Location::caller())?;
+        self.executor.write(t, value)
+    }
+
+    /// The rank's thread touches memory itself.
+    fn touch(&self, mode: Mode, t: Tensor, site: Site) -> Result<(), Error> {
+        let State { main, hazards, error, .. } = &mut *self.state.borrow_mut();
+        if let Some(error) = error {
+            return Err(error.clone());
+        }
+        let submission = Submission { op: "access", site, lane: None, clock: main };
+        check_plan(&submission, t, &self.plan)?;
+        Ok(hazards.access(&submission, mode, t, &self.plan)?)
+    }
+
+    /// See [`Activity`]; since the device was opened.
+    pub fn activity(&self) -> Activity {
+        self.executor.activity()
+    }
+
+    /// From here on errors say that they happened in `step`.
+    pub fn begin_step(&self, step: u64) {
+        self.step.set(step);
+        self.executor.begin_step(step);
+    }
+
+    /// Ends the run for all ranks with `error`, which is this rank's own.
+    pub fn abort(self, error: &Error) {
+        // Told to the peers on drop.
+        self.state.borrow_mut().error.get_or_insert_with(|| error.clone());
+    }
+
+    /// Waits for everything and leaves the run in order. A device dropped without it has died, and its peers
+    /// are told.
+    ///
+    /// # Errors
+    /// As `sync`.
+    pub fn finish(mut self) -> Result<(), Error> {
+        self.sync_all()?;
+        self.finished = true;
+        self.executor.finish();
+        Ok(())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if !self.finished {
+            let why = crate::panics::last().unwrap_or_else(|| "it returned early".into());
+            let died = || Error::RankDied { rank: self.rank.index(), step: self.step.get(), why };
+            let error = self.state.borrow().error.clone().unwrap_or_else(died);
+            self.executor.fail(self.step.get(), &error);
+        }
+    }
+}
+
+impl State {
+    fn admit(&mut self, lane: Lane, op: Op, site: Site, plan: &Plan) -> Result<Admitted, Error> {
+        let name = op.name();
+        op.check(lane).map_err(|problem| Error::Op { op: name, site, problem })?;
+        let clock = &mut self.clocks[lane as usize];
+        join(clock, &self.main);
+        clock[lane as usize] += 1;
+        let submission = Submission { op: name, site, lane: Some(lane), clock };
+        self.accesses.clear();
+        op.accesses(&mut |mode, t| self.accesses.push((mode, t)));
+        for (i, &(mode, t)) in self.accesses.iter().enumerate() {
+            check_plan(&submission, t, plan)?;
+            for &(other_mode, other) in &self.accesses[..i] {
+                let both_read = mode == Mode::Read && other_mode == Mode::Read;
+                if !both_read && overlap(t, other) {
+                    let (first, second) = (plan.name(other).to_owned(), plan.name(t).to_owned());
+                    return Err(Error::Overlap { op: name, site, first, second });
+                }
+            }
+        }
+        for &(mode, t) in &self.accesses {
+            self.hazards.access(&submission, mode, t, plan)?;
+        }
+        self.hazards.remember(&submission);
+        Ok(Admitted { op, site, lane, tick: clock[lane as usize] })
+    }
+}
+
+fn check_plan(s: &Submission<'_>, t: Tensor, plan: &Plan) -> Result<(), Error> {
+    if plan.contains(t) {
+        return Ok(());
+    }
+    let (r, tensor) = (t.range(), plan.name(t).to_owned());
+    Err(Error::OutOfPlan { op: s.op, site: s.site, tensor, start: r.start, end: r.end })
+}
+
+fn overlap(a: Tensor, b: Tensor) -> bool {
+    let (ra, rb) = (a.range(), b.range());
+    a.arena() == b.arena() && ra.start < rb.end && rb.start < ra.end
+}

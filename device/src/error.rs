@@ -1,0 +1,116 @@
+//! What can go wrong on a device. Lanes keep the first error; it comes back from the next call that blocks.
+
+use crate::Arena;
+use std::panic::Location;
+
+/// Where in the layer code an op was submitted.
+pub type Site = &'static Location<'static>;
+
+/// Why a rank stopped.
+#[derive(Clone, Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages name the fields")]
+pub enum Error {
+    /// Shapes, types or lane do not fit.
+    #[error("{op} at {site}: {problem}")]
+    Op { op: &'static str, site: Site, problem: String },
+    /// A handle that the plan did not give out.
+    #[error("{op} at {site}: bytes {start}..{end} of `{tensor}` lie outside what was planned")]
+    OutOfPlan { op: &'static str, site: Site, tensor: String, start: u64, end: u64 },
+    /// Two operands of one op share bytes, one of them written.
+    #[error("{op} at {site}: `{first}` and `{second}` overlap")]
+    Overlap { op: &'static str, site: Site, first: String, second: String },
+    /// Two ops touch the same bytes and nothing orders them.
+    #[error(transparent)]
+    Hazard(#[from] Box<Hazard>),
+    /// The plan does not fit the memory limit.
+    #[error(transparent)]
+    OutOfMemory(#[from] Box<OutOfMemory>),
+    /// The machine itself refused memory.
+    #[error("this machine gives no {wanted} bytes for the {arena} memory of rank {rank}")]
+    HostMemory { rank: usize, arena: Arena, wanted: u64 },
+    /// A host task or a kernel gave up.
+    #[error("rank {rank}: {op} at {site}: {problem}")]
+    Task { rank: usize, op: &'static str, site: Site, problem: String },
+    /// A host task or a kernel panicked.
+    #[error("rank {rank}: {op} at {site} panicked: {problem}")]
+    Panicked { rank: usize, op: &'static str, site: Site, problem: String },
+    /// Ranks came to the same meeting with different collectives.
+    #[error("rank {rank}: {op} at {site}: peers disagree: {problem}")]
+    Mismatch { rank: usize, op: &'static str, site: Site, problem: String },
+    /// Ranks did not come.
+    #[error("rank {rank}: {op} at {site}: no answer for {seconds} s from rank(s) {missing:?}")]
+    Timeout { rank: usize, op: &'static str, site: Site, seconds: u64, missing: Vec<usize> },
+    /// Another rank failed.
+    #[error("rank {rank} failed in step {step}: {cause}")]
+    PeerFailed { rank: usize, step: u64, cause: String },
+    /// The rank's thread returned or panicked before `finish`.
+    #[error("the thread of rank {rank} ended in step {step}: {why}")]
+    RankDied { rank: usize, step: u64, why: String },
+    /// An event of another device.
+    #[error("{site}: an event of another device")]
+    ForeignEvent { site: Site },
+    /// The run is over; nothing can be read any more.
+    #[error("this backend holds no data")]
+    NoData,
+}
+
+/// Two ops touch the same bytes and nothing orders them.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{op} on {lane} at {site} {what} `{tensor}` bytes {start}..{end}: {problem}")]
+pub struct Hazard {
+    /// The later op.
+    pub op: &'static str,
+    /// Its lane, or `main` for the rank's own thread.
+    pub lane: String,
+    /// Where it was submitted.
+    pub site: Site,
+    /// `reads` or `overwrites`.
+    pub what: &'static str,
+    /// Name in the plan.
+    pub tensor: String,
+    /// First byte of the arena.
+    pub start: u64,
+    /// Past the last byte.
+    pub end: u64,
+    /// What it conflicts with, and where that was submitted.
+    pub problem: String,
+}
+
+/// The plan does not fit the memory limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// Whose memory.
+    pub rank: usize,
+    /// Which one.
+    pub arena: Arena,
+    /// What the plan needs.
+    pub wanted: u64,
+    /// What there is.
+    pub limit: u64,
+    /// What of the limit was already taken when the first tensor did not fit, and that tensor's name.
+    pub free_at: (u64, String),
+    /// Bytes by pool, largest first.
+    pub pools: Vec<(&'static str, u64)>,
+}
+
+impl std::error::Error for OutOfMemory {}
+
+impl std::fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rank, arena, wanted, limit, free_at: (taken, tensor), pools } = self;
+        let size = topology::format_bytes;
+        writeln!(
+            f,
+            "out of {arena} memory on rank {rank}: wanted {}, limit {}, {} too much",
+            size(*wanted),
+            size(*limit),
+            size(wanted.saturating_sub(*limit))
+        )?;
+        let free = limit.saturating_sub(*taken);
+        write!(f, "  `{tensor}` is the first that does not fit ({} were free); by pool:", size(free))?;
+        for (pool, bytes) in pools {
+            write!(f, "\n  {:>12}  {pool}", size(*bytes))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,55 @@
+//! Lanes, and the points on them that other lanes wait for.
+
+/// Ops on one lane run in the order of submission. Ops on different lanes run at the same time unless
+/// an event orders them.
+///
+/// A tensor-parallel collective never queues behind one that waits for the host: that is why there are
+/// two communication lanes. An executor may map both to one queue while the submission order allows it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Lane {
+    /// Kernels.
+    Compute,
+    /// Tensor-parallel collectives, inside a layer.
+    TpComm,
+    /// Data-parallel collectives: gradients out, parameters back.
+    DpComm,
+    /// Host to device copies.
+    H2d,
+    /// Device to host copies.
+    D2h,
+    /// The host's own work: accumulation, norms, Adam, batches.
+    Host,
+}
+
+/// How many lanes there are.
+pub const LANES: usize = 6;
+
+impl Lane {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; LANES] =
+        [Self::Compute, Self::TpComm, Self::DpComm, Self::H2d, Self::D2h, Self::Host];
+}
+
+/// For each lane, how many of its ops are known to be finished (a vector clock).
+pub(crate) type Clock = [u64; LANES];
+
+pub(crate) fn join(into: &mut Clock, other: &Clock) {
+    for (a, b) in into.iter_mut().zip(other) {
+        *a = (*a).max(*b);
+    }
+}
+
+/// A point on a lane, with everything that is finished once the lane has passed it. Plain data: copy it,
+/// store it, wait for it on any number of lanes. The default event has always been passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    pub(crate) lane: u8,
+    pub(crate) device: u32,
+    pub(crate) clock: Clock,
+}
+
+impl Event {
+    pub(crate) const fn tick(&self) -> u64 {
+        self.clock[self.lane as usize]
+    }
+}

@@ -1,0 +1,465 @@
+//! Operations as data. What an op reads and writes decides its hazards, its bytes, its cost and its trace;
+//! [`Op::accesses`] is the one place that says so.
+
+use crate::host::HostTask;
+use crate::{Arena, Dtype, Lane, Tensor};
+use std::sync::Arc;
+
+/// Which ranks take part in a collective.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Group {
+    /// Ranks that share a model replica.
+    Tp,
+    /// Ranks that hold the same part of different replicas.
+    Dp,
+    /// All.
+    World,
+}
+
+/// How a collective combines.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reduce {
+    /// In rank order, in fp32 (fp64 for F64), rounded once.
+    Sum,
+    /// Elementwise maximum.
+    Max,
+}
+
+/// How an op touches a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Read only.
+    Read,
+    /// Every byte is written; what was there does not matter.
+    Write,
+    /// Read and written in place.
+    Update,
+}
+
+/// Which elements are dropped: a pure function of `key` and the global index of an element, so that it
+/// does not depend on ranks or micro-batches.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Dropout {
+    /// Probability of dropping, in [0, 1). 0: the op leaves values as they are.
+    pub p: f32,
+    /// From seed, step, layer and site ([`crate::random::key`]).
+    pub key: u64,
+    /// Global index (sample of the step times tokens plus position) of the tensor's first row.
+    pub first_row: u64,
+}
+
+/// Shape of an attention op. `qkv` is (B T, 3 H D): q, then k, then v, each with the heads side by side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Heads {
+    /// Heads of this rank.
+    pub count: usize,
+    /// Global number of this rank's first head.
+    pub first: usize,
+    /// Heads of all ranks.
+    pub total: usize,
+    /// T: tokens of a sample.
+    pub seq_len: usize,
+}
+
+/// The columns of vocabulary-parallel logits that a rank holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VocabShard {
+    /// Global number of the first column.
+    pub first: usize,
+    /// Columns that are real tokens; the rest is padding and takes no part.
+    pub valid: usize,
+}
+
+/// The update rule; what changes from step to step is in the control block.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Rule {
+    /// Adam with decoupled weight decay (arXiv 1711.05101, algorithm 2).
+    AdamW {
+        /// Decay of the momentum.
+        beta1: f32,
+        /// Decay of the variance.
+        beta2: f32,
+        /// Added to the root of the variance.
+        eps: f32,
+        /// Times the learning rate.
+        weight_decay: f32,
+    },
+    /// p -= lr g, with decoupled weight decay.
+    Sgd {
+        /// Times the learning rate.
+        weight_decay: f32,
+    },
+}
+
+/// Everything a lane can be given. Shapes are (rows, columns); B samples, T tokens each, C hidden.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "each variant's formula names its fields")]
+pub enum Op {
+    /// c (m, n) = a (m, k) b (k, n) + beta c + bias (n); fp32 inside, one rounding.
+    Gemm { a: Tensor, b: Tensor, c: Tensor, beta: f32, bias: Option<Tensor> },
+    /// y (B T, C) = rows of the table (V/tp, C); zero where the token is another rank's (or negative).
+    Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
+    /// d_table += sums of the rows of d_y by token. `order` lists token positions sorted by token (stable).
+    EmbeddingBackward { tokens: Tensor, order: Tensor, d_y: Tensor, shard: VocabShard, d_table: Tensor },
+    /// x (rows, C) += table (T, C) row (first_row + r) mod T.
+    AddPositions { x: Tensor, table: Tensor, first_row: usize },
+    /// d_table (T, C) = sums of d_y (rows, C) by position; positions without a row become zero.
+    PositionsBackward { d_y: Tensor, first_row: usize, d_table: Tensor },
+    /// y = (x - mean) / sqrt(variance + 1e-5) gain + bias by row; stats (rows, 2) F32 = mean, 1/deviation.
+    LayerNorm { x: Tensor, gain: Tensor, bias: Tensor, y: Tensor, stats: Tensor },
+    /// d_x = (add ? d_x : 0) + the gradient by x; d_gain and d_bias are written.
+    LayerNormBackward {
+        x: Tensor,
+        gain: Tensor,
+        stats: Tensor,
+        d_y: Tensor,
+        d_x: Tensor,
+        add: bool,
+        d_gain: Tensor,
+        d_bias: Tensor,
+    },
+    /// y = gelu(x), tanh form.
+    Gelu { x: Tensor, y: Tensor },
+    /// d = d gelu'(x), in place.
+    GeluBackward { x: Tensor, d: Tensor },
+    /// y (n) = sum over the rows of x (m, n), in row order.
+    ColumnSum { x: Tensor, y: Tensor },
+    /// out (B T, H D) = causal softmax(q k' / sqrt(D)) v with dropout of the weights;
+    /// lse (B, H, T) F32 = log of the sums.
+    Attention { qkv: Tensor, out: Tensor, lse: Tensor, heads: Heads, dropout: Dropout },
+    /// d_qkv from d_out; the weights are computed again from qkv and lse.
+    AttentionBackward {
+        qkv: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        d_out: Tensor,
+        d_qkv: Tensor,
+        heads: Heads,
+        dropout: Dropout,
+    },
+    /// y = residual + dropout(x + bias).
+    BiasDropoutAdd { x: Tensor, bias: Tensor, residual: Tensor, y: Tensor, dropout: Dropout },
+    /// y = dropout(x); x and y may be the same. Backward is the same op on gradients.
+    Dropout { x: Tensor, y: Tensor, dropout: Dropout },
+    /// y (rows) F32 = maximum over the valid columns of x (rows, V/tp).
+    RowMax { x: Tensor, y: Tensor, shard: VocabShard },
+    /// sums (2, rows) F32 = [sum of exp(logit - max), logit of the target - max or 0 if another rank's].
+    CrossEntropyStats { logits: Tensor, max: Tensor, targets: Tensor, shard: VocabShard, sums: Tensor },
+    /// loss (1) F64 = sum over rows of log(sum of exp) - target logit; rows with a negative target count 0.
+    CrossEntropyLoss { sums: Tensor, targets: Tensor, loss: Tensor },
+    /// logits become their gradient: (softmax - one-hot) times `scale` (1, F64, on the device) times factor;
+    /// 0 in padded columns and in rows with a negative target.
+    CrossEntropyBackward {
+        logits: Tensor,
+        max: Tensor,
+        sums: Tensor,
+        targets: Tensor,
+        shard: VocabShard,
+        scale: Tensor,
+        factor: f32,
+    },
+    /// into += x.
+    Add { x: Tensor, into: Tensor },
+    /// y = x in y's storage type.
+    Cast { x: Tensor, y: Tensor },
+    /// x = 0.
+    Zero { x: Tensor },
+    /// partials (chunks) F64 = sum of squares of each run of `chunk` elements of x, in fp64, of which the
+    /// first `counted` elements of x count. Not finite if any of those is not.
+    ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: usize },
+    /// One update of states that live on the device; see [`crate::numerics::update`].
+    Update {
+        rule: Rule,
+        grad: Tensor,
+        master: Tensor,
+        momentum: Tensor,
+        variance: Tensor,
+        param: Tensor,
+        control: Tensor,
+        decayed: usize,
+    },
+    /// Between the arenas, or inside the device.
+    Copy { src: Tensor, dst: Tensor },
+    /// Every rank's x becomes the combination of all.
+    AllReduce { x: Tensor, group: Group, reduce: Reduce },
+    /// In place: rank i ends with the sum in `x.shard(i, n)`; the other parts are left undefined.
+    ReduceScatter { x: Tensor, group: Group },
+    /// In place: rank i gives `x.shard(i, n)`; all end with all parts.
+    AllGather { x: Tensor, group: Group },
+    /// Everyone's x becomes that of the group's rank `root`.
+    Broadcast { x: Tensor, group: Group, root: usize },
+    /// Work for the host's CPUs, written outside this crate. `arg` is what changes from step to step.
+    Host { task: Arc<dyn HostTask>, arg: u64 },
+}
+
+impl Op {
+    /// As it appears in errors and traces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Gemm { .. } => "gemm",
+            Self::Embedding { .. } => "embedding",
+            Self::EmbeddingBackward { .. } => "embedding_backward",
+            Self::AddPositions { .. } => "add_positions",
+            Self::PositionsBackward { .. } => "positions_backward",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::LayerNormBackward { .. } => "layer_norm_backward",
+            Self::Gelu { .. } => "gelu",
+            Self::GeluBackward { .. } => "gelu_backward",
+            Self::ColumnSum { .. } => "column_sum",
+            Self::Attention { .. } => "attention",
+            Self::AttentionBackward { .. } => "attention_backward",
+            Self::BiasDropoutAdd { .. } => "bias_dropout_add",
+            Self::Dropout { .. } => "dropout",
+            Self::RowMax { .. } => "row_max",
+            Self::CrossEntropyStats { .. } => "cross_entropy_stats",
+            Self::CrossEntropyLoss { .. } => "cross_entropy_loss",
+            Self::CrossEntropyBackward { .. } => "cross_entropy_backward",
+            Self::Add { .. } => "add",
+            Self::Cast { .. } => "cast",
+            Self::Zero { .. } => "zero",
+            Self::ChunkSquares { .. } => "chunk_squares",
+            Self::Update { .. } => "update",
+            Self::Copy { .. } => "copy",
+            Self::AllReduce { .. } => "all_reduce",
+            Self::ReduceScatter { .. } => "reduce_scatter",
+            Self::AllGather { .. } => "all_gather",
+            Self::Broadcast { .. } => "broadcast",
+            Self::Host { task, .. } => task.name(),
+        }
+    }
+
+    /// Every range the op touches, and how.
+    pub fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        use Mode::{Read, Update, Write};
+        let mut all = |list: &[(Mode, Tensor)]| list.iter().for_each(|&(mode, t)| visit(mode, t));
+        match *self {
+            Self::Gemm { a, b, c, beta, bias } => {
+                all(&[(Read, a), (Read, b), (if beta == 0.0 { Write } else { Update }, c)]);
+                bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
+            }
+            Self::Embedding { tokens, table, y, .. } => {
+                all(&[(Read, tokens), (Read, table), (Write, y)]);
+            }
+            Self::EmbeddingBackward { tokens, order, d_y, d_table, .. } => {
+                all(&[(Read, tokens), (Read, order), (Read, d_y), (Update, d_table)]);
+            }
+            Self::AddPositions { x, table, .. } => all(&[(Update, x), (Read, table)]),
+            Self::PositionsBackward { d_y, d_table, .. } => all(&[(Read, d_y), (Write, d_table)]),
+            Self::LayerNorm { x, gain, bias, y, stats } => {
+                all(&[(Read, x), (Read, gain), (Read, bias), (Write, y), (Write, stats)]);
+            }
+            Self::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
+                all(&[(Read, x), (Read, gain), (Read, stats), (Read, d_y)]);
+                all(&[(if add { Update } else { Write }, d_x), (Write, d_gain), (Write, d_bias)]);
+            }
+            Self::Gelu { x, y } | Self::ColumnSum { x, y } | Self::Cast { x, y } => {
+                all(&[(Read, x), (Write, y)]);
+            }
+            Self::GeluBackward { x, d } => all(&[(Read, x), (Update, d)]),
+            Self::Attention { qkv, out, lse, .. } => all(&[(Read, qkv), (Write, out), (Write, lse)]),
+            Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, .. } => {
+                all(&[(Read, qkv), (Read, out), (Read, lse), (Read, d_out), (Write, d_qkv)]);
+            }
+            Self::BiasDropoutAdd { x, bias, residual, y, .. } => {
+                all(&[(Read, x), (Read, bias), (Read, residual), (Write, y)]);
+            }
+            Self::Dropout { x, y, .. } if x == y => all(&[(Update, x)]),
+            Self::Dropout { x, y, .. } | Self::RowMax { x, y, .. } => all(&[(Read, x), (Write, y)]),
+            Self::CrossEntropyStats { logits, max, targets, sums, .. } => {
+                all(&[(Read, logits), (Read, max), (Read, targets), (Write, sums)]);
+            }
+            Self::CrossEntropyLoss { sums, targets, loss } => {
+                all(&[(Read, sums), (Read, targets), (Write, loss)]);
+            }
+            Self::CrossEntropyBackward { logits, max, sums, targets, scale, .. } => {
+                all(&[(Update, logits), (Read, max), (Read, sums), (Read, targets), (Read, scale)]);
+            }
+            Self::Add { x, into } => all(&[(Read, x), (Update, into)]),
+            Self::Zero { x } => all(&[(Write, x)]),
+            Self::ChunkSquares { x, partials, .. } => all(&[(Read, x), (Write, partials)]),
+            Self::Update { grad, master, momentum, variance, param, control, .. } => {
+                all(&[(Read, control), (Read, grad), (Update, master), (Update, momentum)]);
+                all(&[(Update, variance), (Write, param)]);
+            }
+            Self::Copy { src, dst } => all(&[(Read, src), (Write, dst)]),
+            Self::AllReduce { x, .. }
+            | Self::ReduceScatter { x, .. }
+            | Self::AllGather { x, .. }
+            | Self::Broadcast { x, .. } => all(&[(Update, x)]),
+            Self::Host { ref task, .. } => task.accesses(visit),
+        }
+    }
+
+    /// Multiplications and additions of the dense work (a multiply-add counts 2); small ops count 0.
+    pub fn flops(&self) -> f64 {
+        match self {
+            Self::Gemm { a, b, .. } => 2.0 * a.len() as f64 * b.shape().1 as f64,
+            // Causal: half of the square. Forward scores and values; backward five products of that size.
+            Self::Attention { out, heads, .. } => 2.0 * out.len() as f64 * heads.seq_len as f64,
+            Self::AttentionBackward { out, heads, .. } => 5.0 * out.len() as f64 * heads.seq_len as f64,
+            Self::Host { task, .. } => task.flops(),
+            _ => 0.0,
+        }
+    }
+
+    /// Bytes read plus bytes written.
+    pub fn bytes(&self) -> u64 {
+        let mut sum = 0;
+        self.accesses(&mut |mode, t| sum += t.bytes() * if mode == Mode::Update { 2 } else { 1 });
+        sum
+    }
+
+    /// The ranks it needs, if it is a collective.
+    pub const fn group(&self) -> Option<Group> {
+        match self {
+            Self::AllReduce { group, .. }
+            | Self::ReduceScatter { group, .. }
+            | Self::AllGather { group, .. }
+            | Self::Broadcast { group, .. } => Some(*group),
+            _ => None,
+        }
+    }
+
+    /// Lanes on which it may run.
+    fn lanes(&self) -> &'static [Lane] {
+        use Lane::{Compute, D2h, DpComm, H2d, Host, TpComm};
+        match self {
+            Self::Copy { src, dst } => match (src.arena(), dst.arena()) {
+                (Arena::Pinned, Arena::Device) => &[H2d],
+                (Arena::Device, Arena::Pinned) => &[D2h],
+                (Arena::Device, Arena::Device) => &[Compute, TpComm, DpComm],
+                (Arena::Pinned, Arena::Pinned) => &[Host],
+            },
+            Self::Host { .. } => &[Host],
+            Self::AllReduce { x, .. } if x.arena() == Arena::Pinned => &[Host],
+            Self::AllReduce { .. }
+            | Self::ReduceScatter { .. }
+            | Self::AllGather { .. }
+            | Self::Broadcast { .. } => &[Compute, TpComm, DpComm],
+            // Small kernels that follow a reduction may stay on its lane.
+            Self::Add { .. } | Self::Cast { .. } | Self::ChunkSquares { .. } => &[Compute, DpComm],
+            _ => &[Compute],
+        }
+    }
+
+    /// Shapes, types and lane: what can be wrong about an op on its own.
+    pub(crate) fn check(&self, lane: Lane) -> Result<(), String> {
+        if !self.lanes().contains(&lane) {
+            return Err(format!("{} belongs on {:?}, not on {lane:?}", self.name(), self.lanes()));
+        }
+        if let Self::Gemm { a, b, c, bias, .. } = *self {
+            let ((m, k), (k2, n)) = (a.shape(), b.shape());
+            let bias_fits = bias.is_none_or(|b| b.len() == n && !b.is_transposed());
+            return if k == k2 && c.shape() == (m, n) && !c.is_transposed() && bias_fits {
+                Ok(())
+            } else {
+                Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()))
+            };
+        }
+        let mut transposed = false;
+        self.accesses(&mut |_, t| transposed |= t.is_transposed());
+        if transposed { Err("only a GEMM reads a transposed view".into()) } else { self.check_shapes() }
+    }
+
+    fn check_shapes(&self) -> Result<(), String> {
+        match *self {
+            Self::Embedding { tokens, table, y, .. } => {
+                all_of(&[same(y.shape().0, tokens.len()), same(y.shape().1, table.shape().1)])
+            }
+            Self::EmbeddingBackward { tokens, order, d_y, d_table, .. } => all_of(&[
+                same(tokens.len(), order.len()),
+                same(d_y.shape().0, tokens.len()),
+                same(d_y.shape().1, d_table.shape().1),
+            ]),
+            Self::AddPositions { x, table, .. } => same(x.shape().1, table.shape().1),
+            Self::PositionsBackward { d_y, d_table, .. } => same(d_y.shape().1, d_table.shape().1),
+            Self::LayerNorm { x, gain, bias, y, stats } => all_of(&[
+                same(x.len(), y.len()),
+                same(gain.len(), x.shape().1),
+                same(bias.len(), x.shape().1),
+                same(stats.len(), 2 * x.shape().0),
+            ]),
+            Self::LayerNormBackward { x, gain, stats, d_y, d_x, d_gain, d_bias, .. } => all_of(&[
+                same(x.len(), d_y.len()),
+                same(x.len(), d_x.len()),
+                same(gain.len(), x.shape().1),
+                same(d_gain.len(), gain.len()),
+                same(d_bias.len(), gain.len()),
+                same(stats.len(), 2 * x.shape().0),
+            ]),
+            Self::ColumnSum { x, y } => same(x.shape().1, y.len()),
+            Self::Attention { qkv, out, lse, heads, .. } => check_attention(qkv, out, lse, heads),
+            Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, .. } => all_of(&[
+                check_attention(qkv, out, lse, heads),
+                same(out.len(), d_out.len()),
+                same(qkv.len(), d_qkv.len()),
+            ]),
+            Self::BiasDropoutAdd { x, bias, residual, y, .. } => all_of(&[
+                same(x.len(), residual.len()),
+                same(x.len(), y.len()),
+                same(bias.len(), x.shape().1),
+            ]),
+            Self::Gelu { x, y } | Self::Dropout { x, y, .. } | Self::Cast { x, y } => {
+                same(x.len(), y.len())
+            }
+            Self::GeluBackward { x, d: y } | Self::Add { x, into: y } => same(x.len(), y.len()),
+            Self::RowMax { x, y, shard } => {
+                all_of(&[same(x.shape().0, y.len()), at_most(shard.valid, x.shape().1)])
+            }
+            Self::CrossEntropyStats { logits, max, targets, shard, sums } => all_of(&[
+                same(max.len(), logits.shape().0),
+                same(targets.len(), logits.shape().0),
+                same(sums.len(), 2 * logits.shape().0),
+                at_most(shard.valid, logits.shape().1),
+            ]),
+            Self::CrossEntropyLoss { sums, targets, loss } => {
+                all_of(&[same(sums.len(), 2 * targets.len()), same(loss.len(), 1)])
+            }
+            Self::CrossEntropyBackward { logits, max, sums, targets, scale, shard, .. } => all_of(&[
+                same(max.len(), logits.shape().0),
+                same(sums.len(), 2 * max.len()),
+                same(targets.len(), max.len()),
+                same(scale.len(), 1),
+                at_most(shard.valid, logits.shape().1),
+            ]),
+            Self::ChunkSquares { x, partials, chunk, .. } => {
+                same(partials.len(), x.len().div_ceil(chunk.max(1)))
+            }
+            Self::Update { grad, master, momentum, variance, param, .. } => all_of(&[
+                same(grad.len(), master.len()),
+                same(momentum.len(), master.len()),
+                same(variance.len(), master.len()),
+                same(param.len(), master.len()),
+            ]),
+            Self::Copy { src, dst } if src.dtype() != dst.dtype() => Err("a copy does not convert".into()),
+            Self::Copy { src, dst } => same(src.len(), dst.len()),
+            Self::AllReduce { x, .. } if x.dtype() == Dtype::I32 => Err("tokens do not add up".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_attention(qkv: Tensor, out: Tensor, lse: Tensor, heads: Heads) -> Result<(), String> {
+    let (rows, width) = out.shape();
+    if heads.count == 0 || heads.seq_len == 0 || !width.is_multiple_of(heads.count) {
+        return Err(format!("{width} columns do not divide by {} heads", heads.count));
+    }
+    all_of(&[
+        same(qkv.shape().0, rows),
+        same(qkv.shape().1, 3 * width),
+        same(rows % heads.seq_len, 0),
+        same(lse.len(), rows * heads.count),
+    ])
+}
+
+fn same(x: usize, y: usize) -> Result<(), String> {
+    if x == y { Ok(()) } else { Err(format!("sizes differ: {x} and {y}")) }
+}
+
+fn at_most(x: usize, y: usize) -> Result<(), String> {
+    if x <= y { Ok(()) } else { Err(format!("{x} valid columns of {y}")) }
+}
+
+fn all_of(checks: &[Result<(), String>]) -> Result<(), String> {
+    checks.iter().find(|c| c.is_err()).cloned().unwrap_or(Ok(()))
+}

@@ -1,0 +1,37 @@
+//! Panics of rank and lane threads become errors that say where.
+
+use std::cell::RefCell;
+use std::panic::PanicHookInfo;
+use std::sync::Once;
+
+thread_local! {
+    static WATCHED: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
+}
+
+/// From here on a panic of this thread is noted instead of printed; whoever joins the thread reports it.
+pub fn watch_this_thread() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let noted = WATCHED.try_with(|w| note(&mut w.borrow_mut(), info)).unwrap_or(false);
+            if !noted {
+                print(info);
+            }
+        }));
+    });
+    WATCHED.with(|w| *w.borrow_mut() = Some(None));
+}
+
+fn note(watched: &mut Option<Option<String>>, info: &PanicHookInfo<'_>) -> bool {
+    let Some(slot) = watched else { return false };
+    let place = info.location().map_or_else(|| "?".into(), ToString::to_string);
+    let text = info.payload_as_str().unwrap_or("no message");
+    *slot = Some(format!("it panicked at {place}: {text}"));
+    true
+}
+
+/// What this thread panicked with, if it is watched and did.
+pub fn last() -> Option<String> {
+    WATCHED.try_with(|w| w.borrow().clone().flatten()).ok().flatten()
+}

@@ -1,0 +1,228 @@
+//! Handles, and the plan that gives them out.
+//!
+//! A [`Tensor`] is an address, not memory: `Copy`, no lifetime, no reference count. The memory behind
+//! it belongs to the device for the whole run, so an op that waits in a queue cannot outlive what it
+//! names. A [`Plan`] lays out every byte before step 1; nothing is created or freed in a step.
+
+use std::fmt;
+use std::ops::Range;
+
+/// How one element is stored. Arithmetic is fp32 whatever the storage.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Dtype {
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE single.
+    F32,
+    /// IEEE double: partial sums of norms and losses, and the optimizer's control block.
+    F64,
+    /// Tokens.
+    I32,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::I32 => 4,
+            Self::F64 => 8,
+        }
+    }
+}
+
+/// The two memories of a rank. Which one a range is in decides which lanes may touch it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Arena {
+    /// The GPU's memory.
+    Device,
+    /// The host's: pinned, on the GPU's NUMA node.
+    Pinned,
+}
+
+impl Arena {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Device, Self::Pinned];
+}
+
+/// A typed, shaped range of an arena, row-major; a flat range is one row. Made by [`Plan::tensor`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tensor {
+    pub(crate) entry: u32,
+    pub(crate) arena: Arena,
+    dtype: Dtype,
+    transposed: bool,
+    start: u64,
+    rows: u32,
+    cols: u32,
+}
+
+impl Tensor {
+    /// Logical (rows, cols): swapped for a transposed view.
+    pub const fn shape(self) -> (usize, usize) {
+        let (r, c) = (self.rows as usize, self.cols as usize);
+        if self.transposed { (c, r) } else { (r, c) }
+    }
+
+    /// Elements.
+    pub const fn len(self) -> usize {
+        self.rows as usize * self.cols as usize
+    }
+
+    /// No elements.
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where it lies.
+    pub const fn arena(self) -> Arena {
+        self.arena
+    }
+
+    /// How its elements are stored.
+    pub const fn dtype(self) -> Dtype {
+        self.dtype
+    }
+
+    /// Whether it is a transposed view.
+    pub const fn is_transposed(self) -> bool {
+        self.transposed
+    }
+
+    /// Bytes it covers.
+    pub const fn bytes(self) -> u64 {
+        self.len() as u64 * self.dtype.bytes()
+    }
+
+    /// Bytes of the arena that it covers.
+    pub const fn range(self) -> Range<u64> {
+        self.start..self.start + self.bytes()
+    }
+
+    /// The transposed view (only a GEMM reads one).
+    pub const fn t(self) -> Self {
+        Self { transposed: !self.transposed, ..self }
+    }
+
+    /// Elements `range` as one row. Never panics: a range outside the planned one is refused at `submit`.
+    pub const fn slice(self, range: Range<usize>) -> Self {
+        let start = self.start + range.start as u64 * self.dtype.bytes();
+        let cols = range.end.saturating_sub(range.start) as u32;
+        Self { start, rows: 1, cols, transposed: false, ..self }
+    }
+
+    /// Rows `range` of the stored (untransposed) matrix.
+    pub const fn rows(self, range: Range<usize>) -> Self {
+        let start = self.start + (range.start * self.cols as usize) as u64 * self.dtype.bytes();
+        Self { start, rows: range.end.saturating_sub(range.start) as u32, transposed: false, ..self }
+    }
+
+    /// Part `index` of `count` equal runs of rows; of a single row, of its elements.
+    pub const fn shard(self, index: usize, count: usize) -> Self {
+        if self.rows == 1 {
+            let n = self.cols as usize / count;
+            self.slice(index * n..(index + 1) * n)
+        } else {
+            let n = self.rows as usize / count;
+            self.rows(index * n..(index + 1) * n)
+        }
+    }
+
+    /// The same elements under another shape.
+    pub const fn reshape(self, rows: usize, cols: usize) -> Self {
+        Self { rows: rows as u32, cols: cols as u32, transposed: false, ..self }
+    }
+}
+
+/// One named range of a plan.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Unique in its arena by convention: `block.3.params`.
+    pub name: String,
+    /// What kind of thing it is: `parameters`, `activations`, ... Memory is reported by pool.
+    pub pool: &'static str,
+    /// Where.
+    pub arena: Arena,
+    /// Bytes of the arena.
+    pub range: Range<u64>,
+    /// How it is stored.
+    pub dtype: Dtype,
+    /// Rows and columns.
+    pub shape: (usize, usize),
+}
+
+/// Every byte of a rank, laid out before step 1. All ranks share one plan: a handle is valid on each.
+#[derive(Clone, Default, Debug)]
+pub struct Plan {
+    entries: Vec<Entry>,
+    top: [u64; 2],
+}
+
+/// Tensors start at multiples of this: a cache line, a GPU's widest load, and more.
+const ALIGNMENT: u64 = 256;
+
+impl Plan {
+    /// Lays out a (rows, cols) tensor behind everything planned so far.
+    pub fn tensor(
+        &mut self,
+        (arena, pool): (Arena, &'static str),
+        name: impl Into<String>,
+        dtype: Dtype,
+        (rows, cols): (usize, usize),
+    ) -> Tensor {
+        let start = self.top[arena as usize].next_multiple_of(ALIGNMENT);
+        let range = start..start + rows as u64 * cols as u64 * dtype.bytes();
+        self.top[arena as usize] = range.end;
+        let entry = self.entries.len() as u32;
+        self.entries.push(Entry { name: name.into(), pool, arena, range, dtype, shape: (rows, cols) });
+        Tensor { entry, arena, dtype, transposed: false, start, rows: rows as u32, cols: cols as u32 }
+    }
+
+    /// Bytes an arena needs: what `onebox plan` prints and what the device allocates.
+    pub const fn bytes(&self, arena: Arena) -> u64 {
+        self.top[arena as usize]
+    }
+
+    /// Everything planned, in order.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Bytes by pool, in order of first appearance; padding between tensors is added to the one behind it.
+    pub fn pools(&self, arena: Arena) -> Vec<(&'static str, u64)> {
+        let mut pools: Vec<(&'static str, u64)> = Vec::new();
+        let mut end = 0;
+        for entry in self.entries.iter().filter(|e| e.arena == arena) {
+            let bytes = entry.range.end - end;
+            end = entry.range.end;
+            match pools.iter_mut().find(|(pool, _)| *pool == entry.pool) {
+                Some((_, sum)) => *sum += bytes,
+                None => pools.push((entry.pool, bytes)),
+            }
+        }
+        pools
+    }
+
+    /// The name under which `t` was planned.
+    pub fn name(&self, t: Tensor) -> &str {
+        self.entries.get(t.entry as usize).map_or("?", |e| &e.name)
+    }
+
+    /// Whether `t` lies within the entry it was cut from.
+    pub(crate) fn contains(&self, t: Tensor) -> bool {
+        let Some(e) = self.entries.get(t.entry as usize) else { return false };
+        let r = t.range();
+        e.arena == t.arena && e.range.start <= r.start && r.end <= e.range.end
+    }
+}
+
+impl fmt::Display for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Pinned => "host",
+        })
+    }
+}

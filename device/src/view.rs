@@ -1,0 +1,264 @@
+//! Typed views of untyped storage. The storage types meet the arithmetic only here: kernels are written
+//! once, on f32 blocks.
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+
+/// Elements that a kernel widens, computes and rounds at a time: stays in the first-level cache.
+pub const BLOCK: usize = 256;
+
+/// A storage type that a host task can ask for by name.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// The view as a slice, if it holds this type.
+    fn of<'a>(view: View<'a>) -> Option<&'a [Self]>;
+    /// The same, writable.
+    fn of_mut<'a>(view: ViewMut<'a>) -> Option<&'a mut [Self]>;
+}
+
+macro_rules! element {
+    ($t:ty, $variant:ident) => {
+        impl Element for $t {
+            fn of<'a>(view: View<'a>) -> Option<&'a [Self]> {
+                if let View::$variant(s) = view { Some(s) } else { None }
+            }
+            fn of_mut<'a>(view: ViewMut<'a>) -> Option<&'a mut [Self]> {
+                if let ViewMut::$variant(s) = view { Some(s) } else { None }
+            }
+        }
+    };
+}
+element!(f16, F16);
+element!(bf16, Bf16);
+element!(f32, F32);
+element!(f64, F64);
+element!(i32, I32);
+
+/// Elements to read.
+#[derive(Clone, Copy, Debug)]
+pub enum View<'a> {
+    /// IEEE half.
+    F16(&'a [f16]),
+    /// bfloat16.
+    Bf16(&'a [bf16]),
+    /// IEEE single.
+    F32(&'a [f32]),
+    /// IEEE double.
+    F64(&'a [f64]),
+    /// Tokens.
+    I32(&'a [i32]),
+}
+
+/// Elements to write.
+#[derive(Debug)]
+pub enum ViewMut<'a> {
+    /// IEEE half.
+    F16(&'a mut [f16]),
+    /// bfloat16.
+    Bf16(&'a mut [bf16]),
+    /// IEEE single.
+    F32(&'a mut [f32]),
+    /// IEEE double.
+    F64(&'a mut [f64]),
+    /// Tokens.
+    I32(&'a mut [i32]),
+}
+
+macro_rules! for_each_type {
+    ($self:expr, $kind:ident, $s:ident => $body:expr) => {
+        match $self {
+            $kind::F16($s) => $body,
+            $kind::Bf16($s) => $body,
+            $kind::F32($s) => $body,
+            $kind::F64($s) => $body,
+            $kind::I32($s) => $body,
+        }
+    };
+}
+
+macro_rules! rewrap {
+    ($self:expr, $kind:ident, $s:ident => $body:expr) => {
+        match $self {
+            $kind::F16($s) => $kind::F16($body),
+            $kind::Bf16($s) => $kind::Bf16($body),
+            $kind::F32($s) => $kind::F32($body),
+            $kind::F64($s) => $kind::F64($body),
+            $kind::I32($s) => $kind::I32($body),
+        }
+    };
+}
+
+impl<'a> View<'a> {
+    /// Elements.
+    pub const fn len(&self) -> usize {
+        for_each_type!(self, Self, s => s.len())
+    }
+
+    /// No elements.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// As a slice, if it holds `T`.
+    pub fn as_slice<T: Element>(self) -> Option<&'a [T]> {
+        T::of(self)
+    }
+
+    /// Elements `range`.
+    pub fn slice(self, range: std::ops::Range<usize>) -> Self {
+        rewrap!(self, View, s => &s[range])
+    }
+
+    /// Elements `at..at + out.len()`, widened (F64 is rounded to f32, I32 converted).
+    #[inline(always)]
+    pub fn load(&self, at: usize, out: &mut [f32]) {
+        let range = at..at + out.len();
+        match self {
+            View::F16(s) => s[range].convert_to_f32_slice(out),
+            View::Bf16(s) => {
+                out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = widen_bf16(*x));
+            }
+            View::F32(s) => out.copy_from_slice(&s[range]),
+            View::F64(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = *x as f32),
+            View::I32(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = *x as f32),
+        }
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// Elements.
+    pub const fn len(&self) -> usize {
+        for_each_type!(self, Self, s => s.len())
+    }
+
+    /// No elements.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// As a slice, if it holds `T`.
+    pub fn into_slice<T: Element>(self) -> Option<&'a mut [T]> {
+        T::of_mut(self)
+    }
+
+    /// To read what is there.
+    pub const fn as_view(&self) -> View<'_> {
+        match self {
+            Self::F16(s) => View::F16(s),
+            Self::Bf16(s) => View::Bf16(s),
+            Self::F32(s) => View::F32(s),
+            Self::F64(s) => View::F64(s),
+            Self::I32(s) => View::I32(s),
+        }
+    }
+
+    /// A shorter-lived view of the same elements.
+    pub const fn reborrow(&mut self) -> ViewMut<'_> {
+        match self {
+            Self::F16(s) => ViewMut::F16(s),
+            Self::Bf16(s) => ViewMut::Bf16(s),
+            Self::F32(s) => ViewMut::F32(s),
+            Self::F64(s) => ViewMut::F64(s),
+            Self::I32(s) => ViewMut::I32(s),
+        }
+    }
+
+    /// Elements `range`.
+    pub fn slice(self, range: std::ops::Range<usize>) -> Self {
+        rewrap!(self, ViewMut, s => &mut s[range])
+    }
+
+    /// Rounds `values` to the storage type (nearest, ties to even) at `at..at + values.len()`.
+    #[inline(always)]
+    pub fn store(&mut self, at: usize, values: &[f32]) {
+        let range = at..at + values.len();
+        match self {
+            ViewMut::F16(s) => s[range].convert_from_f32_slice(values),
+            ViewMut::Bf16(s) => {
+                s[range].iter_mut().zip(values).for_each(|(o, x)| *o = round_bf16(*x));
+            }
+            ViewMut::F32(s) => s[range].copy_from_slice(values),
+            ViewMut::F64(s) => s[range].iter_mut().zip(values).for_each(|(o, x)| *o = f64::from(*x)),
+            ViewMut::I32(s) => s[range].iter_mut().zip(values).for_each(|(o, x)| *o = *x as i32),
+        }
+    }
+
+    /// Two views, parted at element `mid`.
+    pub fn split_at(self, mid: usize) -> (Self, Self) {
+        macro_rules! part {
+            ($s:ident, $variant:ident) => {{
+                let (a, b) = $s.split_at_mut(mid);
+                (Self::$variant(a), Self::$variant(b))
+            }};
+        }
+        match self {
+            Self::F16(s) => part!(s, F16),
+            Self::Bf16(s) => part!(s, Bf16),
+            Self::F32(s) => part!(s, F32),
+            Self::F64(s) => part!(s, F64),
+            Self::I32(s) => part!(s, I32),
+        }
+    }
+
+    /// Sets every element to zero.
+    pub fn zero(&mut self) {
+        match self {
+            Self::F16(s) => s.fill(f16::ZERO),
+            Self::Bf16(s) => s.fill(bf16::ZERO),
+            Self::F32(s) => s.fill(0.0),
+            Self::F64(s) => s.fill(0.0),
+            Self::I32(s) => s.fill(0),
+        }
+    }
+}
+
+/// bf16 is the upper half of an f32.
+#[inline(always)]
+pub(crate) const fn widen_bf16(x: bf16) -> f32 {
+    f32::from_bits((x.to_bits() as u32) << 16)
+}
+
+/// Nearest, ties to even; NaN stays NaN. Branch-free, so that it vectorises.
+#[inline(always)]
+pub(crate) const fn round_bf16(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+    let nan = ((bits >> 16) as u16) | 0x40;
+    bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { nan } else { rounded })
+}
+
+/// The same elements in the same storage type, bit for bit.
+pub(crate) fn copy(src: View<'_>, dst: &mut ViewMut<'_>) {
+    match (src, dst) {
+        (View::F16(s), ViewMut::F16(d)) => d.copy_from_slice(s),
+        (View::Bf16(s), ViewMut::Bf16(d)) => d.copy_from_slice(s),
+        (View::F32(s), ViewMut::F32(d)) => d.copy_from_slice(s),
+        (View::F64(s), ViewMut::F64(d)) => d.copy_from_slice(s),
+        (View::I32(s), ViewMut::I32(d)) => d.copy_from_slice(s),
+        (s, d) => cast(s, d),
+    }
+}
+
+/// The same values in another storage type, through f32.
+pub(crate) fn cast(src: View<'_>, dst: &mut ViewMut<'_>) {
+    let mut block = [0.0; BLOCK];
+    for at in (0..src.len()).step_by(BLOCK) {
+        let n = BLOCK.min(src.len() - at);
+        src.load(at, &mut block[..n]);
+        dst.store(at, &block[..n]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounding_agrees_with_the_library_on_every_upper_half() {
+        for high in 0..=u16::MAX {
+            for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits((u32::from(high) << 16) | low);
+                let (ours, theirs) = (round_bf16(x), bf16::from_f32(x));
+                assert!(ours == theirs || (ours.is_nan() && theirs.is_nan()), "{x:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Rules between keys. Each error shows every value that takes part, and the arithmetic.
+
+use super::reader::Reader;
+use super::report::Problem;
+use super::value::{float_text, grouped};
+use super::{Config, DataFormat, DeviceConfig};
+
+/// Most parameters of a model: 2^50. Sums over them, in bytes, stay far below 2^64.
+const MOST_PARAMETERS: u128 = 1 << 50;
+
+/// Most elements of an activation, and most tokens of a run.
+const MOST_ELEMENTS: u128 = 1 << 50;
+const MOST_TOKENS: u128 = 1 << 62;
+
+/// Applies every rule whose values are valid by themselves.
+pub(super) fn all(reader: &mut Reader, config: &Config) {
+    let checks = Checks { config };
+    for rule in [
+        Checks::heads_over_ranks,
+        Checks::hidden_over_heads,
+        Checks::ffn_over_ranks,
+        Checks::tokens_over_ranks,
+        Checks::world,
+        Checks::global_batch,
+        Checks::schedule_length,
+        Checks::least_rate,
+        Checks::loss_scale,
+        Checks::byte_tokens,
+        Checks::parameters,
+        Checks::activations,
+        Checks::tokens_of_run,
+    ] {
+        if let Some(broken) = rule(&checks)
+            && broken.values.iter().all(|(key, _)| reader.ok(&[key]))
+        {
+            let Broken { message, help, values } = broken;
+            let key = values.first().map_or("", |(key, _)| key).to_string();
+            let spots = values.into_iter().map(|(key, label)| reader.spot(key, label)).collect();
+            reader.problems.push(Problem { key, message, help, spots });
+        }
+    }
+}
+
+/// A rule that does not hold.
+struct Broken {
+    message: String,
+    help: String,
+    /// The keys that take part, each with what its value means here; the one to blame first.
+    values: Vec<(&'static str, String)>,
+}
+
+/// `total` things that have to be dealt evenly to `parts`.
+struct Deal {
+    total: (&'static str, u64, &'static str),
+    parts: (&'static str, u64, &'static str),
+}
+
+impl Deal {
+    fn check(&self) -> Option<Broken> {
+        let ((key, total, things), (part_key, parts, takers)) = (self.total, self.parts);
+        if parts == 0 || total.is_multiple_of(parts) {
+            return None;
+        }
+        let message = format!(
+            "{total} {things} cannot be split evenly over {parts} {takers}: {}",
+            remainder(total, parts)
+        );
+        let divisors = nearest_divisors(total, parts);
+        let help = format!(
+            "`{key}` could be {}, or `{part_key}` {}",
+            nearest_multiples(total, parts),
+            either(&divisors)
+        );
+        let values =
+            vec![(key, format!("{total} {things}")), (part_key, format!("{parts} {takers}"))];
+        Some(Broken { message, help, values })
+    }
+}
+
+struct Checks<'a> {
+    config: &'a Config,
+}
+
+impl Checks<'_> {
+    fn ranks(&self) -> (&'static str, u64, &'static str) {
+        ("parallel.tensor", self.config.parallel.tensor as u64, "tensor-parallel ranks")
+    }
+
+    fn heads(&self) -> (&'static str, u64, &'static str) {
+        ("model.heads", self.config.model.heads as u64, "heads")
+    }
+
+    fn heads_over_ranks(&self) -> Option<Broken> {
+        Deal { total: self.heads(), parts: self.ranks() }.check()
+    }
+
+    fn hidden_over_heads(&self) -> Option<Broken> {
+        let hidden = ("model.hidden", self.config.model.hidden as u64, "hidden channels");
+        Deal { total: hidden, parts: self.heads() }.check()
+    }
+
+    fn ffn_over_ranks(&self) -> Option<Broken> {
+        let ffn = ("model.ffn_hidden", self.config.model.ffn_hidden as u64, "channels");
+        Deal { total: ffn, parts: self.ranks() }.check()
+    }
+
+    fn tokens_over_ranks(&self) -> Option<Broken> {
+        let Config { parallel, model, batch, .. } = self.config;
+        let (micro, seq_len) = (batch.micro as u64, model.seq_len as u64);
+        let (tokens, ranks) = (micro * seq_len, parallel.tensor as u64);
+        if !parallel.sequence || ranks == 0 || tokens.is_multiple_of(ranks) {
+            return None;
+        }
+        Some(Broken {
+            message: format!(
+                "micro {micro} x seq_len {seq_len} = {tokens} tokens cannot be split evenly over \
+                 {ranks} tensor-parallel ranks: {}",
+                remainder(tokens, ranks)
+            ),
+            help: format!(
+                "`model.seq_len` could be {}, or leave `parallel.sequence` out",
+                nearest_multiples(seq_len, ranks)
+            ),
+            values: vec![
+                ("model.seq_len", format!("{seq_len} tokens each")),
+                ("batch.micro", format!("{micro} samples")),
+                ("parallel.tensor", format!("{ranks} ranks")),
+                ("parallel.sequence", "tokens are split over the ranks".into()),
+            ],
+        })
+    }
+
+    fn world(&self) -> Option<Broken> {
+        let (tensor, data) = (self.config.parallel.tensor, self.config.parallel.data);
+        let world = tensor * data;
+        let grid = format!("tensor {tensor} x data {data} = {world} ranks");
+        let mut values = vec![
+            ("parallel.tensor", format!("tensor {tensor}")),
+            ("parallel.data", format!("data {data}")),
+        ];
+        let (message, help) = match &self.config.device {
+            DeviceConfig::Cpu { count, .. } if *count != world => {
+                values.insert(0, ("device.count", format!("{count} devices")));
+                let help = format!("set `device.count` to {world}, or leave it out: it follows");
+                (format!("{count} devices, but {grid}: each rank has one device"), help)
+            }
+            DeviceConfig::Sim { box_, .. } if world > box_.gpus => {
+                let gpus = box_.gpus;
+                values.insert(0, ("device.box.gpus", format!("{gpus} GPUs")));
+                let help = format!("choose `tensor` x `data` of at most {gpus}");
+                (format!("the box has {gpus} GPUs, but {grid}"), help)
+            }
+            _ => return None,
+        };
+        Some(Broken { message, help, values })
+    }
+
+    fn global_batch(&self) -> Option<Broken> {
+        let (global, micro) = (self.config.batch.global as u64, self.config.batch.micro as u64);
+        let data = self.config.parallel.data as u64;
+        let pass = micro * data;
+        if pass == 0 || global.is_multiple_of(pass) {
+            return None;
+        }
+        Some(Broken {
+            message: format!(
+                "a global batch of {global} samples is no multiple of micro {micro} x data {data} \
+                 = {pass}: {}",
+                remainder(global, pass)
+            ),
+            help: format!("the nearest legal values are {}", nearest_multiples(global, pass)),
+            values: vec![
+                ("batch.global", format!("{global} samples")),
+                ("batch.micro", format!("{micro} samples")),
+                ("parallel.data", format!("{data} replicas")),
+            ],
+        })
+    }
+
+    fn schedule_length(&self) -> Option<Broken> {
+        let (warmup, decay) =
+            (self.config.schedule.warmup_steps, self.config.schedule.decay_steps);
+        (warmup > decay).then(|| Broken {
+            message: format!(
+                "the warm-up of {warmup} steps is longer than the whole schedule of {decay}"
+            ),
+            help: format!("choose at most {decay} warm-up steps, or a later `decay_steps`"),
+            values: vec![
+                ("schedule.warmup_steps", format!("{warmup} steps")),
+                ("schedule.decay_steps", format!("{decay} steps")),
+            ],
+        })
+    }
+
+    fn least_rate(&self) -> Option<Broken> {
+        let (min_lr, lr) = (self.config.schedule.min_lr, self.config.optimizer.lr);
+        (min_lr > lr).then(|| Broken {
+            message: format!("the least rate {min_lr:?} is above the peak rate {lr:?}"),
+            help: format!("choose at most {lr:?}, or leave it out for lr / 10"),
+            values: vec![
+                ("schedule.min_lr", "the least".into()),
+                ("optimizer.lr", "the peak".into()),
+            ],
+        })
+    }
+
+    fn loss_scale(&self) -> Option<Broken> {
+        let scale = &self.config.loss_scale;
+        let (initial, floor) = (float_text(scale.initial), float_text(scale.floor));
+        let at_start = ("loss_scale.initial", "at step 1".to_string());
+        if !is_power_of_two(scale.initial) {
+            let below = scale.initial.log2().floor().exp2();
+            let message = format!("must be a power of two, found {initial}");
+            let help = format!("use {below:?} or {:?}", 2.0 * below);
+            return Some(Broken { message, help, values: vec![at_start] });
+        }
+        (scale.initial < scale.floor).then(|| Broken {
+            message: format!("the initial scale {initial} is below the floor {floor}"),
+            help: format!("start at {floor} or above, or lower the floor"),
+            values: vec![at_start, ("loss_scale.floor", "the floor".into())],
+        })
+    }
+
+    fn byte_tokens(&self) -> Option<Broken> {
+        let vocab = self.config.model.vocab;
+        (self.config.data.format == DataFormat::Bytes && vocab < 256).then(|| Broken {
+            message: format!("{vocab} tokens are too few for bytes, of which there are 256"),
+            help: "use 256 or more, or leave it out; or use the format `U16` or `U32`".into(),
+            values: vec![
+                ("model.vocab", format!("{vocab} tokens")),
+                ("data.format", "one token per byte".into()),
+            ],
+        })
+    }
+
+    fn parameters(&self) -> Option<Broken> {
+        let m = &self.config.model;
+        let [l, c, t, v, f] =
+            [m.layers, m.hidden, m.seq_len, m.vocab, m.ffn_hidden].map(|n| n as u128);
+        let block = 4 * c * c + 2 * c * f + 9 * c + f;
+        let total = (v + t) * c + l * block + 2 * c;
+        (total > MOST_PARAMETERS).then(|| Broken {
+            message: format!(
+                "a model of {total} parameters, more than 2^50: (vocab {v} + seq_len {t}) x {c} + \
+                 {l} layers x {block}"
+            ),
+            help: "use fewer layers or a smaller `hidden`".into(),
+            values: vec![
+                ("model.hidden", format!("{c} channels")),
+                ("model.layers", format!("{l} layers")),
+                ("model.ffn_hidden", format!("{f} channels")),
+            ],
+        })
+    }
+
+    fn activations(&self) -> Option<Broken> {
+        let (m, micro) = (&self.config.model, self.config.batch.micro as u128);
+        let t = m.seq_len as u128;
+        let (wide, width) = [
+            ("model.hidden", 3 * m.hidden as u128),
+            ("model.ffn_hidden", m.ffn_hidden as u128),
+            ("model.vocab", m.vocab as u128),
+            ("model.heads", m.heads as u128 * t),
+        ]
+        .into_iter()
+        .max_by_key(|(_, width)| *width)?;
+        let total = micro * t * width;
+        (total > MOST_ELEMENTS).then(|| Broken {
+            message: format!(
+                "an activation of {total} elements, more than 2^50: micro {micro} x seq_len {t} x \
+                 {width}"
+            ),
+            help: "use a smaller `batch.micro` or `model.seq_len`".into(),
+            values: vec![
+                ("batch.micro", format!("{micro} samples")),
+                ("model.seq_len", format!("{t} tokens each")),
+                (wide, format!("a width of {width}")),
+            ],
+        })
+    }
+
+    fn tokens_of_run(&self) -> Option<Broken> {
+        let (steps, global) = (self.config.train.steps, self.config.batch.global as u64);
+        let seq_len = self.config.model.seq_len as u64;
+        let tokens = u128::from(steps) * u128::from(global) * u128::from(seq_len);
+        (tokens > MOST_TOKENS).then(|| Broken {
+            message: format!(
+                "a run of {tokens} tokens, more than 2^62: {} steps x global {} x seq_len {}",
+                grouped(steps),
+                grouped(global),
+                grouped(seq_len)
+            ),
+            help: "use fewer steps or a smaller batch".into(),
+            values: vec![
+                ("train.steps", format!("{steps} steps")),
+                ("batch.global", format!("{global} samples")),
+                ("model.seq_len", format!("{seq_len} tokens each")),
+            ],
+        })
+    }
+}
+
+/// `30 = 3 x 8 + 6`
+fn remainder(total: u64, part: u64) -> String {
+    format!("{total} = {} x {part} + {}", total / part, total % part)
+}
+
+/// The multiples of `part` on both sides of `total`.
+fn nearest_multiples(total: u64, part: u64) -> String {
+    let below = total / part * part;
+    let both = [below, below + part];
+    either(if below == 0 { &both[1..] } else { &both })
+}
+
+/// The divisors of `total` on both sides of `part`.
+fn nearest_divisors(total: u64, part: u64) -> Vec<u64> {
+    let divides = |n: &u64| total.is_multiple_of(*n);
+    let below = (1..part.min(total + 1)).rev().find(divides);
+    let above = (part..=total).find(divides);
+    below.into_iter().chain(above).collect()
+}
+
+fn either(values: &[u64]) -> String {
+    let words: Vec<String> = values.iter().map(u64::to_string).collect();
+    words.join(" or ")
+}
+
+fn is_power_of_two(value: f32) -> bool {
+    value.is_normal() && value.to_bits().trailing_zeros() >= f32::MANTISSA_DIGITS - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_two_are_told_from_others() {
+        for good in [1.0, 2.0, 0.5, 65536.0, 16_777_216.0, f32::MIN_POSITIVE] {
+            assert!(is_power_of_two(good), "{good}");
+        }
+        for bad in [3.0, 65535.0, 65537.0, 1.5, 1e-40, 0.1] {
+            assert!(!is_power_of_two(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_values_on_both_sides_are_offered() {
+        assert_eq!(nearest_multiples(30, 8), "24 or 32");
+        assert_eq!(nearest_multiples(3, 8), "8");
+        assert_eq!(nearest_divisors(12, 8), [6, 12]);
+        assert_eq!(nearest_divisors(12, 100), [12]);
+        assert_eq!(nearest_divisors(7, 4), [1, 7]);
+    }
+}

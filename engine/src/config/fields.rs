@@ -1,0 +1,167 @@
+//! The kinds of values that a section holds, each read by one call.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use super::bytes::format_bytes;
+use super::reader::{Or, Reader, Section};
+use super::source::Kind as SourceKind;
+use super::tree::{Kind, Node};
+use super::value::{Complaint, Interval, Parsed, float_text, quoted};
+
+/// An enum without fields, by the names of its variants.
+pub(super) trait Named: Copy + PartialEq + 'static {
+    /// Every variant.
+    const ALL: &'static [(&'static str, Self)];
+
+    /// The name of this one.
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, variant)| *variant == self).map_or("", |(name, _)| name)
+    }
+}
+
+impl Section<'_, '_> {
+    /// A whole number.
+    pub(super) fn uint<T: TryFrom<u64> + Default + Display>(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        or: Or<T>,
+    ) -> T {
+        self.leaf(key, or, T::to_string, |reader, node| whole(reader, node, &range))
+    }
+
+    /// A whole number or `None`.
+    pub(super) fn uint_or_none(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Option<usize> {
+        self.leaf(key, Or::Default(None), some_text(usize::to_string), |reader, node| {
+            optional(node, |node| whole(reader, node, &range))
+        })
+    }
+
+    /// A finite number.
+    pub(super) fn float(&mut self, key: &'static str, within: Interval, or: Or<f32>) -> f32 {
+        let show = |value: &f32| float_text(*value);
+        self.leaf(key, or, show, |reader, node| reader.item(node).float(within))
+    }
+
+    /// A finite number or `None`.
+    pub(super) fn float_or_none(
+        &mut self,
+        key: &'static str,
+        within: Interval,
+        or: Or<Option<f32>>,
+    ) -> Option<f32> {
+        self.leaf(key, or, some_text(|value: &f32| float_text(*value)), |reader, node| {
+            optional(node, |node| reader.item(node).float(within))
+        })
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
+        let or = Or::Default(default);
+        self.leaf(key, or, bool::to_string, |reader, node| reader.item(node).bool())
+    }
+
+    /// A size in bytes.
+    pub(super) fn bytes(&mut self, key: &'static str, or: Or<u64>) -> u64 {
+        let range = 1 << 10..=1 << 60;
+        let show = |bytes: &u64| quoted(&format_bytes(*bytes));
+        self.leaf(key, or, show, |reader, node| reader.item(node).bytes(&range))
+    }
+
+    /// A string that `check` finds nothing wrong with.
+    pub(super) fn text(
+        &mut self,
+        key: &'static str,
+        or: Or<String>,
+        check: fn(&str) -> Result<(), &'static str>,
+    ) -> String {
+        self.leaf(key, or, |text| quoted(text), |reader, node| {
+            let text = reader.item(node).string()?;
+            let wrong = |why: &str| Complaint {
+                message: format!("{why}, found {}", quoted(&text)),
+                help: "choose another text".into(),
+            };
+            check(&text).map_err(wrong)?;
+            Ok(text)
+        })
+    }
+
+    /// A path, made absolute.
+    pub(super) fn path(&mut self, key: &'static str, or: Or<String>) -> String {
+        self.leaf(key, or, |text| quoted(text), absolute)
+    }
+
+    /// A path or `None`.
+    pub(super) fn path_or_none(&mut self, key: &'static str) -> Option<String> {
+        let show = some_text(|text: &String| quoted(text));
+        self.leaf(key, Or::Default(None), show, |reader, node| {
+            optional(node, |node| absolute(reader, node))
+        })
+    }
+
+    /// One of an enum without fields.
+    pub(super) fn named<T: Named>(&mut self, key: &'static str, default: T) -> T {
+        let names: Vec<&'static str> = T::ALL.iter().map(|(name, _)| *name).collect();
+        let index = T::ALL.iter().position(|(_, variant)| *variant == default).unwrap_or(0);
+        self.choice(key, &names, Or::Default(index), |index, _| {
+            T::ALL.get(index).map_or(default, |(_, variant)| *variant)
+        })
+    }
+}
+
+fn whole<T: TryFrom<u64>>(
+    reader: &Reader,
+    node: &Node,
+    range: &RangeInclusive<u64>,
+) -> Parsed<T> {
+    let value = reader.item(node).uint(range)?;
+    T::try_from(value).map_err(|_| Complaint {
+        message: format!("{value} does not fit this machine's word"),
+        help: "choose a smaller number".into(),
+    })
+}
+
+/// `None`, `Some(value)` or the plain value.
+fn optional<T>(
+    node: &Node,
+    parse: impl FnOnce(&Node) -> Parsed<T>,
+) -> Parsed<Option<T>> {
+    match &node.kind {
+        Kind::Tuple { name: Some(name), items } if name == "Some" => match items.as_slice() {
+            [inner] => parse(inner).map(Some),
+            _ => parse(node).map(Some),
+        },
+        Kind::Word(word) if word == "None" => Ok(None),
+        _ => parse(node).map(Some),
+    }
+}
+
+/// RON without `Some`: a config takes the plain value.
+fn some_text<T>(show: impl Fn(&T) -> String) -> impl FnOnce(&Option<T>) -> String {
+    move |value| value.as_ref().map_or_else(|| "None".into(), show)
+}
+
+/// A path joined to the directory of its file, or to the working directory from `--set`.
+fn absolute(reader: &Reader, node: &Node) -> Parsed<String> {
+    let text = reader.item(node).string()?;
+    let complain = |why: &str| Complaint {
+        message: format!("{why}, found {}", quoted(&text)),
+        help: "write the path of a file, a directory or a glob".into(),
+    };
+    if text.is_empty() || text.contains('\0') {
+        return Err(complain("expected a path"));
+    }
+    let base = match reader.sources.get(node.place.source).map(|source| &source.kind) {
+        Some(SourceKind::File { dir }) => dir.as_path(),
+        _ => Path::new(""),
+    };
+    let joined = std::path::absolute(base.join(&text))
+        .map_err(|error| complain(&format!("the working directory is unknown ({error})")))?;
+    joined.into_os_string().into_string().map_err(|_| complain("its directory is not UTF-8"))
+}

@@ -1,0 +1,219 @@
+//! From a file and `--set` arguments to a checked [`Config`](super::Config).
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use super::checks;
+use super::reader::Reader;
+use super::report::{ConfigError, Problem, Spot, short};
+use super::source::{Kind as SourceKind, Place, Source};
+use super::suggest::nearest;
+use super::tree::{self, Kind, Node};
+use super::value::Complaint;
+use super::{BoxConfig, Loaded, schema, set};
+
+/// Larger than any config; a bound on the work that a wrong file can cause.
+const LARGEST: u64 = 1 << 20;
+
+/// Reads the config at `path`, applies the `--set` arguments, and checks everything.
+///
+/// All errors come out together. Relative paths in the file are relative to it, those in `sets`
+/// to the working directory; both come out absolute.
+pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, ConfigError> {
+    let name = path.display().to_string();
+    let text = read(path).map_err(|unreadable| {
+        let Complaint { message, help } = unreadable;
+        ConfigError::plain(&name, format!("cannot read the config `{name}`: {message}"), help)
+    })?;
+    load_str(&text, &name, path.parent().unwrap_or(Path::new("")), sets)
+}
+
+/// [`load`] for a text that was read already; messages call it `name`, and its relative paths are
+/// relative to `base_dir`.
+pub fn load_str(
+    text: &str,
+    name: &str,
+    base_dir: &Path,
+    sets: &[String],
+) -> Result<Loaded, ConfigError> {
+    let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
+    let mut reader = Reader::default();
+    let root = parse(&mut reader, text, name, base_dir);
+    let mut tree = root.unwrap_or_else(empty);
+    let parsed = reader.problems.is_empty();
+    reader.report_duplicates(&tree, "");
+    set::apply(&mut reader, &mut tree, sets);
+    if !parsed {
+        // What the file holds is unknown: more errors would be noise.
+        return Err(finish(reader, name));
+    }
+    let config = reader.read(&tree, "a config", |s| schema::config(s, &stem(name)));
+    checks::all(&mut reader, &config);
+    if reader.problems.is_empty() {
+        let (mut origins, source) = (reader.origins, text.to_string());
+        origins.sort_by_key(|(key, ..)| schema::rank(key));
+        return Ok(Loaded { config, origins, source });
+    }
+    Err(finish(reader, name))
+}
+
+/// Reads the description of a box, such as `configs/boxes/dgx2.ron`.
+pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
+    let mut reader = Reader::default();
+    let described = box_of(&mut reader, "", &path.display().to_string());
+    if reader.problems.is_empty() {
+        return Ok(described);
+    }
+    Err(finish(reader, &path.display().to_string()))
+}
+
+/// The box in the file at `path`, which is the value of `key`. Errors of the file are added to
+/// the reader's, and the places of its keys stand below `key`.
+pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
+    let mut inner = Reader::default();
+    let mut described = no_box();
+    if !reader.ok(&[key]) {
+        reader.mark_bad(&format!("{key}.gpus"));
+        return described;
+    }
+    match read(Path::new(path)) {
+        Ok(text) => {
+            let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
+            let dir = Path::new(path).parent().unwrap_or(Path::new(""));
+            if let Some(root) = parse(&mut inner, text, path, dir) {
+                inner.report_duplicates(&root, "");
+                described = inner.read(&root, "a box", |s| schema::described_box(s, &stem(path)));
+            }
+        }
+        Err(Complaint { message, help }) => {
+            let message = format!("cannot read the box `{path}`: {message}");
+            let spots = reader.places.get(key).map(|at| Spot::At(*at, String::new()));
+            let spots = spots.into_iter().collect();
+            reader.mark_bad(&format!("{key}.gpus"));
+            reader.problems.push(Problem { key: key.into(), message, help, spots });
+        }
+    }
+    if !inner.problems.is_empty() {
+        reader.mark_bad(&format!("{key}.gpus"));
+    }
+    reader.absorb(inner, key);
+    described
+}
+
+/// Adds a file's text and parses it; a syntax error is reported.
+fn parse(reader: &mut Reader, text: &str, name: &str, dir: &Path) -> Option<Node> {
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let dir = std::path::absolute(dir).unwrap_or_else(|_| PathBuf::from(dir));
+    let source = Source { kind: SourceKind::File { dir }, name: name.into(), text: text.into() };
+    let index = reader.add(source);
+    if text.len() as u64 > LARGEST {
+        let help = "a config is a few kilobytes of RON: is this the right file?".into();
+        let message = format!("the text is larger than {LARGEST} bytes");
+        let problem = Problem { key: String::new(), message, help, spots: Vec::new() };
+        reader.problems.push(problem);
+        return None;
+    }
+    let parsed = reader.sources.get(index).map(|source| tree::parse(source, index, 0))?;
+    match parsed {
+        Ok(node) => Some(node),
+        Err(error) => {
+            let help = syntax_help(text, &error);
+            let complaint = Complaint { message: format!("not RON: {}", error.message), help };
+            reader.report("", error.place, complaint);
+            None
+        }
+    }
+}
+
+/// What usually lies behind a message of the RON parser.
+fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
+    let message = error.message.as_str();
+    let first = text.trim_start().chars().next();
+    let here = text.get(error.place.start..).unwrap_or_default();
+    let help = match first {
+        None => "the file is empty: write `( model: ( ... ), train: ( ... ) )`",
+        Some('#') if !text.trim_start().starts_with("#!") => "comments start with `//`",
+        Some(c) if c.is_alphabetic() || c == '-' => {
+            "a config is one pair of parentheses around everything: `( model: ( ... ), ... )`"
+        }
+        _ if here.starts_with('#') => "comments start with `//`",
+        _ if here.starts_with('=') || message.contains("colon") => {
+            "between a key and its value stands `:`"
+        }
+        _ if message.contains("closing `)`") || message.contains("comma") => {
+            "before this a comma is missing, or a `)`"
+        }
+        _ if message.contains("identifier") => "a key is a plain word: `key: value`",
+        _ if message.contains("end of RON") => "a `)` is missing at the end",
+        _ if message.contains("string") => "close the string by `\"`",
+        _ if message.contains("trailing") => "nothing may follow the last `)`",
+        _ => "a config looks like `( model: (layers: 12, ...), train: (steps: 100) )`",
+    };
+    help.into()
+}
+
+/// The text of a file, or why there is none.
+fn read(path: &Path) -> Result<String, Complaint> {
+    let complain = |message: String, help: &str| Complaint { message, help: help.into() };
+    if path.is_dir() {
+        let help = "name a file in it, such as `quickstart.ron`";
+        return Err(complain("it is a directory".into(), help));
+    }
+    let file = File::open(path).map_err(|error| complain(error.to_string(), &missing_help(path)))?;
+    let mut bytes = Vec::new();
+    file.take(LARGEST + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| complain(error.to_string(), "check the file and its permissions"))?;
+    if bytes.len() as u64 > LARGEST {
+        let help = "a config is a few kilobytes of RON: is this the right file?";
+        return Err(complain(format!("it is larger than {LARGEST} bytes"), help));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let line = error.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1;
+        complain(format!("line {line} is not UTF-8"), "save the file as UTF-8 text")
+    })
+}
+
+/// For a file that cannot be opened: the nearest name that is there.
+fn missing_help(path: &Path) -> String {
+    let wanted = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return format!("there is no directory `{}`", dir.display());
+    };
+    let mut names: Vec<String> = entries
+        .take(1000)
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.ends_with(".ron"))
+        .collect();
+    names.sort();
+    let near = nearest(&wanted.unwrap_or_default(), names.iter().map(String::as_str));
+    match near.first() {
+        Some(name) => format!("did you mean `{}`?", dir.join(name).display()),
+        None if names.is_empty() => format!("there is no `.ron` file in `{}`", dir.display()),
+        None => format!("in `{}` there are: {}", dir.display(), short(&names.join(", "))),
+    }
+}
+
+fn stem(name: &str) -> String {
+    let stem = Path::new(name).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    stem.filter(|stem| !stem.is_empty()).unwrap_or_else(|| "run".into())
+}
+
+/// Stands in for a box that cannot be read.
+fn no_box() -> BoxConfig {
+    BoxConfig { name: String::new(), gpus: 0, gpu_memory: 0, numa_nodes: 0, node_memory: 0 }
+}
+
+/// A config without keys, standing in for one that cannot be parsed.
+fn empty() -> Node {
+    let place = Place { source: 0, start: 0, end: 0 };
+    Node { place, kind: Kind::Struct { name: None, fields: Vec::new() } }
+}
+
+fn finish(mut reader: Reader, name: &str) -> ConfigError {
+    reader.problems.sort_by_key(Problem::order);
+    ConfigError { name: name.into(), sources: reader.sources, problems: reader.problems }
+}

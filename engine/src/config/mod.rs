@@ -1,0 +1,368 @@
+//! The configuration of a run, checked: whoever holds a [`Config`] holds one that makes sense.
+//!
+//! `load` reads RON, applies `--set` overrides, and reports every error at once with its place.
+
+mod bytes;
+mod checks;
+mod fields;
+mod load;
+mod not_built;
+mod reader;
+mod report;
+mod schema;
+mod set;
+mod source;
+mod suggest;
+mod tree;
+mod value;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use bytes::{format_bytes, parse_bytes};
+pub use load::{load, load_box, load_str};
+pub use report::{ConfigError, Problem};
+
+/// A checked config, and where each of its values came from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The config.
+    pub config: Config,
+    /// Every dotted key, its value in RON, and its origin, in reading order.
+    pub origins: Vec<(String, String, Origin)>,
+    /// The text of the file, without a byte order mark.
+    pub source: String,
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Left out.
+    Default,
+    /// The config file.
+    File {
+        /// 1-based.
+        line: usize,
+    },
+    /// A `--set` argument.
+    Set,
+    /// Left out, and computed from other values; how, such as "micro x data".
+    Derived(String),
+}
+
+/// A whole run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Names the run directory. Default: the config file's stem.
+    pub name: String,
+    /// On what the ranks run.
+    pub device: DeviceConfig,
+    /// The network.
+    pub model: ModelConfig,
+    /// How the network is cut over the ranks.
+    pub parallel: ParallelConfig,
+    /// Storage type of parameters, activations and gradients on the device.
+    pub precision: Precision,
+    /// Dynamic loss scale; used with `Fp16` only.
+    pub loss_scale: LossScaleConfig,
+    /// Where the optimizer lives and when it runs.
+    pub offload: OffloadConfig,
+    /// The update rule.
+    pub optimizer: OptimizerConfig,
+    /// Learning rate over steps.
+    pub schedule: ScheduleConfig,
+    /// Samples per micro-batch and per step.
+    pub batch: BatchConfig,
+    /// What is kept for the backward pass.
+    pub recompute: Recompute,
+    /// Text or tokens.
+    pub data: DataConfig,
+    /// Length, evaluation, seed.
+    pub train: TrainConfig,
+    /// What is sampled at the end of a run.
+    pub sample: SampleConfig,
+}
+
+/// `Cpu(count: 4, memory: "512MiB")`, `Cuda`, `Sim(box: "boxes/dgx2.ron")`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DeviceConfig {
+    /// Virtual GPUs on this machine.
+    Cpu {
+        /// How many.
+        count: usize,
+        /// Bytes that each may hold.
+        memory: u64,
+        /// Kernel threads of each; default: the cores of this machine divided by `count`, at least 1.
+        threads: Option<usize>,
+    },
+    /// Real GPUs.
+    Cuda,
+    /// A described box.
+    Sim {
+        /// The description as read.
+        box_: BoxConfig,
+        /// Its file, as resolved.
+        path: std::path::PathBuf,
+    },
+}
+
+/// A described box (`configs/boxes/*.ron`): `(name: "DGX-2", gpus: 16, gpu_memory: "31.7GiB",
+/// numa_nodes: 2, node_memory: "755GiB")`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BoxConfig {
+    /// For messages.
+    pub name: String,
+    /// GPUs of the box.
+    pub gpus: usize,
+    /// Usable bytes of each GPU.
+    pub gpu_memory: u64,
+    /// NUMA nodes with memory; GPUs are dealt evenly in order.
+    pub numa_nodes: usize,
+    /// Usable bytes of each node.
+    pub node_memory: u64,
+}
+
+/// A GPT-2: learned positions, pre-norm, GELU (tanh form), tied embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// L
+    pub layers: usize,
+    /// C
+    pub hidden: usize,
+    /// H; divides hidden
+    pub heads: usize,
+    /// T
+    pub seq_len: usize,
+    /// V, unpadded. Default 256 (bytes).
+    pub vocab: usize,
+    /// F. Default 4 C.
+    pub ffn_hidden: usize,
+    /// Probability of dropping, at the embedding, attention weights and both residual branches. [0, 1)
+    pub dropout: f32,
+    /// Standard deviation of the initial weights; residual projections divide by sqrt(2 L). Default 0.02.
+    pub init_std: f32,
+}
+
+/// The rank grid.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParallelConfig {
+    /// TP degree.
+    pub tensor: usize,
+    /// DP degree.
+    pub data: usize,
+    /// Sequence parallelism: norm, dropout and residual regions split by tokens over TP.
+    pub sequence: bool,
+    /// 32-bit payloads in TP all-reduces.
+    pub reduce_fp32: bool,
+}
+
+/// 16-bit storage with fp32 arithmetic, or all fp32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// IEEE half with dynamic loss scale.
+    Fp16,
+    /// bfloat16.
+    Bf16,
+    /// 32-bit.
+    Fp32,
+}
+
+/// Dynamic loss scale of `Fp16`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LossScaleConfig {
+    /// At step 1, a power of two. Default 65536.
+    pub initial: f32,
+    /// Good steps before it doubles. Default 1000.
+    pub window: u64,
+    /// Overflows in a row before it halves. Default 2.
+    pub hysteresis: u32,
+    /// Never below. Default 1.
+    pub floor: f32,
+}
+
+/// ZeRO-Offload.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OffloadConfig {
+    /// Where states and the Adam step are. Default `Host`.
+    pub optimizer: Placement,
+    /// When the update runs. Default `Overlapped`.
+    pub update: UpdateMode,
+    /// How gradients come down. Default `Streamed`.
+    pub transfer: Transfer,
+    /// Where micro-batches are summed. Default `Auto`.
+    pub accumulate: Accumulate,
+    /// Most elements of a gradient bucket before it is reduced in pieces. Default 50,000,000.
+    pub bucket_elements: usize,
+    /// Most elements of a host Adam tile. Default 1,048,576.
+    pub tile_elements: usize,
+    /// How many segments ahead of the forward parameters are sent up. 1..=64, default 1.
+    pub lookahead: usize,
+}
+
+/// Where the optimizer is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Placement {
+    /// States and step on the host.
+    Host,
+    /// States and step on the device, partitioned over DP: no offload.
+    Device,
+    /// A fraction of the parameters on the device. Not built yet: parsed, then refused by `train`.
+    Split {
+        /// In (0, 1).
+        device_fraction: f32,
+    },
+}
+
+/// When the update runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdateMode {
+    /// All of it before the next step.
+    Serial,
+    /// Layer by layer under the next forward; the same bits as `Serial`.
+    Overlapped,
+    /// One step stale from `after_step` on. Not built yet: parsed, then refused by `train`.
+    Delayed {
+        /// First delayed step.
+        after_step: u64,
+    },
+}
+
+/// How gradients and parameters cross PCIe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// 16-bit shards as they are ready.
+    Streamed,
+    /// As DeepSpeed in 2020. Not built yet: parsed, then refused by `train`.
+    Blocking,
+}
+
+/// Where gradients of several micro-batches are summed, in fp32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accumulate {
+    /// The device when the plan fits it.
+    Auto,
+    /// 4/DP bytes per parameter of device memory.
+    Device,
+    /// 4 bytes per owned parameter of host memory.
+    Host,
+}
+
+/// The update rule's kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerKind {
+    /// Decoupled weight decay (arXiv 1711.05101).
+    AdamW,
+    /// p -= lr * g, with decoupled weight decay. For tests: it does not hide the gradient's scale.
+    Sgd,
+}
+
+/// The update rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerConfig {
+    /// Default `AdamW`.
+    pub kind: OptimizerKind,
+    /// Peak learning rate. (0, 10], default 6e-4.
+    pub lr: f32,
+    /// [0, 1), default 0.9.
+    pub beta1: f32,
+    /// [0, 1), default 0.95.
+    pub beta2: f32,
+    /// (0, 1], default 1e-8.
+    pub eps: f32,
+    /// On matrices only. [0, 10], default 0.1.
+    pub weight_decay: f32,
+    /// Global gradient norm above which gradients are scaled down; `None`: never. (0, 1e9], default 1.0.
+    pub clip: Option<f32>,
+}
+
+/// Linear warm-up, then cosine (or constant).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScheduleConfig {
+    /// `Cosine` or `Constant`. Default `Cosine`.
+    pub kind: ScheduleKind,
+    /// Steps from 0 to the peak. Default 0.
+    pub warmup_steps: u64,
+    /// Step at which the minimum is reached; may exceed `train.steps`. Default `train.steps`.
+    pub decay_steps: u64,
+    /// [0, lr], default lr / 10.
+    pub min_lr: f32,
+}
+
+/// What follows the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScheduleKind {
+    /// Cosine to `min_lr`.
+    Cosine,
+    /// The peak throughout.
+    Constant,
+}
+
+/// Batch sizes in samples of `seq_len` tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BatchConfig {
+    /// Per rank and pass.
+    pub micro: usize,
+    /// Per optimizer step, over all ranks. Default micro x data.
+    pub global: usize,
+}
+
+/// Activation recomputation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Everything is kept.
+    None,
+    /// Each block keeps its input and is run again in the backward pass.
+    Block,
+}
+
+/// How bytes of the files become tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataFormat {
+    /// One token per byte.
+    Bytes,
+    /// Little-endian 16-bit tokens.
+    U16,
+    /// Little-endian 32-bit tokens.
+    U32,
+}
+
+/// Where tokens come from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataConfig {
+    /// File, directory or glob, resolved (relative to the config file, or to the working directory from `--set`).
+    /// Empty when the config leaves it out (then `train` asks for it; `plan` does not need it).
+    pub train: String,
+    /// The same; absent: the last `validation_fraction` of `train`.
+    pub validation: Option<String>,
+    /// Default `Bytes`.
+    pub format: DataFormat,
+    /// (0, 0.5], default 0.1.
+    pub validation_fraction: f32,
+}
+
+/// Length and rhythm of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainConfig {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Steps between evaluations; 0: only after the last. Default 0.
+    pub eval_every: u64,
+    /// Batches of an evaluation in between (the one at the end is always over everything); 0: all. Default 8.
+    pub eval_batches: u64,
+    /// Steps between checkpoints; 0: only weights at the end. Default 0.
+    pub checkpoint_every: u64,
+    /// Seed of weights, samples and dropout. Default 1337.
+    pub seed: u64,
+}
+
+/// The text sampled after the last step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampleConfig {
+    /// Start of the text. Default "\n".
+    pub prompt: String,
+    /// Tokens to draw; 0: none. Default 0.
+    pub tokens: usize,
+    /// [0, 10]; 0: always the likeliest. Default 0.8.
+    pub temperature: f32,
+}

@@ -1,0 +1,52 @@
+//! Options that a config may name and that this version cannot do yet.
+
+use super::fields::Named;
+use super::report::{ConfigError, Problem, Spot};
+use super::write::{placement, update};
+use super::{Config, Origin, Placement, Transfer, UpdateMode};
+
+impl Config {
+    /// What this config asks for and `train` cannot do, all of it, or `None`.
+    ///
+    /// `plan` and `config check` accept such a config; `train` refuses it, since it never does
+    /// something else than it was asked for. `origins` are those of [`Loaded`](super::Loaded).
+    pub fn not_built(&self, origins: &[(String, String, Origin)]) -> Option<ConfigError> {
+        let offload = &self.offload;
+        let mut problems = Vec::new();
+        let mut refuse = |key: &str, value: String, help: &str| {
+            let message = format!("`{value}` is not built yet");
+            let spots = origin_note(key, origins);
+            problems.push(Problem { key: key.into(), message, help: help.into(), spots });
+        };
+        if let Placement::Split { .. } = offload.optimizer {
+            let help = "use `Host` (all states on the host) or `Device` (all on the GPUs)";
+            refuse("offload.optimizer", placement(offload.optimizer), help);
+        }
+        if let UpdateMode::Delayed { .. } = offload.update {
+            let help = "use `Overlapped`: it hides the update too, and its results are exact";
+            refuse("offload.update", update(offload.update), help);
+        }
+        if offload.transfer == Transfer::Blocking {
+            let help = "use `Streamed`, the default";
+            refuse("offload.transfer", offload.transfer.name().into(), help);
+        }
+        if self.train.checkpoint_every > 0 {
+            let help = "use 0: the weights are written at the end of the run; \
+                        checkpoints to resume from come with a later version";
+            refuse("train.checkpoint_every", self.train.checkpoint_every.to_string(), help);
+        }
+        let name = format!("run `{}`", self.name);
+        (!problems.is_empty()).then(|| ConfigError { name, sources: Vec::new(), problems })
+    }
+}
+
+/// Where the value was written.
+fn origin_note(key: &str, origins: &[(String, String, Origin)]) -> Vec<Spot> {
+    let origin = origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin);
+    let note = match origin {
+        Some(Origin::File { line }) => format!("`{key}` stands in line {line} of the config"),
+        Some(Origin::Set) => format!("`{key}` was given by `--set`"),
+        _ => return Vec::new(),
+    };
+    vec![Spot::Note(note)]
+}

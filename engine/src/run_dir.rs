@@ -1,0 +1,454 @@
+//! The directory of a run: found or made, locked, and written durably. `train` opens it before
+//! anything else and holds it to the end.
+//!
+//! Invariant: who holds a [`RunDir`] is its only writer; the lock goes with the process, also by
+//! `kill -9`.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::metrics::finished_step;
+
+const LOCK: &str = ".lock";
+const METRICS: &str = "metrics.jsonl";
+/// The resolved config of the run.
+const CONFIG: &str = "config.ron";
+/// All that onebox writes into a run directory, and that `Overwrite` removes.
+const WRITTEN: [&str; 5] = [METRICS, CONFIG, "weights.safetensors", "trace.json", "checkpoints"];
+/// More than the last line of a metrics file.
+const TAIL: u64 = 64 << 10;
+
+/// What to do with a directory that holds a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunMode {
+    /// Refuse it.
+    Fresh,
+    /// Go on with it; a directory without a run becomes a new one.
+    Resume,
+    /// Leave it alone, and make a new directory beside it.
+    Fork,
+    /// Remove what onebox wrote into it.
+    Overwrite,
+}
+
+impl fmt::Display for RunMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fresh => "a new run",
+            Self::Resume => "--resume",
+            Self::Fork => "--fork",
+            Self::Overwrite => "--overwrite",
+        })
+    }
+}
+
+/// Why there is no run directory, or why it could not be written.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum RunDirError {
+    #[error(
+        "{} already holds a run; give --resume to go on with it, --fork to start from it in a new \
+         directory, --overwrite to remove it, or another --run-dir", .0.display()
+    )]
+    HoldsRun(PathBuf),
+    #[error("{} holds no run (metrics.jsonl or config.ron) for --fork to start from", .0.display())]
+    NothingToFork(PathBuf),
+    #[error("{0} needs --run-dir: it names the run to start from")]
+    NeedsDirectory(RunMode),
+    #[error(
+        "{} is in use by another onebox{}; wait for it, or give another --run-dir",
+        path.display(), of(*pid)
+    )]
+    InUse { path: PathBuf, pid: Option<u32> },
+    #[error(
+        "the run name {0:?} cannot name a directory; set `name` to one without / and a leading dot"
+    )]
+    BadName(String),
+    #[error("{} is not a directory; give another --run-dir", .0.display())]
+    NotADirectory(PathBuf),
+    #[error(
+        "cannot {action} {}: {source}; check permissions and free space, or give another --run-dir",
+        path.display()
+    )]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+}
+
+fn of(pid: Option<u32>) -> String {
+    pid.map_or(String::new(), |pid| format!(" (process {pid})"))
+}
+
+fn cannot(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RunDirError {
+    move |source| RunDirError::Io { action, path: path.to_owned(), source }
+}
+
+/// A run directory, locked while this lives.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    forked_from: Option<PathBuf>,
+    _lock: File,
+}
+
+impl RunDir {
+    /// Makes or opens the directory and locks it. Without `dir` it is a new `runs/NAME-TIME` (UTC)
+    /// below the working directory; a fork of `DIR` is a new `DIR-2` (or -3, ..).
+    ///
+    /// # Errors
+    /// [`RunDirError`] if `mode` does not allow what is there, another process has it, or it cannot
+    /// be written.
+    pub fn create(dir: Option<&Path>, name: &str, mode: RunMode) -> Result<Self, RunDirError> {
+        match (dir, mode) {
+            (Some(dir), RunMode::Fork) => Self::fork(dir),
+            (Some(dir), _) => Self::at(dir, mode),
+            (None, RunMode::Fresh | RunMode::Overwrite) => {
+                Self::at_default(Path::new("runs"), name)
+            }
+            (None, RunMode::Resume | RunMode::Fork) => Err(RunDirError::NeedsDirectory(mode)),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The run that this one starts from.
+    pub fn forked_from(&self) -> Option<&Path> {
+        self.forked_from.as_deref()
+    }
+
+    /// `metrics.jsonl`.
+    pub fn metrics_path(&self) -> PathBuf {
+        self.path.join(METRICS)
+    }
+
+    /// The last step of a run that has finished.
+    pub fn finished(&self) -> Option<u64> {
+        let mut file = File::open(self.metrics_path()).ok()?;
+        let length = file.metadata().ok()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+        let mut tail = Vec::new();
+        file.take(TAIL).read_to_end(&mut tail).ok()?;
+        finished_step(&tail)
+    }
+
+    /// Replaces the file `name` in one step: whatever happens, it has its old or its new content,
+    /// and on return the new one is on the disk.
+    ///
+    /// # Errors
+    /// [`RunDirError::Io`]; the old content is then still there.
+    pub fn write_atomically(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
+        let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.tmp")));
+        let write = || {
+            let mut file = File::create(&temporary)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)?;
+            sync_folder(&self.path)
+        };
+        write().map_err(|source| {
+            // The temporary file may not even exist: the first error is the one to tell.
+            let _ = fs::remove_file(&temporary);
+            cannot("write", &path)(source)
+        })
+    }
+
+    fn at(dir: &Path, mode: RunMode) -> Result<Self, RunDirError> {
+        if fs::metadata(dir).is_ok_and(|metadata| !metadata.is_dir()) {
+            return Err(RunDirError::NotADirectory(dir.to_owned()));
+        }
+        fs::create_dir_all(dir).map_err(cannot("create", dir))?;
+        let run = Self::lock(dir.to_owned(), None)?;
+        if mode == RunMode::Fresh && holds_run(dir) {
+            return Err(RunDirError::HoldsRun(dir.to_owned()));
+        }
+        if mode == RunMode::Overwrite {
+            run.remove_written()?;
+        }
+        Ok(run)
+    }
+
+    fn fork(dir: &Path) -> Result<Self, RunDirError> {
+        if !holds_run(dir) {
+            return Err(RunDirError::NothingToFork(dir.to_owned()));
+        }
+        // Without trailing slashes and dots, which a suffix must not follow.
+        let source = dir.canonicalize().map_err(cannot("find", dir))?;
+        Self::lock(create_beside(&source, 2)?, Some(source))
+    }
+
+    fn at_default(runs: &Path, name: &str) -> Result<Self, RunDirError> {
+        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+            return Err(RunDirError::BadName(name.to_owned()));
+        }
+        fs::create_dir_all(runs).map_err(cannot("create", runs))?;
+        let path = runs.join(format!("{name}-{}", utc(SystemTime::now())));
+        Self::lock(create_beside(&path, 1)?, None)
+    }
+
+    fn lock(path: PathBuf, forked_from: Option<PathBuf>) -> Result<Self, RunDirError> {
+        let lock = path.join(LOCK);
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(&lock);
+        let mut file = file.map_err(cannot("lock", &path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::Error(source)) => return Err(cannot("lock", &path)(source)),
+            Err(TryLockError::WouldBlock) => {
+                let pid = fs::read_to_string(&lock).ok().and_then(|text| text.trim().parse().ok());
+                return Err(RunDirError::InUse { path, pid });
+            }
+        }
+        let named = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        named.map_err(cannot("write", &lock))?;
+        // So that the directory and `runs` survive a power cut too; where a parent cannot be read
+        // or synced, the run need not stop.
+        for parent in
+            path.ancestors().skip(1).take(2).filter(|parent| !parent.as_os_str().is_empty())
+        {
+            let _ = sync_folder(parent);
+        }
+        Ok(Self { path, forked_from, _lock: file })
+    }
+
+    fn remove_written(&self) -> Result<(), RunDirError> {
+        for name in WRITTEN {
+            let path = self.path.join(name);
+            let removed = match fs::symlink_metadata(&path) {
+                Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(&path),
+                Ok(_) => fs::remove_file(&path),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                Err(error) => Err(error),
+            };
+            removed.map_err(cannot("remove", &path))?;
+        }
+        Ok(())
+    }
+}
+
+fn holds_run(dir: &Path) -> bool {
+    // A link that leads nowhere is a sign of a run, too.
+    [METRICS, CONFIG].iter().any(|name| fs::symlink_metadata(dir.join(name)).is_ok())
+}
+
+/// Makes the first of `path` (`suffix` 1), `path-2`, `path-3`, .. that does not exist.
+fn create_beside(path: &Path, mut suffix: usize) -> Result<PathBuf, RunDirError> {
+    loop {
+        let mut name = path.as_os_str().to_owned();
+        if suffix > 1 {
+            name.push(format!("-{suffix}"));
+        }
+        let candidate = PathBuf::from(name);
+        match fs::create_dir(&candidate) {
+            Ok(()) => return Ok(candidate),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => suffix += 1,
+            Err(error) => return Err(cannot("create", &candidate)(error)),
+        }
+    }
+}
+
+/// Makes renames in a folder durable.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// `YYYYmmdd-HHMMSS`. Days to dates as in Hinnant, "chrono-Compatible Low-Level Date Algorithms":
+/// years begin in March, so that the leap day is the last.
+fn utc(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let days = seconds / 86_400 + 719_468; // since 0000-03-01
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use tempfile::tempdir;
+
+    const END: &str = "{\"kind\":\"end\",\"step\":40,\"state_hash\":\"00\"}\n";
+
+    fn create(dir: &Path, mode: RunMode) -> Result<RunDir, RunDirError> {
+        RunDir::create(Some(dir), "name", mode)
+    }
+
+    /// A folder with a run in `run`.
+    fn with_run() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("run");
+        create(&path, RunMode::Fresh).unwrap().write_atomically(CONFIG, b"()").unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn times_are_written_in_utc() {
+        for (seconds, text) in [
+            (0, "19700101-000000"),
+            (951_782_399, "20000228-235959"),
+            (951_782_400, "20000229-000000"),
+            (951_868_800, "20000301-000000"),
+            (1_735_689_599, "20241231-235959"),
+            (1_795_219_788, "20261121-000948"),
+            (4_107_542_400, "21000301-000000"),
+        ] {
+            assert_eq!(utc(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn default_directories_have_name_and_time_and_never_collide() {
+        let folder = tempdir().unwrap();
+        let runs = folder.path().join("runs");
+        let made: Vec<_> = (0..3).map(|_| RunDir::at_default(&runs, "gpt").unwrap()).collect();
+        let names: Vec<_> =
+            made.iter().map(|run| run.path().file_name().unwrap().to_str().unwrap()).collect();
+        assert!(
+            names.iter().all(|name| name.starts_with("gpt-2") && name.len() >= 19),
+            "{names:?}"
+        );
+        assert!(names[0] != names[1] && names[1] != names[2], "{names:?}");
+        assert!(matches!(RunDir::at_default(&runs, "a/b"), Err(RunDirError::BadName(_))));
+        let taken = runs.join("taken");
+        let made: Vec<_> = (0..3).map(|_| create_beside(&taken, 1).unwrap()).collect();
+        assert_eq!(made, ["taken", "taken-2", "taken-3"].map(|name| runs.join(name)));
+    }
+
+    #[test]
+    fn a_second_holder_is_refused_with_directory_and_pid_until_the_first_is_gone() {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("run");
+        let first = create(&path, RunMode::Fresh).unwrap();
+        for mode in [RunMode::Fresh, RunMode::Resume, RunMode::Overwrite] {
+            let message = create(&path, mode).unwrap_err().to_string();
+            assert!(message.starts_with(path.to_str().unwrap()), "{message}");
+            assert!(message.contains(&format!("(process {})", std::process::id())), "{message}");
+        }
+        drop(first);
+        create(&path, RunMode::Fresh).unwrap();
+    }
+
+    #[test]
+    fn a_fresh_run_refuses_a_directory_with_a_run_and_names_the_choices() {
+        let (_folder, path) = with_run();
+        let message = create(&path, RunMode::Fresh).unwrap_err().to_string();
+        for choice in ["--resume", "--fork", "--overwrite", "--run-dir", path.to_str().unwrap()] {
+            assert!(message.contains(choice), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_fresh_run_takes_a_directory_with_other_files() {
+        let folder = tempdir().unwrap();
+        fs::write(folder.path().join("notes.txt"), "mine").unwrap();
+        create(folder.path(), RunMode::Fresh).unwrap();
+    }
+
+    #[test]
+    fn overwrite_removes_what_onebox_wrote_and_nothing_else() {
+        let (_folder, path) = with_run();
+        let (mine, theirs) = (path.join("notes.txt"), path.join("checkpoints/step-1/x"));
+        fs::create_dir_all(theirs.parent().unwrap()).unwrap();
+        for file in [&mine, &theirs, &path.join(METRICS), &path.join("trace.json")] {
+            fs::write(file, "x").unwrap();
+        }
+        drop(create(&path, RunMode::Overwrite).unwrap());
+        let mut left: Vec<_> =
+            fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, [".lock", "notes.txt"]);
+        create(&path, RunMode::Fresh).unwrap();
+    }
+
+    #[test]
+    fn overwrite_does_not_follow_links() {
+        let (folder, path) = with_run();
+        let elsewhere = folder.path().join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        fs::write(elsewhere.join("kept"), "x").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, path.join("checkpoints")).unwrap();
+        create(&path, RunMode::Overwrite).unwrap();
+        assert!(elsewhere.join("kept").exists() && !path.join("checkpoints").exists());
+    }
+
+    #[test]
+    fn a_fork_leaves_its_source_alone_and_goes_beside_it() {
+        let (folder, path) = with_run();
+        let running = create(&path, RunMode::Resume).unwrap();
+        let fork = create(&path.join("."), RunMode::Fork).unwrap();
+        let source = folder.path().canonicalize().unwrap().join("run");
+        assert_eq!(fork.path(), source.with_file_name("run-2"));
+        assert_eq!(fork.forked_from(), Some(&*source));
+        assert!(running.path().join(CONFIG).exists());
+        let error = create(folder.path(), RunMode::Fork).unwrap_err();
+        assert!(matches!(error, RunDirError::NothingToFork(_)), "{error}");
+    }
+
+    #[test]
+    fn resume_and_fork_need_a_directory() {
+        for mode in [RunMode::Resume, RunMode::Fork] {
+            let message = RunDir::create(None, "name", mode).unwrap_err().to_string();
+            assert!(message.starts_with(&format!("{mode} needs --run-dir")), "{message}");
+        }
+    }
+
+    #[test]
+    fn resume_makes_a_directory_that_is_not_there() {
+        let folder = tempdir().unwrap();
+        let run = create(&folder.path().join("a/b"), RunMode::Resume).unwrap();
+        assert_eq!((run.finished(), run.path().is_dir()), (None, true));
+    }
+
+    #[test]
+    fn paths_that_cannot_be_directories_are_named() {
+        let folder = tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let message = create(&file, RunMode::Overwrite).unwrap_err().to_string();
+        assert!(message.ends_with("file is not a directory; give another --run-dir"), "{message}");
+        for path in [file.join("run"), PathBuf::from("/proc/run")] {
+            let message = create(&path, RunMode::Fresh).unwrap_err().to_string();
+            assert!(
+                message.starts_with(&format!("cannot create {}: ", path.display())),
+                "{message}"
+            );
+        }
+        assert!(file.exists());
+    }
+
+    #[test]
+    fn an_atomic_write_replaces_the_whole_file_and_leaves_no_other() {
+        let (_folder, path) = with_run();
+        let run = create(&path, RunMode::Resume).unwrap();
+        run.write_atomically(CONFIG, b"(longer)").unwrap();
+        run.write_atomically(CONFIG, b"(b)").unwrap();
+        assert_eq!(fs::read(path.join(CONFIG)).unwrap(), b"(b)");
+        fs::create_dir(path.join(METRICS)).unwrap();
+        let message = run.write_atomically(METRICS, b"x").unwrap_err().to_string();
+        assert!(message.starts_with("cannot write ") && message.contains(METRICS), "{message}");
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn a_finished_run_is_known_from_the_tail_of_its_metrics() {
+        let (_folder, path) = with_run();
+        let run = create(&path, RunMode::Resume).unwrap();
+        let steps = "{\"kind\":\"eval\",\"step\":1,\"loss\":2.5}\n".repeat(10_000);
+        for (tail, finished) in [("", None), (END, Some(40)), ("{\"kind\":\"end\",\"st", None)] {
+            fs::write(run.metrics_path(), steps.clone() + tail).unwrap();
+            assert_eq!(run.finished(), finished);
+        }
+    }
+}

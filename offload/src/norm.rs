@@ -1,0 +1,215 @@
+//! One norm over all ranks, and the step's decision: update or skip, by how much to clip, the next loss scale.
+//! All of it is host work that leaves data behind; the rank's thread never waits for it and the program is the
+//! same either way.
+
+use crate::schedule::LearningRate;
+use device::numerics::{accumulate, chunk_squares, control};
+use device::{HostContext, HostTask, Mode, Rule, Tensor, View};
+use std::sync::Arc;
+
+type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
+
+/// Dynamic loss scale: doubled after `window` good steps, halved on an overflow once `hysteresis` overflows
+/// were forgiven, never below `floor`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScale {
+    /// At the first step.
+    pub initial: f64,
+    /// Good steps.
+    pub window: u64,
+    /// Overflows in a row.
+    pub hysteresis: u32,
+    /// Smallest.
+    pub floor: f64,
+}
+
+/// No scale grows beyond this.
+const LARGEST_SCALE: f64 = 16_777_216.0;
+
+/// Which of a step's micro-batches an accumulation serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    First,
+    Middle,
+    Last,
+}
+
+/// sum = grad, or += grad; after the last micro-batch also the sums of squares of the result, chunk by chunk.
+#[derive(Debug)]
+pub(crate) struct Accumulate {
+    pub(crate) grad: Tensor,
+    pub(crate) sum: Tensor,
+    pub(crate) turn: Turn,
+    pub(crate) partials: Tensor,
+    pub(crate) chunk: usize,
+    pub(crate) counted: usize,
+}
+
+impl HostTask for Accumulate {
+    fn name(&self) -> &'static str {
+        "accumulate"
+    }
+    fn accesses(&self, visit: Visit<'_>) {
+        visit(Mode::Read, self.grad);
+        visit(if self.turn == Turn::First { Mode::Write } else { Mode::Update }, self.sum);
+        if self.turn == Turn::Last {
+            visit(Mode::Write, self.partials);
+        }
+    }
+    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        let (grad, sum) = (host.read(self.grad)?, host.write_as::<f32>(self.sum)?);
+        accumulate(grad, sum, self.turn == Turn::First);
+        if self.turn == Turn::Last {
+            let partials = host.write_as::<f64>(self.partials)?;
+            chunk_squares(View::F32(sum), partials, self.chunk, self.counted);
+        }
+        Ok(())
+    }
+}
+
+/// A rank's partial sums in their places among all ranks'; zero elsewhere, for a sum over the ranks.
+#[derive(Debug)]
+pub(crate) struct SpreadPartials {
+    pub(crate) own: Tensor,
+    pub(crate) all: Tensor,
+    /// (start in `own`, start in `all`, how many)
+    pub(crate) runs: Vec<(usize, usize, usize)>,
+}
+
+impl HostTask for SpreadPartials {
+    fn name(&self) -> &'static str {
+        "spread_partials"
+    }
+    fn accesses(&self, visit: Visit<'_>) {
+        visit(Mode::Read, self.own);
+        visit(Mode::Write, self.all);
+    }
+    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        let (own, all) = (host.read_as::<f64>(self.own)?, host.write_as::<f64>(self.all)?);
+        all.fill(0.0);
+        for &(from, to, n) in &self.runs {
+            all[to..to + n].copy_from_slice(&own[from..from + n]);
+        }
+        Ok(())
+    }
+}
+
+/// norm (1) = the sum of all partial sums, in index order.
+#[derive(Debug)]
+pub(crate) struct FoldPartials {
+    pub(crate) all: Tensor,
+    pub(crate) norm: Tensor,
+}
+
+impl HostTask for FoldPartials {
+    fn name(&self) -> &'static str {
+        "fold_partials"
+    }
+    fn accesses(&self, visit: Visit<'_>) {
+        visit(Mode::Read, self.all);
+        visit(Mode::Write, self.norm);
+    }
+    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        let sum = host.read_as::<f64>(self.all)?.iter().sum();
+        host.write_as::<f64>(self.norm)?[0] = sum;
+        Ok(())
+    }
+}
+
+/// From the global sum of squares to the control block. `arg` is the step.
+#[derive(Debug)]
+pub(crate) struct Decide {
+    pub(crate) norm: Tensor,
+    pub(crate) control: Tensor,
+    pub(crate) rule: Rule,
+    /// Summed gradients are this many times the mean gradient.
+    pub(crate) summands: f64,
+    pub(crate) clip: Option<f64>,
+    pub(crate) loss_scale: Option<LossScale>,
+    pub(crate) learning_rate: Arc<dyn LearningRate>,
+}
+
+impl HostTask for Decide {
+    fn name(&self) -> &'static str {
+        "decide"
+    }
+    fn accesses(&self, visit: Visit<'_>) {
+        visit(Mode::Read, self.norm);
+        visit(Mode::Update, self.control);
+    }
+    fn run(&self, step: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        let squares = host.read_as::<f64>(self.norm)?[0];
+        let words = host.write_as::<f64>(self.control)?;
+        let scale = words[control::LOSS_SCALE];
+        let unit = 1.0 / (scale * self.summands);
+        let norm = squares.sqrt() * unit;
+        let finite = squares.is_finite();
+        let clip = self.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
+        words[control::STEP] = step as f64;
+        words[control::NORM] = norm;
+        words[control::SKIP] = f64::from(u8::from(!finite));
+        words[control::FACTOR] = if finite { unit * clip } else { 0.0 };
+        words[control::LR] = self.learning_rate.at(step);
+        words[control::LOSS_SCALE_USED] = scale;
+        if finite {
+            words[control::APPLIED] += 1.0;
+            self.correct_bias(words);
+        } else {
+            words[control::SKIPPED] += 1.0;
+        }
+        if let Some(rule) = self.loss_scale {
+            rule.next(words, finite);
+        }
+        Ok(())
+    }
+}
+
+impl Decide {
+    fn correct_bias(&self, words: &mut [f64]) {
+        if let Rule::AdamW { beta1, beta2, .. } = self.rule {
+            let t = words[control::APPLIED];
+            words[control::MOMENTUM_CORRECTION] = 1.0 / (1.0 - f64::from(beta1).powf(t));
+            words[control::VARIANCE_CORRECTION] = 1.0 / (1.0 - f64::from(beta2).powf(t));
+        }
+    }
+}
+
+impl LossScale {
+    fn next(self, words: &mut [f64], finite: bool) {
+        let scale = words[control::LOSS_SCALE];
+        if finite {
+            words[control::GOOD_STEPS] += 1.0;
+            if words[control::GOOD_STEPS] >= self.window as f64 {
+                words[control::LOSS_SCALE] = (2.0 * scale).min(LARGEST_SCALE);
+                words[control::GOOD_STEPS] = 0.0;
+                words[control::HYSTERESIS_LEFT] = f64::from(self.hysteresis);
+            }
+            return;
+        }
+        words[control::GOOD_STEPS] = 0.0;
+        words[control::HYSTERESIS_LEFT] -= 1.0;
+        if words[control::HYSTERESIS_LEFT] <= 0.0 {
+            words[control::LOSS_SCALE] = (scale / 2.0).max(self.floor);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loss_scale_halves_after_forgiven_overflows_and_doubles_after_its_window() {
+        let rule = LossScale { initial: 1024.0, window: 3, hysteresis: 2, floor: 256.0 };
+        let mut words = [0.0; control::WORDS];
+        words[control::LOSS_SCALE] = rule.initial;
+        words[control::HYSTERESIS_LEFT] = 2.0;
+        let mut seen = Vec::new();
+        for finite in [false, false, false, false, true, true, true, true, false, false] {
+            rule.next(&mut words, finite);
+            seen.push(words[control::LOSS_SCALE]);
+        }
+        let expected = [1024.0, 512.0, 256.0, 256.0, 256.0, 256.0, 512.0, 512.0, 512.0, 256.0];
+        assert_eq!(seen, expected);
+    }
+}

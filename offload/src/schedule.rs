@@ -1,0 +1,9 @@
+//! What the optimizer asks the loop for.
+
+use std::fmt::Debug;
+
+/// The learning rate as a pure function of the step, counted from 1 (skipped steps count).
+pub trait LearningRate: Send + Sync + Debug {
+    /// At `step`.
+    fn at(&self, step: u64) -> f64;
+}

@@ -1,0 +1,237 @@
+//! A pre-norm transformer block:  h = x + dropout(attention(norm(x))),  y = h + dropout(mlp(norm(h))).
+//!
+//! Two branches of one form: norm, column-parallel, row-parallel, sum over the ranks, bias + dropout + add.
+//! A block of another family (RMSNorm, gated MLP, grouped queries) is other parts in the same form.
+
+use crate::attention::{Attention, AttentionSaved};
+use crate::gpt::{GptShape, Pass};
+use crate::mlp::{Mlp, MlpSaved};
+use crate::norm::{Norm, NormSaved};
+use crate::params::{Init, SegmentLayout, Split};
+use crate::region::Region;
+use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
+
+/// Parameters of a block cut out of its flat segment, or gradients cut out of a bucket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockParams {
+    norm_1: Norm,
+    attention: Attention,
+    attention_bias: Tensor, // (C), added after the sum
+    norm_2: Norm,
+    mlp: Mlp,
+    mlp_bias: Tensor, // (C), added after the sum
+}
+
+/// What a block's forward pass leaves for its backward pass. With recomputation all blocks share one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockSaved {
+    norm_1: NormSaved,
+    attention: AttentionSaved,
+    h: Tensor, // (rows, C)
+    norm_2: NormSaved,
+    mlp: MlpSaved,
+}
+
+/// Transients of one block at a time, shared by all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scratch {
+    /// (B T, C): partial sums of a row-parallel linear, then of a column-parallel one's input gradient.
+    pub(crate) partial: Tensor,
+    /// (B T, C): gradient of a branch's sum, where it is not the running gradient itself.
+    pub(crate) d_branch: Option<Tensor>,
+    pub(crate) d_attention: Tensor, // (B T, C/t)
+    pub(crate) d_qkv: Tensor,       // (B T, 3C/t)
+    pub(crate) d_inner: Tensor,     // (B T, F/t)
+}
+
+/// Gradients on their way through one branch, backward.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Branch {
+    pub(crate) region: Region,
+    /// (B T, C): gradient of the summed output, whole on every rank.
+    pub(crate) d_sum: Tensor,
+    /// (B T, C): gradient of the normed input; this rank's rows are whole when the branch returns.
+    pub(crate) d_normed: Tensor,
+}
+
+/// Dropout sites of a block.
+const ATTENTION_WEIGHTS: u64 = 0;
+const ATTENTION_OUTPUT: u64 = 1;
+const MLP_OUTPUT: u64 = 2;
+
+/// Names, shapes and order of a block's parameters.
+pub(crate) fn layout(shape: &GptShape, layer: usize, align: usize) -> SegmentLayout {
+    let (c, f, t) = (shape.hidden, shape.ffn_hidden, shape.tp_size);
+    let weight = Init::Normal(shape.init_std);
+    let residual = Init::Normal(shape.init_std / (2.0 * shape.layers as f64).sqrt());
+    let (zero, one) = (Init::Constant(0.0), Init::Constant(1.0));
+    let name = |part: &str| format!("h.{layer}.{part}");
+    SegmentLayout::new(format!("block.{layer}"), align)
+        .add(&name("attn.qkv.weight"), (3 * c, c), (Split::ThreeRows, t), weight)
+        .add(&name("attn.proj.weight"), (c, c), (Split::Columns, t), residual)
+        .add(&name("mlp.fc.weight"), (f, c), (Split::Rows, t), weight)
+        .add(&name("mlp.proj.weight"), (c, f), (Split::Columns, t), residual)
+        .add(&name("attn.qkv.bias"), (3 * c, 1), (Split::ThreeRows, t), zero)
+        .add(&name("mlp.fc.bias"), (f, 1), (Split::Rows, t), zero)
+        .add(&name("ln_1.weight"), (c, 1), (Split::Replicated, t), one)
+        .add(&name("ln_1.bias"), (c, 1), (Split::Replicated, t), zero)
+        .add(&name("attn.proj.bias"), (c, 1), (Split::Replicated, t), zero)
+        .add(&name("ln_2.weight"), (c, 1), (Split::Replicated, t), one)
+        .add(&name("ln_2.bias"), (c, 1), (Split::Replicated, t), zero)
+        .add(&name("mlp.proj.bias"), (c, 1), (Split::Replicated, t), zero)
+        .close(align)
+}
+
+impl BlockParams {
+    /// Cuts a flat buffer as [`layout`] lays it out.
+    pub(crate) fn cut(layout: &SegmentLayout, flat: Tensor) -> Self {
+        let part = |index| layout.cut(flat, index);
+        Self {
+            attention: Attention {
+                qkv_weight: part(0),
+                proj_weight: part(1),
+                qkv_bias: part(4),
+            },
+            mlp: Mlp { fc_weight: part(2), proj_weight: part(3), fc_bias: part(5) },
+            norm_1: Norm { gain: part(6), bias: part(7) },
+            attention_bias: part(8),
+            norm_2: Norm { gain: part(9), bias: part(10) },
+            mlp_bias: part(11),
+        }
+    }
+}
+
+impl BlockSaved {
+    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape, name: &str) -> Self {
+        let (dtype, t) = (shape.dtype, shape.tp_size);
+        let (rows, tokens, c) = (shape.rows(), shape.tokens(), shape.hidden);
+        let norm = |plan: &mut Plan, n| {
+            NormSaved::plan(plan, &format!("{name}.norm_{n}"), dtype, (rows, tokens, c))
+        };
+        Self {
+            norm_1: norm(plan, 1),
+            attention: AttentionSaved::plan(plan, name, dtype, (tokens, c / t, shape.heads / t)),
+            h: plan.tensor((Arena::Device, "activations"), format!("{name}.h"), dtype, (rows, c)),
+            norm_2: norm(plan, 2),
+            mlp: MlpSaved::plan(plan, name, dtype, (tokens, shape.ffn_hidden / t)),
+        }
+    }
+}
+
+impl Scratch {
+    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
+        let (tokens, c, t) = (shape.tokens(), shape.hidden, shape.tp_size);
+        let mut transient = |name: &str, dtype, cols| {
+            plan.tensor((Arena::Device, "transients"), name, dtype, (tokens, cols))
+        };
+        let copies = shape.dropout > 0.0 || shape.sequence;
+        Self {
+            partial: transient("partial", shape.partial_dtype, c),
+            d_branch: copies.then(|| transient("d_branch", shape.dtype, c)),
+            d_attention: transient("d_attention", shape.dtype, c / t),
+            d_qkv: transient("d_qkv", shape.dtype, 3 * c / t),
+            d_inner: transient("d_inner", shape.dtype, shape.ffn_hidden / t),
+        }
+    }
+}
+
+/// One block: handles only.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) layer: usize,
+    pub(crate) layout: SegmentLayout,
+    pub(crate) params: BlockParams,
+    pub(crate) saved: BlockSaved,
+    pub(crate) scratch: Scratch,
+}
+
+impl Block {
+    /// x (rows, C) -> y (rows, C). Whole at `record(Compute)`.
+    pub(crate) fn forward(&self, dev: &Device, shape: &GptShape, pass: &Pass, x: Tensor, y: Tensor) {
+        let (p, s, partial) = (&self.params, &self.saved, self.scratch.partial);
+        self.forward_to_mlp(dev, shape, pass, x);
+        p.mlp.proj_forward(dev, s.mlp, partial);
+        let summed = shape.region().sum(dev, partial);
+        let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
+        let (bias, residual) = (p.mlp_bias, s.h);
+        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual, y, dropout });
+    }
+
+    /// Everything that the backward pass needs: all but the MLP's last linear.
+    fn forward_to_mlp(&self, dev: &Device, shape: &GptShape, pass: &Pass, x: Tensor) {
+        let (p, s, region, partial) = (&self.params, &self.saved, shape.region(), self.scratch.partial);
+        p.norm_1.forward(dev, region, x, s.norm_1);
+        let heads = (shape.heads_of(dev), self.weight_dropout(shape, pass));
+        p.attention.heads_forward(dev, s.norm_1.normed, s.attention, heads);
+        p.attention.proj_forward(dev, s.attention, partial);
+        let summed = region.sum(dev, partial);
+        let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
+        let bias = p.attention_bias;
+        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual: x, y: s.h, dropout });
+        p.norm_2.forward(dev, region, s.h, s.norm_2);
+        p.mlp.inner_forward(dev, s.norm_2.normed, s.mlp);
+    }
+
+    /// d (rows, C): the gradient of y becomes that of x, in place. Writes `grads`, the block's flat bucket.
+    /// Both are whole at `record(Compute)`.
+    pub(crate) fn backward(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        pass: &Pass,
+        (x, d): (Tensor, Tensor),
+        bucket: Tensor,
+    ) {
+        let (p, s, region) = (&self.params, &self.saved, shape.region());
+        let grads = BlockParams::cut(&self.layout, bucket);
+        if shape.recompute {
+            self.forward_to_mlp(dev, shape, pass, x);
+        }
+        let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
+        let branch = self.enter_branch(dev, region, d, dropout, grads.mlp_bias);
+        let scratch = &self.scratch;
+        p.mlp.backward(dev, (s.norm_2.normed, s.mlp), branch, (grads.mlp, scratch));
+        let d_normed = region.rows(dev, branch.d_normed);
+        p.norm_2.backward(dev, (s.h, s.norm_2), d_normed, (d, true), grads.norm_2);
+
+        let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
+        let branch = self.enter_branch(dev, region, d, dropout, grads.attention_bias);
+        let heads = (shape.heads_of(dev), self.weight_dropout(shape, pass));
+        let saved = (s.norm_1.normed, s.attention);
+        p.attention.backward(dev, saved, heads, branch, (grads.attention, scratch));
+        let d_normed = region.rows(dev, branch.d_normed);
+        p.norm_1.backward(dev, (x, s.norm_1), d_normed, (d, true), grads.norm_1);
+        region.sum_replicated_grads(dev, self.layout.replicated(bucket));
+    }
+
+    /// Backward through dropout, bias and sum of a branch: `d` (rows, C) itself where nothing changes it,
+    /// else a gathered copy.
+    fn enter_branch(
+        &self,
+        dev: &Device,
+        region: Region,
+        d: Tensor,
+        dropout: Dropout,
+        d_bias: Tensor,
+    ) -> Branch {
+        let d_normed = self.scratch.partial;
+        let Some(full) = self.scratch.d_branch else {
+            dev.submit(Compute, Op::ColumnSum { x: d, y: d_bias });
+            return Branch { region, d_sum: d, d_normed };
+        };
+        let rows = region.rows(dev, full);
+        dev.submit(Compute, Op::Dropout { x: d, y: rows, dropout });
+        dev.submit(Compute, Op::ColumnSum { x: rows, y: d_bias });
+        region.gather(dev, full);
+        Branch { region, d_sum: full, d_normed }
+    }
+
+    fn row_dropout(&self, dev: &Device, shape: &GptShape, pass: &Pass, site: u64) -> Dropout {
+        pass.dropout(shape, self.layer as u64 + 1, site, pass.first_row(dev, shape))
+    }
+
+    /// Attention sees all tokens of its samples, whatever the region.
+    fn weight_dropout(&self, shape: &GptShape, pass: &Pass) -> Dropout {
+        pass.dropout(shape, self.layer as u64 + 1, ATTENTION_WEIGHTS, pass.first_token)
+    }
+}

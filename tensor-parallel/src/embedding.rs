@@ -1,0 +1,91 @@
+//! Vocabulary-parallel token embedding plus learned positions.
+
+use crate::gpt::{BatchTensors, GptShape, Pass};
+use crate::params::{Init, SegmentLayout, Split};
+use device::{Device, Lane::Compute, Op, Tensor};
+
+/// Dropout's "layer" of the embedding; blocks count from 1.
+const LAYER: u64 = 0;
+
+/// The tables, or their gradients. The token table is the output projection too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Embedding {
+    pub(crate) tokens: Tensor, // (V/t, C)
+    positions: Tensor,         // (T, C)
+}
+
+/// Names, shapes and order of the embedding's parameters.
+pub(crate) fn layout(shape: &GptShape, align: usize) -> SegmentLayout {
+    let init = Init::Normal(shape.init_std);
+    SegmentLayout::new("embedding".into(), align)
+        .add_padded("wte", (shape.vocab, shape.hidden), shape.vocab_per_rank(), init)
+        .add("wpe", (shape.seq_len, shape.hidden), (Split::Replicated, shape.tp_size), init)
+        .close(align)
+}
+
+impl Embedding {
+    pub(crate) fn cut(layout: &SegmentLayout, flat: Tensor) -> Self {
+        Self { tokens: layout.cut(flat, 0), positions: layout.cut(flat, 1) }
+    }
+
+    /// tokens (B T) -> x (rows, C); `partial` (B T, C) is a transient.
+    pub(crate) fn forward(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        (pass, batch): (&Pass, &BatchTensors),
+        x: Tensor,
+        partial: Tensor,
+    ) {
+        let (tokens, table, shard) = (batch.tokens, self.tokens, shape.vocab_shard(dev));
+        if dev.rank().tp_size == 1 {
+            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x });
+        } else {
+            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: partial });
+            let summed = shape.region().sum(dev, partial);
+            dev.submit(Compute, Op::Cast { x: summed, y: x });
+        }
+        let first_row = self.first_position(dev, shape);
+        dev.submit(Compute, Op::AddPositions { x, table: self.positions, first_row });
+        let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
+        if dropout.p > 0.0 {
+            dev.submit(Compute, Op::Dropout { x, y: x, dropout });
+        }
+    }
+
+    /// From d (rows, C), which dropout changes in place, to `grads`: the token table's is added to what the
+    /// output projection left there, the positions' is written.
+    pub(crate) fn backward(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        (pass, batch): (&Pass, &BatchTensors),
+        (d, d_full): (Tensor, Option<Tensor>),
+        grads: Self,
+    ) {
+        let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
+        if dropout.p > 0.0 {
+            dev.submit(Compute, Op::Dropout { x: d, y: d, dropout });
+        }
+        let first_row = self.first_position(dev, shape);
+        let d_table = grads.positions;
+        dev.submit(Compute, Op::PositionsBackward { d_y: d, first_row, d_table });
+        let region = shape.region();
+        let d_y = match d_full {
+            Some(full) if shape.sequence => {
+                dev.submit(Compute, Op::Copy { src: d, dst: region.rows(dev, full) });
+                region.gather(dev, full);
+                full
+            }
+            _ => d,
+        };
+        let (tokens, order, shard) = (batch.tokens, batch.order, shape.vocab_shard(dev));
+        let d_table = grads.tokens;
+        dev.submit(Compute, Op::EmbeddingBackward { tokens, order, d_y, shard, d_table });
+    }
+
+    /// Position of this rank's first row.
+    fn first_position(&self, dev: &Device, shape: &GptShape) -> usize {
+        if shape.sequence { dev.rank().tp * shape.rows() % shape.seq_len } else { 0 }
+    }
+}
