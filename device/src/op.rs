@@ -282,10 +282,9 @@ impl Op {
                 all(&[(Update, variance), (Write, param)]);
             }
             Self::Copy { src, dst } => all(&[(Read, src), (Write, dst)]),
-            Self::AllReduce { x, .. }
-            | Self::ReduceScatter { x, .. }
-            | Self::AllGather { x, .. }
-            | Self::Broadcast { x, .. } => all(&[(Update, x)]),
+            Self::AllReduce { x, .. } | Self::ReduceScatter { x, .. } => all(&[(Update, x)]),
+            // Ordered like an update; but the parts that come from peers need not hold anything before.
+            Self::AllGather { x, .. } | Self::Broadcast { x, .. } => all(&[(Write, x)]),
             Self::Host { ref task, .. } => task.accesses(visit),
         }
     }

@@ -1,1 +1,16 @@
-//! placeholder
+//! The loop: config, plan, step, rank threads, data, metrics and the command line of onebox.
+//!
+//! `step.rs` is the place to start reading.
+
+pub mod batch;
+pub mod build;
+pub mod config;
+pub mod data;
+mod export;
+mod init;
+pub mod metrics;
+pub mod progress;
+pub mod run;
+pub mod run_dir;
+pub mod schedule;
+mod step;

@@ -15,9 +15,9 @@ pub struct StepMetrics {
     /// From 1.
     pub step: u64,
     /// Mean over the global batch, nats per token.
-    pub loss: f32,
+    pub loss: f64,
     /// Global norm of the unscaled gradient before clipping.
-    pub grad_norm: f32,
+    pub grad_norm: f64,
     /// The scale that this step used; `None` (null) without one.
     pub loss_scale: Option<f32>,
     /// The rate that this step used.
@@ -38,7 +38,7 @@ pub struct StepMetrics {
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Line<'a> {
     Step(&'a StepMetrics),
-    Eval { step: u64, loss: f32 },
+    Eval { step: u64, loss: f64 },
     End { step: u64, state_hash: &'a str },
 }
 
@@ -97,7 +97,7 @@ impl MetricsWriter {
     }
 
     /// Appends an evaluation after `step`; `loss` is the mean over the evaluated tokens.
-    pub fn eval(&mut self, step: u64, loss: f32) {
+    pub fn eval(&mut self, step: u64, loss: f64) {
         self.write(&Line::Eval { step, loss });
     }
 

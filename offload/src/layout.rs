@@ -177,13 +177,8 @@ impl Layout {
         }
     }
 
-    /// The decisions of the last step; see [`device::numerics::control`]. Host, F64.
-    pub const fn control(&self) -> Tensor {
-        self.control
-    }
-
     /// The loss scale that the running step's backward pass multiplies by. Device, F64 (1).
-    pub const fn device_loss_scale(&self) -> Tensor {
+    pub(crate) const fn device_loss_scale(&self) -> Tensor {
         self.device_control.slice(control::LOSS_SCALE..control::LOSS_SCALE + 1)
     }
 }

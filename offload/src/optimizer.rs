@@ -318,7 +318,17 @@ impl Optimizer {
         self.work[segment].params_ready
     }
 
-    /// The loss scale of the coming backward pass is on the device.
+    /// Where the coming backward pass reads its loss scale: F64 (1), device.
+    pub fn loss_scale(&self) -> Tensor {
+        self.layout.device_loss_scale()
+    }
+
+    /// The decisions of the last step; see [`device::numerics::control`]. F64, host.
+    pub fn control(&self) -> Tensor {
+        self.layout.control
+    }
+
+    /// It is there.
     pub const fn loss_scale_ready(&self) -> Event {
         self.control_on_device
     }

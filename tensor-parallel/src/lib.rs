@@ -19,4 +19,4 @@ mod params;
 mod region;
 
 pub use gpt::{BatchTensors, Gpt, GptShape, Pass};
-pub use params::{Init, Param, SegmentLayout, Split};
+pub use params::{Init, Param, Run, SegmentLayout, Split};

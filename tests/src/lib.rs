@@ -1,1 +1,146 @@
-//! End-to-end tests of the whole workspace; everything is in `tests/tests`.
+//! What the end-to-end tests share: tiny configs, a text, and runs on virtual GPUs.
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+
+use engine::build::{Built, build};
+use engine::config::{Config, load_str};
+use engine::data::Dataset;
+use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+/// A model of three blocks that trains in milliseconds. Odd sizes on purpose.
+pub const TINY: &str = r#"(
+    device: Cpu(count: 1, memory: "64MiB", threads: 1),
+    model: (layers: 3, hidden: 32, heads: 4, seq_len: 16, init_std: 0.08),
+    precision: Fp32,
+    optimizer: (lr: 3e-3, clip: 0.5),
+    offload: (tile_elements: 1024, bucket_elements: 4096),
+    schedule: (warmup_steps: 3, decay_steps: 40),
+    batch: (micro: 2, global: 8),
+    data: (train: "unused"),
+    train: (steps: 6, seed: 7),
+)"#;
+
+/// `TINY` with `--set` arguments; the device count follows tensor x data.
+///
+/// # Panics
+/// When a setting is refused.
+pub fn tiny(sets: &[&str]) -> Config {
+    let number = |key: &str| {
+        let found = sets.iter().rev().find_map(|s| s.strip_prefix(key)?.strip_prefix('='));
+        found.map_or(1, |n| n.parse::<usize>().expect("a number"))
+    };
+    let count = number("parallel.tensor") * number("parallel.data");
+    let mut all = vec![format!("device.count={count}")];
+    all.extend(sets.iter().map(ToString::to_string));
+    config(TINY, &all)
+}
+
+/// A config from RON and `--set` arguments.
+///
+/// # Panics
+/// When it is refused.
+pub fn config(ron: &str, sets: &[String]) -> Config {
+    load_str(ron, "test.ron", Path::new("."), sets).unwrap_or_else(|e| panic!("{e}")).config
+}
+
+/// Some English-like bytes to learn.
+pub fn text() -> Arc<Dataset> {
+    static TEXT: OnceLock<Arc<Dataset>> = OnceLock::new();
+    Arc::clone(TEXT.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("text.txt");
+        std::fs::write(&file, prose(20_000)).expect("written");
+        dataset(&file.display().to_string(), 16)
+    }))
+}
+
+/// Any file as a data set.
+///
+/// # Panics
+/// When it is refused.
+pub fn dataset(path: &str, seq_len: usize) -> Arc<Dataset> {
+    let format = engine::config::DataFormat::Bytes;
+    Arc::new(Dataset::open(path, None, format, 0.1, 256, seq_len).unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// Deterministic text: words of a small dictionary, with something to learn in their order.
+pub fn prose(bytes: usize) -> String {
+    const WORDS: [&str; 16] = [
+        "the", "box", "holds", "a", "model", "that", "is", "too", "large", "for", "one", "card",
+        "and", "every", "rank", "waits",
+    ];
+    let (mut text, mut word) = (String::new(), 0usize);
+    for i in 0u64.. {
+        if text.len() >= bytes {
+            break;
+        }
+        text.push_str(WORDS[word]);
+        text.push_str(if i % 11 == 10 { ".\n" } else { " " });
+        word = (word * 3 + device::random::below(11, i, 4) as usize) % WORDS.len();
+    }
+    text
+}
+
+/// A run on virtual GPUs, as far as tests compare it.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// Every step.
+    pub steps: Vec<StepReport>,
+    /// (step, loss)
+    pub evals: Vec<(u64, f64)>,
+    /// Its end.
+    pub outcome: Outcome,
+}
+
+impl Ran {
+    /// Losses and norms, bit for bit, and the hash of all states.
+    pub fn bits(&self) -> (Vec<(u64, u64, bool)>, Vec<u64>, String) {
+        let step = |s: &StepReport| (s.loss.to_bits(), s.grad_norm.to_bits(), s.skipped);
+        let evals = self.evals.iter().map(|(_, loss)| loss.to_bits()).collect();
+        (self.steps.iter().map(step).collect(), evals, self.outcome.state_hash.clone())
+    }
+}
+
+/// Trains, or tells why not.
+///
+/// # Errors
+/// As [`train`].
+pub fn try_run(config: &Config, options: &RunOptions) -> Result<Ran, Box<RunError>> {
+    try_run_built(config, &build(config), options)
+}
+
+/// [`try_run`] of something built already.
+///
+/// # Errors
+/// As [`train`].
+pub fn try_run_built(
+    config: &Config,
+    built: &Built,
+    options: &RunOptions,
+) -> Result<Ran, Box<RunError>> {
+    let (mut steps, mut evals) = (Vec::new(), Vec::new());
+    let data = text();
+    let outcome = train(config, built, &data, options, &mut |message| match message {
+        Message::Step(step) => steps.push(step),
+        Message::Eval { step, loss, .. } => evals.push((step, loss)),
+    })?;
+    Ok(Ran { steps, evals, outcome })
+}
+
+/// Trains.
+///
+/// # Panics
+/// When the run fails.
+pub fn run(config: &Config, options: &RunOptions) -> Ran {
+    try_run(config, options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Trains with inline lanes.
+///
+/// # Panics
+/// When the run fails.
+pub fn run_inline(sets: &[&str]) -> Ran {
+    run(&tiny(sets), &RunOptions::default())
+}

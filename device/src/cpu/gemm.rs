@@ -50,7 +50,7 @@ const PARALLEL_FLOP: usize = 20_000_000;
 
 const _: () = assert!(MC.is_multiple_of(A_ROWS) && MT.is_multiple_of(MC));
 const _: () = assert!(A_PAD <= A_STRIDE - KC);
-const _: () = assert!(NT.is_multiple_of(NR_MAX) && NT >= MC);
+const _: () = assert!(NT.is_multiple_of(NR_MAX) && NT <= LINES_LEN && MC <= LINES_LEN);
 
 /// Elements to multiply, in one of the storage types.
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +145,7 @@ fn reach(rows: usize, row_stride: usize, cols: usize, col_stride: usize) -> Opti
 const A_LEN: usize = MC * A_STRIDE;
 const B_LEN: usize = (KC + B_PAD) * NT;
 const C_LEN: usize = MT * NT;
+const LINES_LEN: usize = MAX_LANES * A_STRIDE;
 const LINE: usize = 16;
 
 impl Scratch {
@@ -157,7 +158,7 @@ impl Scratch {
 
     /// Size of the one allocation.
     pub(crate) const fn bytes() -> usize {
-        (A_LEN + B_LEN + C_LEN + 2 * NT + LINE) * size_of::<f32>()
+        (A_LEN + B_LEN + C_LEN + LINES_LEN + NT + LINE) * size_of::<f32>()
     }
 
     fn parts(&mut self) -> Parts<'_> {
@@ -165,8 +166,8 @@ impl Scratch {
         let (a, memory) = memory.split_at_mut(A_LEN);
         let (b, memory) = memory.split_at_mut(B_LEN);
         let (c, memory) = memory.split_at_mut(C_LEN);
-        let (line, memory) = memory.split_at_mut(NT);
-        Parts { a, b, c, line, bias: &mut memory[..NT] }
+        let (lines, memory) = memory.split_at_mut(LINES_LEN);
+        Parts { a, b, c, lines, bias: &mut memory[..NT] }
     }
 }
 
@@ -177,8 +178,8 @@ struct Parts<'a> {
     b: &'a mut [f32],
     /// (MT, NT) in microkernel tiles.
     c: &'a mut [f32],
-    /// One widened run of a 16-bit operand.
-    line: &'a mut [f32],
+    /// Widened runs of a 16-bit operand.
+    lines: &'a mut [f32],
     bias: &'a mut [f32],
 }
 
@@ -190,8 +191,9 @@ impl<'a> Gemm<'a> {
         unsafe { self.check().run(rows, cols, scratch) };
     }
 
-    /// The same with c cut into one panel per thread, each with its own scratch. Small products,
-    /// and all products in a pool of one thread, stay on the calling thread.
+    /// The same with c cut into one panel per thread, each with its own scratch (at least one).
+    /// Small products, and all products in a pool of one thread, stay on the calling thread.
+    /// From outside the pool, rayon itself allocates a block of its queue every 60 calls or so.
     pub(crate) fn parallel(self, pool: &ThreadPool, scratches: &mut [Scratch]) {
         let (m, n) = (self.m, self.n);
         let threads = pool.current_num_threads().min(scratches.len());
@@ -263,7 +265,6 @@ enum AnyCells {
 }
 
 /// A checked product, of which threads compute disjoint panels.
-#[derive(Clone, Copy)]
 struct Task<'a> {
     k: usize,
     a: Matrix<'a>,
@@ -322,7 +323,7 @@ impl WithSimd for Panel<'_, '_> {
                         let first_row = part.start - rows.start;
                         let step =
                             Step { order, ks: ks.clone(), first_row, last: block + 1 == blocks };
-                        self.multiply(simd, step, part, cols.clone());
+                        self.multiply(simd, &step, part, cols.clone());
                     }
                 }
             }
@@ -338,7 +339,6 @@ fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>>
 }
 
 /// How packed a lies in memory.
-#[derive(Clone, Copy, PartialEq)]
 enum Order {
     /// Element (i, p) at `i * A_STRIDE + p`.
     AlongK,
@@ -358,7 +358,7 @@ struct Step {
 impl Panel<'_, '_> {
     /// Adds packed a times packed b to the partial sums, and after the last block writes c.
     #[inline(always)]
-    fn multiply<S: Simd>(&mut self, simd: S, step: Step, rows: Range<usize>, cols: Range<usize>) {
+    fn multiply<S: Simd>(&mut self, simd: S, step: &Step, rows: Range<usize>, cols: Range<usize>) {
         let nr = VECS * S::F32_LANES;
         let mr = if S::REGISTER_COUNT >= 32 { A_ROWS } else { A_ROWS / 2 };
         let kc = step.ks.len();
@@ -370,33 +370,31 @@ impl Panel<'_, '_> {
             let (i, j) = (i * mr, j * nr);
             let b = &self.parts.b[j * (kc + B_PAD)..][..nr * kc];
             let width = (cols.len() - j).min(nr);
-            {
-                let height = (rows.len() - i).min(mr);
-                let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };
-                let tile = &mut self.parts.c[tile..tile + mr * nr];
-                let size = (height, width > S::F32_LANES);
-                match step.order {
-                    Order::AlongK => {
-                        let a = &self.parts.a[i * A_STRIDE..];
-                        kernels::<S, A_STRIDE, 1>(simd, size, kc, a, b, tile, !first);
-                    }
-                    Order::AlongM => {
-                        let a = &self.parts.a[i / A_ROWS * A_ROWS * (kc + A_PAD) + i % A_ROWS..];
-                        kernels::<S, 1, A_ROWS>(simd, size, kc, a, b, tile, !first);
-                    }
+            let height = (rows.len() - i).min(mr);
+            let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };
+            let tile = &mut self.parts.c[tile..tile + mr * nr];
+            let size = (height, width > S::F32_LANES);
+            match step.order {
+                Order::AlongK => {
+                    let a = &self.parts.a[i * A_STRIDE..];
+                    kernels::<S, A_STRIDE, 1>(simd, size, kc, a, b, tile, !first);
                 }
-                if last {
-                    let bias = self.task.bias.map(|_| &self.parts.bias[j..j + width]);
-                    let at = (rows.start + i) * self.task.row_stride + cols.start + j;
-                    let tile = tile.chunks_exact_mut(nr).take(height);
-                    // Whole rows apart: a constant length makes for straight code.
-                    if width == nr {
-                        finish(self.task, at, tile.map(|sums| &mut sums[..nr]), bias);
-                    } else if width == S::F32_LANES {
-                        finish(self.task, at, tile.map(|sums| &mut sums[..S::F32_LANES]), bias);
-                    } else {
-                        finish(self.task, at, tile.map(|sums| &mut sums[..width]), bias);
-                    }
+                Order::AlongM => {
+                    let a = &self.parts.a[i / A_ROWS * A_ROWS * (kc + A_PAD) + i % A_ROWS..];
+                    kernels::<S, 1, A_ROWS>(simd, size, kc, a, b, tile, !first);
+                }
+            }
+            if last {
+                let bias = self.task.bias.map(|_| &self.parts.bias[j..j + width]);
+                let at = (rows.start + i) * self.task.row_stride + cols.start + j;
+                let tile = tile.chunks_exact_mut(nr).take(height);
+                // Whole rows apart: a constant length makes for straight code.
+                if width == nr {
+                    finish(self.task, at, tile.map(|sums| &mut sums[..nr]), bias);
+                } else if width == S::F32_LANES {
+                    finish(self.task, at, tile.map(|sums| &mut sums[..S::F32_LANES]), bias);
+                } else {
+                    finish(self.task, at, tile.map(|sums| &mut sums[..width]), bias);
                 }
             }
         }
@@ -632,6 +630,7 @@ impl Src<'_> {
 }
 
 /// Elements of a [`Matrix`] of known type.
+#[derive(Clone, Copy)]
 struct Typed<'a, T> {
     data: &'a [T],
     row_stride: usize,
@@ -688,7 +687,7 @@ fn pack_a_typed<T: Element>(
     if a.row_stride == 1 && a.col_stride != 1 {
         let a = a.transpose();
         for (p, k) in ks.enumerate() {
-            let line = T::as_f32(a.run(k, rows.start, rows.len()), parts.line);
+            let line = T::as_f32(a.run(k, rows.start, rows.len()), parts.lines);
             let (panels, rest) = line.as_chunks::<A_ROWS>();
             let mut at = p * A_ROWS;
             for panel in panels {
@@ -750,7 +749,7 @@ fn pack_b_typed<S: Simd, T: Element>(
     let kc = ks.len();
     if b.col_stride == 1 {
         for (p, k) in ks.enumerate() {
-            let line = T::as_f32(b.run(k, cols.start, cols.len()), parts.line);
+            let line = T::as_f32(b.run(k, cols.start, cols.len()), parts.lines);
             let panels = line.chunks_exact(nr);
             let rest = panels.remainder();
             let mut at = p * nr;
@@ -773,7 +772,8 @@ fn pack_b_typed<S: Simd, T: Element>(
             for half in 0..VECS {
                 let first = (cols.start + half * S::F32_LANES).min(cols.end);
                 let cols = first..(first + S::F32_LANES).min(cols.end);
-                pack_transposed(simd, &b, cols, ks.clone(), half, panel);
+                let (panel, _) = S::as_mut_simd_f32s(panel);
+                pack_transposed(simd, b, cols, &ks, parts.lines, &mut panel[half..]);
             }
         } else {
             for (to, k) in panel.chunks_exact_mut(nr).zip(ks.clone()) {
@@ -787,51 +787,69 @@ fn pack_b_typed<S: Simd, T: Element>(
     }
 }
 
-/// Packs contiguous rows of the transpose of b as one vector column of a panel.
+/// Packs contiguous rows of the transpose of b as one column of vectors of a panel.
 #[inline(always)]
 fn pack_transposed<S: Simd, T: Element>(
     simd: S,
-    b: &Typed<'_, T>,
+    b: Typed<'_, T>,
     rows: Range<usize>,
-    ks: Range<usize>,
-    half: usize,
-    panel: &mut [f32],
+    ks: &Range<usize>,
+    lines: &mut [f32],
+    column: &mut [S::f32s],
 ) {
-    let (panel, _) = S::as_mut_simd_f32s(panel);
-    let mut panel = panel[half..].iter_mut().step_by(VECS);
-    let mut line = [0.0; MAX_LANES];
-    for run in chunks(ks, S::F32_LANES) {
+    let kc = ks.len();
+    static ZEROS: [f32; KC] = [0.0; KC];
+    let mut values = [&ZEROS[..kc]; MAX_LANES];
+    for ((values, row), line) in values.iter_mut().zip(rows).zip(lines.chunks_exact_mut(A_STRIDE)) {
+        *values = T::as_f32(b.run(row, ks.start, kc), line);
+    }
+    let whole = kc - kc % S::F32_LANES;
+    for p in (0..whole).step_by(S::F32_LANES) {
         let mut block = [simd.splat_f32s(0.0); MAX_LANES];
-        for (vector, row) in block.iter_mut().zip(rows.clone()) {
-            let values = T::as_f32(b.run(row, run.start, run.len()), &mut line);
-            *vector = simd.partial_load_f32s(values);
+        for i in 0..S::F32_LANES {
+            block[i] = S::as_simd_f32s(&values[i][p..p + S::F32_LANES]).0[0];
         }
         transpose(simd, &mut block);
-        for (vector, _) in block.iter().zip(run) {
-            if let Some(to) = panel.next() {
-                *to = *vector;
-            }
+        let to = &mut column[p * VECS..][..(S::F32_LANES - 1) * VECS + 1];
+        for i in 0..S::F32_LANES {
+            to[i * VECS] = block[i];
+        }
+    }
+    if whole < kc {
+        let mut block = [simd.splat_f32s(0.0); MAX_LANES];
+        for (vector, values) in block.iter_mut().zip(values).take(S::F32_LANES) {
+            *vector = simd.partial_load_f32s(&values[whole..]);
+        }
+        transpose(simd, &mut block);
+        for (to, vector) in column[whole * VECS..].iter_mut().step_by(VECS).zip(block) {
+            *to = vector;
         }
     }
 }
 
-/// Transposes the leading square of vectors: at each step, halves of 2, 4, 8 and 16 rows swap.
+/// Transposes the square of the first vectors: halves of blocks of 2, 4, 8 and 16 change places.
 #[inline(always)]
 fn transpose<S: Simd>(simd: S, block: &mut [S::f32s; MAX_LANES]) {
+    swap_halves::<S, 1>(simd, block);
+    swap_halves::<S, 2>(simd, block);
+    swap_halves::<S, 4>(simd, block);
+    swap_halves::<S, 8>(simd, block);
+}
+
+#[inline(always)]
+fn swap_halves<S: Simd, const HALF: usize>(simd: S, block: &mut [S::f32s; MAX_LANES]) {
     const LANE: [u32; MAX_LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+    if HALF >= S::F32_LANES {
+        return;
+    }
     let lane = S::as_simd_u32s(&LANE).0[0];
-    let mut step = 1;
-    while step < S::F32_LANES {
-        let bit = simd.and_u32s(lane, simd.splat_u32s(step as u32));
-        let keep = simd.equal_u32s(bit, simd.splat_u32s(0));
-        for i in 0..S::F32_LANES {
-            if i & step == 0 {
-                let (upper, lower) = (block[i], block[i + step]);
-                block[i] = simd.select_f32s(keep, upper, simd.rotate_right_f32s(lower, step));
-                block[i + step] = simd.select_f32s(keep, simd.rotate_left_f32s(upper, step), lower);
-            }
-        }
-        step *= 2;
+    let bit = simd.and_u32s(lane, simd.splat_u32s(HALF as u32));
+    let first = simd.equal_u32s(bit, simd.splat_u32s(0));
+    for pair in 0..S::F32_LANES / 2 {
+        let i = pair / HALF * 2 * HALF + pair % HALF;
+        let (upper, lower) = (block[i], block[i + HALF]);
+        block[i] = simd.select_f32s(first, upper, simd.rotate_right_f32s(lower, HALF));
+        block[i + HALF] = simd.select_f32s(first, simd.rotate_left_f32s(upper, HALF), lower);
     }
 }
 

@@ -100,6 +100,11 @@ impl World {
         }
     }
 
+    /// The first failure: rank, step and what.
+    pub fn failure(&self) -> Option<(usize, u64, Error)> {
+        lock(&self.first).clone()
+    }
+
     /// The failure as `rank` sees it: its own error, or who failed.
     pub(crate) fn check(&self, rank: Rank) -> Result<(), Error> {
         if !self.failed() {

@@ -2,15 +2,11 @@
 
 use super::reader::Reader;
 use super::report::Problem;
-use super::value::{float_text, grouped};
+use super::value::float_text;
 use super::{Config, DataFormat, DeviceConfig};
 
-/// Most parameters of a model: 2^50. Sums over them, in bytes, stay far below 2^64.
-const MOST_PARAMETERS: u128 = 1 << 50;
-
-/// Most elements of an activation, and most tokens of a run.
-const MOST_ELEMENTS: u128 = 1 << 50;
-const MOST_TOKENS: u128 = 1 << 62;
+/// Most samples of a step, also of a product that nobody wrote down.
+const MOST_SAMPLES: u64 = 1 << 31;
 
 /// Applies every rule whose values are valid by themselves.
 pub(super) fn all(reader: &mut Reader, config: &Config) {
@@ -21,6 +17,7 @@ pub(super) fn all(reader: &mut Reader, config: &Config) {
         Checks::ffn_over_ranks,
         Checks::tokens_over_ranks,
         Checks::world,
+        Checks::memory,
         Checks::global_batch,
         Checks::schedule_length,
         Checks::least_rate,
@@ -42,11 +39,11 @@ pub(super) fn all(reader: &mut Reader, config: &Config) {
 }
 
 /// A rule that does not hold.
-struct Broken {
-    message: String,
-    help: String,
+pub(super) struct Broken {
+    pub(super) message: String,
+    pub(super) help: String,
     /// The keys that take part, each with what its value means here; the one to blame first.
-    values: Vec<(&'static str, String)>,
+    pub(super) values: Vec<(&'static str, String)>,
 }
 
 /// `total` things that have to be dealt evenly to `parts`.
@@ -77,8 +74,8 @@ impl Deal {
     }
 }
 
-struct Checks<'a> {
-    config: &'a Config,
+pub(super) struct Checks<'a> {
+    pub(super) config: &'a Config,
 }
 
 impl Checks<'_> {
@@ -159,6 +156,16 @@ impl Checks<'_> {
         let (global, micro) = (self.config.batch.global as u64, self.config.batch.micro as u64);
         let data = self.config.parallel.data as u64;
         let pass = micro * data;
+        if pass > MOST_SAMPLES {
+            return Some(Broken {
+                message: format!("micro {micro} x data {data} = {pass} samples, more than 2^31"),
+                help: "use a smaller `batch.micro`".into(),
+                values: vec![
+                    ("batch.micro", format!("{micro} samples")),
+                    ("parallel.data", format!("{data} replicas")),
+                ],
+            });
+        }
         if pass == 0 || global.is_multiple_of(pass) {
             return None;
         }
@@ -178,8 +185,7 @@ impl Checks<'_> {
     }
 
     fn schedule_length(&self) -> Option<Broken> {
-        let (warmup, decay) =
-            (self.config.schedule.warmup_steps, self.config.schedule.decay_steps);
+        let (warmup, decay) = (self.config.schedule.warmup_steps, self.config.schedule.decay_steps);
         (warmup > decay).then(|| Broken {
             message: format!(
                 "the warm-up of {warmup} steps is longer than the whole schedule of {decay}"
@@ -229,72 +235,6 @@ impl Checks<'_> {
             values: vec![
                 ("model.vocab", format!("{vocab} tokens")),
                 ("data.format", "one token per byte".into()),
-            ],
-        })
-    }
-
-    fn parameters(&self) -> Option<Broken> {
-        let m = &self.config.model;
-        let [l, c, t, v, f] =
-            [m.layers, m.hidden, m.seq_len, m.vocab, m.ffn_hidden].map(|n| n as u128);
-        let block = 4 * c * c + 2 * c * f + 9 * c + f;
-        let total = (v + t) * c + l * block + 2 * c;
-        (total > MOST_PARAMETERS).then(|| Broken {
-            message: format!(
-                "a model of {total} parameters, more than 2^50: (vocab {v} + seq_len {t}) x {c} + \
-                 {l} layers x {block}"
-            ),
-            help: "use fewer layers or a smaller `hidden`".into(),
-            values: vec![
-                ("model.hidden", format!("{c} channels")),
-                ("model.layers", format!("{l} layers")),
-                ("model.ffn_hidden", format!("{f} channels")),
-            ],
-        })
-    }
-
-    fn activations(&self) -> Option<Broken> {
-        let (m, micro) = (&self.config.model, self.config.batch.micro as u128);
-        let t = m.seq_len as u128;
-        let (wide, width) = [
-            ("model.hidden", 3 * m.hidden as u128),
-            ("model.ffn_hidden", m.ffn_hidden as u128),
-            ("model.vocab", m.vocab as u128),
-            ("model.heads", m.heads as u128 * t),
-        ]
-        .into_iter()
-        .max_by_key(|(_, width)| *width)?;
-        let total = micro * t * width;
-        (total > MOST_ELEMENTS).then(|| Broken {
-            message: format!(
-                "an activation of {total} elements, more than 2^50: micro {micro} x seq_len {t} x \
-                 {width}"
-            ),
-            help: "use a smaller `batch.micro` or `model.seq_len`".into(),
-            values: vec![
-                ("batch.micro", format!("{micro} samples")),
-                ("model.seq_len", format!("{t} tokens each")),
-                (wide, format!("a width of {width}")),
-            ],
-        })
-    }
-
-    fn tokens_of_run(&self) -> Option<Broken> {
-        let (steps, global) = (self.config.train.steps, self.config.batch.global as u64);
-        let seq_len = self.config.model.seq_len as u64;
-        let tokens = u128::from(steps) * u128::from(global) * u128::from(seq_len);
-        (tokens > MOST_TOKENS).then(|| Broken {
-            message: format!(
-                "a run of {tokens} tokens, more than 2^62: {} steps x global {} x seq_len {}",
-                grouped(steps),
-                grouped(global),
-                grouped(seq_len)
-            ),
-            help: "use fewer steps or a smaller batch".into(),
-            values: vec![
-                ("train.steps", format!("{steps} steps")),
-                ("batch.global", format!("{global} samples")),
-                ("model.seq_len", format!("{seq_len} tokens each")),
             ],
         })
     }

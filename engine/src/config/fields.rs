@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use super::bytes::format_bytes;
-use super::reader::{Or, Reader, Section};
+use super::reader::Reader;
+use super::section::{Or, Section};
 use super::source::Kind as SourceKind;
 use super::tree::{Kind, Node};
 use super::value::{Complaint, Interval, Parsed, float_text, quoted};
@@ -67,9 +68,9 @@ impl Section<'_, '_> {
         self.leaf(key, or, bool::to_string, |reader, node| reader.item(node).bool())
     }
 
-    /// A size in bytes.
-    pub(super) fn bytes(&mut self, key: &'static str, or: Or<u64>) -> u64 {
-        let range = 1 << 10..=1 << 60;
+    /// A size in bytes, from 1 KiB to `most`.
+    pub(super) fn bytes(&mut self, key: &'static str, most: u64, or: Or<u64>) -> u64 {
+        let range = 1 << 10..=most;
         let show = |bytes: &u64| quoted(&format_bytes(*bytes));
         self.leaf(key, or, show, |reader, node| reader.item(node).bytes(&range))
     }
@@ -81,15 +82,20 @@ impl Section<'_, '_> {
         or: Or<String>,
         check: fn(&str) -> Result<(), &'static str>,
     ) -> String {
-        self.leaf(key, or, |text| quoted(text), |reader, node| {
-            let text = reader.item(node).string()?;
-            let wrong = |why: &str| Complaint {
-                message: format!("{why}, found {}", quoted(&text)),
-                help: "choose another text".into(),
-            };
-            check(&text).map_err(wrong)?;
-            Ok(text)
-        })
+        self.leaf(
+            key,
+            or,
+            |text| quoted(text),
+            |reader, node| {
+                let text = reader.item(node).string()?;
+                let wrong = |why: &str| Complaint {
+                    message: format!("{why}, found {}", quoted(&text)),
+                    help: "choose another text".into(),
+                };
+                check(&text).map_err(wrong)?;
+                Ok(text)
+            },
+        )
     }
 
     /// A path, made absolute.
@@ -115,11 +121,7 @@ impl Section<'_, '_> {
     }
 }
 
-fn whole<T: TryFrom<u64>>(
-    reader: &Reader,
-    node: &Node,
-    range: &RangeInclusive<u64>,
-) -> Parsed<T> {
+fn whole<T: TryFrom<u64>>(reader: &Reader, node: &Node, range: &RangeInclusive<u64>) -> Parsed<T> {
     let value = reader.item(node).uint(range)?;
     T::try_from(value).map_err(|_| Complaint {
         message: format!("{value} does not fit this machine's word"),
@@ -128,10 +130,7 @@ fn whole<T: TryFrom<u64>>(
 }
 
 /// `None`, `Some(value)` or the plain value.
-fn optional<T>(
-    node: &Node,
-    parse: impl FnOnce(&Node) -> Parsed<T>,
-) -> Parsed<Option<T>> {
+fn optional<T>(node: &Node, parse: impl FnOnce(&Node) -> Parsed<T>) -> Parsed<Option<T>> {
     match &node.kind {
         Kind::Tuple { name: Some(name), items } if name == "Some" => match items.as_slice() {
             [inner] => parse(inner).map(Some),

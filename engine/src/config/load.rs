@@ -160,7 +160,8 @@ fn read(path: &Path) -> Result<String, Complaint> {
         let help = "name a file in it, such as `quickstart.ron`";
         return Err(complain("it is a directory".into(), help));
     }
-    let file = File::open(path).map_err(|error| complain(error.to_string(), &missing_help(path)))?;
+    let file =
+        File::open(path).map_err(|error| complain(error.to_string(), &missing_help(path)))?;
     let mut bytes = Vec::new();
     file.take(LARGEST + 1)
         .read_to_end(&mut bytes)
@@ -199,7 +200,8 @@ fn missing_help(path: &Path) -> String {
 
 fn stem(name: &str) -> String {
     let stem = Path::new(name).file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    stem.filter(|stem| !stem.is_empty()).unwrap_or_else(|| "run".into())
+    let stem = stem.filter(|stem| !stem.is_empty()).unwrap_or_else(|| "run".into());
+    stem.replace(char::is_control, "_")
 }
 
 /// Stands in for a box that cannot be read.

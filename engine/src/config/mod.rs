@@ -1,15 +1,19 @@
 //! The configuration of a run, checked: whoever holds a [`Config`] holds one that makes sense.
 //!
-//! `load` reads RON, applies `--set` overrides, and reports every error at once with its place.
+//! [`load()`] reads RON, applies `--set` overrides, and reports every error at once with its place:
+//! `tree` keeps the place of every value, `schema` says what each may be, `checks` what several may
+//! be together, and `report` prints what is not so.
 
 mod bytes;
 mod checks;
 mod fields;
+mod limits;
 mod load;
 mod not_built;
 mod reader;
 mod report;
 mod schema;
+mod section;
 mod set;
 mod source;
 mod suggest;
@@ -56,13 +60,13 @@ pub enum Origin {
 pub struct Config {
     /// Names the run directory. Default: the config file's stem.
     pub name: String,
-    /// On what the ranks run.
+    /// On what the ranks run. Default `Cpu(count: tensor x data, memory: "2GiB")`.
     pub device: DeviceConfig,
     /// The network.
     pub model: ModelConfig,
     /// How the network is cut over the ranks.
     pub parallel: ParallelConfig,
-    /// Storage type of parameters, activations and gradients on the device.
+    /// Storage type of parameters, activations and gradients on the device. Default `Bf16`.
     pub precision: Precision,
     /// Dynamic loss scale; used with `Fp16` only.
     pub loss_scale: LossScaleConfig,
@@ -74,7 +78,7 @@ pub struct Config {
     pub schedule: ScheduleConfig,
     /// Samples per micro-batch and per step.
     pub batch: BatchConfig,
-    /// What is kept for the backward pass.
+    /// What is kept for the backward pass. Default `None`.
     pub recompute: Recompute,
     /// Text or tokens.
     pub data: DataConfig,
@@ -89,11 +93,12 @@ pub struct Config {
 pub enum DeviceConfig {
     /// Virtual GPUs on this machine.
     Cpu {
-        /// How many.
+        /// How many: as many as ranks. Default tensor x data.
         count: usize,
-        /// Bytes that each may hold.
+        /// Bytes that each may hold. 1 KiB to 1 EiB (2^60), default 2 GiB.
         memory: u64,
-        /// Kernel threads of each; default: the cores of this machine divided by `count`, at least 1.
+        /// Kernel threads of each, 1..=4096; default: the cores of this machine divided by `count`,
+        /// at least 1.
         threads: Option<usize>,
     },
     /// Real GPUs.
@@ -102,7 +107,7 @@ pub enum DeviceConfig {
     Sim {
         /// The description as read.
         box_: BoxConfig,
-        /// Its file, as resolved.
+        /// Its file, absolute.
         path: std::path::PathBuf,
     },
 }
@@ -111,49 +116,52 @@ pub enum DeviceConfig {
 /// numa_nodes: 2, node_memory: "755GiB")`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BoxConfig {
-    /// For messages.
+    /// For messages. Default: the file's stem.
     pub name: String,
-    /// GPUs of the box.
+    /// GPUs of the box. 1..=4096
     pub gpus: usize,
-    /// Usable bytes of each GPU.
+    /// Usable bytes of each GPU. 1 KiB to 1 PiB (2^50)
     pub gpu_memory: u64,
-    /// NUMA nodes with memory; GPUs are dealt evenly in order.
+    /// NUMA nodes with memory; GPUs are dealt evenly in order. 1..=1024, default 1.
     pub numa_nodes: usize,
-    /// Usable bytes of each node.
+    /// Usable bytes of each node. 1 KiB to 1 PiB (2^50)
     pub node_memory: u64,
 }
 
 /// A GPT-2: learned positions, pre-norm, GELU (tanh form), tied embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// L
+    /// L. 1..=10,000
     pub layers: usize,
-    /// C
+    /// C. 1..=1,000,000
     pub hidden: usize,
-    /// H; divides hidden
+    /// H; divides hidden, a multiple of tensor. 1..=65,536
     pub heads: usize,
-    /// T
+    /// T. 1..=16,777,216
     pub seq_len: usize,
-    /// V, unpadded. Default 256 (bytes).
+    /// V, unpadded. 2..=16,777,216, default 256 (bytes).
     pub vocab: usize,
-    /// F. Default 4 C.
+    /// F; a multiple of tensor. 1..=4,000,000, default 4 C.
     pub ffn_hidden: usize,
-    /// Probability of dropping, at the embedding, attention weights and both residual branches. [0, 1)
+    /// Probability of dropping, at the embedding, attention weights and both residual branches.
+    /// [0, 1), default 0.
     pub dropout: f32,
-    /// Standard deviation of the initial weights; residual projections divide by sqrt(2 L). Default 0.02.
+    /// Standard deviation of the initial weights; residual projections divide by
+    /// sqrt(2 L). [0, 10], default 0.02.
     pub init_std: f32,
 }
 
 /// The rank grid.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParallelConfig {
-    /// TP degree.
+    /// TP degree. 1..=4096, default 1.
     pub tensor: usize,
-    /// DP degree.
+    /// DP degree. 1..=4096, default 1.
     pub data: usize,
     /// Sequence parallelism: norm, dropout and residual regions split by tokens over TP.
+    /// Default false.
     pub sequence: bool,
-    /// 32-bit payloads in TP all-reduces.
+    /// 32-bit payloads in TP all-reduces. Default false.
     pub reduce_fp32: bool,
 }
 
@@ -171,13 +179,13 @@ pub enum Precision {
 /// Dynamic loss scale of `Fp16`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossScaleConfig {
-    /// At step 1, a power of two. Default 65536.
+    /// At step 1, a power of two in [floor, 2^24]. Default 65536.
     pub initial: f32,
-    /// Good steps before it doubles. Default 1000.
+    /// Good steps before it doubles. At least 1, default 1000.
     pub window: u64,
-    /// Overflows in a row before it halves. Default 2.
+    /// Overflows in a row before it halves. 1..=1000, default 2.
     pub hysteresis: u32,
-    /// Never below. Default 1.
+    /// Never below. (0, 2^24], default 1.
     pub floor: f32,
 }
 
@@ -192,9 +200,10 @@ pub struct OffloadConfig {
     pub transfer: Transfer,
     /// Where micro-batches are summed. Default `Auto`.
     pub accumulate: Accumulate,
-    /// Most elements of a gradient bucket before it is reduced in pieces. Default 50,000,000.
+    /// Most elements of a gradient bucket before it is reduced in pieces. 1024..=2^40,
+    /// default 50,000,000.
     pub bucket_elements: usize,
-    /// Most elements of a host Adam tile. Default 1,048,576.
+    /// Most elements of a host Adam tile. 1024..=2^40, default 1,048,576.
     pub tile_elements: usize,
     /// How many segments ahead of the forward parameters are sent up. 1..=64, default 1.
     pub lookahead: usize,
@@ -281,11 +290,11 @@ pub struct OptimizerConfig {
 pub struct ScheduleConfig {
     /// `Cosine` or `Constant`. Default `Cosine`.
     pub kind: ScheduleKind,
-    /// Steps from 0 to the peak. Default 0.
+    /// Steps from 0 to the peak; at most `decay_steps`. Default 0.
     pub warmup_steps: u64,
     /// Step at which the minimum is reached; may exceed `train.steps`. Default `train.steps`.
     pub decay_steps: u64,
-    /// [0, lr], default lr / 10.
+    /// [0, lr], default lr / 10 (of the decimal number: 6e-4 gives 6e-5).
     pub min_lr: f32,
 }
 
@@ -301,9 +310,9 @@ pub enum ScheduleKind {
 /// Batch sizes in samples of `seq_len` tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchConfig {
-    /// Per rank and pass.
+    /// Per rank and pass. 1..=2^31, default 1.
     pub micro: usize,
-    /// Per optimizer step, over all ranks. Default micro x data.
+    /// Per optimizer step, over all ranks; a multiple of micro x data, which is the default.
     pub global: usize,
 }
 
@@ -330,7 +339,8 @@ pub enum DataFormat {
 /// Where tokens come from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataConfig {
-    /// File, directory or glob, resolved (relative to the config file, or to the working directory from `--set`).
+    /// File, directory or glob, made absolute (relative to the config file, or to the working
+    /// directory from `--set`).
     /// Empty when the config leaves it out (then `train` asks for it; `plan` does not need it).
     pub train: String,
     /// The same; absent: the last `validation_fraction` of `train`.
@@ -344,7 +354,7 @@ pub struct DataConfig {
 /// Length and rhythm of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainConfig {
-    /// Optimizer steps.
+    /// Optimizer steps. 1..=10^12, as every number of steps.
     pub steps: u64,
     /// Steps between evaluations; 0: only after the last. Default 0.
     pub eval_every: u64,
@@ -359,9 +369,9 @@ pub struct TrainConfig {
 /// The text sampled after the last step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleConfig {
-    /// Start of the text. Default "\n".
+    /// Start of the text, not empty. Default "\n".
     pub prompt: String,
-    /// Tokens to draw; 0: none. Default 0.
+    /// Tokens to draw; 0: none. 0..=1,000,000, default 0.
     pub tokens: usize,
     /// [0, 10]; 0: always the likeliest. Default 0.8.
     pub temperature: f32,

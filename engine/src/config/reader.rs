@@ -1,4 +1,4 @@
-//! Reads typed values out of trees, and keeps account: every error, every place, every origin.
+//! The account of a reading: every text, every error, every place, every origin.
 //!
 //! A value that cannot be read is reported, marked, and replaced by a stand-in, so that reading
 //! goes on and all errors come out together. A stand-in never leaves this module's callers:
@@ -6,22 +6,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::report::{Problem, Spot, short};
-use super::source::{Kind as SourceKind, Place, Source};
-use super::suggest;
-use super::tree::{Field, Kind, Node, join};
-use super::value::{Complaint, Item, Parsed, name_of};
 use super::Origin;
-
-/// What a key is when the text leaves it out.
-pub(super) enum Or<T> {
-    /// An error; an example of the key for the help.
-    Required(&'static str),
-    /// A fixed value.
-    Default(T),
-    /// Computed, how in words, from these keys.
-    Derived(T, &'static str, &'static [&'static str]),
-}
+use super::report::{Problem, Spot, short};
+use super::source::{Place, Source};
+use super::suggest;
+use super::tree::{Node, join};
+use super::value::{Complaint, Item};
 
 /// Sources, and what is known about the keys read so far.
 #[derive(Default)]
@@ -30,18 +20,19 @@ pub(super) struct Reader {
     pub(super) problems: Vec<Problem>,
     pub(super) origins: Vec<(String, String, Origin)>,
     pub(super) places: HashMap<String, Place>,
+    pub(super) known: Vec<String>,
+    pub(super) unknown: Vec<Unknown>,
+    /// Errors about missing keys, held back until the unknown ones are known.
+    pub(super) missing: Vec<Problem>,
     bad: HashSet<String>,
-    known: Vec<String>,
-    unknown: Vec<Unknown>,
-    missing: Vec<Problem>,
 }
 
 /// A key that nobody asked for.
-struct Unknown {
-    section: String,
-    owner: String,
-    key: String,
-    place: Place,
+pub(super) struct Unknown {
+    pub(super) section: String,
+    pub(super) owner: String,
+    pub(super) key: String,
+    pub(super) place: Place,
 }
 
 impl Reader {
@@ -102,42 +93,8 @@ impl Reader {
         })
     }
 
-    /// Reads the whole tree as one section; then unknown keys are reported.
-    ///
-    /// `owner` says in messages who has the keys at the top: "a config".
-    pub(super) fn read<T>(&mut self, root: &Node, owner: &str, inside: impl FnOnce(&mut Section<'_, '_>) -> T) -> T {
-        let (fields, broken) = match &root.kind {
-            Kind::Struct { name: None, fields } => (fields.as_slice(), false),
-            _ => (&[][..], true),
-        };
-        if broken {
-            let item = self.item(root);
-            let found = item.found();
-            let message = format!("expected `( key: value, ... )` around the keys, found {found}");
-            let help = match item.text.starts_with('{') {
-                true => "this looks like JSON: RON writes `( key: value )`, keys without quotes",
-                false => "put one pair of parentheses around the whole file, without a name",
-            };
-            self.report("", root.place, Complaint { message, help: help.into() });
-        }
-        let start = Place { end: root.place.start + 1, ..root.place };
-        let mut section = Section {
-            reader: self,
-            path: String::new(),
-            owner: owner.into(),
-            fields,
-            at: start,
-            broken,
-            keys: Vec::new(),
-        };
-        let value = inside(&mut section);
-        section.close();
-        self.report_unknown();
-        value
-    }
-
     /// Reports unknown keys, and missing ones that no unknown key is a misspelling of.
-    fn report_unknown(&mut self) {
+    pub(super) fn report_unknown(&mut self) {
         let mut missing = std::mem::take(&mut self.missing);
         for Unknown { section, owner, key, place } in std::mem::take(&mut self.unknown) {
             let help = suggest::key_help(&section, &owner, &key, &self.known);
@@ -164,200 +121,5 @@ impl Reader {
         self.bad.extend(other.bad.iter().map(|key| join(prefix, key)));
         self.sources.append(&mut other.sources);
         self.problems.append(&mut other.problems);
-    }
-}
-
-/// One `( ... )` of the tree, being read.
-pub(super) struct Section<'r, 'n> {
-    pub(super) reader: &'r mut Reader,
-    path: String,
-    /// Who has these keys, for messages: "`model`", "`Cpu`".
-    owner: String,
-    fields: &'n [Field],
-    /// Where a missing key is missing.
-    at: Place,
-    /// The section itself was reported: its keys are bad without further words.
-    broken: bool,
-    keys: Vec<&'static str>,
-}
-
-impl<'n> Section<'_, 'n> {
-    /// The field called `key`, from now on a known key.
-    fn take(&mut self, key: &'static str) -> (String, Option<&'n Field>) {
-        let path = join(&self.path, key);
-        self.reader.known.push(path.clone());
-        self.keys.push(key);
-        let field = self.fields.iter().find(|field| field.key == key);
-        if let Some(field) = field {
-            self.reader.places.insert(path.clone(), field.value.place);
-        }
-        if self.broken {
-            self.reader.bad.insert(path.clone());
-        }
-        (path, field)
-    }
-
-    /// A single value: read by `parse`, shown by `show`.
-    pub(super) fn leaf<T: Default>(
-        &mut self,
-        key: &'static str,
-        or: Or<T>,
-        show: impl FnOnce(&T) -> String,
-        parse: impl FnOnce(&Reader, &Node) -> Parsed<T>,
-    ) -> T {
-        let (path, field) = self.take(key);
-        let Some(field) = field else {
-            return self.absent(path, or, show);
-        };
-        match parse(self.reader, &field.value) {
-            Ok(value) => {
-                let origin = self.origin(field);
-                self.reader.origins.push((path, show(&value), origin));
-                value
-            }
-            Err(complaint) => {
-                self.reader.report(&path, field.value.place, complaint);
-                self.reader.bad.insert(path);
-                or.stand_in()
-            }
-        }
-    }
-
-    fn absent<T: Default>(&mut self, path: String, or: Or<T>, show: impl FnOnce(&T) -> String) -> T {
-        let origin = match &or {
-            Or::Required(example) => {
-                self.missing(&path, example);
-                self.reader.bad.insert(path.clone());
-                Origin::Default
-            }
-            Or::Default(_) => Origin::Default,
-            Or::Derived(_, how, from) => {
-                if !self.reader.ok(from) {
-                    self.reader.bad.insert(path.clone());
-                }
-                Origin::Derived((*how).into())
-            }
-        };
-        let value = or.stand_in();
-        self.reader.origins.push((path, show(&value), origin));
-        value
-    }
-
-    fn missing(&mut self, path: &str, example: &str) {
-        if self.broken {
-            return;
-        }
-        self.reader.missing.push(Problem {
-            key: path.into(),
-            message: "this key is required and missing".into(),
-            help: match self.path.as_str() {
-                "" => format!("add `{example}`"),
-                path => format!("add `{example}` to `{path}`"),
-            },
-            spots: vec![Spot::At(self.at, String::new())],
-        });
-    }
-
-    fn origin(&self, field: &Field) -> Origin {
-        match self.reader.sources.get(field.value.place.source) {
-            Some(source) if source.kind != SourceKind::Set => {
-                Origin::File { line: source.spot(field.value.place).line }
-            }
-            _ => Origin::Set,
-        }
-    }
-
-    /// `key: (...)`.
-    pub(super) fn section<T>(
-        &mut self,
-        key: &'static str,
-        inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
-    ) -> T {
-        let (path, field) = self.take(key);
-        let (mut fields, mut broken, mut at): (&'n [Field], _, _) = (&[], self.broken, self.at);
-        if let Some(field) = field {
-            if self.in_file(field.key_place) {
-                at = field.key_place;
-            }
-            match &field.value.kind {
-                Kind::Struct { name: None, fields: inner } => fields = inner,
-                _ => {
-                    broken = true;
-                    let found = self.reader.item(&field.value).found();
-                    let message = format!("expected `( key: value, ... )`, found {found}");
-                    let help = format!("`{path}` is a section: write `{key}: ( ... )`");
-                    self.reader.report(&path, field.value.place, Complaint { message, help });
-                }
-            }
-        }
-        let owner = format!("`{path}`");
-        self.enter(path, owner, (fields, at, broken), inside)
-    }
-
-    fn in_file(&self, place: Place) -> bool {
-        self.reader.sources.get(place.source).is_some_and(|source| source.kind != SourceKind::Set)
-    }
-
-    /// `key: Variant` or `key: Variant(...)`, one of `examples`; the fields are read by `inside`,
-    /// which is given the variant's index.
-    pub(super) fn choice<T>(
-        &mut self,
-        key: &'static str,
-        examples: &[&'static str],
-        or: Or<usize>,
-        inside: impl FnOnce(usize, &mut Section<'_, 'n>) -> T,
-    ) -> T {
-        let show = |index: &usize| examples.get(*index).map_or("", |e| name_of(e)).to_string();
-        let index = self.leaf(key, or, show, |reader, node| reader.item(node).variant(examples));
-        let path = join(&self.path, key);
-        let node = self.fields.iter().find(|field| field.key == key).map(|field| &field.value);
-        let fields: &'n [Field] = match node.map(|node| &node.kind) {
-            Some(Kind::Struct { fields, .. }) => fields,
-            _ => &[],
-        };
-        let broken = !self.reader.ok(&[&path]) && node.is_some() || self.broken;
-        let at = node.map_or(self.at, |node| node.place);
-        let owner = format!("`{}`", show(&index));
-        self.enter(path, owner, (fields, at, broken), |section| inside(index, section))
-    }
-
-    fn enter<T>(
-        &mut self,
-        path: String,
-        owner: String,
-        (fields, at, broken): (&'n [Field], Place, bool),
-        inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
-    ) -> T {
-        let reader = &mut *self.reader;
-        let mut section = Section { reader, path, owner, fields, at, broken, keys: Vec::new() };
-        let value = inside(&mut section);
-        section.close();
-        value
-    }
-
-    /// Notes the keys that nobody asked for.
-    fn close(self) {
-        if self.broken {
-            return;
-        }
-        for field in self.fields {
-            if !self.keys.iter().any(|key| *key == field.key) {
-                self.reader.unknown.push(Unknown {
-                    section: self.path.clone(),
-                    owner: self.owner.clone(),
-                    key: field.key.clone(),
-                    place: field.key_place,
-                });
-            }
-        }
-    }
-}
-
-impl<T: Default> Or<T> {
-    fn stand_in(self) -> T {
-        match self {
-            Self::Required(_) => T::default(),
-            Self::Default(value) | Self::Derived(value, ..) => value,
-        }
     }
 }

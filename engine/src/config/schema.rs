@@ -1,7 +1,7 @@
 //! Every key: its type, its range and its default.
 
 use super::fields::Named;
-use super::reader::{Or, Section};
+use super::section::{Or, Section};
 use super::value::Interval;
 use super::*;
 
@@ -109,27 +109,23 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
     BoxConfig {
         name: s.text("name", Or::Derived(stem.into(), "the file's name", &[]), |_| Ok(())),
         gpus: s.uint("gpus", 1..=4096, Or::Required("gpus: 16")),
-        gpu_memory: s.bytes("gpu_memory", Or::Required("gpu_memory: \"31.7GiB\"")),
+        gpu_memory: s.bytes("gpu_memory", 1 << 50, Or::Required("gpu_memory: \"31.7GiB\"")),
         numa_nodes: s.uint("numa_nodes", 1..=1024, Or::Default(1)),
-        node_memory: s.bytes("node_memory", Or::Required("node_memory: \"755GiB\"")),
+        node_memory: s.bytes("node_memory", 1 << 50, Or::Required("node_memory: \"755GiB\"")),
     }
 }
 
 /// The name becomes a part of a directory's name.
 fn run_name(name: &str) -> Result<(), &'static str> {
     let bad = |c: char| c == '/' || c.is_control();
-    if name.is_empty() || name == "." || name == ".." || name.len() > 200 || name.contains(bad) {
-        return Err("must be a name for a directory (at most 200 bytes, without `/`)");
+    if name.is_empty() || name == "." || name == ".." || name.len() > 255 || name.contains(bad) {
+        return Err("must be a name for a directory (at most 255 bytes, without `/`)");
     }
     Ok(())
 }
 
 fn device(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> DeviceConfig {
-    let examples = [
-        "Cpu(count: 4, memory: \"512MiB\")",
-        "Cuda",
-        "Sim(box: \"boxes/dgx2.ron\")",
-    ];
+    let examples = ["Cpu(count: 4, memory: \"512MiB\")", "Cuda", "Sim(box: \"boxes/dgx2.ron\")"];
     let world = parallel.tensor * parallel.data;
     let or = Or::Derived(0, "virtual GPUs on this machine", &[]);
     s.choice("device", &examples, or, |index, s| match index {
@@ -139,7 +135,7 @@ fn device(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> DeviceConfig {
                 1..=4096 * 4096,
                 Or::Derived(world, "tensor x data", &["parallel.tensor", "parallel.data"]),
             ),
-            memory: s.bytes("memory", Or::Default(2 << 30)),
+            memory: s.bytes("memory", 1 << 60, Or::Default(2 << 30)),
             threads: s.uint_or_none("threads", 1..=4096),
         },
         1 => DeviceConfig::Cuda,
@@ -266,7 +262,11 @@ fn batch(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> BatchConfig {
     let from = &["batch.micro", "parallel.data"];
     BatchConfig {
         micro,
-        global: s.uint("global", 1..=SAMPLES, Or::Derived(micro * parallel.data, "micro x data", from)),
+        global: s.uint(
+            "global",
+            1..=SAMPLES,
+            Or::Derived(micro * parallel.data, "micro x data", from),
+        ),
     }
 }
 

@@ -69,7 +69,8 @@ impl Source {
         let start: usize =
             self.text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
         let rest = self.text.get(start..).unwrap_or_default();
-        let column = rest.char_indices().nth(col.saturating_sub(1)).map_or(rest.len(), |(at, _)| at);
+        let column =
+            rest.char_indices().nth(col.saturating_sub(1)).map_or(rest.len(), |(at, _)| at);
         start + column
     }
 }

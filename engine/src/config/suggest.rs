@@ -40,7 +40,8 @@ const ALIASES: [(&str, &str); 34] = [
     ("wd", "optimizer.weight_decay"),
 ];
 
-/// The names nearest to `typed`: all at the smallest distance, if that is small enough.
+/// The names nearest to `typed`: all at the smallest distance, if that is small enough; else those
+/// that `typed` is the beginning of.
 pub(super) fn nearest<'a>(
     typed: &str,
     names: impl IntoIterator<Item = &'a str> + Clone,
@@ -54,10 +55,11 @@ pub(super) fn nearest<'a>(
         name => strsim::damerau_levenshtein(&lower, &name),
     };
     let best = names.clone().into_iter().map(distance).min().unwrap_or(usize::MAX);
-    if best > 1.max(lower.chars().count() / 3) {
-        return Vec::new();
+    if best <= 1.max(lower.chars().count() / 3) {
+        return names.into_iter().filter(|name| distance(name) == best).collect();
     }
-    names.into_iter().filter(|name| distance(name) == best).collect()
+    let shortened = |name: &&str| lower.len() >= 3 && name.to_lowercase().starts_with(&lower);
+    names.into_iter().filter(shortened).collect()
 }
 
 /// Help for the unknown key `typed` of `section` ("" at the top), which messages call `owner`,
@@ -131,6 +133,7 @@ mod tests {
         assert!(key_help("model", "here", "layer", &known).contains("did you mean `layers`?"));
         assert!(key_help("", "here", "layer", &known).contains("did you mean `model.layers`?"));
         assert!(key_help("", "here", "learning_rate", &known).contains("`optimizer.lr`"));
+        assert!(key_help("optimizer", "here", "bet", &known).contains("`beta1`"));
         assert!(key_help("optimizer", "here", "zzz", &known).contains("are `lr` or `beta1`"));
     }
 

@@ -83,10 +83,7 @@ fn every_shipped_config_loads_and_round_trips() {
 fn the_least_config_has_the_documented_defaults() {
     let config = config(LEAST, &[]);
     assert_eq!(config.name, "test");
-    assert_eq!(
-        config.device,
-        DeviceConfig::Cpu { count: 1, memory: 2 << 30, threads: None }
-    );
+    assert_eq!(config.device, DeviceConfig::Cpu { count: 1, memory: 2 << 30, threads: None });
     assert_eq!((config.model.vocab, config.model.ffn_hidden), (256, 128));
     assert_eq!((config.optimizer.lr, config.schedule.min_lr), (6e-4, 6e-5));
     assert_eq!((config.schedule.decay_steps, config.optimizer.clip), (10, Some(1.0)));
@@ -208,8 +205,10 @@ fn set_merges_groups_and_replaces_variants() {
     assert_eq!(device, DeviceConfig::Cpu { count: 4, memory: 2 << 30, threads: None });
     let sets = ["device.count=2", "parallel.data=1", "batch.global=3"];
     assert!(matches!(config(RICH, &sets).device, DeviceConfig::Cpu { count: 2, .. }));
-    assert!(matches!(config(LEAST, &["device.threads=3"]).device,
-        DeviceConfig::Cpu { count: 1, threads: Some(3), .. }));
+    assert!(matches!(
+        config(LEAST, &["device.threads=3"]).device,
+        DeviceConfig::Cpu { count: 1, threads: Some(3), .. }
+    ));
     let late = ["offload.update=Delayed(after_step: 1)", "offload.update.after_step=9"];
     assert_eq!(config(LEAST, &late).offload.update, UpdateMode::Delayed { after_step: 9 });
     assert_eq!(config(RICH, &["device=Cuda"]).device, DeviceConfig::Cuda);

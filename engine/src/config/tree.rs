@@ -53,6 +53,12 @@ pub(super) fn parse(source: &Source, index: usize, start: usize) -> Result<Node,
         let local = Source { text: text.to_string(), ..source.clone() };
         let at = |p: ron::error::Position| start + local.offset(p.line, p.col);
         let (from, to) = (at(error.span.start), at(error.span.end));
+        // Not the space before what was not expected.
+        let rest = source.text.get(from..).unwrap_or_default();
+        let from = match error.code {
+            ron::Error::TrailingCharacters => from + rest.len() - rest.trim_start().len(),
+            _ => from,
+        };
         let place = Place { source: index, start: from, end: to.max(from) };
         return Err(SyntaxError { place, message: error.code.to_string() });
     }

@@ -58,7 +58,8 @@ impl Interval {
     }
 
     fn words(self) -> String {
-        let plain = |bound: f32| if bound >= 1e8 { format!("{bound:e}") } else { bound.to_string() };
+        let plain =
+            |bound: f32| if bound >= 1e8 { format!("{bound:e}") } else { bound.to_string() };
         let (low, high) = (plain(self.low), plain(self.high));
         match (self.low_open, self.high_open) {
             (false, false) => format!("from {low} to {high}"),

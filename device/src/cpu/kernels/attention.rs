@@ -2,7 +2,7 @@
 //! a softmax between them. Only the keys up to the block's end are touched.
 
 use super::dense::{src, tail};
-use super::math::{Mask, dot, exp, max, read, sum};
+use super::math::{Mask, dot, exp, max, read, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::gemm::{self, Dst, Gemm, Matrix, MatrixMut, Src};
 use crate::cpu::workers::{QUERY_ROWS, SCORE_PAD, Scratch, Workers, attention_floats};
@@ -185,11 +185,11 @@ fn forward(head: Head<'_>, scratch: &mut Scratch<'_>, results: &Results<'_, &mut
 fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32], inverses: &mut [f32]) {
     let Shape { scale, mask, .. } = head.shape;
     let mut factors = [0.0; BLOCK];
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
             let rows = scores.chunks_exact_mut(block.stride).take(block.rows);
-            for (i, ((row, lse), inverse)) in rows.zip(lse).zip(inverses).enumerate() {
+            for (i, ((row, lse), inverse)) in rows.zip(&mut *lse).zip(&mut *inverses).enumerate() {
                 let seen = block.first + i + 1;
                 row[seen..].fill(f32::NEG_INFINITY);
                 let top = max(row);
@@ -261,7 +261,7 @@ fn backward(
 
 /// delta (T) = sums over the head's columns of d_out out.
 fn row_dots(head: Head<'_>, saved: Saved<'_>, delta: &mut [f32]) {
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
             let (mut outs, mut d_outs) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -287,7 +287,7 @@ fn scores_backward(
 ) {
     let Shape { scale, mask, .. } = head.shape;
     let mut factors = [1.0; BLOCK];
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
             let stride = block.stride;

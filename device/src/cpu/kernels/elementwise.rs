@@ -1,6 +1,6 @@
 //! Activations, bias, dropout, additions and conversions; and sums of columns.
 
-use super::math::{Mask, gelu, gelu_slope, masked, read};
+use super::math::{Mask, gelu, gelu_slope, masked, read, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Workers};
 use crate::op::Op;
@@ -60,7 +60,7 @@ fn blocks(workers: &mut Workers, y: ViewMut<'_>, f: impl Fn(usize, &mut ViewMut<
 /// y = f(x)
 fn map(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f32 + Sync) {
     blocks(workers, y, |first, y| {
-        pulp::Arch::new().dispatch(
+        vectorised(
             #[inline(always)]
             || {
                 let (mut xs, mut ys) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -78,7 +78,7 @@ fn map(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f3
 /// y = f(y, x)
 fn update(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f32) -> f32 + Sync) {
     blocks(workers, y, |first, y| {
-        pulp::Arch::new().dispatch(
+        vectorised(
             #[inline(always)]
             || {
                 let (mut xs, mut ys) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -109,7 +109,7 @@ fn drop_elements(
         return;
     };
     blocks(workers, y, |first, y| {
-        pulp::Arch::new().dispatch(
+        vectorised(
             #[inline(always)]
             || {
                 let (mut ys, mut factors) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -138,7 +138,7 @@ fn bias_dropout_add(
 ) {
     let mask = Mask::new(dropout);
     workers.split(rows, y.len(), Rows { view: y, each: cols }, &|rows, mut y, _| {
-        pulp::Arch::new().dispatch(
+        vectorised(
             #[inline(always)]
             || {
                 let mut buffers = [[0.0; BLOCK]; 4];
@@ -174,7 +174,7 @@ fn column_sum(
     let y = Rows { view: y, each: BLOCK };
     workers.split(cols.div_ceil(BLOCK), x.len(), y, &|blocks, mut y, _| {
         let first = blocks.start * BLOCK;
-        pulp::Arch::new().dispatch(
+        vectorised(
             #[inline(always)]
             || {
                 let mut xs = [0.0; BLOCK];

@@ -1,6 +1,6 @@
 //! Rows of tables, by token and by position: all four ops are sums of rows.
 
-use super::math::read;
+use super::math::{read, vectorised};
 use super::{Memory, not_a_kernel, slice, values, values_mut};
 use crate::cpu::workers::{Rows, Workers};
 use crate::op::{Op, VocabShard};
@@ -83,7 +83,7 @@ fn sum_rows(
     y: &mut ViewMut<'_>,
     range: Range<usize>,
 ) {
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
             let (mut buffer, mut old) = ([0.0; BLOCK], [0.0; BLOCK]);

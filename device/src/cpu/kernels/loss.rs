@@ -1,6 +1,6 @@
 //! Cross entropy over logits (rows, V/tp) of which a rank holds some columns; the padded ones take no part.
 
-use super::math::{exp, max, read, sum};
+use super::math::{exp, max, read, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Slice, Workers};
 use crate::op::{Op, VocabShard};
@@ -62,7 +62,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
 
 /// y (rows) = maxima of the first `valid` columns of x (rows, cols).
 fn row_max(x: View<'_>, cols: usize, valid: usize, y: &mut [f32]) {
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
             let mut buffer = [0.0; BLOCK];
@@ -79,7 +79,7 @@ fn row_max(x: View<'_>, cols: usize, valid: usize, y: &mut [f32]) {
 
 /// sums (rows) = sums of e^(x - max) over the first `valid` columns of x (rows, cols).
 fn sum_exps(x: View<'_>, cols: usize, valid: usize, maxima: &[f32], sums: &mut [f32]) {
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
             let mut buffer = [0.0; BLOCK];
@@ -132,7 +132,7 @@ impl Gradient {
         let valid = if self.target < 0 { 0 } else { shard.valid.min(cols) };
         let target = column(self.target, shard, cols);
         let factor = self.scale / self.sum;
-        pulp::Arch::new().dispatch(
+        vectorised(
             #[inline(always)]
             || {
                 let mut x = [0.0; BLOCK];

@@ -1,6 +1,6 @@
 //! Layer norm. Statistics are f32, in an order that depends on the row's length alone.
 
-use super::math::{dot, read, sum};
+use super::math::{dot, read, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Slice, Workers, norm_floats};
 use crate::op::Op;
@@ -66,7 +66,7 @@ fn forward(
     floats: &mut [f32],
     cols: usize,
 ) {
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
             let [gains, biases, xs, ys] = four(floats, cols);
@@ -109,7 +109,7 @@ impl Inputs<'_> {
 /// normalised x.
 fn backward(inputs: Inputs<'_>, d_x: &mut ViewMut<'_>, add: bool, floats: &mut [f32]) {
     let Inputs { x, gain, stats, d_y, cols } = inputs;
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
             let [gains, normal, g, buffer] = four(floats, cols);
@@ -144,7 +144,7 @@ fn sum_gradients(
     d_bias: &mut ViewMut<'_>,
 ) {
     let Inputs { x, stats, d_y, cols, .. } = inputs;
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || {
             let (mut xs, mut d_ys) = ([0.0; BLOCK], [0.0; BLOCK]);

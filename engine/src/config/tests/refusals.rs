@@ -3,13 +3,13 @@
 use super::super::*;
 use super::{LEAST, loaded};
 
-/// A config that is right but for `section`, which replaces or joins what it has.
-fn with(sets: &[&str]) -> ConfigError {
+/// The least config, which these arguments spoil.
+fn spoiled(sets: &[&str]) -> ConfigError {
     loaded(LEAST, sets).expect_err(&format!("{sets:?} should be refused"))
 }
 
 fn refuses(sets: &[&str], key: &str, parts: &[&str]) {
-    let error = with(sets);
+    let error = spoiled(sets);
     let [problem] = error.errors() else { panic!("one error expected:\n{error}") };
     assert_eq!(problem.key, key, "{error}");
     assert!(!problem.help.is_empty(), "{error}");
@@ -23,7 +23,11 @@ fn single_values() {
         ("model.layers=0", "model.layers", &["from 1 to 10_000, found 0"]),
         ("model.layers=10_001", "model.layers", &["found 10_001"]),
         ("model.layers=-3", "model.layers", &["found -3"]),
-        ("model.layers=\"two\"", "model.layers", &["expected a whole number, found the string \"two\""]),
+        (
+            "model.layers=\"two\"",
+            "model.layers",
+            &["expected a whole number, found the string \"two\""],
+        ),
         ("model.layers=\"2\"", "model.layers", &["write 2 without the quotes"]),
         ("model.layers=4.0", "model.layers", &["found the number 4.0", "write 4, without a point"]),
         ("model.layers=1e3", "model.layers", &["write 1000, without"]),
@@ -61,7 +65,11 @@ fn single_values() {
         ("offload.update=Delayed(40)", "offload.update", &["write `Delayed(after_step: 40)`"]),
         ("offload.update=Delay", "offload.update", &["did you mean `Delayed(after_step: 40)`?"]),
         ("offload.update=Serial(x: 1)", "offload.update.x", &["`Serial` takes no keys"]),
-        ("offload.optimizer=Split(device_fraction: 1)", "offload.optimizer.device_fraction", &["below 1"]),
+        (
+            "offload.optimizer=Split(device_fraction: 1)",
+            "offload.optimizer.device_fraction",
+            &["below 1"],
+        ),
         ("offload.lookahead=65", "offload.lookahead", &["from 1 to 64"]),
         ("offload.tile_elements=1023", "offload.tile_elements", &["from 1_024"]),
         ("device=Cpu(memory: 512)", "device.memory", &["\"512MiB\" or \"512GiB\""]),
@@ -72,7 +80,11 @@ fn single_values() {
         ("device=Gpu", "device", &["did you mean `Cpu(count: 4, memory: \"512MiB\")`?"]),
         ("device=(box: \"x\")", "device.box", &["`Cpu` has no key `box`"]),
         ("device=Sim", "device.box", &["required and missing"]),
-        ("device=Sim(box: \"/nowhere/x.ron\")", "device.box", &["cannot read the box", "no directory"]),
+        (
+            "device=Sim(box: \"/nowhere/x.ron\")",
+            "device.box",
+            &["cannot read the box", "no directory"],
+        ),
         ("data.train=", "data.train", &["expected a path"]),
         ("name=a/b", "name", &["without `/`"]),
         ("sample.prompt=\"\"", "sample.prompt", &["at least one character"]),
@@ -122,31 +134,70 @@ fn arguments_of_set() {
 #[test]
 fn rules_between_keys_show_every_value_and_the_arithmetic() {
     let cases: &[(&[&str], &str, &[&str])] = &[
-        (&["parallel.tensor=3", "model.ffn_hidden=30"], "model.heads",
-            &["4 = 1 x 3 + 1", "^ 4 heads", "^ 3 tensor-parallel ranks", "could be 3 or 6"]),
+        (
+            &["parallel.tensor=3", "model.ffn_hidden=30"],
+            "model.heads",
+            &["4 = 1 x 3 + 1", "^ 4 heads", "^ 3 tensor-parallel ranks", "could be 3 or 6"],
+        ),
         (&["model.hidden=30"], "model.hidden", &["30 = 7 x 4 + 2", "28 or 32", "3 or 5"]),
         (&["parallel.tensor=4", "model.ffn_hidden=30"], "model.ffn_hidden", &["30 = 7 x 4 + 2"]),
-        (&["parallel.tensor=2", "device=Cpu(count: 3)"], "device.count",
-            &["3 devices, but tensor 2 x data 1 = 2 ranks", "note: `parallel.data` is 1 by default"]),
-        (&["batch.global=30", "batch.micro=4", "parallel.data=2"], "batch.global",
-            &["micro 4 x data 2 = 8: 30 = 3 x 8 + 6", "are 24 or 32", "^ 4 samples", "^ 2 replicas"]),
+        (
+            &["parallel.tensor=2", "device=Cpu(count: 3)"],
+            "device.count",
+            &[
+                "3 devices, but tensor 2 x data 1 = 2 ranks",
+                "note: `parallel.data` is 1 by default",
+            ],
+        ),
+        (
+            &["batch.global=30", "batch.micro=4", "parallel.data=2"],
+            "batch.global",
+            &[
+                "micro 4 x data 2 = 8: 30 = 3 x 8 + 6",
+                "are 24 or 32",
+                "^ 4 samples",
+                "^ 2 replicas",
+            ],
+        ),
         (&["batch.global=3", "batch.micro=8"], "batch.global", &["are 8"]),
-        (&["parallel.sequence=true", "parallel.tensor=4", "model.seq_len=17"], "model.seq_len",
-            &["micro 1 x seq_len 17 = 17 tokens", "17 = 4 x 4 + 1", "16 or 20"]),
+        (
+            &["parallel.sequence=true", "parallel.tensor=4", "model.seq_len=17"],
+            "model.seq_len",
+            &["micro 1 x seq_len 17 = 17 tokens", "17 = 4 x 4 + 1", "16 or 20"],
+        ),
         (&["schedule.min_lr=0.1"], "schedule.min_lr", &["0.1 is above the peak rate 0.0006"]),
-        (&["schedule.warmup_steps=11"], "schedule.warmup_steps",
-            &["11 steps is longer than the whole schedule of 10", "`schedule.decay_steps` is 10 (train.steps)"]),
+        (
+            &["schedule.warmup_steps=11"],
+            "schedule.warmup_steps",
+            &[
+                "11 steps is longer than the whole schedule of 10",
+                "`schedule.decay_steps` is 10 (train.steps)",
+            ],
+        ),
         (&["model.vocab=255"], "model.vocab", &["too few for bytes", "`data.format` is Bytes"]),
         (&["loss_scale.initial=1000"], "loss_scale.initial", &["use 512.0 or 1024.0"]),
         (&["loss_scale=(initial: 2, floor: 4)"], "loss_scale.initial", &["below the floor 4.0"]),
-        (&["model=(layers: 10000, hidden: 1000000, heads: 1)"], "model.hidden",
-            &["parameters, more than 2^50", "10000 layers x"]),
+        (
+            &["model=(layers: 10000, hidden: 1000000, heads: 1)"],
+            "model.hidden",
+            &["parameters, more than 2^50", "10000 layers x"],
+        ),
         (&["batch.micro=2147483648", "model.seq_len=16777216"], "batch.micro", &["2^50"]),
         (&["train.steps=1000000000000", "batch.global=2147483648"], "train.steps", &["2^62"]),
     ];
     for (sets, key, parts) in cases {
         refuses(sets, key, parts);
     }
+    refuses(
+        &["batch.micro=2147483648", "parallel.data=2"],
+        "batch.micro",
+        &["= 4294967296 samples"],
+    );
+    refuses(
+        &["device.memory=1048576TiB", "parallel=(data: 8)"],
+        "device.memory",
+        &["more than 2^62", "`device.count` is 8 (tensor x data)"],
+    );
     refuses(&["loss_scale.initial=33554432"], "loss_scale.initial", &["at most 16777216"]);
 }
 
@@ -169,8 +220,15 @@ fn all_errors_come_out_together_in_the_order_of_the_text() {
 )";
     let error = loaded(text, &[]).unwrap_err();
     let keys: Vec<&str> = error.errors().iter().map(|problem| problem.key.as_str()).collect();
-    let expected = ["model.layers", "model.hidden", "lr", "precision", "batch.global",
-        "train.stepz", "train.seed"];
+    let expected = [
+        "model.layers",
+        "model.hidden",
+        "lr",
+        "precision",
+        "batch.global",
+        "train.stepz",
+        "train.seed",
+    ];
     assert_eq!(keys, expected, "{error}");
     assert!(error.to_string().ends_with("\n7 errors in dir/test.ron"));
 }
@@ -205,7 +263,7 @@ fn text_that_is_no_ron_is_refused_with_its_place() {
         ("model: (layers: 1)", ":6", "one pair of parentheses around everything"),
         ("{\"model\": 1}", "1:1", "this looks like JSON"),
         ("(model: 1 train: 2)", "1:11", "a comma is missing"),
-        ("(\n model: (\n", "3:1", "a `)` is missing at the end"),
+        ("(\n model: (\n", "2:10", "a `)` is missing at the end"),
         ("(name: \"abc)", "1:8", "close the string"),
         ("(model = 3)", "1:8", "stands `:`"),
         ("# comment\n()", "1:2", "comments start with `//`"),
@@ -260,5 +318,5 @@ fn errors_of_a_box_show_the_box_file() {
     write("(gpus: 2");
     assert!(refused().contains("b.ron:1:"));
     let error = load_box(&folder.path().join("b.ron")).unwrap_err().to_string();
-    assert!(error.contains("a `)` is missing"), "{error}");
+    assert!(error.contains("a comma is missing, or a `)`"), "{error}");
 }

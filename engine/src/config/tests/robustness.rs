@@ -5,7 +5,11 @@ use super::{LEAST, RICH, loaded};
 
 /// Every field of a text: its dotted path, its key, and the byte range of the key.
 fn fields(text: &str) -> Vec<(String, String, std::ops::Range<usize>)> {
-    fn walk(node: &tree::Node, path: &str, out: &mut Vec<(String, String, std::ops::Range<usize>)>) {
+    fn walk(
+        node: &tree::Node,
+        path: &str,
+        out: &mut Vec<(String, String, std::ops::Range<usize>)>,
+    ) {
         let tree::Kind::Struct { fields, .. } = &node.kind else { return };
         for field in fields {
             let range = field.key_place.start..field.key_place.end;
@@ -71,9 +75,40 @@ impl Numbers {
 
 /// Bytes and tokens that mean something to a parser.
 const PIECES: [&str; 34] = [
-    "(", ")", "[", "]", "{", "}", ",", ":", "\"", "'", "\\", "#", "r#", "b'", "//", "/*", "*/", "é",
-    "\u{85}", "\u{2028}", "\0", "Some(", "None", "NaN", "1e999", "-", ".", "_", "=", "..", "0x",
-    "#![enable(implicit_some)]", "\r\n", "99999999999999999999",
+    "(",
+    ")",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    ":",
+    "\"",
+    "'",
+    "\\",
+    "#",
+    "r#",
+    "b'",
+    "//",
+    "/*",
+    "*/",
+    "é",
+    "\u{85}",
+    "\u{2028}",
+    "\0",
+    "Some(",
+    "None",
+    "NaN",
+    "1e999",
+    "-",
+    ".",
+    "_",
+    "=",
+    "..",
+    "0x",
+    "#![enable(implicit_some)]",
+    "\r\n",
+    "99999999999999999999",
 ];
 
 /// A text with some bytes cut out and some pieces put in.

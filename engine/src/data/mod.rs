@@ -6,7 +6,7 @@
 //! resumed or re-sharded run needs no replay.
 
 use std::fmt;
-use std::fs::{self, File, FileType};
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf, absolute};
 
@@ -14,13 +14,14 @@ use device::random;
 
 use crate::config::DataFormat;
 
+mod files;
+
+use files::find_files;
+
 /// Word that keys the data stream under the seed of a run.
 const DATA_STREAM: u64 = 0x6461_7461;
 /// Longest text file that is taken from a directory.
 const MAX_TEXT_FILE: u64 = 8 << 20;
-/// Build products and earlier runs.
-const SKIPPED_FOLDERS: [&str; 3] = ["target", "runs", "node_modules"];
-const WILDCARDS: [char; 3] = ['*', '?', '['];
 
 /// Why a run has no tokens.
 #[derive(Debug, thiserror::Error)]
@@ -317,164 +318,12 @@ fn warn_of_overlap(train: &[PathBuf], validation: &[PathBuf]) {
     }
 }
 
-/// The files that `text` names, sorted by path, and whether it names a directory.
-fn find_files(text: &str, width: usize) -> Result<(Vec<PathBuf>, bool), Failure> {
-    let (path, mut files) = (Path::new(text), Vec::new());
-    let problem = match fs::metadata(path) {
-        _ if text.is_empty() => Problem::NotSet,
-        Ok(metadata) if metadata.is_file() => return Ok((vec![path.to_owned()], false)),
-        Ok(metadata) if metadata.is_dir() => {
-            walk(path, width, &mut files)?;
-            files.sort();
-            return Ok((files, true));
-        }
-        Ok(_) => Problem::NotAFile,
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Problem::Unreadable(error),
-        Err(_) if !text.contains(WILDCARDS) => Problem::Missing,
-        Err(_) => {
-            let mut pattern: Vec<_> = text.split('/').collect();
-            pattern.dedup_by(|part, before| *part == "**" && *before == "**");
-            glob(Path::new(""), &pattern, &mut files)?;
-            files.sort();
-            files.dedup();
-            if !files.is_empty() {
-                return Ok((files, false));
-            }
-            Problem::NoMatch
-        }
-    };
-    Err(at(path)(problem))
-}
-
-/// Adds what a directory gives for tokens of `width` bytes. Links are not followed.
-fn walk(directory: &Path, width: usize, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
-    for (path, name, kind) in list(directory)? {
-        let wanted = if width == 1 { name != "Cargo.lock" } else { name.ends_with(".bin") };
-        if kind.is_dir() && enters(&name) {
-            walk(&path, width, files)?;
-        } else if kind.is_file() && wanted && !name.starts_with('.') {
-            files.push(path);
-        }
-    }
-    Ok(())
-}
-
-/// Adds the files below `base` that match the components of a pattern. As in a shell, a wildcard
-/// leaves hidden names out and follows links; `**` is any number of the folders that `walk` enters.
-fn glob(base: &Path, pattern: &[&str], files: &mut Vec<PathBuf>) -> Result<(), Failure> {
-    let Some((&part, rest)) = pattern.split_first() else {
-        if base.is_file() {
-            files.push(base.to_owned());
-        }
-        return Ok(());
-    };
-    let at_start = base.as_os_str().is_empty();
-    if !part.contains(WILDCARDS) {
-        // The empty first component of an absolute pattern is the root.
-        return glob(&base.join(if at_start && part.is_empty() { "/" } else { part }), rest, files);
-    }
-    if part == "**" {
-        glob(base, if rest.is_empty() { &["*"] } else { rest }, files)?;
-    }
-    if !at_start && !base.is_dir() {
-        return Ok(());
-    }
-    for (path, name, kind) in list(base)? {
-        let hidden = name.starts_with('.') && !part.starts_with('.');
-        if part == "**" && kind.is_dir() && enters(&name) {
-            glob(&path, pattern, files)?;
-        } else if part != "**" && !hidden && matches(part, &name) {
-            glob(&path, rest, files)?;
-        }
-    }
-    Ok(())
-}
-
-fn enters(folder: &str) -> bool {
-    !folder.starts_with('.') && !SKIPPED_FOLDERS.contains(&folder)
-}
-
-/// Path, name and kind of each entry; the empty path is the working directory.
-fn list(directory: &Path) -> Result<Vec<(PathBuf, String, FileType)>, Failure> {
-    let readable = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-    let entries = fs::read_dir(readable).and_then(|entries| {
-        let described = entries.map(|entry| {
-            let entry = entry?;
-            let name = entry.file_name();
-            Ok((directory.join(&name), name.to_string_lossy().into_owned(), entry.file_type()?))
-        });
-        described.collect()
-    });
-    entries.map_err(|error| at(directory)(Problem::Unreadable(error)))
-}
-
-/// Whether a name matches one component of a pattern: `*`, `?`, `[..]`. Only the last `*` is ever
-/// reconsidered, so many of them cost no exponential time.
-fn matches(pattern: &str, name: &str) -> bool {
-    let pattern: Vec<char> = pattern.chars().collect();
-    let name: Vec<char> = name.chars().collect();
-    let (mut i, mut j) = (0, 0);
-    let mut star = None; // the pattern after the last `*`, and what that `*` has taken so far
-    while j < name.len() {
-        if pattern.get(i) == Some(&'*') {
-            i += 1;
-            star = Some((i, j));
-        } else if let Some(length) = matches_one(&pattern[i..], name[j]) {
-            (i, j) = (i + length, j + 1);
-        } else if let Some((after, taken)) = star {
-            (i, j) = (after, taken + 1);
-            star = Some((after, taken + 1));
-        } else {
-            return false;
-        }
-    }
-    pattern[i..].iter().all(|&c| c == '*')
-}
-
-/// How many characters of the pattern the one character of the name uses up; `None`: no match.
-fn matches_one(pattern: &[char], c: char) -> Option<usize> {
-    let literal = || (pattern.first() == Some(&c)).then_some(1);
-    match pattern {
-        ['?', ..] => Some(1),
-        ['[', class @ ..] => {
-            let negated = usize::from(class.first() == Some(&'!'));
-            let set = &class[negated..];
-            // A `]` that comes first belongs to the set; without an end the `[` is itself.
-            let Some(end) = set.iter().skip(1).position(|&c| c == ']') else { return literal() };
-            let (mut set, mut found) = (&set[..=end], false);
-            while let [first, rest @ ..] = set {
-                let (last, rest) =
-                    if let ['-', last, rest @ ..] = rest { (last, rest) } else { (first, rest) };
-                found |= (*first..=*last).contains(&c);
-                set = rest;
-            }
-            (found == (negated == 0)).then_some(negated + end + 3)
-        }
-        _ => literal(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::files::tests::{TREE, folder, path};
     use super::*;
+    use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
-
-    use tempfile::TempDir;
-
-    /// A folder with these files.
-    fn folder(files: &[(&str, &[u8])]) -> TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, content) in files {
-            let path = folder.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, content).unwrap();
-        }
-        folder
-    }
-
-    fn path(folder: &TempDir, name: &str) -> String {
-        folder.path().join(name).to_str().unwrap().to_owned()
-    }
 
     /// `train` of bytes in windows of 4, a quarter held out.
     fn open(train: &str) -> Result<Dataset, DataError> {
@@ -485,35 +334,11 @@ mod tests {
         result.unwrap_err().to_string()
     }
 
-    /// Names below `folder` that a text names.
-    fn found(folder: &TempDir, pattern: &str, width: usize) -> Vec<String> {
-        let (files, _) = find_files(&path(folder, pattern), width).unwrap();
-        let name =
-            |file: PathBuf| file.strip_prefix(folder.path()).unwrap().to_str().unwrap().to_owned();
-        files.into_iter().map(name).collect()
-    }
-
-    const TREE: [(&str, &[u8]); 11] = [
-        ("b.txt", b"bb"),
-        ("a/z.md", b"zz"),
-        ("a/b/deep.txt", b"dd"),
-        ("a.txt", b"aa"),
-        (".hidden", b"no"),
-        (".git/config", b"no"),
-        ("target/x.txt", b"no"),
-        ("runs/x.txt", b"no"),
-        ("a/node_modules/x.txt", b"no"),
-        ("Cargo.lock", b"no"),
-        ("tokens.bin", b"\xff\xfe"),
-    ];
-
     #[test]
     fn a_directory_gives_its_text_in_sorted_path_order() {
         let folder = folder(&TREE);
         symlink(folder.path().join("b.txt"), folder.path().join("link.txt")).unwrap();
         symlink(folder.path(), folder.path().join("loop")).unwrap();
-        let names = ["a/b/deep.txt", "a/z.md", "a.txt", "b.txt", "tokens.bin"];
-        assert_eq!(found(&folder, "", 1), names);
         let data = Dataset::open(&path(&folder, ""), None, DataFormat::Bytes, 0.5, 256, 3).unwrap();
         assert_eq!(data.bytes, b"ddzzaabb");
         assert_eq!(
@@ -524,58 +349,12 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_gives_only_bin_files_for_wide_tokens() {
-        let folder = folder(&TREE);
-        assert_eq!(found(&folder, "", 2), ["tokens.bin"]);
-    }
-
-    #[test]
     fn a_directory_leaves_long_files_out_and_a_named_file_may_be_long_and_binary() {
         let long = vec![0xff; MAX_TEXT_FILE as usize + 1];
         let folder = folder(&[("long.txt", &long)]);
         let message = error(open(&path(&folder, "")));
         assert!(message.contains("skipped 1 over 8 MiB and 0 not UTF-8"), "{message}");
         assert_eq!(open(&path(&folder, "long.txt")).unwrap().bytes, long);
-    }
-
-    #[test]
-    fn a_glob_gives_its_matches_in_sorted_path_order() {
-        let folder = folder(&TREE);
-        assert_eq!(found(&folder, "*.txt", 1), ["a.txt", "b.txt"]);
-        assert_eq!(found(&folder, "?/*", 1), ["a/z.md"]);
-        assert_eq!(found(&folder, "**/*.txt", 1), ["a/b/deep.txt", "a.txt", "b.txt"]);
-        assert_eq!(found(&folder, "**/**/[a-b].txt", 1), ["a.txt", "b.txt"]);
-        assert_eq!(found(&folder, "a/**", 1), ["a/b/deep.txt", "a/z.md"]);
-        assert_eq!(found(&folder, "*/../b.t?t", 1).last().unwrap(), "target/../b.txt");
-        assert_eq!(found(&folder, ".h*", 1), [".hidden"]);
-        assert_eq!(found(&folder, "**/b/*", 1), ["a/b/deep.txt"]);
-    }
-
-    #[test]
-    fn a_name_with_wildcards_that_exists_is_a_file() {
-        let folder = folder(&[("[x].txt", b"0123456789"), ("x.txt", b"no")]);
-        assert_eq!(found(&folder, "[x].txt", 1), ["[x].txt"]);
-    }
-
-    #[test]
-    fn patterns_match_as_in_a_shell() {
-        for (pattern, yes, no) in [
-            ("*", "abc", ""),
-            ("a*c", "abcbc", "abcb"),
-            ("*a*b*", "xaxxbx", "xbxxax"),
-            ("?", "é", "ab"),
-            ("[a-cx]1", "b1", "d1"),
-            ("[!a-c]", "d", "b"),
-            ("[]]", "]", "["),
-            ("[a-]", "-", "b"),
-            ("[ab", "[ab", "a"),
-            ("**.txt", "a.txt", "a.md"),
-        ] {
-            assert!(matches(pattern, yes), "{pattern} {yes}");
-            assert!(!matches(pattern, no) || no.is_empty(), "{pattern} {no}");
-        }
-        // Many stars that almost match do not take exponential time.
-        assert!(!matches(&"a*".repeat(40), &"a".repeat(39)));
     }
 
     #[test]

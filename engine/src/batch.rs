@@ -1,0 +1,182 @@
+//! Micro-batches on their way to the device: a host task fills a pinned one, a copy brings it up, one ahead of
+//! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
+
+use crate::data::Dataset;
+use device::{
+    Arena, Device, Dtype, Event, HostContext, HostTask,
+    Lane::{Compute, H2d, Host},
+    Mode, Op, Plan, Rank, Tensor,
+};
+use std::sync::Arc;
+use tensor_parallel::BatchTensors;
+
+/// Two for training, in turn, and one for evaluation.
+const SLOTS: usize = 3;
+const EVAL: usize = 2;
+
+/// Handles of the batches, the same on every rank: (3, B T) I32 each: tokens, targets, order.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchLayout {
+    host: [Tensor; SLOTS],
+    device: [Tensor; SLOTS],
+}
+
+impl BatchLayout {
+    pub(crate) fn plan(plan: &mut Plan, tokens: usize) -> Self {
+        let mut slots = |arena, name: &str| {
+            std::array::from_fn(|i| {
+                let at = (arena, "batches and losses");
+                plan.tensor(at, format!("{name}.{i}"), Dtype::I32, (3, tokens))
+            })
+        };
+        Self { host: slots(Arena::Pinned, "batch_host"), device: slots(Arena::Device, "batch") }
+    }
+}
+
+/// The data loader of one rank.
+#[derive(Debug)]
+pub(crate) struct Loader {
+    layout: BatchLayout,
+    tasks: [Arc<Fill>; SLOTS],
+    /// Number of the next training micro-batch to fetch.
+    next: u64,
+    /// Training micro-batches there are.
+    end: u64,
+    on_device: [Event; SLOTS],
+    consumed: [Event; SLOTS],
+}
+
+/// A micro-batch on the device, and where its samples stand in the step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch {
+    pub(crate) tensors: BatchTensors,
+    slot: usize,
+}
+
+/// How a step's samples are dealt out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deal {
+    pub(crate) seed: u64,
+    pub(crate) micro_batch: usize,
+    pub(crate) micro_batches: usize,
+    pub(crate) rank: Rank,
+    pub(crate) seq_len: usize,
+}
+
+impl Deal {
+    /// Number within the step of the first sample of micro-batch `micro`.
+    pub(crate) const fn first_sample(&self, micro: usize) -> usize {
+        (micro * self.rank.dp_size + self.rank.dp) * self.micro_batch
+    }
+}
+
+impl Loader {
+    /// For training steps `first_step..=last_step`.
+    pub(crate) fn new(
+        layout: BatchLayout,
+        data: &Arc<Dataset>,
+        deal: Deal,
+        (first_step, last_step): (u64, u64),
+    ) -> Self {
+        let task = |slot| {
+            let data = Arc::clone(data);
+            Arc::new(Fill { to: layout.host[slot], data, deal, training: slot != EVAL })
+        };
+        let micro_batches = deal.micro_batches as u64;
+        Self {
+            layout,
+            tasks: std::array::from_fn(task),
+            next: (first_step - 1) * micro_batches,
+            end: last_step * micro_batches,
+            on_device: Default::default(),
+            consumed: Default::default(),
+        }
+    }
+
+    /// Starts the next training batch on its way; does nothing after the last.
+    pub(crate) fn prefetch(&mut self, dev: &Device) {
+        if self.next < self.end {
+            self.send(dev, (self.next % 2) as usize, self.next);
+            self.next += 1;
+        }
+    }
+
+    /// Fill (Host), then up (H2d) once the slot's former batch is consumed.
+    fn send(&mut self, dev: &Device, slot: usize, index: u64) {
+        dev.wait(Host, self.on_device[slot]); // the former copy has read the pinned side
+        dev.submit_host(&self.tasks[slot], index);
+        dev.follow(H2d, Host);
+        dev.wait(H2d, self.consumed[slot]);
+        let (src, dst) = (self.layout.host[slot], self.layout.device[slot]);
+        dev.submit(H2d, Op::Copy { src, dst });
+        self.on_device[slot] = dev.record(H2d);
+    }
+
+    /// The training batch fetched last. Compute waits for it.
+    pub(crate) fn take(&self, dev: &Device) -> Batch {
+        self.arrived(dev, ((self.next + 1) % 2) as usize)
+    }
+
+    /// Micro-batch `index` of an evaluation. Compute waits for it.
+    pub(crate) fn evaluation(&mut self, dev: &Device, index: u64) -> Batch {
+        self.send(dev, EVAL, index);
+        self.arrived(dev, EVAL)
+    }
+
+    fn arrived(&self, dev: &Device, slot: usize) -> Batch {
+        dev.wait(Compute, self.on_device[slot]);
+        let row = |i: usize| {
+            let t = self.layout.device[slot].rows(i..i + 1);
+            t.reshape(1, t.len())
+        };
+        let tensors = BatchTensors { tokens: row(0), targets: row(1), order: row(2) };
+        Batch { tensors, slot }
+    }
+
+    /// Compute is done with `batch` where it stands now.
+    pub(crate) fn release(&mut self, dev: &Device, batch: &Batch) {
+        self.consumed[batch.slot] = dev.record(Compute);
+    }
+}
+
+/// Writes one micro-batch. `arg` is its number.
+#[derive(Debug)]
+struct Fill {
+    to: Tensor,
+    data: Arc<Dataset>,
+    deal: Deal,
+    training: bool,
+}
+
+impl HostTask for Fill {
+    fn name(&self) -> &'static str {
+        "fill_batch"
+    }
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        visit(Mode::Write, self.to);
+    }
+    fn run(&self, index: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        let all = host.write_as::<i32>(self.to)?;
+        let n = all.len() / 3;
+        let (tokens, rest) = all.split_at_mut(n);
+        let (targets, order) = rest.split_at_mut(n);
+        let (deal, t) = (&self.deal, self.deal.seq_len);
+        let samples = tokens.chunks_mut(t).zip(targets.chunks_mut(t)).enumerate();
+        for (b, (inputs, targets)) in samples {
+            if self.training {
+                let (step, micro) =
+                    (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
+                let sample = deal.first_sample(micro as usize) + b;
+                let start = self.data.sample(deal.seed, step + 1, sample as u64);
+                self.data.fill_train(start, inputs, targets);
+            } else {
+                let window = (index as usize * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;
+                self.data.fill_eval(window + b, inputs, targets);
+            }
+        }
+        order.iter_mut().enumerate().for_each(|(i, o)| *o = i as i32);
+        // By token, then by position: the order of a stable sort, without its buffer.
+        order.sort_unstable_by_key(|&i| (tokens[i as usize], i));
+        Ok(())
+    }
+}

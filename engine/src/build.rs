@@ -1,0 +1,180 @@
+//! From a config to handles: every byte of a rank, laid out once, the same for all ranks.
+
+use crate::batch::BatchLayout;
+use crate::config::{Accumulate, Config, DeviceConfig, Placement, Precision, Recompute};
+use crate::config::{OptimizerConfig, OptimizerKind};
+use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
+use offload::{Layout, LossScale, SegmentSpec, Spec, Sum, chunk_elements};
+use std::sync::Arc;
+use tensor_parallel::{Gpt, GptShape};
+
+/// The model, the optimizer and their memory.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// Every tensor by name.
+    pub plan: Arc<Plan>,
+    /// The model's handles.
+    pub gpt: Gpt,
+    /// The optimizer's.
+    pub layout: Arc<Layout>,
+    /// The batches'.
+    pub batches: BatchLayout,
+    /// F64 (micro-batches + 1) on the device and on the host: sums of losses, the last one an evaluation's.
+    pub losses: [Tensor; 2],
+    /// F64 (1), host: where ranks meet outside a step.
+    pub meeting: Tensor,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Where micro-batches are summed.
+    pub sum: Sum,
+}
+
+/// What kernels need besides their operands: (f32 of each thread, threads).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelScratch {
+    /// f32 of each kernel thread.
+    pub floats: usize,
+    /// Kernel threads of a rank.
+    pub threads: usize,
+}
+
+/// The model's shapes under a config.
+pub fn shape(config: &Config) -> GptShape {
+    let (m, dtype) = (&config.model, dtype(config.precision));
+    GptShape {
+        layers: m.layers,
+        hidden: m.hidden,
+        heads: m.heads,
+        seq_len: m.seq_len,
+        vocab: m.vocab,
+        ffn_hidden: m.ffn_hidden,
+        micro_batch: config.batch.micro,
+        tp_size: config.parallel.tensor,
+        sequence: config.parallel.sequence && config.parallel.tensor > 1,
+        recompute: config.recompute == Recompute::Block,
+        dtype,
+        partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
+        dropout: m.dropout,
+        init_std: f64::from(m.init_std),
+    }
+}
+
+/// Storage of a precision.
+pub const fn dtype(precision: Precision) -> Dtype {
+    match precision {
+        Precision::Fp16 => Dtype::F16,
+        Precision::Bf16 => Dtype::Bf16,
+        Precision::Fp32 => Dtype::F32,
+    }
+}
+
+/// Scratch of the cpu backend's kernels; none elsewhere.
+pub fn kernel_scratch(config: &Config) -> KernelScratch {
+    let DeviceConfig::Cpu { count, threads, .. } = config.device else {
+        return KernelScratch::default();
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.unwrap_or_else(|| (cores / count).max(1));
+    let m = &config.model;
+    let floats = device::cpu::scratch_floats(m.seq_len, m.hidden / m.heads, m.hidden);
+    KernelScratch { floats, threads }
+}
+
+/// Bytes that a GPU of `config` may hold, where that is known before it is opened.
+pub const fn device_limit(config: &Config) -> Option<u64> {
+    match &config.device {
+        DeviceConfig::Cpu { memory, .. } => Some(*memory),
+        DeviceConfig::Sim { box_, .. } => Some(box_.gpu_memory.saturating_sub(RESERVED)),
+        DeviceConfig::Cuda => None,
+    }
+}
+
+/// What a CUDA context and NCCL take of a GPU before the first tensor.
+pub const RESERVED: u64 = 3 << 29;
+
+/// Lays everything out. `accumulate: Auto` sums on the device when that fits its limit.
+pub fn build(config: &Config) -> Built {
+    let micro_batches = config.batch.global / (config.batch.micro * config.parallel.data);
+    let with = |sum| lay_out(config, micro_batches, sum);
+    if micro_batches == 1 {
+        return with(Sum::None);
+    }
+    if config.offload.optimizer == Placement::Device {
+        return with(Sum::Device);
+    }
+    match config.offload.accumulate {
+        Accumulate::Device => with(Sum::Device),
+        Accumulate::Host => with(Sum::Host),
+        Accumulate::Auto => {
+            let on_device = with(Sum::Device);
+            let bytes = on_device.plan.bytes(Arena::Device);
+            let fits = device_limit(config).is_some_and(|limit| bytes <= limit);
+            if fits { on_device } else { with(Sum::Host) }
+        }
+    }
+}
+
+fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
+    let (shape, mut plan) = (shape(config), Plan::default());
+    let chunk = chunk_elements(Gpt::longest_segment(&shape));
+    let gpt = Gpt::plan(&mut plan, &shape, chunk * config.parallel.data);
+    let segments: Vec<SegmentSpec> = gpt
+        .segments()
+        .iter()
+        .enumerate()
+        .map(|(i, s)| SegmentSpec {
+            name: s.name.clone(),
+            params: gpt.params(i),
+            len: s.len,
+            decayed: s.decayed,
+            shares_buckets: i > 0 && i <= shape.layers,
+        })
+        .collect();
+    let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
+    let batches = BatchLayout::plan(&mut plan, shape.tokens());
+    let mut small = |arena, name, len| {
+        plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len))
+    };
+    let losses = [
+        small(Arena::Device, "losses", micro_batches + 1),
+        small(Arena::Pinned, "losses_host", micro_batches + 1),
+    ];
+    let meeting = small(Arena::Pinned, "meeting", 1);
+    let scratch = kernel_scratch(config);
+    if scratch.threads > 0 {
+        let shape = (scratch.threads, scratch.floats);
+        plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
+    }
+    let (plan, layout) = (Arc::new(plan), Arc::new(layout));
+    Built { plan, gpt, layout, batches, losses, meeting, micro_batches, sum }
+}
+
+fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
+    let (offload, scale) = (&config.offload, &config.loss_scale);
+    let on_device = offload.optimizer == Placement::Device;
+    Spec {
+        rule: rule(&config.optimizer),
+        placement: if on_device { offload::Placement::Device } else { offload::Placement::Host },
+        sum,
+        micro_batches,
+        dp_size: config.parallel.data,
+        norm_group: Group::Tp,
+        clip: config.optimizer.clip.map(f64::from),
+        loss_scale: (config.precision == Precision::Fp16).then(|| LossScale {
+            initial: f64::from(scale.initial),
+            window: scale.window,
+            hysteresis: scale.hysteresis,
+            floor: f64::from(scale.floor),
+        }),
+        bucket_elements: offload.bucket_elements,
+        tile_elements: offload.tile_elements,
+    }
+}
+
+const fn rule(o: &OptimizerConfig) -> Rule {
+    let OptimizerConfig { beta1, beta2, eps, weight_decay, .. } = *o;
+    match o.kind {
+        OptimizerKind::AdamW => Rule::AdamW { beta1, beta2, eps, weight_decay },
+        OptimizerKind::Sgd => Rule::Sgd { weight_decay },
+    }
+}

@@ -1,0 +1,96 @@
+//! Sizes so large that products of them would not fit in 64 bits; refused among the `checks`.
+
+use super::DeviceConfig;
+use super::checks::{Broken, Checks};
+use super::value::grouped;
+
+/// Most parameters of a model: 2^50. Sums over them, in bytes, stay far below 2^64.
+const MOST_PARAMETERS: u128 = 1 << 50;
+
+/// Most elements of an activation, and most tokens of a run.
+const MOST_ELEMENTS: u128 = 1 << 50;
+const MOST_TOKENS: u128 = 1 << 62;
+
+/// Most bytes of all virtual GPUs.
+const MOST_MEMORY: u128 = 1 << 62;
+
+impl Checks<'_> {
+    pub(super) fn memory(&self) -> Option<Broken> {
+        let DeviceConfig::Cpu { count, memory, .. } = self.config.device else { return None };
+        let total = count as u128 * u128::from(memory);
+        (total > MOST_MEMORY).then(|| Broken {
+            message: format!("{count} x {memory} = {total} bytes, more than 2^62"),
+            help: "use fewer devices or less memory".into(),
+            values: vec![
+                ("device.memory", format!("{memory} bytes")),
+                ("device.count", format!("{count} devices")),
+            ],
+        })
+    }
+
+    pub(super) fn parameters(&self) -> Option<Broken> {
+        let m = &self.config.model;
+        let [l, c, t, v, f] =
+            [m.layers, m.hidden, m.seq_len, m.vocab, m.ffn_hidden].map(|n| n as u128);
+        let block = 4 * c * c + 2 * c * f + 9 * c + f;
+        let total = (v + t) * c + l * block + 2 * c;
+        (total > MOST_PARAMETERS).then(|| Broken {
+            message: format!(
+                "a model of {total} parameters, more than 2^50: (vocab {v} + seq_len {t}) x {c} + \
+                 {l} layers x {block}"
+            ),
+            help: "use fewer layers or a smaller `hidden`".into(),
+            values: vec![
+                ("model.hidden", format!("{c} channels")),
+                ("model.layers", format!("{l} layers")),
+                ("model.ffn_hidden", format!("{f} channels")),
+            ],
+        })
+    }
+
+    pub(super) fn activations(&self) -> Option<Broken> {
+        let (m, micro) = (&self.config.model, self.config.batch.micro as u128);
+        let t = m.seq_len as u128;
+        let (wide, width) = [
+            ("model.hidden", 3 * m.hidden as u128),
+            ("model.ffn_hidden", m.ffn_hidden as u128),
+            ("model.vocab", m.vocab as u128),
+            ("model.heads", m.heads as u128 * t),
+        ]
+        .into_iter()
+        .max_by_key(|(_, width)| *width)?;
+        let total = micro * t * width;
+        (total > MOST_ELEMENTS).then(|| Broken {
+            message: format!(
+                "an activation of {total} elements, more than 2^50: micro {micro} x seq_len {t} x \
+                 {width}"
+            ),
+            help: "use a smaller `batch.micro` or `model.seq_len`".into(),
+            values: vec![
+                ("batch.micro", format!("{micro} samples")),
+                ("model.seq_len", format!("{t} tokens each")),
+                (wide, format!("a width of {width}")),
+            ],
+        })
+    }
+
+    pub(super) fn tokens_of_run(&self) -> Option<Broken> {
+        let (steps, global) = (self.config.train.steps, self.config.batch.global as u64);
+        let seq_len = self.config.model.seq_len as u64;
+        let tokens = u128::from(steps) * u128::from(global) * u128::from(seq_len);
+        (tokens > MOST_TOKENS).then(|| Broken {
+            message: format!(
+                "a run of {tokens} tokens, more than 2^62: {} steps x global {} x seq_len {}",
+                grouped(steps),
+                grouped(global),
+                grouped(seq_len)
+            ),
+            help: "use fewer steps or a smaller batch".into(),
+            values: vec![
+                ("train.steps", format!("{steps} steps")),
+                ("batch.global", format!("{global} samples")),
+                ("model.seq_len", format!("{seq_len} tokens each")),
+            ],
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! What a run leaves: a hash of its whole state, and its weights as one safetensors file, in global tensor
+//! order whatever the layout was. Tensors are put together one at a time, so memory holds the largest.
+
+use crate::run::meet;
+use device::{Device, Error, Rank, Tensor};
+use offload::Optimizer;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use tensor_parallel::{Gpt, Param, SegmentLayout};
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// Elements read from a device at once.
+const BLOCK: usize = 1 << 14;
+/// Parameters, first and second moment.
+const STATES: usize = 3;
+
+/// The ranks' common work on the whole state.
+pub(crate) struct Gathering {
+    segments: Vec<SegmentLayout>,
+    path: Option<PathBuf>,
+    shared: Mutex<Shared>,
+}
+
+struct Shared {
+    /// The tensor that is being put together.
+    whole: Vec<f32>,
+    hash: Xxh3Default,
+    file: Option<BufWriter<File>>,
+    problem: Option<io::Error>,
+}
+
+/// What came of it.
+pub(crate) struct Finished {
+    pub(crate) state_hash: String,
+    /// Why the weights are not written.
+    pub(crate) problem: Option<io::Error>,
+}
+
+impl Gathering {
+    pub(crate) fn new(gpt: &Gpt, path: Option<&Path>) -> Self {
+        let hash = Xxh3Default::new();
+        let shared = Shared { whole: Vec::new(), hash, file: None, problem: None };
+        let path = path.map(Path::to_owned);
+        Self { segments: gpt.segments().to_vec(), path, shared: Mutex::new(shared) }
+    }
+
+    /// Every rank calls it after its last step, with all lanes at rest.
+    pub(crate) fn run(&self, dev: &Device, optimizer: &Optimizer, meeting: Tensor) -> Result<(), Error> {
+        let first = dev.rank().index() == 0;
+        if first {
+            self.start_file();
+        }
+        for (index, layout) in self.segments.iter().enumerate() {
+            for param in &layout.params {
+                for state in 0..STATES {
+                    if first {
+                        self.with(|s| {
+                            s.whole.clear();
+                            s.whole.resize(param.global_len(), 0.0);
+                        });
+                    }
+                    meet(dev, meeting)?;
+                    self.contribute(dev, optimizer, (index, param, state))?;
+                    meet(dev, meeting)?;
+                    if first {
+                        self.with(|s| s.take(state == 0));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what this rank owns of a tensor's state into the whole.
+    fn contribute(
+        &self,
+        dev: &Device,
+        optimizer: &Optimizer,
+        (segment, param, state): (usize, &Param, usize),
+    ) -> Result<(), Error> {
+        let Rank { tp, tp_size, .. } = dev.rank();
+        let runs = param.runs(tp, tp_size);
+        let mut block = vec![0.0; BLOCK];
+        for owned in optimizer.owned(segment) {
+            let end = (owned.start + owned.states[state].len()).min(param.range.end);
+            let mut at = owned.start.max(param.range.start);
+            while at < end {
+                let n = BLOCK.min(end - at);
+                let from = at - owned.start;
+                dev.read(owned.states[state].slice(from..from + n), &mut block[..n])?;
+                let local = at - param.range.start;
+                self.with(|s| scatter(&mut s.whole, &runs, local, &block[..n]));
+                at += n;
+            }
+        }
+        Ok(())
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Shared) -> R) -> R {
+        f(&mut self.shared.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    fn start_file(&self) {
+        let Some(path) = &self.path else { return };
+        let opened = File::create(path).and_then(|file| {
+            let mut file = BufWriter::new(file);
+            file.write_all(&header(&self.segments)).map(|()| file)
+        });
+        self.with(|s| match opened {
+            Ok(file) => s.file = Some(file),
+            Err(error) => s.problem = Some(error),
+        });
+    }
+
+    pub(crate) fn finish(self) -> Finished {
+        let shared = self.shared.into_inner().unwrap_or_else(|e| e.into_inner());
+        let Shared { hash, file, mut problem, .. } = shared;
+        if let Some(mut file) = file
+            && let Err(error) = file.flush().and_then(|()| file.get_ref().sync_all())
+        {
+            problem.get_or_insert(error);
+        }
+        Finished { state_hash: format!("{:016x}", hash.digest()), problem }
+    }
+}
+
+impl Shared {
+    /// Hashes the whole tensor, and writes it when it is a parameter.
+    fn take(&mut self, parameter: bool) {
+        let mut bytes = [0u8; 4096];
+        for part in self.whole.chunks(bytes.len() / 4) {
+            let filled = &mut bytes[..4 * part.len()];
+            filled.chunks_mut(4).zip(part).for_each(|(b, x)| b.copy_from_slice(&x.to_le_bytes()));
+            self.hash.update(filled);
+            if let (true, Some(file)) = (parameter, &mut self.file)
+                && let Err(error) = file.write_all(filled)
+            {
+                self.problem.get_or_insert(error);
+                self.file = None;
+            }
+        }
+    }
+}
+
+/// Puts local elements `local..` of a parameter where they belong in the whole tensor.
+fn scatter(whole: &mut [f32], runs: &[tensor_parallel::Run], local: usize, values: &[f64]) {
+    let end = local + values.len();
+    let first = runs.partition_point(|run| run.local.end <= local);
+    for run in runs[first..].iter().take_while(|run| run.local.start < end) {
+        let (from, to) = (run.local.start.max(local), run.local.end.min(end));
+        let at = run.global + from - run.local.start;
+        let target = whole[at..at + to - from].iter_mut();
+        target.zip(&values[from - local..to - local]).for_each(|(w, x)| *w = *x as f32);
+    }
+}
+
+/// The safetensors header of all parameters, in the order in which they are written.
+fn header(segments: &[SegmentLayout]) -> Vec<u8> {
+    let mut entries = serde_json::Map::new();
+    let mut at = 0;
+    for param in segments.iter().flat_map(|s| &s.params) {
+        let end = at + 4 * param.global_len() as u64;
+        let (rows, cols) = param.global;
+        let shape = if cols == 1 { vec![rows] } else { vec![rows, cols] };
+        let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
+        entries.insert(param.name.clone(), entry);
+        at = end;
+    }
+    let mut json = serde_json::Value::Object(entries).to_string().into_bytes();
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(json);
+    bytes
+}

@@ -1,0 +1,65 @@
+//! Initial weights: a function of the seed, the tensor's name and the element's index in the whole tensor, so
+//! that every layout starts from the same model.
+
+use crate::config::Config;
+use device::random;
+use std::cell::Cell;
+use tensor_parallel::{Gpt, Init};
+
+/// A run of a segment's flat buffer that comes from one tensor.
+#[derive(Debug)]
+struct Run {
+    start: usize,
+    end: usize,
+    /// Index in the whole tensor of the run's first element.
+    global: usize,
+    stream: u64,
+    init: Init,
+}
+
+/// Values of a tensor-parallel rank's flat segments.
+#[derive(Debug)]
+pub(crate) struct Initial {
+    /// By segment, sorted; what is in none is padding.
+    runs: Vec<Vec<Run>>,
+    /// (segment, run) that was asked for last: elements come in order.
+    last: Cell<(usize, usize)>,
+}
+
+impl Initial {
+    pub(crate) fn new(config: &Config, gpt: &Gpt, tp: usize) -> Self {
+        let segment = |layout: &tensor_parallel::SegmentLayout| {
+            let mut runs = Vec::new();
+            for param in &layout.params {
+                let stream = random::key_of_name(config.train.seed, &param.name);
+                for run in param.runs(tp, config.parallel.tensor) {
+                    let start = param.range.start + run.local.start;
+                    let end = start + run.local.len();
+                    runs.push(Run { start, end, global: run.global, stream, init: param.init });
+                }
+            }
+            runs.sort_by_key(|run| run.start);
+            runs
+        };
+        Self { runs: gpt.segments().iter().map(segment).collect(), last: Cell::new((0, 0)) }
+    }
+
+    /// Element `at` of a segment's flat buffer.
+    pub(crate) fn value(&self, segment: usize, at: usize) -> f64 {
+        let runs = &self.runs[segment];
+        let inside = |run: &Run| run.start <= at && at < run.end;
+        let (last_segment, last_run) = self.last.get();
+        let found = match runs.get(last_run) {
+            Some(run) if last_segment == segment && inside(run) => last_run,
+            _ => runs.partition_point(|run| run.end <= at),
+        };
+        let Some(run) = runs.get(found).filter(|run| inside(run)) else { return 0.0 };
+        self.last.set((segment, found));
+        match run.init {
+            Init::Constant(value) => value,
+            Init::Normal(deviation) => {
+                deviation * random::normal(run.stream, (run.global + at - run.start) as u64)
+            }
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! The rank threads of a run: one per GPU, each with its device and its part of the model, all walking the same
+//! program. What they have to say goes to the calling thread as plain messages.
+
+use crate::batch::{Deal, Loader};
+use crate::build::{Built, KernelScratch, kernel_scratch};
+use crate::config::{Config, DeviceConfig};
+use crate::data::Dataset;
+use crate::export::{Finished, Gathering};
+use crate::init::Initial;
+use crate::schedule::Schedule;
+use crate::step::Trainer;
+use device::cpu::{self, CpuOptions, Lanes, Trace, World};
+use device::numerics::control;
+use device::{Activity, Device, Error, Group, Lane, Op, Rank, Reduce};
+use offload::{LearningRate, Optimizer};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a caller may ask of a run besides its config.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// How the lanes of virtual GPUs run.
+    pub lanes: Lanes,
+    /// Where spans of ops are noted.
+    pub trace: Option<Arc<Trace>>,
+    /// For tests: see [`CpuOptions::slow`].
+    pub slow: Option<(&'static str, u32)>,
+    /// For tests: see [`CpuOptions::panic_at`].
+    pub panic_at: Option<(usize, Lane, u64)>,
+    /// For tests: this rank returns before this step.
+    pub leave_at: Option<(usize, u64)>,
+    /// Bind rank threads to the cores that topology deals them.
+    pub bind: bool,
+    /// When true, every rank ends after the step that is running.
+    pub stop: Arc<AtomicBool>,
+    /// A collective that a rank does not come to for so long is an error.
+    pub timeout: Duration,
+    /// Where the weights are written at the end, if anywhere.
+    pub weights: Option<PathBuf>,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            lanes: Lanes::Inline,
+            trace: None,
+            slow: None,
+            panic_at: None,
+            leave_at: None,
+            bind: false,
+            stop: Arc::default(),
+            timeout: Duration::from_secs(600),
+            weights: None,
+        }
+    }
+}
+
+/// What a step ended with, the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// From 1.
+    pub step: u64,
+    /// Mean over the global batch, nats per token.
+    pub loss: f64,
+    /// Of the unscaled mean gradient, before clipping.
+    pub grad_norm: f64,
+    /// That the step's backward pass used; 1 without scaling.
+    pub loss_scale: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// A gradient was not finite; nothing was updated.
+    pub skipped: bool,
+    /// Skipped steps since the first.
+    pub skipped_total: u64,
+    /// Wall time since the step before ended.
+    pub seconds: f64,
+    /// Rank 0's lanes since the start.
+    pub activity: Activity,
+}
+
+/// What rank 0 tells.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Message {
+    /// A step is decided.
+    Step(StepReport),
+    /// Held-out loss, nats per token, after a step; `whole`: over all of the held-out part.
+    Eval { step: u64, loss: f64, whole: bool },
+}
+
+/// What a run ended with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The last step that was done.
+    pub step: u64,
+    /// It was the last of the config, and the held-out part was evaluated.
+    pub complete: bool,
+    /// xxh3 over fp32 parameters, first and second moments, in global tensor order.
+    pub state_hash: String,
+}
+
+/// A failed run: which rank's own fault it was, and in which step.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("rank {rank}, step {step}: {error}")]
+pub struct RunError {
+    /// Whose.
+    pub rank: usize,
+    /// 0: before the first.
+    pub step: u64,
+    /// What.
+    pub error: Error,
+    /// Every rank's own view, by rank.
+    pub all: Vec<Option<Error>>,
+}
+
+#[derive(Debug)]
+struct Lr(Schedule);
+
+impl LearningRate for Lr {
+    fn at(&self, step: u64) -> f64 {
+        self.0.lr(step)
+    }
+}
+
+/// What all rank threads share.
+struct Ranks<'a> {
+    config: &'a Config,
+    built: &'a Built,
+    data: &'a Arc<Dataset>,
+    options: &'a RunOptions,
+    world: Arc<World>,
+    places: Vec<topology::RankPlace>,
+    /// The step after which all ranks end; set by rank 0 before it starts that step.
+    last_step: AtomicU64,
+    gathering: Gathering,
+}
+
+/// Trains on virtual GPUs. `tell` gets rank 0's messages, on the calling thread, while the ranks work.
+///
+/// # Errors
+/// The first failure, with the rank and step where it happened.
+pub fn train(
+    config: &Config,
+    built: &Built,
+    data: &Arc<Dataset>,
+    options: &RunOptions,
+    tell: &mut dyn FnMut(Message),
+) -> Result<Outcome, RunError> {
+    let (tp, dp) = (config.parallel.tensor, config.parallel.data);
+    let ranks = Ranks {
+        config,
+        built,
+        data,
+        options,
+        world: World::new(tp, dp, options.timeout),
+        places: places(options, tp * dp),
+        last_step: AtomicU64::new(config.train.steps),
+        gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
+    };
+    // Bounded: a full channel holds rank 0 up, a bounded one allocates nothing when it is sent to.
+    let (sender, receiver) = crossbeam_channel::bounded(256);
+    let results = std::thread::scope(|scope| {
+        let spawn = |rank: Rank| {
+            let (ranks, sender) = (&ranks, (rank.index() == 0).then(|| sender.clone()));
+            let builder = std::thread::Builder::new().name(format!("rank {}", rank.index()));
+            builder.spawn_scoped(scope, move || ranks.run(rank, sender.as_ref()))
+        };
+        let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
+        drop(sender);
+        receiver.iter().for_each(&mut *tell);
+        let joined = |(i, thread): (usize, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
+            let died = |why: String| Err(Error::RankDied { rank: i, step: 0, why });
+            match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|_| died("its thread panicked".into())),
+                Err(error) => died(format!("no thread for it: {error}")),
+            }
+        };
+        threads.into_iter().enumerate().map(joined).collect::<Vec<Result<u64, Error>>>()
+    });
+    outcome(results, ranks, config.train.steps)
+}
+
+fn places(options: &RunOptions, world_size: usize) -> Vec<topology::RankPlace> {
+    if !options.bind {
+        return Vec::new();
+    }
+    match topology::Machine::discover() {
+        Ok(machine) => topology::place_ranks(&machine, world_size),
+        Err(error) => {
+            tracing::warn!("threads are not bound: {error}");
+            Vec::new()
+        }
+    }
+}
+
+fn outcome(
+    results: Vec<Result<u64, Error>>,
+    ranks: Ranks<'_>,
+    steps: u64,
+) -> Result<Outcome, RunError> {
+    let all: Vec<Option<Error>> = results.iter().map(|r| r.as_ref().err().cloned()).collect();
+    if let Some((rank, step, error)) = ranks.world.failure() {
+        return Err(RunError { rank, step, error, all });
+    }
+    if let Some((rank, error)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.clone()?))) {
+        return Err(RunError { rank, step: 0, error, all });
+    }
+    let step = results.into_iter().flatten().max().unwrap_or(0);
+    let Finished { state_hash, problem } = ranks.gathering.finish();
+    if let Some(problem) = problem {
+        tracing::error!("the weights are not written: {problem}");
+    }
+    Ok(Outcome { step, complete: step == steps, state_hash })
+}
+
+impl Ranks<'_> {
+    /// One rank from start to end; returns its last step.
+    fn run(
+        &self,
+        rank: Rank,
+        sender: Option<&crossbeam_channel::Sender<Message>>,
+    ) -> Result<u64, Error> {
+        device::panics::watch_this_thread();
+        let place = self.places.get(rank.index());
+        if let Some(place) = place
+            && let Err(error) = topology::bind_current_thread(&place.cpus)
+        {
+            tracing::warn!("rank {} is not bound: {error}", rank.index());
+        }
+        let dev = self.open(rank, place.map(|p| p.cpus.clone()))?;
+        let mut trainer = self.trainer(rank);
+        let initial = Initial::new(self.config, &self.built.gpt, rank.tp);
+        trainer.optimizer.init(&dev, &|segment, at| initial.value(segment, at))?;
+        dev.write(self.built.meeting, &|_| 0.0)?;
+        trainer.loader.prefetch(&dev);
+        let mut last = 0;
+        let mut ended = Instant::now();
+        for step in 1..=self.config.train.steps {
+            dev.begin_step(step);
+            if rank.index() == 0 && self.options.stop.load(Ordering::Relaxed) {
+                self.last_step.fetch_min(step, Ordering::SeqCst);
+            }
+            if self.options.leave_at == Some((rank.index(), step)) {
+                return Ok(last);
+            }
+            let decided = trainer.train_step(&dev, step);
+            dev.sync(decided)?;
+            last = step;
+            let mut report = self.report(&dev, &trainer)?;
+            report.seconds = ended.elapsed().as_secs_f64();
+            tell(sender, Message::Step(report));
+            let every = self.config.train.eval_every;
+            if every > 0 && step % every == 0 && step < self.config.train.steps {
+                self.evaluate(&dev, &mut trainer, step, false, sender)?;
+            }
+            ended = Instant::now();
+            // Rank 0 wrote it before it submitted this step, whose norm all ranks have waited for.
+            if self.last_step.load(Ordering::SeqCst) <= step {
+                break;
+            }
+        }
+        if last == self.config.train.steps {
+            self.evaluate(&dev, &mut trainer, last, true, sender)?;
+        }
+        dev.sync_all()?;
+        self.gathering.run(&dev, &trainer.optimizer, self.built.meeting)?;
+        dev.finish()?;
+        Ok(last)
+    }
+
+    fn open(&self, rank: Rank, cpus: Option<Vec<u32>>) -> Result<Device, Error> {
+        let KernelScratch { floats, threads } = kernel_scratch(self.config);
+        let memory_limit = match &self.config.device {
+            DeviceConfig::Cpu { memory, .. } => *memory,
+            DeviceConfig::Cuda | DeviceConfig::Sim { .. } => u64::MAX,
+        };
+        let options = CpuOptions {
+            lanes: self.options.lanes,
+            memory_limit,
+            pool: kernel_pool(threads, cpus),
+            scratch_floats: floats,
+            trace: self.options.trace.clone(),
+            slow: self.options.slow,
+            panic_at: self.options.panic_at,
+        };
+        cpu::open(rank, &self.built.plan, &self.world, &options)
+    }
+
+    fn trainer(&self, rank: Rank) -> Trainer {
+        let (config, built) = (self.config, self.built);
+        let deal = Deal {
+            seed: config.train.seed,
+            micro_batch: config.batch.micro,
+            micro_batches: built.micro_batches,
+            rank,
+            seq_len: config.model.seq_len,
+        };
+        // What every rank of the tensor-parallel group holds counts once, on its first.
+        let counted = |s: &tensor_parallel::SegmentLayout| if rank.tp == 0 { s.len } else { s.sharded };
+        let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
+        let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
+        let optimizer = Optimizer::new(&built.layout, rank, &counted, lr);
+        let loader = Loader::new(built.batches, self.data, deal, (1, config.train.steps));
+        let mode = (config.offload.update, config.offload.lookahead);
+        Trainer::new(built, optimizer, loader, deal, mode)
+    }
+
+    fn report(&self, dev: &Device, trainer: &Trainer) -> Result<StepReport, Error> {
+        let mut words = [0.0; control::WORDS];
+        dev.read(trainer.optimizer.control(), &mut words)?;
+        let mut sum = 0.0;
+        for micro in 0..self.built.micro_batches {
+            let mut loss = [0.0];
+            dev.read(trainer.losses_host().slice(micro..micro + 1), &mut loss)?;
+            sum += loss[0];
+        }
+        let tokens = self.config.batch.global * self.config.model.seq_len;
+        Ok(StepReport {
+            step: words[control::STEP] as u64,
+            loss: sum / tokens as f64,
+            grad_norm: words[control::NORM],
+            loss_scale: words[control::LOSS_SCALE_USED],
+            lr: words[control::LR],
+            skipped: words[control::SKIP] != 0.0,
+            skipped_total: words[control::SKIPPED] as u64,
+            seconds: 0.0,
+            activity: dev.activity(),
+        })
+    }
+
+    /// Mean held-out loss; over all of it when `whole`, else over `train.eval_batches` batches.
+    fn evaluate(
+        &self,
+        dev: &Device,
+        trainer: &mut Trainer,
+        step: u64,
+        whole: bool,
+        sender: Option<&crossbeam_channel::Sender<Message>>,
+    ) -> Result<(), Error> {
+        let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
+        let windows = self.data.num_eval_windows() as u64;
+        let all = windows.div_ceil(per_batch);
+        let asked = self.config.train.eval_batches;
+        let batches = if whole || asked == 0 { all } else { asked.min(all) };
+        let mut sum = 0.0;
+        for index in 0..batches {
+            let losses_on_host = trainer.evaluate(dev, index);
+            dev.sync(losses_on_host)?;
+            let mut loss = [0.0];
+            let last = self.built.micro_batches;
+            dev.read(trainer.losses_host().slice(last..last + 1), &mut loss)?;
+            sum += loss[0];
+        }
+        // Only the last window can be shorter.
+        let tokens = (batches * per_batch * self.config.model.seq_len as u64)
+            .min(self.data.num_eval_targets());
+        let whole = batches == all;
+        tell(sender, Message::Eval { step, loss: sum / tokens as f64, whole });
+        Ok(())
+    }
+}
+
+/// To whoever listens; a run does not end because no one does.
+fn tell(sender: Option<&crossbeam_channel::Sender<Message>>, message: Message) {
+    if let Some(sender) = sender {
+        let _ = sender.send(message);
+    }
+}
+
+/// Kernel threads of a rank, on its cores; none when its own thread is enough.
+fn kernel_pool(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<rayon::ThreadPool>> {
+    if threads < 2 {
+        return None;
+    }
+    let bind = move |_| {
+        if let Some(cpus) = &cpus {
+            // The rank's thread has reported what does not work.
+            let _ = topology::bind_current_thread(cpus);
+        }
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(bind).build();
+    pool.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok().map(Arc::new)
+}
+
+/// All ranks meet; returns when all have come. Outside a step only.
+pub(crate) fn meet(dev: &Device, meeting: device::Tensor) -> Result<(), Error> {
+    let (group, reduce) = (Group::World, Reduce::Max);
+    dev.submit(Lane::Host, Op::AllReduce { x: meeting, group, reduce });
+    dev.sync(dev.record(Lane::Host))
+}

@@ -1,0 +1,153 @@
+//! One training step in program order: tokens to loss, back through the layers, gradients to the host, the
+//! update on its way. Read this file first.
+//!
+//! Nothing here waits for anything: [`Trainer::train_step`] returns when all is queued, with the update still
+//! running; the next forward pass waits for it layer by layer. What may run at once is decided by lanes and
+//! events alone, so the same calls train on virtual GPUs and real ones. Segments: 0 the embedding, 1..=L the
+//! blocks, L + 1 the final norm.
+
+use crate::batch::{Batch, Deal, Loader};
+use crate::build::Built;
+use crate::config::UpdateMode;
+use device::{
+    Device, Event, Group,
+    Lane::{Compute, D2h, Host},
+    Op, Reduce, Tensor, random,
+};
+use offload::Optimizer;
+use tensor_parallel::{Gpt, Pass};
+
+/// Word that keys dropout under the seed of a run.
+const DROPOUT_STREAM: u64 = 0x6472_6f70;
+
+/// Everything that one rank trains with.
+#[derive(Debug)]
+pub(crate) struct Trainer {
+    pub(crate) gpt: Gpt,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) loader: Loader,
+    pub(crate) deal: Deal,
+    pub(crate) update: UpdateMode,
+    pub(crate) lookahead: usize,
+    /// F64 on the device: the loss of each micro-batch, then of an evaluation.
+    losses: Tensor,
+    /// The same on the host, summed over the data-parallel ranks.
+    losses_host: Tensor,
+    losses_on_host: Event,
+}
+
+impl Trainer {
+    pub(crate) fn new(
+        built: &Built,
+        optimizer: Optimizer,
+        loader: Loader,
+        deal: Deal,
+        (update, lookahead): (UpdateMode, usize),
+    ) -> Self {
+        let [losses, losses_host] = built.losses;
+        let (gpt, losses_on_host) = (built.gpt.clone(), Event::default());
+        Self { gpt, optimizer, loader, deal, update, lookahead, losses, losses_host, losses_on_host }
+    }
+
+    /// Queues step `step` (from 1). The event: its losses and its decision (norm, skip) are on the host.
+    pub(crate) fn train_step(&mut self, dev: &Device, step: u64) -> Event {
+        let num_blocks = self.gpt.shape().layers;
+        for micro in 0..self.deal.micro_batches {
+            let batch = self.loader.take(dev);
+            let pass = self.training_pass(step, micro);
+            self.forward(dev, &pass, &batch);
+            self.loader.prefetch(dev); // behind the parameters on H2d: those are needed first
+            dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
+            self.gpt.loss(dev, &batch.tensors, self.losses.slice(micro..micro + 1));
+
+            let embedding = self.optimizer.bucket(dev, 0);
+            let final_norm = self.optimizer.bucket(dev, num_blocks + 1);
+            let loss_scale = self.optimizer.loss_scale();
+            dev.wait(Compute, self.optimizer.loss_scale_ready());
+            self.gpt.loss_backward(dev, &batch.tensors, loss_scale, (final_norm, embedding));
+            self.optimizer.reduce(dev, num_blocks + 1, final_norm, micro);
+            for layer in (0..num_blocks).rev() {
+                let bucket = self.optimizer.bucket(dev, layer + 1);
+                self.gpt.block_backward(dev, &pass, layer, bucket);
+                self.optimizer.reduce(dev, layer + 1, bucket, micro);
+            }
+            self.gpt.embed_backward(dev, &pass, &batch.tensors, embedding);
+            self.optimizer.reduce(dev, 0, embedding, micro);
+            self.loader.release(dev, &batch);
+        }
+        self.fetch_losses(dev, 0..self.deal.micro_batches);
+
+        let decided = self.optimizer.decide(dev, step);
+        for segment in 0..num_blocks + 2 {
+            self.optimizer.update(dev, segment);
+        }
+        if self.update == UpdateMode::Serial {
+            (0..num_blocks + 2).for_each(|segment| self.optimizer.publish(dev, segment));
+            dev.fence();
+        }
+        decided
+    }
+
+    /// Tokens to logits. Each segment's parameters are sent up a little ahead and waited for where they are
+    /// read; the update of later segments goes on meanwhile.
+    fn forward(&mut self, dev: &Device, pass: &Pass, batch: &Batch) {
+        self.await_params(dev, 0);
+        self.gpt.embed(dev, pass, &batch.tensors);
+        for layer in 0..self.gpt.shape().layers {
+            self.await_params(dev, layer + 1);
+            self.gpt.block_forward(dev, pass, layer);
+        }
+        self.await_params(dev, self.gpt.shape().layers + 1);
+        self.gpt.project(dev);
+    }
+
+    /// Publishes the update of the segments up to `segment` + lookahead, no further: a lane is a queue, and
+    /// what stands behind a copy that waits for Adam waits too. Compute waits for `segment`.
+    fn await_params(&mut self, dev: &Device, segment: usize) {
+        let last = self.gpt.shape().layers + 1;
+        for ahead in segment..=(segment + self.lookahead).min(last) {
+            self.optimizer.publish(dev, ahead);
+        }
+        dev.wait(Compute, self.optimizer.params_ready(segment));
+    }
+
+    /// Loss summed over micro-batch `index` of an evaluation, and over the data-parallel ranks. The event: it
+    /// stands in the last element of [`losses_host`](Self::losses_host).
+    pub(crate) fn evaluate(&mut self, dev: &Device, index: u64) -> Event {
+        let batch = self.loader.evaluation(dev, index);
+        let pass = Pass { dropout_key: 0, first_token: 0, training: false };
+        self.forward(dev, &pass, &batch);
+        let last = self.deal.micro_batches;
+        dev.wait(Compute, self.losses_on_host);
+        self.gpt.loss(dev, &batch.tensors, self.losses.slice(last..last + 1));
+        self.loader.release(dev, &batch);
+        self.fetch_losses(dev, last..last + 1);
+        self.losses_on_host
+    }
+
+    /// Brings losses down and adds up those of the data-parallel ranks, in rank order.
+    fn fetch_losses(&mut self, dev: &Device, range: std::ops::Range<usize>) {
+        let (src, dst) = (self.losses.slice(range.clone()), self.losses_host.slice(range));
+        dev.follow(D2h, Compute);
+        dev.submit(D2h, Op::Copy { src, dst });
+        dev.follow(Host, D2h);
+        if dev.rank().dp_size > 1 {
+            dev.submit(Host, Op::AllReduce { x: dst, group: Group::Dp, reduce: Reduce::Sum });
+        }
+        self.losses_on_host = dev.record(Host);
+    }
+
+    fn training_pass(&self, step: u64, micro: usize) -> Pass {
+        let seq_len = self.gpt.shape().seq_len;
+        Pass {
+            dropout_key: random::key(random::key(self.deal.seed, DROPOUT_STREAM), step),
+            first_token: (self.deal.first_sample(micro) * seq_len) as u64,
+            training: true,
+        }
+    }
+
+    /// F64, host: the micro-batches' losses, then an evaluation's.
+    pub(crate) const fn losses_host(&self) -> Tensor {
+        self.losses_host
+    }
+}
