@@ -129,7 +129,15 @@ impl Device {
             accesses: Vec::with_capacity(16),
         };
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Self { id, rank, plan, executor, state: RefCell::new(state), finished: false, step: Cell::new(0) }
+        Self {
+            id,
+            rank,
+            plan,
+            executor,
+            state: RefCell::new(state),
+            finished: false,
+            step: Cell::new(0),
+        }
     }
 
     /// Who this is.

@@ -107,7 +107,11 @@ impl std::fmt::Display for OutOfMemory {
             size(wanted.saturating_sub(*limit))
         )?;
         let free = limit.saturating_sub(*taken);
-        write!(f, "  `{tensor}` is the first that does not fit ({} were free); by pool:", size(free))?;
+        write!(
+            f,
+            "  `{tensor}` is the first that does not fit ({} were free); by pool:",
+            size(free)
+        )?;
         for (pool, bytes) in pools {
             write!(f, "\n  {:>12}  {pool}", size(*bytes))?;
         }

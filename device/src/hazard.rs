@@ -81,7 +81,14 @@ impl Hazards {
         fault.map_or(Ok(()), |fault| Err(Box::new(self.describe(s, mode, t, fault, plan))))
     }
 
-    fn describe(&self, s: &Submission<'_>, mode: Mode, t: Tensor, fault: Fault, plan: &Plan) -> Hazard {
+    fn describe(
+        &self,
+        s: &Submission<'_>,
+        mode: Mode,
+        t: Tensor,
+        fault: Fault,
+        plan: &Plan,
+    ) -> Hazard {
         let earlier = |lane: usize, tick: u64| {
             let (op, site) = self.ops[lane][tick as usize % REMEMBERED];
             let site = site.map_or_else(|| "?".into(), ToString::to_string);
@@ -91,15 +98,30 @@ impl Hazards {
         let problem = match fault {
             Fault::NeverWritten => "nothing has written it".into(),
             Fault::Write(lane, tick) => {
-                format!("it is written by {}, and {who} has not waited for that", earlier(lane, tick))
+                format!(
+                    "it is written by {}, and {who} has not waited for that",
+                    earlier(lane, tick)
+                )
             }
             Fault::Read(lane, tick) => {
-                format!("it is still read by {}, and {who} has not waited for that", earlier(lane, tick))
+                format!(
+                    "it is still read by {}, and {who} has not waited for that",
+                    earlier(lane, tick)
+                )
             }
         };
         let what = if mode == Mode::Read { "reads" } else { "overwrites" };
         let (r, tensor) = (t.range(), plan.name(t).to_owned());
-        Hazard { op: s.op, lane: who, site: s.site, what, tensor, start: r.start, end: r.end, problem }
+        Hazard {
+            op: s.op,
+            lane: who,
+            site: s.site,
+            what,
+            tensor,
+            start: r.start,
+            end: r.end,
+            problem,
+        }
     }
 }
 

@@ -94,8 +94,20 @@ pub fn update(
                 grad.load(at, &mut g[..n]);
                 let (m, v) = (&mut momentum[at..at + n], &mut variance[at..at + n]);
                 let split = decayed.saturating_sub(at).min(n);
-                step(rule, scalars, true, &g[..split], [&mut p[..split], &mut m[..split], &mut v[..split]]);
-                step(rule, scalars, false, &g[split..n], [&mut p[split..], &mut m[split..], &mut v[split..]]);
+                step(
+                    rule,
+                    scalars,
+                    true,
+                    &g[..split],
+                    [&mut p[..split], &mut m[..split], &mut v[..split]],
+                );
+                step(
+                    rule,
+                    scalars,
+                    false,
+                    &g[split..n],
+                    [&mut p[split..], &mut m[split..], &mut v[split..]],
+                );
             }
             param.store(at, p);
         }
@@ -201,7 +213,14 @@ mod tests {
         for t in 1..=20 {
             let g: Vec<f32> = (0..n).map(|i| ((i * t as usize) as f32 * 0.11).cos()).collect();
             let states = States { master: &mut p, momentum: &mut m, variance: &mut v };
-            update(rule, &control(1e-3, 0.5, t), View::F32(&g), states, ViewMut::F32(&mut out), 300);
+            update(
+                rule,
+                &control(1e-3, 0.5, t),
+                View::F32(&g),
+                states,
+                ViewMut::F32(&mut out),
+                300,
+            );
             for i in 0..n {
                 let g = f64::from(g[i]) * 0.5;
                 qm[i] = 0.9 * qm[i] + 0.1 * g;

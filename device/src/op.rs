@@ -100,7 +100,13 @@ pub enum Op {
     /// y (B T, C) = rows of the table (V/tp, C); zero where the token is another rank's (or negative).
     Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
     /// d_table += sums of the rows of d_y by token. `order` lists token positions sorted by token (stable).
-    EmbeddingBackward { tokens: Tensor, order: Tensor, d_y: Tensor, shard: VocabShard, d_table: Tensor },
+    EmbeddingBackward {
+        tokens: Tensor,
+        order: Tensor,
+        d_y: Tensor,
+        shard: VocabShard,
+        d_table: Tensor,
+    },
     /// x (rows, C) += table (T, C) row (first_row + r) mod T.
     AddPositions { x: Tensor, table: Tensor, first_row: usize },
     /// d_table (T, C) = sums of d_y (rows, C) by position; positions without a row become zero.
@@ -144,7 +150,13 @@ pub enum Op {
     /// y (rows) F32 = maximum over the valid columns of x (rows, V/tp).
     RowMax { x: Tensor, y: Tensor, shard: VocabShard },
     /// sums (2, rows) F32 = [sum of exp(logit - max), logit of the target - max or 0 if another rank's].
-    CrossEntropyStats { logits: Tensor, max: Tensor, targets: Tensor, shard: VocabShard, sums: Tensor },
+    CrossEntropyStats {
+        logits: Tensor,
+        max: Tensor,
+        targets: Tensor,
+        shard: VocabShard,
+        sums: Tensor,
+    },
     /// loss (1) F64 = sum over rows of log(sum of exp) - target logit; rows with a negative target count 0.
     CrossEntropyLoss { sums: Tensor, targets: Tensor, loss: Tensor },
     /// logits become their gradient: (softmax - one-hot) times `scale` (1, F64, on the device) times factor;
@@ -256,7 +268,9 @@ impl Op {
                 all(&[(Read, x), (Write, y)]);
             }
             Self::GeluBackward { x, d } => all(&[(Read, x), (Update, d)]),
-            Self::Attention { qkv, out, lse, .. } => all(&[(Read, qkv), (Write, out), (Write, lse)]),
+            Self::Attention { qkv, out, lse, .. } => {
+                all(&[(Read, qkv), (Write, out), (Write, lse)])
+            }
             Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, .. } => {
                 all(&[(Read, qkv), (Read, out), (Read, lse), (Read, d_out), (Write, d_qkv)]);
             }
@@ -295,7 +309,9 @@ impl Op {
             Self::Gemm { a, b, .. } => 2.0 * a.len() as f64 * b.shape().1 as f64,
             // Causal: half of the square. Forward scores and values; backward five products of that size.
             Self::Attention { out, heads, .. } => 2.0 * out.len() as f64 * heads.seq_len as f64,
-            Self::AttentionBackward { out, heads, .. } => 5.0 * out.len() as f64 * heads.seq_len as f64,
+            Self::AttentionBackward { out, heads, .. } => {
+                5.0 * out.len() as f64 * heads.seq_len as f64
+            }
             Self::Host { task, .. } => task.flops(),
             _ => 0.0,
         }
@@ -357,7 +373,11 @@ impl Op {
         }
         let mut transposed = false;
         self.accesses(&mut |_, t| transposed |= t.is_transposed());
-        if transposed { Err("only a GEMM reads a transposed view".into()) } else { self.check_shapes() }
+        if transposed {
+            Err("only a GEMM reads a transposed view".into())
+        } else {
+            self.check_shapes()
+        }
     }
 
     fn check_shapes(&self) -> Result<(), String> {
@@ -414,13 +434,15 @@ impl Op {
             Self::CrossEntropyLoss { sums, targets, loss } => {
                 all_of(&[same(sums.len(), 2 * targets.len()), same(loss.len(), 1)])
             }
-            Self::CrossEntropyBackward { logits, max, sums, targets, scale, shard, .. } => all_of(&[
-                same(max.len(), logits.shape().0),
-                same(sums.len(), 2 * max.len()),
-                same(targets.len(), max.len()),
-                same(scale.len(), 1),
-                at_most(shard.valid, logits.shape().1),
-            ]),
+            Self::CrossEntropyBackward { logits, max, sums, targets, scale, shard, .. } => {
+                all_of(&[
+                    same(max.len(), logits.shape().0),
+                    same(sums.len(), 2 * max.len()),
+                    same(targets.len(), max.len()),
+                    same(scale.len(), 1),
+                    at_most(shard.valid, logits.shape().1),
+                ])
+            }
             Self::ChunkSquares { x, partials, chunk, .. } => {
                 same(partials.len(), x.len().div_ceil(chunk.max(1)))
             }
@@ -430,9 +452,13 @@ impl Op {
                 same(variance.len(), master.len()),
                 same(param.len(), master.len()),
             ]),
-            Self::Copy { src, dst } if src.dtype() != dst.dtype() => Err("a copy does not convert".into()),
+            Self::Copy { src, dst } if src.dtype() != dst.dtype() => {
+                Err("a copy does not convert".into())
+            }
             Self::Copy { src, dst } => same(src.len(), dst.len()),
-            Self::AllReduce { x, .. } if x.dtype() == Dtype::I32 => Err("tokens do not add up".into()),
+            Self::AllReduce { x, .. } if x.dtype() == Dtype::I32 => {
+                Err("tokens do not add up".into())
+            }
             _ => Ok(()),
         }
     }

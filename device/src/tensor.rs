@@ -116,7 +116,12 @@ impl Tensor {
     /// Rows `range` of the stored (untransposed) matrix.
     pub const fn rows(self, range: Range<usize>) -> Self {
         let start = self.start + (range.start * self.cols as usize) as u64 * self.dtype.bytes();
-        Self { start, rows: range.end.saturating_sub(range.start) as u32, transposed: false, ..self }
+        Self {
+            start,
+            rows: range.end.saturating_sub(range.start) as u32,
+            transposed: false,
+            ..self
+        }
     }
 
     /// Part `index` of `count` equal runs of rows; of a single row, of its elements.
@@ -176,8 +181,23 @@ impl Plan {
         let range = start..start + rows as u64 * cols as u64 * dtype.bytes();
         self.top[arena as usize] = range.end;
         let entry = self.entries.len() as u32;
-        self.entries.push(Entry { name: name.into(), pool, arena, range, dtype, shape: (rows, cols) });
-        Tensor { entry, arena, dtype, transposed: false, start, rows: rows as u32, cols: cols as u32 }
+        self.entries.push(Entry {
+            name: name.into(),
+            pool,
+            arena,
+            range,
+            dtype,
+            shape: (rows, cols),
+        });
+        Tensor {
+            entry,
+            arena,
+            dtype,
+            transposed: false,
+            start,
+            rows: rows as u32,
+            cols: cols as u32,
+        }
     }
 
     /// Bytes an arena needs: what `onebox plan` prints and what the device allocates.

@@ -132,9 +132,8 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
         .collect();
     let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
     let batches = BatchLayout::plan(&mut plan, shape.tokens());
-    let mut small = |arena, name, len| {
-        plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len))
-    };
+    let mut small =
+        |arena, name, len| plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len));
     let losses = [
         small(Arena::Device, "losses", micro_batches + 1),
         small(Arena::Pinned, "losses_host", micro_batches + 1),
@@ -142,7 +141,8 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
     let meeting = small(Arena::Pinned, "meeting", 1);
     let scratch = kernel_scratch(config);
     if scratch.threads > 0 {
-        let shape = (scratch.threads, scratch.floats);
+        let floats = device::cpu::scratch_bytes(scratch.floats).div_ceil(4) as usize;
+        let shape = (scratch.threads, floats);
         plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
     }
     let (plan, layout) = (Arc::new(plan), Arc::new(layout));

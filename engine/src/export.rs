@@ -47,7 +47,12 @@ impl Gathering {
     }
 
     /// Every rank calls it after its last step, with all lanes at rest.
-    pub(crate) fn run(&self, dev: &Device, optimizer: &Optimizer, meeting: Tensor) -> Result<(), Error> {
+    pub(crate) fn run(
+        &self,
+        dev: &Device,
+        optimizer: &Optimizer,
+        meeting: Tensor,
+    ) -> Result<(), Error> {
         let first = dev.rank().index() == 0;
         if first {
             self.start_file();
@@ -164,7 +169,8 @@ fn header(segments: &[SegmentLayout]) -> Vec<u8> {
         let end = at + 4 * param.global_len() as u64;
         let (rows, cols) = param.global;
         let shape = if cols == 1 { vec![rows] } else { vec![rows, cols] };
-        let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
+        let entry =
+            serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
         entries.insert(param.name.clone(), entry);
         at = end;
     }

@@ -18,8 +18,8 @@ pub struct StepMetrics {
     pub loss: f64,
     /// Global norm of the unscaled gradient before clipping.
     pub grad_norm: f64,
-    /// The scale that this step used; `None` (null) without one.
-    pub loss_scale: Option<f32>,
+    /// The scale that this step used; 1 without scaling.
+    pub loss_scale: f32,
     /// The rate that this step used.
     pub lr: f32,
     /// Wall time.
@@ -171,7 +171,7 @@ mod tests {
             step,
             loss: 2.4312,
             grad_norm: 0.1,
-            loss_scale: Some(65536.0),
+            loss_scale: 65536.0,
             lr: 6e-4,
             step_seconds: 0.25,
             tokens_per_second: 4096.0,
@@ -221,10 +221,14 @@ mod tests {
     fn what_is_not_finite_or_not_there_is_null() {
         let (_folder, path) = file();
         let mut metrics = MetricsWriter::open(&path, 0).unwrap();
-        let broken =
-            StepMetrics { loss: f32::NAN, grad_norm: f32::INFINITY, loss_scale: None, ..step(1) };
+        let broken = StepMetrics {
+            loss: f64::NAN,
+            grad_norm: f64::INFINITY,
+            loss_scale: f32::NAN,
+            ..step(1)
+        };
         metrics.step(&broken);
-        metrics.eval(1, f32::NAN);
+        metrics.eval(1, f64::NAN);
         let text = fs::read_to_string(path).unwrap();
         assert!(text.contains(r#""loss":null,"grad_norm":null,"loss_scale":null,"lr":"#), "{text}");
         assert!(text.ends_with("{\"kind\":\"eval\",\"step\":1,\"loss\":null}\n"), "{text}");

@@ -85,8 +85,15 @@ pub struct StepReport {
 pub enum Message {
     /// A step is decided.
     Step(StepReport),
-    /// Held-out loss, nats per token, after a step; `whole`: over all of the held-out part.
-    Eval { step: u64, loss: f64, whole: bool },
+    /// An evaluation after a step.
+    Eval {
+        /// The step it follows.
+        step: u64,
+        /// Held-out loss, nats per token.
+        loss: f64,
+        /// Over all of the held-out part.
+        whole: bool,
+    },
 }
 
 /// What a run ended with.
@@ -169,13 +176,16 @@ pub fn train(
         let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
         drop(sender);
         receiver.iter().for_each(&mut *tell);
-        let joined = |(i, thread): (usize, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
-            let died = |why: String| Err(Error::RankDied { rank: i, step: 0, why });
-            match thread {
-                Ok(thread) => thread.join().unwrap_or_else(|_| died("its thread panicked".into())),
-                Err(error) => died(format!("no thread for it: {error}")),
-            }
-        };
+        let joined =
+            |(i, thread): (usize, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
+                let died = |why: String| Err(Error::RankDied { rank: i, step: 0, why });
+                match thread {
+                    Ok(thread) => {
+                        thread.join().unwrap_or_else(|_| died("its thread panicked".into()))
+                    }
+                    Err(error) => died(format!("no thread for it: {error}")),
+                }
+            };
         threads.into_iter().enumerate().map(joined).collect::<Vec<Result<u64, Error>>>()
     });
     outcome(results, ranks, config.train.steps)
@@ -297,7 +307,8 @@ impl Ranks<'_> {
             seq_len: config.model.seq_len,
         };
         // What every rank of the tensor-parallel group holds counts once, on its first.
-        let counted = |s: &tensor_parallel::SegmentLayout| if rank.tp == 0 { s.len } else { s.sharded };
+        let counted =
+            |s: &tensor_parallel::SegmentLayout| if rank.tp == 0 { s.len } else { s.sharded };
         let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
         let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
         let optimizer = Optimizer::new(&built.layout, rank, &counted, lr);

@@ -46,7 +46,17 @@ impl Trainer {
     ) -> Self {
         let [losses, losses_host] = built.losses;
         let (gpt, losses_on_host) = (built.gpt.clone(), Event::default());
-        Self { gpt, optimizer, loader, deal, update, lookahead, losses, losses_host, losses_on_host }
+        Self {
+            gpt,
+            optimizer,
+            loader,
+            deal,
+            update,
+            lookahead,
+            losses,
+            losses_host,
+            losses_on_host,
+        }
     }
 
     /// Queues step `step` (from 1). The event: its losses and its decision (norm, skip) are on the host.

@@ -55,7 +55,14 @@ impl HostTask for AdamTile {
 
 impl AdamTile {
     /// Halves until the pieces are small; elementwise, so the cut changes no bit.
-    fn split(&self, control: &[f64], grad: View<'_>, s: States<'_>, param: ViewMut<'_>, decayed: usize) {
+    fn split(
+        &self,
+        control: &[f64],
+        grad: View<'_>,
+        s: States<'_>,
+        param: ViewMut<'_>,
+        decayed: usize,
+    ) {
         let n = s.master.len();
         if n <= PIECE {
             return update(self.rule, control, grad, s, param, decayed);

@@ -195,7 +195,9 @@ impl Segment {
         let storage = s.params.dtype();
         let host = spec.placement == Placement::Host;
         let states = if host { Arena::Pinned } else { Arena::Device };
-        let mut tensor = |at, name: &str, dtype| plan.tensor(at, format!("{}.{name}", s.name), dtype, (1, owned));
+        let mut tensor = |at, name: &str, dtype| {
+            plan.tensor(at, format!("{}.{name}", s.name), dtype, (1, owned))
+        };
         let (kept_dtype, kept_pool) = match spec.sum {
             Sum::Device => (Some(Dtype::F32), "gradient sums"),
             Sum::None if !host => (Some(storage), "gradient shards"),
@@ -205,7 +207,8 @@ impl Segment {
         Self {
             pieces: pieces(s.params.len(), spec.bucket_elements, spec.dp_size * chunk),
             kept: kept_dtype.map(|dtype| tensor((Arena::Device, kept_pool), "grad", dtype)),
-            down: host.then(|| tensor((Arena::Pinned, "gradient staging"), "grad_down", down_dtype)),
+            down: host
+                .then(|| tensor((Arena::Pinned, "gradient staging"), "grad_down", down_dtype)),
             host_sum: (spec.sum == Sum::Host)
                 .then(|| tensor((Arena::Pinned, "gradient sums"), "grad_sum", Dtype::F32)),
             master: tensor((states, "optimizer states"), "master", Dtype::F32),
@@ -236,7 +239,9 @@ mod tests {
 
     #[test]
     fn pieces_cover_a_segment_in_whole_units() {
-        for (len, most, unit) in [(640, 200, 64), (640, 10, 64), (640, 1_000_000, 128), (64, 64, 64)] {
+        for (len, most, unit) in
+            [(640, 200, 64), (640, 10, 64), (640, 1_000_000, 128), (64, 64, 64)]
+        {
             let pieces = pieces(len, most, unit);
             let mut at = 0;
             for piece in &pieces {

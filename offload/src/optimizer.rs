@@ -96,7 +96,11 @@ impl Optimizer {
         };
         let runs = spread_runs(layout, rank.dp, &work);
         Self {
-            spread: Arc::new(SpreadPartials { own: layout.partials, all: layout.all_partials, runs }),
+            spread: Arc::new(SpreadPartials {
+                own: layout.partials,
+                all: layout.all_partials,
+                runs,
+            }),
             fold: Arc::new(FoldPartials { all: layout.all_partials, norm: layout.norm }),
             decide: Arc::new(decide),
             shared_bucket_free: Default::default(),
@@ -223,7 +227,13 @@ impl Optimizer {
         dev.submit(D2h, Op::Copy { src: gradient, dst: down.slice(piece.owned.clone()) });
         if layout.spec.sum == Sum::Host {
             dev.follow(Host, D2h);
-            let turn = if micro == 0 { Turn::First } else if last { Turn::Last } else { Turn::Middle };
+            let turn = if micro == 0 {
+                Turn::First
+            } else if last {
+                Turn::Last
+            } else {
+                Turn::Middle
+            };
             for tasks in piece.tiles.iter().filter_map(|t| t.accumulate.as_ref()) {
                 dev.submit_host(&tasks[turn as usize], 0);
             }
@@ -387,7 +397,8 @@ fn tiles(
         let first = start + (at - owned.start);
         let within = |prefix: usize| prefix.saturating_sub(first).min(range.len());
         let part = |t: Tensor| t.slice(range.clone());
-        let chunks = s.own_chunks.start + range.start / chunk..s.own_chunks.start + range.end / chunk;
+        let chunks =
+            s.own_chunks.start + range.start / chunk..s.own_chunks.start + range.end / chunk;
         let accumulate = s.host_sum.zip(s.down).map(|(sum, down)| {
             [Turn::First, Turn::Middle, Turn::Last].map(|turn| {
                 let (grad, sum) = (part(down), part(sum));

@@ -69,7 +69,10 @@ impl Attention {
     ) {
         let (AttentionSaved { qkv, out, lse }, d_sum) = (saved, branch.d_sum);
         let (d_out, d_qkv) = (scratch.d_attention, scratch.d_qkv);
-        dev.submit(Compute, Op::Gemm { a: d_sum, b: self.proj_weight, c: d_out, beta: 0.0, bias: None });
+        dev.submit(
+            Compute,
+            Op::Gemm { a: d_sum, b: self.proj_weight, c: d_out, beta: 0.0, bias: None },
+        );
         let (a, c) = (d_sum.t(), grads.proj_weight);
         dev.submit(Compute, Op::Gemm { a, b: out, c, beta: 0.0, bias: None });
         dev.submit(Compute, Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout });

@@ -87,11 +87,7 @@ impl BlockParams {
     pub(crate) fn cut(layout: &SegmentLayout, flat: Tensor) -> Self {
         let part = |index| layout.cut(flat, index);
         Self {
-            attention: Attention {
-                qkv_weight: part(0),
-                proj_weight: part(1),
-                qkv_bias: part(4),
-            },
+            attention: Attention { qkv_weight: part(0), proj_weight: part(1), qkv_bias: part(4) },
             mlp: Mlp { fc_weight: part(2), proj_weight: part(3), fc_bias: part(5) },
             norm_1: Norm { gain: part(6), bias: part(7) },
             attention_bias: part(8),
@@ -147,7 +143,14 @@ pub(crate) struct Block {
 
 impl Block {
     /// x (rows, C) -> y (rows, C). Whole at `record(Compute)`.
-    pub(crate) fn forward(&self, dev: &Device, shape: &GptShape, pass: &Pass, x: Tensor, y: Tensor) {
+    pub(crate) fn forward(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        pass: &Pass,
+        x: Tensor,
+        y: Tensor,
+    ) {
         let (p, s, partial) = (&self.params, &self.saved, self.scratch.partial);
         self.forward_to_mlp(dev, shape, pass, x);
         p.mlp.proj_forward(dev, s.mlp, partial);
@@ -159,7 +162,8 @@ impl Block {
 
     /// Everything that the backward pass needs: all but the MLP's last linear.
     fn forward_to_mlp(&self, dev: &Device, shape: &GptShape, pass: &Pass, x: Tensor) {
-        let (p, s, region, partial) = (&self.params, &self.saved, shape.region(), self.scratch.partial);
+        let (p, s, region, partial) =
+            (&self.params, &self.saved, shape.region(), self.scratch.partial);
         p.norm_1.forward(dev, region, x, s.norm_1);
         let heads = (shape.heads_of(dev), self.weight_dropout(shape, pass));
         p.attention.heads_forward(dev, s.norm_1.normed, s.attention, heads);

@@ -104,7 +104,13 @@ pub struct Pass {
 }
 
 impl Pass {
-    pub(crate) fn dropout(&self, shape: &GptShape, layer: u64, site: u64, first_row: u64) -> Dropout {
+    pub(crate) fn dropout(
+        &self,
+        shape: &GptShape,
+        layer: u64,
+        site: u64,
+        first_row: u64,
+    ) -> Dropout {
         let key = random::key(random::key(self.dropout_key, layer), site);
         Dropout { p: if self.training { shape.dropout } else { 0.0 }, key, first_row }
     }
@@ -165,12 +171,18 @@ impl Gpt {
         let (rows, c, dtype) = (shape.rows(), shape.hidden, shape.dtype);
         let segments = layouts(shape, align);
         let flat = |plan: &mut Plan, s: &SegmentLayout| {
-            plan.tensor((Arena::Device, "parameters"), format!("{}.params", s.name), dtype, (1, s.padded))
+            plan.tensor(
+                (Arena::Device, "parameters"),
+                format!("{}.params", s.name),
+                dtype,
+                (1, s.padded),
+            )
         };
         let params: Vec<Tensor> = segments.iter().map(|s| flat(plan, s)).collect();
         let scratch = Scratch::plan(plan, shape);
         let pool = if shape.recompute { "checkpoints" } else { "activations" };
-        let mut hidden = |pool, name: String| plan.tensor((Arena::Device, pool), name, dtype, (rows, c));
+        let mut hidden =
+            |pool, name: String| plan.tensor((Arena::Device, pool), name, dtype, (rows, c));
         let x = (0..=shape.layers).map(|l| hidden(pool, format!("x.{l}"))).collect();
         let d_x = hidden("transients", "d_x".into());
         let shared = shape.recompute.then(|| BlockSaved::plan(plan, shape, "block"));

@@ -32,7 +32,13 @@ impl Head {
     }
 
     /// loss (1) F64 = sum over the micro-batch's tokens, the same on every rank.
-    pub(crate) fn forward(&self, dev: &Device, shape: &GptShape, batch: &BatchTensors, loss: Tensor) {
+    pub(crate) fn forward(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        batch: &BatchTensors,
+        loss: Tensor,
+    ) {
         let (Self { logits, max, sums }, targets) = (*self, batch.targets);
         let shard = shape.vocab_shard(dev);
         dev.submit(Compute, Op::RowMax { x: logits, y: max, shard });
@@ -43,7 +49,13 @@ impl Head {
     }
 
     /// The logits become the gradient of the mean over the micro-batch's tokens, times `scale` (1, F64).
-    pub(crate) fn backward(&self, dev: &Device, shape: &GptShape, batch: &BatchTensors, scale: Tensor) {
+    pub(crate) fn backward(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        batch: &BatchTensors,
+        scale: Tensor,
+    ) {
         let (Self { logits, max, sums }, targets) = (*self, batch.targets);
         let (shard, factor) = (shape.vocab_shard(dev), 1.0 / shape.tokens() as f32);
         dev.submit(

@@ -57,7 +57,10 @@ impl Mlp {
         (grads, scratch): (Self, &Scratch),
     ) {
         let (d_sum, d_inner) = (branch.d_sum, scratch.d_inner);
-        dev.submit(Compute, Op::Gemm { a: d_sum, b: self.proj_weight, c: d_inner, beta: 0.0, bias: None });
+        dev.submit(
+            Compute,
+            Op::Gemm { a: d_sum, b: self.proj_weight, c: d_inner, beta: 0.0, bias: None },
+        );
         let (a, c) = (d_sum.t(), grads.proj_weight);
         dev.submit(Compute, Op::Gemm { a, b: saved.act, c, beta: 0.0, bias: None });
         dev.submit(Compute, Op::GeluBackward { x: saved.pre, d: d_inner });

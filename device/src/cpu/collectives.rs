@@ -122,7 +122,13 @@ fn all_reduce(
     meet(op, shared, x, group, reduce as usize).map(drop)
 }
 
-fn broadcast(op: &Admitted, shared: &Shared, x: Tensor, group: Group, root: usize) -> Result<(), Error> {
+fn broadcast(
+    op: &Admitted,
+    shared: &Shared,
+    x: Tensor,
+    group: Group,
+    root: usize,
+) -> Result<(), Error> {
     let met = meet(op, shared, x, group, root)?;
     if let Some((_, memory)) = (met.me != root).then(|| met.peer(root)).flatten() {
         copy(memory.view(x), &mut shared.memory.view_mut(x));

@@ -1,5 +1,8 @@
 //! The two arenas of a rank on the cpu backend.
-#![expect(unsafe_code, reason = "typed views of raw arenas; sound because ops are admitted in order")]
+#![expect(
+    unsafe_code,
+    reason = "typed views of raw arenas; sound because ops are admitted in order"
+)]
 
 use super::kernels;
 use crate::{Arena, Dtype, Plan, Tensor, View, ViewMut};

@@ -10,7 +10,7 @@ mod workers;
 mod world;
 
 pub use lanes::{Span, Trace};
-pub use workers::scratch_floats;
+pub use workers::{scratch_bytes, scratch_floats};
 pub use world::World;
 
 use crate::error::OutOfMemory;
@@ -18,7 +18,8 @@ use crate::host::{Declared, HostContext, Slot};
 use crate::lane::{Clock, join};
 use crate::view::copy;
 use crate::{
-    Activity, Admitted, Arena, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank, Tensor,
+    Activity, Admitted, Arena, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank,
+    Tensor,
 };
 use lanes::{Chaos, Meter};
 use memory::Memory;
@@ -144,7 +145,8 @@ impl Cpu {
         if let Lanes::Threads { chaos_us } = shared.options.lanes {
             for lane in Lane::ALL {
                 let (sender, receiver) = crossbeam_channel::unbounded();
-                let (shared, chaos) = (Arc::clone(&shared), Chaos::new(shared.rank, lane, chaos_us));
+                let (shared, chaos) =
+                    (Arc::clone(&shared), Chaos::new(shared.rank, lane, chaos_us));
                 senders.push(sender);
                 threads.push(std::thread::spawn(move || shared.run_lane(&receiver, chaos)));
             }
@@ -196,8 +198,11 @@ impl Shared {
         if self.options.panic_at == Some((self.rank.index(), op.lane, op.tick)) {
             std::panic::resume_unwind(Box::new("injected fault"));
         }
-        let named = |problem| {
-            Error::Task { rank: self.rank.index(), op: op.op.name(), site: op.site, problem }
+        let named = |problem| Error::Task {
+            rank: self.rank.index(),
+            op: op.op.name(),
+            site: op.site,
+            problem,
         };
         match &op.op {
             Op::Copy { src, dst } => {

@@ -21,6 +21,11 @@ pub fn scratch_floats(seq_len: usize, head_dim: usize, hidden: usize) -> usize {
     attention_floats(seq_len, head_dim).max(norm_floats(hidden))
 }
 
+/// Bytes of scratch that one kernel thread holds: `floats` and what a matrix product packs into.
+pub const fn scratch_bytes(floats: usize) -> u64 {
+    4 * floats as u64 + gemm::Scratch::bytes() as u64
+}
+
 /// Two blocks of scores, d_q, d_k and d_v of a head, and a number per token.
 pub(super) const fn attention_floats(seq_len: usize, head_dim: usize) -> usize {
     let width = seq_len.next_multiple_of(SCORE_PAD);
@@ -121,8 +126,12 @@ impl<P: Parts> Task<'_, P> {
         let Range { start, end } = self.units;
         let left =
             Task { units: start..start + mid, out: left_out, gemm: left_gemm, floats: left_floats };
-        let right =
-            Task { units: start + mid..end, out: right_out, gemm: right_gemm, floats: right_floats };
+        let right = Task {
+            units: start + mid..end,
+            out: right_out,
+            gemm: right_gemm,
+            floats: right_floats,
+        };
         rayon::join(|| left.run(each, f), || right.run(each, f));
     }
 

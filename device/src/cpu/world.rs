@@ -120,7 +120,13 @@ impl World {
     }
 
     /// Blocks until every member of the group has come to `lane`'s meeting, and compares what they bring.
-    pub(crate) fn meet(&self, rank: Rank, lane: Lane, group: Group, post: Post) -> Result<Met<'_>, Error> {
+    pub(crate) fn meet(
+        &self,
+        rank: Rank,
+        lane: Lane,
+        group: Group,
+        post: Post,
+    ) -> Result<Met<'_>, Error> {
         let (meeting, me) = match group {
             Group::Tp => (&self.tp[lane as usize][rank.dp], rank.tp),
             Group::Dp => (&self.dp[lane as usize][rank.tp], rank.dp),
@@ -168,7 +174,13 @@ impl World {
                 let absent = meeting.members.iter().zip(posts).filter(|(_, p)| p.is_none());
                 let missing = absent.map(|(m, _)| *m).collect();
                 let (rank, seconds) = (rank.index(), self.timeout.as_secs());
-                return Err(Error::Timeout { rank, op: post.op, site: post.site, seconds, missing });
+                return Err(Error::Timeout {
+                    rank,
+                    op: post.op,
+                    site: post.site,
+                    seconds,
+                    missing,
+                });
             }
             board = meeting.turned.wait_timeout(board, left).unwrap_or_else(|e| e.into_inner()).0;
         }

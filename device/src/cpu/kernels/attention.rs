@@ -28,7 +28,8 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
             let shape = Shape::new(out, heads, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = src(values(m, qkv)?)?;
-            let saved = Saved { out: values(m, out)?, lse: slice(m, lse)?, d_out: values(m, d_out)? };
+            let saved =
+                Saved { out: values(m, out)?, lse: slice(m, lse)?, d_out: values(m, d_out)? };
             let operand = src(saved.d_out)?;
             let results = Mutex::new(values_mut(m, d_qkv)?);
             workers.split(shape.units, shape.work, (), &|units, (), scratch| {
@@ -180,9 +181,24 @@ fn forward(head: Head<'_>, scratch: &mut Scratch<'_>, results: &Results<'_, &mut
     results.1[head.unit * seq_len..][..seq_len].copy_from_slice(lse);
 }
 
+/// The scores of a query up to its own place, padded to whole vectors with -inf; further ones become 0.
+#[inline(always)]
+fn mask_future(row: &mut [f32], query: usize) -> &mut [f32] {
+    let (seen, future) = row.split_at_mut((query + 1).next_multiple_of(SCORE_PAD));
+    future.fill(0.0);
+    seen[query + 1..].fill(f32::NEG_INFINITY);
+    seen
+}
+
 /// Scores (rows, keys) become weights times their row's sum, dropped out; also the logarithms of the sums
 /// of e^score, and 1 / the sums.
-fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32], inverses: &mut [f32]) {
+fn softmax(
+    head: Head<'_>,
+    block: Block,
+    scores: &mut [f32],
+    lse: &mut [f32],
+    inverses: &mut [f32],
+) {
     let Shape { scale, mask, .. } = head.shape;
     let mut factors = [0.0; BLOCK];
     vectorised(
@@ -190,8 +206,7 @@ fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32], in
         || {
             let rows = scores.chunks_exact_mut(block.stride).take(block.rows);
             for (i, ((row, lse), inverse)) in rows.zip(&mut *lse).zip(&mut *inverses).enumerate() {
-                let seen = block.first + i + 1;
-                row[seen..].fill(f32::NEG_INFINITY);
+                let row = mask_future(row, block.first + i);
                 let top = max(row);
                 row.iter_mut().for_each(|x| *x = exp((*x - top) * scale));
                 let total = sum(row, |x| x);
@@ -230,7 +245,8 @@ fn backward(
     let (d_k, floats) = floats.split_at_mut(seq_len * head_dim);
     let (d_v, floats) = floats.split_at_mut(seq_len * head_dim);
     let (weights, d_scores) = floats.split_at_mut(floats.len() / 2);
-    (d_k.fill(0.0), d_v.fill(0.0));
+    d_k.fill(0.0);
+    d_v.fill(0.0);
     row_dots(head, saved, delta);
     let d_out = |token| Matrix::by_rows(tail(d_out, head.at(token)), head.shape.width());
     for block in head.blocks() {
@@ -295,9 +311,9 @@ fn scores_backward(
             for (i, (weights, d_scores)) in rows.take(block.rows).enumerate() {
                 let query = block.first + i;
                 let (lse, delta) = (lse[query], delta[query]);
-                weights[query + 1..].fill(f32::NEG_INFINITY);
                 d_scores[query + 1..].fill(0.0);
-                let chunks = weights.chunks_mut(BLOCK).zip(d_scores.chunks_mut(BLOCK));
+                let chunks = mask_future(weights, query).chunks_mut(BLOCK);
+                let chunks = chunks.zip(d_scores.chunks_mut(BLOCK));
                 for (j, (weights, d_scores)) in chunks.enumerate() {
                     if let Some(mask) = mask {
                         let index = head.mask_index(query) + (j * BLOCK) as u64;
@@ -316,7 +332,9 @@ fn scores_backward(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{NO_DROPOUT, Rig, TYPES, assert_close, differences, inner, kept, noise};
+    use super::super::testing::{
+        NO_DROPOUT, Rig, TYPES, assert_close, differences, inner, kept, noise,
+    };
     use super::*;
     use crate::Dtype;
 
@@ -330,7 +348,11 @@ mod tests {
     }
 
     /// Plain formula: out and lse.
-    fn attention_f64(qkv: &[f64], (samples, d, heads): Size, dropout: Dropout) -> (Vec<f64>, Vec<f64>) {
+    fn attention_f64(
+        qkv: &[f64],
+        (samples, d, heads): Size,
+        dropout: Dropout,
+    ) -> (Vec<f64>, Vec<f64>) {
         let Heads { count, first, total, seq_len: t } = heads;
         let width = count * d;
         let (mut out, mut lse) = (vec![0.0; samples * t * width], vec![0.0; samples * count * t]);
@@ -358,11 +380,19 @@ mod tests {
     }
 
     /// Out, lse and d_qkv by the ops.
-    fn run_ops(threads: usize, dtype: Dtype, size: Size, dropout: Dropout, qkv: &[f64], d_out: &[f64]) -> [Vec<f64>; 3] {
+    fn run_ops(
+        threads: usize,
+        dtype: Dtype,
+        size: Size,
+        dropout: Dropout,
+        qkv: &[f64],
+        d_out: &[f64],
+    ) -> [Vec<f64>; 3] {
         let (samples, d, heads) = size;
         let (rows, width) = (samples * heads.seq_len, heads.count * d);
         let mut rig = Rig::new(threads);
-        let (qkv, d_out) = (rig.put(dtype, (rows, 3 * width), qkv), rig.put(dtype, (rows, width), d_out));
+        let (qkv, d_out) =
+            (rig.put(dtype, (rows, 3 * width), qkv), rig.put(dtype, (rows, width), d_out));
         let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, 3 * width)));
         let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
         rig.run(&Op::Attention { qkv, out, lse, heads, dropout });
@@ -374,7 +404,13 @@ mod tests {
     fn forward_is_the_formula_in_every_type_and_shape() {
         for (dtype, ulp) in TYPES {
             for dropout in [NO_DROPOUT, DROPOUT] {
-                for size in [size(1, 2, 1, 2), size(2, 65, 2, 3), size(1, 130, 3, 16), size(2, 31, 1, 80), size(1, 300, 1, 7)] {
+                for size in [
+                    size(1, 2, 1, 2),
+                    size(2, 65, 2, 3),
+                    size(1, 130, 3, 16),
+                    size(2, 31, 1, 80),
+                    size(1, 300, 1, 7),
+                ] {
                     let dropout = Dropout { first_row: 3 * size.2.seq_len as u64, ..dropout };
                     let (qkv, d_out) = inputs(size);
                     let [out, lse, _] = run_ops(1, dtype, size, dropout, &qkv, &d_out);

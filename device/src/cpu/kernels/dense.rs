@@ -76,7 +76,8 @@ mod tests {
         let (m, n, k) = (37, 45, 51);
         let (a, b, c, bias) = (noise(1, m * k), noise(2, k * n), noise(3, m * n), noise(4, n));
         for ((dtype, ulp), variant) in TYPES.iter().flat_map(|t| (0..8).map(move |v| (*t, v))) {
-            let (flip_a, flip_b, beta) = (variant & 1 != 0, variant & 2 != 0, f32::from(variant >= 4));
+            let (flip_a, flip_b, beta) =
+                (variant & 1 != 0, variant & 2 != 0, f32::from(variant >= 4));
             let mut rig = Rig::new(1);
             let mut put = |x: &[f64], shape: (usize, usize), flip| match flip {
                 false => rig.put(dtype, shape, x),

@@ -152,7 +152,10 @@ fn bias_dropout_add(
                         let sums = &mut ys[..n];
                         sums.iter_mut().zip(x).zip(bias).for_each(|((s, x), b)| *s = x + b);
                         if let Some(mask) = mask {
-                            mask.fill(dropout.first_row * cols as u64 + at as u64, &mut factors[..n]);
+                            mask.fill(
+                                dropout.first_row * cols as u64 + at as u64,
+                                &mut factors[..n],
+                            );
                             sums.iter_mut().zip(&factors).for_each(|(s, f)| *s = masked(*s, *f));
                         }
                         sums.iter_mut().zip(residual).for_each(|(s, r)| *s += r);
@@ -165,12 +168,7 @@ fn bias_dropout_add(
 }
 
 /// y (cols) = sums over the rows of x (rows, cols), in row order.
-fn column_sum(
-    workers: &mut Workers,
-    x: View<'_>,
-    y: ViewMut<'_>,
-    (rows, cols): (usize, usize),
-) {
+fn column_sum(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, (rows, cols): (usize, usize)) {
     let y = Rows { view: y, each: BLOCK };
     workers.split(cols.div_ceil(BLOCK), x.len(), y, &|blocks, mut y, _| {
         let first = blocks.start * BLOCK;
@@ -227,7 +225,9 @@ mod tests {
     #[test]
     fn bias_dropout_add_drops_by_global_index_in_mixed_types() {
         for (dtype, ulp) in TYPES {
-            for (dropout, (rows, cols)) in [(NO_DROPOUT, (5, 300)), (DROPOUT, (5, 300)), (DROPOUT, (7, 3))] {
+            for (dropout, (rows, cols)) in
+                [(NO_DROPOUT, (5, 300)), (DROPOUT, (5, 300)), (DROPOUT, (7, 3))]
+            {
                 let n = rows * cols;
                 let mut rig = Rig::new(1);
                 let (x, bias, residual) = (noise(1, n), noise(2, cols), noise(3, n));
@@ -256,10 +256,15 @@ mod tests {
             let (tx, ty) = (rig.put(dtype, (rows, cols), &x), rig.out(dtype, (rows, cols)));
             rig.run(&Op::Dropout { x: tx, y: ty, dropout: DROPOUT });
             let y = rig.get(ty);
-            let want: Vec<f64> = (0..x.len()).map(|i| x[i] * kept(DROPOUT, 12 * cols + i)).collect();
+            let want: Vec<f64> =
+                (0..x.len()).map(|i| x[i] * kept(DROPOUT, 12 * cols + i)).collect();
             assert_close(&y, &want, 1e-7, ulp);
             let part = rig.put(dtype, (4, cols), &x[3 * cols..7 * cols]);
-            rig.run(&Op::Dropout { x: part, y: part, dropout: Dropout { first_row: 15, ..DROPOUT } });
+            rig.run(&Op::Dropout {
+                x: part,
+                y: part,
+                dropout: Dropout { first_row: 15, ..DROPOUT },
+            });
             assert_eq!(rig.get(part), y[3 * cols..7 * cols]);
             rig.run(&Op::Dropout { x: tx, y: ty, dropout: NO_DROPOUT });
             assert_eq!(rig.get(ty), rig.get(tx));
@@ -289,7 +294,8 @@ mod tests {
     #[test]
     fn doubles_add_and_convert() {
         let mut rig = Rig::new(1);
-        let (x, y) = (rig.put(Dtype::F64, (1, 2), &[1e-9, 2.0]), rig.put(Dtype::F64, (1, 2), &[1.0, 1.0]));
+        let (x, y) =
+            (rig.put(Dtype::F64, (1, 2), &[1e-9, 2.0]), rig.put(Dtype::F64, (1, 2), &[1.0, 1.0]));
         rig.run(&Op::Add { x, into: y });
         assert_eq!(rig.get(y), [1.0 + 1e-9, 3.0]);
         let z = rig.out(Dtype::F32, (1, 2));
@@ -336,6 +342,8 @@ mod tests {
         let (x, y) = (rig.put_ints(&[1, 2]), rig.out(Dtype::F32, (1, 2)));
         assert!(rig.try_run(&Op::Gelu { x, y }).expect_err("tokens").contains("I32"));
         assert!(rig.try_run(&Op::Add { x, into: y }).is_err());
-        assert!(rig.try_run(&Op::Copy { src: x, dst: y }).expect_err("copy").contains("not a kernel"));
+        assert!(
+            rig.try_run(&Op::Copy { src: x, dst: y }).expect_err("copy").contains("not a kernel")
+        );
     }
 }

@@ -19,7 +19,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
                 for (i, &token) in tokens[rows].iter().enumerate() {
                     let row = i64::from(token) - owned.start;
                     let row = owned.contains(&i64::from(token)).then_some(row as usize);
-                    sum_rows(table, row.into_iter(), false, &mut y.view, i * cols..(i + 1) * cols);
+                    sum_rows(table, &row.into_iter(), false, &mut y.view, i * cols..(i + 1) * cols);
                 }
             });
         }
@@ -34,7 +34,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
                 sorted.for_each_token(tokens, |token, positions| {
                     let at = (token - first) as usize * cols;
                     let positions = positions.iter().map(|&p| p as usize);
-                    sum_rows(d_y, positions, true, &mut d_table.view, at..at + cols);
+                    sum_rows(d_y, &positions, true, &mut d_table.view, at..at + cols);
                 });
             });
         }
@@ -44,7 +44,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
             workers.split(x.shape().0, x.len(), out(m, x, cols)?, &|rows, mut x, _| {
                 for (i, row) in rows.enumerate() {
                     let position = once((first_row + row) % seq_len);
-                    sum_rows(table, position, true, &mut x.view, i * cols..(i + 1) * cols);
+                    sum_rows(table, &position, true, &mut x.view, i * cols..(i + 1) * cols);
                 }
             });
         }
@@ -56,7 +56,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
                     // The first row r with (first_row + r) mod T = position.
                     let first = (position + seq_len - first_row % seq_len) % seq_len;
                     let rows = (first..rows).step_by(seq_len);
-                    sum_rows(d_y, rows, false, &mut d_table.view, i * cols..(i + 1) * cols);
+                    sum_rows(d_y, &rows, false, &mut d_table.view, i * cols..(i + 1) * cols);
                 }
             });
         }
@@ -78,7 +78,7 @@ fn owned(shard: VocabShard, rows: usize) -> Range<i64> {
 /// y[range] = (add ? y[range] : 0) + the sum, in order, of those rows of x, which are as long as the range.
 fn sum_rows(
     x: View<'_>,
-    rows: impl Iterator<Item = usize> + Clone,
+    rows: &(impl Iterator<Item = usize> + Clone),
     add: bool,
     y: &mut ViewMut<'_>,
     range: Range<usize>,
@@ -211,7 +211,8 @@ mod tests {
                 let (seq_len, cols) = (5, 260);
                 let mut rig = Rig::new(1);
                 let (x, table) = (noise(1, rows * cols), noise(2, seq_len * cols));
-                let (tx, tt) = (rig.put(dtype, (rows, cols), &x), rig.put(dtype, (seq_len, cols), &table));
+                let (tx, tt) =
+                    (rig.put(dtype, (rows, cols), &x), rig.put(dtype, (seq_len, cols), &table));
                 let d_table = rig.out(Dtype::F32, (seq_len, cols));
                 rig.run(&Op::PositionsBackward { d_y: tx, first_row, d_table });
                 rig.run(&Op::AddPositions { x: tx, table: tt, first_row });

@@ -50,7 +50,8 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
             let logits = Rows { view: values_mut(m, logits)?, each: cols };
             workers.split(rows, work, logits, &|rows, mut logits, _| {
                 for (i, row) in rows.enumerate() {
-                    let gradient = Gradient { max: max[row], sum: sums[row], target: targets[row], scale };
+                    let gradient =
+                        Gradient { max: max[row], sum: sums[row], target: targets[row], scale };
                     gradient.write(&mut logits.view, i * cols, cols, shard);
                 }
             });
@@ -203,7 +204,8 @@ mod tests {
         let parts: Vec<(Tensor, VocabShard)> = (0..shards)
             .map(|i| {
                 let (first, valid) = (i * cols, cols.min(TOKENS.saturating_sub(i * cols)));
-                let at = |row, col| if col < valid { logits()[row * TOKENS + first + col] } else { 6e4 };
+                let at =
+                    |row, col| if col < valid { logits()[row * TOKENS + first + col] } else { 6e4 };
                 let x: Vec<f64> =
                     (0..ROWS).flat_map(|row| (0..cols).map(move |col| at(row, col))).collect();
                 (rig.put(dtype, (ROWS, cols), &x), VocabShard { first, valid })
@@ -211,7 +213,9 @@ mod tests {
             .collect();
         let gather = |rig: &Rig| {
             let row = |row: usize| {
-                let part = |&(t, shard): &(Tensor, VocabShard)| rig.get(t)[row * cols..][..shard.valid].to_vec();
+                let part = |&(t, shard): &(Tensor, VocabShard)| {
+                    rig.get(t)[row * cols..][..shard.valid].to_vec()
+                };
                 parts.iter().flat_map(part).collect::<Vec<f64>>()
             };
             (0..ROWS).flat_map(row).collect::<Vec<f64>>()
@@ -229,7 +233,11 @@ mod tests {
         let top = |i| maxima.iter().map(|m| m[i]).fold(f64::NEG_INFINITY, f64::max);
         let max = rig.put(Dtype::F32, (1, ROWS), &(0..ROWS).map(top).collect::<Vec<f64>>());
         let sums = each(&mut rig, (2, ROWS), &|logits, shard, sums| Op::CrossEntropyStats {
-            logits, max, targets, shard, sums,
+            logits,
+            max,
+            targets,
+            shard,
+            sums,
         });
         let total: Vec<f64> = (0..2 * ROWS).map(|i| sums.iter().map(|s| s[i]).sum()).collect();
         let sums = rig.put(Dtype::F32, (2, ROWS), &total);
@@ -239,10 +247,18 @@ mod tests {
             let factor = FACTOR;
             rig.run(&Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor });
             for row in rig.get(logits).chunks(cols) {
-                assert!(row[shard.valid..].iter().all(|x| *x == 0.0), "padded columns have no gradient");
+                assert!(
+                    row[shard.valid..].iter().all(|x| *x == 0.0),
+                    "padded columns have no gradient"
+                );
             }
         }
-        Case { logits: rounded, loss: rig.get(loss)[0], gradient: gather(&rig), sums: rig.get(sums) }
+        Case {
+            logits: rounded,
+            loss: rig.get(loss)[0],
+            gradient: gather(&rig),
+            sums: rig.get(sums),
+        }
     }
 
     #[test]

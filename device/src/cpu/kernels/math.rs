@@ -57,7 +57,7 @@ const fn power_of_two(n: i32) -> f32 {
 }
 
 /// 2 sqrt(2 / pi)
-const GELU_1: f32 = 1.595_769_1;
+const GELU_1: f32 = 1.595_769;
 /// 2 sqrt(2 / pi) 0.044715
 const GELU_3: f32 = 0.071_354_814;
 
@@ -84,12 +84,7 @@ pub(super) const fn gelu_slope(x: f32) -> f32 {
 
 /// Elements `at..at + n`: in place if they are f32, or else widened into `buffer`.
 #[inline(always)]
-pub(super) fn read<'a>(
-    view: &View<'a>,
-    at: usize,
-    n: usize,
-    buffer: &'a mut [f32],
-) -> &'a [f32] {
+pub(super) fn read<'a>(view: &View<'a>, at: usize, n: usize, buffer: &'a mut [f32]) -> &'a [f32] {
     if let View::F32(x) = view {
         &x[at..at + n]
     } else {
@@ -213,7 +208,8 @@ mod tests {
         let mut x = -103.0f32;
         while x < 88.72 {
             let (ours, truth) = (f64::from(exp(x)), f64::from(x).exp());
-            let ulp = f64::from(f32::from_bits((truth as f32).to_bits() + 1)) - f64::from(truth as f32);
+            let ulp =
+                f64::from(f32::from_bits((truth as f32).to_bits() + 1)) - f64::from(truth as f32);
             assert!((ours - truth).abs() <= 2.0 * ulp, "{x}: {ours:e} {truth:e}");
             x += 0.000_737;
         }
@@ -276,7 +272,8 @@ mod tests {
             let mut out = [7.0; 100];
             mask.fill(start, &mut out);
             for (i, out) in out.into_iter().enumerate() {
-                let keeps = random::keeps(dropout.key, start + i as u64, random::keep_threshold(0.3));
+                let keeps =
+                    random::keeps(dropout.key, start + i as u64, random::keep_threshold(0.3));
                 assert_eq!(out, if keeps { 1.0 / (1.0 - 0.3) } else { 0.0 });
             }
         }

@@ -40,9 +40,14 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
             let d_gain = Rows { view: values_mut(m, d_gain)?, each: BLOCK };
             let d_bias = Rows { view: values_mut(m, d_bias)?, each: BLOCK };
             let out = (d_gain, d_bias);
-            workers.split(cols.div_ceil(BLOCK), x.len(), out, &|blocks, (mut gain, mut bias), _| {
-                sum_gradients(inputs, blocks.start * BLOCK, &mut gain.view, &mut bias.view);
-            });
+            workers.split(
+                cols.div_ceil(BLOCK),
+                x.len(),
+                out,
+                &|blocks, (mut gain, mut bias), _| {
+                    sum_gradients(inputs, blocks.start * BLOCK, &mut gain.view, &mut bias.view);
+                },
+            );
         }
         _ => return not_a_kernel(),
     }
@@ -155,7 +160,8 @@ fn sum_gradients(
                     let (place, [mean, scale]) = (row * cols + first + at, *stats);
                     let x = read(&x, place, n, &mut xs);
                     let d_y = read(&d_y, place, n, &mut d_ys);
-                    for (((gain, bias), x), d) in gains.iter_mut().zip(&mut biases).zip(x).zip(d_y) {
+                    for (((gain, bias), x), d) in gains.iter_mut().zip(&mut biases).zip(x).zip(d_y)
+                    {
                         *gain = d.mul_add((x - mean) * scale, *gain);
                         *bias += d;
                     }
@@ -194,12 +200,21 @@ mod tests {
     }
 
     /// Forward and backward on the rows `rows` of some input.
-    fn case(threads: usize, dtype: Dtype, rows: std::ops::Range<usize>, cols: usize, add: bool) -> Case {
+    fn case(
+        threads: usize,
+        dtype: Dtype,
+        rows: std::ops::Range<usize>,
+        cols: usize,
+        add: bool,
+    ) -> Case {
         let mut rig = Rig::new(threads);
         let shape = (rows.len(), cols);
         let part = |seed| noise(seed, rows.end * cols)[rows.start * cols..].to_vec();
         let (x, d_y) = (rig.put(dtype, shape, &part(1)), rig.put(dtype, shape, &part(2)));
-        let (gain, bias) = (rig.put(dtype, (1, cols), &noise(3, cols)), rig.put(dtype, (1, cols), &noise(4, cols)));
+        let (gain, bias) = (
+            rig.put(dtype, (1, cols), &noise(3, cols)),
+            rig.put(dtype, (1, cols), &noise(4, cols)),
+        );
         let (y, stats) = (rig.out(dtype, shape), rig.out(Dtype::F32, (rows.len(), 2)));
         let d_x = rig.put(dtype, shape, &part(5));
         let (d_gain, d_bias) = (rig.out(dtype, (1, cols)), rig.out(Dtype::F32, (1, cols)));
@@ -211,7 +226,8 @@ mod tests {
     #[test]
     fn forward_and_gradients_are_the_formula_in_every_type() {
         for (dtype, ulp) in TYPES {
-            for (rows, cols, add) in [(3, 2, false), (5, 37, true), (2, 128, false), (1, 300, true)] {
+            for (rows, cols, add) in [(3, 2, false), (5, 37, true), (2, 128, false), (1, 300, true)]
+            {
                 let (x, d_y) = (noise(1, rows * cols), noise(2, rows * cols));
                 let (gain, bias, old) = (noise(3, cols), noise(4, cols), noise(5, rows * cols));
                 let c = case(1, dtype, 0..rows, cols, add);
@@ -235,7 +251,8 @@ mod tests {
     fn a_row_does_not_depend_on_the_others() {
         for (dtype, _) in TYPES {
             let (cols, n) = (333, 9);
-            let (all, part) = (case(1, dtype, 0..n, cols, false), case(1, dtype, 4..7, cols, false));
+            let (all, part) =
+                (case(1, dtype, 0..n, cols, false), case(1, dtype, 4..7, cols, false));
             let same = |a: Tensor, b: Tensor, each: usize| {
                 assert_eq!(all.rig.get(a)[4 * each..7 * each], part.rig.get(b));
             };

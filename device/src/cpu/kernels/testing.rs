@@ -44,7 +44,9 @@ struct Places<'a>(Vec<Place<'a>>);
 
 impl Memory for Places<'_> {
     fn read(&self, t: Tensor) -> View<'_> {
-        let Place::Read(view) = &self.0[t.entry as usize] else { panic!("read of what is written") };
+        let Place::Read(view) = &self.0[t.entry as usize] else {
+            panic!("read of what is written")
+        };
         *view
     }
     fn write(&self, t: Tensor) -> ViewMut<'_> {

@@ -71,12 +71,22 @@ mod tests {
             let param = rig.out(Dtype::Bf16, (1, n));
             let control = rig.put(Dtype::F64, (1, words.len()), &words);
             let decayed = 12_345;
-            rig.run(&Op::Update { rule, grad, master, momentum, variance, param, control, decayed });
+            rig.run(&Op::Update {
+                rule,
+                grad,
+                master,
+                momentum,
+                variance,
+                param,
+                control,
+                decayed,
+            });
             [master, momentum, variance, param].map(|t| rig.get(t))
         };
         let one = run(1);
         assert_eq!(one, run(3));
-        let mut states = [2, 3, 4].map(|s| noise(s, n).iter().map(|x| *x as f32).collect::<Vec<_>>());
+        let mut states =
+            [2, 3, 4].map(|s| noise(s, n).iter().map(|x| *x as f32).collect::<Vec<_>>());
         states[2].iter_mut().for_each(|x| *x *= *x);
         let grad: Vec<f32> = noise(1, n).iter().map(|x| *x as f32).collect();
         let [master, momentum, variance] = &mut states;
@@ -109,7 +119,8 @@ mod tests {
     #[test]
     fn a_short_control_block_is_an_error() {
         let mut rig = Rig::new(1);
-        let [grad, master, momentum, variance, param] = [(); 5].map(|()| rig.out(Dtype::F32, (1, 4)));
+        let [grad, master, momentum, variance, param] =
+            [(); 5].map(|()| rig.out(Dtype::F32, (1, 4)));
         let control = rig.out(Dtype::F64, (1, 3));
         let rule = Rule::Sgd { weight_decay: 0.0 };
         let op = Op::Update { rule, grad, master, momentum, variance, param, control, decayed: 0 };
