@@ -55,20 +55,19 @@ pub struct Tensor {
     dtype: Dtype,
     transposed: bool,
     start: u64,
-    rows: u32,
-    cols: u32,
+    rows: usize,
+    cols: usize,
 }
 
 impl Tensor {
     /// Logical (rows, cols): swapped for a transposed view.
     pub const fn shape(self) -> (usize, usize) {
-        let (r, c) = (self.rows as usize, self.cols as usize);
-        if self.transposed { (c, r) } else { (r, c) }
+        if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
     }
 
     /// Elements.
     pub const fn len(self) -> usize {
-        self.rows as usize * self.cols as usize
+        self.rows * self.cols
     }
 
     /// No elements.
@@ -109,16 +108,16 @@ impl Tensor {
     /// Elements `range` as one row. Never panics: a range outside the planned one is refused at `submit`.
     pub const fn slice(self, range: Range<usize>) -> Self {
         let start = self.start + range.start as u64 * self.dtype.bytes();
-        let cols = range.end.saturating_sub(range.start) as u32;
+        let cols = range.end.saturating_sub(range.start);
         Self { start, rows: 1, cols, transposed: false, ..self }
     }
 
     /// Rows `range` of the stored (untransposed) matrix.
     pub const fn rows(self, range: Range<usize>) -> Self {
-        let start = self.start + (range.start * self.cols as usize) as u64 * self.dtype.bytes();
+        let start = self.start + (range.start * self.cols) as u64 * self.dtype.bytes();
         Self {
             start,
-            rows: range.end.saturating_sub(range.start) as u32,
+            rows: range.end.saturating_sub(range.start),
             transposed: false,
             ..self
         }
@@ -127,17 +126,17 @@ impl Tensor {
     /// Part `index` of `count` equal runs of rows; of a single row, of its elements.
     pub const fn shard(self, index: usize, count: usize) -> Self {
         if self.rows == 1 {
-            let n = self.cols as usize / count;
+            let n = self.cols / count;
             self.slice(index * n..(index + 1) * n)
         } else {
-            let n = self.rows as usize / count;
+            let n = self.rows / count;
             self.rows(index * n..(index + 1) * n)
         }
     }
 
     /// The same elements under another shape.
     pub const fn reshape(self, rows: usize, cols: usize) -> Self {
-        Self { rows: rows as u32, cols: cols as u32, transposed: false, ..self }
+        Self { rows, cols, transposed: false, ..self }
     }
 }
 
@@ -195,8 +194,8 @@ impl Plan {
             dtype,
             transposed: false,
             start,
-            rows: rows as u32,
-            cols: cols as u32,
+            rows,
+            cols,
         }
     }
 

@@ -4,11 +4,14 @@
 
 pub mod batch;
 pub mod build;
+pub mod cli;
 pub mod config;
 pub mod data;
 mod export;
+pub mod generate;
 mod init;
 pub mod metrics;
+pub mod plan;
 pub mod progress;
 pub mod run;
 pub mod run_dir;

@@ -1,1 +1,5 @@
-fn main() {}
+//! `onebox`: see `onebox --help`.
+
+fn main() -> std::process::ExitCode {
+    engine::cli::main()
+}

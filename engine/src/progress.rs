@@ -190,7 +190,7 @@ fn norm(value: f64) -> String {
 }
 
 /// `12.3 k`, for a unit to follow.
-fn si(mut value: f64) -> String {
+pub(crate) fn si(mut value: f64) -> String {
     for prefix in ["", "k", "M", "G", "T"] {
         // Not 1000, as which 999.95 would print.
         if value < 999.95 || !value.is_finite() {
@@ -217,7 +217,7 @@ fn memory(used: u64, limit: u64) -> String {
 }
 
 /// `0:42` or `1:02:03`.
-fn clock(seconds: f64) -> String {
+pub(crate) fn clock(seconds: f64) -> String {
     if !(0.0..1e9).contains(&seconds) {
         return "-".to_owned();
     }

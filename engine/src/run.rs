@@ -105,6 +105,8 @@ pub struct Outcome {
     pub complete: bool,
     /// xxh3 over fp32 parameters, first and second moments, in global tensor order.
     pub state_hash: String,
+    /// Why the weights are not written, where they should have been.
+    pub weights_problem: Option<String>,
 }
 
 /// A failed run: which rank's own fault it was, and in which step.
@@ -218,10 +220,8 @@ fn outcome(
     }
     let step = results.into_iter().flatten().max().unwrap_or(0);
     let Finished { state_hash, problem } = ranks.gathering.finish();
-    if let Some(problem) = problem {
-        tracing::error!("the weights are not written: {problem}");
-    }
-    Ok(Outcome { step, complete: step == steps, state_hash })
+    let weights_problem = problem.map(|problem| problem.to_string());
+    Ok(Outcome { step, complete: step == steps, state_hash, weights_problem })
 }
 
 impl Ranks<'_> {
@@ -239,7 +239,7 @@ impl Ranks<'_> {
             tracing::warn!("rank {} is not bound: {error}", rank.index());
         }
         let dev = self.open(rank, place.map(|p| p.cpus.clone()))?;
-        let mut trainer = self.trainer(rank);
+        let mut trainer = trainer(self.config, self.built, self.data, rank);
         let initial = Initial::new(self.config, &self.built.gpt, rank.tp);
         trainer.optimizer.init(&dev, &|segment, at| initial.value(segment, at))?;
         dev.write(self.built.meeting, &|_| 0.0)?;
@@ -297,26 +297,6 @@ impl Ranks<'_> {
         cpu::open(rank, &self.built.plan, &self.world, &options)
     }
 
-    fn trainer(&self, rank: Rank) -> Trainer {
-        let (config, built) = (self.config, self.built);
-        let deal = Deal {
-            seed: config.train.seed,
-            micro_batch: config.batch.micro,
-            micro_batches: built.micro_batches,
-            rank,
-            seq_len: config.model.seq_len,
-        };
-        // What every rank of the tensor-parallel group holds counts once, on its first.
-        let counted =
-            |s: &tensor_parallel::SegmentLayout| if rank.tp == 0 { s.len } else { s.sharded };
-        let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
-        let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
-        let optimizer = Optimizer::new(&built.layout, rank, &counted, lr);
-        let loader = Loader::new(built.batches, self.data, deal, (1, config.train.steps));
-        let mode = (config.offload.update, config.offload.lookahead);
-        Trainer::new(built, optimizer, loader, deal, mode)
-    }
-
     fn report(&self, dev: &Device, trainer: &Trainer) -> Result<StepReport, Error> {
         let mut words = [0.0; control::WORDS];
         dev.read(trainer.optimizer.control(), &mut words)?;
@@ -370,6 +350,25 @@ impl Ranks<'_> {
         tell(sender, Message::Eval { step, loss: sum / tokens as f64, whole });
         Ok(())
     }
+}
+
+/// Everything that `rank` trains with.
+pub(crate) fn trainer(config: &Config, built: &Built, data: &Arc<Dataset>, rank: Rank) -> Trainer {
+    let deal = Deal {
+        seed: config.train.seed,
+        micro_batch: config.batch.micro,
+        micro_batches: built.micro_batches,
+        rank,
+        seq_len: config.model.seq_len,
+    };
+    // What every rank of the tensor-parallel group holds counts once, on its first.
+    let counted = |s: &tensor_parallel::SegmentLayout| if rank.tp == 0 { s.len } else { s.sharded };
+    let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
+    let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
+    let optimizer = Optimizer::new(&built.layout, rank, &counted, lr);
+    let loader = Loader::new(built.batches, data, deal, (1, config.train.steps));
+    let mode = (config.offload.update, config.offload.lookahead);
+    Trainer::new(built, optimizer, loader, deal, mode)
 }
 
 /// To whoever listens; a run does not end because no one does.

@@ -3,7 +3,7 @@
 use super::fields::Named;
 use super::report::{ConfigError, Problem, Spot};
 use super::write::{placement, update};
-use super::{Config, Origin, Placement, Transfer, UpdateMode};
+use super::{Config, DeviceConfig, Origin, Placement, Transfer, UpdateMode};
 
 impl Config {
     /// What this config asks for and `train` cannot do, all of it, or `None`.
@@ -18,6 +18,20 @@ impl Config {
             let spots = origin_note(key, origins);
             problems.push(Problem { key: key.into(), message, help: help.into(), spots });
         };
+        match self.device {
+            DeviceConfig::Cpu { .. } => {}
+            DeviceConfig::Cuda => refuse(
+                "device",
+                "Cuda".into(),
+                "use `Cpu(count: N)`: virtual GPUs on this machine run the same step",
+            ),
+            DeviceConfig::Sim { .. } => refuse(
+                "device",
+                "Sim".into(),
+                "a described box holds no data: see what it needs with `onebox plan`, or train on \
+                 virtual GPUs with `--set 'device=Cpu(count: N)'`",
+            ),
+        }
         if let Placement::Split { .. } = offload.optimizer {
             let help = "use `Host` (all states on the host) or `Device` (all on the GPUs)";
             refuse("offload.optimizer", placement(offload.optimizer), help);

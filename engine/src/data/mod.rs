@@ -150,6 +150,12 @@ impl Dataset {
         Ok(data)
     }
 
+    /// No tokens: for a step that is counted, not run.
+    pub(crate) const fn none(seq_len: usize) -> Self {
+        let skipped = Skipped { too_long: 0, not_utf8: 0 };
+        Self { bytes: Vec::new(), width: 1, split: 0, seq_len, num_files: 0, skipped }
+    }
+
     /// Where sample `index` of the global batch of `step` starts: uniform over all starts that
     /// leave `seq_len + 1` tokens of the training part.
     pub fn sample(&self, seed: u64, step: u64, index: u64) -> usize {

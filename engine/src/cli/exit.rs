@@ -1,0 +1,57 @@
+//! How the process ends.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+/// The numbers, after sysexits.h where it has one.
+pub(super) mod code {
+    pub(crate) const DOES_NOT_FIT: u8 = 1;
+    pub(crate) const DATA: u8 = 66;
+    pub(crate) const INTERNAL: u8 = 70;
+    pub(crate) const NO_RUN_DIR: u8 = 73;
+    pub(crate) const IO: u8 = 74;
+    pub(crate) const INTERRUPTED: u8 = 75;
+    pub(crate) const RANK: u8 = 76;
+    pub(crate) const CONFIG: u8 = 78;
+    pub(crate) const NUMERIC: u8 = 79;
+    pub(crate) const HOST_MEMORY: u8 = 80;
+    pub(crate) const DEVICE_MEMORY: u8 = 81;
+    /// Second Ctrl-C.
+    pub(crate) const ABORTED: u8 = 130;
+}
+
+pub(super) const HELP: &str = "\
+Exit codes:
+  0   done                            76  a rank failed
+  1   plan: does not fit              78  the config is wrong
+  2   wrong arguments                 79  training diverged: every step is skipped
+  66  the data cannot be used         80  not enough host memory
+  70  a defect of onebox              81  not enough GPU memory
+  73  the run directory is refused    74  a file cannot be written or read
+  75  interrupted, ended in order     130 interrupted twice, ended at once";
+
+/// Why a command did not do what it was asked for.
+#[derive(Debug)]
+pub(super) struct Failed {
+    code: u8,
+    message: String,
+}
+
+impl Failed {
+    pub(super) fn new(code: u8, why: impl Display) -> Self {
+        Self { code, message: why.to_string() }
+    }
+
+    /// The message was said already.
+    pub(super) const fn silent(code: u8) -> Self {
+        Self { code, message: String::new() }
+    }
+
+    pub(super) fn report(self) -> ExitCode {
+        if !self.message.is_empty() {
+            let prefix = if self.message.starts_with("error") { "" } else { "error: " };
+            super::say(&format!("{prefix}{}", self.message));
+        }
+        ExitCode::from(self.code)
+    }
+}

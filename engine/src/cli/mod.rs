@@ -1,0 +1,97 @@
+//! The command line: arguments, verbs, exit codes. Data goes to stdout, messages to stderr.
+
+mod check;
+mod exit;
+mod generate;
+mod plan;
+mod train;
+
+use clap::{Args, Parser, Subcommand};
+use exit::{Failed, code};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Trains transformer language models that are too large for the GPUs of one box.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true, after_help = exit::HELP)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+    /// More messages; twice: still more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Train a model
+    Train(train::TrainArgs),
+    /// Show what a config needs of every GPU and NUMA node, and whether it fits (exit code 1 if not)
+    Plan(plan::PlanArgs),
+    /// Draw text from a model that `train` left
+    Generate(generate::GenerateArgs),
+    /// Check a config, or show all its values
+    Config {
+        #[command(subcommand)]
+        verb: ConfigVerb,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigVerb {
+    /// Every error at once, each with its place
+    Check(ConfigArgs),
+    /// Every value, and where it comes from
+    Show(ConfigArgs),
+}
+
+/// A config, and changes to it.
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    /// RON file, such as configs/quickstart.ron
+    config: PathBuf,
+    /// Change a key, such as parallel.tensor=4 or 'data.train="my.txt"'; may be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+impl ConfigArgs {
+    fn load(&self) -> Result<crate::config::Loaded, Failed> {
+        crate::config::load(&self.config, &self.sets).map_err(|e| Failed::new(code::CONFIG, e))
+    }
+}
+
+/// Runs the command that the process was given.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log_to_stderr(cli.verbose);
+    let done = match cli.verb {
+        Verb::Train(args) => train::run(&args),
+        Verb::Plan(args) => plan::run(&args),
+        Verb::Generate(args) => generate::run(&args),
+        Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
+        Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args),
+    };
+    done.err().map_or(ExitCode::SUCCESS, |failed| failed.report())
+}
+
+fn log_to_stderr(verbose: u8) {
+    use tracing_subscriber::filter::LevelFilter;
+    let level = [LevelFilter::WARN, LevelFilter::INFO, LevelFilter::DEBUG][usize::from(verbose.min(2))];
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
+    let log = log.with_target(false).with_max_level(level);
+    // There is one already only where this is called twice.
+    let _ = log.try_init();
+}
+
+/// To stdout. Who closes it early, as `head` does, has seen enough.
+fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// To stderr, as a line.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}

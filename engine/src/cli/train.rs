@@ -1,0 +1,415 @@
+//! `onebox train`: what happens before, beside and after the steps.
+
+use super::check::count;
+use super::exit::{Failed, code};
+use super::{ConfigArgs, plan, print, say};
+use crate::build::{Built, build};
+use crate::config::{Config, DataFormat, Loaded, Precision};
+use crate::data::Dataset;
+use crate::generate::{Sampling, generate};
+use crate::metrics::{MetricsWriter, StepMetrics};
+use crate::progress::{Progress, StepLine, clock, si};
+use crate::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
+use crate::run_dir::{RunDir, RunDirError, RunMode};
+use device::{Arena, Error};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Skipped steps in a row that end a run: a loss scale would have come down from 2^24 to 1 by then.
+const HOPELESS: u64 = 100;
+const WEIGHTS: &str = "weights.safetensors";
+const WEIGHTS_UNFINISHED: &str = ".weights.safetensors.tmp";
+
+/// Train a model.
+#[derive(Debug, clap::Args)]
+pub(super) struct TrainArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Where metrics, config and weights go [default: runs/NAME-TIME]
+    #[arg(long)]
+    run_dir: Option<PathBuf>,
+    /// Go on with the run in --run-dir
+    #[arg(long, group = "mode")]
+    resume: bool,
+    /// Start from the run in --run-dir, in a new directory beside it
+    #[arg(long, group = "mode")]
+    fork: bool,
+    /// Remove the run in --run-dir first
+    #[arg(long, group = "mode")]
+    overwrite: bool,
+    /// Check everything, read the data, show the plan; write and train nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// No progress, no summary
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
+        return Err(Failed::new(code::CONFIG, not_built));
+    }
+    let built = build(&loaded.config);
+    let data = open_data(&loaded.config)?;
+    check_memory(&loaded.config, &built, args.dry_run)?;
+    if args.dry_run {
+        say(&format!("data: {}", data.describe()));
+        say("dry run: everything is in order; nothing was written");
+        return Ok(());
+    }
+    let mode = match (args.resume, args.fork, args.overwrite) {
+        (true, ..) => RunMode::Resume,
+        (_, true, _) => RunMode::Fork,
+        (.., true) => RunMode::Overwrite,
+        _ => RunMode::Fresh,
+    };
+    let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused)?;
+    if let (RunMode::Resume, Some(step)) = (mode, dir.finished()) {
+        say(&format!("{}: finished at step {step}; nothing to do", dir.path().display()));
+        return Ok(());
+    }
+    if matches!(mode, RunMode::Resume | RunMode::Fork) {
+        let from = dir.forked_from().unwrap_or(dir.path()).display();
+        say(&format!("{from}: no complete checkpoint there; starting at step 1"));
+    }
+    Session { args, loaded: &loaded, built: &built, data: &data, dir: &dir }.train()
+}
+
+fn open_data(config: &Config) -> Result<Arc<Dataset>, Failed> {
+    let (data, model) = (&config.data, &config.model);
+    let (train, validation) = (&data.train, data.validation.as_deref());
+    let fraction = data.validation_fraction;
+    Dataset::open(train, validation, data.format, fraction, model.vocab, model.seq_len)
+        .map(Arc::new)
+        .map_err(|e| Failed::new(code::DATA, e))
+}
+
+/// Refuses with numbers before anything is allocated.
+fn check_memory(config: &Config, built: &Built, show: bool) -> Result<(), Failed> {
+    let report = plan::made(config, built)?;
+    if show || !report.fits {
+        let text = plan::text(config, &report);
+        if show { print(&text) } else { say(&text) }
+    }
+    let over = |limit: Option<u64>, bytes| limit.is_some_and(|limit| bytes > limit);
+    if over(report.gpu.limit, report.gpu.bytes) {
+        let why = "out of GPU memory before the first step: see the plan above";
+        return Err(Failed::new(code::DEVICE_MEMORY, why));
+    }
+    if !report.fits {
+        let why = "out of host memory before the first step: see the plan above";
+        return Err(Failed::new(code::HOST_MEMORY, why));
+    }
+    Ok(())
+}
+
+fn refused(error: RunDirError) -> Failed {
+    let code = match error {
+        RunDirError::Io { .. } => code::IO,
+        _ => code::NO_RUN_DIR,
+    };
+    Failed::new(code, error)
+}
+
+/// Everything that a run has before its first step.
+struct Session<'a> {
+    args: &'a TrainArgs,
+    loaded: &'a Loaded,
+    built: &'a Built,
+    data: &'a Arc<Dataset>,
+    dir: &'a RunDir,
+}
+
+/// What the messages of a run add up to.
+struct Watch {
+    metrics: MetricsWriter,
+    progress: Progress,
+    stop: Arc<AtomicBool>,
+    last: Option<StepReport>,
+    /// After the last step.
+    held_out: Option<f64>,
+    train_seconds: f64,
+    skipped_in_a_row: u64,
+}
+
+impl Session<'_> {
+    fn train(&self) -> Result<(), Failed> {
+        let config = &self.loaded.config;
+        let file = |e| Failed::new(code::IO, e);
+        self.dir.write_atomically("config.ron", config.to_ron().as_bytes()).map_err(file)?;
+        let metrics = MetricsWriter::open(&self.dir.metrics_path(), 0);
+        let metrics = metrics.map_err(|e| Failed::new(code::IO, e))?;
+        let stop = stop_at_signal();
+        let options = RunOptions {
+            bind: true,
+            stop: Arc::clone(&stop),
+            weights: Some(self.dir.path().join(WEIGHTS_UNFINISHED)),
+            ..RunOptions::default()
+        };
+        let progress = Progress::on_stderr(config.train.steps, self.args.quiet);
+        let (last, held_out) = (None, None);
+        let mut watch = Watch {
+            metrics,
+            progress,
+            stop,
+            last,
+            held_out,
+            train_seconds: 0.0,
+            skipped_in_a_row: 0,
+        };
+        self.introduce();
+        let started = Instant::now();
+        let outcome = train(config, self.built, self.data, &options, &mut |message| {
+            watch.hear(self, message);
+        });
+        watch.progress.finish();
+        let outcome = outcome.map_err(|e| self.failed(&e))?;
+        self.end(&outcome, &mut watch, started.elapsed().as_secs_f64())
+    }
+
+    fn say(&self, text: &str) {
+        if !self.args.quiet {
+            say(text);
+        }
+    }
+
+    fn introduce(&self) {
+        let config = &self.loaded.config;
+        let (m, p) = (&config.model, &config.parallel);
+        self.say(&format!(
+            "run     {}\nmodel   {} parameters: {} layers, hidden {}, {} heads, {} tokens, vocabulary {}\n\
+             layout  TP {} x DP {}{} on {} virtual GPUs, {:?}; optimizer on {:?}, update {:?}\n\
+             batch   {} x {} tokens in {} micro-batch{} per rank\ndata    {}",
+            self.dir.path().display(),
+            count(self.built.gpt.shape().parameters() as f64),
+            m.layers,
+            m.hidden,
+            m.heads,
+            m.seq_len,
+            m.vocab,
+            p.tensor,
+            p.data,
+            if p.sequence { ", sequence parallel" } else { "" },
+            p.tensor * p.data,
+            config.precision,
+            config.offload.optimizer,
+            config.offload.update,
+            config.batch.global,
+            m.seq_len,
+            self.built.micro_batches,
+            if self.built.micro_batches == 1 { "" } else { "es" },
+            self.data.describe(),
+        ));
+    }
+
+    fn failed(&self, error: &RunError) -> Failed {
+        let code = match error.error {
+            Error::OutOfMemory(_) => code::DEVICE_MEMORY,
+            Error::HostMemory { .. } => code::HOST_MEMORY,
+            Error::Op { .. }
+            | Error::OutOfPlan { .. }
+            | Error::Overlap { .. }
+            | Error::Hazard(_)
+            | Error::ForeignEvent { .. }
+            | Error::NoData => code::INTERNAL,
+            _ => code::RANK,
+        };
+        let dir = self.dir.path().display();
+        Failed::new(code, format!("{error}\nthe metrics up to there are in {dir}"))
+    }
+
+    /// After the last step: weights in place, the closing line, the summary, a sample.
+    fn end(&self, outcome: &Outcome, watch: &mut Watch, seconds: f64) -> Result<(), Failed> {
+        let weights = self.dir.path().join(WEIGHTS);
+        let unfinished = self.dir.path().join(WEIGHTS_UNFINISHED);
+        let kept = match &outcome.weights_problem {
+            None => std::fs::rename(&unfinished, &weights).map_err(|e| e.to_string()),
+            Some(problem) => {
+                // What is left of it is of no use.
+                let _ = std::fs::remove_file(&unfinished);
+                Err(problem.clone())
+            }
+        };
+        if outcome.complete {
+            watch.metrics.end(outcome.step, &outcome.state_hash);
+        }
+        kept.map_err(|problem| {
+            let why = format!("the weights are not written to {}: {problem}", weights.display());
+            Failed::new(code::IO, why)
+        })?;
+        if watch.metrics.dropped() > 0 {
+            let (lines, path) = (watch.metrics.dropped(), self.dir.metrics_path());
+            let why = format!("{lines} lines are missing in {}", path.display());
+            return Err(Failed::new(code::IO, why));
+        }
+        if watch.skipped_in_a_row >= HOPELESS {
+            return Err(Failed::new(code::NUMERIC, self.diverged(outcome.step)));
+        }
+        self.summary(outcome, watch, seconds);
+        if outcome.complete {
+            self.sample(&weights)?;
+            self.next_commands();
+            return Ok(());
+        }
+        say(&format!("interrupted after step {}; its weights are in {}", outcome.step, weights.display()));
+        Err(Failed::silent(code::INTERRUPTED))
+    }
+
+    fn diverged(&self, step: u64) -> String {
+        let config = &self.loaded.config;
+        let advice = match config.precision {
+            Precision::Fp16 => "lower optimizer.lr, or train in Bf16",
+            Precision::Bf16 | Precision::Fp32 => "lower optimizer.lr, or set optimizer.clip",
+        };
+        format!(
+            "the gradients of the last {HOPELESS} steps up to step {step} were not finite, and nothing \
+             was updated: training has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?})",
+            config.optimizer.lr, config.optimizer.clip
+        )
+    }
+
+    fn summary(&self, outcome: &Outcome, watch: &Watch, seconds: f64) {
+        let config = &self.loaded.config;
+        let tokens = outcome.step as f64 * (config.batch.global * config.model.seq_len) as f64;
+        let unit = self.unit();
+        let loss = watch.last.map_or(f64::NAN, |last| last.loss);
+        let held_out = watch.held_out.map_or(String::new(), |loss| {
+            format!(", {loss:.4} over the whole held-out part")
+        });
+        let skipped = watch.last.map_or(0, |last| last.skipped_total);
+        self.say(&format!(
+            "\ndone    {} steps in {} ({} in training, {}tok/s), {skipped} skipped\n\
+             loss    {loss:.4} {unit} in the last step{held_out}\n\
+             state   {}\nfiles   {}: metrics.jsonl, config.ron, {WEIGHTS}",
+            outcome.step,
+            clock(seconds),
+            clock(watch.train_seconds),
+            si(tokens / watch.train_seconds.max(1e-9)),
+            outcome.state_hash,
+            self.dir.path().display(),
+        ));
+    }
+
+    const fn unit(&self) -> &'static str {
+        match self.loaded.config.data.format {
+            DataFormat::Bytes => "nats per byte",
+            DataFormat::U16 | DataFormat::U32 => "nats per token",
+        }
+    }
+
+    /// A text from the new model.
+    fn sample(&self, weights: &Path) -> Result<(), Failed> {
+        let config = &self.loaded.config;
+        if self.args.quiet || config.sample.tokens == 0 {
+            return Ok(());
+        }
+        let sampling = Sampling {
+            prompt: config.sample.prompt.clone(),
+            tokens: config.sample.tokens,
+            temperature: f64::from(config.sample.temperature),
+            seed: config.train.seed,
+        };
+        let mut text = Vec::new();
+        generate(config, weights, &sampling, &mut |piece| {
+            text.extend_from_slice(piece);
+            true
+        })
+        .map_err(|e| Failed::new(code::IO, e))?;
+        let text = String::from_utf8_lossy(&text);
+        say(&format!("\nit writes:\n  {}", text.replace('\n', "\n  ")));
+        Ok(())
+    }
+
+    fn next_commands(&self) {
+        let program = std::env::args().next().unwrap_or_else(|| "onebox".into());
+        let config = self.args.config.config.display();
+        let c = &self.loaded.config;
+        let world = c.parallel.tensor * c.parallel.data;
+        let (tensor, data) = if c.parallel.data > 1 { (1, world) } else { (c.parallel.tensor, 2) };
+        self.say(&format!(
+            "\nnext, try:\n  {program} generate {} --prompt {:?} --temperature 0.5\n  \
+             {program} train {config} --set parallel.tensor={tensor} --set parallel.data={data} \
+             --set device.count={}\n  {program} plan {config}",
+            self.dir.path().display(),
+            c.sample.prompt,
+            tensor * data,
+        ));
+    }
+}
+
+impl Watch {
+    fn hear(&mut self, session: &Session<'_>, message: Message) {
+        let config = &session.loaded.config;
+        match message {
+            Message::Step(step) => self.step(session, &step),
+            Message::Eval { step, loss, whole } => {
+                self.metrics.eval(step, loss);
+                self.progress.eval(step, config.train.steps, loss as f32);
+                if whole && step == config.train.steps {
+                    self.held_out = Some(loss);
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, session: &Session<'_>, step: &StepReport) {
+        let config = &session.loaded.config;
+        let tokens = (config.batch.global * config.model.seq_len) as u64;
+        let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
+        self.train_seconds += step.seconds;
+        self.skipped_in_a_row = if step.skipped { self.skipped_in_a_row + 1 } else { 0 };
+        if self.skipped_in_a_row >= HOPELESS {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        self.last = Some(*step);
+        self.metrics.step(&StepMetrics {
+            step: step.step,
+            loss: step.loss,
+            grad_norm: step.grad_norm,
+            loss_scale: step.loss_scale as f32,
+            lr: step.lr as f32,
+            step_seconds: step.seconds,
+            tokens_per_second,
+            skipped: step.skipped,
+            tokens: step.step * tokens,
+            skipped_total: step.skipped_total,
+        });
+        let shape = session.built.gpt.shape();
+        let activity = step.activity;
+        let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
+        let left = config.train.steps.saturating_sub(step.step) as f64;
+        let limit = crate::build::device_limit(config).unwrap_or(u64::MAX);
+        self.progress.step(&StepLine {
+            step: step.step,
+            steps: config.train.steps,
+            loss: step.loss as f32,
+            grad_norm: step.grad_norm as f32,
+            loss_scale: (config.precision == Precision::Fp16).then_some(step.loss_scale as f32),
+            lr: step.lr as f32,
+            tokens_per_second,
+            flops_per_second: tokens_per_second * shape.model_flops_per_token(),
+            device_memory: (session.built.plan.bytes(Arena::Device), limit),
+            overlap,
+            skipped: step.skipped_total,
+            eta_seconds: left * self.train_seconds / step.step.max(1) as f64,
+        });
+    }
+}
+
+/// Set by the first Ctrl-C or SIGTERM: the run ends after the step. The second ends the process.
+fn stop_at_signal() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        let aborted = i32::from(code::ABORTED);
+        let registered = signal_hook::flag::register_conditional_shutdown(signal, aborted, Arc::clone(&stop))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)));
+        if let Err(error) = registered {
+            tracing::warn!("Ctrl-C will end the run at once: {error}");
+        }
+    }
+    stop
+}

@@ -1,0 +1,250 @@
+//! Text from a trained model: the weights that a run left, on one virtual GPU in fp32, one whole forward pass
+//! for each token. There is no cache of keys and values: it is for a look at what a run has learned.
+
+use crate::build::shape;
+use crate::config::{Config, DataFormat};
+use device::cpu::{self, CpuOptions, Lanes, World};
+use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor, random};
+use safetensors::tensor::Metadata;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tensor_parallel::{BatchTensors, Gpt, GptShape, Pass};
+
+/// Word that keys sampling under its seed.
+const SAMPLE_STREAM: u64 = 0x7361_6d70;
+/// A header longer than this is no header.
+const LONGEST_HEADER: u64 = 1 << 26;
+
+/// Why nothing is generated.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum GenerateError {
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} is not the model of its config: {problem}", path.display())]
+    Weights { path: PathBuf, problem: String },
+    #[error("--prompt {0:?}: {1}")]
+    Prompt(String, String),
+    #[error(transparent)]
+    Device(#[from] device::Error),
+}
+
+/// How to draw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Start of the text; for models of token files, numbers with blanks between.
+    pub prompt: String,
+    /// Tokens to draw.
+    pub tokens: usize,
+    /// 0: always the likeliest.
+    pub temperature: f64,
+    /// The same seed draws the same text.
+    pub seed: u64,
+}
+
+/// Draws tokens after the prompt, and hands each piece of output, the prompt first, to `emit`, until that
+/// says to stop (false).
+///
+/// # Errors
+/// Weights that cannot be read or do not fit the config; a prompt that is none.
+pub fn generate(
+    config: &Config,
+    weights: &Path,
+    sampling: &Sampling,
+    emit: &mut dyn FnMut(&[u8]) -> bool,
+) -> Result<(), GenerateError> {
+    let bytes = config.data.format == DataFormat::Bytes;
+    let piece = |token: i32| {
+        if bytes { vec![token as u8] } else { format!("{token} ").into_bytes() }
+    };
+    let mut tokens = prompt(config, &sampling.prompt)?;
+    let whole = tokens.len() + sampling.tokens;
+    let model = Model::open(config, weights, whole.clamp(1, config.model.seq_len))?;
+    let start: Vec<u8> = tokens.iter().flat_map(|token| piece(*token)).collect();
+    let mut go_on = emit(&start);
+    for index in 0..sampling.tokens as u64 {
+        if !go_on {
+            break;
+        }
+        let logits = model.next(&tokens[tokens.len().saturating_sub(model.context)..])?;
+        let uniform = random::uniform(random::key(sampling.seed, SAMPLE_STREAM), index);
+        let token = draw(&logits, sampling.temperature, uniform);
+        go_on = emit(&piece(token));
+        tokens.push(token);
+    }
+    Ok(())
+}
+
+/// Tokens of a prompt.
+fn prompt(config: &Config, text: &str) -> Result<Vec<i32>, GenerateError> {
+    let refuse = |problem: String| GenerateError::Prompt(text.to_owned(), problem);
+    let vocab = config.model.vocab;
+    let token = |word: &str| match word.parse::<i32>() {
+        Ok(token) if (0..vocab as i64).contains(&i64::from(token)) => Ok(token),
+        _ => Err(refuse(format!(
+            "`{word}` is not a token from 0 to {}; this model was trained on token files, so the \
+             prompt is token numbers with blanks between",
+            vocab - 1
+        ))),
+    };
+    let tokens = match config.data.format {
+        DataFormat::Bytes => text.bytes().map(i32::from).collect(),
+        DataFormat::U16 | DataFormat::U32 => {
+            text.split_whitespace().map(token).collect::<Result<Vec<i32>, _>>()?
+        }
+    };
+    if tokens.is_empty() {
+        return Err(refuse("it is empty; give at least one character".into()));
+    }
+    Ok(tokens)
+}
+
+/// Token number by its probability, softmax(logits / temperature): the first whose cumulative one exceeds
+/// `uniform` (in [0, 1)).
+fn draw(logits: &[f64], temperature: f64, uniform: f64) -> i32 {
+    let likeliest = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap_or(0);
+    if temperature <= 0.0 {
+        return likeliest as i32;
+    }
+    let top = logits[likeliest];
+    let weight = |logit: &f64| ((logit - top) / temperature).exp();
+    let mut left = uniform * logits.iter().map(weight).sum::<f64>();
+    for (token, logit) in logits.iter().enumerate() {
+        left -= weight(logit);
+        if left < 0.0 {
+            return token as i32;
+        }
+    }
+    likeliest as i32
+}
+
+/// A model ready to predict.
+struct Model {
+    dev: Device,
+    gpt: Gpt,
+    tokens: Tensor,
+    context: usize,
+}
+
+impl Model {
+    fn open(config: &Config, weights: &Path, context: usize) -> Result<Self, GenerateError> {
+        let shape = GptShape {
+            seq_len: context,
+            micro_batch: 1,
+            tp_size: 1,
+            sequence: false,
+            recompute: true,
+            dtype: Dtype::F32,
+            partial_dtype: Dtype::F32,
+            dropout: 0.0,
+            ..shape(config)
+        };
+        let mut plan = Plan::default();
+        let gpt = Gpt::plan(&mut plan, &shape, 1);
+        let at = (Arena::Device, "batches");
+        let tokens = plan.tensor(at, "tokens", Dtype::I32, (1, context));
+        let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let options = CpuOptions {
+            lanes: Lanes::Inline,
+            memory_limit: u64::MAX,
+            pool: rayon::ThreadPoolBuilder::new().num_threads(threads).build().ok().map(Arc::new),
+            scratch_floats: cpu::scratch_floats(context, shape.hidden / shape.heads, shape.hidden),
+            trace: None,
+            slow: None,
+            panic_at: None,
+        };
+        let world = World::new(1, 1, Duration::from_secs(60));
+        let dev = cpu::open(rank, &Arc::new(plan), &world, &options)?;
+        load(&dev, &gpt, weights)?;
+        Ok(Self { dev, gpt, tokens, context })
+    }
+
+    /// Logits of the token after `tokens` (1..=context of them).
+    fn next(&self, tokens: &[i32]) -> Result<Vec<f64>, GenerateError> {
+        let all = self.tokens;
+        self.dev.write(all, &|i| tokens.get(i).map_or(0.0, |token| f64::from(*token)))?;
+        let pass = Pass { dropout_key: 0, first_token: 0, training: false };
+        // Only a loss reads targets, and only a backward pass the order.
+        let batch = BatchTensors { tokens: all, targets: all, order: all };
+        self.gpt.embed(&self.dev, &pass, &batch);
+        for layer in 0..self.gpt.shape().layers {
+            self.gpt.block_forward(&self.dev, &pass, layer);
+        }
+        self.gpt.project(&self.dev);
+        self.dev.sync(self.dev.record(Lane::Compute))?;
+        let row = tokens.len() - 1;
+        let mut logits = vec![0.0; self.gpt.shape().vocab_per_rank()];
+        self.dev.read(self.gpt.logits().rows(row..row + 1), &mut logits)?;
+        logits.truncate(self.gpt.shape().vocab);
+        Ok(logits)
+    }
+}
+
+/// Reads every parameter of `gpt` from a safetensors file; of one with more rows, the first ones.
+fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
+    let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
+    let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
+    let file = File::open(path).map_err(unreadable)?;
+    let (header, metadata) = header(&file).map_err(unreadable)?.map_err(wrong)?;
+    for (index, layout) in gpt.segments().iter().enumerate() {
+        for param in &layout.params {
+            let name = &param.name;
+            let info =
+                metadata.info(name).ok_or_else(|| wrong(format!("it has no tensor `{name}`")))?;
+            let (rows, cols) = param.global;
+            let fits = match info.shape[..] {
+                [r] => r == rows && cols == 1,
+                [r, c] => c == cols && (r == rows || (r > rows && name == "wpe")),
+                _ => false,
+            };
+            if !fits || info.dtype != safetensors::Dtype::F32 {
+                let found = format!("{:?} {:?}", info.dtype, info.shape);
+                return Err(wrong(format!("`{name}` is {found}, not F32 [{rows}, {cols}]")));
+            }
+            let mut bytes = vec![0; 4 * rows * cols];
+            let at = header + info.data_offsets.0 as u64;
+            file.read_exact_at(&mut bytes, at).map_err(unreadable)?;
+            let value = |i: usize| {
+                bytes.get(4 * i..4 * i + 4).map_or(0.0, |b| {
+                    f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                })
+            };
+            dev.write(gpt.params(index).slice(param.range.clone()), &value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Where data starts in a safetensors file, and what is where.
+fn header(file: &File) -> std::io::Result<Result<(u64, Metadata), String>> {
+    let mut length = [0; 8];
+    file.read_exact_at(&mut length, 0)?;
+    let end = 8 + u64::from_le_bytes(length);
+    if end > LONGEST_HEADER {
+        return Ok(Err("not a safetensors file".into()));
+    }
+    let mut bytes = vec![0; end as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    let parsed = serde_json::from_slice(&bytes[8..]).map_err(|e| e.to_string());
+    Ok(parsed.map(|metadata| (end, metadata)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::draw;
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let logits = [0.0, (3.0f64).ln(), f64::NEG_INFINITY];
+        assert_eq!(draw(&logits, 1.0, 0.0), 0);
+        assert_eq!(draw(&logits, 1.0, 0.24), 0);
+        assert_eq!(draw(&logits, 1.0, 0.26), 1);
+        assert_eq!(draw(&logits, 1.0, 0.999_999), 1);
+        assert_eq!(draw(&logits, 0.5, 0.11), 1); // 1 : 9
+        assert_eq!(draw(&logits, 0.0, 0.0), 1);
+    }
+}
