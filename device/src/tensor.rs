@@ -115,12 +115,7 @@ impl Tensor {
     /// Rows `range` of the stored (untransposed) matrix.
     pub const fn rows(self, range: Range<usize>) -> Self {
         let start = self.start + (range.start * self.cols) as u64 * self.dtype.bytes();
-        Self {
-            start,
-            rows: range.end.saturating_sub(range.start),
-            transposed: false,
-            ..self
-        }
+        Self { start, rows: range.end.saturating_sub(range.start), transposed: false, ..self }
     }
 
     /// Part `index` of `count` equal runs of rows; of a single row, of its elements.
@@ -188,15 +183,7 @@ impl Plan {
             dtype,
             shape: (rows, cols),
         });
-        Tensor {
-            entry,
-            arena,
-            dtype,
-            transposed: false,
-            start,
-            rows,
-            cols,
-        }
+        Tensor { entry, arena, dtype, transposed: false, start, rows, cols }
     }
 
     /// Bytes an arena needs: what `onebox plan` prints and what the device allocates.

@@ -209,9 +209,9 @@ fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
             let at = header + info.data_offsets.0 as u64;
             file.read_exact_at(&mut bytes, at).map_err(unreadable)?;
             let value = |i: usize| {
-                bytes.get(4 * i..4 * i + 4).map_or(0.0, |b| {
-                    f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                })
+                bytes
+                    .get(4 * i..4 * i + 4)
+                    .map_or(0.0, |b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
             };
             dev.write(gpt.params(index).slice(param.range.clone()), &value)?;
         }

@@ -43,7 +43,7 @@ pub struct Report {
 /// A rank's planned part of a memory.
 #[derive(Clone, Debug, Serialize)]
 pub struct Memory {
-    /// For messages: `virtual GPU`.
+    /// For messages: `virtual GPUs`.
     pub what: String,
     /// Planned bytes.
     pub bytes: u64,
@@ -166,9 +166,9 @@ pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
 
 fn gpu(config: &Config, built: &Built) -> Memory {
     let what = match &config.device {
-        DeviceConfig::Cpu { .. } => "virtual GPU".to_owned(),
-        DeviceConfig::Cuda => "GPU".to_owned(),
-        DeviceConfig::Sim { box_, .. } => format!("GPU of {}", box_.name),
+        DeviceConfig::Cpu { .. } => "virtual GPUs".to_owned(),
+        DeviceConfig::Cuda => "GPUs".to_owned(),
+        DeviceConfig::Sim { box_, .. } => format!("GPUs of {}", box_.name),
     };
     let virtual_ = matches!(config.device, DeviceConfig::Cpu { .. });
     let reserved = if virtual_ { 0 } else { RESERVED };

@@ -66,6 +66,11 @@ impl Machine {
             numa_nodes.push(NumaNode { id: 0, cpus: all_cpus.clone(), memory_bytes });
         }
 
+        if let [only] = &mut numa_nodes[..] {
+            // Virtual machines grow by memory that sysfs does not count.
+            only.memory_bytes = total_memory;
+        }
+
         let cores = core_cpus
             .into_iter()
             .map(|cpus| Core { numa_node: node_of(&numa_nodes, &cpus), cpus })

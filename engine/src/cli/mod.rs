@@ -78,7 +78,8 @@ pub fn main() -> ExitCode {
 
 fn log_to_stderr(verbose: u8) {
     use tracing_subscriber::filter::LevelFilter;
-    let level = [LevelFilter::WARN, LevelFilter::INFO, LevelFilter::DEBUG][usize::from(verbose.min(2))];
+    let level =
+        [LevelFilter::WARN, LevelFilter::INFO, LevelFilter::DEBUG][usize::from(verbose.min(2))];
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
     let log = log.with_target(false).with_max_level(level);
     // There is one already only where this is called twice.

@@ -33,14 +33,18 @@ pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
     }
     if let Some(not_built) = config.not_built(&loaded.origins) {
         for problem in not_built.errors().iter().filter(|p| p.key != "device") {
-            say(&format!("note: {}: {}; the plan is that of the nearest thing built", problem.key, problem.message));
+            say(&format!(
+                "note: {}: {}; the plan is that of the nearest thing built",
+                problem.key, problem.message
+            ));
         }
     }
     if report.fits { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
 }
 
 pub(super) fn made(config: &Config, built: &Built) -> Result<Report, Failed> {
-    let defect = |e| Failed::new(code::INTERNAL, format!("the step does not pass its own checks: {e}"));
+    let defect =
+        |e| Failed::new(code::INTERNAL, format!("the step does not pass its own checks: {e}"));
     report(config, built).map_err(defect)
 }
 
@@ -50,7 +54,7 @@ pub(super) fn text(config: &Config, report: &Report) -> String {
     let Report { tensor, data, .. } = report;
     let _ = writeln!(
         out,
-        "{}: {} parameters, TP {tensor} x DP {data} = {} {}s, {:?}, optimizer on {:?}",
+        "{}: {} parameters, TP {tensor} x DP {data} = {} {}, {:?}, optimizer on {:?}",
         report.name,
         count(report.parameters as f64),
         tensor * data,
@@ -58,8 +62,8 @@ pub(super) fn text(config: &Config, report: &Report) -> String {
         config.precision,
         config.offload.optimizer,
     );
-    table(&mut out, "each GPU", &report.gpu);
-    table(&mut out, "host memory of each rank", &report.host_per_rank);
+    table(&mut out, "each GPU", &report.gpu, true);
+    table(&mut out, "host memory of each rank", &report.host_per_rank, true);
     nodes(&mut out, report);
     step(&mut out, report);
     let _ = writeln!(out, "\n{}", report.binding.words);
@@ -67,10 +71,25 @@ pub(super) fn text(config: &Config, report: &Report) -> String {
     out
 }
 
-fn table(out: &mut String, title: &str, memory: &Memory) {
+/// Why `config` is refused: what needs most, the limit, and what would help.
+pub(super) fn refusal(config: &Config, report: &Report) -> String {
+    let mut out = format!("{}\n", report.binding.words);
+    if report.binding.what == "gpu" {
+        table(&mut out, "each GPU", &report.gpu, false);
+    } else {
+        table(&mut out, "host memory of each rank", &report.host_per_rank, false);
+        nodes(&mut out, report);
+    }
+    out + "\n" + &verdict(config, report)
+}
+
+fn table(out: &mut String, title: &str, memory: &Memory, buffers: bool) {
     let _ = writeln!(out, "\n{title}");
     for pool in &memory.pools {
         let _ = writeln!(out, "  {:>12}  {}", format_bytes(pool.bytes), pool.name);
+        if !buffers {
+            continue;
+        }
         for line in grouped(memory.buffers.iter().filter(|b| b.pool == pool.name)) {
             let _ = writeln!(out, "                  {line}");
         }
@@ -91,7 +110,9 @@ fn grouped<'a>(buffers: impl Iterator<Item = &'a Buffer>) -> Vec<String> {
     for buffer in buffers {
         let number = buffer.name.split('.').find(|part| part.parse::<u32>().is_ok());
         let pattern = number.map_or(buffer.name.clone(), |n| buffer.name.replacen(n, "{}", 1));
-        let same = |g: &&mut (String, Vec<&str>, &Buffer, u64)| g.0 == pattern && g.2.shape == buffer.shape;
+        let same = |g: &&mut (String, Vec<&str>, &Buffer, u64)| {
+            g.0 == pattern && g.2.shape == buffer.shape
+        };
         match groups.iter_mut().find(same) {
             Some(group) => {
                 group.1.extend(number);
@@ -141,7 +162,8 @@ fn step(out: &mut String, report: &Report) {
         si(step.hardware_flops * world),
     );
     for lane in step.lanes.iter().filter(|lane| lane.ops > 0) {
-        let _ = writeln!(out, "    {:<8} {:>7} ops  {}", lane.lane, lane.ops, format_bytes(lane.bytes));
+        let _ =
+            writeln!(out, "    {:<8} {:>7} ops  {}", lane.lane, lane.ops, format_bytes(lane.bytes));
     }
 }
 
@@ -150,7 +172,7 @@ fn verdict(config: &Config, report: &Report) -> String {
         return "it fits\n".into();
     }
     let mut out = String::from("it does not fit\n");
-    let tried = remedies(config);
+    let tried = remedies(config, report);
     if !tried.is_empty() {
         out += "one change at a time, and what it would need of each GPU and of each rank's host memory:\n";
     }
@@ -164,7 +186,7 @@ fn verdict(config: &Config, report: &Report) -> String {
 
 /// (`--set` arguments, bytes of each GPU, host bytes of each rank, fits the GPU) for changes that leave the
 /// results as they are, up to rounding.
-pub(super) fn remedies(config: &Config) -> Vec<(String, u64, u64, bool)> {
+fn remedies(config: &Config, report: &Report) -> Vec<(String, u64, u64, bool)> {
     let mut tried: Vec<(String, Config)> = Vec::new();
     let mut with = |sets: &str, change: &dyn Fn(&mut Config)| {
         let mut changed = config.clone();
@@ -184,7 +206,9 @@ pub(super) fn remedies(config: &Config) -> Vec<(String, u64, u64, bool)> {
         with("--set parallel.sequence=true", &|c| c.parallel.sequence = true);
     }
     let half = config.batch.micro / 2;
-    if config.batch.micro.is_multiple_of(2) && config.batch.global.is_multiple_of(half * config.parallel.data) {
+    if config.batch.micro.is_multiple_of(2)
+        && config.batch.global.is_multiple_of(half * config.parallel.data)
+    {
         with(&format!("--set batch.micro={half}"), &|c| c.batch.micro = half);
     }
     let (tensor, data) = (2 * config.parallel.tensor, config.parallel.data / 2);
@@ -200,5 +224,15 @@ pub(super) fn remedies(config: &Config) -> Vec<(String, u64, u64, bool)> {
         let (gpu, host) = (plan.bytes(Arena::Device), plan.bytes(Arena::Pinned));
         (sets, gpu, host, device_limit(&changed).is_none_or(|limit| gpu <= limit))
     };
-    tried.into_iter().map(sizes).collect()
+    let on_gpu = report.binding.what == "gpu";
+    let helps = |(_, gpu, host, _): &(String, u64, u64, bool)| {
+        if on_gpu {
+            *gpu < report.gpu.bytes
+        } else {
+            gpu + host < report.gpu.bytes + report.host_per_rank.bytes
+        }
+    };
+    let mut tried: Vec<_> = tried.into_iter().map(sizes).filter(helps).collect();
+    tried.sort_by_key(|(_, gpu, host, _)| if on_gpu { *gpu } else { gpu + host });
+    tried
 }

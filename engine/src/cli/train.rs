@@ -67,7 +67,8 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         (.., true) => RunMode::Overwrite,
         _ => RunMode::Fresh,
     };
-    let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused)?;
+    let dir =
+        RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused)?;
     if let (RunMode::Resume, Some(step)) = (mode, dir.finished()) {
         say(&format!("{}: finished at step {step}; nothing to do", dir.path().display()));
         return Ok(());
@@ -91,17 +92,18 @@ fn open_data(config: &Config) -> Result<Arc<Dataset>, Failed> {
 /// Refuses with numbers before anything is allocated.
 fn check_memory(config: &Config, built: &Built, show: bool) -> Result<(), Failed> {
     let report = plan::made(config, built)?;
-    if show || !report.fits {
-        let text = plan::text(config, &report);
-        if show { print(&text) } else { say(&text) }
+    if show {
+        print(&plan::text(config, &report));
+    } else if !report.fits {
+        say(&plan::refusal(config, &report));
     }
     let over = |limit: Option<u64>, bytes| limit.is_some_and(|limit| bytes > limit);
     if over(report.gpu.limit, report.gpu.bytes) {
-        let why = "out of GPU memory before the first step: see the plan above";
+        let why = "out of GPU memory before the first step: nothing was written";
         return Err(Failed::new(code::DEVICE_MEMORY, why));
     }
     if !report.fits {
-        let why = "out of host memory before the first step: see the plan above";
+        let why = "out of host memory before the first step: nothing was written";
         return Err(Failed::new(code::HOST_MEMORY, why));
     }
     Ok(())
@@ -255,7 +257,11 @@ impl Session<'_> {
             self.next_commands();
             return Ok(());
         }
-        say(&format!("interrupted after step {}; its weights are in {}", outcome.step, weights.display()));
+        say(&format!(
+            "interrupted after step {}; its weights are in {}",
+            outcome.step,
+            weights.display()
+        ));
         Err(Failed::silent(code::INTERRUPTED))
     }
 
@@ -277,9 +283,9 @@ impl Session<'_> {
         let tokens = outcome.step as f64 * (config.batch.global * config.model.seq_len) as f64;
         let unit = self.unit();
         let loss = watch.last.map_or(f64::NAN, |last| last.loss);
-        let held_out = watch.held_out.map_or(String::new(), |loss| {
-            format!(", {loss:.4} over the whole held-out part")
-        });
+        let held_out = watch
+            .held_out
+            .map_or(String::new(), |loss| format!(", {loss:.4} over the whole held-out part"));
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
         self.say(&format!(
             "\ndone    {} steps in {} ({} in training, {}tok/s), {skipped} skipped\n\
@@ -405,8 +411,9 @@ fn stop_at_signal() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         let aborted = i32::from(code::ABORTED);
-        let registered = signal_hook::flag::register_conditional_shutdown(signal, aborted, Arc::clone(&stop))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)));
+        let registered =
+            signal_hook::flag::register_conditional_shutdown(signal, aborted, Arc::clone(&stop))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)));
         if let Err(error) = registered {
             tracing::warn!("Ctrl-C will end the run at once: {error}");
         }

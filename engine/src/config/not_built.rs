@@ -14,7 +14,10 @@ impl Config {
         let offload = &self.offload;
         let mut problems = Vec::new();
         let mut refuse = |key: &str, value: String, help: &str| {
-            let message = format!("`{value}` is not built yet");
+            let message = match key {
+                "device" if value == "Sim" => "`Sim` cannot train".into(),
+                _ => format!("`{value}` is not built yet"),
+            };
             let spots = origin_note(key, origins);
             problems.push(Problem { key: key.into(), message, help: help.into(), spots });
         };
