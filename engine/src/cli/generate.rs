@@ -17,7 +17,7 @@ pub(super) struct GenerateArgs {
     #[arg(long, default_value_t = 200)]
     tokens: usize,
     /// 0: always the likeliest token
-    #[arg(long, default_value_t = 0.8, value_parser = temperature)]
+    #[arg(long, default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     temperature: f64,
     /// The same seed draws the same text
     #[arg(long, default_value_t = 1337)]

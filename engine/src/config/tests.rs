@@ -70,7 +70,9 @@ fn every_shipped_config_loads_and_round_trips() {
             .unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(again.config, loaded.config, "{}", file.display());
         assert_eq!(loaded.config.name, file.file_stem().unwrap().to_string_lossy());
-        assert!(loaded.config.not_built(&loaded.origins).is_none());
+        let not_built = loaded.config.not_built(&loaded.origins);
+        // A described box holds no data.
+        assert!(not_built.is_none_or(|e| e.errors().iter().all(|p| p.key == "device")));
         let top = std::fs::read_to_string(&file).unwrap();
         assert!(top.starts_with("// ") && top.contains("\n//     onebox "), "{}", file.display());
     }

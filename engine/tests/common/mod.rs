@@ -1,0 +1,98 @@
+//! A folder with a text and a tiny config, and the `onebox` binary.
+#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+pub(crate) const TINY: &str = r#"(
+    device: Cpu(count: 4, memory: "16MiB", threads: 1),
+    model: (layers: 2, hidden: 32, heads: 4, seq_len: 16),
+    parallel: (tensor: 2, data: 2),
+    precision: Bf16,
+    optimizer: (lr: 3e-3),
+    batch: (micro: 2, global: 8),
+    data: (train: "text.txt"),
+    train: (steps: 4, eval_every: 2, eval_batches: 1),
+    sample: (prompt: "the ", tokens: 8),
+)
+"#;
+
+/// A folder with `tiny.ron` and `text.txt`; gone at the end.
+pub(crate) struct Folder(tempfile::TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        std::fs::write(folder.path("tiny.ron"), TINY).unwrap();
+        let words = ["the box ", "holds a model ", "that is too large ", "for one card.\n"];
+        let text: String = (0..800).map(|i| words[(i * 7 + i / 5) % words.len()]).collect();
+        std::fs::write(folder.path("text.txt"), text).unwrap();
+        folder
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_onebox"));
+        command.args(args).current_dir(self.0.path()).stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn onebox(&self, args: &[&str]) -> Done {
+        let Output { status, stdout, stderr } = self.command(args).output().unwrap();
+        Done {
+            code: status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&stderr).into_owned(),
+        }
+    }
+
+    /// Trains `tiny.ron` into `run`.
+    pub(crate) fn train(&self, run: &str, more: &[&str]) -> Done {
+        self.onebox(&[&["train", "tiny.ron", "--run-dir", run], more].concat())
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    /// Lines of a run's metrics.
+    pub(crate) fn metrics(&self, run: &str) -> Vec<serde_json::Value> {
+        let text = self.read(&format!("{run}/metrics.jsonl"));
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    pub(crate) fn hash(&self, run: &str) -> String {
+        self.metrics(run).last().unwrap()["state_hash"].as_str().unwrap().to_owned()
+    }
+}
+
+/// What a process did.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Done {
+    #[track_caller]
+    pub(crate) fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{}", self.stderr);
+        self
+    }
+
+    /// Ended with `code`, and every one of `texts` is in its messages.
+    #[track_caller]
+    pub(crate) fn refused(self, code: i32, texts: &[&str]) -> Self {
+        assert_eq!(self.code, code, "{}", self.stderr);
+        for text in texts {
+            assert!(self.stderr.contains(text), "`{text}` is not in:\n{}", self.stderr);
+        }
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        self
+    }
+}

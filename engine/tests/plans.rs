@@ -1,0 +1,120 @@
+//! `onebox plan` and `onebox config` as a user meets them.
+
+mod common;
+
+use common::Folder;
+use std::path::{Path, PathBuf};
+
+/// All configs of the repository.
+fn configs() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+    let of = |folder: PathBuf| std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    let all = of(folder.clone()).chain(of(folder.join("paper")));
+    let mut configs: Vec<PathBuf> =
+        all.filter(|p| p.extension().is_some_and(|e| e == "ron")).collect();
+    configs.sort();
+    assert!(configs.len() >= 17, "{configs:?}");
+    configs
+}
+
+#[test]
+fn every_config_of_the_repository_is_right_and_fits() {
+    let folder = Folder::new();
+    for config in configs() {
+        let path = config.display().to_string();
+        folder.onebox(&["config", "check", &path]).ok();
+        let done = folder.onebox(&["plan", &path, "--set", "device.memory=\"64GiB\""]);
+        // The described boxes have memory of their own.
+        let done = if done.code == 78 { folder.onebox(&["plan", &path]) } else { done };
+        assert!(
+            done.code == 0 && done.stdout.contains("it fits"),
+            "{path}: {} {}",
+            done.stdout,
+            done.stderr
+        );
+    }
+}
+
+#[test]
+fn seventy_billion_parameters_fit_a_dgx2() {
+    let folder = Folder::new();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/dgx2-70b.ron");
+    let done = folder.onebox(&["plan", &path.display().to_string(), "--json"]).ok();
+    let plan: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(plan["fits"], true);
+    let gib = |v: &serde_json::Value| v.as_f64().unwrap() / f64::from(1 << 30);
+    assert!(plan["parameters"].as_f64().unwrap() > 70e9);
+    // 2 bytes per parameter of the eighth of the model, and less than 7 GiB beside.
+    let parameters = plan["gpu"]["pools"][0]["bytes"].as_f64().unwrap();
+    assert_eq!(plan["gpu"]["pools"][0]["name"], "parameters");
+    assert!((parameters / (plan["parameters"].as_f64().unwrap() / 4.0) - 1.0).abs() < 0.01);
+    assert!(gib(&plan["gpu"]["bytes"]) < 23.0, "{}", gib(&plan["gpu"]["bytes"]));
+    for node in plan["nodes"].as_array().unwrap() {
+        assert_eq!(node["ranks"].as_array().unwrap().len(), 8);
+        assert!(node["bytes"].as_u64().unwrap() < node["limit"].as_u64().unwrap());
+    }
+    // The recomputed blocks are a third more work than the model's own.
+    let step = &plan["step"];
+    let ratio =
+        16.0 * step["hardware_flops"].as_f64().unwrap() / step["model_flops"].as_f64().unwrap();
+    assert!((1.2..1.4).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn a_plan_is_the_sum_of_its_buffers() {
+    let folder = Folder::new();
+    let done = folder.onebox(&["plan", "tiny.ron", "--json"]).ok();
+    let plan: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    for memory in ["gpu", "host_per_rank"] {
+        let memory = &plan[memory];
+        let sum = |list: &str| {
+            memory[list]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|b| b["bytes"].as_u64().unwrap())
+                .sum::<u64>()
+        };
+        let buffers = memory["buffers"].as_array().unwrap();
+        assert_eq!(sum("pools"), memory["bytes"].as_u64().unwrap());
+        let padding = memory["bytes"].as_u64().unwrap() - sum("buffers");
+        assert!(padding <= 255 * buffers.len() as u64);
+        assert!(buffers.iter().any(|b| b["name"].as_str().unwrap().starts_with("block.1.")));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_numbers_and_remedies() {
+    let folder = Folder::new();
+    let large = ["batch.micro=64", "batch.global=128", "device.memory=\"5MiB\""];
+    let small: Vec<&str> = large.iter().flat_map(|set| ["--set", set]).collect();
+    let done = folder.onebox(&[&["plan", "tiny.ron"], &small[..]].concat());
+    assert_eq!(done.code, 1);
+    assert!(done.stdout.contains("GPU memory does not fit"), "{}", done.stdout);
+    assert!(done.stdout.contains("--set recompute=Block"), "{}", done.stdout);
+    folder
+        .train("run", &small)
+        .refused(81, &["GPU memory does not fit", "too much", "--set batch.micro=32"]);
+    assert!(!folder.path("run").exists());
+    // More than any machine has.
+    let sets =
+        ["model.layers=1000", "model.hidden=65536", "model.heads=64", "device.memory=\"1PiB\""];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    folder.train("run", &sets).refused(80, &["out of host memory"]);
+}
+
+#[test]
+fn every_value_is_shown_with_its_origin() {
+    let folder = Folder::new();
+    let done = folder.onebox(&["config", "show", "tiny.ron", "--set", "train.seed=5"]).ok();
+    let line = |key: &str| {
+        done.stdout
+            .lines()
+            .find(|l| l.starts_with(key))
+            .unwrap_or_else(|| panic!("{key}: {}", done.stdout))
+    };
+    assert!(line("model.layers").ends_with("line 3"), "{}", line("model.layers"));
+    assert!(line("train.seed").ends_with("--set"));
+    assert!(line("optimizer.beta2").ends_with("default"));
+    assert!(line("model.ffn_hidden").contains("128"));
+}

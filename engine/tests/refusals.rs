@@ -1,0 +1,115 @@
+//! Bad input: an error with the key, the value and the remedy, a code that is not 0, and nothing written.
+
+mod common;
+
+use common::Folder;
+
+#[test]
+fn every_mistake_of_a_config_is_reported_at_once() {
+    let folder = Folder::new();
+    let wrong = common::TINY
+        .replace("hidden: 32", "hiden: 32")
+        .replace("lr: 3e-3", "lr: NaN")
+        .replace("tensor: 2", "tensor: 3")
+        .replace("steps: 4", "steps: \"four\"")
+        .replace("layers: 2", "layers: 999999999999999999999999");
+    std::fs::write(folder.path("wrong.ron"), wrong).unwrap();
+    let texts = [
+        "hiden",
+        "`hidden`",
+        "optimizer.lr",
+        "NaN",
+        "train.steps",
+        "\"four\"",
+        "model.layers",
+        "999999999999999999999999",
+    ];
+    for verb in
+        [&["train", "wrong.ron"][..], &["config", "check", "wrong.ron"], &["plan", "wrong.ron"]]
+    {
+        folder.onebox(verb).refused(78, &texts);
+    }
+    assert!(!folder.path("runs").exists());
+}
+
+#[test]
+fn each_mistake_names_key_value_and_remedy() {
+    let folder = Folder::new();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["model.hiden=3"], &["model.hiden", "`hidden`"]),
+        (&["parallel.tensr=2"], &["parallel.tensr", "`tensor`"]),
+        (&["optimizer.lr=1e999"], &["optimizer.lr", "1e999"]),
+        (&["optimizer.lr=-1"], &["optimizer.lr", "-1"]),
+        (&["optimizer.beta2=1.0"], &["optimizer.beta2", "1"]),
+        (&["precision=Fp8"], &["precision", "Fp8", "Bf16"]),
+        (&["model.heads=5"], &["model.heads", "5", "parallel.tensor"]),
+        (&["parallel.tensor=3", "device.count=6"], &["3 tensor-parallel ranks"]),
+        (&["batch.global=7"], &["batch.global", "7"]),
+        (&["device.count=3"], &["device", "3"]),
+        (&["device.memory=\"12 parsecs\""], &["device.memory", "parsecs"]),
+        (&["train.steps=0"], &["train.steps", "0"]),
+        (&["model.layers=18446744073709551616"], &["model.layers", "18446744073709551616"]),
+        (&["model.hidden=1000000", "model.layers=10000", "model.heads=1000000"], &["model."]),
+        (&["device=Cuda"], &["Cuda", "Cpu(count: N)"]),
+        (
+            &["offload.update=Delayed(after_step: 40)"],
+            &["offload.update", "not built yet", "Overlapped"],
+        ),
+        (&["train.checkpoint_every=10"], &["train.checkpoint_every", "not built yet"]),
+        (&["nonsense"], &["nonsense", "="]),
+    ];
+    for (sets, texts) in cases {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        folder.train("run", &sets).refused(78, texts);
+        assert!(!folder.path("run").exists());
+    }
+}
+
+#[test]
+fn data_that_cannot_be_used_is_refused_by_name() {
+    let folder = Folder::new();
+    std::fs::write(folder.path("empty.txt"), "").unwrap();
+    std::fs::write(folder.path("short.txt"), "too short").unwrap();
+    std::fs::write(folder.path("odd.bin"), [0; 1001]).unwrap();
+    std::fs::create_dir(folder.path("nothing")).unwrap();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["data.train=\"absent.txt\""], &["data.train", "absent.txt", "does not exist"]),
+        (&["data.train=\"empty.txt\""], &["data.train", "empty.txt", "empty"]),
+        (&["data.train=\"short.txt\""], &["short.txt", "9 in all", "seq_len 16"]),
+        (&["data.train=\"nothing\""], &["nothing", "no usable file"]),
+        (&["data.train=\"*.absent\""], &["*.absent", "no file matches"]),
+        (&["data.validation=\"absent.txt\""], &["data.validation", "absent.txt"]),
+        (&["data.train=\"odd.bin\"", "data.format=U16"], &["odd.bin", "1001 bytes"]),
+        (
+            &["data.train=\"text.txt\"", "data.format=U16", "model.vocab=300"],
+            &["model.vocab is 300"],
+        ),
+        (&["data.train=\"/dev/null\""], &["/dev/null", "regular file"]),
+        (&["model.seq_len=30000"], &["seq_len 30000", "text.txt"]),
+    ];
+    for (sets, texts) in cases {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        folder.train("run", &sets).refused(66, texts);
+        assert!(!folder.path("run").exists());
+    }
+}
+
+#[test]
+fn wrong_arguments_and_places_have_codes_of_their_own() {
+    let folder = Folder::new();
+    folder.onebox(&["train"]).refused(2, &["<CONFIG>"]);
+    folder.onebox(&["trian", "tiny.ron"]).refused(2, &["train"]);
+    folder.onebox(&["train", "absent.ron"]).refused(78, &["absent.ron", "tiny.ron"]);
+    folder.train("text.txt", &[]).refused(73, &["text.txt is not a directory"]);
+    folder.train("text.txt/run", &[]).refused(74, &["text.txt/run"]);
+}
+
+#[test]
+fn a_full_disk_is_not_a_success() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path("run")).unwrap();
+    // The name of the unfinished weights, leading to a full device.
+    std::os::unix::fs::symlink("/dev/full", folder.path("run/.weights.safetensors.tmp")).unwrap();
+    folder.train("run", &["-q"]).refused(74, &["the weights are not written", "No space left"]);
+    assert!(!folder.path("run/weights.safetensors").exists());
+}

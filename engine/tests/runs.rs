@@ -1,0 +1,172 @@
+//! `onebox train` and `onebox generate` as a user meets them.
+
+mod common;
+
+use common::Folder;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_run_leaves_metrics_config_and_weights() {
+    let folder = Folder::new();
+    let done = folder.train("run", &[]).ok();
+    assert_eq!(done.stdout, "", "messages go to stderr");
+    for text in
+        ["model ", "TP 2 x DP 2", "step     4/4", "eval ", "done ", "it writes:", "next, try:"]
+    {
+        assert!(done.stderr.contains(text), "`{text}` is not in:\n{}", done.stderr);
+    }
+    let lines = folder.metrics("run");
+    let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["step", "step", "eval", "step", "step", "eval", "end"]);
+    for (step, line) in lines.iter().filter(|line| line["kind"] == "step").enumerate() {
+        assert_eq!(line["step"], step + 1);
+        assert!(line["loss"].as_f64().unwrap() > 1.0 && line["grad_norm"].as_f64().unwrap() > 0.0);
+        assert!(line["loss_scale"] == 1.0 && line["skipped"] == false);
+        assert!(line["lr"].as_f64().unwrap() > 0.0);
+        assert!(line["step_seconds"].as_f64().unwrap() > 0.0);
+        assert!(line["tokens_per_second"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(lines[6]["step"], 4);
+    assert_eq!(folder.hash("run").len(), 16);
+    // The resolved config is the same run.
+    folder.onebox(&["train", "run/config.ron", "--run-dir", "again", "-q"]).ok();
+    assert_eq!(folder.hash("again"), folder.hash("run"));
+    let names = |run: &str| {
+        let mut names: Vec<_> =
+            std::fs::read_dir(folder.path(run)).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("run"), [".lock", "config.ron", "metrics.jsonl", "weights.safetensors"]);
+}
+
+#[test]
+fn the_layout_is_a_matter_of_set_and_a_bit_equal_one_has_the_same_hash() {
+    let folder = Folder::new();
+    folder.train("overlapped", &["-q"]).ok();
+    folder.train("serial", &["-q", "--set", "offload.update=Serial"]).ok();
+    folder.train("device", &["-q", "--set", "offload.optimizer=Device"]).ok();
+    assert_eq!(folder.hash("overlapped"), folder.hash("serial"));
+    assert_eq!(folder.hash("overlapped"), folder.hash("device"));
+    let one = ["parallel.tensor=1", "parallel.data=1", "device.count=1", "precision=Fp32"];
+    let four = ["parallel.tensor=4", "parallel.data=1", "precision=Fp32"];
+    let train = |run: &str, sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>();
+        folder.train(run, &[&["-q"], &sets[..]].concat()).ok();
+        folder.metrics(run)[5]["loss"].as_f64().unwrap()
+    };
+    let (one, four) = (train("one", &one), train("four", &four));
+    assert!((one - four).abs() < 1e-5 * one, "{one} {four}");
+}
+
+#[test]
+fn quiet_says_nothing_and_a_dry_run_writes_nothing() {
+    let folder = Folder::new();
+    let done = folder.train("quiet", &["--quiet"]).ok();
+    assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("", ""));
+    let done = folder.train("dry", &["--dry-run"]).ok();
+    assert!(done.stdout.contains("it fits") && done.stderr.contains("nothing was written"));
+    assert!(!folder.path("dry").exists());
+}
+
+#[test]
+fn a_directory_with_a_run_is_refused_unless_the_user_says_what_to_do() {
+    let folder = Folder::new();
+    folder.train("run", &["-q"]).ok();
+    let before = folder.read("run/metrics.jsonl");
+    folder
+        .train("run", &[])
+        .refused(73, &["already holds a run", "--resume", "--fork", "--overwrite"]);
+    let done = folder.train("run", &["--resume"]).ok();
+    assert!(done.stderr.contains("finished at step 4; nothing to do"), "{}", done.stderr);
+    assert_eq!(folder.read("run/metrics.jsonl"), before);
+    let done = folder.train("run", &["--fork"]).ok();
+    assert!(done.stderr.contains("starting at step 1"), "{}", done.stderr);
+    assert_eq!(folder.hash("run-2"), folder.hash("run"));
+    folder.train("run", &["-q", "--overwrite", "--set", "train.steps=2"]).ok();
+    assert_eq!(folder.metrics("run").last().unwrap()["step"], 2);
+    folder.train("run", &["--resume", "--fork"]).refused(2, &["cannot be used with"]);
+    folder.onebox(&["train", "tiny.ron", "--resume"]).refused(73, &["needs --run-dir"]);
+}
+
+#[test]
+fn an_interrupt_ends_the_run_in_order_and_resume_starts_over() {
+    let folder = Folder::new();
+    let args = [
+        "train",
+        "tiny.ron",
+        "--run-dir",
+        "run",
+        "--set",
+        "train.steps=100000",
+        "--set",
+        "schedule.kind=Constant",
+    ];
+    let child = folder.command(&args).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    let lines = || {
+        std::fs::read_to_string(folder.path("run/metrics.jsonl")).map_or(0, |t| t.lines().count())
+    };
+    while lines() < 5 {
+        assert!(started.elapsed() < Duration::from_secs(60), "no steps in a minute");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Nobody else may have it meanwhile.
+    folder.train("run", &["--overwrite"]).refused(73, &["in use by another onebox"]);
+    let killed =
+        std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(killed.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{stderr}");
+    assert!(stderr.contains("interrupted after step"), "{stderr}");
+    assert!(folder.path("run/weights.safetensors").exists());
+    let metrics = folder.metrics("run");
+    assert!(metrics.iter().all(|line| line["kind"] != "end"));
+    folder.train("run", &["--resume", "-q"]).refused(0, &["starting at step 1"]);
+    folder.train("whole", &["-q"]).ok();
+    assert_eq!(folder.hash("run"), folder.hash("whole"));
+}
+
+#[test]
+fn a_model_writes_the_same_text_for_the_same_seed() {
+    let folder = Folder::new();
+    folder.train("run", &["-q", "--set", "train.steps=60"]).ok();
+    let generate = |more: &[&str]| {
+        folder
+            .onebox(&[&["generate", "run", "--prompt", "the box", "--tokens", "40"], more].concat())
+            .ok()
+            .stdout
+    };
+    let text = generate(&[]);
+    assert!(text.starts_with("the box") && text.len() >= 47, "{text}");
+    assert_eq!(generate(&[]), text);
+    assert_ne!(generate(&["--seed", "1"]), text);
+    assert_eq!(generate(&["--temperature", "0"]), generate(&["--temperature", "0", "--seed", "1"]));
+    folder.onebox(&["generate", "run", "--prompt", ""]).refused(2, &["empty"]);
+    folder.onebox(&["generate", "run", "--temperature", "-1"]).refused(2, &["0 to 10"]);
+    folder.onebox(&["generate", "nowhere"]).refused(66, &["nowhere is not a run directory"]);
+    std::fs::write(folder.path("run/weights.safetensors"), b"not weights at all").unwrap();
+    folder.onebox(&["generate", "run"]).refused(66, &["weights.safetensors is not the model"]);
+}
+
+#[test]
+fn a_run_that_diverges_ends_with_advice() {
+    let folder = Folder::new();
+    let sets = [
+        "optimizer.lr=10.0",
+        "optimizer.clip=None",
+        "optimizer.kind=Sgd",
+        "train.steps=3000",
+        "precision=Fp16",
+        "loss_scale.initial=16777216",
+        "loss_scale.floor=16777216",
+    ];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let done = folder.train("run", &sets);
+    done.refused(79, &["training has diverged", "optimizer.lr"]);
+    let lines = folder.metrics("run");
+    let steps: Vec<_> = lines.iter().filter(|line| line["kind"] == "step").collect();
+    assert!(steps.len() < 3000);
+    assert!(steps.iter().rev().take(100).all(|line| line["skipped"] == true));
+}
