@@ -98,7 +98,7 @@ fn what_does_not_fit_is_refused_with_numbers_and_remedies() {
     assert!(!folder.path("run").exists());
     // More than any machine has.
     let sets =
-        ["model.layers=1000", "model.hidden=65536", "model.heads=64", "device.memory=\"1PiB\""];
+        ["model.layers=1000", "model.hidden=65536", "model.heads=64", "device.memory=\"1000TiB\""];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     folder.train("run", &sets).refused(80, &["out of host memory"]);
 }
