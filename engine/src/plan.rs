@@ -36,8 +36,8 @@ pub struct Report {
     pub nodes: Vec<Node>,
     /// The memory that is nearest its limit.
     pub binding: Binding,
-    /// One optimizer step of rank 0.
-    pub step: Step,
+    /// One optimizer step of rank 0; not counted for what does not fit, which may be of any size.
+    pub step: Option<Step>,
 }
 
 /// A rank's planned part of a memory.
@@ -144,9 +144,10 @@ pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
     let (nodes, whole) = nodes(config, &gpu, &host_per_rank);
     let memories = memories(&gpu, &nodes, whole);
     let binding = binding(&memories);
+    let fits = memories.iter().all(|(_, bytes, limit)| bytes <= limit);
     Ok(Report {
         name: config.name.clone(),
-        fits: memories.iter().all(|(_, bytes, limit)| bytes <= limit),
+        fits,
         parameters: built.gpt.shape().parameters(),
         tensor: config.parallel.tensor,
         data: config.parallel.data,
@@ -157,7 +158,7 @@ pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
             offload::Sum::Host => "host",
         },
         binding,
-        step: step(config, built)?,
+        step: fits.then(|| step(config, built)).transpose()?,
         gpu,
         host_per_rank,
         nodes,

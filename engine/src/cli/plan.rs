@@ -149,7 +149,7 @@ fn nodes(out: &mut String, report: &Report) {
 }
 
 fn step(out: &mut String, report: &Report) {
-    let step = &report.step;
+    let Some(step) = &report.step else { return };
     let world = (report.tensor * report.data) as f64;
     let _ = writeln!(
         out,
