@@ -1,0 +1,182 @@
+//! The repository keeps its own rules: edges between crates, fences around unsafe code, sizes, names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Files below `folder` with one of the endings, without what tools write.
+fn files(folder: &Path, endings: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy().into_owned();
+        if path.is_dir() {
+            if !["target", "runs"].contains(&name.as_str())
+                && (!name.starts_with('.') || name == ".ci")
+            {
+                found.extend(files(&path, endings));
+            }
+        } else if endings.iter().any(|ending| name.ends_with(ending)) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn sources() -> Vec<(String, String)> {
+    let root = root();
+    let name = |path: &PathBuf| path.strip_prefix(&root).expect("below").display().to_string();
+    let sources: Vec<_> = files(&root, &[".rs"]).iter().map(|p| (name(p), read(p))).collect();
+    assert!(sources.len() > 80);
+    sources
+}
+
+/// The code before the tests of a file.
+fn code(source: &str) -> &str {
+    source.split("#[cfg(test)]\nmod tests").next().unwrap_or(source)
+}
+
+#[test]
+fn crates_depend_only_as_drawn() {
+    let drawn: BTreeMap<&str, &[&str]> = [
+        ("topology", &[][..]),
+        ("device", &["topology"]),
+        ("tensor-parallel", &["device"]),
+        ("offload", &["device"]),
+        ("engine", &["device", "offload", "tensor-parallel", "topology"]),
+        ("tests", &["device", "engine", "offload", "tensor-parallel", "topology"]),
+    ]
+    .into();
+    for (name, allowed) in &drawn {
+        let manifest = read(&root().join(name).join("Cargo.toml"));
+        let edges: BTreeSet<&str> = manifest
+            .lines()
+            .filter_map(|line| line.split(['.', ' ', '=']).next())
+            .filter(|word| drawn.contains_key(word))
+            .collect();
+        assert_eq!(edges, allowed.iter().copied().collect(), "{name}");
+    }
+}
+
+#[test]
+fn crates_do_not_speak_of_what_is_not_theirs() {
+    let never: &[(&str, &[&str])] = &[
+        ("topology/src", &["transformer", "adam", "layer"]),
+        (
+            "tensor-parallel/src",
+            &["data parallel", "data-parallel", "dp_size", "DpComm", "Group::Dp"],
+        ),
+        ("offload/src", &["tensor parallel", "tensor-parallel", "tp_size", "TpComm", "Group::Tp"]),
+    ];
+    for (folder, words) in never {
+        for (name, source) in sources().iter().filter(|(name, _)| name.starts_with(folder)) {
+            for word in *words {
+                let found = code(source).lines().find(|line| line.contains(word));
+                assert!(found.is_none(), "{name} says `{word}`: {}", found.unwrap_or(""));
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_stays_in_the_files_named_for_it() {
+    let fenced = [
+        "device/src/cpu/memory.rs",
+        "device/src/cpu/gemm.rs",
+        "tests/tests/allocation.rs",
+        "tests/tests/tidy.rs",
+    ];
+    for (name, source) in sources() {
+        let found = source.lines().any(|line| {
+            let line = line.split("//").next().unwrap_or("");
+            line.contains("unsafe {") || line.contains("unsafe impl") || line.contains("unsafe fn")
+        });
+        assert!(
+            !found || fenced.iter().any(|fence| name.starts_with(fence)),
+            "{name} has unsafe code"
+        );
+    }
+}
+
+#[test]
+fn files_can_be_read_in_one_sitting() {
+    // (file, lines of code): the only ones above the rule, none of which may grow.
+    let long = [("device/src/cpu/gemm.rs", 900), ("device/src/op.rs", 490)];
+    for (name, source) in sources() {
+        let lines = code(&source).lines().count();
+        let most = long.iter().find(|(file, _)| *file == name).map_or(470, |(_, most)| *most);
+        assert!(lines <= most, "{name} has {lines} lines of code, {most} are allowed");
+    }
+}
+
+#[test]
+fn what_the_documents_name_exists() {
+    let all: String = sources().into_iter().map(|(_, source)| source).collect();
+    let words: BTreeSet<&str> = all.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    let keys = read(&root().join("engine/src/config/schema.rs"));
+    for document in ["ARCHITECTURE.md", "README.md"] {
+        let text = read(&root().join(document));
+        for quoted in text.split('`').skip(1).step_by(2) {
+            if quoted.contains('/')
+                && !quoted.contains(' ')
+                && !quoted.contains("NAME")
+                && !quoted.starts_with("target")
+            {
+                assert!(root().join(quoted).exists(), "{document} names {quoted}");
+            }
+            let symbol = quoted.trim_end_matches("()");
+            let path: Vec<&str> = symbol.split("::").collect();
+            let is_symbol = path.len() > 1 || symbol.chars().next().is_some_and(char::is_uppercase);
+            let plain = symbol.chars().all(|c| c.is_alphanumeric() || c == '_' || c == ':');
+            if is_symbol && plain {
+                for part in path {
+                    assert!(words.contains(part), "{document} names {quoted}");
+                }
+            }
+            if let Some((section, key)) = quoted.split_once('.').filter(|_| plain) {
+                assert!(keys.contains(section) && keys.contains(key), "{document} names {quoted}");
+            }
+        }
+        let linked = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for link in linked.filter(|link| !link.starts_with("http")) {
+            assert!(root().join(link).exists(), "{document} links to {link}");
+        }
+    }
+}
+
+#[test]
+fn nothing_depends_on_where_it_was_written() {
+    // In pieces, so that this file does not find itself.
+    let folders = [
+        ["/wo", "rk/"].concat(),
+        ["/ro", "ot/"].concat(),
+        ["/ho", "me/"].concat(),
+        ["../sha", "red"].concat(),
+    ];
+    let endings = [
+        ".rs", ".ron", ".toml", ".md", ".sh", ".py", "Makefile", "run", "setup", "mutants",
+        ".patch",
+    ];
+    for path in files(&root(), &endings) {
+        let text = read(&path);
+        for folder in &folders {
+            assert!(!text.contains(folder.as_str()), "{} names {folder}", path.display());
+        }
+    }
+}
+
+#[test]
+fn every_config_says_what_it_is_for() {
+    for path in files(&root().join("configs"), &[".ron"]) {
+        let text = read(&path);
+        assert!(text.starts_with("// "), "{} has no comment at its top", path.display());
+    }
+}
