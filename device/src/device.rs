@@ -237,9 +237,13 @@ impl Device {
         if let Some(error) = &state.error {
             return Err(error.clone());
         }
-        if let Err(error) = self.executor.sync(Lane::ALL[event.lane as usize], event.tick()) {
-            state.error = Some(error.clone());
-            return Err(error);
+        // Not only the event's own lane: that one may have been told to wait and have run nothing since.
+        for (lane, tick) in Lane::ALL.into_iter().zip(event.clock) {
+            let pending = tick > state.main[lane as usize] || lane as u8 == event.lane;
+            if pending && let Err(error) = self.executor.sync(lane, tick) {
+                state.error = Some(error.clone());
+                return Err(error);
+            }
         }
         join(&mut state.main, &event.clock);
         Ok(())

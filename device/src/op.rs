@@ -269,7 +269,7 @@ impl Op {
             }
             Self::GeluBackward { x, d } => all(&[(Read, x), (Update, d)]),
             Self::Attention { qkv, out, lse, .. } => {
-                all(&[(Read, qkv), (Write, out), (Write, lse)])
+                all(&[(Read, qkv), (Write, out), (Write, lse)]);
             }
             Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, .. } => {
                 all(&[(Read, qkv), (Read, out), (Read, lse), (Read, d_out), (Write, d_qkv)]);

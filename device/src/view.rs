@@ -177,7 +177,7 @@ impl<'a> ViewMut<'a> {
             }
             ViewMut::F32(s) => s[range].copy_from_slice(values),
             ViewMut::F64(s) => {
-                s[range].iter_mut().zip(values).for_each(|(o, x)| *o = f64::from(*x))
+                s[range].iter_mut().zip(values).for_each(|(o, x)| *o = f64::from(*x));
             }
             ViewMut::I32(s) => s[range].iter_mut().zip(values).for_each(|(o, x)| *o = *x as i32),
         }

@@ -332,7 +332,8 @@ impl Ranks<'_> {
         let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
         let windows = self.data.num_eval_windows() as u64;
         let all = windows.div_ceil(per_batch);
-        let asked = self.config.train.eval_batches;
+        // Counted in global batches, so that every layout sees the same windows.
+        let asked = self.config.train.eval_batches * self.built.micro_batches as u64;
         let batches = if whole || asked == 0 { all } else { asked.min(all) };
         let mut sum = 0.0;
         for index in 0..batches {

@@ -9,6 +9,8 @@ use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+pub mod compare;
+
 /// A model of three blocks that trains in milliseconds. Odd sizes on purpose.
 pub const TINY: &str = r#"(
     device: Cpu(count: 1, memory: "64MiB", threads: 1),
@@ -120,9 +122,21 @@ pub fn try_run_built(
     built: &Built,
     options: &RunOptions,
 ) -> Result<Ran, Box<RunError>> {
+    try_run_on(&text(), config, built, options)
+}
+
+/// [`try_run_built`] with a data set of its own.
+///
+/// # Errors
+/// As [`train`].
+pub fn try_run_on(
+    data: &Arc<Dataset>,
+    config: &Config,
+    built: &Built,
+    options: &RunOptions,
+) -> Result<Ran, Box<RunError>> {
     let (mut steps, mut evals) = (Vec::new(), Vec::new());
-    let data = text();
-    let outcome = train(config, built, &data, options, &mut |message| match message {
+    let outcome = train(config, built, data, options, &mut |message| match message {
         Message::Step(step) => steps.push(step),
         Message::Eval { step, loss, .. } => evals.push((step, loss)),
     })?;

@@ -201,7 +201,8 @@ fn remedies(config: &Config, report: &Report) -> Vec<(String, u64, u64, bool)> {
     } else if config.offload.accumulate != Accumulate::Host {
         with("--set offload.accumulate=Host", &|c| c.offload.accumulate = Accumulate::Host);
     }
-    let divides = config.model.seq_len * config.batch.micro % config.parallel.tensor == 0;
+    let tokens = config.model.seq_len * config.batch.micro;
+    let divides = tokens.is_multiple_of(config.parallel.tensor);
     if config.parallel.tensor > 1 && !config.parallel.sequence && divides {
         with("--set parallel.sequence=true", &|c| c.parallel.sequence = true);
     }

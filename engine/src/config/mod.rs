@@ -358,7 +358,8 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Steps between evaluations; 0: only after the last. Default 0.
     pub eval_every: u64,
-    /// Batches of an evaluation in between (the one at the end is always over everything); 0: all. Default 8.
+    /// Global batches of an evaluation in between (the one at the end is always over everything);
+    /// 0: all. Default 8.
     pub eval_batches: u64,
     /// Steps between checkpoints; 0: only weights at the end. Default 0.
     pub checkpoint_every: u64,
