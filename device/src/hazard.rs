@@ -22,10 +22,13 @@ struct Segment {
     reads: Clock,
 }
 
+/// Names and call sites of a lane's last ops, for messages.
+type Recent = Box<[(&'static str, Option<Site>)]>;
+
 #[derive(Debug)]
 pub(crate) struct Hazards {
     shadow: [BTreeMap<u64, Segment>; 2],
-    ops: [Box<[(&'static str, Option<Site>)]>; LANES],
+    ops: [Recent; LANES],
 }
 
 /// Who touches memory, and what is known to be finished before it does.

@@ -4,7 +4,12 @@
 use crate::config::Config;
 use device::random;
 use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use tensor_parallel::{Gpt, Init};
+
+/// Whole tensors by global name, row-major.
+pub type Weights = BTreeMap<String, Arc<[f32]>>;
 
 /// A run of a segment's flat buffer that comes from one tensor.
 #[derive(Debug)]
@@ -15,6 +20,8 @@ struct Run {
     global: usize,
     stream: u64,
     init: Init,
+    /// The whole tensor, where it is given.
+    given: Option<Arc<[f32]>>,
 }
 
 /// Values of a tensor-parallel rank's flat segments.
@@ -27,15 +34,17 @@ pub(crate) struct Initial {
 }
 
 impl Initial {
-    pub(crate) fn new(config: &Config, gpt: &Gpt, tp: usize) -> Self {
+    pub(crate) fn new(config: &Config, gpt: &Gpt, tp: usize, given: Option<&Weights>) -> Self {
         let segment = |layout: &tensor_parallel::SegmentLayout| {
             let mut runs = Vec::new();
             for param in &layout.params {
                 let stream = random::key_of_name(config.train.seed, &param.name);
+                let given = given.and_then(|all| all.get(&param.name));
                 for run in param.runs(tp, config.parallel.tensor) {
                     let start = param.range.start + run.local.start;
                     let end = start + run.local.len();
-                    runs.push(Run { start, end, global: run.global, stream, init: param.init });
+                    let (init, given) = (param.init, given.cloned());
+                    runs.push(Run { start, end, global: run.global, stream, init, given });
                 }
             }
             runs.sort_by_key(|run| run.start);
@@ -55,11 +64,13 @@ impl Initial {
         };
         let Some(run) = runs.get(found).filter(|run| inside(run)) else { return 0.0 };
         self.last.set((segment, found));
+        let global = run.global + at - run.start;
+        if let Some(given) = &run.given {
+            return f64::from(given[global]);
+        }
         match run.init {
             Init::Constant(value) => value,
-            Init::Normal(deviation) => {
-                deviation * random::normal(run.stream, (run.global + at - run.start) as u64)
-            }
+            Init::Normal(deviation) => deviation * random::normal(run.stream, global as u64),
         }
     }
 }

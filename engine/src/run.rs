@@ -7,6 +7,7 @@ use crate::config::{Config, DeviceConfig};
 use crate::data::Dataset;
 use crate::export::{Finished, Gathering};
 use crate::init::Initial;
+pub use crate::init::Weights;
 use crate::schedule::Schedule;
 use crate::step::Trainer;
 use device::cpu::{self, CpuOptions, Lanes, Trace, World};
@@ -31,6 +32,10 @@ pub struct RunOptions {
     pub panic_at: Option<(usize, Lane, u64)>,
     /// For tests: this rank returns before this step.
     pub leave_at: Option<(usize, u64)>,
+    /// For tests: called on every rank's thread before it submits a step: rank, step.
+    pub at_step: Option<fn(usize, u64)>,
+    /// Parameters by global name; those that it lacks start at random.
+    pub initial: Option<Arc<Weights>>,
     /// Bind rank threads to the cores that topology deals them.
     pub bind: bool,
     /// When true, every rank ends after the step that is running.
@@ -49,6 +54,8 @@ impl Default for RunOptions {
             slow: None,
             panic_at: None,
             leave_at: None,
+            at_step: None,
+            initial: None,
             bind: false,
             stop: Arc::default(),
             timeout: Duration::from_secs(600),
@@ -211,8 +218,10 @@ fn outcome(
     ranks: Ranks<'_>,
     steps: u64,
 ) -> Result<Outcome, RunError> {
-    let all: Vec<Option<Error>> = results.iter().map(|r| r.as_ref().err().cloned()).collect();
+    let mut all: Vec<Option<Error>> = results.iter().map(|r| r.as_ref().err().cloned()).collect();
     if let Some((rank, step, error)) = ranks.world.failure() {
+        // A rank that returned early sees nothing wrong itself.
+        all[rank].get_or_insert_with(|| error.clone());
         return Err(RunError { rank, step, error, all });
     }
     if let Some((rank, error)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.clone()?))) {
@@ -240,7 +249,8 @@ impl Ranks<'_> {
         }
         let dev = self.open(rank, place.map(|p| p.cpus.clone()))?;
         let mut trainer = trainer(self.config, self.built, self.data, rank);
-        let initial = Initial::new(self.config, &self.built.gpt, rank.tp);
+        let given = self.options.initial.as_deref();
+        let initial = Initial::new(self.config, &self.built.gpt, rank.tp, given);
         trainer.optimizer.init(&dev, &|segment, at| initial.value(segment, at))?;
         dev.write(self.built.meeting, &|_| 0.0)?;
         trainer.loader.prefetch(&dev);
@@ -253,6 +263,9 @@ impl Ranks<'_> {
             }
             if self.options.leave_at == Some((rank.index(), step)) {
                 return Ok(last);
+            }
+            if let Some(at_step) = self.options.at_step {
+                at_step(rank.index(), step);
             }
             let decided = trainer.train_step(&dev, step);
             dev.sync(decided)?;
@@ -288,7 +301,7 @@ impl Ranks<'_> {
         let options = CpuOptions {
             lanes: self.options.lanes,
             memory_limit,
-            pool: kernel_pool(threads, cpus),
+            pool: kernel_pool(threads, cpus, self.options.lanes == Lanes::Inline),
             scratch_floats: floats,
             trace: self.options.trace.clone(),
             slow: self.options.slow,
@@ -379,8 +392,13 @@ fn tell(sender: Option<&crossbeam_channel::Sender<Message>>, message: Message) {
     }
 }
 
-/// Kernel threads of a rank, on its cores; none when its own thread is enough.
-fn kernel_pool(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<rayon::ThreadPool>> {
+/// Kernel threads of a rank, on its cores; none when its own thread is enough. With `own` the calling thread is
+/// one of them: work that comes to a pool from outside goes through a queue that allocates.
+fn kernel_pool(
+    threads: usize,
+    cpus: Option<Vec<u32>>,
+    own: bool,
+) -> Option<Arc<rayon::ThreadPool>> {
     if threads < 2 {
         return None;
     }
@@ -390,8 +408,14 @@ fn kernel_pool(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<rayon::Thre
             let _ = topology::bind_current_thread(cpus);
         }
     };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(bind).build();
-    pool.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok().map(Arc::new)
+    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(bind);
+    let pool = if own { builder.use_current_thread() } else { builder }.build();
+    let pool = pool.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok()?;
+    // A thread's first look for work to steal registers it, which allocates: now, not in some step.
+    pool.broadcast(|_| {
+        let _ = rayon::yield_now();
+    });
+    Some(Arc::new(pool))
 }
 
 /// All ranks meet; returns when all have come. Outside a step only.

@@ -1,5 +1,8 @@
 //! Bad input: an error with the key, the value and the remedy, a code that is not 0, and nothing written.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
 mod common;
 
 use common::Folder;

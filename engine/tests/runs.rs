@@ -1,5 +1,8 @@
 //! `onebox train` and `onebox generate` as a user meets them.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
 mod common;
 
 use common::Folder;

@@ -58,6 +58,14 @@ pub fn text() -> Arc<Dataset> {
     }))
 }
 
+/// A text whose held-out part is four windows, for models that are slow to evaluate.
+pub fn short_text() -> Arc<Dataset> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("text.txt");
+    std::fs::write(&file, prose(600)).expect("written");
+    dataset(&file.display().to_string(), 16)
+}
+
 /// Any file as a data set.
 ///
 /// # Panics

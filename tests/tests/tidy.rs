@@ -1,5 +1,8 @@
 //! The repository keeps its own rules: edges between crates, fences around unsafe code, sizes, names.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

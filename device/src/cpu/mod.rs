@@ -6,6 +6,7 @@ mod gemm;
 mod kernels;
 mod lanes;
 mod memory;
+mod queue;
 mod workers;
 mod world;
 
@@ -23,6 +24,7 @@ use crate::{
 };
 use lanes::{Chaos, Meter};
 use memory::Memory;
+use queue::Queue;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -110,7 +112,8 @@ fn check_limit(rank: Rank, plan: &Plan, limit: u64) -> Result<(), Error> {
 
 struct Cpu {
     shared: Arc<Shared>,
-    senders: Vec<crossbeam_channel::Sender<Job>>,
+    /// By lane; empty when lanes run inline.
+    queues: Vec<Arc<Queue<Job>>>,
     threads: Vec<JoinHandle<()>>,
     /// Per lane: what its next op waits for.
     pending: RefCell<[Clock; LANES]>,
@@ -141,18 +144,18 @@ struct Shared {
 
 impl Cpu {
     fn new(shared: Arc<Shared>) -> Self {
-        let (mut senders, mut threads) = (Vec::new(), Vec::new());
+        let (mut queues, mut threads) = (Vec::new(), Vec::new());
         if let Lanes::Threads { chaos_us } = shared.options.lanes {
             for lane in Lane::ALL {
-                let (sender, receiver) = crossbeam_channel::unbounded();
+                let queue = Arc::new(Queue::new());
+                queues.push(Arc::clone(&queue));
                 let (shared, chaos) =
                     (Arc::clone(&shared), Chaos::new(shared.rank, lane, chaos_us));
-                senders.push(sender);
-                threads.push(std::thread::spawn(move || shared.run_lane(&receiver, chaos)));
+                threads.push(std::thread::spawn(move || shared.run_lane(&queue, chaos)));
             }
         }
         let workers = RefCell::new(shared.workers());
-        Self { shared, senders, threads, pending: RefCell::default(), workers }
+        Self { shared, queues, threads, pending: RefCell::default(), workers }
     }
 }
 
@@ -161,10 +164,10 @@ impl Shared {
         Workers::new(self.options.pool.clone(), self.options.scratch_floats)
     }
 
-    fn run_lane(&self, jobs: &crossbeam_channel::Receiver<Job>, mut chaos: Chaos) {
+    fn run_lane(&self, jobs: &Queue<Job>, mut chaos: Chaos) {
         crate::panics::watch_this_thread();
         let mut workers = self.workers();
-        for Job { op, after } in jobs {
+        while let Some(Job { op, after }) = jobs.pop() {
             for (lane, tick) in after.into_iter().enumerate() {
                 self.wait_done(lane, tick);
             }
@@ -272,12 +275,11 @@ impl Shared {
 impl Executor for Cpu {
     fn submit(&self, op: Admitted) {
         let lane = op.lane as usize;
-        match self.senders.get(lane) {
+        match self.queues.get(lane) {
             None => self.shared.run(&op, &mut self.workers.borrow_mut()),
-            Some(sender) => {
+            Some(queue) => {
                 let after = std::mem::take(&mut self.pending.borrow_mut()[lane]);
-                // A lane thread ends only after its sender is dropped.
-                let _ = sender.send(Job { op, after });
+                queue.push(Job { op, after });
             }
         }
     }
@@ -341,7 +343,7 @@ impl Executor for Cpu {
 
 impl Drop for Cpu {
     fn drop(&mut self) {
-        self.senders.clear();
+        self.queues.iter().for_each(|queue| queue.close());
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

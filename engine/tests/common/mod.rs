@@ -1,6 +1,7 @@
 //! A folder with a text and a tiny config, and the `onebox` binary.
 #![allow(dead_code, reason = "each test file uses a part")]
-#![allow(clippy::allow_attributes, reason = "the line above")]
+#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

@@ -1,0 +1,82 @@
+//! A lane's queue. All of its memory is there from the start: a channel's grows with what is sent, and on a
+//! thread's first wait, and a step allocates nothing.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// Jobs that a lane holds before [`Queue::push`] waits. That wait ends: an op waits only for earlier ones, its
+/// peers' included.
+const CAPACITY: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    state: Mutex<State<T>>,
+    turned: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    jobs: VecDeque<T>,
+    closed: bool,
+}
+
+impl<T> Queue<T> {
+    pub(super) fn new() -> Self {
+        let state = State { jobs: VecDeque::with_capacity(CAPACITY), closed: false };
+        Self { state: Mutex::new(state), turned: Condvar::new() }
+    }
+
+    /// For the one thread that submits.
+    pub(super) fn push(&self, job: T) {
+        let mut state = self.lock();
+        while state.jobs.len() == CAPACITY {
+            state = self.turned.wait(state).unwrap_or_else(|e| e.into_inner());
+        }
+        state.jobs.push_back(job);
+        drop(state);
+        self.turned.notify_one();
+    }
+
+    /// For the lane's thread: blocks; `None` once the queue is closed and empty.
+    pub(super) fn pop(&self) -> Option<T> {
+        let mut state = self.lock();
+        while state.jobs.is_empty() && !state.closed {
+            state = self.turned.wait(state).unwrap_or_else(|e| e.into_inner());
+        }
+        let was_full = state.jobs.len() == CAPACITY;
+        let job = state.jobs.pop_front();
+        drop(state);
+        if was_full {
+            self.turned.notify_one();
+        }
+        job
+    }
+
+    /// No job follows.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.turned.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_come_out_in_order_through_a_full_queue_and_none_is_lost_on_close() {
+        let queue = Queue::new();
+        let n = 10 * CAPACITY;
+        std::thread::scope(|scope| {
+            let lane = scope.spawn(|| std::iter::from_fn(|| queue.pop()).collect::<Vec<_>>());
+            (0..n).for_each(|job| queue.push(job));
+            queue.close();
+            assert!(lane.join().unwrap().into_iter().eq(0..n));
+        });
+        assert!(queue.state.lock().unwrap().jobs.capacity() < 2 * CAPACITY);
+    }
+}

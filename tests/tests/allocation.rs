@@ -1,0 +1,208 @@
+//! What a step allocates: nothing, on no thread. And what a device holds: what the plan says.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
+#![allow(clippy::print_stdout, reason = "figures for --nocapture")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+#![expect(unsafe_code, reason = "a global allocator that counts")]
+
+use device::cpu::Lanes;
+use device::{Arena, Dtype};
+use engine::build::build;
+use engine::run::RunOptions;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use tests::{short_text, tiny, try_run_on};
+
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A run is on: threads that show up now are its own.
+static RUNNING: AtomicBool = AtomicBool::new(false);
+/// Every rank has begun step 2 and none has begun step 4.
+static OPEN: AtomicBool = AtomicBool::new(false);
+/// Allocations of the run's lane and kernel threads while OPEN, and of rank threads in their steps 2 and 3.
+static OF_WORKERS: AtomicU64 = AtomicU64::new(0);
+static OF_RANKS: AtomicU64 = AtomicU64::new(0);
+/// A control: the same in step 1.
+static IN_STEP_1: AtomicU64 = AtomicU64::new(0);
+/// Ranks that have begun step 2.
+static BEGUN: AtomicUsize = AtomicUsize::new(0);
+static RANKS: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of page-aligned blocks taken during a run: the arenas.
+static PAGES: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+static NUM_PAGES: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Clone, Copy, PartialEq)]
+enum Thread {
+    Unknown,
+    /// It was there before the run: the harness and the test.
+    Outside,
+    Worker,
+    /// A rank thread, in this step.
+    Rank(u64),
+}
+
+thread_local! {
+    static THREAD: Cell<Thread> = const { Cell::new(Thread::Unknown) };
+}
+
+fn note(layout: Layout) {
+    let _ = THREAD.try_with(|thread| {
+        if thread.get() == Thread::Unknown {
+            let running = RUNNING.load(SeqCst);
+            thread.set(if running { Thread::Worker } else { Thread::Outside });
+        }
+        match thread.get() {
+            Thread::Worker if OPEN.load(SeqCst) => drop(OF_WORKERS.fetch_add(1, SeqCst)),
+            Thread::Rank(2 | 3) => drop(OF_RANKS.fetch_add(1, SeqCst)),
+            Thread::Rank(1) => drop(IN_STEP_1.fetch_add(1, SeqCst)),
+            _ => {}
+        }
+        if layout.align() == 4096 && thread.get() != Thread::Outside {
+            let at = NUM_PAGES.fetch_add(1, SeqCst);
+            if let Some(slot) = PAGES.get(at) {
+                slot.store(layout.size() as u64, SeqCst);
+            }
+        }
+    });
+}
+
+// SAFETY: everything is passed on to the system's allocator unchanged; `note` allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note(layout);
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+/// On each rank's thread, before it submits `step`.
+fn at_step(_: usize, step: u64) {
+    THREAD.with(|thread| thread.set(Thread::Rank(step)));
+    if step == 2 && BEGUN.fetch_add(1, SeqCst) + 1 == RANKS.load(SeqCst) {
+        OPEN.store(true, SeqCst);
+    }
+    if step == 4 {
+        OPEN.store(false, SeqCst);
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Counted {
+    of_ranks: u64,
+    of_workers: u64,
+}
+
+/// Runs five steps of `tiny` and says what steps 2 and 3 allocated.
+fn counted(sets: &[&str], lanes: Lanes) -> Counted {
+    let config = tiny(&[sets, &["train.steps=5"]].concat());
+    let built = build(&config);
+    for counter in [&OF_RANKS, &OF_WORKERS, &IN_STEP_1] {
+        counter.store(0, SeqCst);
+    }
+    BEGUN.store(0, SeqCst);
+    NUM_PAGES.store(0, SeqCst);
+    RANKS.store(config.parallel.tensor * config.parallel.data, SeqCst);
+    // Made before the run, so that nothing of it is counted.
+    let data = short_text();
+    RUNNING.store(true, SeqCst);
+    let options = RunOptions { lanes, at_step: Some(at_step), ..RunOptions::default() };
+    let ran = try_run_on(&data, &config, &built, &options);
+    RUNNING.store(false, SeqCst);
+    let ran = ran.unwrap_or_else(|e| panic!("{e}"));
+    assert!(ran.steps.len() == 5 && BEGUN.load(SeqCst) == RANKS.load(SeqCst));
+    assert!(IN_STEP_1.load(SeqCst) > 0, "the first step allocates: else nothing is counted");
+    Counted { of_ranks: OF_RANKS.load(SeqCst), of_workers: OF_WORKERS.load(SeqCst) }
+}
+
+/// One test: counters are global, and a harness that starts threads during a run would be counted with it.
+#[test]
+fn a_step_allocates_nothing_and_a_device_holds_what_the_plan_says() {
+    steps_after_the_first_allocate_nothing_on_any_thread_of_a_run();
+    steps_with_kernel_threads_allocate_nothing_either();
+    sixteen_bit_buffers_hold_sixteen_bits_and_a_device_holds_what_the_plan_says();
+}
+
+const GRID: [&str; 2] = ["parallel.tensor=2", "parallel.data=2"];
+const NOTHING: Counted = Counted { of_ranks: 0, of_workers: 0 };
+
+fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
+    for sets in [
+        &[][..],
+        &["batch.global=2"],
+        &["precision=Bf16", "recompute=Block", "model.dropout=0.1"],
+        &["offload.optimizer=Device"],
+        &["offload.accumulate=Host", "offload.update=Serial"],
+        &GRID,
+        &[GRID[0], GRID[1], "parallel.sequence=true", "offload.accumulate=Host"],
+    ] {
+        for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 0 }] {
+            assert_eq!(counted(sets, lanes), NOTHING, "{sets:?} {lanes:?}");
+        }
+    }
+}
+
+fn steps_with_kernel_threads_allocate_nothing_either() {
+    // Large enough that kernels are really split.
+    let large = ["device.threads=2", "model.hidden=128", "batch.micro=16", "batch.global=64"];
+    for grid in [&[][..], &GRID] {
+        let sets = [&large[..], grid].concat();
+        assert_eq!(counted(&sets, Lanes::Inline), NOTHING, "{sets:?}");
+    }
+}
+
+fn sixteen_bit_buffers_hold_sixteen_bits_and_a_device_holds_what_the_plan_says() {
+    let bytes = |precision: &str| {
+        let sets = [format!("precision={precision}"), "batch.global=2".into()];
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        counted(&sets, Lanes::Inline);
+        let built = build(&tiny(&sets));
+        let taken = NUM_PAGES.load(SeqCst);
+        let arenas = [Arena::Device, Arena::Pinned].map(|arena| built.plan.bytes(arena));
+        let mut pages: Vec<u64> = PAGES[..taken].iter().map(|b| b.load(SeqCst)).collect();
+        pages.sort_unstable();
+        let mut planned = arenas.to_vec();
+        planned.sort_unstable();
+        assert_eq!(pages, planned, "{precision}: page-aligned blocks against the plan");
+        for entry in built.plan.entries() {
+            let elements = (entry.shape.0 * entry.shape.1) as u64;
+            let each = entry.range.end - entry.range.start;
+            assert_eq!(each, elements * entry.dtype.bytes(), "{}", entry.name);
+        }
+        let of = |pool: &str| {
+            let entries = built.plan.entries().iter().filter(|e| e.pool == pool);
+            entries.map(|e| (e.dtype, e.range.end - e.range.start)).collect::<Vec<_>>()
+        };
+        ["parameters", "gradient buckets", "activations", "parameter staging", "gradient staging"]
+            .map(of)
+    };
+    let (full, half) = (bytes("Fp32"), bytes("Bf16"));
+    for (full, half) in full.iter().zip(&half) {
+        assert!(!full.is_empty() && full.len() == half.len());
+        for ((_, wide), (dtype, narrow)) in full.iter().zip(half) {
+            // Statistics of norms and attention stay fp32.
+            let expected = if *dtype == Dtype::Bf16 { wide / 2 } else { *wide };
+            assert_eq!(*narrow, expected);
+        }
+    }
+    for pool in [&half[0], &half[1], &half[3], &half[4]] {
+        assert!(pool.iter().all(|(dtype, _)| *dtype == Dtype::Bf16 && dtype.bytes() == 2));
+    }
+}

@@ -1,0 +1,217 @@
+//! What goes wrong ends every rank soon, with an error that says where.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
+#![allow(clippy::print_stdout, reason = "figures for --nocapture")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+
+use device::cpu::{self, CpuOptions, Lanes, World};
+use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
+use engine::run::{RunError, RunOptions};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+use tests::{run, tiny, try_run};
+
+/// The promise is a second; a loaded machine gets more.
+const WATCHDOG: Duration = Duration::from_secs(5);
+
+const GRID: [&str; 2] = ["parallel.tensor=2", "parallel.data=2"];
+
+const LANES: [Lanes; 2] = [Lanes::Inline, Lanes::Threads { chaos_us: 20 }];
+
+/// `work` on another thread; a hang fails the test instead of hanging it.
+fn watched<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = channel();
+    let started = Instant::now();
+    std::thread::spawn(move || sender.send(work()));
+    let result = receiver.recv_timeout(WATCHDOG).unwrap_or_else(|e| panic!("{what}: {e}"));
+    println!("{what}: over after {:?}", started.elapsed());
+    result
+}
+
+/// The error of a run on four ranks.
+fn failed(what: &str, options: RunOptions) -> Box<RunError> {
+    watched(what, move || try_run(&tiny(&GRID), &options)).expect_err("it must fail")
+}
+
+/// Every rank has an error: the culprit its own, the others that it failed.
+fn all_know(error: &RunError, culprit: usize) {
+    assert_eq!((error.rank, error.all.len()), (culprit, 4), "{error}");
+    for (rank, own) in error.all.iter().enumerate() {
+        match own {
+            Some(Error::PeerFailed { rank: whose, .. }) => {
+                assert!(rank != culprit && *whose == culprit, "rank {rank}: {own:?}");
+            }
+            Some(_) => assert_eq!(rank, culprit, "{own:?}"),
+            None => panic!("rank {rank} ended without an error"),
+        }
+    }
+}
+
+#[test]
+fn a_panicking_kernel_ends_all_ranks_with_its_rank_step_op_and_place() {
+    for lanes in LANES {
+        // In the middle of the first forward pass; of what follows the first backward pass.
+        for (lane, tick) in [(Lane::Compute, 30), (Lane::Host, 4)] {
+            let what = format!("a panic on {lane:?}, {lanes:?}");
+            let error = failed(
+                &what,
+                RunOptions { lanes, panic_at: Some((2, lane, tick)), ..RunOptions::default() },
+            );
+            all_know(&error, 2);
+            assert!(matches!(error.error, Error::Panicked { rank: 2, .. }), "{error}");
+            let text = error.to_string();
+            let named = ["rank 2, step 1", "injected fault", ".rs:"];
+            assert!(named.iter().all(|part| text.contains(part)), "{text}");
+        }
+    }
+}
+
+#[test]
+fn an_error_in_a_later_step_names_that_step() {
+    let panic_at = Some((1, Lane::Compute, 700));
+    let error = failed("a late panic", RunOptions { panic_at, ..RunOptions::default() });
+    all_know(&error, 1);
+    assert!(error.step > 1, "{error}");
+    let told = error.all[0].as_ref().map(ToString::to_string).unwrap_or_default();
+    assert!(told.contains(&format!("rank 1 failed in step {}", error.step)), "{told}");
+}
+
+#[test]
+fn a_rank_that_returns_early_ends_all_ranks() {
+    for lanes in LANES {
+        let what = format!("a rank leaves, {lanes:?}");
+        let error =
+            failed(&what, RunOptions { lanes, leave_at: Some((3, 2)), ..RunOptions::default() });
+        all_know(&error, 3);
+        assert!(matches!(error.error, Error::RankDied { rank: 3, step: 2, .. }), "{error}");
+        assert!(error.to_string().contains("returned early"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_whose_own_thread_panics_ends_all_ranks_and_is_quoted() {
+    for lanes in LANES {
+        let at_step: fn(usize, u64) =
+            |rank, step| assert!((rank, step) != (1, 3), "a test's fault");
+        let what = format!("a rank thread panics, {lanes:?}");
+        let error =
+            failed(&what, RunOptions { lanes, at_step: Some(at_step), ..RunOptions::default() });
+        all_know(&error, 1);
+        assert_eq!(error.step, 3);
+        let text = error.to_string();
+        assert!(text.contains("a test's fault") && text.contains("faults.rs:"), "{text}");
+    }
+}
+
+/// Two ranks; each submits what `op` gives it and waits.
+fn two_ranks(
+    lanes: Lanes,
+    timeout: Duration,
+    op: fn(usize, device::Tensor) -> Option<Op>,
+) -> [Error; 2] {
+    let mut plan = Plan::default();
+    let x = plan.tensor((Arena::Device, "test"), "x", Dtype::F32, (1, 64));
+    let (plan, world) = (Arc::new(plan), World::new(2, 1, timeout));
+    let rank = move |rank: Rank| {
+        let (plan, world) = (Arc::clone(&plan), Arc::clone(&world));
+        std::thread::spawn(move || {
+            let options = CpuOptions {
+                lanes,
+                memory_limit: u64::MAX,
+                pool: None,
+                scratch_floats: 0,
+                trace: None,
+                slow: None,
+                panic_at: None,
+            };
+            let dev = cpu::open(rank, &plan, &world, &options).unwrap();
+            dev.write(x, &|_| 1.0).unwrap();
+            if let Some(op) = op(rank.tp, x) {
+                dev.submit(Lane::TpComm, op);
+            }
+            // A rank without an op stays until its peer has failed.
+            while dev.sync_all().is_ok() {
+                std::thread::yield_now();
+            }
+            dev.sync_all().unwrap_err()
+        })
+    };
+    let threads: Vec<_> = Rank::all(2, 1).map(rank).collect();
+    let mut errors = threads.into_iter().map(|t| t.join().unwrap());
+    [errors.next().unwrap(), errors.next().unwrap()]
+}
+
+/// Another op, another length, another reduction: none is the same meeting.
+const MISMATCHES: [fn(usize, device::Tensor) -> Option<Op>; 3] = [
+    |rank, x| {
+        let (group, reduce) = (Group::Tp, Reduce::Sum);
+        Some(if rank == 0 {
+            Op::AllGather { x, group }
+        } else {
+            Op::AllReduce { x, group, reduce }
+        })
+    },
+    |rank, x| {
+        let (x, group) = (x.slice(0..32 * (rank + 1)), Group::Tp);
+        Some(Op::AllReduce { x, group, reduce: Reduce::Sum })
+    },
+    |rank, x| {
+        let reduce = if rank == 0 { Reduce::Sum } else { Reduce::Max };
+        Some(Op::AllReduce { x, group: Group::Tp, reduce })
+    },
+];
+
+#[test]
+fn ranks_that_come_with_different_collectives_all_end_and_one_names_both() {
+    for lanes in LANES {
+        for op in MISMATCHES {
+            let what = format!("a mismatched collective, {lanes:?}");
+            let errors = watched(&what, move || two_ranks(lanes, Duration::from_secs(600), op));
+            let text =
+                errors.iter().find(|e| matches!(e, Error::Mismatch { .. })).unwrap().to_string();
+            assert!(text.contains("faults.rs:") && text.contains("on rank "), "{text}");
+            let told = |e: &Error| matches!(e, Error::Mismatch { .. } | Error::PeerFailed { .. });
+            assert!(errors.iter().all(told), "{errors:?}");
+        }
+    }
+}
+
+#[test]
+fn a_collective_that_a_rank_does_not_come_to_times_out_and_names_it() {
+    let op: fn(usize, device::Tensor) -> Option<Op> =
+        |rank, x| (rank == 0).then_some(Op::AllGather { x, group: Group::Tp });
+    let timeout = Duration::from_millis(50);
+    let [first, second] = watched("a missing rank", move || two_ranks(LANES[1], timeout, op));
+    assert!(matches!(&first, Error::Timeout { missing, .. } if missing[..] == [1]), "{first}");
+    assert!(matches!(second, Error::PeerFailed { rank: 0, .. }), "{second}");
+}
+
+#[test]
+fn steps_without_finite_gradients_are_skipped_counted_and_change_nothing() {
+    // The largest rates that are allowed: parameters grow hundredfold in a step.
+    let absurd = |steps: usize| {
+        let steps = format!("train.steps={steps}");
+        let sets = ["optimizer.lr=10.0", "optimizer.weight_decay=10.0", "optimizer.clip=None"];
+        let more = ["schedule=(kind: Constant)", "parallel.data=2", "batch.global=4", &steps];
+        watched("an absurd rate", {
+            let config = tiny(&[&sets[..], &more[..]].concat());
+            move || run(&config, &RunOptions::default())
+        })
+    };
+    const STEPS: usize = 40;
+    let ran = absurd(STEPS);
+    assert_eq!(ran.steps.len(), STEPS);
+    let first = ran.steps.iter().position(|s| s.skipped).expect("nothing overflowed");
+    assert!((1..STEPS - 2).contains(&first), "{first}");
+    let mut skipped = 0;
+    for step in &ran.steps {
+        skipped += u64::from(step.skipped);
+        assert_eq!(step.skipped_total, skipped);
+        assert_eq!(step.skipped, !step.grad_norm.is_finite(), "{step:?}");
+    }
+    // Once the parameters overflow every step is skipped, and the state stays what it was.
+    assert!(ran.steps[first..].iter().all(|s| s.skipped));
+    assert_eq!(ran.outcome.state_hash, absurd(first).outcome.state_hash);
+    assert_ne!(ran.outcome.state_hash, absurd(first - 1).outcome.state_hash);
+}

@@ -1,0 +1,94 @@
+//! The memory limit of a virtual GPU is real, and offloading the optimizer is what it is for.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
+#![allow(clippy::print_stdout, reason = "figures for --nocapture")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+
+use device::{Arena, Error};
+use engine::build::{Built, build, shape};
+use engine::config::Config;
+use engine::run::{RunError, RunOptions};
+use tests::{Ran, config, short_text, try_run_on};
+
+/// 3.9 MB of it are kernel scratch, 1 MB buckets, activations and the embedding's.
+const LIMIT: u64 = 32 << 20;
+
+/// Blocks of 198 thousand parameters; activations are small beside them.
+const MODEL: &str = r#"(
+    device: Cpu(count: 1, memory: "32MiB", threads: 1),
+    model: (layers: 1, hidden: 128, heads: 4, seq_len: 16),
+    precision: Bf16,
+    recompute: Block,
+    optimizer: (lr: 1e-3),
+    data: (train: "unused"),
+    train: (steps: 2, seed: 7),
+)"#;
+
+fn of(placement: &str, layers: usize) -> (Config, Built) {
+    let sets = [format!("model.layers={layers}"), format!("offload.optimizer={placement}")];
+    let config = config(MODEL, &sets);
+    let built = build(&config);
+    (config, built)
+}
+
+fn trained((config, built): &(Config, Built)) -> Result<Ran, Box<RunError>> {
+    try_run_on(&short_text(), config, built, &RunOptions::default())
+}
+
+/// The most blocks that train under the limit, by running that many, and one more in vain; their parameters.
+fn largest(placement: &str) -> u64 {
+    let fits = |layers: &usize| of(placement, *layers).1.plan.bytes(Arena::Device) <= LIMIT;
+    let layers = (1..1000).take_while(fits).last().expect("not even one block");
+    let model = of(placement, layers);
+    let ran = trained(&model).unwrap_or_else(|e| panic!("{placement} {layers}: {e}"));
+    assert!(ran.outcome.complete && ran.steps.len() == 2 && !ran.steps.iter().any(|s| s.skipped));
+    let error = trained(&of(placement, layers + 1)).expect_err("it must not fit");
+    assert!(matches!(error.error, Error::OutOfMemory(_)), "{error}");
+    let parameters = shape(&model.0).parameters();
+    println!("{placement}: {layers} blocks, {parameters} parameters");
+    parameters
+}
+
+#[test]
+fn under_one_limit_the_optimizer_on_the_host_trains_five_times_the_parameters() {
+    // Per parameter: 2 bytes against 2 + 12 states + 2 of the gradient; buckets and scratch are the same.
+    let (on_device, on_host) = (largest("Device"), largest("Host"));
+    println!("{:.2} times the parameters", on_host as f64 / on_device as f64);
+    assert!(on_host >= 5 * on_device, "{on_host} against {on_device}");
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_told_what_it_wanted_what_was_free_and_which_pool_is_largest() {
+    let model = of("Device", 40);
+    let wanted = model.1.plan.bytes(Arena::Device);
+    let error = trained(&model).expect_err("it must not fit");
+    let Error::OutOfMemory(oom) = &error.error else { panic!("{error}") };
+    assert_eq!((oom.rank, oom.arena, oom.wanted, oom.limit), (0, Arena::Device, wanted, LIMIT));
+    let (taken, tensor) = &oom.free_at;
+    assert!(*taken <= LIMIT && !tensor.is_empty());
+    let entry = model.1.plan.entries().iter().find(|e| e.name == *tensor).unwrap();
+    assert!(entry.range.end > LIMIT && entry.range.start == *taken);
+    assert_eq!(oom.pools.iter().map(|(_, bytes)| bytes).sum::<u64>(), wanted);
+    assert_eq!(oom.pools[0].0, "optimizer states");
+    let text = error.to_string();
+    for part in
+        ["out of device memory on rank 0", "wanted", "limit 32.00 MiB", "were free", "by pool"]
+    {
+        assert!(text.contains(part), "no `{part}` in: {text}");
+    }
+    let at = |pool: &str| text.find(pool).unwrap_or_else(|| panic!("no `{pool}` in: {text}"));
+    assert!(at("optimizer states") < at("gradient"));
+}
+
+#[test]
+fn every_byte_of_the_limit_counts() {
+    let (mut config, built) = of("Host", 2);
+    let bytes = built.plan.bytes(Arena::Device);
+    let mut with = |limit: u64| {
+        let engine::config::DeviceConfig::Cpu { memory, .. } = &mut config.device else { panic!() };
+        *memory = limit;
+        trained(&(config.clone(), built.clone()))
+    };
+    assert!(with(bytes).is_ok());
+    assert!(matches!(with(bytes - 1).unwrap_err().error, Error::OutOfMemory(_)));
+}

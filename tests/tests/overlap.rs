@@ -1,0 +1,109 @@
+//! That the update really runs under the next forward pass, from the order of ops in a trace; never from
+//! durations.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
+#![allow(clippy::print_stdout, reason = "figures for --nocapture")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+
+use device::Lane;
+use device::cpu::{Lanes, Span, Trace};
+use engine::build::build;
+use engine::run::RunOptions;
+use std::sync::Arc;
+use tests::{short_text, tiny, try_run_on};
+
+/// Adam is held back by so much that "before" and "after" do not depend on the scheduler.
+const SLOW_ADAM: (&str, u32) = ("adam_tile", 60);
+const LAYERS: usize = 10;
+const STEPS: usize = 4;
+/// Segments that are sent up ahead of the forward pass.
+const LOOKAHEAD: usize = 6;
+
+/// All spans of rank 0.
+fn traced(sets: &[&str]) -> Vec<Span> {
+    let (layers, steps) = (format!("model.layers={LAYERS}"), format!("train.steps={STEPS}"));
+    let lookahead = format!("offload.lookahead={LOOKAHEAD}");
+    // One micro-batch, so that x.1 is written once per step.
+    let mut all = vec![
+        &*layers,
+        &*steps,
+        &*lookahead,
+        "model.hidden=64",
+        "batch.micro=4",
+        "batch.global=4",
+        "offload.tile_elements=16384",
+        "offload.bucket_elements=65536",
+    ];
+    all.extend(sets);
+    let trace = Arc::new(Trace::default());
+    let options = RunOptions {
+        lanes: Lanes::Threads { chaos_us: 0 },
+        trace: Some(Arc::clone(&trace)),
+        slow: Some(SLOW_ADAM),
+        ..RunOptions::default()
+    };
+    let config = tiny(&all);
+    let built = build(&config);
+    assert_eq!(built.micro_batches, 1);
+    let ran = try_run_on(&short_text(), &config, &built, &options);
+    assert_eq!(ran.unwrap_or_else(|e| panic!("{e}")).steps.len(), STEPS);
+    trace.spans().into_iter().filter(|s| s.rank == 0).collect()
+}
+
+/// Spans of one op on one tensor, cut into equal runs, one per training step.
+fn by_step<'a>(spans: &'a [Span], lane: Lane, name: &str, wrote: &str) -> Vec<Vec<&'a Span>> {
+    let is = |s: &&Span| s.lane == lane && s.name == name && s.wrote == wrote;
+    let all: Vec<&Span> = spans.iter().filter(is).collect();
+    // Evaluations come after the last step and do not update.
+    let per_step = if name == "adam_tile" { all.len() / STEPS } else { 1 };
+    assert!(per_step > 0 && all.len() >= STEPS * per_step, "{name} of {wrote}: {}", all.len());
+    all.chunks(per_step).take(STEPS).map(<[_]>::to_vec).collect()
+}
+
+/// The last op of block 0's forward pass, by step.
+fn first_block_done(spans: &[Span]) -> Vec<&Span> {
+    by_step(spans, Lane::Compute, "bias_dropout_add", "x.1").into_iter().flatten().collect()
+}
+
+fn adam_of(spans: &[Span], layer: usize) -> Vec<Vec<&Span>> {
+    by_step(spans, Lane::Host, "adam_tile", &format!("block.{layer}.master"))
+}
+
+/// In some step block 0 has gone forward before the last block's update of the step before starts. One is
+/// enough: where events forbid it, no scheduler brings it about.
+fn update_is_under_the_next_forward(spans: &[Span]) -> bool {
+    let (forward, adam) = (first_block_done(spans), adam_of(spans, LAYERS - 1));
+    (0..STEPS - 1).any(|k| forward[k + 1].end < adam[k][0].start)
+}
+
+#[test]
+fn the_next_forward_starts_before_the_update_has_ended_and_under_serial_it_does_not() {
+    assert!(update_is_under_the_next_forward(&traced(&["offload.update=Overlapped"])));
+    let serial = traced(&["offload.update=Serial"]);
+    assert!(!update_is_under_the_next_forward(&serial));
+}
+
+#[test]
+fn tensor_parallel_work_never_waits_behind_a_gather() {
+    let spans = traced(&["parallel.tensor=2", "parallel.data=2", "batch.micro=2"]);
+    let forward = first_block_done(&spans);
+    // Queued on DpComm before block 0 goes forward, and waiting for the host.
+    let ahead = format!("block.{}.params", LOOKAHEAD - 1);
+    let adam = adam_of(&spans, LOOKAHEAD - 1);
+    let gathers: Vec<&Span> = spans.iter().filter(|s| s.name == "all_gather").collect();
+    let early = (0..STEPS - 1).filter(|&k| {
+        let last_tile = adam[k][adam[k].len() - 1];
+        let gather = gathers.iter().find(|s| s.wrote == ahead && s.start >= last_tile.end).unwrap();
+        let mut sums = spans.iter().filter(|s| {
+            let is = s.lane == Lane::TpComm && s.name == "all_reduce" && s.wrote == "partial";
+            is && forward[k].end < s.start && s.end <= forward[k + 1].start
+        });
+        // Both block 0 and its last sum are over, and the gather has still to wait for Adam.
+        let early = forward[k + 1].end < last_tile.start;
+        early && gather.lane == Lane::DpComm && sums.next_back().unwrap().end < gather.start
+    });
+    // As above: behind the gather on one lane, no sum could ever have been early.
+    let early = early.count();
+    println!("block 0 went ahead of a waiting gather in {early} of {} steps", STEPS - 1);
+    assert!(early > 0, "block 0 always waited for the parameters of block {}", LOOKAHEAD - 1);
+}

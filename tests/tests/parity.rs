@@ -1,0 +1,397 @@
+//! Against PyTorch: what tests/fixtures/make_gpt2_fixture.py wrote, on one rank and on grids of ranks.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
+#![allow(clippy::print_stdout, reason = "figures for --nocapture")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+
+use device::cpu::{self, CpuOptions, Lanes, World};
+use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor};
+use engine::config::DataFormat;
+use engine::data::Dataset;
+use engine::run::{Message, RunOptions, StepReport, Weights, train};
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tensor_parallel::{BatchTensors, Gpt, GptShape, Pass};
+use tests::config;
+
+/// Vocabulary, tokens of a sample, hidden, samples, steps of the fixture.
+const V: usize = 61;
+const T: usize = 16;
+const C: usize = 32;
+const B: usize = 4;
+const STEPS: usize = 10;
+const SEQ_LEN: u64 = T as u64;
+
+/// (tensor, data, sequence): one rank, grids, and more ranks than fill the vocabulary evenly.
+const LAYOUTS: [(usize, usize, bool); 5] =
+    [(1, 1, false), (1, 2, false), (2, 2, false), (2, 2, true), (4, 1, true)];
+
+/// The fixture's tensors by name, widened.
+struct Fixture(BTreeMap<String, Vec<f64>>);
+
+impl Fixture {
+    fn read(bytes: &[u8]) -> Self {
+        let file = SafeTensors::deserialize(bytes).unwrap();
+        let widen = |t: &safetensors::tensor::TensorView<'_>| -> Vec<f64> {
+            let data = t.data();
+            match t.dtype() {
+                safetensors::Dtype::F64 => {
+                    data.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
+                }
+                safetensors::Dtype::I32 => {
+                    data.as_chunks().0.iter().map(|b| f64::from(i32::from_le_bytes(*b))).collect()
+                }
+                _ => data.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
+            }
+        };
+        Self(file.tensors().iter().map(|(name, t)| (name.clone(), widen(t))).collect())
+    }
+
+    fn load() -> Self {
+        Self::read(include_bytes!("../fixtures/gpt2-tiny.safetensors"))
+    }
+
+    fn get(&self, name: &str) -> &[f64] {
+        self.0.get(name).unwrap_or_else(|| panic!("the fixture has no {name}"))
+    }
+
+    /// Names of the parameters.
+    fn params(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().filter_map(|name| name.strip_prefix("grad."))
+    }
+}
+
+fn worst(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    // NaN must not pass for "no difference".
+    let apart = |(g, w): (&f64, &f64)| if g.is_finite() { (g - w).abs() } else { f64::INFINITY };
+    got.iter().zip(want).map(apart).fold(0.0, f64::max)
+}
+
+fn largest(x: &[f64]) -> f64 {
+    x.iter().fold(0.0, |most, x| most.max(x.abs()))
+}
+
+/// What one pass over the fixture's batch gives, put together from all ranks.
+struct Passed {
+    logits: Vec<f64>,
+    loss: f64,
+    grads: BTreeMap<String, Vec<f64>>,
+}
+
+/// What a rank reads back: its logits, its loss, and its gradient of each segment.
+struct Part {
+    rank: Rank,
+    logits: Vec<f64>,
+    loss: f64,
+    buckets: Vec<Vec<f64>>,
+}
+
+/// Handles of a pass, the same on every rank.
+struct Handles {
+    plan: Arc<Plan>,
+    gpt: Gpt,
+    batch: BatchTensors,
+    buckets: Vec<Tensor>,
+    loss: Tensor,
+    scale: Tensor,
+}
+
+fn handles(tp_size: usize, dp_size: usize, sequence: bool) -> Handles {
+    let shape = GptShape {
+        layers: 2,
+        hidden: C,
+        heads: 4,
+        seq_len: T,
+        vocab: V,
+        ffn_hidden: 4 * C,
+        micro_batch: B / dp_size,
+        tp_size,
+        sequence,
+        recompute: false,
+        dtype: Dtype::F32,
+        partial_dtype: Dtype::F32,
+        dropout: 0.0,
+        init_std: 0.0,
+    };
+    let mut plan = Plan::default();
+    let gpt = Gpt::plan(&mut plan, &shape, 64);
+    let mut tensor = |name: String, dtype, len| {
+        plan.tensor((Arena::Device, "of the test"), name, dtype, (1, len))
+    };
+    let [tokens, targets, order] =
+        ["tokens", "targets", "order"].map(|name| tensor(name.into(), Dtype::I32, shape.tokens()));
+    let bucket = |s: &tensor_parallel::SegmentLayout| tensor(s.name.clone(), Dtype::F32, s.padded);
+    let buckets = gpt.segments().iter().map(bucket).collect();
+    let [loss, scale] = ["loss", "scale"].map(|name| tensor(name.into(), Dtype::F64, 1));
+    let batch = BatchTensors { tokens, targets, order };
+    Handles { plan: Arc::new(plan), gpt, batch, buckets, loss, scale }
+}
+
+impl Handles {
+    fn rank(&self, fixture: &Fixture, world: &Arc<World>, rank: Rank) -> Part {
+        let options = CpuOptions {
+            lanes: Lanes::Inline,
+            memory_limit: u64::MAX,
+            pool: None,
+            scratch_floats: cpu::scratch_floats(T, C / 4, C),
+            trace: None,
+            slow: None,
+            panic_at: None,
+        };
+        let dev = cpu::open(rank, &self.plan, world, &options).unwrap();
+        self.write_params(fixture, &dev);
+        self.write_batch(fixture, &dev);
+        let (gpt, batch, layers) = (&self.gpt, &self.batch, self.gpt.shape().layers);
+        let pass = Pass { dropout_key: 0, first_token: 0, training: true };
+        gpt.embed(&dev, &pass, batch);
+        (0..layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer));
+        gpt.project(&dev);
+        let logits = read(&dev, gpt.logits());
+        gpt.loss(&dev, batch, self.loss);
+        gpt.loss_backward(&dev, batch, self.scale, (self.buckets[layers + 1], self.buckets[0]));
+        let backward = |layer| gpt.block_backward(&dev, &pass, layer, self.buckets[layer + 1]);
+        (0..layers).rev().for_each(backward);
+        gpt.embed_backward(&dev, &pass, batch, self.buckets[0]);
+        dev.sync(dev.record(Lane::Compute)).unwrap();
+        let used = |(bucket, s): (&Tensor, &tensor_parallel::SegmentLayout)| {
+            read(&dev, bucket.slice(0..s.len))
+        };
+        let buckets = self.buckets.iter().zip(gpt.segments()).map(used).collect();
+        let loss = read(&dev, self.loss)[0];
+        dev.finish().unwrap();
+        Part { rank, logits, loss, buckets }
+    }
+
+    fn write_params(&self, fixture: &Fixture, dev: &Device) {
+        let Rank { tp, tp_size, .. } = dev.rank();
+        for (index, layout) in self.gpt.segments().iter().enumerate() {
+            let mut flat = vec![0.0; layout.padded];
+            for param in &layout.params {
+                let whole = fixture.get(&param.name);
+                for run in param.runs(tp, tp_size) {
+                    let local = param.range.start + run.local.start;
+                    let n = run.local.len();
+                    flat[local..local + n].copy_from_slice(&whole[run.global..run.global + n]);
+                }
+            }
+            dev.write(self.gpt.params(index), &|i| flat[i]).unwrap();
+        }
+        dev.write(self.scale, &|_| 1.0).unwrap();
+    }
+
+    fn write_batch(&self, fixture: &Fixture, dev: &Device) {
+        let samples = self.gpt.shape().micro_batch;
+        let first = dev.rank().dp * samples;
+        let at = |i: usize, ahead: usize| {
+            fixture.get("tokens")[(first + i / T) * (T + 1) + i % T + ahead]
+        };
+        let mut order: Vec<usize> = (0..samples * T).collect();
+        order.sort_by_key(|&i| at(i, 0) as i64);
+        dev.write(self.batch.tokens, &|i| at(i, 0)).unwrap();
+        dev.write(self.batch.targets, &|i| at(i, 1)).unwrap();
+        dev.write(self.batch.order, &|i| order[i] as f64).unwrap();
+    }
+
+    /// Mean over the data-parallel ranks of what the tensor-parallel ones hold together.
+    fn whole(&self, parts: &[Part]) -> Passed {
+        let mut logits = vec![f64::NAN; B * T * V];
+        let mut grads = BTreeMap::new();
+        let columns = self.gpt.shape().vocab_per_rank();
+        for Part { rank, logits: local, buckets, .. } in parts {
+            let first_row = rank.dp * B / rank.dp_size * T;
+            for (r, row) in local.chunks(columns).enumerate() {
+                for (c, x) in row.iter().enumerate().filter(|(c, _)| rank.tp * columns + c < V) {
+                    logits[(first_row + r) * V + rank.tp * columns + c] = *x;
+                }
+            }
+            for (layout, bucket) in self.gpt.segments().iter().zip(buckets) {
+                for param in &layout.params {
+                    let whole = grads
+                        .entry(param.name.clone())
+                        .or_insert_with(|| vec![0.0; param.global_len()]);
+                    let replicated = param.split == tensor_parallel::Split::Replicated;
+                    let copies = rank.dp_size * if replicated { rank.tp_size } else { 1 };
+                    for run in param.runs(rank.tp, rank.tp_size) {
+                        let local = &bucket[param.range.start..][run.local];
+                        let into = whole[run.global..].iter_mut().zip(local);
+                        into.for_each(|(w, x)| *w += x / copies as f64);
+                    }
+                }
+            }
+        }
+        let of_replicas = parts.iter().filter(|p| p.rank.tp == 0).map(|p| p.loss);
+        Passed { logits, loss: of_replicas.sum::<f64>() / (B * T) as f64, grads }
+    }
+}
+
+fn read(dev: &Device, t: Tensor) -> Vec<f64> {
+    dev.sync(dev.record(Lane::Compute)).unwrap();
+    let mut out = vec![0.0; t.len()];
+    dev.read(t, &mut out).unwrap();
+    out
+}
+
+fn pass(fixture: &Fixture, (tp, dp, sequence): (usize, usize, bool)) -> Passed {
+    let handles = handles(tp, dp, sequence);
+    let world = World::new(tp, dp, Duration::from_secs(60));
+    let parts: Vec<Part> = std::thread::scope(|scope| {
+        let run = |rank| {
+            scope.spawn({
+                let (h, w) = (&handles, &world);
+                move || h.rank(fixture, w, rank)
+            })
+        };
+        let threads: Vec<_> = Rank::all(tp, dp).map(run).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    handles.whole(&parts)
+}
+
+#[test]
+fn logits_loss_and_every_gradient_are_those_of_pytorch_on_every_layout() {
+    let fixture = Fixture::load();
+    for layout in LAYOUTS {
+        let Passed { logits, loss, grads } = pass(&fixture, layout);
+        let apart = worst(&logits, fixture.get("logits"));
+        assert!(apart < 1e-5, "{layout:?}: logits are {apart:e} apart");
+        let apart = (loss - fixture.get("loss_f64")[0]).abs();
+        assert!(apart < 1e-6, "{layout:?}: the loss is {apart:e} off");
+        assert_eq!(grads.len(), fixture.params().count());
+        for (name, grad) in &grads {
+            let want = fixture.get(&format!("grad.{name}"));
+            // Each against its own size: a wrong factor in a small tensor must not hide behind a large one.
+            let (apart, tolerance) = (worst(grad, want), 5e-6 * largest(want));
+            assert!(
+                apart < tolerance,
+                "{layout:?}: {name} is {apart:e} apart, {tolerance:e} allowed"
+            );
+        }
+    }
+}
+
+/// The fixture's training windows as a data set: a file that is zero but where the sampler will look.
+fn windows(fixture: &Fixture, folder: &std::path::Path) -> (u64, Arc<Dataset>) {
+    const TOKENS: usize = 400_000;
+    let [train, held_out] = ["train.bin", "held_out.bin"].map(|name| folder.join(name));
+    let [train_text, held_out_text] = [&train, &held_out].map(|p| p.display().to_string());
+    let open = || {
+        let format = DataFormat::U16;
+        Dataset::open(&train_text, Some(&held_out_text), format, 0.1, V, T).unwrap()
+    };
+    std::fs::write(&held_out, vec![0u8; 2 * (T + 1)]).unwrap();
+    std::fs::write(&train, vec![0u8; 2 * TOKENS]).unwrap();
+    let empty = open();
+    let starts = |seed: u64| -> Vec<usize> {
+        let of_step = |step| (0..B).map(move |i| (step, i));
+        let all = (1..=STEPS).flat_map(of_step);
+        all.map(|(step, i)| empty.sample(seed, step as u64, i as u64)).collect()
+    };
+    let apart = |starts: &[usize]| {
+        let mut sorted = starts.to_vec();
+        sorted.sort_unstable();
+        sorted.windows(2).all(|w| w[1] - w[0] > T)
+    };
+    let seed = (0..1000).find(|&seed| apart(&starts(seed))).unwrap();
+    let mut bytes = vec![0u8; 2 * TOKENS];
+    for (start, window) in starts(seed).iter().zip(fixture.get("train.tokens").chunks(T + 1)) {
+        for (i, token) in window.iter().enumerate() {
+            bytes[2 * (start + i)..][..2].copy_from_slice(&(*token as u16).to_le_bytes());
+        }
+    }
+    std::fs::write(&train, bytes).unwrap();
+    (seed, Arc::new(open()))
+}
+
+struct Trained {
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    weights: Fixture,
+}
+
+/// Ten steps of the engine, from the fixture's weights, on its windows.
+fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
+    let folder = tempfile::tempdir().unwrap();
+    let (seed, data) = windows(fixture, folder.path());
+    let ron = format!(
+        "(model: (layers: 2, hidden: {C}, heads: 4, seq_len: {SEQ_LEN}, vocab: {V}), precision: Fp32,
+          optimizer: ({optimizer}), schedule: (kind: Constant), offload: (tile_elements: 1024),
+          device: Cpu(threads: 1), data: (train: \"unused\", format: U16),
+          train: (steps: {STEPS}, seed: {seed}))"
+    );
+    let config = config(&ron, sets);
+    let whole = |name: &str| fixture.get(name).iter().map(|x| *x as f32).collect();
+    let initial: Weights = fixture.params().map(|name| (name.into(), whole(name))).collect();
+    let path = folder.path().join("weights.safetensors");
+    let initial = Some(Arc::new(initial));
+    let options = RunOptions { initial, weights: Some(path.clone()), ..RunOptions::default() };
+    let mut steps: Vec<StepReport> = Vec::new();
+    let built = engine::build::build(&config);
+    train(&config, &built, &data, &options, &mut |message| {
+        if let Message::Step(step) = message {
+            steps.push(step);
+        }
+    })
+    .unwrap();
+    Trained {
+        losses: steps.iter().map(|s| s.loss).collect(),
+        norms: steps.iter().map(|s| s.grad_norm).collect(),
+        weights: Fixture::read(&std::fs::read(path).unwrap()),
+    }
+}
+
+/// Settings under which the result must be the same: layouts, accumulation, placements.
+fn settings() -> Vec<Vec<String>> {
+    let layout = |(tp, dp, sequence): (usize, usize, bool)| {
+        vec![
+            format!("parallel.tensor={tp}"),
+            format!("parallel.data={dp}"),
+            format!("parallel.sequence={sequence}"),
+            format!("batch.micro={}", B / dp),
+        ]
+    };
+    let mut all: Vec<Vec<String>> = LAYOUTS.map(layout).into();
+    for more in ["offload.accumulate=Host", "offload.optimizer=Device"] {
+        all.push(vec!["batch.micro=1".into(), "batch.global=4".into(), more.into()]);
+    }
+    all
+}
+
+#[test]
+fn ten_adamw_steps_are_those_of_pytorch_on_every_layout() {
+    let fixture = Fixture::load();
+    let adamw = "lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip: 1.0";
+    for sets in settings() {
+        let got = trained(&fixture, adamw, &sets);
+        let losses = worst(&got.losses, fixture.get("train.losses"));
+        let norms = worst(&got.norms, fixture.get("train.grad_norms"));
+        assert!(losses < 2e-5 && norms < 2e-5, "{sets:?}: losses {losses:e}, norms {norms:e}");
+        for name in fixture.params() {
+            let mut got = got.weights.get(name).to_vec();
+            let mut want = fixture.get(&format!("train.final.{name}")).to_vec();
+            if name.ends_with("attn.qkv.bias") {
+                // Of the keys' bias the exact gradient is zero: Adam made steps of pure rounding.
+                got.drain(C..2 * C);
+                want.drain(C..2 * C);
+            }
+            let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+            let apart = norm(&mut got.iter().zip(&want).map(|(g, w)| g - w))
+                / norm(&mut want.iter().copied());
+            assert!(apart < 1e-3, "{sets:?}: {name} is {apart:e} of its norm apart");
+        }
+    }
+}
+
+#[test]
+fn ten_sgd_steps_are_those_of_pytorch_on_every_layout() {
+    // SGD does not divide by the gradient's size, so it shows every wrong scale.
+    let fixture = Fixture::load();
+    for sets in settings() {
+        let got = trained(&fixture, "kind: Sgd, lr: 0.1, weight_decay: 0.0, clip: None", &sets);
+        let losses = worst(&got.losses, fixture.get("sgd.losses"));
+        let norms = worst(&got.norms, fixture.get("sgd.grad_norms"));
+        assert!(losses < 5e-6 && norms < 5e-6, "{sets:?}: losses {losses:e}, norms {norms:e}");
+    }
+}
