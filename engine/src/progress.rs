@@ -201,19 +201,24 @@ pub(crate) fn si(mut value: f64) -> String {
     format!("{} P", fixed(value, 1))
 }
 
-/// `41.2/256 MiB`, in the unit of the limit.
+/// `41.2/256 MiB`, in the unit of the limit; `41.2 MiB/2 GiB` where that would show little.
 fn memory(used: u64, limit: u64) -> String {
-    let (shift, unit) = match limit {
+    let unit = |bytes: u64| match bytes {
         0x4000_0000.. => (30, "GiB"),
         0x10_0000.. => (20, "MiB"),
         0x400.. => (10, "KiB"),
         _ => (0, "B"),
     };
-    let scaled = |bytes: u64| {
+    let scaled = |bytes: u64, shift: u32| {
         let text = format!("{:.1}", bytes as f64 / (1u64 << shift) as f64);
         text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
     };
-    format!("{}/{} {unit}", scaled(used), scaled(limit))
+    let (shift, name) = unit(limit);
+    if used >> (shift - shift.min(4)) > 0 {
+        return format!("{}/{} {name}", scaled(used, shift), scaled(limit, shift));
+    }
+    let (used_shift, used_name) = unit(used);
+    format!("{} {used_name}/{} {name}", scaled(used, used_shift), scaled(limit, shift))
 }
 
 /// `0:42` or `1:02:03`.
