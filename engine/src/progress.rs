@@ -213,11 +213,10 @@ fn memory(used: u64, limit: u64) -> String {
         let text = format!("{:.1}", bytes as f64 / (1u64 << shift) as f64);
         text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
     };
-    let (shift, name) = unit(limit);
-    if used >> (shift - shift.min(4)) > 0 {
+    let ((shift, name), (used_shift, used_name)) = (unit(limit), unit(used));
+    if used_shift == shift || used >> (shift - 4) > 0 {
         return format!("{}/{} {name}", scaled(used, shift), scaled(limit, shift));
     }
-    let (used_shift, used_name) = unit(used);
     format!("{} {used_name}/{} {name}", scaled(used, used_shift), scaled(limit, shift))
 }
 
@@ -328,6 +327,7 @@ mod tests {
     fn memory_is_in_the_unit_of_the_limit() {
         assert_eq!(memory(24_589_934_592, 34_037_983_641), "22.9/31.7 GiB");
         assert_eq!(memory(512 << 20, 1 << 30), "0.5/1 GiB");
+        assert_eq!(memory(42 << 20, 1 << 30), "42 MiB/1 GiB");
         assert_eq!(memory(1536, 1 << 16), "1.5/64 KiB");
         assert_eq!(memory(0, 0), "0/0 B");
     }
