@@ -49,6 +49,15 @@ pub enum Error {
     /// An event of another device.
     #[error("{site}: an event of another device")]
     ForeignEvent { site: Site },
+    /// A GPU did not do an op, or was found broken when one was waited for.
+    #[error("rank {rank}, GPU {gpu}: {op} at {site}: {problem}")]
+    Gpu { rank: usize, gpu: usize, op: &'static str, site: Site, problem: String },
+    /// A GPU could not be made ready.
+    #[error("rank {rank}, GPU {gpu}: {problem}")]
+    GpuSetup { rank: usize, gpu: usize, problem: String },
+    /// There is no GPU to train on.
+    #[error("CUDA cannot be used here: {problem}")]
+    NoCuda { problem: String },
     /// The run is over; nothing can be read any more.
     #[error("this backend holds no data")]
     NoData,

@@ -2,9 +2,11 @@
 //!
 //! **Operations are data, memory belongs to the plan.** A [`Tensor`] is an address in a planned arena; an [`Op`]
 //! names tensors; [`Device::submit`] puts ops on [`Lane`]s, [`Event`]s order lanes, and a hazard check refuses
-//! what is not ordered. Behind [`Device`] stands an executor: [`cpu`] runs virtual GPUs with real arithmetic.
+//! what is not ordered. Behind [`Device`] stands an executor: [`cpu`] runs virtual GPUs with real arithmetic,
+//! [`cuda`] real ones.
 
 pub mod cpu;
+pub mod cuda;
 mod device;
 mod error;
 mod hazard;

@@ -35,3 +35,12 @@ fn note(watched: &mut Option<Option<String>>, info: &PanicHookInfo<'_>) -> bool 
 pub fn last() -> Option<String> {
     WATCHED.try_with(|w| w.borrow().clone().flatten()).ok().flatten()
 }
+
+/// Runs `f`; a panic inside is neither printed nor kept.
+pub(crate) fn quietly<T>(f: impl FnOnce() -> T) -> T {
+    let before = WATCHED.with(|w| w.borrow_mut().take());
+    watch_this_thread();
+    let done = f();
+    WATCHED.with(|w| *w.borrow_mut() = before);
+    done
+}

@@ -60,6 +60,17 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// No elements, of no plan.
+    pub(crate) const NONE: Self = Self {
+        entry: u32::MAX,
+        arena: Arena::Device,
+        dtype: Dtype::F32,
+        transposed: false,
+        start: 0,
+        rows: 0,
+        cols: 0,
+    };
+
     /// Logical (rows, cols): swapped for a transposed view.
     pub const fn shape(self) -> (usize, usize) {
         if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }

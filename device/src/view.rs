@@ -123,7 +123,38 @@ impl<'a> View<'a> {
     }
 }
 
+impl View<'_> {
+    /// All elements as fp64, which holds each exactly.
+    pub(crate) fn widen(&self, out: &mut [f64]) {
+        match self {
+            View::F64(exact) => out.copy_from_slice(exact),
+            View::I32(tokens) => out.iter_mut().zip(*tokens).for_each(|(o, x)| *o = f64::from(*x)),
+            _ => {
+                let mut block = [0.0f32; BLOCK];
+                for (i, out) in out.chunks_mut(BLOCK).enumerate() {
+                    self.load(i * BLOCK, &mut block[..out.len()]);
+                    out.iter_mut().zip(&block).for_each(|(o, x)| *o = f64::from(*x));
+                }
+            }
+        }
+    }
+}
+
 impl<'a> ViewMut<'a> {
+    /// Elements by index, rounded (through f32 unless they are F64).
+    pub(crate) fn fill(&mut self, value: &dyn Fn(usize) -> f64) {
+        if let ViewMut::F64(exact) = self {
+            exact.iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
+            return;
+        }
+        let mut block = [0.0f32; BLOCK];
+        for at in (0..self.len()).step_by(BLOCK) {
+            let n = BLOCK.min(self.len() - at);
+            block[..n].iter_mut().enumerate().for_each(|(i, x)| *x = value(at + i) as f32);
+            self.store(at, &block[..n]);
+        }
+    }
+
     /// Elements.
     pub const fn len(&self) -> usize {
         for_each_type!(self, Self, s => s.len())

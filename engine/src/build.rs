@@ -3,6 +3,7 @@
 use crate::batch::BatchLayout;
 use crate::config::{Accumulate, Config, DeviceConfig, Placement, Precision, Recompute};
 use crate::config::{OptimizerConfig, OptimizerKind};
+use crate::gpu;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Sum, chunk_elements};
 use std::sync::Arc;
@@ -81,15 +82,20 @@ pub fn kernel_scratch(config: &Config) -> KernelScratch {
 }
 
 /// Bytes that a GPU of `config` may hold, where that is known before it is opened.
-pub const fn device_limit(config: &Config) -> Option<u64> {
+pub fn device_limit(config: &Config) -> Option<u64> {
     match &config.device {
         DeviceConfig::Cpu { memory, .. } => Some(*memory),
         DeviceConfig::Sim { box_, .. } => Some(box_.gpu_memory.saturating_sub(RESERVED)),
-        DeviceConfig::Cuda => None,
+        DeviceConfig::Cuda => gpu::room(world_size(config)).map(|room| room.limit),
     }
 }
 
-/// What a CUDA context and NCCL take of a GPU before the first tensor.
+/// Ranks of a run.
+pub const fn world_size(config: &Config) -> usize {
+    config.parallel.tensor * config.parallel.data
+}
+
+/// What a CUDA context and NCCL take of a described GPU before the first tensor.
 pub const RESERVED: u64 = 3 << 29;
 
 /// Lays everything out. `accumulate: Auto` sums on the device when that fits its limit.

@@ -9,6 +9,7 @@ pub mod config;
 pub mod data;
 mod export;
 pub mod generate;
+mod gpu;
 mod init;
 pub mod metrics;
 pub mod plan;

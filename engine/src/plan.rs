@@ -1,9 +1,10 @@
 //! What a config needs of every GPU and every NUMA node, before anything is allocated: the very handles that a
 //! run allocates, and the very step, sent through a device that only counts.
 
-use crate::build::{Built, RESERVED, device_limit, shape};
+use crate::build::{Built, RESERVED, device_limit, shape, world_size};
 use crate::config::{Config, DeviceConfig};
 use crate::data::Dataset;
+use crate::gpu;
 use crate::run::trainer;
 use device::recorder::{self, Totals};
 use device::{Arena, Dtype, Error, Lane, Rank};
@@ -171,8 +172,11 @@ fn gpu(config: &Config, built: &Built) -> Memory {
         DeviceConfig::Cuda => "GPUs".to_owned(),
         DeviceConfig::Sim { box_, .. } => format!("GPUs of {}", box_.name),
     };
-    let virtual_ = matches!(config.device, DeviceConfig::Cpu { .. });
-    let reserved = if virtual_ { 0 } else { RESERVED };
+    let reserved = match &config.device {
+        DeviceConfig::Cpu { .. } => 0,
+        DeviceConfig::Cuda => gpu::room(world_size(config)).map_or(0, |room| room.reserved),
+        DeviceConfig::Sim { .. } => RESERVED,
+    };
     Memory { limit: device_limit(config), reserved, ..memory(&what, built, Arena::Device) }
 }
 
@@ -279,8 +283,16 @@ fn name(what: &str) -> String {
     }
 }
 
-/// The second step: the first has no update to publish.
-fn step(config: &Config, built: &Built) -> Result<Step, Error> {
+/// Most bytes of a GPU that one op of a step needs besides its operands.
+///
+/// # Errors
+/// As [`report`].
+pub(crate) fn scratch(config: &Config, built: &Built) -> Result<u64, Error> {
+    recorded(config, built).map(|[_, after]| after.scratch)
+}
+
+/// What is counted before and after the second step: the first has no update to publish.
+fn recorded(config: &Config, built: &Built) -> Result<[Totals; 2], Error> {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
     let (dev, totals) = recorder::open(rank, &built.plan);
@@ -290,12 +302,17 @@ fn step(config: &Config, built: &Built) -> Result<Step, Error> {
     trainer.loader.prefetch(&dev);
     let mut before = Totals::default();
     for step in 1..=2 {
-        before = totals.borrow().clone();
+        before.clone_from(&totals.borrow());
         dev.begin_step(step);
         let decided = trainer.train_step(&dev, step);
         dev.sync(decided)?;
     }
     let after = totals.borrow().clone();
+    Ok([before, after])
+}
+
+fn step(config: &Config, built: &Built) -> Result<Step, Error> {
+    let [before, after] = recorded(config, built)?;
     let lane = |lane: Lane| LaneTotals {
         lane: format!("{lane:?}"),
         ops: after.ops[lane as usize] - before.ops[lane as usize],

@@ -11,6 +11,7 @@ pub use crate::init::Weights;
 use crate::schedule::Schedule;
 use crate::step::Trainer;
 use device::cpu::{self, CpuOptions, Lanes, Trace, World};
+use device::cuda::{self, Collectives, CudaOptions};
 use device::numerics::control;
 use device::{Activity, Device, Error, Group, Lane, Op, Rank, Reduce};
 use offload::{LearningRate, Optimizer};
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 pub struct RunOptions {
     /// How the lanes of virtual GPUs run.
     pub lanes: Lanes,
+    /// How real GPUs exchange data.
+    pub collectives: Collectives,
     /// Where spans of ops are noted.
     pub trace: Option<Arc<Trace>>,
     /// For tests: see [`CpuOptions::slow`].
@@ -50,6 +53,7 @@ impl Default for RunOptions {
     fn default() -> Self {
         Self {
             lanes: Lanes::Inline,
+            collectives: Collectives::Auto,
             trace: None,
             slow: None,
             panic_at: None,
@@ -150,9 +154,11 @@ struct Ranks<'a> {
     /// The step after which all ranks end; set by rank 0 before it starts that step.
     last_step: AtomicU64,
     gathering: Gathering,
+    /// Bytes of a real GPU that one op may need besides its operands.
+    scratch: u64,
 }
 
-/// Trains on virtual GPUs. `tell` gets rank 0's messages, on the calling thread, while the ranks work.
+/// Trains on the GPUs of the config. `tell` gets rank 0's messages, on the calling thread, while the ranks work.
 ///
 /// # Errors
 /// The first failure, with the rank and step where it happened.
@@ -164,6 +170,11 @@ pub fn train(
     tell: &mut dyn FnMut(Message),
 ) -> Result<Outcome, RunError> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
+    let scratch = match config.device {
+        DeviceConfig::Cuda => crate::plan::scratch(config, built),
+        DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => Ok(0),
+    };
+    let scratch = scratch.map_err(|error| RunError { rank: 0, step: 0, error, all: Vec::new() })?;
     let ranks = Ranks {
         config,
         built,
@@ -173,6 +184,7 @@ pub fn train(
         places: places(options, tp * dp),
         last_step: AtomicU64::new(config.train.steps),
         gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
+        scratch,
     };
     // Bounded: a full channel holds rank 0 up, a bounded one allocates nothing when it is sent to.
     let (sender, receiver) = crossbeam_channel::bounded(256);
@@ -293,6 +305,9 @@ impl Ranks<'_> {
     }
 
     fn open(&self, rank: Rank, cpus: Option<Vec<u32>>) -> Result<Device, Error> {
+        if self.config.device == DeviceConfig::Cuda {
+            return self.open_cuda(rank, cpus);
+        }
         let KernelScratch { floats, threads } = kernel_scratch(self.config);
         let memory_limit = match &self.config.device {
             DeviceConfig::Cpu { memory, .. } => *memory,
@@ -308,6 +323,19 @@ impl Ranks<'_> {
             panic_at: self.options.panic_at,
         };
         cpu::open(rank, &self.built.plan, &self.world, &options)
+    }
+
+    fn open_cuda(&self, rank: Rank, cpus: Option<Vec<u32>>) -> Result<Device, Error> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let options = CudaOptions {
+            collectives: self.options.collectives,
+            pool: kernel_pool(cores / rank.world_size(), cpus, false),
+            scratch: self.scratch,
+            trace: self.options.trace.clone(),
+            slow: self.options.slow,
+            panic_at: self.options.panic_at,
+        };
+        cuda::open(rank, &self.built.plan, &self.world, &options)
     }
 
     fn report(&self, dev: &Device, trainer: &Trainer) -> Result<StepReport, Error> {

@@ -94,6 +94,11 @@ fn unsafe_code_stays_in_the_files_named_for_it() {
     let fenced = [
         "device/src/cpu/memory.rs",
         "device/src/cpu/gemm.rs",
+        "device/src/cuda/driver",
+        "device/src/cuda/nvrtc.rs",
+        "device/src/cuda/blaslt.rs",
+        "device/src/cuda/nccl.rs",
+        "fake-cuda/",
         "tests/tests/allocation.rs",
         "tests/tests/tidy.rs",
     ];

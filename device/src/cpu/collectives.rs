@@ -20,7 +20,7 @@ pub(super) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
     }
 }
 
-fn meet<'a>(
+pub(crate) fn meet<'a>(
     op: &Admitted,
     shared: &'a Shared,
     x: Tensor,
@@ -31,7 +31,12 @@ fn meet<'a>(
     shared.world.meet(shared.rank, op.lane, group, post)
 }
 
-fn divisible(op: &Admitted, shared: &Shared, x: Tensor, count: usize) -> Result<(), Error> {
+pub(crate) fn divisible(
+    op: &Admitted,
+    shared: &Shared,
+    x: Tensor,
+    count: usize,
+) -> Result<(), Error> {
     let whole = if x.shape().0 == 1 { x.len() } else { x.shape().0 };
     if whole.is_multiple_of(count) {
         return Ok(());

@@ -56,7 +56,7 @@ impl Trace {
 
 /// Adds up how long the Host lane worked, alone and beside Compute.
 #[derive(Debug)]
-pub(super) struct Meter {
+pub(crate) struct Meter {
     concurrent: bool,
     now: Mutex<Now>,
 }
@@ -96,13 +96,13 @@ impl Meter {
         Self { concurrent, now: Mutex::new(now) }
     }
 
-    pub(super) fn start(&self, lane: Lane) -> Instant {
+    pub(crate) fn start(&self, lane: Lane) -> Instant {
         let at = Instant::now();
         self.turn(lane, true, at);
         at
     }
 
-    pub(super) fn stop(&self, lane: Lane, _started: Instant) {
+    pub(crate) fn stop(&self, lane: Lane, _started: Instant) {
         self.turn(lane, false, Instant::now());
     }
 
@@ -114,7 +114,13 @@ impl Meter {
         }
     }
 
-    pub(super) fn activity(&self) -> Activity {
+    /// Of the time that the Host lane worked, so much was beside Compute: for lanes that are not threads.
+    pub(crate) fn add_overlap(&self, time: Duration) {
+        let mut now = self.now.lock().unwrap_or_else(|e| e.into_inner());
+        now.both_seconds += time.as_secs_f64();
+    }
+
+    pub(crate) fn activity(&self) -> Activity {
         let now = self.now.lock().unwrap_or_else(|e| e.into_inner());
         let overlapped_seconds = self.concurrent.then_some(now.both_seconds);
         Activity { host_seconds: now.host_seconds, overlapped_seconds }

@@ -9,10 +9,24 @@ use crate::{Arena, Dtype, Plan, Tensor, View, ViewMut};
 use half::{bf16, f16};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
+const PAGE: usize = 4096;
+const HUGE_PAGE: usize = 2 << 20;
+
 #[derive(Debug)]
 struct Raw {
     start: *mut u8,
     layout: Layout,
+}
+
+impl Raw {
+    fn new(arena: Arena, bytes: u64, align: usize) -> Result<Self, (Arena, u64)> {
+        let refused = (arena, bytes);
+        let size = usize::try_from(bytes.max(1)).map_err(|_| refused)?;
+        let layout = Layout::from_size_align(size, align).map_err(|_| refused)?;
+        // SAFETY: the layout is not empty.
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() { Err(refused) } else { Ok(Self { start, layout }) }
+    }
 }
 
 /// Bytes of one rank, reached by handle.
@@ -35,19 +49,26 @@ impl Memory {
     /// # Errors
     /// The arena and its bytes, when the machine refuses them.
     pub(crate) fn new(plan: &Plan) -> Result<Self, (Arena, u64)> {
-        let allocate = |arena| {
-            let bytes = plan.bytes(arena).max(1);
-            let refused = (arena, bytes);
-            let size = usize::try_from(bytes).map_err(|_| refused)?;
-            let layout = Layout::from_size_align(size, 4096).map_err(|_| refused)?;
-            // SAFETY: the layout is not empty.
-            let start = unsafe { alloc_zeroed(layout) };
-            if start.is_null() { Err(refused) } else { Ok(Raw { start, layout }) }
-        };
-        let device = allocate(Arena::Device)?;
-        let pinned = allocate(Arena::Pinned);
-        let memory = |pinned| Self { arenas: [device, pinned] };
-        pinned.map(memory)
+        let device = Raw::new(Arena::Device, plan.bytes(Arena::Device), PAGE)?;
+        let pinned = Raw::new(Arena::Pinned, plan.bytes(Arena::Pinned), PAGE)?;
+        Ok(Self { arenas: [device, pinned] })
+    }
+
+    /// The host's arena alone, for a rank whose device memory is a GPU's; a multiple of a huge page, at one.
+    ///
+    /// # Errors
+    /// As `new`.
+    pub(crate) fn pinned(plan: &Plan) -> Result<Self, (Arena, u64)> {
+        let bytes = plan.bytes(Arena::Pinned).max(1).next_multiple_of(HUGE_PAGE as u64);
+        let device = Raw::new(Arena::Device, 0, PAGE)?;
+        let pinned = Raw::new(Arena::Pinned, bytes, HUGE_PAGE)?;
+        Ok(Self { arenas: [device, pinned] })
+    }
+
+    /// Where the host's arena starts, and its bytes: for the driver, which pins it.
+    pub(crate) const fn pinned_range(&self) -> (*mut u8, usize) {
+        let raw = &self.arenas[Arena::Pinned as usize];
+        (raw.start, raw.layout.size())
     }
 
     fn at(&self, t: Tensor) -> *mut u8 {
@@ -104,11 +125,9 @@ impl kernels::Memory for Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for Raw {
     fn drop(&mut self) {
-        for raw in &self.arenas {
-            // SAFETY: allocated in `new` with this layout.
-            unsafe { dealloc(raw.start, raw.layout) };
-        }
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.start, self.layout) };
     }
 }

@@ -1,14 +1,14 @@
 //! Virtual GPUs: real data, real arithmetic, an enforced memory limit. Lanes run inline in the caller, or are
 //! threads; the results are the same bits.
 
-mod collectives;
+pub(crate) mod collectives;
 mod gemm;
 mod kernels;
 mod lanes;
-mod memory;
-mod queue;
-mod workers;
-mod world;
+pub(crate) mod memory;
+pub(crate) mod queue;
+pub(crate) mod workers;
+pub(crate) mod world;
 
 pub use lanes::{Span, Trace};
 pub use workers::{scratch_bytes, scratch_floats};
@@ -79,35 +79,26 @@ pub fn open(
         Memory::new(plan).map(Arc::new).map_err(refused)
     });
     let memory = memory.inspect_err(|error| world.fail(rank, 0, error))?;
-    world.join(rank, &memory);
-    let shared = Arc::new(Shared {
-        rank,
-        memory,
-        plan: Arc::clone(plan),
-        world: Arc::clone(world),
-        options: options.clone(),
-        step: AtomicU64::new(0),
-        done: Default::default(),
-        meter: Meter::new(options.lanes != Lanes::Inline),
-        sleepers: AtomicUsize::new(0),
-        mutex: Mutex::new(()),
-        turned: Condvar::new(),
-    });
+    let shared = Arc::new(Shared::new(rank, memory, plan, world, options.clone()));
     Ok(Device::new(rank, Arc::clone(plan), Box::new(Cpu::new(shared))))
 }
 
 fn check_limit(rank: Rank, plan: &Plan, limit: u64) -> Result<(), Error> {
     let wanted = plan.bytes(Arena::Device);
-    if wanted <= limit {
-        return Ok(());
-    }
+    if wanted <= limit { Ok(()) } else { Err(out_of_memory(rank, plan, wanted, limit)) }
+}
+
+/// The plan, which makes `wanted` bytes with what comes beside it, does not fit `limit`.
+pub(crate) fn out_of_memory(rank: Rank, plan: &Plan, wanted: u64, limit: u64) -> Error {
     let mut entries = plan.entries().iter().filter(|e| e.arena == Arena::Device);
     let first = entries.find(|e| e.range.end > limit);
-    let free_at = first.map_or((0, String::new()), |e| (e.range.start, e.name.clone()));
+    let free_at = first.map_or((plan.bytes(Arena::Device), "what kernels need".into()), |e| {
+        (e.range.start, e.name.clone())
+    });
     let mut pools = plan.pools(Arena::Device);
     pools.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let (rank, arena) = (rank.index(), Arena::Device);
-    Err(Error::from(Box::new(OutOfMemory { rank, arena, wanted, limit, free_at, pools })))
+    Error::from(Box::new(OutOfMemory { rank, arena, wanted, limit, free_at, pools }))
 }
 
 struct Cpu {
@@ -126,17 +117,17 @@ struct Job {
     after: Clock,
 }
 
-/// What the lanes of a rank share.
-struct Shared {
-    rank: Rank,
-    memory: Arc<Memory>,
-    plan: Arc<Plan>,
-    world: Arc<World>,
+/// What the lanes of a rank share. The Host lane of a real GPU is one of these too.
+pub(crate) struct Shared {
+    pub(crate) rank: Rank,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) world: Arc<World>,
     options: CpuOptions,
-    step: AtomicU64,
+    pub(crate) step: AtomicU64,
     /// Per lane, ops finished. Stored by the lane, loaded by whoever waits.
     done: [AtomicU64; LANES],
-    meter: Meter,
+    pub(crate) meter: Meter,
     sleepers: AtomicUsize,
     mutex: Mutex<()>,
     turned: Condvar,
@@ -160,7 +151,31 @@ impl Cpu {
 }
 
 impl Shared {
-    fn workers(&self) -> Workers {
+    /// Joins the world; `memory` can be read by peers from here on.
+    pub(crate) fn new(
+        rank: Rank,
+        memory: Arc<Memory>,
+        plan: &Arc<Plan>,
+        world: &Arc<World>,
+        options: CpuOptions,
+    ) -> Self {
+        world.join(rank, &memory);
+        Self {
+            rank,
+            memory,
+            plan: Arc::clone(plan),
+            world: Arc::clone(world),
+            step: AtomicU64::new(0),
+            done: Default::default(),
+            meter: Meter::new(options.lanes != Lanes::Inline),
+            sleepers: AtomicUsize::new(0),
+            mutex: Mutex::new(()),
+            turned: Condvar::new(),
+            options,
+        }
+    }
+
+    pub(crate) fn workers(&self) -> Workers {
         Workers::new(self.options.pool.clone(), self.options.scratch_floats)
     }
 
@@ -177,7 +192,7 @@ impl Shared {
     }
 
     /// After a failure anywhere ops are counted but not run: queues drain, waiters wake, nobody hangs.
-    fn run(&self, op: &Admitted, workers: &mut Workers) {
+    pub(crate) fn run(&self, op: &Admitted, workers: &mut Workers) {
         if !self.world.failed() {
             let started = self.meter.start(op.lane);
             let result = catch_unwind(AssertUnwindSafe(|| self.execute(op, workers)));
@@ -253,7 +268,12 @@ impl Shared {
         }
     }
 
-    fn wait_done(&self, lane: usize, tick: u64) {
+    /// Ops of `lane` that are over.
+    pub(crate) fn done(&self, lane: Lane) -> u64 {
+        self.done[lane as usize].load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn wait_done(&self, lane: usize, tick: u64) {
         const YIELDS: usize = 100;
         let passed = || self.done[lane].load(Ordering::SeqCst) >= tick;
         for _ in 0..YIELDS {
@@ -294,35 +314,12 @@ impl Executor for Cpu {
     }
 
     fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
-        let view = self.shared.memory.view(t);
-        if let Some(exact) = view.as_slice::<f64>() {
-            out.copy_from_slice(exact);
-            return Ok(());
-        }
-        if let Some(tokens) = view.as_slice::<i32>() {
-            out.iter_mut().zip(tokens).for_each(|(o, x)| *o = f64::from(*x));
-            return Ok(());
-        }
-        let mut block = [0.0f32; crate::BLOCK];
-        for (i, out) in out.chunks_mut(crate::BLOCK).enumerate() {
-            view.load(i * crate::BLOCK, &mut block[..out.len()]);
-            out.iter_mut().zip(&block).for_each(|(o, x)| *o = f64::from(*x));
-        }
+        self.shared.memory.view(t).widen(out);
         Ok(())
     }
 
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {
-        let mut view = self.shared.memory.view_mut(t);
-        if let crate::ViewMut::F64(exact) = view {
-            exact.iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
-            return Ok(());
-        }
-        let mut block = [0.0f32; crate::BLOCK];
-        for at in (0..t.len()).step_by(crate::BLOCK) {
-            let n = crate::BLOCK.min(t.len() - at);
-            block[..n].iter_mut().enumerate().for_each(|(i, x)| *x = value(at + i) as f32);
-            view.store(at, &block[..n]);
-        }
+        self.shared.memory.view_mut(t).fill(value);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 const CAPACITY: usize = 1024;
 
 #[derive(Debug)]
-pub(super) struct Queue<T> {
+pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
     turned: Condvar,
 }
@@ -21,13 +21,13 @@ struct State<T> {
 }
 
 impl<T> Queue<T> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let state = State { jobs: VecDeque::with_capacity(CAPACITY), closed: false };
         Self { state: Mutex::new(state), turned: Condvar::new() }
     }
 
     /// For the one thread that submits.
-    pub(super) fn push(&self, job: T) {
+    pub(crate) fn push(&self, job: T) {
         let mut state = self.lock();
         while state.jobs.len() == CAPACITY {
             state = self.turned.wait(state).unwrap_or_else(|e| e.into_inner());
@@ -38,7 +38,7 @@ impl<T> Queue<T> {
     }
 
     /// For the lane's thread: blocks; `None` once the queue is closed and empty.
-    pub(super) fn pop(&self) -> Option<T> {
+    pub(crate) fn pop(&self) -> Option<T> {
         let mut state = self.lock();
         while state.jobs.is_empty() && !state.closed {
             state = self.turned.wait(state).unwrap_or_else(|e| e.into_inner());
@@ -53,7 +53,7 @@ impl<T> Queue<T> {
     }
 
     /// No job follows.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.turned.notify_one();
     }

@@ -3,6 +3,7 @@
 use super::memory::Memory;
 use crate::error::Site;
 use crate::{Error, Group, LANES, Lane, Rank, Tensor};
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ struct Meeting {
     turned: Condvar,
 }
 
-/// The ranks of one run on the cpu backend.
+/// The ranks of one run, which are threads of one process.
 #[derive(Debug)]
 pub struct World {
     failed: AtomicBool,
@@ -45,6 +46,8 @@ pub struct World {
     dp: Vec<Vec<Meeting>>,
     all: Vec<Meeting>,
     timeout: Duration,
+    /// Of ranks on GPUs.
+    pub(crate) gpus: crate::cuda::Board,
 }
 
 /// A waiting thread gives its core away so often before it sleeps.
@@ -77,7 +80,20 @@ impl World {
             dp: (0..LANES).map(|_| (0..tp_size).map(|t| meeting(dp_group(t))).collect()).collect(),
             all: (0..LANES).map(|_| meeting((0..world_size).collect())).collect(),
             timeout,
+            gpus: crate::cuda::Board::new(world_size),
         })
+    }
+
+    /// How long a rank waits for the others.
+    pub(crate) const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Blocks until all ranks have come. Outside of steps: it meets no collective of the Compute lane there.
+    #[track_caller]
+    pub(crate) fn gather(&self, rank: Rank, op: &'static str) -> Result<(), Error> {
+        let post = Post { op, site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
+        self.meet(rank, Lane::Compute, Group::World, post).map(drop)
     }
 
     /// Lets peers read this rank's memory inside collectives, to the end of the run.

@@ -20,7 +20,7 @@ pub(super) fn check(args: &ConfigArgs) -> Result<(), Failed> {
     if let Some(not_built) = config.not_built(&loaded.origins) {
         let keys: Vec<&str> = not_built.errors().iter().map(|p| p.key.as_str()).collect();
         say(&format!(
-            "note: `onebox train` would refuse it: {} asks for what is not built yet",
+            "note: `onebox train` would refuse it here: it cannot do what {} asks for",
             keys.join(", ")
         ));
     }

@@ -1,6 +1,7 @@
 //! The command line: arguments, verbs, exit codes. Data goes to stdout, messages to stderr.
 
 mod check;
+mod doctor;
 mod exit;
 mod generate;
 mod plan;
@@ -31,6 +32,8 @@ enum Verb {
     Plan(plan::PlanArgs),
     /// Draw text from a model that `train` left
     Generate(generate::GenerateArgs),
+    /// Say what this machine can train on: driver, libraries, GPUs, memory
+    Doctor,
     /// Check a config, or show all its values
     Config {
         #[command(subcommand)]
@@ -70,6 +73,7 @@ pub fn main() -> ExitCode {
         Verb::Train(args) => train::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Generate(args) => generate::run(&args),
+        Verb::Doctor => doctor::run(),
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
         Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args),
     };

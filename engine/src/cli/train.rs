@@ -3,8 +3,8 @@
 use super::check::count;
 use super::exit::{Failed, code};
 use super::{ConfigArgs, plan, print, say};
-use crate::build::{Built, build};
-use crate::config::{Config, DataFormat, Loaded, Precision};
+use crate::build::{Built, build, world_size};
+use crate::config::{Config, DataFormat, DeviceConfig, Loaded, Precision};
 use crate::data::Dataset;
 use crate::generate::{Sampling, generate};
 use crate::metrics::{MetricsWriter, StepMetrics};
@@ -184,7 +184,7 @@ impl Session<'_> {
         let (m, p) = (&config.model, &config.parallel);
         self.say(&format!(
             "run     {}\nmodel   {} parameters: {} layers, hidden {}, {} heads, {} tokens, vocabulary {}\n\
-             layout  TP {} x DP {}{} on {} virtual GPUs, {:?}; optimizer on {:?}, update {:?}\n\
+             layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {:?}\n\
              batch   {} x {} tokens in {} micro-batch{} per rank\ndata    {}",
             self.dir.path().display(),
             count(self.built.gpt.shape().parameters() as f64),
@@ -196,7 +196,7 @@ impl Session<'_> {
             p.tensor,
             p.data,
             if p.sequence { ", sequence parallel" } else { "" },
-            p.tensor * p.data,
+            self.gpus(),
             config.precision,
             config.offload.optimizer,
             config.offload.update,
@@ -206,6 +206,21 @@ impl Session<'_> {
             if self.built.micro_batches == 1 { "" } else { "es" },
             self.data.describe(),
         ));
+    }
+
+    /// `4 virtual GPUs`
+    fn gpus(&self) -> String {
+        let config = &self.loaded.config;
+        let ranks = world_size(config);
+        if config.device != DeviceConfig::Cuda {
+            return format!("{ranks} virtual GPUs");
+        }
+        let all = &crate::gpu::machine().gpus;
+        let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
+        match all.len() {
+            n if n < ranks => format!("{n} x {name}, shared by {ranks} ranks"),
+            _ => format!("{ranks} x {name}"),
+        }
     }
 
     fn failed(&self, error: &RunError) -> Failed {
@@ -218,6 +233,7 @@ impl Session<'_> {
             | Error::Hazard(_)
             | Error::ForeignEvent { .. }
             | Error::NoData => code::INTERNAL,
+            Error::NoCuda { .. } => code::CONFIG,
             _ => code::RANK,
         };
         let dir = self.dir.path().display();
@@ -336,13 +352,16 @@ impl Session<'_> {
         let c = &self.loaded.config;
         let world = c.parallel.tensor * c.parallel.data;
         let (tensor, data) = if c.parallel.data > 1 { (1, world) } else { (c.parallel.tensor, 2) };
+        let count = match c.device {
+            DeviceConfig::Cuda => String::new(),
+            _ => format!(" --set device.count={}", tensor * data),
+        };
         self.say(&format!(
             "\nnext, try:\n  {program} generate {} --prompt {:?} --temperature 0.5\n  \
-             {program} train {config} --set parallel.tensor={tensor} --set parallel.data={data} \
-             --set device.count={}\n  {program} plan {config}",
+             {program} train {config} --set parallel.tensor={tensor} --set parallel.data={data}\
+             {count}\n  {program} plan {config}",
             self.dir.path().display(),
             c.sample.prompt,
-            tensor * data,
         ));
     }
 }

@@ -1,4 +1,4 @@
-//! Options that a config may name and that this version cannot do yet.
+//! Options that a config may name and that this version cannot do yet, or not on this machine.
 
 use super::fields::Named;
 use super::report::{ConfigError, Problem, Spot};
@@ -16,6 +16,7 @@ impl Config {
         let mut refuse = |key: &str, value: String, help: &str| {
             let message = match key {
                 "device" if value == "Sim" => "`Sim` cannot train".into(),
+                "device" => format!("`Cuda` cannot be used here: {value}"),
                 _ => format!("`{value}` is not built yet"),
             };
             let spots = origin_note(key, origins);
@@ -23,11 +24,13 @@ impl Config {
         };
         match self.device {
             DeviceConfig::Cpu { .. } => {}
-            DeviceConfig::Cuda => refuse(
-                "device",
-                "Cuda".into(),
-                "use `Cpu(count: N)`: virtual GPUs on this machine run the same step",
-            ),
+            DeviceConfig::Cuda => {
+                if let Some(missing) = crate::gpu::machine().missing() {
+                    let help = "see `onebox doctor`, or use `Cpu(count: N)`: virtual GPUs on this \
+                                machine run the same step";
+                    refuse("device", missing, help);
+                }
+            }
             DeviceConfig::Sim { .. } => refuse(
                 "device",
                 "Sim".into(),

@@ -1,0 +1,269 @@
+//! cuBLASLt as one safe type: a product whose shape has been looked up, and the call that enqueues it.
+#![expect(unsafe_code, reason = "cuBLASLt's C interface")]
+
+use super::driver::Stream;
+use crate::Dtype;
+use cudarc::cublaslt::sys::{self, cublasStatus_t, cudaDataType_t};
+use std::ffi::c_void;
+
+/// Whether the library can be loaded.
+pub(super) fn is_present() -> bool {
+    // SAFETY: loads a library by name.
+    unsafe { sys::is_culib_present() }
+}
+
+/// As 120403 for 12.4.3.
+pub(super) fn version() -> usize {
+    // SAFETY: takes nothing.
+    unsafe { sys::cublasLtGetVersion() }
+}
+
+fn check(call: &str, status: cublasStatus_t) -> Result<(), String> {
+    match status {
+        cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        _ => Err(format!("{call}: {status:?}")),
+    }
+}
+
+macro_rules! call {
+    ($f:ident ( $($arg:expr),* $(,)? )) => {
+        // SAFETY: descriptors are made by the constructors of this file and destroyed by `Drop` alone;
+        // attributes are read from locals of the size that is given.
+        check(stringify!($f), unsafe { sys::$f($($arg),*) })
+    };
+}
+
+/// The library on the context that was bound when it was made.
+#[derive(Debug)]
+pub(super) struct Handle(sys::cublasLtHandle_t);
+
+impl Handle {
+    pub(super) fn new() -> Result<Self, String> {
+        let mut raw = std::ptr::null_mut();
+        call!(cublasLtCreate(&raw mut raw))?;
+        Ok(Self(raw))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let _ = call!(cublasLtDestroy(self.0));
+    }
+}
+
+/// A stored matrix of a product, as the library sees it: columns first. A row-major (rows, cols) matrix is a
+/// columns-first (cols, rows) one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Operand {
+    pub(super) dtype: Dtype,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) transposed: bool,
+    /// The largest power of two up to 256 that divides its address.
+    pub(super) align: u32,
+}
+
+/// What decides which algorithm is best: d = a b (+ beta d) (+ bias of d's rows).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Shape {
+    pub(super) a: Operand,
+    pub(super) b: Operand,
+    pub(super) d: Operand,
+    pub(super) bias: Option<Dtype>,
+}
+
+/// Addresses of a product's operands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addresses {
+    pub(super) a: u64,
+    pub(super) b: u64,
+    pub(super) d: u64,
+    pub(super) bias: Option<u64>,
+}
+
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+impl Layout {
+    fn new(operand: &Operand) -> Result<Self, String> {
+        let (rows, cols) = (operand.rows as u64, operand.cols as u64);
+        let (mut raw, ld) = (std::ptr::null_mut(), operand.rows.max(1) as i64);
+        call!(cublasLtMatrixLayoutCreate(&raw mut raw, data_type(operand.dtype)?, rows, cols, ld))?;
+        Ok(Self(raw))
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        let _ = call!(cublasLtMatrixLayoutDestroy(self.0));
+    }
+}
+
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        let _ = call!(cublasLtMatmulPreferenceDestroy(self.0));
+    }
+}
+
+struct Description(sys::cublasLtMatmulDesc_t);
+
+impl Description {
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> Result<(), String> {
+        let (at, size) = (std::ptr::from_ref(value).cast::<c_void>(), size_of::<T>());
+        call!(cublasLtMatmulDescSetAttribute(self.0, attribute, at, size))
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        let _ = call!(cublasLtMatmulDescDestroy(self.0));
+    }
+}
+
+/// A shape with its algorithm.
+pub(super) struct Product {
+    description: Description,
+    a: Layout,
+    b: Layout,
+    d: Layout,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    workspace: usize,
+}
+
+impl std::fmt::Debug for Product {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Product").field("workspace", &self.workspace).finish_non_exhaustive()
+    }
+}
+
+fn data_type(dtype: Dtype) -> Result<cudaDataType_t, String> {
+    match dtype {
+        Dtype::F16 => Ok(cudaDataType_t::CUDA_R_16F),
+        Dtype::Bf16 => Ok(cudaDataType_t::CUDA_R_16BF),
+        Dtype::F32 => Ok(cudaDataType_t::CUDA_R_32F),
+        Dtype::F64 | Dtype::I32 => Err(format!("no products of {dtype:?}")),
+    }
+}
+
+impl Product {
+    /// Looks for an algorithm that needs at most `workspace` bytes. `bias_at`: an address that it may be given.
+    pub(super) fn new(
+        handle: &Handle,
+        shape: &Shape,
+        bias_at: Option<u64>,
+        workspace: usize,
+    ) -> Result<Self, String> {
+        use sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        use sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let mut raw = std::ptr::null_mut();
+        let scale = cudaDataType_t::CUDA_R_32F;
+        // Not the 19 bits of TF32: fp32 means fp32.
+        call!(cublasLtMatmulDescCreate(&raw mut raw, CUBLAS_COMPUTE_32F, scale))?;
+        let description = Description(raw);
+        let transposed = |operand: &Operand| i32::from(operand.transposed);
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed(&shape.a))?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &transposed(&shape.b))?;
+        if let Some(bias) = shape.bias {
+            description
+                .set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(CUBLASLT_EPILOGUE_BIAS as u32))?;
+            let dtype = data_type(bias)? as i32;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
+            // Its alignment counts in the search.
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at.unwrap_or(0))?;
+        }
+        let (a, b, d) = (Layout::new(&shape.a)?, Layout::new(&shape.b)?, Layout::new(&shape.d)?);
+        let preference = preference(shape, workspace)?;
+        // The library fills it; all zeros is a value of every field.
+        let mut found = sys::cublasLtMatmulHeuristicResult_t {
+            algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+            workspaceSize: 0,
+            state: cublasStatus_t::CUBLAS_STATUS_SUCCESS,
+            wavesCount: 0.0,
+            reserved: [0; 4],
+        };
+        let mut count = 0;
+        call!(cublasLtMatmulAlgoGetHeuristic(
+            handle.0,
+            description.0,
+            a.0,
+            b.0,
+            d.0,
+            d.0,
+            preference.0,
+            1,
+            &raw mut found,
+            &raw mut count,
+        ))?;
+        if count == 0 {
+            return Err("cuBLASLt has no algorithm for this product".into());
+        }
+        check("cublasLtMatmulAlgoGetHeuristic", found.state)?;
+        Ok(Self { description, a, b, d, algorithm: found.algo, workspace: found.workspaceSize })
+    }
+
+    /// Enqueues it.
+    pub(super) fn run(
+        &self,
+        handle: &Handle,
+        stream: &Stream,
+        at: Addresses,
+        beta: f32,
+        workspace: u64,
+    ) -> Result<(), String> {
+        if let Some(bias) = at.bias {
+            let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            self.description.set(pointer, &bias)?;
+        }
+        let alpha = 1.0f32;
+        call!(cublasLtMatmul(
+            handle.0,
+            self.description.0,
+            (&raw const alpha).cast(),
+            at.a as *const c_void,
+            self.a.0,
+            at.b as *const c_void,
+            self.b.0,
+            (&raw const beta).cast(),
+            at.d as *const c_void,
+            self.d.0,
+            at.d as *mut c_void,
+            self.d.0,
+            &raw const self.algorithm,
+            workspace as *mut c_void,
+            self.workspace,
+            stream.raw().cast(),
+        ))
+    }
+}
+
+fn preference(shape: &Shape, workspace: usize) -> Result<Preference, String> {
+    use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+    let mut raw = std::ptr::null_mut();
+    call!(cublasLtMatmulPreferenceCreate(&raw mut raw))?;
+    let preference = Preference(raw);
+    let set = |attribute, at: *const c_void, size| {
+        call!(cublasLtMatmulPreferenceSetAttribute(preference.0, attribute, at, size))
+    };
+    let bytes = (&raw const workspace).cast();
+    set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes, size_of::<usize>())?;
+    // Partial sums of a product that is split along k stay fp32, and are added in a fixed order.
+    let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+    let bytes = (&raw const scheme).cast();
+    set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, bytes, 4)?;
+    // It takes 256 for granted otherwise; tensors inside a segment lie where they lie.
+    for (attribute, align) in [
+        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape.a.align),
+        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.b.align),
+        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape.d.align),
+        (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape.d.align),
+    ] {
+        set(attribute, (&raw const align).cast(), 4)?;
+    }
+    Ok(preference)
+}

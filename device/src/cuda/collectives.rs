@@ -1,0 +1,247 @@
+//! Collectives between ranks on GPUs: by NCCL, or by kernels that read the other ranks' memory.
+//!
+//! All ranks are threads of this process. They meet before a collective is enqueued and after, because they share the
+//! process's launch queues: a rank that ran ahead could fill them, and its peer could not enqueue the kernel that the
+//! collective waits for. The meetings compare what the ranks bring, as on the cpu backend.
+
+use super::driver::{Failure, Stream};
+use super::memory::Peer;
+use super::nccl::{self, Communicator};
+use super::watchdog::Watchdog;
+use super::{Gpu, launch};
+use crate::cpu::Shared;
+use crate::cpu::collectives::{divisible, meet};
+use crate::{Admitted, Error, Group, Op, Rank, Reduce, Tensor};
+use std::sync::Arc;
+
+/// How data moves between ranks.
+#[derive(Debug)]
+pub(super) enum Transport {
+    /// Through peers' addresses. Sums are in rank order, in fp32, rounded once: the bits of the cpu backend.
+    InProcess,
+    /// Communicators of the groups that have several ranks: TP, DP.
+    Nccl([Option<Arc<Communicator>>; 2], Watchdog),
+}
+
+/// Phases of an in-process collective: its stream has come; its part is combined; it has all parts.
+const COME: usize = 0;
+const COMBINED: usize = 1;
+const GATHERED: usize = 2;
+
+/// (this rank's number in the group, ranks of the group)
+pub(super) const fn place(rank: Rank, group: Group) -> (usize, usize) {
+    match group {
+        Group::Tp => (rank.tp, rank.tp_size),
+        Group::Dp => (rank.dp, rank.dp_size),
+        Group::World => (rank.index(), rank.world_size()),
+    }
+}
+
+/// Index of the group's member `i`.
+pub(super) const fn member(rank: Rank, group: Group, i: usize) -> usize {
+    match group {
+        Group::Tp => rank.dp * rank.tp_size + i,
+        Group::Dp => i * rank.tp_size + rank.tp,
+        Group::World => i,
+    }
+}
+
+/// Communicators of `rank`, after all ranks have opened their memory; blocks until the peers make theirs.
+pub(super) fn connect(shared: &Arc<Shared>, gpu: usize) -> Result<Transport, Error> {
+    let (rank, world) = (shared.rank, &shared.world);
+    let failed = |problem| Error::GpuSetup { rank: rank.index(), gpu, problem };
+    for group in [Group::Tp, Group::Dp] {
+        let (me, size) = place(rank, group);
+        if size > 1 && me == 0 {
+            world.gpus.post_id((group, rank.index()), nccl::new_id().map_err(failed)?);
+        }
+    }
+    world.gather(rank, "open: communicators")?;
+    let one = |group| {
+        let (me, size) = place(rank, group);
+        if size == 1 {
+            return Ok(None);
+        }
+        let id = world.gpus.id((group, member(rank, group, 0)));
+        let id = id.ok_or_else(|| failed("no identity of its communicator".into()))?;
+        Communicator::new(id, me, size).map(|made| Some(Arc::new(made))).map_err(failed)
+    };
+    let communicators = [one(Group::Tp)?, one(Group::Dp)?];
+    // Nobody starts a collective while another still allocates for its communicator.
+    world.gather(rank, "open: connected")?;
+    let watchdog = Watchdog::start(shared, gpu, &communicators).map_err(failed)?;
+    Ok(Transport::Nccl(communicators, watchdog))
+}
+
+impl Gpu {
+    /// Enqueues a collective on `stream`. Blocks until the ranks of its group have come to it too.
+    pub(super) fn collective(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
+        let Some(group) = op.op.group() else { return Ok(()) };
+        let (me, size) = place(self.host.rank, group);
+        if size == 1 {
+            return Ok(());
+        }
+        match (&self.transport, group) {
+            (Transport::Nccl([Some(tp), _], watchdog), Group::Tp) => {
+                self.by_nccl(op, stream, (group, tp), watchdog)
+            }
+            (Transport::Nccl([_, Some(dp)], watchdog), Group::Dp) => {
+                self.by_nccl(op, stream, (group, dp), watchdog)
+            }
+            (Transport::Nccl(..), _) => Err(self.refused(op, "no communicator of this group")),
+            (Transport::InProcess, _) => {
+                let exchange = Exchange { gpu: self, op, stream, group, me, size };
+                exchange.run()
+            }
+        }
+    }
+
+    fn by_nccl(
+        &self,
+        op: &Admitted,
+        stream: &Stream,
+        (group, comm): (Group, &Communicator),
+        watchdog: &Watchdog,
+    ) -> Result<(), Error> {
+        let Some((x, detail)) = described(&op.op) else { return Ok(()) };
+        if matches!(op.op, Op::ReduceScatter { .. } | Op::AllGather { .. }) {
+            divisible(op, &self.host, x, comm.size)?;
+        }
+        meet(op, &self.host, x, group, detail)?;
+        let buffer = (self.peer.at(x), x.len(), x.dtype());
+        watchdog.starts(stream, op, group).map_err(|e| self.failed(op, &e))?;
+        let enqueued = match op.op {
+            Op::AllReduce { reduce, .. } => comm.all_reduce(buffer, reduce, stream),
+            Op::ReduceScatter { .. } => comm.reduce_scatter(buffer, stream),
+            Op::AllGather { .. } => comm.all_gather(buffer, stream),
+            Op::Broadcast { root, .. } => comm.broadcast(buffer, root, stream),
+            _ => Ok(()),
+        };
+        enqueued.map_err(|problem| self.refused(op, &problem))?;
+        watchdog.ends(stream).map_err(|e| self.failed(op, &e))?;
+        meet(op, &self.host, x, group, detail).map(drop)
+    }
+}
+
+/// What the ranks of a collective must agree on.
+fn described(op: &Op) -> Option<(Tensor, usize)> {
+    match *op {
+        Op::AllReduce { x, reduce, .. } => Some((x, reduce as usize)),
+        Op::ReduceScatter { x, .. } | Op::AllGather { x, .. } => Some((x, 0)),
+        Op::Broadcast { x, root, .. } => Some((x, root)),
+        _ => None,
+    }
+}
+
+/// One in-process collective, as one rank sees it.
+///
+/// An event is recorded again only after a later meeting of the same group and lane, to which the peers come when
+/// they have waited for its last record.
+struct Exchange<'a> {
+    gpu: &'a Gpu,
+    op: &'a Admitted,
+    stream: &'a Stream,
+    group: Group,
+    me: usize,
+    size: usize,
+}
+
+impl Exchange<'_> {
+    fn run(&self) -> Result<(), Error> {
+        let Some((x, detail)) = described(&self.op.op) else { return Ok(()) };
+        self.meet(COME, x, detail)?;
+        match self.op.op {
+            Op::AllReduce { reduce, .. } => {
+                let (flat, each) = (x.reshape(1, x.len()), x.len().div_ceil(self.size));
+                let each = each.next_multiple_of(ALIGNED);
+                let part =
+                    |i: usize| flat.slice((i * each).min(x.len())..((i + 1) * each).min(x.len()));
+                self.combine(part(self.me), reduce)?;
+                self.meet(COMBINED, x, detail)?;
+                self.gather(part)?;
+            }
+            Op::ReduceScatter { .. } => {
+                divisible(self.op, &self.gpu.host, x, self.size)?;
+                self.combine(x.shard(self.me, self.size), Reduce::Sum)?;
+            }
+            Op::AllGather { .. } => {
+                divisible(self.op, &self.gpu.host, x, self.size)?;
+                self.gather(|i| x.shard(i, self.size))?;
+            }
+            Op::Broadcast { root, .. } if root != self.me => self.copy(root, x)?,
+            _ => {}
+        }
+        // Only then may a rank change what its peers have read.
+        self.meet(GATHERED, x, detail)
+    }
+
+    /// All ranks' streams have come to `phase`, before what follows on this one starts.
+    fn meet(&self, phase: usize, x: Tensor, detail: usize) -> Result<(), Error> {
+        let lane = self.op.lane as usize;
+        let own = self.gpu.peer.event(lane, self.group, phase);
+        self.stream.record(own).map_err(|e| self.gpu.failed(self.op, &e))?;
+        meet(self.op, &self.gpu.host, x, self.group, detail)?;
+        for i in (0..self.size).filter(|&i| i != self.me) {
+            let peer = self.peer(i)?;
+            let event = peer.event(lane, self.group, phase);
+            self.stream.wait(event).map_err(|e| self.blamed(i, peer, &e))?;
+        }
+        Ok(())
+    }
+
+    /// A wait for member `i` failed. If this GPU works, it is the other one that does not.
+    fn blamed(&self, i: usize, peer: &Peer, failure: &Failure) -> Error {
+        let own = self.gpu.failed(self.op, failure);
+        let index = member(self.gpu.host.rank, self.group, i);
+        match own {
+            Error::Gpu { op, site, .. } if self.stream.is_sound() => {
+                let from = self.gpu.host.rank.index();
+                let problem = format!("rank {from} waits for it in vain: {failure}");
+                Error::Gpu { rank: index, gpu: peer.context.ordinal, op, site, problem }
+            }
+            own => own,
+        }
+    }
+
+    fn peer(&self, i: usize) -> Result<&Arc<Peer>, Error> {
+        let (shared, index) = (&self.gpu.host, member(self.gpu.host.rank, self.group, i));
+        let peer = shared.world.gpus.peer(index);
+        peer.ok_or_else(|| self.gpu.refused(self.op, &format!("rank {index} has no memory")))
+    }
+
+    /// `mine` = the combination of every rank's same range.
+    fn combine(&self, mine: Tensor, reduce: Reduce) -> Result<(), Error> {
+        let mut peers = [0; launch::MAX_PEERS];
+        if self.size > peers.len() {
+            let problem = format!("{} ranks; in-process sums take {}", self.size, peers.len());
+            return Err(self.gpu.refused(self.op, &problem));
+        }
+        for (i, at) in peers[..self.size].iter_mut().enumerate() {
+            *at = self.peer(i)?.at(mine);
+        }
+        let into = (peers[self.me], mine.dtype(), mine.len());
+        let mut result = Ok(());
+        launch::combine_peers(into, &peers[..self.size], reduce, &mut |launch| {
+            if result.is_ok() {
+                result = self.gpu.launch(self.op, self.stream, launch);
+            }
+        })
+        .map_err(|problem| self.gpu.refused(self.op, &problem))?;
+        result
+    }
+
+    /// Every other rank's part.
+    fn gather(&self, part: impl Fn(usize) -> Tensor) -> Result<(), Error> {
+        let others = (0..self.size).filter(|&i| i != self.me);
+        others.into_iter().try_for_each(|i| self.copy(i, part(i)))
+    }
+
+    fn copy(&self, from: usize, t: Tensor) -> Result<(), Error> {
+        let (src, dst) = (self.peer(from)?.at(t), self.gpu.peer.at(t));
+        let copied: Result<(), Failure> = self.stream.copy_on_device(src, dst, t.bytes());
+        copied.map_err(|e| self.gpu.failed(self.op, &e))
+    }
+}
+
+/// Parts of an all-reduce start at multiples of so many elements.
+const ALIGNED: usize = 64;

@@ -1,0 +1,147 @@
+//! Kernels for one architecture: from the cache on disk, or from NVRTC and into the cache.
+
+use super::driver::{Failure, Function, Module, Stream};
+use super::launch::{Launch, OPTIONS, SOURCES};
+use super::nvrtc;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use xxhash_rust::xxh3::xxh3_128;
+
+type Cubins = Arc<Vec<Vec<u8>>>;
+
+/// Every program, compiled for `sm`; by one rank while the others wait.
+pub(super) fn cubins(sm: u32) -> Result<Cubins, String> {
+    static DONE: Mutex<Vec<(u32, Cubins)>> = Mutex::new(Vec::new());
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, cubins)) = done.iter().find(|(have, _)| *have == sm) {
+        return Ok(Arc::clone(cubins));
+    }
+    let folder = cache_folder();
+    let one = |(name, source): &(&str, &str)| cubin(name, source, sm, folder.as_deref());
+    let cubins = Arc::new(SOURCES.iter().map(one).collect::<Result<Vec<_>, _>>()?);
+    done.push((sm, Arc::clone(&cubins)));
+    Ok(cubins)
+}
+
+fn cubin(name: &str, source: &str, sm: u32, folder: Option<&Path>) -> Result<Vec<u8>, String> {
+    let mut options: Vec<String> = OPTIONS.iter().map(|&option| option.to_owned()).collect();
+    options.push(format!("--gpu-architecture=sm_{sm}"));
+    let (major, minor) = nvrtc::version()?;
+    let key = format!("{source}\0{options:?}\0{major}.{minor}");
+    let path = folder.map(|f| f.join(format!("{name}-{:032x}.cubin", xxh3_128(key.as_bytes()))));
+    if let Some(cubin) = path.as_deref().and_then(read) {
+        return Ok(cubin);
+    }
+    let started = std::time::Instant::now();
+    let cubin = nvrtc::compile(name, source, &options)?;
+    tracing::info!("compiled {name} for sm_{sm} in {:.1} s", started.elapsed().as_secs_f64());
+    if let Some(path) = path
+        && let Err(error) = write(&path, &cubin)
+    {
+        tracing::warn!("kernels are compiled at every start: {}: {error}", path.display());
+    }
+    Ok(cubin)
+}
+
+/// Where compiled kernels are kept.
+pub(super) fn cache_folder() -> Option<PathBuf> {
+    let given = |key| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let cache =
+        given("XDG_CACHE_HOME").or_else(|| given("HOME").map(|home| home.join(".cache")))?;
+    cache.is_absolute().then(|| cache.join("onebox"))
+}
+
+/// A file ends with the hash of what comes before it; one that does not is not used.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = std::fs::read(path).ok()?;
+    let hash = bytes.split_off(bytes.len().checked_sub(16)?);
+    (hash == xxh3_128(&bytes).to_le_bytes()).then_some(bytes)
+}
+
+/// Under another name first: a reader sees all of it or nothing.
+fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let unfinished = path.with_extension(format!("tmp{}", std::process::id()));
+    let bytes = [cubin, &xxh3_128(cubin).to_le_bytes()].concat();
+    std::fs::write(&unfinished, bytes)?;
+    std::fs::rename(&unfinished, path)
+}
+
+/// The kernels of a GPU, by name.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    modules: Vec<Module>,
+    /// With the dynamic shared memory that each may have.
+    functions: HashMap<&'static str, (Function, u32)>,
+}
+
+/// Why a kernel did not start.
+pub(super) enum NotLaunched {
+    Missing,
+    Failed(Failure),
+}
+
+impl Kernels {
+    /// On the bound context.
+    pub(super) fn load(sm: u32) -> Result<Self, String> {
+        let cubins = cubins(sm)?;
+        let mut kernels = Self { modules: Vec::new(), functions: HashMap::with_capacity(256) };
+        for cubin in cubins.iter() {
+            kernels.modules.push(Module::load(cubin).map_err(|e| e.to_string())?);
+        }
+        Ok(kernels)
+    }
+
+    /// Looks a kernel up by name the first time; later launches allocate nothing.
+    pub(super) fn launch(&mut self, stream: &Stream, launch: &Launch) -> Result<(), NotLaunched> {
+        const NEED_NOT_ASK: u32 = 48 << 10;
+        let Launch { kernel, grid, block, shared_bytes, args } = *launch;
+        let (function, shared) = match self.functions.get_mut(kernel) {
+            Some(found) => found,
+            None => {
+                let found = self.modules.iter().find_map(|module| module.function(kernel));
+                let function = found.ok_or(NotLaunched::Missing)?;
+                self.functions.entry(kernel).or_insert((function, NEED_NOT_ASK))
+            }
+        };
+        if shared_bytes > *shared {
+            function.allow_shared(shared_bytes).map_err(NotLaunched::Failed)?;
+            *shared = shared_bytes;
+        }
+        let mut slots = [0; 48];
+        let count = args.slots().len();
+        slots[..count].copy_from_slice(args.slots());
+        stream
+            .launch(*function, (grid, block, shared_bytes), &mut slots[..count])
+            .map_err(NotLaunched::Failed)
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        self.modules.drain(..).for_each(Module::unload);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_cache_file_is_not_used() {
+        let folder = std::env::temp_dir().join(format!("onebox-cubins-{}", std::process::id()));
+        let path = folder.join("a.cubin");
+        write(&path, b"some kernel").unwrap();
+        assert_eq!(read(&path).unwrap(), b"some kernel");
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[3] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(read(&path), None);
+        std::fs::write(&path, b"short").unwrap();
+        assert_eq!(read(&path), None);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,392 @@
+//! The CUDA driver as safe types: contexts, streams, events, memory, modules. cudarc loads the library and knows
+//! its signatures; its own event tracking is not used, since the hazard check orders everything already.
+//!
+//! Invariant behind every `unsafe` here: handles are made by the constructors below, kept by the type that is
+//! used, and destroyed by its `Drop` alone; addresses of memory lie in arenas that live as long as the streams
+//! that were given them (see `memory.rs`).
+#![expect(unsafe_code, reason = "the driver's C interface")]
+
+use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute, CUresult};
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::sync::{Arc, Mutex, Once, PoisonError};
+
+/// A driver call that went wrong.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) call: &'static str,
+    pub(super) code: CUresult,
+}
+
+impl Failure {
+    pub(super) const fn is_out_of_memory(&self) -> bool {
+        matches!(self.code, CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = std::ptr::null();
+        // SAFETY: `text` is set to a static string, or left null.
+        let known = unsafe { sys::cuGetErrorString(self.code, &raw mut text) };
+        write!(f, "{}: {:?}", self.call, self.code)?;
+        if known == CUresult::CUDA_SUCCESS && !text.is_null() {
+            // SAFETY: the driver's static string.
+            let text = unsafe { CStr::from_ptr(text) };
+            write!(f, " ({})", text.to_string_lossy())?;
+        }
+        Ok(())
+    }
+}
+
+fn check(call: &'static str, code: CUresult) -> Result<(), Failure> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Failure { call, code }) }
+}
+
+macro_rules! call {
+    ($f:ident ( $($arg:expr),* $(,)? )) => {
+        // SAFETY: handles are alive, out-pointers are to locals (the invariant of this file).
+        check(stringify!($f), unsafe { sys::$f($($arg),*) })
+    };
+}
+
+mod memory;
+
+pub(super) use memory::{DeviceMemory, Registration, Word, Words};
+
+/// Whether the driver's library can be loaded.
+pub(super) fn is_present() -> bool {
+    // SAFETY: loads a library by name.
+    unsafe { sys::is_culib_present() }
+}
+
+/// Starts the driver; later calls do nothing. Its settings are read at this point.
+pub(super) fn init() -> Result<(), Failure> {
+    static SETTINGS: Once = Once::new();
+    SETTINGS.call_once(|| {
+        // Kernels are loaded before a collective is in flight, and no two streams share a hardware queue.
+        for (key, value) in
+            [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")]
+        {
+            if std::env::var_os(key).is_none() {
+                // SAFETY: once, by the first call into the backend, which the engine makes before it starts
+                // threads that could read the environment.
+                unsafe { std::env::set_var(key, value) };
+            }
+        }
+    });
+    call!(cuInit(0))
+}
+
+/// As 12040 for CUDA 12.4.
+pub(super) fn version() -> Result<i32, Failure> {
+    let mut version = 0;
+    call!(cuDriverGetVersion(&raw mut version))?;
+    Ok(version)
+}
+
+pub(super) fn device_count() -> Result<usize, Failure> {
+    let mut count = 0;
+    call!(cuDeviceGetCount(&raw mut count))?;
+    Ok(count.max(0) as usize)
+}
+
+fn device(ordinal: usize) -> Result<sys::CUdevice, Failure> {
+    let mut device = 0;
+    call!(cuDeviceGet(&raw mut device, ordinal as i32))?;
+    Ok(device)
+}
+
+pub(super) fn device_name(ordinal: usize) -> Result<String, Failure> {
+    let device = device(ordinal)?;
+    let mut name = [0u8; 256];
+    call!(cuDeviceGetName(name.as_mut_ptr().cast(), 255, device))?;
+    let text = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+pub(super) fn device_memory(ordinal: usize) -> Result<u64, Failure> {
+    let device = device(ordinal)?;
+    let mut bytes = 0;
+    call!(cuDeviceTotalMem_v2(&raw mut bytes, device))?;
+    Ok(bytes as u64)
+}
+
+/// Compute capability: 70 for V100, 90 for H100.
+pub(super) fn device_sm(ordinal: usize) -> Result<u32, Failure> {
+    let device = device(ordinal)?;
+    let attribute = |which| {
+        let mut value = 0;
+        call!(cuDeviceGetAttribute(&raw mut value, which, device))?;
+        Ok(value)
+    };
+    let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok((10 * major + minor) as u32)
+}
+
+/// A GPU's primary context: one per GPU and process.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) ordinal: usize,
+    device: sys::CUdevice,
+    raw: sys::CUcontext,
+}
+
+// SAFETY: a context may be made current on any thread, on several at once.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The same one for everyone who asks. It lives to the end of the process: making one takes a while.
+    pub(super) fn of(ordinal: usize) -> Result<Arc<Self>, Failure> {
+        static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = all.iter().find(|context| context.ordinal == ordinal) {
+            return Ok(Arc::clone(context));
+        }
+        let (device, mut raw) = (device(ordinal)?, std::ptr::null_mut());
+        call!(cuDevicePrimaryCtxRetain(&raw mut raw, device))?;
+        let context = Arc::new(Self { ordinal, device, raw });
+        all.push(Arc::clone(&context));
+        Ok(context)
+    }
+
+    /// From here on the calling thread's driver calls are about this GPU.
+    pub(super) fn bind(&self) -> Result<(), Failure> {
+        call!(cuCtxSetCurrent(self.raw))
+    }
+
+    /// Free and total bytes.
+    pub(super) fn memory(&self) -> Result<(u64, u64), Failure> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        call!(cuMemGetInfo_v2(&raw mut free, &raw mut total))?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Lets kernels of this GPU reach the memory of `peer`. False: the machine cannot.
+    pub(super) fn reach(&self, peer: &Self) -> Result<bool, Failure> {
+        if self.ordinal == peer.ordinal {
+            return Ok(true);
+        }
+        let mut can = 0;
+        call!(cuDeviceCanAccessPeer(&raw mut can, self.device, peer.device))?;
+        if can == 0 {
+            return Ok(false);
+        }
+        self.bind()?;
+        match call!(cuCtxEnablePeerAccess(peer.raw, 0)) {
+            Err(Failure { code: CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, .. }) => Ok(true),
+            done => done.map(|()| true),
+        }
+    }
+
+    /// (least, greatest) priority of streams.
+    fn priorities(&self) -> Result<(i32, i32), Failure> {
+        self.bind()?;
+        let (mut least, mut greatest) = (0, 0);
+        call!(cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest))?;
+        Ok((least, greatest))
+    }
+}
+
+/// One queue of a GPU.
+#[derive(Debug)]
+pub(super) struct Stream {
+    context: Arc<Context>,
+    raw: sys::CUstream,
+}
+
+impl Stream {
+    /// `urgent`: its kernels are put before those of other streams.
+    pub(super) fn new(context: &Arc<Context>, urgent: bool) -> Result<Self, Failure> {
+        let (least, greatest) = context.priorities()?;
+        let (mut raw, priority) = (std::ptr::null_mut(), if urgent { greatest } else { least });
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        call!(cuStreamCreateWithPriority(&raw mut raw, flags, priority))?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    /// For libraries that enqueue themselves.
+    pub(super) const fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// The GPU works: a lost one says so at every call.
+    pub(super) fn is_sound(&self) -> bool {
+        let state = call!(cuStreamQuery(self.raw));
+        !state.is_err_and(|e| e.code != CUresult::CUDA_ERROR_NOT_READY)
+    }
+
+    pub(super) fn synchronize(&self) -> Result<(), Failure> {
+        call!(cuStreamSynchronize(self.raw))
+    }
+
+    pub(super) fn record(&self, event: &Event) -> Result<(), Failure> {
+        call!(cuEventRecord(event.0, self.raw))
+    }
+
+    /// What follows starts after the last record of `event` so far.
+    pub(super) fn wait(&self, event: &Event) -> Result<(), Failure> {
+        call!(cuStreamWaitEvent(self.raw, event.0, 0))
+    }
+
+    /// What follows starts when the host has set `word` to `value` or more.
+    pub(super) fn wait_word(&self, word: &Word, value: u32) -> Result<(), Failure> {
+        let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        call!(cuStreamWaitValue32_v2(self.raw, word.device(), value, flags))
+    }
+
+    /// The stream sets `word` when it gets here.
+    pub(super) fn write_word(&self, word: &Word, value: u32) -> Result<(), Failure> {
+        call!(cuStreamWriteValue32_v2(self.raw, word.device(), value, 0))
+    }
+
+    pub(super) fn zero(&self, at: u64, bytes: u64) -> Result<(), Failure> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        call!(cuMemsetD8Async(at, 0, bytes as usize, self.raw))
+    }
+
+    pub(super) fn copy_on_device(&self, src: u64, dst: u64, bytes: u64) -> Result<(), Failure> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        call!(cuMemcpyDtoDAsync_v2(dst, src, bytes as usize, self.raw))
+    }
+
+    /// `src` is an address of pinned host memory.
+    pub(super) fn copy_up(&self, src: u64, dst: u64, bytes: u64) -> Result<(), Failure> {
+        call!(cuMemcpyHtoDAsync_v2(dst, src as *const _, bytes as usize, self.raw))
+    }
+
+    /// `dst` is an address of pinned host memory.
+    pub(super) fn copy_down(&self, src: u64, dst: u64, bytes: u64) -> Result<(), Failure> {
+        call!(cuMemcpyDtoHAsync_v2(dst as *mut _, src, bytes as usize, self.raw))
+    }
+
+    /// Returns when `bytes` are on the GPU.
+    pub(super) fn upload(&self, bytes: &[u8], dst: u64) -> Result<(), Failure> {
+        self.copy_up(bytes.as_ptr() as u64, dst, bytes.len() as u64)?;
+        self.synchronize()
+    }
+
+    /// Returns when `bytes` are here.
+    pub(super) fn download(&self, src: u64, bytes: &mut [u8]) -> Result<(), Failure> {
+        self.copy_down(src, bytes.as_mut_ptr() as u64, bytes.len() as u64)?;
+        self.synchronize()
+    }
+
+    /// Arguments are 8 bytes each, of which a kernel reads as many as its parameter has.
+    pub(super) fn launch(
+        &self,
+        function: Function,
+        (grid, block, shared_bytes): ([u32; 3], u32, u32),
+        args: &mut [u64],
+    ) -> Result<(), Failure> {
+        const MOST: usize = 48;
+        let mut pointers = [std::ptr::null_mut(); MOST];
+        for (pointer, arg) in pointers.iter_mut().zip(args.iter_mut()) {
+            *pointer = std::ptr::from_mut(arg).cast();
+        }
+        let ([x, y, z], none) = (grid, std::ptr::null_mut());
+        let pointers = pointers.as_mut_ptr();
+        call!(cuLaunchKernel(
+            function.0,
+            x,
+            y,
+            z,
+            block,
+            1,
+            1,
+            shared_bytes,
+            self.raw,
+            pointers,
+            none
+        ))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // A driver that fails here has nothing left to lose.
+        let _ = self.context.bind().and_then(|()| call!(cuStreamDestroy_v2(self.raw)));
+    }
+}
+
+/// A point of a stream. Who waits for it on the host sleeps.
+#[derive(Debug)]
+pub(super) struct Event(sys::CUevent);
+
+// SAFETY: the driver's event calls may come from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// On the bound context.
+    pub(super) fn new() -> Result<Self, Failure> {
+        use sys::CUevent_flags_enum::{CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING};
+        let mut raw = std::ptr::null_mut();
+        let flags = CU_EVENT_BLOCKING_SYNC as u32 | CU_EVENT_DISABLE_TIMING as u32;
+        call!(cuEventCreate(&raw mut raw, flags))?;
+        Ok(Self(raw))
+    }
+
+    /// Sleeps until the last record so far has passed.
+    pub(super) fn synchronize(&self) -> Result<(), Failure> {
+        call!(cuEventSynchronize(self.0))
+    }
+
+    /// Whether the last record so far has passed.
+    pub(super) fn has_passed(&self) -> Result<bool, Failure> {
+        match call!(cuEventQuery(self.0)) {
+            Err(Failure { code: CUresult::CUDA_ERROR_NOT_READY, .. }) => Ok(false),
+            done => done.map(|()| true),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = call!(cuEventDestroy_v2(self.0));
+    }
+}
+
+/// Compiled kernels on a GPU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Module(sys::CUmodule);
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Function(sys::CUfunction);
+
+impl Module {
+    /// On the bound context.
+    pub(super) fn load(cubin: &[u8]) -> Result<Self, Failure> {
+        let mut raw = std::ptr::null_mut();
+        call!(cuModuleLoadData(&raw mut raw, cubin.as_ptr().cast()))?;
+        Ok(Self(raw))
+    }
+
+    pub(super) fn function(self, name: &str) -> Option<Function> {
+        let name = CString::new(name).ok()?;
+        let mut raw = std::ptr::null_mut();
+        call!(cuModuleGetFunction(&raw mut raw, self.0, name.as_ptr())).ok()?;
+        Some(Function(raw))
+    }
+
+    pub(super) fn unload(self) {
+        let _ = call!(cuModuleUnload(self.0));
+    }
+}
+
+impl Function {
+    /// More dynamic shared memory than the 48 KiB that need not be asked for.
+    pub(super) fn allow_shared(self, bytes: u32) -> Result<(), Failure> {
+        use CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
+        call!(cuFuncSetAttribute(self.0, SHARED, bytes as i32))
+    }
+}

@@ -1,0 +1,84 @@
+//! The Host lane of a rank on a GPU: one thread with a bounded queue. It runs what the cpu backend's Host lane runs,
+//! on the pinned arena; streams learn of its progress from a pinned word, it learns of theirs from events.
+
+use super::driver::{Context, Event, Word};
+use super::history::{History, Place};
+use super::marks::STREAMS;
+use crate::cpu::Shared;
+use crate::cpu::queue::Queue;
+use crate::{Admitted, Error, Lane};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// An op, and the marks that it waits for, by lane.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) op: Admitted,
+    pub(super) after: [Option<(u64, Arc<Event>)>; STREAMS],
+}
+
+/// What the thread works with.
+pub(super) struct HostLane {
+    pub(super) shared: Arc<Shared>,
+    pub(super) context: Arc<Context>,
+    pub(super) history: Arc<History>,
+    /// Holds the low half of the number of ops done.
+    pub(super) done: Word,
+    /// How far Compute has come.
+    pub(super) compute: Word,
+}
+
+impl HostLane {
+    pub(super) fn spawn(self, jobs: &Arc<Queue<Job>>) -> std::io::Result<JoinHandle<()>> {
+        let jobs = Arc::clone(jobs);
+        let name = format!("host {}", self.shared.rank.index());
+        std::thread::Builder::new().name(name).spawn(move || self.run(&jobs))
+    }
+
+    fn run(&self, jobs: &Queue<Job>) {
+        crate::panics::watch_this_thread();
+        if let Err(failure) = self.context.bind() {
+            self.fail(&Error::GpuSetup {
+                rank: self.shared.rank.index(),
+                gpu: self.context.ordinal,
+                problem: failure.to_string(),
+            });
+        }
+        let mut workers = self.shared.workers();
+        while let Some(Job { op, after }) = jobs.pop() {
+            self.await_streams(&op, &after);
+            let compute = self.compute.get();
+            let started = Instant::now();
+            self.shared.run(&op, &mut workers);
+            // Marks are some ops apart, and an op here is a tile or a batch: close enough for a display.
+            if self.compute.get() != compute {
+                self.shared.meter.add_overlap(started.elapsed());
+            }
+            self.done.set(op.tick as u32);
+        }
+    }
+
+    fn await_streams(&self, op: &Admitted, after: &[Option<(u64, Arc<Event>)>; STREAMS]) {
+        for (lane, mark) in Lane::ALL.into_iter().zip(after) {
+            let Some((tick, event)) = mark else { continue };
+            // After a failure elsewhere too: what is under way may still touch the memory of this op.
+            if let Err(failure) = event.synchronize() {
+                let Place { op: name, site, problem } = self.history.place(lane, *tick, &failure);
+                self.fail(&Error::Gpu {
+                    rank: self.shared.rank.index(),
+                    gpu: self.context.ordinal,
+                    op: name,
+                    site: site.unwrap_or(op.site),
+                    problem,
+                });
+            }
+        }
+    }
+
+    fn fail(&self, error: &Error) {
+        let step = self.shared.step.load(Ordering::Relaxed);
+        self.shared.world.fail(self.shared.rank, step, error);
+    }
+}

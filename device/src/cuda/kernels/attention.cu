@@ -1,0 +1,261 @@
+// Causal attention in fp32 for every type and GPU: tiles of 64 queries by 64 keys, products in shared memory, softmax
+// by a running maximum. 256 threads; thread (ty, tx) of 16 x 16 has rows 4 ty + i and columns tx + 16 j of a tile.
+// The backward pass computes the weights again from lse, and has one kernel by queries and one by keys: no sum depends
+// on the order in which blocks run.
+
+#define TILE 64
+#define DEPTH 16
+
+// to (64, DEPTH) = columns from..from + DEPTH of the first 64 rows; 0 outside. Half of the threads load.
+typedef float Slab[TILE][DEPTH + 1];
+INLINE void load_slab(Slab& to, const Rows& rows, int from) {
+  int row = threadIdx.x / 2 % TILE, col = threadIdx.x % 2 * 8;
+  int count = row < rows.rows ? rows.width - from - col : 0;
+  count = count < 0 ? 0 : count < 8 ? count : 8;
+  float v[8];
+  load8(rows.x, rows.type, rows.start + row * rows.stride + from + col, count, v);
+#pragma unroll
+  for (int j = 0; j < 8; j++) to[row][col + j] = v[j];
+}
+
+// Two at once: one by each half of the block.
+INLINE void load_slabs(Slab& a, const Rows& rows_a, Slab& b, const Rows& rows_b, int from) {
+  if (threadIdx.x < 128) load_slab(a, rows_a, from);
+  else load_slab(b, rows_b, from);
+}
+
+// sums (64, 64) += a b' over the slab.
+INLINE void multiply_slabs(float (&sums)[4][4], const Slab& a, const Slab& b) {
+  int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+#pragma unroll 4
+  for (int d = 0; d < DEPTH; d++) {
+    float x[4], y[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = a[4 * ty + i][d], y[i] = b[tx + 16 * i][d];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) sums[i][j] = fmaf(x[i], y[j], sums[i][j]);
+  }
+}
+
+// sums (64, D) += w (64, 64) or its transpose times the first 64 rows; N columns a thread, D <= 16 N. `panel` has room
+// for DEPTH rows. Barriers: before the panel is written; w may be read at once behind the first.
+template <int N, bool TRANSPOSED>
+INLINE void multiply_rows(float (&sums)[4][N], const float (&w)[TILE][TILE], float* panel, const Rows& rows) {
+  int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+  for (int from = 0; from < TILE && from < rows.rows; from += DEPTH) {
+    __syncthreads();
+    for (int col = 8 * tx; col < 16 * N; col += 128) {
+      int row = from + ty, count = row < rows.rows ? rows.width - col : 0;
+      count = count < 0 ? 0 : count < 8 ? count : 8;
+      float v[8];
+      load8(rows.x, rows.type, rows.start + row * rows.stride + col, count, v);
+#pragma unroll
+      for (int j = 0; j < 8; j++) panel[ty * 16 * N + col + j] = v[j];
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int k = 0; k < DEPTH; k++) {
+      float x[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) x[i] = TRANSPOSED ? w[from + k][4 * ty + i] : w[4 * ty + i][from + k];
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        float y = panel[k * 16 * N + tx + 16 * j];
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[i][j] = fmaf(x[i], y, sums[i][j]);
+      }
+    }
+  }
+}
+
+// y (64, D) = sums times each row's factor, for the rows that exist.
+template <int N>
+INLINE void store_rows(const float (&sums)[4][N], const float (&factors)[4], void* y, u32 type, i64 start, i64 stride,
+                       int rows, int width) {
+  int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (4 * ty + i < rows && tx + 16 * j < width)
+        store1(y, type, start + (4 * ty + i) * stride + tx + 16 * j, sums[i][j] * factors[i]);
+}
+
+template <int N>
+INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
+  __shared__ Slab slabs[2];
+  __shared__ float weights[TILE][TILE];
+  __shared__ float panel[DEPTH * 16 * N];
+  int ty = threadIdx.x / 16, tx = threadIdx.x % 16, t = head.seq_len;
+  // The longest rows first.
+  int query = TILE * (gridDim.x - 1 - blockIdx.x);
+  Rows q = rows_of_qkv(qkv, type_of(types, 0), head, query, 0);
+  float sums[4][N] = {}, top[4], total[4] = {0, 0, 0, 0};
+  for (int i = 0; i < 4; i++) top[i] = -__int_as_float(0x7f800000);
+  for (int key = 0; key <= query; key += TILE) {
+    Rows k = rows_of_qkv(qkv, type_of(types, 0), head, key, 1), v = rows_of_qkv(qkv, type_of(types, 0), head, key, 2);
+    float s[4][4] = {};
+    for (int from = 0; from < (int)head.dim; from += DEPTH) {
+      __syncthreads();
+      load_slabs(slabs[0], q, slabs[1], k, from);
+      __syncthreads();
+      multiply_slabs(s, slabs[0], slabs[1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int row = query + 4 * ty + i;
+      float high = top[i];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        if (key + tx + 16 * j > row) s[i][j] = -__int_as_float(0x7f800000);
+        high = fmaxf(high, s[i][j]);
+      }
+      high = warp_combine(high, 16, larger);
+      float shrink = exponential((top[i] - high) * head.scale);
+      top[i] = high;
+      total[i] *= shrink;
+#pragma unroll
+      for (int j = 0; j < N; j++) sums[i][j] *= shrink;
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        int column = tx + 16 * j;
+        float w = exponential((s[i][j] - high) * head.scale);
+        total[i] += w;
+        weights[4 * ty + i][column] = masked(head.mask, mask_index(head, row, key + column), w);
+      }
+    }
+    multiply_rows<N, false>(sums, weights, panel, v);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    total[i] = warp_combine(total[i], 16, plus);
+    int row = query + 4 * ty + i;
+    if (tx == 0 && row < t) lse[at_lse(head, row)] = fmaf(top[i], head.scale, logf(total[i]));
+    total[i] = 1.0f / total[i];
+  }
+  store_rows<N>(sums, total, out, type_of(types, 1), at_row(head, query), row_width(head), t - query, head.dim);
+}
+
+// For a tile of queries and keys: weights (masked) and the gradients of the scores; 0 where the query does not see the
+// key or does not exist.
+INLINE void scores_backward(float (&w)[4][4], float (&d)[4][4], Slab (&slabs)[2], const Saved& saved,
+                            const Head& head, int query, int key) {
+  int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+  Rows q = rows_of_qkv(saved.qkv, type_of(saved.types, 0), head, query, 0);
+  Rows k = rows_of_qkv(saved.qkv, type_of(saved.types, 0), head, key, 1);
+  Rows v = rows_of_qkv(saved.qkv, type_of(saved.types, 0), head, key, 2);
+  Rows d_out = rows_of_out(saved.d_out, type_of(saved.types, 2), head, query);
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) w[i][j] = d[i][j] = 0.0f;
+  for (int from = 0; from < (int)head.dim; from += DEPTH) {
+    __syncthreads();
+    load_slabs(slabs[0], q, slabs[1], k, from);
+    __syncthreads();
+    multiply_slabs(w, slabs[0], slabs[1]);
+    __syncthreads();
+    load_slabs(slabs[0], d_out, slabs[1], v, from);
+    __syncthreads();
+    multiply_slabs(d, slabs[0], slabs[1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    int row = query + 4 * ty + i;
+    bool exists = row < (int)head.seq_len;
+    float row_lse = exists ? saved.lse[at_lse(head, row)] : 0.0f, row_delta = exists ? saved.delta[at_lse(head, row)] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      int column = key + tx + 16 * j;
+      bool seen = exists && column <= row;
+      float weight = exponential(fmaf(w[i][j], head.scale, -row_lse));
+      float factor = masked(head.mask, mask_index(head, row, column), 1.0f);
+      d[i][j] = seen ? weight * fmaf(d[i][j], factor, -row_delta) * head.scale : 0.0f;
+      w[i][j] = seen ? weight * factor : 0.0f;
+    }
+  }
+}
+
+INLINE void keep_tile(float (&to)[TILE][TILE], const float (&x)[4][4]) {
+  int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) to[4 * ty + i][tx + 16 * j] = x[i][j];
+}
+
+// delta (B, H, T) = sums over a head's columns of d_out out. A warp has one token.
+KERNEL(256) attention_delta(const void* out, const void* d_out, float* delta, u32 types, u32 count, u32 seq_len,
+                            u32 dim, i64 tokens) {
+  i64 unit = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  i64 token = unit / count, head = unit % count;
+  if (token >= tokens) return;
+  i64 at = unit * dim;
+  float sum = 0.0f;
+  for (int col = threadIdx.x % 32; col < (int)dim; col += 32)
+    sum = fmaf(load1(out, type_of(types, 1), at + col), load1(d_out, type_of(types, 2), at + col), sum);
+  sum = warp_combine(sum, 32, plus);
+  if (threadIdx.x % 32 == 0) delta[(token / seq_len * count + head) * seq_len + token % seq_len] = sum;
+}
+
+// d_q of a tile of queries, over the keys that they see.
+template <int N>
+INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) {
+  __shared__ Slab slabs[2];
+  __shared__ float tile[TILE][TILE];
+  __shared__ float panel[DEPTH * 16 * N];
+  int query = TILE * (gridDim.x - 1 - blockIdx.x);
+  float d_q[4][N] = {};
+  const float ones[4] = {1, 1, 1, 1};
+  for (int key = 0; key <= query; key += TILE) {
+    float w[4][4], d[4][4];
+    scores_backward(w, d, slabs, saved, head, query, key);
+    keep_tile(tile, d);
+    multiply_rows<N, false>(d_q, tile, panel, rows_of_qkv(saved.qkv, type_of(saved.types, 0), head, key, 1));
+  }
+  store_rows<N>(d_q, ones, d_qkv, type_of(saved.types, 3), at_qkv(head, query, 0), 3 * row_width(head),
+                head.seq_len - query, head.dim);
+}
+
+// d_k and d_v of a tile of keys, over the queries that see them.
+template <int N>
+INLINE void backward_keys(const Saved& saved, void* d_qkv, const Head& head) {
+  __shared__ Slab slabs[2];
+  __shared__ float tile[TILE][TILE];
+  __shared__ float panel[DEPTH * 16 * N];
+  int key = TILE * blockIdx.x, t = head.seq_len;
+  float d_k[4][N] = {}, d_v[4][N] = {};
+  const float ones[4] = {1, 1, 1, 1};
+  for (int query = key; query < t; query += TILE) {
+    float w[4][4], d[4][4];
+    scores_backward(w, d, slabs, saved, head, query, key);
+    keep_tile(tile, w);
+    multiply_rows<N, true>(d_v, tile, panel, rows_of_out(saved.d_out, type_of(saved.types, 2), head, query));
+    __syncthreads();
+    keep_tile(tile, d);
+    multiply_rows<N, true>(d_k, tile, panel, rows_of_qkv(saved.qkv, type_of(saved.types, 0), head, query, 0));
+  }
+  i64 stride = 3 * row_width(head);
+  store_rows<N>(d_k, ones, d_qkv, type_of(saved.types, 3), at_qkv(head, key, 1), stride, t - key, head.dim);
+  store_rows<N>(d_v, ones, d_qkv, type_of(saved.types, 3), at_qkv(head, key, 2), stride, t - key, head.dim);
+}
+
+// By head dimension: up to 64, 128 and 256.
+KERNEL(256) attention_64(const void* qkv, void* out, float* lse, u32 types, HEAD_PARAMETERS) {
+  forward<4>(qkv, out, lse, types, HEAD);
+}
+KERNEL(256) attention_128(const void* qkv, void* out, float* lse, u32 types, HEAD_PARAMETERS) {
+  forward<8>(qkv, out, lse, types, HEAD);
+}
+KERNEL(256) attention_256(const void* qkv, void* out, float* lse, u32 types, HEAD_PARAMETERS) {
+  forward<16>(qkv, out, lse, types, HEAD);
+}
+
+KERNEL(256) attention_queries_64(BACKWARD_PARAMETERS) { backward_queries<4>(SAVED, d_qkv, HEAD); }
+KERNEL(256) attention_queries_128(BACKWARD_PARAMETERS) { backward_queries<8>(SAVED, d_qkv, HEAD); }
+KERNEL(256) attention_queries_256(BACKWARD_PARAMETERS) { backward_queries<16>(SAVED, d_qkv, HEAD); }
+KERNEL(256) attention_keys_64(BACKWARD_PARAMETERS) { backward_keys<4>(SAVED, d_qkv, HEAD); }
+KERNEL(256) attention_keys_128(BACKWARD_PARAMETERS) { backward_keys<8>(SAVED, d_qkv, HEAD); }
+KERNEL(256) attention_keys_256(BACKWARD_PARAMETERS) { backward_keys<16>(SAVED, d_qkv, HEAD); }

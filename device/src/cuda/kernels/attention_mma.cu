@@ -1,0 +1,355 @@
+// Causal attention on tensor cores (sm_80 and later) for f16 and bf16, heads of up to 128: m16n8k16 products with fp32
+// sums. 4 warps; a warp has 16 rows of a tile of 64. Otherwise as attention.cu; weights and gradients of scores are
+// rounded to the storage type before they are multiplied.
+//
+// Of a 16 x 8 block of sums, a lane has rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next: sums[0..2]
+// and sums[2..4].
+
+#define TILE 64
+#define LOG2_E 1.44269504088896340736f
+
+#ifdef ONEBOX_EMULATED
+INLINE float exp2_fast(float x) { return exp2f(x); }
+INLINE void load_matrices(u32 (&x)[4], const u16* row) { emulator::ldmatrix(x, row, false); }
+INLINE void load_transposed(u32 (&x)[4], const u16* row) { emulator::ldmatrix(x, row, true); }
+template <class T>
+INLINE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  emulator::mma_16816(d, a, b0, b1, T::widen);
+}
+#else
+INLINE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Four 8 x 8 matrices; lane l gives the row l % 8 of matrix l / 8, and gets row l / 4, columns 2 (l % 4) and the next.
+INLINE void load_matrices(u32 (&x)[4], const u16* row) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"((u32)__cvta_generic_to_shared(row)));
+#endif
+}
+// The same, of the transposed matrices.
+INLINE void load_transposed(u32 (&x)[4], const u16* row) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"((u32)__cvta_generic_to_shared(row)));
+#endif
+}
+#define MMA(type)                                                                                                   \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                               \
+               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                               \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                     \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+template <class T>
+INLINE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <>
+INLINE void multiply<OfF16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+  MMA("f16");
+#endif
+}
+template <>
+INLINE void multiply<OfBf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+  MMA("bf16");
+#endif
+}
+#endif
+
+// Calls f with the type, F16 or BF16. For older GPUs, on which these kernels are never launched, they are empty.
+template <class F>
+INLINE void with_half(u32 type, F f) {
+#if defined(ONEBOX_EMULATED) || __CUDA_ARCH__ >= 800
+  if (type == F16) f(OfF16());
+  else f(OfBf16());
+#endif
+}
+
+// Tiles in shared memory: rows of D elements and 8 more, so that 8 rows lie in different banks.
+template <int D>
+struct Tile {
+  static const int STRIDE = D + 8, SIZE = TILE * STRIDE;
+
+  // The first 64 rows; 0 outside. Nothing is converted.
+  static INLINE void load(u16* to, const Rows& rows) {
+    for (int run = threadIdx.x; run < TILE * D / 8; run += 128) {
+      int row = run / (D / 8), col = run % (D / 8) * 8;
+      const u16* from = (const u16*)rows.x + rows.start + row * rows.stride + col;
+      u16* at = to + row * STRIDE + col;
+      int count = row < rows.rows ? rows.width - col : 0;
+      if (count >= 8 && aligned(from)) {
+        *(uint4*)at = *(const uint4*)from;
+      } else {
+#pragma unroll
+        for (int j = 0; j < 8; j++) at[j] = j < count ? from[j] : (u16)0;
+      }
+    }
+  }
+
+  // Operand a (16, 16): rows `row`.. and columns `col`.. of the tile.
+  static INLINE void rows_16(u32 (&a)[4], const u16* tile, int row, int col) {
+    u32 lane = threadIdx.x % 32;
+    load_matrices(a, tile + (row + lane % 16) * STRIDE + col + lane / 16 * 8);
+  }
+  // Operands b (16, 8) of two products, b[k][n] = tile[row + n][col + k]: b[0..2] for n < 8 and b[2..4].
+  static INLINE void columns_16(u32 (&b)[4], const u16* tile, int row, int col) {
+    u32 lane = threadIdx.x % 32;
+    load_matrices(b, tile + (row + lane / 16 * 8 + lane % 8) * STRIDE + col + lane / 8 % 2 * 8);
+  }
+  // The same with b[k][n] = tile[row + k][col + n].
+  static INLINE void rows_as_b(u32 (&b)[4], const u16* tile, int row, int col) {
+    u32 lane = threadIdx.x % 32;
+    load_transposed(b, tile + (row + lane % 16) * STRIDE + col + lane / 16 * 8);
+  }
+};
+
+template <class T>
+INLINE u32 pack(float low, float high) {
+  return (u32)T::round(low) | (u32)T::round(high) << 16;
+}
+// Two neighbouring blocks of sums as operand a.
+template <class T>
+INLINE void as_rows(u32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
+  a[0] = pack<T>(left[0], left[1]), a[1] = pack<T>(left[2], left[3]);
+  a[2] = pack<T>(right[0], right[1]), a[3] = pack<T>(right[2], right[3]);
+}
+
+// sums (16, D) += a (16, 16) times rows `row`.. of the tile.
+template <class T, int D>
+INLINE void multiply_rows(float (&sums)[D / 8][4], const u32 (&a)[4], const u16* tile, int row) {
+#pragma unroll
+  for (int n = 0; n < D / 8; n += 2) {
+    u32 b[4];
+    Tile<D>::rows_as_b(b, tile, row, 8 * n);
+    multiply<T>(sums[n], a, b[0], b[1]);
+    multiply<T>(sums[n + 1], a, b[2], b[3]);
+  }
+}
+
+// y = this warp's 16 rows of sums, each times its factor, where they exist.
+template <class T, int D>
+INLINE void store_rows(const float (&sums)[D / 8][4], float factor_0, float factor_1, void* y, i64 start, i64 stride,
+                       int rows, int width) {
+  int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int n = 0; n < D / 8; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      int r = row + e / 2 * 8, col = 8 * n + lane % 4 * 2 + e % 2;
+      float value = sums[n][e] * (e < 2 ? factor_0 : factor_1);
+      if (r < rows && col < width) ((u16*)y)[start + r * stride + col] = T::round(value);
+    }
+}
+
+template <class T, int D>
+INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
+  DYNAMIC_SHARED(shared);
+  u16 *q = (u16*)shared, *k = q + Tile<D>::SIZE, *v = k + Tile<D>::SIZE;
+  int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, t = head.seq_len;
+  int query = TILE * (gridDim.x - 1 - blockIdx.x);
+  float sums[D / 8][4] = {}, top[2], total[2] = {0, 0};
+  top[0] = top[1] = -__int_as_float(0x7f800000);
+  float scale = head.scale * LOG2_E;
+  Tile<D>::load(q, rows_of_qkv(qkv, type_of(types, 0), head, query, 0));
+  for (int key = 0; key <= query; key += TILE) {
+    __syncthreads();
+    Tile<D>::load(k, rows_of_qkv(qkv, type_of(types, 0), head, key, 1));
+    Tile<D>::load(v, rows_of_qkv(qkv, type_of(types, 0), head, key, 2));
+    __syncthreads();
+    float s[TILE / 8][4] = {};
+#pragma unroll
+    for (int d = 0; d < D; d += 16) {
+      u32 a[4];
+      Tile<D>::rows_16(a, q, first, d);
+#pragma unroll
+      for (int n = 0; n < TILE / 8; n += 2) {
+        u32 b[4];
+        Tile<D>::columns_16(b, k, 8 * n, d);
+        multiply<T>(s[n], a, b[0], b[1]);
+        multiply<T>(s[n + 1], a, b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int row = query + first + lane / 4 + 8 * half;
+      float high = top[half];
+#pragma unroll
+      for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; e++) {
+          if (key + 8 * n + lane % 4 * 2 + e % 2 > row) s[n][e] = -__int_as_float(0x7f800000);
+          high = fmaxf(high, s[n][e]);
+        }
+      high = warp_combine(high, 4, larger);
+      float shrink = exp2_fast((top[half] - high) * scale);
+      top[half] = high;
+      total[half] *= shrink;
+#pragma unroll
+      for (int n = 0; n < D / 8; n++) sums[n][2 * half] *= shrink, sums[n][2 * half + 1] *= shrink;
+#pragma unroll
+      for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; e++) {
+          float w = exp2_fast((s[n][e] - high) * scale);
+          total[half] += w;
+          s[n][e] = masked(head.mask, mask_index(head, row, key + 8 * n + lane % 4 * 2 + e % 2), w);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < TILE / 8; n += 2) {
+      u32 a[4];
+      as_rows<T>(a, s[n], s[n + 1]);
+      multiply_rows<T, D>(sums, a, v, 8 * n);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    total[half] = warp_combine(total[half], 4, plus);
+    int row = query + first + lane / 4 + 8 * half;
+    if (lane % 4 == 0 && row < t) lse[at_lse(head, row)] = fmaf(top[half], head.scale, logf(total[half]));
+  }
+  store_rows<T, D>(sums, 1.0f / total[0], 1.0f / total[1], out, at_row(head, query), row_width(head), t - query,
+                   head.dim);
+}
+
+// s and d (16, 16) = rows `row`.. of x and of y times columns `col`.. of x' and y' (tiles by rows).
+template <class T, int D>
+INLINE void two_products(float (&s)[2][4], float (&d)[2][4], const u16* x, const u16* y, int row, const u16* x_other,
+                         const u16* y_other, int col) {
+#pragma unroll
+  for (int n = 0; n < 2; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) s[n][e] = d[n][e] = 0.0f;
+#pragma unroll 4
+  for (int k = 0; k < D; k += 16) {
+    u32 a[4], b[4];
+    Tile<D>::rows_16(a, x, row, k);
+    Tile<D>::columns_16(b, x_other, col, k);
+    multiply<T>(s[0], a, b[0], b[1]);
+    multiply<T>(s[1], a, b[2], b[3]);
+    Tile<D>::rows_16(a, y, row, k);
+    Tile<D>::columns_16(b, y_other, col, k);
+    multiply<T>(d[0], a, b[0], b[1]);
+    multiply<T>(d[1], a, b[2], b[3]);
+  }
+}
+
+// A product of q and k becomes the masked weight, one of d_out and v the gradient of the score.
+INLINE void score_backward(float& s, float& d, const Head& head, int query, int key, float lse, float delta) {
+  bool seen = query < (int)head.seq_len && key <= query;
+  float weight = exp2_fast(fmaf(s, head.scale, -lse) * LOG2_E);
+  float factor = masked(head.mask, mask_index(head, query, key), 1.0f);
+  d = seen ? weight * fmaf(d, factor, -delta) * head.scale : 0.0f;
+  s = seen ? weight * factor : 0.0f;
+}
+
+template <class T, int D>
+INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) {
+  DYNAMIC_SHARED(shared);
+  u16 *q = (u16*)shared, *d_out = q + Tile<D>::SIZE, *k = d_out + Tile<D>::SIZE, *v = k + Tile<D>::SIZE;
+  int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, t = head.seq_len;
+  int query = TILE * (gridDim.x - 1 - blockIdx.x), row = query + first + lane / 4;
+  float d_q[D / 8][4] = {}, lse[2], delta[2];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    bool exists = row + 8 * half < t;
+    lse[half] = exists ? saved.lse[at_lse(head, row + 8 * half)] : 0.0f;
+    delta[half] = exists ? saved.delta[at_lse(head, row + 8 * half)] : 0.0f;
+  }
+  Tile<D>::load(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
+  Tile<D>::load(d_out, rows_of_out(saved.d_out, 0, head, query));
+  for (int key = 0; key <= query; key += TILE) {
+    __syncthreads();
+    Tile<D>::load(k, rows_of_qkv(saved.qkv, 0, head, key, 1));
+    Tile<D>::load(v, rows_of_qkv(saved.qkv, 0, head, key, 2));
+    __syncthreads();
+    // Keys behind this warp's last query are seen by none.
+    for (int at = 0; at < TILE && key + at < query + first + 16; at += 16) {
+      float s[2][4], d[2][4];
+      two_products<T, D>(s, d, q, d_out, first, k, v, at);
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          score_backward(s[n][e], d[n][e], head, row + e / 2 * 8, key + at + 8 * n + lane % 4 * 2 + e % 2, lse[e / 2],
+                         delta[e / 2]);
+      u32 a[4];
+      as_rows<T>(a, d[0], d[1]);
+      multiply_rows<T, D>(d_q, a, k, at);
+    }
+  }
+  store_rows<T, D>(d_q, 1, 1, d_qkv, at_qkv(head, query, 0), 3 * row_width(head), t - query, head.dim);
+}
+
+template <class T, int D>
+INLINE void backward_keys(const Saved& saved, void* d_qkv, const Head& head) {
+  DYNAMIC_SHARED(shared);
+  u16 *k = (u16*)shared, *v = k + Tile<D>::SIZE, *q = v + Tile<D>::SIZE, *d_out = q + Tile<D>::SIZE;
+  float *lse = (float*)(d_out + Tile<D>::SIZE), *delta = lse + TILE;
+  int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, t = head.seq_len;
+  int key = TILE * blockIdx.x, row = key + first + lane / 4;
+  float d_k[D / 8][4] = {}, d_v[D / 8][4] = {};
+  Tile<D>::load(k, rows_of_qkv(saved.qkv, 0, head, key, 1));
+  Tile<D>::load(v, rows_of_qkv(saved.qkv, 0, head, key, 2));
+  for (int query = key; query < t; query += TILE) {
+    __syncthreads();
+    Tile<D>::load(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
+    Tile<D>::load(d_out, rows_of_out(saved.d_out, 0, head, query));
+    if (threadIdx.x < TILE) {
+      bool exists = query + (int)threadIdx.x < t;
+      lse[threadIdx.x] = exists ? saved.lse[at_lse(head, query + threadIdx.x)] : 0.0f;
+      delta[threadIdx.x] = exists ? saved.delta[at_lse(head, query + threadIdx.x)] : 0.0f;
+    }
+    __syncthreads();
+    for (int at = 0; at < TILE; at += 16) {
+      // Queries before this warp's first key see none of them.
+      if (query + at + 15 < key + first) continue;
+      // By keys: s and d are transposed.
+      float s[2][4], d[2][4];
+      two_products<T, D>(s, d, k, v, first, q, d_out, at);
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          int col = at + 8 * n + lane % 4 * 2 + e % 2;
+          score_backward(s[n][e], d[n][e], head, query + col, row + e / 2 * 8, lse[col], delta[col]);
+        }
+      u32 a[4];
+      as_rows<T>(a, s[0], s[1]);
+      multiply_rows<T, D>(d_v, a, d_out, at);
+      as_rows<T>(a, d[0], d[1]);
+      multiply_rows<T, D>(d_k, a, q, at);
+    }
+  }
+  i64 stride = 3 * row_width(head);
+  store_rows<T, D>(d_k, 1, 1, d_qkv, at_qkv(head, key, 1), stride, t - key, head.dim);
+  store_rows<T, D>(d_v, 1, 1, d_qkv, at_qkv(head, key, 2), stride, t - key, head.dim);
+}
+
+// By head dimension: up to 64 and 128. All tensors have the type of qkv.
+template <int D>
+INLINE void forward_of(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
+  with_half(type_of(types, 0), [&](auto type) { forward<decltype(type), D>(qkv, out, lse, types, head); });
+}
+KERNEL(128) attention_mma_64(const void* qkv, void* out, float* lse, u32 types, HEAD_PARAMETERS) {
+  forward_of<64>(qkv, out, lse, types, HEAD);
+}
+KERNEL(128) attention_mma_128(const void* qkv, void* out, float* lse, u32 types, HEAD_PARAMETERS) {
+  forward_of<128>(qkv, out, lse, types, HEAD);
+}
+
+template <int D>
+INLINE void queries_of(const Saved& saved, void* d_qkv, const Head& head) {
+  with_half(type_of(saved.types, 0), [&](auto type) { backward_queries<decltype(type), D>(saved, d_qkv, head); });
+}
+template <int D>
+INLINE void keys_of(const Saved& saved, void* d_qkv, const Head& head) {
+  with_half(type_of(saved.types, 0), [&](auto type) { backward_keys<decltype(type), D>(saved, d_qkv, head); });
+}
+KERNEL(128) attention_mma_queries_64(BACKWARD_PARAMETERS) { queries_of<64>(SAVED, d_qkv, HEAD); }
+KERNEL(128) attention_mma_queries_128(BACKWARD_PARAMETERS) { queries_of<128>(SAVED, d_qkv, HEAD); }
+KERNEL(128) attention_mma_keys_64(BACKWARD_PARAMETERS) { keys_of<64>(SAVED, d_qkv, HEAD); }
+KERNEL(128) attention_mma_keys_128(BACKWARD_PARAMETERS) { keys_of<128>(SAVED, d_qkv, HEAD); }

@@ -1,0 +1,78 @@
+// Rows of tables, by token and by position: sums of rows, in the order of the cpu backend.
+
+// y (n, cols) = rows of the table by token; tokens outside first..first + owned give 0.
+KERNEL(256) embedding(const int* tokens, const void* table, void* y, u32 types, i64 n, i64 cols, i64 first,
+                      i64 owned) {
+  for (i64 row = blockIdx.x; row < n; row += gridDim.x) {
+    i64 local = tokens[row] - first;
+    bool mine = local >= 0 && local < owned;
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+      if (mine) load8(table, type_of(types, 0), local * cols + col, count, v);
+      store8(y, type_of(types, 1), row * cols + col, count, v);
+    }
+  }
+}
+
+// The first place of `order` behind those of `token`.
+INLINE i64 end_of_token(const int* tokens, const int* order, i64 from, i64 n, int token) {
+  while (from < n) {
+    i64 middle = (from + n) / 2;
+    if (tokens[order[middle]] > token) n = middle;
+    else from = middle + 1;
+  }
+  return n;
+}
+
+// d_table += sums of the rows of d_y by token. `order` lists positions sorted by token: the block of a token's first
+// place adds its rows in order, the others have nothing to do.
+KERNEL(256) embedding_backward(const int* tokens, const int* order, const void* d_y, void* d_table, u32 types, i64 n,
+                               i64 cols, i64 first, i64 owned) {
+  i64 start = blockIdx.x;
+  int token = tokens[order[start]];
+  i64 local = token - first;
+  if (local < 0 || local >= owned) return;
+  if (start > 0 && tokens[order[start - 1]] == token) return;
+  i64 end = end_of_token(tokens, order, start, n, token);
+  i64 col = (i64)blockIdx.y * blockDim.x + threadIdx.x;
+  if (col >= cols) return;
+  float sum = 0.0f;
+  with_type(type_of(types, 0), [&](auto type) {
+#pragma unroll 4
+    for (i64 i = start; i < end; i++) sum += get<decltype(type)>(d_y, order[i] * cols + col);
+  });
+  i64 at = local * cols + col;
+  store1(d_table, type_of(types, 1), at, sum + load1(d_table, type_of(types, 1), at));
+}
+
+// x (rows, cols) += row (first_row + r) mod seq_len of the table.
+KERNEL(256) add_positions(void* x, const void* table, u32 types, i64 rows, i64 cols, i64 first_row, i64 seq_len) {
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    i64 position = (first_row + row) % seq_len;
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      float v[8], p[8];
+      load8(x, type_of(types, 0), row * cols + col, count, v);
+      load8(table, type_of(types, 1), position * cols + col, count, p);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] += p[j];
+      store8(x, type_of(types, 0), row * cols + col, count, v);
+    }
+  }
+}
+
+// d_table (seq_len, cols) = sums of d_y (rows, cols) by position. A block has one position.
+KERNEL(256) positions_backward(const void* d_y, void* d_table, u32 types, i64 rows, i64 cols, i64 first_row,
+                               i64 seq_len) {
+  i64 position = blockIdx.x, col = (i64)blockIdx.y * blockDim.x + threadIdx.x;
+  if (col >= cols) return;
+  // The first row r with (first_row + r) mod T = position.
+  i64 first = (position + seq_len - first_row % seq_len) % seq_len;
+  float sum = 0.0f;
+  with_type(type_of(types, 0), [&](auto type) {
+#pragma unroll 4
+    for (i64 row = first; row < rows; row += seq_len) sum += get<decltype(type)>(d_y, row * cols + col);
+  });
+  store1(d_table, type_of(types, 1), position * cols + col, sum);
+}

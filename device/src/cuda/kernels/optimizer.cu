@@ -1,0 +1,69 @@
+// numerics.rs on the device, bit for bit: sums of squares and the update rule.
+
+// partials (chunks) = sums of squares of runs of `chunk` elements, of which those below `counted` count. Element i of a
+// run goes to sum i mod 16, and the sums are added in order. 16 threads have one run.
+KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64 chunk, i64 counted, i64 chunks) {
+  __shared__ double sums[256];
+  i64 run = 16 * (i64)blockIdx.x + threadIdx.x / 16;
+  i64 end = (run + 1) * chunk;
+  end = end < n ? end : n;
+  end = end < counted ? end : counted;
+  double sum = 0.0;
+  with_type(type_of(types, 0), [&](auto type) {
+#pragma unroll 8
+    for (i64 i = run * chunk + threadIdx.x % 16; i < end; i += 16) {
+      double v = get<decltype(type)>(x, i);
+      sum = fma(v, v, sum);  // the square is exact
+    }
+  });
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x % 16 == 0 && run < chunks) {
+    for (int other = 1; other < 16; other++) sum += sums[threadIdx.x + other];
+    partials[run] = sum;
+  }
+}
+
+// Words of the control block (numerics.rs).
+enum Control { SKIP = 2, FACTOR, LR, MOMENTUM_CORRECTION, VARIANCE_CORRECTION };
+
+// One update; `adamw` or SGD. When the step is skipped only `param` is written, from the master.
+KERNEL(256) update(const void* grad, float* master, float* momentum, float* variance, void* param,
+                   const double* control, u32 types, u32 adamw, i64 n, i64 decayed, float beta1, float beta2,
+                   float eps, float weight_decay) {
+  bool skip = control[SKIP] != 0.0;
+  float factor = (float)control[FACTOR], lr = (float)control[LR];
+  float momentum_correction = (float)control[MOMENTUM_CORRECTION];
+  float variance_correction = (float)control[VARIANCE_CORRECTION];
+  for (i64 i = first_run(); i < n; i += next_run()) {
+    int count = run_length(i, n);
+    float p[8], g[8], m[8], v[8];
+    load8(master, F32, i, count, p);
+    if (!skip) {
+      load8(grad, type_of(types, 0), i, count, g);
+      if (adamw) {
+        load8(momentum, F32, i, count, m);
+        load8(variance, F32, i, count, v);
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        float shrink = i + j < decayed ? -lr * weight_decay : 0.0f;
+        float d = g[j] * factor;
+        if (adamw) {
+          m[j] = fmaf(m[j], beta1, (1.0f - beta1) * d);
+          v[j] = fmaf(v[j], beta2, (1.0f - beta2) * d * d);
+          float root = __fsqrt_rn(v[j] * variance_correction) + eps;
+          d = __fdiv_rn(m[j] * momentum_correction, root);
+        }
+        p[j] = fmaf(p[j], shrink, p[j]);
+        p[j] = fmaf(d, -lr, p[j]);
+      }
+      if (adamw) {
+        store8(momentum, F32, i, count, m);
+        store8(variance, F32, i, count, v);
+      }
+      store8(master, F32, i, count, p);
+    }
+    store8(param, type_of(types, 1), i, count, p);
+  }
+}

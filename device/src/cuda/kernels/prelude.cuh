@@ -1,0 +1,288 @@
+// In front of every file of kernels. No header is needed: NVRTC brings none. The tests compile the same files as C++
+// (ONEBOX_EMULATED): fake-cuda/shim then stands for the language extensions and for the instructions below.
+//
+// Compiled with --fmad=false: a product and a sum are fused only where fmaf says so, as on the cpu backend.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifdef ONEBOX_EMULATED
+#define KERNEL(threads) static void
+#define DYNAMIC_SHARED(name) unsigned char* name = emulator::current.dynamic_shared
+#else
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#endif
+#define INLINE __device__ __forceinline__
+
+// How elements are stored; `Type` of a tensor in a kernel's `types` is 4 bits (see launch.rs).
+enum Type { F16, BF16, F32, F64, I32 };
+INLINE u32 type_of(u32 types, int tensor) { return types >> (4 * tensor) & 15; }
+
+#ifndef ONEBOX_EMULATED
+INLINE float widen_f16(u16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+INLINE u16 round_f16(float x) {
+  u16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+#endif
+
+// bf16 is the upper half of an f32.
+INLINE float widen_bf16(u32 x) { return __uint_as_float(x << 16); }
+INLINE u16 round_bf16(float x) {
+#if !defined(ONEBOX_EMULATED) && __CUDA_ARCH__ >= 800
+  u16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+#else
+  u32 bits = __float_as_uint(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)(bits >> 16 | 0x40);
+  return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+}
+
+// Storage types where the type is known when the kernel is compiled.
+struct OfF16 {
+  typedef u16 Stored;
+  static INLINE float widen(u16 x) { return widen_f16(x); }
+  static INLINE u16 round(float x) { return round_f16(x); }
+};
+struct OfBf16 {
+  typedef u16 Stored;
+  static INLINE float widen(u16 x) { return widen_bf16(x); }
+  static INLINE u16 round(float x) { return round_bf16(x); }
+};
+struct OfF32 {
+  typedef float Stored;
+  static INLINE float widen(float x) { return x; }
+};
+
+// Calls f with the storage type: for loops over rows, where a switch inside would keep loads from overlapping.
+template <class F>
+INLINE void with_type(u32 type, F f) {
+  if (type == F16) f(OfF16());
+  else if (type == BF16) f(OfBf16());
+  else f(OfF32());
+}
+
+template <class T>
+INLINE float get(const void* x, i64 i) { return T::widen(((const typename T::Stored*)x)[i]); }
+
+INLINE float load1(const void* x, u32 type, i64 i) {
+  if (type == F32) return ((const float*)x)[i];
+  u16 half = ((const u16*)x)[i];
+  return type == F16 ? widen_f16(half) : widen_bf16(half);
+}
+
+INLINE void store1(void* y, u32 type, i64 i, float value) {
+  if (type == F32) ((float*)y)[i] = value;
+  else ((u16*)y)[i] = type == F16 ? round_f16(value) : round_bf16(value);
+}
+
+INLINE bool aligned(const void* x) { return ((u64)x & 15) == 0; }
+
+// Elements i..i+n of x, n <= 8, widened; the rest becomes 0. One wide load where alignment permits. The type is a
+// kernel's argument, so all threads take the same way.
+INLINE void load8(const void* x, u32 type, i64 i, int n, float (&v)[8]) {
+  if (type == F32) {
+    const float* at = (const float*)x + i;
+    if (n == 8 && aligned(at)) {
+      float4 a = ((const float4*)at)[0], b = ((const float4*)at)[1];
+      v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] = j < n ? at[j] : 0.0f;
+    }
+    return;
+  }
+  const u16* at = (const u16*)x + i;
+  u32 raw[4] = {0, 0, 0, 0};
+  if (n == 8 && aligned(at)) {
+    uint4 a = *(const uint4*)at;
+    raw[0] = a.x, raw[1] = a.y, raw[2] = a.z, raw[3] = a.w;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      if (j < n) raw[j / 2] |= (u32)at[j] << (j % 2 * 16);
+  }
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    u32 half = j % 2 ? raw[j / 2] >> 16 : raw[j / 2] & 0xffff;
+    v[j] = type == F16 ? widen_f16((u16)half) : widen_bf16(half);
+  }
+}
+
+// Rounds v[..n] into elements i..i+n of y.
+INLINE void store8(void* y, u32 type, i64 i, int n, const float (&v)[8]) {
+  if (type == F32) {
+    float* at = (float*)y + i;
+    if (n == 8 && aligned(at)) {
+      ((float4*)at)[0] = make_float4(v[0], v[1], v[2], v[3]);
+      ((float4*)at)[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        if (j < n) at[j] = v[j];
+    }
+    return;
+  }
+  u16 half[8];
+#pragma unroll
+  for (int j = 0; j < 8; j++) half[j] = type == F16 ? round_f16(v[j]) : round_bf16(v[j]);
+  u16* at = (u16*)y + i;
+  if (n == 8 && aligned(at)) {
+    *(uint4*)at = make_uint4(half[0] | (u32)half[1] << 16, half[2] | (u32)half[3] << 16,
+                             half[4] | (u32)half[5] << 16, half[6] | (u32)half[7] << 16);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      if (j < n) at[j] = half[j];
+  }
+}
+
+// Runs of 8 elements: the first of this thread, the distance to its next, and how many of `n` elements are in it.
+INLINE i64 first_run() { return 8 * ((i64)blockIdx.x * blockDim.x + threadIdx.x); }
+INLINE i64 next_run() { return 8 * (i64)gridDim.x * blockDim.x; }
+INLINE int run_length(i64 i, i64 n) { return n - i < 8 ? (int)(n - i) : 8; }
+
+// e^x within 2 ulp, the cpu backend's bits: x = n ln 2 + r, a polynomial (Cephes expf) of r, times 2^n in two steps.
+INLINE float power_of_two(int n) { return __uint_as_float((u32)(n + 127) << 23); }
+INLINE float exponential(float x) {
+  const float MAGIC = 12582912.0f;
+  x = x > 89.0f ? 89.0f : x;
+  x = x < -104.0f ? -104.0f : x;
+  float shifted = fmaf(x, 1.44269504088896340736f, MAGIC);
+  float n = shifted - MAGIC;
+  float r = fmaf(n, 1.9046543e-9f, fmaf(n, -0.693147180559945309417f, x));
+  float p = 1.9875691e-4f;
+  p = fmaf(p, r, 1.3981999e-3f);
+  p = fmaf(p, r, 8.333452e-3f);
+  p = fmaf(p, r, 4.1665796e-2f);
+  p = fmaf(p, r, 1.6666665e-1f);
+  p = fmaf(p, r, 0.5f);
+  p = fmaf(p, r * r, r) + 1.0f;
+  int power = (int)(__float_as_uint(shifted) - __float_as_uint(MAGIC));
+  int half = power >> 1;
+  return p * power_of_two(half) * power_of_two(power - half);
+}
+
+// random.rs, bit for bit.
+INLINE u32 bits32(u64 stream, u64 index) {
+  u32 z = (u32)index ^ (u32)stream;
+  z = (z ^ z >> 16) * 0x7feb352du;
+  z = (z + (u32)(index >> 32)) ^ (u32)(stream >> 32);
+  z = (z ^ z >> 15) * 0x846ca68bu;
+  z = (z ^ z >> 16) * 0x21f0aaadu;
+  return z ^ z >> 15;
+}
+
+// Which elements are dropped: below `threshold` (0: none); what is kept is multiplied by `scale`.
+struct Mask {
+  u64 key;
+  u32 threshold;
+  float scale;
+};
+INLINE bool drops(const Mask& mask, u64 index) { return bits32(mask.key, index) < mask.threshold; }
+INLINE float masked(const Mask& mask, u64 index, float x) {
+  if (mask.threshold == 0) return x;
+  return drops(mask, index) ? 0.0f : x * mask.scale;
+}
+
+// Over the lanes whose number differs in the bits below `width`.
+template <class F>
+INLINE float warp_combine(float x, int width, F f) {
+#pragma unroll
+  for (int other = width / 2; other; other /= 2) x = f(x, __shfl_xor_sync(0xffffffffu, x, other));
+  return x;
+}
+INLINE float plus(float a, float b) { return a + b; }
+INLINE float larger(float a, float b) { return fmaxf(a, b); }
+
+// Over the block, in an order that depends on its size alone; every thread gets the result. `shared` is used again
+// only behind another barrier.
+INLINE float block_sum(float x, float (&shared)[32]) {
+  x = warp_combine(x, 32, plus);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0.0f;
+  for (u32 warp = 0; warp < blockDim.x / 32; warp++) sum += shared[warp];
+  return sum;
+}
+INLINE float block_max(float x, float (&shared)[32]) {
+  x = warp_combine(x, 32, larger);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  float top = shared[0];
+  for (u32 warp = 1; warp < blockDim.x / 32; warp++) top = fmaxf(top, shared[warp]);
+  return top;
+}
+
+// Attention: blocks are (tile, head, sample).
+
+// One head of one sample; the kernels' last parameters.
+struct Head {
+  u32 count;    // heads of this rank
+  u32 seq_len;  // T
+  u32 dim;      // D
+  float scale;  // 1 / sqrt(D)
+  u64 first_mask_head;  // number of (sample 0, head 0) among all samples and heads
+  u32 total;    // heads of all ranks
+  Mask mask;
+};
+
+INLINE i64 row_width(const Head& head) { return (i64)head.count * head.dim; }
+// Element (token, 0) of this block's head in (B T, H D), and of q (0), k (1) or v (2) in (B T, 3 H D).
+INLINE i64 at_row(const Head& head, i64 token) {
+  return ((i64)blockIdx.z * head.seq_len + token) * row_width(head) + (i64)blockIdx.y * head.dim;
+}
+INLINE i64 at_qkv(const Head& head, i64 token, int part) {
+  return (((i64)blockIdx.z * head.seq_len + token) * 3 + part) * row_width(head) + (i64)blockIdx.y * head.dim;
+}
+// Of (sample, head, token) in lse.
+INLINE i64 at_lse(const Head& head, i64 token) {
+  return ((i64)blockIdx.z * head.count + blockIdx.y) * head.seq_len + token;
+}
+INLINE u64 mask_index(const Head& head, u32 query, u32 key) {
+  u64 number = head.first_mask_head + (u64)blockIdx.z * head.total + blockIdx.y;
+  return (number * head.seq_len + query) * head.seq_len + key;
+}
+
+// What the backward kernels read.
+struct Saved {
+  const void *qkv, *d_out;
+  const float *lse, *delta;
+  u32 types;  // of qkv, out, d_out, d_qkv
+};
+
+#define HEAD_PARAMETERS                                                                                          \
+  u32 count, u32 seq_len, u32 dim, float scale, u64 first_mask_head, u32 total, u64 key, u32 threshold,          \
+      float mask_scale
+#define HEAD \
+  { count, seq_len, dim, scale, first_mask_head, total, { key, threshold, mask_scale } }
+
+#define BACKWARD_PARAMETERS                                                                                      \
+  const void *qkv, const void *out, const float *lse, const void *d_out, void *d_qkv, const float *delta,        \
+      u32 types, HEAD_PARAMETERS
+#define SAVED \
+  { qkv, d_out, lse, delta, types }
+
+// A matrix in memory: rows of `width` elements, `stride` apart; `rows` of them.
+struct Rows {
+  const void* x;
+  u32 type;
+  i64 start, stride;
+  int rows, width;
+};
+INLINE Rows rows_of_qkv(const void* qkv, u32 type, const Head& head, int token, int part) {
+  return {qkv, type, at_qkv(head, token, part), 3 * row_width(head), (int)head.seq_len - token, (int)head.dim};
+}
+INLINE Rows rows_of_out(const void* out, u32 type, const Head& head, int token) {
+  return {out, type, at_row(head, token), row_width(head), (int)head.seq_len - token, (int)head.dim};
+}

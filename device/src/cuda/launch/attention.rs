@@ -1,0 +1,112 @@
+//! Launches of attention.
+
+use super::{Args, Dropout, Dtype, Heads, Launch, Launcher, Op, Tensor, is, no_kernel, values};
+
+/// Queries, or keys, of a block.
+const TILE: usize = 64;
+
+/// Kernels by head dimension: forward, backward by queries, backward by keys.
+const BY_HEAD_DIM: [(usize, [&str; 3]); 3] = [
+    (64, ["attention_64", "attention_queries_64", "attention_keys_64"]),
+    (128, ["attention_128", "attention_queries_128", "attention_keys_128"]),
+    (256, ["attention_256", "attention_queries_256", "attention_keys_256"]),
+];
+
+/// The same on tensor cores, from compute capability 8.0 on.
+const MMA: [(usize, [&str; 3]); 2] = [
+    (64, ["attention_mma_64", "attention_mma_queries_64", "attention_mma_keys_64"]),
+    (128, ["attention_mma_128", "attention_mma_queries_128", "attention_mma_keys_128"]),
+];
+
+/// Sizes that the kernels share.
+struct Shape {
+    heads: Heads,
+    head_dim: usize,
+    grid: [usize; 3],
+    kernels: [&'static str; 3],
+    block: u32,
+    /// Dynamic shared memory, forward and backward.
+    shared_bytes: [u32; 2],
+}
+
+impl Shape {
+    /// `tensors` are all whose type varies; the first has the shape of `out`.
+    fn new(tensors: &[Tensor], heads: Heads, sm: u32) -> Result<Self, String> {
+        let out = tensors[0];
+        let (rows, width) = out.shape();
+        if heads.count == 0 || heads.seq_len == 0 {
+            return Err("no heads, or samples without tokens".into());
+        }
+        let head_dim = width / heads.count;
+        let half = matches!(out.dtype(), Dtype::F16 | Dtype::Bf16);
+        let one_type = tensors.iter().all(|t| t.dtype() == out.dtype());
+        let mma = MMA.iter().find(|(most, _)| sm >= 80 && half && one_type && head_dim <= *most);
+        let fits = mma.or_else(|| BY_HEAD_DIM.iter().find(|(most, _)| head_dim <= *most));
+        let Some(&(most, kernels)) = fits else {
+            return Err(format!("heads of {head_dim}; at most 256"));
+        };
+        // Three tiles forward; four, and two numbers a row, backward.
+        let tile = TILE as u32 * 2 * (most as u32 + 8);
+        let (block, shared_bytes) = match mma {
+            Some(_) => (128, [3 * tile, 4 * tile + 8 * TILE as u32]),
+            None => (256, [0, 0]),
+        };
+        let grid = [heads.seq_len.div_ceil(TILE), heads.count, rows / heads.seq_len];
+        if grid[1..].iter().any(|n| *n > usize::from(u16::MAX)) {
+            return Err(format!("{} heads of {} samples; at most 65535", grid[1], grid[2]));
+        }
+        Ok(Self { heads, head_dim, grid, kernels, block, shared_bytes })
+    }
+
+    fn launch(&self, kernel: usize, args: Args) -> Launch {
+        let launch = Launch::new(self.kernels[kernel], self.grid, self.block, args);
+        Launch { shared_bytes: self.shared_bytes[kernel.min(1)], ..launch }
+    }
+
+    /// HEAD_PARAMETERS of the prelude.
+    fn head(&self, args: Args, dropout: Dropout) -> Args {
+        let Heads { count, first, total, seq_len } = self.heads;
+        let first_sample = dropout.first_row / seq_len as u64;
+        let first_mask_head = first_sample * total as u64 + first as u64;
+        args.with(&[count, seq_len, self.head_dim].map(|n| n as u64))
+            .float(1.0 / (self.head_dim as f32).sqrt())
+            .with(&[first_mask_head, total as u64])
+            .mask(dropout)
+    }
+}
+
+impl Launcher<'_> {
+    pub(super) fn attention(&mut self, op: &Op, sm: u32) -> Result<(), String> {
+        match *op {
+            Op::Attention { qkv, out, lse, heads, dropout } => {
+                is(lse, Dtype::F32)?;
+                let shape = Shape::new(&[out, qkv], heads, sm)?;
+                let args = self.args(&[qkv, out, lse]).with(&[values(&[qkv, out])?]);
+                let args = shape.head(args, dropout);
+                self.launch(shape.launch(0, args));
+                Ok(())
+            }
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout } => {
+                is(lse, Dtype::F32)?;
+                let shape = Shape::new(&[out, qkv, d_out, d_qkv], heads, sm)?;
+                let types = values(&[qkv, out, d_out, d_qkv])?;
+                self.launch_delta(&shape, (out, d_out), types);
+                let args = self.args(&[qkv, out, lse, d_out, d_qkv]);
+                let args = shape.head(args.with(&[self.scratch, types]), dropout);
+                self.launch(shape.launch(1, args));
+                self.launch(shape.launch(2, args));
+                Ok(())
+            }
+            _ => no_kernel(op),
+        }
+    }
+
+    /// Leaves the dot products of the rows of out and d_out in the scratch. A warp has one.
+    fn launch_delta(&mut self, shape: &Shape, (out, d_out): (Tensor, Tensor), types: u64) {
+        let (heads, tokens) = (shape.heads, out.shape().0);
+        let sizes = [heads.count, heads.seq_len, shape.head_dim, tokens].map(|n| n as u64);
+        let args = self.args(&[out, d_out]).with(&[self.scratch, types]).with(&sizes);
+        let blocks = (tokens * heads.count).div_ceil(8);
+        self.launch(Launch::new("attention_delta", [blocks, 1, 1], 256, args));
+    }
+}

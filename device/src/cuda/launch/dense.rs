@@ -1,0 +1,216 @@
+//! Launches of element-wise ops, tables, norms, the loss and the optimizer.
+
+use super::{Dtype, Launch, Launcher, Op, RUN, Rule, VocabShard, is, no_kernel, types, values};
+
+impl Launcher<'_> {
+    pub(super) fn elementwise(&mut self, op: &Op) -> Result<(), String> {
+        match *op {
+            Op::Gelu { x, y } => self.map("gelu", x, y),
+            Op::GeluBackward { x, d } => self.map("gelu_backward", x, d),
+            Op::Add { x, into } if (x.dtype(), into.dtype()) == (Dtype::F64, Dtype::F64) => {
+                let args = self.args(&[x, into]).with(&[x.len() as u64]);
+                self.launch_some(x.len(), Launch::flat("add_f64", x.len(), args));
+                Ok(())
+            }
+            Op::Add { x, into } => self.map("add", x, into),
+            Op::Cast { x, y } if x.dtype() == y.dtype() => {
+                let args = self.args(&[x, y]).with(&[x.bytes()]);
+                self.launch_some(x.len(), Launch::flat("copy_bytes", bytes_units(x.bytes()), args));
+                Ok(())
+            }
+            Op::Cast { x, y } if values(&[x, y]).is_err() => {
+                let args = self.args(&[x, y]).with(&[types(&[x, y]), x.len() as u64]);
+                self.launch_some(x.len(), Launch::flat("cast_exact", x.len(), args));
+                Ok(())
+            }
+            Op::Cast { x, y } => self.map("cast", x, y),
+            Op::Zero { x } => {
+                let args = self.args(&[x]).with(&[x.bytes()]);
+                self.launch_some(x.len(), Launch::flat("zero", bytes_units(x.bytes()), args));
+                Ok(())
+            }
+            Op::ColumnSum { x, y } => {
+                let (rows, cols) = x.shape();
+                let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, cols as u64]);
+                self.launch(Launch::by_columns("column_sum", cols, args));
+                Ok(())
+            }
+            Op::BiasDropoutAdd { x, bias, residual, y, dropout } => {
+                let (rows, cols) = x.shape();
+                let tensors = [x, bias, residual, y];
+                let sizes = [rows as u64, cols as u64, dropout.first_row.wrapping_mul(cols as u64)];
+                let args = self.args(&tensors).with(&[values(&tensors)?]).with(&sizes);
+                let args = args.mask(dropout);
+                self.launch(Launch::by_rows("bias_dropout_add", (rows, cols), 256, args));
+                Ok(())
+            }
+            Op::Dropout { x, y, dropout } if x == y && dropout.p == 0.0 => values(&[x]).map(|_| ()),
+            Op::Dropout { x, y, dropout } => {
+                let first = dropout.first_row.wrapping_mul(x.shape().1 as u64);
+                let args = self.args(&[x, y]).with(&[values(&[x, y])?, x.len() as u64, first]);
+                let launch = Launch::flat("dropout", x.len().div_ceil(RUN), args.mask(dropout));
+                self.launch_some(x.len(), launch);
+                Ok(())
+            }
+            _ => no_kernel(op),
+        }
+    }
+
+    /// A kernel that reads x and writes or updates y, element by element.
+    fn map(
+        &mut self,
+        kernel: &'static str,
+        x: super::Tensor,
+        y: super::Tensor,
+    ) -> Result<(), String> {
+        let args = self.args(&[x, y]).with(&[values(&[x, y])?, x.len() as u64]);
+        self.launch_some(x.len(), Launch::flat(kernel, x.len().div_ceil(RUN), args));
+        Ok(())
+    }
+
+    fn launch_some(&mut self, n: usize, launch: Launch) {
+        if n > 0 {
+            self.launch(launch);
+        }
+    }
+
+    pub(super) fn embedding(&mut self, op: &Op) -> Result<(), String> {
+        match *op {
+            Op::Embedding { tokens, table, shard, y } => {
+                is(tokens, Dtype::I32)?;
+                let (n, (rows, cols)) = (tokens.len(), table.shape());
+                let args = self.args(&[tokens, table, y]).with(&[values(&[table, y])?, n as u64]);
+                let args = args.with(&[cols as u64]).with(&owned(shard, rows));
+                self.launch(Launch::by_rows("embedding", (n, cols), 256, args));
+            }
+            Op::EmbeddingBackward { tokens, order, d_y, shard, d_table } => {
+                is(tokens, Dtype::I32)?;
+                is(order, Dtype::I32)?;
+                let (n, (rows, cols)) = (tokens.len(), d_table.shape());
+                let args = self.args(&[tokens, order, d_y, d_table]);
+                let args = args.with(&[values(&[d_y, d_table])?, n as u64, cols as u64]);
+                let args = args.with(&owned(shard, rows));
+                self.launch(Launch::by_tiles("embedding_backward", (n, cols), args));
+            }
+            Op::AddPositions { x, table, first_row } => {
+                let ((rows, cols), seq_len) = (x.shape(), table.shape().0.max(1));
+                let sizes = [rows, cols, first_row, seq_len].map(|n| n as u64);
+                let args = self.args(&[x, table]).with(&[values(&[x, table])?]).with(&sizes);
+                self.launch(Launch::by_rows("add_positions", (rows, cols), 256, args));
+            }
+            Op::PositionsBackward { d_y, first_row, d_table } => {
+                let ((rows, cols), seq_len) = (d_y.shape(), d_table.shape().0);
+                let sizes = [rows, cols, first_row, seq_len].map(|n| n as u64);
+                let args =
+                    self.args(&[d_y, d_table]).with(&[values(&[d_y, d_table])?]).with(&sizes);
+                self.launch(Launch::by_tiles("positions_backward", (seq_len, cols), args));
+            }
+            _ => return no_kernel(op),
+        }
+        Ok(())
+    }
+
+    pub(super) fn norm(&mut self, op: &Op) -> Result<(), String> {
+        match *op {
+            Op::LayerNorm { x, gain, bias, y, stats } => {
+                is(stats, Dtype::F32)?;
+                let (rows, cols) = x.shape();
+                let args = self.args(&[x, gain, bias, y, stats]);
+                let args = args.with(&[values(&[x, gain, bias, y])?, rows as u64, cols as u64]);
+                self.launch(Launch::by_rows("layer_norm", (rows, cols), 256, args));
+            }
+            Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
+                is(stats, Dtype::F32)?;
+                let (rows, cols) = x.shape();
+                let sizes = [rows as u64, cols as u64];
+                let args = self.args(&[x, gain, stats, d_y, d_x]);
+                let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]).with(&sizes);
+                self.launch(Launch::by_rows("layer_norm_backward", (rows, cols), 256, args));
+                let args = self.args(&[x, stats, d_y, d_gain, d_bias]);
+                let args = args.with(&[values(&[x, d_y, d_gain, d_bias])?]).with(&sizes);
+                self.launch(Launch::by_columns("layer_norm_gradients", cols, args));
+            }
+            _ => return no_kernel(op),
+        }
+        Ok(())
+    }
+
+    pub(super) fn loss(&mut self, op: &Op) -> Result<(), String> {
+        match *op {
+            Op::RowMax { x, y, shard } => {
+                is(y, Dtype::F32)?;
+                let (rows, cols) = x.shape();
+                let sizes = [rows, cols, shard.valid.min(cols)].map(|n| n as u64);
+                let args = self.args(&[x, y]).with(&[values(&[x])?]).with(&sizes);
+                self.launch(Launch::by_rows("row_max", (rows, cols), 512, args));
+            }
+            Op::CrossEntropyStats { logits, max, targets, shard, sums } => {
+                [max, sums].into_iter().try_for_each(|t| is(t, Dtype::F32))?;
+                is(targets, Dtype::I32)?;
+                let (rows, cols) = logits.shape();
+                let sizes = [rows, cols, shard.first, shard.valid.min(cols)].map(|n| n as u64);
+                let args = self.args(&[logits, max, targets, sums]);
+                let args = args.with(&[values(&[logits])?]).with(&sizes);
+                self.launch(Launch::by_rows("cross_entropy_stats", (rows, cols), 512, args));
+            }
+            Op::CrossEntropyLoss { sums, targets, loss } => {
+                is(sums, Dtype::F32)?;
+                is(targets, Dtype::I32)?;
+                is(loss, Dtype::F64)?;
+                let args = self.args(&[sums, targets, loss]).with(&[targets.len() as u64]);
+                self.launch(Launch::new("cross_entropy_loss", [1, 1, 1], 512, args));
+            }
+            Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor } => {
+                [max, sums].into_iter().try_for_each(|t| is(t, Dtype::F32))?;
+                is(targets, Dtype::I32)?;
+                is(scale, Dtype::F64)?;
+                let (rows, cols) = logits.shape();
+                let sizes = [rows, cols, shard.first, shard.valid.min(cols)].map(|n| n as u64);
+                let args = self.args(&[logits, max, sums, targets, scale]).float(factor);
+                let args = args.with(&[values(&[logits])?]).with(&sizes);
+                self.launch(Launch::by_rows("cross_entropy_backward", (rows, cols), 512, args));
+            }
+            _ => return no_kernel(op),
+        }
+        Ok(())
+    }
+
+    pub(super) fn optimizer(&mut self, op: &Op) -> Result<(), String> {
+        match *op {
+            Op::ChunkSquares { x, partials, chunk, counted } => {
+                is(partials, Dtype::F64)?;
+                let sizes = [x.len(), chunk.max(1), counted, partials.len()].map(|n| n as u64);
+                let args = self.args(&[x, partials]).with(&[values(&[x])?]).with(&sizes);
+                let blocks = partials.len().div_ceil(16);
+                self.launch(Launch::new("chunk_squares", [blocks, 1, 1], 256, args));
+            }
+            Op::Update { rule, grad, master, momentum, variance, param, control, decayed } => {
+                [master, momentum, variance].into_iter().try_for_each(|t| is(t, Dtype::F32))?;
+                is(control, Dtype::F64)?;
+                let (adamw, floats) = match rule {
+                    Rule::AdamW { beta1, beta2, eps, weight_decay } => {
+                        (1, [beta1, beta2, eps, weight_decay])
+                    }
+                    Rule::Sgd { weight_decay } => (0, [0.0, 0.0, 0.0, weight_decay]),
+                };
+                let n = grad.len();
+                let args = self.args(&[grad, master, momentum, variance, param, control]);
+                let args = args.with(&[values(&[grad, param])?, adamw, n as u64, decayed as u64]);
+                let args = floats.into_iter().fold(args, super::Args::float);
+                self.launch_some(n, Launch::flat("update", n.div_ceil(RUN), args));
+            }
+            _ => return no_kernel(op),
+        }
+        Ok(())
+    }
+}
+
+/// Threads that a range of bytes gives work to.
+const fn bytes_units(bytes: u64) -> usize {
+    bytes.div_ceil(16) as usize
+}
+
+/// The first token of the table and how many of its rows are real.
+fn owned(shard: VocabShard, rows: usize) -> [u64; 2] {
+    [shard.first as u64, shard.valid.min(rows) as u64]
+}

@@ -1,0 +1,154 @@
+//! Points of a rank's streams that others wait for, and what each lane has been told to wait for already.
+//!
+//! A mark is a CUDA event from a ring of its lane, made before step 1. A lane that waits for a tick whose mark has
+//! been used again waits for the oldest mark since: that is later than need be, and never a cycle, because all that
+//! is marked was submitted before.
+
+use super::driver::{Event, Failure};
+use crate::lane::{Clock, join};
+use crate::{LANES, Lane};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Lanes that are streams: all but the last.
+pub(super) const STREAMS: usize = LANES - 1;
+/// Marks of a lane.
+const RING: usize = 1024;
+
+/// An event recorded behind op `tick`.
+#[derive(Clone, Debug)]
+pub(super) struct Mark {
+    pub(super) tick: u64,
+    pub(super) event: Arc<Event>,
+    /// What was finished on all lanes when the stream came here.
+    clock: Clock,
+    /// The op of the Host lane that waits for it, if one does: until then it is not recorded again.
+    host_tick: u64,
+}
+
+#[derive(Debug)]
+struct Ring {
+    /// In order of ticks.
+    recorded: VecDeque<Mark>,
+    unused: Vec<Arc<Event>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Marks {
+    rings: Vec<Ring>,
+    /// Per lane: what is finished when its next op starts, as far as its stream has been told.
+    told: [Clock; LANES],
+    /// What the rank's thread has seen finish.
+    finished: Clock,
+}
+
+/// What a lane must still be told to wait for.
+#[derive(Debug)]
+pub(super) enum Until {
+    Event(Arc<Event>),
+    /// The Host lane's op of this number.
+    Host(u64),
+}
+
+impl Marks {
+    /// On the bound context.
+    pub(super) fn new() -> Result<Self, Failure> {
+        let ring = || {
+            let unused = (0..RING).map(|_| Event::new().map(Arc::new)).collect::<Result<_, _>>()?;
+            Ok(Ring { recorded: VecDeque::with_capacity(RING), unused })
+        };
+        let rings = (0..STREAMS).map(|_| ring()).collect::<Result<_, Failure>>()?;
+        Ok(Self { rings, told: [[0; LANES]; LANES], finished: [0; LANES] })
+    }
+
+    /// An event to record behind op `tick` of a stream; `None`: there is one. `host_done`: waits until the Host
+    /// lane has finished an op.
+    pub(super) fn mark(
+        &mut self,
+        lane: Lane,
+        tick: u64,
+        host_done: &dyn Fn(u64),
+    ) -> Option<Arc<Event>> {
+        let ring = &mut self.rings[lane as usize];
+        if ring.recorded.back().is_some_and(|last| last.tick >= tick) {
+            return None;
+        }
+        let event = match ring.unused.pop() {
+            Some(event) => event,
+            None => {
+                let oldest = ring.recorded.pop_front()?;
+                host_done(oldest.host_tick);
+                oldest.event
+            }
+        };
+        let told = &mut self.told[lane as usize];
+        told[lane as usize] = tick;
+        let mark = Mark { tick, event: Arc::clone(&event), clock: *told, host_tick: 0 };
+        ring.recorded.push_back(mark);
+        Some(event)
+    }
+
+    /// The first mark at or behind op `tick`.
+    pub(super) fn find(&mut self, lane: usize, tick: u64) -> Option<&mut Mark> {
+        let recorded = &mut self.rings.get_mut(lane)?.recorded;
+        let at = recorded.partition_point(|mark| mark.tick < tick);
+        recorded.get_mut(at)
+    }
+
+    /// Tells `lane`, a stream, to wait for all of `clock`, whose event is of `first`: visits what is not known to
+    /// it yet. `host`: ops that the Host lane has finished.
+    pub(super) fn wait(
+        &mut self,
+        lane: Lane,
+        (first, clock): (usize, &Clock),
+        host: u64,
+        visit: &mut dyn FnMut(Until) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        const HOST: usize = Lane::Host as usize;
+        self.finished[HOST] = self.finished[HOST].max(host);
+        let finished = self.finished;
+        let order = std::iter::once(first).chain((0..LANES).filter(|m| *m != first));
+        for other in order {
+            let (tick, told) = (clock[other], self.told[lane as usize][other]);
+            if other == lane as usize || tick <= told || tick <= finished[other] {
+                continue;
+            }
+            let mut known = [0; LANES];
+            known[other] = tick;
+            if other == HOST {
+                visit(Until::Host(tick))?;
+            } else if let Some(mark) = self.find(other, tick) {
+                known = mark.clock;
+                let event = Arc::clone(&mark.event);
+                visit(Until::Event(event))?;
+            }
+            join(&mut self.told[lane as usize], &known);
+        }
+        Ok(())
+    }
+
+    /// The events that op `host_tick` of the Host lane waits for, by lane.
+    pub(super) fn for_host(
+        &mut self,
+        clock: &Clock,
+        host_tick: u64,
+    ) -> [Option<(u64, Arc<Event>)>; STREAMS] {
+        std::array::from_fn(|lane| {
+            let tick = clock[lane];
+            let told = &mut self.told[Lane::Host as usize][lane];
+            if tick <= *told || tick <= self.finished[lane] {
+                return None;
+            }
+            *told = tick;
+            let mark = self.find(lane, tick)?;
+            mark.host_tick = host_tick;
+            Some((mark.tick, Arc::clone(&mark.event)))
+        })
+    }
+
+    /// The rank's thread has seen op `tick` finish.
+    pub(super) fn finish(&mut self, lane: Lane, tick: u64) {
+        let finished = &mut self.finished[lane as usize];
+        *finished = tick.max(*finished);
+    }
+}

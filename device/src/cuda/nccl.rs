@@ -1,0 +1,275 @@
+//! NCCL as safe types. The library is loaded here and not by cudarc, which does not look for `libnccl.so.2`, the
+//! only name that packages install, and keeps back the handle that a watchdog needs to abort.
+#![expect(unsafe_code, reason = "NCCL's C interface")]
+
+use super::driver::Stream;
+use crate::{Dtype, Reduce};
+use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Names it goes by, in the order in which they are tried.
+pub(super) const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// Codes are numbers here: a newer library may return one that the binding does not know.
+type Code = c_int;
+type Buffer = *const c_void;
+type BufferMut = *mut c_void;
+type RawStream = *mut c_void;
+
+struct Functions {
+    _library: Library,
+    get_version: unsafe extern "C" fn(*mut c_int) -> Code,
+    get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Code,
+    comm_init_rank: unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> Code,
+    comm_abort: unsafe extern "C" fn(ncclComm_t) -> Code,
+    comm_destroy: unsafe extern "C" fn(ncclComm_t) -> Code,
+    comm_get_async_error: unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code,
+    get_error_string: unsafe extern "C" fn(Code) -> *const c_char,
+    all_reduce: unsafe extern "C" fn(
+        Buffer,
+        BufferMut,
+        usize,
+        ncclDataType_t,
+        ncclRedOp_t,
+        ncclComm_t,
+        RawStream,
+    ) -> Code,
+    reduce_scatter: unsafe extern "C" fn(
+        Buffer,
+        BufferMut,
+        usize,
+        ncclDataType_t,
+        ncclRedOp_t,
+        ncclComm_t,
+        RawStream,
+    ) -> Code,
+    all_gather: unsafe extern "C" fn(
+        Buffer,
+        BufferMut,
+        usize,
+        ncclDataType_t,
+        ncclComm_t,
+        RawStream,
+    ) -> Code,
+    broadcast: unsafe extern "C" fn(
+        Buffer,
+        BufferMut,
+        usize,
+        ncclDataType_t,
+        c_int,
+        ncclComm_t,
+        RawStream,
+    ) -> Code,
+}
+
+/// The library, loaded once; or why not.
+fn functions() -> Result<&'static Functions, &'static str> {
+    static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
+    LOADED.get_or_init(load).as_ref().map_err(String::as_str)
+}
+
+fn load() -> Result<Functions, String> {
+    let open = |name: &&str| {
+        // SAFETY: NCCL's initialisers do nothing unusual.
+        unsafe { Library::new(*name) }.ok()
+    };
+    let library = NAMES.iter().find_map(open).ok_or_else(|| format!("none of {NAMES:?} found"))?;
+    macro_rules! symbol {
+        ($name:literal) => {{
+            // SAFETY: the field that takes it has the type of NCCL's header.
+            let found = unsafe { library.get(concat!($name, "\0").as_bytes()) };
+            *found.map_err(|e| format!("{}: {e}", $name))?
+        }};
+    }
+    Ok(Functions {
+        get_version: symbol!("ncclGetVersion"),
+        get_unique_id: symbol!("ncclGetUniqueId"),
+        comm_init_rank: symbol!("ncclCommInitRank"),
+        comm_abort: symbol!("ncclCommAbort"),
+        comm_destroy: symbol!("ncclCommDestroy"),
+        comm_get_async_error: symbol!("ncclCommGetAsyncError"),
+        get_error_string: symbol!("ncclGetErrorString"),
+        all_reduce: symbol!("ncclAllReduce"),
+        reduce_scatter: symbol!("ncclReduceScatter"),
+        all_gather: symbol!("ncclAllGather"),
+        broadcast: symbol!("ncclBroadcast"),
+        _library: library,
+    })
+}
+
+macro_rules! call {
+    ($f:ident ( $($arg:expr),* $(,)? )) => {{
+        let functions = functions()?;
+        // SAFETY: communicators are made below and used until they are aborted; out-pointers are to locals;
+        // buffers lie in arenas that live as long as the streams.
+        check(functions, stringify!($f), unsafe { (functions.$f)($($arg),*) })
+    }};
+}
+
+fn check(functions: &Functions, call: &str, code: Code) -> Result<(), String> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: takes any number.
+    let text = unsafe { (functions.get_error_string)(code) };
+    if text.is_null() {
+        return Err(format!("NCCL {call}: code {code}"));
+    }
+    // SAFETY: a static string.
+    let text = unsafe { std::ffi::CStr::from_ptr(text) };
+    Err(format!("NCCL {call}: {}", text.to_string_lossy()))
+}
+
+/// As 22403 for 2.24.3.
+///
+/// # Errors
+/// The library is not there.
+pub(super) fn version() -> Result<i32, String> {
+    let mut version = 0;
+    call!(get_version(&raw mut version))?;
+    Ok(version)
+}
+
+/// What the ranks of a group must share to find each other.
+pub(super) type Id = ncclUniqueId;
+
+pub(super) fn new_id() -> Result<Id, String> {
+    let mut id = ncclUniqueId { internal: [0; 128] };
+    call!(get_unique_id(&raw mut id))?;
+    Ok(id)
+}
+
+fn data_type(dtype: Dtype) -> ncclDataType_t {
+    match dtype {
+        Dtype::F16 => ncclDataType_t::ncclFloat16,
+        Dtype::Bf16 => ncclDataType_t::ncclBfloat16,
+        Dtype::F32 => ncclDataType_t::ncclFloat32,
+        Dtype::F64 => ncclDataType_t::ncclFloat64,
+        Dtype::I32 => ncclDataType_t::ncclInt32,
+    }
+}
+
+/// One rank's end of a group. The rank's thread enqueues; a watchdog may abort.
+#[derive(Debug)]
+pub(super) struct Communicator {
+    /// Null once it is aborted.
+    raw: AtomicPtr<c_void>,
+    /// Held while the rank's thread is inside a call.
+    busy: Mutex<()>,
+    pub(super) me: usize,
+    pub(super) size: usize,
+}
+
+impl Communicator {
+    /// Blocks until all ranks of the group have come.
+    pub(super) fn new(id: Id, me: usize, size: usize) -> Result<Self, String> {
+        let mut raw: ncclComm_t = std::ptr::null_mut();
+        call!(comm_init_rank(&raw mut raw, size as c_int, id, me as c_int))?;
+        Ok(Self { raw: AtomicPtr::new(raw.cast()), busy: Mutex::new(()), me, size })
+    }
+
+    fn raw(&self) -> Result<ncclComm_t, String> {
+        let raw = self.raw.load(Ordering::Acquire);
+        if raw.is_null() { Err("the communicator was aborted".into()) } else { Ok(raw.cast()) }
+    }
+
+    /// What has gone wrong since, if anything. Does not wait for a call that the rank's thread is inside of.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Ok(_inside) = self.busy.try_lock() else { return Ok(()) };
+        let (mut state, comm) = (0, self.raw()?);
+        call!(comm_get_async_error(comm, &raw mut state))?;
+        check(functions()?, "asynchronous error", state)
+    }
+
+    fn enter(&self) -> MutexGuard<'_, ()> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends what is under way; nothing can be enqueued any more. A call that the rank's thread is inside of has
+    /// two seconds to return: it may be the very one that hangs.
+    pub(super) fn abort(&self) {
+        let started = Instant::now();
+        let mut inside = self.busy.try_lock();
+        while inside.is_err() && started.elapsed() < Duration::from_secs(2) {
+            std::thread::sleep(Duration::from_millis(10));
+            inside = self.busy.try_lock();
+        }
+        let raw = self.raw.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !raw.is_null() {
+            let abort = || call!(comm_abort(raw.cast()));
+            let _: Result<(), String> = abort();
+        }
+    }
+
+    pub(super) fn all_reduce(
+        &self,
+        (at, count, dtype): (u64, usize, Dtype),
+        reduce: Reduce,
+        stream: &Stream,
+    ) -> Result<(), String> {
+        let _inside = self.enter();
+        let op = match reduce {
+            Reduce::Sum => ncclRedOp_t::ncclSum,
+            Reduce::Max => ncclRedOp_t::ncclMax,
+        };
+        let (from, to, dtype) = (at as Buffer, at as BufferMut, data_type(dtype));
+        call!(all_reduce(from, to, count, dtype, op, self.raw()?, stream.raw().cast()))
+    }
+
+    /// In place: `count` elements of the whole buffer, which divide by the ranks.
+    pub(super) fn reduce_scatter(
+        &self,
+        (at, count, dtype): (u64, usize, Dtype),
+        stream: &Stream,
+    ) -> Result<(), String> {
+        let _inside = self.enter();
+        let (part, own) = self.part(at, count, dtype);
+        let (from, to, op) = (at as Buffer, own as BufferMut, ncclRedOp_t::ncclSum);
+        let dtype = data_type(dtype);
+        call!(reduce_scatter(from, to, part, dtype, op, self.raw()?, stream.raw().cast()))
+    }
+
+    /// In place, as `reduce_scatter`.
+    pub(super) fn all_gather(
+        &self,
+        (at, count, dtype): (u64, usize, Dtype),
+        stream: &Stream,
+    ) -> Result<(), String> {
+        let _inside = self.enter();
+        let (part, own) = self.part(at, count, dtype);
+        let (from, to, dtype) = (own as Buffer, at as BufferMut, data_type(dtype));
+        call!(all_gather(from, to, part, dtype, self.raw()?, stream.raw().cast()))
+    }
+
+    pub(super) fn broadcast(
+        &self,
+        (at, count, dtype): (u64, usize, Dtype),
+        root: usize,
+        stream: &Stream,
+    ) -> Result<(), String> {
+        let _inside = self.enter();
+        let (from, to, dtype) = (at as Buffer, at as BufferMut, data_type(dtype));
+        let root = root as c_int;
+        call!(broadcast(from, to, count, dtype, root, self.raw()?, stream.raw().cast()))
+    }
+
+    /// Elements of a part, and the address of this rank's.
+    fn part(&self, at: u64, count: usize, dtype: Dtype) -> (usize, u64) {
+        let part = count / self.size;
+        (part, at + (self.me * part) as u64 * dtype.bytes())
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let raw = self.raw.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !raw.is_null() {
+            let destroy = || call!(comm_destroy(raw.cast()));
+            let _: Result<(), String> = destroy();
+        }
+    }
+}

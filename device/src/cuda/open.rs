@@ -1,0 +1,258 @@
+//! Opening a GPU for a rank: everything that is allocated, created or compiled, before step 1.
+
+use super::blas::{Blas, workspace_bytes};
+use super::collectives::{Transport, connect, member, place};
+use super::compile::Kernels;
+use super::driver::{self, Context, DeviceMemory, Failure, Stream, Words};
+use super::history::History;
+use super::host::HostLane;
+use super::marks::{Marks, STREAMS};
+use super::memory::{Arrangement, Peer};
+use super::{Gpu, HOST_WORD, nccl};
+use crate::cpu::memory::Memory;
+use crate::cpu::queue::Queue;
+use crate::cpu::{self, CpuOptions, Lanes, Shared, Trace, World};
+use crate::{Device, Error, Group, Lane, Plan, Rank};
+use std::cell::{Cell, RefCell};
+use std::fmt::Display;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How data moves between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Collectives {
+    /// NCCL where it is found and each rank has a GPU of its own, else in-process.
+    #[default]
+    Auto,
+    /// Kernels that read other ranks' memory: the bits of the cpu backend.
+    InProcess,
+}
+
+/// How a GPU is opened.
+#[derive(Clone, Debug)]
+pub struct CudaOptions {
+    /// How data moves between ranks.
+    pub collectives: Collectives,
+    /// Threads for host tasks besides the Host lane's own.
+    pub pool: Option<Arc<rayon::ThreadPool>>,
+    /// Most that one op needs besides its operands (`Totals::scratch` of the recorder).
+    pub scratch: u64,
+    /// Where spans of the Host lane are noted.
+    pub trace: Option<Arc<Trace>>,
+    /// See [`CpuOptions::slow`]; the Host lane's ops.
+    pub slow: Option<(&'static str, u32)>,
+    /// See [`CpuOptions::panic_at`]; the Host lane's ops.
+    pub panic_at: Option<(usize, Lane, u64)>,
+}
+
+/// A GPU for `rank`: number rank mod GPUs, so that several ranks may share one. Returns when all ranks have opened
+/// theirs.
+///
+/// # Errors
+/// There is no GPU; the plan does not fit its free memory, or this machine's. The peers are told.
+pub fn open(
+    rank: Rank,
+    plan: &Arc<Plan>,
+    world: &Arc<World>,
+    options: &CudaOptions,
+) -> Result<Device, Error> {
+    let gpu = Opening { rank, plan, world, options }.gpu();
+    let gpu = gpu.inspect_err(|error| world.fail(rank, 0, error))?;
+    Ok(Device::new(rank, Arc::clone(plan), Box::new(gpu)))
+}
+
+struct Opening<'a> {
+    rank: Rank,
+    plan: &'a Arc<Plan>,
+    world: &'a Arc<World>,
+    options: &'a CudaOptions,
+}
+
+impl Opening<'_> {
+    fn gpu(&self) -> Result<Gpu, Error> {
+        let (context, count) = self.context()?;
+        let gpu = context.ordinal;
+        let setup = |what: &'static str| move |problem: String| self.problem(gpu, what, problem);
+        let made = |failure: Failure| self.problem(gpu, "open", failure);
+        let sm = driver::device_sm(gpu).map_err(made)?;
+        let arrangement = Arrangement::new(self.plan, self.options.scratch, workspace_bytes(sm));
+        let own = Rc::new(Stream::new(&context, false).map_err(made)?);
+        let device = self.device_memory(&context, arrangement.bytes, &own)?;
+        let refused =
+            |(arena, wanted)| Error::HostMemory { rank: self.rank.index(), arena, wanted };
+        let host_memory = Memory::pinned(self.plan).map(Arc::new).map_err(refused)?;
+        let peer = Peer::new(&context, device, Arc::clone(&host_memory));
+        let peer = Arc::new(peer.map_err(|e| self.problem(gpu, "pinning host memory", e))?);
+        let scratch = peer.device.start + arrangement.scratch;
+        let workspace = (peer.device.start + arrangement.workspace, workspace_bytes(sm));
+        let words = Words::new(&context, STREAMS + 1).map_err(made)?;
+        let history = Arc::new(History::new(words.words[..STREAMS].to_vec()));
+        let kernels = Kernels::load(sm).map_err(setup("kernels"))?;
+        let blas = Blas::new(workspace).map_err(setup("cuBLASLt"))?;
+        let marks = Marks::new().map_err(made)?;
+        self.world.gpus.join(self.rank.index(), &peer);
+        let options = self.host_options();
+        let host = Arc::new(Shared::new(self.rank, host_memory, self.plan, self.world, options));
+        let transport = self.transport(&host, &context, count)?;
+        let streams = streams(&context, own, &transport, self.rank).map_err(made)?;
+        let queue = Arc::new(Queue::new());
+        let lane = HostLane {
+            shared: Arc::clone(&host),
+            context: Arc::clone(&context),
+            history: Arc::clone(&history),
+            done: words.words[HOST_WORD].clone(),
+            compute: words.words[Lane::Compute as usize].clone(),
+        };
+        let thread = lane.spawn(&queue).map_err(|e| self.problem(gpu, "the Host lane", e))?;
+        Ok(Gpu {
+            host,
+            context,
+            peer,
+            sm,
+            scratch,
+            kernels: RefCell::new(kernels),
+            blas: RefCell::new(blas),
+            transport,
+            streams,
+            words,
+            marks: RefCell::new(marks),
+            history,
+            host_after: Cell::default(),
+            queue,
+            thread: Some(thread),
+        })
+    }
+
+    fn problem(&self, gpu: usize, what: &str, problem: impl Display) -> Error {
+        let problem = format!("{what}: {problem}");
+        Error::GpuSetup { rank: self.rank.index(), gpu, problem }
+    }
+
+    /// The rank's GPU, bound to the calling thread, and how many there are.
+    fn context(&self) -> Result<(Arc<Context>, usize), Error> {
+        let none = |problem: String| Error::NoCuda { problem };
+        if !driver::is_present() {
+            return Err(none("no NVIDIA driver found".into()));
+        }
+        driver::init().map_err(|e| none(e.to_string()))?;
+        let count = driver::device_count().map_err(|e| none(e.to_string()))?;
+        if count == 0 {
+            return Err(none("the driver sees no GPU".into()));
+        }
+        let gpu = self.rank.index() % count;
+        let context = Context::of(gpu).map_err(|e| self.problem(gpu, "context", e))?;
+        context.bind().map_err(|e| self.problem(gpu, "context", e))?;
+        Ok((context, count))
+    }
+
+    /// One allocation, zeroed.
+    fn device_memory(
+        &self,
+        context: &Arc<Context>,
+        bytes: u64,
+        stream: &Stream,
+    ) -> Result<DeviceMemory, Error> {
+        let gpu = context.ordinal;
+        let (free, _) = context.memory().map_err(|e| self.problem(gpu, "free memory", e))?;
+        let too_much = || cpu::out_of_memory(self.rank, self.plan, bytes, free);
+        if bytes > free {
+            return Err(too_much());
+        }
+        let memory = DeviceMemory::new(context, bytes).map_err(|e| {
+            if e.is_out_of_memory() { too_much() } else { self.problem(gpu, "device memory", e) }
+        })?;
+        let zeroed = stream.zero(memory.start, bytes).and_then(|()| stream.synchronize());
+        zeroed.map_err(|e| self.problem(gpu, "device memory", e))?;
+        Ok(memory)
+    }
+
+    /// The Host lane is the cpu backend's, on memory that the driver has pinned.
+    fn host_options(&self) -> CpuOptions {
+        let CudaOptions { pool, trace, slow, panic_at, .. } = self.options;
+        CpuOptions {
+            lanes: Lanes::Threads { chaos_us: 0 },
+            memory_limit: u64::MAX,
+            pool: pool.clone(),
+            scratch_floats: 0,
+            trace: trace.clone(),
+            slow: *slow,
+            panic_at: *panic_at,
+        }
+    }
+
+    /// Returns when all ranks have their memory and are connected.
+    fn transport(
+        &self,
+        host: &Arc<Shared>,
+        context: &Arc<Context>,
+        gpus: usize,
+    ) -> Result<Transport, Error> {
+        self.world.gather(self.rank, "open: memory")?;
+        let world_size = self.rank.world_size();
+        let why_not = if world_size == 1 {
+            "there is one rank".to_owned()
+        } else if self.options.collectives == Collectives::InProcess {
+            "asked for".to_owned()
+        } else if world_size > gpus {
+            format!("{world_size} ranks share {gpus} GPU(s)")
+        } else if let Err(why) = nccl::version() {
+            why
+        } else {
+            if self.rank.index() == 0 {
+                tracing::info!("collectives by NCCL");
+            }
+            return connect(host, context.ordinal);
+        };
+        if self.rank.index() == 0 {
+            tracing::info!("collectives in-process: {why_not}");
+        }
+        self.reach_peers(context)?;
+        self.world.gather(self.rank, "open: peers")?;
+        Ok(Transport::InProcess)
+    }
+
+    /// Kernels read the memory of all ranks of this rank's groups.
+    fn reach_peers(&self, context: &Context) -> Result<(), Error> {
+        for group in [Group::Tp, Group::Dp] {
+            for i in 0..place(self.rank, group).1 {
+                let index = member(self.rank, group, i);
+                let Some(peer) = self.world.gpus.peer(index) else { continue };
+                let (gpu, other) = (context.ordinal, peer.context.ordinal);
+                let reached = context.reach(&peer.context);
+                if !reached.map_err(|e| self.problem(gpu, "peer access", e))? {
+                    let problem = format!(
+                        "it cannot read the memory of GPU {other}, and without NCCL there is no \
+                         other way between them"
+                    );
+                    return Err(self.problem(gpu, "collectives", problem));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// By lane, then the rank's own. What others wait for goes first on the GPU.
+fn streams(
+    context: &Arc<Context>,
+    own: Rc<Stream>,
+    transport: &Transport,
+    rank: Rank,
+) -> Result<Vec<Rc<Stream>>, Failure> {
+    let mut streams: Vec<Rc<Stream>> = Vec::with_capacity(STREAMS + 1);
+    for lane in &Lane::ALL[..STREAMS] {
+        // NCCL does not promise that two communicators make progress side by side on one GPU. In one stream their
+        // collectives run in the order of the program, which all ranks share; each waits for earlier ones only.
+        let shared = *lane == Lane::DpComm
+            && matches!(transport, Transport::Nccl(..))
+            && rank.tp_size > 1
+            && rank.dp_size > 1;
+        streams.push(if shared {
+            Rc::clone(&streams[Lane::TpComm as usize])
+        } else {
+            Rc::new(Stream::new(context, *lane != Lane::Compute)?)
+        });
+    }
+    streams.push(own);
+    Ok(streams)
+}

@@ -1,0 +1,163 @@
+//! What of CUDA is here: asked before anything is used, never a panic.
+
+use super::driver::{self, Context};
+use super::{blaslt, nccl, nvrtc};
+use crate::panics;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Oldest driver whose streams can wait for a word of host memory without a module parameter.
+const OLDEST_DRIVER: i32 = 12_000;
+
+/// A GPU as the driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// The driver's number.
+    pub ordinal: usize,
+    /// As sold.
+    pub name: String,
+    /// Compute capability: 70 for V100, 90 for H100.
+    pub sm: u32,
+    /// Bytes in all.
+    pub memory: u64,
+}
+
+/// A library, found or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LibraryInfo {
+    /// `NCCL`, ...
+    pub name: &'static str,
+    /// Its version where it was found; else the names that were tried.
+    pub version: Result<String, String>,
+    /// Nothing runs on GPUs without it.
+    pub required: bool,
+}
+
+/// What of CUDA is here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// CUDA version of the driver, as 12.4; or why there is none.
+    pub driver: Result<String, String>,
+    /// In the driver's order, which `CUDA_VISIBLE_DEVICES` changes.
+    pub gpus: Vec<GpuInfo>,
+    /// NVRTC, cuBLASLt, NCCL.
+    pub libraries: Vec<LibraryInfo>,
+}
+
+impl Probe {
+    /// Why nothing can be trained on GPUs here; `None`: it can.
+    pub fn missing(&self) -> Option<String> {
+        if let Err(why) = &self.driver {
+            return Some(why.clone());
+        }
+        if self.gpus.is_empty() {
+            return Some(
+                "the driver sees no GPU (CUDA_VISIBLE_DEVICES hides those it excludes)".into(),
+            );
+        }
+        if let Some(old) = self.gpus.iter().find(|gpu| gpu.sm < 70) {
+            let GpuInfo { ordinal, name, sm, .. } = old;
+            return Some(format!("GPU {ordinal}, {name}, is sm_{sm}; sm_70 (V100) is the oldest"));
+        }
+        let gone = |l: &LibraryInfo| {
+            let why = l.version.as_ref().err().filter(|_| l.required)?;
+            Some(format!("{} is missing: {why}", l.name))
+        };
+        let missing: Vec<String> = self.libraries.iter().filter_map(gone).collect();
+        (!missing.is_empty()).then(|| missing.join("; "))
+    }
+
+    /// Whether NCCL was found.
+    pub fn has_nccl(&self) -> bool {
+        self.libraries.iter().any(|l| l.name == NCCL && l.version.is_ok())
+    }
+}
+
+const NCCL: &str = "NCCL";
+
+/// Looks for the driver, GPUs and libraries. Call it before other threads are started: it sets two variables that
+/// the driver reads from the environment when it starts, unless they are set.
+pub fn probe() -> Probe {
+    let driver = guarded(driver_version);
+    let gpus = if driver.is_ok() { guarded(gpus).unwrap_or_default() } else { Vec::new() };
+    let library =
+        |name, required, version: Result<String, String>| LibraryInfo { name, version, required };
+    let libraries = vec![
+        library("NVRTC", true, guarded(nvrtc_version)),
+        library("cuBLASLt", true, guarded(blaslt_version)),
+        library(NCCL, false, guarded(nccl_version)),
+    ];
+    Probe { driver, gpus, libraries }
+}
+
+/// Free bytes of a GPU, with a context on it, which takes some itself.
+///
+/// # Errors
+/// What the driver says.
+pub fn free_memory(ordinal: usize) -> Result<u64, String> {
+    guarded(|| {
+        driver::init().map_err(|e| e.to_string())?;
+        let context = Context::of(ordinal).map_err(|e| e.to_string())?;
+        context.memory().map(|(free, _)| free).map_err(|e| e.to_string())
+    })
+}
+
+/// cudarc panics where a library or a symbol is missing.
+fn guarded<T>(ask: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    panics::quietly(|| catch_unwind(AssertUnwindSafe(ask)))
+        .unwrap_or_else(|_| Err("a library lacks a function that is needed: it is too old".into()))
+}
+
+fn looked_for(names: &[String]) -> String {
+    format!("none of {} found (LD_LIBRARY_PATH and the system's folders)", names.join(", "))
+}
+
+fn driver_version() -> Result<String, String> {
+    if !driver::is_present() {
+        return Err(format!("no NVIDIA driver: {}", looked_for(&["libcuda.so.1".into()])));
+    }
+    driver::init().map_err(|e| e.to_string())?;
+    let version = driver::version().map_err(|e| e.to_string())?;
+    let text = format!("{}.{}", version / 1000, version % 1000 / 10);
+    if version < OLDEST_DRIVER {
+        return Err(format!("the NVIDIA driver is for CUDA {text}; 12.0 or newer is needed"));
+    }
+    Ok(text)
+}
+
+fn gpus() -> Result<Vec<GpuInfo>, String> {
+    let one = |ordinal| {
+        Ok(GpuInfo {
+            ordinal,
+            name: driver::device_name(ordinal)?,
+            sm: driver::device_sm(ordinal)?,
+            memory: driver::device_memory(ordinal)?,
+        })
+    };
+    let all = driver::device_count().and_then(|count| (0..count).map(one).collect());
+    all.map_err(|e: driver::Failure| e.to_string())
+}
+
+/// As cudarc looks for it.
+fn names(library: &str) -> Vec<String> {
+    ["", ".13", ".12", ".11"].iter().map(|end| format!("lib{library}.so{end}")).collect()
+}
+
+fn nvrtc_version() -> Result<String, String> {
+    if !nvrtc::is_present() {
+        return Err(looked_for(&names("nvrtc")));
+    }
+    nvrtc::version().map(|(major, minor)| format!("{major}.{minor}"))
+}
+
+fn blaslt_version() -> Result<String, String> {
+    if !blaslt::is_present() {
+        return Err(looked_for(&names("cublasLt")));
+    }
+    let version = blaslt::version();
+    Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
+fn nccl_version() -> Result<String, String> {
+    let version = nccl::version().map_err(|_| looked_for(&nccl::NAMES.map(str::to_owned)))?;
+    Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}

@@ -1,0 +1,263 @@
+//! A collective of NCCL that never ends is no error anywhere: its kernel spins. One thread per rank looks at the
+//! collectives that have started, ends the run with the name of the rank that is missing, and aborts.
+
+use super::collectives::{member, place};
+use super::driver::{Context, Event, Failure, Stream};
+use super::nccl::Communicator;
+use crate::cpu::Shared;
+use crate::error::Site;
+use crate::{Admitted, Error, Group};
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Collectives under watch at once; more are not watched until some have ended.
+const WATCHED: usize = 256;
+/// Between looks.
+const LOOK: Duration = Duration::from_millis(50);
+/// What the library takes longer for to abort goes on without us.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// After another rank has failed, what is under way may still end by itself.
+const GRACE: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+struct Entry {
+    op: &'static str,
+    site: Site,
+    group: Group,
+    /// Its number among the group's collectives.
+    number: u64,
+    starts: Event,
+    ends: Event,
+    /// Both are recorded.
+    enqueued: bool,
+    started: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct State {
+    under_way: VecDeque<Entry>,
+    unused: Vec<(Event, Event)>,
+    /// Collectives enqueued, by group.
+    numbers: [u64; 2],
+    closed: bool,
+}
+
+struct Watch {
+    shared: Arc<Shared>,
+    gpu: usize,
+    communicators: Vec<Arc<Communicator>>,
+    state: Mutex<State>,
+    turned: Condvar,
+}
+
+pub(super) struct Watchdog {
+    watch: Arc<Watch>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Watchdog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watchdog").field("gpu", &self.watch.gpu).finish_non_exhaustive()
+    }
+}
+
+impl Watchdog {
+    /// On the bound context.
+    pub(super) fn start(
+        shared: &Arc<Shared>,
+        gpu: usize,
+        communicators: &[Option<Arc<Communicator>>],
+    ) -> Result<Self, String> {
+        let pair = |_| Ok((Event::new()?, Event::new()?));
+        let unused: Result<Vec<_>, Failure> = (0..WATCHED).map(pair).collect();
+        let state = State {
+            under_way: VecDeque::with_capacity(WATCHED),
+            unused: unused.map_err(|e| e.to_string())?,
+            numbers: [0; 2],
+            closed: false,
+        };
+        let watch = Arc::new(Watch {
+            shared: Arc::clone(shared),
+            gpu,
+            communicators: communicators.iter().flatten().cloned().collect(),
+            state: Mutex::new(state),
+            turned: Condvar::new(),
+        });
+        let (watching, name) = (Arc::clone(&watch), format!("watch {}", shared.rank.index()));
+        let thread = std::thread::Builder::new().name(name).spawn(move || watching.run());
+        let thread = thread.map_err(|e| format!("no thread to watch collectives: {e}"))?;
+        Ok(Self { watch, thread: Some(thread) })
+    }
+
+    /// A collective is about to be enqueued on `stream`.
+    pub(super) fn starts(
+        &self,
+        stream: &Stream,
+        op: &Admitted,
+        group: Group,
+    ) -> Result<(), Failure> {
+        let mut state = self.watch.lock();
+        let number = &mut state.numbers[group as usize];
+        *number += 1;
+        let number = *number;
+        let Some((starts, ends)) = state.unused.pop() else { return Ok(()) };
+        stream.record(&starts)?;
+        let (op, site, started) = (op.op.name(), op.site, None);
+        let entry = Entry { op, site, group, number, starts, ends, enqueued: false, started };
+        state.under_way.push_back(entry);
+        Ok(())
+    }
+
+    /// It is enqueued.
+    pub(super) fn ends(&self, stream: &Stream) -> Result<(), Failure> {
+        let mut state = self.watch.lock();
+        if let Some(entry) = state.under_way.back_mut()
+            && !entry.enqueued
+        {
+            stream.record(&entry.ends)?;
+            entry.enqueued = true;
+        }
+        drop(state);
+        self.watch.turned.notify_one();
+        Ok(())
+    }
+
+    /// Ends whatever is under way, within seconds.
+    pub(super) fn abort(&self) {
+        self.watch.abort();
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.watch.lock().closed = true;
+        self.watch.turned.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Watch {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        crate::panics::watch_this_thread();
+        let bound = Context::of(self.gpu).and_then(|context| context.bind());
+        let mut failed_since = None;
+        let mut state = self.lock();
+        while !state.closed && bound.is_ok() {
+            if state.under_way.is_empty() {
+                state = self.turned.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            if self.look(&mut state).is_err() {
+                return; // the context is lost; whoever waits for a stream is told
+            }
+            if let Some(error) = self.overdue(&state) {
+                drop(state);
+                self.fail(&error);
+                self.abort();
+                return;
+            }
+            if self.shared.world.failed() {
+                let since = *failed_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > GRACE && !state.under_way.is_empty() {
+                    drop(state);
+                    self.abort();
+                    return;
+                }
+            }
+            state =
+                self.turned.wait_timeout(state, LOOK).map_or_else(|e| e.into_inner().0, |w| w.0);
+        }
+    }
+
+    /// Takes out what has ended, notes what has started.
+    fn look(&self, state: &mut State) -> Result<(), Failure> {
+        let mut at = 0;
+        while let Some(entry) = state.under_way.get_mut(at) {
+            if entry.enqueued && entry.ends.has_passed()? {
+                self.note_start(entry);
+                if let Some(entry) = state.under_way.remove(at) {
+                    state.unused.push((entry.starts, entry.ends));
+                }
+                continue;
+            }
+            if entry.enqueued && entry.started.is_none() && entry.starts.has_passed()? {
+                entry.started = Some(Instant::now());
+                self.note_start(entry);
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    fn note_start(&self, entry: &Entry) {
+        if let Some(peer) = self.shared.world.gpus.peer(self.shared.rank.index()) {
+            peer.started[entry.group as usize].fetch_max(entry.number, Ordering::SeqCst);
+        }
+    }
+
+    /// What has gone on for too long, or gone wrong.
+    fn overdue(&self, state: &State) -> Option<Error> {
+        let rank = self.shared.rank;
+        let oldest = state.under_way.iter().find(|entry| entry.started.is_some())?;
+        let (op, site) = (oldest.op, oldest.site);
+        let gpu = self.gpu;
+        let named = |problem| Error::Gpu { rank: rank.index(), gpu, op, site, problem };
+        if let Some(problem) = self.communicators.iter().find_map(|comm| comm.check().err()) {
+            return Some(named(problem));
+        }
+        let timeout = self.shared.world.timeout();
+        if oldest.started?.elapsed() < timeout {
+            return None;
+        }
+        let missing: Vec<usize> = (0..place(rank, oldest.group).1)
+            .map(|i| member(rank, oldest.group, i))
+            .filter(|&index| {
+                let peer = self.shared.world.gpus.peer(index);
+                let started = &peer.map(|p| &p.started[oldest.group as usize]);
+                started.is_none_or(|s| s.load(Ordering::SeqCst) < oldest.number)
+            })
+            .collect();
+        let seconds = timeout.as_secs();
+        if missing.is_empty() {
+            let problem = format!("all ranks have started it, and it has not ended in {seconds} s");
+            return Some(named(problem));
+        }
+        Some(Error::Timeout { rank: rank.index(), op, site, seconds, missing })
+    }
+
+    fn fail(&self, error: &Error) {
+        let step = self.shared.step.load(Ordering::Relaxed);
+        self.shared.world.fail(self.shared.rank, step, error);
+    }
+
+    /// Each in a thread of its own: the library may block until the communicator's stream is empty, and in that
+    /// stream the other's collective may stand before.
+    fn abort(&self) {
+        let (sender, aborted) = std::sync::mpsc::channel();
+        let start = |comm: &Arc<Communicator>| {
+            let (comm, sender) = (Arc::clone(comm), sender.clone());
+            let aborter = std::thread::Builder::new().name("abort".into());
+            let abort = move || {
+                comm.abort();
+                let _ = sender.send(());
+            };
+            aborter.spawn(abort).is_ok()
+        };
+        let started = self.communicators.iter().filter(|comm| start(comm)).count();
+        let since = Instant::now();
+        for _ in 0..started {
+            if aborted.recv_timeout(PATIENCE.saturating_sub(since.elapsed())).is_err() {
+                return;
+            }
+        }
+    }
+}

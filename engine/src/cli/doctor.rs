@@ -1,0 +1,167 @@
+//! `onebox doctor`: what this machine can train on, and what would help where it cannot.
+
+use super::exit::{Failed, code};
+use super::print;
+use crate::gpu;
+use device::cuda::{GpuInfo, LibraryInfo, Probe, free_memory};
+use rustix::process::{Resource, getrlimit};
+use topology::{Machine, available_memory, format_bytes};
+
+/// Below it not even the quickstart trains.
+const LEAST_MEMORY: u64 = 256 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Ok,
+    Warn,
+    Fail,
+}
+
+/// One thing looked at.
+#[derive(Debug)]
+struct Finding {
+    verdict: Verdict,
+    what: &'static str,
+    text: String,
+    remedy: Option<String>,
+}
+
+impl Finding {
+    fn new(verdict: Verdict, what: &'static str, text: impl Into<String>) -> Self {
+        Self { verdict, what, text: text.into(), remedy: None }
+    }
+
+    fn remedy(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: Some(remedy.into()), ..self }
+    }
+}
+
+/// Prints the findings. Only a machine that cannot train at all is a failure.
+pub(super) fn run() -> Result<(), Failed> {
+    let probe = gpu::machine();
+    let mut findings = cuda(probe);
+    findings.extend(host(probe));
+    print(&report(&findings, probe));
+    let cpu_fails = findings.iter().any(|f| f.what == HOST_MEMORY && f.verdict == Verdict::Fail);
+    if cpu_fails { Err(Failed::silent(code::HOST_MEMORY)) } else { Ok(()) }
+}
+
+fn report(findings: &[Finding], probe: &Probe) -> String {
+    let mut out = String::new();
+    for Finding { verdict, what, text, remedy } in findings {
+        let verdict = match verdict {
+            Verdict::Ok => "ok  ",
+            Verdict::Warn => "warn",
+            Verdict::Fail => "fail",
+        };
+        out += &format!("{verdict}  {what:<12}  {text}\n");
+        if let Some(remedy) = remedy {
+            out += &format!("                    {remedy}\n");
+        }
+    }
+    out += match probe.missing() {
+        None => "\nthis machine trains on its GPUs (`device: Cuda`) and on virtual ones (`Cpu`)\n",
+        Some(_) => {
+            "\nthis machine trains on virtual GPUs (`device: Cpu`); `device: Cuda` is refused\n"
+        }
+    };
+    out
+}
+
+const HOST_MEMORY: &str = "host memory";
+
+fn cuda(probe: &Probe) -> Vec<Finding> {
+    let driver = match &probe.driver {
+        Ok(version) => Finding::new(Verdict::Ok, "driver", format!("for CUDA {version}")),
+        Err(why) => Finding::new(Verdict::Fail, "driver", why).remedy(
+            "install NVIDIA's driver, R525 or newer; in a container, start it with its GPUs",
+        ),
+    };
+    let mut findings = vec![driver];
+    findings.extend(probe.gpus.iter().map(gpu_finding));
+    if probe.driver.is_ok() && probe.gpus.is_empty() {
+        let none = Finding::new(Verdict::Fail, "GPU", "the driver sees none");
+        findings.push(none.remedy("CUDA_VISIBLE_DEVICES hides GPUs that it does not name"));
+    }
+    findings.extend(probe.libraries.iter().map(library));
+    let v100 = probe.gpus.iter().any(|gpu| gpu.sm < 75);
+    let nvrtc = probe.libraries.first().and_then(|l| l.version.as_ref().ok());
+    if v100 && nvrtc.is_some_and(|version| version.starts_with("13")) {
+        let text = "CUDA 13's does not compile for V100 (sm_70)";
+        findings
+            .push(Finding::new(Verdict::Fail, "NVRTC", text).remedy("install that of CUDA 12.9"));
+    }
+    findings
+}
+
+fn gpu_finding(gpu: &GpuInfo) -> Finding {
+    let GpuInfo { ordinal, name, sm, memory } = gpu;
+    let text = |free: &str| format!("{ordinal}: {name}, sm_{sm}, {}{free}", format_bytes(*memory));
+    if *sm < 70 {
+        return Finding::new(Verdict::Fail, "GPU", text("")).remedy("sm_70 (V100) is the oldest");
+    }
+    match free_memory(*ordinal) {
+        Err(why) => Finding::new(Verdict::Fail, "GPU", text(&format!(": {why}"))),
+        Ok(free) => {
+            let finding =
+                |v| Finding::new(v, "GPU", text(&format!(", {} free", format_bytes(free))));
+            if free < memory / 2 {
+                finding(Verdict::Warn).remedy("another process holds its memory: see nvidia-smi")
+            } else {
+                finding(Verdict::Ok)
+            }
+        }
+    }
+}
+
+fn library(library: &LibraryInfo) -> Finding {
+    let LibraryInfo { name, version, required } = library;
+    match version {
+        Ok(version) => Finding::new(Verdict::Ok, name, version),
+        Err(why) if *required => Finding::new(Verdict::Fail, name, why).remedy(
+            "install the CUDA toolkit's libraries (12 or 13) and let LD_LIBRARY_PATH name their folder",
+        ),
+        Err(why) => Finding::new(Verdict::Warn, name, why).remedy(
+            "without it GPUs exchange data by kernels that read each other's memory, if they can",
+        ),
+    }
+}
+
+fn host(probe: &Probe) -> Vec<Finding> {
+    let available = available_memory();
+    let text = match available {
+        u64::MAX => "unknown".to_owned(),
+        bytes => format!("{} can be taken (cgroup limits counted)", format_bytes(bytes)),
+    };
+    let memory = if available < LEAST_MEMORY {
+        Finding::new(Verdict::Fail, HOST_MEMORY, text)
+            .remedy("end other processes, or raise the limit")
+    } else {
+        Finding::new(Verdict::Ok, HOST_MEMORY, text)
+    };
+    let nodes = match Machine::discover() {
+        Ok(machine) => {
+            let (nodes, cores) = (machine.numa_nodes.len(), std::thread::available_parallelism());
+            let cores = cores.map_or(1, usize::from);
+            Finding::new(Verdict::Ok, "NUMA", format!("{nodes} node(s), {cores} hardware threads"))
+        }
+        Err(error) => Finding::new(Verdict::Warn, "NUMA", format!("unknown: {error}"))
+            .remedy("threads are not bound to cores"),
+    };
+    vec![memory, memlock(probe), nodes]
+}
+
+/// Drivers pin memory themselves; some containers count it all the same.
+fn memlock(probe: &Probe) -> Finding {
+    match getrlimit(Resource::Memlock).current {
+        None => Finding::new(Verdict::Ok, "memlock", "unlimited"),
+        Some(bytes) => {
+            let text = format!("limited to {}", format_bytes(bytes));
+            if probe.missing().is_some() {
+                return Finding::new(Verdict::Ok, "memlock", text + " (matters for GPUs only)");
+            }
+            Finding::new(Verdict::Warn, "memlock", text)
+                .remedy("if pinning host memory fails: ulimit -l unlimited")
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Device memory: a limit per device, NaN in new memory, poison in freed memory.
+#![expect(unsafe_code, reason = "device memory is host memory that is handed out by address")]
+
+use std::{
+    alloc::{Layout, alloc, dealloc},
+    collections::{BTreeMap, VecDeque},
+    ffi::{c_int, c_void},
+};
+
+use super::{code, put};
+use crate::{
+    failure::fails,
+    machine::{Device, Done, current_device, device, driver_functions, machine, stream},
+    stats::{MemoryUse, STATS},
+    sync::{complain, lock},
+};
+
+const ALIGNMENT: usize = 256;
+const FRESH: u8 = 0xFF;
+const FREED: u8 = 0xEE;
+/// Freed memory that a device keeps to see whether anyone still writes into it.
+const QUARANTINE_BYTES: usize = 16 << 20;
+
+/// One device's allocations, by first address.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    live: BTreeMap<usize, usize>,
+    freed: VecDeque<(usize, usize)>,
+    freed_bytes: usize,
+    used: usize,
+    peak: usize,
+}
+
+/// A pinned host range: allocated here, or registered by its owner.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostRange {
+    pub(crate) bytes: usize,
+    pub(crate) owned: bool,
+    pub(crate) flags: u32,
+}
+
+impl Memory {
+    pub(crate) fn in_use(&self) -> MemoryUse {
+        MemoryUse { used: self.used as u64, peak: self.peak as u64 }
+    }
+
+    fn allocate(&mut self, bytes: usize, limit: usize) -> Result<usize, c_int> {
+        if self.used.saturating_add(bytes) > limit {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        // SAFETY: the layout is not empty, and the new memory is valid for writes of `bytes`.
+        let pointer = unsafe { alloc(layout(bytes)?) };
+        if pointer.is_null() {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        // SAFETY: see above.
+        unsafe { pointer.write_bytes(FRESH, bytes) };
+        self.used += bytes;
+        self.peak = self.peak.max(self.used);
+        self.live.insert(pointer as usize, bytes);
+        Ok(pointer as usize)
+    }
+
+    fn free(&mut self, address: usize) -> Done {
+        let bytes = self.live.remove(&address).ok_or(code::INVALID_VALUE)?;
+        self.used -= bytes;
+        // SAFETY: the range was allocated here and is released only by `evict`.
+        unsafe { (address as *mut u8).write_bytes(FREED, bytes) };
+        self.freed.push_back((address, bytes));
+        self.freed_bytes += bytes;
+        while self.freed_bytes > QUARANTINE_BYTES {
+            self.evict();
+        }
+        Ok(())
+    }
+
+    fn evict(&mut self) {
+        let Some((address, bytes)) = self.freed.pop_front() else { return };
+        self.freed_bytes -= bytes;
+        // SAFETY: the range was allocated here with this layout and is not freed yet.
+        let content = unsafe { std::slice::from_raw_parts(address as *const u8, bytes) };
+        if content.iter().any(|&byte| byte != FREED) {
+            STATS.writes_after_free.add(1);
+            complain(&format!("{bytes} freed bytes at {address:#x} were written to"));
+        }
+        if let Ok(layout) = layout(bytes) {
+            // SAFETY: see above.
+            unsafe { dealloc(address as *mut u8, layout) };
+        }
+    }
+}
+
+fn layout(bytes: usize) -> Result<Layout, c_int> {
+    Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| code::OUT_OF_MEMORY)
+}
+
+/// Where an address range lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Device(usize),
+    Pinned,
+    /// Begins or ends within a known range, but is not inside it.
+    Broken,
+    Unknown,
+}
+
+/// Looks `bytes` at `address` up among device allocations and pinned ranges.
+pub(crate) fn place(address: usize, bytes: usize) -> Place {
+    for device in &machine().devices {
+        match within(&lock(&device.memory).live, address, bytes, |&size| size) {
+            Some(true) => return Place::Device(device.ordinal),
+            Some(false) => return Place::Broken,
+            None => {}
+        }
+    }
+    match within(&lock(&machine().host), address, bytes, |range| range.bytes) {
+        Some(true) => Place::Pinned,
+        Some(false) => Place::Broken,
+        None => Place::Unknown,
+    }
+}
+
+/// `Some(true)` inside a range, `Some(false)` across the edge of one, `None` outside all.
+fn within<T>(
+    ranges: &BTreeMap<usize, T>,
+    address: usize,
+    bytes: usize,
+    size: impl Fn(&T) -> usize,
+) -> Option<bool> {
+    let end = address.saturating_add(bytes.max(1));
+    let (first, range) = ranges.range(..end).next_back()?;
+    let last = first + size(range);
+    (address < last).then_some(address >= *first && end <= last)
+}
+
+/// For work that runs now: the range must be device memory or pinned memory.
+pub(crate) fn check_accessible(what: &str, address: usize, bytes: usize) -> Done {
+    match place(address, bytes) {
+        Place::Device(_) | Place::Pinned => Ok(()),
+        found => {
+            complain(&format!("{what}: {bytes} bytes at {address:#x}: {found:?} memory"));
+            Err(code::ILLEGAL_ADDRESS)
+        }
+    }
+}
+
+fn allocate_on(device: &Device, bytes: usize) -> Result<usize, c_int> {
+    if bytes == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    if fails("alloc", device.ordinal) {
+        return Err(code::OUT_OF_MEMORY);
+    }
+    STATS.allocations.add(1);
+    lock(&device.memory).allocate(bytes, machine().config.memory)
+}
+
+/// Frees what any device has at `address`.
+fn free_at(address: usize) -> Done {
+    STATS.frees.add(1);
+    let found = machine().devices.iter().map(|device| lock(&device.memory).free(address));
+    if found.into_iter().any(|freed| freed.is_ok()) { Ok(()) } else { Err(code::INVALID_VALUE) }
+}
+
+driver_functions! {
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let device = current_device()?;
+        let limit = machine().config.memory;
+        put(free, limit - lock(&device.memory).used)?;
+        put(total, limit)
+    }
+
+    fn cuMemAlloc_v2(out: *mut u64, bytes: usize) {
+        put(out, allocate_on(current_device()?, bytes)? as u64)
+    }
+
+    /// Waits for the device first, as the driver does.
+    fn cuMemFree_v2(address: u64) {
+        if address == 0 {
+            return Ok(());
+        }
+        match place(address as usize, 1) {
+            Place::Device(ordinal) => machine().devices[ordinal].synchronize()?,
+            _ => return Err(code::INVALID_VALUE),
+        }
+        free_at(address as usize)
+    }
+
+    fn cuMemAllocAsync(out: *mut u64, bytes: usize, handle: *mut c_void) {
+        let stream = stream(handle)?;
+        put(out, allocate_on(&machine().devices[stream.device], bytes)? as u64)
+    }
+
+    fn cuMemAllocFromPoolAsync(out: *mut u64, bytes: usize, pool: *mut c_void, handle: *mut c_void) {
+        let stream = stream(handle)?;
+        pool_device(pool)?;
+        put(out, allocate_on(&machine().devices[stream.device], bytes)? as u64)
+    }
+
+    fn cuMemFreeAsync(address: u64, handle: *mut c_void) {
+        let stream = stream(handle)?;
+        if !matches!(place(address as usize, 1), Place::Device(_)) {
+            return Err(code::INVALID_VALUE);
+        }
+        stream.push(move |_| free_at(address as usize));
+        Ok(())
+    }
+
+    fn cuDeviceGetDefaultMemPool(out: *mut *mut c_void, ordinal: c_int) {
+        put(out, pool_of(device(ordinal)?.ordinal))
+    }
+
+    fn cuDeviceGetMemPool(out: *mut *mut c_void, ordinal: c_int) {
+        put(out, pool_of(device(ordinal)?.ordinal))
+    }
+
+    fn cuDeviceSetMemPool(ordinal: c_int, pool: *mut c_void) {
+        device(ordinal)?;
+        pool_device(pool).map(drop)
+    }
+
+    /// Attributes are 32 or 64 bits wide; 4 and above are 64.
+    fn cuMemPoolGetAttribute(pool: *mut c_void, attribute: c_int, value: *mut c_void) {
+        let used = lock(&pool_device(pool)?.memory).in_use();
+        match attribute {
+            1..=3 => put(value.cast::<c_int>(), 1),
+            5 | 7 => put(value.cast::<u64>(), used.used),
+            6 | 8 => put(value.cast::<u64>(), used.peak),
+            _ => put(value.cast::<u64>(), 0),
+        }
+    }
+
+    fn cuMemPoolSetAttribute(pool: *mut c_void, _attribute: c_int, value: *mut c_void) {
+        pool_device(pool)?;
+        if value.is_null() { Err(code::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    fn cuMemPoolTrimTo(pool: *mut c_void, _keep: usize) {
+        pool_device(pool).map(drop)
+    }
+
+    fn cuMemPoolSetAccess(pool: *mut c_void, _map: *const c_void, _count: usize) {
+        pool_device(pool).map(drop)
+    }
+}
+
+/// The only pool of a device is its default pool.
+const FIRST_POOL: usize = 0x1000;
+
+fn pool_of(device: usize) -> *mut c_void {
+    (FIRST_POOL + device) as *mut c_void
+}
+
+fn pool_device(pool: *mut c_void) -> Result<&'static Device, c_int> {
+    let index = (pool as usize).checked_sub(FIRST_POOL);
+    index.and_then(|index| machine().devices.get(index)).ok_or(code::INVALID_VALUE)
+}

@@ -1,0 +1,38 @@
+//! `libcuda.so.1`: devices and contexts, memory, copies, streams, events, modules.
+#![expect(unsafe_code, reason = "exported C functions write through the caller's pointers")]
+
+pub(crate) mod code;
+mod context;
+mod copies;
+mod device;
+pub(crate) mod events;
+pub(crate) mod memory;
+pub(crate) mod modules;
+mod pinned;
+mod streams;
+
+use crate::machine::Done;
+
+/// Writes through a caller's out-pointer; null is refused.
+pub(crate) fn put<T>(out: *mut T, value: T) -> Done {
+    if out.is_null() {
+        return Err(code::INVALID_VALUE);
+    }
+    // SAFETY: the C interface demands that a non-null out-pointer be valid for one write.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Copies a string with its terminator into a caller's buffer, cut to `len` bytes.
+pub(crate) fn put_string(out: *mut std::ffi::c_char, len: i32, text: &str) -> Done {
+    let Ok(len) = usize::try_from(len) else { return Err(code::INVALID_VALUE) };
+    if out.is_null() || len == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let kept = text.len().min(len - 1);
+    // SAFETY: the buffer holds `len` bytes by the C interface, and `kept + 1 <= len`.
+    let buffer = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), kept + 1) };
+    buffer[..kept].copy_from_slice(&text.as_bytes()[..kept]);
+    buffer[kept] = 0;
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! The folder that a child process gets as `LD_LIBRARY_PATH`.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+const NAMES: [&str; 8] = [
+    "libcuda.so",
+    "libcuda.so.1",
+    "libnvrtc.so",
+    "libnvrtc.so.12",
+    "libcublasLt.so",
+    "libcublasLt.so.12",
+    "libnccl.so",
+    "libnccl.so.2",
+];
+
+/// A folder with the names of the CUDA libraries, all of which lead to this crate's `cdylib`.
+///
+/// It is made at the first call, in the cargo target directory beside the calling executable. Run
+/// the code under test in a child process with this folder as `LD_LIBRARY_PATH`: the dynamic
+/// linker reads that variable when a process starts.
+///
+/// # Panics
+/// When the `cdylib` is not beside the executable, or the folder cannot be written.
+pub fn library_folder() -> PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| make_folder().unwrap_or_else(|error| fail(&error))).clone()
+}
+
+#[expect(clippy::panic, reason = "a test without its libraries cannot go on")]
+fn fail(error: &io::Error) -> ! {
+    panic!("the folder of fake CUDA libraries: {error}")
+}
+
+fn make_folder() -> io::Result<PathBuf> {
+    let executable = std::env::current_exe()?;
+    let library = find_library(&executable)?;
+    let folder = library.with_file_name("fake-cuda-libraries");
+    std::fs::create_dir_all(&folder)?;
+    for name in NAMES {
+        link(&library, &folder.join(name))?;
+    }
+    Ok(folder)
+}
+
+/// Beside the executable, or in `deps`: cargo puts tests there, and programs one level above.
+fn find_library(executable: &Path) -> io::Result<PathBuf> {
+    let beside = executable.parent().unwrap_or(Path::new("."));
+    let folders = [beside.to_path_buf(), beside.join("deps"), beside.join("../deps")];
+    let found = folders.iter().map(|folder| folder.join("libfake_cuda.so")).find(|p| p.exists());
+    let missing = || format!("no libfake_cuda.so beside {}", executable.display());
+    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing()))?.canonicalize()
+}
+
+/// Replaces the link in one step: other tests may be starting with the same folder.
+fn link(library: &Path, name: &Path) -> io::Result<()> {
+    if std::fs::read_link(name).is_ok_and(|target| target == library) {
+        return Ok(());
+    }
+    let temporary = name.with_extension(format!("new-{}", std::process::id()));
+    let _ = std::fs::remove_file(&temporary);
+    std::os::unix::fs::symlink(library, &temporary)?;
+    std::fs::rename(&temporary, name)
+}

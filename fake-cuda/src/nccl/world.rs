@@ -1,0 +1,382 @@
+//! Where ranks meet. A rank's job posts its part and waits; the last one to come does the work of
+//! all. A part that does not fit the others is an error that all ranks see, and the collective
+//! never completes: like NCCL's own, it ends when the communicator is aborted.
+#![expect(unsafe_code, reason = "collectives move data between addresses that were checked")]
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ffi::c_int,
+    sync::{
+        Arc, Condvar, LazyLock, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+};
+
+use super::{
+    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
+    reduce::{Element, Reduction, reduce},
+};
+use crate::{
+    driver::memory::check_accessible,
+    failure::fails_at,
+    machine::{Device, Done, machine},
+    stream::Stream,
+    sync::{complain, lock, wait_briefly},
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    AllReduce,
+    ReduceScatter,
+    Reduce,
+    AllGather,
+    Broadcast,
+}
+
+/// One rank's part; `count` as in the call: per rank in reduce-scatter and all-gather.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Collective {
+    pub(super) kind: Kind,
+    pub(super) send: usize,
+    pub(super) recv: usize,
+    pub(super) count: usize,
+    pub(super) element: Element,
+    pub(super) reduction: Reduction,
+    pub(super) root: usize,
+}
+
+impl Collective {
+    fn fits(&self, other: &Self) -> bool {
+        let key = |c: &Self| (c.kind, c.count, c.element, c.reduction, c.root);
+        key(self) == key(other)
+    }
+
+    fn bytes(&self) -> usize {
+        self.count * self.element.bytes()
+    }
+
+    /// What this rank reads and writes must be live memory.
+    fn check(&self, rank: usize, ranks: usize) -> Done {
+        let (sent, received) = match self.kind {
+            Kind::AllReduce | Kind::Reduce | Kind::Broadcast => (1, 1),
+            Kind::ReduceScatter => (ranks, 1),
+            Kind::AllGather => (1, ranks),
+        };
+        if self.kind != Kind::Broadcast || rank == self.root {
+            check_accessible("send buffer", self.send, sent * self.bytes())?;
+        }
+        if self.kind != Kind::Reduce || rank == self.root {
+            check_accessible("receive buffer", self.recv, received * self.bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// One end of a point-to-point transfer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Message {
+    pub(super) address: usize,
+    pub(super) bytes: usize,
+    pub(super) peer: usize,
+    pub(super) sends: bool,
+}
+
+#[derive(Debug, Default)]
+struct Round {
+    parts: HashMap<usize, Collective>,
+    left: usize,
+    done: bool,
+    hangs: bool,
+}
+
+#[derive(Debug)]
+struct Sent {
+    address: usize,
+    bytes: usize,
+    taken: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+struct Meeting {
+    /// Device of each rank that has joined.
+    joined: HashMap<usize, usize>,
+    rounds: HashMap<u64, Round>,
+    /// Messages by (from, to), oldest first.
+    sent: HashMap<(usize, usize), VecDeque<Sent>>,
+    error: c_int,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) ranks: usize,
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
+}
+
+impl World {
+    /// The world of a unique id; the first rank to come makes it.
+    pub(super) fn named(id: [u8; 128], ranks: usize) -> Result<Arc<Self>, c_int> {
+        static WORLDS: LazyLock<Mutex<HashMap<[u8; 128], Arc<World>>>> =
+            LazyLock::new(Mutex::default);
+        let new = || Arc::new(Self { ranks, meeting: Mutex::default(), changed: Condvar::new() });
+        let world = lock(&WORLDS).entry(id).or_insert_with(new).clone();
+        if world.ranks == ranks { Ok(world) } else { Err(INVALID_ARGUMENT) }
+    }
+
+    pub(super) fn join(&self, rank: usize, device: usize) -> Result<(), c_int> {
+        let mut meeting = lock(&self.meeting);
+        if !machine().config.shared_devices && meeting.joined.values().any(|&d| d == device) {
+            complain(&format!("NCCL: two ranks use device {device}"));
+            return Err(INVALID_USAGE);
+        }
+        if meeting.joined.insert(rank, device).is_some() {
+            complain(&format!("NCCL: rank {rank} joins twice"));
+            return Err(INVALID_USAGE);
+        }
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn fail(&self, meeting: &mut Meeting, error: c_int, message: &str) {
+        complain(message);
+        if meeting.error == SUCCESS {
+            meeting.error = error;
+        }
+    }
+
+    /// Adds a rank's part; the last one does the work.
+    fn post(&self, sequence: u64, rank: usize, part: Collective) {
+        let mut meeting = lock(&self.meeting);
+        let round = meeting.rounds.entry(sequence).or_default();
+        let misfit = round.parts.iter().find(|(_, other)| !other.fits(&part));
+        let misfit = misfit.map(|(&peer, &other)| (peer, other));
+        round.parts.insert(rank, part);
+        let number = sequence + 1;
+        if let Some((peer, other)) = misfit {
+            round.hangs = true;
+            let text = format!(
+                "NCCL: collective {number} differs: rank {rank} {}, rank {peer} {}",
+                describe(&part),
+                describe(&other)
+            );
+            self.fail(&mut meeting, INVALID_USAGE, &text);
+            return;
+        }
+        if fails_at("nccl", number) {
+            round.hangs = true;
+        }
+        if fails_at("nccl-error", number) && !round.hangs {
+            round.hangs = true;
+            self.fail(&mut meeting, REMOTE_ERROR, "NCCL: a remote error on demand");
+            return;
+        }
+        if !round.hangs && round.parts.len() == self.ranks {
+            let parts: Vec<Collective> = (0..self.ranks).map(|r| round.parts[&r]).collect();
+            perform(&parts);
+            round.done = true;
+            self.changed.notify_all();
+        }
+    }
+}
+
+fn describe(part: &Collective) -> String {
+    format!("{:?} of {} {:?} (root {})", part.kind, part.count, part.element, part.root)
+}
+
+/// A rank of a world.
+#[derive(Debug)]
+pub(super) struct Comm {
+    pub(super) world: Arc<World>,
+    pub(super) rank: usize,
+    pub(super) device: usize,
+    /// Collectives enqueued so far.
+    sequence: AtomicU64,
+    running: Mutex<usize>,
+    idle: Condvar,
+    aborted: AtomicBool,
+}
+
+impl Comm {
+    pub(super) fn new(world: Arc<World>, rank: usize, device: usize) -> Self {
+        Self {
+            world,
+            rank,
+            device,
+            sequence: AtomicU64::new(0),
+            running: Mutex::default(),
+            idle: Condvar::new(),
+            aborted: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn wait_for_ranks(&self) {
+        let mut meeting = lock(&self.world.meeting);
+        while meeting.joined.len() < self.world.ranks && !self.aborted.load(SeqCst) {
+            meeting = wait_briefly(&self.world.changed, meeting);
+        }
+    }
+
+    /// `IN_PROGRESS` until all ranks have come.
+    pub(super) fn async_error(&self) -> c_int {
+        let meeting = lock(&self.world.meeting);
+        match meeting.error {
+            SUCCESS if meeting.joined.len() < self.world.ranks => IN_PROGRESS,
+            error => error,
+        }
+    }
+
+    pub(super) fn abort(&self) {
+        self.aborted.store(true, SeqCst);
+        self.world.changed.notify_all();
+        self.finish();
+    }
+
+    /// Waits until no job of this rank is left, or its device is lost.
+    pub(super) fn finish(&self) {
+        let mut running = lock(&self.running);
+        while *running > 0 && machine().devices[self.device].alive().is_ok() {
+            running = wait_briefly(&self.idle, running);
+        }
+    }
+
+    /// Whether to give a wait up: aborted, or on a lost device.
+    fn gives_up(&self, device: &Device) -> bool {
+        self.aborted.load(SeqCst) || device.alive().is_err()
+    }
+
+    /// Enqueues a job of this communicator.
+    fn enqueue(
+        self: &Arc<Self>,
+        stream: &Stream,
+        run: impl FnOnce(&Self, &Device) -> Done + Send + 'static,
+    ) {
+        *lock(&self.running) += 1;
+        let comm = self.clone();
+        stream.push(move |device| {
+            let result = if comm.gives_up(device) { Ok(()) } else { run(&comm, device) };
+            *lock(&comm.running) -= 1;
+            comm.idle.notify_all();
+            result
+        });
+    }
+
+    /// Enqueues this rank's part of a collective.
+    pub(super) fn start(self: &Arc<Self>, stream: &Stream, part: Collective) {
+        let sequence = self.sequence.fetch_add(1, SeqCst);
+        self.enqueue(stream, move |comm, device| {
+            let world = &comm.world;
+            part.check(comm.rank, world.ranks)?;
+            world.post(sequence, comm.rank, part);
+            let mut meeting = lock(&world.meeting);
+            while !meeting.rounds.get(&sequence).is_some_and(|round| round.done) {
+                if comm.gives_up(device) {
+                    return Ok(());
+                }
+                meeting = wait_briefly(&world.changed, meeting);
+            }
+            let round = meeting.rounds.entry(sequence).or_default();
+            round.left += 1;
+            if round.left == world.ranks {
+                meeting.rounds.remove(&sequence);
+            }
+            Ok(())
+        });
+    }
+
+    /// Enqueues messages that wait for each other's peers together.
+    pub(super) fn exchange(self: &Arc<Self>, stream: &Stream, messages: Vec<Message>) {
+        self.enqueue(stream, move |comm, device| {
+            for message in &messages {
+                check_accessible("message", message.address, message.bytes)?;
+            }
+            let sends = messages.iter().filter(|message| message.sends);
+            let taken: Vec<Arc<AtomicBool>> = sends.map(|message| comm.send(message)).collect();
+            for message in messages.iter().filter(|message| !message.sends) {
+                if !comm.receive(message, device) {
+                    return Ok(());
+                }
+            }
+            let mut meeting = lock(&comm.world.meeting);
+            while !taken.iter().all(|taken| taken.load(SeqCst)) && !comm.gives_up(device) {
+                meeting = wait_briefly(&comm.world.changed, meeting);
+            }
+            Ok(())
+        });
+    }
+
+    fn send(&self, message: &Message) -> Arc<AtomicBool> {
+        let taken = Arc::new(AtomicBool::new(false));
+        let sent = Sent { address: message.address, bytes: message.bytes, taken: taken.clone() };
+        let mut meeting = lock(&self.world.meeting);
+        meeting.sent.entry((self.rank, message.peer)).or_default().push_back(sent);
+        self.world.changed.notify_all();
+        taken
+    }
+
+    /// False when the wait was given up, or the sizes differ.
+    fn receive(&self, message: &Message, device: &Device) -> bool {
+        let mut meeting = lock(&self.world.meeting);
+        loop {
+            let queue = meeting.sent.entry((message.peer, self.rank)).or_default();
+            if let Some(sent) = queue.front() {
+                if sent.bytes == message.bytes {
+                    // SAFETY: both ranges were checked by their ranks' jobs, which still wait.
+                    unsafe {
+                        let from = sent.address as *const u8;
+                        std::ptr::copy(from, message.address as *mut u8, sent.bytes);
+                    }
+                    sent.taken.store(true, SeqCst);
+                    queue.pop_front();
+                    self.world.changed.notify_all();
+                    return true;
+                }
+                let text = format!(
+                    "NCCL: rank {} receives {} bytes, rank {} sends {}",
+                    self.rank, message.bytes, message.peer, sent.bytes
+                );
+                if meeting.error == SUCCESS {
+                    self.world.fail(&mut meeting, INVALID_USAGE, &text);
+                }
+            }
+            if self.gives_up(device) {
+                return false;
+            }
+            meeting = wait_briefly(&self.world.changed, meeting);
+        }
+    }
+}
+
+/// The work of all ranks; results are made before any is written, so that buffers may be shared.
+fn perform(parts: &[Collective]) {
+    let first = parts[0];
+    let (bytes, root) = (first.bytes(), first.root);
+    let sends = |offset: usize| parts.iter().map(|part| part.send + offset).collect::<Vec<_>>();
+    // SAFETY (of this function): every rank's job has checked its buffers and waits for the end.
+    let reduced =
+        |offset| unsafe { reduce(first.element, first.reduction, &sends(offset), first.count) };
+    let read = |address: usize| {
+        unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec()
+    };
+    let results: Vec<(usize, Vec<u8>)> = match first.kind {
+        Kind::AllReduce => {
+            let sum = reduced(0);
+            parts.iter().map(|part| (part.recv, sum.clone())).collect()
+        }
+        Kind::Reduce => vec![(parts[root].recv, reduced(0))],
+        Kind::ReduceScatter => {
+            let shard = |(rank, part): (usize, &Collective)| (part.recv, reduced(rank * bytes));
+            parts.iter().enumerate().map(shard).collect()
+        }
+        Kind::AllGather => {
+            let all: Vec<u8> = parts.iter().flat_map(|part| read(part.send)).collect();
+            parts.iter().map(|part| (part.recv, all.clone())).collect()
+        }
+        Kind::Broadcast => {
+            let sent = read(parts[root].send);
+            parts.iter().map(|part| (part.recv, sent.clone())).collect()
+        }
+    };
+    for (address, content) in results {
+        unsafe { (address as *mut u8).copy_from(content.as_ptr(), content.len()) };
+    }
+}

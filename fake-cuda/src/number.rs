@@ -1,0 +1,47 @@
+//! Element types of cuBLASLt and NCCL in memory.
+#![expect(unsafe_code, reason = "reads and writes elements by address")]
+
+use half::{bf16, f16};
+
+/// A floating-point type that is stored as itself and computed with as `f32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Float {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Float {
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// # Safety
+    /// Element `index` from `base` is readable.
+    pub(crate) unsafe fn load(self, base: usize, index: usize) -> f32 {
+        // SAFETY: as demanded above.
+        unsafe {
+            match self {
+                Self::F32 => (base as *const f32).add(index).read_unaligned(),
+                Self::F16 => (base as *const f16).add(index).read_unaligned().to_f32(),
+                Self::Bf16 => (base as *const bf16).add(index).read_unaligned().to_f32(),
+            }
+        }
+    }
+
+    /// # Safety
+    /// Element `index` from `base` is writable.
+    pub(crate) unsafe fn store(self, base: usize, index: usize, value: f32) {
+        // SAFETY: as demanded above.
+        unsafe {
+            match self {
+                Self::F32 => (base as *mut f32).add(index).write_unaligned(value),
+                Self::F16 => (base as *mut f16).add(index).write_unaligned(f16::from_f32(value)),
+                Self::Bf16 => (base as *mut bf16).add(index).write_unaligned(bf16::from_f32(value)),
+            }
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! `libnvrtc.so.12`: the compiled image is a text that names the kernels of the source.
+#![expect(unsafe_code, reason = "exported C functions")]
+
+use std::{
+    collections::BTreeSet,
+    ffi::{CStr, CString, c_char, c_int, c_void},
+    sync::{Arc, LazyLock, Mutex},
+};
+
+use crate::{driver::put, failure::fails, machine::Handles, stats::STATS, sync::lock};
+
+const INVALID_INPUT: c_int = 3;
+const INVALID_PROGRAM: c_int = 4;
+const INVALID_OPTION: c_int = 5;
+const COMPILATION: c_int = 6;
+
+const MAGIC: &str = "fake-cuda image\n";
+const END: &str = "\nend\n";
+
+/// What a module is loaded from.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Image {
+    /// The architecture of a cubin; `None` in PTX, which fits all.
+    pub(crate) sm: Option<i32>,
+    kernels: BTreeSet<String>,
+    /// The source makes names by macros, so that `kernels` may lack some.
+    open: bool,
+}
+
+impl Image {
+    /// Whether the source has this kernel, as far as can be told.
+    pub(crate) fn holds(&self, kernel: &str) -> bool {
+        self.open || self.kernels.contains(kernel)
+    }
+
+    fn text(&self, sm: Option<i32>) -> String {
+        let sm = sm.map_or("ptx".into(), |sm| sm.to_string());
+        let names: Vec<&str> = self.kernels.iter().map(String::as_str).collect();
+        format!("{MAGIC}{sm}\n{}\n{}{END}", self.open, names.join(" "))
+    }
+
+    /// # Safety
+    /// `start` points to an image made here, or to bytes that differ from `MAGIC` before they end.
+    pub(crate) unsafe fn read(start: *const u8) -> Option<Self> {
+        if start.is_null() {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        while !bytes.ends_with(END.as_bytes()) {
+            // SAFETY: neither the magic nor the end mark is complete, so the image goes on.
+            let byte = unsafe { start.add(bytes.len()).read() };
+            let expected = MAGIC.as_bytes().get(bytes.len());
+            if byte == 0 || expected.is_some_and(|&expected| expected != byte) {
+                return None;
+            }
+            bytes.push(byte);
+        }
+        let text = String::from_utf8(bytes).ok()?;
+        let mut lines = text.strip_prefix(MAGIC)?.lines();
+        let (sm, open, kernels) = (lines.next()?, lines.next()?, lines.next()?);
+        Some(Self {
+            sm: sm.parse().ok(),
+            kernels: kernels.split_whitespace().map(String::from).collect(),
+            open: open == "true",
+        })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Compiled {
+    image: Image,
+    virtual_only: bool,
+    log: String,
+    done: bool,
+}
+
+#[derive(Debug)]
+struct Program {
+    source: String,
+    headers: BTreeSet<String>,
+    compiled: Mutex<Compiled>,
+}
+
+fn programs() -> &'static Handles<Program> {
+    static PROGRAMS: LazyLock<Handles<Program>> = LazyLock::new(Handles::default);
+    &PROGRAMS
+}
+
+impl Program {
+    fn compile(&self, options: &[String]) -> c_int {
+        STATS.compilations.add(1);
+        let mut compiled = lock(&self.compiled);
+        *compiled = Compiled::default();
+        if let Some(unknown) = options.iter().find(|option| !is_known(option)) {
+            compiled.log = format!("nvrtc: error: unrecognized option {unknown} found\n");
+            return INVALID_OPTION;
+        }
+        let architecture = architecture(options).unwrap_or("compute_75");
+        let (kind, number) = architecture.split_once('_').unwrap_or_default();
+        let Some(sm) =
+            number.trim_end_matches(['a', 'f']).parse().ok().filter(|sm| (50..=121).contains(sm))
+        else {
+            compiled.log = "nvrtc: error: invalid value for --gpu-architecture (-arch)\n".into();
+            return INVALID_OPTION;
+        };
+        if let Some(error) = self.first_error(options) {
+            compiled.log = format!("kernels.cu(1): error: {error}\n\n1 error detected.\n");
+            return COMPILATION;
+        }
+        compiled.virtual_only = kind == "compute";
+        compiled.image = Image { sm: Some(sm), ..kernels_of(&self.source) };
+        compiled.done = true;
+        if options.iter().any(|option| option.contains("ptxas-options=-v")) {
+            compiled.log = resource_log(&compiled.image, sm);
+        }
+        0
+    }
+
+    /// The few errors that can be seen without a compiler.
+    fn first_error(&self, options: &[String]) -> Option<String> {
+        if fails("compile", 0) {
+            return Some("compilation failed on demand".into());
+        }
+        let paths = options.iter().any(|o| o.starts_with("-I") || o.starts_with("--include-path"));
+        let includes = self.source.lines().filter_map(|line| line.trim().strip_prefix("#include"));
+        let missing = includes
+            .map(|rest| rest.trim().trim_matches(['<', '>', '"']))
+            .find(|name| !paths && !self.headers.contains(*name));
+        if let Some(name) = missing {
+            return Some(format!("cannot open source file \"{name}\""));
+        }
+        let code = without_comments(&self.source);
+        let balance = |open, close| code.matches(open).count() == code.matches(close).count();
+        (!balance('{', '}')).then(|| "unbalanced braces".to_string())
+    }
+}
+
+fn architecture(options: &[String]) -> Option<&str> {
+    let names = ["--gpu-architecture", "-arch"];
+    options.iter().enumerate().find_map(|(index, option)| {
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        if !names.contains(&name) {
+            return None;
+        }
+        if value.is_empty() { options.get(index + 1).map(String::as_str) } else { Some(value) }
+    })
+}
+
+fn is_known(option: &str) -> bool {
+    const KNOWN: [&str; 36] = [
+        "--gpu-architecture",
+        "-arch",
+        "--use_fast_math",
+        "-use_fast_math",
+        "--fmad",
+        "-fmad",
+        "--ftz",
+        "-ftz",
+        "--prec-div",
+        "-prec-div",
+        "--prec-sqrt",
+        "-prec-sqrt",
+        "--std",
+        "-std",
+        "-I",
+        "--include-path",
+        "-D",
+        "--define-macro",
+        "-U",
+        "--undefine-macro",
+        "--ptxas-options",
+        "-Xptxas",
+        "-lineinfo",
+        "--generate-line-info",
+        "-default-device",
+        "--device-as-default-execution-space",
+        "--restrict",
+        "-restrict",
+        "--maxrregcount",
+        "-maxrregcount",
+        "--extra-device-vectorization",
+        "-w",
+        "--disable-warnings",
+        "--diag-",
+        "--dopt",
+        "--minimal",
+    ];
+    !option.starts_with('-') || KNOWN.iter().any(|known| option.starts_with(known))
+}
+
+/// The names after `__global__`, and whether macros may make more.
+fn kernels_of(source: &str) -> Image {
+    let code = without_comments(source);
+    let by_macro = |line: &str| {
+        line.trim_start().starts_with('#') && (line.contains("__global__") || line.contains("##"))
+    };
+    let open = code.lines().any(by_macro);
+    let plain: String = code.lines().filter(|line| !by_macro(line)).collect::<Vec<_>>().join("\n");
+    let kernels = plain.split("__global__").skip(1).filter_map(kernel_name).collect();
+    Image { sm: None, kernels, open }
+}
+
+/// The identifier before the parameter list, launch bounds left out.
+fn kernel_name(after: &str) -> Option<String> {
+    let mut rest = after;
+    loop {
+        let (before, tail) = rest.split_once('(')?;
+        let name = before.split_whitespace().next_back().unwrap_or_default();
+        if name != "__launch_bounds__" {
+            let valid =
+                !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            return valid.then(|| name.to_string());
+        }
+        rest = tail.split_once(')')?.1;
+    }
+}
+
+fn without_comments(source: &str) -> String {
+    let mut code = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find('/') {
+        code.push_str(&rest[..start]);
+        rest = &rest[start..];
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else {
+            code.push('/');
+            1
+        };
+        rest = &rest[skipped..];
+    }
+    code.push_str(rest);
+    code
+}
+
+/// What ptxas says with `-v`; the figures are invented.
+fn resource_log(image: &Image, sm: i32) -> String {
+    let entry = |name: &String| {
+        format!(
+            "ptxas info    : Compiling entry function '{name}' for 'sm_{sm}'\n\
+             ptxas info    : Function properties for {name}\n    \
+             0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+             ptxas info    : Used 32 registers, used 1 barriers\n"
+        )
+    };
+    image.kernels.iter().map(entry).collect()
+}
+
+/// # Safety
+/// `pointers` holds `count` terminated strings.
+unsafe fn strings(count: c_int, pointers: *const *const c_char) -> Vec<String> {
+    let count = usize::try_from(count).unwrap_or(0);
+    // SAFETY: as demanded above.
+    let text = |index| unsafe { CStr::from_ptr(*pointers.add(index)) };
+    (0..count).map(|index| text(index).to_string_lossy().into_owned()).collect()
+}
+
+fn status(result: Result<(), c_int>) -> c_int {
+    result.err().unwrap_or(0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int {
+    status(put(major, 12).and_then(|()| put(minor, 9)).map_err(|_| INVALID_INPUT))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int {
+    status(put(count, ARCHITECTURES.len() as c_int).map_err(|_| INVALID_INPUT))
+}
+
+const ARCHITECTURES: [c_int; 10] = [70, 72, 75, 80, 86, 87, 89, 90, 100, 120];
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvrtcGetSupportedArchs(out: *mut c_int) -> c_int {
+    if out.is_null() {
+        return INVALID_INPUT;
+    }
+    // SAFETY: the caller made room for as many as the function above says.
+    unsafe { std::slice::from_raw_parts_mut(out, ARCHITECTURES.len()) }
+        .copy_from_slice(&ARCHITECTURES);
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvrtcCreateProgram(
+    out: *mut *mut c_void,
+    source: *const c_char,
+    _name: *const c_char,
+    num_headers: c_int,
+    _headers: *const *const c_char,
+    include_names: *const *const c_char,
+) -> c_int {
+    if source.is_null() || out.is_null() {
+        return INVALID_INPUT;
+    }
+    // SAFETY: terminated strings by the C interface.
+    let (source, headers) =
+        unsafe { (CStr::from_ptr(source), strings(num_headers, include_names)) };
+    let program = Program {
+        source: source.to_string_lossy().into_owned(),
+        headers: headers.into_iter().collect(),
+        compiled: Mutex::default(),
+    };
+    status(put(out, programs().insert(Arc::new(program))))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvrtcDestroyProgram(handle: *mut *mut c_void) -> c_int {
+    if handle.is_null() {
+        return INVALID_PROGRAM;
+    }
+    // SAFETY: not null, and a program's handle by the C interface. It is read only: cudarc passes
+    // the address of an immutable variable.
+    let program = unsafe { *handle };
+    status(programs().remove(program).map(drop).map_err(|_| INVALID_PROGRAM))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvrtcCompileProgram(
+    handle: *mut c_void,
+    count: c_int,
+    options: *const *const c_char,
+) -> c_int {
+    let Ok(program) = programs().get(handle) else { return INVALID_PROGRAM };
+    // SAFETY: terminated strings by the C interface.
+    program.compile(&unsafe { strings(count, options) })
+}
+
+/// The text that a program has for a caller, without a terminator.
+fn output(handle: *mut c_void, text: fn(&Compiled) -> Option<String>) -> Result<String, c_int> {
+    let program = programs().get(handle).map_err(|_| INVALID_PROGRAM)?;
+    text(&lock(&program.compiled)).ok_or(INVALID_PROGRAM)
+}
+
+/// A cubin needs a real architecture.
+fn cubin(compiled: &Compiled) -> Option<String> {
+    let made = compiled.done && !compiled.virtual_only;
+    made.then(|| compiled.image.text(compiled.image.sm))
+}
+
+fn ptx(compiled: &Compiled) -> Option<String> {
+    compiled.done.then(|| compiled.image.text(None))
+}
+
+fn log(compiled: &Compiled) -> Option<String> {
+    Some(compiled.log.clone())
+}
+
+macro_rules! outputs {
+    ($($size:ident, $get:ident, $text:ident;)*) => {
+        $(
+            /// The size counts the terminator.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $size(handle: *mut c_void, out: *mut usize) -> c_int {
+                status(output(handle, $text).and_then(|text| put(out, text.len() + 1)))
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $get(handle: *mut c_void, out: *mut c_char) -> c_int {
+                let text = output(handle, $text).map(|text| CString::new(text).unwrap_or_default());
+                let Ok(text) = text else { return INVALID_PROGRAM };
+                let bytes = text.as_bytes_with_nul();
+                // SAFETY: the caller made room for as many bytes as the size function says.
+                unsafe { out.cast::<u8>().copy_from(bytes.as_ptr(), bytes.len()) };
+                0
+            }
+        )*
+    };
+}
+
+outputs! {
+    nvrtcGetCUBINSize, nvrtcGetCUBIN, cubin;
+    nvrtcGetPTXSize, nvrtcGetPTX, ptx;
+    nvrtcGetProgramLogSize, nvrtcGetProgramLog, log;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvrtcGetErrorString(code: c_int) -> *const c_char {
+    let text = match code {
+        0 => c"NVRTC_SUCCESS",
+        INVALID_INPUT => c"NVRTC_ERROR_INVALID_INPUT",
+        INVALID_PROGRAM => c"NVRTC_ERROR_INVALID_PROGRAM",
+        INVALID_OPTION => c"NVRTC_ERROR_INVALID_OPTION",
+        COMPILATION => c"NVRTC_ERROR_COMPILATION",
+        _ => c"NVRTC_ERROR unknown",
+    };
+    text.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_behind_launch_bounds_and_comments() {
+        let image = kernels_of(
+            "// extern \"C\" __global__ void no(int)\n\
+             extern \"C\" __global__ void __launch_bounds__(256) first(float* x) {}\n\
+             extern \"C\" __global__ void\nsecond ( int n) {}",
+        );
+        assert_eq!(image.kernels, ["first", "second"].map(String::from).into());
+        assert!(!image.open);
+    }
+
+    #[test]
+    fn a_source_with_kernel_macros_may_hold_any_kernel() {
+        let image = kernels_of("#define KERNEL(n) extern \"C\" __global__ void\nKERNEL(32) k() {}");
+        assert!(image.holds("k"));
+    }
+
+    #[test]
+    fn an_image_reads_back_and_garbage_does_not() {
+        let image = Image { sm: Some(80), ..kernels_of("__global__ void k() {}") };
+        let text = image.text(image.sm);
+        // SAFETY: an image made here.
+        assert_eq!(unsafe { Image::read(text.as_ptr()) }, Some(image));
+        // SAFETY: differs from the magic in its first byte.
+        assert_eq!(unsafe { Image::read(c"\x7fELF".as_ptr().cast()) }, None);
+    }
+}

@@ -1,0 +1,199 @@
+//! Collectives of four ranks, one thread each.
+#![expect(unsafe_code, reason = "raw NCCL calls")]
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a test passes its own live buffers"
+)]
+
+mod common;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::in_child;
+use cudarc::{
+    driver::{CudaContext, CudaSlice, CudaStream, DevicePtr},
+    nccl::{Comm, Id, ReduceOp, group_end, group_start, sys},
+};
+use half::bf16;
+
+const FOUR: [(&str, &str); 2] = [("FAKECUDA_DEVICES", "4"), ("FAKECUDA_CHAOS_US", "500")];
+
+/// Runs `body` on four threads with a stream and a communicator each.
+fn on_ranks(body: impl Fn(usize, Arc<CudaStream>, Comm) + Sync) {
+    let id = Id::new().unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..4 {
+            let body = &body;
+            scope.spawn(move || {
+                let context = CudaContext::new(rank).unwrap();
+                context.bind_to_thread().unwrap();
+                let stream = context.new_stream().unwrap();
+                let comm = Comm::from_rank(stream.clone(), rank, 4, id).unwrap();
+                body(rank, stream, comm);
+            });
+        }
+    });
+}
+
+fn upload(stream: &Arc<CudaStream>, values: &[f32]) -> CudaSlice<f32> {
+    stream.clone_htod(values).unwrap()
+}
+
+#[test]
+fn collectives_do_what_their_names_say() {
+    in_child("collectives_do_what_their_names_say", &FOUR, || {
+        on_ranks(|rank, stream, comm| {
+            let r = rank as f32;
+            let mut x = upload(&stream, &[r, 10.0 * r, 1.0]);
+            comm.all_reduce_in_place(&mut x, &ReduceOp::Sum).unwrap();
+            assert_eq!(stream.clone_dtoh(&x).unwrap(), [6.0, 60.0, 4.0]);
+            comm.all_reduce_in_place(&mut x, &ReduceOp::Max).unwrap();
+            assert_eq!(stream.clone_dtoh(&x).unwrap(), [6.0, 60.0, 4.0]);
+
+            let long = upload(&stream, &[r, r + 1.0, r + 2.0, r + 3.0]);
+            let mut shard = stream.alloc_zeros::<f32>(1).unwrap();
+            comm.reduce_scatter(&long, &mut shard, &ReduceOp::Sum).unwrap();
+            assert_eq!(stream.clone_dtoh(&shard).unwrap(), [6.0 + 4.0 * r]);
+
+            let mut all = stream.alloc_zeros::<f32>(4).unwrap();
+            comm.all_gather(&shard, &mut all).unwrap();
+            assert_eq!(stream.clone_dtoh(&all).unwrap(), [6.0, 10.0, 14.0, 18.0]);
+
+            comm.broadcast_in_place(&mut x, 2).unwrap();
+            let halves = [bf16::from_f32(r), bf16::from_f32(0.5)];
+            let mut halves = stream.clone_htod(&halves).unwrap();
+            comm.all_reduce_in_place(&mut halves, &ReduceOp::Sum).unwrap();
+            let expected = [6.0, 2.0].map(bf16::from_f32);
+            assert_eq!(stream.clone_dtoh(&halves).unwrap(), expected);
+        });
+    });
+}
+
+#[test]
+fn ranks_pass_messages_around_a_ring() {
+    in_child("ranks_pass_messages_around_a_ring", &FOUR, || {
+        on_ranks(|rank, stream, comm| {
+            let sent = upload(&stream, &[rank as f32; 8]);
+            let mut received = stream.alloc_zeros::<f32>(8).unwrap();
+            group_start().unwrap();
+            comm.send(&sent, (rank as i32 + 1) % 4).unwrap();
+            comm.recv(&mut received, (rank as i32 + 3) % 4).unwrap();
+            group_end().unwrap();
+            assert_eq!(stream.clone_dtoh(&received).unwrap(), [((rank + 3) % 4) as f32; 8]);
+        });
+    });
+}
+
+#[test]
+fn one_thread_drives_all_devices_in_groups() {
+    in_child("one_thread_drives_all_devices_in_groups", &FOUR, || {
+        let streams: Vec<_> =
+            (0..4).map(|device| CudaContext::new(device).unwrap().new_stream().unwrap()).collect();
+        let comms = Comm::from_devices(streams.clone()).unwrap();
+        let mut buffers: Vec<_> = streams.iter().map(|stream| upload(stream, &[2.0])).collect();
+        group_start().unwrap();
+        for (comm, buffer) in comms.iter().zip(&mut buffers) {
+            comm.all_reduce_in_place(buffer, &ReduceOp::Sum).unwrap();
+        }
+        group_end().unwrap();
+        for (stream, buffer) in streams.iter().zip(&buffers) {
+            assert_eq!(stream.clone_dtoh(buffer).unwrap(), [8.0]);
+        }
+    });
+}
+
+/// One raw communicator per thread, so that errors can be asked for and aborts be made.
+fn on_raw_ranks(body: impl Fn(usize, Arc<CudaStream>, sys::ncclComm_t) + Sync) {
+    let id = cudarc::nccl::result::get_uniqueid().unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..4 {
+            let body = &body;
+            scope.spawn(move || {
+                let context = CudaContext::new(rank).unwrap();
+                context.bind_to_thread().unwrap();
+                let stream = context.new_stream().unwrap();
+                let mut comm = std::ptr::null_mut();
+                let code = unsafe { sys::ncclCommInitRank(&raw mut comm, 4, id, rank as i32) };
+                assert_eq!(code, sys::ncclResult_t::ncclSuccess);
+                body(rank, stream, comm);
+            });
+        }
+    });
+}
+
+fn all_reduce(comm: sys::ncclComm_t, stream: &CudaStream, x: &CudaSlice<f32>, count: usize) {
+    let address = x.device_ptr(stream).0 as *mut std::ffi::c_void;
+    let (kind, op) = (sys::ncclDataType_t::ncclFloat32, sys::ncclRedOp_t::ncclSum);
+    let handle = stream.cu_stream().cast();
+    let code = unsafe { sys::ncclAllReduce(address, address, count, kind, op, comm, handle) };
+    assert_eq!(code, sys::ncclResult_t::ncclSuccess);
+}
+
+fn async_error(comm: sys::ncclComm_t) -> sys::ncclResult_t {
+    let mut error = sys::ncclResult_t::ncclSuccess;
+    let code = unsafe { sys::ncclCommGetAsyncError(comm, &raw mut error) };
+    assert_eq!(code, sys::ncclResult_t::ncclSuccess);
+    error
+}
+
+#[test]
+fn a_mismatch_is_an_error_that_all_ranks_can_ask_for() {
+    let name = "a_mismatch_is_an_error_that_all_ranks_can_ask_for";
+    let text = in_child(name, &FOUR, || {
+        on_raw_ranks(|rank, stream, comm| {
+            let x = stream.alloc_zeros::<f32>(8).unwrap();
+            all_reduce(comm, &stream, &x, if rank == 3 { 4 } else { 8 });
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while async_error(comm) == sys::ncclResult_t::ncclSuccess {
+                assert!(Instant::now() < deadline);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(async_error(comm), sys::ncclResult_t::ncclInvalidUsage);
+            unsafe { sys::ncclCommAbort(comm) };
+            stream.synchronize().unwrap();
+        });
+    });
+    assert!(text.is_none_or(|text| text.contains("AllReduce of 4 F32")));
+}
+
+#[test]
+fn a_hanging_collective_ends_with_an_abort() {
+    let variables = [("FAKECUDA_DEVICES", "4"), ("FAKECUDA_FAIL", "nccl:2")];
+    in_child("a_hanging_collective_ends_with_an_abort", &variables, || {
+        on_raw_ranks(|_, stream, comm| {
+            let x = stream.alloc_zeros::<f32>(8).unwrap();
+            all_reduce(comm, &stream, &x, 8);
+            stream.synchronize().unwrap();
+            all_reduce(comm, &stream, &x, 8);
+            let event = stream.record_event(None).unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!event.is_complete());
+            assert_eq!(async_error(comm), sys::ncclResult_t::ncclSuccess);
+            unsafe { sys::ncclCommAbort(comm) };
+            event.synchronize().unwrap();
+        });
+    });
+}
+
+#[test]
+fn ranks_must_not_share_a_device() {
+    let name = "ranks_must_not_share_a_device";
+    in_child(name, &[("FAKECUDA_DEVICES", "1")], || {
+        let stream = CudaContext::new(0).unwrap().default_stream();
+        stream.context().bind_to_thread().unwrap();
+        let id = cudarc::nccl::result::get_uniqueid().unwrap();
+        let mut comms = [std::ptr::null_mut(); 2];
+        unsafe {
+            assert_eq!(sys::ncclGroupStart(), sys::ncclResult_t::ncclSuccess);
+            let first = sys::ncclCommInitRank(&raw mut comms[0], 2, id, 0);
+            assert_eq!(first, sys::ncclResult_t::ncclSuccess);
+            let second = sys::ncclCommInitRank(&raw mut comms[1], 2, id, 1);
+            assert_eq!(second, sys::ncclResult_t::ncclInvalidUsage);
+        }
+    });
+}

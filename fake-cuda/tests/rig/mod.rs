@@ -1,0 +1,283 @@
+//! One op on a virtual GPU of the cpu backend and by emulated CUDA kernels, from the same bits.
+
+#![expect(unsafe_code, reason = "the emulator is C++ and its kernels take addresses")]
+#![expect(clippy::expect_used, clippy::panic, reason = "a test")]
+
+use device::cpu::{self, CpuOptions, Lanes, World};
+use device::cuda::testing::{self, Launch};
+use device::{Arena, Device, Dtype, Lane, Mode, Op, Plan, Rank, Tensor, random};
+use half::{bf16, f16};
+use std::ffi::{CString, c_char, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+unsafe extern "C" {
+    fn onebox_emulated_launch(
+        kernel: *const c_char,
+        grid: *const u32,
+        block: u32,
+        shared_bytes: u32,
+        args: *mut *mut c_void,
+    ) -> i32;
+    fn onebox_emulated_parameters(kernel: *const c_char, sizes: *mut *const u32) -> i32;
+}
+
+// Brings the emulator's library along.
+use fake_cuda as _;
+
+pub(crate) const VALUES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// The most by which two roundings of nearly the same number differ, relative to it.
+pub(crate) fn ulp(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Bf16 => 1.0 / 128.0,
+        Dtype::F16 => 1.0 / 1024.0,
+        Dtype::F32 => 1.2e-7,
+        Dtype::F64 | Dtype::I32 => 0.0,
+    }
+}
+
+/// Numbers in -1..1 that are exact in every type.
+pub(crate) fn noise(seed: u64, n: usize) -> Vec<f64> {
+    (0..n as u64).map(|i| random::below(seed, i, 255) as f64 / 128.0 - 0.992_187_5).collect()
+}
+
+/// Numbers of many sizes, rounded to f32.
+pub(crate) fn normal(seed: u64, n: usize) -> Vec<f64> {
+    (0..n as u64).map(|i| f64::from(random::normal(seed, i) as f32)).collect()
+}
+
+/// Tensors to be laid out, with their values.
+#[derive(Default)]
+pub(crate) struct Rig {
+    plan: Plan,
+    values: Vec<(Tensor, Vec<f64>)>,
+    /// Elements by which every tensor is moved from an aligned address.
+    pub(crate) skew: usize,
+    pub(crate) sm: u32,
+}
+
+impl Rig {
+    pub(crate) fn new(skew: usize) -> Self {
+        Self { skew, sm: 70, ..Self::default() }
+    }
+
+    fn tensor(&mut self, dtype: Dtype, (rows, cols): (usize, usize)) -> Tensor {
+        let n = rows * cols;
+        let at = (Arena::Device, "test");
+        let whole = self.plan.tensor(at, "t", dtype, (1, n + self.skew));
+        whole.slice(self.skew..self.skew + n).reshape(rows, cols)
+    }
+
+    pub(crate) fn put(&mut self, dtype: Dtype, shape: (usize, usize), values: &[f64]) -> Tensor {
+        assert_eq!(values.len(), shape.0 * shape.1);
+        let t = self.tensor(dtype, shape);
+        self.values.push((t, values.to_vec()));
+        t
+    }
+
+    pub(crate) fn put_noise(&mut self, dtype: Dtype, shape: (usize, usize), seed: u64) -> Tensor {
+        self.put(dtype, shape, &noise(seed, shape.0 * shape.1))
+    }
+
+    pub(crate) fn put_ints(&mut self, values: &[i32]) -> Tensor {
+        let values: Vec<f64> = values.iter().map(|x| f64::from(*x)).collect();
+        self.put(Dtype::I32, (1, values.len()), &values)
+    }
+
+    /// For an op to write.
+    pub(crate) fn out(&mut self, dtype: Dtype, shape: (usize, usize)) -> Tensor {
+        self.tensor(dtype, shape)
+    }
+
+    pub(crate) fn open(self) -> Pair {
+        let plan = Arc::new(self.plan);
+        let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
+        let options = CpuOptions {
+            lanes: Lanes::Inline,
+            memory_limit: u64::MAX,
+            pool: None,
+            scratch_floats: cpu::scratch_floats(300, 256, 4000),
+            trace: None,
+            slow: None,
+            panic_at: None,
+        };
+        let world = World::new(1, 1, Duration::from_secs(10));
+        let cpu = cpu::open(rank, &plan, &world, &options).expect("a virtual GPU");
+        // Poisoned with NaN of every type.
+        let memory = vec![u64::MAX; plan.bytes(Arena::Device).div_ceil(8) as usize + 32];
+        let mut pair = Pair { cpu, memory, sm: self.sm };
+        for (t, values) in &self.values {
+            pair.cpu.write(*t, &|i| values[i]).expect("written");
+            pair.follow(*t);
+        }
+        pair
+    }
+}
+
+/// Both memories.
+pub(crate) struct Pair {
+    cpu: Device,
+    memory: Vec<u64>,
+    sm: u32,
+}
+
+impl Pair {
+    /// The arena of the emulated device, aligned as in a plan.
+    fn base(&self) -> u64 {
+        (self.memory.as_ptr() as u64).next_multiple_of(256)
+    }
+
+    fn address(&self, t: Tensor) -> u64 {
+        self.base() + t.range().start
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let offset = (self.base() - self.memory.as_ptr() as u64) as usize;
+        let len = self.memory.len() * 8;
+        // SAFETY: the bytes of a vector of integers, borrowed mutably as it is.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), len) };
+        &mut bytes[offset..]
+    }
+
+    pub(crate) fn on_cpu(&self, t: Tensor) -> Vec<f64> {
+        let mut values = vec![0.0; t.len()];
+        self.cpu.read(t, &mut values).expect("read");
+        values
+    }
+
+    pub(crate) fn emulated(&mut self, t: Tensor) -> Vec<f64> {
+        let range = t.range().start as usize..t.range().end as usize;
+        decode(&self.bytes_mut()[range], t.dtype())
+    }
+
+    /// The emulated device gets the cpu's values of `t`.
+    fn follow(&mut self, t: Tensor) {
+        let bytes = encode(&self.on_cpu(t), t.dtype());
+        let range = t.range().start as usize..t.range().end as usize;
+        self.bytes_mut()[range].copy_from_slice(&bytes);
+    }
+
+    /// Runs `op` on both; what it writes must agree within `tolerance` (absolute, and relative by type: `ulp` times the
+    /// second). Both go on from the cpu's results.
+    #[track_caller]
+    pub(crate) fn check(&mut self, op: &Op, (absolute, ulps): (f64, f64)) {
+        self.cpu.submit(Lane::Compute, op.clone());
+        self.cpu.sync_all().expect("the cpu runs it");
+        let mut written = Vec::new();
+        op.accesses(&mut |mode, t| match mode {
+            Mode::Read => {}
+            Mode::Update => written.push(t),
+            Mode::Write => {
+                self.bytes_mut()[t.range().start as usize..t.range().end as usize].fill(0xff);
+                written.push(t);
+            }
+        });
+        self.launch(op, &written);
+        for t in written {
+            let (got, want) = (self.emulated(t), self.on_cpu(t));
+            let relative = ulp(t.dtype()) * ulps;
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let same = got == want || got.is_nan() && want.is_nan();
+                assert!(
+                    same || (got - want).abs() <= absolute + relative * want.abs(),
+                    "{} of {:?} {:?}: element {i} is {got:e}, not {want:e}",
+                    op.name(),
+                    t.dtype(),
+                    t.shape()
+                );
+            }
+            self.follow(t);
+        }
+    }
+
+    /// Bit for bit.
+    #[track_caller]
+    pub(crate) fn check_exact(&mut self, op: &Op) {
+        self.check(op, (0.0, 0.0));
+    }
+
+    /// Launches the op's kernels, and sees that nothing but `written` changes.
+    #[track_caller]
+    fn launch(&mut self, op: &Op, written: &[Tensor]) {
+        let mut scratch = vec![u64::MAX; testing::scratch_bytes(op).div_ceil(8) as usize + 1];
+        let before = self.bytes_mut().to_vec();
+        let base = self.base();
+        let at = |t: Tensor| base + t.range().start;
+        let scratch = scratch.as_mut_ptr() as u64;
+        testing::launches(op, &at, scratch, self.sm, &mut run).expect("kernels");
+        let mut after = self.bytes_mut().to_vec();
+        for t in written {
+            let range = t.range().start as usize..t.range().end as usize;
+            after[range.clone()].copy_from_slice(&before[range]);
+        }
+        assert!(before == after, "{} writes outside its tensors", op.name());
+    }
+
+    /// `add_bias`, which is no op of its own: c += bias on the emulated device; returns c.
+    pub(crate) fn add_bias(&mut self, c: Tensor, bias: Tensor) -> Vec<f64> {
+        let base = self.base();
+        let at = |t: Tensor| base + t.range().start;
+        testing::add_bias((c, bias), &at, &mut run).expect("a kernel");
+        self.emulated(c)
+    }
+
+    /// `into` on the emulated device = the combination of `parts`.
+    pub(crate) fn combine(
+        &mut self,
+        into: Tensor,
+        parts: &[Tensor],
+        reduce: device::Reduce,
+    ) -> Vec<f64> {
+        let addresses: Vec<u64> = parts.iter().map(|t| self.address(*t)).collect();
+        let to = (self.address(into), into.dtype(), into.len());
+        testing::combine_peers(to, &addresses, reduce, &mut run).expect("a kernel");
+        self.emulated(into)
+    }
+}
+
+/// Runs one launch, after a look at its arguments.
+pub(crate) fn run(launch: &Launch) {
+    let name = CString::new(launch.kernel).expect("a name");
+    let mut sizes = std::ptr::null();
+    // SAFETY: a string, and a place for a pointer.
+    let count = unsafe { onebox_emulated_parameters(name.as_ptr(), &raw mut sizes) };
+    let count = usize::try_from(count).unwrap_or_else(|_| panic!("no kernel {}", launch.kernel));
+    // SAFETY: so many sizes are there, for ever.
+    let sizes: &[u32] = unsafe { std::slice::from_raw_parts(sizes, count) };
+    let slots = launch.args.slots();
+    assert_eq!(slots.len(), count, "{launch:?}");
+    assert!(sizes.iter().all(|size| *size <= 8), "a slot has 8 bytes");
+    let mut room = slots.to_vec();
+    let mut args: Vec<*mut c_void> = room.iter_mut().map(|slot| (&raw mut *slot).cast()).collect();
+    let Launch { grid, block, shared_bytes, .. } = *launch;
+    // SAFETY: as many arguments as parameters; the addresses among them are those of the rig's memory.
+    let status = unsafe {
+        onebox_emulated_launch(name.as_ptr(), grid.as_ptr(), block, shared_bytes, args.as_mut_ptr())
+    };
+    assert_eq!(status, 0, "{launch:?}");
+}
+
+fn encode(values: &[f64], dtype: Dtype) -> Vec<u8> {
+    let each = values.iter();
+    match dtype {
+        Dtype::F16 => each.flat_map(|x| f16::from_f64(*x).to_le_bytes()).collect(),
+        Dtype::Bf16 => each.flat_map(|x| bf16::from_f64(*x).to_le_bytes()).collect(),
+        Dtype::F32 => each.flat_map(|x| (*x as f32).to_le_bytes()).collect(),
+        Dtype::F64 => each.flat_map(|x| x.to_le_bytes()).collect(),
+        Dtype::I32 => each.flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+    }
+}
+
+fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f64> {
+    fn each<const N: usize>(bytes: &[u8], f: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+        bytes.as_chunks::<N>().0.iter().map(|x| f(*x)).collect()
+    }
+    match dtype {
+        Dtype::F16 => each(bytes, |x| f16::from_le_bytes(x).to_f64()),
+        Dtype::Bf16 => each(bytes, |x| bf16::from_le_bytes(x).to_f64()),
+        Dtype::F32 => each(bytes, |x| f64::from(f32::from_le_bytes(x))),
+        Dtype::F64 => each(bytes, f64::from_le_bytes),
+        Dtype::I32 => each(bytes, |x| f64::from(i32::from_le_bytes(x))),
+    }
+}
