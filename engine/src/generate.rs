@@ -61,7 +61,7 @@ pub fn generate(
         if bytes { vec![token as u8] } else { format!("{token} ").into_bytes() }
     };
     let mut tokens = prompt(config, &sampling.prompt)?;
-    let whole = tokens.len() + sampling.tokens;
+    let whole = tokens.len().saturating_add(sampling.tokens);
     let model = Model::open(config, weights, whole.clamp(1, config.model.seq_len))?;
     let start: Vec<u8> = tokens.iter().flat_map(|token| piece(*token)).collect();
     let mut go_on = emit(&start);
@@ -79,6 +79,12 @@ pub fn generate(
         tokens.push(token);
     }
     Ok(())
+}
+
+/// `prompt`, or for a model of token files token 0 where it has none.
+pub(crate) fn default_prompt(config: &Config, prompt: &str) -> String {
+    let blank = config.data.format != DataFormat::Bytes && prompt.trim().is_empty();
+    if blank { "0".into() } else { prompt.into() }
 }
 
 /// Tokens of a prompt.
@@ -210,7 +216,10 @@ fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
             }
             let mut bytes = vec![0; 4 * rows * cols];
             let at = header + info.data_offsets.0 as u64;
-            file.read_exact_at(&mut bytes, at).map_err(unreadable)?;
+            file.read_exact_at(&mut bytes, at).map_err(|e| match e.kind() {
+                std::io::ErrorKind::UnexpectedEof => wrong("it is cut off".into()),
+                _ => unreadable(e),
+            })?;
             let value = |i: usize| {
                 bytes
                     .get(4 * i..4 * i + 4)

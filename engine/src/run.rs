@@ -227,6 +227,8 @@ fn places(options: &RunOptions, world_size: usize) -> Vec<topology::RankPlace> {
         return Vec::new();
     }
     match topology::Machine::discover() {
+        // More ranks than cores are better off with a scheduler that moves them.
+        Ok(machine) if machine.allowed_cpus.len() < world_size => Vec::new(),
         Ok(machine) => topology::place_ranks(&machine, world_size),
         Err(error) => {
             tracing::warn!("threads are not bound: {error}");

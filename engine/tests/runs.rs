@@ -63,6 +63,18 @@ fn the_layout_is_a_matter_of_set_and_a_bit_equal_one_has_the_same_hash() {
 }
 
 #[test]
+fn the_suggested_commands_work() {
+    let folder = Folder::new();
+    let done = folder.train("my run", &["--set", "train.steps=3"]).ok();
+    let hints: Vec<&str> = done.stderr.split("next, try:").nth(1).unwrap().trim().lines().collect();
+    assert_eq!(hints.len(), 3, "{hints:?}");
+    for hint in hints {
+        let shell = folder.shell(hint);
+        assert_eq!(shell.code, 0, "{hint}: {}", shell.stderr);
+    }
+}
+
+#[test]
 fn quiet_says_nothing_and_a_dry_run_writes_nothing() {
     let folder = Folder::new();
     let done = folder.train("quiet", &["--quiet"]).ok();

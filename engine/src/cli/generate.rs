@@ -47,7 +47,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     }
     let GenerateArgs { prompt, tokens, temperature, seed, .. } = args;
     let sampling = Sampling {
-        prompt: prompt.clone(),
+        prompt: crate::generate::default_prompt(&loaded.config, prompt),
         tokens: *tokens,
         temperature: *temperature,
         seed: *seed,

@@ -8,13 +8,13 @@ mod train;
 
 use clap::{Args, Parser, Subcommand};
 use exit::{Failed, code};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Trains transformer language models that are too large for the GPUs of one box.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true, after_help = exit::HELP)]
+#[command(name = "onebox", version, arg_required_else_help = true, after_help = exit::HELP)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -81,6 +81,7 @@ fn log_to_stderr(verbose: u8) {
     let level =
         [LevelFilter::WARN, LevelFilter::INFO, LevelFilter::DEBUG][usize::from(verbose.min(2))];
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
+    let log = log.with_ansi(std::io::stderr().is_terminal());
     // A log that cannot be written, on a full disk, must not end a run: no panic about it either.
     let log = log.with_target(false).with_max_level(level).log_internal_errors(false);
     // There is one already only where this is called twice.

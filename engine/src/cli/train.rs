@@ -12,7 +12,7 @@ use crate::progress::{Progress, StepLine, clock, si};
 use crate::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
 use crate::run_dir::{RunDir, RunDirError, RunMode};
 use device::{Arena, Error};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -252,7 +252,7 @@ impl Session<'_> {
         }
         self.summary(outcome, watch, seconds);
         if outcome.complete {
-            self.sample(&weights);
+            self.sample(&weights, &watch.stop);
             self.next_commands();
             return Ok(());
         }
@@ -314,13 +314,13 @@ impl Session<'_> {
     }
 
     /// A text from the new model. The run is a good one even if there is none.
-    fn sample(&self, weights: &Path) {
+    fn sample(&self, weights: &Path, stop: &AtomicBool) {
         let config = &self.loaded.config;
         if self.args.quiet || config.sample.tokens == 0 {
             return;
         }
         let sampling = Sampling {
-            prompt: config.sample.prompt.clone(),
+            prompt: crate::generate::default_prompt(config, &config.sample.prompt),
             tokens: config.sample.tokens,
             temperature: f64::from(config.sample.temperature),
             seed: config.train.seed,
@@ -328,7 +328,7 @@ impl Session<'_> {
         let mut text = Vec::new();
         let drawn = generate(config, weights, &sampling, &mut |piece| {
             text.extend_from_slice(piece);
-            true
+            !stop.load(Ordering::Relaxed)
         });
         if let Err(why) = drawn {
             say(&format!("\nno sample: {why} (see `sample` in the config)"));
@@ -338,21 +338,51 @@ impl Session<'_> {
         say(&format!("\nit writes:\n  {}", text.replace('\n', "\n  ")));
     }
 
+    /// Three commands that work as they stand.
     fn next_commands(&self) {
-        let program = std::env::args().next().unwrap_or_else(|| "onebox".into());
-        let config = self.args.config.config.display();
-        let c = &self.loaded.config;
-        let world = c.parallel.tensor * c.parallel.data;
-        let (tensor, data) = if c.parallel.data > 1 { (1, world) } else { (c.parallel.tensor, 2) };
-        self.say(&format!(
-            "\nnext, try:\n  {program} generate {} --prompt {:?} --temperature 0.5\n  \
-             {program} train {config} --set parallel.tensor={tensor} --set parallel.data={data} \
-             --set device.count={}\n  {program} plan {config}",
-            self.dir.path().display(),
-            c.sample.prompt,
-            tensor * data,
-        ));
+        let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
+        let dir = quoted(&self.dir.path().display().to_string());
+        let sample = &self.loaded.config.sample.prompt;
+        let prompt = match sample.trim() {
+            "" => String::new(),
+            _ => format!(" --prompt {}", quoted(sample)),
+        };
+        let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
+        let given = self.args.config.sets.iter().map(|set| format!(" --set {}", quoted(set)));
+        let config =
+            quoted(&self.args.config.config.display().to_string()) + &given.collect::<String>();
+        lines.extend(self.other_layout().map(|sets| format!("{program} train {config}{sets}")));
+        lines.push(format!("{program} plan {config}"));
+        self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
     }
+
+    /// `--set` arguments for another grid of ranks that this config allows.
+    fn other_layout(&self) -> Option<String> {
+        let parallel = &self.loaded.config.parallel;
+        let world = parallel.tensor * parallel.data;
+        let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
+        let other = grids.into_iter().filter(|grid| *grid != (parallel.tensor, parallel.data));
+        other.into_iter().find_map(|(tensor, data)| {
+            let more = [
+                ("parallel.tensor", tensor),
+                ("parallel.data", data),
+                ("device.count", tensor * data),
+            ];
+            let more = more.map(|(key, n)| format!("{key}={n}"));
+            let sets = [&self.args.config.sets[..], &more[..]].concat();
+            crate::config::load(&self.args.config.config, &sets).ok()?;
+            Some(more.iter().map(|set| format!(" --set {set}")).collect())
+        })
+    }
+}
+
+/// For a POSIX shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 impl Watch {
@@ -371,6 +401,9 @@ impl Watch {
     }
 
     fn step(&mut self, session: &Session<'_>, step: &StepReport) {
+        if self.stop.load(Ordering::Relaxed) && !self.diverged {
+            self.progress.message("interrupted: the run ends in order; once more ends it at once");
+        }
         let config = &session.loaded.config;
         let tokens = (config.batch.global * config.model.seq_len) as u64;
         let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
@@ -415,10 +448,12 @@ impl Watch {
     }
 }
 
-/// Set by the first Ctrl-C or SIGTERM: the run ends after the step. The second ends the process.
+/// Set by the first Ctrl-C, SIGTERM or SIGHUP (the terminal has gone): the run ends after the step. The second ends the process.
 fn stop_at_signal() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    // Caught, so that a write over the limit of a file's size is an error, not the end.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
         let aborted = i32::from(code::ABORTED);
         let registered =
             signal_hook::flag::register_conditional_shutdown(signal, aborted, Arc::clone(&stop))
