@@ -19,7 +19,8 @@ train: setup ## build onebox and train the quickstart model
 	@cargo build --release --locked --bin onebox
 	@"$${CARGO_TARGET_DIR:-target}/release/onebox" train configs/quickstart.ron
 
-test: setup ## every test, then formatting and lints
+test: ## every test, then formatting and lints
+	@env $(auto_install) scripts/setup tests
 	@cargo test --workspace --locked --offline
 	@if cargo fmt --version >/dev/null 2>&1; then \
 		cargo fmt --all --check; \
@@ -32,10 +33,11 @@ test: setup ## every test, then formatting and lints
 		echo 'make test: clippy is not installed, so lints were not checked (rustup component add clippy)' >&2; \
 	fi
 
-test-full: setup ## the same with every size and layout, not the quick selection (ONEBOX_FULL=1)
+test-full: ## the same with every size and layout, not the quick selection (ONEBOX_FULL=1)
 	@ONEBOX_FULL=1 $(MAKE) --no-print-directory test
 
-mutants: setup ## break the code on purpose and see that a test notices
+mutants: ## break the code on purpose and see that a test notices
+	@env $(auto_install) scripts/setup tests
 	@scripts/mutants
 
 clean: ## remove what cargo built; runs/ stays

@@ -306,12 +306,6 @@ impl Device {
         self.executor.begin_step(step);
     }
 
-    /// Ends the run for all ranks with `error`, which is this rank's own.
-    pub fn abort(self, error: &Error) {
-        // Told to the peers on drop.
-        self.state.borrow_mut().error.get_or_insert_with(|| error.clone());
-    }
-
     /// Waits for everything and leaves the run in order. A device dropped without it has died, and its peers
     /// are told.
     ///

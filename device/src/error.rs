@@ -46,6 +46,9 @@ pub enum Error {
     /// The rank's thread returned or panicked before `finish`.
     #[error("the thread of rank {rank} ended in step {step}: {why}")]
     RankDied { rank: usize, step: u64, why: String },
+    /// Copies of a parameter that should be the same on all ranks of a tensor-parallel group are not.
+    #[error("rank {rank}: its copy of `{param}` differs from that of the group's first rank")]
+    Replica { rank: usize, param: String },
     /// An event of another device.
     #[error("{site}: an event of another device")]
     ForeignEvent { site: Site },

@@ -8,9 +8,11 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use tensor_parallel::{Gpt, Param, SegmentLayout};
+use tensor_parallel::{Gpt, Param, Run, SegmentLayout, Split};
 use xxhash_rust::xxh3::Xxh3Default;
 
+/// The name under which weights grow, beside their own.
+pub(crate) const UNFINISHED: &str = ".weights.safetensors.tmp";
 /// Elements read from a device at once.
 const BLOCK: usize = 1 << 14;
 /// Parameters, first and second moment.
@@ -67,7 +69,15 @@ impl Gathering {
                         });
                     }
                     meet(dev, meeting)?;
-                    self.contribute(dev, optimizer, (index, param, state))?;
+                    let replica = dev.rank().tp > 0 && param.split == Split::Replicated;
+                    let part = (index, param, state);
+                    if !replica {
+                        self.contribute(dev, optimizer, part, Work::Write)?;
+                    }
+                    meet(dev, meeting)?;
+                    if replica {
+                        self.contribute(dev, optimizer, part, Work::Compare)?;
+                    }
                     meet(dev, meeting)?;
                     if first {
                         self.with(|s| s.take(state == 0));
@@ -75,15 +85,20 @@ impl Gathering {
                 }
             }
         }
+        if first {
+            self.with(|s| s.finish_file(self.path.as_deref()));
+        }
         Ok(())
     }
 
-    /// Copies what this rank owns of a tensor's state into the whole.
+    /// Copies what this rank owns of a tensor's state into the whole, or compares: what every tensor-parallel
+    /// rank holds must be the same on all.
     fn contribute(
         &self,
         dev: &Device,
         optimizer: &Optimizer,
         (segment, param, state): (usize, &Param, usize),
+        work: Work,
     ) -> Result<(), Error> {
         let Rank { tp, tp_size, .. } = dev.rank();
         let runs = param.runs(tp, tp_size);
@@ -96,7 +111,11 @@ impl Gathering {
                 let from = at - owned.start;
                 dev.read(owned.states[state].slice(from..from + n), &mut block[..n])?;
                 let local = at - param.range.start;
-                self.with(|s| scatter(&mut s.whole, &runs, local, &block[..n]));
+                let same = self.with(|s| work.on(&mut s.whole, &runs, local, &block[..n]));
+                if !same {
+                    let name = &param.name;
+                    return Err(Error::Replica { rank: dev.rank().index(), param: name.clone() });
+                }
                 at += n;
             }
         }
@@ -109,29 +128,71 @@ impl Gathering {
 
     fn start_file(&self) {
         let Some(path) = &self.path else { return };
-        let opened = File::create(path).and_then(|file| {
+        let opened = File::create(unfinished(path)).and_then(|file| {
             let mut file = BufWriter::new(file);
             file.write_all(&header(&self.segments)).map(|()| file)
         });
         self.with(|s| match opened {
             Ok(file) => s.file = Some(file),
-            Err(error) => s.problem = Some(error),
+            Err(error) => s.give_up(error),
         });
     }
 
     pub(crate) fn finish(self) -> Finished {
         let shared = self.shared.into_inner().unwrap_or_else(|e| e.into_inner());
-        let Shared { hash, file, mut problem, .. } = shared;
-        if let Some(mut file) = file
-            && let Err(error) = file.flush().and_then(|()| file.get_ref().sync_all())
-        {
-            problem.get_or_insert(error);
-        }
-        Finished { state_hash: format!("{:016x}", hash.digest()), problem }
+        Finished { state_hash: format!("{:016x}", shared.hash.digest()), problem: shared.problem }
     }
 }
 
+/// What is done with a rank's part of a tensor.
+#[derive(Clone, Copy)]
+enum Work {
+    Write,
+    Compare,
+}
+
+impl Work {
+    /// Local elements `local..` of a parameter, where they belong in the whole tensor. False: they differ.
+    fn on(self, whole: &mut [f32], runs: &[Run], local: usize, values: &[f64]) -> bool {
+        let end = local + values.len();
+        let first = runs.partition_point(|run| run.local.end <= local);
+        runs[first..].iter().take_while(|run| run.local.start < end).all(|run| {
+            let (from, to) = (run.local.start.max(local), run.local.end.min(end));
+            let at = run.global + from - run.local.start;
+            let values = &values[from - local..to - local];
+            let pairs = whole[at..at + to - from].iter_mut().zip(values.iter().map(|x| *x as f32));
+            match self {
+                Self::Write => pairs.for_each(|(w, x)| *w = x),
+                Self::Compare => return pairs.into_iter().all(|(w, x)| w.to_bits() == x.to_bits()),
+            }
+            true
+        })
+    }
+}
+
+/// Where the weights grow until they are whole.
+fn unfinished(path: &Path) -> PathBuf {
+    path.with_file_name(UNFINISHED)
+}
+
 impl Shared {
+    /// On the disk under its own name, or not at all.
+    fn finish_file(&mut self, path: Option<&Path>) {
+        let (Some(mut file), Some(path)) = (self.file.take(), path) else { return };
+        let close = file.flush().and_then(|()| file.get_ref().sync_all());
+        let whole = close.and_then(|()| std::fs::rename(unfinished(path), path));
+        let named = whole
+            .and_then(|()| path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all()));
+        if let Err(error) = named {
+            self.give_up(error);
+        }
+    }
+
+    fn give_up(&mut self, error: io::Error) {
+        self.problem.get_or_insert(error);
+        self.file = None;
+    }
+
     /// Hashes the whole tensor, and writes it when it is a parameter.
     fn take(&mut self, parameter: bool) {
         let mut bytes = [0u8; 4096];
@@ -146,18 +207,6 @@ impl Shared {
                 self.file = None;
             }
         }
-    }
-}
-
-/// Puts local elements `local..` of a parameter where they belong in the whole tensor.
-fn scatter(whole: &mut [f32], runs: &[tensor_parallel::Run], local: usize, values: &[f64]) {
-    let end = local + values.len();
-    let first = runs.partition_point(|run| run.local.end <= local);
-    for run in runs[first..].iter().take_while(|run| run.local.start < end) {
-        let (from, to) = (run.local.start.max(local), run.local.end.min(end));
-        let at = run.global + from - run.local.start;
-        let target = whole[at..at + to - from].iter_mut();
-        target.zip(&values[from - local..to - local]).for_each(|(w, x)| *w = *x as f32);
     }
 }
 

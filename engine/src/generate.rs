@@ -61,7 +61,7 @@ pub fn generate(
         if bytes { vec![token as u8] } else { format!("{token} ").into_bytes() }
     };
     let mut tokens = prompt(config, &sampling.prompt)?;
-    let whole = tokens.len() + sampling.tokens;
+    let whole = tokens.len().saturating_add(sampling.tokens);
     let model = Model::open(config, weights, whole.clamp(1, config.model.seq_len))?;
     let start: Vec<u8> = tokens.iter().flat_map(|token| piece(*token)).collect();
     let mut go_on = emit(&start);
@@ -69,13 +69,22 @@ pub fn generate(
         if !go_on {
             break;
         }
-        let logits = model.next(&tokens[tokens.len().saturating_sub(model.context)..])?;
+        let mut logits = model.next(&tokens[tokens.len().saturating_sub(model.context)..])?;
+        if bytes {
+            logits.truncate(256); // what lies above is no byte
+        }
         let uniform = random::uniform(random::key(sampling.seed, SAMPLE_STREAM), index);
         let token = draw(&logits, sampling.temperature, uniform);
         go_on = emit(&piece(token));
         tokens.push(token);
     }
     Ok(())
+}
+
+/// `prompt`, or for a model of token files token 0 where it has none.
+pub(crate) fn default_prompt(config: &Config, prompt: &str) -> String {
+    let blank = config.data.format != DataFormat::Bytes && prompt.trim().is_empty();
+    if blank { "0".into() } else { prompt.into() }
 }
 
 /// Tokens of a prompt.
@@ -207,7 +216,10 @@ fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
             }
             let mut bytes = vec![0; 4 * rows * cols];
             let at = header + info.data_offsets.0 as u64;
-            file.read_exact_at(&mut bytes, at).map_err(unreadable)?;
+            file.read_exact_at(&mut bytes, at).map_err(|e| match e.kind() {
+                std::io::ErrorKind::UnexpectedEof => wrong("it is cut off".into()),
+                _ => unreadable(e),
+            })?;
             let value = |i: usize| {
                 bytes
                     .get(4 * i..4 * i + 4)
@@ -222,15 +234,26 @@ fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
 /// Where data starts in a safetensors file, and what is where.
 fn header(file: &File) -> std::io::Result<Result<(u64, Metadata), String>> {
     let mut length = [0; 8];
-    file.read_exact_at(&mut length, 0)?;
-    let end = 8 + u64::from_le_bytes(length);
-    if end > LONGEST_HEADER {
+    if let Err(e) = file.read_exact_at(&mut length, 0) {
+        return cut_off(e);
+    }
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST_HEADER {
         return Ok(Err("not a safetensors file".into()));
     }
+    let end = 8 + length;
     let mut bytes = vec![0; end as usize];
-    file.read_exact_at(&mut bytes, 0)?;
+    if let Err(e) = file.read_exact_at(&mut bytes, 0) {
+        return cut_off(e);
+    }
     let parsed = serde_json::from_slice(&bytes[8..]).map_err(|e| e.to_string());
     Ok(parsed.map(|metadata| (end, metadata)))
+}
+
+/// A file that ends too soon is wrong; one that cannot be read is another matter.
+fn cut_off<T>(error: std::io::Error) -> std::io::Result<Result<T, String>> {
+    let wrong = error.kind() == std::io::ErrorKind::UnexpectedEof;
+    if wrong { Ok(Err("it is cut off".into())) } else { Err(error) }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! What a config needs of every GPU and every NUMA node, before anything is allocated: the very handles that a
 //! run allocates, and the very step, sent through a device that only counts.
 
-use crate::build::{Built, RESERVED, device_limit, shape, world_size};
-use crate::config::{Config, DeviceConfig};
+use crate::build::{Built, RESERVED, build, device_limit, shape, world_size};
+use crate::config::{Accumulate, Config, DeviceConfig};
 use crate::data::Dataset;
 use crate::gpu;
 use crate::run::trainer;
@@ -288,11 +288,54 @@ fn name(what: &str) -> String {
 /// # Errors
 /// As [`report`].
 pub(crate) fn scratch(config: &Config, built: &Built) -> Result<u64, Error> {
-    recorded(config, built).map(|[_, after]| after.scratch)
+    totals(config, built).map(|totals| totals.scratch)
 }
 
-/// What is counted before and after the second step: the first has no update to publish.
-fn recorded(config: &Config, built: &Built) -> Result<[Totals; 2], Error> {
+/// One step. Of many micro-batches three and four are counted: all between the first and the last are alike.
+fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
+    let (few, all) = (3, built.micro_batches as u64);
+    Ok(if all <= few + 1 {
+        count(config, built)?
+    } else {
+        let of = |micro_batches: u64| {
+            let mut config = config.clone();
+            config.batch.global =
+                micro_batches as usize * config.batch.micro * config.parallel.data;
+            config.offload.accumulate = match built.sum {
+                offload::Sum::Host => Accumulate::Host,
+                offload::Sum::Device | offload::Sum::None => Accumulate::Device,
+            };
+            count(&config, &build(&config))
+        };
+        let (less, more) = (of(few)?, of(few + 1)?);
+        let line = |a: u64, b: u64| a + (b - a) * (all - few);
+        Totals {
+            ops: std::array::from_fn(|i| line(less.ops[i], more.ops[i])),
+            bytes: std::array::from_fn(|i| line(less.bytes[i], more.bytes[i])),
+            flops: less.flops + (more.flops - less.flops) * (all - few) as f64,
+            scratch: more.scratch,
+        }
+    })
+}
+
+fn step(config: &Config, built: &Built) -> Result<Step, Error> {
+    let totals = totals(config, built)?;
+    let lane = |lane: Lane| LaneTotals {
+        lane: format!("{lane:?}"),
+        ops: totals.ops[lane as usize],
+        bytes: totals.bytes[lane as usize],
+    };
+    let tokens = (config.batch.global * config.model.seq_len) as u64;
+    Ok(Step {
+        tokens,
+        model_flops: tokens as f64 * shape(config).model_flops_per_token(),
+        hardware_flops: totals.flops,
+        lanes: Lane::ALL.into_iter().map(lane).collect(),
+    })
+}
+
+/// The second step: the first has no update to publish.
+fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
     let (dev, totals) = recorder::open(rank, &built.plan);
@@ -307,22 +350,43 @@ fn recorded(config: &Config, built: &Built) -> Result<[Totals; 2], Error> {
         let decided = trainer.train_step(&dev, step);
         dev.sync(decided)?;
     }
-    let after = totals.borrow().clone();
-    Ok([before, after])
+    let after = totals.borrow();
+    Ok(Totals {
+        ops: std::array::from_fn(|i| after.ops[i] - before.ops[i]),
+        bytes: std::array::from_fn(|i| after.bytes[i] - before.bytes[i]),
+        flops: after.flops - before.flops,
+        scratch: after.scratch,
+    })
 }
 
-fn step(config: &Config, built: &Built) -> Result<Step, Error> {
-    let [before, after] = recorded(config, built)?;
-    let lane = |lane: Lane| LaneTotals {
-        lane: format!("{lane:?}"),
-        ops: after.ops[lane as usize] - before.ops[lane as usize],
-        bytes: after.bytes[lane as usize] - before.bytes[lane as usize],
-    };
-    let tokens = (config.batch.global * config.model.seq_len) as u64;
-    Ok(Step {
-        tokens,
-        model_flops: tokens as f64 * shape(config).model_flops_per_token(),
-        hardware_flops: after.flops - before.flops,
-        lanes: Lane::ALL.into_iter().map(lane).collect(),
-    })
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_micro_batches_are_counted_as_if_each_were() {
+        let ron = r#"(
+            device: Cpu(count: 2, memory: "64MiB", threads: 1),
+            model: (layers: 2, hidden: 32, heads: 4, seq_len: 16),
+            parallel: (data: 2), precision: Bf16, batch: (micro: 1, global: 18),
+            data: (train: "unused"), train: (steps: 6),
+        )"#;
+        for sum in ["offload.accumulate=Host", "offload.accumulate=Device"] {
+            let folder = std::path::Path::new(".");
+            let loaded = crate::config::load_str(ron, "test.ron", folder, &[sum.to_owned()]);
+            let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
+            let built = build(&config);
+            let (counted, said) = (count(&config, &built).unwrap(), step(&config, &built).unwrap());
+            for lane in &said.lanes {
+                let i = Lane::ALL.iter().position(|l| format!("{l:?}") == lane.lane).unwrap();
+                assert_eq!(
+                    (lane.ops, lane.bytes),
+                    (counted.ops[i], counted.bytes[i]),
+                    "{}",
+                    lane.lane
+                );
+            }
+            assert!((said.hardware_flops / counted.flops - 1.0).abs() < 1e-12);
+        }
+    }
 }

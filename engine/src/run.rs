@@ -153,6 +153,10 @@ struct Ranks<'a> {
     places: Vec<topology::RankPlace>,
     /// The step after which all ranks end; set by rank 0 before it starts that step.
     last_step: AtomicU64,
+    /// The batch after which all ranks end an evaluation; likewise.
+    last_batch: AtomicU64,
+    /// The last evaluation is done.
+    evaluated: AtomicBool,
     gathering: Gathering,
     /// Bytes of a real GPU that one op may need besides its operands.
     scratch: u64,
@@ -183,6 +187,8 @@ pub fn train(
         world: World::new(tp, dp, options.timeout),
         places: places(options, tp * dp),
         last_step: AtomicU64::new(config.train.steps),
+        last_batch: AtomicU64::new(u64::MAX),
+        evaluated: AtomicBool::new(false),
         gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
         scratch,
     };
@@ -192,11 +198,16 @@ pub fn train(
         let spawn = |rank: Rank| {
             let (ranks, sender) = (&ranks, (rank.index() == 0).then(|| sender.clone()));
             let builder = std::thread::Builder::new().name(format!("rank {}", rank.index()));
-            builder.spawn_scoped(scope, move || ranks.run(rank, sender.as_ref()))
+            let started = builder.spawn_scoped(scope, move || ranks.run(rank, sender.as_ref()));
+            started.inspect_err(|error| ranks.world.not_started(rank, error.to_string()))
         };
         let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
         drop(sender);
-        receiver.iter().for_each(&mut *tell);
+        // By value: should `tell` panic, rank 0 must not wait for who no longer listens.
+        let _stop = StopOnPanic(&options.stop);
+        for message in receiver {
+            tell(message);
+        }
         let joined =
             |(i, thread): (usize, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
                 let died = |why: String| Err(Error::RankDied { rank: i, step: 0, why });
@@ -212,11 +223,24 @@ pub fn train(
     outcome(results, ranks, config.train.steps)
 }
 
+/// Ends the run when the listener panics.
+struct StopOnPanic<'a>(&'a AtomicBool);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 fn places(options: &RunOptions, world_size: usize) -> Vec<topology::RankPlace> {
     if !options.bind {
         return Vec::new();
     }
     match topology::Machine::discover() {
+        // More ranks than cores are better off with a scheduler that moves them.
+        Ok(machine) if machine.allowed_cpus.len() < world_size => Vec::new(),
         Ok(machine) => topology::place_ranks(&machine, world_size),
         Err(error) => {
             tracing::warn!("threads are not bound: {error}");
@@ -240,9 +264,10 @@ fn outcome(
         return Err(RunError { rank, step: 0, error, all });
     }
     let step = results.into_iter().flatten().max().unwrap_or(0);
+    let complete = step == steps && ranks.evaluated.load(Ordering::SeqCst);
     let Finished { state_hash, problem } = ranks.gathering.finish();
     let weights_problem = problem.map(|problem| problem.to_string());
-    Ok(Outcome { step, complete: step == steps, state_hash, weights_problem })
+    Ok(Outcome { step, complete, state_hash, weights_problem })
 }
 
 impl Ranks<'_> {
@@ -266,6 +291,7 @@ impl Ranks<'_> {
         trainer.optimizer.init(&dev, &|segment, at| initial.value(segment, at))?;
         dev.write(self.built.meeting, &|_| 0.0)?;
         trainer.loader.prefetch(&dev);
+        let listener = Listener { sender, world: &self.world };
         let mut last = 0;
         let mut ended = Instant::now();
         for step in 1..=self.config.train.steps {
@@ -284,10 +310,10 @@ impl Ranks<'_> {
             last = step;
             let mut report = self.report(&dev, &trainer)?;
             report.seconds = ended.elapsed().as_secs_f64();
-            tell(sender, Message::Step(report));
+            listener.tell(Message::Step(report));
             let every = self.config.train.eval_every;
             if every > 0 && step % every == 0 && step < self.config.train.steps {
-                self.evaluate(&dev, &mut trainer, step, false, sender)?;
+                self.evaluate(&dev, &mut trainer, step, false, listener)?;
             }
             ended = Instant::now();
             // Rank 0 wrote it before it submitted this step, whose norm all ranks have waited for.
@@ -295,11 +321,12 @@ impl Ranks<'_> {
                 break;
             }
         }
-        if last == self.config.train.steps {
-            self.evaluate(&dev, &mut trainer, last, true, sender)?;
-        }
+        // First the weights: an evaluation changes nothing, and may take long.
         dev.sync_all()?;
         self.gathering.run(&dev, &trainer.optimizer, self.built.meeting)?;
+        if last == self.config.train.steps {
+            self.evaluate(&dev, &mut trainer, last, true, listener)?;
+        }
         dev.finish()?;
         Ok(last)
     }
@@ -368,7 +395,7 @@ impl Ranks<'_> {
         trainer: &mut Trainer,
         step: u64,
         whole: bool,
-        sender: Option<&crossbeam_channel::Sender<Message>>,
+        listener: Listener<'_>,
     ) -> Result<(), Error> {
         let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
         let windows = self.data.num_eval_windows() as u64;
@@ -378,18 +405,28 @@ impl Ranks<'_> {
         let batches = if whole || asked == 0 { all } else { asked.min(all) };
         let mut sum = 0.0;
         for index in 0..batches {
+            if dev.rank().index() == 0 && self.options.stop.load(Ordering::Relaxed) {
+                self.last_batch.fetch_min(index, Ordering::SeqCst);
+            }
             let losses_on_host = trainer.evaluate(dev, index);
             dev.sync(losses_on_host)?;
             let mut loss = [0.0];
             let last = self.built.micro_batches;
             dev.read(trainer.losses_host().slice(last..last + 1), &mut loss)?;
             sum += loss[0];
+            // Rank 0 wrote it before it submitted this batch, for whose loss all ranks have waited.
+            if self.last_batch.load(Ordering::SeqCst) <= index {
+                return Ok(());
+            }
         }
         // Only the last window can be shorter.
         let tokens = (batches * per_batch * self.config.model.seq_len as u64)
             .min(self.data.num_eval_targets());
         let whole = batches == all;
-        tell(sender, Message::Eval { step, loss: sum / tokens as f64, whole });
+        if step == self.config.train.steps {
+            self.evaluated.store(true, Ordering::SeqCst);
+        }
+        listener.tell(Message::Eval { step, loss: sum / tokens as f64, whole });
         Ok(())
     }
 }
@@ -413,10 +450,22 @@ pub(crate) fn trainer(config: &Config, built: &Built, data: &Arc<Dataset>, rank:
     Trainer::new(built, optimizer, loader, deal, mode)
 }
 
-/// To whoever listens; a run does not end because no one does.
-fn tell(sender: Option<&crossbeam_channel::Sender<Message>>, message: Message) {
-    if let Some(sender) = sender {
-        let _ = sender.send(message);
+/// Rank 0's way to the calling thread.
+#[derive(Clone, Copy)]
+struct Listener<'a> {
+    sender: Option<&'a crossbeam_channel::Sender<Message>>,
+    world: &'a World,
+}
+
+impl Listener<'_> {
+    /// To whoever listens; a run does not end because no one does, nor because the listener is slow: a
+    /// terminal may be held for hours.
+    fn tell(&self, message: Message) {
+        if let Some(sender) = self.sender
+            && let Err(crossbeam_channel::TrySendError::Full(message)) = sender.try_send(message)
+        {
+            let _ = self.world.held_up(|| sender.send(message));
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::export::UNFINISHED;
 use crate::metrics::finished_step;
 
 const LOCK: &str = ".lock";
@@ -17,7 +18,8 @@ const METRICS: &str = "metrics.jsonl";
 /// The resolved config of the run.
 const CONFIG: &str = "config.ron";
 /// All that onebox writes into a run directory, and that `Overwrite` removes.
-const WRITTEN: [&str; 5] = [METRICS, CONFIG, "weights.safetensors", "trace.json", "checkpoints"];
+const WRITTEN: [&str; 5] = [METRICS, CONFIG, WEIGHTS, UNFINISHED, ".config.ron.tmp"];
+const WEIGHTS: &str = "weights.safetensors";
 /// More than the last line of a metrics file.
 const TAIL: u64 = 64 << 10;
 
@@ -54,6 +56,11 @@ pub enum RunDirError {
          directory, --overwrite to remove it, or another --run-dir", .0.display()
     )]
     HoldsRun(PathBuf),
+    #[error(
+        "{} has a config.ron and no metrics.jsonl: that is no run of onebox, and nothing was removed; give \
+         another --run-dir", .0.display()
+    )]
+    NotOurs(PathBuf),
     #[error("{} holds no run (metrics.jsonl or config.ron) for --fork to start from", .0.display())]
     NothingToFork(PathBuf),
     #[error("{0} needs --run-dir: it names the run to start from")]
@@ -127,7 +134,12 @@ impl RunDir {
 
     /// The last step of a run that has finished.
     pub fn finished(&self) -> Option<u64> {
-        let mut file = File::open(self.metrics_path()).ok()?;
+        Self::finished_in(&self.path)
+    }
+
+    /// The last step of the run in `dir`, if that has finished.
+    pub fn finished_in(dir: &Path) -> Option<u64> {
+        let mut file = File::open(dir.join(METRICS)).ok()?;
         let length = file.metadata().ok()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
         let mut tail = Vec::new();
@@ -165,8 +177,13 @@ impl RunDir {
         if mode == RunMode::Fresh && holds_run(dir) {
             return Err(RunDirError::HoldsRun(dir.to_owned()));
         }
-        if mode == RunMode::Overwrite {
-            run.remove_written()?;
+        if mode == RunMode::Overwrite && holds_run(dir) {
+            if fs::symlink_metadata(dir.join(METRICS)).is_err() {
+                return Err(RunDirError::NotOurs(dir.to_owned()));
+            }
+            for name in WRITTEN {
+                run.remove(name)?;
+            }
         }
         Ok(run)
     }
@@ -214,18 +231,18 @@ impl RunDir {
         Ok(Self { path, forked_from, _lock: file })
     }
 
-    fn remove_written(&self) -> Result<(), RunDirError> {
-        for name in WRITTEN {
-            let path = self.path.join(name);
-            let removed = match fs::symlink_metadata(&path) {
-                Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(&path),
-                Ok(_) => fs::remove_file(&path),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                Err(error) => Err(error),
-            };
-            removed.map_err(cannot("remove", &path))?;
+    /// Removes the file `name`, or the link; nothing when it is not there.
+    ///
+    /// # Errors
+    /// [`RunDirError::Io`]
+    pub fn remove(&self, name: &str) -> Result<(), RunDirError> {
+        let path = self.path.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(cannot("remove", &path)(error))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -359,28 +376,36 @@ mod tests {
     #[test]
     fn overwrite_removes_what_onebox_wrote_and_nothing_else() {
         let (_folder, path) = with_run();
-        let (mine, theirs) = (path.join("notes.txt"), path.join("checkpoints/step-1/x"));
-        fs::create_dir_all(theirs.parent().unwrap()).unwrap();
-        for file in [&mine, &theirs, &path.join(METRICS), &path.join("trace.json")] {
-            fs::write(file, "x").unwrap();
+        let theirs = ["notes.txt", "trace.json", "checkpoints/epoch-1"];
+        fs::create_dir_all(path.join("checkpoints")).unwrap();
+        for name in theirs.iter().chain(&[METRICS, WEIGHTS]) {
+            fs::write(path.join(name), "x").unwrap();
         }
         drop(create(&path, RunMode::Overwrite).unwrap());
-        let mut left: Vec<_> =
-            fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        left.sort();
-        assert_eq!(left, [".lock", "notes.txt"]);
+        assert!(theirs.iter().all(|name| path.join(name).exists()));
+        let left = fs::read_dir(&path).unwrap().count();
+        assert_eq!(left, 4, ".lock, and three of theirs");
         create(&path, RunMode::Fresh).unwrap();
+    }
+
+    #[test]
+    fn a_config_that_a_user_wrote_is_not_overwritten() {
+        let folder = tempdir().unwrap();
+        fs::write(folder.path().join(CONFIG), "(mine)").unwrap();
+        let error = create(folder.path(), RunMode::Overwrite).unwrap_err();
+        assert!(matches!(error, RunDirError::NotOurs(_)), "{error}");
+        assert_eq!(fs::read_to_string(folder.path().join(CONFIG)).unwrap(), "(mine)");
     }
 
     #[test]
     fn overwrite_does_not_follow_links() {
         let (folder, path) = with_run();
-        let elsewhere = folder.path().join("elsewhere");
-        fs::create_dir(&elsewhere).unwrap();
-        fs::write(elsewhere.join("kept"), "x").unwrap();
-        std::os::unix::fs::symlink(&elsewhere, path.join("checkpoints")).unwrap();
+        let elsewhere = folder.path().join("kept");
+        fs::write(&elsewhere, "x").unwrap();
+        fs::write(path.join(METRICS), "x").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, path.join(WEIGHTS)).unwrap();
         create(&path, RunMode::Overwrite).unwrap();
-        assert!(elsewhere.join("kept").exists() && !path.join("checkpoints").exists());
+        assert!(elsewhere.exists() && fs::symlink_metadata(path.join(WEIGHTS)).is_err());
     }
 
     #[test]

@@ -59,6 +59,10 @@ fn each_mistake_names_key_value_and_remedy() {
             &["offload.update", "not built yet", "Overlapped"],
         ),
         (&["train.checkpoint_every=10"], &["train.checkpoint_every", "not built yet"]),
+        (
+            &["offload.optimizer=Device", "offload.accumulate=Host"],
+            &["offload.accumulate", "offload.optimizer", "`Auto` or `Device`"],
+        ),
         (&["nonsense"], &["nonsense", "="]),
     ];
     for (sets, texts) in cases {
@@ -115,4 +119,26 @@ fn a_full_disk_is_not_a_success() {
     std::os::unix::fs::symlink("/dev/full", folder.path("run/.weights.safetensors.tmp")).unwrap();
     folder.train("run", &["-q"]).refused(74, &["the weights are not written", "No space left"]);
     assert!(!folder.path("run/weights.safetensors").exists());
+    // It is not finished: the next one trains.
+    assert!(folder.metrics("run").iter().all(|line| line["kind"] != "end"));
+    std::fs::remove_file(folder.path("run/.weights.safetensors.tmp")).unwrap();
+    folder.train("run", &["-q", "--resume"]).ok();
+    assert!(folder.path("run/weights.safetensors").exists());
+    for args in [&["plan", "tiny.ron"][..], &["generate", "run"], &["config", "show", "tiny.ron"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let status = folder.command(args).stdout(full).status().unwrap();
+        assert_eq!(status.code(), Some(74), "{args:?}");
+    }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_does_not_end_a_run() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path("run")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", folder.path("run/metrics.jsonl")).unwrap();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let args = ["train", "tiny.ron", "--run-dir", "run", "--resume", "--set", "train.steps=300"];
+    let status = folder.command(&args).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(74), "the metrics are missing, the weights are not");
+    assert!(folder.path("run/weights.safetensors").exists());
 }

@@ -63,6 +63,18 @@ fn the_layout_is_a_matter_of_set_and_a_bit_equal_one_has_the_same_hash() {
 }
 
 #[test]
+fn the_suggested_commands_work() {
+    let folder = Folder::new();
+    let done = folder.train("my run", &["--set", "train.steps=3"]).ok();
+    let hints: Vec<&str> = done.stderr.split("next, try:").nth(1).unwrap().trim().lines().collect();
+    assert_eq!(hints.len(), 3, "{hints:?}");
+    for hint in hints {
+        let shell = folder.shell(hint);
+        assert_eq!(shell.code, 0, "{hint}: {}", shell.stderr);
+    }
+}
+
+#[test]
 fn quiet_says_nothing_and_a_dry_run_writes_nothing() {
     let folder = Folder::new();
     let done = folder.train("quiet", &["--quiet"]).ok();
@@ -80,7 +92,9 @@ fn a_directory_with_a_run_is_refused_unless_the_user_says_what_to_do() {
     folder
         .train("run", &[])
         .refused(73, &["already holds a run", "--resume", "--fork", "--overwrite"]);
+    std::fs::rename(folder.path("text.txt"), folder.path("moved.txt")).unwrap();
     let done = folder.train("run", &["--resume"]).ok();
+    std::fs::rename(folder.path("moved.txt"), folder.path("text.txt")).unwrap();
     assert!(done.stderr.contains("finished at step 4; nothing to do"), "{}", done.stderr);
     assert_eq!(folder.read("run/metrics.jsonl"), before);
     let done = folder.train("run", &["--fork"]).ok();
@@ -149,8 +163,10 @@ fn a_model_writes_the_same_text_for_the_same_seed() {
     folder.onebox(&["generate", "run", "--prompt", ""]).refused(2, &["empty"]);
     folder.onebox(&["generate", "run", "--temperature", "-1"]).refused(2, &["0 to 10"]);
     folder.onebox(&["generate", "nowhere"]).refused(66, &["nowhere is not a run directory"]);
-    std::fs::write(folder.path("run/weights.safetensors"), b"not weights at all").unwrap();
-    folder.onebox(&["generate", "run"]).refused(66, &["weights.safetensors is not the model"]);
+    for wrong in [&b"not weights at all"[..], &[0xff; 64], b"short"] {
+        std::fs::write(folder.path("run/weights.safetensors"), wrong).unwrap();
+        folder.onebox(&["generate", "run"]).refused(66, &["weights.safetensors is not the model"]);
+    }
 }
 
 #[test]

@@ -72,7 +72,8 @@ pub struct Spec {
 }
 
 /// Elements of one partial sum of the norm: a power of two, from the longest segment (unpadded), so that
-/// about a thousand make a segment. Depends on the model alone, not on ranks or buckets.
+/// about a thousand make a segment. A function of the segments alone, not of data-parallel
+/// ranks or buckets.
 pub fn chunk_elements(longest_segment: usize) -> usize {
     (longest_segment / 1024).next_power_of_two().clamp(64, 65_536)
 }

@@ -176,6 +176,10 @@ impl Optimizer {
         for index in 0..self.work[segment].pieces.len() {
             self.reduce_piece(dev, s, (segment, index), bucket, micro);
         }
+        if layout.spec.sum == Sum::Host {
+            // Only now: pieces do not wait for each other's sums.
+            self.work[segment].staging_free = dev.record(Host);
+        }
         // On D2h where the bucket itself goes down, else on DpComm.
         let freed = if s.kept.is_none() { dev.record(D2h) } else { dev.record(DpComm) };
         if layout.own_buckets[segment].is_some() {
@@ -187,7 +191,7 @@ impl Optimizer {
     }
 
     fn reduce_piece(
-        &mut self,
+        &self,
         dev: &Device,
         s: &Segment,
         (segment, index): (usize, usize),
@@ -196,7 +200,7 @@ impl Optimizer {
     ) {
         let (layout, rank) = (Arc::clone(&self.layout), self.rank);
         let last = micro + 1 == layout.spec.micro_batches;
-        let work = &mut self.work[segment];
+        let work = &self.work[segment];
         let piece = &work.pieces[index];
         let flat = bucket.slice(piece.flat.clone());
         if rank.dp_size > 1 {
@@ -237,7 +241,6 @@ impl Optimizer {
             for tasks in piece.tiles.iter().filter_map(|t| t.accumulate.as_ref()) {
                 dev.submit_host(&tasks[turn as usize], 0);
             }
-            work.staging_free = dev.record(Host);
         }
     }
 
@@ -262,7 +265,7 @@ impl Optimizer {
         dev.submit_host(&self.decide, step);
         let decided = dev.record(Host);
         dev.wait(H2d, decided);
-        dev.follow(H2d, Compute); // the backward pass has read the old scale
+        dev.follow(H2d, Compute); // the backward pass has read the old scale, and the parameters that `publish` replaces
         dev.submit(H2d, Op::Copy { src: layout.control, dst: layout.device_control });
         self.control_on_device = dev.record(H2d);
         decided

@@ -121,7 +121,11 @@ fn nothing_changes_a_bit_in_any_precision() {
                 for bucket in ["offload.bucket_elements=1024", "offload.bucket_elements=50000"] {
                     for lookahead in ["offload.lookahead=1", "offload.lookahead=4"] {
                         for recompute in ["recompute=None", "recompute=Block"] {
-                            variants.push([optimizer, update, sum, bucket, lookahead, recompute]);
+                            let refused = optimizer.ends_with("Device") && sum.ends_with("Host");
+                            if !refused {
+                                let offload = [optimizer, update, sum, bucket, lookahead];
+                                variants.push([&offload[..], &[recompute]].concat());
+                            }
                         }
                     }
                 }

@@ -6,14 +6,15 @@
 
 use device::cpu::{self, CpuOptions, Lanes, World};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
-use engine::run::{RunError, RunOptions};
+use engine::build::build;
+use engine::run::{RunError, RunOptions, train};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use tests::{run, tiny, try_run};
+use tests::{run, text, tiny, try_run};
 
-/// The promise is a second; a loaded machine gets more.
-const WATCHDOG: Duration = Duration::from_secs(5);
+/// The promise is a second. This only tells a hang from a slow machine.
+const WATCHDOG: Duration = Duration::from_secs(60);
 
 const GRID: [&str; 2] = ["parallel.tensor=2", "parallel.data=2"];
 
@@ -46,6 +47,35 @@ fn all_know(error: &RunError, culprit: usize) {
             None => panic!("rank {rank} ended without an error"),
         }
     }
+}
+
+#[test]
+fn a_panicking_listener_ends_the_run() {
+    // More steps than the channel holds messages.
+    let config = tiny(&["train.steps=600", "schedule.decay_steps=600"]);
+    let panicked = watched("a panicking listener", move || {
+        std::panic::catch_unwind(|| {
+            let built = build(&config);
+            train(&config, &built, &text(), &RunOptions::default(), &mut |_| panic!("no paper"))
+        })
+    });
+    assert!(panicked.is_err());
+}
+
+#[test]
+fn a_listener_slower_than_the_deadline_does_not_fail_the_ranks() {
+    let config = tiny(&["parallel.data=2", "train.steps=400", "schedule.decay_steps=400"]);
+    let timeout = Duration::from_secs(1);
+    let mut steps = 0;
+    let options = RunOptions { timeout, ..RunOptions::default() };
+    let outcome = train(&config, &build(&config), &text(), &options, &mut |_| {
+        steps += 1;
+        if steps == 1 {
+            std::thread::sleep(4 * timeout);
+        }
+    });
+    assert!(outcome.is_ok_and(|o| o.complete), "rank 0 waited for the listener, not for a rank");
+    assert_eq!(steps, 401);
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn every_layout_trains_as_one_rank() {
         }
     }
     // The quick selection ends with the largest of all.
-    let selected = |i: &usize| full() || (i + 1).is_multiple_of(18);
+    let selected = |i: &usize| full() || (i + 1).is_multiple_of(9);
     let layouts: Vec<&[&str]> =
         (0..layouts.len()).filter(selected).map(|i| &layouts[i][..]).collect();
     let dropout = "model.dropout=0.1";

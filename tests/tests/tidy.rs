@@ -120,7 +120,7 @@ fn files_can_be_read_in_one_sitting() {
     let long = [("device/src/cpu/gemm.rs", 900), ("device/src/op.rs", 490)];
     for (name, source) in sources() {
         let lines = code(&source).lines().count();
-        let most = long.iter().find(|(file, _)| *file == name).map_or(470, |(_, most)| *most);
+        let most = long.iter().find(|(file, _)| *file == name).map_or(490, |(_, most)| *most);
         assert!(lines <= most, "{name} has {lines} lines of code, {most} are allowed");
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn divisible(
 
 /// `mine` = the combination of every rank's same range. Only this rank reads or writes this range meanwhile.
 fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
-    let at = |i: usize| met.peer(i).map(|(_, memory)| memory);
+    let at = |i: usize| met.peer(i);
     if mine.dtype() == Dtype::F64 {
         for e in 0..mine.len() {
             let one = mine.slice(e..e + 1);
@@ -90,7 +90,7 @@ fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
 /// Copies every other rank's part into this rank's `x`. `part(i)` is what rank i owns.
 fn gather(met: &Met<'_>, shared: &Shared, part: impl Fn(usize) -> Tensor) {
     for i in (0..met.size()).filter(|&i| i != met.me) {
-        if let Some((_, memory)) = met.peer(i) {
+        if let Some(memory) = met.peer(i) {
             copy(memory.view(part(i)), &mut shared.memory.view_mut(part(i)));
         }
     }
@@ -135,7 +135,7 @@ fn broadcast(
     root: usize,
 ) -> Result<(), Error> {
     let met = meet(op, shared, x, group, root)?;
-    if let Some((_, memory)) = (met.me != root).then(|| met.peer(root)).flatten() {
+    if let Some(memory) = (met.me != root).then(|| met.peer(root)).flatten() {
         copy(memory.view(x), &mut shared.memory.view_mut(x));
     }
     meet(op, shared, x, group, root).map(drop)

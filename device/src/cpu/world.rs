@@ -48,7 +48,13 @@ pub struct World {
     timeout: Duration,
     /// Of ranks on GPUs.
     pub(crate) gpus: crate::cuda::Board,
+    /// Someone outside holds a rank up; the others' deadlines stand still.
+    held_up: AtomicBool,
 }
+
+/// A waiting thread looks up so often. A longer pause was the whole process's, stopped by a signal or a
+/// debugger, and no rank is to blame for it.
+const LOOK_UP: Duration = Duration::from_secs(1);
 
 /// A waiting thread gives its core away so often before it sleeps.
 const YIELDS: usize = 50;
@@ -81,6 +87,7 @@ impl World {
             all: (0..LANES).map(|_| meeting((0..world_size).collect())).collect(),
             timeout,
             gpus: crate::cuda::Board::new(world_size),
+            held_up: AtomicBool::new(false),
         })
     }
 
@@ -100,6 +107,19 @@ impl World {
     pub(crate) fn join(&self, rank: Rank, memory: &Arc<Memory>) {
         // A rank opens one device; a second would meet nobody.
         let _ = self.memories[rank.index()].set(Arc::clone(memory));
+    }
+
+    /// Runs `wait`, which depends on somebody outside the run, and lets no rank's deadline pass meanwhile.
+    pub fn held_up<R>(&self, wait: impl FnOnce() -> R) -> R {
+        self.held_up.store(true, Ordering::SeqCst);
+        let result = wait();
+        self.held_up.store(false, Ordering::SeqCst);
+        result
+    }
+
+    /// Ends the run: `rank`'s thread did not even start.
+    pub fn not_started(&self, rank: Rank, why: String) {
+        self.fail(rank, 0, &Error::RankDied { rank: rank.index(), step: 0, why });
     }
 
     pub(crate) fn failed(&self) -> bool {
@@ -181,10 +201,9 @@ impl World {
             std::thread::yield_now();
             board = lock(&meeting.board);
         }
-        let started = Instant::now();
+        let mut left = self.timeout;
         while board.generation == generation {
             self.check(rank)?;
-            let left = self.timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
                 let posts = &board.posts[(generation % 2) as usize];
                 let absent = meeting.members.iter().zip(posts).filter(|(_, p)| p.is_none());
@@ -198,7 +217,11 @@ impl World {
                     missing,
                 });
             }
-            board = meeting.turned.wait_timeout(board, left).unwrap_or_else(|e| e.into_inner()).0;
+            let (began, slice) = (Instant::now(), left.min(LOOK_UP));
+            board = meeting.turned.wait_timeout(board, slice).unwrap_or_else(|e| e.into_inner()).0;
+            if !self.held_up.load(Ordering::SeqCst) {
+                left = left.saturating_sub(began.elapsed().min(2 * LOOK_UP));
+            }
         }
         Ok(board)
     }
@@ -210,11 +233,9 @@ impl<'a> Met<'a> {
         self.meeting.members.len()
     }
 
-    /// What member `i` brought, and its memory.
-    pub(crate) fn peer(&self, i: usize) -> Option<(Post, &'a Memory)> {
-        let post = lock(&self.meeting.board).posts[(self.generation % 2) as usize][i]?;
-        let memory = self.world.memories[self.meeting.members[i]].get()?;
-        Some((post, memory))
+    /// The memory of member `i`.
+    pub(crate) fn peer(&self, i: usize) -> Option<&'a Memory> {
+        self.world.memories[self.meeting.members[i]].get().map(Arc::as_ref)
     }
 
     fn compare(&self, rank: Rank, mine: Post) -> Result<(), Error> {

@@ -16,7 +16,7 @@ pub(super) fn check(args: &ConfigArgs) -> Result<(), Failed> {
         count(parameters as f64),
         config.batch.global,
         config.model.seq_len,
-    ));
+    ))?;
     if let Some(not_built) = config.not_built(&loaded.origins) {
         let keys: Vec<&str> = not_built.errors().iter().map(|p| p.key.as_str()).collect();
         say(&format!(
@@ -44,8 +44,7 @@ pub(super) fn show(args: &ConfigArgs) -> Result<(), Failed> {
         };
         text += &format!("{key:keys$}  {value:values$}  {origin}\n");
     }
-    print(&text);
-    Ok(())
+    print(&text)
 }
 
 /// `124 M`, `70.1 B`.

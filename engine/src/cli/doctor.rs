@@ -41,7 +41,7 @@ pub(super) fn run() -> Result<(), Failed> {
     let probe = gpu::machine();
     let mut findings = cuda(probe);
     findings.extend(host(probe));
-    print(&report(&findings, probe));
+    print(&report(&findings, probe))?;
     let cpu_fails = findings.iter().any(|f| f.what == HOST_MEMORY && f.verdict == Verdict::Fail);
     if cpu_fails { Err(Failed::silent(code::HOST_MEMORY)) } else { Ok(()) }
 }

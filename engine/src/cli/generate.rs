@@ -1,6 +1,7 @@
 //! `onebox generate`.
 
 use super::exit::{Failed, code};
+use super::seen;
 use crate::generate::{GenerateError, Sampling, generate};
 use std::io::Write;
 use std::path::PathBuf;
@@ -46,17 +47,23 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     }
     let GenerateArgs { prompt, tokens, temperature, seed, .. } = args;
     let sampling = Sampling {
-        prompt: prompt.clone(),
+        prompt: crate::generate::default_prompt(&loaded.config, prompt),
         tokens: *tokens,
         temperature: *temperature,
         seed: *seed,
     };
     let mut out = std::io::stdout().lock();
-    let mut emit = |piece: &[u8]| out.write_all(piece).and_then(|()| out.flush()).is_ok();
-    let done = generate(&loaded.config, &weights, &sampling, &mut emit);
-    done.map_err(failed)?;
+    let mut unseen = None;
+    let mut emit = |piece: &[u8]| match seen(out.write_all(piece).and_then(|()| out.flush())) {
+        Ok(go_on) => go_on,
+        Err(failed) => {
+            unseen = Some(failed);
+            false
+        }
+    };
+    generate(&loaded.config, &weights, &sampling, &mut emit).map_err(failed)?;
     emit(b"\n");
-    Ok(())
+    unseen.map_or(Ok(()), Err)
 }
 
 fn failed(error: GenerateError) -> Failed {

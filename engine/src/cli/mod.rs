@@ -9,13 +9,13 @@ mod train;
 
 use clap::{Args, Parser, Subcommand};
 use exit::{Failed, code};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Trains transformer language models that are too large for the GPUs of one box.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true, after_help = exit::HELP)]
+#[command(name = "onebox", version, arg_required_else_help = true, after_help = exit::HELP)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -85,15 +85,26 @@ fn log_to_stderr(verbose: u8) {
     let level =
         [LevelFilter::WARN, LevelFilter::INFO, LevelFilter::DEBUG][usize::from(verbose.min(2))];
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
-    let log = log.with_target(false).with_max_level(level);
+    let log = log.with_ansi(std::io::stderr().is_terminal());
+    // A log that cannot be written, on a full disk, must not end a run: no panic about it either.
+    let log = log.with_target(false).with_max_level(level).log_internal_errors(false);
     // There is one already only where this is called twice.
     let _ = log.try_init();
 }
 
 /// To stdout. Who closes it early, as `head` does, has seen enough.
-fn print(text: &str) {
+fn print(text: &str) -> Result<(), Failed> {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    seen(out.write_all(text.as_bytes()).and_then(|()| out.flush())).map(drop)
+}
+
+/// Whether what was written to stdout has arrived; false when nobody reads any more.
+fn seen(written: std::io::Result<()>) -> Result<bool, Failed> {
+    match written {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) => Err(Failed::new(code::IO, format!("cannot write to stdout: {e}"))),
+    }
 }
 
 /// To stderr, as a line.

@@ -27,9 +27,9 @@ pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
     let report = made(config, &build(config))?;
     if args.json {
         let json = serde_json::to_string_pretty(&report);
-        print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"));
+        print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
     } else {
-        print(&text(config, &report));
+        print(&text(config, &report))?;
     }
     if let Some(not_built) = config.not_built(&loaded.origins) {
         for problem in not_built.errors().iter().filter(|p| p.key != "device") {

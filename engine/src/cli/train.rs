@@ -12,16 +12,13 @@ use crate::progress::{Progress, StepLine, clock, si};
 use crate::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
 use crate::run_dir::{RunDir, RunDirError, RunMode};
 use device::{Arena, Error};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Skipped steps in a row that end a run: a loss scale would have come down from 2^24 to 1 by then.
-const HOPELESS: u64 = 100;
 const WEIGHTS: &str = "weights.safetensors";
-const WEIGHTS_UNFINISHED: &str = ".weights.safetensors.tmp";
 
 /// Train a model.
 #[derive(Debug, clap::Args)]
@@ -53,6 +50,18 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
+    let mode = match (args.resume, args.fork, args.overwrite) {
+        (true, ..) => RunMode::Resume,
+        (_, true, _) => RunMode::Fork,
+        (.., true) => RunMode::Overwrite,
+        _ => RunMode::Fresh,
+    };
+    if let (RunMode::Resume, Some(dir)) = (mode, &args.run_dir)
+        && let Some(step) = RunDir::finished_in(dir)
+    {
+        say(&format!("{}: finished at step {step}; nothing to do", dir.display()));
+        return Ok(());
+    }
     let built = build(&loaded.config);
     let data = open_data(&loaded.config)?;
     check_memory(&loaded.config, &built, args.dry_run)?;
@@ -61,21 +70,15 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         say("dry run: everything is in order; nothing was written");
         return Ok(());
     }
-    let mode = match (args.resume, args.fork, args.overwrite) {
-        (true, ..) => RunMode::Resume,
-        (_, true, _) => RunMode::Fork,
-        (.., true) => RunMode::Overwrite,
-        _ => RunMode::Fresh,
-    };
     let dir =
         RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused)?;
-    if let (RunMode::Resume, Some(step)) = (mode, dir.finished()) {
-        say(&format!("{}: finished at step {step}; nothing to do", dir.path().display()));
-        return Ok(());
-    }
     if matches!(mode, RunMode::Resume | RunMode::Fork) {
         let from = dir.forked_from().unwrap_or(dir.path()).display();
         say(&format!("{from}: no complete checkpoint there; starting at step 1"));
+    }
+    if mode == RunMode::Resume {
+        // They are another model's than the one that starts now.
+        dir.remove(WEIGHTS).map_err(refused)?;
     }
     Session { args, loaded: &loaded, built: &built, data: &data, dir: &dir }.train()
 }
@@ -93,7 +96,7 @@ fn open_data(config: &Config) -> Result<Arc<Dataset>, Failed> {
 fn check_memory(config: &Config, built: &Built, show: bool) -> Result<(), Failed> {
     let report = plan::made(config, built)?;
     if show {
-        print(&plan::text(config, &report));
+        print(&plan::text(config, &report))?;
     } else if !report.fits {
         say(&plan::refusal(config, &report));
     }
@@ -136,6 +139,8 @@ struct Watch {
     held_out: Option<f64>,
     train_seconds: f64,
     skipped_in_a_row: u64,
+    /// Too many.
+    diverged: bool,
 }
 
 impl Session<'_> {
@@ -149,7 +154,7 @@ impl Session<'_> {
         let options = RunOptions {
             bind: true,
             stop: Arc::clone(&stop),
-            weights: Some(self.dir.path().join(WEIGHTS_UNFINISHED)),
+            weights: Some(self.dir.path().join(WEIGHTS)),
             ..RunOptions::default()
         };
         let progress = Progress::on_stderr(config.train.steps, self.args.quiet);
@@ -162,6 +167,7 @@ impl Session<'_> {
             held_out,
             train_seconds: 0.0,
             skipped_in_a_row: 0,
+            diverged: false,
         };
         self.introduce();
         let started = Instant::now();
@@ -240,36 +246,29 @@ impl Session<'_> {
         Failed::new(code, format!("{error}\nthe metrics up to there are in {dir}"))
     }
 
-    /// After the last step: weights in place, the closing line, the summary, a sample.
+    /// After the last step: the closing line, the summary, a sample. The weights are in place.
     fn end(&self, outcome: &Outcome, watch: &mut Watch, seconds: f64) -> Result<(), Failed> {
         let weights = self.dir.path().join(WEIGHTS);
-        let unfinished = self.dir.path().join(WEIGHTS_UNFINISHED);
-        let kept = match &outcome.weights_problem {
-            None => std::fs::rename(&unfinished, &weights).map_err(|e| e.to_string()),
-            Some(problem) => {
-                // What is left of it is of no use.
-                let _ = std::fs::remove_file(&unfinished);
-                Err(problem.clone())
-            }
-        };
+        if let Some(problem) = &outcome.weights_problem {
+            let why = format!("the weights are not written to {}: {problem}", weights.display());
+            return Err(Failed::new(code::IO, why));
+        }
+        let skipped = watch.last.map_or(0, |last| last.skipped_total);
+        if watch.diverged || skipped == outcome.step {
+            return Err(Failed::new(code::NUMERIC, self.diverged(outcome.step)));
+        }
+        // Only now: a run that has its end line is finished for good.
         if outcome.complete {
             watch.metrics.end(outcome.step, &outcome.state_hash);
         }
-        kept.map_err(|problem| {
-            let why = format!("the weights are not written to {}: {problem}", weights.display());
-            Failed::new(code::IO, why)
-        })?;
         if watch.metrics.dropped() > 0 {
             let (lines, path) = (watch.metrics.dropped(), self.dir.metrics_path());
             let why = format!("{lines} lines are missing in {}", path.display());
             return Err(Failed::new(code::IO, why));
         }
-        if watch.skipped_in_a_row >= HOPELESS {
-            return Err(Failed::new(code::NUMERIC, self.diverged(outcome.step)));
-        }
         self.summary(outcome, watch, seconds);
         if outcome.complete {
-            self.sample(&weights)?;
+            self.sample(&weights, &watch.stop);
             self.next_commands();
             return Ok(());
         }
@@ -288,10 +287,17 @@ impl Session<'_> {
             Precision::Bf16 | Precision::Fp32 => "lower optimizer.lr, or set optimizer.clip",
         };
         format!(
-            "the gradients of the last {HOPELESS} steps up to step {step} were not finite, and nothing \
-             was updated: training has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?})",
-            config.optimizer.lr, config.optimizer.clip
+            "the gradients of the last {} steps up to step {step} were not finite, and nothing was \
+             updated: training has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?})",
+            step.min(self.hopeless()),
+            config.optimizer.lr,
+            config.optimizer.clip
         )
+    }
+
+    /// Skipped steps in a row that end a run: a loss scale would have come down from 2^24 to 1 by then.
+    fn hopeless(&self) -> u64 {
+        24 * (u64::from(self.loaded.config.loss_scale.hysteresis) + 1) + 28
     }
 
     fn summary(&self, outcome: &Outcome, watch: &Watch, seconds: f64) {
@@ -323,47 +329,75 @@ impl Session<'_> {
         }
     }
 
-    /// A text from the new model.
-    fn sample(&self, weights: &Path) -> Result<(), Failed> {
+    /// A text from the new model. The run is a good one even if there is none.
+    fn sample(&self, weights: &Path, stop: &AtomicBool) {
         let config = &self.loaded.config;
         if self.args.quiet || config.sample.tokens == 0 {
-            return Ok(());
+            return;
         }
         let sampling = Sampling {
-            prompt: config.sample.prompt.clone(),
+            prompt: crate::generate::default_prompt(config, &config.sample.prompt),
             tokens: config.sample.tokens,
             temperature: f64::from(config.sample.temperature),
             seed: config.train.seed,
         };
         let mut text = Vec::new();
-        generate(config, weights, &sampling, &mut |piece| {
+        let drawn = generate(config, weights, &sampling, &mut |piece| {
             text.extend_from_slice(piece);
-            true
-        })
-        .map_err(|e| Failed::new(code::IO, e))?;
+            !stop.load(Ordering::Relaxed)
+        });
+        if let Err(why) = drawn {
+            say(&format!("\nno sample: {why} (see `sample` in the config)"));
+            return;
+        }
         let text = String::from_utf8_lossy(&text);
         say(&format!("\nit writes:\n  {}", text.replace('\n', "\n  ")));
-        Ok(())
     }
 
+    /// Three commands that work as they stand.
     fn next_commands(&self) {
-        let program = std::env::args().next().unwrap_or_else(|| "onebox".into());
-        let config = self.args.config.config.display();
-        let c = &self.loaded.config;
-        let world = c.parallel.tensor * c.parallel.data;
-        let (tensor, data) = if c.parallel.data > 1 { (1, world) } else { (c.parallel.tensor, 2) };
-        let count = match c.device {
-            DeviceConfig::Cuda => String::new(),
-            _ => format!(" --set device.count={}", tensor * data),
+        let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
+        let dir = quoted(&self.dir.path().display().to_string());
+        let sample = &self.loaded.config.sample.prompt;
+        let prompt = match sample.trim() {
+            "" => String::new(),
+            _ => format!(" --prompt {}", quoted(sample)),
         };
-        self.say(&format!(
-            "\nnext, try:\n  {program} generate {} --prompt {:?} --temperature 0.5\n  \
-             {program} train {config} --set parallel.tensor={tensor} --set parallel.data={data}\
-             {count}\n  {program} plan {config}",
-            self.dir.path().display(),
-            c.sample.prompt,
-        ));
+        let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
+        let given = self.args.config.sets.iter().map(|set| format!(" --set {}", quoted(set)));
+        let config =
+            quoted(&self.args.config.config.display().to_string()) + &given.collect::<String>();
+        lines.extend(self.other_layout().map(|sets| format!("{program} train {config}{sets}")));
+        lines.push(format!("{program} plan {config}"));
+        self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
     }
+
+    /// `--set` arguments for another grid of ranks that this config allows.
+    fn other_layout(&self) -> Option<String> {
+        let parallel = &self.loaded.config.parallel;
+        let world = parallel.tensor * parallel.data;
+        let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
+        let other = grids.into_iter().filter(|grid| *grid != (parallel.tensor, parallel.data));
+        other.into_iter().find_map(|(tensor, data)| {
+            let mut more =
+                vec![format!("parallel.tensor={tensor}"), format!("parallel.data={data}")];
+            if matches!(self.loaded.config.device, DeviceConfig::Cpu { .. }) {
+                more.push(format!("device.count={}", tensor * data));
+            }
+            let sets = [&self.args.config.sets[..], &more[..]].concat();
+            crate::config::load(&self.args.config.config, &sets).ok()?;
+            Some(more.iter().map(|set| format!(" --set {set}")).collect())
+        })
+    }
+}
+
+/// For a POSIX shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 impl Watch {
@@ -382,12 +416,16 @@ impl Watch {
     }
 
     fn step(&mut self, session: &Session<'_>, step: &StepReport) {
+        if self.stop.load(Ordering::Relaxed) && !self.diverged {
+            self.progress.message("interrupted: the run ends in order; once more ends it at once");
+        }
         let config = &session.loaded.config;
         let tokens = (config.batch.global * config.model.seq_len) as u64;
         let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
         self.train_seconds += step.seconds;
         self.skipped_in_a_row = if step.skipped { self.skipped_in_a_row + 1 } else { 0 };
-        if self.skipped_in_a_row >= HOPELESS {
+        if self.skipped_in_a_row >= session.hopeless() {
+            self.diverged = true;
             self.stop.store(true, Ordering::Relaxed);
         }
         self.last = Some(*step);
@@ -425,10 +463,12 @@ impl Watch {
     }
 }
 
-/// Set by the first Ctrl-C or SIGTERM: the run ends after the step. The second ends the process.
+/// Set by the first Ctrl-C, SIGTERM or SIGHUP (the terminal has gone): the run ends after the step. The second ends the process.
 fn stop_at_signal() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    // Caught, so that a write over the limit of a file's size is an error, not the end.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
         let aborted = i32::from(code::ABORTED);
         let registered =
             signal_hook::flag::register_conditional_shutdown(signal, aborted, Arc::clone(&stop))

@@ -3,7 +3,7 @@
 use super::reader::Reader;
 use super::report::Problem;
 use super::value::float_text;
-use super::{Config, DataFormat, DeviceConfig};
+use super::{Accumulate, Config, DataFormat, DeviceConfig, Placement};
 
 /// Most samples of a step, also of a product that nobody wrote down.
 const MOST_SAMPLES: u64 = 1 << 31;
@@ -22,6 +22,7 @@ pub(super) fn all(reader: &mut Reader, config: &Config) {
         Checks::schedule_length,
         Checks::least_rate,
         Checks::loss_scale,
+        Checks::place_of_sums,
         Checks::byte_tokens,
         Checks::parameters,
         Checks::activations,
@@ -79,6 +80,20 @@ pub(super) struct Checks<'a> {
 }
 
 impl Checks<'_> {
+    fn place_of_sums(&self) -> Option<Broken> {
+        let offload = &self.config.offload;
+        let apart =
+            offload.optimizer == Placement::Device && offload.accumulate == Accumulate::Host;
+        apart.then(|| Broken {
+            message: "gradients cannot be summed on the host for an optimizer on the device".into(),
+            help: "use `Auto` or `Device`, or put the optimizer on the `Host`".into(),
+            values: vec![
+                ("offload.accumulate", "sums on the host".into()),
+                ("offload.optimizer", "the optimizer on the device".into()),
+            ],
+        })
+    }
+
     fn ranks(&self) -> (&'static str, u64, &'static str) {
         ("parallel.tensor", self.config.parallel.tensor as u64, "tensor-parallel ranks")
     }

@@ -42,7 +42,9 @@ impl Config {
             let help = "use `Host` (all states on the host) or `Device` (all on the GPUs)";
             refuse("offload.optimizer", placement(offload.optimizer), help);
         }
-        if let UpdateMode::Delayed { .. } = offload.update {
+        // `update` is idle where the optimizer is on the device.
+        let idle = offload.optimizer == Placement::Device;
+        if let (UpdateMode::Delayed { .. }, false) = (offload.update, idle) {
             let help = "use `Overlapped`: it hides the update too, and its results are exact";
             refuse("offload.update", update(offload.update), help);
         }

@@ -43,7 +43,18 @@ impl Folder {
     }
 
     pub(crate) fn onebox(&self, args: &[&str]) -> Done {
-        let Output { status, stdout, stderr } = self.command(args).output().unwrap();
+        Self::done(self.command(args))
+    }
+
+    /// A line for the shell.
+    pub(crate) fn shell(&self, line: &str) -> Done {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).current_dir(self.0.path()).stdin(Stdio::null());
+        Self::done(command)
+    }
+
+    fn done(mut command: Command) -> Done {
+        let Output { status, stdout, stderr } = command.output().unwrap();
         Done {
             code: status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&stdout).into_owned(),
