@@ -11,6 +11,7 @@ mod export;
 pub mod generate;
 mod init;
 pub mod metrics;
+mod places;
 pub mod plan;
 pub mod progress;
 pub mod run;

@@ -9,10 +9,36 @@ use crate::{Arena, Dtype, Plan, Tensor, View, ViewMut};
 use half::{bf16, f16};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
+/// Where the host arena of a rank goes; by default wherever its first user runs.
+#[derive(Clone, Debug, Default)]
+pub struct HostPlace {
+    /// NUMA nodes.
+    pub nodes: Vec<u32>,
+    /// CPUs whose threads will work on it, and bring it in.
+    pub cpus: Vec<u32>,
+}
+
+impl From<&topology::RankPlace> for HostPlace {
+    fn from(place: &topology::RankPlace) -> Self {
+        Self { nodes: place.state_nodes.clone(), cpus: place.worker_cpus.clone() }
+    }
+}
+
 #[derive(Debug)]
-struct Raw {
-    start: *mut u8,
-    layout: Layout,
+enum Raw {
+    /// The virtual GPU's own memory.
+    Device { start: *mut u8, layout: Layout },
+    /// Host memory on its nodes.
+    Pinned(topology::Arena),
+}
+
+impl Raw {
+    fn parts(&self) -> (*mut u8, usize) {
+        match self {
+            Self::Device { start, layout } => (*start, layout.size()),
+            Self::Pinned(arena) => (arena.as_ptr(), arena.len()),
+        }
+    }
 }
 
 /// Bytes of one rank, reached by handle.
@@ -34,27 +60,28 @@ impl Memory {
     ///
     /// # Errors
     /// The arena and its bytes, when the machine refuses them.
-    pub(crate) fn new(plan: &Plan) -> Result<Self, (Arena, u64)> {
-        let allocate = |arena| {
+    pub(crate) fn new(plan: &Plan, host: &HostPlace) -> Result<Self, (Arena, u64)> {
+        let wanted = |arena| {
             let bytes = plan.bytes(arena).max(1);
-            let refused = (arena, bytes);
-            let size = usize::try_from(bytes).map_err(|_| refused)?;
-            let layout = Layout::from_size_align(size, 4096).map_err(|_| refused)?;
-            // SAFETY: the layout is not empty.
-            let start = unsafe { alloc_zeroed(layout) };
-            if start.is_null() { Err(refused) } else { Ok(Raw { start, layout }) }
+            usize::try_from(bytes).map(|size| (size, (arena, bytes))).map_err(|_| (arena, bytes))
         };
-        let device = allocate(Arena::Device)?;
-        let pinned = allocate(Arena::Pinned);
-        let memory = |pinned| Self { arenas: [device, pinned] };
-        pinned.map(memory)
+        let (size, refused) = wanted(Arena::Pinned)?;
+        let pinned = topology::Arena::new(size, &host.nodes, &host.cpus).map_err(|_| refused)?;
+        let (size, refused) = wanted(Arena::Device)?;
+        let layout = Layout::from_size_align(size, 4096).map_err(|_| refused)?;
+        // SAFETY: the layout is not empty.
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() {
+            return Err(refused);
+        }
+        Ok(Self { arenas: [Raw::Device { start, layout }, Raw::Pinned(pinned)] })
     }
 
     fn at(&self, t: Tensor) -> *mut u8 {
-        let (raw, range) = (&self.arenas[t.arena() as usize], t.range());
+        let ((start, size), range) = (self.arenas[t.arena() as usize].parts(), t.range());
         // `Device` has checked the handle against the plan; this guards against another plan's.
-        assert!(range.end <= raw.layout.size() as u64, "a tensor outside its arena");
-        raw.start.wrapping_add(range.start as usize)
+        assert!(range.end <= size as u64, "a tensor outside its arena");
+        start.wrapping_add(range.start as usize)
     }
 
     /// A range to read: of the running op, or a peer's inside a collective.
@@ -107,8 +134,10 @@ impl kernels::Memory for Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         for raw in &self.arenas {
-            // SAFETY: allocated in `new` with this layout.
-            unsafe { dealloc(raw.start, raw.layout) };
+            if let Raw::Device { start, layout } = raw {
+                // SAFETY: allocated in `new` with this layout.
+                unsafe { dealloc(*start, *layout) };
+            }
         }
     }
 }
