@@ -161,6 +161,7 @@ impl Model {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             pool: rayon::ThreadPoolBuilder::new().num_threads(threads).build().ok().map(Arc::new),
+            host: cpu::HostPlace::default(),
             scratch_floats: cpu::scratch_floats(context, shape.hidden / shape.heads, shape.hidden),
             trace: None,
             slow: None,

@@ -12,6 +12,7 @@ pub mod generate;
 mod gpu;
 mod init;
 pub mod metrics;
+mod places;
 pub mod plan;
 pub mod progress;
 pub mod run;

@@ -185,7 +185,7 @@ pub fn train(
         data,
         options,
         world: World::new(tp, dp, options.timeout),
-        places: places(options, tp * dp),
+        places: crate::places::places(options.bind, tp * dp),
         last_step: AtomicU64::new(config.train.steps),
         last_batch: AtomicU64::new(u64::MAX),
         evaluated: AtomicBool::new(false),
@@ -234,21 +234,6 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-fn places(options: &RunOptions, world_size: usize) -> Vec<topology::RankPlace> {
-    if !options.bind {
-        return Vec::new();
-    }
-    match topology::Machine::discover() {
-        // More ranks than cores are better off with a scheduler that moves them.
-        Ok(machine) if machine.allowed_cpus.len() < world_size => Vec::new(),
-        Ok(machine) => topology::place_ranks(&machine, world_size),
-        Err(error) => {
-            tracing::warn!("threads are not bound: {error}");
-            Vec::new()
-        }
-    }
-}
-
 fn outcome(
     results: Vec<Result<u64, Error>>,
     ranks: Ranks<'_>,
@@ -284,7 +269,7 @@ impl Ranks<'_> {
         {
             tracing::warn!("rank {} is not bound: {error}", rank.index());
         }
-        let dev = self.open(rank, place.map(|p| p.cpus.clone()))?;
+        let dev = self.open(rank, place)?;
         let mut trainer = trainer(self.config, self.built, self.data, rank);
         let given = self.options.initial.as_deref();
         let initial = Initial::new(self.config, &self.built.gpt, rank.tp, given);
@@ -331,10 +316,12 @@ impl Ranks<'_> {
         Ok(last)
     }
 
-    fn open(&self, rank: Rank, cpus: Option<Vec<u32>>) -> Result<Device, Error> {
+    fn open(&self, rank: Rank, place: Option<&topology::RankPlace>) -> Result<Device, Error> {
+        let cpus = place.map(|place| place.cpus.clone());
         if self.config.device == DeviceConfig::Cuda {
             return self.open_cuda(rank, cpus);
         }
+        let host = place.map_or_else(Default::default, cpu::HostPlace::from);
         let KernelScratch { floats, threads } = kernel_scratch(self.config);
         let memory_limit = match &self.config.device {
             DeviceConfig::Cpu { memory, .. } => *memory,
@@ -344,6 +331,7 @@ impl Ranks<'_> {
             lanes: self.options.lanes,
             memory_limit,
             pool: kernel_pool(threads, cpus, self.options.lanes == Lanes::Inline),
+            host,
             scratch_floats: floats,
             trace: self.options.trace.clone(),
             slow: self.options.slow,

@@ -150,6 +150,7 @@ fn two_ranks(
                 lanes,
                 memory_limit: u64::MAX,
                 pool: None,
+                host: cpu::HostPlace::default(),
                 scratch_floats: 0,
                 trace: None,
                 slow: None,

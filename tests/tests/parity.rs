@@ -136,6 +136,7 @@ impl Handles {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             pool: None,
+            host: cpu::HostPlace::default(),
             scratch_floats: cpu::scratch_floats(T, C / 4, C),
             trace: None,
             slow: None,

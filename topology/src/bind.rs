@@ -1,33 +1,82 @@
-//! Binding of threads to CPUs.
+//! Binding, which only the machine on which this process runs can do.
 //!
 //! A rank thread binds itself before it allocates: Linux puts a page on the node of the thread that first touches it,
 //! and threads inherit the binding of the thread that starts them.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::Error;
 use crate::hwloc::Hwloc;
+use crate::hwloc_ext::{Handle, Input};
 use crate::machine::format_cpu_list;
 
-/// Binds the calling thread to these logical CPUs (numbered as Linux does) and checks that it took effect.
-///
-/// On an error the thread may be bound to fewer CPUs than before: the kernel silently drops those that the process may
-/// not use, which is reported as [`Error::BoundElsewhere`].
-pub fn bind_current_thread(cpus: &[u32]) -> Result<(), Error> {
-    let mut asked = cpus.to_vec();
-    asked.sort_unstable();
-    asked.dedup();
-
-    let mut hwloc = shared_hwloc()?;
-    hwloc
-        .bind_current_thread(&asked)
-        .map_err(|source| Error::Bind { cpus: format_cpu_list(&asked), source })?;
-    must_match(&asked, &hwloc.current_binding()?)
+/// This machine, for binding. hwloc accepts a binding through the description of another box, does nothing and reports
+/// success; so a [`Machine`](crate::Machine) cannot bind, and this type exists for the live machine alone.
+#[derive(Debug)]
+pub struct Live {
+    /// One topology for all threads: `hwloc2` binds through `&mut`.
+    threads: Mutex<Hwloc>,
+    /// For memory; loaded when it is first needed.
+    memory: OnceLock<Handle>,
 }
 
-/// The logical CPUs on which the calling thread may run, ascending.
+impl Live {
+    /// The one of this process. Loading takes milliseconds, more on a large box, and happens once.
+    pub fn get() -> Result<&'static Self, Error> {
+        static LIVE: OnceLock<Live> = OnceLock::new();
+        match LIVE.get() {
+            Some(live) => Ok(live),
+            // Two threads may both load; one result is kept, and an error is not remembered.
+            None => {
+                let threads = Mutex::new(Hwloc::load()?);
+                Ok(LIVE.get_or_init(|| Self { threads, memory: OnceLock::new() }))
+            }
+        }
+    }
+
+    /// Binds the calling thread to these logical CPUs (numbered as Linux does) and checks that it took effect.
+    ///
+    /// On an error the thread may be bound to fewer CPUs than before: the kernel silently drops those that the process
+    /// may not use, which is reported as [`Error::BoundElsewhere`].
+    pub fn bind_current_thread(&self, cpus: &[u32]) -> Result<(), Error> {
+        let mut asked = cpus.to_vec();
+        asked.sort_unstable();
+        asked.dedup();
+
+        // The topology is not changed by a call that panics.
+        let mut hwloc = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        hwloc
+            .bind_current_thread(&asked)
+            .map_err(|source| Error::Bind { cpus: format_cpu_list(&asked), source })?;
+        must_match(&asked, &hwloc.current_binding()?)
+    }
+
+    /// The logical CPUs on which the calling thread may run, ascending.
+    pub fn current_binding(&self) -> Result<Vec<u32>, Error> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).current_binding()
+    }
+
+    /// hwloc's handle for binding memory.
+    pub(crate) fn memory(&self) -> Result<&Handle, Error> {
+        if let Some(handle) = self.memory.get() {
+            return Ok(handle);
+        }
+        let handle = Handle::load(Input::Live)?;
+        if !handle.is_this_machine() {
+            return Err(Error::NotThisMachine);
+        }
+        Ok(self.memory.get_or_init(|| handle))
+    }
+}
+
+/// [`Live::bind_current_thread`].
+pub fn bind_current_thread(cpus: &[u32]) -> Result<(), Error> {
+    Live::get()?.bind_current_thread(cpus)
+}
+
+/// [`Live::current_binding`].
 pub fn current_binding() -> Result<Vec<u32>, Error> {
-    shared_hwloc()?.current_binding()
+    Live::get()?.current_binding()
 }
 
 /// Refuses a binding that the kernel made smaller than asked.
@@ -36,21 +85,6 @@ fn must_match(asked: &[u32], got: &[u32]) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::BoundElsewhere { asked: format_cpu_list(asked), got: format_cpu_list(got) })
-}
-
-/// One topology for all threads: loading takes time, and `hwloc2` binds through `&mut`.
-fn shared_hwloc() -> Result<MutexGuard<'static, Hwloc>, Error> {
-    static SHARED: OnceLock<Mutex<Hwloc>> = OnceLock::new();
-    let shared = match SHARED.get() {
-        Some(shared) => shared,
-        // Two threads may both load; one result is kept, and an error is not remembered.
-        None => {
-            let loaded = Hwloc::load()?;
-            SHARED.get_or_init(|| Mutex::new(loaded))
-        }
-    };
-    // The topology is not changed by a call that panics.
-    Ok(shared.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 #[cfg(test)]

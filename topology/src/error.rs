@@ -13,8 +13,33 @@ pub enum Error {
         found: u32,
     },
     /// hwloc gave no topology at all.
-    #[error("hwloc could not read the topology of this machine")]
-    HwlocLoad,
+    #[error("hwloc could not read the topology: {why}")]
+    HwlocLoad {
+        /// The operating system's reason.
+        why: String,
+    },
+    /// A text does not describe a box.
+    #[error("this is no topology that hwloc 2 wrote: {why}")]
+    NotABox {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// More ranks are asked for than there are GPUs.
+    #[error("{ranks} ranks are asked for, but the box has {gpus} GPUs")]
+    TooFewGpus {
+        /// TP x DP.
+        ranks: usize,
+        /// GPUs of the box.
+        gpus: usize,
+    },
+    /// The operating system refused memory.
+    #[error("cannot map {bytes} bytes of host memory: {source}")]
+    Map {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The operating system's reason.
+        source: io::Error,
+    },
     /// hwloc describes a file or a synthetic machine; binding through it would do nothing, without an error.
     #[error(
         "hwloc does not describe this machine, so threads cannot be bound; \

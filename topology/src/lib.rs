@@ -1,25 +1,44 @@
-//! The box: which CPU cores and NUMA nodes a machine has, how much memory is free, where each rank goes, and how a
-//! thread is bound there.
+//! The box: NUMA nodes, cores, GPUs and the links between them; where each rank goes; and how threads and memory are
+//! put there.
 //!
-//! [`Machine::discover`] makes a plain description once, at start-up; [`place_ranks`] shares it out; each rank thread
-//! then calls [`bind_current_thread`] before it allocates anything, so that its memory lands on its own node.
+//! [`Machine::discover`] makes a plain description once, at start-up, and [`Machine::from_xml`] one of a box that is
+//! elsewhere; [`place`] shares it out; each rank thread then binds itself before it allocates anything, so that
+//! its memory lands on its own node. Only [`Live`] binds: it exists for this machine alone.
 //!
-//! Cores and binding come from hwloc through the `hwloc2` crate. That crate cannot list NUMA nodes (it panics,
-//! Ichbinjoe/hwloc2-rs#3), so those are read from Linux sysfs. Some of its safe functions are unsound
-//! (`TopologyObject::name`, `Display for TopologyObject`, `cpuset`, `nodeset`, `cache_attributes`); only `hwloc.rs`
-//! touches the crate, it uses none of them, and no hwloc type leaves it.
+//! hwloc is reached through the `hwloc2` crate, as far as that is sound: `hwloc.rs` binds threads. The crate cannot load
+//! XML, list NUMA nodes (it panics, Ichbinjoe/hwloc2-rs#3), see PCI or bind memory, and some of its safe functions are
+//! not (`TopologyObject::name`, `Display for TopologyObject`, `cpuset`, `nodeset`, `cache_attributes`), so
+//! `hwloc_ext.rs` declares the dozen functions that are missing. No hwloc type leaves these two files.
 
+mod arena;
 mod bind;
+mod build;
+mod deal;
 mod error;
+mod groups;
+mod guard;
 mod hwloc;
+mod hwloc_ext;
 mod machine;
 mod memory;
+mod nvlink;
+mod paths;
+mod pci;
 mod place;
+mod raw;
+pub mod report;
+mod sysfs;
+mod trial;
 pub mod units;
+mod warnings;
 
-pub use bind::{bind_current_thread, current_binding};
+pub use arena::{Arena, ArenaReport};
+pub use bind::{Live, bind_current_thread, current_binding};
 pub use error::Error;
-pub use machine::{Core, Machine, NumaNode};
+pub use machine::{Core, Gpu, Machine, NumaNode, format_cpu_list};
 pub use memory::available_memory;
-pub use place::{RankPlace, place_ranks};
+pub use paths::{Hop, Path};
+pub use pci::{Link, PciAddress, PciKind, PciNode};
+pub use place::{Placement, RankPlace, Request, Seats, place, place_ranks};
 pub use units::{format_bytes, parse_bytes};
+pub use warnings::{Environment, Severity, Warning, warnings};

@@ -1,26 +1,42 @@
-//! The description of a machine: plain data, made once at start-up, or read from a file that describes another box.
+//! The description of a box: plain data, made once at start-up, or read from a file that describes another box.
 
-use std::fs;
 use std::path::Path;
+use std::sync::PoisonError;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
-use crate::hwloc::Hwloc;
-use crate::memory::total_memory_under;
+use crate::hwloc_ext::{Handle, Input, c_text};
+use crate::pci::{PciAddress, PciNode};
+use crate::{Error, build, guard, hwloc_ext, sysfs, trial};
 
-/// A machine as onebox sees it. CPU numbers are the logical CPUs of Linux.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A box as onebox sees it. CPU numbers are the logical CPUs of Linux.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
+    /// The product's name where the firmware tells one.
+    pub name: Option<String>,
+    /// The processor's name.
+    pub cpu_model: Option<String>,
+    /// Whether this is the machine on which the process runs.
+    pub live: bool,
     /// The NUMA nodes in the order of their numbers, those without CPUs or without memory included. Never empty
     /// after [`Machine::discover`].
     pub numa_nodes: Vec<NumaNode>,
-    /// The physical cores, neighbours in caches next to each other. CPUs that a cgroup denies are absent.
+    /// The physical cores, neighbours in caches next to each other, those that a cgroup denies included.
     pub cores: Vec<Core>,
     /// The CPUs that this process may use (its cgroup and the binding that it inherited), ascending.
     pub allowed_cpus: Vec<u32>,
+    /// The nodes on which this process may allocate, ascending.
+    pub allowed_nodes: Vec<u32>,
     /// Bytes of memory of the whole machine.
     pub total_memory: u64,
+    /// Host bridges, bridges and devices, parents first.
+    pub pci: Vec<PciNode>,
+    /// Whether the box showed any I/O at all; without it no GPU can be placed.
+    pub has_io: bool,
+    /// The GPUs in the order of their addresses.
+    pub gpus: Vec<Gpu>,
+    /// MB/s of NVLink from each GPU to each other, through switches included; empty where it is not known.
+    pub nvlink: Vec<Vec<u64>>,
 }
 
 /// A part of the machine's memory and the CPUs next to it.
@@ -32,6 +48,12 @@ pub struct NumaNode {
     pub cpus: Vec<u32>,
     /// Bytes of memory of the node.
     pub memory_bytes: u64,
+    /// Bytes that are free now, file pages not counted; `None` for a box from a file.
+    pub free_bytes: Option<u64>,
+    /// The socket.
+    pub package: Option<u32>,
+    /// To each of [`Machine::numa_nodes`], 10 being local; empty where it is not known.
+    pub distances: Vec<u64>,
 }
 
 /// A physical core.
@@ -41,6 +63,27 @@ pub struct Core {
     pub cpus: Vec<u32>,
     /// The [`NumaNode::id`] of its node.
     pub numa_node: u32,
+    /// The socket.
+    pub package: Option<u32>,
+    /// Cores with the same number share a last-level cache.
+    pub l3: Option<u32>,
+}
+
+/// A GPU, known by its address, never by an index: indexes change with `CUDA_VISIBLE_DEVICES`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// Where it is.
+    pub pci: PciAddress,
+    /// Its place in [`Machine::pci`].
+    pub node: usize,
+    /// `GPU-...`, where the driver tells it.
+    pub uuid: Option<String>,
+    /// Its name, where it is known.
+    pub model: Option<String>,
+    /// PCI's number of the maker and of the model.
+    pub device_id: (u16, u16),
+    /// The [`NumaNode::id`] next to it, where it is known.
+    pub numa_node: Option<u32>,
 }
 
 impl Machine {
@@ -52,89 +95,75 @@ impl Machine {
     }
 
     /// [`Machine::discover`] with `/proc` and `/sys` under another root; CPUs are still those of this machine.
-    fn discover_under(root: &Path) -> Result<Self, Error> {
-        let hwloc = Hwloc::load()?;
-        let core_cpus = hwloc.cores();
-        let mut all_cpus = core_cpus.concat();
-        all_cpus.sort_unstable();
-
-        let mut numa_nodes = numa_nodes_under(root)?;
-        let total_memory = total_memory_under(root)
-            .unwrap_or_else(|| numa_nodes.iter().map(|node| node.memory_bytes).sum());
-        if numa_nodes.is_empty() {
-            let memory_bytes = total_memory;
-            numa_nodes.push(NumaNode { id: 0, cpus: all_cpus.clone(), memory_bytes });
+    pub fn discover_under(root: &Path) -> Result<Self, Error> {
+        let handle = Handle::load(Input::Live)?;
+        if !handle.is_this_machine() {
+            return Err(Error::NotThisMachine);
         }
+        let mut machine = build::machine(&handle.read(), true)?;
+        let binding = crate::current_binding()?;
+        machine.allowed_cpus.retain(|cpu| binding.binary_search(cpu).is_ok());
+        sysfs::complete(&mut machine, root);
+        Ok(machine)
+    }
 
-        if let [only] = &mut numa_nodes[..] {
-            // Virtual machines grow by memory that sysfs does not count.
-            only.memory_bytes = total_memory;
-        }
+    /// The box of hwloc's XML export, format 2.x. Nothing of this machine is in it, and nothing can be bound by it.
+    pub fn from_xml(text: &str) -> Result<Self, Error> {
+        guard::check(text)?;
+        let text = c_text(text)?;
+        elsewhere(Input::Xml(&text))
+    }
 
-        let cores = core_cpus
-            .into_iter()
-            .map(|cpus| Core { numa_node: node_of(&numa_nodes, &cpus), cpus })
-            .collect();
-        let mut allowed_cpus = hwloc.current_binding()?;
-        allowed_cpus.retain(|cpu| all_cpus.binary_search(cpu).is_ok());
-        Ok(Self { numa_nodes, cores, allowed_cpus, total_memory })
+    /// [`Machine::from_xml`] of a file.
+    pub fn from_xml_file(path: &Path) -> Result<Self, Error> {
+        let read = std::fs::read(path);
+        let bytes = read.map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let text = String::from_utf8(bytes)
+            .map_err(|_| Error::NotABox { why: "it is not UTF-8 text".into() })?;
+        Self::from_xml(&text)
+    }
+
+    /// The box of hwloc's synthetic description, such as `pack:2 numa:1 core:8 pu:2`; it cannot have GPUs.
+    pub fn from_synthetic(description: &str) -> Result<Self, Error> {
+        guard::check_synthetic(description)?;
+        let text = c_text(description)?;
+        elsewhere(Input::Synthetic(&text))
+    }
+
+    /// The node with this number.
+    pub fn numa_node(&self, id: u32) -> Option<&NumaNode> {
+        self.numa_nodes.iter().find(|node| node.id == id)
+    }
+
+    /// The relative latency from one node to another, 10 being local; nodes of one socket count as nearer where the
+    /// box does not say.
+    pub fn distance(&self, from: u32, to: u32) -> u64 {
+        let index = |id| self.numa_nodes.iter().position(|node| node.id == id);
+        let (Some(i), Some(j)) = (index(from), index(to)) else { return u64::MAX };
+        let (a, b) = (&self.numa_nodes[i], &self.numa_nodes[j]);
+        let told = a.distances.get(j).copied();
+        told.unwrap_or(if i == j {
+            10
+        } else if a.package == b.package {
+            12
+        } else {
+            20
+        })
     }
 }
 
-/// The node that lists one of these CPUs; the first node if none does.
-fn node_of(numa_nodes: &[NumaNode], cpus: &[u32]) -> u32 {
-    let listing = numa_nodes.iter().find(|node| cpus.iter().any(|cpu| node.cpus.contains(cpu)));
-    listing.or(numa_nodes.first()).map_or(0, |node| node.id)
-}
-
-/// The NUMA nodes in sysfs under `root`, by number; none where the kernel was built without NUMA or sysfs is hidden.
-fn numa_nodes_under(root: &Path) -> Result<Vec<NumaNode>, Error> {
-    let Ok(folder) = fs::read_dir(root.join("sys/devices/system/node")) else {
-        return Ok(Vec::new());
-    };
-    let mut numa_nodes = Vec::new();
-    for entry in folder.flatten() {
-        let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix("node"));
-        if let Some(id) = number.and_then(|number| number.parse().ok()) {
-            let cpus = read(&entry.path().join("cpulist"), "a list like 0-3,8", parse_cpu_list)?;
-            let memory_bytes =
-                read(&entry.path().join("meminfo"), "a line with MemTotal", node_memory)?;
-            numa_nodes.push(NumaNode { id, cpus, memory_bytes });
-        }
-    }
-    numa_nodes.sort_unstable_by_key(|node| node.id);
-    Ok(numa_nodes)
-}
-
-/// Reads and parses one file of the kernel.
-fn read<T>(path: &Path, expected: &'static str, parse: fn(&str) -> Option<T>) -> Result<T, Error> {
-    let text =
-        fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    parse(&text).ok_or_else(|| Error::Parse { path: path.to_owned(), expected, found: text })
-}
-
-/// The bytes of the line `Node 0 MemTotal:        5204172 kB`.
-fn node_memory(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find(|line| line.contains(" MemTotal:"))?;
-    let kib: u64 = line.split_whitespace().nth(3)?.parse().ok()?;
-    kib.checked_mul(1024)
-}
-
-/// Parses the kernel's form of a set of CPUs, `0-3,8`; an empty text is the empty set. Ascending.
-fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
-    let mut cpus = Vec::new();
-    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        cpus.extend(first..=last);
-    }
-    cpus.sort_unstable();
-    Some(cpus)
+/// A box that is not this machine; hwloc must survive it in a child first.
+fn elsewhere(input: Input<'_>) -> Result<Machine, Error> {
+    hwloc_ext::check_library()?;
+    trial::survive(|| {
+        let _ = Handle::load(input).map(|handle| handle.read());
+    })?;
+    let _one = trial::LOADS.lock().unwrap_or_else(PoisonError::into_inner);
+    build::machine(&Handle::load(input)?.read(), false)
 }
 
 /// The kernel's form of a set of CPUs, `0-3,8`. `cpus` ascends.
-pub(crate) fn format_cpu_list(cpus: &[u32]) -> String {
+pub fn format_cpu_list(cpus: &[u32]) -> String {
     let runs = cpus.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [first, .., last] => format!("{first}-{last}"),
         single => single.iter().map(u32::to_string).collect(),
@@ -151,7 +180,7 @@ mod tests {
     fn this_machine_has_cores_nodes_and_memory() {
         let machine = Machine::discover().unwrap();
         assert!(!machine.cores.is_empty() && !machine.numa_nodes.is_empty());
-        assert!(machine.total_memory > 0);
+        assert!(machine.live && machine.total_memory > 0);
         assert_eq!(machine.allowed_cpus, crate::current_binding().unwrap());
         for core in &machine.cores {
             assert!(machine.numa_nodes.iter().any(|node| node.id == core.numa_node));
@@ -159,73 +188,32 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_read_from_sysfs_in_the_order_of_their_numbers() {
-        let tree = Tree::new();
-        // Numbers with a gap as on POWER9, a node without CPUs, and one without memory.
-        tree.numa_node(10, "", 1 << 20);
-        tree.numa_node(8, "4-5,12-13\n", 2048);
-        tree.numa_node(0, "0\n", 0);
-        tree.write("sys/devices/system/node/online", "0,8,10\n");
-        let nodes = numa_nodes_under(tree.root()).unwrap();
-        assert_eq!(
-            nodes,
-            [
-                NumaNode { id: 0, cpus: vec![0], memory_bytes: 0 },
-                NumaNode { id: 8, cpus: vec![4, 5, 12, 13], memory_bytes: 2 << 20 },
-                NumaNode { id: 10, cpus: vec![], memory_bytes: 1 << 30 },
-            ]
-        );
-    }
-
-    #[test]
-    fn without_sysfs_one_node_holds_everything() {
+    fn memory_comes_from_the_kernels_files() {
         let tree = Tree::new();
         tree.write("proc/meminfo", "MemTotal:        1000 kB\n");
         let machine = Machine::discover_under(tree.root()).unwrap();
-        let [node] = machine.numa_nodes.as_slice() else { panic!("{machine:?}") };
-        assert_eq!((node.id, node.memory_bytes, machine.total_memory), (0, 1_024_000, 1_024_000));
-        for core in &machine.cores {
-            assert!(core.cpus.iter().all(|cpu| node.cpus.contains(cpu)));
-            assert_eq!(core.numa_node, 0);
+        assert_eq!(machine.total_memory, 1_024_000);
+        if let [node] = machine.numa_nodes.as_slice() {
+            assert_eq!(node.memory_bytes, 1_024_000);
         }
     }
 
     #[test]
-    fn cores_belong_to_the_node_that_lists_their_cpus() {
-        let first = current_cpus()[0];
-        let tree = Tree::new();
-        tree.numa_node(0, "", 1024);
-        tree.numa_node(3, &format!("{first}"), 1024);
-        let machine = Machine::discover_under(tree.root()).unwrap();
-        for core in &machine.cores {
-            assert_eq!(core.numa_node, if core.cpus.contains(&first) { 3 } else { 0 });
+    fn cpu_lists_are_written_as_the_kernel_does() {
+        for (cpus, list) in [
+            (&[][..], ""),
+            (&[0], "0"),
+            (&[0, 1, 2, 3, 8], "0-3,8"),
+            (&[0, 1, 3, 5, 6, 127], "0-1,3,5-6,127"),
+        ] {
+            assert_eq!(format_cpu_list(cpus), list);
         }
-        assert_eq!(machine.total_memory, 2 << 20);
-    }
-
-    fn current_cpus() -> Vec<u32> {
-        Hwloc::load().unwrap().cores().concat()
     }
 
     #[test]
-    fn a_malformed_kernel_file_is_named() {
-        let tree = Tree::new();
-        tree.numa_node(0, "0-x", 1024);
-        let error = numa_nodes_under(tree.root()).unwrap_err().to_string();
-        assert!(error.contains("node0/cpulist") && error.contains("0-x"), "{error}");
-        tree.write("sys/devices/system/node/node0/cpulist", "0");
-        tree.write("sys/devices/system/node/node0/meminfo", "nothing");
-        let error = numa_nodes_under(tree.root()).unwrap_err().to_string();
-        assert!(error.contains("node0/meminfo") && error.contains("MemTotal"), "{error}");
-    }
-
-    #[test]
-    fn cpu_lists_survive_the_round_trip() {
-        for list in ["", "0", "0-3", "0-3,8", "0-1,3,5-6,127"] {
-            assert_eq!(format_cpu_list(&parse_cpu_list(list).unwrap()), list);
-        }
-        for wrong in ["a", "1-", "-1", "0-3-5", "0:2"] {
-            assert_eq!(parse_cpu_list(wrong), None, "{wrong}");
-        }
+    fn a_box_survives_the_round_trip_through_serde() {
+        let machine = Machine::from_synthetic("pack:2 numa:1 l3:1 core:4 pu:2").unwrap();
+        let text = serde_json::to_string(&machine).unwrap();
+        assert_eq!(serde_json::from_str::<Machine>(&text).unwrap(), machine);
     }
 }

@@ -116,14 +116,6 @@ pub(crate) mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-
-        pub(crate) fn numa_node(&self, id: u32, cpus: &str, memory_kib: u64) {
-            let folder = format!("sys/devices/system/node/node{id}");
-            self.write(&format!("{folder}/cpulist"), cpus);
-            let meminfo =
-                format!("Node {id} MemTotal:       {memory_kib} kB\nNode {id} MemFree: 1 kB\n");
-            self.write(&format!("{folder}/meminfo"), &meminfo);
-        }
     }
 
     impl Drop for Tree {

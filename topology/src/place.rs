@@ -1,111 +1,372 @@
-//! Which rank runs where.
-//!
-//! A first rule that looks at cores and memory only: neighbouring ranks share a node, and each has its own cores there.
+//! Which rank runs where: its GPU, its cores, the nodes of its buffers.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Core, Machine};
+use crate::deal::{Share, deal};
+use crate::machine::{Machine, format_cpu_list};
+use crate::paths::Path;
+use crate::pci::PciAddress;
+use crate::warnings::{Severity, Warning};
+use crate::{Error, format_bytes, groups};
+
+/// What ranks sit on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Seats {
+    /// The GPUs of the box, each at most once.
+    #[default]
+    Gpus,
+    /// These GPUs alone.
+    These(Vec<PciAddress>),
+    /// No GPU: ranks are dealt over the nodes.
+    Virtual,
+}
+
+/// What is to be placed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Request {
+    /// Ranks of a tensor-parallel group.
+    pub tp: usize,
+    /// Tensor-parallel groups.
+    pub dp: usize,
+    /// What ranks sit on.
+    pub seats: Seats,
+    /// Bytes of optimizer state of each rank, 0 if unknown.
+    pub state_bytes: u64,
+    /// Bytes of staging buffers of each rank, 0 if unknown.
+    pub staging_bytes: u64,
+}
 
 /// The place of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {
-    /// The rank.
+    /// `dp_rank * tp + tp_rank`.
     pub rank: usize,
-    /// The [`NumaNode::id`](crate::NumaNode::id) whose memory the rank should use.
+    /// Its place in the tensor-parallel group.
+    pub tp_rank: usize,
+    /// Which tensor-parallel group it is in.
+    pub dp_rank: usize,
+    /// Its GPU, if it has one.
+    pub gpu: Option<PciAddress>,
+    /// The [`NumaNode::id`](crate::NumaNode::id) of its staging buffers, which its GPU reads and writes.
     pub numa_node: u32,
+    /// The nodes of its optimizer states: those of its cores. Never empty.
+    pub state_nodes: Vec<u32>,
+    /// One logical CPU of each of its physical cores, for the threads that update parameters.
+    pub worker_cpus: Vec<u32>,
+    /// Where the thread that drives the GPU runs: a sibling of the first worker, or that worker's CPU.
+    pub driver_cpu: Option<u32>,
     /// The logical CPUs of the rank's cores, ascending, siblings included. Empty only if the machine has no core that
     /// this process may use.
     pub cpus: Vec<u32>,
+    /// Why it is there, where that is not plain.
+    pub reasons: Vec<String>,
 }
 
-/// Deals `world_size` ranks over the NUMA nodes, as evenly as the numbers allow, in blocks: with 16 ranks on two nodes,
-/// ranks 0-7 go to the first. Each rank gets a contiguous share of its node's allowed physical cores; with more ranks
-/// than cores, several share one.
-///
-/// With fewer ranks than nodes the other nodes stay idle. A node without memory or without an allowed core gets no
-/// rank, unless no node has both.
-pub fn place_ranks(machine: &Machine, world_size: usize) -> Vec<RankPlace> {
-    let nodes = usable_nodes(machine);
-    let place = |rank| {
-        let (index, ranks_before, ranks_here) = block_of(rank, world_size, nodes.len());
-        let (numa_node, cores) = &nodes[index];
-        let cpus = share(cores, rank - ranks_before, ranks_here);
-        RankPlace { rank, numa_node: *numa_node, cpus }
-    };
-    (0..world_size).map(place).collect()
-}
-
-/// The allowed CPUs of one physical core.
-type CoreCpus = Vec<u32>;
-
-/// The nodes that can take ranks, each with its cores; never empty.
-fn usable_nodes(machine: &Machine) -> Vec<(u32, Vec<CoreCpus>)> {
-    let allowed: HashSet<u32> = machine.allowed_cpus.iter().copied().collect();
-    let allowed_in = |core: &Core| -> CoreCpus {
-        core.cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect()
-    };
-    let cores_on = |id: u32| -> Vec<CoreCpus> {
-        let cores = machine.cores.iter().filter(|core| core.numa_node == id);
-        cores.map(allowed_in).filter(|cpus| !cpus.is_empty()).collect()
-    };
-    let with_memory = machine.numa_nodes.iter().filter(|node| node.memory_bytes > 0);
-    let nodes: Vec<_> = with_memory
-        .map(|node| (node.id, cores_on(node.id)))
-        .filter(|(_, cores)| !cores.is_empty())
-        .collect();
-    if !nodes.is_empty() {
-        return nodes;
+impl fmt::Display for RankPlace {
+    /// `rank 3: node 0, cores 9-11, driver on CPU 57`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut workers = self.worker_cpus.clone();
+        workers.sort_unstable();
+        let states: Vec<String> = self.state_nodes.iter().map(u32::to_string).collect();
+        write!(f, "rank {}: ", self.rank)?;
+        if let Some(gpu) = self.gpu {
+            write!(f, "GPU {gpu}, ")?;
+        }
+        write!(
+            f,
+            "staging on node {}, states on node {}, cores {}",
+            self.numa_node,
+            states.join(","),
+            format_cpu_list(&workers)
+        )?;
+        match self.driver_cpu {
+            Some(cpu) => write!(f, ", driver on CPU {cpu}"),
+            None => Ok(()),
+        }
     }
-    // Memory and CPUs are never together: all cores serve the first node that has memory.
-    let first = machine.numa_nodes.iter().find(|node| node.memory_bytes > 0);
-    let id = first.or(machine.numa_nodes.first()).map_or(0, |node| node.id);
-    let cores = machine.cores.iter().map(allowed_in).filter(|cpus| !cpus.is_empty()).collect();
-    vec![(id, cores)]
 }
 
-/// Splits `count` items into `blocks` even, contiguous blocks; returns the block of `item`, that block's first item
-/// and its length.
-fn block_of(item: usize, count: usize, blocks: usize) -> (usize, usize, usize) {
-    let block = item * blocks / count;
-    let first = (block * count).div_ceil(blocks);
-    let end = ((block + 1) * count).div_ceil(blocks);
-    (block, first, end - first)
+/// The places of all ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// Ranks of a tensor-parallel group.
+    pub tp: usize,
+    /// Tensor-parallel groups.
+    pub dp: usize,
+    /// By rank.
+    pub ranks: Vec<RankPlace>,
+    /// One line per tensor-parallel group, and what holds for all.
+    pub reasons: Vec<String>,
+    /// What is wrong with it.
+    pub warnings: Vec<Warning>,
 }
 
-/// The CPUs of the share `index` of `shares` of these cores: at least one core, if there is one at all.
-fn share(cores: &[CoreCpus], index: usize, shares: usize) -> Vec<u32> {
-    let start = index * cores.len() / shares;
-    let end = ((index + 1) * cores.len() / shares).max(start + 1).min(cores.len());
-    let mut cpus = cores[start..end].concat();
+/// Deals `world_size` virtual GPUs over the NUMA nodes, as evenly as the numbers allow, in blocks: with 16 ranks on two
+/// nodes, ranks 0-7 go to the first. Each rank gets a contiguous share of its node's allowed physical cores, and of
+/// those of nodes of its socket that have no rank; with more ranks than cores, several share one.
+///
+/// A node without memory or without an allowed core gets no rank, unless no node has both.
+pub fn place_ranks(machine: &Machine, world_size: usize) -> Vec<RankPlace> {
+    let request = Request { tp: 1, dp: world_size, seats: Seats::Virtual, ..Request::default() };
+    place(machine, &request).map_or_else(|_| Vec::new(), |placement| placement.ranks)
+}
+
+/// Places TP x DP ranks.
+///
+/// # Errors
+/// More ranks than GPUs, with [`Seats::Gpus`] and [`Seats::These`].
+pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
+    let (tp, dp) = (request.tp.max(1), request.dp);
+    let groups = seat_groups(machine, request, tp, dp)?;
+    let seats: Vec<Option<usize>> = groups.concat();
+    let near: Vec<Option<u32>> = match request.seats {
+        Seats::Virtual => virtual_nodes(machine, seats.len()),
+        _ => seats.iter().map(|gpu| machine.gpus[(*gpu)?].numa_node).collect(),
+    };
+    let dealt = deal(machine, &near);
+    let rank = |rank: usize| {
+        let share = &dealt.shares[rank];
+        rank_place(machine, (rank, tp), seats[rank], near[rank], share)
+    };
+    let ranks: Vec<RankPlace> = (0..seats.len()).map(rank).collect();
+    let mut reasons = if tp > 1 { group_reasons(machine, &groups) } else { Vec::new() };
+    for node in &dealt.idle {
+        reasons.push(format!("the cores of node {node} stay idle: no rank is on their socket"));
+    }
+    let mut warnings = too_little_memory(machine, request, &ranks);
+    if dealt.shared {
+        warnings.push(Warning {
+            id: "more-ranks-than-cores",
+            severity: Severity::Warning,
+            text: format!(
+                "{} ranks on {} allowed cores: several ranks share a core",
+                ranks.len(),
+                allowed_cores(machine)
+            ),
+            remedy: "fewer ranks, or a wider cpuset".into(),
+        });
+    }
+    Ok(Placement { tp, dp, ranks, reasons, warnings })
+}
+
+fn allowed_cores(machine: &Machine) -> usize {
+    let allowed = |cpu: &u32| machine.allowed_cpus.binary_search(cpu).is_ok();
+    machine.cores.iter().filter(|core| core.cpus.iter().any(allowed)).count()
+}
+
+/// The GPU of each rank, by group; `None` for a virtual one.
+fn seat_groups(
+    machine: &Machine,
+    request: &Request,
+    tp: usize,
+    dp: usize,
+) -> Result<Vec<Vec<Option<usize>>>, Error> {
+    let chosen = match &request.seats {
+        Seats::Virtual => return Ok(vec![vec![None; tp]; dp]),
+        Seats::Gpus => (0..machine.gpus.len()).collect::<Vec<_>>(),
+        Seats::These(wanted) => {
+            let is = |gpu: &usize| wanted.contains(&machine.gpus[*gpu].pci);
+            (0..machine.gpus.len()).filter(is).collect()
+        }
+    };
+    let ranks = tp.saturating_mul(dp);
+    if ranks > chosen.len() {
+        return Err(Error::TooFewGpus { ranks, gpus: chosen.len() });
+    }
+    let groups = groups::choose(machine, &chosen, tp, dp);
+    Ok(groups.into_iter().map(|group| group.into_iter().map(Some).collect()).collect())
+}
+
+/// The nodes of virtual GPUs, in blocks over the nodes with memory and allowed cores.
+fn virtual_nodes(machine: &Machine, count: usize) -> Vec<Option<u32>> {
+    let allowed = |cpu: &u32| machine.allowed_cpus.binary_search(cpu).is_ok();
+    let has_core = |id: u32| {
+        let mut cores = machine.cores.iter().filter(|core| core.numa_node == id);
+        cores.any(|core| core.cpus.iter().any(allowed))
+    };
+    let usable = machine.numa_nodes.iter().filter(|n| n.memory_bytes > 0 && has_core(n.id));
+    let usable: Vec<u32> = usable.map(|node| node.id).collect();
+    let node = |rank: usize| usable.get(rank * usable.len() / count.max(1)).copied();
+    (0..count).map(node).collect()
+}
+
+fn rank_place(
+    machine: &Machine,
+    (rank, tp): (usize, usize),
+    gpu: Option<usize>,
+    near: Option<u32>,
+    share: &Share,
+) -> RankPlace {
+    let mut reasons = Vec::new();
+    let numa_node = staging_node(machine, near.or(share.home), &mut reasons);
+    let mut state_nodes: Vec<u32> = Vec::new();
+    for (node, _) in &share.cores {
+        if !state_nodes.contains(node) && has_memory(machine, *node) {
+            state_nodes.push(*node);
+        }
+    }
+    if state_nodes.is_empty() {
+        state_nodes.push(numa_node);
+    }
+    if let (Some(near), Some(home)) = (near, share.home)
+        && near != home
+    {
+        reasons.push(format!("node {near} has no allowed core: cores of node {home}"));
+    }
+    if gpu.is_some() && near.is_none() && machine.numa_nodes.len() > 1 {
+        reasons.push("the box does not tell the GPU's node: the least crowded one".into());
+    }
+    let worker_cpus: Vec<u32> = share.cores.iter().map(|(_, cpus)| cpus[0]).collect();
+    let first = share.cores.first().map(|(_, cpus)| cpus);
+    let mut cpus: Vec<u32> = share.cores.iter().flat_map(|(_, cpus)| cpus.clone()).collect();
     cpus.sort_unstable();
-    cpus
+    RankPlace {
+        rank,
+        tp_rank: rank % tp,
+        dp_rank: rank / tp,
+        gpu: gpu.map(|gpu| machine.gpus[gpu].pci),
+        numa_node,
+        state_nodes,
+        worker_cpus,
+        driver_cpu: first.map(|cpus| cpus.get(1).copied().unwrap_or(cpus[0])),
+        cpus,
+        reasons,
+    }
+}
+
+fn has_memory(machine: &Machine, id: u32) -> bool {
+    machine.allowed_nodes.contains(&id)
+        && machine.numa_node(id).is_some_and(|node| node.memory_bytes > 0)
+}
+
+/// The node next to the GPU, or the nearest one that this process may allocate on.
+fn staging_node(machine: &Machine, near: Option<u32>, reasons: &mut Vec<String>) -> u32 {
+    if let Some(node) = near.filter(|node| has_memory(machine, *node)) {
+        return node;
+    }
+    let with_memory = machine.numa_nodes.iter().map(|n| n.id).filter(|id| has_memory(machine, *id));
+    let far = |id: &u32| (near.map_or(0, |near| machine.distance(near, *id)), *id);
+    let best = with_memory.min_by_key(far);
+    if let (Some(near), Some(best)) = (near, best) {
+        reasons.push(format!("no memory may be used on node {near}: staging on node {best}"));
+    }
+    best.or(machine.numa_nodes.first().map(|node| node.id)).unwrap_or(0)
+}
+
+/// What joins each group, and how fast its members copy.
+fn group_reasons(machine: &Machine, groups: &[Vec<Option<usize>>]) -> Vec<String> {
+    let all: Vec<usize> = groups.iter().flatten().flatten().copied().collect();
+    let line = |(index, group): (usize, &Vec<Option<usize>>)| {
+        let gpus: Vec<usize> = group.iter().flatten().copied().collect();
+        let first = gpus.first()?;
+        let mut ports: Vec<_> = gpus.iter().map(|gpu| machine.root_port(*gpu)).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        let mut nodes: Vec<u32> =
+            gpus.iter().filter_map(|gpu| machine.gpus[*gpu].numa_node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        let worst = gpus.iter().flat_map(|a| gpus.iter().map(move |b| (*a, *b)));
+        let worst = worst.filter(|(a, b)| a != b).map(|(a, b)| machine.path(a, b));
+        let joined = match worst.max_by_key(weakness) {
+            None => "one GPU".to_owned(),
+            Some(Path::NvLink(links)) => format!("NV{links} between any two"),
+            Some(path) => format!("at worst {path} between two"),
+        };
+        let speed = gpus.iter().filter_map(|gpu| machine.host_gb_per_s(*gpu, &all));
+        let speed = speed.min_by(f64::total_cmp).map_or(String::new(), |gb_per_s| {
+            format!(", {gb_per_s:.2} GB/s each when all ranks copy")
+        });
+        let (uplinks, s) = (ports.len(), if ports.len() == 1 { "" } else { "s" });
+        Some(format!(
+            "TP group {index}: {} to {}: {joined}; {} {}, {uplinks} uplink{s}{speed}",
+            machine.gpus[*first].pci,
+            gpus.last().map_or(machine.gpus[*first].pci, |last| machine.gpus[*last].pci),
+            if nodes.len() == 1 { "node" } else { "nodes" },
+            if nodes.is_empty() { "unknown".into() } else { format_cpu_list(&nodes) },
+        ))
+    };
+    groups.iter().enumerate().filter_map(line).collect()
+}
+
+/// Orders ways by how bad they are: fewer links are worse.
+fn weakness(path: &Path) -> (Path, u64) {
+    match path {
+        Path::NvLink(links) => (Path::NvLink(0), u64::MAX - links),
+        other => (*other, 0),
+    }
+}
+
+/// States go evenly to a rank's state nodes, staging to its staging node.
+fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> Vec<Warning> {
+    let mut needed: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut add = |node: u32, bytes: u64| {
+        let sum = needed.entry(node).or_default();
+        *sum = sum.saturating_add(bytes);
+    };
+    for place in ranks {
+        add(place.numa_node, request.staging_bytes);
+        for node in &place.state_nodes {
+            add(*node, request.state_bytes / place.state_nodes.len() as u64);
+        }
+    }
+    let short = |(id, bytes): (&u32, &u64)| {
+        let node = machine.numa_node(*id)?;
+        let (there, word) = match node.free_bytes {
+            Some(free) => (free, "free"),
+            None => (node.memory_bytes, "there"),
+        };
+        (*bytes > there).then(|| Warning {
+            id: "memory-short",
+            severity: Severity::Error,
+            text: format!(
+                "the ranks need {} on node {id}, {} are {word}",
+                format_bytes(*bytes),
+                format_bytes(there)
+            ),
+            remedy: "free memory on that node, or use fewer or smaller ranks".into(),
+        })
+    };
+    needed.iter().filter_map(short).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NumaNode;
+    use crate::{Core, NumaNode};
 
     /// Nodes of 1 GiB with `cores` cores each, all cores numbered through, then their siblings.
     fn machine(nodes: u32, cores: u32, siblings: u32) -> Machine {
         let total = nodes * cores;
         let core = |c| (0..siblings).map(|s| s * total + c).collect::<Vec<u32>>();
         let node_cores = |n| (n * cores..(n + 1) * cores).map(core);
+        let numa_node = |id| NumaNode {
+            id,
+            cpus: node_cores(id).flatten().collect(),
+            memory_bytes: 1 << 30,
+            free_bytes: None,
+            package: Some(id),
+            distances: Vec::new(),
+        };
+        let core = |cpus, id| Core { cpus, numa_node: id, package: Some(id), l3: None };
         Machine {
-            numa_nodes: (0..nodes)
-                .map(|id| NumaNode {
-                    id,
-                    cpus: node_cores(id).flatten().collect(),
-                    memory_bytes: 1 << 30,
-                })
-                .collect(),
+            name: None,
+            cpu_model: None,
+            live: false,
+            numa_nodes: (0..nodes).map(numa_node).collect(),
             cores: (0..nodes)
-                .flat_map(|id| node_cores(id).map(move |cpus| Core { cpus, numa_node: id }))
+                .flat_map(|id| node_cores(id).map(move |cpus| core(cpus, id)))
                 .collect(),
             allowed_cpus: (0..total * siblings).collect(),
+            allowed_nodes: (0..nodes).collect(),
             total_memory: u64::from(nodes) << 30,
+            pci: Vec::new(),
+            has_io: false,
+            gpus: Vec::new(),
+            nvlink: Vec::new(),
         }
     }
 

@@ -12,10 +12,36 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 
+/// Where the host arena of a rank goes; by default wherever its first user runs.
+#[derive(Clone, Debug, Default)]
+pub struct HostPlace {
+    /// NUMA nodes.
+    pub nodes: Vec<u32>,
+    /// CPUs whose threads will work on it, and bring it in.
+    pub cpus: Vec<u32>,
+}
+
+impl From<&topology::RankPlace> for HostPlace {
+    fn from(place: &topology::RankPlace) -> Self {
+        Self { nodes: place.state_nodes.clone(), cpus: place.worker_cpus.clone() }
+    }
+}
+
 #[derive(Debug)]
-struct Raw {
-    start: *mut u8,
-    layout: Layout,
+enum Raw {
+    /// The virtual GPU's own memory, and what a real GPU's driver pins.
+    Allocated { start: *mut u8, layout: Layout },
+    /// Host memory on its nodes.
+    Pinned(topology::Arena),
+}
+
+impl Raw {
+    fn parts(&self) -> (*mut u8, usize) {
+        match self {
+            Self::Allocated { start, layout } => (*start, layout.size()),
+            Self::Pinned(arena) => (arena.as_ptr(), arena.len()),
+        }
+    }
 }
 
 impl Raw {
@@ -25,7 +51,7 @@ impl Raw {
         let layout = Layout::from_size_align(size, align).map_err(|_| refused)?;
         // SAFETY: the layout is not empty.
         let start = unsafe { alloc_zeroed(layout) };
-        if start.is_null() { Err(refused) } else { Ok(Self { start, layout }) }
+        if start.is_null() { Err(refused) } else { Ok(Self::Allocated { start, layout }) }
     }
 }
 
@@ -48,10 +74,12 @@ impl Memory {
     ///
     /// # Errors
     /// The arena and its bytes, when the machine refuses them.
-    pub(crate) fn new(plan: &Plan) -> Result<Self, (Arena, u64)> {
+    pub(crate) fn new(plan: &Plan, host: &HostPlace) -> Result<Self, (Arena, u64)> {
+        let refused = (Arena::Pinned, plan.bytes(Arena::Pinned).max(1));
+        let size = usize::try_from(refused.1).map_err(|_| refused)?;
+        let pinned = topology::Arena::new(size, &host.nodes, &host.cpus).map_err(|_| refused)?;
         let device = Raw::new(Arena::Device, plan.bytes(Arena::Device), PAGE)?;
-        let pinned = Raw::new(Arena::Pinned, plan.bytes(Arena::Pinned), PAGE)?;
-        Ok(Self { arenas: [device, pinned] })
+        Ok(Self { arenas: [device, Raw::Pinned(pinned)] })
     }
 
     /// The host's arena alone, for a rank whose device memory is a GPU's; a multiple of a huge page, at one.
@@ -66,16 +94,15 @@ impl Memory {
     }
 
     /// Where the host's arena starts, and its bytes: for the driver, which pins it.
-    pub(crate) const fn pinned_range(&self) -> (*mut u8, usize) {
-        let raw = &self.arenas[Arena::Pinned as usize];
-        (raw.start, raw.layout.size())
+    pub(crate) fn pinned_range(&self) -> (*mut u8, usize) {
+        self.arenas[Arena::Pinned as usize].parts()
     }
 
     fn at(&self, t: Tensor) -> *mut u8 {
-        let (raw, range) = (&self.arenas[t.arena() as usize], t.range());
+        let ((start, size), range) = (self.arenas[t.arena() as usize].parts(), t.range());
         // `Device` has checked the handle against the plan; this guards against another plan's.
-        assert!(range.end <= raw.layout.size() as u64, "a tensor outside its arena");
-        raw.start.wrapping_add(range.start as usize)
+        assert!(range.end <= size as u64, "a tensor outside its arena");
+        start.wrapping_add(range.start as usize)
     }
 
     /// A range to read: of the running op, or a peer's inside a collective.
@@ -127,7 +154,9 @@ impl kernels::Memory for Memory {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.start, self.layout) };
+        if let Self::Allocated { start, layout } = self {
+            // SAFETY: allocated in `new` with this layout.
+            unsafe { dealloc(*start, *layout) };
+        }
     }
 }

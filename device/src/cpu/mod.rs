@@ -11,6 +11,7 @@ pub(crate) mod workers;
 pub(crate) mod world;
 
 pub use lanes::{Span, Trace};
+pub use memory::HostPlace;
 pub use workers::{scratch_bytes, scratch_floats};
 pub use world::World;
 
@@ -54,6 +55,8 @@ pub struct CpuOptions {
     pub memory_limit: u64,
     /// Kernel threads besides the lane's own; `None`: kernels run on the lane's thread.
     pub pool: Option<Arc<rayon::ThreadPool>>,
+    /// Where host memory goes.
+    pub host: HostPlace,
     /// Scratch of each kernel thread, in f32 ([`scratch_floats`]); the plan counts it.
     pub scratch_floats: usize,
     /// Where spans of ops are noted.
@@ -76,7 +79,7 @@ pub fn open(
 ) -> Result<Device, Error> {
     let memory = check_limit(rank, plan, options.memory_limit).and_then(|()| {
         let refused = |(arena, wanted)| Error::HostMemory { rank: rank.index(), arena, wanted };
-        Memory::new(plan).map(Arc::new).map_err(refused)
+        Memory::new(plan, &options.host).map(Arc::new).map_err(refused)
     });
     let memory = memory.inspect_err(|error| world.fail(rank, 0, error))?;
     let shared = Arc::new(Shared::new(rank, memory, plan, world, options.clone()));

@@ -172,6 +172,7 @@ impl Opening<'_> {
         CpuOptions {
             lanes: Lanes::Threads { chaos_us: 0 },
             memory_limit: u64::MAX,
+            host: cpu::HostPlace::default(),
             pool: pool.clone(),
             scratch_floats: 0,
             trace: trace.clone(),

@@ -23,7 +23,7 @@ pub(super) mod code {
 pub(super) const HELP: &str = "\
 Exit codes:
   0   done                            76  a rank failed
-  1   plan: does not fit              78  the config is wrong
+  1   plan, topology: does not fit    78  the config is wrong
   2   wrong arguments                 79  training diverged: every step is skipped
   66  the data cannot be used         80  not enough host memory
   70  a defect of onebox              81  not enough GPU memory

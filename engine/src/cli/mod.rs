@@ -5,6 +5,7 @@ mod doctor;
 mod exit;
 mod generate;
 mod plan;
+mod topology;
 mod train;
 
 use clap::{Args, Parser, Subcommand};
@@ -30,6 +31,8 @@ enum Verb {
     Train(train::TrainArgs),
     /// Show what a config needs of every GPU and NUMA node, and whether it fits (exit code 1 if not)
     Plan(plan::PlanArgs),
+    /// Show this box, or another one: NUMA nodes, GPUs, who shares a link and what that costs, where ranks would go
+    Topology(topology::TopologyArgs),
     /// Draw text from a model that `train` left
     Generate(generate::GenerateArgs),
     /// Say what this machine can train on: driver, libraries, GPUs, memory
@@ -72,6 +75,7 @@ pub fn main() -> ExitCode {
     let done = match cli.verb {
         Verb::Train(args) => train::run(&args),
         Verb::Plan(args) => plan::run(&args),
+        Verb::Topology(args) => topology::run(&args),
         Verb::Generate(args) => generate::run(&args),
         Verb::Doctor => doctor::run(),
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),

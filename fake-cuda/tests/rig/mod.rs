@@ -96,6 +96,7 @@ impl Rig {
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
+            host: cpu::HostPlace::default(),
             pool: None,
             scratch_floats: cpu::scratch_floats(300, 256, 4000),
             trace: None,

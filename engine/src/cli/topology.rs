@@ -1,0 +1,187 @@
+//! `onebox topology`: the box, the placement, what is wrong.
+
+use super::exit::{Failed, code};
+use super::print;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use topology::report::{self, Shown};
+use topology::{
+    Environment, Machine, Placement, RankPlace, Request, Seats, Severity, parse_bytes, place,
+    warnings,
+};
+
+/// Show a box and where ranks would go on it.
+#[derive(Debug, clap::Args)]
+pub(super) struct TopologyArgs {
+    /// Another box: an export of `lstopo --whole-io box.xml`, format 2
+    #[arg(long, value_name = "FILE", group = "box")]
+    xml: Option<PathBuf>,
+    /// Another box in hwloc's words, such as "pack:2 numa:1 core:8 pu:2"; without GPUs
+    #[arg(long, value_name = "TEXT", group = "box")]
+    synthetic: Option<String>,
+    /// How to show it
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    /// Plan for groups of this many tensor-parallel ranks [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    tp: Option<u16>,
+    /// Plan for this many data-parallel replicas [default: as many as there are GPUs for]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    dp: Option<u16>,
+    /// Optimizer states of each rank, such as 66GiB, compared with what its nodes have
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    states: Option<u64>,
+    /// Staging buffers of each rank, likewise
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    staging: Option<u64>,
+    /// Exit with 1 if there is a warning of severity "error"
+    #[arg(long)]
+    check: bool,
+    /// Read /proc and /sys below another directory
+    #[arg(long, value_name = "DIR", hide = true)]
+    sysroot: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Format {
+    /// Nodes, GPUs, plan, warnings
+    Table,
+    /// The PCI tree
+    Tree,
+    /// How GPUs reach each other
+    Matrix,
+    /// One JSON document
+    Json,
+    /// A picture
+    Svg,
+}
+
+pub(super) fn run(args: &TopologyArgs) -> Result<(), Failed> {
+    let unusable = |e| Failed::new(code::DATA, e);
+    let live = args.xml.is_none() && args.synthetic.is_none();
+    let root = args.sysroot.clone().or_else(|| live.then(|| PathBuf::from("/")));
+    let machine = match (&args.xml, &args.synthetic) {
+        (Some(file), _) => Machine::from_xml_file(file)
+            .map_err(|e| Failed::new(code::DATA, format!("{}: {e}", file.display())))?,
+        (_, Some(text)) => Machine::from_synthetic(text).map_err(unusable)?,
+        _ => {
+            Machine::discover_under(root.as_deref().unwrap_or(Path::new("/"))).map_err(unusable)?
+        }
+    };
+    let variable = |name| std::env::var(name).ok().filter(|_| live);
+    let environment = Environment {
+        root: root.filter(|_| live),
+        visible_devices: variable("CUDA_VISIBLE_DEVICES"),
+        device_order: variable("CUDA_DEVICE_ORDER"),
+    };
+    let placement = placed(&machine, args)?;
+    let warnings = warnings(&machine, placement.as_ref(), &environment);
+    let shown = Shown { machine: &machine, placement: placement.as_ref(), warnings: &warnings };
+    let text = match args.format {
+        Format::Table => report::table(&shown),
+        Format::Tree => report::tree(&shown),
+        Format::Matrix => report::matrix(&shown),
+        Format::Svg => report::svg(&shown),
+        Format::Json => {
+            let text = serde_json::to_string_pretty(&document(&shown));
+            text.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"
+        }
+    };
+    print(&text)?;
+    let errors = warnings.iter().filter(|warning| warning.severity == Severity::Error).count();
+    if args.check && errors > 0 {
+        let s = if errors == 1 { "" } else { "s" };
+        return Err(Failed::new(code::DOES_NOT_FIT, format!("{errors} error{s} found")));
+    }
+    Ok(())
+}
+
+/// The plan that is asked for; else each GPU by itself; none for a box without GPUs.
+fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, Failed> {
+    let gpus = machine.gpus.len();
+    let asked = args.tp.is_some() || args.dp.is_some();
+    if gpus == 0 && !asked {
+        return Ok(None);
+    }
+    let tp = usize::from(args.tp.unwrap_or(1));
+    let dp = args.dp.map_or((gpus / tp).max(1), usize::from);
+    let request = Request {
+        tp,
+        dp,
+        seats: if gpus == 0 { Seats::Virtual } else { Seats::Gpus },
+        state_bytes: args.states.unwrap_or(0),
+        staging_bytes: args.staging.unwrap_or(0),
+    };
+    place(machine, &request).map(Some).map_err(|e| Failed::new(code::DOES_NOT_FIT, e))
+}
+
+/// The contract with other programs: keys may be added, none goes or changes its meaning within a schema.
+fn document(shown: &Shown<'_>) -> Value {
+    let machine = shown.machine;
+    let pci = |gpu: &topology::Gpu| gpu.pci.to_string();
+    let node = |node: &topology::NumaNode| {
+        let gpus = machine.gpus.iter().filter(|gpu| gpu.numa_node == Some(node.id));
+        json!({
+            "id": node.id,
+            "cpus": node.cpus,
+            "memory_bytes": node.memory_bytes,
+            "free_bytes": node.free_bytes,
+            "socket": node.package,
+            "distances": node.distances,
+            "gpus": gpus.map(pci).collect::<Vec<_>>(),
+        })
+    };
+    let gpu = |(index, gpu): (usize, &topology::Gpu)| {
+        json!({
+            "pci": pci(gpu),
+            "uuid": gpu.uuid,
+            "model": gpu.model,
+            "numa_node": gpu.numa_node,
+            "root_port": machine.root_port(index).map(|port| port.to_string()),
+            "link": machine.pci[gpu.node].link,
+            "sharers": machine.sharers(index),
+            "host_gb_per_s_alone": machine.host_gb_per_s_alone(index).map(rounded),
+            "host_gb_per_s_all": machine.host_gb_per_s_all(index).map(rounded),
+        })
+    };
+    let n = machine.gpus.len();
+    let square = |path: &dyn Fn(usize, usize) -> topology::Path| -> Vec<Vec<String>> {
+        (0..n).map(|a| (0..n).map(|b| path(a, b).to_string()).collect()).collect()
+    };
+    let ranks = shown.placement.map_or(&[][..], |placement| &placement.ranks);
+    json!({
+        "schema": 1,
+        "name": machine.name,
+        "cpu_model": machine.cpu_model,
+        "live": machine.live,
+        "allowed_cpus": machine.allowed_cpus,
+        "allowed_nodes": machine.allowed_nodes,
+        "numa_nodes": machine.numa_nodes.iter().map(node).collect::<Vec<_>>(),
+        "gpus": machine.gpus.iter().enumerate().map(gpu).collect::<Vec<_>>(),
+        "p2p": square(&|a, b| machine.pcie_path(a, b)),
+        "nvlink": square(&|a, b| machine.path(a, b)),
+        "plan": ranks.iter().map(rank).collect::<Vec<_>>(),
+        "plan_reasons": shown.placement.map_or(&[][..], |placement| &placement.reasons),
+        "warnings": shown.warnings,
+    })
+}
+
+fn rank(place: &RankPlace) -> Value {
+    json!({
+        "rank": place.rank,
+        "tp_rank": place.tp_rank,
+        "dp_rank": place.dp_rank,
+        "gpu": place.gpu.map(|gpu| gpu.to_string()),
+        "staging_node": place.numa_node,
+        "state_nodes": place.state_nodes,
+        "adam_cpus": place.worker_cpus,
+        "driver_cpu": place.driver_cpu,
+        "cpus": place.cpus,
+        "reasons": place.reasons,
+    })
+}
+
+/// Three decimals: links are known no better.
+fn rounded(gb_per_s: f64) -> f64 {
+    (gb_per_s * 1000.0).round() / 1000.0
+}

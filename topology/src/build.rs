@@ -1,0 +1,238 @@
+//! From hwloc's objects to a [`Machine`].
+
+use crate::machine::{Core, Gpu, Machine, NumaNode};
+use crate::pci::{Link, PciAddress, PciKind, PciNode};
+use crate::raw::{RawBox, RawKind, RawObject};
+use crate::{Error, nvlink};
+
+/// PCI's number of NVIDIA.
+const NVIDIA: u16 = 0x10de;
+
+/// The box that `raw` describes.
+pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
+    let (numa_nodes, node_objects) = numa_nodes(raw);
+    let cores = cores(raw, &numa_nodes);
+    if cores.is_empty() {
+        return Err(Error::NotABox { why: "it has no CPU".into() });
+    }
+    let total_memory =
+        numa_nodes.iter().fold(0, |sum: u64, node| sum.saturating_add(node.memory_bytes));
+    let (pci, gpus, gpu_objects) = pci(raw);
+    let is = |kind: fn(&RawKind) -> bool| raw.objects.iter().any(|object| kind(&object.kind));
+    let numa_nodes = with_distances(raw, numa_nodes, &node_objects);
+    let known = |id: &u32| numa_nodes.iter().any(|node| node.id == *id);
+    let allowed_nodes = raw.allowed_nodes.iter().copied().filter(known).collect();
+    let exists = |cpu: &u32| cores.iter().any(|core: &Core| core.cpus.contains(cpu));
+    Ok(Machine {
+        name: info(raw, "DMIProductName").or_else(|| info(raw, "PlatformModel")),
+        cpu_model: info(raw, "CPUModel"),
+        live,
+        allowed_cpus: raw.allowed_cpus.iter().copied().filter(exists).collect(),
+        allowed_nodes,
+        numa_nodes,
+        cores,
+        total_memory,
+        has_io: is(|kind| matches!(kind, RawKind::HostBridge | RawKind::PciDevice)),
+        nvlink: nvlink::between_gpus(raw, &gpu_objects),
+        pci,
+        gpus,
+    })
+}
+
+/// A fact about the machine or its first socket.
+fn info(raw: &RawBox, key: &str) -> Option<String> {
+    let of = |object: &RawObject| {
+        let found = object.infos.iter().find(|(name, value)| name == key && !value.is_empty());
+        found.map(|(_, value)| value.clone())
+    };
+    raw.objects.iter().find_map(of)
+}
+
+/// The nearest object at or above `index` of this kind.
+fn above(raw: &RawBox, index: usize, kind: RawKind) -> Option<usize> {
+    let parent = |at: &usize| raw.objects[*at].parent;
+    std::iter::successors(Some(index), parent).find(|at| raw.objects[*at].kind == kind)
+}
+
+/// The number of the socket of an object.
+fn package(raw: &RawBox, index: usize) -> Option<u32> {
+    raw.objects[above(raw, index, RawKind::Package)?].os_index
+}
+
+/// The nodes by number, and the object of each.
+fn numa_nodes(raw: &RawBox) -> (Vec<NumaNode>, Vec<usize>) {
+    let objects = raw.objects.iter().enumerate();
+    let mut nodes: Vec<(NumaNode, usize)> = objects
+        .filter(|(_, object)| object.kind == RawKind::NumaNode)
+        .map(|(index, object)| {
+            let node = NumaNode {
+                id: object.os_index.unwrap_or(0),
+                cpus: object.cpus.clone(),
+                memory_bytes: object.memory,
+                free_bytes: None,
+                package: package(raw, index),
+                distances: Vec::new(),
+            };
+            (node, index)
+        })
+        .collect();
+    nodes.sort_by_key(|(node, _)| node.id);
+    nodes.dedup_by_key(|(node, _)| node.id);
+    nodes.into_iter().unzip()
+}
+
+fn with_distances(raw: &RawBox, mut nodes: Vec<NumaNode>, objects: &[usize]) -> Vec<NumaNode> {
+    let Some(told) = &raw.numa_distances else { return nodes };
+    let place = |object: usize| told.objects.iter().position(|o| *o == Some(object));
+    let Some(places) = objects.iter().map(|o| place(*o)).collect::<Option<Vec<_>>>() else {
+        return nodes;
+    };
+    let n = told.objects.len();
+    for (node, from) in nodes.iter_mut().zip(&places) {
+        node.distances = places.iter().map(|to| told.values[from * n + to]).collect();
+    }
+    nodes
+}
+
+/// The physical cores in hwloc's order. Some virtual machines report none; there every CPU counts as one.
+fn cores(raw: &RawBox, nodes: &[NumaNode]) -> Vec<Core> {
+    let of_kind = |kind| {
+        let objects = raw.objects.iter().enumerate();
+        objects.filter(move |(_, object)| object.kind == kind)
+    };
+    let kind = if of_kind(RawKind::Core).next().is_some() { RawKind::Core } else { RawKind::Pu };
+    let mut seen = std::collections::HashSet::new();
+    let mut cores = Vec::new();
+    for (index, object) in of_kind(kind) {
+        // A damaged file may list a CPU twice: it belongs to the first core that has it.
+        let mut cpus = object.cpus.clone();
+        cpus.retain(|cpu| seen.insert(*cpu));
+        if !cpus.is_empty() {
+            let numa_node = node_of(nodes, object);
+            let l3 = above(raw, index, RawKind::L3).and_then(|l3| u32::try_from(l3).ok());
+            cores.push(Core { cpus, numa_node, package: package(raw, index), l3 });
+        }
+    }
+    cores
+}
+
+/// The node of a core: with memory and the fewest CPUs around, the first of several.
+fn node_of(nodes: &[NumaNode], core: &RawObject) -> u32 {
+    let holds = |node: &&NumaNode| core.cpus.iter().any(|cpu| node.cpus.contains(cpu));
+    let local = nodes.iter().filter(holds);
+    let best = local.min_by_key(|node| (node.memory_bytes == 0, node.cpus.len(), node.id));
+    best.or(nodes.first()).map_or(0, |node| node.id)
+}
+
+/// The PCI tree as far as it matters, the GPUs by address, and the object of each GPU.
+fn pci(raw: &RawBox) -> (Vec<PciNode>, Vec<Gpu>, Vec<usize>) {
+    let kinds: Vec<Option<PciKind>> =
+        (0..raw.objects.len()).map(|index| pci_kind(raw, index)).collect();
+    let mut needed = vec![false; raw.objects.len()];
+    for (index, kind) in kinds.iter().enumerate() {
+        if matches!(
+            kind,
+            Some(PciKind::Gpu | PciKind::NvSwitch | PciKind::Network | PciKind::Storage)
+        ) {
+            let mut at = Some(index);
+            while let Some(index) = at.filter(|at| kinds[*at].is_some()) {
+                needed[index] = true;
+                at = raw.objects[index].parent;
+            }
+        }
+    }
+    let mut place = vec![None; raw.objects.len()];
+    let (mut nodes, mut gpus): (Vec<PciNode>, Vec<(Gpu, usize)>) = (Vec::new(), Vec::new());
+    for (index, object) in raw.objects.iter().enumerate() {
+        let Some(kind) = kinds[index].filter(|_| needed[index]) else { continue };
+        let parent = object.parent.and_then(|parent| place[parent]);
+        let address = object.pci.map(|pci| PciAddress {
+            domain: pci.domain,
+            bus: pci.bus,
+            device: pci.device,
+            function: pci.function,
+        });
+        place[index] = Some(nodes.len());
+        let numa_node = numa_node_of(raw, index);
+        if let (PciKind::Gpu, Some(pci)) = (kind, address) {
+            gpus.push((gpu(raw, index, pci, nodes.len(), numa_node), index));
+        }
+        nodes.push(PciNode {
+            kind,
+            address,
+            parent,
+            depth: parent.map_or(0, |parent| nodes[parent].depth + 1),
+            numa_node,
+            link: object.pci.map_or_else(Link::default, |pci| Link::of_speed(pci.gb_per_s)),
+            names: os_devices(raw, index).filter_map(|device| device.name.clone()).collect(),
+        });
+    }
+    gpus.sort_by_key(|(gpu, _)| gpu.pci);
+    gpus.dedup_by_key(|(gpu, _)| gpu.pci);
+    let (gpus, objects) = gpus.into_iter().unzip();
+    (nodes, gpus, objects)
+}
+
+fn gpu(raw: &RawBox, index: usize, pci: PciAddress, node: usize, numa_node: Option<u32>) -> Gpu {
+    let object = &raw.objects[index];
+    let told = |key: &str| {
+        let own = object.infos.iter();
+        let below = os_devices(raw, index).flat_map(|device| &device.infos);
+        own.chain(below).find(|(name, _)| name == key).map(|(_, value)| value.clone())
+    };
+    let device_id = object.pci.map_or((0, 0), |pci| (pci.vendor_id, pci.device_id));
+    Gpu {
+        pci,
+        node,
+        uuid: told("NVIDIAUUID"),
+        model: told("GPUModel")
+            .or_else(|| told("PCIDevice"))
+            .or_else(|| nvlink::model_name(device_id).map(str::to_owned)),
+        device_id,
+        numa_node,
+    }
+}
+
+fn os_devices(raw: &RawBox, index: usize) -> impl Iterator<Item = &RawObject> {
+    let objects = raw.objects.iter();
+    objects.filter(move |o| o.kind == RawKind::OsDevice && o.parent == Some(index))
+}
+
+/// What an object of the PCI tree is; `None` for what is not in it.
+pub(crate) fn pci_kind(raw: &RawBox, index: usize) -> Option<PciKind> {
+    let object = &raw.objects[index];
+    match object.kind {
+        RawKind::HostBridge => Some(PciKind::HostBridge),
+        RawKind::PciBridge => Some(PciKind::Bridge),
+        RawKind::PciDevice => {
+            let pci = object.pci?;
+            // Exports without class numbers still have the driver's device below.
+            let computes = || {
+                os_devices(raw, index).any(|device| {
+                    let name = device.name.as_deref().unwrap_or("");
+                    name.starts_with("nvml") || name.starts_with("cuda")
+                })
+            };
+            Some(match (pci.class >> 8, pci.vendor_id) {
+                (0x03, NVIDIA) => PciKind::Gpu,
+                (_, NVIDIA) if computes() => PciKind::Gpu,
+                (0x06, NVIDIA) => PciKind::NvSwitch,
+                (0x02, _) => PciKind::Network,
+                (0x01, _) => PciKind::Storage,
+                _ => PciKind::Other,
+            })
+        }
+        _ => None,
+    }
+}
+
+/// The node next to a PCI object: the one of the CPU object above it, if that is only one.
+fn numa_node_of(raw: &RawBox, index: usize) -> Option<u32> {
+    let parent = |at: &usize| raw.objects[*at].parent;
+    let not_io = |at: &usize| pci_kind(raw, *at).is_none();
+    let anchor = std::iter::successors(Some(index), parent).find(not_io)?;
+    match raw.objects[anchor].nodes[..] {
+        [node] => Some(node),
+        _ => None,
+    }
+}

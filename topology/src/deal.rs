@@ -1,0 +1,236 @@
+//! How the cores of a box are dealt to seats: every core once, whole caches where the numbers allow.
+
+use std::collections::{BTreeMap, HashSet};
+use std::iter;
+
+use crate::machine::{Core, Machine};
+
+/// What a seat got.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// The node whose cores it has first.
+    pub(crate) home: Option<u32>,
+    /// (node, allowed logical CPUs of one core).
+    pub(crate) cores: Vec<(u32, Vec<u32>)>,
+}
+
+/// What all seats got.
+#[derive(Debug, Default)]
+pub(crate) struct Dealt {
+    pub(crate) shares: Vec<Share>,
+    /// Nodes with allowed cores that no seat got, since no seat is on their socket.
+    pub(crate) idle: Vec<u32>,
+    /// Whether cores had to be given to several seats.
+    pub(crate) shared: bool,
+}
+
+/// An allowed core.
+struct Usable<'a> {
+    core: &'a Core,
+    cpus: Vec<u32>,
+}
+
+/// Deals the allowed cores to seats, each of which is next to a node or to none that is known.
+///
+/// A seat's home is its node, or the nearest one with allowed cores. Nodes that are no one's home go to a home of their
+/// socket: the nearest by distance, then the one with the fewest cores per seat. Seats of one home split each of their
+/// nodes evenly, so that all are equally fast.
+pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>]) -> Dealt {
+    let nodes = usable(machine);
+    if nodes.is_empty() {
+        return Dealt { shares: vec![Share::default(); seats.len()], ..Dealt::default() };
+    }
+    let homes = homes(machine, &nodes, seats);
+    let mut groups: BTreeMap<u32, Group> = BTreeMap::new();
+    for (seat, home) in homes.iter().enumerate() {
+        let group = groups.entry(*home).or_insert_with(|| Group::at(*home, &nodes));
+        group.seats.push(seat);
+    }
+    let mut idle = Vec::new();
+    for node in nodes.keys().filter(|node| !homes.contains(node)) {
+        match nearest_home(machine, &groups, *node) {
+            Some(home) => {
+                let group = groups.entry(home).or_insert_with(|| Group::at(home, &nodes));
+                group.nodes.push(*node);
+                group.cores += nodes[node].len();
+            }
+            None => idle.push(*node),
+        }
+    }
+    let mut dealt = Dealt { shares: vec![Share::default(); seats.len()], idle, shared: false };
+    for (home, group) in &groups {
+        dealt.shared |= share_out(*home, group, &nodes, &mut dealt.shares);
+    }
+    dealt
+}
+
+/// Seats with one home, and the nodes that they split.
+struct Group {
+    seats: Vec<usize>,
+    nodes: Vec<u32>,
+    cores: usize,
+}
+
+impl Group {
+    fn at(home: u32, nodes: &BTreeMap<u32, Vec<Usable<'_>>>) -> Self {
+        Self { seats: Vec::new(), nodes: vec![home], cores: nodes.get(&home).map_or(0, Vec::len) }
+    }
+}
+
+/// The allowed cores of each node that has some.
+fn usable(machine: &Machine) -> BTreeMap<u32, Vec<Usable<'_>>> {
+    let allowed: HashSet<u32> = machine.allowed_cpus.iter().copied().collect();
+    let mut nodes: BTreeMap<u32, Vec<Usable<'_>>> = BTreeMap::new();
+    for core in &machine.cores {
+        let cpus: Vec<u32> =
+            core.cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
+        if !cpus.is_empty() {
+            nodes.entry(core.numa_node).or_default().push(Usable { core, cpus });
+        }
+    }
+    nodes
+}
+
+/// The home of each seat.
+fn homes(
+    machine: &Machine,
+    nodes: &BTreeMap<u32, Vec<Usable<'_>>>,
+    seats: &[Option<u32>],
+) -> Vec<u32> {
+    let mut load: BTreeMap<u32, usize> = BTreeMap::new();
+    for node in seats.iter().flatten().filter(|node| nodes.contains_key(node)) {
+        *load.entry(*node).or_default() += 1;
+    }
+    let mut home = |seat: &Option<u32>| {
+        if let Some(node) = seat.filter(|node| nodes.contains_key(node)) {
+            return node;
+        }
+        let crowd = |node: &u32| {
+            let seats = load.get(node).copied().unwrap_or(0);
+            // In thousandths, so that large nodes take more strays.
+            seats * 1000 / nodes[node].len().max(1)
+        };
+        let far = |node: &u32| seat.map_or(0, |from| machine.distance(from, *node));
+        let best = nodes.keys().min_by_key(|node| (far(node), crowd(node), **node));
+        let best = best.copied().unwrap_or(0);
+        *load.entry(best).or_default() += 1;
+        best
+    };
+    seats.iter().map(&mut home).collect()
+}
+
+/// The home on the same socket that should take a node of its own no one lives on.
+fn nearest_home(machine: &Machine, groups: &BTreeMap<u32, Group>, node: u32) -> Option<u32> {
+    let package = |id: u32| machine.numa_node(id).map(|node| node.package);
+    let on_socket = groups.iter().filter(|(home, _)| package(**home) == package(node));
+    let key = |(home, group): &(&u32, &Group)| {
+        let per_seat = group.cores / group.seats.len().max(1);
+        (machine.distance(**home, node), per_seat, home.abs_diff(node), **home)
+    };
+    on_socket.min_by_key(key).map(|(home, _)| *home)
+}
+
+/// Splits the nodes of a group over its seats; returns whether cores had to be shared.
+fn share_out(
+    home: u32,
+    group: &Group,
+    nodes: &BTreeMap<u32, Vec<Usable<'_>>>,
+    shares: &mut [Share],
+) -> bool {
+    let n = group.seats.len();
+    let cores_of = |node: &u32| nodes.get(node).map_or(&[][..], Vec::as_slice);
+    for seat in &group.seats {
+        shares[*seat].home = Some(home);
+    }
+    if cores_of(&home).len() < n {
+        // Too few at home: everything that the group has, in one row.
+        let give = |node: &u32| {
+            let node = *node;
+            cores_of(&node).iter().map(move |core| (node, core.cpus.clone())).collect::<Vec<_>>()
+        };
+        let all: Vec<(u32, Vec<u32>)> = group.nodes.iter().flat_map(give).collect();
+        for (index, seat) in group.seats.iter().enumerate() {
+            let start = index * all.len() / n;
+            let end = ((index + 1) * all.len() / n).max(start + 1).min(all.len());
+            shares[*seat].cores.extend_from_slice(&all[start..end]);
+        }
+        return all.len() < n;
+    }
+    for node in &group.nodes {
+        let cores = cores_of(node);
+        let bounds = bounds(cores, n);
+        for (seat, range) in group.seats.iter().zip(bounds.windows(2)) {
+            let own = cores[range[0]..range[1]].iter();
+            shares[*seat].cores.extend(own.map(|core| (*node, core.cpus.clone())));
+        }
+    }
+    false
+}
+
+/// Where to cut a row of cores into `n` parts: at the ends of caches if no part then differs from the even share by
+/// more than a quarter, else evenly.
+fn bounds(cores: &[Usable<'_>], n: usize) -> Vec<usize> {
+    let even: Vec<usize> = (0..=n).map(|i| i * cores.len() / n).collect();
+    let cache_ends: Vec<usize> = iter::once(0)
+        .chain((1..cores.len()).filter(|i| cores[i - 1].core.l3 != cores[*i].core.l3))
+        .chain([cores.len()])
+        .collect();
+    let snap = |at: &usize| cache_ends.iter().copied().min_by_key(|end| end.abs_diff(*at));
+    let snapped: Vec<usize> = even.iter().filter_map(snap).collect();
+    let near = |part: &[usize]| {
+        let size = part[1].saturating_sub(part[0]);
+        size > 0 && (size * n).abs_diff(cores.len()) * 4 <= cores.len()
+    };
+    if snapped.windows(2).all(near) { snapped } else { even }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cores_of(share: &Share) -> Vec<u32> {
+        share.cores.iter().map(|(_, cpus)| cpus[0]).collect()
+    }
+
+    #[test]
+    fn cuts_fall_between_caches_where_parts_stay_even() {
+        // Two nodes of two caches of four cores.
+        let machine = Machine::from_synthetic("pack:2 numa:1 l3:2 core:4 pu:1").unwrap();
+        let dealt = deal(&machine, &[Some(0), Some(0), Some(1)]);
+        assert_eq!(
+            dealt.shares.iter().map(cores_of).collect::<Vec<_>>(),
+            [vec![0, 1, 2, 3], vec![4, 5, 6, 7], (8..16).collect()]
+        );
+        // Three parts of eight cores: whole caches would leave one part empty.
+        let dealt = deal(&machine, &[Some(0); 3]);
+        let sizes: Vec<_> = dealt.shares.iter().map(|share| share.cores.len()).collect();
+        assert_eq!(sizes, [2, 3, 3]);
+        assert_eq!(dealt.idle, [1]);
+    }
+
+    #[test]
+    fn nodes_that_are_no_ones_home_go_to_their_socket() {
+        let machine = Machine::from_synthetic("pack:2 numa:4 core:4 pu:1").unwrap_or_else(|_| {
+            Machine::from_synthetic("pack:2 group:4 numa:1 core:4 pu:1").unwrap()
+        });
+        let dealt = deal(&machine, &[Some(3), Some(1), Some(6)]);
+        let nodes = |share: &Share| {
+            let mut nodes: Vec<u32> = share.cores.iter().map(|(node, _)| *node).collect();
+            nodes.dedup();
+            nodes
+        };
+        assert_eq!(
+            dealt.shares.iter().map(nodes).collect::<Vec<_>>(),
+            [vec![3, 2], vec![1, 0], vec![6, 4, 5, 7]]
+        );
+        assert!(dealt.idle.is_empty() && !dealt.shared);
+    }
+
+    #[test]
+    fn more_seats_than_cores_share_them() {
+        let machine = Machine::from_synthetic("core:2 pu:1").unwrap();
+        let dealt = deal(&machine, &[None; 4]);
+        assert!(dealt.shared);
+        assert_eq!(dealt.shares.iter().map(cores_of).collect::<Vec<_>>(), [[0], [0], [1], [1]]);
+    }
+}

@@ -1,0 +1,165 @@
+//! What Linux tells beside hwloc: memory, links at both ends, the driver's names. Every path is below a root that
+//! tests set; what is not there stays unknown.
+
+use std::fs;
+use std::path::Path;
+
+use crate::machine::Machine;
+use crate::memory::total_memory_under;
+use crate::pci::{Link, PciAddress, generation_of};
+
+/// Adds to `machine` what the files under `root` tell about it.
+pub(crate) fn complete(machine: &mut Machine, root: &Path) {
+    if let Some(total) = total_memory_under(root) {
+        machine.total_memory = total;
+        if let [only] = &mut machine.numa_nodes[..] {
+            // Virtual machines grow by memory that sysfs does not count.
+            only.memory_bytes = total;
+        }
+    }
+    for node in &mut machine.numa_nodes {
+        node.free_bytes = node_free(root, node.id);
+    }
+    let known: Vec<u32> = machine.numa_nodes.iter().map(|node| node.id).collect();
+    for index in 0..machine.pci.len() {
+        let Some(address) = machine.pci[index].address else { continue };
+        let node = &mut machine.pci[index];
+        let link = link(root, address);
+        if link != Link::default() {
+            node.link = link;
+        }
+        let told = read(root, address, "numa_node").and_then(|text| text.parse::<u32>().ok());
+        node.numa_node = told.filter(|id| known.contains(id)).or(node.numa_node);
+    }
+    for gpu in &mut machine.gpus {
+        gpu.numa_node = machine.pci[gpu.node].numa_node;
+        let path = root.join(format!("proc/driver/nvidia/gpus/{}/information", gpu.pci));
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let told = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            let value = line.trim_start_matches(':').trim();
+            (!value.is_empty() && !value.contains('?')).then(|| value.to_owned())
+        };
+        gpu.uuid = told("GPU UUID").or_else(|| gpu.uuid.take());
+        gpu.model = told("Model").or_else(|| gpu.model.take());
+    }
+}
+
+/// One file of a PCI device, trimmed.
+fn read(root: &Path, address: PciAddress, name: &str) -> Option<String> {
+    let folder = root.join("sys/bus/pci/devices").join(address.to_string());
+    fs::read_to_string(folder.join(name)).ok().map(|text| text.trim().to_owned())
+}
+
+fn link(root: &Path, address: PciAddress) -> Link {
+    let generation = |name| read(root, address, name).as_deref().and_then(generation_of);
+    // 0 and 255 stand for a width that the kernel could not read.
+    let width = |name| {
+        read(root, address, name)?.parse::<u8>().ok().filter(|width| (1..=32).contains(width))
+    };
+    Link::of_lanes(
+        (generation("current_link_speed"), width("current_link_width")),
+        (generation("max_link_speed"), width("max_link_width")),
+    )
+}
+
+/// Free bytes of a node and its file pages, which can be dropped.
+fn node_free(root: &Path, id: u32) -> Option<u64> {
+    let path = root.join(format!("sys/devices/system/node/node{id}/meminfo"));
+    let text = fs::read_to_string(path).ok()?;
+    let kib = |key: &str| {
+        let line = text.lines().find(|line| line.contains(key))?;
+        line.split_whitespace().nth(3)?.parse::<u64>().ok()
+    };
+    let dropped = kib(" Inactive(file):").unwrap_or(0);
+    kib(" MemFree:")?.checked_add(dropped)?.checked_mul(1024)
+}
+
+/// Settings of the kernel and limits of the process that decide how fast host memory is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// Whether the kernel moves pages between nodes by itself.
+    pub(crate) numa_balancing: bool,
+    /// `always`, `madvise` or `never`.
+    pub(crate) huge_pages: Option<String>,
+    /// Whether a node reclaims its own pages rather than use another's.
+    pub(crate) zone_reclaim: bool,
+    /// Bytes that the process may lock; `None` without a limit.
+    pub(crate) memlock: Option<u64>,
+}
+
+/// Reads them under `root`.
+pub(crate) fn settings(root: &Path) -> Settings {
+    let text = |path: &str| fs::read_to_string(root.join(path)).ok();
+    let on = |path: &str| text(path).is_some_and(|text| text.trim() != "0");
+    let huge_pages = text("sys/kernel/mm/transparent_hugepage/enabled").and_then(|text| {
+        let (_, rest) = text.split_once('[')?;
+        Some(rest.split_once(']')?.0.to_owned())
+    });
+    let memlock = text("proc/self/limits").and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+        line.split_whitespace().next()?.parse().ok()
+    });
+    Settings {
+        numa_balancing: on("proc/sys/kernel/numa_balancing"),
+        huge_pages,
+        zone_reclaim: on("proc/sys/vm/zone_reclaim_mode"),
+        memlock,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::tests::Tree;
+
+    #[test]
+    fn links_are_read_at_their_ends_now_and_at_most() {
+        let tree = Tree::new();
+        let folder = "sys/bus/pci/devices/0000:34:00.0";
+        for (name, text) in [
+            ("current_link_speed", "2.5 GT/s PCIe\n"),
+            ("current_link_width", "8\n"),
+            ("max_link_speed", "8.0 GT/s PCIe\n"),
+            ("max_link_width", "16\n"),
+        ] {
+            tree.write(&format!("{folder}/{name}"), text);
+        }
+        let link = link(tree.root(), "0000:34:00.0".parse().unwrap());
+        assert_eq!((link.generation, link.width), (Some(1), Some(8)));
+        assert_eq!((link.max_generation, link.max_width), (Some(3), Some(16)));
+        assert_eq!(link.gb_per_s, Some(2.0));
+        tree.write(&format!("{folder}/max_link_width"), "255\n");
+        tree.write(&format!("{folder}/max_link_speed"), "Unknown\n");
+        let link = super::link(tree.root(), "0000:34:00.0".parse().unwrap());
+        assert_eq!(link.max_gb_per_s, None);
+    }
+
+    #[test]
+    fn settings_are_read_where_the_kernel_has_them() {
+        let tree = Tree::new();
+        assert_eq!(settings(tree.root()), Settings::default());
+        tree.write("proc/sys/kernel/numa_balancing", "1\n");
+        tree.write("proc/sys/vm/zone_reclaim_mode", "0\n");
+        tree.write("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
+        tree.write(
+            "proc/self/limits",
+            "Limit   Soft   Hard\nMax locked memory         65536                65536  bytes\n",
+        );
+        let settings = settings(tree.root());
+        assert!(settings.numa_balancing && !settings.zone_reclaim);
+        assert_eq!(settings.huge_pages.as_deref(), Some("never"));
+        assert_eq!(settings.memlock, Some(65536));
+    }
+
+    #[test]
+    fn a_node_offers_what_is_free_and_what_can_be_dropped() {
+        let tree = Tree::new();
+        tree.write(
+            "sys/devices/system/node/node1/meminfo",
+            "Node 1 MemTotal: 900 kB\nNode 1 MemFree: 100 kB\nNode 1 Inactive(file): 20 kB\n",
+        );
+        assert_eq!(node_free(tree.root(), 1), Some(120 << 10));
+        assert_eq!(node_free(tree.root(), 0), None);
+    }
+}
