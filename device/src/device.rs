@@ -4,7 +4,7 @@
 use crate::error::Site;
 use crate::hazard::{Hazards, Submission};
 use crate::lane::{Clock, join};
-use crate::{Error, Event, HostTask, LANES, Lane, Mode, Op, Plan, Tensor};
+use crate::{Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor};
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::sync::Arc;
@@ -32,6 +32,24 @@ impl Rank {
     /// Ranks in all.
     pub const fn world_size(self) -> usize {
         self.tp_size * self.dp_size
+    }
+
+    /// Its number in its group, and how many ranks the group has.
+    pub const fn within(self, group: Group) -> (usize, usize) {
+        match group {
+            Group::Tp => (self.tp, self.tp_size),
+            Group::Dp => (self.dp, self.dp_size),
+            Group::World => (self.index(), self.world_size()),
+        }
+    }
+
+    /// Index of member `i` of its group.
+    pub const fn member(self, group: Group, i: usize) -> usize {
+        match group {
+            Group::Tp => Self { tp: i, ..self }.index(),
+            Group::Dp => Self { dp: i, ..self }.index(),
+            Group::World => i,
+        }
     }
 
     /// Every rank of a grid, by index.
@@ -171,8 +189,8 @@ impl Device {
 
     /// Submits host work to the Host lane.
     #[track_caller]
-    pub fn submit_host<T: HostTask + 'static>(&self, task: &Arc<T>, arg: u64) {
-        self.submit(Lane::Host, Op::Host { task: Arc::clone(task) as Arc<dyn HostTask>, arg });
+    pub fn submit_host(&self, task: &Arc<HostOp>, arg: u64) {
+        self.submit(Lane::Host, Op::Host { task: Arc::clone(task), arg });
     }
 
     /// The point on `lane` after everything submitted to it so far.

@@ -2,15 +2,16 @@
 
 use crate::{Element, Mode, Tensor, View, ViewMut};
 use std::fmt::Debug;
+use std::sync::Arc;
 
 /// A piece of host work as data. It declares what it touches; that is its hazards and its cost, and
 /// [`run`](Self::run) is given nothing else.
 ///
-/// Tasks are made with the plan and submitted by reference count, so that a step allocates nothing.
+/// It is submitted as a [`HostOp`].
 pub trait HostTask: Send + Sync + Debug {
     /// As it appears in errors and traces.
     fn name(&self) -> &'static str;
-    /// Every range it touches. Must answer the same each time.
+    /// Every range it touches. Asked once, in [`HostOp::new`].
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor));
     /// Arithmetic, for the simulator.
     fn flops(&self) -> f64 {
@@ -21,6 +22,44 @@ pub trait HostTask: Send + Sync + Debug {
     /// # Errors
     /// Any text; it ends the run on all ranks with the task's name and place of submission.
     fn run(&self, arg: u64, host: &mut HostContext<'_>) -> Result<(), String>;
+}
+
+/// A task, and what it declared when this was made. The hazard check and the views that the task is given go by
+/// that one answer, so no task can come by memory that was not checked.
+///
+/// Made with the plan and submitted by reference count, so that a step allocates nothing.
+#[derive(Debug)]
+pub struct HostOp {
+    task: Box<dyn HostTask>,
+    accesses: Box<[(Mode, Tensor)]>,
+}
+
+impl HostOp {
+    /// Asks `task` what it touches.
+    pub fn new(task: impl HostTask + 'static) -> Arc<Self> {
+        let mut accesses = Vec::new();
+        task.accesses(&mut |mode, t| accesses.push((mode, t)));
+        Arc::new(Self { task: Box::new(task), accesses: accesses.into() })
+    }
+
+    /// See [`HostTask::name`].
+    pub fn name(&self) -> &'static str {
+        self.task.name()
+    }
+
+    /// Every range that the task touches.
+    pub fn accesses(&self) -> &[(Mode, Tensor)] {
+        &self.accesses
+    }
+
+    /// See [`HostTask::flops`].
+    pub fn flops(&self) -> f64 {
+        self.task.flops()
+    }
+
+    pub(crate) fn run(&self, arg: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        self.task.run(arg, host)
+    }
 }
 
 /// What a running host task may use: the rank's worker threads, and views of the ranges that it declared.

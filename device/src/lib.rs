@@ -17,13 +17,14 @@ mod op;
 pub mod panics;
 pub mod random;
 pub mod recorder;
+pub mod sim;
 mod tensor;
 mod view;
 
 pub use device::{Activity, Device, Rank};
 pub(crate) use device::{Admitted, Executor};
 pub use error::{Error, Hazard, OutOfMemory, Site};
-pub use host::{HostContext, HostTask};
+pub use host::{HostContext, HostOp, HostTask};
 pub use lane::{Event, LANES, Lane};
 pub use op::{Dropout, Group, Heads, Mode, Op, Reduce, Rule, VocabShard};
 pub use tensor::{Arena, Dtype, Entry, Plan, Tensor};

@@ -1,7 +1,7 @@
 //! Operations as data. What an op reads and writes decides its hazards, its bytes, its cost and its trace;
 //! [`Op::accesses`] is the one place that says so.
 
-use crate::host::HostTask;
+use crate::host::HostOp;
 use crate::{Arena, Dtype, Lane, Tensor};
 use std::sync::Arc;
 
@@ -201,7 +201,7 @@ pub enum Op {
     /// Everyone's x becomes that of the group's rank `root`.
     Broadcast { x: Tensor, group: Group, root: usize },
     /// Work for the host's CPUs, written outside this crate. `arg` is what changes from step to step.
-    Host { task: Arc<dyn HostTask>, arg: u64 },
+    Host { task: Arc<HostOp>, arg: u64 },
 }
 
 impl Op {
@@ -299,7 +299,7 @@ impl Op {
             Self::AllReduce { x, .. } | Self::ReduceScatter { x, .. } => all(&[(Update, x)]),
             // Ordered like an update; but the parts that come from peers need not hold anything before.
             Self::AllGather { x, .. } | Self::Broadcast { x, .. } => all(&[(Write, x)]),
-            Self::Host { ref task, .. } => task.accesses(visit),
+            Self::Host { ref task, .. } => all(task.accesses()),
         }
     }
 

@@ -163,6 +163,13 @@ pub struct Entry {
     pub shape: (usize, usize),
 }
 
+impl Entry {
+    /// Host memory that copies between host and GPU read or write in bulk, and nothing else does for long.
+    pub fn is_staging(&self) -> bool {
+        self.arena == Arena::Pinned && self.pool.ends_with("staging")
+    }
+}
+
 /// Every byte of a rank, laid out before step 1. All ranks share one plan: a handle is valid on each.
 #[derive(Clone, Default, Debug)]
 pub struct Plan {

@@ -3,7 +3,7 @@
 
 use crate::data::Dataset;
 use device::{
-    Arena, Device, Dtype, Event, HostContext, HostTask,
+    Arena, Device, Dtype, Event, HostContext, HostOp, HostTask,
     Lane::{Compute, H2d, Host},
     Mode, Op, Plan, Rank, Tensor,
 };
@@ -37,11 +37,13 @@ impl BatchLayout {
 #[derive(Debug)]
 pub(crate) struct Loader {
     layout: BatchLayout,
-    tasks: [Arc<Fill>; SLOTS],
+    tasks: [Arc<HostOp>; SLOTS],
     /// Number of the next training micro-batch to fetch.
     next: u64,
     /// Training micro-batches there are.
     end: u64,
+    /// Of a step.
+    micro_batches: u64,
     on_device: [Event; SLOTS],
     consumed: [Event; SLOTS],
 }
@@ -71,26 +73,27 @@ impl Deal {
 }
 
 impl Loader {
-    /// For training steps `first_step..=last_step`.
-    pub(crate) fn new(
-        layout: BatchLayout,
-        data: &Arc<Dataset>,
-        deal: Deal,
-        (first_step, last_step): (u64, u64),
-    ) -> Self {
+    /// For training steps `1..=steps`.
+    pub(crate) fn new(layout: BatchLayout, data: &Arc<Dataset>, deal: Deal, steps: u64) -> Self {
         let task = |slot| {
             let data = Arc::clone(data);
-            Arc::new(Fill { to: layout.host[slot], data, deal, training: slot != EVAL })
+            HostOp::new(Fill { to: layout.host[slot], data, deal, training: slot != EVAL })
         };
         let micro_batches = deal.micro_batches as u64;
         Self {
             layout,
             tasks: std::array::from_fn(task),
-            next: (first_step - 1) * micro_batches,
-            end: last_step * micro_batches,
+            next: 0,
+            end: steps * micro_batches,
+            micro_batches,
             on_device: Default::default(),
             consumed: Default::default(),
         }
+    }
+
+    /// The next training batch is the first after `done` steps.
+    pub(crate) const fn skip_to(&mut self, done: u64) {
+        self.next = done * self.micro_batches;
     }
 
     /// Starts the next training batch on its way; does nothing after the last.

@@ -1,9 +1,10 @@
 //! From a config to handles: every byte of a rank, laid out once, the same for all ranks.
 
 use crate::batch::BatchLayout;
-use crate::config::{Accumulate, Config, DeviceConfig, Placement, Precision, Recompute};
-use crate::config::{OptimizerConfig, OptimizerKind};
+use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig, Placement, Precision, Recompute};
+use crate::config::{OptimizerConfig, OptimizerKind, Transfer};
 use crate::gpu;
+use crate::places::cores;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Sum, chunk_elements};
 use std::sync::Arc;
@@ -53,6 +54,7 @@ pub fn shape(config: &Config) -> GptShape {
         tp_size: config.parallel.tensor,
         sequence: config.parallel.sequence && config.parallel.tensor > 1,
         recompute: config.recompute == Recompute::Block,
+        partition_checkpoints: config.partition_checkpoints,
         dtype,
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,
@@ -71,11 +73,16 @@ pub const fn dtype(precision: Precision) -> Dtype {
 
 /// Scratch of the cpu backend's kernels; none elsewhere.
 pub fn kernel_scratch(config: &Config) -> KernelScratch {
-    let DeviceConfig::Cpu { count, threads, .. } = config.device else {
-        return KernelScratch::default();
+    let threads = match &config.device {
+        DeviceConfig::Cpu { count, threads, .. } => {
+            threads.unwrap_or_else(|| (cores() / count).max(1))
+        }
+        DeviceConfig::Sim { box_, .. } => match &box_.measured {
+            Some(measured) => (measured.cores / world_size(config)).max(1),
+            None => return KernelScratch::default(),
+        },
+        DeviceConfig::Cuda => return KernelScratch::default(),
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.unwrap_or_else(|| (cores / count).max(1));
     let m = &config.model;
     let floats = device::cpu::scratch_floats(m.seq_len, m.hidden / m.heads, m.hidden);
     KernelScratch { floats, threads }
@@ -85,7 +92,7 @@ pub fn kernel_scratch(config: &Config) -> KernelScratch {
 pub fn device_limit(config: &Config) -> Option<u64> {
     match &config.device {
         DeviceConfig::Cpu { memory, .. } => Some(*memory),
-        DeviceConfig::Sim { box_, .. } => Some(box_.gpu_memory.saturating_sub(RESERVED)),
+        DeviceConfig::Sim { box_, .. } => Some(box_.gpu_memory.saturating_sub(reserved(box_))),
         DeviceConfig::Cuda => gpu::room(world_size(config)).map(|room| room.limit),
     }
 }
@@ -95,8 +102,10 @@ pub const fn world_size(config: &Config) -> usize {
     config.parallel.tensor * config.parallel.data
 }
 
-/// What a CUDA context and NCCL take of a described GPU before the first tensor.
-pub const RESERVED: u64 = 3 << 29;
+/// What a CUDA context and NCCL take of a described GPU before the first tensor; of a virtual one, nothing.
+pub const fn reserved(described: &BoxConfig) -> u64 {
+    if described.measured.is_some() { 0 } else { 3 << 29 }
+}
 
 /// Lays everything out. `accumulate: Auto` sums on the device when that fits its limit.
 pub fn build(config: &Config) -> Built {
@@ -107,6 +116,9 @@ pub fn build(config: &Config) -> Built {
     }
     if config.offload.optimizer == Placement::Device {
         return with(Sum::Device);
+    }
+    if config.offload.transfer == Transfer::Blocking {
+        return with(Sum::Host);
     }
     match config.offload.accumulate {
         Accumulate::Device => with(Sum::Device),
@@ -162,6 +174,10 @@ fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
         rule: rule(&config.optimizer),
         placement: if on_device { offload::Placement::Device } else { offload::Placement::Host },
         sum,
+        transfer: match offload.transfer {
+            Transfer::Streamed => offload::Transfer::Streamed,
+            Transfer::Blocking => offload::Transfer::Blocking,
+        },
         micro_batches,
         dp_size: config.parallel.data,
         norm_group: Group::Tp,

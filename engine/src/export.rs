@@ -2,6 +2,7 @@
 //! order whatever the layout was. Tensors are put together one at a time, so memory holds the largest.
 
 use crate::run::meet;
+use crate::run_dir::UNFINISHED;
 use device::{Device, Error, Rank, Tensor};
 use offload::Optimizer;
 use std::fs::File;
@@ -11,8 +12,6 @@ use std::sync::Mutex;
 use tensor_parallel::{Gpt, Param, Run, SegmentLayout, Split};
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// The name under which weights grow, beside their own.
-pub(crate) const UNFINISHED: &str = ".weights.safetensors.tmp";
 /// Elements read from a device at once.
 const BLOCK: usize = 1 << 14;
 /// Parameters, first and second moment.

@@ -3,7 +3,9 @@
 
 use crate::build::shape;
 use crate::config::{Config, DataFormat};
-use device::cpu::{self, CpuOptions, Lanes, World};
+use crate::open::kernel_pool;
+use crate::places::cores;
+use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor, random};
 use safetensors::tensor::Metadata;
 use std::fs::File;
@@ -156,16 +158,12 @@ impl Model {
         let at = (Arena::Device, "batches");
         let tokens = plan.tensor(at, "tokens", Dtype::I32, (1, context));
         let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
-            pool: rayon::ThreadPoolBuilder::new().num_threads(threads).build().ok().map(Arc::new),
             host: cpu::HostPlace::default(),
             scratch_floats: cpu::scratch_floats(context, shape.hidden / shape.heads, shape.hidden),
-            trace: None,
-            slow: None,
-            panic_at: None,
+            work: HostWork { pool: kernel_pool(cores(), None, false), ..HostWork::default() },
         };
         let world = World::new(1, 1, Duration::from_secs(60));
         let dev = cpu::open(rank, &Arc::new(plan), &world, &options)?;

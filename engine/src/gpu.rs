@@ -21,7 +21,8 @@ pub(crate) struct Room {
     pub(crate) reserved: u64,
 }
 
-/// The least room that any of `world_size` ranks has, dealt to the GPUs in turn; `None` where there are none.
+/// The least room that any of `world_size` ranks has, dealt to the GPUs in turn; `None` where there are none. With
+/// fewer ranks than GPUs it is that of the fullest GPU: which ones are taken is decided when the run starts.
 pub(crate) fn room(world_size: usize) -> Option<Room> {
     static FREE: OnceLock<Vec<u64>> = OnceLock::new();
     let machine = machine();
@@ -41,5 +42,5 @@ pub(crate) fn room(world_size: usize) -> Option<Room> {
         let reserved = nccl + BESIDE_THE_PLAN.min(free / 8);
         Room { limit: (free / ranks.max(1)).saturating_sub(reserved), reserved }
     };
-    free.iter().enumerate().take(world_size).map(one).min_by_key(|room| room.limit)
+    free.iter().enumerate().map(one).min_by_key(|room| room.limit)
 }

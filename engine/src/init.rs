@@ -1,8 +1,9 @@
 //! Initial weights: a function of the seed, the tensor's name and the element's index in the whole tensor, so
 //! that every layout starts from the same model.
 
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::Config;
-use device::random;
+use device::{Rank, random};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,5 +73,50 @@ impl Initial {
             Init::Constant(value) => value,
             Init::Normal(deviation) => deviation * random::normal(run.stream, global as u64),
         }
+    }
+}
+
+/// States of a checkpoint as a rank's flat segments have them.
+#[derive(Debug)]
+pub(crate) struct Stored<'a> {
+    from: &'a Checkpoint,
+    /// By segment: (first and last element, its index in the whole tensor, number of the tensor).
+    runs: Vec<Vec<(std::ops::Range<usize>, usize, usize)>>,
+}
+
+impl<'a> Stored<'a> {
+    pub(crate) fn new(from: &'a Checkpoint, gpt: &Gpt, rank: Rank) -> Self {
+        let mut numbers = 0..;
+        let segment = |layout: &tensor_parallel::SegmentLayout| {
+            let mut runs = Vec::new();
+            for (param, tensor) in layout.params.iter().zip(&mut numbers) {
+                let flat = |run: tensor_parallel::Run| {
+                    let start = param.range.start + run.local.start;
+                    (start..start + run.local.len(), run.global, tensor)
+                };
+                runs.extend(param.runs(rank.tp, rank.tp_size).into_iter().map(flat));
+            }
+            runs.sort_by_key(|(flat, ..)| flat.start);
+            runs
+        };
+        Self { from, runs: gpt.segments().iter().map(segment).collect() }
+    }
+
+    /// Sets `values`, the elements from `first` on of a state of a segment; padding is 0.
+    pub(crate) fn fill(
+        &self,
+        (segment, state): (usize, usize),
+        first: usize,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        values.fill(0.0);
+        let (runs, end) = (&self.runs[segment], first + values.len());
+        let start = runs.partition_point(|(flat, ..)| flat.end <= first);
+        for (flat, global, tensor) in runs[start..].iter().take_while(|(f, ..)| f.start < end) {
+            let (from, to) = (flat.start.max(first), flat.end.min(end));
+            let wanted = global + from - flat.start..global + to - flat.start;
+            self.from.read((*tensor, state), wanted, &mut values[from - first..to - first])?;
+        }
+        Ok(())
     }
 }

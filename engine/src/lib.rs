@@ -3,7 +3,12 @@
 //! `step.rs` is the place to start reading.
 
 pub mod batch;
+pub mod bench;
+pub mod boxes;
 pub mod build;
+pub mod calibrate;
+pub mod changes;
+pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
@@ -11,11 +16,17 @@ mod export;
 pub mod generate;
 mod gpu;
 mod init;
+mod messages;
 pub mod metrics;
+mod open;
 mod places;
 pub mod plan;
 pub mod progress;
+pub mod remedies;
 pub mod run;
 pub mod run_dir;
 pub mod schedule;
+pub mod search;
+pub mod simulate;
 mod step;
+pub mod trace;

@@ -72,8 +72,8 @@ pub struct MetricsWriter {
 
 impl MetricsWriter {
     /// Opens the file to append after `last_step`: 0 for a new run, the checkpoint's step for a
-    /// resumed one. Lines of later steps, which will be trained again, an `end` and a torn last
-    /// line are removed.
+    /// resumed one. Lines of later steps, which will be trained again, an evaluation after
+    /// `last_step`, which will be done again, an `end` and a torn last line are removed.
     ///
     /// # Errors
     /// [`MetricsError`] if the file cannot be read or written.
@@ -140,6 +140,18 @@ impl MetricsWriter {
     }
 }
 
+/// Seconds of the median step in a `metrics.jsonl`; the first two warm up and do not count. `None`: there are no others.
+pub fn median_step(text: &str) -> Option<f64> {
+    let step = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_step = line["kind"] == "step" && line["step"].as_u64()? > 2;
+        is_step.then(|| line["step_seconds"].as_f64()).flatten()
+    };
+    let mut seconds: Vec<f64> = text.lines().filter_map(step).collect();
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied()
+}
+
 /// The step of the `end` line if it is the last whole line.
 pub fn finished_step(text: &[u8]) -> Option<u64> {
     let last = whole_lines(text).last()?;
@@ -151,7 +163,11 @@ pub fn finished_step(text: &[u8]) -> Option<u64> {
 fn kept(text: &[u8], last_step: u64) -> usize {
     let stays = |line: &&[u8]| {
         let written = serde_json::from_slice::<Written>(line);
-        written.is_ok_and(|written| written.kind != "end" && written.step <= last_step)
+        written.is_ok_and(|line| match line.kind.as_str() {
+            "step" => line.step <= last_step,
+            "eval" => line.step < last_step,
+            _ => false,
+        })
     };
     whole_lines(text).take_while(stays).map(<[u8]>::len).sum()
 }
@@ -263,9 +279,10 @@ mod tests {
         let (_folder, path) = file();
         let mut metrics = MetricsWriter::open(&path, 0).unwrap();
         metrics.step(&step(1));
+        metrics.eval(1, 2.75);
         metrics.step(&step(2));
-        metrics.eval(2, 2.5);
         let until_two = fs::read(&path).unwrap();
+        metrics.eval(2, 2.5);
         metrics.step(&step(3));
         metrics.end(3, "00");
         let all = fs::read(&path).unwrap();

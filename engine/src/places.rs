@@ -1,24 +1,134 @@
 //! Where the ranks of a run go on this machine.
 
-/// One place per rank; none where threads are not to be bound, or cannot be.
-pub(crate) fn places(bind: bool, world_size: usize) -> Vec<topology::RankPlace> {
+use crate::config::{Config, DeviceConfig};
+use crate::gpu;
+use topology::{Machine, PciAddress, Placement, RankPlace, Request, Seats, place};
+
+/// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The places of all ranks.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    /// By rank; empty where threads and memory are not to be bound, or cannot be.
+    pub(crate) ranks: Vec<RankPlace>,
+    /// By rank: the driver's number of its GPU; empty without GPUs.
+    pub(crate) gpus: Vec<usize>,
+}
+
+/// Places the ranks and says where.
+pub(crate) fn places(config: &Config, bind: bool) -> Places {
+    let gpus = gpus(config);
+    let (tp, dp) = (config.parallel.tensor, config.parallel.data);
+    let world_size = tp * dp;
+    let mut places = Places { ranks: Vec::new(), gpus: in_turn(gpus.len(), world_size) };
     if !bind {
-        return Vec::new();
+        return places;
     }
-    match topology::Machine::discover() {
-        // More ranks than cores are better off with a scheduler that moves them.
-        Ok(machine) if machine.allowed_cpus.len() < world_size => {
-            tracing::info!("more ranks than CPUs: threads and memory are not bound");
-            Vec::new()
+    let placed = Machine::discover().and_then(|machine| {
+        let (placement, gpus) = on(&machine, (tp, dp), &gpus)?;
+        Ok((placement, gpus, machine.allowed_cpus.len()))
+    });
+    match placed {
+        Err(error) => tracing::warn!("threads are not bound: {error}"),
+        Ok((placement, gpus, cpus)) => {
+            places.gpus = gpus;
+            placement.reasons.iter().for_each(|reason| tracing::info!("{reason}"));
+            // More ranks than CPUs are better off with a scheduler that moves them.
+            if cpus < world_size {
+                tracing::info!("more ranks than CPUs: threads and memory are not bound");
+                return places;
+            }
+            for place in &placement.ranks {
+                tracing::info!("{place}");
+                place.reasons.iter().for_each(|reason| tracing::info!("  {reason}"));
+            }
+            places.ranks = placement.ranks;
         }
-        Ok(machine) => {
-            let places = topology::place_ranks(&machine, world_size);
-            places.iter().for_each(|place| tracing::info!("{place}"));
-            places
+    }
+    places
+}
+
+/// Where CUDA says its GPUs are, by its numbers; none for a run without.
+pub(crate) fn gpus(config: &Config) -> Vec<Option<PciAddress>> {
+    match config.device {
+        DeviceConfig::Cuda => gpu::machine().gpus.iter().map(|gpu| gpu.pci).collect(),
+        DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => Vec::new(),
+    }
+}
+
+/// The placement of TP x DP ranks on `machine`, and the number of each rank's GPU among `gpus`. GPUs that the machine
+/// does not show are dealt in turn, and their ranks placed as those of virtual GPUs.
+pub(crate) fn on(
+    machine: &Machine,
+    (tp, dp): (usize, usize),
+    gpus: &[Option<PciAddress>],
+) -> Result<(Placement, Vec<usize>), topology::Error> {
+    let shown = |pci: &PciAddress| machine.gpus.iter().any(|gpu| gpu.pci == *pci);
+    let known: Option<Vec<PciAddress>> = gpus.iter().map(|pci| pci.filter(shown)).collect();
+    let seats = match known {
+        Some(known) if known.is_empty() => Seats::Virtual,
+        Some(known) if known.len() < tp * dp => Seats::Shared(known),
+        Some(known) => Seats::These(known),
+        None => {
+            tracing::info!("the box does not show CUDA's GPUs: ranks are placed as without them");
+            Seats::Virtual
         }
-        Err(error) => {
-            tracing::warn!("threads are not bound: {error}");
-            Vec::new()
-        }
+    };
+    let placement = place(machine, &Request { tp, dp, seats, ..Request::default() })?;
+    let number = |rank: &RankPlace| gpus.iter().position(|pci| *pci == rank.gpu);
+    let numbers: Option<Vec<usize>> =
+        placement.ranks.iter().map(|rank| rank.gpu.and_then(|_| number(rank))).collect();
+    Ok((placement, numbers.unwrap_or_else(|| in_turn(gpus.len(), tp * dp))))
+}
+
+/// Rank i on GPU i mod their number.
+fn in_turn(gpus: usize, world_size: usize) -> Vec<usize> {
+    if gpus == 0 { Vec::new() } else { (0..world_size).map(|rank| rank % gpus).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dgx1() -> Machine {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        Machine::from_xml_file(&folder.join("../configs/boxes/topologies/dgx1v.xml")).unwrap()
+    }
+
+    fn at(buses: &[u8]) -> Vec<Option<PciAddress>> {
+        let address = |bus: &u8| format!("0000:{bus:02x}:00.0").parse().ok();
+        buses.iter().map(address).collect()
+    }
+
+    fn nodes(placement: &Placement) -> Vec<u32> {
+        placement.ranks.iter().map(|rank| rank.numa_node).collect()
+    }
+
+    #[test]
+    fn ranks_get_the_gpus_that_are_joined_best_by_cudas_numbers() {
+        // Pairs of two NVLinks, on an uplink each; CUDA counts backwards here.
+        let gpus = at(&[0x8a, 0x89, 0x86, 0x85, 0x0b, 0x0a, 0x07, 0x06]);
+        let (placement, numbers) = on(&dgx1(), (2, 4), &gpus).unwrap();
+        assert_eq!(numbers, [7, 4, 6, 5, 3, 0, 2, 1]);
+        assert_eq!(nodes(&placement), [0, 0, 0, 0, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn ranks_that_share_gpus_are_placed_next_to_them() {
+        let (placement, numbers) = on(&dgx1(), (1, 4), &at(&[0x85, 0x06])).unwrap();
+        assert_eq!(numbers, [0, 1, 0, 1]);
+        assert_eq!(nodes(&placement), [1, 0, 1, 0]);
+    }
+
+    #[test]
+    fn gpus_that_the_box_does_not_show_are_dealt_in_turn() {
+        let (placement, numbers) = on(&dgx1(), (1, 4), &at(&[0x10, 0x11])).unwrap();
+        assert_eq!(numbers, [0, 1, 0, 1]);
+        assert_eq!(nodes(&placement), [0, 0, 1, 1]);
+        assert!(placement.ranks.iter().all(|rank| rank.gpu.is_none()));
+        assert_eq!(on(&dgx1(), (1, 4), &[]).unwrap().1, [0; 0]);
     }
 }

@@ -1,16 +1,19 @@
 //! What a config needs of every GPU and every NUMA node, before anything is allocated: the very handles that a
 //! run allocates, and the very step, sent through a device that only counts.
 
-use crate::build::{Built, RESERVED, build, device_limit, shape, world_size};
-use crate::config::{Accumulate, Config, DeviceConfig};
+use crate::boxes;
+use crate::build::{Built, build, device_limit, reserved, shape, world_size};
+use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
 use crate::data::Dataset;
 use crate::gpu;
+use crate::places;
 use crate::run::trainer;
 use device::recorder::{self, Totals};
+use device::sim::Seat;
 use device::{Arena, Dtype, Error, Lane, Rank};
 use serde::Serialize;
-use std::sync::Arc;
-use topology::{Machine, format_bytes, place_ranks};
+use std::sync::{Arc, OnceLock};
+use topology::{Machine, format_bytes};
 
 /// All that `onebox plan` says.
 #[derive(Clone, Debug, Serialize)]
@@ -37,7 +40,8 @@ pub struct Report {
     pub nodes: Vec<Node>,
     /// The memory that is nearest its limit.
     pub binding: Binding,
-    /// One optimizer step of rank 0; not counted for what does not fit, which may be of any size.
+    /// One optimizer step of rank 0; not counted by [`memory_report`], nor for what does not fit, which may be
+    /// of any size.
     pub step: Option<Step>,
 }
 
@@ -134,19 +138,24 @@ pub struct LaneTotals {
     pub bytes: u64,
 }
 
-/// Plans `config`, whose handles are `built`.
+/// Plans `config`, whose handles are `built`, and counts a step.
 ///
 /// # Errors
 /// A step that its own checks refuse; that is a defect of onebox.
 pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
+    let mut report = memory_report(config, built);
+    report.step = report.fits.then(|| step(config, built)).transpose()?;
+    Ok(report)
+}
+
+/// The same without the step, whose counting takes as long as its ops are many.
+pub fn memory_report(config: &Config, built: &Built) -> Report {
     let gpu = gpu(config, built);
-    let mut host_per_rank = memory("host", built, Arena::Pinned);
-    host_per_rank.what = "host, per rank".into();
-    let (nodes, whole) = nodes(config, &gpu, &host_per_rank);
-    let memories = memories(&gpu, &nodes, whole);
+    let host_per_rank = memory("host, per rank", built, Arena::Pinned);
+    let (nodes, memories) = memories(config, built);
     let binding = binding(&memories);
-    let fits = memories.iter().all(|(_, bytes, limit)| bytes <= limit);
-    Ok(Report {
+    let fits = all_fit(&memories);
+    Report {
         name: config.name.clone(),
         fits,
         parameters: built.gpt.shape().parameters(),
@@ -159,11 +168,11 @@ pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
             offload::Sum::Host => "host",
         },
         binding,
-        step: fits.then(|| step(config, built)).transpose()?,
+        step: None,
         gpu,
         host_per_rank,
         nodes,
-    })
+    }
 }
 
 fn gpu(config: &Config, built: &Built) -> Memory {
@@ -175,7 +184,7 @@ fn gpu(config: &Config, built: &Built) -> Memory {
     let reserved = match &config.device {
         DeviceConfig::Cpu { .. } => 0,
         DeviceConfig::Cuda => gpu::room(world_size(config)).map_or(0, |room| room.reserved),
-        DeviceConfig::Sim { .. } => RESERVED,
+        DeviceConfig::Sim { box_, .. } => reserved(box_),
     };
     Memory { limit: device_limit(config), reserved, ..memory(&what, built, Arena::Device) }
 }
@@ -213,22 +222,88 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
     }
 }
 
-/// The nodes, and bytes against limit of them all together where that limit is a tighter one.
-fn nodes(config: &Config, gpu: &Memory, host: &Memory) -> (Vec<Node>, Option<(u64, u64)>) {
-    let world_size = config.parallel.tensor * config.parallel.data;
+/// Whether every memory holds what it must, as in [`memory_report`].
+pub(crate) fn fits(config: &Config, built: &Built) -> bool {
+    all_fit(&memories(config, built).1)
+}
+
+/// (name, bytes, limit) of a memory.
+type Limited = (String, u64, u64);
+
+fn all_fit(memories: &[Limited]) -> bool {
+    memories.iter().all(|(_, bytes, limit)| bytes <= limit)
+}
+
+/// The nodes, and everything that has a limit.
+fn memories(config: &Config, built: &Built) -> (Vec<Node>, Vec<Limited>) {
+    let (gpu, host) = (built.plan.bytes(Arena::Device), built.plan.bytes(Arena::Pinned));
+    let (nodes, whole) = nodes(config, built, (gpu, host));
+    let gpu = device_limit(config).map(|limit| ("gpu".to_owned(), gpu, limit));
+    let node = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
+    let whole = whole.map(|(bytes, limit)| ("host".to_owned(), bytes, limit));
+    let all = gpu.into_iter().chain(nodes.iter().map(node)).chain(whole).collect();
+    (nodes, all)
+}
+
+/// The machine that this is, looked at once.
+fn this_machine() -> Option<&'static Machine> {
+    static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
+    MACHINE.get_or_init(|| Machine::discover().ok()).as_ref()
+}
+
+/// The nodes under ranks of so many bytes on the GPU and the host, and bytes against limit of them all together where
+/// that limit is a tighter one.
+fn nodes(
+    config: &Config,
+    built: &Built,
+    (gpu, host): (u64, u64),
+) -> (Vec<Node>, Option<(u64, u64)>) {
+    let world_size = world_size(config);
     if let DeviceConfig::Sim { box_, .. } = &config.device {
-        let node_of = |rank: usize| (rank * box_.numa_nodes / box_.gpus.max(1)) as u32;
-        let limits = (0..box_.numa_nodes as u32).map(|node| (node, box_.node_memory));
-        return (by_node(limits.collect(), world_size, node_of, host.bytes), None);
+        return (of_box(config, box_, built), None);
     }
     let virtual_ = matches!(config.device, DeviceConfig::Cpu { .. });
-    let per_rank = host.bytes + if virtual_ { gpu.bytes } else { 0 };
+    let per_rank = host + if virtual_ { gpu } else { 0 };
     let whole = Some((per_rank * world_size as u64, topology::available_memory()));
-    let Ok(machine) = Machine::discover() else { return (Vec::new(), whole) };
-    let places = place_ranks(&machine, world_size);
+    let Some(machine) = this_machine() else { return (Vec::new(), whole) };
+    let ranks = (config.parallel.tensor, config.parallel.data);
+    let placed = places::on(machine, ranks, &places::gpus(config));
+    let places = placed.map_or_else(|_| Vec::new(), |(placement, _)| placement.ranks);
     let limits = machine.numa_nodes.iter().map(|node| (node.id, node.memory_bytes)).collect();
     let node_of = |rank: usize| places.get(rank).map_or(0, |place| place.numa_node);
     (by_node(limits, world_size, node_of, per_rank), whole)
+}
+
+/// The nodes of a described box, with staging and states where its ranks are placed.
+fn of_box(config: &Config, box_: &BoxConfig, built: &Built) -> Vec<Node> {
+    // A checked config has a place on its box.
+    let (seats, nodes) =
+        boxes::layout(config, box_).map_or((Vec::new(), 1), |l| (l.seats, l.nodes));
+    let all = built.plan.entries().iter().filter(|e| e.arena == Arena::Pinned && e.is_staging());
+    let mut staging: u64 = all.map(|e| e.range.end - e.range.start).sum();
+    let states = built.plan.bytes(Arena::Pinned) - staging;
+    if box_.measured.is_some() {
+        // Virtual GPUs are host memory.
+        staging += built.plan.bytes(Arena::Device);
+    }
+    let mut bytes = vec![0; nodes];
+    for seat in &seats {
+        bytes[seat.staging] += staging;
+        let parts = seat.states.len() as u64;
+        for (part, node) in seat.states.iter().enumerate() {
+            bytes[*node] += states / parts + u64::from((part as u64) < states % parts);
+        }
+    }
+    let id = |index: usize| match &box_.machine {
+        Some(machine) if nodes == machine.numa_nodes.len() => machine.numa_nodes[index].id,
+        _ => index as u32,
+    };
+    let node = |(index, bytes): (usize, u64)| {
+        let on = |seat: &Seat| seat.staging == index || seat.states.contains(&index);
+        let ranks = seats.iter().enumerate().filter(|(_, seat)| on(seat)).map(|(rank, _)| rank);
+        Node { node: id(index), ranks: ranks.collect(), bytes, limit: box_.node_memory }
+    };
+    bytes.into_iter().enumerate().map(node).collect()
 }
 
 fn by_node(
@@ -244,25 +319,20 @@ fn by_node(
     limits.into_iter().map(node).collect()
 }
 
-/// (name, bytes, limit) of everything that has a limit.
-fn memories(gpu: &Memory, nodes: &[Node], whole: Option<(u64, u64)>) -> Vec<(String, u64, u64)> {
-    let gpu = gpu.limit.map(|limit| ("gpu".to_owned(), gpu.bytes, limit));
-    let node = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
-    let whole = whole.map(|(bytes, limit)| ("host".to_owned(), bytes, limit));
-    gpu.into_iter().chain(nodes.iter().map(node)).chain(whole).collect()
-}
-
-fn binding(memories: &[(String, u64, u64)]) -> Binding {
-    let share = |(_, bytes, limit): &(String, u64, u64)| *bytes as f64 / (*limit).max(1) as f64;
-    let mut sorted: Vec<&(String, u64, u64)> = memories.iter().collect();
+fn binding(memories: &[Limited]) -> Binding {
+    let share = |(_, bytes, limit): &Limited| *bytes as f64 / (*limit).max(1) as f64;
+    let mut sorted: Vec<&Limited> = memories.iter().collect();
     sorted.sort_by(|a, b| share(b).total_cmp(&share(a)));
     let Some(&first) = sorted.first() else {
         let words = "no limit is known: the GPUs are not there to be asked".to_owned();
         return Binding { what: "none".into(), bytes: 0, limit: 0, words };
     };
     let (what, bytes, limit) = first.clone();
-    let of = |m: &(String, u64, u64)| format!("{} {:.0} %", name(&m.0), 100.0 * share(m));
-    let rest: Vec<String> = sorted[1..].iter().map(|m| of(m)).collect();
+    let of = |m: &Limited| format!("{} {:.0} %", name(&m.0), 100.0 * share(m));
+    // Of nodes that are no fuller than another one is told: all are in the table.
+    let mut rest: Vec<&Limited> = sorted[1..].to_vec();
+    rest.dedup_by(|a, b| a.0.starts_with("node") && b.0.starts_with("node"));
+    let rest: Vec<String> = rest.into_iter().map(of).collect();
     let rest = if rest.is_empty() { String::new() } else { format!("; {}", rest.join(", ")) };
     let (used, all) = (format_bytes(bytes), format_bytes(limit));
     let who = name(&what);
@@ -291,6 +361,17 @@ pub(crate) fn scratch(config: &Config, built: &Built) -> Result<u64, Error> {
     totals(config, built).map(|totals| totals.scratch)
 }
 
+/// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place.
+pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: usize) -> Config {
+    let mut config = config.clone();
+    config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
+    config.offload.accumulate = match built.sum {
+        offload::Sum::Host => Accumulate::Host,
+        offload::Sum::Device | offload::Sum::None => Accumulate::Device,
+    };
+    config
+}
+
 /// One step. Of many micro-batches three and four are counted: all between the first and the last are alike.
 fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
     let (few, all) = (3, built.micro_batches as u64);
@@ -298,13 +379,7 @@ fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
         count(config, built)?
     } else {
         let of = |micro_batches: u64| {
-            let mut config = config.clone();
-            config.batch.global =
-                micro_batches as usize * config.batch.micro * config.parallel.data;
-            config.offload.accumulate = match built.sum {
-                offload::Sum::Host => Accumulate::Host,
-                offload::Sum::Device | offload::Sum::None => Accumulate::Device,
-            };
+            let config = with_micro_batches(config, built, micro_batches as usize);
             count(&config, &build(&config))
         };
         let (less, more) = (of(few)?, of(few + 1)?);
@@ -341,7 +416,7 @@ fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
     let (dev, totals) = recorder::open(rank, &built.plan);
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
     let mut trainer = trainer(config, built, &no_tokens, rank);
-    trainer.optimizer.init(&dev, &|_, _| 0.0)?;
+    trainer.optimizer.init_blank(&dev)?;
     trainer.loader.prefetch(&dev);
     let mut before = Totals::default();
     for step in 1..=2 {

@@ -2,18 +2,22 @@
 //! program. What they have to say goes to the calling thread as plain messages.
 
 use crate::batch::{Deal, Loader};
-use crate::build::{Built, KernelScratch, kernel_scratch};
-use crate::config::{Config, DeviceConfig};
+use crate::build::Built;
+use crate::checkpoint::{Checkpoint, Saver};
+use crate::config::{Config, DeviceConfig, Precision};
 use crate::data::Dataset;
 use crate::export::{Finished, Gathering};
 use crate::init::Initial;
 pub use crate::init::Weights;
+use crate::messages::{Listener, Post};
+pub use crate::messages::{Message, StepReport};
+use crate::places::{Places, places};
 use crate::schedule::Schedule;
 use crate::step::Trainer;
-use device::cpu::{self, CpuOptions, Lanes, Trace, World};
-use device::cuda::{self, Collectives, CudaOptions};
+use device::cpu::{Lanes, Trace, World};
+use device::cuda::Collectives;
 use device::numerics::control;
-use device::{Activity, Device, Error, Group, Lane, Op, Rank, Reduce};
+use device::{Device, Error, Group, Lane, Op, Rank, Reduce};
 use offload::{LearningRate, Optimizer};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,9 +33,9 @@ pub struct RunOptions {
     pub collectives: Collectives,
     /// Where spans of ops are noted.
     pub trace: Option<Arc<Trace>>,
-    /// For tests: see [`CpuOptions::slow`].
+    /// For tests: see [`HostWork::slow`].
     pub slow: Option<(&'static str, u32)>,
-    /// For tests: see [`CpuOptions::panic_at`].
+    /// For tests: see [`HostWork::panic_at`].
     pub panic_at: Option<(usize, Lane, u64)>,
     /// For tests: this rank returns before this step.
     pub leave_at: Option<(usize, u64)>,
@@ -47,6 +51,10 @@ pub struct RunOptions {
     pub timeout: Duration,
     /// Where the weights are written at the end, if anywhere.
     pub weights: Option<PathBuf>,
+    /// Where checkpoints go, if anywhere.
+    pub checkpoints: Option<PathBuf>,
+    /// What the run goes on from; of the same model.
+    pub resume: Option<Arc<Checkpoint>>,
 }
 
 impl Default for RunOptions {
@@ -64,47 +72,10 @@ impl Default for RunOptions {
             stop: Arc::default(),
             timeout: Duration::from_secs(600),
             weights: None,
+            checkpoints: None,
+            resume: None,
         }
     }
-}
-
-/// What a step ended with, the same on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepReport {
-    /// From 1.
-    pub step: u64,
-    /// Mean over the global batch, nats per token.
-    pub loss: f64,
-    /// Of the unscaled mean gradient, before clipping.
-    pub grad_norm: f64,
-    /// That the step's backward pass used; 1 without scaling.
-    pub loss_scale: f64,
-    /// Learning rate.
-    pub lr: f64,
-    /// A gradient was not finite; nothing was updated.
-    pub skipped: bool,
-    /// Skipped steps since the first.
-    pub skipped_total: u64,
-    /// Wall time since the step before ended.
-    pub seconds: f64,
-    /// Rank 0's lanes since the start.
-    pub activity: Activity,
-}
-
-/// What rank 0 tells.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Message {
-    /// A step is decided.
-    Step(StepReport),
-    /// An evaluation after a step.
-    Eval {
-        /// The step it follows.
-        step: u64,
-        /// Held-out loss, nats per token.
-        loss: f64,
-        /// Over all of the held-out part.
-        whole: bool,
-    },
 }
 
 /// What a run ended with.
@@ -144,13 +115,13 @@ impl LearningRate for Lr {
 }
 
 /// What all rank threads share.
-struct Ranks<'a> {
-    config: &'a Config,
-    built: &'a Built,
+pub(crate) struct Ranks<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) built: &'a Built,
     data: &'a Arc<Dataset>,
-    options: &'a RunOptions,
-    world: Arc<World>,
-    places: Vec<topology::RankPlace>,
+    pub(crate) options: &'a RunOptions,
+    pub(crate) world: Arc<World>,
+    pub(crate) places: Places,
     /// The step after which all ranks end; set by rank 0 before it starts that step.
     last_step: AtomicU64,
     /// The batch after which all ranks end an evaluation; likewise.
@@ -158,8 +129,9 @@ struct Ranks<'a> {
     /// The last evaluation is done.
     evaluated: AtomicBool,
     gathering: Gathering,
+    saver: Option<Saver>,
     /// Bytes of a real GPU that one op may need besides its operands.
-    scratch: u64,
+    pub(crate) scratch: u64,
 }
 
 /// Trains on the GPUs of the config. `tell` gets rank 0's messages, on the calling thread, while the ranks work.
@@ -185,11 +157,14 @@ pub fn train(
         data,
         options,
         world: World::new(tp, dp, options.timeout),
-        places: crate::places::places(options.bind, tp * dp),
+        places: places(config, options.bind),
         last_step: AtomicU64::new(config.train.steps),
         last_batch: AtomicU64::new(u64::MAX),
         evaluated: AtomicBool::new(false),
         gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
+        saver: options.checkpoints.as_deref().filter(|_| config.train.checkpoint_every > 0).map(
+            |folder| Saver::new((config, data), &built.gpt, folder, options.resume.as_deref()),
+        ),
         scratch,
     };
     // Bounded: a full channel holds rank 0 up, a bounded one allocates nothing when it is sent to.
@@ -205,8 +180,11 @@ pub fn train(
         drop(sender);
         // By value: should `tell` panic, rank 0 must not wait for who no longer listens.
         let _stop = StopOnPanic(&options.stop);
-        for message in receiver {
-            tell(message);
+        for post in receiver {
+            match post {
+                Post::Tell(message) => tell(message),
+                Post::Flush(answer) => drop(answer),
+            }
         }
         let joined =
             |(i, thread): (usize, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
@@ -260,10 +238,10 @@ impl Ranks<'_> {
     fn run(
         &self,
         rank: Rank,
-        sender: Option<&crossbeam_channel::Sender<Message>>,
+        sender: Option<&crossbeam_channel::Sender<Post>>,
     ) -> Result<u64, Error> {
         device::panics::watch_this_thread();
-        let place = self.places.get(rank.index());
+        let place = self.places.ranks.get(rank.index());
         if let Some(place) = place
             && let Err(error) = topology::bind_current_thread(&place.cpus)
         {
@@ -271,15 +249,20 @@ impl Ranks<'_> {
         }
         let dev = self.open(rank, place)?;
         let mut trainer = trainer(self.config, self.built, self.data, rank);
-        let given = self.options.initial.as_deref();
-        let initial = Initial::new(self.config, &self.built.gpt, rank.tp, given);
-        trainer.optimizer.init(&dev, &|segment, at| initial.value(segment, at))?;
+        let done = self.start(&dev, &mut trainer)?;
         dev.write(self.built.meeting, &|_| 0.0)?;
         trainer.loader.prefetch(&dev);
         let listener = Listener { sender, world: &self.world };
-        let mut last = 0;
+        let steps = self.config.train.steps;
+        let mut last = done;
+        // An evaluation that is cut short ends the run: it is done again by whoever goes on from here.
+        let mut goes_on =
+            !self.is_eval_due(done) || self.evaluate(&dev, &mut trainer, done, false, listener)?;
         let mut ended = Instant::now();
-        for step in 1..=self.config.train.steps {
+        for step in done + 1..=steps {
+            if !goes_on {
+                break;
+            }
             dev.begin_step(step);
             if rank.index() == 0 && self.options.stop.load(Ordering::Relaxed) {
                 self.last_step.fetch_min(step, Ordering::SeqCst);
@@ -296,17 +279,21 @@ impl Ranks<'_> {
             let mut report = self.report(&dev, &trainer)?;
             report.seconds = ended.elapsed().as_secs_f64();
             listener.tell(Message::Step(report));
-            let every = self.config.train.eval_every;
-            if every > 0 && step % every == 0 && step < self.config.train.steps {
-                self.evaluate(&dev, &mut trainer, step, false, listener)?;
+            // Rank 0 wrote it before it submitted this step, whose norm all ranks have waited for.
+            goes_on = self.last_step.load(Ordering::SeqCst) > step;
+            // First the states: an evaluation changes nothing.
+            let due = self.saver.as_ref().is_some_and(|saver| saver.is_due(step));
+            if due || !goes_on {
+                self.save(&dev, &trainer, step, listener)?;
+            }
+            if goes_on && self.is_eval_due(step) {
+                goes_on = self.evaluate(&dev, &mut trainer, step, false, listener)?;
+                if !goes_on && !due {
+                    self.save(&dev, &trainer, step, listener)?;
+                }
             }
             ended = Instant::now();
-            // Rank 0 wrote it before it submitted this step, whose norm all ranks have waited for.
-            if self.last_step.load(Ordering::SeqCst) <= step {
-                break;
-            }
         }
-        // First the weights: an evaluation changes nothing, and may take long.
         dev.sync_all()?;
         self.gathering.run(&dev, &trainer.optimizer, self.built.meeting)?;
         if last == self.config.train.steps {
@@ -316,41 +303,49 @@ impl Ranks<'_> {
         Ok(last)
     }
 
-    fn open(&self, rank: Rank, place: Option<&topology::RankPlace>) -> Result<Device, Error> {
-        let cpus = place.map(|place| place.cpus.clone());
-        if self.config.device == DeviceConfig::Cuda {
-            return self.open_cuda(rank, cpus);
-        }
-        let host = place.map_or_else(Default::default, cpu::HostPlace::from);
-        let KernelScratch { floats, threads } = kernel_scratch(self.config);
-        let memory_limit = match &self.config.device {
-            DeviceConfig::Cpu { memory, .. } => *memory,
-            DeviceConfig::Cuda | DeviceConfig::Sim { .. } => u64::MAX,
+    /// The states before the first step, or those of a checkpoint. Returns the steps that are done.
+    fn start(&self, dev: &Device, trainer: &mut Trainer) -> Result<u64, Error> {
+        let Some(from) = &self.options.resume else {
+            let given = self.options.initial.as_deref();
+            let initial = Initial::new(self.config, &self.built.gpt, dev.rank().tp, given);
+            trainer.optimizer.init(dev, &|segment, at| initial.value(segment, at))?;
+            return Ok(0);
         };
-        let options = CpuOptions {
-            lanes: self.options.lanes,
-            memory_limit,
-            pool: kernel_pool(threads, cpus, self.options.lanes == Lanes::Inline),
-            host,
-            scratch_floats: floats,
-            trace: self.options.trace.clone(),
-            slow: self.options.slow,
-            panic_at: self.options.panic_at,
-        };
-        cpu::open(rank, &self.built.plan, &self.world, &options)
+        let scaled = self.config.precision == Precision::Fp16;
+        let words = from.control(&trainer.optimizer.initial_control(), scaled);
+        let stored = crate::init::Stored::new(from, &self.built.gpt, dev.rank());
+        trainer.optimizer.restore(dev, &words, &mut |(segment, state), first, values| {
+            let filled = stored.fill((segment, state), first, values);
+            filled.map_err(|error| Error::Task {
+                rank: dev.rank().index(),
+                op: "restore",
+                site: std::panic::Location::caller(),
+                problem: error.to_string(),
+            })
+        })?;
+        trainer.loader.skip_to(from.step());
+        Ok(from.step())
     }
 
-    fn open_cuda(&self, rank: Rank, cpus: Option<Vec<u32>>) -> Result<Device, Error> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let options = CudaOptions {
-            collectives: self.options.collectives,
-            pool: kernel_pool(cores / rank.world_size(), cpus, false),
-            scratch: self.scratch,
-            trace: self.options.trace.clone(),
-            slow: self.options.slow,
-            panic_at: self.options.panic_at,
-        };
-        cuda::open(rank, &self.built.plan, &self.world, &options)
+    /// A checkpoint of the states after `step`, where this run has any.
+    fn save(
+        &self,
+        dev: &Device,
+        trainer: &Trainer,
+        step: u64,
+        listener: Listener<'_>,
+    ) -> Result<(), Error> {
+        let model = (&trainer.optimizer, &self.built.gpt, self.built.meeting);
+        self.saver.as_ref().map_or(Ok(()), |saver| saver.save(dev, model, step, listener))
+    }
+
+    /// Whether an evaluation of a part follows `step`.
+    const fn is_eval_due(&self, step: u64) -> bool {
+        let train = &self.config.train;
+        train.eval_every > 0
+            && step > 0
+            && step.is_multiple_of(train.eval_every)
+            && step < train.steps
     }
 
     fn report(&self, dev: &Device, trainer: &Trainer) -> Result<StepReport, Error> {
@@ -376,7 +371,7 @@ impl Ranks<'_> {
         })
     }
 
-    /// Mean held-out loss; over all of it when `whole`, else over `train.eval_batches` batches.
+    /// Mean held-out loss; over all of it when `whole`, else over `train.eval_batches` batches. False: cut short.
     fn evaluate(
         &self,
         dev: &Device,
@@ -384,7 +379,7 @@ impl Ranks<'_> {
         step: u64,
         whole: bool,
         listener: Listener<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
         let windows = self.data.num_eval_windows() as u64;
         let all = windows.div_ceil(per_batch);
@@ -404,7 +399,7 @@ impl Ranks<'_> {
             sum += loss[0];
             // Rank 0 wrote it before it submitted this batch, for whose loss all ranks have waited.
             if self.last_batch.load(Ordering::SeqCst) <= index {
-                return Ok(());
+                return Ok(false);
             }
         }
         // Only the last window can be shorter.
@@ -415,7 +410,7 @@ impl Ranks<'_> {
             self.evaluated.store(true, Ordering::SeqCst);
         }
         listener.tell(Message::Eval { step, loss: sum / tokens as f64, whole });
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -433,54 +428,9 @@ pub(crate) fn trainer(config: &Config, built: &Built, data: &Arc<Dataset>, rank:
     let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
     let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
     let optimizer = Optimizer::new(&built.layout, rank, &counted, lr);
-    let loader = Loader::new(built.batches, data, deal, (1, config.train.steps));
+    let loader = Loader::new(built.batches, data, deal, config.train.steps);
     let mode = (config.offload.update, config.offload.lookahead);
     Trainer::new(built, optimizer, loader, deal, mode)
-}
-
-/// Rank 0's way to the calling thread.
-#[derive(Clone, Copy)]
-struct Listener<'a> {
-    sender: Option<&'a crossbeam_channel::Sender<Message>>,
-    world: &'a World,
-}
-
-impl Listener<'_> {
-    /// To whoever listens; a run does not end because no one does, nor because the listener is slow: a
-    /// terminal may be held for hours.
-    fn tell(&self, message: Message) {
-        if let Some(sender) = self.sender
-            && let Err(crossbeam_channel::TrySendError::Full(message)) = sender.try_send(message)
-        {
-            let _ = self.world.held_up(|| sender.send(message));
-        }
-    }
-}
-
-/// Kernel threads of a rank, on its cores; none when its own thread is enough. With `own` the calling thread is
-/// one of them: work that comes to a pool from outside goes through a queue that allocates.
-fn kernel_pool(
-    threads: usize,
-    cpus: Option<Vec<u32>>,
-    own: bool,
-) -> Option<Arc<rayon::ThreadPool>> {
-    if threads < 2 {
-        return None;
-    }
-    let bind = move |_| {
-        if let Some(cpus) = &cpus {
-            // The rank's thread has reported what does not work.
-            let _ = topology::bind_current_thread(cpus);
-        }
-    };
-    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(bind);
-    let pool = if own { builder.use_current_thread() } else { builder }.build();
-    let pool = pool.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok()?;
-    // A thread's first look for work to steal registers it, which allocates: now, not in some step.
-    pool.broadcast(|_| {
-        let _ = rayon::yield_now();
-    });
-    Some(Arc::new(pool))
 }
 
 /// All ranks meet; returns when all have come. Outside a step only.

@@ -10,16 +10,20 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::export::UNFINISHED;
+use crate::checkpoint::{self, FOLDER, remove_all};
 use crate::metrics::finished_step;
 
 const LOCK: &str = ".lock";
-const METRICS: &str = "metrics.jsonl";
+/// A line for each step, evaluation and end.
+pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The resolved config of the run.
-const CONFIG: &str = "config.ron";
+pub(crate) const CONFIG: &str = "config.ron";
+/// What the run has trained.
+pub(crate) const WEIGHTS: &str = "weights.safetensors";
+/// The name under which weights grow, beside their own.
+pub(crate) const UNFINISHED: &str = ".weights.safetensors.tmp";
 /// All that onebox writes into a run directory, and that `Overwrite` removes.
 const WRITTEN: [&str; 5] = [METRICS, CONFIG, WEIGHTS, UNFINISHED, ".config.ron.tmp"];
-const WEIGHTS: &str = "weights.safetensors";
 /// More than the last line of a metrics file.
 const TAIL: u64 = 64 << 10;
 
@@ -57,11 +61,11 @@ pub enum RunDirError {
     )]
     HoldsRun(PathBuf),
     #[error(
-        "{} has a config.ron and no metrics.jsonl: that is no run of onebox, and nothing was removed; give \
+        "{} has a {CONFIG} and no {METRICS}: that is no run of onebox, and nothing was removed; give \
          another --run-dir", .0.display()
     )]
     NotOurs(PathBuf),
-    #[error("{} holds no run (metrics.jsonl or config.ron) for --fork to start from", .0.display())]
+    #[error("{} holds no run ({METRICS} or {CONFIG}) for --fork to start from", .0.display())]
     NothingToFork(PathBuf),
     #[error("{0} needs --run-dir: it names the run to start from")]
     NeedsDirectory(RunMode),
@@ -132,11 +136,6 @@ impl RunDir {
         self.path.join(METRICS)
     }
 
-    /// The last step of a run that has finished.
-    pub fn finished(&self) -> Option<u64> {
-        Self::finished_in(&self.path)
-    }
-
     /// The last step of the run in `dir`, if that has finished.
     pub fn finished_in(dir: &Path) -> Option<u64> {
         let mut file = File::open(dir.join(METRICS)).ok()?;
@@ -184,6 +183,8 @@ impl RunDir {
             for name in WRITTEN {
                 run.remove(name)?;
             }
+            let checkpoints = dir.join(FOLDER);
+            remove_all(&checkpoints).map_err(cannot("remove", &checkpoints))?;
         }
         Ok(run)
     }
@@ -249,6 +250,7 @@ impl RunDir {
 fn holds_run(dir: &Path) -> bool {
     // A link that leads nowhere is a sign of a run, too.
     [METRICS, CONFIG].iter().any(|name| fs::symlink_metadata(dir.join(name)).is_ok())
+        || checkpoint::any(&dir.join(FOLDER))
 }
 
 /// Makes the first of `path` (`suffix` 1), `path-2`, `path-3`, .. that does not exist.
@@ -433,7 +435,7 @@ mod tests {
     fn resume_makes_a_directory_that_is_not_there() {
         let folder = tempdir().unwrap();
         let run = create(&folder.path().join("a/b"), RunMode::Resume).unwrap();
-        assert_eq!((run.finished(), run.path().is_dir()), (None, true));
+        assert_eq!((RunDir::finished_in(run.path()), run.path().is_dir()), (None, true));
     }
 
     #[test]
@@ -473,7 +475,7 @@ mod tests {
         let steps = "{\"kind\":\"eval\",\"step\":1,\"loss\":2.5}\n".repeat(10_000);
         for (tail, finished) in [("", None), (END, Some(40)), ("{\"kind\":\"end\",\"st", None)] {
             fs::write(run.metrics_path(), steps.clone() + tail).unwrap();
-            assert_eq!(run.finished(), finished);
+            assert_eq!(RunDir::finished_in(&path), finished);
         }
     }
 }

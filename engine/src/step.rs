@@ -92,7 +92,7 @@ impl Trainer {
             self.optimizer.update(dev, segment);
         }
         if self.update == UpdateMode::Serial {
-            (0..num_blocks + 2).for_each(|segment| self.optimizer.publish(dev, segment));
+            self.optimizer.publish_all(dev);
             dev.fence();
         }
         decided

@@ -58,7 +58,7 @@ fn each_mistake_names_key_value_and_remedy() {
             &["offload.update=Delayed(after_step: 40)"],
             &["offload.update", "not built yet", "Overlapped"],
         ),
-        (&["train.checkpoint_every=10"], &["train.checkpoint_every", "not built yet"]),
+        (&["train.checkpoint_keep=0"], &["train.checkpoint_keep", "0"]),
         (
             &["offload.optimizer=Device", "offload.accumulate=Host"],
             &["offload.accumulate", "offload.optimizer", "`Auto` or `Device`"],

@@ -11,6 +11,7 @@
 //! | `FAKECUDA_MEMORY` | 1 GiB | bytes per device; beyond it `CUDA_ERROR_OUT_OF_MEMORY` |
 //! | `FAKECUDA_CHAOS_US` | 0 | each stream op first sleeps up to so many microseconds |
 //! | `FAKECUDA_SEED` | 1 | seed of these delays |
+//! | `FAKECUDA_QUEUE` | no limit | ops that a stream holds; a full one stops every launch of the process |
 //! | `FAKECUDA_FAIL` | none | failures on demand, see below |
 //! | `FAKECUDA_PEER` | 1 | 0: devices cannot access each other |
 //! | `FAKECUDA_DRIVER` | 13000 | what `cuDriverGetVersion` says |
@@ -28,6 +29,7 @@
 //! | `alloc` | device allocation | `OUT_OF_MEMORY` |
 //! | `hostalloc` | pinned allocation or registration | `OUT_OF_MEMORY` |
 //! | `lost` | stream op | the device is lost: `ILLEGAL_ADDRESS` from every later call |
+//! | `stall` | kernel that runs | takes five seconds |
 //! | `compile` | NVRTC compilation | a compilation error |
 //! | `gemm` | matrix product | the call is refused: `EXECUTION_FAILED` |
 //! | `nccl-init` | communicator rank | `ncclSystemError` |

@@ -82,8 +82,16 @@ impl Stream {
         self.enqueue(Job::Mark(Box::new(run)));
     }
 
+    /// A full stream blocks the caller, and with it whoever else launches anything: so do real drivers.
     fn enqueue(&self, job: Job) {
+        static LAUNCHES: Mutex<()> = Mutex::new(());
+        let machine = machine();
+        let limit = machine.config.queue.max(1);
+        let _turn = (limit < usize::MAX).then(|| lock(&LAUNCHES));
         let mut queue = lock(&self.queue);
+        while queue.jobs.len() >= limit && machine.devices[self.device].alive().is_ok() {
+            queue = wait_briefly(&self.changed, queue);
+        }
         queue.jobs.push_back(job);
         queue.submitted += 1;
         self.changed.notify_all();

@@ -27,8 +27,19 @@ pub enum Sum {
     None,
     /// 4 bytes per owned parameter on the device, and once down.
     Device,
-    /// 4 bytes per owned parameter on the host, and every micro-batch down.
+    /// 4 bytes per owned parameter on the host, and every micro-batch down (with `Blocking` also up).
     Host,
+}
+
+/// How gradients and parameters cross between device and host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transfer {
+    /// Shards as soon as they are reduced, parameters tile by tile as they are updated.
+    Streamed,
+    /// As DeepSpeed did in 2020, to compare with: gradients cross as fp32, Compute waits until a segment's are on
+    /// the host, each micro-batch takes the sum up, adds on the device and takes it down again, and
+    /// parameters go up after the whole update. The same results; not its extra passes over host memory.
+    Blocking,
 }
 
 /// What the optimizer needs to know of a segment.
@@ -55,6 +66,8 @@ pub struct Spec {
     pub placement: Placement,
     /// Sums over micro-batches.
     pub sum: Sum,
+    /// `Blocking` only with states on the host, and never with sums on the device.
+    pub transfer: Transfer,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Data-parallel ranks.
@@ -69,6 +82,13 @@ pub struct Spec {
     pub bucket_elements: usize,
     /// See there.
     pub tile_elements: usize,
+}
+
+impl Spec {
+    /// The host's cores add micro-batches up; else they come down as one gradient.
+    pub(crate) fn host_adds(&self) -> bool {
+        self.sum == Sum::Host && self.transfer == Transfer::Streamed
+    }
 }
 
 /// Elements of one partial sum of the norm: a power of two, from the longest segment (unpadded), so that
@@ -86,14 +106,23 @@ pub(crate) struct Piece {
     pub(crate) len: usize,
 }
 
+/// Where the gradients of a segment go: its own, or one of two that segments share in turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bucket {
+    pub(crate) tensor: Tensor,
+    /// Among all buckets.
+    pub(crate) number: usize,
+}
+
 /// A segment's share of every rank's memory. Owned arrays have n / dp_size elements.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) spec: SegmentSpec,
     pub(crate) pieces: Vec<Piece>,
+    pub(crate) bucket: Bucket,
     /// Device, fp32: sum over micro-batches. Or device, 16 bit: the only micro-batch, kept for a device update.
     pub(crate) kept: Option<Tensor>,
-    /// Host: the shard as it comes down.
+    /// Host: the shard as it comes down; where transfers block, the sum so far.
     pub(crate) down: Option<Tensor>,
     /// Host, fp32: sum over micro-batches.
     pub(crate) host_sum: Option<Tensor>,
@@ -113,8 +142,10 @@ pub struct Layout {
     pub(crate) spec: Spec,
     pub(crate) chunk: usize,
     pub(crate) segments: Vec<Segment>,
-    pub(crate) shared_buckets: [Option<Tensor>; 2],
-    pub(crate) own_buckets: Vec<Option<Tensor>>,
+    /// Of all segments together.
+    pub(crate) num_buckets: usize,
+    /// F32, device: a reduced piece on its way to and from the host, where transfers block.
+    pub(crate) wide: Option<Tensor>,
     /// F64, device and host: sums of squares of this rank's chunks.
     pub(crate) device_partials: Option<Tensor>,
     pub(crate) partials: Tensor,
@@ -133,41 +164,60 @@ fn pieces(len: usize, most: usize, unit: usize) -> Vec<Piece> {
     (0..len).step_by(step).map(|start| Piece { start, len: step.min(len - start) }).collect()
 }
 
+/// The bucket of every segment, and how many there are.
+fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Bucket>, usize) {
+    let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
+    let mut num_buckets = 0;
+    let mut bucket = |name: String, len: usize| {
+        let at = (Arena::Device, "gradient buckets");
+        num_buckets += 1;
+        Bucket { tensor: plan.tensor(at, name, storage, (1, len)), number: num_buckets - 1 }
+    };
+    let sharing = segments.iter().filter(|s| s.shares_buckets);
+    let longest = sharing.clone().map(|s| s.params.len()).max().unwrap_or(0);
+    let shared: Vec<Bucket> =
+        (0..sharing.count().min(2)).map(|i| bucket(format!("bucket.{i}"), longest)).collect();
+    let one = |(index, s): (usize, &SegmentSpec)| {
+        if s.shares_buckets {
+            shared[index % shared.len()]
+        } else {
+            bucket(format!("{}.bucket", s.name), s.params.len())
+        }
+    };
+    let buckets = segments.iter().enumerate().map(one).collect();
+    (buckets, num_buckets)
+}
+
 impl Layout {
     /// Lays out buckets, staging, states and sums. `chunk` is [`chunk_elements`] of the model.
     pub fn plan(plan: &mut Plan, spec: &Spec, chunk: usize, segments: &[SegmentSpec]) -> Self {
-        let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
-        let bucket = |plan: &mut Plan, name: String, len: usize| {
-            plan.tensor((Arena::Device, "gradient buckets"), name, storage, (1, len))
-        };
-        let shared = segments.iter().filter(|s| s.shares_buckets).map(|s| s.params.len());
-        let shared_count = shared.clone().count();
-        let longest = shared.max().unwrap_or(0);
-        let shared_buckets = std::array::from_fn(|i| {
-            (i < shared_count).then(|| bucket(plan, format!("bucket.{i}"), longest))
+        let (buckets, num_buckets) = plan_buckets(plan, segments);
+        let wide = (spec.transfer == Transfer::Blocking).then(|| {
+            let of = |s: &SegmentSpec| {
+                pieces(s.params.len(), spec.bucket_elements, spec.dp_size * chunk)
+            };
+            let longest = segments.iter().flat_map(of).map(|p| p.len).max().unwrap_or(0);
+            let at = (Arena::Device, "gradient buckets");
+            plan.tensor(at, "bucket.fp32", Dtype::F32, (1, longest / spec.dp_size))
         });
-        let own = |s: &SegmentSpec| {
-            (!s.shares_buckets).then(|| bucket(plan, format!("{}.bucket", s.name), s.params.len()))
-        };
-        let own_buckets = segments.iter().map(own).collect();
         let (mut own_end, mut all_end) = (0, 0);
-        let mut segment = |s: &SegmentSpec| {
+        let mut segment = |(s, bucket): (&SegmentSpec, Bucket)| {
             let chunks = s.params.len() / chunk;
             let (own_start, all_start) = (own_end, all_end);
             own_end += chunks / spec.dp_size;
             all_end += chunks;
-            Segment::plan(plan, spec, chunk, s, (own_start..own_end, all_start..all_end))
+            Segment::plan(plan, spec, chunk, (s, bucket), (own_start..own_end, all_start..all_end))
         };
-        let segments: Vec<Segment> = segments.iter().map(&mut segment).collect();
+        let segments: Vec<Segment> = segments.iter().zip(buckets).map(&mut segment).collect();
         let mut sums = |arena, name: &str, len: usize| {
             plan.tensor((arena, "norms and decisions"), name, Dtype::F64, (1, len))
         };
-        let on_device = spec.sum != Sum::Host || spec.placement == Placement::Device;
+        let on_device = !spec.host_adds() || spec.placement == Placement::Device;
         Self {
             chunk,
             segments,
-            shared_buckets,
-            own_buckets,
+            num_buckets,
+            wide,
             device_partials: on_device.then(|| sums(Arena::Device, "device_partials", own_end)),
             partials: sums(Arena::Pinned, "partials", own_end),
             all_partials: sums(Arena::Pinned, "all_partials", all_end),
@@ -189,7 +239,7 @@ impl Segment {
         plan: &mut Plan,
         spec: &Spec,
         chunk: usize,
-        s: &SegmentSpec,
+        (s, bucket): (&SegmentSpec, Bucket),
         (own_chunks, all_chunks): (Range<usize>, Range<usize>),
     ) -> Self {
         let owned = s.params.len() / spec.dp_size;
@@ -204,13 +254,16 @@ impl Segment {
             Sum::None if !host => (Some(storage), "gradient shards"),
             Sum::None | Sum::Host => (None, ""),
         };
-        let down_dtype = if spec.sum == Sum::Device { Dtype::F32 } else { storage };
+        let fp32_down = spec.sum == Sum::Device || spec.transfer == Transfer::Blocking;
+        let down_dtype = if fp32_down { Dtype::F32 } else { storage };
         Self {
             pieces: pieces(s.params.len(), spec.bucket_elements, spec.dp_size * chunk),
+            bucket,
             kept: kept_dtype.map(|dtype| tensor((Arena::Device, kept_pool), "grad", dtype)),
             down: host
                 .then(|| tensor((Arena::Pinned, "gradient staging"), "grad_down", down_dtype)),
-            host_sum: (spec.sum == Sum::Host)
+            host_sum: spec
+                .host_adds()
                 .then(|| tensor((Arena::Pinned, "gradient sums"), "grad_sum", Dtype::F32)),
             master: tensor((states, "optimizer states"), "master", Dtype::F32),
             momentum: tensor((states, "optimizer states"), "momentum", Dtype::F32),

@@ -10,12 +10,15 @@
 //! [`Optimizer::publish`] before the next forward pass reads it.
 
 mod adam;
+mod blocking;
 mod layout;
 mod norm;
 mod optimizer;
 mod schedule;
+mod start;
 
-pub use layout::{Layout, Placement, SegmentSpec, Spec, Sum, chunk_elements};
+pub use layout::{Layout, Placement, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
 pub use norm::LossScale;
 pub use optimizer::{Optimizer, Owned};
 pub use schedule::LearningRate;
+pub use start::Fill;

@@ -1,12 +1,12 @@
 //! The optimizer of one rank: what it submits, and what it waits for.
 
 use crate::adam::AdamTile;
-use crate::layout::{Layout, Placement, Segment, Sum};
+use crate::blocking::widen;
+use crate::layout::{Layout, Placement, Segment, Sum, Transfer};
 use crate::norm::{Accumulate, Decide, FoldPartials, SpreadPartials, Turn};
 use crate::schedule::LearningRate;
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
-use device::numerics::control;
-use device::{Device, Error, Event, Group, Op, Rank, Reduce, Tensor};
+use device::{Device, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub struct Owned {
 
 /// What this rank does with one piece of a segment.
 #[derive(Debug)]
-struct PieceWork {
+pub(crate) struct PieceWork {
     /// The piece in a flat buffer of the segment.
     flat: Range<usize>,
     /// This rank's part of it in the owned arrays.
-    owned: Range<usize>,
+    pub(crate) owned: Range<usize>,
     /// This rank's partial sums of it.
     chunks: Range<usize>,
     /// Leading elements of the part that count in the norm, and that take weight decay.
@@ -42,18 +42,18 @@ struct Tile {
     /// In the segment's flat buffer.
     start: usize,
     /// First, middle and last micro-batch.
-    accumulate: Option<[Arc<Accumulate>; 3]>,
-    adam: Option<Arc<AdamTile>>,
+    accumulate: Option<[Arc<HostOp>; 3]>,
+    adam: Option<Arc<HostOp>>,
     /// The new parameters are in staging.
     updated: Event,
 }
 
 /// Where a segment stands.
 #[derive(Debug)]
-struct SegmentWork {
-    pieces: Vec<PieceWork>,
+pub(crate) struct SegmentWork {
+    pub(crate) pieces: Vec<PieceWork>,
     /// `update` has run and `publish` has not.
-    unpublished: bool,
+    pub(crate) unpublished: bool,
     /// The host has read what came down last.
     staging_free: Event,
     params_ready: Event,
@@ -62,14 +62,14 @@ struct SegmentWork {
 /// The optimizer of one rank.
 #[derive(Debug)]
 pub struct Optimizer {
-    layout: Arc<Layout>,
-    rank: Rank,
-    work: Vec<SegmentWork>,
-    spread: Arc<SpreadPartials>,
-    fold: Arc<FoldPartials>,
-    decide: Arc<Decide>,
-    shared_bucket_free: [Event; 2],
-    own_bucket_free: Vec<Event>,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) rank: Rank,
+    pub(crate) work: Vec<SegmentWork>,
+    spread: Arc<HostOp>,
+    fold: Arc<HostOp>,
+    decide: Arc<HostOp>,
+    /// By number of the bucket: its former contents have gone.
+    bucket_free: Vec<Event>,
     control_on_device: Event,
 }
 
@@ -96,15 +96,14 @@ impl Optimizer {
         };
         let runs = spread_runs(layout, rank.dp, &work);
         Self {
-            spread: Arc::new(SpreadPartials {
+            spread: HostOp::new(SpreadPartials {
                 own: layout.partials,
                 all: layout.all_partials,
                 runs,
             }),
-            fold: Arc::new(FoldPartials { all: layout.all_partials, norm: layout.norm }),
-            decide: Arc::new(decide),
-            shared_bucket_free: Default::default(),
-            own_bucket_free: vec![Event::default(); layout.segments.len()],
+            fold: HostOp::new(FoldPartials { all: layout.all_partials, norm: layout.norm }),
+            decide: HostOp::new(decide),
+            bucket_free: vec![Event::default(); layout.num_buckets],
             control_on_device: Event::default(),
             layout: Arc::clone(layout),
             rank,
@@ -112,60 +111,16 @@ impl Optimizer {
         }
     }
 
-    /// The states before step 1, as if an update had just left them; the first forward pass publishes the
-    /// parameters like any other. `param` gives an element of a segment's flat buffer.
-    ///
-    /// # Errors
-    /// As [`Device::write`].
-    pub fn init(&mut self, dev: &Device, param: &dyn Fn(usize, usize) -> f64) -> Result<(), Error> {
-        let layout = Arc::clone(&self.layout);
-        for (index, (s, w)) in layout.segments.iter().zip(&mut self.work).enumerate() {
-            for piece in &w.pieces {
-                let first = piece.flat_start(self.rank);
-                let value = |i: usize| param(index, first + i);
-                dev.write(s.master.slice(piece.owned.clone()), &value)?;
-                dev.write(s.momentum.slice(piece.owned.clone()), &|_| 0.0)?;
-                dev.write(s.variance.slice(piece.owned.clone()), &|_| 0.0)?;
-                if let Some(up) = s.up {
-                    dev.write(up.slice(piece.owned.clone()), &value)?;
-                } else {
-                    let own = s.spec.params.slice(first..first + piece.owned.len());
-                    dev.write(own, &value)?;
-                }
-            }
-            w.unpublished = true;
-        }
-        let scale = self.layout.spec.loss_scale;
-        let word = |i| match i {
-            control::LOSS_SCALE => scale.map_or(1.0, |s| s.initial),
-            control::HYSTERESIS_LEFT => scale.map_or(0.0, |s| f64::from(s.hysteresis)),
-            _ => 0.0,
-        };
-        dev.write(self.layout.control, &word)?;
-        dev.write(self.layout.device_control, &word)
-    }
-
     /// A bucket for the gradients of `segment`; Compute waits until its former contents have gone.
     pub fn bucket(&self, dev: &Device, segment: usize) -> Tensor {
-        let (layout, len) = (&self.layout, self.layout.segments[segment].spec.params.len());
-        let (bucket, free) = match layout.own_buckets[segment] {
-            Some(bucket) => (bucket, self.own_bucket_free[segment]),
-            None => {
-                let slot = segment % 2;
-                let bucket = layout.shared_buckets[slot].or(layout.shared_buckets[0]);
-                let free = if layout.shared_buckets[1].is_some() { slot } else { 0 };
-                // A segment without a bucket of its own shares one: the layout made it.
-                let Some(bucket) = bucket else { return layout.segments[segment].spec.params };
-                (bucket, self.shared_bucket_free[free])
-            }
-        };
-        dev.wait(Compute, free);
-        bucket.slice(0..len)
+        let Segment { spec, bucket, .. } = &self.layout.segments[segment];
+        dev.wait(Compute, self.bucket_free[bucket.number]);
+        bucket.tensor.slice(0..spec.params.len())
     }
 
     /// Starts the way of a full bucket: reduce-scatter over the data-parallel ranks, then this rank's shard to
     /// where it is summed or staged. `micro` counts from 0. Nothing is finished on return; the bucket is free
-    /// again when [`bucket`](Self::bucket) gives it out.
+    /// again when [`bucket`](Self::bucket) gives it out. Where transfers block, Compute waits for all of it.
     pub fn reduce(&mut self, dev: &Device, segment: usize, bucket: Tensor, micro: usize) {
         let layout = Arc::clone(&self.layout);
         let s = &layout.segments[segment];
@@ -176,18 +131,16 @@ impl Optimizer {
         for index in 0..self.work[segment].pieces.len() {
             self.reduce_piece(dev, s, (segment, index), bucket, micro);
         }
-        if layout.spec.sum == Sum::Host {
+        if layout.spec.host_adds() {
             // Only now: pieces do not wait for each other's sums.
             self.work[segment].staging_free = dev.record(Host);
         }
         // On D2h where the bucket itself goes down, else on DpComm.
         let freed = if s.kept.is_none() { dev.record(D2h) } else { dev.record(DpComm) };
-        if layout.own_buckets[segment].is_some() {
-            self.own_bucket_free[segment] = freed;
-        } else {
-            let slots = if layout.shared_buckets[1].is_some() { 2 } else { 1 };
-            self.shared_bucket_free[segment % slots] = freed;
+        if layout.spec.transfer == Transfer::Blocking {
+            dev.wait(Compute, freed);
         }
+        self.bucket_free[s.bucket.number] = freed;
     }
 
     fn reduce_piece(
@@ -217,6 +170,11 @@ impl Optimizer {
             }
             gradient = kept;
         }
+        if let (Some(wide), Some(sum)) = (layout.wide, s.down) {
+            gradient = wide.slice(0..own.len());
+            let sum = sum.slice(piece.owned.clone());
+            widen(dev, own, gradient, (micro > 0).then_some(sum));
+        }
         if let (true, Some(partials)) = (last, layout.device_partials) {
             let partials = partials.slice(piece.chunks.clone());
             let (chunk, counted) = (layout.chunk, piece.counted);
@@ -229,7 +187,7 @@ impl Optimizer {
         dev.follow(D2h, DpComm);
         dev.wait(D2h, work.staging_free);
         dev.submit(D2h, Op::Copy { src: gradient, dst: down.slice(piece.owned.clone()) });
-        if layout.spec.sum == Sum::Host {
+        if layout.spec.host_adds() {
             dev.follow(Host, D2h);
             let turn = if micro == 0 {
                 Turn::First
@@ -297,30 +255,48 @@ impl Optimizer {
     /// than needed: a lane is a queue, and what stands behind a copy that waits for Adam waits too. Does
     /// nothing when there is nothing new.
     pub fn publish(&mut self, dev: &Device, segment: usize) {
-        let layout = Arc::clone(&self.layout);
-        let (s, w) = (&layout.segments[segment], &mut self.work[segment]);
-        if !std::mem::take(&mut w.unpublished) {
-            return;
+        if std::mem::take(&mut self.work[segment].unpublished) {
+            self.upload(dev, segment);
+            self.gather(dev, segment);
         }
-        let params = s.spec.params;
-        let from = if let Some(up) = s.up {
-            for tile in w.pieces.iter().flat_map(|p| &p.tiles) {
-                dev.wait(H2d, tile.updated);
-                let src = up.slice(tile.owned.clone());
-                let dst = params.slice(tile.start..tile.start + tile.owned.len());
-                dev.submit(H2d, Op::Copy { src, dst });
-            }
-            H2d
-        } else {
-            Compute
-        };
+    }
+
+    /// [`publish`](Self::publish) of every segment, at the end of a step. Where transfers block, nothing goes up
+    /// before the whole update, and nothing to other ranks before all is up.
+    pub fn publish_all(&mut self, dev: &Device) {
+        let segments = 0..self.work.len();
+        if self.layout.spec.transfer == Transfer::Streamed {
+            return segments.for_each(|segment| self.publish(dev, segment));
+        }
+        dev.follow(H2d, Host);
+        segments.clone().for_each(|segment| self.upload(dev, segment));
+        segments.clone().for_each(|segment| self.gather(dev, segment));
+        segments.for_each(|segment| self.work[segment].unpublished = false);
+    }
+
+    /// What this rank owns, up to the device; where the update is there, nothing.
+    fn upload(&self, dev: &Device, segment: usize) {
+        let (s, w) = (&self.layout.segments[segment], &self.work[segment]);
+        let Some(up) = s.up else { return };
+        for tile in w.pieces.iter().flat_map(|p| &p.tiles) {
+            dev.wait(H2d, tile.updated);
+            let src = up.slice(tile.owned.clone());
+            let dst = s.spec.params.slice(tile.start..tile.start + tile.owned.len());
+            dev.submit(H2d, Op::Copy { src, dst });
+        }
+    }
+
+    /// To the other ranks, behind all that has been queued to go up.
+    fn gather(&mut self, dev: &Device, segment: usize) {
+        let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
+        let from = if s.up.is_some() { H2d } else { Compute };
         if self.rank.dp_size == 1 {
             w.params_ready = dev.record(from);
             return;
         }
         dev.follow(DpComm, from);
         for piece in &w.pieces {
-            let x = params.slice(piece.flat.clone());
+            let x = s.spec.params.slice(piece.flat.clone());
             dev.submit(DpComm, Op::AllGather { x, group: Group::Dp });
         }
         w.params_ready = dev.record(DpComm);
@@ -358,7 +334,7 @@ impl Optimizer {
 }
 
 impl PieceWork {
-    fn flat_start(&self, rank: Rank) -> usize {
+    pub(crate) fn flat_start(&self, rank: Rank) -> usize {
         self.flat.start + rank.dp * self.owned.len()
     }
 }
@@ -406,11 +382,11 @@ fn tiles(
             [Turn::First, Turn::Middle, Turn::Last].map(|turn| {
                 let (grad, sum) = (part(down), part(sum));
                 let (partials, counted) = (layout.partials.slice(chunks.clone()), within(counted));
-                Arc::new(Accumulate { grad, sum, turn, partials, chunk, counted })
+                HostOp::new(Accumulate { grad, sum, turn, partials, chunk, counted })
             })
         });
         let adam = s.host_sum.or(s.down).zip(s.up).map(|(grad, up)| {
-            Arc::new(AdamTile {
+            HostOp::new(AdamTile {
                 rule: spec.rule,
                 control: layout.control,
                 grad: part(grad),

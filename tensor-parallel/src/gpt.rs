@@ -4,6 +4,7 @@
 //! happens between; see the engine's step.
 
 use crate::block::{self, Block, BlockParams, BlockSaved, Scratch};
+use crate::checkpoints::Checkpoints;
 use crate::embedding::{self, Embedding};
 use crate::loss::Head;
 use crate::norm::{Norm, NormSaved};
@@ -34,6 +35,8 @@ pub struct GptShape {
     pub sequence: bool,
     /// Blocks keep only their input.
     pub recompute: bool,
+    /// Of that input each rank keeps its share. With recomputation and without `sequence`, which splits it too.
+    pub partition_checkpoints: bool,
     /// Of parameters, activations and gradients.
     pub dtype: Dtype,
     /// Of sums over the ranks.
@@ -143,7 +146,7 @@ pub struct Gpt {
     final_saved: NormSaved,
     head: Head,
     scratch: Scratch,
-    x: Vec<Tensor>, // (rows, C): input of block l; x[L] the final norm's
+    x: Checkpoints, // (rows, C): input of block l; x[L] the final norm's
     d_x: Tensor,    // (rows, C): the running gradient
 }
 
@@ -180,11 +183,8 @@ impl Gpt {
         };
         let params: Vec<Tensor> = segments.iter().map(|s| flat(plan, s)).collect();
         let scratch = Scratch::plan(plan, shape);
-        let pool = if shape.recompute { "checkpoints" } else { "activations" };
-        let mut hidden =
-            |pool, name: String| plan.tensor((Arena::Device, pool), name, dtype, (rows, c));
-        let x = (0..=shape.layers).map(|l| hidden(pool, format!("x.{l}"))).collect();
-        let d_x = hidden("transients", "d_x".into());
+        let x = Checkpoints::plan(plan, shape);
+        let d_x = plan.tensor((Arena::Device, "transients"), "d_x", dtype, (rows, c));
         let shared = shape.recompute.then(|| BlockSaved::plan(plan, shape, "block"));
         let mut block = |layer: usize| {
             let (layout, flat) = (segments[layer + 1].clone(), params[layer + 1]);
@@ -227,19 +227,22 @@ impl Gpt {
 
     /// Tokens to the first block's input. Reads segment 0.
     pub fn embed(&self, dev: &Device, pass: &Pass, batch: &BatchTensors) {
-        let (x, partial) = (self.x[0], self.scratch.partial);
+        let (x, partial) = (self.x.input(0), self.scratch.partial);
         self.embedding.forward(dev, &self.shape, (pass, batch), x, partial);
     }
 
     /// Block `layer`: x[layer] to x[layer + 1]. Reads segment `layer + 1`.
     pub fn block_forward(&self, dev: &Device, pass: &Pass, layer: usize) {
-        let (x, y) = (self.x[layer], self.x[layer + 1]);
+        if pass.training {
+            self.x.keep(dev, layer);
+        }
+        let (x, y) = (self.x.input(layer), self.x.input(layer + 1));
         self.blocks[layer].forward(dev, &self.shape, pass, x, y);
     }
 
     /// Final norm and logits. Reads segments L + 1 and 0.
     pub fn project(&self, dev: &Device) {
-        let x = self.x[self.shape.layers];
+        let x = self.x.input(self.shape.layers);
         self.final_norm.forward(dev, self.shape.region(), x, self.final_saved);
         self.head.project(dev, self.final_saved.normed, self.embedding.tokens);
     }
@@ -271,7 +274,7 @@ impl Gpt {
         self.head.project_backward(dev, shape, forward, (d_normed, d_table));
         let layout = &self.segments[shape.layers + 1];
         let (gain, bias) = (layout.cut(final_bucket, 0), layout.cut(final_bucket, 1));
-        let saved = (self.x[shape.layers], self.final_saved);
+        let saved = (self.x.input(shape.layers), self.final_saved);
         let d_normed = region.rows(dev, d_normed);
         self.final_norm.backward(dev, saved, d_normed, (self.d_x, false), Norm { gain, bias });
         region.sum_replicated_grads(dev, layout.replicated(final_bucket));
@@ -279,7 +282,9 @@ impl Gpt {
 
     /// Block `layer` backward; `bucket` is that of segment `layer + 1`, whole at `record(Compute)`.
     pub fn block_backward(&self, dev: &Device, pass: &Pass, layer: usize, bucket: Tensor) {
-        self.blocks[layer].backward(dev, &self.shape, pass, (self.x[layer], self.d_x), bucket);
+        self.x.restore(dev, layer);
+        let x = self.x.input(layer);
+        self.blocks[layer].backward(dev, &self.shape, pass, (x, self.d_x), bucket);
     }
 
     /// The embedding backward; `bucket` is that of segment 0, whole at `record(Compute)`.

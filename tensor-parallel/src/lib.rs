@@ -10,6 +10,7 @@
 
 mod attention;
 mod block;
+mod checkpoints;
 mod embedding;
 mod gpt;
 mod loss;

@@ -76,9 +76,21 @@ pub fn run_sets(sets: &[&str]) -> Ran {
 /// # Panics
 /// When the run fails or its weights cannot be read.
 pub fn run_with_weights(data: &Arc<Dataset>, config: &Config) -> (Ran, Weights) {
+    run_for_weights(data, config, &RunOptions::default())
+}
+
+/// [`run_with_weights`] as `options` say.
+///
+/// # Panics
+/// As there.
+pub fn run_for_weights(
+    data: &Arc<Dataset>,
+    config: &Config,
+    options: &RunOptions,
+) -> (Ran, Weights) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("weights.safetensors");
-    let options = RunOptions { weights: Some(path.clone()), ..RunOptions::default() };
+    let options = RunOptions { weights: Some(path.clone()), ..options.clone() };
     let ran = try_run_on(data, config, &build(config), &options).unwrap_or_else(|e| panic!("{e}"));
     let bytes = std::fs::read(path).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
@@ -176,7 +188,15 @@ impl Reference {
     /// # Panics
     /// When that fails, or nothing moves.
     pub fn new(sets: &[&str]) -> Self {
-        let (ran, weights) = tiny_with_weights(sets);
+        Self::on(&excerpt(), sets)
+    }
+
+    /// Trains `sets` on `data`.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn on(data: &Arc<Dataset>, sets: &[&str]) -> Self {
+        let (ran, weights) = run_with_weights(data, &tiny(sets));
         let moved = distance(&weights, &initial_weights(sets));
         assert!(moved > 0.01, "{moved}: a run that goes nowhere compares nothing");
         Self { ran, weights, moved }
@@ -191,22 +211,29 @@ impl Reference {
     ///
     /// # Panics
     /// When it does not.
-    #[expect(clippy::print_stdout, reason = "shown with --nocapture, to see how tight limits are")]
     pub fn assert_near(&self, sets: &[&str], limit: Apart) {
-        let (ran, weights) = tiny_with_weights(sets);
-        let (a, b) = (&self.ran, &ran);
-        assert_eq!(a.steps.len(), b.steps.len(), "{sets:?}");
-        assert!(a.evals.iter().map(|e| e.0).eq(b.evals.iter().map(|e| e.0)), "{sets:?}");
+        self.assert_ran_near(&format!("{sets:?}"), &tiny_with_weights(sets), limit);
+    }
+
+    /// A run was the same within `limit`.
+    ///
+    /// # Panics
+    /// When it was not.
+    #[expect(clippy::print_stdout, reason = "shown with --nocapture, to see how tight limits are")]
+    pub fn assert_ran_near(&self, what: &str, (ran, weights): &(Ran, Weights), limit: Apart) {
+        let (a, b) = (&self.ran, ran);
+        assert_eq!(a.steps.len(), b.steps.len(), "{what}");
+        assert!(a.evals.iter().map(|e| e.0).eq(b.evals.iter().map(|e| e.0)), "{what}");
         let pairs = || a.steps.iter().zip(&b.steps);
         let losses = pairs().map(|(x, y)| (x.loss - y.loss).abs());
         let evals = a.evals.iter().zip(&b.evals).map(|((_, x), (_, y))| (x - y).abs());
         let apart = Apart {
             loss: worst(losses.chain(evals)),
             norm: worst(pairs().map(|(x, y)| (x.grad_norm / y.grad_norm - 1.0).abs())),
-            weights: distance(&self.weights, &weights) / self.moved,
+            weights: distance(&self.weights, weights) / self.moved,
         };
-        println!("{:.1e} {:.1e} {:.1e} {sets:?}", apart.loss, apart.norm, apart.weights);
-        assert!(apart.is_within(limit), "{sets:?}: {apart:?}, allowed {limit:?}");
+        println!("{:.1e} {:.1e} {:.1e} {what}", apart.loss, apart.norm, apart.weights);
+        assert!(apart.is_within(limit), "{what}: {apart:?}, allowed {limit:?}");
     }
 }
 

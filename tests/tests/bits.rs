@@ -69,9 +69,49 @@ fn the_place_of_accumulation_changes_no_bit() {
     no_bit_changes(&[&["offload.accumulate=Host"], &other_buckets]);
 }
 
+/// fp32 gradients are the 16-bit ones cast, which is exact, and sums over micro-batches keep their order: no
+/// tolerance is needed.
+#[test]
+fn blocking_transfer_changes_no_bit() {
+    let [blocking, serial] = ["offload.transfer=Blocking", "offload.update=Serial"];
+    let pieces = ["offload.bucket_elements=1500", "offload.tile_elements=1024"];
+    no_bit_changes(&[&[blocking, serial], &with(&[blocking, serial], &pieces)]);
+    for layout in [&[][..], &["parallel.data=2"]] {
+        let whole = with(&with(BASE, layout), &["batch.micro=4", "batch.global=8"]);
+        assert_no_bit_changes(&whole, &[&[blocking, serial]]);
+    }
+    for precision in ["precision=Bf16", "precision=Fp16"] {
+        let grid = ["parallel.tensor=2", "parallel.data=2", "batch.micro=2", "train.steps=3"];
+        let scaled = with(&with(BASE, &grid), &[precision, "loss_scale.initial=1024.0"]);
+        assert_no_bit_changes(&scaled, &[&[blocking, serial]]);
+    }
+    let base = with(BASE, &["parallel.data=2", "train.steps=3", "batch.micro=2"]);
+    let (lanes, timeout) = (Lanes::Threads { chaos_us: 40 }, Duration::from_secs(120));
+    let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+    let ran = run_with(&with(&base, &[blocking, serial]), &options);
+    assert_same_bits(&run_sets(&base), &ran, "random delays");
+}
+
 #[test]
 fn recomputation_changes_no_bit() {
     no_bit_changes(&[&["recompute=Block"]]);
+}
+
+#[test]
+fn partitioned_checkpoints_change_no_bit() {
+    let [two, four] = ["parallel.tensor=2", "parallel.tensor=4"];
+    let on = ["recompute=Block", "partition_checkpoints=true"];
+    // With few blocks nothing, or little, is gathered; evaluations in between use the same buffers.
+    for layout in [&[two, "model.layers=1"], &[two, "model.layers=2"], &[four, "model.layers=5"]] {
+        assert_no_bit_changes(&with(BASE, layout), &[&on]);
+    }
+    let base = with(BASE, &[two, "parallel.data=2", "model.layers=4", "batch.micro=2"]);
+    let whole = run_sets(&with(&base, &["recompute=Block"]));
+    let timeout = Duration::from_secs(120);
+    for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 40 }] {
+        let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+        assert_same_bits(&whole, &run_with(&with(&base, &on), &options), &format!("{lanes:?}"));
+    }
 }
 
 #[test]

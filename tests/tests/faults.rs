@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use device::cpu::{self, CpuOptions, Lanes, World};
+use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
 use engine::build::build;
 use engine::run::{RunError, RunOptions, train};
@@ -149,12 +149,9 @@ fn two_ranks(
             let options = CpuOptions {
                 lanes,
                 memory_limit: u64::MAX,
-                pool: None,
                 host: cpu::HostPlace::default(),
                 scratch_floats: 0,
-                trace: None,
-                slow: None,
-                panic_at: None,
+                work: HostWork::default(),
             };
             let dev = cpu::open(rank, &plan, &world, &options).unwrap();
             dev.write(x, &|_| 1.0).unwrap();

@@ -82,7 +82,11 @@ fn a_model_that_does_not_fit_is_told_what_it_wanted_what_was_free_and_which_pool
 
 #[test]
 fn every_byte_of_the_limit_counts() {
-    let (mut config, built) = of("Host", 2);
+    needs_what_is_planned(of("Host", 2));
+}
+
+/// It trains with a limit of the planned bytes, and with one byte less it does not.
+fn needs_what_is_planned((mut config, built): (Config, Built)) {
     let bytes = built.plan.bytes(Arena::Device);
     let mut with = |limit: u64| {
         let engine::config::DeviceConfig::Cpu { memory, .. } = &mut config.device else { panic!() };
@@ -91,4 +95,71 @@ fn every_byte_of_the_limit_counts() {
     };
     assert!(with(bytes).is_ok());
     assert!(matches!(with(bytes - 1).unwrap_err().error, Error::OutOfMemory(_)));
+}
+
+#[test]
+fn blocking_transfer_crosses_in_fp32_with_every_micro_batch() {
+    use device::Lane::{D2h, H2d};
+    let with = |transfer: &str, micro_batches: u64| {
+        let sets = [
+            format!("batch.global={}", 2 * micro_batches),
+            "parallel.data=2".into(),
+            "device.count=2".into(),
+            "offload.update=Serial".into(),
+            "offload.accumulate=Auto".into(),
+            format!("offload.transfer={transfer}"),
+        ];
+        let config = config(MODEL, &sets);
+        let built = build(&config);
+        let step = engine::plan::report(&config, &built).unwrap().step.unwrap();
+        let lane = |lane| step.lanes.iter().find(|l| l.lane == format!("{lane:?}")).unwrap().bytes;
+        let states = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
+        let owned: u64 = states.map(|e| (e.shape.0 * e.shape.1) as u64).sum();
+        let hosts = built.plan.pools(Arena::Pinned);
+        let staging = hosts.iter().find(|(pool, _)| *pool == "gradient staging").unwrap().1;
+        assert!(hosts.iter().all(|(pool, _)| *pool != "gradient sums"));
+        (lane(D2h), lane(H2d), staging, owned)
+    };
+    // Of one micro-batch 4 bytes come down instead of 2, and as much goes up.
+    let (streamed, blocking) = (with("Streamed", 1), with("Blocking", 1));
+    let owned = blocking.3;
+    assert_eq!(blocking.0 - streamed.0, 2 * owned);
+    assert_eq!((blocking.1, streamed.2, blocking.2), (streamed.1, 2 * owned, 4 * owned));
+    // Of five, each comes down, and all but the first take the sum up; streamed, the device adds.
+    let (streamed, blocking) = (with("Streamed", 5), with("Blocking", 5));
+    assert_eq!(blocking.0 - streamed.0, 4 * 4 * owned);
+    assert_eq!(blocking.1 - streamed.1, 4 * 4 * owned);
+    assert_eq!((streamed.2, blocking.2), (4 * owned, 4 * owned));
+}
+
+#[test]
+fn partitioned_checkpoints_take_a_rank_s_share_of_the_memory() {
+    const LAYERS: u64 = 6;
+    for ranks in [2, 4] {
+        let with = |partition: bool| {
+            let sets = [
+                format!("model.layers={LAYERS}"),
+                format!("parallel.tensor={ranks}"),
+                format!("device.count={ranks}"),
+                format!("partition_checkpoints={partition}"),
+            ];
+            let config = config(MODEL, &sets);
+            let built = build(&config);
+            (config, built)
+        };
+        let (whole, split) = (with(false), with(true));
+        let checkpoints = |(_, built): &(Config, Built)| {
+            let pools = built.plan.pools(Arena::Device);
+            pools.iter().find(|(pool, _)| *pool == "checkpoints").unwrap().1
+        };
+        let bytes = |(_, built): &(Config, Built)| built.plan.bytes(Arena::Device);
+        // One input: 16 tokens x 128 channels of 2 bytes.
+        let input = 16 * 128 * 2;
+        assert_eq!(checkpoints(&whole), (LAYERS + 1) * input);
+        // The last two are not kept, but two whole buffers are transients.
+        assert_eq!(checkpoints(&split), (LAYERS - 1) * input / ranks);
+        let saved = (LAYERS - 1) * input - checkpoints(&split);
+        assert_eq!(bytes(&whole) - bytes(&split), saved);
+        needs_what_is_planned(split);
+    }
 }

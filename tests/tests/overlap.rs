@@ -19,8 +19,12 @@ const STEPS: usize = 4;
 /// Segments that are sent up ahead of the forward pass.
 const LOOKAHEAD: usize = 6;
 
-/// All spans of rank 0.
+/// All spans of rank 0, with a slow Adam.
 fn traced(sets: &[&str]) -> Vec<Span> {
+    traced_with(sets, SLOW_ADAM)
+}
+
+fn traced_with(sets: &[&str], slow: (&'static str, u32)) -> Vec<Span> {
     let (layers, steps) = (format!("model.layers={LAYERS}"), format!("train.steps={STEPS}"));
     let lookahead = format!("offload.lookahead={LOOKAHEAD}");
     // One micro-batch, so that x.1 is written once per step.
@@ -39,7 +43,7 @@ fn traced(sets: &[&str]) -> Vec<Span> {
     let options = RunOptions {
         lanes: Lanes::Threads { chaos_us: 0 },
         trace: Some(Arc::clone(&trace)),
-        slow: Some(SLOW_ADAM),
+        slow: Some(slow),
         ..RunOptions::default()
     };
     let config = tiny(&all);
@@ -81,6 +85,42 @@ fn the_next_forward_starts_before_the_update_has_ended_and_under_serial_it_does_
     assert!(update_is_under_the_next_forward(&traced(&["offload.update=Overlapped"])));
     let serial = traced(&["offload.update=Serial"]);
     assert!(!update_is_under_the_next_forward(&serial));
+}
+
+/// Copies of gradients to the host, and how many of them have Compute at work beside them.
+fn copies_down(spans: &[Span]) -> (usize, usize) {
+    let down = |s: &&Span| s.lane == Lane::D2h && s.wrote.ends_with("grad_down");
+    let compute: Vec<&Span> = spans.iter().filter(|s| s.lane == Lane::Compute).collect();
+    let beside = |d: &&Span| compute.iter().any(|c| c.start < d.end && d.start < c.end);
+    let downs = || spans.iter().filter(down);
+    (downs().count(), downs().filter(beside).count())
+}
+
+/// Copies of new parameters to the device, and how many of them start in the middle of an update.
+fn copies_up(spans: &[Span]) -> (usize, usize) {
+    let is_up = |s: &&Span| s.lane == Lane::H2d && s.wrote.ends_with(".params");
+    let adam: Vec<&Span> = spans.iter().filter(|s| s.name == "adam_tile").collect();
+    let in_update = |up: &&Span| {
+        let done = adam.iter().filter(|tile| tile.end <= up.start).count();
+        !done.is_multiple_of(adam.len() / STEPS)
+    };
+    let ups = || spans.iter().filter(is_up);
+    (ups().count(), ups().filter(in_update).count())
+}
+
+#[test]
+fn blocking_transfer_stops_compute_for_gradients_and_uploads_after_the_whole_update() {
+    let streamed = ["offload.update=Serial"];
+    let blocking = ["offload.update=Serial", "offload.transfer=Blocking"];
+    // Whether anything overlaps a copy is up to the scheduler where it may; where it must not, it never does.
+    let slow_copies = ("copy", 20);
+    let (copies, beside) = copies_down(&traced_with(&blocking, slow_copies));
+    assert!(copies >= STEPS * (LAYERS + 2) && beside == 0, "{beside} of {copies}");
+    let (_, beside) = copies_down(&traced_with(&streamed, slow_copies));
+    assert!(beside > 0, "streamed copies never overlap");
+    let (copies, early) = copies_up(&traced(&blocking));
+    assert!(copies >= STEPS * (LAYERS + 2) && early == 0, "{early} of {copies}");
+    assert!(copies_up(&traced(&streamed)).1 > 0, "streamed parameters wait for the whole update");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use device::cpu::{self, CpuOptions, Lanes, World};
+use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor};
 use engine::config::DataFormat;
 use engine::data::Dataset;
@@ -111,6 +111,7 @@ fn handles(tp_size: usize, dp_size: usize, sequence: bool) -> Handles {
         tp_size,
         sequence,
         recompute: false,
+        partition_checkpoints: false,
         dtype: Dtype::F32,
         partial_dtype: Dtype::F32,
         dropout: 0.0,
@@ -135,12 +136,9 @@ impl Handles {
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
-            pool: None,
             host: cpu::HostPlace::default(),
             scratch_floats: cpu::scratch_floats(T, C / 4, C),
-            trace: None,
-            slow: None,
-            panic_at: None,
+            work: HostWork::default(),
         };
         let dev = cpu::open(rank, &self.plan, world, &options).unwrap();
         self.write_params(fixture, &dev);
@@ -322,7 +320,8 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
           device: Cpu(threads: 1), data: (train: \"unused\", format: U16),
           train: (steps: {STEPS}, seed: {seed}))"
     );
-    let config = config(&ron, sets);
+    let on_gpus = std::env::var_os(ON_GPUS).map(|_| "device=Cuda".to_owned());
+    let config = config(&ron, &[sets, on_gpus.as_slice()].concat());
     let whole = |name: &str| fixture.get(name).iter().map(|x| *x as f32).collect();
     let initial: Weights = fixture.params().map(|name| (name.into(), whole(name))).collect();
     let path = folder.path().join("weights.safetensors");
@@ -343,6 +342,31 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     }
 }
 
+/// Set: trains on GPUs.
+const ON_GPUS: &str = "ONEBOX_PARITY_ON_GPUS";
+
+/// The runs of this file once more, in a child process under the fake driver. (On a machine with a GPU,
+/// scripts/gpu-check sets the variable itself.)
+#[test]
+fn steps_on_gpus_are_those_of_pytorch() {
+    if std::env::var_os(ON_GPUS).is_some() {
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    for test in ["ten_adamw_steps", "ten_sgd_steps"] {
+        let mut command = std::process::Command::new(&program);
+        let name = format!("{test}_are_those_of_pytorch_on_every_layout");
+        command.args(["--exact", &name, "--nocapture"]).env(ON_GPUS, "1");
+        command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
+        command.env("XDG_CACHE_HOME", cache.path()).env("FAKECUDA_DEVICES", "4");
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let passed = output.status.success() && said.contains("1 passed");
+        assert!(passed, "{said}{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 /// Settings under which the result must be the same: layouts, accumulation, placements.
 fn settings() -> Vec<Vec<String>> {
     let layout = |(tp, dp, sequence): (usize, usize, bool)| {
@@ -356,6 +380,10 @@ fn settings() -> Vec<Vec<String>> {
     let mut all: Vec<Vec<String>> = LAYOUTS.map(layout).into();
     for more in ["offload.accumulate=Host", "offload.optimizer=Device"] {
         all.push(vec!["batch.micro=1".into(), "batch.global=4".into(), more.into()]);
+    }
+    if std::env::var_os(ON_GPUS).is_some() && !tests::compare::full() {
+        // The quick selection: one GPU, TP 2 x DP 2 with sequence parallelism.
+        all = vec![all.swap_remove(0), layout(LAYOUTS[3])];
     }
     all
 }

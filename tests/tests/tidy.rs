@@ -93,13 +93,15 @@ fn crates_do_not_speak_of_what_is_not_theirs() {
 fn unsafe_code_stays_in_the_files_named_for_it() {
     let fenced = [
         "device/src/cpu/memory.rs",
-        "device/src/cpu/gemm.rs",
+        "device/src/cpu/gemm/kernel.rs",
+        "device/src/cpu/gemm/task.rs",
         "device/src/cuda/driver",
         "device/src/cuda/nvrtc.rs",
         "device/src/cuda/blaslt.rs",
         "device/src/cuda/nccl.rs",
         "fake-cuda/",
         "topology/src/hwloc_ext.rs",
+        "topology/src/nvml.rs",
         "topology/src/arena.rs",
         "topology/src/trial.rs",
         "tests/tests/allocation.rs",
@@ -120,8 +122,7 @@ fn unsafe_code_stays_in_the_files_named_for_it() {
 #[test]
 fn files_can_be_read_in_one_sitting() {
     // (file, lines of code): the only ones above the rule, none of which may grow.
-    let long =
-        [("engine/src/run.rs", 495), ("device/src/cpu/gemm.rs", 900), ("device/src/op.rs", 490)];
+    let long = [("engine/src/run.rs", 495), ("device/src/op.rs", 490)];
     for (name, source) in sources() {
         let lines = code(&source).lines().count();
         let most = long.iter().find(|(file, _)| *file == name).map_or(490, |(_, most)| *most);

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -16,6 +17,8 @@ use crate::bind::Live;
 use crate::machine::format_cpu_list;
 use crate::{Error, format_bytes};
 
+/// Bytes of a page.
+const PAGE: usize = 4096;
 /// Bytes of a huge page, to which an arena is aligned.
 const HUGE: usize = 2 << 20;
 /// Bytes at most of one madvise; between two of them another thread can be scheduled.
@@ -42,6 +45,15 @@ unsafe impl Send for Arena {}
 // SAFETY: as above: `&Arena` gives out addresses and numbers only.
 unsafe impl Sync for Arena {}
 
+/// Bytes of an arena with nodes of their own: whole pages inside of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// From the arena's start.
+    pub range: Range<usize>,
+    /// Its nodes.
+    pub nodes: Vec<u32>,
+}
+
 /// What became of an arena.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ArenaReport {
@@ -49,6 +61,8 @@ pub struct ArenaReport {
     pub bytes: u64,
     /// The nodes asked for.
     pub nodes: Vec<u32>,
+    /// Bytes of parts, and the nodes asked for these.
+    pub parts: Option<(u64, Vec<u32>)>,
     /// Why the kernel was not bound to the nodes, if it is not: then the first touch decides. In containers this is
     /// usual: `EPERM`.
     pub not_bound: Option<String>,
@@ -58,18 +72,12 @@ pub struct ArenaReport {
     pub touched_by: Vec<u32>,
     /// Sampled pages by the node on which they are.
     pub found: BTreeMap<u32, usize>,
+    /// Sampled pages that are on none of the nodes asked for.
+    pub misplaced: usize,
     /// Why samples could not be looked up.
     pub not_verified: Option<String>,
     /// How long mapping and touching took.
     pub took: Duration,
-}
-
-impl ArenaReport {
-    /// Sampled pages that are on none of the nodes asked for.
-    pub fn misplaced(&self) -> usize {
-        let elsewhere = self.found.iter().filter(|(node, _)| !self.nodes.contains(node));
-        if self.nodes.is_empty() { 0 } else { elsewhere.map(|(_, pages)| pages).sum() }
-    }
 }
 
 impl fmt::Display for ArenaReport {
@@ -77,6 +85,9 @@ impl fmt::Display for ArenaReport {
         write!(f, "{}", format_bytes(self.bytes))?;
         if !self.nodes.is_empty() {
             write!(f, " for node {}", format_cpu_list(&self.nodes))?;
+        }
+        if let Some((bytes, nodes)) = &self.parts {
+            write!(f, ", {} of it for node {}", format_bytes(*bytes), format_cpu_list(nodes))?;
         }
         match &self.not_bound {
             Some(why) => write!(f, ", not bound ({why}): by first touch")?,
@@ -93,7 +104,7 @@ impl fmt::Display for ArenaReport {
         match &self.not_verified {
             Some(why) => write!(f, ", not verified ({why})")?,
             None if sampled > 0 => {
-                write!(f, ", {} of {sampled} samples there", sampled - self.misplaced())?;
+                write!(f, ", {} of {sampled} samples there", sampled - self.misplaced)?;
             }
             None => {}
         }
@@ -111,6 +122,20 @@ impl Arena {
     /// # Errors
     /// Memory that cannot be mapped, or not be brought in.
     pub fn new(bytes: usize, nodes: &[u32], cpus: &[u32]) -> Result<Self, Error> {
+        Self::with_parts(bytes, nodes, cpus, &[])
+    }
+
+    /// [`Arena::new`] with `parts`, which do not overlap, on nodes of their own; where the kernel refuses to bind,
+    /// these are where the rest is.
+    ///
+    /// # Errors
+    /// As [`Arena::new`].
+    pub fn with_parts(
+        bytes: usize,
+        nodes: &[u32],
+        cpus: &[u32],
+        parts: &[Part],
+    ) -> Result<Self, Error> {
         let began = Instant::now();
         let refused = |source| Error::Map { bytes, source };
         let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
@@ -121,12 +146,12 @@ impl Arena {
         let mut arena = Self { start, bytes, mapped, report };
         arena.report.huge_pages = advise(start.as_ptr(), mapped, libc::MADV_HUGEPAGE).is_ok();
         if !nodes.is_empty() {
-            let bound = Live::get()?.memory()?.bind_area(start.as_ptr(), mapped, nodes);
+            let bound = arena.bind(parts)?;
             arena.report.not_bound = bound.err().map(|error| error.to_string());
         }
         if !cpus.is_empty() {
             arena.touch(cpus).map_err(refused)?;
-            arena.verify();
+            arena.verify(parts);
         }
         arena.report.took = began.elapsed();
         arena.tell();
@@ -142,7 +167,7 @@ impl Arena {
         tracing::info!("{}: host memory {}", thread.name().unwrap_or("?"), self.report);
         static SAID: Once = Once::new();
         let report = &self.report;
-        if report.not_bound.is_some() || report.misplaced() > 0 {
+        if report.not_bound.is_some() || report.misplaced > 0 {
             SAID.call_once(|| tracing::warn!("host memory is not where it should be: {report}"));
         }
     }
@@ -165,6 +190,32 @@ impl Arena {
     /// Where it is, as far as the kernel told.
     pub fn report(&self) -> &ArenaReport {
         &self.report
+    }
+
+    /// Tells the kernel the nodes; the inner result is its answer.
+    fn bind(&mut self, parts: &[Part]) -> Result<io::Result<()>, Error> {
+        let memory = Live::get()?.memory()?;
+        if let Err(refused) = memory.bind_area(self.as_ptr(), self.mapped, &self.report.nodes) {
+            return Ok(Err(refused));
+        }
+        let (mut bytes, mut all) = (0, Vec::new());
+        for part in parts {
+            let (start, end) =
+                (part.range.start.next_multiple_of(PAGE), part.range.end / PAGE * PAGE);
+            if start >= end || end > self.mapped {
+                continue;
+            }
+            let at = self.as_ptr().wrapping_add(start);
+            if let Err(refused) = memory.bind_area(at, end - start, &part.nodes) {
+                return Ok(Err(refused));
+            }
+            bytes += (end - start) as u64;
+            all.extend_from_slice(&part.nodes);
+        }
+        all.sort_unstable();
+        all.dedup();
+        self.report.parts = (bytes > 0).then_some((bytes, all));
+        Ok(Ok(()))
     }
 
     /// Brings in all pages: one bound thread per CPU, each its own slice, as the threads that will work on it.
@@ -200,25 +251,35 @@ impl Arena {
     }
 
     /// Looks up single pages over the whole arena: hwloc's query of a larger area wraps at 4 GiB.
-    fn verify(&mut self) {
+    fn verify(&mut self, parts: &[Part]) {
         let pages = self.mapped / HUGE;
         let samples = SAMPLES.min(pages * 4);
-        let at = |index: usize| index * (self.mapped / samples) / 4096 * 4096;
+        let at = |index: usize| index * (self.mapped / samples) / PAGE * PAGE;
+        let inside = |part: &&Part, at| part.range.start <= at && at + PAGE <= part.range.end;
+        let wanted = |at: usize| {
+            let part = parts.iter().find(|part| inside(part, at));
+            part.map_or(&self.report.nodes, |part| &part.nodes)
+        };
         let look = || {
             let handle = Live::get()?.memory()?;
-            let mut found = BTreeMap::new();
-            for index in 0..samples {
-                let page = self.start.as_ptr().wrapping_add(at(index));
-                let nodes = handle.location_of(page, 4096);
-                let nodes = nodes.map_err(|source| Error::Map { bytes: 4096, source })?;
+            let (mut found, mut misplaced) = (BTreeMap::new(), 0);
+            for at in (0..samples).map(at) {
+                let page = self.start.as_ptr().wrapping_add(at);
+                let nodes = handle.location_of(page, PAGE);
+                let nodes = nodes.map_err(|source| Error::Map { bytes: PAGE, source })?;
                 for node in nodes {
                     *found.entry(node).or_insert(0) += 1;
+                    let wanted = wanted(at);
+                    misplaced += usize::from(!wanted.is_empty() && !wanted.contains(&node));
                 }
             }
-            Ok::<_, Error>(found)
+            Ok::<_, Error>((found, misplaced))
         };
         match look() {
-            Ok(found) => self.report.found = found,
+            Ok((found, misplaced)) => {
+                self.report.found = found;
+                self.report.misplaced = misplaced;
+            }
             Err(Error::Map { source, .. }) => self.report.not_verified = Some(source.to_string()),
             Err(error) => self.report.not_verified = Some(error.to_string()),
         }
@@ -250,7 +311,7 @@ impl Address {
                     return Err(error);
                 }
                 // An older kernel.
-                for page in (0..step).step_by(4096) {
+                for page in (0..step).step_by(PAGE) {
                     // SAFETY: inside this thread's slice of a writable mapping that no one else uses yet.
                     unsafe { at.wrapping_add(page).write_volatile(0) };
                 }
@@ -307,7 +368,7 @@ mod tests {
         assert!(arena.as_ptr().align_offset(HUGE) == 0 && arena.len() == 9 << 20);
         if report.not_verified.is_none() {
             assert!(report.found.values().sum::<usize>() > 0, "{report}");
-            assert_eq!(report.misplaced(), 0, "{report}");
+            assert_eq!(report.misplaced, 0, "{report}");
         }
         let text = report.to_string();
         assert!(text.contains("9.00 MiB") && text.contains("brought in by"), "{text}");
@@ -326,6 +387,78 @@ mod tests {
         let report = arena.report();
         assert!(report.not_bound.is_some(), "{report}");
         assert!(report.to_string().contains("first touch"), "{report}");
+    }
+
+    #[test]
+    fn parts_have_nodes_of_their_own_and_what_is_elsewhere_is_counted() {
+        let machine = crate::Machine::discover().unwrap();
+        let (node, cpus) = (machine.allowed_nodes[0], crate::current_binding().unwrap());
+        let part = |range, node| Part { range, nodes: vec![node] };
+        let parts = [part(100..(1 << 20), node), part(5 << 20..6 << 20, node), part(1..4096, node)];
+        let arena = Arena::with_parts(8 << 20, &[node], &cpus, &parts).unwrap();
+        let report = arena.report();
+        if report.not_bound.is_none() {
+            // Whole pages: the first part begins inside of one, the last has none.
+            assert_eq!(report.parts, Some(((2 << 20) - 4096, vec![node])), "{report}");
+            assert!(report.to_string().contains("2.00 MiB of it for node"), "{report}");
+            assert_eq!(report.misplaced, 0, "{report}");
+        }
+        // A part on a node that is not there: refused, and its pages are elsewhere.
+        let parts = [part(0..4 << 20, 77)];
+        let arena = Arena::with_parts(8 << 20, &[node], &cpus, &parts).unwrap();
+        let report = arena.report();
+        assert!(report.not_bound.is_some(), "{report}");
+        if report.not_verified.is_none() {
+            assert_eq!(report.misplaced * 2, report.found.values().sum::<usize>(), "{report}");
+        }
+    }
+
+    /// As docker's default profile does to a process without CAP_SYS_NICE: the calling thread, and those that it
+    /// starts, may no longer bind memory or ask where it is. False where the kernel has no such filters.
+    fn forbid_binding() -> bool {
+        const LOAD_NUMBER: (u16, u32) = (0x20, 0);
+        const EQUAL: u16 = 0x15;
+        const RETURN: u16 = 0x06;
+        const ALLOW: u32 = 0x7fff_0000;
+        const REFUSE: u32 = 0x0005_0000 | libc::EPERM.cast_unsigned();
+        let op = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
+        let calls = [
+            libc::SYS_mbind,
+            libc::SYS_set_mempolicy,
+            libc::SYS_get_mempolicy,
+            libc::SYS_move_pages,
+        ];
+        let mut filter = vec![op(LOAD_NUMBER.0, 0, LOAD_NUMBER.1)];
+        for (index, call) in calls.iter().enumerate() {
+            filter.push(op(EQUAL, (calls.len() - index) as u8, *call as u32));
+        }
+        filter.extend([op(RETURN, 0, ALLOW), op(RETURN, 0, REFUSE)]);
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: gives up rights of this thread that it does not use.
+        let given_up = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } == 0;
+        // SAFETY: the kernel copies the program, which is alive.
+        given_up && unsafe { libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) } == 0
+    }
+
+    #[test]
+    fn where_binding_is_forbidden_the_first_touch_places_and_that_is_said() {
+        let arena = |cpus: Vec<u32>| {
+            move || forbid_binding().then(|| Arena::new(5 << 20, &[0], &cpus).unwrap())
+        };
+        let cpus = crate::current_binding().unwrap();
+        let Some(arena) = std::thread::spawn(arena(cpus.clone())).join().unwrap() else {
+            println!("skipped: the kernel has no system call filters");
+            return;
+        };
+        let report = arena.report();
+        assert!(report.not_bound.as_ref().unwrap().contains("not permitted"), "{report}");
+        assert!(report.not_verified.as_ref().unwrap().contains("not permitted"), "{report}");
+        assert_eq!((&report.touched_by, report.misplaced), (&cpus, 0), "{report}");
+        let text = report.to_string();
+        assert!(text.contains("not bound (Operation not permitted"), "{text}");
+        assert!(text.contains("by first touch") && text.contains("not verified"), "{text}");
+        // Other threads bind as before.
+        assert!(Arena::new(1, &[0], &cpus).unwrap().report().not_bound.is_none());
     }
 
     #[test]

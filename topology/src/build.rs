@@ -23,6 +23,7 @@ pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
     let known = |id: &u32| numa_nodes.iter().any(|node| node.id == *id);
     let allowed_nodes = raw.allowed_nodes.iter().copied().filter(known).collect();
     let exists = |cpu: &u32| cores.iter().any(|core: &Core| core.cpus.contains(cpu));
+    let nvlink = nvlink::between_gpus(raw, &gpu_objects);
     Ok(Machine {
         name: info(raw, "DMIProductName").or_else(|| info(raw, "PlatformModel")),
         cpu_model: info(raw, "CPUModel"),
@@ -33,7 +34,10 @@ pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
         cores,
         total_memory,
         has_io: is(|kind| matches!(kind, RawKind::HostBridge | RawKind::PciDevice)),
-        nvlink: nvlink::between_gpus(raw, &gpu_objects),
+        nvlink_unknown: (nvlink.is_empty() && !live)
+            .then(|| "the export does not tell it".to_owned()),
+        nvlink,
+        available_memory: None,
         pci,
         gpus,
     })

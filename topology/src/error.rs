@@ -24,6 +24,15 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// A synthetic description that hwloc does not understand.
+    #[error(
+        "hwloc does not understand this description: {why}; an example is \"pack:2 numa:1 core:8 \
+         pu:2\", where each count is per item of the level before and pu comes last"
+    )]
+    NotSynthetic {
+        /// The operating system's reason.
+        why: String,
+    },
     /// More ranks are asked for than there are GPUs.
     #[error("{ranks} ranks are asked for, but the box has {gpus} GPUs")]
     TooFewGpus {
@@ -46,23 +55,13 @@ pub enum Error {
          unset HWLOC_XMLFILE and HWLOC_SYNTHETIC if they are set"
     )]
     NotThisMachine,
-    /// A file of the kernel could not be read.
-    #[error("cannot read {}", path.display())]
+    /// A file could not be read.
+    #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// The operating system's reason.
         source: io::Error,
-    },
-    /// A file of the kernel has another form than expected.
-    #[error("{}: expected {expected}, found {found:?}", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// The form that was expected.
-        expected: &'static str,
-        /// What stands there.
-        found: String,
     },
     /// The operating system refused the binding.
     #[error("cannot bind the thread to CPUs {cpus:?}: {source}")]

@@ -22,6 +22,7 @@ mod hwloc_ext;
 mod machine;
 mod memory;
 mod nvlink;
+mod nvml;
 mod paths;
 mod pci;
 mod place;
@@ -32,7 +33,7 @@ mod trial;
 pub mod units;
 mod warnings;
 
-pub use arena::{Arena, ArenaReport};
+pub use arena::{Arena, ArenaReport, Part};
 pub use bind::{Live, bind_current_thread, current_binding};
 pub use error::Error;
 pub use machine::{Core, Gpu, Machine, NumaNode, format_cpu_list};

@@ -1,5 +1,6 @@
 //! The description of a box: plain data, made once at start-up, or read from a file that describes another box.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::PoisonError;
 
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hwloc_ext::{Handle, Input, c_text};
 use crate::pci::{PciAddress, PciNode};
-use crate::{Error, build, guard, hwloc_ext, sysfs, trial};
+use crate::{Error, build, guard, hwloc_ext, nvlink, nvml, sysfs, trial};
 
 /// A box as onebox sees it. CPU numbers are the logical CPUs of Linux.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +38,11 @@ pub struct Machine {
     pub gpus: Vec<Gpu>,
     /// MB/s of NVLink from each GPU to each other, through switches included; empty where it is not known.
     pub nvlink: Vec<Vec<u64>>,
+    /// Why NVLink is not known, or not of all GPUs.
+    pub nvlink_unknown: Option<String>,
+    /// Bytes that may still be allocated: what the kernel has, or less where a cgroup's limit leaves less; `None` for
+    /// a box from a file.
+    pub available_memory: Option<u64>,
 }
 
 /// A part of the machine's memory and the CPUs next to it.
@@ -104,6 +110,7 @@ impl Machine {
         let binding = crate::current_binding()?;
         machine.allowed_cpus.retain(|cpu| binding.binary_search(cpu).is_ok());
         sysfs::complete(&mut machine, root);
+        nvlink::complete(&mut machine, OsStr::new(nvml::NAME));
         Ok(machine)
     }
 
@@ -127,7 +134,10 @@ impl Machine {
     pub fn from_synthetic(description: &str) -> Result<Self, Error> {
         guard::check_synthetic(description)?;
         let text = c_text(description)?;
-        elsewhere(Input::Synthetic(&text))
+        elsewhere(Input::Synthetic(&text)).map_err(|error| match error {
+            Error::HwlocLoad { why } => Error::NotSynthetic { why },
+            other => other,
+        })
     }
 
     /// The node with this number.

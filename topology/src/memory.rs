@@ -10,7 +10,7 @@ pub fn available_memory() -> u64 {
     available_memory_under(Path::new("/"))
 }
 
-fn available_memory_under(root: &Path) -> u64 {
+pub(crate) fn available_memory_under(root: &Path) -> u64 {
     let machine = meminfo_bytes(root, "MemAvailable:").unwrap_or(u64::MAX);
     machine.min(cgroup_headroom(root).unwrap_or(u64::MAX))
 }

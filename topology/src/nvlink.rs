@@ -1,15 +1,69 @@
-//! NVLink between GPUs, from the matrix that an export may carry.
+//! NVLink between GPUs: from the matrix that an export may carry, or from the driver.
+
+use std::ffi::OsStr;
 
 use crate::build::pci_kind;
+use crate::machine::Machine;
+use crate::nvml::{self, NvLink, Told};
+use crate::pci::PciKind;
 use crate::raw::{RawBox, RawKind};
 
-/// MB/s of one link each way: NVLink 2 to 4, H200's, the bridges of workstation cards, NVLink 1.
-const LINKS: [u64; 4] = [25_000, 26_562, 14_062, 20_000];
+/// MB/s of one link each way: NVLink 2 to 4, H200's, the bridges of workstation cards, NVLink 1, NVLink 5.
+const LINKS: [u64; 5] = [25_000, 26_562, 14_062, 20_000, 50_000];
+
+/// Adds what the driver's `library` knows of the GPUs of a live box, or why it knows nothing.
+pub(crate) fn complete(machine: &mut Machine, library: &OsStr) {
+    let gpus: Vec<_> = machine.gpus.iter().map(|gpu| gpu.pci).collect();
+    if gpus.is_empty() {
+        return;
+    }
+    let told = match nvml::ask(library, &gpus) {
+        Ok(told) => told,
+        Err(why) => {
+            machine.nvlink_unknown = machine.nvlink.is_empty().then_some(why);
+            return;
+        }
+    };
+    for (gpu, told) in machine.gpus.iter_mut().zip(&told) {
+        gpu.uuid = gpu.uuid.take().or_else(|| told.as_ref()?.uuid.clone());
+    }
+    let hidden = told.iter().filter(|told| told.is_none()).count();
+    if hidden < told.len() {
+        machine.nvlink = from_driver(machine, &told);
+    }
+    machine.nvlink_unknown =
+        (hidden > 0).then(|| format!("{} does not show {hidden} of the GPUs", nvml::NAME));
+}
+
+/// MB/s from GPU to GPU.
+fn from_driver(machine: &Machine, told: &[Option<Told>]) -> Vec<Vec<u64>> {
+    let switches = machine.pci.iter().filter(|object| object.kind == PciKind::NvSwitch);
+    let switches: Vec<_> = switches.filter_map(|object| object.address).collect();
+    let sum = |gpu: usize, counts: &dyn Fn(&NvLink) -> bool| {
+        let links = told[gpu].iter().flat_map(|told| &told.links);
+        links.filter(|link| counts(link)).map(|link| link.mb_per_s).sum::<u64>()
+    };
+    let to_switches =
+        |gpu| sum(gpu, &|link| link.to_switch || link.to.is_some_and(|to| switches.contains(&to)));
+    let direct = |a, b: usize| sum(a, &|link| link.to == Some(machine.gpus[b].pci));
+    square(machine.gpus.len(), direct, to_switches)
+}
+
+/// Two GPUs reach each other directly, or through switches at the lower of their sums.
+fn square(
+    n: usize,
+    direct: impl Fn(usize, usize) -> u64,
+    to_switches: impl Fn(usize) -> u64,
+) -> Vec<Vec<u64>> {
+    let pair = |a: usize, b: usize| {
+        if a == b { 0 } else { direct(a, b).max(to_switches(a).min(to_switches(b))) }
+    };
+    (0..n).map(|a| (0..n).map(|b| pair(a, b)).collect()).collect()
+}
 
 /// MB/s from GPU to GPU, in the order of `gpus` (indexes of raw objects); empty if the box does not tell.
 ///
-/// Where GPUs are joined by switches the matrix holds links to the switches' ports: two GPUs then reach each other at
-/// the lower of their sums.
+/// Where GPUs are joined by switches the matrix holds links to the switches' ports.
 pub(crate) fn between_gpus(raw: &RawBox, gpus: &[usize]) -> Vec<Vec<u64>> {
     let Some(told) = &raw.nvlink else { return Vec::new() };
     let n = told.objects.len();
@@ -30,17 +84,17 @@ pub(crate) fn between_gpus(raw: &RawBox, gpus: &[usize]) -> Vec<Vec<u64>> {
         return Vec::new();
     }
     let is_switch = |j: &usize| {
-        device[*j].is_some_and(|object| pci_kind(raw, object) == Some(crate::PciKind::NvSwitch))
+        device[*j].is_some_and(|object| pci_kind(raw, object) == Some(PciKind::NvSwitch))
     };
-    let to_switches = |i: usize| {
+    let to_switches = |gpu: usize| {
         let ports = (0..n).filter(is_switch);
-        ports.fold(0u64, |sum, j| sum.saturating_add(value(i, j)))
+        places[gpu].map_or(0, |i| ports.fold(0u64, |sum, j| sum.saturating_add(value(i, j))))
     };
-    let pair = |a: usize, b: usize| match (places[a], places[b]) {
-        (Some(i), Some(j)) if a != b => value(i, j).max(to_switches(i).min(to_switches(j))),
+    let direct = |a: usize, b: usize| match (places[a], places[b]) {
+        (Some(i), Some(j)) => value(i, j),
         _ => 0,
     };
-    (0..gpus.len()).map(|a| (0..gpus.len()).map(|b| pair(a, b)).collect()).collect()
+    square(gpus.len(), direct, to_switches)
 }
 
 /// How many links make this bandwidth, for `NV#`: at least one where there is any.
@@ -48,9 +102,12 @@ pub(crate) fn links(mb_per_s: u64, device_id: (u16, u16)) -> u64 {
     if mb_per_s == 0 {
         return 0;
     }
-    // Pascal's links are slower; 100 GB/s is four of them or five of the others.
-    let pascal = device_id.1 >> 8 == 0x15;
-    let order = if pascal { [3, 0, 1, 2] } else { [0, 1, 2, 3] };
+    // Some sums are whole in links of several generations: 100 GB/s is five of Pascal's, four of Volta's.
+    let order = match device_id.1 >> 8 {
+        0x15 => [3, 0, 1, 2, 4],
+        0x29 | 0x31 | 0x32 => [4, 0, 1, 2, 3],
+        _ => [0, 1, 2, 3, 4],
+    };
     let whole = |link: &u64| {
         let count = (mb_per_s + link / 2) / link;
         count > 0 && mb_per_s.abs_diff(count * link).saturating_mul(200) <= mb_per_s
@@ -83,7 +140,11 @@ pub(crate) fn model_name(device_id: (u16, u16)) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::process::Command;
+
     use super::*;
+    use crate::memory::tests::Tree;
 
     #[test]
     fn bandwidths_are_counted_in_links_of_their_generation() {
@@ -98,5 +159,64 @@ mod tests {
         assert_eq!(links(56_000, (0x10de, 0x2230)), 4);
         assert_eq!(links(478_116, (0x10de, 0x2335)), 18);
         assert_eq!(links(7, v100), 1);
+        assert_eq!(links(900_000, (0x10de, 0x2901)), 18);
+    }
+
+    fn folder() -> &'static Path {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+    }
+
+    /// A DGX-1V as it is without what its export tells of NVLink.
+    fn unlinked() -> Machine {
+        let file = folder().join("../configs/boxes/topologies/dgx1v.xml");
+        let mut machine = Machine::from_xml_file(&file).unwrap();
+        machine.nvlink.clear();
+        machine
+    }
+
+    /// What the stand-in for the driver's library tells of it.
+    fn asked(defines: &[&str]) -> Machine {
+        let tree = Tree::new();
+        let library = tree.root().join("libnvidia-ml.so.1");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(&library);
+        compiler.args(defines).arg(folder().join("tests/nvml/fake.c"));
+        assert!(compiler.status().unwrap().success(), "the tests need a C compiler");
+        let mut machine = unlinked();
+        complete(&mut machine, library.as_os_str());
+        machine
+    }
+
+    fn row(machine: &Machine, gpu: usize) -> String {
+        let paths: Vec<_> = (0..8).map(|b| machine.path(gpu, b).to_string()).collect();
+        paths.join(" ")
+    }
+
+    #[test]
+    fn the_driver_tells_direct_links_and_what_it_hides_is_said() {
+        let machine = asked(&[]);
+        assert_eq!(row(&machine, 0), "X NV1 NV1 NV2 NV2 SYS SYS SYS");
+        assert_eq!(row(&machine, 2), "NV1 NV2 X NV2 SYS SYS NV1 SYS");
+        assert_eq!(machine.gpus[3].uuid.as_deref(), Some("GPU-0b"));
+        assert_eq!(machine.gpus[4].uuid, None);
+        assert!(machine.nvlink_unknown.unwrap().contains("4 of the GPUs"));
+    }
+
+    #[test]
+    fn links_to_switches_join_all_gpus() {
+        let machine = asked(&["-DSWITCHES"]);
+        assert_eq!(row(&machine, 7), "NV6 NV6 NV6 NV6 NV6 NV6 NV6 X");
+        assert_eq!(machine.nvlink_unknown, None);
+    }
+
+    #[test]
+    fn without_the_drivers_library_the_reason_is_kept_and_nothing_fails() {
+        let mut machine = unlinked();
+        complete(&mut machine, OsStr::new("libnot-there.so.1"));
+        assert_eq!(machine.nvlink_unknown.as_deref(), Some("no libnot-there.so.1 was found"));
+        // A library that is not it.
+        complete(&mut machine, OsStr::new("libc.so.6"));
+        assert!(machine.nvlink_unknown.as_deref().unwrap().contains("not NVIDIA's"));
+        assert!(machine.nvlink.is_empty());
     }
 }

@@ -20,6 +20,8 @@ pub enum Seats {
     Gpus,
     /// These GPUs alone.
     These(Vec<PciAddress>),
+    /// These GPUs, dealt to the ranks in turn: several ranks share one.
+    Shared(Vec<PciAddress>),
     /// No GPU: ranks are dealt over the nodes.
     Virtual,
 }
@@ -117,7 +119,7 @@ pub fn place_ranks(machine: &Machine, world_size: usize) -> Vec<RankPlace> {
 /// Places TP x DP ranks.
 ///
 /// # Errors
-/// More ranks than GPUs, with [`Seats::Gpus`] and [`Seats::These`].
+/// More ranks than GPUs, with [`Seats::Gpus`] and [`Seats::These`]; no GPU at all, with [`Seats::Shared`].
 pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
     let (tp, dp) = (request.tp.max(1), request.dp);
     let groups = seat_groups(machine, request, tp, dp)?;
@@ -166,6 +168,7 @@ fn seat_groups(
 ) -> Result<Vec<Vec<Option<usize>>>, Error> {
     let chosen = match &request.seats {
         Seats::Virtual => return Ok(vec![vec![None; tp]; dp]),
+        Seats::Shared(wanted) => return shared_seats(machine, wanted, tp, dp),
         Seats::Gpus => (0..machine.gpus.len()).collect::<Vec<_>>(),
         Seats::These(wanted) => {
             let is = |gpu: &usize| wanted.contains(&machine.gpus[*gpu].pci);
@@ -178,6 +181,22 @@ fn seat_groups(
     }
     let groups = groups::choose(machine, &chosen, tp, dp);
     Ok(groups.into_iter().map(|group| group.into_iter().map(Some).collect()).collect())
+}
+
+/// Rank i on the GPU i mod their number.
+fn shared_seats(
+    machine: &Machine,
+    wanted: &[PciAddress],
+    tp: usize,
+    dp: usize,
+) -> Result<Vec<Vec<Option<usize>>>, Error> {
+    let place = |pci: &PciAddress| machine.gpus.iter().position(|gpu| gpu.pci == *pci);
+    let seats: Vec<usize> = wanted.iter().filter_map(place).collect();
+    if seats.is_empty() {
+        return Err(Error::TooFewGpus { ranks: tp.saturating_mul(dp), gpus: 0 });
+    }
+    let group = |group| (0..tp).map(|i| Some(seats[(group * tp + i) % seats.len()])).collect();
+    Ok((0..dp).map(group).collect())
 }
 
 /// The nodes of virtual GPUs, in blocks over the nodes with memory and allowed cores.
@@ -330,7 +349,19 @@ fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) 
             remedy: "free memory on that node, or use fewer or smaller ranks".into(),
         })
     };
-    needed.iter().filter_map(short).collect()
+    let total = needed.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+    let limit = machine.available_memory.filter(|available| total > *available);
+    let limit = limit.map(|available| Warning {
+        id: "memory-limit",
+        severity: Severity::Error,
+        text: format!(
+            "the ranks need {} together, this process may still take {}",
+            format_bytes(total),
+            format_bytes(available)
+        ),
+        remedy: "free memory, or raise the cgroup's limit (docker --memory, Slurm --mem)".into(),
+    });
+    needed.iter().filter_map(short).chain(limit).collect()
 }
 
 #[cfg(test)]
@@ -367,6 +398,8 @@ mod tests {
             has_io: false,
             gpus: Vec::new(),
             nvlink: Vec::new(),
+            nvlink_unknown: None,
+            available_memory: None,
         }
     }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::machine::Machine;
-use crate::memory::total_memory_under;
+use crate::memory::{available_memory_under, total_memory_under};
 use crate::pci::{Link, PciAddress, generation_of};
 
 /// Adds to `machine` what the files under `root` tell about it.
@@ -17,6 +17,8 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
             only.memory_bytes = total;
         }
     }
+    let available = available_memory_under(root);
+    machine.available_memory = (available < u64::MAX).then_some(available);
     for node in &mut machine.numa_nodes {
         node.free_bytes = node_free(root, node.id);
     }

@@ -1,6 +1,6 @@
 //! What wastes a box's bandwidth, and what to do about it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -111,13 +111,11 @@ impl Found {
     }
 
     fn uplinks(&mut self, machine: &Machine) {
-        let mut seen = BTreeSet::new();
+        // Uplinks that are alike make one finding.
+        let mut alike: BTreeMap<(usize, String), BTreeSet<String>> = BTreeMap::new();
         for gpu in 0..machine.gpus.len() {
             let (sharers, port) = (machine.sharers(gpu), machine.root_port(gpu));
             let (Some(port), true) = (port, sharers > 1) else { continue };
-            if !seen.insert(port) {
-                continue;
-            }
             let (alone, all) = (machine.host_gb_per_s_alone(gpu), machine.host_gb_per_s_all(gpu));
             let speed = match (alone, all) {
                 (Some(alone), Some(all)) => {
@@ -125,12 +123,20 @@ impl Found {
                 }
                 _ => String::new(),
             };
+            alike.entry((sharers, speed)).or_default().insert(port.to_string());
+        }
+        for ((sharers, speed), ports) in alike {
+            let list = ports.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let text = match ports.len() {
+                1 => format!("{sharers} GPUs share the uplink at root port {list}{speed}"),
+                n => format!("{sharers} GPUs share each of {n} uplinks, root ports {list}{speed}"),
+            };
             self.say(
                 "shared-uplink",
                 Severity::Warning,
-                format!("{sharers} GPUs share the uplink at root port {port}{speed}"),
-                "nothing can be set; with idle GPUs let onebox choose, and it spreads ranks over \
-                 uplinks",
+                text,
+                "it is how the board is wired; where GPUs stay idle, let onebox choose which, and \
+                 it spreads ranks over uplinks",
             );
         }
     }

@@ -66,6 +66,18 @@ fn check(machine: &Machine, placement: &Placement, what: &str) {
         let empty = machine.allowed_cpus.is_empty();
         assert_eq!(rank.cpus.is_empty(), empty, "{what}: rank {} without CPUs", rank.rank);
     }
+    // Cores next to memory that is empty or denied may be left alone; no others where nothing ties ranks to places.
+    let whole = machine
+        .numa_nodes
+        .iter()
+        .all(|node| node.memory_bytes > 0 && machine.allowed_nodes.contains(&node.id));
+    let free = placement.ranks.iter().all(|rank| rank.gpu.is_none());
+    if whole && free && placement.ranks.len() >= machine.numa_nodes.len() {
+        let of_cores = machine.cores.iter().flat_map(|core| &core.cpus);
+        let allowed = of_cores.filter(|cpu| machine.allowed_cpus.contains(cpu));
+        let idle: Vec<&u32> = allowed.filter(|cpu| !dealt.contains_key(cpu)).collect();
+        assert!(idle.is_empty(), "{what}: CPUs {idle:?} are not used");
+    }
 }
 
 /// Every way in which a box is shown and used, without a panic.

@@ -47,11 +47,11 @@ pub(crate) fn divisible(
 
 /// `mine` = the combination of every rank's same range. Only this rank reads or writes this range meanwhile.
 fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
-    let at = |i: usize| met.peer(i);
     if mine.dtype() == Dtype::F64 {
         for e in 0..mine.len() {
             let one = mine.slice(e..e + 1);
-            let value = |i| at(i).and_then(|m| m.view(one).as_slice::<f64>()).map_or(0.0, |s| s[0]);
+            let value =
+                |i| met.peer(i).and_then(|m| m.view(one).as_slice::<f64>()).map_or(0.0, |s| s[0]);
             let mut total = value(0);
             for i in 1..met.size() {
                 total = match reduce {
@@ -70,7 +70,7 @@ fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
         let n = BLOCK.min(mine.len() - start);
         let part = mine.reshape(1, mine.len()).slice(start..start + n);
         for i in 0..met.size() {
-            let Some(memory) = at(i) else { continue };
+            let Some(memory) = met.peer(i) else { continue };
             let theirs: View<'_> = memory.view(part);
             if i == 0 {
                 theirs.load(0, &mut sum[..n]);

@@ -1,6 +1,7 @@
 //! What tests and displays want to know of lanes: when ops ran, how much ran at once, and random delays.
 
 use crate::{Activity, Admitted, Lane, Mode, Plan, Rank};
+use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -24,18 +25,33 @@ pub struct Span {
 /// Spans of all ranks, in order of their ends.
 #[derive(Debug)]
 pub struct Trace {
+    steps: RangeInclusive<u64>,
     zero: Instant,
     spans: Mutex<Vec<Span>>,
 }
 
 impl Default for Trace {
     fn default() -> Self {
-        Self { zero: Instant::now(), spans: Mutex::default() }
+        Self::of_steps(0..=u64::MAX)
     }
 }
 
 impl Trace {
-    pub(super) fn note(&self, rank: Rank, op: &Admitted, plan: &Plan, started: Instant) {
+    /// Of what runs in these steps.
+    pub fn of_steps(steps: RangeInclusive<u64>) -> Self {
+        Self { steps, zero: Instant::now(), spans: Mutex::default() }
+    }
+
+    pub(super) fn note(
+        &self,
+        (rank, step): (Rank, u64),
+        op: &Admitted,
+        plan: &Plan,
+        started: Instant,
+    ) {
+        if !self.steps.contains(&step) {
+            return;
+        }
         let mut wrote = None;
         op.op.accesses(&mut |mode, t| {
             if mode != Mode::Read && wrote.is_none() {

@@ -17,21 +17,45 @@ const HUGE_PAGE: usize = 2 << 20;
 pub struct HostPlace {
     /// NUMA nodes.
     pub nodes: Vec<u32>,
+    /// NUMA nodes of what the GPU copies from and to.
+    pub staging: Vec<u32>,
     /// CPUs whose threads will work on it, and bring it in.
     pub cpus: Vec<u32>,
 }
 
 impl From<&topology::RankPlace> for HostPlace {
     fn from(place: &topology::RankPlace) -> Self {
-        Self { nodes: place.state_nodes.clone(), cpus: place.worker_cpus.clone() }
+        Self {
+            nodes: place.state_nodes.clone(),
+            staging: vec![place.numa_node],
+            cpus: place.worker_cpus.clone(),
+        }
+    }
+}
+
+impl HostPlace {
+    /// `bytes` of host memory, what the plan calls staging on its own nodes.
+    fn arena(&self, plan: &Plan, bytes: usize) -> Result<topology::Arena, topology::Error> {
+        let mut parts: Vec<topology::Part> = Vec::new();
+        let staging = plan.entries().iter().filter(|entry| entry.is_staging());
+        for entry in staging.filter(|_| !self.staging.is_empty() && self.staging != self.nodes) {
+            let (start, end) = (entry.range.start as usize, entry.range.end as usize);
+            match parts.last_mut() {
+                Some(part) if start < part.range.end + PAGE => part.range.end = end,
+                _ => {
+                    parts.push(topology::Part { range: start..end, nodes: self.staging.clone() });
+                }
+            }
+        }
+        topology::Arena::with_parts(bytes, &self.nodes, &self.cpus, &parts)
     }
 }
 
 #[derive(Debug)]
 enum Raw {
-    /// The virtual GPU's own memory, and what a real GPU's driver pins.
+    /// The virtual GPU's own memory.
     Allocated { start: *mut u8, layout: Layout },
-    /// Host memory on its nodes.
+    /// Host memory on its nodes; a real GPU's driver pins it.
     Pinned(topology::Arena),
 }
 
@@ -77,7 +101,7 @@ impl Memory {
     pub(crate) fn new(plan: &Plan, host: &HostPlace) -> Result<Self, (Arena, u64)> {
         let refused = (Arena::Pinned, plan.bytes(Arena::Pinned).max(1));
         let size = usize::try_from(refused.1).map_err(|_| refused)?;
-        let pinned = topology::Arena::new(size, &host.nodes, &host.cpus).map_err(|_| refused)?;
+        let pinned = host.arena(plan, size).map_err(|_| refused)?;
         let device = Raw::new(Arena::Device, plan.bytes(Arena::Device), PAGE)?;
         Ok(Self { arenas: [device, Raw::Pinned(pinned)] })
     }
@@ -86,11 +110,13 @@ impl Memory {
     ///
     /// # Errors
     /// As `new`.
-    pub(crate) fn pinned(plan: &Plan) -> Result<Self, (Arena, u64)> {
+    pub(crate) fn pinned(plan: &Plan, host: &HostPlace) -> Result<Self, (Arena, u64)> {
         let bytes = plan.bytes(Arena::Pinned).max(1).next_multiple_of(HUGE_PAGE as u64);
+        let refused = (Arena::Pinned, bytes);
+        let size = usize::try_from(bytes).map_err(|_| refused)?;
+        let pinned = host.arena(plan, size).map_err(|_| refused)?;
         let device = Raw::new(Arena::Device, 0, PAGE)?;
-        let pinned = Raw::new(Arena::Pinned, bytes, HUGE_PAGE)?;
-        Ok(Self { arenas: [device, pinned] })
+        Ok(Self { arenas: [device, Raw::Pinned(pinned)] })
     }
 
     /// Where the host's arena starts, and its bytes: for the driver, which pins it.

@@ -53,12 +53,19 @@ pub struct CpuOptions {
     pub lanes: Lanes,
     /// Bytes that the device's arena may take.
     pub memory_limit: u64,
-    /// Kernel threads besides the lane's own; `None`: kernels run on the lane's thread.
-    pub pool: Option<Arc<rayon::ThreadPool>>,
     /// Where host memory goes.
     pub host: HostPlace,
     /// Scratch of each kernel thread, in f32 ([`scratch_floats`]); the plan counts it.
     pub scratch_floats: usize,
+    /// Of all lanes.
+    pub work: HostWork,
+}
+
+/// How lanes that run on the host work: all of a virtual GPU's, the Host lane of a real one.
+#[derive(Clone, Debug, Default)]
+pub struct HostWork {
+    /// Kernel threads besides the lane's own; `None`: kernels run on the lane's thread.
+    pub pool: Option<Arc<rayon::ThreadPool>>,
     /// Where spans of ops are noted.
     pub trace: Option<Arc<Trace>>,
     /// Ops of this name take so many times as long (for tests of overlap).
@@ -82,8 +89,9 @@ pub fn open(
         Memory::new(plan, &options.host).map(Arc::new).map_err(refused)
     });
     let memory = memory.inspect_err(|error| world.fail(rank, 0, error))?;
-    let shared = Arc::new(Shared::new(rank, memory, plan, world, options.clone()));
-    Ok(Device::new(rank, Arc::clone(plan), Box::new(Cpu::new(shared))))
+    let (work, threads) = (options.work.clone(), options.lanes != Lanes::Inline);
+    let shared = Arc::new(Shared::new(rank, memory, plan, world, work, threads));
+    Ok(Device::new(rank, Arc::clone(plan), Box::new(Cpu::new(shared, options))))
 }
 
 fn check_limit(rank: Rank, plan: &Plan, limit: u64) -> Result<(), Error> {
@@ -126,7 +134,7 @@ pub(crate) struct Shared {
     pub(crate) memory: Arc<Memory>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) world: Arc<World>,
-    options: CpuOptions,
+    work: HostWork,
     pub(crate) step: AtomicU64,
     /// Per lane, ops finished. Stored by the lane, loaded by whoever waits.
     done: [AtomicU64; LANES],
@@ -137,30 +145,34 @@ pub(crate) struct Shared {
 }
 
 impl Cpu {
-    fn new(shared: Arc<Shared>) -> Self {
+    fn new(shared: Arc<Shared>, options: &CpuOptions) -> Self {
         let (mut queues, mut threads) = (Vec::new(), Vec::new());
-        if let Lanes::Threads { chaos_us } = shared.options.lanes {
+        let scratch_floats = options.scratch_floats;
+        if let Lanes::Threads { chaos_us } = options.lanes {
             for lane in Lane::ALL {
                 let queue = Arc::new(Queue::new());
                 queues.push(Arc::clone(&queue));
                 let (shared, chaos) =
                     (Arc::clone(&shared), Chaos::new(shared.rank, lane, chaos_us));
-                threads.push(std::thread::spawn(move || shared.run_lane(&queue, chaos)));
+                threads.push(std::thread::spawn(move || {
+                    shared.run_lane(&queue, shared.workers(scratch_floats), chaos);
+                }));
             }
         }
-        let workers = RefCell::new(shared.workers());
+        let workers = RefCell::new(shared.workers(scratch_floats));
         Self { shared, queues, threads, pending: RefCell::default(), workers }
     }
 }
 
 impl Shared {
-    /// Joins the world; `memory` can be read by peers from here on.
+    /// Joins the world; `memory` can be read by peers from here on. `threads`: lanes have threads of their own.
     pub(crate) fn new(
         rank: Rank,
         memory: Arc<Memory>,
         plan: &Arc<Plan>,
         world: &Arc<World>,
-        options: CpuOptions,
+        work: HostWork,
+        threads: bool,
     ) -> Self {
         world.join(rank, &memory);
         Self {
@@ -170,21 +182,20 @@ impl Shared {
             world: Arc::clone(world),
             step: AtomicU64::new(0),
             done: Default::default(),
-            meter: Meter::new(options.lanes != Lanes::Inline),
+            meter: Meter::new(threads),
             sleepers: AtomicUsize::new(0),
             mutex: Mutex::new(()),
             turned: Condvar::new(),
-            options,
+            work,
         }
     }
 
-    pub(crate) fn workers(&self) -> Workers {
-        Workers::new(self.options.pool.clone(), self.options.scratch_floats)
+    pub(crate) fn workers(&self, scratch_floats: usize) -> Workers {
+        Workers::new(self.work.pool.clone(), scratch_floats)
     }
 
-    fn run_lane(&self, jobs: &Queue<Job>, mut chaos: Chaos) {
+    fn run_lane(&self, jobs: &Queue<Job>, mut workers: Workers, mut chaos: Chaos) {
         crate::panics::watch_this_thread();
-        let mut workers = self.workers();
         while let Some(Job { op, after }) = jobs.pop() {
             for (lane, tick) in after.into_iter().enumerate() {
                 self.wait_done(lane, tick);
@@ -204,8 +215,9 @@ impl Shared {
             }
             self.slow_down(op, started);
             self.meter.stop(op.lane, started);
-            if let Some(trace) = &self.options.trace {
-                trace.note(self.rank, op, &self.plan, started);
+            if let Some(trace) = &self.work.trace {
+                let step = self.step.load(Ordering::Relaxed);
+                trace.note((self.rank, step), op, &self.plan, started);
             }
         }
         self.done[op.lane as usize].store(op.tick, Ordering::SeqCst);
@@ -216,7 +228,7 @@ impl Shared {
     }
 
     fn execute(&self, op: &Admitted, workers: &mut Workers) -> Result<(), Error> {
-        if self.options.panic_at == Some((self.rank.index(), op.lane, op.tick)) {
+        if self.work.panic_at == Some((self.rank.index(), op.lane, op.tick)) {
             std::panic::resume_unwind(Box::new("injected fault"));
         }
         let named = |problem| Error::Task {
@@ -232,15 +244,13 @@ impl Shared {
             }
             Op::Host { task, arg } => {
                 let mut declared: Declared<'_> = [const { None }; _];
-                let mut count = 0;
-                task.accesses(&mut |mode, t| {
-                    if let Some(slot) = declared.get_mut(count) {
-                        *slot = Some(self.slot(mode, t));
-                    }
-                    count += 1;
-                });
-                if count > declared.len() {
-                    return Err(named(format!("{count} ranges are more than {}", declared.len())));
+                let accesses = task.accesses();
+                if accesses.len() > declared.len() {
+                    let (count, most) = (accesses.len(), declared.len());
+                    return Err(named(format!("{count} ranges are more than {most}")));
+                }
+                for (slot, &(mode, t)) in declared.iter_mut().zip(accesses) {
+                    *slot = Some(self.slot(mode, t));
                 }
                 let pool = workers.pool();
                 task.run(*arg, &mut HostContext { pool, declared: &mut declared }).map_err(named)
@@ -264,7 +274,7 @@ impl Shared {
     }
 
     fn slow_down(&self, op: &Admitted, started: Instant) {
-        if let Some((name, times)) = self.options.slow
+        if let Some((name, times)) = self.work.slow
             && name == op.op.name()
         {
             std::thread::sleep(started.elapsed() * (times - 1));

@@ -4,7 +4,7 @@ use super::memory::Memory;
 use crate::error::Site;
 use crate::{Error, Group, LANES, Lane, Rank, Tensor};
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -48,8 +48,8 @@ pub struct World {
     timeout: Duration,
     /// Of ranks on GPUs.
     pub(crate) gpus: crate::cuda::Board,
-    /// Someone outside holds a rank up; the others' deadlines stand still.
-    held_up: AtomicBool,
+    /// Ranks that someone outside holds up; the others' deadlines stand still.
+    held_up: AtomicUsize,
 }
 
 /// A waiting thread looks up so often. A longer pause was the whole process's, stopped by a signal or a
@@ -75,19 +75,23 @@ impl World {
             let board = Mutex::new(Board { generation: 0, arrived: 0, posts });
             Meeting { members, board, turned: Condvar::new() }
         };
-        let tp_group = |d: usize| (0..tp_size).map(|t| d * tp_size + t).collect();
-        let dp_group = |t: usize| (0..dp_size).map(|d| d * tp_size + t).collect();
-        let world_size = tp_size * dp_size;
+        let first = Rank { tp: 0, tp_size, dp: 0, dp_size };
+        let meeting = |rank: Rank, group| {
+            meeting((0..rank.within(group).1).map(|i| rank.member(group, i)).collect())
+        };
+        let tp_group = |dp| meeting(Rank { dp, ..first }, Group::Tp);
+        let dp_group = |tp| meeting(Rank { tp, ..first }, Group::Dp);
+        let world_size = first.world_size();
         Arc::new(Self {
             failed: AtomicBool::new(false),
             first: Mutex::new(None),
             memories: (0..world_size).map(|_| OnceLock::new()).collect(),
-            tp: (0..LANES).map(|_| (0..dp_size).map(|d| meeting(tp_group(d))).collect()).collect(),
-            dp: (0..LANES).map(|_| (0..tp_size).map(|t| meeting(dp_group(t))).collect()).collect(),
-            all: (0..LANES).map(|_| meeting((0..world_size).collect())).collect(),
+            tp: (0..LANES).map(|_| (0..dp_size).map(tp_group).collect()).collect(),
+            dp: (0..LANES).map(|_| (0..tp_size).map(dp_group).collect()).collect(),
+            all: (0..LANES).map(|_| meeting(first, Group::World)).collect(),
             timeout,
             gpus: crate::cuda::Board::new(world_size),
-            held_up: AtomicBool::new(false),
+            held_up: AtomicUsize::new(0),
         })
     }
 
@@ -111,9 +115,9 @@ impl World {
 
     /// Runs `wait`, which depends on somebody outside the run, and lets no rank's deadline pass meanwhile.
     pub fn held_up<R>(&self, wait: impl FnOnce() -> R) -> R {
-        self.held_up.store(true, Ordering::SeqCst);
+        self.held_up.fetch_add(1, Ordering::SeqCst);
         let result = wait();
-        self.held_up.store(false, Ordering::SeqCst);
+        self.held_up.fetch_sub(1, Ordering::SeqCst);
         result
     }
 
@@ -163,11 +167,12 @@ impl World {
         group: Group,
         post: Post,
     ) -> Result<Met<'_>, Error> {
-        let (meeting, me) = match group {
-            Group::Tp => (&self.tp[lane as usize][rank.dp], rank.tp),
-            Group::Dp => (&self.dp[lane as usize][rank.tp], rank.dp),
-            Group::World => (&self.all[lane as usize], rank.index()),
+        let meeting = match group {
+            Group::Tp => &self.tp[lane as usize][rank.dp],
+            Group::Dp => &self.dp[lane as usize][rank.tp],
+            Group::World => &self.all[lane as usize],
         };
+        let (me, _) = rank.within(group);
         let mut board = lock(&meeting.board);
         let generation = board.generation;
         board.posts[(generation % 2) as usize][me] = Some(post);
@@ -219,7 +224,7 @@ impl World {
             }
             let (began, slice) = (Instant::now(), left.min(LOOK_UP));
             board = meeting.turned.wait_timeout(board, slice).unwrap_or_else(|e| e.into_inner()).0;
-            if !self.held_up.load(Ordering::SeqCst) {
+            if self.held_up.load(Ordering::SeqCst) == 0 {
                 left = left.saturating_sub(began.elapsed().min(2 * LOOK_UP));
             }
         }

@@ -4,15 +4,16 @@
 //! process's launch queues: a rank that ran ahead could fill them, and its peer could not enqueue the kernel that the
 //! collective waits for. The meetings compare what the ranks bring, as on the cpu backend.
 
-use super::driver::{Failure, Stream};
+use super::driver::{Context, Failure, Stream};
 use super::memory::Peer;
-use super::nccl::{self, Communicator};
+use super::nccl::{self, ByParts, Communicator};
 use super::watchdog::Watchdog;
 use super::{Gpu, launch};
 use crate::cpu::Shared;
 use crate::cpu::collectives::{divisible, meet};
-use crate::{Admitted, Error, Group, Op, Rank, Reduce, Tensor};
+use crate::{Admitted, Error, Group, Op, Reduce, Tensor};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// How data moves between ranks.
 #[derive(Debug)]
@@ -28,43 +29,26 @@ const COME: usize = 0;
 const COMBINED: usize = 1;
 const GATHERED: usize = 2;
 
-/// (this rank's number in the group, ranks of the group)
-pub(super) const fn place(rank: Rank, group: Group) -> (usize, usize) {
-    match group {
-        Group::Tp => (rank.tp, rank.tp_size),
-        Group::Dp => (rank.dp, rank.dp_size),
-        Group::World => (rank.index(), rank.world_size()),
-    }
-}
-
-/// Index of the group's member `i`.
-pub(super) const fn member(rank: Rank, group: Group, i: usize) -> usize {
-    match group {
-        Group::Tp => rank.dp * rank.tp_size + i,
-        Group::Dp => i * rank.tp_size + rank.tp,
-        Group::World => i,
-    }
-}
-
 /// Communicators of `rank`, after all ranks have opened their memory; blocks until the peers make theirs.
 pub(super) fn connect(shared: &Arc<Shared>, gpu: usize) -> Result<Transport, Error> {
     let (rank, world) = (shared.rank, &shared.world);
     let failed = |problem| Error::GpuSetup { rank: rank.index(), gpu, problem };
     for group in [Group::Tp, Group::Dp] {
-        let (me, size) = place(rank, group);
+        let (me, size) = rank.within(group);
         if size > 1 && me == 0 {
             world.gpus.post_id((group, rank.index()), nccl::new_id().map_err(failed)?);
         }
     }
     world.gather(rank, "open: communicators")?;
     let one = |group| {
-        let (me, size) = place(rank, group);
+        let (me, size) = rank.within(group);
         if size == 1 {
             return Ok(None);
         }
-        let id = world.gpus.id((group, member(rank, group, 0)));
+        let id = world.gpus.id((group, rank.member(group, 0)));
         let id = id.ok_or_else(|| failed("no identity of its communicator".into()))?;
-        Communicator::new(id, me, size).map(|made| Some(Arc::new(made))).map_err(failed)
+        let made = communicator(shared, gpu, (id, me, size));
+        made.map_err(failed)?.map(|made| Some(Arc::new(made))).ok_or_else(|| given_up(shared))
     };
     let communicators = [one(Group::Tp)?, one(Group::Dp)?];
     // Nobody starts a collective while another still allocates for its communicator.
@@ -73,11 +57,50 @@ pub(super) fn connect(shared: &Arc<Shared>, gpu: usize) -> Result<Transport, Err
     Ok(Transport::Nccl(communicators, watchdog))
 }
 
+/// The library blocks until the last rank has come, and does not learn that one never will: it waits in a thread that
+/// is left behind when another rank fails. `None`: one has.
+fn communicator(
+    shared: &Shared,
+    gpu: usize,
+    (id, me, size): (nccl::Id, usize, usize),
+) -> Result<Option<Communicator>, String> {
+    let (sender, made) = std::sync::mpsc::channel();
+    let make = move || {
+        let bound = Context::of(gpu).and_then(|context| context.bind());
+        let made = bound.map_err(|e| e.to_string()).and_then(|()| Communicator::new(id, me, size));
+        let _ = sender.send(made);
+    };
+    let thread = std::thread::Builder::new().name(format!("connect {}", shared.rank.index()));
+    thread.spawn(make).map_err(|e| format!("no thread to connect ranks: {e}"))?;
+    let (world, started) = (&shared.world, Instant::now());
+    loop {
+        match made.recv_timeout(LOOK) {
+            Ok(made) => return made.map(Some),
+            Err(_) if world.failed() => return Ok(None),
+            Err(_) if started.elapsed() > world.timeout() => {
+                let seconds = world.timeout().as_secs();
+                return Err(format!("NCCL has not connected the ranks in {seconds} s"));
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Between looks at the other ranks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Another rank has failed.
+fn given_up(shared: &Shared) -> Error {
+    let ended =
+        || Error::GpuSetup { rank: shared.rank.index(), gpu: 0, problem: "given up".into() };
+    shared.world.check(shared.rank).err().unwrap_or_else(ended)
+}
+
 impl Gpu {
     /// Enqueues a collective on `stream`. Blocks until the ranks of its group have come to it too.
     pub(super) fn collective(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
         let Some(group) = op.op.group() else { return Ok(()) };
-        let (me, size) = place(self.host.rank, group);
+        let (me, size) = self.host.rank.within(group);
         if size == 1 {
             return Ok(());
         }
@@ -112,8 +135,8 @@ impl Gpu {
         watchdog.starts(stream, op, group).map_err(|e| self.failed(op, &e))?;
         let enqueued = match op.op {
             Op::AllReduce { reduce, .. } => comm.all_reduce(buffer, reduce, stream),
-            Op::ReduceScatter { .. } => comm.reduce_scatter(buffer, stream),
-            Op::AllGather { .. } => comm.all_gather(buffer, stream),
+            Op::ReduceScatter { .. } => comm.by_parts(buffer, ByParts::ReduceScatter, stream),
+            Op::AllGather { .. } => comm.by_parts(buffer, ByParts::AllGather, stream),
             Op::Broadcast { root, .. } => comm.broadcast(buffer, root, stream),
             _ => Ok(()),
         };
@@ -192,7 +215,7 @@ impl Exchange<'_> {
     /// A wait for member `i` failed. If this GPU works, it is the other one that does not.
     fn blamed(&self, i: usize, peer: &Peer, failure: &Failure) -> Error {
         let own = self.gpu.failed(self.op, failure);
-        let index = member(self.gpu.host.rank, self.group, i);
+        let index = self.gpu.host.rank.member(self.group, i);
         match own {
             Error::Gpu { op, site, .. } if self.stream.is_sound() => {
                 let from = self.gpu.host.rank.index();
@@ -204,7 +227,7 @@ impl Exchange<'_> {
     }
 
     fn peer(&self, i: usize) -> Result<&Arc<Peer>, Error> {
-        let (shared, index) = (&self.gpu.host, member(self.gpu.host.rank, self.group, i));
+        let (shared, index) = (&self.gpu.host, self.gpu.host.rank.member(self.group, i));
         let peer = shared.world.gpus.peer(index);
         peer.ok_or_else(|| self.gpu.refused(self.op, &format!("rank {index} has no memory")))
     }

@@ -105,6 +105,15 @@ pub(super) fn device_name(ordinal: usize) -> Result<String, Failure> {
     Ok(text.to_string_lossy().into_owned())
 }
 
+/// Where a GPU is, as `0000:34:00.0`.
+pub(super) fn device_address(ordinal: usize) -> Result<String, Failure> {
+    let device = device(ordinal)?;
+    let mut text = [0u8; 32];
+    call!(cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), 31, device))?;
+    let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
 pub(super) fn device_memory(ordinal: usize) -> Result<u64, Failure> {
     let device = device(ordinal)?;
     let mut bytes = 0;

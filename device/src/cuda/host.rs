@@ -46,7 +46,7 @@ impl HostLane {
                 problem: failure.to_string(),
             });
         }
-        let mut workers = self.shared.workers();
+        let mut workers = self.shared.workers(0);
         while let Some(Job { op, after }) = jobs.pop() {
             self.await_streams(&op, &after);
             let compute = self.compute.get();

@@ -4,7 +4,7 @@ use super::driver::{Context, DeviceMemory, Event, Failure, Registration};
 use super::nccl;
 use crate::cpu::memory::Memory;
 use crate::{Arena, Group, LANES, Plan, Tensor};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Bytes of host memory that are pinned at once: drivers refuse some sizes, and a piece at a time shows how far
@@ -39,6 +39,8 @@ pub(crate) struct Peer {
     events: Vec<Event>,
     /// Collectives that this rank's streams have started, by group: TP, DP.
     pub(super) started: [AtomicU64; 2],
+    /// One of them has not ended: what this rank is late for, others keep from it.
+    pub(super) held_up: AtomicBool,
     // Declared before the memory, which it must not outlive.
     _pinned: Registration,
     host: Arc<Memory>,
@@ -59,6 +61,7 @@ impl Peer {
             device,
             events,
             started: Default::default(),
+            held_up: AtomicBool::new(false),
             _pinned: pinned,
             host,
         })

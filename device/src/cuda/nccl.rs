@@ -153,6 +153,15 @@ fn data_type(dtype: Dtype) -> ncclDataType_t {
     }
 }
 
+/// A collective in which each rank owns one part of the buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ByParts {
+    /// From the whole to this rank's part.
+    ReduceScatter,
+    /// From this rank's part to the whole.
+    AllGather,
+}
+
 /// One rank's end of a group. The rank's thread enqueues; a watchdog may abort.
 #[derive(Debug)]
 pub(super) struct Communicator {
@@ -221,28 +230,26 @@ impl Communicator {
     }
 
     /// In place: `count` elements of the whole buffer, which divide by the ranks.
-    pub(super) fn reduce_scatter(
+    pub(super) fn by_parts(
         &self,
         (at, count, dtype): (u64, usize, Dtype),
+        what: ByParts,
         stream: &Stream,
     ) -> Result<(), String> {
         let _inside = self.enter();
-        let (part, own) = self.part(at, count, dtype);
-        let (from, to, op) = (at as Buffer, own as BufferMut, ncclRedOp_t::ncclSum);
-        let dtype = data_type(dtype);
-        call!(reduce_scatter(from, to, part, dtype, op, self.raw()?, stream.raw().cast()))
-    }
-
-    /// In place, as `reduce_scatter`.
-    pub(super) fn all_gather(
-        &self,
-        (at, count, dtype): (u64, usize, Dtype),
-        stream: &Stream,
-    ) -> Result<(), String> {
-        let _inside = self.enter();
-        let (part, own) = self.part(at, count, dtype);
-        let (from, to, dtype) = (own as Buffer, at as BufferMut, data_type(dtype));
-        call!(all_gather(from, to, part, dtype, self.raw()?, stream.raw().cast()))
+        let part = count / self.size;
+        let own = at + (self.me * part) as u64 * dtype.bytes();
+        let (dtype, comm, stream) = (data_type(dtype), self.raw()?, stream.raw().cast());
+        match what {
+            ByParts::ReduceScatter => {
+                let (from, to, op) = (at as Buffer, own as BufferMut, ncclRedOp_t::ncclSum);
+                call!(reduce_scatter(from, to, part, dtype, op, comm, stream))
+            }
+            ByParts::AllGather => {
+                let (from, to) = (own as Buffer, at as BufferMut);
+                call!(all_gather(from, to, part, dtype, comm, stream))
+            }
+        }
     }
 
     pub(super) fn broadcast(
@@ -255,12 +262,6 @@ impl Communicator {
         let (from, to, dtype) = (at as Buffer, at as BufferMut, data_type(dtype));
         let root = root as c_int;
         call!(broadcast(from, to, count, dtype, root, self.raw()?, stream.raw().cast()))
-    }
-
-    /// Elements of a part, and the address of this rank's.
-    fn part(&self, at: u64, count: usize, dtype: Dtype) -> (usize, u64) {
-        let part = count / self.size;
-        (part, at + (self.me * part) as u64 * dtype.bytes())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Opening a GPU for a rank: everything that is allocated, created or compiled, before step 1.
 
 use super::blas::{Blas, workspace_bytes};
-use super::collectives::{Transport, connect, member, place};
+use super::collectives::{Transport, connect};
 use super::compile::Kernels;
 use super::driver::{self, Context, DeviceMemory, Failure, Stream, Words};
 use super::history::History;
@@ -11,7 +11,7 @@ use super::memory::{Arrangement, Peer};
 use super::{Gpu, HOST_WORD, nccl};
 use crate::cpu::memory::Memory;
 use crate::cpu::queue::Queue;
-use crate::cpu::{self, CpuOptions, Lanes, Shared, Trace, World};
+use crate::cpu::{self, HostWork, Shared, World};
 use crate::{Device, Error, Group, Lane, Plan, Rank};
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
@@ -31,21 +31,19 @@ pub enum Collectives {
 /// How a GPU is opened.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
+    /// The driver's number of the rank's GPU; `None`: rank mod GPUs.
+    pub gpu: Option<usize>,
+    /// Where host memory goes.
+    pub host: cpu::HostPlace,
     /// How data moves between ranks.
     pub collectives: Collectives,
-    /// Threads for host tasks besides the Host lane's own.
-    pub pool: Option<Arc<rayon::ThreadPool>>,
     /// Most that one op needs besides its operands (`Totals::scratch` of the recorder).
     pub scratch: u64,
-    /// Where spans of the Host lane are noted.
-    pub trace: Option<Arc<Trace>>,
-    /// See [`CpuOptions::slow`]; the Host lane's ops.
-    pub slow: Option<(&'static str, u32)>,
-    /// See [`CpuOptions::panic_at`]; the Host lane's ops.
-    pub panic_at: Option<(usize, Lane, u64)>,
+    /// Of the Host lane.
+    pub work: HostWork,
 }
 
-/// A GPU for `rank`: number rank mod GPUs, so that several ranks may share one. Returns when all ranks have opened
+/// A GPU for `rank`, which several ranks may share. Returns when all ranks have opened
 /// theirs.
 ///
 /// # Errors
@@ -80,7 +78,8 @@ impl Opening<'_> {
         let device = self.device_memory(&context, arrangement.bytes, &own)?;
         let refused =
             |(arena, wanted)| Error::HostMemory { rank: self.rank.index(), arena, wanted };
-        let host_memory = Memory::pinned(self.plan).map(Arc::new).map_err(refused)?;
+        let host_memory =
+            Memory::pinned(self.plan, &self.options.host).map(Arc::new).map_err(refused)?;
         let peer = Peer::new(&context, device, Arc::clone(&host_memory));
         let peer = Arc::new(peer.map_err(|e| self.problem(gpu, "pinning host memory", e))?);
         let scratch = peer.device.start + arrangement.scratch;
@@ -91,8 +90,10 @@ impl Opening<'_> {
         let blas = Blas::new(workspace).map_err(setup("cuBLASLt"))?;
         let marks = Marks::new().map_err(made)?;
         self.world.gpus.join(self.rank.index(), &peer);
-        let options = self.host_options();
-        let host = Arc::new(Shared::new(self.rank, host_memory, self.plan, self.world, options));
+        // The Host lane is the cpu backend's, on memory that the driver has pinned.
+        let (work, threads) = (self.options.work.clone(), true);
+        let host = Shared::new(self.rank, host_memory, self.plan, self.world, work, threads);
+        let host = Arc::new(host);
         let transport = self.transport(&host, &context, count)?;
         let streams = streams(&context, own, &transport, self.rank).map_err(made)?;
         let queue = Arc::new(Queue::new());
@@ -139,7 +140,7 @@ impl Opening<'_> {
         if count == 0 {
             return Err(none("the driver sees no GPU".into()));
         }
-        let gpu = self.rank.index() % count;
+        let gpu = self.options.gpu.unwrap_or(self.rank.index() % count);
         let context = Context::of(gpu).map_err(|e| self.problem(gpu, "context", e))?;
         context.bind().map_err(|e| self.problem(gpu, "context", e))?;
         Ok((context, count))
@@ -154,31 +155,22 @@ impl Opening<'_> {
     ) -> Result<DeviceMemory, Error> {
         let gpu = context.ordinal;
         let (free, _) = context.memory().map_err(|e| self.problem(gpu, "free memory", e))?;
-        let too_much = || cpu::out_of_memory(self.rank, self.plan, bytes, free);
+        let too_much = |free| cpu::out_of_memory(self.rank, self.plan, bytes, free);
         if bytes > free {
-            return Err(too_much());
+            return Err(too_much(free));
         }
         let memory = DeviceMemory::new(context, bytes).map_err(|e| {
-            if e.is_out_of_memory() { too_much() } else { self.problem(gpu, "device memory", e) }
+            // Somebody else may have taken it meanwhile.
+            let free = || context.memory().map_or(free, |(free, _)| free);
+            if e.is_out_of_memory() {
+                too_much(free())
+            } else {
+                self.problem(gpu, "device memory", e)
+            }
         })?;
         let zeroed = stream.zero(memory.start, bytes).and_then(|()| stream.synchronize());
         zeroed.map_err(|e| self.problem(gpu, "device memory", e))?;
         Ok(memory)
-    }
-
-    /// The Host lane is the cpu backend's, on memory that the driver has pinned.
-    fn host_options(&self) -> CpuOptions {
-        let CudaOptions { pool, trace, slow, panic_at, .. } = self.options;
-        CpuOptions {
-            lanes: Lanes::Threads { chaos_us: 0 },
-            memory_limit: u64::MAX,
-            host: cpu::HostPlace::default(),
-            pool: pool.clone(),
-            scratch_floats: 0,
-            trace: trace.clone(),
-            slow: *slow,
-            panic_at: *panic_at,
-        }
     }
 
     /// Returns when all ranks have their memory and are connected.
@@ -215,8 +207,8 @@ impl Opening<'_> {
     /// Kernels read the memory of all ranks of this rank's groups.
     fn reach_peers(&self, context: &Context) -> Result<(), Error> {
         for group in [Group::Tp, Group::Dp] {
-            for i in 0..place(self.rank, group).1 {
-                let index = member(self.rank, group, i);
+            for i in 0..self.rank.within(group).1 {
+                let index = self.rank.member(group, i);
                 let Some(peer) = self.world.gpus.peer(index) else { continue };
                 let (gpu, other) = (context.ordinal, peer.context.ordinal);
                 let reached = context.reach(&peer.context);

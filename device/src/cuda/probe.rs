@@ -4,6 +4,7 @@ use super::driver::{self, Context};
 use super::{blaslt, nccl, nvrtc};
 use crate::panics;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use topology::PciAddress;
 
 /// Oldest driver whose streams can wait for a word of host memory without a module parameter.
 const OLDEST_DRIVER: i32 = 12_000;
@@ -19,6 +20,8 @@ pub struct GpuInfo {
     pub sm: u32,
     /// Bytes in all.
     pub memory: u64,
+    /// Where it is, if the driver tells.
+    pub pci: Option<PciAddress>,
 }
 
 /// A library, found or not.
@@ -131,6 +134,7 @@ fn gpus() -> Result<Vec<GpuInfo>, String> {
             name: driver::device_name(ordinal)?,
             sm: driver::device_sm(ordinal)?,
             memory: driver::device_memory(ordinal)?,
+            pci: driver::device_address(ordinal)?.parse().ok(),
         })
     };
     let all = driver::device_count().and_then(|count| (0..count).map(one).collect());
@@ -153,11 +157,15 @@ fn blaslt_version() -> Result<String, String> {
     if !blaslt::is_present() {
         return Err(looked_for(&names("cublasLt")));
     }
-    let version = blaslt::version();
-    Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+    Ok(dotted(blaslt::version()))
 }
 
 fn nccl_version() -> Result<String, String> {
     let version = nccl::version().map_err(|_| looked_for(&nccl::NAMES.map(str::to_owned)))?;
-    Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+    Ok(dotted(version as usize))
+}
+
+/// 22403 as 2.24.3.
+fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }

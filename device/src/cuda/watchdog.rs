@@ -1,7 +1,6 @@
 //! A collective of NCCL that never ends is no error anywhere: its kernel spins. One thread per rank looks at the
 //! collectives that have started, ends the run with the name of the rank that is missing, and aborts.
 
-use super::collectives::{member, place};
 use super::driver::{Context, Event, Failure, Stream};
 use super::nccl::Communicator;
 use crate::cpu::Shared;
@@ -13,6 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// Who is itself held up by others is blamed only when nobody else has been for so long.
+const DOUBT: Duration = Duration::from_secs(2);
 /// Collectives under watch at once; more are not watched until some have ended.
 const WATCHED: usize = 256;
 /// Between looks.
@@ -195,6 +196,10 @@ impl Watch {
             }
             at += 1;
         }
+        if let Some(own) = self.shared.world.gpus.peer(self.shared.rank.index()) {
+            let held_up = state.under_way.iter().any(|entry| entry.started.is_some());
+            own.held_up.store(held_up, Ordering::SeqCst);
+        }
         Ok(())
     }
 
@@ -215,11 +220,12 @@ impl Watch {
             return Some(named(problem));
         }
         let timeout = self.shared.world.timeout();
-        if oldest.started?.elapsed() < timeout {
+        let waited = oldest.started?.elapsed();
+        if waited < timeout {
             return None;
         }
-        let missing: Vec<usize> = (0..place(rank, oldest.group).1)
-            .map(|i| member(rank, oldest.group, i))
+        let missing: Vec<usize> = (0..rank.within(oldest.group).1)
+            .map(|i| rank.member(oldest.group, i))
             .filter(|&index| {
                 let peer = self.shared.world.gpus.peer(index);
                 let started = &peer.map(|p| &p.started[oldest.group as usize]);
@@ -231,6 +237,16 @@ impl Watch {
             let problem = format!("all ranks have started it, and it has not ended in {seconds} s");
             return Some(named(problem));
         }
+        let held_up = |index: &usize| {
+            let peer = self.shared.world.gpus.peer(*index);
+            peer.is_some_and(|peer| peer.held_up.load(Ordering::SeqCst))
+        };
+        let free: Vec<usize> = missing.iter().copied().filter(|index| !held_up(index)).collect();
+        let missing = match free.is_empty() {
+            true if waited < timeout + DOUBT => return None,
+            true => missing,
+            false => free,
+        };
         Some(Error::Timeout { rank: rank.index(), op, site, seconds, missing })
     }
 

@@ -3,6 +3,7 @@
 use super::exit::{Failed, code};
 use super::print;
 use crate::gpu;
+use crate::places::cores;
 use device::cuda::{GpuInfo, LibraryInfo, Probe, free_memory};
 use rustix::process::{Resource, getrlimit};
 use topology::{Machine, available_memory, format_bytes};
@@ -95,7 +96,7 @@ fn cuda(probe: &Probe) -> Vec<Finding> {
 }
 
 fn gpu_finding(gpu: &GpuInfo) -> Finding {
-    let GpuInfo { ordinal, name, sm, memory } = gpu;
+    let GpuInfo { ordinal, name, sm, memory, .. } = gpu;
     let text = |free: &str| format!("{ordinal}: {name}, sm_{sm}, {}{free}", format_bytes(*memory));
     if *sm < 70 {
         return Finding::new(Verdict::Fail, "GPU", text("")).remedy("sm_70 (V100) is the oldest");
@@ -141,8 +142,7 @@ fn host(probe: &Probe) -> Vec<Finding> {
     };
     let nodes = match Machine::discover() {
         Ok(machine) => {
-            let (nodes, cores) = (machine.numa_nodes.len(), std::thread::available_parallelism());
-            let cores = cores.map_or(1, usize::from);
+            let (nodes, cores) = (machine.numa_nodes.len(), cores());
             Finding::new(Verdict::Ok, "NUMA", format!("{nodes} node(s), {cores} hardware threads"))
         }
         Err(error) => Finding::new(Verdict::Warn, "NUMA", format!("unknown: {error}"))

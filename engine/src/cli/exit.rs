@@ -16,6 +16,7 @@ pub(super) mod code {
     pub(crate) const NUMERIC: u8 = 79;
     pub(crate) const HOST_MEMORY: u8 = 80;
     pub(crate) const DEVICE_MEMORY: u8 = 81;
+    pub(crate) const CHECKPOINT: u8 = 82;
     /// Second Ctrl-C.
     pub(crate) const ABORTED: u8 = 130;
 }
@@ -28,7 +29,8 @@ Exit codes:
   66  the data cannot be used         80  not enough host memory
   70  a defect of onebox              81  not enough GPU memory
   73  the run directory is refused    74  a file cannot be written or read
-  75  interrupted, ended in order     130 interrupted twice, ended at once";
+  75  interrupted, ended in order     82  no checkpoint is whole
+  130 interrupted twice, ended at once";
 
 /// Why a command did not do what it was asked for.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use super::exit::{Failed, code};
 use super::seen;
 use crate::generate::{GenerateError, Sampling, generate};
+use crate::run_dir::{CONFIG, WEIGHTS};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -33,14 +34,14 @@ fn temperature(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
-    let config = args.run.join("config.ron");
+    let config = args.run.join(CONFIG);
     if !config.exists() {
         let path = args.run.display();
-        let why = format!("{path} is not a run directory: it has no config.ron (see runs/)");
+        let why = format!("{path} is not a run directory: it has no {CONFIG} (see runs/)");
         return Err(Failed::new(code::DATA, why));
     }
     let loaded = crate::config::load(&config, &[]).map_err(|e| Failed::new(code::CONFIG, e))?;
-    let weights = args.run.join("weights.safetensors");
+    let weights = args.run.join(WEIGHTS);
     if !weights.exists() {
         let why = format!("{} does not exist yet: a run writes it when it ends", weights.display());
         return Err(Failed::new(code::DATA, why));

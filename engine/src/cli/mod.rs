@@ -1,12 +1,18 @@
 //! The command line: arguments, verbs, exit codes. Data goes to stdout, messages to stderr.
 
+mod bench;
 mod check;
 mod doctor;
 mod exit;
 mod generate;
 mod plan;
+mod resume;
+mod search;
+mod simulate;
 mod topology;
+mod trace;
 mod train;
+mod watch;
 
 use clap::{Args, Parser, Subcommand};
 use exit::{Failed, code};
@@ -29,10 +35,14 @@ struct Cli {
 enum Verb {
     /// Train a model
     Train(train::TrainArgs),
-    /// Show what a config needs of every GPU and NUMA node, and whether it fits (exit code 1 if not)
+    /// Show what a config needs of every GPU and NUMA node, and whether it fits (exit code 1 if not); find the fastest layout
     Plan(plan::PlanArgs),
+    /// Say how long a step takes on a described box, and what it waits for
+    Simulate(simulate::SimulateArgs),
     /// Show this box, or another one: NUMA nodes, GPUs, who shares a link and what that costs, where ranks would go
     Topology(topology::TopologyArgs),
+    /// Measure this machine: steps of a config, copies, or a box to simulate
+    Bench(bench::BenchArgs),
     /// Draw text from a model that `train` left
     Generate(generate::GenerateArgs),
     /// Say what this machine can train on: driver, libraries, GPUs, memory
@@ -53,7 +63,7 @@ enum ConfigVerb {
 }
 
 /// A config, and changes to it.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 struct ConfigArgs {
     /// RON file, such as configs/quickstart.ron
     config: PathBuf,
@@ -68,6 +78,23 @@ impl ConfigArgs {
     }
 }
 
+/// A box to look at a config on.
+#[derive(Debug, Args)]
+struct OnBox {
+    /// On this described box, such as configs/boxes/dgx2.ron, whatever the config runs on
+    #[arg(long = "box", value_name = "FILE")]
+    on: Option<PathBuf>,
+}
+
+impl OnBox {
+    fn load(&self, config: &ConfigArgs) -> Result<crate::config::Loaded, Failed> {
+        let mut config = config.clone();
+        let set = |path: &PathBuf| format!("device=Sim(box: {:?})", path.display().to_string());
+        config.sets.extend(self.on.as_ref().map(set));
+        config.load()
+    }
+}
+
 /// Runs the command that the process was given.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -75,7 +102,9 @@ pub fn main() -> ExitCode {
     let done = match cli.verb {
         Verb::Train(args) => train::run(&args),
         Verb::Plan(args) => plan::run(&args),
+        Verb::Simulate(args) => simulate::run(&args),
         Verb::Topology(args) => topology::run(&args),
+        Verb::Bench(args) => bench::run(&args),
         Verb::Generate(args) => generate::run(&args),
         Verb::Doctor => doctor::run(),
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),

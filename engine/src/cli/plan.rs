@@ -2,34 +2,47 @@
 
 use super::check::count;
 use super::exit::{Failed, code};
-use super::{ConfigArgs, print, say};
-use crate::build::{Built, build, device_limit};
-use crate::config::{Accumulate, Config, Placement, Recompute};
+use super::{ConfigArgs, OnBox, print, say, search};
+use crate::build::{Built, build};
+use crate::changes::arguments;
+use crate::config::{Config, Loaded};
 use crate::plan::{Buffer, Memory, Report, report};
 use crate::progress::si;
-use device::Arena;
+use crate::remedies::{Largest, Remedy, largest, remedies};
+use serde::Serialize;
 use std::fmt::Write as _;
 use topology::format_bytes;
 
-/// Show what a config needs of every GPU and NUMA node.
+/// Show what a config needs of every GPU and NUMA node; with --search, which layout is the fastest.
 #[derive(Debug, clap::Args)]
 pub(super) struct PlanArgs {
     #[command(flatten)]
     config: ConfigArgs,
+    #[command(flatten)]
+    on_box: OnBox,
     /// One JSON document on stdout, with every buffer
     #[arg(long)]
     json: bool,
+    /// Simulate every layout of the model that fits its described box, and show the fastest
+    #[arg(long)]
+    search: bool,
+    /// With --search: use so many GPUs, not all
+    #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
+    gpus: Option<u16>,
 }
 
 pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
-    let loaded = args.config.load()?;
+    let loaded = args.on_box.load(&args.config)?;
     let config = &loaded.config;
+    if args.search {
+        return search::run(&loaded, args.gpus.map(usize::from), args.json);
+    }
     let report = made(config, &build(config))?;
     if args.json {
-        let json = serde_json::to_string_pretty(&report);
+        let json = serde_json::to_string_pretty(&Document::of(&loaded, &report));
         print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
     } else {
-        print(&text(config, &report))?;
+        print(&text(&loaded, &report))?;
     }
     if let Some(not_built) = config.not_built(&loaded.origins) {
         for problem in not_built.errors().iter().filter(|p| p.key != "device") {
@@ -49,7 +62,8 @@ pub(super) fn made(config: &Config, built: &Built) -> Result<Report, Failed> {
 }
 
 /// The whole report.
-pub(super) fn text(config: &Config, report: &Report) -> String {
+pub(super) fn text(loaded: &Loaded, report: &Report) -> String {
+    let config = &loaded.config;
     let mut out = String::new();
     let Report { tensor, data, .. } = report;
     let _ = writeln!(
@@ -67,12 +81,12 @@ pub(super) fn text(config: &Config, report: &Report) -> String {
     nodes(&mut out, report);
     step(&mut out, report);
     let _ = writeln!(out, "\n{}", report.binding.words);
-    let _ = write!(out, "{}", verdict(config, report));
+    let _ = write!(out, "{}", verdict(loaded, report));
     out
 }
 
-/// Why `config` is refused: what needs most, the limit, and what would help.
-pub(super) fn refusal(config: &Config, report: &Report) -> String {
+/// Why a config is refused: what needs most, the limit, and what would help.
+pub(super) fn refusal(loaded: &Loaded, report: &Report) -> String {
     let mut out = format!("{}\n", report.binding.words);
     if report.binding.what == "gpu" {
         table(&mut out, "each GPU", &report.gpu, false);
@@ -80,7 +94,7 @@ pub(super) fn refusal(config: &Config, report: &Report) -> String {
         table(&mut out, "host memory of each rank", &report.host_per_rank, false);
         nodes(&mut out, report);
     }
-    out + "\n" + &verdict(config, report)
+    out + "\n" + &verdict(loaded, report)
 }
 
 fn table(out: &mut String, title: &str, memory: &Memory, buffers: bool) {
@@ -167,73 +181,56 @@ fn step(out: &mut String, report: &Report) {
     }
 }
 
-fn verdict(config: &Config, report: &Report) -> String {
+/// Whether it fits, and if not, what would.
+fn verdict(loaded: &Loaded, report: &Report) -> String {
     if report.fits {
         return "it fits\n".into();
     }
     let mut out = String::from("it does not fit\n");
-    let tried = remedies(config, report);
-    if !tried.is_empty() {
-        out += "one change at a time, and what it would need of each GPU and of each rank's host memory:\n";
+    let remedies = remedies(loaded);
+    if remedies.is_empty() {
+        out += &nothing_fits(largest(loaded).as_ref());
+        return out;
     }
-    for (sets, gpu, host, fits) in tried {
-        let verdict = if fits { "fits the GPU" } else { "not enough by itself" };
-        let (gpu, host) = (format_bytes(gpu), format_bytes(host));
-        let _ = writeln!(out, "  {sets:<44} {gpu:>12} {host:>12}  {verdict}");
+    out += "the nearest changes with which it would, each by itself";
+    let simulated = remedies.iter().any(|remedy| remedy.slower.is_some());
+    out += if simulated { ", and what they cost (simulated):\n" } else { ":\n" };
+    for Remedy { sets, slower } in &remedies {
+        let cost = slower.map_or(String::new(), |times| format!("   # {times:.2} x the time"));
+        let _ = writeln!(out, "  {}{cost}", arguments(sets));
     }
     out
 }
 
-/// (`--set` arguments, bytes of each GPU, host bytes of each rank, fits the GPU) for changes that leave the
-/// results as they are, up to rounding.
-fn remedies(config: &Config, report: &Report) -> Vec<(String, u64, u64, bool)> {
-    let mut tried: Vec<(String, Config)> = Vec::new();
-    let mut with = |sets: &str, change: &dyn Fn(&mut Config)| {
-        let mut changed = config.clone();
-        change(&mut changed);
-        tried.push((sets.to_owned(), changed));
+/// When no change helps: the largest model that does fit.
+fn nothing_fits(largest: Option<&Largest>) -> String {
+    let Some(Largest { layers, parameters, sets }) = largest else {
+        return "no change of layout makes it fit, not even with one layer\n".into();
     };
-    if config.recompute == Recompute::None {
-        with("--set recompute=Block", &|c| c.recompute = Recompute::Block);
+    format!(
+        "no change or two of layout makes it fit; the largest model of this shape that would has {layers} layers, {} \
+         parameters:\n  {}\n",
+        count(*parameters as f64),
+        arguments(sets)
+    )
+}
+
+/// The document of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    /// What would make it fit, if it does not.
+    remedies: Vec<Remedy>,
+    /// If nothing would.
+    largest: Option<Largest>,
+}
+
+impl<'a> Document<'a> {
+    fn of(loaded: &Loaded, report: &'a Report) -> Self {
+        let remedies = if report.fits { Vec::new() } else { remedies(loaded) };
+        let nothing = !report.fits && remedies.is_empty();
+        let largest = nothing.then(|| largest(loaded)).flatten();
+        Self { report, remedies, largest }
     }
-    if config.offload.optimizer == Placement::Device {
-        with("--set offload.optimizer=Host", &|c| c.offload.optimizer = Placement::Host);
-    } else if config.offload.accumulate != Accumulate::Host {
-        with("--set offload.accumulate=Host", &|c| c.offload.accumulate = Accumulate::Host);
-    }
-    let tokens = config.model.seq_len * config.batch.micro;
-    let divides = tokens.is_multiple_of(config.parallel.tensor);
-    if config.parallel.tensor > 1 && !config.parallel.sequence && divides {
-        with("--set parallel.sequence=true", &|c| c.parallel.sequence = true);
-    }
-    let half = config.batch.micro / 2;
-    if config.batch.micro.is_multiple_of(2)
-        && config.batch.global.is_multiple_of(half * config.parallel.data)
-    {
-        with(&format!("--set batch.micro={half}"), &|c| c.batch.micro = half);
-    }
-    let (tensor, data) = (2 * config.parallel.tensor, config.parallel.data / 2);
-    let regrid = config.parallel.data.is_multiple_of(2)
-        && config.model.heads.is_multiple_of(tensor)
-        && config.model.ffn_hidden.is_multiple_of(tensor);
-    if regrid {
-        let sets = format!("--set parallel.tensor={tensor} --set parallel.data={data}");
-        with(&sets, &|c| (c.parallel.tensor, c.parallel.data) = (tensor, data));
-    }
-    let sizes = |(sets, changed): (String, Config)| {
-        let plan = build(&changed).plan;
-        let (gpu, host) = (plan.bytes(Arena::Device), plan.bytes(Arena::Pinned));
-        (sets, gpu, host, device_limit(&changed).is_none_or(|limit| gpu <= limit))
-    };
-    let on_gpu = report.binding.what == "gpu";
-    let helps = |(_, gpu, host, _): &(String, u64, u64, bool)| {
-        if on_gpu {
-            *gpu < report.gpu.bytes
-        } else {
-            gpu + host < report.gpu.bytes + report.host_per_rank.bytes
-        }
-    };
-    let mut tried: Vec<_> = tried.into_iter().map(sizes).filter(helps).collect();
-    tried.sort_by_key(|(_, gpu, host, _)| if on_gpu { *gpu } else { gpu + host });
-    tried
 }

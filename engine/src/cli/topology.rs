@@ -61,8 +61,10 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), Failed> {
     let live = args.xml.is_none() && args.synthetic.is_none();
     let root = args.sysroot.clone().or_else(|| live.then(|| PathBuf::from("/")));
     let machine = match (&args.xml, &args.synthetic) {
-        (Some(file), _) => Machine::from_xml_file(file)
-            .map_err(|e| Failed::new(code::DATA, format!("{}: {e}", file.display())))?,
+        (Some(file), _) => Machine::from_xml_file(file).map_err(|e| match e {
+            topology::Error::Read { .. } => unusable(e),
+            e => Failed::new(code::DATA, format!("{}: {e}", file.display())),
+        })?,
         (_, Some(text)) => Machine::from_synthetic(text).map_err(unusable)?,
         _ => {
             Machine::discover_under(root.as_deref().unwrap_or(Path::new("/"))).map_err(unusable)?
@@ -88,10 +90,11 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), Failed> {
         }
     };
     print(&text)?;
-    let errors = warnings.iter().filter(|warning| warning.severity == Severity::Error).count();
-    if args.check && errors > 0 {
-        let s = if errors == 1 { "" } else { "s" };
-        return Err(Failed::new(code::DOES_NOT_FIT, format!("{errors} error{s} found")));
+    // Most formats do not show them.
+    let errors = warnings.iter().filter(|warning| warning.severity == Severity::Error);
+    let errors: Vec<&str> = errors.map(|warning| warning.text.as_str()).collect();
+    if args.check && !errors.is_empty() {
+        return Err(Failed::new(code::DOES_NOT_FIT, errors.join("; ")));
     }
     Ok(())
 }
@@ -160,6 +163,7 @@ fn document(shown: &Shown<'_>) -> Value {
         "gpus": machine.gpus.iter().enumerate().map(gpu).collect::<Vec<_>>(),
         "p2p": square(&|a, b| machine.pcie_path(a, b)),
         "nvlink": square(&|a, b| machine.path(a, b)),
+        "nvlink_unknown": machine.nvlink_unknown,
         "plan": ranks.iter().map(rank).collect::<Vec<_>>(),
         "plan_reasons": shown.placement.map_or(&[][..], |placement| &placement.reasons),
         "warnings": shown.warnings,

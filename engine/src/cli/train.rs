@@ -2,23 +2,25 @@
 
 use super::check::count;
 use super::exit::{Failed, code};
-use super::{ConfigArgs, plan, print, say};
+use super::trace::TraceArgs;
+use super::watch::Watch;
+use super::{ConfigArgs, plan, print, resume, say};
 use crate::build::{Built, build, world_size};
+use crate::checkpoint::{Checkpoint, FOLDER};
 use crate::config::{Config, DataFormat, DeviceConfig, Loaded, Precision};
 use crate::data::Dataset;
 use crate::generate::{Sampling, generate};
-use crate::metrics::{MetricsWriter, StepMetrics};
-use crate::progress::{Progress, StepLine, clock, si};
-use crate::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
-use crate::run_dir::{RunDir, RunDirError, RunMode};
-use device::{Arena, Error};
+use crate::metrics::MetricsWriter;
+use crate::plan::memory_report;
+use crate::progress::{Progress, clock, si};
+use crate::run::{Outcome, RunError, RunOptions, train};
+use crate::run_dir::{CONFIG, METRICS, RunDir, RunDirError, RunMode, WEIGHTS};
+use device::Error;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-const WEIGHTS: &str = "weights.safetensors";
 
 /// Train a model.
 #[derive(Debug, clap::Args)]
@@ -40,6 +42,8 @@ pub(super) struct TrainArgs {
     /// Check everything, read the data, show the plan; write and train nothing
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    trace: TraceArgs,
     /// No progress, no summary
     #[arg(short, long)]
     quiet: bool,
@@ -64,7 +68,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     }
     let built = build(&loaded.config);
     let data = open_data(&loaded.config)?;
-    check_memory(&loaded.config, &built, args.dry_run)?;
+    check_memory(&loaded, &built, args.dry_run)?;
     if args.dry_run {
         say(&format!("data: {}", data.describe()));
         say("dry run: everything is in order; nothing was written");
@@ -72,18 +76,18 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     }
     let dir =
         RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused)?;
-    if matches!(mode, RunMode::Resume | RunMode::Fork) {
-        let from = dir.forked_from().unwrap_or(dir.path()).display();
-        say(&format!("{from}: no complete checkpoint there; starting at step 1"));
-    }
+    let start = match mode {
+        RunMode::Resume | RunMode::Fork => resume::start(&dir, &loaded, &built, &data, mode)?,
+        RunMode::Fresh | RunMode::Overwrite => None,
+    };
     if mode == RunMode::Resume {
-        // They are another model's than the one that starts now.
+        // They are another model's than the one that is trained now.
         dir.remove(WEIGHTS).map_err(refused)?;
     }
-    Session { args, loaded: &loaded, built: &built, data: &data, dir: &dir }.train()
+    Session { args, loaded: &loaded, built: &built, data: &data, dir: &dir, start }.train()
 }
 
-fn open_data(config: &Config) -> Result<Arc<Dataset>, Failed> {
+pub(super) fn open_data(config: &Config) -> Result<Arc<Dataset>, Failed> {
     let (data, model) = (&config.data, &config.model);
     let (train, validation) = (&data.train, data.validation.as_deref());
     let fraction = data.validation_fraction;
@@ -92,13 +96,14 @@ fn open_data(config: &Config) -> Result<Arc<Dataset>, Failed> {
         .map_err(|e| Failed::new(code::DATA, e))
 }
 
-/// Refuses with numbers before anything is allocated.
-fn check_memory(config: &Config, built: &Built, show: bool) -> Result<(), Failed> {
-    let report = plan::made(config, built)?;
+/// Refuses with numbers before anything is allocated. Only what is shown has its step counted.
+pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result<(), Failed> {
+    let config = &loaded.config;
+    let report = if show { plan::made(config, built)? } else { memory_report(config, built) };
     if show {
-        print(&plan::text(config, &report))?;
+        print(&plan::text(loaded, &report))?;
     } else if !report.fits {
-        say(&plan::refusal(config, &report));
+        say(&plan::refusal(loaded, &report));
     }
     let over = |limit: Option<u64>, bytes| limit.is_some_and(|limit| bytes > limit);
     if over(report.gpu.limit, report.gpu.bytes) {
@@ -121,60 +126,44 @@ fn refused(error: RunDirError) -> Failed {
 }
 
 /// Everything that a run has before its first step.
-struct Session<'a> {
-    args: &'a TrainArgs,
-    loaded: &'a Loaded,
-    built: &'a Built,
+pub(super) struct Session<'a> {
+    pub(super) args: &'a TrainArgs,
+    pub(super) loaded: &'a Loaded,
+    pub(super) built: &'a Built,
     data: &'a Arc<Dataset>,
     dir: &'a RunDir,
-}
-
-/// What the messages of a run add up to.
-struct Watch {
-    metrics: MetricsWriter,
-    progress: Progress,
-    stop: Arc<AtomicBool>,
-    last: Option<StepReport>,
-    /// After the last step.
-    held_out: Option<f64>,
-    train_seconds: f64,
-    skipped_in_a_row: u64,
-    /// Too many.
-    diverged: bool,
+    /// What it goes on from.
+    start: Option<Arc<Checkpoint>>,
 }
 
 impl Session<'_> {
     fn train(&self) -> Result<(), Failed> {
         let config = &self.loaded.config;
         let file = |e| Failed::new(code::IO, e);
-        self.dir.write_atomically("config.ron", config.to_ron().as_bytes()).map_err(file)?;
-        let metrics = MetricsWriter::open(&self.dir.metrics_path(), 0);
+        self.dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
+        let metrics = MetricsWriter::open(&self.dir.metrics_path(), self.done());
         let metrics = metrics.map_err(|e| Failed::new(code::IO, e))?;
         let stop = stop_at_signal();
+        let trace = self.args.trace.start();
         let options = RunOptions {
+            trace: trace.clone(),
             bind: true,
             stop: Arc::clone(&stop),
             weights: Some(self.dir.path().join(WEIGHTS)),
+            checkpoints: Some(self.dir.path().join(FOLDER)),
+            resume: self.start.clone(),
             ..RunOptions::default()
         };
         let progress = Progress::on_stderr(config.train.steps, self.args.quiet);
-        let (last, held_out) = (None, None);
-        let mut watch = Watch {
-            metrics,
-            progress,
-            stop,
-            last,
-            held_out,
-            train_seconds: 0.0,
-            skipped_in_a_row: 0,
-            diverged: false,
-        };
+        let mut watch =
+            Watch::new(metrics, progress, stop, self.start.as_ref().map(|from| from.step()));
         self.introduce();
         let started = Instant::now();
         let outcome = train(config, self.built, self.data, &options, &mut |message| {
             watch.hear(self, message);
         });
         watch.progress.finish();
+        self.args.trace.write(trace.as_deref())?;
         let outcome = outcome.map_err(|e| self.failed(&e))?;
         self.end(&outcome, &mut watch, started.elapsed().as_secs_f64())
     }
@@ -183,6 +172,11 @@ impl Session<'_> {
         if !self.args.quiet {
             say(text);
         }
+    }
+
+    /// Steps that were done before.
+    pub(super) fn done(&self) -> u64 {
+        self.start.as_ref().map_or(0, |checkpoint| checkpoint.step())
     }
 
     fn introduce(&self) {
@@ -273,9 +267,13 @@ impl Session<'_> {
             return Ok(());
         }
         say(&format!(
-            "interrupted after step {}; its weights are in {}",
+            "interrupted after step {}; its weights are in {}, {}",
             outcome.step,
-            weights.display()
+            weights.display(),
+            match watch.saved {
+                Some(step) => format!("and --resume goes on after step {step}"),
+                None => "and there is no checkpoint of it to go on from".into(),
+            }
         ));
         Err(Failed::silent(code::INTERRUPTED))
     }
@@ -296,13 +294,14 @@ impl Session<'_> {
     }
 
     /// Skipped steps in a row that end a run: a loss scale would have come down from 2^24 to 1 by then.
-    fn hopeless(&self) -> u64 {
+    pub(super) fn hopeless(&self) -> u64 {
         24 * (u64::from(self.loaded.config.loss_scale.hysteresis) + 1) + 28
     }
 
     fn summary(&self, outcome: &Outcome, watch: &Watch, seconds: f64) {
         let config = &self.loaded.config;
-        let tokens = outcome.step as f64 * (config.batch.global * config.model.seq_len) as f64;
+        let trained = outcome.step - self.done();
+        let tokens = trained as f64 * (config.batch.global * config.model.seq_len) as f64;
         let unit = self.unit();
         let loss = watch.last.map_or(f64::NAN, |last| last.loss);
         let held_out = watch
@@ -312,7 +311,7 @@ impl Session<'_> {
         self.say(&format!(
             "\ndone    {} steps in {} ({} in training, {}tok/s), {skipped} skipped\n\
              loss    {loss:.4} {unit} in the last step{held_out}\n\
-             state   {}\nfiles   {}: metrics.jsonl, config.ron, {WEIGHTS}",
+             state   {}\nfiles   {}: {METRICS}, {CONFIG}, {WEIGHTS}",
             outcome.step,
             clock(seconds),
             clock(watch.train_seconds),
@@ -375,7 +374,7 @@ impl Session<'_> {
     /// `--set` arguments for another grid of ranks that this config allows.
     fn other_layout(&self) -> Option<String> {
         let parallel = &self.loaded.config.parallel;
-        let world = parallel.tensor * parallel.data;
+        let world = world_size(&self.loaded.config);
         let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
         let other = grids.into_iter().filter(|grid| *grid != (parallel.tensor, parallel.data));
         other.into_iter().find_map(|(tensor, data)| {
@@ -398,69 +397,6 @@ fn quoted(text: &str) -> String {
         return text.to_owned();
     }
     format!("'{}'", text.replace('\'', r"'\''"))
-}
-
-impl Watch {
-    fn hear(&mut self, session: &Session<'_>, message: Message) {
-        let config = &session.loaded.config;
-        match message {
-            Message::Step(step) => self.step(session, &step),
-            Message::Eval { step, loss, whole } => {
-                self.metrics.eval(step, loss);
-                self.progress.eval(step, config.train.steps, loss as f32);
-                if whole && step == config.train.steps {
-                    self.held_out = Some(loss);
-                }
-            }
-        }
-    }
-
-    fn step(&mut self, session: &Session<'_>, step: &StepReport) {
-        if self.stop.load(Ordering::Relaxed) && !self.diverged {
-            self.progress.message("interrupted: the run ends in order; once more ends it at once");
-        }
-        let config = &session.loaded.config;
-        let tokens = (config.batch.global * config.model.seq_len) as u64;
-        let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
-        self.train_seconds += step.seconds;
-        self.skipped_in_a_row = if step.skipped { self.skipped_in_a_row + 1 } else { 0 };
-        if self.skipped_in_a_row >= session.hopeless() {
-            self.diverged = true;
-            self.stop.store(true, Ordering::Relaxed);
-        }
-        self.last = Some(*step);
-        self.metrics.step(&StepMetrics {
-            step: step.step,
-            loss: step.loss,
-            grad_norm: step.grad_norm,
-            loss_scale: step.loss_scale as f32,
-            lr: step.lr as f32,
-            step_seconds: step.seconds,
-            tokens_per_second,
-            skipped: step.skipped,
-            tokens: step.step * tokens,
-            skipped_total: step.skipped_total,
-        });
-        let shape = session.built.gpt.shape();
-        let activity = step.activity;
-        let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
-        let left = config.train.steps.saturating_sub(step.step) as f64;
-        let limit = crate::build::device_limit(config).unwrap_or(u64::MAX);
-        self.progress.step(&StepLine {
-            step: step.step,
-            steps: config.train.steps,
-            loss: step.loss as f32,
-            grad_norm: step.grad_norm as f32,
-            loss_scale: (config.precision == Precision::Fp16).then_some(step.loss_scale as f32),
-            lr: step.lr as f32,
-            tokens_per_second,
-            flops_per_second: tokens_per_second * shape.model_flops_per_token(),
-            device_memory: (session.built.plan.bytes(Arena::Device), limit),
-            overlap,
-            skipped: step.skipped_total,
-            eta_seconds: left * self.train_seconds / step.step.max(1) as f64,
-        });
-    }
 }
 
 /// Set by the first Ctrl-C, SIGTERM or SIGHUP (the terminal has gone): the run ends after the step. The second ends the process.

@@ -3,15 +3,16 @@
 use super::reader::Reader;
 use super::report::Problem;
 use super::value::float_text;
-use super::{Accumulate, Config, DataFormat, DeviceConfig, Placement};
+use super::{
+    Accumulate, Config, DataFormat, DeviceConfig, Placement, Recompute, Transfer, UpdateMode,
+};
 
 /// Most samples of a step, also of a product that nobody wrote down.
 const MOST_SAMPLES: u64 = 1 << 31;
 
-/// Applies every rule whose values are valid by themselves.
-pub(super) fn all(reader: &mut Reader, config: &Config) {
-    let checks = Checks { config };
-    for rule in [
+/// What must hold between keys.
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 20] {
+    [
         Checks::heads_over_ranks,
         Checks::hidden_over_heads,
         Checks::ffn_over_ranks,
@@ -23,11 +24,22 @@ pub(super) fn all(reader: &mut Reader, config: &Config) {
         Checks::least_rate,
         Checks::loss_scale,
         Checks::place_of_sums,
+        Checks::blocking_update,
+        Checks::blocking_sums,
+        Checks::blocking_placement,
+        Checks::checkpoints,
+        Checks::checkpoints_split_once,
         Checks::byte_tokens,
         Checks::parameters,
         Checks::activations,
         Checks::tokens_of_run,
-    ] {
+    ]
+}
+
+/// Applies every rule whose values are valid by themselves.
+pub(super) fn all(reader: &mut Reader, config: &Config) {
+    let checks = Checks { config };
+    for rule in rules() {
         if let Some(broken) = rule(&checks)
             && broken.values.iter().all(|(key, _)| reader.ok(&[key]))
         {
@@ -36,6 +48,14 @@ pub(super) fn all(reader: &mut Reader, config: &Config) {
             let spots = values.into_iter().map(|(key, label)| reader.spot(key, label)).collect();
             reader.problems.push(Problem { key, message, help, spots });
         }
+    }
+}
+
+impl Config {
+    /// Whether a config that was changed in place keeps every rule between keys.
+    pub(crate) fn is_sound(&self) -> bool {
+        let checks = Checks { config: self };
+        rules().iter().all(|rule| rule(&checks).is_none())
     }
 }
 
@@ -90,6 +110,79 @@ impl Checks<'_> {
             values: vec![
                 ("offload.accumulate", "sums on the host".into()),
                 ("offload.optimizer", "the optimizer on the device".into()),
+            ],
+        })
+    }
+
+    /// A rule that `Blocking` breaks together with the value of `key`.
+    fn blocking(
+        &self,
+        broken: bool,
+        why: (&str, &str),
+        other: (&'static str, &str),
+    ) -> Option<Broken> {
+        let blocking = self.config.offload.transfer == Transfer::Blocking;
+        (blocking && broken).then(|| Broken {
+            message: format!("`Blocking` {}", why.0),
+            help: why.1.into(),
+            values: vec![
+                ("offload.transfer", "as DeepSpeed in 2020".into()),
+                (other.0, other.1.into()),
+            ],
+        })
+    }
+
+    fn blocking_update(&self) -> Option<Broken> {
+        let other = self.config.offload.update != UpdateMode::Serial;
+        let why = (
+            "overlaps nothing: its update is over before the next step begins",
+            "set `offload.update` to `Serial`, or leave `offload.transfer` out",
+        );
+        self.blocking(other, why, ("offload.update", "runs under the next step"))
+    }
+
+    fn blocking_sums(&self) -> Option<Broken> {
+        let device = self.config.offload.accumulate == Accumulate::Device;
+        let why = (
+            "keeps the sum of micro-batches in host memory",
+            "set `offload.accumulate` to `Auto` or `Host`, or leave `offload.transfer` out",
+        );
+        self.blocking(device, why, ("offload.accumulate", "sums stay on the device"))
+    }
+
+    fn blocking_placement(&self) -> Option<Broken> {
+        let device = self.config.offload.optimizer == Placement::Device;
+        let why = (
+            "is a way to the host, but nothing goes there",
+            "put the optimizer on the `Host`, or leave `offload.transfer` out",
+        );
+        self.blocking(device, why, ("offload.optimizer", "the optimizer on the device"))
+    }
+
+    fn checkpoints(&self) -> Option<Broken> {
+        let Config { partition_checkpoints, recompute, .. } = *self.config;
+        (partition_checkpoints && recompute == Recompute::None).then(|| Broken {
+            message: "there are no checkpoints to partition: nothing is recomputed".into(),
+            help: "set `recompute` to `Block`, or leave `partition_checkpoints` out".into(),
+            values: vec![
+                ("partition_checkpoints", "asks for shares of the blocks' inputs".into()),
+                ("recompute", "every activation is kept".into()),
+            ],
+        })
+    }
+
+    fn checkpoints_split_once(&self) -> Option<Broken> {
+        let Config { partition_checkpoints, parallel, .. } = self.config;
+        (*partition_checkpoints && parallel.sequence).then(|| Broken {
+            message: "`parallel.sequence` splits the checkpoints over the tensor-parallel ranks \
+                      already"
+                .into(),
+            help: "leave out one of the two: `parallel.sequence` saves more, \
+                   `partition_checkpoints` changes no bit"
+                .into(),
+            values: vec![
+                ("partition_checkpoints", "shares of whole inputs".into()),
+                ("parallel.sequence", "inputs are split by tokens".into()),
             ],
         })
     }
@@ -161,6 +254,15 @@ impl Checks<'_> {
                 values.insert(0, ("device.box.gpus", format!("{gpus} GPUs")));
                 let help = format!("choose `tensor` x `data` of at most {gpus}");
                 (format!("the box has {gpus} GPUs, but {grid}"), help)
+            }
+            DeviceConfig::Sim { box_, .. } => {
+                let why = box_.ranks_per_machine(self.config).err()?;
+                let of_one = box_.gpus / box_.machines;
+                let help = format!(
+                    "use whole machines: `tensor` a divisor of {of_one}, `tensor` x `data` a multiple of it"
+                );
+                values.insert(0, ("device.box.machines", format!("{} machines", box_.machines)));
+                (why, help)
             }
             _ => return None,
         };

@@ -11,7 +11,7 @@ use super::source::{Kind as SourceKind, Place, Source};
 use super::suggest::nearest;
 use super::tree::{self, Kind, Node};
 use super::value::Complaint;
-use super::{BoxConfig, Loaded, schema, set};
+use super::{BoxConfig, GpuConfig, HostConfig, Loaded, schema, set};
 
 /// Larger than any config; a bound on the work that a wrong file can cause.
 const LARGEST: u64 = 1 << 20;
@@ -206,7 +206,20 @@ fn stem(name: &str) -> String {
 
 /// Stands in for a box that cannot be read.
 fn no_box() -> BoxConfig {
-    BoxConfig { name: String::new(), gpus: 0, gpu_memory: 0, numa_nodes: 0, node_memory: 0 }
+    BoxConfig {
+        name: String::new(),
+        gpus: 0,
+        gpu_memory: 0,
+        numa_nodes: 0,
+        node_memory: 0,
+        topology: None,
+        machine: None,
+        machines: 1,
+        network_gb_per_s: 0.0,
+        gpu: GpuConfig::default(),
+        host: HostConfig::default(),
+        measured: None,
+    }
 }
 
 /// A config without keys, standing in for one that cannot be parsed.

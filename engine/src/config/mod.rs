@@ -9,6 +9,7 @@ mod checks;
 mod fields;
 mod limits;
 mod load;
+mod machine;
 mod not_built;
 mod reader;
 mod report;
@@ -27,6 +28,10 @@ mod tests;
 pub use bytes::{format_bytes, parse_bytes};
 pub use load::{load, load_box, load_str};
 pub use report::{ConfigError, Problem};
+pub(crate) use schema::MEASURED_OPS;
+
+use std::sync::Arc;
+use topology::Machine;
 
 /// A checked config, and where each of its values came from.
 #[derive(Clone, Debug)]
@@ -80,6 +85,10 @@ pub struct Config {
     pub batch: BatchConfig,
     /// What is kept for the backward pass. Default `None`.
     pub recompute: Recompute,
+    /// Each TP rank keeps its share of the inputs that recomputation runs the blocks from again, and they are
+    /// gathered for the backward pass; idle where tensor is 1. With `recompute: Block`, and not with
+    /// `parallel.sequence`, which splits them already. Default false.
+    pub partition_checkpoints: bool,
     /// Text or tokens.
     pub data: DataConfig,
     /// Length, evaluation, seed.
@@ -106,26 +115,94 @@ pub enum DeviceConfig {
     /// A described box.
     Sim {
         /// The description as read.
-        box_: BoxConfig,
+        box_: Box<BoxConfig>,
         /// Its file, absolute.
         path: std::path::PathBuf,
     },
 }
 
 /// A described box (`configs/boxes/*.ron`): `(name: "DGX-2", gpus: 16, gpu_memory: "31.7GiB",
-/// numa_nodes: 2, node_memory: "755GiB")`.
+/// numa_nodes: 2, node_memory: "755GiB", ..)`. `plan` needs no more; `simulate` needs the rates. A rate of 0 is
+/// not known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BoxConfig {
     /// For messages. Default: the file's stem.
     pub name: String,
-    /// GPUs of the box. 1..=4096
+    /// GPUs of the box, or of all `machines` together. 1..=4096, default those of the topology.
     pub gpus: usize,
     /// Usable bytes of each GPU. 1 KiB to 1 PiB (2^50)
     pub gpu_memory: u64,
-    /// NUMA nodes with memory; GPUs are dealt evenly in order. 1..=1024, default 1.
+    /// NUMA nodes of a machine; without a topology GPUs are dealt to them evenly in order. 1..=1024, default those
+    /// of the topology, or 1.
     pub numa_nodes: usize,
     /// Usable bytes of each node. 1 KiB to 1 PiB (2^50)
     pub node_memory: u64,
+    /// hwloc XML of one machine, absolute: who shares links, cores and nodes. Without it every GPU has a link of its
+    /// own.
+    pub topology: Option<String>,
+    /// What that XML describes.
+    pub machine: Option<Arc<Machine>>,
+    /// Machines alike. 1..=1024, default 1.
+    pub machines: usize,
+    /// GB/s each way between a machine and the others. Default 0.
+    pub network_gb_per_s: f32,
+    /// What each GPU does.
+    pub gpu: GpuConfig,
+    /// What the host does.
+    pub host: HostConfig,
+    /// The box is a machine whose cores stand in for GPUs, as `onebox bench --save-box` measured it.
+    pub measured: Option<MeasuredConfig>,
+}
+
+/// Rates of a GPU.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GpuConfig {
+    /// TFLOPS of large 16-bit matrix products with fp32 sums, sustained, as published measurements have it.
+    pub gemm_tflops: f32,
+    /// TFLOPS of fp32 arithmetic, of the data sheet.
+    pub fp32_tflops: f32,
+    /// GB/s of its memory, of the data sheet.
+    pub memory_gb_per_s: f32,
+    /// Multiprocessors.
+    pub processors: usize,
+    /// Attention keeps its scores on the chip: sm_80 and later.
+    pub fused_attention: bool,
+}
+
+/// Rates of a host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HostConfig {
+    /// GB/s of the memory channels of each node, of the data sheet.
+    pub node_gb_per_s: f32,
+    /// GB/s that one core can read and write.
+    pub core_gb_per_s: f32,
+    /// Without `topology`: cores of a machine.
+    pub cores: usize,
+    /// Without `topology`: GB/s each way of each GPU's link.
+    pub link_gb_per_s: f32,
+}
+
+/// What cores reach as virtual GPUs, one core while the others work too.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MeasuredConfig {
+    /// Cores.
+    pub cores: usize,
+    /// Microseconds until a rank's threads share an op.
+    pub thread_us: f32,
+    /// What each further core adds to a rank's first, 0 to 1.
+    pub thread_share: f32,
+    /// Matrix products, 16-bit and 32-bit storage: GFLOPS, and GB/s of their operands, one after the other.
+    pub gemm: [[f32; 2]; 2],
+    /// Attention, forward and backward: likewise.
+    pub attention: [[f32; 2]; 2],
+    /// GB/s by op, 16-bit and 32-bit storage; 0: not measured.
+    pub ops_gb_per_s: Vec<(&'static str, [f32; 2])>,
+    /// GB/s of any other op.
+    pub other_gb_per_s: f32,
+    /// Microseconds that any op takes.
+    pub op_us: f32,
+    /// Microseconds until ranks have met.
+    pub meeting_us: f32,
 }
 
 /// A GPT-2: learned positions, pre-norm, GELU (tanh form), tied embedding.
@@ -242,7 +319,9 @@ pub enum UpdateMode {
 pub enum Transfer {
     /// 16-bit shards as they are ready.
     Streamed,
-    /// As DeepSpeed in 2020. Not built yet: parsed, then refused by `train`.
+    /// As DeepSpeed in 2020, to compare with: fp32 gradients down with every micro-batch (and the sum up), the
+    /// backward pass waits for them block by block, parameters go up after the whole update. Needs
+    /// `update: Serial` and the optimizer on the host.
     Blocking,
 }
 
@@ -361,8 +440,10 @@ pub struct TrainConfig {
     /// Global batches of an evaluation in between (the one at the end is always over everything);
     /// 0: all. Default 8.
     pub eval_batches: u64,
-    /// Steps between checkpoints; 0: only weights at the end. Default 0.
+    /// Steps between checkpoints, and one when the run ends; 0: only weights at the end. Default 0.
     pub checkpoint_every: u64,
+    /// The newest so many checkpoints are kept. 1..=1,000,000, default 2.
+    pub checkpoint_keep: usize,
     /// Seed of weights, samples and dropout. Default 1337.
     pub seed: u64,
 }

@@ -1,9 +1,8 @@
 //! Options that a config may name and that this version cannot do yet, or not on this machine.
 
-use super::fields::Named;
 use super::report::{ConfigError, Problem, Spot};
 use super::write::{placement, update};
-use super::{Config, DeviceConfig, Origin, Placement, Transfer, UpdateMode};
+use super::{Config, DeviceConfig, Origin, Placement, UpdateMode};
 
 impl Config {
     /// What this config asks for and `train` cannot do, all of it, or `None`.
@@ -47,15 +46,6 @@ impl Config {
         if let (UpdateMode::Delayed { .. }, false) = (offload.update, idle) {
             let help = "use `Overlapped`: it hides the update too, and its results are exact";
             refuse("offload.update", update(offload.update), help);
-        }
-        if offload.transfer == Transfer::Blocking {
-            let help = "use `Streamed`, the default";
-            refuse("offload.transfer", offload.transfer.name().into(), help);
-        }
-        if self.train.checkpoint_every > 0 {
-            let help = "use 0: the weights are written at the end of the run; \
-                        checkpoints to resume from come with a later version";
-            refuse("train.checkpoint_every", self.train.checkpoint_every.to_string(), help);
         }
         let name = format!("run `{}`", self.name);
         (!problems.is_empty()).then(|| ConfigError { name, sources: Vec::new(), problems })

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::Origin;
-use super::report::{Problem, Spot, short};
+use super::report::{Problem, SHOWN, Spot, short};
 use super::source::{Place, Source};
 use super::suggest;
 use super::tree::{Node, join};
@@ -93,11 +93,17 @@ impl Reader {
         })
     }
 
-    /// Reports unknown keys, and missing ones that no unknown key is a misspelling of.
+    /// Reports unknown keys, and missing ones that no unknown key is a misspelling of. A key whose error will not
+    /// be shown gets no help: looking for what each of very many was meant to be would take long.
     pub(super) fn report_unknown(&mut self) {
         let mut missing = std::mem::take(&mut self.missing);
-        for Unknown { section, owner, key, place } in std::mem::take(&mut self.unknown) {
-            let help = suggest::key_help(&section, &owner, &key, &self.known);
+        let mut unknown = std::mem::take(&mut self.unknown);
+        unknown.sort_by_key(|unknown| (unknown.place.source, unknown.place.start));
+        for (number, Unknown { section, owner, key, place }) in unknown.into_iter().enumerate() {
+            let help = match number < SHOWN {
+                true => suggest::key_help(&section, &owner, &key, &self.known),
+                false => String::new(),
+            };
             let message = format!("unknown key: {owner} has no key `{}`", short(&key));
             self.report(&join(&section, &key), place, Complaint { message, help });
             let meant = suggest::keys_meant(&section, &key, &self.known);

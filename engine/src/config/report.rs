@@ -7,7 +7,7 @@ use std::fmt::{self, Write as _};
 use super::source::{Kind, Place, Source};
 
 /// Errors shown in full; a file of nonsense should not fill the screen.
-const SHOWN: usize = 50;
+pub(super) const SHOWN: usize = 50;
 
 /// Columns of a source line that are shown around an error.
 const WIDTH: usize = 100;

@@ -1,6 +1,7 @@
 //! Every key: its type, its range and its default.
 
 use super::fields::Named;
+use super::machine::{self, Told};
 use super::section::{Or, Section};
 use super::value::Interval;
 use super::*;
@@ -45,7 +46,7 @@ impl Named for DataFormat {
 }
 
 /// The keys at the top, in the order in which people want to see them.
-const ORDER: [&str; 14] = [
+const ORDER: [&str; 15] = [
     "name",
     "device",
     "model",
@@ -57,6 +58,7 @@ const ORDER: [&str; 14] = [
     "schedule",
     "batch",
     "recompute",
+    "partition_checkpoints",
     "data",
     "train",
     "sample",
@@ -84,6 +86,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     let schedule = s.section("schedule", |s| schedule(s, &optimizer, &train));
     let batch = s.section("batch", |s| batch(s, &parallel));
     let recompute = s.named("recompute", Recompute::None);
+    let partition_checkpoints = s.flag("partition_checkpoints", false);
     let data = s.section("data", data);
     let sample = s.section("sample", sample);
     Config {
@@ -98,6 +101,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
         schedule,
         batch,
         recompute,
+        partition_checkpoints,
         data,
         train,
         sample,
@@ -106,13 +110,104 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
 
 /// Reads the description of a box.
 pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
+    let name = s.text("name", Or::Derived(stem.into(), "the file's name", &[]), |_| Ok(()));
+    let topology = s.path_or_none("topology");
+    let machine = machine::read(s, topology.as_deref());
+    let machines = s.uint("machines", 1..=1024, Or::Default(1));
+    let or = Or::Required("gpus: 16");
+    let told = Told { key: "gpus", what: "GPUs", most: 4096, or, machines };
+    let gpus = machine::number(s, told, machine.as_ref().map(|m| m.gpus.len()));
+    let (or, what) = (Or::Default(1), "NUMA nodes");
+    let told = Told { key: "numa_nodes", what, most: 1024, or, machines: 1 };
+    let numa_nodes = machine::number(s, told, machine.as_ref().map(|m| m.numa_nodes.len()));
     BoxConfig {
-        name: s.text("name", Or::Derived(stem.into(), "the file's name", &[]), |_| Ok(())),
-        gpus: s.uint("gpus", 1..=4096, Or::Required("gpus: 16")),
+        name,
+        gpus,
         gpu_memory: s.bytes("gpu_memory", 1 << 50, Or::Required("gpu_memory: \"31.7GiB\"")),
-        numa_nodes: s.uint("numa_nodes", 1..=1024, Or::Default(1)),
+        numa_nodes,
         node_memory: s.bytes("node_memory", 1 << 50, Or::Required("node_memory: \"755GiB\"")),
+        topology,
+        machine,
+        machines,
+        network_gb_per_s: rate(s, "network_gb_per_s"),
+        gpu: s.section("gpu", |s| GpuConfig {
+            gemm_tflops: rate(s, "gemm_tflops"),
+            fp32_tflops: rate(s, "fp32_tflops"),
+            memory_gb_per_s: rate(s, "memory_gb_per_s"),
+            processors: s.uint("processors", 0..=100_000, Or::Default(0)),
+            fused_attention: s.flag("fused_attention", false),
+        }),
+        host: s.section("host", |s| HostConfig {
+            node_gb_per_s: rate(s, "node_gb_per_s"),
+            core_gb_per_s: rate(s, "core_gb_per_s"),
+            cores: s.uint("cores", 0..=100_000, Or::Default(0)),
+            link_gb_per_s: rate(s, "link_gb_per_s"),
+        }),
+        measured: s.section("measured", measured),
     }
+}
+
+/// A rate that may be unknown.
+fn rate(s: &mut Section<'_, '_>, key: &'static str) -> f32 {
+    s.float(key, Interval::closed(0.0, 1e9), Or::Default(0.0))
+}
+
+/// Ops of virtual GPUs whose speed `bench --save-box` measures.
+pub(crate) const MEASURED_OPS: [&str; 23] = [
+    "layer_norm",
+    "layer_norm_backward",
+    "gelu",
+    "gelu_backward",
+    "bias_dropout_add",
+    "dropout",
+    "column_sum",
+    "row_max",
+    "cross_entropy_stats",
+    "cross_entropy_backward",
+    "embedding",
+    "embedding_backward",
+    "add_positions",
+    "positions_backward",
+    "add",
+    "cast",
+    "copy",
+    "update",
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "accumulate",
+    "adam_tile",
+];
+
+fn measured(s: &mut Section<'_, '_>) -> Option<MeasuredConfig> {
+    let cores = s.uint("cores", 0..=100_000, Or::Default(0));
+    let pair = |s: &mut Section<'_, '_>, keys: [&'static str; 2]| keys.map(|key| rate(s, key));
+    let gemm = [
+        pair(s, ["gemm_gflops_16", "gemm_gb_per_s_16"]),
+        pair(s, ["gemm_gflops_32", "gemm_gb_per_s_32"]),
+    ];
+    let attention = [
+        pair(s, ["attention_gflops", "attention_gb_per_s"]),
+        pair(s, ["attention_backward_gflops", "attention_backward_gb_per_s"]),
+    ];
+    let ops = |s: &mut Section<'_, '_>| MEASURED_OPS.map(|name| rate(s, name));
+    let of_16 = s.section("gb_per_s_16", ops);
+    let of_32 = s.section("gb_per_s_32", ops);
+    let measured = MeasuredConfig {
+        cores,
+        thread_us: rate(s, "thread_us"),
+        thread_share: s.float("thread_share", Interval::closed(0.0, 1.0), Or::Default(1.0)),
+        gemm,
+        attention,
+        ops_gb_per_s: MEASURED_OPS
+            .into_iter()
+            .zip(of_16.into_iter().zip(of_32).map(|(a, b)| [a, b]))
+            .collect(),
+        other_gb_per_s: rate(s, "other_gb_per_s"),
+        op_us: rate(s, "op_us"),
+        meeting_us: rate(s, "meeting_us"),
+    };
+    (cores > 0).then_some(measured)
 }
 
 /// The name becomes a part of a directory's name.
@@ -142,7 +237,7 @@ fn device(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> DeviceConfig {
         _ => {
             let path = s.path("box", Or::Required("box: \"boxes/dgx2.ron\""));
             let box_ = load::box_of(s.reader, "device.box", &path);
-            DeviceConfig::Sim { box_, path: path.into() }
+            DeviceConfig::Sim { box_: Box::new(box_), path: path.into() }
         }
     })
 }
@@ -289,6 +384,7 @@ fn train(s: &mut Section<'_, '_>) -> TrainConfig {
         eval_every: s.uint("eval_every", 0..=STEPS, Or::Default(0)),
         eval_batches: s.uint("eval_batches", 0..=STEPS, Or::Default(8)),
         checkpoint_every: s.uint("checkpoint_every", 0..=STEPS, Or::Default(0)),
+        checkpoint_keep: s.uint("checkpoint_keep", 1..=1_000_000, Or::Default(2)),
         seed: s.uint("seed", 0..=u64::MAX, Or::Default(1337)),
     }
 }

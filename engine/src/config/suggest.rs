@@ -50,12 +50,16 @@ pub(super) fn nearest<'a>(
         return Vec::new();
     }
     let lower = typed.to_lowercase();
+    let length = lower.chars().count();
+    let allowed = 1.max(length / 3);
     let distance = |name: &str| match name.to_lowercase() {
         name if name == lower => 0,
+        // At least the difference in length: not worth computing.
+        name if name.chars().count().abs_diff(length) > allowed => usize::MAX,
         name => strsim::damerau_levenshtein(&lower, &name),
     };
     let best = names.clone().into_iter().map(distance).min().unwrap_or(usize::MAX);
-    if best <= 1.max(lower.chars().count() / 3) {
+    if best <= allowed {
         return names.into_iter().filter(|name| distance(name) == best).collect();
     }
     let shortened = |name: &&str| lower.len() >= 3 && name.to_lowercase().starts_with(&lower);

@@ -23,7 +23,7 @@ const RICH: &str = r##"#![enable(implicit_some)]
     loss_scale: (initial: 4096, window: 500, hysteresis: 3, floor: 0.5),
     offload: (
         optimizer: Split(device_fraction: 0.25), update: Delayed(after_step: 40),
-        transfer: Blocking, accumulate: Host, bucket_elements: 4096, tile_elements: 1024,
+        transfer: Streamed, accumulate: Host, bucket_elements: 4096, tile_elements: 1024,
         lookahead: 3,
     ),
     optimizer: (kind: Sgd, lr: 1, beta1: 0, beta2: 0.999, eps: 1e-6, weight_decay: 0, clip: None),
@@ -31,7 +31,7 @@ const RICH: &str = r##"#![enable(implicit_some)]
     batch: (micro: 3, global: 12),
     recompute: Block,
     data: (train: "a/*.txt", validation: Some("b.txt"), format: U32, validation_fraction: 0.25),
-    train: (steps: 100, eval_every: 10, eval_batches: 0, checkpoint_every: 50, seed: 18446744073709551615),
+    train: (steps: 100, eval_every: 10, eval_batches: 0, checkpoint_every: 50, checkpoint_keep: 3, seed: 18446744073709551615),
     sample: (prompt: "tab\t \u{e9} \"q\" \\ \n", tokens: 7, temperature: 0),
 )"##;
 
@@ -129,6 +129,12 @@ fn a_config_of_every_shape_is_read_and_round_trips() {
     assert_eq!(config.sample.prompt, "tab\t é \"q\" \\ \n");
     let text = config.to_ron();
     assert_eq!(tests::config(&text, &[]), config, "{text}");
+    // What cannot stand beside the rest.
+    let sets = ["recompute=Block", "partition_checkpoints=true"];
+    let sets = [&sets[..], &["offload.transfer=Blocking", "offload.update=Serial"]].concat();
+    let other = tests::config(LEAST, &sets);
+    assert!(other.partition_checkpoints && other.offload.transfer == Transfer::Blocking);
+    assert_eq!(tests::config(&other.to_ron(), &[]), other);
 }
 
 #[test]
@@ -233,14 +239,13 @@ fn a_box_is_read_relative_to_the_config() {
 
 #[test]
 fn options_that_are_not_built_are_all_named() {
-    let loaded = loaded(RICH, &["offload.transfer=Blocking"]).unwrap();
+    let loaded = loaded(RICH, &["offload.optimizer=Split(device_fraction: 0.5)"]).unwrap();
     let error = loaded.config.not_built(&loaded.origins).unwrap();
     let keys: Vec<&str> = error.errors().iter().map(|problem| problem.key.as_str()).collect();
-    let expected =
-        ["offload.optimizer", "offload.update", "offload.transfer", "train.checkpoint_every"];
+    let expected = ["offload.optimizer", "offload.update"];
     assert_eq!(keys, expected);
     let text = error.to_string();
     assert!(text.contains("`Delayed(after_step: 40)` is not built yet"), "{text}");
     assert!(text.contains("`offload.update` stands in line 11 of the config"), "{text}");
-    assert!(text.contains("was given by `--set`") && text.contains("use `Streamed`"), "{text}");
+    assert!(text.contains("was given by `--set`") && text.contains("use `Host`"), "{text}");
 }

@@ -23,6 +23,8 @@ impl Config {
         section(&mut out, "schedule", &self.schedule_entries());
         section(&mut out, "batch", &self.batch_entries());
         entry(&mut out, 1, "recompute", self.recompute.name());
+        let partition = self.partition_checkpoints.to_string();
+        entry(&mut out, 1, "partition_checkpoints", &partition);
         section(&mut out, "data", &self.data_entries());
         section(&mut out, "train", &self.train_entries());
         section(&mut out, "sample", &self.sample_entries());
@@ -123,6 +125,7 @@ impl Config {
             ("eval_every", t.eval_every.to_string()),
             ("eval_batches", t.eval_batches.to_string()),
             ("checkpoint_every", t.checkpoint_every.to_string()),
+            ("checkpoint_keep", t.checkpoint_keep.to_string()),
             ("seed", t.seed.to_string()),
         ]
     }

@@ -156,6 +156,15 @@ impl Dataset {
         Self { bytes: Vec::new(), width: 1, split: 0, seq_len, num_files: 0, skipped }
     }
 
+    /// Bytes without meaning, a window of them held out: for a step that is timed.
+    pub(crate) fn noise(seq_len: usize) -> Self {
+        let windows = 4;
+        let byte = |i: u64| random::below(0, i, 256) as u8;
+        let bytes: Vec<u8> = (0..=(windows * seq_len) as u64).map(byte).collect();
+        let split = bytes.len() - seq_len - 1;
+        Self { bytes, split, ..Self::none(seq_len) }
+    }
+
     /// Where sample `index` of the global batch of `step` starts: uniform over all starts that
     /// leave `seq_len + 1` tokens of the training part.
     pub fn sample(&self, seed: u64, step: u64, index: u64) -> usize {
@@ -198,7 +207,8 @@ impl Dataset {
         if self.skipped == Skipped::default() { text } else { format!("{text}; {}", self.skipped) }
     }
 
-    fn num_tokens(&self) -> usize {
+    /// Both parts.
+    pub(crate) fn num_tokens(&self) -> usize {
         self.bytes.len() / self.width
     }
 

@@ -53,7 +53,7 @@ impl Folder {
         Self::done(command)
     }
 
-    fn done(mut command: Command) -> Done {
+    pub(crate) fn done(mut command: Command) -> Done {
         let Output { status, stdout, stderr } = command.output().unwrap();
         Done {
             code: status.code().unwrap_or(-1),

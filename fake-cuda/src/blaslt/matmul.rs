@@ -255,19 +255,22 @@ impl Product {
             self.desc.bias + batch * self.desc.bias_batch_stride as usize * self.bias.bytes();
         let aux = self.desc.aux + batch * self.desc.aux_batch_stride as usize * self.aux.bytes();
         let aux_at = |i: usize, j: usize| i + j * self.desc.aux_ld as usize;
-        // SAFETY (all of this function): bias and epilogue matrix were checked before.
+        // SAFETY: bias and epilogue matrix were checked before.
         let store_bias = |index: usize, value: f32| unsafe { self.bias.store(bias, index, value) };
         for (index, sum) in sums.iter_mut().enumerate() {
             let (i, j) = (index / n, index % n);
             if epilogue.has(Epilogue::GRADIENT) {
+                // SAFETY: as above.
                 let before = unsafe { self.aux.load(aux, aux_at(i, j)) };
                 *sum *= gelu_gradient(before);
                 continue;
             }
             if epilogue.has(Epilogue::BIAS) {
+                // SAFETY: as above.
                 *sum += unsafe { self.bias.load(bias, i) };
             }
             if epilogue.has(Epilogue::AUX) {
+                // SAFETY: as above.
                 unsafe { self.aux.store(aux, aux_at(i, j), *sum) };
             }
             if epilogue.has(Epilogue::RELU) {

@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicI32, Ordering::SeqCst},
     },
+    time::Duration,
 };
 
 use super::{code, put};
@@ -106,6 +107,10 @@ fn launch(
         if fails("kernel", device.ordinal) {
             return Err(code::LAUNCH_FAILED);
         }
+        if fails("stall", device.ordinal) {
+            // Longer than the deadlines of tests.
+            std::thread::sleep(Duration::from_secs(5));
+        }
         emulator::run(&function.name, grid, block[0], shared, values)
             .map_err(|()| code::LAUNCH_FAILED)
     });
@@ -131,6 +136,7 @@ driver_functions! {
         if path.is_null() {
             return Err(code::INVALID_VALUE);
         }
+        // SAFETY: not null; the C interface demands a string that ends in 0.
         let path = unsafe { CStr::from_ptr(path) }.to_string_lossy().into_owned();
         let mut bytes = std::fs::read(path).map_err(|_| code::FILE_NOT_FOUND)?;
         bytes.push(0);
@@ -146,6 +152,7 @@ driver_functions! {
         if name.is_null() {
             return Err(code::INVALID_VALUE);
         }
+        // SAFETY: not null; the C interface demands a string that ends in 0.
         let function = find_function(&module, unsafe { CStr::from_ptr(name) })?;
         put(out, machine().functions.insert(Arc::new(function)))
     }

@@ -1,10 +1,12 @@
-//! One op on a virtual GPU of the cpu backend and by emulated CUDA kernels, from the same bits.
+//! One op on a virtual GPU of the cpu backend and by emulated CUDA kernels, from the same bits. Where ONEBOX_REAL_GPU
+//! is set, on the first GPU of the machine instead of the emulator.
 
 #![expect(unsafe_code, reason = "the emulator is C++ and its kernels take addresses")]
 #![expect(clippy::expect_used, clippy::panic, reason = "a test")]
 
-use device::cpu::{self, CpuOptions, Lanes, World};
+use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::cuda::testing::{self, Launch};
+use device::cuda::{self, Collectives, CudaOptions};
 use device::{Arena, Device, Dtype, Lane, Mode, Op, Plan, Rank, Tensor, random};
 use half::{bf16, f16};
 use std::ffi::{CString, c_char, c_void};
@@ -97,17 +99,15 @@ impl Rig {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: cpu::HostPlace::default(),
-            pool: None,
             scratch_floats: cpu::scratch_floats(300, 256, 4000),
-            trace: None,
-            slow: None,
-            panic_at: None,
+            work: HostWork::default(),
         };
         let world = World::new(1, 1, Duration::from_secs(10));
         let cpu = cpu::open(rank, &plan, &world, &options).expect("a virtual GPU");
         // Poisoned with NaN of every type.
         let memory = vec![u64::MAX; plan.bytes(Arena::Device).div_ceil(8) as usize + 32];
-        let mut pair = Pair { cpu, memory, sm: self.sm };
+        let gpu = real().then(|| open_gpu(rank, &plan));
+        let mut pair = Pair { cpu, memory, sm: self.sm, gpu };
         for (t, values) in &self.values {
             pair.cpu.write(*t, &|i| values[i]).expect("written");
             pair.follow(*t);
@@ -116,11 +116,29 @@ impl Rig {
     }
 }
 
+/// The ops run on a GPU.
+pub(crate) fn real() -> bool {
+    std::env::var_os("ONEBOX_REAL_GPU").is_some()
+}
+
+fn open_gpu(rank: Rank, plan: &Arc<Plan>) -> Device {
+    let world = World::new(1, 1, Duration::from_secs(60));
+    let options = CudaOptions {
+        gpu: None,
+        host: cpu::HostPlace::default(),
+        collectives: Collectives::InProcess,
+        scratch: 1 << 20,
+        work: HostWork::default(),
+    };
+    cuda::open(rank, plan, &world, &options).unwrap_or_else(|e| panic!("{e}"))
+}
+
 /// Both memories.
 pub(crate) struct Pair {
     cpu: Device,
     memory: Vec<u64>,
     sm: u32,
+    gpu: Option<Device>,
 }
 
 impl Pair {
@@ -148,12 +166,22 @@ impl Pair {
     }
 
     pub(crate) fn emulated(&mut self, t: Tensor) -> Vec<f64> {
+        if let Some(gpu) = &self.gpu {
+            let mut values = vec![0.0; t.len()];
+            gpu.read(t, &mut values).expect("read");
+            return values;
+        }
         let range = t.range().start as usize..t.range().end as usize;
         decode(&self.bytes_mut()[range], t.dtype())
     }
 
     /// The emulated device gets the cpu's values of `t`.
     fn follow(&mut self, t: Tensor) {
+        if let Some(gpu) = &self.gpu {
+            let values = self.on_cpu(t);
+            gpu.write(t, &|i| values[i]).expect("written");
+            return;
+        }
         let bytes = encode(&self.on_cpu(t), t.dtype());
         let range = t.range().start as usize..t.range().end as usize;
         self.bytes_mut()[range].copy_from_slice(&bytes);
@@ -174,7 +202,18 @@ impl Pair {
                 written.push(t);
             }
         });
-        self.launch(op, &written);
+        match &self.gpu {
+            Some(gpu) => {
+                for t in &written {
+                    if op_only_writes(op, *t) {
+                        gpu.write(*t, &|_| f64::NAN).expect("written");
+                    }
+                }
+                gpu.submit(Lane::Compute, op.clone());
+                gpu.sync_all().unwrap_or_else(|e| panic!("{e}"));
+            }
+            None => self.launch(op, &written),
+        }
         for t in written {
             let (got, want) = (self.emulated(t), self.on_cpu(t));
             let relative = ulp(t.dtype()) * ulps;
@@ -235,6 +274,12 @@ impl Pair {
         testing::combine_peers(to, &addresses, reduce, &mut run).expect("a kernel");
         self.emulated(into)
     }
+}
+
+fn op_only_writes(op: &Op, t: Tensor) -> bool {
+    let mut only = true;
+    op.accesses(&mut |mode, other| only &= mode == Mode::Write || other != t);
+    only
 }
 
 /// Runs one launch, after a look at its arguments.

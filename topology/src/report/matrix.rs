@@ -31,12 +31,16 @@ pub fn matrix(shown: &Shown<'_>) -> String {
         }
         out.push('\n');
     };
-    if machine.nvlink.is_empty() {
-        square("PCIe (NVLink is not known here)", &|a, b| machine.pcie_path(a, b));
-    } else {
+    let linked = machine.nvlink.iter().flatten().any(|mb_per_s| *mb_per_s > 0);
+    if linked {
         square("NVLink where there is any, else PCIe", &|a, b| machine.path(a, b));
-        square("PCIe alone", &|a, b| machine.pcie_path(a, b));
     }
+    let title = match &machine.nvlink_unknown {
+        None if linked => "PCIe alone",
+        None => "PCIe; no GPU has NVLink",
+        Some(why) => &format!("PCIe; NVLink is not known: {why}"),
+    };
+    square(title, &|a, b| machine.pcie_path(a, b));
     out + "X    the same GPU\n\
            NV#  so many NVLinks\n\
            PIX  one PCIe switch\n\

@@ -120,6 +120,11 @@ impl<'a> Picture<'a> {
         NODE_TOP + self.node_height + UPLINK + self.levels as f64 * (SWITCH.0 + SWITCH.1)
     }
 
+    /// Where the sockets end.
+    pub(super) fn socket_bottom(&self) -> f64 {
+        NODE_TOP + self.node_height + 10.0
+    }
+
     fn columns(&self) -> Vec<Column<'a>> {
         let machine = self.machine;
         let roots_of = |node: Option<u32>| {
@@ -194,11 +199,11 @@ impl<'a> Picture<'a> {
     }
 
     fn legend(&mut self) {
-        let Some(placement) = self.shown.placement.filter(|placement| placement.tp > 1) else {
-            return;
-        };
+        let Some(placement) = self.shown.placement else { return };
         let mut x = MARGIN;
-        for group in 0..placement.dp.min(16) {
+        // Without groups the colours are the ranks', which the GPUs name.
+        let groups = if placement.tp > 1 { placement.dp.min(16) } else { 0 };
+        for group in 0..groups {
             let fill = format!("rx=\"3\" fill=\"{}\" stroke=\"#9aa5b1\"", colour(group));
             self.canvas.rect((x, 76.0), (14.0, 14.0), &fill);
             let text = format!("TP group {group}");
@@ -257,7 +262,7 @@ impl<'a> Picture<'a> {
             let x = at.0 + 12.0 + (index % per_row) as f64 * (CORE + 3.0);
             let y = at.1 + 44.0 + (index / per_row) as f64 * (CORE + 3.0);
             let owner = self.ranks().find(|rank| rank.worker_cpus.contains(cpu));
-            let fill = owner.map_or("#ffffff", |rank| self.colour_of(rank));
+            let fill = owner.map_or("#ffffff", |rank| colour(rank.dp_rank));
             // Neighbouring ranks of one group differ by their outline.
             let stroke = match owner {
                 Some(rank) if rank.rank % 2 == 1 => "#52606d",
@@ -271,11 +276,6 @@ impl<'a> Picture<'a> {
 
     fn ranks(&self) -> impl Iterator<Item = &'a RankPlace> + use<'a> {
         self.shown.placement.into_iter().flat_map(|placement| &placement.ranks)
-    }
-
-    fn colour_of(&self, rank: &RankPlace) -> &'static str {
-        let grouped = self.shown.placement.is_some_and(|placement| placement.tp > 1);
-        if grouped { colour(rank.dp_rank) } else { COLOURS[0] }
     }
 
     /// A root port: its uplink with what it carries, and everything below.
@@ -371,7 +371,7 @@ impl<'a> Picture<'a> {
         let Some(index) = self.machine.gpus.iter().position(|gpu| gpu.node == at) else { return };
         let gpu = &self.machine.gpus[index];
         let rank = self.ranks().find(|rank| rank.gpu == Some(gpu.pci));
-        let fill = rank.map_or(PLAIN, |rank| self.colour_of(rank));
+        let fill = rank.map_or(PLAIN, |rank| colour(rank.dp_rank));
         let (top, centre) = (self.gpu_top(), x + GPU.0 / 2.0);
         let style = format!("rx=\"6\" fill=\"{fill}\" stroke=\"#52606d\" stroke-width=\"1.5\"");
         self.canvas.rect((x, top), GPU, &style);

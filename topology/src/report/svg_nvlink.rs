@@ -11,8 +11,8 @@ impl Picture<'_> {
         let machine = self.machine;
         let bottom = self.gpu_top() + GPU.1;
         if machine.gpus.is_empty() {
-            let text = "no GPU";
-            self.canvas.text((MARGIN, bottom), Anchor::Start, FAINT, text);
+            let bottom = self.socket_bottom() + 24.0;
+            self.canvas.text((MARGIN, bottom), Anchor::Start, FAINT, "no GPU");
             return bottom;
         }
         let centres: Vec<f64> =
@@ -36,13 +36,15 @@ impl Picture<'_> {
                 self.canvas.line((*centre, bottom), (*centre, top), style);
             }
             let style = "rx=\"6\" fill=\"#e3f2c1\" stroke=\"#76b900\" stroke-width=\"1.5\"";
-            self.canvas.rect((MARGIN, top), (width - 2.0 * MARGIN, 30.0), style);
             let switches =
                 machine.pci.iter().filter(|object| object.kind == PciKind::NvSwitch).count();
+            let height = if switches > 0 { 62.0 } else { 30.0 };
+            self.canvas.rect((MARGIN, top), (width - 2.0 * MARGIN, height), style);
+            self.switches(switches, (top + 8.0, width));
             let who = if switches > 0 { format!("{switches} NVSwitches") } else { "NVLink".into() };
             let text = format!("{who}: NV{first} between any two GPUs");
-            self.canvas.text((width / 2.0, top + 20.0), Anchor::Middle, BOLD, &text);
-            return top + 30.0;
+            self.canvas.text((width / 2.0, top + height - 10.0), Anchor::Middle, BOLD, &text);
+            return top + height;
         }
         let mut lowest = bottom;
         for (a, b, links) in links {
@@ -58,6 +60,20 @@ impl Picture<'_> {
         let text = "NVLink: the wider, the more links";
         self.canvas.text((MARGIN, lowest + 22.0), Anchor::Start, FAINT, text);
         lowest + 22.0
+    }
+
+    /// A row of NVLink's switches.
+    fn switches(&mut self, count: usize, (top, width): (f64, f64)) {
+        let each = (width - 2.0 * MARGIN) / count.max(1) as f64;
+        let chip = (each - 2.0 * GAP).clamp(4.0, 84.0);
+        for index in 0..count {
+            let centre = MARGIN + (index as f64 + 0.5) * each;
+            let style = "rx=\"4\" fill=\"#c5e384\" stroke=\"#76b900\"";
+            self.canvas.rect((centre - chip / 2.0, top), (chip, 24.0), style);
+            if chip > 70.0 {
+                self.canvas.text((centre, top + 16.0), Anchor::Middle, FAINT, "NVSwitch");
+            }
+        }
     }
 
     /// The middle of a GPU, found as `below` lays it out.

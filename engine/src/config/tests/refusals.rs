@@ -174,6 +174,35 @@ fn rules_between_keys_show_every_value_and_the_arithmetic() {
                 "`schedule.decay_steps` is 10 (train.steps)",
             ],
         ),
+        (
+            &["partition_checkpoints=true"],
+            "partition_checkpoints",
+            &["nothing is recomputed", "`recompute` is None by default", "to `Block`"],
+        ),
+        (
+            &[
+                "partition_checkpoints=true",
+                "recompute=Block",
+                "parallel=(tensor: 2, sequence: true)",
+            ],
+            "partition_checkpoints",
+            &["splits the checkpoints", "^ inputs are split by tokens", "one of the two"],
+        ),
+        (
+            &["offload.transfer=Blocking"],
+            "offload.transfer",
+            &["overlaps nothing", "`offload.update` is Overlapped by default", "to `Serial`"],
+        ),
+        (
+            &["offload=(transfer: Blocking, update: Serial, accumulate: Device)"],
+            "offload.transfer",
+            &["in host memory", "^ sums stay on the device", "`Auto` or `Host`"],
+        ),
+        (
+            &["offload=(transfer: Blocking, update: Serial, optimizer: Device)"],
+            "offload.transfer",
+            &["a way to the host", "^ the optimizer on the device", "on the `Host`"],
+        ),
         (&["model.vocab=255"], "model.vocab", &["too few for bytes", "`data.format` is Bytes"]),
         (&["loss_scale.initial=1000"], "loss_scale.initial", &["use 512.0 or 1024.0"]),
         (&["loss_scale=(initial: 2, floor: 4)"], "loss_scale.initial", &["below the floor 4.0"]),

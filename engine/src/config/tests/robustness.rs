@@ -174,6 +174,18 @@ fn a_text_of_errors_is_cut_short() {
 }
 
 #[test]
+fn only_errors_that_are_shown_look_for_what_was_meant() {
+    let keys: String = (0..60_000).map(|n| format!("k{n}: 1,")).collect();
+    let error = loaded(&format!("({keys})"), &[]).unwrap_err();
+    let unknown: Vec<_> = error.errors().iter().filter(|p| p.key.starts_with('k')).collect();
+    assert_eq!(unknown.len(), 60_000);
+    let helped = unknown.iter().take_while(|problem| !problem.help.is_empty()).count();
+    assert_eq!((helped, unknown[helped..].iter().any(|p| !p.help.is_empty())), (50, false));
+    let shown = error.to_string();
+    assert_eq!(shown.matches("= help: ").count(), 50, "{shown}");
+}
+
+#[test]
 fn a_file_cannot_write_to_the_terminal() {
     let error = loaded("(\"\u{1b}[31m\": 1, name: \u{202E})", &[]).unwrap_err().to_string();
     assert!(!error.contains('\u{1b}') && !error.contains('\u{202E}'), "{error:?}");

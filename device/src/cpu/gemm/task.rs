@@ -1,0 +1,278 @@
+//! Who computes which panel of c, and block by block how.
+#![expect(unsafe_code, reason = "disjoint panels of one c")]
+
+use super::element::Element;
+use super::kernel::kernels;
+use super::pack::{pack_a, pack_b};
+use super::{
+    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PARALLEL_FLOP,
+    Parts, SMALL_B, Scratch, Src, VECS, reach,
+};
+use core::marker::PhantomData;
+use core::ops::Range;
+use half::{bf16, f16};
+use pulp::{Simd, WithSimd};
+use rayon::ThreadPool;
+use rayon::iter::{IndexedParallelIterator, IntoParallelRefMutIterator, ParallelIterator};
+
+impl<'a> Gemm<'a> {
+    /// Computes the product on the calling thread.
+    pub(crate) fn serial(self, scratch: &mut Scratch) {
+        let (rows, cols) = (0..self.m, 0..self.n);
+        // SAFETY: one panel, one thread; the task is not kept.
+        unsafe { self.check().run(rows, cols, scratch) };
+    }
+
+    /// The same with c cut into one panel per thread, each with its own scratch (at least one).
+    /// Small products, and all products in a pool of one thread, stay on the calling thread.
+    /// From outside the pool, rayon itself allocates a block of its queue every 60 calls or so.
+    pub(crate) fn parallel(self, pool: &ThreadPool, scratches: &mut [Scratch]) {
+        let (m, n) = (self.m, self.n);
+        let threads = pool.current_num_threads().min(scratches.len());
+        let work = 2usize.saturating_mul(m).saturating_mul(n).saturating_mul(self.k);
+        if threads <= 1 || work < PARALLEL_FLOP {
+            return self.serial(&mut scratches[0]);
+        }
+        let task = self.check();
+        let (down, across) = grid(m, n, threads);
+        let panel_rows = m.div_ceil(down).next_multiple_of(A_ROWS);
+        let panel_cols = n.div_ceil(across).next_multiple_of(NR_MAX);
+        pool.install(|| {
+            scratches[..threads].par_iter_mut().enumerate().with_max_len(1).for_each(
+                |(panel, scratch)| {
+                    let (i, j) = (panel / across * panel_rows, panel % across * panel_cols);
+                    let rows = i.min(m)..(i + panel_rows).min(m);
+                    let cols = j.min(n)..(j + panel_cols).min(n);
+                    // SAFETY: each panel has its own number, so its own cell of a grid over c.
+                    unsafe { task.run(rows, cols, scratch) };
+                },
+            );
+        });
+    }
+
+    /// Checks every index, once, and makes c shareable between threads.
+    pub(super) fn check(self) -> Task<'a> {
+        let Self { m, n, k, a, b, c, beta, bias } = self;
+        a.assert_holds(m, k);
+        b.assert_holds(k, n);
+        assert!(bias.is_none_or(|bias| bias.len() >= n), "bias has fewer elements than c columns");
+        let row_stride = c.row_stride;
+        let (cells, len) = match c.data {
+            Dst::F32(data) => (AnyCells::F32(Cells::new(data)), data.len()),
+            Dst::F16(data) => (AnyCells::F16(Cells::new(data)), data.len()),
+            Dst::Bf16(data) => (AnyCells::Bf16(Cells::new(data)), data.len()),
+        };
+        assert!(m <= 1 || row_stride >= n, "rows of c overlap");
+        assert!(reach(m, row_stride, n, 1).is_some_and(|r| r <= len), "c is too short");
+        Task { k, a, b, c: cells, row_stride, beta, bias, _c: PhantomData }
+    }
+}
+
+/// How many panels down and across c: all threads, with the least packing.
+fn grid(m: usize, n: usize, threads: usize) -> (usize, usize) {
+    let splits = (1..=threads).filter(|down| threads.is_multiple_of(*down));
+    let cost = |down: &usize| m.div_ceil(*down) + n.div_ceil(threads / down);
+    let down = splits.min_by_key(cost).unwrap_or(1);
+    (down, threads / down)
+}
+
+/// The memory of c, shared by the threads that write disjoint panels of it.
+#[derive(Clone, Copy)]
+struct Cells<T> {
+    start: *mut T,
+    len: usize,
+}
+
+impl<T> Cells<T> {
+    fn new(data: &mut [T]) -> Self {
+        Self { start: data.as_mut_ptr(), len: data.len() }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum AnyCells {
+    F32(Cells<f32>),
+    F16(Cells<f16>),
+    Bf16(Cells<bf16>),
+}
+
+/// A checked product, of which threads compute disjoint panels.
+pub(super) struct Task<'a> {
+    k: usize,
+    a: Matrix<'a>,
+    b: Matrix<'a>,
+    c: AnyCells,
+    row_stride: usize,
+    beta: f32,
+    bias: Option<Src<'a>>,
+    _c: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: `a`, `b` and `bias` are shared slices and only read; `c` comes from a `&mut` that
+// `Gemm::check` consumed, and `Task::run` asks its callers to keep threads in disjoint panels.
+unsafe impl Sync for Task<'_> {}
+
+impl Task<'_> {
+    /// Computes one panel of c.
+    ///
+    /// # Safety
+    /// No other thread may be running a panel of this task that overlaps this one.
+    unsafe fn run(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut Scratch) {
+        if !rows.is_empty() && !cols.is_empty() {
+            let arch = scratch.arch;
+            arch.dispatch(Panel { task: self, rows, cols, parts: scratch.parts() });
+        }
+    }
+}
+
+/// A panel of c and what it is computed with; made by [`Task::run`] alone.
+pub(super) struct Panel<'a, 's> {
+    pub(super) task: &'a Task<'a>,
+    pub(super) rows: Range<usize>,
+    pub(super) cols: Range<usize>,
+    pub(super) parts: Parts<'s>,
+}
+
+impl WithSimd for Panel<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let k = self.task.k;
+        let blocks = k.div_ceil(KC).max(1);
+        // Without partial sums there is no need to cut the rows.
+        let tile_rows = if blocks == 1 { self.rows.len() } else { MT };
+        for cols in chunks(self.cols.clone(), NT) {
+            if let Some(bias) = self.task.bias {
+                bias.widen(cols.clone(), self.parts.bias);
+            }
+            for rows in chunks(self.rows.clone(), tile_rows) {
+                for block in 0..blocks {
+                    let ks = block * KC..((block + 1) * KC).min(k);
+                    pack_b(simd, &self.task.b, ks.clone(), cols.clone(), &mut self.parts);
+                    for part in chunks(rows.clone(), MC) {
+                        let order = pack_a(&self.task.a, part.clone(), ks.clone(), &mut self.parts);
+                        let first_row = part.start - rows.start;
+                        let step =
+                            Step { order, ks: ks.clone(), first_row, last: block + 1 == blocks };
+                        self.multiply(simd, &step, part, cols.clone());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `range` in pieces of `len`, the last one shorter.
+#[inline(always)]
+pub(super) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(len).map(move |start| start..(start + len).min(end))
+}
+
+/// How packed a lies in memory.
+pub(super) enum Order {
+    /// Element (i, p) at `i * A_STRIDE + p`.
+    AlongK,
+    /// Element (i, p) at `i / A_ROWS * A_ROWS * (kc + A_PAD) + p * A_ROWS + i % A_ROWS`.
+    AlongM,
+}
+
+/// One packed block of a and b.
+struct Step {
+    order: Order,
+    ks: Range<usize>,
+    /// Of the block of a, in the tile of partial sums.
+    first_row: usize,
+    last: bool,
+}
+
+impl Panel<'_, '_> {
+    /// Adds packed a times packed b to the partial sums, and after the last block writes c.
+    #[inline(always)]
+    fn multiply<S: Simd>(&mut self, simd: S, step: &Step, rows: Range<usize>, cols: Range<usize>) {
+        let nr = VECS * S::F32_LANES;
+        let mr = if S::REGISTER_COUNT >= 32 { A_ROWS } else { A_ROWS / 2 };
+        let kc = step.ks.len();
+        let (first, last) = (step.ks.start == 0, step.last);
+        let (down, across) = (rows.len().div_ceil(mr), cols.len().div_ceil(nr));
+        let by_rows = cols.len() * kc <= SMALL_B;
+        for t in 0..down * across {
+            let (i, j) = if by_rows { (t / across, t % across) } else { (t % down, t / down) };
+            let (i, j) = (i * mr, j * nr);
+            let b = &self.parts.b[j * (kc + B_PAD)..][..nr * kc];
+            let width = (cols.len() - j).min(nr);
+            let height = (rows.len() - i).min(mr);
+            let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };
+            let tile = &mut self.parts.c[tile..tile + mr * nr];
+            let size = (height, width > S::F32_LANES);
+            match step.order {
+                Order::AlongK => {
+                    let a = &self.parts.a[i * A_STRIDE..];
+                    kernels::<S, A_STRIDE, 1>(simd, size, kc, a, b, tile, !first);
+                }
+                Order::AlongM => {
+                    let a = &self.parts.a[i / A_ROWS * A_ROWS * (kc + A_PAD) + i % A_ROWS..];
+                    kernels::<S, 1, A_ROWS>(simd, size, kc, a, b, tile, !first);
+                }
+            }
+            if last {
+                let bias = self.task.bias.map(|_| &self.parts.bias[j..j + width]);
+                let at = (rows.start + i) * self.task.row_stride + cols.start + j;
+                let tile = tile.chunks_exact_mut(nr).take(height);
+                // Whole rows apart: a constant length makes for straight code.
+                if width == nr {
+                    finish(self.task, at, tile.map(|sums| &mut sums[..nr]), bias);
+                } else if width == S::F32_LANES {
+                    finish(self.task, at, tile.map(|sums| &mut sums[..S::F32_LANES]), bias);
+                } else {
+                    finish(self.task, at, tile.map(|sums| &mut sums[..width]), bias);
+                }
+            }
+        }
+    }
+}
+
+/// Writes finished rows to c from element `at` on; they must lie in the caller's panel.
+#[inline(always)]
+fn finish<'t>(
+    task: &Task<'_>,
+    at: usize,
+    rows: impl Iterator<Item = &'t mut [f32]>,
+    bias: Option<&[f32]>,
+) {
+    for (row, sums) in rows.enumerate() {
+        if let Some(bias) = bias {
+            // The compiler knows how long `sums` is, and now this too.
+            let bias = &bias[..sums.len()];
+            for (sum, bias) in sums.iter_mut().zip(bias) {
+                *sum += bias;
+            }
+        }
+        let at = at + row * task.row_stride;
+        match task.c {
+            AnyCells::F32(c) => write(c, at, sums, task.beta),
+            AnyCells::F16(c) => write(c, at, sums, task.beta),
+            AnyCells::Bf16(c) => write(c, at, sums, task.beta),
+        }
+    }
+}
+
+#[inline(always)]
+fn write<T: Element>(c: Cells<T>, at: usize, sums: &mut [f32], beta: f32) {
+    assert!(at <= c.len && sums.len() <= c.len - at);
+    // SAFETY: in bounds by the assertion.
+    let row = unsafe { c.start.add(at) };
+    // SAFETY: in bounds by the assertion; `Gemm::check` took c by `&mut` and has asserted that its
+    // rows do not overlap, and no other thread has this panel (contract of `Task::run`).
+    let row = unsafe { core::slice::from_raw_parts_mut(row, sums.len()) };
+    if beta != 0.0 {
+        let mut old = [0.0; NR_MAX];
+        let old = &mut old[..sums.len()];
+        T::widen(row, old);
+        for (sum, old) in sums.iter_mut().zip(old) {
+            *sum = beta.mul_add(*old, *sum);
+        }
+    }
+    T::narrow(sums, row);
+}

@@ -1,0 +1,88 @@
+//! A box that is described, not there: the very step, without data, on a virtual clock.
+//!
+//! [`record`] takes down what a rank submits; [`simulate`] plays it on all ranks of a [`Hardware`]: ops wait for what
+//! their lanes and events say, cost what `cost.rs` says, and share links, memory channels and cores fairly. All
+//! ranks run one program: shapes do not depend on the rank.
+
+mod classes;
+mod cost;
+mod hardware;
+mod program;
+mod share;
+mod solve;
+mod timeline;
+
+pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
+pub use program::{Kind, Program, Work, record};
+pub use timeline::{Played, Timeline};
+
+use crate::{Group, Rank};
+use classes::{Classes, GroupUser, Users};
+use cost::{Demand, Resources};
+use solve::{Problem, kind_number, solve};
+
+/// The box has fewer seats than the grid has ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{ranks} ranks on {seats} GPUs")]
+pub struct TooFewSeats {
+    /// Of the grid.
+    pub ranks: usize,
+    /// Of the box.
+    pub seats: usize,
+}
+
+/// Plays `program` on every rank of a TP x DP grid.
+///
+/// # Errors
+/// Too few seats.
+pub fn simulate(
+    program: Program,
+    hardware: &Hardware,
+    (tp, dp): (usize, usize),
+) -> Result<Timeline, TooFewSeats> {
+    play(program, hardware, (tp, dp), true)
+}
+
+/// [`simulate`], with every rank played for itself if not `merge`.
+fn play(
+    program: Program,
+    hardware: &Hardware,
+    (tp, dp): (usize, usize),
+    merge: bool,
+) -> Result<Timeline, TooFewSeats> {
+    let (ranks, seats) = (tp * dp, hardware.seats.len());
+    if seats < ranks {
+        return Err(TooFewSeats { ranks, seats });
+    }
+    let users = users(&program, hardware, (tp, dp));
+    let classes = Classes::new(&users, merge);
+    let one_queue = hardware.measured.is_some();
+    let problem = Problem { program: &program, users: &users, classes: &classes, one_queue };
+    let spans = solve(problem);
+    Ok(Timeline::new(program, classes, spans, one_queue))
+}
+
+/// What every rank and group asks of the resources, for each kind of work.
+fn users(program: &Program, hardware: &Hardware, (tp, dp): (usize, usize)) -> Users {
+    let resources = Resources::new(hardware);
+    let all: Vec<Rank> = Rank::all(tp, dp).collect();
+    let of_rank = |rank: &Rank| -> Vec<Demand> {
+        let works = program.works.iter();
+        works.map(|work| cost::of_rank(hardware, &resources, rank.index(), work)).collect()
+    };
+    let mut groups = Vec::new();
+    for group in [Group::Tp, Group::Dp, Group::World] {
+        for members in Hardware::groups(&all, group) {
+            let demand = |work: &Work| {
+                let mine = work.kind.group() == Some(group);
+                mine.then(|| cost::of_group(hardware, &resources, &members, work))
+            };
+            let demands = program.works.iter().map(demand).collect();
+            groups.push(GroupUser { kind: kind_number(group), members, demands });
+        }
+    }
+    Users { ranks: all.iter().map(of_rank).collect(), groups, resources: resources.rates.len() }
+}
+
+#[cfg(test)]
+mod tests;

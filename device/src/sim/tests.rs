@@ -1,0 +1,243 @@
+use super::*;
+use crate::{
+    Arena, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Reduce, Tensor, random,
+};
+use std::sync::Arc;
+
+/// Two GPUs on one link, with round figures.
+fn pair() -> Hardware {
+    let seat = || Seat { machine: 0, links: vec![0], staging: 0, states: vec![0], cores: 2.0 };
+    Hardware {
+        gpu: Gpu {
+            flops_16: 100e12,
+            flops_32: 10e12,
+            memory: 1000e9,
+            processors: 80,
+            fused_attention: true,
+        },
+        links: vec![10e9],
+        nodes: vec![100e9],
+        core_memory: 10e9,
+        nvlink: vec![vec![0.0, 100e9], vec![100e9, 0.0]],
+        network: 0.0,
+        seats: vec![seat(), seat()],
+        measured: None,
+    }
+}
+
+#[derive(Debug)]
+struct Pass(Tensor);
+
+impl HostTask for Pass {
+    fn name(&self) -> &'static str {
+        "pass"
+    }
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        visit(Mode::Update, self.0);
+    }
+    fn run(&self, _: u64, _: &mut HostContext<'_>) -> Result<(), String> {
+        Err("the simulator runs nothing".into())
+    }
+}
+
+fn near(got: f64, want: f64) {
+    assert!((got - want).abs() <= 1e-9 * want.abs().max(1e-9), "{got} is not {want}");
+}
+
+#[test]
+fn two_ranks_by_hand() {
+    let mut plan = Plan::default();
+    let n = 1 << 20;
+    let host = plan.tensor((Arena::Pinned, "p"), "host", Dtype::F32, (1, n));
+    let dev = plan.tensor((Arena::Device, "p"), "dev", Dtype::F32, (1, n));
+    let other = plan.tensor((Arena::Device, "p"), "other", Dtype::F32, (1, n));
+    let plan = Arc::new(plan);
+    let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 2 };
+    let program = record(rank, &plan, |d| {
+        d.write(host, &|_| 0.0)?;
+        d.begin_step(1);
+        d.submit_host(&HostOp::new(Pass(host)), 0);
+        d.follow(Lane::H2d, Lane::Host);
+        d.submit(Lane::H2d, Op::Copy { src: host, dst: dev });
+        d.submit(Lane::Compute, Op::Zero { x: other });
+        d.follow(Lane::DpComm, Lane::H2d);
+        d.submit(Lane::DpComm, Op::AllGather { x: dev, group: Group::Dp });
+        d.sync_all()
+    })
+    .unwrap();
+    for merge in [true, false] {
+        let timeline = play(program.clone(), &pair(), (1, 2), merge).unwrap();
+        assert_eq!(timeline.classes(), if merge { 1 } else { 2 });
+        let bytes = 4.0 * n as f64;
+        // Each rank's two cores read and write at 20 GB/s; both together are far from the channels' 80.
+        let pass = 2e-6 + 2.0 * bytes / 20e9;
+        // Two copies on one link of 7.8 GB/s: the start of each hides behind the other.
+        let copied = pass + 2.0 * bytes / 7.8e9;
+        // Half of the bytes cross, at 87 GB/s; memory is faster.
+        let gathered = copied + 12e-6 + 2e-6 + 0.5 * bytes / 87e9;
+        for rank in 0..2 {
+            let ends: Vec<f64> = timeline.played(rank).map(|p| p.end).collect();
+            let zeroed = 2e-6 + bytes / 800e9;
+            for (got, want) in ends.iter().zip([pass, copied, zeroed, gathered]) {
+                near(*got, want);
+            }
+        }
+        near(timeline.step_seconds(), gathered);
+        let path = timeline.critical_path();
+        near(path.iter().map(|(.., s)| s).sum(), gathered);
+        assert!(path.iter().all(|(_, name, _)| *name != "zero"), "{path:?}");
+        near(timeline.busy(0, Lane::H2d), copied - pass);
+        let on = |lane: Lane| move |p: &Played<'_>| p.lane == lane;
+        near(timeline.together(0, on(Lane::Host), on(Lane::Compute)), 2e-6 + bytes / 800e9);
+    }
+}
+
+/// Four GPUs: two share a link, the third has a slow one of its own, the fourth a fast one.
+fn uneven() -> Hardware {
+    let mut hardware = pair();
+    hardware.links = vec![10e9, 4e9, 20e9];
+    hardware.nodes = vec![30e9, 15e9];
+    hardware.nvlink = vec![vec![50e9; 4]; 4];
+    let seat = |links: Vec<usize>, node: usize| Seat {
+        machine: 0,
+        links,
+        staging: node,
+        states: vec![node],
+        cores: 1.5,
+    };
+    hardware.seats = vec![seat(vec![0], 0), seat(vec![0], 0), seat(vec![1], 1), seat(vec![2], 1)];
+    hardware
+}
+
+/// A program of random ops with random waits; always legal, since every lane has tensors of its own.
+fn random_program(seed: u64) -> Program {
+    let mut plan = Plan::default();
+    let mut count = 0;
+    let mut draw = move |n: u64| {
+        count += 1;
+        random::key(seed, count) % n
+    };
+    let sizes = [1 << 10, 1 << 16, 1 << 20];
+    let mut tensors = Vec::new();
+    for lane in Lane::ALL {
+        let mut make = |arena, size| {
+            let name = format!("{lane:?}.{size}.{arena:?}");
+            plan.tensor((arena, "p"), name, Dtype::Bf16, (1, size))
+        };
+        tensors.push(sizes.map(|size| [make(Arena::Device, size), make(Arena::Pinned, size)]));
+    }
+    let rank = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 2 };
+    record(rank, &Arc::new(plan), |d| {
+        for t in tensors.iter().flatten().flatten() {
+            d.write(*t, &|_| 0.0)?;
+        }
+        for step in 1..=2 {
+            d.begin_step(step);
+            for _ in 0..60 {
+                let lane = Lane::ALL[draw(6) as usize];
+                let [on_device, on_host] = tensors[lane as usize][draw(3) as usize];
+                if draw(3) == 0 {
+                    d.follow(lane, Lane::ALL[draw(6) as usize]);
+                }
+                let group = [Group::Tp, Group::Dp, Group::World][draw(3) as usize];
+                let op = match lane {
+                    Lane::Compute => Op::Zero { x: on_device },
+                    Lane::TpComm if draw(2) == 0 => Op::AllGather { x: on_device, group },
+                    Lane::TpComm => {
+                        Op::AllReduce { x: on_device, group: Group::Tp, reduce: Reduce::Sum }
+                    }
+                    Lane::DpComm => Op::ReduceScatter { x: on_device, group: Group::Dp },
+                    Lane::H2d => Op::Copy { src: on_host, dst: on_device },
+                    Lane::D2h => Op::Copy { src: on_device, dst: on_host },
+                    Lane::Host if draw(4) == 0 => {
+                        Op::AllReduce { x: on_host, group, reduce: Reduce::Sum }
+                    }
+                    Lane::Host => Op::Host { task: HostOp::new(Pass(on_host)), arg: 0 },
+                };
+                d.submit(lane, op);
+            }
+            d.sync_all()?;
+        }
+        Ok(())
+    })
+    .unwrap()
+}
+
+#[test]
+fn lanes_waits_and_rates_hold_in_random_programs() {
+    for seed in 0..40 {
+        let hardware = uneven();
+        let timeline = play(random_program(seed), &hardware, (2, 2), seed % 2 == 0).unwrap();
+        let program = timeline.program();
+        let submitted: u64 = program.ops().map(|(_, work)| work.bytes).sum();
+        let resources = Resources::new(&hardware);
+        let users = users(program, &hardware, (2, 2));
+        let mut used = vec![0.0; resources.rates.len()];
+        let mut last = 0.0f64;
+        for rank in 0..4 {
+            let played: Vec<Played<'_>> = timeline.played(rank).collect();
+            assert_eq!(played.iter().map(|p| p.work.bytes).sum::<u64>(), submitted);
+            let mut ends: [Vec<f64>; crate::LANES] = Default::default();
+            for (p, node) in played.iter().zip(&program.nodes) {
+                let before = ends[p.lane as usize].last().copied().unwrap_or(0.0);
+                assert!(p.start >= before, "{seed}: two ops of {:?} at once", p.lane);
+                for (lane, &tick) in node.after.iter().enumerate().filter(|(_, t)| **t > 0) {
+                    assert!(p.start >= ends[lane][tick as usize - 1], "{seed}: a wait is broken");
+                }
+                ends[p.lane as usize].push(p.end);
+                let demand = &users.ranks[rank][node.work as usize];
+                assert!(p.end - p.start >= demand.alone * (1.0 - 1e-9), "{seed}: too fast");
+                let uses = demand.uses.iter();
+                uses.for_each(|&(resource, share)| used[resource] += share * demand.alone);
+                last = last.max(p.end);
+            }
+        }
+        // No resource gives more than it has: what was taken of it, in seconds of its whole rate.
+        for (resource, seconds) in used.iter().enumerate() {
+            assert!(*seconds <= last * (1.0 + 1e-9), "{seed}: resource {resource} is overdrawn");
+        }
+        let path: f64 = timeline.critical_path().iter().map(|(.., s)| s).sum();
+        near(path, timeline.step_seconds());
+    }
+}
+
+#[test]
+fn ranks_that_are_alike_may_be_played_once() {
+    let boxes = [pair(), uneven(), eight()];
+    for (hardware, (tp, dp)) in boxes.iter().zip([(2, 1), (2, 2), (4, 2)]) {
+        for seed in 0..10 {
+            let merged = play(random_program(seed), hardware, (tp, dp), true).unwrap();
+            let apart = play(random_program(seed), hardware, (tp, dp), false).unwrap();
+            assert!(merged.classes() <= apart.classes());
+            for rank in 0..tp * dp {
+                for (a, b) in merged.played(rank).zip(apart.played(rank)) {
+                    assert!((a.end - b.end).abs() <= 1e-9 + 1e-6 * b.end, "{seed}: {a:?} {b:?}");
+                }
+            }
+        }
+    }
+    assert_eq!(play(random_program(1), &boxes[2], (4, 2), true).unwrap().classes(), 1);
+}
+
+/// Eight GPUs, all alike: pairs on four links, two nodes.
+fn eight() -> Hardware {
+    let mut hardware = pair();
+    hardware.links = vec![10e9; 4];
+    hardware.nodes = vec![40e9; 2];
+    hardware.nvlink = vec![vec![50e9; 8]; 8];
+    let seat = |i: usize| Seat {
+        machine: 0,
+        links: vec![i / 2],
+        staging: i / 4,
+        states: vec![i / 4],
+        cores: 2.0,
+    };
+    hardware.seats = (0..8).map(seat).collect();
+    hardware
+}
+
+#[test]
+fn a_grid_that_is_larger_than_the_box_is_refused() {
+    let error = simulate(random_program(0), &pair(), (2, 2)).unwrap_err();
+    assert_eq!(error, TooFewSeats { ranks: 4, seats: 2 });
+}

@@ -1,0 +1,195 @@
+//! When everything ran, and what the step waited for.
+
+use super::classes::Classes;
+use super::program::{Program, Ticks, Work};
+use super::solve::{Span, kind_number};
+use crate::{LANES, Lane};
+use std::collections::BTreeMap;
+
+/// One op on the virtual clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Played<'a> {
+    /// On which lane.
+    pub lane: Lane,
+    /// What it asked for.
+    pub work: &'a Work,
+    /// Seconds; of a collective: when all had come.
+    pub start: f64,
+    /// Seconds.
+    pub end: f64,
+}
+
+/// A simulated run.
+#[derive(Debug)]
+pub struct Timeline {
+    program: Program,
+    classes: Classes,
+    /// By class of ranks, by node.
+    spans: Vec<Vec<Span>>,
+    /// By lane: nodes in order.
+    by_lane: Vec<Vec<u32>>,
+    one_queue: bool,
+    /// When each recorded step began, and the last one's end: the slowest rank's.
+    steps: Vec<f64>,
+}
+
+impl Timeline {
+    pub(super) fn new(
+        program: Program,
+        classes: Classes,
+        spans: Vec<Vec<Span>>,
+        one_queue: bool,
+    ) -> Self {
+        let mut by_lane = vec![Vec::new(); LANES];
+        for (index, node) in program.nodes.iter().enumerate() {
+            by_lane[node.lane as usize].push(index as u32);
+        }
+        let mut timeline = Self { program, classes, spans, by_lane, one_queue, steps: Vec::new() };
+        let marks = timeline.program.steps.clone();
+        timeline.steps = marks.iter().map(|mark| timeline.passed(mark).0).collect();
+        timeline
+    }
+
+    /// When `mark` was over on all ranks, and the (class, node) that was last.
+    fn passed(&self, mark: &Ticks) -> (f64, Option<(usize, usize)>) {
+        let mut last = (0.0, None);
+        for (class, spans) in self.spans.iter().enumerate() {
+            for (lane, &tick) in mark.iter().enumerate() {
+                let node = (tick as usize).checked_sub(1).map(|at| self.by_lane[lane][at] as usize);
+                if let Some(node) = node.filter(|&node| spans[node].end > last.0) {
+                    last = (spans[node].end, Some((class, node)));
+                }
+            }
+        }
+        last
+    }
+
+    /// The program that every rank ran.
+    pub const fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Kinds of ranks that behave differently.
+    pub fn classes(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// One rank of each kind.
+    pub fn representatives(&self) -> Vec<usize> {
+        let of_rank = &self.classes.of_rank;
+        (0..self.classes()).filter_map(|c| of_rank.iter().position(|&of| of == c)).collect()
+    }
+
+    /// Begin and end of the last recorded step.
+    pub fn window(&self) -> (f64, f64) {
+        match self.steps[..] {
+            [.., begin, end] => (begin, end),
+            _ => (0.0, 0.0),
+        }
+    }
+
+    /// Seconds of the last recorded step.
+    pub fn step_seconds(&self) -> f64 {
+        let (begin, end) = self.window();
+        end - begin
+    }
+
+    /// Every op of `rank` in order of submission.
+    pub fn played(&self, rank: usize) -> impl Iterator<Item = Played<'_>> {
+        let spans = &self.spans[self.classes.of_rank[rank]];
+        self.program.nodes.iter().zip(spans).map(|(node, span)| Played {
+            lane: node.lane,
+            work: &self.program.works[node.work as usize],
+            start: span.start,
+            end: span.end,
+        })
+    }
+
+    /// Seconds of the last step in which `lane` of `rank` worked.
+    pub fn busy(&self, rank: usize, lane: Lane) -> f64 {
+        let (begin, end) = self.window();
+        let inside = |p: Played<'_>| (p.end.min(end) - p.start.max(begin)).max(0.0);
+        self.played(rank).filter(|p| p.lane == lane).map(inside).sum()
+    }
+
+    /// Seconds of the last step in which ops that `one` and ops that `other` accepts both ran on `rank`.
+    pub fn together(
+        &self,
+        rank: usize,
+        one: impl Fn(&Played<'_>) -> bool,
+        other: impl Fn(&Played<'_>) -> bool,
+    ) -> f64 {
+        let (begin, end) = self.window();
+        let mut edges: Vec<(f64, i32, i32)> = Vec::new();
+        for p in self.played(rank) {
+            let (start, stop) = (p.start.max(begin), p.end.min(end));
+            let (a, b) = (i32::from(one(&p)), i32::from(other(&p)));
+            if stop > start && a + b > 0 {
+                edges.push((start, a, b));
+                edges.push((stop, -a, -b));
+            }
+        }
+        edges.sort_by(|x, y| x.0.total_cmp(&y.0));
+        let (mut a, mut b, mut at, mut both) = (0, 0, 0.0, 0.0);
+        for (time, da, db) in edges {
+            if a > 0 && b > 0 {
+                both += time - at;
+            }
+            (a, b, at) = (a + da, b + db, time);
+        }
+        both
+    }
+
+    /// What the last step was made of: the chain of ops, each of which started when the one before it ended, that
+    /// leads to its end. Seconds by lane and op, longest first; they add up to the step.
+    pub fn critical_path(&self) -> Vec<(Lane, &'static str, f64)> {
+        let (begin, _) = self.window();
+        let last = self.program.steps.last().and_then(|mark| self.passed(mark).1);
+        let mut sums: BTreeMap<(usize, &'static str), f64> = BTreeMap::new();
+        let mut at = last;
+        let before = self.before_on_queue();
+        while let Some((class, node)) = at {
+            let span = self.spans[class][node];
+            if span.end <= begin {
+                break;
+            }
+            let op = &self.program.nodes[node];
+            let work = &self.program.works[op.work as usize];
+            *sums.entry((op.lane as usize, work.name)).or_default() +=
+                span.end - span.start.max(begin);
+            let class = self.last_to_come(class, node);
+            at = self.cause(class, node, before[node]);
+        }
+        let mut path: Vec<_> =
+            sums.into_iter().map(|((lane, name), s)| (Lane::ALL[lane], name, s)).collect();
+        path.sort_by(|a, b| b.2.total_cmp(&a.2));
+        path
+    }
+
+    /// The class for which the others of a collective waited.
+    fn last_to_come(&self, class: usize, node: usize) -> usize {
+        let work = &self.program.works[self.program.nodes[node].work as usize];
+        let Some(kind) = work.kind.group().map(kind_number) else { return class };
+        let members = &self.classes.members[self.classes.groups_of[class][kind]];
+        let ready = |class: &&usize| self.spans[**class][node].ready;
+        members.iter().max_by(|a, b| ready(a).total_cmp(&ready(b))).copied().unwrap_or(class)
+    }
+
+    /// The op whose end let this one start.
+    fn cause(&self, class: usize, node: usize, before: Option<usize>) -> Option<(usize, usize)> {
+        let after = self.program.nodes[node].after;
+        let named = after.iter().enumerate().filter(|(_, tick)| **tick > 0);
+        let named = named.map(|(lane, &tick)| self.by_lane[lane][tick as usize - 1] as usize);
+        let end = |&node: &usize| self.spans[class][node].end;
+        let cause = named.chain(before).max_by(|a, b| end(a).total_cmp(&end(b)));
+        cause.map(|node| (class, node))
+    }
+
+    /// By node: the one before it on its queue.
+    fn before_on_queue(&self) -> Vec<Option<usize>> {
+        let mut last = [None; LANES];
+        let queue = |lane: Lane| if self.one_queue { 0 } else { lane as usize };
+        let nodes = self.program.nodes.iter().enumerate();
+        nodes.map(|(i, node)| last[queue(node.lane)].replace(i)).collect()
+    }
+}

@@ -1,0 +1,62 @@
+//! Work for the Host lane gets what it declared when its op was made, whatever it would declare later.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+
+use device::cpu::{self, CpuOptions, HostPlace, HostWork, Lanes, World};
+use device::{Arena, Dtype, Error, HostContext, HostOp, HostTask, Mode, Plan, Rank, Tensor};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Declares the first range when it is asked first, the second ever after. Writes that of number `arg`.
+#[derive(Debug)]
+struct Fickle {
+    ranges: [Tensor; 2],
+    asked: Arc<AtomicUsize>,
+}
+
+impl HostTask for Fickle {
+    fn name(&self) -> &'static str {
+        "fickle"
+    }
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        visit(Mode::Write, self.ranges[self.asked.fetch_add(1, Ordering::SeqCst).min(1)]);
+    }
+    fn run(&self, arg: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        host.write_as::<f32>(self.ranges[arg as usize])?.fill(1.0);
+        Ok(())
+    }
+}
+
+/// Submits the task twice, the second time as `arg` says; the tensor that it wrote, and how often it was asked.
+fn run(lanes: Lanes, arg: u64) -> (Result<f64, Error>, usize) {
+    let mut plan = Plan::default();
+    let at = (Arena::Pinned, "test");
+    let ranges = ["x", "y"].map(|name| plan.tensor(at, name, Dtype::F32, (1, 8)));
+    let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
+    let world = World::new(1, 1, Duration::from_secs(10));
+    let (memory_limit, work) = (u64::MAX, HostWork::default());
+    let options =
+        CpuOptions { lanes, memory_limit, host: HostPlace::default(), scratch_floats: 0, work };
+    let dev = cpu::open(rank, &Arc::new(plan), &world, &options).unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let task = HostOp::new(Fickle { ranges, asked: Arc::clone(&asked) });
+    dev.submit_host(&task, 0);
+    dev.submit_host(&task, arg);
+    let mut first = [0.0];
+    let read = dev.sync_all().and_then(|()| dev.read(ranges[0].slice(7..8), &mut first));
+    (read.map(|()| first[0]), asked.load(Ordering::SeqCst))
+}
+
+#[test]
+fn a_task_is_asked_once_and_gets_that_and_nothing_else() {
+    for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 0 }] {
+        let (value, asked) = run(lanes, 0);
+        assert_eq!((value.unwrap(), asked), (1.0, 1));
+        let (value, asked) = run(lanes, 1);
+        let problem = value.unwrap_err().to_string();
+        assert!(problem.contains("not declared as written"), "{problem}");
+        assert_eq!(asked, 1);
+    }
+}

@@ -1,0 +1,238 @@
+//! What this machine reaches: copies between host and GPU, plain products, training steps. Each figure has a ceiling
+//! beside it, measured here or that of the link.
+
+use crate::build::Built;
+use crate::config::{Config, DeviceConfig};
+use crate::data::Dataset;
+use crate::run::{Message, RunError, RunOptions, StepReport, train};
+use crate::{gpu, places};
+use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
+use device::cuda::{self, Collectives, CudaOptions};
+use device::{Arena, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
+use serde::Serialize;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use topology::Machine;
+
+/// Copies of one GPU, in 10^9 bytes a second.
+#[derive(Clone, Debug, Serialize)]
+pub struct Copies {
+    /// `Cuda` or `Cpu`.
+    pub device: &'static str,
+    /// Of each copy.
+    pub bytes: u64,
+    /// Host to GPU.
+    pub up: f64,
+    /// GPU to host.
+    pub down: f64,
+    /// Both at once, added.
+    pub both: f64,
+    /// Of one direction; `None`: not known.
+    pub ceiling: Option<f64>,
+    /// What it is.
+    pub ceiling_is: &'static str,
+}
+
+/// Training steps.
+#[derive(Clone, Debug, Serialize)]
+pub struct Steps {
+    /// Measured, after the first.
+    pub steps: usize,
+    /// The median step.
+    pub seconds: f64,
+    /// The fastest.
+    pub least_seconds: f64,
+    /// Of the median step.
+    pub tokens_per_second: f64,
+    /// Of the model, without recomputation, in the median step; 10^12 a second and GPU.
+    pub tflops_per_gpu: f64,
+    /// That a large product of the same type reaches here.
+    pub ceiling_tflops: f64,
+    /// Work of the Host lane in a step.
+    pub host_seconds: f64,
+    /// Of it, while Compute stood still; `None` where lanes run one after another.
+    pub exposed_seconds: Option<f64>,
+    /// Of the last step.
+    pub loss: f64,
+}
+
+/// Ten times as long as anything here takes.
+const PATIENCE: Duration = Duration::from_secs(600);
+const REPEATS: usize = 5;
+
+/// The only rank's GPU by the driver's number, its host memory, and GB/s of the way between both: as in a run.
+#[derive(Default)]
+struct Place {
+    gpu: Option<usize>,
+    host: cpu::HostPlace,
+    link: Option<f64>,
+}
+
+/// Nothing where the box cannot be looked at.
+fn place() -> Place {
+    let Ok(machine) = Machine::discover() else { return Place::default() };
+    let gpus: Vec<_> = gpu::machine().gpus.iter().map(|gpu| gpu.pci).collect();
+    let Ok((placement, numbers)) = places::on(&machine, (1, 1), &gpus) else {
+        return Place::default();
+    };
+    let Some(rank) = placement.ranks.first() else { return Place::default() };
+    let at = rank.gpu.and_then(|pci| machine.gpus.iter().position(|gpu| gpu.pci == pci));
+    let link = at.and_then(|gpu| machine.host_gb_per_s_alone(gpu));
+    Place { gpu: numbers.first().copied(), host: rank.into(), link }
+}
+
+/// The only rank.
+fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
+    let (world, plan) = (World::new(1, 1, PATIENCE), Arc::new(plan));
+    let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
+    if on_cuda {
+        let collectives = Collectives::Auto;
+        let (gpu, host) = (place.gpu, place.host.clone());
+        let options = CudaOptions { gpu, host, collectives, scratch: 0, work: HostWork::default() };
+        return cuda::open(rank, &plan, &world, &options);
+    }
+    let options = CpuOptions {
+        lanes: Lanes::Threads { chaos_us: 0 },
+        memory_limit: u64::MAX,
+        host: cpu::HostPlace::default(),
+        scratch_floats: cpu::scratch_floats(1, 1, PRODUCT_ON_CPU),
+        work: HostWork::default(),
+    };
+    cpu::open(rank, &plan, &world, &options)
+}
+
+/// Seconds of the fastest of some repetitions, after one that is not counted.
+fn fastest(mut work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
+    work()?;
+    let mut least = f64::INFINITY;
+    for _ in 0..REPEATS {
+        let started = Instant::now();
+        work()?;
+        least = least.min(started.elapsed().as_secs_f64());
+    }
+    Ok(least)
+}
+
+/// Copies of `bytes`.
+///
+/// # Errors
+/// There is no GPU, or no memory.
+pub fn copies(on_cuda: bool, bytes: u64) -> Result<Copies, Error> {
+    let n = (bytes / 4) as usize;
+    let mut plan = Plan::default();
+    let mut tensor =
+        |arena, name: &str| plan.tensor((arena, "of the measurement"), name, Dtype::F32, (1, n));
+    let [above, above2] = ["a", "b"].map(|name| tensor(Arena::Device, name));
+    let [below, below2] = ["c", "d"].map(|name| tensor(Arena::Pinned, name));
+    let place = if on_cuda { place() } else { Place::default() };
+    let dev = open(plan, on_cuda, &place)?;
+    [above2, below].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
+    let up = [(Lane::H2d, below, above)];
+    let down = [(Lane::D2h, above2, below2)];
+    let rate = |copies: &[(Lane, Tensor, Tensor)]| {
+        let seconds = fastest(|| {
+            for &(lane, src, dst) in copies {
+                dev.submit(lane, Op::Copy { src, dst });
+            }
+            dev.sync_all()
+        })?;
+        Ok::<f64, Error>((copies.len() * n * 4) as f64 / seconds / 1e9)
+    };
+    let (up, down, both) = (rate(&up)?, rate(&down)?, rate(&[up[0], down[0]])?);
+    dev.finish()?;
+    let (ceiling, ceiling_is) = match on_cuda {
+        true => (place.link, "the slowest link on the way, by its width and generation"),
+        false => (Some(memcpy(n * 4)), "a plain copy within the host's memory by one thread"),
+    };
+    let device = if on_cuda { "Cuda" } else { "Cpu" };
+    Ok(Copies { device, bytes: n as u64 * 4, up, down, both, ceiling, ceiling_is })
+}
+
+fn memcpy(bytes: usize) -> f64 {
+    let (from, mut to) = (vec![1u8; bytes], vec![0u8; bytes]);
+    let seconds = fastest(|| {
+        to.copy_from_slice(std::hint::black_box(&from));
+        Ok(())
+    });
+    std::hint::black_box(&to);
+    bytes as f64 / seconds.unwrap_or(f64::INFINITY) / 1e9
+}
+
+const PRODUCT_ON_CPU: usize = 512;
+const PRODUCT_ON_CUDA: usize = 4096;
+
+/// 10^12 operations a second of square products.
+///
+/// # Errors
+/// There is no GPU, or no memory.
+pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
+    // A GPU of less memory than any is none.
+    let large = on_cuda && cuda::free_memory(0).is_ok_and(|bytes| bytes > 1 << 30);
+    let n = if large { PRODUCT_ON_CUDA } else { PRODUCT_ON_CPU };
+    let mut plan = Plan::default();
+    let [a, b, c] = ["a", "b", "c"]
+        .map(|name| plan.tensor((Arena::Device, "of the measurement"), name, dtype, (n, n)));
+    let dev = open(plan, on_cuda, &Place::default())?;
+    [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
+    let count = if large { 10 } else { 1 };
+    let seconds = fastest(|| {
+        for _ in 0..count {
+            dev.submit(Lane::Compute, Op::Gemm { a, b, c, beta: 0.0, bias: None });
+        }
+        dev.sync_all()
+    })?;
+    dev.finish()?;
+    Ok(2.0 * (n as f64).powi(3) * f64::from(count) / seconds / 1e12)
+}
+
+/// `count` steps of `config`, after one that is not counted; nothing is written or evaluated.
+///
+/// # Errors
+/// As [`train`].
+pub fn steps(
+    config: &Config,
+    built: &Built,
+    data: &Arc<Dataset>,
+    (count, model_flops, ceiling_tflops): (usize, f64, f64),
+) -> Result<Steps, RunError> {
+    let mut config = config.clone();
+    // More than are measured: the last step of a run is followed by an evaluation.
+    config.train.steps = count as u64 + 4;
+    config.train.eval_every = 0;
+    let options = RunOptions { bind: true, ..RunOptions::default() };
+    let mut all: Vec<StepReport> = Vec::new();
+    train(&config, built, data, &options, &mut |message| {
+        if let Message::Step(step) = message {
+            all.push(step);
+            if all.len() > count {
+                options.stop.store(true, Ordering::Relaxed);
+            }
+        }
+    })?;
+    let measured = &all[1..all.len().min(count + 1)];
+    let mut seconds: Vec<f64> = measured.iter().map(|step| step.seconds).collect();
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds[seconds.len() / 2];
+    let (first, last) = (all[0], measured[measured.len() - 1]);
+    let per_step = |now: f64, then: f64| (now - then) / measured.len() as f64;
+    let host = per_step(last.activity.host_seconds, first.activity.host_seconds);
+    let overlapped = last.activity.overlapped_seconds.zip(first.activity.overlapped_seconds);
+    let ranks = (config.parallel.tensor * config.parallel.data) as f64;
+    Ok(Steps {
+        steps: measured.len(),
+        seconds: median,
+        least_seconds: seconds[0],
+        tokens_per_second: (config.batch.global * config.model.seq_len) as f64 / median,
+        tflops_per_gpu: model_flops / median / ranks / 1e12,
+        ceiling_tflops,
+        host_seconds: host,
+        exposed_seconds: overlapped.map(|(now, then)| (host - per_step(now, then)).max(0.0)),
+        loss: last.loss,
+    })
+}
+
+/// A run on real GPUs.
+pub fn is_on_cuda(config: &Config) -> bool {
+    config.device == DeviceConfig::Cuda
+}

@@ -1,0 +1,87 @@
+//! The config of a checkpoint against the one that goes on from it: what each key that differs means for the run.
+
+use super::{Checkpoint, CheckpointError};
+use crate::config::{Loaded, load_str};
+use crate::data::Dataset;
+use std::fmt;
+use std::path::Path;
+
+/// What a difference means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Nothing that training computes changes.
+    Harmless,
+    /// The same mathematics: sums may add in another order, or numbers be stored otherwise.
+    Layout,
+    /// Another experiment.
+    Experiment,
+}
+
+/// A key whose values differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Dotted, of the config.
+    pub key: String,
+    /// (in the checkpoint, now), in RON.
+    pub values: [String; 2],
+    /// What it means.
+    pub kind: Kind,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [was, is] = &self.values;
+        write!(f, "{:<26} {was} -> {is}", self.key)
+    }
+}
+
+/// How far a key reaches.
+fn kind(key: &str) -> Kind {
+    let section = key.split('.').next().unwrap_or(key);
+    match (section, key) {
+        ("name" | "sample", _) => Kind::Harmless,
+        (_, "train.seed") => Kind::Experiment,
+        ("train", _) => Kind::Harmless,
+        ("device" | "parallel" | "offload" | "recompute" | "partition_checkpoints", _)
+        | (_, "batch.micro" | "precision") => Kind::Layout,
+        _ => Kind::Experiment,
+    }
+}
+
+/// What differs between the run that wrote `checkpoint` and the one that `now` and `data` describe.
+///
+/// # Errors
+/// [`CheckpointError::Broken`] when the stored config cannot be read.
+pub fn differences(
+    checkpoint: &Checkpoint,
+    now: &Loaded,
+    data: &Dataset,
+) -> Result<Vec<Difference>, CheckpointError> {
+    let stored = load_str(checkpoint.config(), "the checkpoint's config", Path::new("/"), &[]);
+    let stored = stored.map_err(|error| CheckpointError::Broken {
+        path: checkpoint.path().to_owned(),
+        problem: error.to_string(),
+    })?;
+    let scaled = |loaded: &Loaded| loaded.config.precision == crate::config::Precision::Fp16;
+    let idle = !scaled(&stored) && !scaled(now);
+    let find = |all: &Loaded, key: &str| {
+        let found = all.origins.iter().find(|(name, ..)| name == key);
+        found.map_or_else(|| "absent".to_owned(), |(_, value, _)| value.clone())
+    };
+    let mut keys: Vec<&String> = now.origins.iter().map(|(key, ..)| key).collect();
+    let gone = stored.origins.iter().map(|(key, ..)| key).filter(|key| !keys.contains(key));
+    let gone: Vec<&String> = gone.collect();
+    keys.extend(gone);
+    keys.retain(|key| !(idle && key.starts_with("loss_scale.")));
+    let difference = |key: &String| {
+        let values = [find(&stored, key), find(now, key)];
+        let differs = values[0] != values[1];
+        differs.then(|| Difference { key: key.clone(), values, kind: kind(key) })
+    };
+    let mut found: Vec<Difference> = keys.into_iter().filter_map(difference).collect();
+    if let Some((was, is)) = checkpoint.other_data(data) {
+        let key = "data (what the files hold)".to_owned();
+        found.push(Difference { key, values: [was, is], kind: Kind::Experiment });
+    }
+    Ok(found)
+}

@@ -1,0 +1,159 @@
+//! The directory that holds the checkpoints of a run: what is in it, in which order, and what goes.
+
+use super::{Checkpoint, CheckpointError, unreadable};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// A hint for people and scripts, never read: the name of the newest checkpoint.
+const LATEST: &str = "latest";
+
+/// `step-00000120`
+pub(super) fn name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+/// The step that a name says, when it is [`name`] with one of `endings`.
+fn step_of(file: &str, endings: &[&str]) -> Option<u64> {
+    let bare = endings.iter().find_map(|ending| file.strip_suffix(ending))?;
+    let step = bare.strip_prefix("step-")?.parse().ok()?;
+    (name(step) == bare).then_some(step)
+}
+
+/// Steps and paths of what is called as a checkpoint with one of `endings`, oldest first; other names are not ours.
+fn entries(folder: &Path, endings: &[&str]) -> io::Result<Vec<(u64, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if let Some(step) = step_of(&entry.file_name().to_string_lossy(), endings) {
+            found.push((step, entry.path()));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// A checkpoint that cannot be used, and why.
+pub(crate) type Broken = (PathBuf, CheckpointError);
+
+/// The newest checkpoint in `folder` that is whole, every byte of it checked, and why each newer one is not.
+///
+/// # Errors
+/// [`CheckpointError::Io`] when the folder cannot be read; one that does not exist holds none.
+pub fn newest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
+    let steps = match entries(folder, &[""]) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        other => other.map_err(unreadable(folder))?,
+    };
+    let mut refused = Vec::new();
+    for (step, path) in steps.into_iter().rev() {
+        match Checkpoint::open(&path, step) {
+            Ok(checkpoint) => return Ok((Some(checkpoint), refused)),
+            Err(error) => refused.push((path, error)),
+        }
+    }
+    Ok((None, refused))
+}
+
+/// Whether `folder` holds checkpoints, whole or broken.
+pub(crate) fn any(folder: &Path) -> bool {
+    entries(folder, &[""]).is_ok_and(|all| !all.is_empty())
+}
+
+/// Gives a broken checkpoint another name, so that a new one can take its place.
+///
+/// # Errors
+/// Those of the rename.
+pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    let named = |i: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(if i == 1 { ".broken".to_owned() } else { format!(".broken-{i}") });
+        PathBuf::from(name)
+    };
+    let free = (1..1000).map(named).find(|path| fs::symlink_metadata(path).is_err());
+    let free = free.ok_or_else(|| io::Error::other("too many broken ones"))?;
+    fs::rename(path, &free).map(|()| free)
+}
+
+/// Removes every checkpoint, whole or not, and the folder if nothing else is in it.
+///
+/// # Errors
+/// The first that cannot be removed.
+pub(crate) fn remove_all(folder: &Path) -> io::Result<()> {
+    let found = match entries(folder, &["", ".tmp", ".old"]) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for (_, path) in found {
+        remove(&path)?;
+    }
+    let hints = [LATEST, ".latest.tmp"].map(|name| fs::remove_file(folder.join(name)));
+    // Neither needs to be there, and what else is in the folder stays.
+    drop((hints, fs::remove_dir(folder)));
+    Ok(())
+}
+
+/// Removes what a process that died left half written or half removed.
+pub(super) fn clean(folder: &Path) -> io::Result<()> {
+    for (_, path) in entries(folder, &[".tmp", ".old"])? {
+        remove(&path)?;
+    }
+    Ok(())
+}
+
+/// A directory with all in it; a link itself, not what it leads to.
+fn remove(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    }
+}
+
+/// Removes the checkpoints before `oldest`. Each loses its name first, so that none is ever half there.
+pub(super) fn retain_from(folder: &Path, oldest: u64) -> io::Result<()> {
+    for (step, path) in entries(folder, &[""])? {
+        if step < oldest {
+            let old = folder.join(name(step) + ".old");
+            fs::rename(&path, &old)?;
+            remove(&old)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the hint anew, whole or not at all.
+pub(super) fn hint(folder: &Path, step: u64) -> io::Result<()> {
+    let temporary = folder.join(".latest.tmp");
+    let mut file = File::create(&temporary)?;
+    writeln!(file, "{}", name(step))?;
+    file.sync_all()?;
+    fs::rename(temporary, folder.join(LATEST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_are_written_here_count() {
+        assert_eq!(step_of("step-00000120", &[""]), Some(120));
+        assert_eq!(step_of("step-00000120.tmp", &[".tmp", ".old"]), Some(120));
+        assert_eq!(step_of("step-123456789", &[""]), Some(123_456_789));
+        for stray in [
+            "step-",
+            "step-5",
+            "step--0000001",
+            "step-+0000001",
+            "step-000000120",
+            "STEP-00000001",
+            "step-00000120.tmp",
+            "old-step-00000120",
+            "step-99999999999999999999",
+            "latest",
+            "step-0000000a",
+        ] {
+            assert_eq!(step_of(stray, &[""]), None, "{stray}");
+        }
+    }
+}

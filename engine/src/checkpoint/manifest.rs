@@ -1,0 +1,320 @@
+//! What a checkpoint says of itself: one line of JSON and the hash of that line. It names no files: those are
+//! numbered, so that nothing in it can lead out of the directory.
+
+use super::header::is_name;
+use super::span::{Span, cover};
+use crate::config::{Config, Precision};
+use crate::data::Dataset;
+use device::numerics::control;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// Of this version.
+pub(super) const FORMAT: u32 = 1;
+/// Its name in the directory of a checkpoint.
+pub(super) const MANIFEST: &str = "MANIFEST";
+/// Bytes; more is no manifest of ours.
+pub(super) const LONGEST: u64 = 256 << 20;
+/// Of a hash in hexadecimal.
+const DIGITS: usize = 32;
+/// Entries of a file are called TENSOR.STATE, in the order of [`offload::Owned::states`].
+pub(super) const STATES: [&str; 3] = ["master", "momentum", "variance"];
+
+/// xxh3, 128 bits, in lower-case hexadecimal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hash(String);
+
+impl Hash {
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        Self(format!("{:032x}", xxh3_128(bytes)))
+    }
+
+    pub(super) fn end(hasher: &Xxh3Default) -> Self {
+        Self(format!("{:032x}", hasher.digest128()))
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Manifest {
+    /// Of the directory.
+    pub(super) format: u32,
+    /// Version of the program that wrote it.
+    pub(super) onebox: String,
+    /// Steps that are done. Samples, dropout and the learning rate of the next ones are functions of the seed,
+    /// the config and this number.
+    pub(super) step: u64,
+    /// Tokens trained on.
+    pub(super) tokens: u64,
+    /// What is not a function of the step.
+    pub(super) control: Control,
+    /// What there was to train on.
+    pub(super) data: Seen,
+    /// The resolved config, RON.
+    pub(super) config: String,
+    /// By number.
+    pub(super) files: Vec<FileEntry>,
+    /// In the order of the model.
+    pub(super) tensors: Vec<TensorEntry>,
+}
+
+/// The decisions' memory: see [`device::numerics::control`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Control {
+    /// A loss scale is at work.
+    pub(super) scaled: bool,
+    applied: u64,
+    skipped: u64,
+    loss_scale: f64,
+    good_steps: u64,
+    hysteresis_left: i64,
+}
+
+/// The size of a data set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Seen {
+    tokens: usize,
+    held_out_windows: usize,
+}
+
+/// A file of a rank that wrote.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileEntry {
+    /// All of it.
+    pub(super) bytes: u64,
+    /// Of its header.
+    pub(super) header: Hash,
+}
+
+/// A whole tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TensorEntry {
+    pub(super) name: String,
+    pub(super) shape: [usize; 2],
+    /// By file, in the order in which they stand there.
+    pub(super) ranges: Vec<RangeEntry>,
+}
+
+/// A part of a tensor in a file, in each of its states.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RangeEntry {
+    pub(super) file: usize,
+    pub(super) span: Span,
+    pub(super) hash: [Hash; 3],
+}
+
+impl Control {
+    pub(super) fn of(words: &[f64; control::WORDS], scaled: bool) -> Self {
+        Self {
+            scaled,
+            applied: words[control::APPLIED] as u64,
+            skipped: words[control::SKIPPED] as u64,
+            loss_scale: words[control::LOSS_SCALE],
+            good_steps: words[control::GOOD_STEPS] as u64,
+            hysteresis_left: words[control::HYSTERESIS_LEFT] as i64,
+        }
+    }
+
+    /// The control block after `step`. What is not in it is set by the next decision before it is read; its loss
+    /// scale is that of `initial` where only one of the runs is `scaled`.
+    pub(super) fn words(
+        &self,
+        step: u64,
+        scaled: bool,
+        initial: &[f64; control::WORDS],
+    ) -> [f64; control::WORDS] {
+        let mut words = *initial;
+        words[control::STEP] = step as f64;
+        words[control::APPLIED] = self.applied as f64;
+        words[control::SKIPPED] = self.skipped as f64;
+        if self.scaled == scaled {
+            words[control::LOSS_SCALE] = self.loss_scale;
+            words[control::GOOD_STEPS] = self.good_steps as f64;
+            words[control::HYSTERESIS_LEFT] = self.hysteresis_left as f64;
+        }
+        words
+    }
+}
+
+impl Seen {
+    pub(super) fn of(data: &Dataset) -> Self {
+        Self { tokens: data.num_tokens(), held_out_windows: data.num_eval_windows() }
+    }
+}
+
+impl std::fmt::Display for Seen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} tokens, {} held-out windows", self.tokens, self.held_out_windows)
+    }
+}
+
+impl Manifest {
+    /// Without tensors and files.
+    pub(super) fn new(config: &Config, data: &Dataset) -> Self {
+        Self {
+            format: FORMAT,
+            onebox: env!("CARGO_PKG_VERSION").into(),
+            step: 0,
+            tokens: 0,
+            control: Control::of(&[0.0; control::WORDS], config.precision == Precision::Fp16),
+            data: Seen::of(data),
+            config: config.to_ron(),
+            files: Vec::new(),
+            tensors: Vec::new(),
+        }
+    }
+
+    pub(super) fn encode(&self) -> serde_json::Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec(self)?;
+        let Hash(hash) = Hash::of(&bytes);
+        bytes.extend(format!("\n{hash}\n").as_bytes());
+        Ok(bytes)
+    }
+
+    /// Reads it, when it is whole and all that it says is possible by itself.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let split = bytes.len().checked_sub(DIGITS + 2).ok_or("it is cut short")?;
+        let (json, hash) = bytes.split_at(split);
+        if hash != format!("\n{}\n", Hash::of(json).0).as_bytes() {
+            return Err("it does not have the hash that it ends with".into());
+        }
+        let version: Version = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+        if version.format != FORMAT {
+            let Version { format, onebox } = version;
+            return Err(format!(
+                "it has format {format}, written by onebox {}; this is onebox {}, which reads format {FORMAT}",
+                onebox.escape_debug(),
+                env!("CARGO_PKG_VERSION")
+            ));
+        }
+        let manifest: Self = serde_json::from_slice(json).map_err(|e| e.to_string())?;
+        manifest.check().map(|()| manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let scale = self.control.loss_scale;
+        if !(scale.is_finite() && scale > 0.0) {
+            return Err(format!("its loss scale is {scale}"));
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for tensor in &self.tensors {
+            let name = tensor.name.escape_debug();
+            if !is_name(&tensor.name) || !seen.insert(&tensor.name) {
+                return Err(format!("`{name:.300}` is no tensor's name, or stands there twice"));
+            }
+            let len = tensor.shape[0].checked_mul(tensor.shape[1]);
+            let len = len.filter(|len| (1..1 << 56).contains(len));
+            let len = len.ok_or_else(|| format!("`{name}` has a shape that cannot be"))?;
+            let possible = |r: &RangeEntry| r.file < self.files.len() && r.span.is_within(len);
+            if !tensor.ranges.iter().all(possible) {
+                return Err(format!("`{name}` has a range that lies outside of it, or in no file"));
+            }
+            let sum =
+                tensor.ranges.iter().try_fold(0, |sum: usize, r| sum.checked_add(r.span.len()));
+            if sum != Some(len) || !tensor.ranges.is_sorted_by_key(|r| r.file) {
+                return Err(format!("`{name}` is not whole"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every element of every tensor stands in one range. Takes memory for each run, so only when the files that
+    /// hold them are there.
+    pub(super) fn check_cover(&self) -> Result<(), String> {
+        let whole = |t: &&TensorEntry| !cover(t.ranges.iter().map(|r| &r.span), t.len());
+        let broken = self.tensors.iter().find(whole);
+        broken.map_or(Ok(()), |t| Err(format!("`{}` has elements twice, and others never", t.name)))
+    }
+}
+
+impl TensorEntry {
+    /// Elements.
+    pub(super) const fn len(&self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+}
+
+/// Enough of any version to name it.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+    #[serde(default)]
+    onebox: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"format":1,"onebox":"0.0.0","step":2,"tokens":64,"control":{"scaled":true,"applied":2,"skipped":0,"loss_scale":65536.0,"good_steps":2,"hysteresis_left":-3},"data":{"tokens":900,"held_out_windows":4},"config":"()","files":[{"bytes":80,"header":"00"}],"tensors":[{"name":"wte.weight","shape":[2,3],"ranges":[{"file":0,"span":{"start":0,"run":2,"stride":3,"count":2},"hash":["a","b","c"]},{"file":0,"span":{"start":2,"run":1,"stride":3,"count":2},"hash":["a","b","c"]}]}]}"#;
+
+    fn sealed(json: &str) -> Vec<u8> {
+        format!("{json}\n{}\n", Hash::of(json.as_bytes()).0).into_bytes()
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let manifest = Manifest::decode(&sealed(GOOD)).unwrap();
+        assert_eq!(manifest.encode().unwrap(), sealed(GOOD));
+        manifest.check_cover().unwrap();
+        let mut initial = [0.0; control::WORDS];
+        initial[control::LOSS_SCALE] = 1.0;
+        let words = manifest.control.words(2, true, &initial);
+        assert_eq!([words[control::LOSS_SCALE], words[control::HYSTERESIS_LEFT]], [65536.0, -3.0]);
+        let words = manifest.control.words(2, false, &initial);
+        assert_eq!([words[control::LOSS_SCALE], words[control::APPLIED]], [1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_manifest_with_any_byte_flipped_is_refused() {
+        let good = sealed(GOOD);
+        for i in 0..good.len() {
+            for bit in 0..8 {
+                let mut bytes = good.clone();
+                bytes[i] ^= 1 << bit;
+                assert!(Manifest::decode(&bytes).is_err(), "bit {bit} of byte {i}");
+            }
+            assert!(Manifest::decode(&good[..i]).is_err(), "{i} bytes");
+        }
+    }
+
+    #[test]
+    fn hostile_manifests_are_refused_though_their_hash_is_right() {
+        let of_format_2 = GOOD.replace("\"format\":1", "\"format\":2");
+        let why = Manifest::decode(&sealed(&of_format_2)).unwrap_err();
+        assert!(why.contains("format 2") && why.contains("reads format 1"), "{why}");
+        for (from, to) in [
+            ("\"file\":0", "\"file\":1"),
+            ("\"file\":0", "\"file\":-1"),
+            ("\"file\":0", "\"file\":\"../../etc/passwd\""),
+            ("wte.weight", "../wte"),
+            ("wte.weight", "/etc/passwd"),
+            ("\"step\":2", "\"step\":2,\"step\":3"),
+            ("\"step\":2", "\"step\":2,\"exec\":\"rm\""),
+            ("\"start\":2", "\"start\":3"),
+            ("\"count\":2", "\"count\":18446744073709551615"),
+            ("\"stride\":3", "\"stride\":0"),
+            ("\"shape\":[2,3]", "\"shape\":[4294967296,4294967296]"),
+            ("\"shape\":[2,3]", "\"shape\":[0,3]"),
+            ("\"shape\":[2,3]", "\"shape\":[2,4]"),
+            ("65536.0", "-1.0"),
+            ("65536.0", "null"),
+        ] {
+            let json = GOOD.replacen(from, to, 1);
+            assert!(json != GOOD && Manifest::decode(&sealed(&json)).is_err(), "{to}");
+        }
+        let tensor = &GOOD[GOOD.find("{\"name\"").unwrap()..GOOD.len() - 2];
+        let twice = GOOD.replace(tensor, &format!("{tensor},{tensor}"));
+        assert!(Manifest::decode(&sealed(&twice)).unwrap_err().contains("twice"));
+        let deep = GOOD.replace("\"()\"", &"[".repeat(100_000));
+        assert!(Manifest::decode(&sealed(&deep)).is_err());
+        let doubled = GOOD.replace("\"start\":2,\"run\":1", "\"start\":1,\"run\":1");
+        assert!(Manifest::decode(&sealed(&doubled)).unwrap().check_cover().is_err());
+    }
+}

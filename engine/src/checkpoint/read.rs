@@ -1,0 +1,242 @@
+//! Loading. Opening a checkpoint reads all of it once and checks every byte; what follows are reads of the ranges
+//! that somebody asks for, out of the files that were checked.
+
+use super::header::{self, Entry};
+use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest, STATES, Seen};
+use super::span::Span;
+use super::{CheckpointError, file_name, unreadable};
+use crate::data::Dataset;
+use device::numerics::control;
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use tensor_parallel::{Gpt, Param};
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// Bytes read at once.
+const BLOCK: usize = 1 << 18;
+
+/// A checkpoint that is whole, held open.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    files: Vec<File>,
+    /// By tensor.
+    placed: Vec<Vec<Placed>>,
+}
+
+/// Where a range stands in its file.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    file: usize,
+    span: Span,
+    /// First byte of each state.
+    at: [u64; 3],
+}
+
+impl Checkpoint {
+    /// Opens the directory `path`, which is called after `step`, and checks all of it.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] with the file and the tensor that is not what was written.
+    pub fn open(path: &Path, step: u64) -> Result<Self, CheckpointError> {
+        let at = path.join(MANIFEST);
+        let broken = |path: &Path, problem: String| CheckpointError::Broken {
+            path: path.to_owned(),
+            problem,
+        };
+        let folder = open_at(rustix::fs::CWD, path, OFlags::DIRECTORY).map_err(unreadable(path))?;
+        let manifest = read_manifest(&folder).map_err(unreadable(&at))?;
+        let manifest = Manifest::decode(&manifest).map_err(|problem| broken(&at, problem))?;
+        if manifest.step != step {
+            return Err(broken(&at, format!("it is of step {}", manifest.step)));
+        }
+        let numbers: Vec<usize> = (0..manifest.files.len()).collect();
+        let checked = numbers.par_iter().map(|&number| {
+            let name = file_name(number);
+            let open = open_at(&folder, Path::new(&name), OFlags::empty());
+            let file = open.map_err(unreadable(&path.join(&name)))?;
+            match check_file(&file, number, &manifest) {
+                Ok(placed) => Ok((file, placed)),
+                Err(problem) => Err(broken(&path.join(&name), problem)),
+            }
+        });
+        let (files, places): (Vec<File>, Vec<_>) =
+            checked.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        manifest.check_cover().map_err(|problem| broken(&at, problem))?;
+        let mut placed = vec![Vec::new(); manifest.tensors.len()];
+        for (tensor, place) in places.into_iter().flatten() {
+            placed[tensor].push(place);
+        }
+        Ok(Self { path: path.to_owned(), manifest, files, placed })
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Steps that are done.
+    pub const fn step(&self) -> u64 {
+        self.manifest.step
+    }
+
+    /// The resolved config of the run that wrote it, in RON.
+    pub fn config(&self) -> &str {
+        &self.manifest.config
+    }
+
+    /// (what it was trained on, what there is) where their sizes differ.
+    pub fn other_data(&self, data: &Dataset) -> Option<(String, String)> {
+        let (was, is) = (self.manifest.data, Seen::of(data));
+        (was != is).then(|| (was.to_string(), is.to_string()))
+    }
+
+    /// Whether it has the tensors of `gpt`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::OtherModel`] with the first tensor that differs.
+    pub fn check_model(&self, gpt: &Gpt) -> Result<(), CheckpointError> {
+        let other = |problem| CheckpointError::OtherModel { path: self.path.clone(), problem };
+        let mut stored = self.manifest.tensors.iter();
+        for param in gpt.segments().iter().flat_map(|s| &s.params) {
+            let Param { name, global: (rows, columns), .. } = param;
+            let Some(tensor) = stored.next() else { return Err(other(format!("no `{name}`"))) };
+            if tensor.name != *name || tensor.shape != [*rows, *columns] {
+                let (was, shape) = (&tensor.name, tensor.shape);
+                let problem = format!("`{was}` {shape:?} for `{name}` [{rows}, {columns}]");
+                return Err(other(problem));
+            }
+        }
+        stored.next().map_or(Ok(()), |more| Err(other(format!("`{}` besides", more.name))))
+    }
+
+    /// The control block after its step, for a run that starts from `initial` and scales its loss or not.
+    pub(crate) fn control(
+        &self,
+        initial: &[f64; control::WORDS],
+        scaled: bool,
+    ) -> [f64; control::WORDS] {
+        self.manifest.control.words(self.step(), scaled, initial)
+    }
+
+    /// Elements `wanted` of tensor number `tensor` in the order of the model.
+    ///
+    /// # Errors
+    /// With the file that cannot be read.
+    pub(crate) fn read(
+        &self,
+        (tensor, state): (usize, usize),
+        wanted: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let mut bytes = Vec::new();
+        for place in &self.placed[tensor] {
+            for (from, to, n) in place.span.overlap(wanted.clone()) {
+                bytes.resize(4 * n, 0);
+                let read = self.files[place.file]
+                    .read_exact_at(&mut bytes, place.at[state] + 4 * from as u64);
+                read.map_err(|e| unreadable(&self.path.join(file_name(place.file)))(e))?;
+                let values = out[to..to + n].iter_mut().zip(bytes.chunks_exact(4));
+                values.for_each(|(x, b)| *x = f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A regular file or a directory itself, never what a link leads to, nor a pipe that nobody writes to.
+fn open_at(folder: impl std::os::fd::AsFd, name: &Path, more: OFlags) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | more;
+    let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
+    if !more.contains(OFlags::DIRECTORY) && !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    Ok(file)
+}
+
+fn read_manifest(folder: &File) -> io::Result<Vec<u8>> {
+    let file = open_at(folder, Path::new(MANIFEST), OFlags::empty())?;
+    if file.metadata()?.len() > LONGEST {
+        return Err(io::Error::other(format!("longer than {LONGEST} bytes")));
+    }
+    let mut bytes = Vec::new();
+    file.take(LONGEST).read_to_end(&mut bytes).map(|_| bytes)
+}
+
+/// Compares a whole file with what the manifest says; where each of its ranges stands, by tensor.
+fn check_file(
+    file: &File,
+    number: usize,
+    manifest: &Manifest,
+) -> Result<Vec<(usize, Placed)>, String> {
+    let said = &manifest.files[number];
+    let header = check_header(file, said)?;
+    let mut entries = header::decode(&header, said.bytes)?.into_iter();
+    let mut found = Vec::new();
+    let mut at = header.len() as u64;
+    for (index, tensor) in manifest.tensors.iter().enumerate() {
+        let from = tensor.ranges.partition_point(|r| r.file < number);
+        let to = tensor.ranges.partition_point(|r| r.file <= number);
+        let ranges = &tensor.ranges[from..to];
+        let len: usize = ranges.iter().map(|r| r.span.len()).sum();
+        let first = found.len();
+        found.extend(
+            ranges.iter().map(|r| (index, Placed { file: number, span: r.span, at: [0; 3] })),
+        );
+        if ranges.is_empty() {
+            continue;
+        }
+        for (state, label) in STATES.into_iter().enumerate() {
+            let expected = Entry { name: format!("{}.{label}", tensor.name), len };
+            if entries.next().as_ref() != Some(&expected) {
+                return Err(format!("`{}` is not where the manifest has it", expected.name));
+            }
+            for (range, (_, placed)) in ranges.iter().zip(&mut found[first..]) {
+                placed.at[state] = at;
+                let bytes = 4 * range.span.len() as u64;
+                if hash(file, at..at + bytes).map_err(|e| e.to_string())? != range.hash[state] {
+                    return Err(format!("`{}` is not what was written", expected.name));
+                }
+                at += bytes;
+            }
+        }
+    }
+    match entries.next() {
+        Some(more) => Err(format!("`{}` is not in the manifest", more.name)),
+        None => Ok(found),
+    }
+}
+
+fn check_header(file: &File, said: &manifest::FileEntry) -> Result<Vec<u8>, String> {
+    let bytes = file.metadata().map_err(|e| e.to_string())?.len();
+    if bytes != said.bytes {
+        return Err(format!("it has {bytes} bytes, and was written with {}", said.bytes));
+    }
+    let mut first = [0; 8];
+    file.read_exact_at(&mut first, 0).map_err(|e| e.to_string())?;
+    let mut header = vec![0; header::length(first, bytes)?];
+    file.read_exact_at(&mut header, 0).map_err(|e| e.to_string())?;
+    if Hash::of(&header) != said.header {
+        return Err("its header is not what was written".into());
+    }
+    Ok(header)
+}
+
+fn hash(file: &File, range: Range<u64>) -> io::Result<Hash> {
+    let mut hasher = Xxh3Default::new();
+    let mut block = vec![0; BLOCK.min((range.end - range.start) as usize)];
+    let mut at = range.start;
+    while at < range.end {
+        let part = block.len().min((range.end - at) as usize);
+        file.read_exact_at(&mut block[..part], at)?;
+        hasher.update(&block[..part]);
+        at += part as u64;
+    }
+    Ok(Hash::end(&hasher))
+}

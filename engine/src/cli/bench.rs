@@ -1,0 +1,148 @@
+//! `onebox bench`: [`crate::bench`] in words or as JSON, and [`crate::calibrate`] as a box file.
+
+use super::exit::{Failed, code};
+use super::train::{check_memory, open_data};
+use super::{ConfigArgs, plan, print, say};
+use crate::bench::{Copies, Steps, copies, is_on_cuda, product, steps};
+use crate::build::{build, dtype};
+use crate::calibrate::{measure, to_ron};
+use crate::gpu;
+use crate::places::cores;
+use crate::progress::si;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use topology::{available_memory, format_bytes};
+
+/// One of both: clap asks for `save_box` where there is no verb.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(override_usage = "onebox bench step [OPTIONS] <CONFIG>\n       \
+                            onebox bench copy [OPTIONS]\n       \
+                            onebox bench --save-box <FILE>")]
+pub(super) struct BenchArgs {
+    /// Time real steps on virtual GPUs and write a box file, for `onebox simulate --box FILE`
+    #[arg(long, value_name = "FILE", required = true)]
+    save_box: Option<PathBuf>,
+    #[command(subcommand)]
+    verb: Option<BenchVerb>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum BenchVerb {
+    /// Training steps of a config: time, tokens, share of what plain products reach, exposed update
+    Step(StepArgs),
+    /// Copies between the host's memory and a GPU, or a virtual one where there is none
+    Copy(CopyArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct StepArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Steps to measure, after one that is not
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
+    steps: u16,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct CopyArgs {
+    /// MiB of each copy
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    mib: u32,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &BenchArgs) -> Result<(), Failed> {
+    match (&args.verb, &args.save_box) {
+        (Some(BenchVerb::Step(args)), _) => step(args),
+        (Some(BenchVerb::Copy(args)), _) => copy(args),
+        (None, Some(path)) => save_box(path),
+        (None, None) => Ok(()),
+    }
+}
+
+fn save_box(path: &Path) -> Result<(), Failed> {
+    let measured = measure(&mut |what| say(&format!("measuring: {what}")));
+    let measured = measured.map_err(|e| Failed::new(code::INTERNAL, e))?;
+    let memory = format_bytes(available_memory()).replace(' ', "");
+    let gpus = 4 * cores();
+    let ron = to_ron(&measured, gpus, &memory, &memory);
+    let failed = |e| Failed::new(code::IO, format!("cannot write {}: {e}", path.display()));
+    std::fs::write(path, ron).map_err(failed)?;
+    let path = path.display();
+    say(&format!("{path}: written\nnext: onebox simulate configs/quickstart.ron --box {path}"));
+    Ok(())
+}
+
+fn step(args: &StepArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    let config = &loaded.config;
+    if let Some(not_built) = config.not_built(&loaded.origins) {
+        return Err(Failed::new(code::CONFIG, not_built));
+    }
+    let built = build(config);
+    let data = open_data(config)?;
+    check_memory(&loaded, &built, false)?;
+    let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
+    let ceiling = product(is_on_cuda(config), dtype(config.precision));
+    let ceiling = ceiling.map_err(|e| Failed::new(code::RANK, e))?;
+    let measured = steps(config, &built, &data, (usize::from(args.steps), flops, ceiling));
+    let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
+    shown(args.json, &measured, || step_text(&measured))
+}
+
+fn copy(args: &CopyArgs) -> Result<(), Failed> {
+    let on_cuda = gpu::machine().missing().is_none();
+    let measured = copies(on_cuda, u64::from(args.mib) << 20);
+    let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
+    shown(args.json, &measured, || copy_text(&measured))
+}
+
+fn shown<T: Serialize>(json: bool, value: &T, text: impl Fn() -> String) -> Result<(), Failed> {
+    if !json {
+        return print(&text());
+    }
+    let json = serde_json::to_string_pretty(value);
+    print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))
+}
+
+fn step_text(s: &Steps) -> String {
+    let mut out = format!(
+        "step      {:.4} s (median of {}; fastest {:.4})\ntokens    {}tok/s\n\
+         compute   {:.3} TFLOP/s of the model per GPU, {:.1} % of the {:.3} that a plain product reaches\n\
+         host      {:.4} s of work per step",
+        s.seconds,
+        s.steps,
+        s.least_seconds,
+        si(s.tokens_per_second),
+        s.tflops_per_gpu,
+        100.0 * s.tflops_per_gpu / s.ceiling_tflops,
+        s.ceiling_tflops,
+        s.host_seconds,
+    );
+    match s.exposed_seconds {
+        Some(exposed) => {
+            let share = 100.0 * exposed / s.seconds;
+            let _ = writeln!(out, ", of which {exposed:.4} s ({share:.1} % of the step) exposed");
+        }
+        None => out += "; lanes run one after another here\n",
+    }
+    out
+}
+
+fn copy_text(c: &Copies) -> String {
+    let ceiling = match c.ceiling {
+        Some(gb) => format!("{gb:.2} GB/s: {}", c.ceiling_is),
+        None => format!("unknown: {}", c.ceiling_is),
+    };
+    format!(
+        "up        {:.2} GB/s\ndown      {:.2} GB/s\nboth      {:.2} GB/s, added\nceiling   {ceiling}\n",
+        c.up, c.down, c.both
+    )
+}

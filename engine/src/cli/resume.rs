@@ -1,0 +1,79 @@
+//! What `train --resume` and `--fork` go on from, and whether they may.
+
+use super::exit::{Failed, code};
+use super::say;
+use crate::build::Built;
+use crate::checkpoint::{self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, differences};
+use crate::config::Loaded;
+use crate::data::Dataset;
+use crate::run_dir::{RunDir, RunMode};
+use std::sync::Arc;
+
+/// The newest whole checkpoint of the run; none when there is none, which is said. Broken ones that are newer are
+/// named, and where the run goes on in its own directory they are set aside.
+pub(super) fn start(
+    dir: &RunDir,
+    loaded: &Loaded,
+    built: &Built,
+    data: &Dataset,
+    mode: RunMode,
+) -> Result<Option<Arc<Checkpoint>>, Failed> {
+    let from = dir.forked_from().unwrap_or(dir.path());
+    let (found, broken) = checkpoint::newest(&from.join(FOLDER)).map_err(failed)?;
+    let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
+    let Some(found) = found else {
+        if why.is_empty() {
+            say(&format!("{}: no complete checkpoint there; starting at step 1", from.display()));
+            return Ok(None);
+        }
+        let why = format!("no checkpoint can be used:\n  {}", why.join("\n  "));
+        return Err(Failed::new(code::CHECKPOINT, why));
+    };
+    why.iter().for_each(|why| say(&format!("warning: {why}")));
+    let all = differences(&found, loaded, data).map_err(failed)?;
+    permitted(&all, mode)?;
+    found.check_model(&built.gpt).map_err(failed)?;
+    if mode == RunMode::Resume {
+        for (path, _) in &broken {
+            let to = checkpoint::set_aside(path).map_err(|error| {
+                Failed::new(code::IO, format!("cannot set {} aside: {error}", path.display()))
+            })?;
+            say(&format!("it is set aside as {}", to.display()));
+        }
+    }
+    say(&format!("{}: going on after step {}", found.path().display(), found.step()));
+    Ok(Some(Arc::new(found)))
+}
+
+fn failed(error: CheckpointError) -> Failed {
+    let code = match error {
+        CheckpointError::Io { .. } => code::IO,
+        CheckpointError::Broken { .. } => code::CHECKPOINT,
+        CheckpointError::OtherModel { .. } => code::CONFIG,
+    };
+    Failed::new(code, error)
+}
+
+/// Says what differs; another experiment is a fork.
+fn permitted(all: &[Difference], mode: RunMode) -> Result<(), Failed> {
+    let table = |kind: Kind| {
+        let lines = all.iter().filter(|d| d.kind == kind).map(|d| format!("\n  {d}"));
+        lines.collect::<String>()
+    };
+    let (layout, experiment) = (table(Kind::Layout), table(Kind::Experiment));
+    if !layout.is_empty() {
+        say(&format!("the same mathematics, laid out or rounded otherwise:{layout}"));
+    }
+    if experiment.is_empty() {
+        return Ok(());
+    }
+    if mode == RunMode::Fork {
+        say(&format!("another experiment from here on:{experiment}"));
+        return Ok(());
+    }
+    let why = format!(
+        "the checkpoint is of another experiment than this config:{experiment}\n\
+         set them back, or give --fork to start from it in a new directory"
+    );
+    Err(Failed::new(code::CONFIG, why))
+}

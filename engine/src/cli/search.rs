@@ -1,0 +1,101 @@
+//! `onebox plan --search`: what [`crate::search`] found, in words, or as JSON.
+
+use super::exit::{Failed, code};
+use super::print;
+use super::simulate::{failed, seconds};
+use crate::changes::arguments;
+use crate::config::Loaded;
+use crate::progress::si;
+use crate::remedies::largest;
+use crate::search::{Found, Layout, search};
+use std::fmt::Write as _;
+use topology::format_bytes;
+
+pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<(), Failed> {
+    let found = search(loaded, gpus).map_err(failed)?;
+    if json {
+        let json = serde_json::to_string_pretty(&found);
+        print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
+    } else {
+        print(&text(loaded, &found))?;
+    }
+    if found.layouts.is_empty() { Err(Failed::silent(code::DOES_NOT_FIT)) } else { Ok(()) }
+}
+
+fn text(loaded: &Loaded, found: &Found) -> String {
+    let Found { name, box_name, gpus, enumerated, fit, .. } = found;
+    let mut out = format!("{name} on {box_name}: simulated, not measured\n");
+    let _ = write!(out, "{enumerated} layouts on {gpus} GPUs, {fit} fit");
+    if *fit == 0 {
+        out += "\nno layout fits\n";
+        if let Some(largest) = largest(loaded) {
+            let sets = arguments(&largest.sets);
+            let _ = writeln!(out, "the largest model of this shape that would: {sets}");
+        }
+        return out;
+    }
+    let _ = writeln!(
+        out,
+        "; {} set aside that do more work than another, {} left out\n{} simulated with a few micro-batches, the best {} \
+         in full (the few were off by at most {:.1} %)",
+        found.set_aside,
+        found.left_out,
+        found.simulated_briefly,
+        found.simulated_in_full,
+        100.0 * found.brief_error,
+    );
+    match found.given {
+        Some(given) => {
+            let _ = writeln!(
+                out,
+                "the config as it is: place {}, {}tok/s simulated",
+                given.rank,
+                si(given.tokens_per_second)
+            );
+        }
+        None => out += "the config as it is does not fit\n",
+    }
+    let best = found.layouts.first().map_or(0.0, |layout| layout.tokens_per_second);
+    for (index, layout) in found.layouts.iter().enumerate() {
+        let _ = write!(out, "\n{}", entry(index + 1, layout, best));
+    }
+    out
+}
+
+fn entry(number: usize, layout: &Layout, best: f64) -> String {
+    let Layout { tensor, data, micro, micro_batches, words, .. } = layout;
+    let mut out =
+        format!("{number}. TP {tensor} x DP {data}, micro {micro} x {micro_batches}, {words}\n");
+    let sets = match layout.sets[..] {
+        [] => "the config as it is".to_owned(),
+        _ => arguments(&layout.sets),
+    };
+    let most = layout.node_bytes.iter().max().copied().unwrap_or(0);
+    let _ = writeln!(out, "   {sets}");
+    let _ = writeln!(
+        out,
+        "   {}tok/s ({:+.1} %), a step in {}{}; {:.1} TFLOPS per GPU as run, {:.1} of the model\n   {} on each GPU, {} \
+         on the fullest node",
+        si(layout.tokens_per_second),
+        100.0 * (layout.tokens_per_second / best - 1.0),
+        seconds(layout.step_seconds),
+        if layout.extrapolated { " (extrapolated)" } else { "" },
+        layout.hardware_tflops_per_gpu,
+        layout.model_tflops_per_gpu,
+        format_bytes(layout.gpu_bytes),
+        format_bytes(most),
+    );
+    if number > 1 {
+        let _ = writeln!(out, "   {}", why(layout));
+    }
+    out
+}
+
+fn why(layout: &Layout) -> String {
+    if layout.loses_by.is_empty() {
+        return "as fast, with more changes".into();
+    }
+    let parts =
+        layout.loses_by.iter().map(|(what, share)| format!("{what} {:+.1} %", 100.0 * share));
+    format!("loses by: {}", parts.collect::<Vec<_>>().join(", "))
+}

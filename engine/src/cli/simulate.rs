@@ -1,0 +1,160 @@
+//! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
+
+use super::exit::{Failed, code};
+use super::{ConfigArgs, OnBox, print, say};
+use crate::build::{build, world_size};
+use crate::config::Config;
+use crate::metrics::median_step;
+use crate::plan::memory_report;
+use crate::progress::si;
+use crate::run_dir::METRICS;
+use crate::simulate::{SimulateError, Simulated, groups, schedules, simulate, summary};
+use crate::trace;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use topology::format_bytes;
+
+/// Say how long a step takes on a described box, and what it waits for. Nothing is measured.
+#[derive(Debug, clap::Args)]
+pub(super) struct SimulateArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    on_box: OnBox,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+    /// Set the step time of this run beside the simulated one
+    #[arg(long, value_name = "RUN")]
+    compare: Option<PathBuf>,
+    /// Write the last simulated step as a Chrome trace, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
+    let loaded = args.on_box.load(&args.config)?;
+    let config = &loaded.config;
+    let built = build(config);
+    let memory = memory_report(config, &built);
+    let timeline = simulate(config, &built).map_err(failed)?;
+    let mut told = summary(config, &memory, &timeline);
+    if let Some(path) = &args.trace {
+        let written = trace::simulated(path, &timeline, world_size(config));
+        let ranks = written
+            .map_err(|e| Failed::new(code::IO, format!("cannot write {}: {e}", path.display())))?;
+        say(&format!("trace of {ranks} written to {}", path.display()));
+    }
+    told.measured = args.compare.as_deref().map(measured).transpose()?;
+    if args.json {
+        let json = serde_json::to_string_pretty(&told);
+        print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
+    } else {
+        let schedules = schedules(config, told.step_seconds).map_err(failed)?;
+        print(&text(config, &told, &schedules))?;
+        if let Some(measured) = told.measured {
+            let ratio = told.step_seconds / measured;
+            print(&format!(
+                "\nmeasured: a step took {} (median); simulated {}, {ratio:.2} of it\n",
+                seconds(measured),
+                seconds(told.step_seconds),
+            ))?;
+        }
+        if !told.fits {
+            print(&format!("\nit does not fit, so it would not run: {}\n", memory.binding.words))?;
+        }
+    }
+    if told.fits { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+}
+
+/// Seconds of a typical step of a run.
+fn measured(run: &Path) -> Result<f64, Failed> {
+    let path = run.join(METRICS);
+    let failed = |why: String| Failed::new(code::DATA, format!("{}: {why}", path.display()));
+    let text = std::fs::read_to_string(&path).map_err(|e| failed(e.to_string()))?;
+    median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))
+}
+
+pub(super) fn failed(error: SimulateError) -> Failed {
+    let code = match &error {
+        SimulateError::Step(_) => code::INTERNAL,
+        SimulateError::NoBox(_) | SimulateError::Box(_) | SimulateError::Seats(_) => code::CONFIG,
+    };
+    Failed::new(code, error)
+}
+
+fn text(config: &Config, told: &Simulated, schedules: &[(String, f64)]) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{}: simulated on {}, TP {} x DP {}, not measured\n",
+        told.name, told.box_name, told.tensor, told.data
+    );
+    let _ = writeln!(
+        out,
+        "a step of {} samples takes {}: {}tok/s\n\
+         {:.1} TFLOPS per GPU as run, {:.1} of the model ({:.0} % of the rate of large products)",
+        config.batch.global,
+        seconds(told.step_seconds),
+        si(told.tokens_per_second),
+        told.hardware_tflops_per_gpu,
+        told.model_tflops_per_gpu,
+        100.0 * told.share_of_gemm_rate,
+    );
+    let _ = writeln!(out, "\nlanes of rank 0      busy   of the step");
+    for lane in told.lanes.iter().filter(|lane| lane.ops > 0) {
+        let _ = writeln!(
+            out,
+            "  {:<8} {:>14}   {:>5.1} %   {:>7} ops  {}",
+            lane.lane,
+            seconds(lane.seconds),
+            100.0 * lane.share,
+            lane.ops,
+            format_bytes(lane.bytes),
+        );
+    }
+    let _ = writeln!(
+        out,
+        "  {:.0} % of the offload's work is hidden behind computing",
+        100.0 * told.overlap
+    );
+    let _ = writeln!(out, "\nwhat the step waits for, one after the other");
+    for part in told.critical_path.iter().filter(|part| part.seconds > 0.005 * told.step_seconds) {
+        let share = 100.0 * part.seconds / told.step_seconds;
+        let (lane, op) = (&part.lane, part.op);
+        let _ = writeln!(out, "  {:>14}   {share:>5.1} %   {op} ({lane})", seconds(part.seconds));
+    }
+    if schedules.len() > 1 {
+        let _ = writeln!(out, "\nschedules");
+        for (name, time) in schedules {
+            let ratio = time / told.step_seconds;
+            let _ = writeln!(out, "  {:>14}   {ratio:>5.2} x   {name}", seconds(*time));
+        }
+    }
+    let (gpu, host) = (format_bytes(told.gpu_bytes), format_bytes(told.host_bytes_per_rank));
+    let _ = writeln!(out, "\neach GPU holds {gpu}, the host {host} for each rank (`onebox plan`)");
+    let _ = writeln!(out, "{}", bound(told));
+    out
+}
+
+/// What most of the step is, in a sentence.
+fn bound(told: &Simulated) -> String {
+    let parts = groups(&told.critical_path).into_iter();
+    let share = parts.map(|(what, seconds)| (what, seconds / told.step_seconds));
+    let mut parts: Vec<_> = share.filter(|(_, share)| *share > 0.005).collect();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let words = parts.iter().map(|(what, share)| format!("{what} {:.0} %", 100.0 * share));
+    format!("the step is bound by {}", words.collect::<Vec<_>>().join(", "))
+}
+
+pub(super) fn seconds(value: f64) -> String {
+    if value >= 100.0 {
+        format!("{value:.0} s")
+    } else if value >= 1.0 {
+        format!("{value:.2} s")
+    } else if value >= 1e-3 {
+        format!("{:.2} ms", 1e3 * value)
+    } else {
+        format!("{:.1} us", 1e6 * value)
+    }
+}

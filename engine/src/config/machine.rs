@@ -1,0 +1,99 @@
+//! What the topology of a described box says, against what its file says.
+
+use super::reader::Reader;
+use super::report::Problem;
+use super::section::{Or, Section};
+use super::value::Complaint;
+use super::{BoxConfig, Config};
+use std::path::Path;
+use std::sync::Arc;
+use topology::Machine;
+
+/// The machine in the XML of `topology`, if there is one; errors of the XML are reported.
+pub(super) fn read(s: &mut Section<'_, '_>, path: Option<&str>) -> Option<Arc<Machine>> {
+    let path = path?;
+    let refused = match Machine::from_xml_file(Path::new(path)) {
+        Ok(machine) if machine.gpus.is_empty() => "it has no GPU".to_owned(),
+        Ok(machine) => return Some(Arc::new(machine)),
+        Err(error) => error.to_string(),
+    };
+    let message = format!("the topology `{path}` cannot be used: {refused}");
+    let help = "see `onebox topology --xml FILE`; export one with `lstopo --whole-io box.xml`";
+    if let Some(place) = s.reader.places.get("topology").copied() {
+        s.reader.report("topology", place, Complaint { message, help: help.into() });
+    }
+    s.reader.mark_bad("topology");
+    None
+}
+
+/// A number that the topology tells too.
+pub(super) struct Told {
+    pub(super) key: &'static str,
+    /// `GPUs`
+    pub(super) what: &'static str,
+    pub(super) most: u64,
+    /// Without a topology.
+    pub(super) or: Or<usize>,
+    /// Machines alike, where the number is of all of them.
+    pub(super) machines: usize,
+}
+
+/// Reads a number that the topology tells too: `of_one` on each machine.
+pub(super) fn number(s: &mut Section<'_, '_>, told: Told, of_one: Option<usize>) -> usize {
+    let Told { key, what, most, or, machines } = told;
+    if !s.reader.ok(&["topology"]) {
+        return s.uint(key, 1..=most, Or::Derived(1, "of the topology", &["topology"]));
+    }
+    let Some(of_one) = of_one else { return s.uint(key, 1..=most, or) };
+    let there = of_one * machines;
+    let value = s.uint(key, 1..=most, Or::Derived(there, "of the topology", &["topology"]));
+    if s.reader.ok(&[key]) && value != there {
+        disagree(s.reader, (key, what), value, (of_one, machines));
+    }
+    value
+}
+
+fn disagree(
+    reader: &mut Reader,
+    (key, what): (&'static str, &str),
+    said: usize,
+    (of_one, machines): (usize, usize),
+) {
+    let there = of_one * machines;
+    let product =
+        if machines > 1 { format!(" ({machines} machines of {of_one})") } else { String::new() };
+    let spots = vec![
+        reader.spot(key, format!("{said} {what}")),
+        reader.spot("topology", format!("{there} {what}{product}")),
+    ];
+    reader.mark_bad(key);
+    reader.problems.push(Problem {
+        key: key.into(),
+        message: format!("{said} {what}, but the topology has {there}{product}"),
+        help: format!("leave `{key}` out: it follows from the topology"),
+        spots,
+    });
+}
+
+impl BoxConfig {
+    /// Ranks of each machine under the grid of `config`: all of them, where one machine has the GPUs.
+    ///
+    /// # Errors
+    /// In words, why the grid and the machines do not go together.
+    pub fn ranks_per_machine(&self, config: &Config) -> Result<usize, String> {
+        let (tensor, data) = (config.parallel.tensor, config.parallel.data);
+        let (world, of_one) = (tensor * data, self.gpus / self.machines);
+        if !self.gpus.is_multiple_of(self.machines) {
+            return Err(format!("{} GPUs on {} machines do not divide", self.gpus, self.machines));
+        }
+        if world <= of_one {
+            return Ok(world);
+        }
+        if !world.is_multiple_of(of_one) || !of_one.is_multiple_of(tensor) {
+            return Err(format!(
+                "{world} ranks in groups of {tensor} do not fill machines of {of_one} GPUs"
+            ));
+        }
+        Ok(of_one)
+    }
+}

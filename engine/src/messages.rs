@@ -1,0 +1,95 @@
+//! What the ranks have to say, and its way to the calling thread.
+
+use device::Activity;
+use device::cpu::World;
+
+/// What a step ended with, the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// From 1.
+    pub step: u64,
+    /// Mean over the global batch, nats per token.
+    pub loss: f64,
+    /// Of the unscaled mean gradient, before clipping.
+    pub grad_norm: f64,
+    /// That the step's backward pass used; 1 without scaling.
+    pub loss_scale: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// A gradient was not finite; nothing was updated.
+    pub skipped: bool,
+    /// Skipped steps since the first.
+    pub skipped_total: u64,
+    /// Wall time since the step before ended.
+    pub seconds: f64,
+    /// Rank 0's lanes since the start.
+    pub activity: Activity,
+}
+
+/// What rank 0 tells.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// A step is decided.
+    Step(StepReport),
+    /// An evaluation after a step.
+    Eval {
+        /// The step it follows.
+        step: u64,
+        /// Held-out loss, nats per token.
+        loss: f64,
+        /// Over all of the held-out part.
+        whole: bool,
+    },
+    /// A checkpoint is on the disk, and has its name.
+    Saved {
+        /// Steps that it holds.
+        step: u64,
+        /// That training waited.
+        seconds: f64,
+        /// Of states.
+        bytes: u64,
+    },
+    /// A checkpoint is not there; those before it are, and training goes on.
+    NotSaved {
+        /// Steps that it should have held.
+        step: u64,
+        /// What went wrong, and where.
+        why: String,
+    },
+}
+
+/// On the way to the calling thread.
+pub(crate) enum Post {
+    Tell(Message),
+    /// To be answered when all before it has been told.
+    Flush(crossbeam_channel::Sender<()>),
+}
+
+/// Rank 0's way to the calling thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Listener<'a> {
+    pub(crate) sender: Option<&'a crossbeam_channel::Sender<Post>>,
+    pub(crate) world: &'a World,
+}
+
+impl Listener<'_> {
+    /// To whoever listens; a run does not end because no one does, nor because the listener is slow: a
+    /// terminal may be held for hours.
+    pub(crate) fn tell(&self, message: Message) {
+        if let Some(sender) = self.sender
+            && let Err(crossbeam_channel::TrySendError::Full(post)) =
+                sender.try_send(Post::Tell(message))
+        {
+            let _ = self.world.held_up(|| sender.send(post));
+        }
+    }
+
+    /// Returns when all that was told has been heard, or nobody listens.
+    pub(crate) fn flush(&self) {
+        let (answer, answered) = crossbeam_channel::bounded(0);
+        if let Some(sender) = self.sender {
+            let _ = sender.send(Post::Flush(answer));
+            let _ = answered.recv();
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Checkpoints as a user meets them: interrupted, killed, full, broken, of another experiment.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+mod common;
+
+use common::{Done, Folder};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+const EVERY_2: [&str; 2] = ["--set", "train.checkpoint_every=2"];
+
+fn sets<'a>(sets: &[&'a str]) -> Vec<&'a str> {
+    sets.iter().flat_map(|set| ["--set", *set]).collect()
+}
+
+fn checkpoints(folder: &Folder, run: &str) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(folder.path(&format!("{run}/checkpoints"))) else {
+        return Vec::new();
+    };
+    let name =
+        |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().into_string().unwrap();
+    let mut names: Vec<String> = entries.map(name).collect();
+    names.sort();
+    names
+}
+
+/// Lines without what depends on time.
+fn timeless(folder: &Folder, run: &str) -> Vec<serde_json::Value> {
+    let mut lines = folder.metrics(run);
+    for line in &mut lines {
+        let line = line.as_object_mut().unwrap();
+        line.retain(|key, _| key != "step_seconds" && key != "tokens_per_second");
+    }
+    lines
+}
+
+/// A run without end that saves every step, and has trained `steps`.
+fn start(folder: &Folder, run: &str, more: &[&str], steps: usize) -> Child {
+    let args = ["train", "tiny.ron", "--run-dir", run, "--set", "train.checkpoint_every=1"];
+    let child = folder.command(&[&args, more].concat()).stderr(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    let metrics = folder.path(&format!("{run}/metrics.jsonl"));
+    while std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < steps {
+        assert!(started.elapsed() < Duration::from_secs(60), "no steps in a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+#[test]
+fn an_interrupted_run_is_saved_and_goes_on_as_if_it_had_not_been() {
+    let folder = Folder::new();
+    let long = sets(&["train.steps=400", "schedule.decay_steps=400"]);
+    let child = start(&folder, "run", &long, 5);
+    let pid = child.id().to_string();
+    let killed = std::process::Command::new("kill").args(["-TERM", &pid]).status();
+    assert!(killed.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{stderr}");
+    assert!(stderr.contains("saved") && stderr.contains("--resume goes on after"), "{stderr}");
+    let done = folder.metrics("run").last().unwrap()["step"].as_u64().unwrap();
+    // Shorter, so that the test ends: the schedule stays.
+    let end = format!("train.steps={}", done + 3);
+    let rest = sets(&[&end, "schedule.decay_steps=400", "train.checkpoint_every=2"]);
+    let resumed = folder.train("run", &[&["--resume"], &rest[..]].concat()).ok();
+    assert!(resumed.stderr.contains("going on after step"), "{}", resumed.stderr);
+    folder.train("straight", &[&["-q"], &rest[..]].concat()).ok();
+    assert_eq!(timeless(&folder, "run"), timeless(&folder, "straight"));
+    assert_eq!(folder.read_bytes("run"), folder.read_bytes("straight"));
+    folder.train("run", &[&["--resume"], &rest[..]].concat()).refused(0, &["nothing to do"]);
+}
+
+#[test]
+fn killed_at_any_moment_it_goes_on_to_the_same_end() {
+    let folder = Folder::new();
+    let cycles = if std::env::var_os("ONEBOX_FULL").is_some_and(|v| v == "1") { 200 } else { 20 };
+    let steps = format!("train.steps={}", 3 * cycles);
+    let all = sets(&[&steps, "train.eval_every=7", "train.checkpoint_every=1", "sample.tokens=0"]);
+    folder.train("straight", &[&["-q"], &all[..]].concat()).ok();
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut killed = 0;
+    for _ in 0..cycles {
+        let args = ["train", "tiny.ron", "--run-dir", "run", "--resume", "-q"];
+        let command = folder.command(&[&args, &all[..]].concat()).stderr(Stdio::piped()).spawn();
+        let mut child = command.unwrap();
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        std::thread::sleep(Duration::from_millis(20 + state % 300));
+        // `kill` is SIGKILL.
+        child.kill().unwrap();
+        let output = child.wait_with_output().unwrap();
+        killed += usize::from(output.status.code().is_none());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), None | Some(0)), "{stderr}");
+        assert!(!stderr.contains("broken"), "{stderr}");
+    }
+    assert!(killed > cycles / 4, "{killed} of {cycles} came before the end");
+    folder.train("run", &[&["--resume", "-q"], &all[..]].concat()).ok();
+    assert_eq!(timeless(&folder, "run"), timeless(&folder, "straight"));
+    assert_eq!(folder.read_bytes("run"), folder.read_bytes("straight"));
+}
+
+#[test]
+fn another_experiment_is_refused_and_another_layout_is_not() {
+    let folder = Folder::new();
+    let rest = sets(&["train.steps=2", "schedule.decay_steps=4"]);
+    folder.train("run", &[&["-q"], &EVERY_2[..], &rest].concat()).ok();
+    // Not its end: as if it had been killed just before.
+    let metrics = folder.read("run/metrics.jsonl");
+    let before_end: String = metrics.lines().take(2).map(|line| line.to_owned() + "\n").collect();
+    let unfinish = || std::fs::write(folder.path("run/metrics.jsonl"), &before_end).unwrap();
+    let resume = |how: &str, more: &[&str]| {
+        unfinish();
+        let decay = ["train.steps=4", "train.checkpoint_every=2"];
+        folder.train("run", &[&[how], &sets(&[&decay, more].concat())[..]].concat())
+    };
+    for (set, texts) in [
+        ("train.seed=1", &["train.seed", "1337 -> 1"][..]),
+        ("model.hidden=64", &["model.hidden", "32 -> 64", "model.ffn_hidden"]),
+        ("data.validation_fraction=0.2", &["data.validation_fraction", "held-out windows"]),
+        ("optimizer.lr=1e-3", &["optimizer.lr", "0.003 -> 0.001"]),
+        ("batch.global=16", &["batch.global", "8 -> 16"]),
+    ] {
+        resume("--resume", &[set]).refused(78, &[texts, &["--fork"]].concat());
+        assert_eq!(folder.read("run/metrics.jsonl"), before_end, "{set}");
+        assert_eq!(checkpoints(&folder, "run"), ["latest", "step-00000002"]);
+    }
+    resume("--fork", &["model.hidden=64"]).refused(78, &["of another model", "wte"]);
+    let fork = resume("--fork", &["optimizer.lr=1e-3"]).ok();
+    assert!(fork.stderr.contains("another experiment from here on"), "{}", fork.stderr);
+    let forks: Vec<_> =
+        folder.metrics("run-3").iter().map(|l| l["step"].as_u64().unwrap()).collect();
+    assert_eq!(forks, [2, 3, 4, 4, 4], "an evaluation after 2 and 4, and the end");
+    let moved = resume("--resume", &["parallel.tensor=1", "parallel.data=4"]).ok();
+    assert!(moved.stderr.contains("the same mathematics"), "{}", moved.stderr);
+    assert!(moved.stderr.contains("parallel.tensor"), "{}", moved.stderr);
+    assert_eq!(folder.metrics("run").last().unwrap()["kind"], "end");
+    folder.train("run", &["--overwrite", "-q"]).ok();
+    assert!(!folder.path("run/checkpoints").exists());
+}
+
+impl Folder {
+    fn read_bytes(&self, run: &str) -> Vec<u8> {
+        std::fs::read(self.path(&format!("{run}/weights.safetensors"))).unwrap()
+    }
+}
+
+/// A run whose checkpoints of steps 2 and 4 are there and that has not finished.
+fn with_two(folder: &Folder, run: &str) {
+    let set = sets(&["train.steps=4", "train.checkpoint_every=2"]);
+    folder.train(run, &[&["-q"], &set[..]].concat()).ok();
+    let metrics = folder.read(&format!("{run}/metrics.jsonl"));
+    let kept = metrics.lines().filter(|l| !l.contains("\"end\"")).map(|l| l.to_owned() + "\n");
+    let path = folder.path(&format!("{run}/metrics.jsonl"));
+    std::fs::write(path, kept.collect::<String>()).unwrap();
+}
+
+fn resume(folder: &Folder) -> Done {
+    folder.train("run", &[&["--resume"], &EVERY_2[..]].concat())
+}
+
+#[test]
+fn a_broken_checkpoint_is_named_and_the_one_before_is_taken() {
+    let folder = Folder::new();
+    with_two(&folder, "run");
+    let hash = |folder: &Folder| folder.hash("run");
+    let newest = folder.path("run/checkpoints/step-00000004/rank-00001.safetensors");
+    let mut bytes = std::fs::read(&newest).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&newest, &bytes).unwrap();
+    let done = resume(&folder).ok();
+    for text in [
+        "step-00000004/rank-00001.safetensors is broken",
+        ".variance`",
+        "set aside as",
+        "going on after step 2",
+    ] {
+        assert!(done.stderr.contains(text), "`{text}` is not in:\n{}", done.stderr);
+    }
+    let names = ["latest", "step-00000002", "step-00000004", "step-00000004.broken"];
+    assert_eq!(checkpoints(&folder, "run"), names);
+    folder.train("straight", &["-q"]).ok();
+    assert_eq!(hash(&folder), folder.hash("straight"));
+
+    // None is left: never a silent start from the beginning.
+    let other = Folder::new();
+    with_two(&other, "run");
+    for step in [2, 4] {
+        std::fs::write(other.path(&format!("run/checkpoints/step-0000000{step}/MANIFEST")), "")
+            .unwrap();
+    }
+    let before = other.read("run/metrics.jsonl");
+    resume(&other).refused(82, &["step-00000002/MANIFEST", "step-00000004/MANIFEST", "cut short"]);
+    assert_eq!(other.read("run/metrics.jsonl"), before);
+    other.train("run", &[]).refused(73, &["already holds a run"]);
+}
+
+#[test]
+fn a_disk_that_is_full_costs_a_checkpoint_and_no_run() {
+    let folder = Folder::new();
+    let line = |blocks: usize, run: &str| {
+        let program = env!("CARGO_BIN_EXE_onebox");
+        folder.shell(&format!(
+            "ulimit -f {blocks}; exec '{program}' train tiny.ron --run-dir {run} --set train.checkpoint_every=2"
+        ))
+    };
+    // 512 or 1024 bytes each: less than a rank's file, and more than the metrics. The weights do not fit either.
+    let done = line(16, "run");
+    assert_eq!(done.code, 74, "{}", done.stderr);
+    for text in ["checkpoint of step 2 NOT SAVED", "rank-0000", "File too large", "step     4/4"] {
+        assert!(done.stderr.contains(text), "`{text}` is not in:\n{}", done.stderr);
+    }
+    assert!(!done.stderr.contains(" saved:") && checkpoints(&folder, "run").is_empty());
+    // The one that is there stays, and is what the next run goes on from.
+    with_two(&folder, "kept");
+    let to_six = line(16, "kept --resume --set train.steps=6 --set schedule.decay_steps=4");
+    assert_eq!(to_six.code, 74, "{}", to_six.stderr);
+    assert!(to_six.stderr.contains("checkpoint of step 6 NOT SAVED"), "{}", to_six.stderr);
+    assert_eq!(checkpoints(&folder, "kept"), ["latest", "step-00000002", "step-00000004"]);
+    let again = folder.train("kept", &[&["--resume"], &EVERY_2[..]].concat()).ok();
+    assert!(again.stderr.contains("going on after step 4"), "{}", again.stderr);
+}
+
+#[test]
+fn what_is_no_checkpoint_is_never_followed() {
+    let folder = Folder::new();
+    with_two(&folder, "run");
+    let here = folder.path("run/checkpoints");
+    // Strays, and what points elsewhere.
+    for stray in ["step-", "step-7", "step-0000000x", "STEP-00000009", "old-step-00000008"] {
+        std::fs::create_dir(here.join(stray)).unwrap();
+    }
+    std::fs::write(here.join("step-00000008"), "a file").unwrap();
+    std::os::unix::fs::symlink(here.join("step-00000004"), here.join("step-00000006")).unwrap();
+    let rank = here.join("step-00000004/rank-00002.safetensors");
+    let outside = folder.path("outside");
+    std::fs::rename(&rank, &outside).unwrap();
+    std::os::unix::fs::symlink(&outside, &rank).unwrap();
+    let done = resume(&folder).ok();
+    for text in
+        ["step-00000008", "step-00000006", "step-00000004/rank-00002", "going on after step 2"]
+    {
+        assert!(done.stderr.contains(text), "`{text}` is not in:\n{}", done.stderr);
+    }
+    assert!(here.join("step-7").exists() && outside.exists());
+}

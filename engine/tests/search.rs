@@ -1,0 +1,221 @@
+//! `onebox plan --search`, and what `onebox plan` says of what does not fit.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+mod common;
+
+use common::Folder;
+use serde_json::Value;
+
+/// Four GPUs of which every one has room for a part of the tiny models below.
+const BOX: &str = r#"(
+    gpus: 4, gpu_memory: "GPU", numa_nodes: 2, node_memory: "NODE",
+    gpu: (gemm_tflops: 0.01, fp32_tflops: 0.005, memory_gb_per_s: 1, processors: 4),
+    host: (node_gb_per_s: 1, core_gb_per_s: 0.2, cores: 8, link_gb_per_s: 0.5),
+)"#;
+
+const CONFIG: &str = r#"(
+    device: Sim(box: "box.ron"),
+    model: (layers: 3, hidden: 64, heads: 4, seq_len: 64),
+    parallel: (tensor: 2, data: 2),
+    batch: (micro: 1, global: 16),
+    recompute: Block,
+    train: (steps: 4),
+)"#;
+
+/// A folder with `box.ron` and `tiny.ron` on it. 1.5 GiB of a GPU are CUDA's.
+fn folder(gpu: &str, node: &str) -> Folder {
+    let folder = Folder::new();
+    let text = BOX.replace("GPU", gpu).replace("NODE", node);
+    std::fs::write(folder.path("box.ron"), text).unwrap();
+    std::fs::write(folder.path("tiny.ron"), CONFIG).unwrap();
+    folder
+}
+
+fn json(folder: &Folder, arguments: &[&str]) -> Value {
+    let done = folder.onebox(&[arguments, &["--json"]].concat()).ok();
+    serde_json::from_str(&done.stdout).unwrap()
+}
+
+/// `--set` before each.
+fn sets(list: &Value) -> Vec<String> {
+    let list = list.as_array().unwrap().iter();
+    list.flat_map(|set| ["--set".to_owned(), set.as_str().unwrap().to_owned()]).collect()
+}
+
+fn with<'a>(arguments: &[&'a str], sets: &'a [String]) -> Vec<&'a str> {
+    arguments.iter().copied().chain(sets.iter().map(String::as_str)).collect()
+}
+
+#[test]
+fn a_search_finds_what_trying_everything_finds() {
+    let folder = folder("2GiB", "1GiB");
+    let search = ["plan", "tiny.ron", "--search"];
+    let found = json(&folder, &search);
+    assert_eq!(found, json(&folder, &search), "a search is deterministic");
+    let number = |key: &str| found[key].as_u64().unwrap();
+    assert!(number("enumerated") >= number("fit") && number("left_out") == 0);
+    assert_eq!(number("fit"), number("set_aside") + number("simulated_briefly"));
+    let layouts = found["layouts"].as_array().unwrap();
+    assert_eq!(layouts.len(), 5);
+    // In order, and each is what `simulate` says of its arguments.
+    let mut last = 0.0;
+    for layout in layouts {
+        let seconds = layout["step_seconds"].as_f64().unwrap();
+        assert!(seconds >= last * (1.0 - 1e-4));
+        last = seconds;
+        let told = json(&folder, &with(&["simulate", "tiny.ron"], &sets(&layout["sets"])));
+        assert!((told["step_seconds"].as_f64().unwrap() / seconds - 1.0).abs() < 1e-12);
+        assert_eq!(told["gpu_bytes"], layout["gpu_bytes"]);
+    }
+    // Everything, by hand.
+    let (mut best, mut tried) = (f64::INFINITY, 0);
+    for (tensor, data) in [(1, 4), (2, 2), (4, 1)] {
+        for micro in [1, 2, 4, 8, 16].iter().filter(|micro| 16 % (*micro * data) == 0) {
+            for recompute in ["None", "Block"] {
+                let splits = [(false, false), (true, false), (false, true)];
+                let splits = splits.into_iter().filter(|split| {
+                    let (sequence, shares) = *split;
+                    (tensor > 1 || !(sequence || shares)) && (recompute == "Block" || !shares)
+                });
+                for (sequence, shares) in splits {
+                    for places in [["Host", "Host"], ["Host", "Device"], ["Device", "Device"]] {
+                        if micro * data == 16 && places[1] == "Host" {
+                            continue;
+                        }
+                        tried += 1;
+                        let sets = [
+                            format!("parallel.tensor={tensor}"),
+                            format!("parallel.data={data}"),
+                            format!("batch.micro={micro}"),
+                            format!("recompute={recompute}"),
+                            format!("parallel.sequence={sequence}"),
+                            format!("partition_checkpoints={shares}"),
+                            format!("offload.optimizer={}", places[0]),
+                            format!("offload.accumulate={}", places[1]),
+                        ];
+                        best = simulated(&folder, &sets).min(best);
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(number("enumerated"), tried);
+    let first = layouts[0]["step_seconds"].as_f64().unwrap();
+    assert!((first / best - 1.0).abs() < 1e-9, "{first} {best}");
+}
+
+/// Seconds of a step of `tiny.ron`, simulated in this process.
+fn simulated(folder: &Folder, sets: &[String]) -> f64 {
+    let loaded = engine::config::load(&folder.path("tiny.ron"), sets).unwrap();
+    let built = engine::build::build(&loaded.config);
+    engine::simulate::simulate(&loaded.config, &built).unwrap().step_seconds()
+}
+
+#[test]
+fn a_search_of_one_gpu_in_one_pass_shows_no_layout_twice() {
+    let folder = folder("2GiB", "1GiB");
+    // In a single pass on one GPU nothing but recomputation and the optimizer's place can differ.
+    let one = ["--set", "parallel.tensor=1", "--set", "parallel.data=1", "--set", "batch.global=1"];
+    let found =
+        json(&folder, &[&["plan", "tiny.ron", "--search", "--gpus", "1"], &one[..]].concat());
+    let layouts = found["layouts"].as_array().unwrap();
+    assert_eq!((found["enumerated"].as_u64(), layouts.len()), (Some(4), 3), "{found}");
+    assert_eq!(
+        found["given"]["rank"].as_u64().unwrap() as usize,
+        1 + layouts.iter().position(|l| l["changes"] == 0).unwrap()
+    );
+    folder
+        .onebox(&["plan", "tiny.ron", "--search", "--gpus", "5"])
+        .refused(78, &["5 ranks on 4 GPUs"]);
+    folder
+        .onebox(&["plan", "tiny.ron", "--search", "--set", "device=Cpu(count: 4)"])
+        .refused(78, &["only a described box can be simulated"]);
+}
+
+#[test]
+fn a_few_micro_batches_tell_of_many() {
+    let folder = folder("2GiB", "1GiB");
+    let search = ["plan", "tiny.ron", "--search", "--set", "batch.global=256"];
+    let found = json(&folder, &search);
+    let error = found["brief_error"].as_f64().unwrap();
+    assert!(error < 0.02, "{error}");
+    // More micro-batches than are played are extrapolated, with the same error at most.
+    let layouts = found["layouts"].as_array().unwrap();
+    for layout in layouts.iter().filter(|layout| layout["extrapolated"] == true) {
+        let told = json(&folder, &with(&["simulate", "tiny.ron"], &sets(&layout["sets"])));
+        let ratio =
+            told["step_seconds"].as_f64().unwrap() / layout["step_seconds"].as_f64().unwrap();
+        assert!((ratio - 1.0).abs() < 0.02, "{ratio}");
+    }
+    // A config that runs elsewhere is searched on a box too.
+    let elsewhere = ["--set", "device=Cpu(count: 4)", "--box", "box.ron"];
+    assert_eq!(json(&folder, &[&search[..], &elsewhere].concat()), found);
+    let text = folder.onebox(&search).ok().stdout;
+    assert!(text.contains("simulated, not measured") && text.contains("--set"), "{text}");
+    assert!(text.contains("loses by: ") || text.contains("as fast, with more changes"), "{text}");
+}
+
+/// The plan of what does not fit, with its remedies, which are pasted: all of them fit.
+fn remedies_fit(folder: &Folder, arguments: &[&str]) -> Value {
+    let json_arguments = [&["plan"], arguments, &["--json"]].concat();
+    let done = folder.onebox(&json_arguments);
+    assert_eq!(done.code, 1, "{}{}", done.stdout, done.stderr);
+    let plan: Value = serde_json::from_str(&done.stdout).unwrap();
+    let text = folder.onebox(&[&["plan"], arguments].concat()).stdout;
+    for remedy in plan["remedies"].as_array().unwrap() {
+        let sets = sets(&remedy["sets"]);
+        assert!(text.contains(&sets.join(" ")), "{text}");
+        let pasted = with(&[&["plan"], arguments].concat(), &sets)
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>();
+        let pasted: Vec<&str> = pasted.iter().map(String::as_str).collect();
+        assert!(folder.onebox(&pasted).ok().stdout.contains("it fits"));
+    }
+    plan
+}
+
+#[test]
+fn remedies_for_a_full_gpu_fit_when_pasted() {
+    // One MiB of a GPU is left.
+    let folder = folder("1537MiB", "1GiB");
+    let plan = remedies_fit(&folder, &["tiny.ron", "--set", "batch.micro=8"]);
+    assert_eq!(plan["binding"]["what"], "gpu");
+    let remedies = plan["remedies"].as_array().unwrap();
+    assert_eq!(remedies.len(), 3, "{remedies:?}");
+    let slower: Vec<f64> = remedies.iter().map(|r| r["slower"].as_f64().unwrap()).collect();
+    assert!(slower.is_sorted(), "{slower:?}");
+    // Where the batch follows from the micro-batch, it is held.
+    let derived = std::fs::read_to_string(folder.path("tiny.ron")).unwrap();
+    let derived = derived.replace("micro: 1, global: 16", "micro: 8");
+    std::fs::write(folder.path("tiny.ron"), derived).unwrap();
+    let plan = remedies_fit(&folder, &["tiny.ron"]);
+    let sets = plan["remedies"][0]["sets"].to_string();
+    assert!(!sets.contains("batch.micro") || sets.contains("batch.global=16"), "{sets}");
+}
+
+#[test]
+fn remedies_for_a_full_node_fit_when_pasted() {
+    let folder = folder("2GiB", "1500KiB");
+    let plan = remedies_fit(&folder, &["tiny.ron"]);
+    assert_eq!(plan["binding"]["what"], "node 0");
+    assert!(!plan["remedies"].as_array().unwrap().is_empty());
+    assert!(plan["binding"]["words"].as_str().unwrap().contains("too much"));
+}
+
+#[test]
+fn what_nothing_helps_is_told_the_largest_model_that_fits() {
+    let folder = folder("1537MiB", "2MiB");
+    let many = ["tiny.ron", "--set", "model.layers=200"];
+    let plan = remedies_fit(&folder, &many);
+    assert!(plan["remedies"].as_array().unwrap().is_empty());
+    let layers = plan["largest"]["layers"].as_u64().unwrap();
+    let sets = sets(&plan["largest"]["sets"]);
+    folder.onebox(&with(&["plan", "tiny.ron"], &sets)).ok();
+    // One layer more does not fit, whatever is changed.
+    let more = format!("model.layers={}", layers + 1);
+    let plan = remedies_fit(&folder, &["tiny.ron", "--set", &more]);
+    assert!(plan["remedies"].as_array().unwrap().is_empty(), "{plan}");
+}

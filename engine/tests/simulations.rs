@@ -1,0 +1,188 @@
+//! `onebox simulate`, traces and measured boxes as a user meets them. No time is asserted: only what must hold whatever
+//! the machine does.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+mod common;
+
+use common::Folder;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+fn config(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(name).display().to_string()
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+#[test]
+fn seventy_billion_parameters_on_a_dgx2_are_simulated() {
+    let folder = Folder::new();
+    let sets = ["--set", "batch.global=64"]; // fewer micro-batches, for time
+    let path = config("dgx2-70b.ron");
+    let told =
+        json(&folder.onebox(&[&["simulate", &path, "--json"], &sets[..]].concat()).ok().stdout);
+    assert_eq!(told["simulated"], true);
+    assert_eq!(told["kinds_of_ranks"], 1, "all GPUs of a DGX-2 are alike");
+    let number = |key: &str| told[key].as_f64().unwrap();
+    let step = number("step_seconds");
+    // Data sheet: 125 TFLOPS; the box says 70 for products alone.
+    let hardware = number("hardware_tflops_per_gpu");
+    assert!(hardware > 20.0 && hardware < 70.0, "{hardware}");
+    assert!(number("model_tflops_per_gpu") < hardware);
+    assert!((number("tokens_per_second") * step / (64.0 * 1024.0) - 1.0).abs() < 1e-9);
+    let path: f64 = told["critical_path"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| p["seconds"].as_f64().unwrap())
+        .sum();
+    assert!((path / step - 1.0).abs() < 1e-6, "the critical path {path} is the step {step}");
+    let compute = &told["lanes"][0];
+    assert!(compute["share"].as_f64().unwrap() <= 1.0);
+}
+
+#[test]
+fn what_is_simulated_moves_what_the_plan_counts() {
+    let folder = Folder::new();
+    for sets in [&["--set", "parallel.tensor=4", "--set", "parallel.data=4"][..], &[]] {
+        let path = config("paper/dgx2-1b.ron");
+        let with = |verb: &'static str| {
+            let args = [&[verb, &path, "--json", "--set", "batch.micro=4"], sets].concat();
+            json(&folder.onebox(&args).ok().stdout)
+        };
+        let (plan, told) = (with("plan"), with("simulate"));
+        assert_eq!(plan["gpu"]["bytes"], told["gpu_bytes"]);
+        assert_eq!(plan["host_per_rank"]["bytes"], told["host_bytes_per_rank"]);
+        for (planned, simulated) in
+            plan["step"]["lanes"].as_array().unwrap().iter().zip(told["lanes"].as_array().unwrap())
+        {
+            assert_eq!(planned["ops"], simulated["ops"], "{planned}");
+            // Of copies and of the host both count the same bytes; of collectives the simulator counts the payload.
+            if ["H2d", "D2h"].iter().any(|lane| planned["lane"] == *lane) {
+                assert_eq!(planned["bytes"], simulated["bytes"], "{planned}");
+            }
+        }
+    }
+}
+
+/// (start, end, name)
+type Event = (f64, f64, String);
+
+/// Events by (process, track), in order of their start.
+fn tracks(text: &str) -> BTreeMap<(u64, u64), Vec<Event>> {
+    let mut tracks: BTreeMap<(u64, u64), Vec<Event>> = BTreeMap::new();
+    for event in json(text)["traceEvents"].as_array().unwrap() {
+        if event["ph"] == "X" {
+            let (start, long) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+            let track = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+            let name = event["name"].as_str().unwrap().to_owned();
+            tracks.entry(track).or_default().push((start, start + long, name));
+        }
+    }
+    tracks
+}
+
+#[test]
+fn a_real_trace_and_a_simulated_one_have_the_same_tracks_and_ops() {
+    let folder = Folder::new();
+    let steps = ["--trace", "real.json", "--trace-steps", "3..3"];
+    // All updates run inside their step, so that steps begin and end alike.
+    let serial = ["--set", "offload.update=Serial"];
+    folder.train("run", &[&steps[..], &serial[..]].concat()).ok();
+    std::fs::write(folder.path("box.ron"), ONE_CORE).unwrap();
+    let simulated = ["simulate", "tiny.ron", "--box", "box.ron", "--trace", "sim.json"];
+    let told = folder.onebox(&[&simulated[..], &serial[..], &["--compare", "run"]].concat()).ok();
+    assert!(told.stdout.contains("measured: a step took"), "{}", told.stdout);
+    let (real, sim) = (tracks(&folder.read("real.json")), tracks(&folder.read("sim.json")));
+    assert_eq!(real.keys().collect::<Vec<_>>(), sim.keys().collect::<Vec<_>>());
+    for (track, events) in &sim {
+        // A simulated step lasts from decision to decision, a real one from its first op.
+        let names = |e: &[Event]| {
+            let mut names: Vec<String> = e.iter().map(|e| e.2.clone()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(events), names(&real[track]), "{track:?}");
+        for pair in events.windows(2) {
+            assert!(pair[1].0 >= pair[0].1 - 0.01, "{track:?}: {pair:?} overlap");
+        }
+    }
+}
+
+/// A machine whose figures are made up.
+const ONE_CORE: &str = r#"(
+    gpus: 4, gpu_memory: "16MiB", node_memory: "1GiB",
+    measured: (cores: 2, gemm_gflops_16: 10, gemm_gflops_32: 10, attention_gflops: 5,
+        attention_backward_gflops: 5, other_gb_per_s: 4, op_us: 1, meeting_us: 5),
+)"#;
+
+#[test]
+fn virtual_gpus_need_as_many_bytes_in_a_box_as_here() {
+    let folder = Folder::new();
+    let measured = ONE_CORE.replace("cores: 2", "cores: 4");
+    std::fs::write(folder.path("box.ron"), measured).unwrap();
+    let here = json(&folder.onebox(&["plan", "tiny.ron", "--json"]).ok().stdout);
+    let there =
+        json(&folder.onebox(&["simulate", "tiny.ron", "--box", "box.ron", "--json"]).ok().stdout);
+    assert_eq!(here["gpu"]["bytes"], there["gpu_bytes"]);
+}
+
+#[test]
+fn this_machine_is_measured_and_the_box_is_simulated() {
+    let folder = Folder::new();
+    folder.onebox(&["bench", "--save-box", "here.ron"]).ok();
+    let text = folder.read("here.ron");
+    for key in ["cores:", "gemm_gflops_16:", "attention_gflops:", "adam_tile:", "op_us:"] {
+        assert!(text.contains(key), "{key} in {text}");
+    }
+    let told =
+        json(&folder.onebox(&["simulate", "tiny.ron", "--box", "here.ron", "--json"]).ok().stdout);
+    assert!(told["step_seconds"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn what_cannot_be_simulated_is_said() {
+    let folder = Folder::new();
+    let done = folder.onebox(&["simulate", "tiny.ron"]);
+    assert_eq!(done.code, 78);
+    assert!(done.stderr.contains("--save-box"), "{}", done.stderr);
+    let bare = "(gpus: 4, gpu_memory: \"8GiB\", node_memory: \"64GiB\")";
+    std::fs::write(folder.path("bare.ron"), bare).unwrap();
+    let done = folder.onebox(&["simulate", "tiny.ron", "--box", "bare.ron"]);
+    assert_eq!(done.code, 78);
+    assert!(done.stderr.contains("`gpu.gemm_tflops`"), "{}", done.stderr);
+    std::fs::write(folder.path("small.ron"), ONE_CORE.replace("gpus: 4", "gpus: 2")).unwrap();
+    let done = folder.onebox(&["simulate", "tiny.ron", "--box", "small.ron"]);
+    assert_eq!(done.code, 78, "{}", done.stderr);
+    assert!(done.stderr.contains("2 GPUs"), "{}", done.stderr);
+    let done = folder.train("run", &["--trace", "t.json"]);
+    assert_eq!(done.code, 2, "{}", done.stderr);
+    let done = folder.train("run", &["--trace", "t.json", "--trace-steps", "5..3"]);
+    assert_eq!(done.code, 2, "{}", done.stderr);
+}
+
+#[test]
+fn bench_measures_steps_or_copies_or_writes_a_box() {
+    let folder = Folder::new();
+    let usage = ["onebox bench step", "onebox bench copy", "onebox bench --save-box <FILE>"];
+    folder.onebox(&["bench"]).refused(2, &usage);
+    folder.onebox(&["bench", "--save-box", "a.ron", "copy"]).refused(2, &["cannot be used with"]);
+    assert!(!folder.path("a.ron").exists());
+    let step = ["bench", "step", "tiny.ron", "--steps", "2"];
+    let said = folder.onebox(&[&step[..], &["--json"]].concat()).ok().stdout;
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["steps"], 2, "{said}");
+    assert_eq!(said["exposed_seconds"], Value::Null, "lanes run inline: {said}");
+    // The third step of a run, the first of which is not measured.
+    folder.train("run", &[]).ok();
+    let third = folder.metrics("run").into_iter().filter(|line| line["kind"] == "step").nth(2);
+    assert_eq!(said["loss"], third.unwrap()["loss"], "{said}");
+    assert!(folder.onebox(&step).ok().stdout.contains("of the model per GPU"));
+    let said = folder.onebox(&["bench", "copy", "--mib", "1"]).ok().stdout;
+    assert!(said.contains("ceiling   "), "{said}");
+}

@@ -1,0 +1,95 @@
+//! What an optimizer starts from: initial parameters, or the states of a run that is gone on with.
+
+use crate::optimizer::Optimizer;
+use device::numerics::control;
+use device::{Device, Error};
+use std::sync::Arc;
+
+/// Elements that are brought in at once.
+const BLOCK: usize = 1 << 16;
+
+/// Sets a run of a state: ((segment, state), first element in the segment's flat buffer, values).
+pub type Fill<'a> = dyn FnMut((usize, usize), usize, &mut [f32]) -> Result<(), Error> + 'a;
+
+impl Optimizer {
+    /// The states before step 1. `param` gives an element of a segment's flat buffer.
+    ///
+    /// # Errors
+    /// As [`Device::write`].
+    pub fn init(&mut self, dev: &Device, param: &dyn Fn(usize, usize) -> f64) -> Result<(), Error> {
+        self.restore(dev, &self.initial_control(), &mut |(segment, state), first, values| {
+            let value = |i| if state == 0 { param(segment, first + i) as f32 } else { 0.0 };
+            values.iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
+            Ok(())
+        })
+    }
+
+    /// [`init`](Self::init) with zeros, piece by piece: for devices that hold no data, where no value is ever asked for.
+    ///
+    /// # Errors
+    /// As [`Device::write`].
+    pub fn init_blank(&mut self, dev: &Device) -> Result<(), Error> {
+        let (layout, words) = (Arc::clone(&self.layout), self.initial_control());
+        for (s, w) in layout.segments.iter().zip(&mut self.work) {
+            for piece in &w.pieces {
+                let (first, owned) = (piece.flat_start(self.rank), piece.owned.clone());
+                for state in [s.master, s.momentum, s.variance] {
+                    dev.write(state.slice(owned.clone()), &|_| 0.0)?;
+                }
+                let of_device = || s.spec.params.slice(first..first + owned.len());
+                let param = s.up.map_or_else(of_device, |up| up.slice(owned.clone()));
+                dev.write(param, &|_| 0.0)?;
+            }
+            w.unpublished = true;
+        }
+        dev.write(layout.control, &|i| words[i])?;
+        dev.write(layout.device_control, &|i| words[i])
+    }
+
+    /// The control block before step 1.
+    pub fn initial_control(&self) -> [f64; control::WORDS] {
+        let scale = self.layout.spec.loss_scale;
+        let mut words = [0.0; control::WORDS];
+        words[control::LOSS_SCALE] = scale.map_or(1.0, |s| s.initial);
+        words[control::HYSTERESIS_LEFT] = scale.map_or(0.0, |s| f64::from(s.hysteresis));
+        words
+    }
+
+    /// States and control block, as if an update had just left them; the first forward pass publishes the
+    /// parameters, cast from the fp32 ones, like any other. Of what `fill` gets, states are counted as in [`Owned`](crate::Owned).
+    ///
+    /// # Errors
+    /// As [`Device::write`], and those of `fill`.
+    pub fn restore(
+        &mut self,
+        dev: &Device,
+        words: &[f64; control::WORDS],
+        fill: &mut Fill<'_>,
+    ) -> Result<(), Error> {
+        let layout = Arc::clone(&self.layout);
+        let mut block = vec![0.0; BLOCK];
+        for (segment, (s, w)) in layout.segments.iter().zip(&mut self.work).enumerate() {
+            for piece in &w.pieces {
+                let first = piece.flat_start(self.rank);
+                for from in (0..piece.owned.len()).step_by(BLOCK) {
+                    let values = &mut block[..BLOCK.min(piece.owned.len() - from)];
+                    let start = piece.owned.start + from;
+                    let (flat, owned) = (first + from, start..start + values.len());
+                    for (state, tensor) in [s.master, s.momentum, s.variance].iter().enumerate() {
+                        fill((segment, state), flat, values)?;
+                        let value = |i: usize| f64::from(values[i]);
+                        dev.write(tensor.slice(owned.clone()), &value)?;
+                        if state == 0 {
+                            let of_device = || s.spec.params.slice(flat..flat + values.len());
+                            let param = s.up.map_or_else(of_device, |up| up.slice(owned.clone()));
+                            dev.write(param, &value)?;
+                        }
+                    }
+                }
+            }
+            w.unpublished = true;
+        }
+        dev.write(layout.control, &|i| words[i])?;
+        dev.write(layout.device_control, &|i| words[i])
+    }
+}

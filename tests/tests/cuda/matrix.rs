@@ -1,0 +1,130 @@
+//! The equivalence matrix on GPUs: the cpu backend's losses, norms, evaluations and final parameters within what the
+//! order of sums explains, and no bit changed by what only moves work in place or time.
+
+use super::{ALONE, GRID, in_process, on_cuda};
+use engine::data::Dataset;
+use engine::run::RunOptions;
+use std::sync::{Arc, OnceLock};
+use tests::compare::{Apart, Reference, assert_same_bits, full, run_for_weights, with};
+use tests::{short_text, tiny, try_run_on};
+
+/// How far a GPU may be from the cpu backend: three times what is measured under the stand-in, whose products sum in
+/// another order than the cpu's.
+fn limit(precision: &str) -> Apart {
+    match precision {
+        // 4.4e-8, 3e-8, 1.8e-6
+        "Fp32" => Apart { loss: 1.3e-7, norm: 1e-7, weights: 5e-6 },
+        // 9e-4, 1.1e-3, 1.9e-2: the attention's weights have 8 bits when tensor cores multiply them.
+        "Bf16" => Apart { loss: 2.7e-3, norm: 3e-3, weights: 6e-2 },
+        // 7.4e-5, 1.2e-4, 4.4e-3
+        _ => Apart { loss: 2.2e-4, norm: 3.6e-4, weights: 1.4e-2 },
+    }
+}
+
+/// eps is as in the layout tests: Adam must not blow up rounding noise. The loss scale lets nothing overflow: at the
+/// edge one order of sums would skip a step and another not.
+const BASE: &[&str] = &[
+    "model.vocab=257",
+    "model.layers=2",
+    "model.dropout=0.1",
+    "optimizer.eps=1e-6",
+    "loss_scale.initial=1024.0",
+    "train.steps=3",
+    "train.eval_every=2",
+];
+
+fn data() -> &'static Arc<Dataset> {
+    static DATA: OnceLock<Arc<Dataset>> = OnceLock::new();
+    DATA.get_or_init(short_text)
+}
+
+/// `base` on the cpu backend, and each of `variants` on top of it on GPUs by each transport.
+fn near(base: &[&str], variants: &[&[&str]], transports: &[RunOptions], limit: Apart) {
+    let reference = Reference::on(data(), base);
+    for variant in variants {
+        for options in transports {
+            let what = format!("{base:?} {variant:?} {:?}", options.collectives);
+            let config = on_cuda(tiny(&with(base, variant)));
+            reference.assert_ran_near(&what, &run_for_weights(data(), &config, options), limit);
+        }
+    }
+}
+
+/// Each of `variants` on top of `base` runs on GPUs to the bits of `base`.
+fn no_bit_changes(base: &[&str], variants: &[&[&str]], options: &RunOptions) {
+    let run = |sets: &[&str]| {
+        let config = on_cuda(tiny(sets));
+        let ran = try_run_on(data(), &config, &engine::build::build(&config), options);
+        ran.unwrap_or_else(|e| panic!("{sets:?}: {e}"))
+    };
+    let reference = run(base);
+    assert!(reference.steps.iter().all(|s| s.loss.is_finite()), "{base:?}");
+    for variant in variants {
+        let what = format!("{base:?} against {variant:?}, {:?}", options.collectives);
+        assert_same_bits(&reference, &run(&with(base, variant)), &what);
+    }
+}
+
+pub(super) fn alone() {
+    near(&with(BASE, ALONE), &[&[]], &[RunOptions::default()], limit("Fp32"));
+}
+
+/// TP 2 x DP 2; cut into one, two and four micro-batches.
+pub(super) fn grid(precision: &str) {
+    let set = format!("precision={precision}");
+    let base = with(&with(BASE, GRID), &[&set]);
+    let both = [in_process(), RunOptions::default()];
+    near(&base, &[&["parallel.sequence=true"]], &both, limit(precision));
+    let cuts: [&[&str]; 2] = [&["batch.micro=4"], &["batch.micro=1"]];
+    let cuts = if full() || precision == "Fp32" { &cuts[..] } else { &cuts[..1] };
+    near(&base, cuts, &both[..1], limit(precision));
+}
+
+/// What moves work in place.
+const PLACES: [&[&str]; 3] =
+    [&["offload.update=Serial"], &["offload.optimizer=Device"], &["offload.accumulate=Host"]];
+
+/// What cuts it into other pieces, or does it again.
+const PIECES: [&[&str]; 4] = [
+    &["offload.bucket_elements=1024", "offload.tile_elements=1000000"],
+    &["offload.bucket_elements=9000", "offload.tile_elements=2500", "offload.lookahead=3"],
+    &["offload.bucket_elements=1500", "offload.optimizer=Device", "offload.update=Serial"],
+    &["recompute=Block"],
+];
+
+/// TP 2 x DP 2.
+pub(super) fn modes() {
+    let small = with(BASE, GRID);
+    for precision in ["precision=Fp32", "precision=Bf16", "precision=Fp16"] {
+        let base = with(&small, &[precision]);
+        if full() || precision != "precision=Fp16" {
+            let all: Vec<&[&str]> = PLACES.into_iter().chain(PIECES).chain([&[][..]]).collect();
+            no_bit_changes(&base, &all, &in_process());
+        }
+        if full() || precision != "precision=Bf16" {
+            no_bit_changes(&base, &PLACES, &RunOptions::default());
+        }
+    }
+}
+
+pub(super) fn shared() {
+    let base = with(BASE, GRID);
+    near(&base, &[&[]], &[RunOptions::default()], limit("Fp32"));
+}
+
+/// Every precision by both transports, then bits.
+pub(super) fn sixteen(tensor: usize, data: usize) {
+    let grid = [("tensor", tensor), ("data", data)].map(|(key, n)| format!("parallel.{key}={n}"));
+    let batch = format!("batch.global={}", 2 * data);
+    let model = ["model.hidden=64", "model.heads=8", "batch.micro=1", &batch];
+    let base = with(BASE, &with(&model, &[&grid[0], &grid[1]]));
+    for precision in ["Fp32", "Bf16", "Fp16"] {
+        let set = format!("precision={precision}");
+        let both = [in_process(), RunOptions::default()];
+        near(&with(&base, &[&set]), &[&[]], &both, limit(precision));
+    }
+    let bf16 = with(&base, &["precision=Bf16"]);
+    no_bit_changes(&bf16, &PLACES, &in_process());
+    no_bit_changes(&bf16, &[PIECES[1], PIECES[3], &[]], &in_process());
+    no_bit_changes(&bf16, &PLACES, &RunOptions::default());
+}

@@ -1,0 +1,239 @@
+//! A run that goes on from a checkpoint is the run that was never stopped, bit for bit.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use engine::build::build;
+use engine::checkpoint::{Checkpoint, newest};
+use engine::run::{Message, Outcome, RunOptions, StepReport, train};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tests::compare::{excerpt, full, with};
+use tests::tiny;
+
+/// Accumulation, warm-up, dropout, clipping, and an fp16 loss scale that overflows (steps are skipped), is halved
+/// and grows again.
+const BASE: &[&str] = &[
+    "precision=Fp16",
+    "loss_scale.initial=16777216",
+    "loss_scale.hysteresis=1",
+    "loss_scale.window=3",
+    "model.dropout=0.1",
+    "model.vocab=257",
+    "batch.micro=1",
+    "train.steps=14",
+    "train.eval_every=3",
+    "train.eval_batches=1",
+    "train.checkpoint_keep=1000",
+];
+const TP2_DP2: &[&str] = &["parallel.tensor=2", "parallel.data=2"];
+
+/// What a run told and left.
+struct Told {
+    steps: BTreeMap<u64, StepReport>,
+    evals: BTreeMap<u64, u64>,
+    saved: Vec<u64>,
+    outcome: Outcome,
+    weights: Vec<u8>,
+}
+
+/// Trains `sets` in `folder`, which gets checkpoints after `every` steps.
+fn run(sets: &[&str], every: u64, folder: &Path, resume: Option<Checkpoint>) -> Told {
+    let every = format!("train.checkpoint_every={every}");
+    let config = tiny(&with(sets, &[&every]));
+    let weights = folder.join("weights.safetensors");
+    let options = RunOptions {
+        weights: Some(weights.clone()),
+        checkpoints: Some(folder.join("checkpoints")),
+        resume: resume.map(Arc::new),
+        ..RunOptions::default()
+    };
+    let (mut steps, mut evals, mut saved) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
+        Message::Step(report) => drop(steps.insert(report.step, report)),
+        Message::Eval { step, loss, .. } => drop(evals.insert(step, loss.to_bits())),
+        Message::Saved { step, .. } => saved.push(step),
+        Message::NotSaved { why, .. } => panic!("{why}"),
+    });
+    let outcome = outcome.unwrap_or_else(|e| panic!("{sets:?}: {e}"));
+    Told { steps, evals, saved, outcome, weights: std::fs::read(weights).unwrap() }
+}
+
+fn at(folder: &Path, step: u64) -> PathBuf {
+    folder.join(format!("checkpoints/step-{step:08}"))
+}
+
+fn open(folder: &Path, step: u64) -> Checkpoint {
+    Checkpoint::open(&at(folder, step), step).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// All that is not time.
+fn bits(report: &StepReport) -> [u64; 7] {
+    let StepReport { step, loss, grad_norm, loss_scale, lr, skipped, skipped_total, .. } = *report;
+    let [loss, grad_norm, loss_scale, lr] = [loss, grad_norm, loss_scale, lr].map(f64::to_bits);
+    [step, loss, grad_norm, loss_scale, lr, u64::from(skipped), skipped_total]
+}
+
+fn assert_goes_on_as(straight: &Told, resumed: &Told, after: u64, what: &str) {
+    let later = straight.steps.range(after + 1..);
+    assert!(later.clone().map(|(k, _)| k).eq(resumed.steps.keys()), "{what}: steps");
+    for ((step, a), b) in later.zip(resumed.steps.values()) {
+        assert_eq!(bits(a), bits(b), "{what}: step {step}");
+    }
+    let evals: BTreeMap<u64, u64> = straight.evals.range(after..).map(|(k, v)| (*k, *v)).collect();
+    assert_eq!(evals, resumed.evals, "{what}: evaluations");
+    assert_eq!(straight.outcome, resumed.outcome, "{what}");
+    assert_eq!(straight.weights, resumed.weights, "{what}: weights");
+}
+
+fn at_every_step(sets: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let straight = run(sets, 1, folder.path(), None);
+    let steps = straight.outcome.step;
+    assert!(straight.saved.iter().copied().eq(1..=steps));
+    for step in 1..=steps {
+        let again = tempfile::tempdir().unwrap();
+        let resumed = run(sets, 1, again.path(), Some(open(folder.path(), step)));
+        assert_goes_on_as(&straight, &resumed, step, &format!("{sets:?} after step {step}"));
+    }
+}
+
+#[test]
+fn a_run_goes_on_at_every_step_as_if_it_had_never_stopped() {
+    let sets = with(BASE, TP2_DP2);
+    let folder = tempfile::tempdir().unwrap();
+    let straight = run(&sets, 0, folder.path(), None);
+    let skipped = straight.steps.values().filter(|s| s.skipped).count();
+    let scales: Vec<f64> = straight.steps.values().map(|s| s.loss_scale).collect();
+    let grows = scales.windows(2).any(|pair| pair[0] < pair[1]);
+    assert!((1..10).contains(&skipped) && grows, "{skipped} skipped, scales {scales:?}");
+    assert!(straight.saved.is_empty() && !folder.path().join("checkpoints").exists());
+    // Saving changes nothing either.
+    let saving = tempfile::tempdir().unwrap();
+    assert_goes_on_as(&straight, &run(&sets, 1, saving.path(), None), 0, "saving");
+    at_every_step(&sets);
+}
+
+#[test]
+fn every_update_mode_and_placement_goes_on() {
+    let modes: [&[&str]; 5] = [
+        &["offload.update=Serial"],
+        &["offload.optimizer=Device"],
+        &["offload.accumulate=Host", "parallel.sequence=true"],
+        &["offload.update=Serial", "offload.transfer=Blocking"],
+        &["precision=Bf16", "optimizer.kind=Sgd", "recompute=Block"],
+    ];
+    for mode in modes {
+        let sets = with(&with(BASE, TP2_DP2), mode);
+        if full() {
+            at_every_step(&sets);
+            continue;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let straight = run(&sets, 5, folder.path(), None);
+        let again = tempfile::tempdir().unwrap();
+        let resumed = run(&sets, 5, again.path(), Some(open(folder.path(), 5)));
+        assert_goes_on_as(&straight, &resumed, 5, &format!("{mode:?}"));
+    }
+}
+
+#[test]
+fn a_checkpoint_goes_from_layout_to_layout_and_back() {
+    let layouts: [&[&str]; 6] = [
+        &["parallel.tensor=1", "parallel.data=4"],
+        &["parallel.tensor=4", "parallel.data=1", "offload.optimizer=Device"],
+        &["parallel.tensor=1", "parallel.data=1"],
+        &["parallel.tensor=4", "parallel.data=2", "parallel.sequence=true"],
+        &["parallel.tensor=1", "parallel.data=8"],
+        TP2_DP2,
+    ];
+    let first = tempfile::tempdir().unwrap();
+    let trained = with(&with(BASE, TP2_DP2), &["precision=Bf16", "train.steps=5"]);
+    let hash = run(&trained, 5, first.path(), None).outcome.state_hash;
+    // From here on every gradient overflows, so that a step passes and no state changes.
+    let overflow = with(BASE, &["loss_scale.floor=16777216"]);
+    let mut folder = first.path().to_owned();
+    let mut kept = Vec::new();
+    for (step, layout) in (6..).zip(layouts) {
+        let steps = format!("train.steps={step}");
+        let next = tempfile::tempdir().unwrap();
+        let sets = with(&with(&overflow, layout), &[&steps]);
+        let ran = run(&sets, 1, next.path(), Some(open(&folder, step - 1)));
+        assert!(ran.steps[&step].skipped && ran.saved == [step], "{layout:?}");
+        assert_eq!(ran.outcome.state_hash, hash, "{layout:?}");
+        folder = next.path().to_owned();
+        kept.push(next);
+    }
+    for rank in 0..4 {
+        let name = format!("rank-{rank:05}.safetensors");
+        let [was, is] =
+            [at(first.path(), 5), at(&folder, 11)].map(|f| std::fs::read(f.join(&name)));
+        assert!(was.unwrap() == is.unwrap(), "{name}");
+    }
+}
+
+/// Every byte under ONEBOX_FULL, else a sample.
+#[test]
+fn no_byte_of_a_checkpoint_can_change_unseen() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = ["model.layers=1", "model.hidden=8", "model.heads=4", "train.steps=1"];
+    let sets = with(&with(BASE, TP2_DP2), &small);
+    let config = tiny(&with(&sets, &["train.checkpoint_every=1"]));
+    let options = RunOptions {
+        checkpoints: Some(folder.path().join("checkpoints")),
+        ..RunOptions::default()
+    };
+    train(&config, &build(&config), &excerpt(), &options, &mut |_| {}).unwrap();
+    let path = at(folder.path(), 1);
+    Checkpoint::open(&path, 1).unwrap();
+    let mut files: Vec<_> = std::fs::read_dir(&path).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    assert_eq!(files.len(), 5);
+    for file in files {
+        let good = std::fs::read(&file).unwrap();
+        let header = if file.ends_with("MANIFEST") {
+            good.len()
+        } else {
+            8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize
+        };
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let refused = |bytes: &[u8], at: usize| {
+            std::fs::write(&file, bytes).unwrap();
+            let why = Checkpoint::open(&path, 1).unwrap_err().to_string();
+            assert!(why.contains(name), "byte {at} of {name}: {why}");
+            let states = [".master`", ".momentum`", ".variance`"];
+            let named = at < header || states.iter().any(|state| why.contains(state));
+            assert!(named, "byte {at} of {name}: {why}");
+        };
+        for i in (0..good.len()).step_by(if full() { 1 } else { 41 }) {
+            let mut bytes = good.clone();
+            bytes[i] ^= 1 << (i % 8);
+            refused(&bytes, i);
+        }
+        refused(&good[..good.len() - 1], 0);
+        refused(&[&good[..], &[0]].concat(), 0);
+        std::fs::remove_file(&file).unwrap();
+        assert!(Checkpoint::open(&path, 1).unwrap_err().to_string().contains(name));
+        std::fs::write(&file, good).unwrap();
+    }
+    Checkpoint::open(&path, 1).unwrap();
+    assert!(Checkpoint::open(&path, 2).is_err(), "its name says another step");
+}
+
+#[test]
+fn the_newest_is_taken_and_older_ones_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = with(BASE, &["train.steps=7", "train.checkpoint_keep=2"]);
+    assert_eq!(run(&sets, 2, folder.path(), None).saved, [2, 4, 6, 7]);
+    let here = folder.path().join("checkpoints");
+    let mut names: Vec<_> =
+        std::fs::read_dir(&here).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["latest", "step-00000006", "step-00000007"]);
+    assert_eq!(std::fs::read_to_string(here.join("latest")).unwrap(), "step-00000007\n");
+    let (found, refused) = newest(&here).unwrap();
+    assert!(refused.is_empty());
+    assert_eq!(found.unwrap().step(), 7);
+    assert!(newest(&folder.path().join("nowhere")).unwrap().0.is_none());
+}

@@ -1,0 +1,173 @@
+//! NVIDIA's management library, which knows NVLink and each GPU's UUID on a live box.
+//!
+//! It comes with the driver, so it is loaded by name at run time: where it is absent, or says no, the report says why
+//! and nothing fails. GPUs are found by PCI address, since the library numbers also those that `CUDA_VISIBLE_DEVICES`
+//! hides.
+#![expect(unsafe_code, reason = "loads a C library by name and calls it")]
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+
+use libloading::{Library, Symbol};
+
+use crate::pci::PciAddress;
+
+/// The library's name.
+pub(crate) const NAME: &str = "libnvidia-ml.so.1";
+
+/// Links that a GPU may have: `NVML_NVLINK_MAX_LINKS`, and room.
+const MOST_LINKS: c_uint = 64;
+const SUCCESS: c_int = 0;
+const ENABLED: c_uint = 1;
+/// `NVML_NVLINK_DEVICE_TYPE_SWITCH`.
+const SWITCH: c_uint = 2;
+
+type Device = *mut c_void;
+type OfLink<T> = unsafe extern "C" fn(Device, c_uint, *mut T) -> c_int;
+
+/// What the library tells of a GPU.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) uuid: Option<String>,
+    /// Its active links.
+    pub(crate) links: Vec<NvLink>,
+}
+
+/// An active link.
+#[derive(Debug)]
+pub(crate) struct NvLink {
+    pub(crate) mb_per_s: u64,
+    /// The other end, where it is told.
+    pub(crate) to: Option<PciAddress>,
+    /// Whether the other end is said to be a switch.
+    pub(crate) to_switch: bool,
+}
+
+/// `nvmlPciInfo_t`.
+#[repr(C)]
+#[derive(Default)]
+struct PciInfo {
+    legacy: [c_char; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    device_id: c_uint,
+    subsystem_id: c_uint,
+    /// `00000000:34:00.0`, NUL-terminated.
+    address: [c_char; 32],
+}
+
+const _: () = assert!(size_of::<PciInfo>() == 68);
+
+/// The functions that are used; older drivers lack the last.
+struct Functions<'l> {
+    shutdown: Symbol<'l, unsafe extern "C" fn() -> c_int>,
+    by_address: Symbol<'l, unsafe extern "C" fn(*const c_char, *mut Device) -> c_int>,
+    uuid: Symbol<'l, unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int>,
+    state: Symbol<'l, OfLink<c_uint>>,
+    version: Symbol<'l, OfLink<c_uint>>,
+    remote: Symbol<'l, OfLink<PciInfo>>,
+    remote_type: Option<Symbol<'l, OfLink<c_uint>>>,
+}
+
+/// What `library` tells of each of `gpus`; `None` for one that it does not show. An error is the reason, in words.
+pub(crate) fn ask(library: &OsStr, gpus: &[PciAddress]) -> Result<Vec<Option<Told>>, String> {
+    // SAFETY: the driver's library has no initialisers that expect anything of the process.
+    let loaded = unsafe { Library::new(library) };
+    let library = loaded.map_err(|_| format!("no {} was found", library.display()))?;
+    let functions = Functions::of(&library).map_err(|why| format!("{NAME}: {why}"))?;
+    let told = gpus.iter().map(|gpu| functions.told(*gpu)).collect();
+    // SAFETY: it was initialised by `of`, and nothing is asked after this.
+    unsafe { (functions.shutdown)() };
+    Ok(told)
+}
+
+impl<'l> Functions<'l> {
+    /// Looks the functions up and starts the library.
+    fn of(library: &'l Library) -> Result<Self, String> {
+        let init: Symbol<'_, unsafe extern "C" fn() -> c_int> = find(library, c"nvmlInit_v2")?;
+        let functions = Self {
+            shutdown: find(library, c"nvmlShutdown")?,
+            by_address: find(library, c"nvmlDeviceGetHandleByPciBusId_v2")?,
+            uuid: find(library, c"nvmlDeviceGetUUID")?,
+            state: find(library, c"nvmlDeviceGetNvLinkState")?,
+            version: find(library, c"nvmlDeviceGetNvLinkVersion")?,
+            remote: find(library, c"nvmlDeviceGetNvLinkRemotePciInfo_v2")?,
+            remote_type: find(library, c"nvmlDeviceGetNvLinkRemoteDeviceType").ok(),
+        };
+        // SAFETY: takes nothing; may be called again by others, the library counts.
+        match unsafe { init() } {
+            SUCCESS => Ok(functions),
+            error => Err(format!("it does not start (error {error})")),
+        }
+    }
+
+    fn told(&self, gpu: PciAddress) -> Option<Told> {
+        let address = CString::new(gpu.to_string()).ok()?;
+        let mut device = ptr::null_mut();
+        // SAFETY: the address is NUL-terminated, and `device` has room for the handle.
+        let found = unsafe { (self.by_address)(address.as_ptr(), &raw mut device) };
+        if found != SUCCESS {
+            return None;
+        }
+        Some(Told { uuid: self.uuid_of(device), links: self.links_of(device) })
+    }
+
+    fn uuid_of(&self, device: Device) -> Option<String> {
+        // 96 bytes hold any; the last stays 0.
+        let mut text = [0; 97];
+        // SAFETY: the buffer has the length that is passed.
+        let result = unsafe { (self.uuid)(device, text.as_mut_ptr(), 96) };
+        if result == SUCCESS { words(&text) } else { None }
+    }
+
+    fn links_of(&self, device: Device) -> Vec<NvLink> {
+        // Numbers may have gaps, and those that a GPU lacks are errors.
+        let active = |link: &c_uint| number(&self.state, device, *link) == Ok(ENABLED);
+        (0..MOST_LINKS).filter(active).map(|link| self.link(device, link)).collect()
+    }
+
+    fn link(&self, device: Device, link: c_uint) -> NvLink {
+        let mb_per_s = number(&self.version, device, link).map_or(25_000, mb_per_s);
+        let mut info = PciInfo::default();
+        // SAFETY: `info` has the layout that the library writes.
+        let told = unsafe { (self.remote)(device, link, &raw mut info) } == SUCCESS;
+        let to = words(&info.address).filter(|_| told).and_then(|text| text.parse().ok());
+        let to_switch =
+            self.remote_type.as_ref().is_some_and(|of| number(of, device, link) == Ok(SWITCH));
+        NvLink { mb_per_s, to, to_switch }
+    }
+}
+
+/// A function by name; its type is the one that the caller gives it.
+fn find<'l, T>(library: &'l Library, name: &CStr) -> Result<Symbol<'l, T>, String> {
+    // SAFETY: callers (`Functions::of`) give each name the type that the library's header has for it.
+    let found = unsafe { library.get(name.to_bytes_with_nul()) };
+    found.map_err(|_| format!("it is not NVIDIA's or too old: it lacks {}", name.to_string_lossy()))
+}
+
+/// MB/s each way of a link of a version: 1.0 is 1, 2.0 to 4.0 are 2 to 6, 5.0 is 7.
+const fn mb_per_s(version: c_uint) -> u64 {
+    match version {
+        1 => 20_000,
+        0 | 2..=6 => 25_000,
+        _ => 50_000,
+    }
+}
+
+/// A number of a link, or the library's error.
+fn number(ask: &OfLink<c_uint>, device: Device, link: c_uint) -> Result<c_uint, c_int> {
+    let mut value = 0;
+    // SAFETY: the handle is the library's own, and `value` has room for the answer.
+    match unsafe { ask(device, link, &raw mut value) } {
+        SUCCESS => Ok(value),
+        error => Err(error),
+    }
+}
+
+/// The text in a buffer, if it ends in it.
+fn words(buffer: &[c_char]) -> Option<String> {
+    let bytes: Vec<u8> = buffer.iter().map(|c| c.cast_unsigned()).collect();
+    let text = CStr::from_bytes_until_nul(&bytes).ok()?;
+    Some(text.to_string_lossy().into_owned())
+}
