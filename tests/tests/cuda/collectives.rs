@@ -6,36 +6,59 @@ use device::{Arena, Device, Dtype, Group, Lane, Op, Plan, Rank, Reduce, Tensor, 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The ops of a test and the tensors that they change, at places that suit no wide load.
+/// A collective and the tensors around it. Each rank makes `x` right before, keeps it right after and then clears it: a
+/// rank that reads its peers too early finds nothing there yet, one that reads too late finds zeros.
+struct Round {
+    op: Op,
+    source: Tensor,
+    x: Tensor,
+    kept: Tensor,
+}
+
+impl Round {
+    fn submit(&self, dev: &Device, lane: Lane) {
+        let copy = |x, into| [Op::Zero { x: into }, Op::Add { x, into }];
+        copy(self.source, self.x).into_iter().for_each(|op| dev.submit(Lane::Compute, op));
+        dev.wait(lane, dev.record(Lane::Compute));
+        dev.submit(lane, self.op.clone());
+        dev.wait(Lane::Compute, dev.record(lane));
+        copy(self.x, self.kept).into_iter().for_each(|op| dev.submit(Lane::Compute, op));
+        dev.submit(Lane::Compute, Op::Zero { x: self.x });
+    }
+}
+
+/// The rounds of a test, their tensors at places that suit no wide load.
 struct Case {
     plan: Arc<Plan>,
-    ops: Vec<(Op, Tensor)>,
+    rounds: Vec<Round>,
 }
 
 fn case(group: Group, ranks: usize) -> Case {
     let mut plan = Plan::default();
-    let mut ops = Vec::new();
+    let mut rounds = Vec::new();
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
         for n in [1, 5 * ranks, 64 * ranks + 3, 4096 * ranks] {
             let mut tensor = || {
                 let at = (Arena::Device, "test");
                 plan.tensor(at, "t", dtype, (1, n + 1)).slice(1..n + 1)
             };
-            let [sum, max, cast] = [tensor(), tensor(), tensor()];
-            ops.push((Op::AllReduce { x: sum, group, reduce: Reduce::Sum }, sum));
-            ops.push((Op::AllReduce { x: max, group, reduce: Reduce::Max }, max));
-            ops.push((Op::Broadcast { x: cast, group, root: ranks - 1 }, cast));
+            let mut round = |op: &dyn Fn(Tensor) -> Op| {
+                let [source, x, kept] = [tensor(), tensor(), tensor()];
+                rounds.push(Round { op: op(x), source, x, kept });
+            };
+            round(&|x| Op::AllReduce { x, group, reduce: Reduce::Sum });
+            round(&|x| Op::AllReduce { x, group, reduce: Reduce::Max });
+            round(&|x| Op::Broadcast { x, group, root: ranks - 1 });
             if n % ranks == 0 {
-                let [scattered, gathered] = [tensor(), tensor()];
-                ops.push((Op::ReduceScatter { x: scattered, group }, scattered));
-                ops.push((Op::AllGather { x: gathered, group }, gathered));
+                round(&|x| Op::ReduceScatter { x, group });
+                round(&|x| Op::AllGather { x, group });
             }
         }
     }
-    Case { plan: Arc::new(plan), ops }
+    Case { plan: Arc::new(plan), rounds }
 }
 
-/// What each rank holds after the ops. Of a reduce-scatter only its own shard counts.
+/// What each rank kept. Of a reduce-scatter only its own shard counts.
 fn results(
     case: &Case,
     (tp, dp): (usize, usize),
@@ -46,19 +69,20 @@ fn results(
         let dev = open(rank, &world);
         let (me, size) = if tp > 1 { (rank.tp, tp) } else { (rank.dp, dp) };
         let lane = if tp > 1 { Lane::TpComm } else { Lane::DpComm };
-        for (i, (_, x)) in case.ops.iter().enumerate() {
+        for (i, round) in case.rounds.iter().enumerate() {
             let key = random::key(i as u64, me as u64);
-            dev.write(*x, &|i| random::normal(key, i as u64)).unwrap();
+            dev.write(round.source, &|i| random::normal(key, i as u64)).unwrap();
         }
-        case.ops.iter().for_each(|(op, _)| dev.submit(lane, op.clone()));
+        case.rounds.iter().for_each(|round| round.submit(&dev, lane));
         dev.sync_all().unwrap();
-        let read = |(op, x): &(Op, Tensor)| {
-            let kept = if matches!(op, Op::ReduceScatter { .. }) { x.shard(me, size) } else { *x };
+        let read = |Round { op, kept, .. }: &Round| {
+            let whole = !matches!(op, Op::ReduceScatter { .. });
+            let kept = if whole { *kept } else { kept.shard(me, size) };
             let mut values = vec![0.0; kept.len()];
             dev.read(kept, &mut values).unwrap();
             values
         };
-        let values = case.ops.iter().map(read).collect();
+        let values = case.rounds.iter().map(read).collect();
         dev.finish().unwrap();
         values
     };
@@ -94,15 +118,10 @@ pub(super) fn are_those_of_the_cpu() {
             cuda::open(rank, &case.plan, world, &options).unwrap()
         });
         for (rank, (cpu, gpu)) in on_cpu.iter().zip(&on_gpus).enumerate() {
-            for ((op, x), (cpu, gpu)) in case.ops.iter().zip(cpu.iter().zip(gpu)) {
+            for (Round { op, x, .. }, (cpu, gpu)) in case.rounds.iter().zip(cpu.iter().zip(gpu)) {
                 let same = cpu.iter().zip(gpu).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(
-                    same,
-                    "{tp}x{dp}, rank {rank}: {} of {} {:?}",
-                    op.name(),
-                    x.len(),
-                    x.dtype()
-                );
+                let (name, n, dtype) = (op.name(), x.len(), x.dtype());
+                assert!(same, "{tp}x{dp}, rank {rank}: {name} of {n} {dtype:?}");
             }
         }
     }
