@@ -1,16 +1,26 @@
 //! What is different on the device where transfers block, see [`Transfer::Blocking`](crate::Transfer::Blocking):
-//! gradients cross as fp32, and sums of micro-batches live on the host but are made here.
+//! gradients cross as fp32, and sums of micro-batches live on the host in the storage type but are made here.
 
 use device::Lane::{D2h, DpComm, H2d};
 use device::{Device, Op, Tensor};
 
-/// wide = own in fp32, for the first micro-batch; later wide = the host's sum so far, brought up, and += own. On
-/// DpComm, once `wide`, one buffer for all pieces, is free of the last one.
-pub(crate) fn widen(dev: &Device, own: Tensor, wide: Tensor, sum_so_far: Option<Tensor>) {
-    dev.follow(DpComm, D2h);
-    let Some(src) = sum_so_far else { return dev.submit(DpComm, Op::Cast { x: own, y: wide }) };
+/// own += the host's `sum` so far, brought up into `incoming`, one buffer for all pieces. On DpComm.
+pub(crate) fn add_sum(dev: &Device, own: Tensor, incoming: Tensor, sum: Tensor) {
+    dev.follow(H2d, DpComm);
     dev.follow(H2d, D2h);
-    dev.submit(H2d, Op::Copy { src, dst: wide });
+    dev.submit(H2d, Op::Copy { src: sum, dst: incoming });
     dev.follow(DpComm, H2d);
-    dev.submit(DpComm, Op::Add { x: own, into: wide });
+    dev.submit(DpComm, Op::Add { x: incoming, into: own });
+}
+
+/// sum = own, on D2h.
+pub(crate) fn keep_sum(dev: &Device, own: Tensor, sum: Tensor) {
+    dev.follow(D2h, DpComm);
+    dev.submit(D2h, Op::Copy { src: own, dst: sum });
+}
+
+/// wide = own in fp32, on DpComm, once `wide`, one buffer for all pieces, is free of the last one.
+pub(crate) fn widen(dev: &Device, own: Tensor, wide: Tensor) {
+    dev.follow(DpComm, D2h);
+    dev.submit(DpComm, Op::Cast { x: own, y: wide });
 }

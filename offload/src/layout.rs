@@ -27,7 +27,8 @@ pub enum Sum {
     None,
     /// 4 bytes per owned parameter on the device, and once down.
     Device,
-    /// 4 bytes per owned parameter on the host, and every micro-batch down (with `Blocking` also up).
+    /// 4 bytes per owned parameter on the host, and every micro-batch down (with `Blocking` also up, and in the
+    /// storage type).
     Host,
 }
 
@@ -36,9 +37,10 @@ pub enum Sum {
 pub enum Transfer {
     /// Shards as soon as they are reduced, parameters tile by tile as they are updated.
     Streamed,
-    /// As DeepSpeed did in 2020, to compare with: gradients cross as fp32, Compute waits until a segment's are on
-    /// the host, each micro-batch takes the sum up, adds on the device and takes it down again, and
-    /// parameters go up after the whole update. The same results; not its extra passes over host memory.
+    /// As DeepSpeed did in 2020, to compare with (its `stage2.py` of that time): Compute waits until a segment's
+    /// gradients are on the host, each micro-batch takes their sum up, adds on the device and takes it down again, in
+    /// the storage type, the last one as fp32, and parameters go up after the whole update. The same results
+    /// where the storage type is fp32 or there is one micro-batch; not its extra passes over host memory.
     Blocking,
 }
 
@@ -122,8 +124,10 @@ pub(crate) struct Segment {
     pub(crate) bucket: Bucket,
     /// Device, fp32: sum over micro-batches. Or device, 16 bit: the only micro-batch, kept for a device update.
     pub(crate) kept: Option<Tensor>,
-    /// Host: the shard as it comes down; where transfers block, the sum so far.
+    /// Host: the shard as it comes down.
     pub(crate) down: Option<Tensor>,
+    /// Host, where transfers block and micro-batches are summed: what they come to so far, in the storage type.
+    pub(crate) sum_so_far: Option<Tensor>,
     /// Host, fp32: sum over micro-batches.
     pub(crate) host_sum: Option<Tensor>,
     pub(crate) master: Tensor,
@@ -144,8 +148,10 @@ pub struct Layout {
     pub(crate) segments: Vec<Segment>,
     /// Of all segments together.
     pub(crate) num_buckets: usize,
-    /// F32, device: a reduced piece on its way to and from the host, where transfers block.
+    /// F32, device: a reduced piece on its way to the host, where transfers block.
     pub(crate) wide: Option<Tensor>,
+    /// Device: the host's sum of a piece, come up to be added.
+    pub(crate) incoming: Option<Tensor>,
     /// F64, device and host: sums of squares of this rank's chunks.
     pub(crate) device_partials: Option<Tensor>,
     pub(crate) partials: Tensor,
@@ -192,14 +198,21 @@ impl Layout {
     /// Lays out buckets, staging, states and sums. `chunk` is [`chunk_elements`] of the model.
     pub fn plan(plan: &mut Plan, spec: &Spec, chunk: usize, segments: &[SegmentSpec]) -> Self {
         let (buckets, num_buckets) = plan_buckets(plan, segments);
-        let wide = (spec.transfer == Transfer::Blocking).then(|| {
-            let of = |s: &SegmentSpec| {
-                pieces(s.params.len(), spec.bucket_elements, spec.dp_size * chunk)
-            };
-            let longest = segments.iter().flat_map(of).map(|p| p.len).max().unwrap_or(0);
-            let at = (Arena::Device, "gradient buckets");
-            plan.tensor(at, "bucket.fp32", Dtype::F32, (1, longest / spec.dp_size))
-        });
+        let of =
+            |s: &SegmentSpec| pieces(s.params.len(), spec.bucket_elements, spec.dp_size * chunk);
+        let longest = segments.iter().flat_map(of).map(|p| p.len).max().unwrap_or(0);
+        let mut one_piece = |name: &str, dtype| {
+            plan.tensor(
+                (Arena::Device, "gradient buckets"),
+                name,
+                dtype,
+                (1, longest / spec.dp_size),
+            )
+        };
+        let blocking = spec.transfer == Transfer::Blocking;
+        let wide = blocking.then(|| one_piece("bucket.fp32", Dtype::F32));
+        let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
+        let incoming = (blocking && spec.sum == Sum::Host).then(|| one_piece("sum", storage));
         let (mut own_end, mut all_end) = (0, 0);
         let mut segment = |(s, bucket): (&SegmentSpec, Bucket)| {
             let chunks = s.params.len() / chunk;
@@ -218,6 +231,7 @@ impl Layout {
             segments,
             num_buckets,
             wide,
+            incoming,
             device_partials: on_device.then(|| sums(Arena::Device, "device_partials", own_end)),
             partials: sums(Arena::Pinned, "partials", own_end),
             all_partials: sums(Arena::Pinned, "all_partials", all_end),
@@ -265,6 +279,8 @@ impl Segment {
             host_sum: spec
                 .host_adds()
                 .then(|| tensor((Arena::Pinned, "gradient sums"), "grad_sum", Dtype::F32)),
+            sum_so_far: (spec.transfer == Transfer::Blocking && spec.sum == Sum::Host)
+                .then(|| tensor((Arena::Pinned, "gradient sums"), "grad_sum", storage)),
             master: tensor((states, "optimizer states"), "master", Dtype::F32),
             momentum: tensor((states, "optimizer states"), "momentum", Dtype::F32),
             variance: tensor((states, "optimizer states"), "variance", Dtype::F32),

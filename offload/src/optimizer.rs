@@ -1,7 +1,7 @@
 //! The optimizer of one rank: what it submits, and what it waits for.
 
 use crate::adam::AdamTile;
-use crate::blocking::widen;
+use crate::blocking::{add_sum, keep_sum, widen};
 use crate::layout::{Layout, Placement, Segment, Sum, Transfer};
 use crate::norm::{Accumulate, Decide, FoldPartials, SpreadPartials, Turn};
 use crate::schedule::LearningRate;
@@ -170,10 +170,18 @@ impl Optimizer {
             }
             gradient = kept;
         }
-        if let (Some(wide), Some(sum)) = (layout.wide, s.down) {
-            gradient = wide.slice(0..own.len());
+        if let (Some(incoming), Some(sum)) = (layout.incoming, s.sum_so_far) {
             let sum = sum.slice(piece.owned.clone());
-            widen(dev, own, gradient, (micro > 0).then_some(sum));
+            if micro > 0 {
+                add_sum(dev, own, incoming.slice(0..own.len()), sum);
+            }
+            if !last {
+                return keep_sum(dev, own, sum);
+            }
+        }
+        if let Some(wide) = layout.wide {
+            gradient = wide.slice(0..own.len());
+            widen(dev, own, gradient);
         }
         if let (true, Some(partials)) = (last, layout.device_partials) {
             let partials = partials.slice(piece.chunks.clone());

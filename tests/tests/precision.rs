@@ -74,6 +74,15 @@ fn sixteen_bits_stay_near_fp32() {
         let fp32_sums = with(layout, &["precision=Bf16", "parallel.reduce_fp32=true"]);
         reference.assert_near(&with(base, &fp32_sums), bf16);
     }
+    // Where transfers block, micro-batches are summed in 16 bits too: one rounding more for each.
+    let twice =
+        |a: Apart| Apart { loss: 2.0 * a.loss, norm: 2.0 * a.norm, weights: 2.0 * a.weights };
+    for (precision, apart) in [("precision=Fp16", twice(fp16)), ("precision=Bf16", twice(bf16))] {
+        let sums =
+            ["offload.transfer=Blocking", "offload.update=Serial", "loss_scale.initial=32.0"];
+        let sets = with(&with(base, &sums), &[precision, "parallel.data=2"]);
+        reference.assert_near(&sets, apart);
+    }
     if full() {
         // Adam divides small gradients by themselves, rounding and all; a large eps bounds that.
         let adam = with(base, &["optimizer.kind=AdamW", "optimizer.eps=1e-3", "optimizer.lr=3e-3"]);
