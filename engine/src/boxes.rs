@@ -71,6 +71,7 @@ pub fn hardware(config: &Config, described: &BoxConfig) -> Result<Hardware, BoxE
         nvlink,
         network: f64::from(described.network_gb_per_s) * G,
         seats,
+        dp_size: config.parallel.data,
         measured,
     })
 }
@@ -116,6 +117,7 @@ fn gpu(b: &BoxConfig) -> Gpu {
         memory: f64::from(b.gpu.memory_gb_per_s) * G,
         processors: b.gpu.processors,
         fused_attention: b.gpu.fused_attention,
+        as_of_2020: b.gpu.as_of_2020,
     }
 }
 

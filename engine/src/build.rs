@@ -8,7 +8,7 @@ use crate::places::cores;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Sum, chunk_elements};
 use std::sync::Arc;
-use tensor_parallel::{Gpt, GptShape};
+use tensor_parallel::{Gpt, GptShape, Keep};
 
 /// The model, the optimizer and their memory.
 #[derive(Clone, Debug)]
@@ -55,6 +55,11 @@ pub fn shape(config: &Config) -> GptShape {
         sequence: config.parallel.sequence && config.parallel.tensor > 1,
         recompute: config.recompute == Recompute::Block,
         partition_checkpoints: config.partition_checkpoints,
+        keep: match (config.host_checkpoints, config.offload.transfer) {
+            (false, _) => Keep::Device,
+            (true, Transfer::Streamed) => Keep::Host,
+            (true, Transfer::Blocking) => Keep::HostBlocking,
+        },
         dtype,
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,
@@ -145,7 +150,7 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
             params: gpt.params(i),
             len: s.len,
             decayed: s.decayed,
-            shares_buckets: i > 0 && i <= shape.layers,
+            shares_buckets: i > 0 && i <= shape.layers && !config.offload.keep_gradients,
         })
         .collect();
     let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);

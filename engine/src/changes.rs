@@ -20,6 +20,8 @@ pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
     set("recompute", format!("{:?}", given.recompute), format!("{:?}", changed.recompute));
     let (old_shares, shares) = (given.partition_checkpoints, changed.partition_checkpoints);
     set("partition_checkpoints", old_shares.to_string(), shares.to_string());
+    let (old_host, host) = (given.host_checkpoints, changed.host_checkpoints);
+    set("host_checkpoints", old_host.to_string(), host.to_string());
     set("parallel.sequence", old.sequence.to_string(), new.sequence.to_string());
     let (old, new) = (&given.offload, &changed.offload);
     set("offload.optimizer", format!("{:?}", old.optimizer), format!("{:?}", new.optimizer));
@@ -58,6 +60,7 @@ pub fn count(given: &Config, changed: &Config) -> usize {
         given.batch.micro != changed.batch.micro,
         given.recompute != changed.recompute,
         given.partition_checkpoints != changed.partition_checkpoints,
+        given.host_checkpoints != changed.host_checkpoints,
         given.offload.optimizer != changed.offload.optimizer,
         given.offload.accumulate != changed.offload.accumulate,
     ];

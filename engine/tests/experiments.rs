@@ -142,7 +142,7 @@ fn rows_of_the_paper_stand_beside_simulated_ones() {
     let rows_of = "^(7,ZeRO-Offload,1,|9,.*,2$|10,.*,16,1$|T4,CPU-Adam,16,1$)";
     script(&folder, "reproduce-paper", &["--rows", rows_of, "--out", "out"]).ok();
     let header = "figure,system,gpus,billions,tp,dp,micro,global,paper,read,simulated,ratio,\
-                  default_schedule,step_seconds,at_50,at_60,one_link,bound_by";
+                  default_schedule,step_seconds,at_50,at_60,bound_by";
     let speeds = rows(&folder, "out/throughput.csv", header);
     let row = |figure: &str, system: &str| {
         speeds.iter().find(|row| row[0] == figure && row[1] == system).unwrap()

@@ -1,11 +1,11 @@
 # The rows of the paper, each played. Sourced by reproduce-paper.
 
-# The box file $1 with products at $2 TFLOPS, its topology where it was.
+# The box file $1 with products at $2 TFLOPS, its topology where it was; $3: more that its GPUs say.
 box_with_rate() {
     local folder
     folder=$(dirname "$1")
     [ -f "$1" ] || die "there is no box $1"
-    sed -e "s|gemm_tflops: *[0-9.]*|gemm_tflops: $2|" -e "s|topology: \"\([^/\"]\)|topology: \"$folder/\1|" "$1"
+    sed -e "s|gemm_tflops: *[0-9.]*|gemm_tflops: $2|" -e "s|\( *\)gemm_tflops:|\1$3gemm_tflops:|" -e "s|topology: \"\([^/\"]\)|topology: \"$folder/\1|" "$1"
 }
 
 # each_row REGEX FUNCTION: calls it with figure, system, gpus, billions, paper's value and how that was read. As many at
@@ -42,9 +42,9 @@ number_in() { grep -o "\b$2: *[0-9]*" "$root/$1" | head -n 1 | grep -o '[0-9]*$'
 # Samples of a step: 512, or the next multiple of $1.
 global_of() { echo $(((512 + $1 - 1) / $1 * $1)); }
 
-device_of() { # GPUS RATE
-    if [ "$1" -gt "$box_gpus" ]; then echo "device=Sim(box: \"$out/boxes/cluster-$2.ron\")"
-    else echo "device=Sim(box: \"$out/boxes/box-$2.ron\")"; fi
+device_of() { # GPUS RATE SOFTWARE: now or 2020
+    if [ "$1" -gt "$box_gpus" ]; then echo "device=Sim(box: \"$out/boxes/cluster-$2-$3.ron\")"
+    else echo "device=Sim(box: \"$out/boxes/box-$2-$3.ron\")"; fi
 }
 
 ratio() { calc "$1 / $2" 3; }
@@ -74,36 +74,27 @@ size_row() {
     config=$(config_of "$config")
     micro=8
     [ "$system" != ZeRO-Offload ] || micro=$(number_in "$config" micro)
-    largest_of "$kind" "$gpus" "$(number_in "$config" heads)" "$micro" "$config" --set "$(device_of "$gpus" "$own_rate")"
+    # ZeRO partitions gradients, the others have each parameter's.
+    local keep=false
+    [ "$kind" != dp ] && [ "$kind" != tp ] || keep=true
+    largest_of "$kind" "$gpus" "$(number_in "$config" heads)" "$micro" "$config" --set "$(device_of "$gpus" "$own_rate" now)" \
+        --set "offload.keep_gradients=$keep"
     local ours; ours=$(calc "$parameters / 1e9" 3)
     echo "$figure,$system,$gpus,,$paper,$read,$ours,$(ratio "$ours" "$paper"),$layers,$tp,$dp,$bound"
 }
 
-# play RATE SETS...: `sets` and these; sets `told`, `tflops` and `status`. What another row has played is not played again.
+# play RATE SOFTWARE SETS...: `sets` and these; sets `told`, `tflops` and `status`. What another row has played is not played again.
 play() {
     local key; key=$played/$(printf '%s ' "$config" "$gpus" "${sets[@]}" "$@" | cksum | tr ' ' -)
     if [ -f "$key" ]; then
         told=$(cat "$key") status=$(field "$told" status)
     else
-        onebox_json "$work/simulated.json" simulate "$config" --json --set "$(device_of "$gpus" "$1")" "${sets[@]}" "${@:2}"
+        onebox_json "$work/simulated.json" simulate "$config" --json --set "$(device_of "$gpus" "$1" "$2")" "${sets[@]}" "${@:3}"
         told="$(simulated "$work/simulated.json")
 status $status"
         printf '%s\n' "$told" > "$work/told" && mv "$work/told" "$key"
     fi
     tflops=$(paper_tflops "$config" "$global" "$(field "$told" step_seconds)" "$gpus")
-}
-
-# As `tflops`, if the copies of a micro-batch's gradients went through one GPU's link at a time (of each tensor-parallel
-# rank; from degree 4 on these use all four uplinks anyway), as in DeepSpeed before its round_robin_gradients. Arithmetic, not simulated: 4 bytes of each parameter down with
-# every micro-batch, up again from the second on, at 12.3 GB/s a link; 16-bit parameters up through all links.
-one_link() {
-    local parameters; parameters=$(number_in_plan)
-    awk -v p="$parameters" -v t="$t" -v d="$d" -v m="$((global / micro / d))" -v n="$gpus" -v step="$(field "$told" step_seconds)" \
-        -v copies="$(field "$told" copies)" -v now="$tflops" 'BEGIN {
-            link = 12.3e9; uplinks = n < 4 ? n : n <= 16 ? 4 : n / 4
-            alone = (2 * m - 1) * 4 * p / (t * link) + 2 * p / (uplinks * link)
-            printf "%.1f", now * step / (step - copies + (alone > copies ? alone : copies))
-        }'
 }
 
 # Figures 8 to 11.
@@ -124,30 +115,29 @@ speed_row() {
     [ "$system" != 'PyTorch DDP' ] || micro=8
     if [ "$placement" = Device ]; then micro=$(micro_that_fits); fi
     [ "$micro" -gt 0 ] || { skipped 'no micro-batch fits'; return; }
-    if [ "$figure" = 9 ]; then global=$((micro * d)); else global=$(global_of $((micro * d))); fi
+    if [ "$figure" = 9 ] || [ "$figure" = 11 ]; then global=$((micro * d)); else global=$(global_of $((micro * d))); fi
     grid "$d"
     local own=() default=-
     if [ "$placement" = Host ]; then
-        play "$own_rate" --set offload.update=Overlapped
-        default=$tflops own=(--set offload.transfer=Blocking --set offload.update=Serial)
+        play "$own_rate" now --set offload.update=Overlapped
+        default=$tflops own=(--set offload.transfer=Blocking --set offload.update=Serial --set host_checkpoints=true)
     fi
-    play "$own_rate" "${own[@]}"
+    play "$own_rate" 2020 "${own[@]}"
     line="$paper,$read,$tflops,$(ratio "$tflops" "$paper"),$default,$(calc "$(field "$told" step_seconds)" 4)"
-    local bound alone=-; bound=$(field "$told" bound)
-    if [ "$placement" = Host ] && [ "$d" -gt 1 ] && [ "$t" -lt 4 ]; then alone=$(one_link); fi
+    local bound; bound=$(field "$told" bound)
     [ "$status" = 0 ] || bound="does not fit; $bound"
     for rate in $rates; do
         [ "$rate" != "$own_rate" ] || continue
-        play "$rate" "${own[@]}"
+        play "$rate" 2020 "${own[@]}"
         line+=",$tflops"
     done
-    echo "$figure,$system,$gpus,$billions,$t,$d,$micro,$global,$line,$alone,$bound"
+    echo "$figure,$system,$gpus,$billions,$t,$d,$micro,$global,$line,$bound"
 }
 
 skipped() {
     local line="$figure,$system,$gpus,$billions,-,-,-,-,$paper,$read,-,-,-,-" rate
     for rate in $rates; do [ "$rate" = "$own_rate" ] || line+=,-; done
-    echo "$line,-,$1"
+    echo "$line,$1"
 }
 
 # Sets `sets` for $1 data-parallel ranks.
@@ -167,7 +157,7 @@ micro_that_fits() {
     while [ "$micro" -gt 0 ]; do
         global=$((2 * micro * ranks))
         grid "$ranks"
-        onebox_json "$work/plan.json" plan "$config" --json --set "$(device_of "$gpus" "$own_rate")" "${sets[@]}"
+        onebox_json "$work/plan.json" plan "$config" --json --set "$(device_of "$gpus" "$own_rate" now)" "${sets[@]}"
         [ "$status" != 0 ] || break
         micro=$((micro / 2))
     done
@@ -179,7 +169,7 @@ adam_row() {
     local figure=$1 system=$2 gpus=$3 billions=$4 paper=$5 read=$6 config seconds
     if [ "$system" != CPU-Adam ]; then echo "$figure,$system,$gpus,$billions,$paper,$read,-,-,-"; return; fi
     config=$(config_of "$billions")
-    onebox_json "$work/simulated.json" simulate "$config" --json --set "$(device_of "$gpus" "$own_rate")" --set parallel.tensor=1 \
+    onebox_json "$work/simulated.json" simulate "$config" --json --set "$(device_of "$gpus" "$own_rate" now)" --set parallel.tensor=1 \
         --set "parallel.data=$gpus" --set batch.micro=1 --set "batch.global=$gpus" --set offload.transfer=Blocking --set offload.update=Serial
     seconds=$(field "$(simulated "$work/simulated.json")" busy_Host)
     echo "$figure,$system,$gpus,$billions,$paper,$read,$(calc "$seconds" 3),$(ratio "$seconds" "$paper"),$(calc "28 * $(number_in_plan) / $seconds / 1e9" 3)"
@@ -214,19 +204,21 @@ verdict() {
 # The constants against measurements that others have published: lines for checks.csv.
 checks() {
     [ -z "$rows" ] || return 0
-    local config=configs/paper/dgx2-1b.ron hidden told n
+    local config=configs/paper/dgx2-1b.ron hidden told n kernels
     for hidden in 8192 65536; do
-        onebox_json "$work/check.json" simulate "$config" --json --set "$(device_of 1 "$own_rate")" --set parallel.data=1 --set offload.optimizer=Device \
+        onebox_json "$work/check.json" simulate "$config" --json --set "$(device_of 1 "$own_rate" now)" --set parallel.data=1 --set offload.optimizer=Device \
             --set model.layers=4 --set "model.hidden=$hidden" --set "model.heads=$((hidden / 128))" --set batch.micro=4 --set batch.global=64
         told=$(simulated "$work/check.json")
         echo "one V100; hidden $((hidden / 1024))K; no communication; TFLOPS as run,$([ "$hidden" = 8192 ] && echo 62 || echo 78),$(calc "$(field "$told" hardware_tflops_per_gpu)" 3),ZeRO-Infinity (arXiv 2104.07857)"
     done
-    onebox_json "$work/check.json" simulate "$config" --json --set "$(device_of 1 "$own_rate")" --set parallel.data=1 --set offload.optimizer=Device \
-        --set model.layers=40 --set model.hidden=1536 --set model.heads=16 --set batch.micro=8 --set batch.global=8
-    told=$(simulated "$work/check.json")
-    echo "one V100; Megatron's 1.2B (40 x 1536; batch 8); TFLOPS,39 (2019); 62.4 (2020: fused kernels; DGX-2H),$(calc "$(field "$told" hardware_tflops_per_gpu)" 3),nv-adlr.github.io/MegatronLMV1"
+    for kernels in 2020 now; do
+        onebox_json "$work/check.json" simulate "$config" --json --set "$(device_of 1 "$own_rate" "$kernels")" --set parallel.data=1 \
+            --set offload.optimizer=Device --set model.layers=40 --set model.hidden=1536 --set model.heads=16 --set batch.micro=8 --set batch.global=8
+        told=$(simulated "$work/check.json")
+        echo "one V100; Megatron's 1.2B (40 x 1536; batch 8); software of $kernels; TFLOPS,$([ "$kernels" = 2020 ] && echo '39 (2019; DGX-2H)' || echo '62.4 (2020; DGX-2H; attention fused too)'),$(calc "$(field "$told" hardware_tflops_per_gpu)" 3),nv-adlr.github.io/MegatronLMV1"
+    done
     for n in 1 16; do
-        onebox_json "$work/check.json" simulate configs/paper/dgx2-10b.ron --json --set "$(device_of "$n" "$own_rate")" --set "parallel.data=$n" \
+        onebox_json "$work/check.json" simulate configs/paper/dgx2-10b.ron --json --set "$(device_of "$n" "$own_rate" now)" --set "parallel.data=$n" \
             --set batch.micro=1 --set "batch.global=$n" --set offload.transfer=Blocking --set offload.update=Serial
         told=$(simulated "$work/check.json")
         echo "GPU to host; $n GPU$([ "$n" = 1 ] || echo s) at once; GB/s each,$([ "$n" = 1 ] && echo 12 || echo 3.0),$(calc "$(field "$told" bytes_D2h) / $(field "$told" busy_D2h) / 1e9" 3),ZeRO-Infinity Figure 2b"

@@ -1,38 +1,59 @@
-//! The inputs of the blocks, which the backward pass runs them from again: every one whole, or partitioned over
-//! the tensor-parallel ranks (as ZeRO-R partitions activations, arXiv 1910.02054, section 6.1).
+//! The inputs of the blocks, which the backward pass runs them from again: every one whole on the device, or each
+//! rank's share of it (as ZeRO-R partitions activations, arXiv 1910.02054, section 6.1), there or on the host.
 //!
-//! Partitioned, two whole buffers take turns as input and output of the blocks. Each rank keeps its share of an
-//! input before it is overwritten; the backward pass gathers it again, one block ahead, while the block above is
-//! at work. The last two inputs are still whole when the backward pass comes to them, and are not kept.
+//! Where they are not kept whole, two whole buffers take turns as input and output of the blocks. Each rank keeps its
+//! share of an input before it is overwritten; the backward pass makes it whole again, one block ahead, while the block
+//! above is at work. The last two inputs are still whole when the backward pass comes to them, and are not kept.
 
 use crate::gpt::GptShape;
+use device::Lane::{Compute, D2h, H2d, TpComm};
 use device::{Arena, Device, Group, Lane, Op, Plan, Tensor};
+
+/// Where the inputs are until the backward pass needs them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// On the device.
+    Device,
+    /// In host memory; copied down under the next block, and up under the block above.
+    Host,
+    /// In host memory, and Compute waits for every copy: as DeepSpeed's checkpoints on the CPU did, to compare with.
+    HostBlocking,
+}
 
 /// Handles of x[0] to x[L]: the input of block l, and of the final norm.
 #[derive(Clone, Debug)]
 pub(crate) struct Checkpoints {
     /// (rows, C) each: x[l] is in `whole[l % whole.len()]`.
     whole: Vec<Tensor>,
-    /// (1, B T C / t) each: this rank's share of x[0] to x[L - 2]. Empty where nothing is partitioned.
+    /// (1, rows C / parts) each: this rank's share of x[0] to x[L - 2]. Empty where all are whole.
     shares: Vec<Tensor>,
+    /// Ranks that an input is dealt to.
+    parts: usize,
+    keep: Keep,
 }
 
 impl Checkpoints {
     pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
-        let (rows, c, dtype) = (shape.rows(), shape.hidden, shape.dtype);
-        let partition = shape.partition_checkpoints && shape.tp_size > 1;
-        let (count, pool) = match (partition, shape.recompute) {
-            (true, _) => (2, "transients"),
-            (false, true) => (shape.layers + 1, "checkpoints"),
-            (false, false) => (shape.layers + 1, "activations"),
+        let (rows, c, dtype, keep) = (shape.rows(), shape.hidden, shape.dtype, shape.keep);
+        let deal = shape.partition_checkpoints || (keep != Keep::Device && !shape.sequence);
+        let parts = if deal { shape.tp_size } else { 1 };
+        let all_whole = parts == 1 && keep == Keep::Device;
+        let (count, pool) = match (all_whole, shape.recompute) {
+            (false, _) => (2, "transients"),
+            (true, true) => (shape.layers + 1, "checkpoints"),
+            (true, false) => (shape.layers + 1, "activations"),
         };
-        let mut tensor =
-            |pool, name: String, shape| plan.tensor((Arena::Device, pool), name, dtype, shape);
-        let whole = (0..count).map(|i| tensor(pool, format!("x.{i}"), (rows, c))).collect();
-        let kept = if partition { shape.layers.saturating_sub(1) } else { 0 };
-        let share = (1, rows * c / shape.tp_size);
-        let share = |l| tensor("checkpoints", format!("x.{l}.share"), share);
-        Self { whole, shares: (0..kept).map(share).collect() }
+        let mut tensor = |at, name: String, shape| plan.tensor(at, name, dtype, shape);
+        let on_device = |pool| (Arena::Device, pool);
+        let one = |i| tensor(on_device(pool), format!("x.{i}"), (rows, c));
+        let whole = (0..count).map(one).collect();
+        let kept = if all_whole { 0 } else { shape.layers.saturating_sub(1) };
+        let at = match keep {
+            Keep::Device => on_device("checkpoints"),
+            Keep::Host | Keep::HostBlocking => (Arena::Pinned, "checkpoint staging"),
+        };
+        let share = |l| tensor(at, format!("x.{l}.share"), (1, rows * c / parts));
+        Self { whole, shares: (0..kept).map(share).collect(), parts, keep }
     }
 
     /// (rows, C): x[l], while it is whole.
@@ -40,25 +61,61 @@ impl Checkpoints {
         self.whole[l % self.whole.len()]
     }
 
-    /// Forward, before x[l]'s buffer is used again: keeps this rank's share, on Compute.
+    /// Forward, before block l, which reads x[l]: keeps this rank's share. The block overwrites x[l - 1]; where that goes
+    /// to the host, Compute waits for its copy.
     pub(crate) fn keep(&self, dev: &Device, l: usize) {
+        if self.shares.is_empty() {
+            return;
+        }
+        let lane = if self.keep == Keep::Device { Compute } else { D2h };
+        if self.keep == Keep::Host {
+            dev.follow(Compute, D2h);
+        }
         if let Some(&share) = self.shares.get(l) {
-            dev.submit(Lane::Compute, Op::Copy { src: self.own_part(dev, l), dst: share });
+            if lane == D2h {
+                dev.follow(D2h, Compute);
+            }
+            dev.submit(lane, Op::Copy { src: self.own_part(dev, l), dst: share });
+        }
+        if self.keep == Keep::HostBlocking {
+            dev.follow(Compute, D2h);
         }
     }
 
-    /// Backward, before block l: Compute waits until x[l] is whole again, and the gather of x[l - 1] starts. It
+    /// Backward, before block l: Compute waits until x[l] is whole again, and x[l - 1] starts to become it. That
     /// waits for nothing but the block above, so a sum that queues behind it on TpComm does not wait long.
     pub(crate) fn restore(&self, dev: &Device, l: usize) {
         if self.shares.is_empty() {
             return;
         }
-        dev.follow(Lane::Compute, Lane::TpComm);
-        let Some(below) = l.checked_sub(1) else { return };
-        dev.follow(Lane::TpComm, Lane::Compute); // block l + 1 has read what lay in the buffer
-        let (src, dst) = (self.shares[below], self.own_part(dev, below));
-        dev.submit(Lane::TpComm, Op::Copy { src, dst });
-        dev.submit(Lane::TpComm, Op::AllGather { x: self.flat(below), group: Group::Tp });
+        if self.keep == Keep::HostBlocking {
+            self.make_whole(dev, l);
+            return dev.follow(Compute, self.last_lane());
+        }
+        dev.follow(Compute, self.last_lane());
+        if let Some(below) = l.checked_sub(1) {
+            self.make_whole(dev, below);
+        }
+    }
+
+    /// x[l] from the ranks' shares, where they were kept, once the block that used the buffer before is over.
+    fn make_whole(&self, dev: &Device, l: usize) {
+        let Some(&share) = self.shares.get(l) else { return };
+        let lane = if self.keep == Keep::Device { TpComm } else { H2d };
+        dev.follow(lane, Compute);
+        if lane == H2d {
+            dev.follow(H2d, D2h);
+        }
+        dev.submit(lane, Op::Copy { src: share, dst: self.own_part(dev, l) });
+        if self.parts > 1 {
+            dev.follow(TpComm, lane);
+            dev.submit(TpComm, Op::AllGather { x: self.flat(l), group: Group::Tp });
+        }
+    }
+
+    /// Where an input is whole again.
+    fn last_lane(&self) -> Lane {
+        if self.parts > 1 || self.keep == Keep::Device { TpComm } else { H2d }
     }
 
     /// Elements, not rows: the hidden channels divide by the ranks, tokens need not.
@@ -68,6 +125,10 @@ impl Checkpoints {
     }
 
     fn own_part(&self, dev: &Device, l: usize) -> Tensor {
-        self.flat(l).shard(dev.rank().tp, dev.rank().tp_size)
+        if self.parts == 1 {
+            self.flat(l)
+        } else {
+            self.flat(l).shard(dev.rank().tp, dev.rank().tp_size)
+        }
     }
 }

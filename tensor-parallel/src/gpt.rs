@@ -4,7 +4,7 @@
 //! happens between; see the engine's step.
 
 use crate::block::{self, Block, BlockParams, BlockSaved, Scratch};
-use crate::checkpoints::Checkpoints;
+use crate::checkpoints::{Checkpoints, Keep};
 use crate::embedding::{self, Embedding};
 use crate::loss::Head;
 use crate::norm::{Norm, NormSaved};
@@ -37,6 +37,8 @@ pub struct GptShape {
     pub recompute: bool,
     /// Of that input each rank keeps its share. With recomputation and without `sequence`, which splits it too.
     pub partition_checkpoints: bool,
+    /// Where it is kept; on the host each rank keeps its share anyway. With recomputation.
+    pub keep: Keep,
     /// Of parameters, activations and gradients.
     pub dtype: Dtype,
     /// Of sums over the ranks.

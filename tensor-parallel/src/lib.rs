@@ -19,5 +19,6 @@ mod norm;
 mod params;
 mod region;
 
+pub use checkpoints::Keep;
 pub use gpt::{BatchTensors, Gpt, GptShape, Pass};
 pub use params::{Init, Param, Run, SegmentLayout, Split};

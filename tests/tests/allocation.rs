@@ -154,6 +154,7 @@ fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
         &GRID,
         &[GRID[0], GRID[1], "parallel.sequence=true", "offload.accumulate=Host"],
         &[GRID[0], "recompute=Block", "partition_checkpoints=true"],
+        &[GRID[0], "recompute=Block", "host_checkpoints=true"],
     ] {
         for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 0 }] {
             assert_eq!(counted(sets, lanes), NOTHING, "{sets:?} {lanes:?}");

@@ -60,6 +60,7 @@ fn buckets_tiles_and_lookahead_change_no_bit() {
         &["offload.bucket_elements=9000", "offload.tile_elements=2500", "offload.lookahead=3"],
         &["offload.lookahead=64", "offload.tile_elements=1024"],
         &["offload.bucket_elements=1500", "offload.optimizer=Device"],
+        &["offload.keep_gradients=true"],
     ]);
 }
 
@@ -117,6 +118,28 @@ fn partitioned_checkpoints_change_no_bit() {
     for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 40 }] {
         let options = RunOptions { lanes, timeout, ..RunOptions::default() };
         assert_same_bits(&whole, &run_with(&with(&base, &on), &options), &format!("{lanes:?}"));
+    }
+}
+
+#[test]
+fn checkpoints_on_the_host_change_no_bit() {
+    let on = ["recompute=Block", "host_checkpoints=true"];
+    let blocking = with(&on, &["offload.transfer=Blocking", "offload.update=Serial"]);
+    let layouts: [&[&str]; 4] = [
+        &["model.layers=1"],
+        &["model.layers=3", "parallel.data=2"],
+        &["model.layers=2", "parallel.tensor=2", "parallel.sequence=true"],
+        &["model.layers=5", "parallel.tensor=4"],
+    ];
+    for layout in layouts {
+        assert_no_bit_changes(&with(BASE, layout), &[&on, &blocking]);
+    }
+    let base = with(BASE, &["parallel.tensor=2", "parallel.data=2", "model.layers=4"]);
+    let whole = run_sets(&with(&base, &["recompute=Block"]));
+    let lanes = Lanes::Threads { chaos_us: 40 };
+    let options = RunOptions { lanes, timeout: Duration::from_secs(120), ..RunOptions::default() };
+    for on in [&on[..], &blocking] {
+        assert_same_bits(&whole, &run_with(&with(&base, on), &options), "random delays");
     }
 }
 

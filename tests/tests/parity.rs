@@ -112,6 +112,7 @@ fn handles(tp_size: usize, dp_size: usize, sequence: bool) -> Handles {
         sequence,
         recompute: false,
         partition_checkpoints: false,
+        keep: tensor_parallel::Keep::Device,
         dtype: Dtype::F32,
         partial_dtype: Dtype::F32,
         dropout: 0.0,

@@ -4,7 +4,7 @@
 //! every box and model, and none is fitted to a whole step: each is what one kind of op reaches of its data sheet.
 
 use super::hardware::{Hardware, Measured};
-use super::program::{Kind, Work};
+use super::program::{Cargo, Kind, Work};
 
 /// Sides of the tile of a matrix product that one multiprocessor works on.
 const TILE: f64 = 128.0;
@@ -35,6 +35,35 @@ const FUSED_ATTENTION_SHARE: f64 = 0.6;
 
 /// How often attention in several kernels moves the scores: forward (products, softmax, dropout) and backward.
 const SCORE_PASSES: [f64; 2] = [4.0, 9.0];
+
+/// The same where every operation is a kernel: also scaling, two for the mask and dropout with its own mask, and
+/// their gradients (Megatron-LM of 2020, `mpu/transformer.py`).
+const EAGER_SCORE_PASSES: [f64; 2] = [12.5, 13.5];
+
+/// Heads are cut out of the projections and put together again by copies, forward and backward: so many times the
+/// bytes of the attention's own operands.
+const EAGER_HEADS: [f64; 2] = [2.0, 1.0];
+
+/// Of a link, copies to memory that is not pinned, where PyTorch kept checkpoints: pinning one such copy made it four
+/// to six times as fast (DeepSpeed pull request 5301).
+const PAGEABLE_SHARE: f64 = 0.2;
+
+/// Of all memory channels of a box, the CPU-Adam of 2020 on all its ranks: 109 to 127 GB/s of 256 (ZeRO-Offload,
+/// Table 4).
+const ADAM_SHARE_2020: f64 = 0.46;
+
+/// A pass of its own unscaled its fp32 gradients (`unscale_and_clip_grads`): 8 bytes beside 28.
+const ADAM_BYTES_2020: f64 = 36.0 / 28.0;
+
+/// Other kernels that are several when each operation is one: so many times the bytes. Bias, dropout and residual are
+/// 7.5 passes for 3; dropout's gradient reads a mask; the loss works on fp32 logits, 52 bytes of each for 8.
+const EAGER_BYTES: [(&str, f64); 5] = [
+    ("bias_dropout_add", 2.5),
+    ("dropout", 1.25),
+    ("row_max", 6.5),
+    ("cross_entropy_stats", 6.5),
+    ("cross_entropy_backward", 6.5),
+];
 
 /// Seconds from the end of a kernel to the start of the next on its stream.
 const KERNEL_GAP: f64 = 2e-6;
@@ -144,28 +173,51 @@ pub(super) fn of_rank(h: &Hardware, resources: &Resources, rank: usize, work: &W
     if let Some(measured) = &h.measured {
         return on_cores(measured, work, 1).demand(resources);
     }
-    let seat = &h.seats[rank];
-    let bytes = work.bytes as f64;
     let asked = match work.kind {
         Kind::Gemm { .. } | Kind::Attention { .. } | Kind::Kernel => kernel(h, rank, work),
-        Kind::Up | Kind::Down => {
-            let link = |link: &usize| match work.kind {
-                Kind::Up => (Resource::Up(*link), bytes),
-                _ => (Resource::Down(*link), bytes),
-            };
-            let mut amounts: Vec<_> = seat.links.iter().map(link).collect();
-            amounts.push((Resource::Channels(seat.staging), bytes));
-            Asked { fixed: COPY_START, least: 0.0, amounts }
-        }
-        Kind::Host => {
-            let nodes = seat.states.len().max(1) as f64;
-            let amounts = seat.states.iter().map(|n| (Resource::Channels(*n), bytes / nodes));
-            let least = bytes / (seat.cores * h.core_memory);
-            Asked { fixed: TASK_START, least, amounts: amounts.collect() }
-        }
+        Kind::Up | Kind::Down => copy(h, rank, work),
+        Kind::Host => host(h, rank, work),
         Kind::Collective { .. } | Kind::Meeting { .. } => Asked::default(),
     };
     asked.demand(resources)
+}
+
+fn copy(h: &Hardware, rank: usize, work: &Work) -> Asked {
+    let (seat, bytes) = (&h.seats[rank], work.bytes as f64);
+    let link = |link: &usize| match work.kind {
+        Kind::Up => (Resource::Up(*link), bytes),
+        _ => (Resource::Down(*link), bytes),
+    };
+    let mut amounts: Vec<_> = seat.links.iter().map(link).collect();
+    amounts.push((Resource::Channels(seat.staging), bytes));
+    let share = if h.gpu.as_of_2020 { copy_share_2020(h, work.cargo) } else { 1.0 };
+    let slowest = seat.links.iter().map(|link| h.links[*link]).fold(f64::INFINITY, f64::min);
+    Asked { fixed: COPY_START, least: bytes / (slowest * LINK_SHARE * share), amounts }
+}
+
+/// Of a link, what a rank's copy got in 2020. Consecutive gradients belonged to one rank (before DeepSpeed's
+/// `round_robin_gradients`), so that of a data-parallel group one copied what here all do at once.
+fn copy_share_2020(h: &Hardware, cargo: Cargo) -> f64 {
+    match cargo {
+        Cargo::Other => 1.0,
+        Cargo::Checkpoint => PAGEABLE_SHARE,
+        Cargo::Gradient => 1.0 / h.dp_size as f64,
+    }
+}
+
+fn host(h: &Hardware, rank: usize, work: &Work) -> Asked {
+    let (seat, mut bytes) = (&h.seats[rank], work.bytes as f64);
+    let mut rate = seat.cores * h.core_memory;
+    if h.gpu.as_of_2020 && work.name == "adam_tile" {
+        let ranks = h.seats.iter().filter(|s| s.machine == seat.machine).count() as f64;
+        let machines = h.seats.iter().map(|s| s.machine + 1).max().unwrap_or(1) as f64;
+        let channels = h.nodes.iter().sum::<f64>() / machines;
+        bytes *= ADAM_BYTES_2020;
+        rate = rate.min(ADAM_SHARE_2020 * channels / ranks);
+    }
+    let nodes = seat.states.len().max(1) as f64;
+    let amounts = seat.states.iter().map(|n| (Resource::Channels(*n), bytes / nodes));
+    Asked { fixed: TASK_START, least: bytes / rate, amounts: amounts.collect() }
 }
 
 /// The demand of a collective of all `members` together.
@@ -232,26 +284,43 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64) -> Asked {
 fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
     let gpu = &h.gpu;
     let rate = if work.wide { gpu.flops_32 * WIDE_SHARE } else { gpu.flops_16 };
-    let mut bytes = work.bytes as f64;
+    let width = if work.wide { 4.0 } else { 2.0 };
+    let memory = gpu.memory * MEMORY_SHARE;
+    let (mut bytes, mut after) = (work.bytes as f64, 0.0);
     let arithmetic = match work.kind {
-        Kind::Gemm { m, n, k } => work.flops / (rate * filled(gpu.processors, m, n, k)),
-        Kind::Attention { .. } if gpu.fused_attention => {
+        Kind::Gemm { m, n, k, bias } => {
+            if bias && gpu.as_of_2020 {
+                after = KERNEL_GAP + 2.0 * (m * n) as f64 * width / memory;
+            }
+            work.flops / (rate * filled(gpu.processors, m, n, k))
+        }
+        Kind::Attention { .. } if gpu.fused_attention && !gpu.as_of_2020 => {
             work.flops / (rate * FUSED_ATTENTION_SHARE)
         }
         Kind::Attention { scores, backward } => {
-            let width = if work.wide { 4.0 } else { 2.0 };
-            bytes += scores as f64 * width * SCORE_PASSES[usize::from(backward)];
+            let (passes, heads) = if gpu.as_of_2020 {
+                (EAGER_SCORE_PASSES, EAGER_HEADS)
+            } else {
+                (SCORE_PASSES, [0.0; 2])
+            };
+            bytes *= 1.0 + heads[usize::from(backward)];
+            bytes += scores as f64 * width * passes[usize::from(backward)];
             // The whole square, not only what is before each token.
             2.0 * work.flops / (rate * FUSED_ATTENTION_SHARE)
+        }
+        _ if gpu.as_of_2020 => {
+            let times = EAGER_BYTES.iter().find(|(name, _)| *name == work.name);
+            bytes *= times.map_or(1.0, |(_, times)| *times);
+            0.0
         }
         _ => 0.0,
     };
     // Kernels of several streams share the multiprocessors.
     let amounts = vec![(Resource::Memory(rank), bytes), (Resource::Arithmetic(rank), arithmetic)];
-    let mut asked = Asked { fixed: KERNEL_GAP, least: 0.0, amounts };
-    if matches!(work.kind, Kind::Attention { .. }) && !gpu.fused_attention {
+    let mut asked = Asked { fixed: KERNEL_GAP + after, least: 0.0, amounts };
+    if matches!(work.kind, Kind::Attention { .. }) && (gpu.as_of_2020 || !gpu.fused_attention) {
         // One after the other: products, passes over the scores.
-        asked.fixed = 5.0 * KERNEL_GAP + arithmetic.min(bytes / (gpu.memory * MEMORY_SHARE));
+        asked.fixed = 5.0 * KERNEL_GAP + arithmetic.min(bytes / memory);
     }
     asked
 }

@@ -15,6 +15,9 @@ pub struct Gpu {
     pub processors: usize,
     /// Attention in one kernel that keeps the scores on the chip.
     pub fused_attention: bool,
+    /// Software as the authors of ZeRO-Offload had it: each operation a kernel, checkpoints in memory that is not
+    /// pinned, gradients that one rank after the other copies, CPU-Adam as they measured it.
+    pub as_of_2020: bool,
 }
 
 /// What a rank has.
@@ -49,6 +52,8 @@ pub struct Hardware {
     pub network: f64,
     /// By rank.
     pub seats: Vec<Seat>,
+    /// Data-parallel ranks.
+    pub dp_size: usize,
     /// Virtual GPUs: all work is that of a machine's cores.
     pub measured: Option<Measured>,
 }

@@ -13,7 +13,7 @@ mod solve;
 mod timeline;
 
 pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
-pub use program::{Kind, Program, Work, record};
+pub use program::{Cargo, Kind, Program, Work, record};
 pub use timeline::{Played, Timeline};
 
 use crate::{Group, Rank};

@@ -2,8 +2,8 @@
 
 use crate::lane::join;
 use crate::{
-    Admitted, Arena, Device, Error, Event, Executor, Group, LANES, Lane, Mode, Op, Plan, Rank,
-    Tensor,
+    Admitted, Arena, Device, Entry, Error, Event, Executor, Group, LANES, Lane, Mode, Op, Plan,
+    Rank, Tensor,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,6 +26,20 @@ pub struct Work {
     pub bytes: u64,
     /// Operands are stored in 32 bits.
     pub wide: bool,
+    /// Of a copy to or from the host.
+    pub cargo: Cargo,
+}
+
+/// What a copy between host and device carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Cargo {
+    /// Parameters, or anything small.
+    #[default]
+    Other,
+    /// Gradients, or their sum so far.
+    Gradient,
+    /// What is kept of a block for the backward pass.
+    Checkpoint,
 }
 
 /// Ops by what limits them.
@@ -39,6 +53,8 @@ pub enum Kind {
         n: usize,
         /// Terms of each sum.
         k: usize,
+        /// A bias is added to its rows.
+        bias: bool,
     },
     /// Causal attention over so many pairs of a query and a key (B H T T).
     Attention {
@@ -85,12 +101,12 @@ impl Kind {
 }
 
 impl Work {
-    fn of(op: &Op) -> Self {
+    fn of(op: &Op, plan: &Plan) -> Self {
         let payload = |x: Tensor| x.bytes();
         let (kind, bytes) = match *op {
-            Op::Gemm { a, b, .. } => {
+            Op::Gemm { a, b, bias, .. } => {
                 let ((m, k), (_, n)) = (a.shape(), b.shape());
-                (Kind::Gemm { m, n, k }, op.bytes())
+                (Kind::Gemm { m, n, k, bias: bias.is_some() }, op.bytes())
             }
             Op::Attention { lse, heads, .. } => {
                 let scores = (lse.len() * heads.seq_len) as u64;
@@ -116,11 +132,29 @@ impl Work {
             Op::Host { .. } => (Kind::Host, op.bytes()),
             _ => (Kind::Kernel, op.bytes()),
         };
-        Self { name: op.name(), kind, flops: op.flops(), bytes, wide: is_wide(op) }
+        let cargo = match *op {
+            Op::Copy { src, .. } if kind == Kind::Up => cargo(plan, src),
+            Op::Copy { dst, .. } if kind == Kind::Down => cargo(plan, dst),
+            _ => Cargo::Other,
+        };
+        Self { name: op.name(), kind, flops: op.flops(), bytes, wide: is_wide(op), cargo }
     }
 
-    fn key(&self) -> (&'static str, Kind, u64, u64, bool) {
-        (self.name, self.kind, self.flops.to_bits(), self.bytes, self.wide)
+    fn key(&self) -> Key {
+        (self.name, self.kind, self.flops.to_bits(), self.bytes, self.wide, self.cargo)
+    }
+}
+
+type Key = (&'static str, Kind, u64, u64, bool, Cargo);
+
+/// By the pool of its place on the host.
+fn cargo(plan: &Plan, on_host: Tensor) -> Cargo {
+    let at = on_host.range().start;
+    let holds = |e: &&Entry| e.arena == Arena::Pinned && e.range.contains(&at);
+    match plan.entries().iter().find(holds).map(|e| e.pool) {
+        Some("checkpoint staging") => Cargo::Checkpoint,
+        Some("gradient staging" | "gradient sums") => Cargo::Gradient,
+        _ => Cargo::Other,
     }
 }
 
@@ -165,7 +199,7 @@ impl Program {
 #[derive(Debug, Default)]
 struct Recording {
     program: Program,
-    by_key: HashMap<(&'static str, Kind, u64, u64, bool), u32>,
+    by_key: HashMap<Key, u32>,
     /// Per lane: what its next op waits for.
     pending: [crate::lane::Clock; LANES],
     /// What the rank's thread has seen over.
@@ -173,7 +207,7 @@ struct Recording {
 }
 
 #[derive(Debug)]
-struct Recorder(Rc<RefCell<Recording>>);
+struct Recorder(Rc<RefCell<Recording>>, Arc<Plan>);
 
 /// Runs `submit` on a device that records, and returns what it submitted. `submit` begins each step with
 /// [`Device::begin_step`] and waits for its end.
@@ -186,7 +220,7 @@ pub fn record(
     submit: impl FnOnce(&Device) -> Result<(), Error>,
 ) -> Result<Program, Error> {
     let recording = Rc::new(RefCell::new(Recording::default()));
-    let recorder = Box::new(Recorder(Rc::clone(&recording)));
+    let recorder = Box::new(Recorder(Rc::clone(&recording), Arc::clone(plan)));
     let dev = Device::new(rank, Arc::clone(plan), recorder);
     submit(&dev)?;
     recording.borrow_mut().mark_step();
@@ -205,7 +239,7 @@ impl Recording {
 impl Executor for Recorder {
     fn submit(&self, Admitted { op, lane, .. }: Admitted) {
         let r = &mut *self.0.borrow_mut();
-        let work = Work::of(&op);
+        let work = Work::of(&op, &self.1);
         let next = r.program.works.len() as u32;
         let index = *r.by_key.entry(work.key()).or_insert(next);
         if index == next {

@@ -14,6 +14,7 @@ fn pair() -> Hardware {
             memory: 1000e9,
             processors: 80,
             fused_attention: true,
+            as_of_2020: false,
         },
         links: vec![10e9],
         nodes: vec![100e9],
@@ -21,6 +22,7 @@ fn pair() -> Hardware {
         nvlink: vec![vec![0.0, 100e9], vec![100e9, 0.0]],
         network: 0.0,
         seats: vec![seat(), seat()],
+        dp_size: 2,
         measured: None,
     }
 }

@@ -42,7 +42,8 @@ fn kind(key: &str) -> Kind {
         ("name" | "sample", _) => Kind::Harmless,
         (_, "train.seed") => Kind::Experiment,
         ("train", _) => Kind::Harmless,
-        ("device" | "parallel" | "offload" | "recompute" | "partition_checkpoints", _)
+        ("device" | "parallel" | "offload" | "recompute", _)
+        | ("partition_checkpoints" | "host_checkpoints", _)
         | (_, "batch.micro" | "precision") => Kind::Layout,
         _ => Kind::Experiment,
     }

@@ -160,12 +160,17 @@ impl Checks<'_> {
     }
 
     fn checkpoints(&self) -> Option<Broken> {
-        let Config { partition_checkpoints, recompute, .. } = *self.config;
-        (partition_checkpoints && recompute == Recompute::None).then(|| Broken {
-            message: "there are no checkpoints to partition: nothing is recomputed".into(),
-            help: "set `recompute` to `Block`, or leave `partition_checkpoints` out".into(),
+        let Config { partition_checkpoints, host_checkpoints, recompute, .. } = *self.config;
+        let (key, verb, asks) = match (partition_checkpoints, host_checkpoints) {
+            (true, _) => ("partition_checkpoints", "partition", "shares of the blocks' inputs"),
+            (_, true) => ("host_checkpoints", "keep on the host", "the blocks' inputs there"),
+            (false, false) => return None,
+        };
+        (recompute == Recompute::None).then(|| Broken {
+            message: format!("there are no checkpoints to {verb}: nothing is recomputed"),
+            help: format!("set `recompute` to `Block`, or leave `{key}` out"),
             values: vec![
-                ("partition_checkpoints", "asks for shares of the blocks' inputs".into()),
+                (key, format!("asks for {asks}")),
                 ("recompute", "every activation is kept".into()),
             ],
         })

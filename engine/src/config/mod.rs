@@ -89,6 +89,9 @@ pub struct Config {
     /// gathered for the backward pass; idle where tensor is 1. With `recompute: Block`, and not with
     /// `parallel.sequence`, which splits them already. Default false.
     pub partition_checkpoints: bool,
+    /// These inputs go to host memory, each TP rank's share of them, and come back for the backward pass. With
+    /// `recompute: Block`. Default false.
+    pub host_checkpoints: bool,
     /// Text or tokens.
     pub data: DataConfig,
     /// Length, evaluation, seed.
@@ -167,6 +170,8 @@ pub struct GpuConfig {
     pub processors: usize,
     /// Attention keeps its scores on the chip: sm_80 and later.
     pub fused_attention: bool,
+    /// Software as the authors of ZeRO-Offload had it in 2020, to compare with: see device/src/sim/cost.rs.
+    pub as_of_2020: bool,
 }
 
 /// Rates of a host.
@@ -284,6 +289,9 @@ pub struct OffloadConfig {
     pub tile_elements: usize,
     /// How many segments ahead of the forward parameters are sent up. 1..=64, default 1.
     pub lookahead: usize,
+    /// Every block has a gradient buffer of its own, as in PyTorch, where two take turns otherwise: to compare
+    /// with. Default false.
+    pub keep_gradients: bool,
 }
 
 /// Where the optimizer is.

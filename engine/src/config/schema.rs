@@ -46,7 +46,7 @@ impl Named for DataFormat {
 }
 
 /// The keys at the top, in the order in which people want to see them.
-const ORDER: [&str; 15] = [
+const ORDER: [&str; 16] = [
     "name",
     "device",
     "model",
@@ -59,6 +59,7 @@ const ORDER: [&str; 15] = [
     "batch",
     "recompute",
     "partition_checkpoints",
+    "host_checkpoints",
     "data",
     "train",
     "sample",
@@ -87,6 +88,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     let batch = s.section("batch", |s| batch(s, &parallel));
     let recompute = s.named("recompute", Recompute::None);
     let partition_checkpoints = s.flag("partition_checkpoints", false);
+    let host_checkpoints = s.flag("host_checkpoints", false);
     let data = s.section("data", data);
     let sample = s.section("sample", sample);
     Config {
@@ -102,6 +104,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
         batch,
         recompute,
         partition_checkpoints,
+        host_checkpoints,
         data,
         train,
         sample,
@@ -136,6 +139,7 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
             memory_gb_per_s: rate(s, "memory_gb_per_s"),
             processors: s.uint("processors", 0..=100_000, Or::Default(0)),
             fused_attention: s.flag("fused_attention", false),
+            as_of_2020: s.flag("as_of_2020", false),
         }),
         host: s.section("host", |s| HostConfig {
             node_gb_per_s: rate(s, "node_gb_per_s"),
@@ -290,6 +294,7 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         bucket_elements: s.uint("bucket_elements", elements.clone(), Or::Default(50_000_000)),
         tile_elements: s.uint("tile_elements", elements, Or::Default(1_048_576)),
         lookahead: s.uint("lookahead", 1..=64, Or::Default(1)),
+        keep_gradients: s.flag("keep_gradients", false),
     }
 }
 

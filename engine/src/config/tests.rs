@@ -23,7 +23,7 @@ const RICH: &str = r##"#![enable(implicit_some)]
     loss_scale: (initial: 4096, window: 500, hysteresis: 3, floor: 0.5),
     offload: (
         optimizer: Split(device_fraction: 0.25), update: Delayed(after_step: 40),
-        transfer: Streamed, accumulate: Host, bucket_elements: 4096, tile_elements: 1024,
+        transfer: Streamed, accumulate: Host, bucket_elements: 4096, tile_elements: 1024, keep_gradients: true,
         lookahead: 3,
     ),
     optimizer: (kind: Sgd, lr: 1, beta1: 0, beta2: 0.999, eps: 1e-6, weight_decay: 0, clip: None),
@@ -130,10 +130,11 @@ fn a_config_of_every_shape_is_read_and_round_trips() {
     let text = config.to_ron();
     assert_eq!(tests::config(&text, &[]), config, "{text}");
     // What cannot stand beside the rest.
-    let sets = ["recompute=Block", "partition_checkpoints=true"];
+    let sets = ["recompute=Block", "partition_checkpoints=true", "host_checkpoints=true"];
     let sets = [&sets[..], &["offload.transfer=Blocking", "offload.update=Serial"]].concat();
     let other = tests::config(LEAST, &sets);
-    assert!(other.partition_checkpoints && other.offload.transfer == Transfer::Blocking);
+    assert!(other.partition_checkpoints && other.host_checkpoints);
+    assert!(other.offload.transfer == Transfer::Blocking);
     assert_eq!(tests::config(&other.to_ron(), &[]), other);
 }
 

@@ -25,6 +25,7 @@ impl Config {
         entry(&mut out, 1, "recompute", self.recompute.name());
         let partition = self.partition_checkpoints.to_string();
         entry(&mut out, 1, "partition_checkpoints", &partition);
+        entry(&mut out, 1, "host_checkpoints", &self.host_checkpoints.to_string());
         section(&mut out, "data", &self.data_entries());
         section(&mut out, "train", &self.train_entries());
         section(&mut out, "sample", &self.sample_entries());
@@ -76,6 +77,7 @@ impl Config {
             ("bucket_elements", o.bucket_elements.to_string()),
             ("tile_elements", o.tile_elements.to_string()),
             ("lookahead", o.lookahead.to_string()),
+            ("keep_gradients", o.keep_gradients.to_string()),
         ]
     }
 

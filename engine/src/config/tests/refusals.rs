@@ -180,6 +180,11 @@ fn rules_between_keys_show_every_value_and_the_arithmetic() {
             &["nothing is recomputed", "`recompute` is None by default", "to `Block`"],
         ),
         (
+            &["host_checkpoints=true"],
+            "host_checkpoints",
+            &["no checkpoints to keep on the host", "`recompute` is None by default", "to `Block`"],
+        ),
+        (
             &[
                 "partition_checkpoints=true",
                 "recompute=Block",
