@@ -19,6 +19,8 @@ use tests::{Ran, short_text, tiny, try_run_on};
 mod collectives;
 #[path = "cuda/matrix.rs"]
 mod matrix;
+#[path = "cuda/one.rs"]
+mod one;
 
 const CASE: &str = "ONEBOX_CUDA_CASE";
 /// A case that takes longer hangs; with every size and layout, one that takes ten times as long.
@@ -39,6 +41,7 @@ const CASES: &[(&str, fn())] = &[
     ("tp4_dp4", || matrix::sixteen(4, 4)),
     ("tp1_dp16", || matrix::sixteen(1, 16)),
     ("collectives", collectives::are_those_of_the_cpu),
+    ("one", one::does_as_the_cpu_does),
     ("ahead", ahead_case),
     ("pinned", pinned_case),
     ("memory", memory_case),
@@ -219,6 +222,11 @@ fn collectives_are_those_of_the_cpu_bit_for_bit() {
     under_fake("collectives", &[("FAKECUDA_CHAOS_US", "300")]);
     // All ranks on one GPU, whose streams block their caller when they are full.
     under_fake("collectives", &[("FAKECUDA_DEVICES", "1"), ("FAKECUDA_QUEUE", "64")]);
+}
+
+#[test]
+fn one_device_does_as_one_of_the_cpu_does() {
+    under_fake("one", &[]);
 }
 
 #[test]

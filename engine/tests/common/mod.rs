@@ -6,6 +6,9 @@
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+/// Nothing here takes as long; what hangs is killed, so that the test can say so.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(100);
+
 pub(crate) const TINY: &str = r#"(
     device: Cpu(count: 4, memory: "16MiB", threads: 1),
     model: (layers: 2, hidden: 32, heads: 4, seq_len: 16),
@@ -54,7 +57,16 @@ impl Folder {
     }
 
     pub(crate) fn done(mut command: Command) -> Done {
-        let Output { status, stdout, stderr } = command.output().unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        let id = child.id();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || sender.send(child.wait_with_output()));
+        let output = receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+            Command::new("kill").args(["-9", &id.to_string()]).status().unwrap();
+            receiver.recv().unwrap()
+        });
+        let Output { status, stdout, stderr } = output.unwrap();
         Done {
             code: status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&stdout).into_owned(),

@@ -94,30 +94,34 @@ fn results(
     })
 }
 
+pub(super) fn on_cpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
+    let options = CpuOptions {
+        lanes: Lanes::Inline,
+        memory_limit: u64::MAX,
+        host: cpu::HostPlace::default(),
+        scratch_floats: 1 << 16,
+        work: HostWork::default(),
+    };
+    cpu::open(rank, plan, world, &options).unwrap()
+}
+
+pub(super) fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
+    let options = CudaOptions {
+        gpu: None,
+        host: cpu::HostPlace::default(),
+        collectives: Collectives::InProcess,
+        scratch: 0,
+        work: HostWork::default(),
+    };
+    cuda::open(rank, plan, world, &options).unwrap()
+}
+
 pub(super) fn are_those_of_the_cpu() {
     for (tp, dp) in [(2, 1), (4, 1), (1, 3), (1, 4)] {
         let case = case(if tp > 1 { Group::Tp } else { Group::Dp }, tp * dp);
-        let on_cpu = results(&case, (tp, dp), |rank, world| {
-            let options = CpuOptions {
-                lanes: Lanes::Inline,
-                memory_limit: u64::MAX,
-                host: cpu::HostPlace::default(),
-                scratch_floats: 0,
-                work: HostWork::default(),
-            };
-            cpu::open(rank, &case.plan, world, &options).unwrap()
-        });
-        let on_gpus = results(&case, (tp, dp), |rank, world| {
-            let options = CudaOptions {
-                gpu: None,
-                host: cpu::HostPlace::default(),
-                collectives: Collectives::InProcess,
-                scratch: 0,
-                work: HostWork::default(),
-            };
-            cuda::open(rank, &case.plan, world, &options).unwrap()
-        });
-        for (rank, (cpu, gpu)) in on_cpu.iter().zip(&on_gpus).enumerate() {
+        let cpus = results(&case, (tp, dp), |rank, world| on_cpu(rank, &case.plan, world));
+        let gpus = results(&case, (tp, dp), |rank, world| on_gpu(rank, &case.plan, world));
+        for (rank, (cpu, gpu)) in cpus.iter().zip(&gpus).enumerate() {
             for (Round { op, x, .. }, (cpu, gpu)) in case.rounds.iter().zip(cpu.iter().zip(gpu)) {
                 let same = cpu.iter().zip(gpu).all(|(a, b)| a.to_bits() == b.to_bits());
                 let (name, n, dtype) = (op.name(), x.len(), x.dtype());
