@@ -73,7 +73,7 @@ pub(super) struct Control {
 }
 
 /// The size of a data set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Seen {
     tokens: usize,
@@ -139,6 +139,14 @@ impl Control {
             words[control::HYSTERESIS_LEFT] = self.hysteresis_left as f64;
         }
         words
+    }
+}
+
+impl std::fmt::Display for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { applied, skipped, loss_scale, .. } = self;
+        write!(f, "{applied} updates applied, {skipped} skipped")?;
+        if self.scaled { write!(f, ", loss scale {loss_scale}") } else { Ok(()) }
     }
 }
 

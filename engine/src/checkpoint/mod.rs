@@ -7,8 +7,10 @@
 mod compare;
 mod folder;
 mod header;
+pub mod inspect;
 mod manifest;
 mod read;
+pub mod rewrite;
 mod span;
 mod write;
 

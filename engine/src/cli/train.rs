@@ -117,7 +117,7 @@ pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result
     Ok(())
 }
 
-fn refused(error: RunDirError) -> Failed {
+pub(super) fn refused(error: RunDirError) -> Failed {
     let code = match error {
         RunDirError::Io { .. } => code::IO,
         _ => code::NO_RUN_DIR,
