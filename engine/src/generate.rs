@@ -2,6 +2,8 @@
 //! for each token. There is no cache of keys and values: it is for a look at what a run has learned.
 
 use crate::build::shape;
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::inspect::TensorSummary;
 use crate::config::{Config, DataFormat};
 use crate::open::kernel_pool;
 use crate::places::cores;
@@ -34,6 +36,15 @@ pub enum GenerateError {
     Device(#[from] device::Error),
 }
 
+/// Where the weights of a model are.
+#[derive(Clone, Copy, Debug)]
+pub enum Trained<'a> {
+    /// The file that a run leaves.
+    Weights(&'a Path),
+    /// The fp32 parameters of a checkpoint.
+    Checkpoint(&'a Checkpoint),
+}
+
 /// How to draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
@@ -54,7 +65,7 @@ pub struct Sampling {
 /// Weights that cannot be read or do not fit the config; a prompt that is none.
 pub fn generate(
     config: &Config,
-    weights: &Path,
+    trained: Trained<'_>,
     sampling: &Sampling,
     emit: &mut dyn FnMut(&[u8]) -> bool,
 ) -> Result<(), GenerateError> {
@@ -64,7 +75,7 @@ pub fn generate(
     };
     let mut tokens = prompt(config, &sampling.prompt)?;
     let whole = tokens.len().saturating_add(sampling.tokens);
-    let model = Model::open(config, weights, whole.clamp(1, config.model.seq_len))?;
+    let model = Model::open(config, trained, whole.clamp(1, config.model.seq_len))?;
     let start: Vec<u8> = tokens.iter().flat_map(|token| piece(*token)).collect();
     let mut go_on = emit(&start);
     for index in 0..sampling.tokens as u64 {
@@ -81,6 +92,20 @@ pub fn generate(
         tokens.push(token);
     }
     Ok(())
+}
+
+/// Logits of the token after a prompt, one for each of the vocabulary.
+///
+/// # Errors
+/// As [`generate`].
+pub fn next_logits(
+    config: &Config,
+    trained: Trained<'_>,
+    text: &str,
+) -> Result<Vec<f64>, GenerateError> {
+    let tokens = prompt(config, text)?;
+    let context = tokens.len().min(config.model.seq_len);
+    Model::open(config, trained, context)?.next(&tokens[tokens.len() - context..])
 }
 
 /// `prompt`, or for a model of token files token 0 where it has none.
@@ -141,7 +166,7 @@ struct Model {
 }
 
 impl Model {
-    fn open(config: &Config, weights: &Path, context: usize) -> Result<Self, GenerateError> {
+    fn open(config: &Config, trained: Trained<'_>, context: usize) -> Result<Self, GenerateError> {
         let shape = GptShape {
             seq_len: context,
             micro_batch: 1,
@@ -167,7 +192,10 @@ impl Model {
         };
         let world = World::new(1, 1, Duration::from_secs(60));
         let dev = cpu::open(rank, &Arc::new(plan), &world, &options)?;
-        load(&dev, &gpt, weights)?;
+        match trained {
+            Trained::Weights(path) => load(&dev, &gpt, path)?,
+            Trained::Checkpoint(from) => load_checkpoint(&dev, &gpt, from)?,
+        }
         Ok(Self { dev, gpt, tokens, context })
     }
 
@@ -225,6 +253,29 @@ fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
                     .map_or(0.0, |b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
             };
             dev.write(gpt.params(index).slice(param.range.clone()), &value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads every parameter of `gpt` from a checkpoint; of positions, the first ones.
+fn load_checkpoint(dev: &Device, gpt: &Gpt, from: &Checkpoint) -> Result<(), GenerateError> {
+    let wrong = |problem: String| GenerateError::Weights { path: from.path().to_owned(), problem };
+    let tensors = from.tensors();
+    for (index, layout) in gpt.segments().iter().enumerate() {
+        for param in &layout.params {
+            let (rows, cols) = param.global;
+            let fits = |t: &TensorSummary| {
+                let more = param.name == "wpe" && t.shape[0] > rows;
+                t.name == param.name && t.shape[1] == cols && (t.shape[0] == rows || more)
+            };
+            let number = tensors.iter().position(fits);
+            let absent = || wrong(format!("it has no `{}` [{rows}, {cols}]", param.name));
+            let mut values = vec![0.0; rows * cols];
+            from.read((number.ok_or_else(absent)?, 0), 0..values.len(), &mut values)
+                .map_err(|e| wrong(e.to_string()))?;
+            let flat = gpt.params(index).slice(param.range.clone());
+            dev.write(flat, &|i| values.get(i).map_or(0.0, |x| f64::from(*x)))?;
         }
     }
     Ok(())

@@ -15,6 +15,7 @@ pub mod data;
 mod export;
 pub mod generate;
 mod gpu;
+pub mod hugging_face;
 mod init;
 mod messages;
 pub mod metrics;

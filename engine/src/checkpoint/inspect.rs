@@ -109,6 +109,23 @@ pub fn verify(path: &Path) -> Vec<CheckpointError> {
     }
 }
 
+impl Checkpoint {
+    /// In the order of the model.
+    pub fn tensors(&self) -> Vec<TensorSummary> {
+        tensors(self.manifest())
+    }
+}
+
+fn tensors(manifest: &Manifest) -> Vec<TensorSummary> {
+    let summary = |tensor: &super::manifest::TensorEntry| {
+        let mut files: Vec<usize> = tensor.ranges.iter().map(|range| range.file).collect();
+        files.dedup();
+        let (name, shape) = (tensor.name.clone(), tensor.shape);
+        TensorSummary { name, shape, files, elements: tensor.len() }
+    };
+    manifest.tensors.iter().map(summary).collect()
+}
+
 impl Summary {
     /// Reads the manifest of the checkpoint `path`.
     ///
@@ -144,13 +161,7 @@ impl Summary {
 
     /// In the order of the model.
     pub fn tensors(&self) -> Vec<TensorSummary> {
-        let summary = |tensor: &super::manifest::TensorEntry| {
-            let mut files: Vec<usize> = tensor.ranges.iter().map(|range| range.file).collect();
-            files.dedup();
-            let (name, shape) = (tensor.name.clone(), tensor.shape);
-            TensorSummary { name, shape, files, elements: tensor.len() }
-        };
-        self.manifest.tensors.iter().map(summary).collect()
+        tensors(&self.manifest)
     }
 
     /// Steps, tokens, data and decisions as lines: (what, in words).

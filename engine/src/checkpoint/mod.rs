@@ -6,10 +6,10 @@
 
 mod compare;
 mod folder;
-mod header;
+pub(crate) mod header;
 pub mod inspect;
 mod manifest;
-mod read;
+pub(crate) mod read;
 pub mod rewrite;
 mod span;
 mod write;

@@ -173,7 +173,7 @@ fn broken(path: &Path, problem: String) -> CheckpointError {
 }
 
 /// A regular file or a directory itself, never what a link leads to, nor a pipe that nobody writes to.
-pub(super) fn open_at(
+pub(crate) fn open_at(
     folder: impl std::os::fd::AsFd,
     name: &Path,
     more: OFlags,

@@ -34,6 +34,9 @@ pub enum RewriteError {
         /// What the system says.
         source: io::Error,
     },
+    /// What it is made of, where that is no checkpoint.
+    #[error("{0}")]
+    Source(String),
     /// A defect.
     #[error("{} was written and reads otherwise: {problem}", path.display())]
     Unequal {
@@ -46,7 +49,7 @@ pub enum RewriteError {
 
 /// Elements of a state of a tensor, by their numbers in the order of the model.
 pub(crate) type Values<'a> =
-    dyn Fn((usize, usize), Range<usize>, &mut [f32]) -> Result<(), CheckpointError> + 'a;
+    dyn Fn((usize, usize), Range<usize>, &mut [f32]) -> Result<(), RewriteError> + 'a;
 
 /// Writes `from` as the ranks of `config` would, into the run directory `run`; every bit of it is compared afterwards.
 ///
@@ -61,7 +64,8 @@ pub fn reshard(
     let mut manifest = from.manifest().clone();
     manifest.config = config.to_ron();
     manifest.onebox = env!("CARGO_PKG_VERSION").into();
-    let path = write(manifest, built, run, &|which, wanted, out| from.read(which, wanted, out))?;
+    let values = |which, wanted, out: &mut [f32]| Ok(from.read(which, wanted, out)?);
+    let path = write(manifest, built, run, &values)?;
     let written = Checkpoint::open(&path, from.step())?;
     let mut unequal = None;
     distances(from, &written, &mut |d| {
@@ -80,7 +84,7 @@ pub fn reshard(
 pub(crate) fn start(
     (config, built, data): (&Config, &Built, &Dataset),
     run: &Path,
-    parameters: &dyn Fn(usize, Range<usize>, &mut [f32]) -> Result<(), CheckpointError>,
+    parameters: &dyn Fn(usize, Range<usize>, &mut [f32]) -> Result<(), RewriteError>,
 ) -> Result<PathBuf, RewriteError> {
     let mut manifest = Manifest::new(config, data);
     manifest.control = Control::of(&built.layout.initial_control(), manifest.control.scaled);

@@ -9,7 +9,7 @@ use crate::build::{Built, build, world_size};
 use crate::checkpoint::{Checkpoint, FOLDER};
 use crate::config::{Config, DataFormat, DeviceConfig, Loaded, Precision};
 use crate::data::Dataset;
-use crate::generate::{Sampling, generate};
+use crate::generate::{Sampling, Trained, generate};
 use crate::metrics::MetricsWriter;
 use crate::plan::memory_report;
 use crate::progress::{Progress, clock, si};
@@ -341,7 +341,7 @@ impl Session<'_> {
             seed: config.train.seed,
         };
         let mut text = Vec::new();
-        let drawn = generate(config, weights, &sampling, &mut |piece| {
+        let drawn = generate(config, Trained::Weights(weights), &sampling, &mut |piece| {
             text.extend_from_slice(piece);
             !stop.load(Ordering::Relaxed)
         });
@@ -391,7 +391,7 @@ impl Session<'_> {
 }
 
 /// For a POSIX shell.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();

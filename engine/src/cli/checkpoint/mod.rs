@@ -1,6 +1,7 @@
 //! `onebox checkpoint`: looking at what a run has saved, and laying it out anew.
 
 mod diff;
+mod exchange;
 mod reshard;
 mod show;
 
@@ -41,6 +42,10 @@ pub(super) enum CheckpointVerb {
     },
     /// Write it as ranks of another layout would have, into a new run directory. `train` needs no such thing
     Reshard(reshard::ReshardArgs),
+    /// Write its parameters for other programs: a GPT-2 of Hugging Face's transformers
+    Export(exchange::ExportArgs),
+    /// Start a run from a GPT-2 of Hugging Face's transformers: a checkpoint of step 0
+    Import(exchange::ImportArgs),
 }
 
 pub(super) fn run(verb: &CheckpointVerb) -> Result<(), Failed> {
@@ -49,6 +54,8 @@ pub(super) fn run(verb: &CheckpointVerb) -> Result<(), Failed> {
         CheckpointVerb::Verify { path } => verified(path),
         CheckpointVerb::Diff { a, b, json } => diff::run([a, b], *json),
         CheckpointVerb::Reshard(args) => reshard::run(args),
+        CheckpointVerb::Export(args) => exchange::exported(args),
+        CheckpointVerb::Import(args) => exchange::imported(args),
     }
 }
 
@@ -91,6 +98,7 @@ fn rewrite_failed(error: RewriteError) -> Failed {
     match error {
         RewriteError::Read(error) => failed(error),
         RewriteError::Write { .. } => Failed::new(code::IO, error),
+        RewriteError::Source(_) => Failed::new(code::DATA, error),
         RewriteError::Unequal { .. } => Failed::new(code::INTERNAL, error),
     }
 }
