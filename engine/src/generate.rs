@@ -5,6 +5,7 @@ use crate::build::shape;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::TensorSummary;
 use crate::config::{Config, DataFormat};
+use crate::data::Tokenizer;
 use crate::open::kernel_pool;
 use crate::places::cores;
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
@@ -65,15 +66,20 @@ pub struct Sampling {
 /// Weights that cannot be read or do not fit the config; a prompt that is none.
 pub fn generate(
     config: &Config,
-    trained: Trained<'_>,
+    (trained, tokenizer): (Trained<'_>, Option<&Tokenizer>),
     sampling: &Sampling,
     emit: &mut dyn FnMut(&[u8]) -> bool,
 ) -> Result<(), GenerateError> {
-    let bytes = config.data.format == DataFormat::Bytes;
-    let piece = |token: i32| {
-        if bytes { vec![token as u8] } else { format!("{token} ").into_bytes() }
+    let bytes = config.data.format == DataFormat::Bytes && tokenizer.is_none();
+    let mut decode = tokenizer.map(Tokenizer::decoder);
+    let mut piece = |token: i32| match &mut decode {
+        Some(decode) => decode(token as u32).into_bytes(),
+        None if bytes => vec![token as u8],
+        None => format!("{token} ").into_bytes(),
     };
-    let mut tokens = prompt(config, &sampling.prompt)?;
+    // What lies above is no byte, or no token.
+    let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
+    let mut tokens = prompt((config, tokenizer), &sampling.prompt)?;
     let whole = tokens.len().saturating_add(sampling.tokens);
     let model = Model::open(config, trained, whole.clamp(1, config.model.seq_len))?;
     let start: Vec<u8> = tokens.iter().flat_map(|token| piece(*token)).collect();
@@ -83,9 +89,7 @@ pub fn generate(
             break;
         }
         let mut logits = model.next(&tokens[tokens.len().saturating_sub(model.context)..])?;
-        if bytes {
-            logits.truncate(256); // what lies above is no byte
-        }
+        logits.truncate(known);
         let uniform = random::uniform(random::key(sampling.seed, SAMPLE_STREAM), index);
         let token = draw(&logits, sampling.temperature, uniform);
         go_on = emit(&piece(token));
@@ -100,10 +104,10 @@ pub fn generate(
 /// As [`generate`].
 pub fn next_logits(
     config: &Config,
-    trained: Trained<'_>,
+    (trained, tokenizer): (Trained<'_>, Option<&Tokenizer>),
     text: &str,
 ) -> Result<Vec<f64>, GenerateError> {
-    let tokens = prompt(config, text)?;
+    let tokens = prompt((config, tokenizer), text)?;
     let context = tokens.len().min(config.model.seq_len);
     Model::open(config, trained, context)?.next(&tokens[tokens.len() - context..])
 }
@@ -115,7 +119,10 @@ pub(crate) fn default_prompt(config: &Config, prompt: &str) -> String {
 }
 
 /// Tokens of a prompt.
-fn prompt(config: &Config, text: &str) -> Result<Vec<i32>, GenerateError> {
+fn prompt(
+    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    text: &str,
+) -> Result<Vec<i32>, GenerateError> {
     let refuse = |problem: String| GenerateError::Prompt(text.to_owned(), problem);
     let vocab = config.model.vocab;
     let token = |word: &str| match word.parse::<i32>() {
@@ -127,13 +134,17 @@ fn prompt(config: &Config, text: &str) -> Result<Vec<i32>, GenerateError> {
         ))),
     };
     let tokens = match config.data.format {
+        DataFormat::Bytes if let Some(tokenizer) = tokenizer => {
+            let encoded = tokenizer.encode(text).map_err(&refuse)?;
+            encoded.into_iter().map(|token| token as i32).collect()
+        }
         DataFormat::Bytes => text.bytes().map(i32::from).collect(),
         DataFormat::U16 | DataFormat::U32 => {
             text.split_whitespace().map(token).collect::<Result<Vec<i32>, _>>()?
         }
     };
     if tokens.is_empty() {
-        return Err(refuse("it is empty; give at least one character".into()));
+        return Err(refuse("it has no token; give at least one character".into()));
     }
     Ok(tokens)
 }

@@ -78,7 +78,7 @@ fn logits_of_an_imported_model_are_those_of_transformers() {
     for (sample, rows) in tokens.chunks(T).zip(logits.chunks(T * V)) {
         for (last, row) in rows.chunks(V).enumerate() {
             let prompt: Vec<String> = sample[..=last].iter().map(f64::to_string).collect();
-            let trained = Trained::Checkpoint(&checkpoint);
+            let trained = (Trained::Checkpoint(&checkpoint), None);
             let got = next_logits(&config, trained, &prompt.join(" ")).unwrap();
             assert_eq!(got.len(), V);
             worst = got.iter().zip(row).map(|(a, b)| (a - b).abs()).fold(worst, f64::max);

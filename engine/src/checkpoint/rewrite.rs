@@ -84,12 +84,12 @@ pub fn reshard(
 pub(crate) fn start(
     (config, built, data): (&Config, &Built, &Dataset),
     run: &Path,
-    parameters: &dyn Fn(usize, Range<usize>, &mut [f32]) -> Result<(), RewriteError>,
+    parameters: &Values<'_>,
 ) -> Result<PathBuf, RewriteError> {
     let mut manifest = Manifest::new(config, data);
     manifest.control = Control::of(&built.layout.initial_control(), manifest.control.scaled);
     let path = write(manifest, built, run, &|(tensor, state), wanted, out| match state {
-        0 => parameters(tensor, wanted, out),
+        0 => parameters((tensor, state), wanted, out),
         _ => {
             out.fill(0.0);
             Ok(())

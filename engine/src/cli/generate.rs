@@ -1,7 +1,7 @@
 //! `onebox generate`.
 
 use super::exit::{Failed, code};
-use super::{print, say, seen};
+use super::{data, print, say, seen};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::open_newest;
 use crate::generate::{GenerateError, Sampling, Trained, generate, next_logits};
@@ -63,7 +63,9 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     let loaded = crate::config::load(&config, &[]).map_err(|e| Failed::new(code::CONFIG, e))?;
     let weights = args.run.join(WEIGHTS);
     let checkpoint = if weights.exists() { None } else { Some(newest(args)?) };
+    let tokenizer = data::tokenizer_of(&args.run, &loaded.config)?;
     let trained = checkpoint.as_ref().map_or(Trained::Weights(&weights), Trained::Checkpoint);
+    let trained = (trained, tokenizer.as_ref());
     if args.logits {
         let prompt = crate::generate::default_prompt(&loaded.config, &args.prompt);
         let logits = next_logits(&loaded.config, trained, &prompt).map_err(failed)?;

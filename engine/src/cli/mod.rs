@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod checkpoint;
+mod data;
 mod doctor;
 mod exit;
 mod generate;

@@ -18,8 +18,6 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// What tokenizes the text of the model, where there is one.
-pub(crate) const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "config.json";
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -56,7 +54,7 @@ pub fn import(
     let places = folder.places(&built.gpt)?;
     // The tensor that was asked for last: each file of a rank asks for it in many pieces.
     let last = RefCell::new((usize::MAX, Vec::new()));
-    let parameters = |tensor: usize, wanted: Range<usize>, out: &mut [f32]| {
+    let parameters = |(tensor, _), wanted: Range<usize>, out: &mut [f32]| {
         let mut last = last.borrow_mut();
         if last.0 != tensor {
             let values = folder.read(&places[tensor]);

@@ -1,12 +1,13 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
 use super::super::exit::{Failed, code};
-use super::super::{ConfigArgs, say, train};
-use super::{failed, open, rewrite_failed};
+use super::super::{ConfigArgs, data, say, train};
+use super::{failed, open, rewrite_failed, run_of};
 use crate::build::build;
 use crate::checkpoint::inspect::Summary;
+use crate::data::Tokenizer;
 use crate::hugging_face::{ExportError, Folder, FolderError, export, import};
-use crate::run_dir::{CONFIG, RunDir, RunMode};
+use crate::run_dir::{CONFIG, RunDir, RunMode, TOKENIZER};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
@@ -48,7 +49,9 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
     let config = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?.config;
     let built = build(&config);
     from.check_model(&built.gpt).map_err(failed)?;
-    let files = export(&from, (&config, &built), None, &args.out, args.max_shard_size);
+    let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
+    let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
+    let files = export(&from, (&config, &built), tokenizer, &args.out, args.max_shard_size);
     let files = files.map_err(|error| {
         let code = match &error {
             ExportError::From(_) | ExportError::To(_) => code::IO,
@@ -75,12 +78,19 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     let folder = Folder::open(&args.folder).map_err(unusable)?;
     let built = build(config);
     folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
-    let data = train::open_data(config)?;
+    let tokenizer = data::tokenizer(config)?;
+    let opened = data::open(config, tokenizer.as_ref(), false)?;
     let dir = RunDir::create(Some(&args.out), &config.name, RunMode::Fresh);
     let dir = dir.map_err(train::refused)?;
-    let written = import(&folder, (config, &built, &data), dir.path()).map_err(unusable)?;
+    let written = import(&folder, (config, &built, &opened), dir.path()).map_err(unusable)?;
     let file = |e| Failed::new(code::IO, e);
     dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
+    if let Some(tokenizer) = &tokenizer {
+        dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
+    } else if args.folder.join(TOKENIZER).exists() {
+        let path = args.folder.join(TOKENIZER);
+        say(&format!("note: {} is not used: data.tokenizer names none", path.display()));
+    }
     let sets = args.config.sets.iter().map(|set| format!(" --set {}", train::quoted(set)));
     let quoted = |path: &std::path::Path| train::quoted(&path.display().to_string());
     say(&format!(

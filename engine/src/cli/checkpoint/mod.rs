@@ -84,6 +84,12 @@ fn open(path: &Path) -> Result<Checkpoint, Failed> {
     Ok(found)
 }
 
+/// The directory of the run that wrote it, where that is still around it.
+fn run_of(checkpoint: &Checkpoint) -> &Path {
+    let run = checkpoint.path().parent().and_then(Path::parent);
+    run.unwrap_or(checkpoint.path())
+}
+
 fn failed(error: CheckpointError) -> Failed {
     let code = match &error {
         CheckpointError::Io { source, .. } if source.kind() == ErrorKind::NotFound => code::DATA,

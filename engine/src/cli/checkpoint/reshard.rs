@@ -1,13 +1,13 @@
 //! `onebox checkpoint reshard`.
 
 use super::super::exit::{Failed, code};
-use super::super::{say, train};
-use super::{failed, open, rewrite_failed};
+use super::super::{data, say, train};
+use super::{failed, open, rewrite_failed, run_of};
 use crate::build::build;
 use crate::checkpoint::inspect::Summary;
 use crate::checkpoint::rewrite::reshard;
 use crate::config::{Config, DeviceConfig, Loaded, load_str};
-use crate::run_dir::{CONFIG, RunDir, RunMode};
+use crate::run_dir::{CONFIG, RunDir, RunMode, TOKENIZER};
 use std::path::{Path, PathBuf};
 
 /// Write a checkpoint as ranks of another layout would have.
@@ -39,6 +39,9 @@ pub(super) fn run(args: &ReshardArgs) -> Result<(), Failed> {
     let written = reshard(&from, (&now.config, &built), dir.path()).map_err(rewrite_failed)?;
     let file = |e| Failed::new(code::IO, e);
     dir.write_atomically(CONFIG, now.config.to_ron().as_bytes()).map_err(file)?;
+    if let Some(tokenizer) = data::tokenizer_of(run_of(&from), &now.config)? {
+        dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
+    }
     say(&format!(
         "{}: TP {} x DP {}, every tensor bit-equal to {}\n\
          training needs no such thing: any layout goes on from any checkpoint; here each rank finds its part in one file",
