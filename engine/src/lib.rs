@@ -20,6 +20,7 @@ mod init;
 mod messages;
 pub mod metrics;
 mod open;
+pub mod parsers;
 mod places;
 pub mod plan;
 pub mod progress;

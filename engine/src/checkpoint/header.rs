@@ -11,13 +11,13 @@ const LONGEST_NAME: usize = 256;
 
 /// An F32 tensor of one dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) name: String,
-    pub(super) len: usize,
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) len: usize,
 }
 
 /// A file's header: length, JSON, spaces up to a multiple of 8.
-pub(super) fn encode(entries: &[Entry]) -> Vec<u8> {
+pub(crate) fn encode(entries: &[Entry]) -> Vec<u8> {
     let mut at = 0;
     let mut json = String::from("{");
     for (i, entry) in entries.iter().enumerate() {
@@ -48,7 +48,7 @@ pub(crate) fn length(first: [u8; 8], file: u64) -> Result<usize, String> {
 }
 
 /// The tensors of a file of `file` bytes, in the order of their bytes, of which none is left out.
-pub(super) fn decode(header: &[u8], file: u64) -> Result<Vec<Entry>, String> {
+pub(crate) fn decode(header: &[u8], file: u64) -> Result<Vec<Entry>, String> {
     let json = header.get(8..).ok_or("it is too short")?;
     let raw: Raw = serde_json::from_slice(json).map_err(|e| format!("its header: {e}"))?;
     if raw.metadata.is_some() {

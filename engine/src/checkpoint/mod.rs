@@ -8,7 +8,7 @@ mod compare;
 mod folder;
 pub(crate) mod header;
 pub mod inspect;
-mod manifest;
+pub(crate) mod manifest;
 pub(crate) mod read;
 pub mod rewrite;
 mod span;

@@ -11,7 +11,7 @@ pub use write::{ExportError, export};
 
 use crate::build::Built;
 use crate::checkpoint::rewrite::{RewriteError, start};
-use crate::config::Config;
+use crate::config::{Config, ModelConfig};
 use crate::data::Dataset;
 use std::cell::RefCell;
 use std::io;
@@ -70,6 +70,23 @@ impl FolderError {
     fn refused(path: &Path, problem: impl Into<String>) -> Self {
         Self::Refused { path: path.to_owned(), problem: problem.into() }
     }
+}
+
+/// Whether the tensors of an accepted header fill a file of `bytes`, of which it is the start.
+pub(crate) fn fills(header: &[u8], bytes: u64) -> Result<bool, String> {
+    let found = header::decode(header, bytes)?;
+    let size = |t: &header::Foreign| {
+        t.shape.iter().product::<usize>() as u64 * header::width(&t.dtype).unwrap_or(0)
+    };
+    Ok(found.iter().map(size).sum::<u64>() + header.len() as u64 == bytes)
+}
+
+pub(crate) fn check_index(json: &[u8]) -> Result<(), String> {
+    folder::index(json).map(drop)
+}
+
+pub(crate) fn count_mismatches(json: &[u8], model: &ModelConfig) -> Result<usize, String> {
+    config_json::mismatches(json, model).map(|all| all.len())
 }
 
 /// The name of a tensor there, and whether its matrix stands there transposed: their linears keep (in, out).
