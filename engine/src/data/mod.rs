@@ -104,6 +104,8 @@ pub enum Problem {
 
 /// A problem, where it is.
 type Failure = (PathBuf, Problem);
+/// Appends the tokens of what a text names, and returns the files.
+type Append<'a> = dyn FnMut(&mut Dataset, &str) -> Result<Vec<PathBuf>, Failure> + 'a;
 
 /// Text files of a directory that were left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,7 +167,7 @@ impl Dataset {
         &mut self,
         (train, validation): (&str, Option<&str>),
         validation_fraction: f32,
-        read: &mut dyn FnMut(&mut Self, &str) -> Result<Vec<PathBuf>, Failure>,
+        read: &mut Append<'_>,
     ) -> Result<(), DataError> {
         let train_files = read(self, train).map_err(in_key("data.train"))?;
         self.split = self.num_tokens();
