@@ -2,7 +2,10 @@
 //! for each token. There is no cache of keys and values: it is for a look at what a run has learned.
 
 use crate::build::shape;
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::inspect::TensorSummary;
 use crate::config::{Config, DataFormat};
+use crate::data::Tokenizer;
 use crate::open::kernel_pool;
 use crate::places::cores;
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
@@ -34,6 +37,15 @@ pub enum GenerateError {
     Device(#[from] device::Error),
 }
 
+/// Where the weights of a model are.
+#[derive(Clone, Copy, Debug)]
+pub enum Trained<'a> {
+    /// The file that a run leaves.
+    Weights(&'a Path),
+    /// The fp32 parameters of a checkpoint.
+    Checkpoint(&'a Checkpoint),
+}
+
 /// How to draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
@@ -54,17 +66,22 @@ pub struct Sampling {
 /// Weights that cannot be read or do not fit the config; a prompt that is none.
 pub fn generate(
     config: &Config,
-    weights: &Path,
+    (trained, tokenizer): (Trained<'_>, Option<&Tokenizer>),
     sampling: &Sampling,
     emit: &mut dyn FnMut(&[u8]) -> bool,
 ) -> Result<(), GenerateError> {
-    let bytes = config.data.format == DataFormat::Bytes;
-    let piece = |token: i32| {
-        if bytes { vec![token as u8] } else { format!("{token} ").into_bytes() }
+    let bytes = config.data.format == DataFormat::Bytes && tokenizer.is_none();
+    let mut decode = tokenizer.map(Tokenizer::decoder);
+    let mut piece = |token: i32| match &mut decode {
+        Some(decode) => decode(token as u32).into_bytes(),
+        None if bytes => vec![token as u8],
+        None => format!("{token} ").into_bytes(),
     };
-    let mut tokens = prompt(config, &sampling.prompt)?;
+    // What lies above is no byte, or no token.
+    let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
+    let mut tokens = prompt((config, tokenizer), &sampling.prompt)?;
     let whole = tokens.len().saturating_add(sampling.tokens);
-    let model = Model::open(config, weights, whole.clamp(1, config.model.seq_len))?;
+    let model = Model::open(config, trained, whole.clamp(1, config.model.seq_len))?;
     let start: Vec<u8> = tokens.iter().flat_map(|token| piece(*token)).collect();
     let mut go_on = emit(&start);
     for index in 0..sampling.tokens as u64 {
@@ -72,15 +89,27 @@ pub fn generate(
             break;
         }
         let mut logits = model.next(&tokens[tokens.len().saturating_sub(model.context)..])?;
-        if bytes {
-            logits.truncate(256); // what lies above is no byte
-        }
+        logits.truncate(known);
         let uniform = random::uniform(random::key(sampling.seed, SAMPLE_STREAM), index);
         let token = draw(&logits, sampling.temperature, uniform);
         go_on = emit(&piece(token));
         tokens.push(token);
     }
     Ok(())
+}
+
+/// Logits of the token after a prompt, one for each of the vocabulary.
+///
+/// # Errors
+/// As [`generate`].
+pub fn next_logits(
+    config: &Config,
+    (trained, tokenizer): (Trained<'_>, Option<&Tokenizer>),
+    text: &str,
+) -> Result<Vec<f64>, GenerateError> {
+    let tokens = prompt((config, tokenizer), text)?;
+    let context = tokens.len().min(config.model.seq_len);
+    Model::open(config, trained, context)?.next(&tokens[tokens.len() - context..])
 }
 
 /// `prompt`, or for a model of token files token 0 where it has none.
@@ -90,7 +119,10 @@ pub(crate) fn default_prompt(config: &Config, prompt: &str) -> String {
 }
 
 /// Tokens of a prompt.
-fn prompt(config: &Config, text: &str) -> Result<Vec<i32>, GenerateError> {
+fn prompt(
+    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    text: &str,
+) -> Result<Vec<i32>, GenerateError> {
     let refuse = |problem: String| GenerateError::Prompt(text.to_owned(), problem);
     let vocab = config.model.vocab;
     let token = |word: &str| match word.parse::<i32>() {
@@ -102,13 +134,17 @@ fn prompt(config: &Config, text: &str) -> Result<Vec<i32>, GenerateError> {
         ))),
     };
     let tokens = match config.data.format {
+        DataFormat::Bytes if let Some(tokenizer) = tokenizer => {
+            let encoded = tokenizer.encode(text).map_err(&refuse)?;
+            encoded.into_iter().map(|token| token as i32).collect()
+        }
         DataFormat::Bytes => text.bytes().map(i32::from).collect(),
         DataFormat::U16 | DataFormat::U32 => {
             text.split_whitespace().map(token).collect::<Result<Vec<i32>, _>>()?
         }
     };
     if tokens.is_empty() {
-        return Err(refuse("it is empty; give at least one character".into()));
+        return Err(refuse("it is empty of tokens; give at least one character".into()));
     }
     Ok(tokens)
 }
@@ -141,7 +177,7 @@ struct Model {
 }
 
 impl Model {
-    fn open(config: &Config, weights: &Path, context: usize) -> Result<Self, GenerateError> {
+    fn open(config: &Config, trained: Trained<'_>, context: usize) -> Result<Self, GenerateError> {
         let shape = GptShape {
             seq_len: context,
             micro_batch: 1,
@@ -167,7 +203,10 @@ impl Model {
         };
         let world = World::new(1, 1, Duration::from_secs(60));
         let dev = cpu::open(rank, &Arc::new(plan), &world, &options)?;
-        load(&dev, &gpt, weights)?;
+        match trained {
+            Trained::Weights(path) => load(&dev, &gpt, path)?,
+            Trained::Checkpoint(from) => load_checkpoint(&dev, &gpt, from)?,
+        }
         Ok(Self { dev, gpt, tokens, context })
     }
 
@@ -225,6 +264,29 @@ fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
                     .map_or(0.0, |b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
             };
             dev.write(gpt.params(index).slice(param.range.clone()), &value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads every parameter of `gpt` from a checkpoint; of positions, the first ones.
+fn load_checkpoint(dev: &Device, gpt: &Gpt, from: &Checkpoint) -> Result<(), GenerateError> {
+    let wrong = |problem: String| GenerateError::Weights { path: from.path().to_owned(), problem };
+    let tensors = from.tensors();
+    for (index, layout) in gpt.segments().iter().enumerate() {
+        for param in &layout.params {
+            let (rows, cols) = param.global;
+            let fits = |t: &TensorSummary| {
+                let more = param.name == "wpe" && t.shape[0] > rows;
+                t.name == param.name && t.shape[1] == cols && (t.shape[0] == rows || more)
+            };
+            let number = tensors.iter().position(fits);
+            let absent = || wrong(format!("it has no `{}` [{rows}, {cols}]", param.name));
+            let mut values = vec![0.0; rows * cols];
+            from.read((number.ok_or_else(absent)?, 0), 0..values.len(), &mut values)
+                .map_err(|e| wrong(e.to_string()))?;
+            let flat = gpt.params(index).slice(param.range.clone());
+            dev.write(flat, &|i| values.get(i).map_or(0.0, |x| f64::from(*x)))?;
         }
     }
     Ok(())

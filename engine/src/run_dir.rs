@@ -20,10 +20,13 @@ pub(crate) const METRICS: &str = "metrics.jsonl";
 pub(crate) const CONFIG: &str = "config.ron";
 /// What the run has trained.
 pub(crate) const WEIGHTS: &str = "weights.safetensors";
+/// What made tokens of its text.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// The name under which weights grow, beside their own.
 pub(crate) const UNFINISHED: &str = ".weights.safetensors.tmp";
 /// All that onebox writes into a run directory, and that `Overwrite` removes.
-const WRITTEN: [&str; 5] = [METRICS, CONFIG, WEIGHTS, UNFINISHED, ".config.ron.tmp"];
+const WRITTEN: [&str; 7] =
+    [METRICS, CONFIG, WEIGHTS, TOKENIZER, UNFINISHED, ".config.ron.tmp", ".tokenizer.json.tmp"];
 /// More than the last line of a metrics file.
 const TAIL: u64 = 64 << 10;
 

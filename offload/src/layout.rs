@@ -7,6 +7,7 @@
 //! changes a bit.
 
 use crate::norm::LossScale;
+use crate::optimizer::Owned;
 use device::numerics::control;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
 use std::ops::Range;
@@ -240,6 +241,30 @@ impl Layout {
             device_control: sums(Arena::Device, "device_control", control::WORDS),
             spec: spec.clone(),
         }
+    }
+
+    /// Data-parallel ranks.
+    pub const fn dp_size(&self) -> usize {
+        self.spec.dp_size
+    }
+
+    /// What rank `dp` owns of a segment, in order.
+    pub fn owned(&self, segment: usize, dp: usize) -> Vec<Owned> {
+        let s = &self.segments[segment];
+        let part = |(start, owned): (usize, Range<usize>)| Owned {
+            start,
+            states: [s.master, s.momentum, s.variance].map(|t| t.slice(owned.clone())),
+        };
+        s.owned(dp, self.spec.dp_size).into_iter().map(part).collect()
+    }
+
+    /// The control block before step 1.
+    pub fn initial_control(&self) -> [f64; control::WORDS] {
+        let scale = self.spec.loss_scale;
+        let mut words = [0.0; control::WORDS];
+        words[control::LOSS_SCALE] = scale.map_or(1.0, |s| s.initial);
+        words[control::HYSTERESIS_LEFT] = scale.map_or(0.0, |s| f64::from(s.hysteresis));
+        words
     }
 
     /// The loss scale that the running step's backward pass multiplies by. Device, F64 (1).

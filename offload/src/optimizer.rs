@@ -332,12 +332,7 @@ impl Optimizer {
 
     /// What this rank owns of a segment, in order.
     pub fn owned(&self, segment: usize) -> Vec<Owned> {
-        let s = &self.layout.segments[segment];
-        let part = |p: &PieceWork| Owned {
-            start: p.flat_start(self.rank),
-            states: [s.master, s.momentum, s.variance].map(|t| t.slice(p.owned.clone())),
-        };
-        self.work[segment].pieces.iter().map(part).collect()
+        self.layout.owned(segment, self.rank.dp)
     }
 }
 

@@ -48,11 +48,7 @@ impl Optimizer {
 
     /// The control block before step 1.
     pub fn initial_control(&self) -> [f64; control::WORDS] {
-        let scale = self.layout.spec.loss_scale;
-        let mut words = [0.0; control::WORDS];
-        words[control::LOSS_SCALE] = scale.map_or(1.0, |s| s.initial);
-        words[control::HYSTERESIS_LEFT] = scale.map_or(0.0, |s| f64::from(s.hysteresis));
-        words
+        self.layout.initial_control()
     }
 
     /// States and control block, as if an update had just left them; the first forward pass publishes the

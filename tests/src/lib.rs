@@ -75,6 +75,49 @@ pub fn dataset(path: &str, seq_len: usize) -> Arc<Dataset> {
     Arc::new(Dataset::open(path, None, format, 0.1, 256, seq_len).unwrap_or_else(|e| panic!("{e}")))
 }
 
+/// Windows of tokens, inputs and one more, as the samples of the steps of a run whose global batch is `batch`: a file that is zero
+/// but where the sampler will look. Returns the seed of that run; `folder` gets the files.
+///
+/// # Panics
+/// When there is no such seed.
+pub fn dataset_of_windows(
+    windows: &[&[f64]],
+    batch: usize,
+    vocab: usize,
+    folder: &Path,
+) -> (u64, Arc<Dataset>) {
+    const TOKENS: usize = 400_000;
+    let seq_len = windows[0].len() - 1;
+    let [train, held_out] = ["train.bin", "held_out.bin"].map(|name| folder.join(name));
+    let [train_text, held_out_text] = [&train, &held_out].map(|p| p.display().to_string());
+    let open = || {
+        let format = engine::config::DataFormat::U16;
+        Dataset::open(&train_text, Some(&held_out_text), format, 0.1, vocab, seq_len)
+            .unwrap_or_else(|e| panic!("{e}"))
+    };
+    std::fs::write(&held_out, vec![0u8; 2 * (seq_len + 1)]).expect("written");
+    std::fs::write(&train, vec![0u8; 2 * TOKENS]).expect("written");
+    let empty = open();
+    let starts = |seed: u64| -> Vec<usize> {
+        let at = |i| empty.sample(seed, (1 + i / batch) as u64, (i % batch) as u64);
+        (0..windows.len()).map(at).collect()
+    };
+    let apart = |starts: &[usize]| {
+        let mut sorted = starts.to_vec();
+        sorted.sort_unstable();
+        sorted.windows(2).all(|w| w[1] - w[0] > seq_len)
+    };
+    let seed = (0..1000).find(|&seed| apart(&starts(seed))).expect("a seed");
+    let mut bytes = vec![0u8; 2 * TOKENS];
+    for (start, window) in starts(seed).iter().zip(windows) {
+        for (i, token) in window.iter().enumerate() {
+            bytes[2 * (start + i)..][..2].copy_from_slice(&(*token as u16).to_le_bytes());
+        }
+    }
+    std::fs::write(&train, bytes).expect("written");
+    (seed, Arc::new(open()))
+}
+
 /// Deterministic text: words of a small dictionary, with something to learn in their order.
 pub fn prose(bytes: usize) -> String {
     const WORDS: [&str; 16] = [

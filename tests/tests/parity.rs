@@ -6,15 +6,13 @@
 
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor};
-use engine::config::DataFormat;
-use engine::data::Dataset;
 use engine::run::{Message, RunOptions, StepReport, Weights, train};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tensor_parallel::{BatchTensors, Gpt, GptShape, Pass};
-use tests::config;
+use tests::{config, dataset_of_windows};
 
 /// Vocabulary, tokens of a sample, hidden, samples, steps of the fixture.
 const V: usize = 61;
@@ -272,39 +270,6 @@ fn logits_loss_and_every_gradient_are_those_of_pytorch_on_every_layout() {
     }
 }
 
-/// The fixture's training windows as a data set: a file that is zero but where the sampler will look.
-fn windows(fixture: &Fixture, folder: &std::path::Path) -> (u64, Arc<Dataset>) {
-    const TOKENS: usize = 400_000;
-    let [train, held_out] = ["train.bin", "held_out.bin"].map(|name| folder.join(name));
-    let [train_text, held_out_text] = [&train, &held_out].map(|p| p.display().to_string());
-    let open = || {
-        let format = DataFormat::U16;
-        Dataset::open(&train_text, Some(&held_out_text), format, 0.1, V, T).unwrap()
-    };
-    std::fs::write(&held_out, vec![0u8; 2 * (T + 1)]).unwrap();
-    std::fs::write(&train, vec![0u8; 2 * TOKENS]).unwrap();
-    let empty = open();
-    let starts = |seed: u64| -> Vec<usize> {
-        let of_step = |step| (0..B).map(move |i| (step, i));
-        let all = (1..=STEPS).flat_map(of_step);
-        all.map(|(step, i)| empty.sample(seed, step as u64, i as u64)).collect()
-    };
-    let apart = |starts: &[usize]| {
-        let mut sorted = starts.to_vec();
-        sorted.sort_unstable();
-        sorted.windows(2).all(|w| w[1] - w[0] > T)
-    };
-    let seed = (0..1000).find(|&seed| apart(&starts(seed))).unwrap();
-    let mut bytes = vec![0u8; 2 * TOKENS];
-    for (start, window) in starts(seed).iter().zip(fixture.get("train.tokens").chunks(T + 1)) {
-        for (i, token) in window.iter().enumerate() {
-            bytes[2 * (start + i)..][..2].copy_from_slice(&(*token as u16).to_le_bytes());
-        }
-    }
-    std::fs::write(&train, bytes).unwrap();
-    (seed, Arc::new(open()))
-}
-
 struct Trained {
     losses: Vec<f64>,
     norms: Vec<f64>,
@@ -314,7 +279,8 @@ struct Trained {
 /// Ten steps of the engine, from the fixture's weights, on its windows.
 fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     let folder = tempfile::tempdir().unwrap();
-    let (seed, data) = windows(fixture, folder.path());
+    let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
+    let (seed, data) = dataset_of_windows(&windows, B, V, folder.path());
     let ron = format!(
         "(model: (layers: 2, hidden: {C}, heads: 4, seq_len: {SEQ_LEN}, vocab: {V}), precision: Fp32,
           optimizer: ({optimizer}), schedule: (kind: Constant), offload: (tile_elements: 1024),

@@ -1,5 +1,6 @@
 //! The config of a checkpoint against the one that goes on from it: what each key that differs means for the run.
 
+use super::manifest::Seen;
 use super::{Checkpoint, CheckpointError};
 use crate::config::{Loaded, load_str};
 use crate::data::Dataset;
@@ -58,13 +59,26 @@ pub fn differences(
     now: &Loaded,
     data: &Dataset,
 ) -> Result<Vec<Difference>, CheckpointError> {
-    let stored = load_str(checkpoint.config(), "the checkpoint's config", Path::new("/"), &[]);
-    let stored = stored.map_err(|error| CheckpointError::Broken {
-        path: checkpoint.path().to_owned(),
+    let stored = stored_config(checkpoint.path(), checkpoint.config())?;
+    Ok(between((&stored, checkpoint.manifest().data), (now, Seen::of(data))))
+}
+
+/// The config that a checkpoint holds.
+pub(super) fn stored_config(path: &Path, ron: &str) -> Result<Loaded, CheckpointError> {
+    let stored = load_str(ron, "the checkpoint's config", Path::new("/"), &[]);
+    stored.map_err(|error| CheckpointError::Broken {
+        path: path.to_owned(),
         problem: error.to_string(),
-    })?;
+    })
+}
+
+/// What differs between two runs and what they are trained on.
+pub(super) fn between(
+    (stored, seen): (&Loaded, Seen),
+    (now, sees): (&Loaded, Seen),
+) -> Vec<Difference> {
     let scaled = |loaded: &Loaded| loaded.config.precision == crate::config::Precision::Fp16;
-    let idle = !scaled(&stored) && !scaled(now);
+    let idle = !scaled(stored) && !scaled(now);
     let find = |all: &Loaded, key: &str| {
         let found = all.origins.iter().find(|(name, ..)| name == key);
         found.map_or_else(|| "absent".to_owned(), |(_, value, _)| value.clone())
@@ -75,14 +89,15 @@ pub fn differences(
     keys.extend(gone);
     keys.retain(|key| !(idle && key.starts_with("loss_scale.")));
     let difference = |key: &String| {
-        let values = [find(&stored, key), find(now, key)];
+        let values = [find(stored, key), find(now, key)];
         let differs = values[0] != values[1];
         differs.then(|| Difference { key: key.clone(), values, kind: kind(key) })
     };
     let mut found: Vec<Difference> = keys.into_iter().filter_map(difference).collect();
-    if let Some((was, is)) = checkpoint.other_data(data) {
+    if seen != sees {
         let key = "data (what the files hold)".to_owned();
-        found.push(Difference { key, values: [was, is], kind: Kind::Experiment });
+        let values = [seen, sees].map(|s| s.to_string());
+        found.push(Difference { key, values, kind: Kind::Experiment });
     }
-    Ok(found)
+    found
 }

@@ -14,14 +14,14 @@ pub(super) fn name(step: u64) -> String {
 }
 
 /// The step that a name says, when it is [`name`] with one of `endings`.
-fn step_of(file: &str, endings: &[&str]) -> Option<u64> {
+pub(super) fn step_of(file: &str, endings: &[&str]) -> Option<u64> {
     let bare = endings.iter().find_map(|ending| file.strip_suffix(ending))?;
     let step = bare.strip_prefix("step-")?.parse().ok()?;
     (name(step) == bare).then_some(step)
 }
 
 /// Steps and paths of what is called as a checkpoint with one of `endings`, oldest first; other names are not ours.
-fn entries(folder: &Path, endings: &[&str]) -> io::Result<Vec<(u64, PathBuf)>> {
+pub(super) fn entries(folder: &Path, endings: &[&str]) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -11,13 +11,13 @@ const LONGEST_NAME: usize = 256;
 
 /// An F32 tensor of one dimension.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) name: String,
-    pub(super) len: usize,
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) len: usize,
 }
 
 /// A file's header: length, JSON, spaces up to a multiple of 8.
-pub(super) fn encode(entries: &[Entry]) -> Vec<u8> {
+pub(crate) fn encode(entries: &[Entry]) -> Vec<u8> {
     let mut at = 0;
     let mut json = String::from("{");
     for (i, entry) in entries.iter().enumerate() {
@@ -39,7 +39,7 @@ pub(super) fn encode(entries: &[Entry]) -> Vec<u8> {
 }
 
 /// Bytes of the whole header of a file of `file` bytes that starts with `first`.
-pub(super) fn length(first: [u8; 8], file: u64) -> Result<usize, String> {
+pub(crate) fn length(first: [u8; 8], file: u64) -> Result<usize, String> {
     let json = u64::from_le_bytes(first);
     match json.checked_add(8) {
         Some(bytes) if json <= LONGEST && bytes <= file => Ok(bytes as usize),
@@ -48,12 +48,15 @@ pub(super) fn length(first: [u8; 8], file: u64) -> Result<usize, String> {
 }
 
 /// The tensors of a file of `file` bytes, in the order of their bytes, of which none is left out.
-pub(super) fn decode(header: &[u8], file: u64) -> Result<Vec<Entry>, String> {
+pub(crate) fn decode(header: &[u8], file: u64) -> Result<Vec<Entry>, String> {
     let json = header.get(8..).ok_or("it is too short")?;
     let raw: Raw = serde_json::from_slice(json).map_err(|e| format!("its header: {e}"))?;
+    if raw.metadata.is_some() {
+        return Err("its header has `__metadata__`".into());
+    }
     let mut at = 0;
     let mut entries: Vec<Entry> = Vec::new();
-    for (name, fields) in raw.0 {
+    for (name, fields) in raw.tensors {
         let entry = fields.check(at..file.saturating_sub(header.len() as u64));
         let len = entry.map_err(|problem| format!("`{}`: {problem}", name.escape_debug()))?;
         at += 4 * len as u64;
@@ -73,12 +76,13 @@ pub(super) fn is_name(name: &str) -> bool {
     name.len() <= LONGEST_NAME && name.split('.').all(word)
 }
 
+/// What a header says of a tensor, unchecked.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Fields {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: [u64; 2],
+pub(crate) struct Fields {
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) data_offsets: [u64; 2],
 }
 
 impl Fields {
@@ -99,8 +103,13 @@ impl Fields {
     }
 }
 
-/// In the order of the text; a name twice is an error.
-struct Raw(Vec<(String, Fields)>);
+/// In the order of the text; a name twice, or one that is none, is an error.
+#[derive(Default)]
+pub(crate) struct Raw {
+    pub(crate) tensors: Vec<(String, Fields)>,
+    /// Texts that say nothing of tensors.
+    metadata: Option<std::collections::BTreeMap<String, String>>,
+}
 
 impl<'de> Deserialize<'de> for Raw {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -119,7 +128,7 @@ impl<'de> Visitor<'de> for RawVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
         let mut seen = std::collections::BTreeSet::new();
-        let mut entries = Vec::new();
+        let mut raw = Raw::default();
         while let Some(name) = map.next_key::<String>()? {
             let shown = name.escape_debug();
             if !is_name(&name) {
@@ -130,9 +139,13 @@ impl<'de> Visitor<'de> for RawVisitor {
             if !seen.insert(name.clone()) {
                 return Err(serde::de::Error::custom(format!("`{shown}` stands there twice")));
             }
-            entries.push((name, map.next_value()?));
+            if name == "__metadata__" {
+                raw.metadata = Some(map.next_value()?);
+            } else {
+                raw.tensors.push((name, map.next_value()?));
+            }
         }
-        Ok(Raw(entries))
+        Ok(raw)
     }
 }
 

@@ -37,7 +37,7 @@ impl Hash {
 /// All of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Manifest {
+pub(crate) struct Manifest {
     /// Of the directory.
     pub(super) format: u32,
     /// Version of the program that wrote it.
@@ -73,7 +73,7 @@ pub(super) struct Control {
 }
 
 /// The size of a data set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Seen {
     tokens: usize,
@@ -142,6 +142,14 @@ impl Control {
     }
 }
 
+impl std::fmt::Display for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { applied, skipped, loss_scale, .. } = self;
+        write!(f, "{applied} updates applied, {skipped} skipped")?;
+        if self.scaled { write!(f, ", loss scale {loss_scale}") } else { Ok(()) }
+    }
+}
+
 impl Seen {
     pub(super) fn of(data: &Dataset) -> Self {
         Self { tokens: data.num_tokens(), held_out_windows: data.num_eval_windows() }
@@ -170,15 +178,18 @@ impl Manifest {
         }
     }
 
-    pub(super) fn encode(&self) -> serde_json::Result<Vec<u8>> {
-        let mut bytes = serde_json::to_vec(self)?;
-        let Hash(hash) = Hash::of(&bytes);
-        bytes.extend(format!("\n{hash}\n").as_bytes());
-        Ok(bytes)
+    pub(crate) fn encode(&self) -> serde_json::Result<Vec<u8>> {
+        Ok(Self::seal(&serde_json::to_vec(self)?))
+    }
+
+    /// With the hash that it ends with.
+    pub(crate) fn seal(json: &[u8]) -> Vec<u8> {
+        let Hash(hash) = Hash::of(json);
+        [json, format!("\n{hash}\n").as_bytes()].concat()
     }
 
     /// Reads it, when it is whole and all that it says is possible by itself.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let split = bytes.len().checked_sub(DIGITS + 2).ok_or("it is cut short")?;
         let (json, hash) = bytes.split_at(split);
         if hash != format!("\n{}\n", Hash::of(json).0).as_bytes() {

@@ -6,9 +6,11 @@
 
 mod compare;
 mod folder;
-mod header;
-mod manifest;
-mod read;
+pub(crate) mod header;
+pub mod inspect;
+pub(crate) mod manifest;
+pub(crate) mod read;
+pub mod rewrite;
 mod span;
 mod write;
 

@@ -2,10 +2,9 @@
 //! that somebody asks for, out of the files that were checked.
 
 use super::header::{self, Entry};
-use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest, STATES, Seen};
+use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest, STATES};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
-use crate::data::Dataset;
 use device::numerics::control;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use rustix::fs::{Mode, OFlags};
@@ -32,7 +31,7 @@ pub struct Checkpoint {
 
 /// Where a range stands in its file.
 #[derive(Clone, Copy, Debug)]
-struct Placed {
+pub(super) struct Placed {
     file: usize,
     span: Span,
     /// First byte of each state.
@@ -45,35 +44,19 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`] with the file and the tensor that is not what was written.
     pub fn open(path: &Path, step: u64) -> Result<Self, CheckpointError> {
-        let at = path.join(MANIFEST);
-        let broken = |path: &Path, problem: String| CheckpointError::Broken {
-            path: path.to_owned(),
-            problem,
-        };
-        let folder = open_at(rustix::fs::CWD, path, OFlags::DIRECTORY).map_err(unreadable(path))?;
-        let manifest = read_manifest(&folder).map_err(unreadable(&at))?;
-        let manifest = Manifest::decode(&manifest).map_err(|problem| broken(&at, problem))?;
-        if manifest.step != step {
-            return Err(broken(&at, format!("it is of step {}", manifest.step)));
-        }
-        let numbers: Vec<usize> = (0..manifest.files.len()).collect();
-        let checked = numbers.par_iter().map(|&number| {
-            let name = file_name(number);
-            let open = open_at(&folder, Path::new(&name), OFlags::empty());
-            let file = open.map_err(unreadable(&path.join(&name)))?;
-            match check_file(&file, number, &manifest) {
-                Ok(placed) => Ok((file, placed)),
-                Err(problem) => Err(broken(&path.join(&name), problem)),
-            }
-        });
-        let (files, places): (Vec<File>, Vec<_>) =
-            checked.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-        manifest.check_cover().map_err(|problem| broken(&at, problem))?;
+        let manifest = manifest_of(path, Some(step))?;
+        let checked = check_files(path, &manifest)?.into_iter().collect::<Result<Vec<_>, _>>()?;
+        check_cover(path, &manifest)?;
+        let (files, places): (Vec<File>, Vec<_>) = checked.into_iter().unzip();
         let mut placed = vec![Vec::new(); manifest.tensors.len()];
         for (tensor, place) in places.into_iter().flatten() {
             placed[tensor].push(place);
         }
         Ok(Self { path: path.to_owned(), manifest, files, placed })
+    }
+
+    pub(super) const fn manifest(&self) -> &Manifest {
+        &self.manifest
     }
 
     /// Its directory.
@@ -89,12 +72,6 @@ impl Checkpoint {
     /// The resolved config of the run that wrote it, in RON.
     pub fn config(&self) -> &str {
         &self.manifest.config
-    }
-
-    /// (what it was trained on, what there is) where their sizes differ.
-    pub fn other_data(&self, data: &Dataset) -> Option<(String, String)> {
-        let (was, is) = (self.manifest.data, Seen::of(data));
-        (was != is).then(|| (was.to_string(), is.to_string()))
     }
 
     /// Whether it has the tensors of `gpt`.
@@ -150,8 +127,57 @@ impl Checkpoint {
     }
 }
 
+/// What the directory `path` says of itself; of another step than `step` it is broken.
+pub(super) fn manifest_of(path: &Path, step: Option<u64>) -> Result<Manifest, CheckpointError> {
+    let at = path.join(MANIFEST);
+    let folder = open_at(rustix::fs::CWD, path, OFlags::DIRECTORY).map_err(unreadable(path))?;
+    let bytes = read_manifest(&folder).map_err(unreadable(&at))?;
+    let manifest = Manifest::decode(&bytes).map_err(|problem| broken(&at, problem))?;
+    match step {
+        Some(step) if step != manifest.step => {
+            Err(broken(&at, format!("it is of step {}", manifest.step)))
+        }
+        _ => Ok(manifest),
+    }
+}
+
+/// Each file, and where its ranges stand, by tensor.
+type Checked = (File, Vec<(usize, Placed)>);
+
+/// Every byte of every file against the manifest: what is wrong with each, in the order of their numbers.
+pub(super) fn check_files(
+    path: &Path,
+    manifest: &Manifest,
+) -> Result<Vec<Result<Checked, CheckpointError>>, CheckpointError> {
+    let folder = open_at(rustix::fs::CWD, path, OFlags::DIRECTORY).map_err(unreadable(path))?;
+    let numbers: Vec<usize> = (0..manifest.files.len()).collect();
+    let checked = numbers.par_iter().map(|&number| {
+        let name = file_name(number);
+        let open = open_at(&folder, Path::new(&name), OFlags::empty());
+        let file = open.map_err(unreadable(&path.join(&name)))?;
+        match check_file(&file, number, manifest) {
+            Ok(placed) => Ok((file, placed)),
+            Err(problem) => Err(broken(&path.join(&name), problem)),
+        }
+    });
+    Ok(checked.collect())
+}
+
+/// Every element of every tensor is there once.
+pub(super) fn check_cover(path: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+    manifest.check_cover().map_err(|problem| broken(&path.join(MANIFEST), problem))
+}
+
+fn broken(path: &Path, problem: String) -> CheckpointError {
+    CheckpointError::Broken { path: path.to_owned(), problem }
+}
+
 /// A regular file or a directory itself, never what a link leads to, nor a pipe that nobody writes to.
-fn open_at(folder: impl std::os::fd::AsFd, name: &Path, more: OFlags) -> io::Result<File> {
+pub(crate) fn open_at(
+    folder: impl std::os::fd::AsFd,
+    name: &Path,
+    more: OFlags,
+) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | more;
     let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
     if !more.contains(OFlags::DIRECTORY) && !file.metadata()?.is_file() {

@@ -14,7 +14,7 @@ use crate::messages::{Listener, Message};
 use crate::run::meet;
 use device::numerics::control;
 use device::{Device, Error, Rank, Tensor};
-use offload::Optimizer;
+use offload::{Optimizer, Owned};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -48,16 +48,16 @@ struct Shared {
 }
 
 /// What a rank wrote.
-struct Written {
-    entry: FileEntry,
+pub(super) struct Written {
+    pub(super) entry: FileEntry,
     /// (tensor, its range)
-    ranges: Vec<(usize, RangeEntry)>,
+    pub(super) ranges: Vec<(usize, RangeEntry)>,
 }
 
 /// A part of a tensor that this rank owns in one run.
-struct Piece {
+pub(super) struct Piece {
     states: [Tensor; 3],
-    span: Span,
+    pub(super) span: Span,
 }
 
 /// Why a rank's file is not there: the run's end, or only the checkpoint's.
@@ -87,12 +87,7 @@ impl Saver {
         resumed: Option<&Checkpoint>,
     ) -> Self {
         let mut base = Manifest::new(config, data);
-        let tensor = |p: &tensor_parallel::Param| TensorEntry {
-            name: p.name.clone(),
-            shape: [p.global.0, p.global.1],
-            ranges: Vec::new(),
-        };
-        base.tensors.extend(gpt.segments().iter().flat_map(|s| &s.params).map(tensor));
+        base.tensors = tensors(gpt);
         let here = resumed.filter(|from| from.path().parent() == Some(folder));
         let good = here.map(Checkpoint::step).into_iter().collect();
         let files = (0..crate::build::world_size(config)).map(|_| None).collect();
@@ -137,7 +132,7 @@ impl Saver {
         }
         meet(dev, meeting)?;
         if self.with(|shared| shared.problem.is_none()) {
-            let pieces = pieces(gpt, optimizer, dev.rank());
+            let pieces = pieces(gpt, &|segment| optimizer.owned(segment), dev.rank());
             match world.held_up(|| write_file(dev, &self.base, &pieces, &unfinished)) {
                 Ok(file) => self.with(|shared| shared.files[dev.rank().index()] = Some(file)),
                 Err(Fault::Device(error)) => return Err(error),
@@ -248,12 +243,36 @@ impl Saver {
     }
 }
 
+/// The tensors of a model, without ranges.
+pub(super) fn tensors(gpt: &Gpt) -> Vec<TensorEntry> {
+    let tensor = |p: &tensor_parallel::Param| TensorEntry {
+        name: p.name.clone(),
+        shape: [p.global.0, p.global.1],
+        ranges: Vec::new(),
+    };
+    gpt.segments().iter().flat_map(|s| &s.params).map(tensor).collect()
+}
+
+/// What the header of a rank's file says.
+pub(super) fn piece_entries(tensors: &[TensorEntry], pieces: &[(usize, Vec<Piece>)]) -> Vec<Entry> {
+    let entry = |(tensor, pieces): &(usize, Vec<Piece>)| {
+        let len = pieces.iter().map(|p| p.span.len()).sum();
+        let name = &tensors[*tensor].name;
+        STATES.map(|state| Entry { name: format!("{name}.{state}"), len })
+    };
+    pieces.iter().flat_map(entry).collect()
+}
+
 /// What `rank` writes, by tensor. Of what every tensor-parallel rank holds the first one's copy is taken.
-fn pieces(gpt: &Gpt, optimizer: &Optimizer, rank: Rank) -> Vec<(usize, Vec<Piece>)> {
+pub(super) fn pieces(
+    gpt: &Gpt,
+    owned: &dyn Fn(usize) -> Vec<Owned>,
+    rank: Rank,
+) -> Vec<(usize, Vec<Piece>)> {
     let mut all = Vec::new();
     let mut tensor = 0;
     for (segment, layout) in gpt.segments().iter().enumerate() {
-        let owned = optimizer.owned(segment);
+        let owned = owned(segment);
         for param in &layout.params {
             let mut pieces = Vec::new();
             let replica = rank.tp > 0 && param.split == Split::Replicated;
@@ -292,12 +311,7 @@ fn write_file(
     folder: &Path,
 ) -> Result<Written, Fault> {
     let number = dev.rank().index();
-    let entry = |(tensor, pieces): &(usize, Vec<Piece>)| {
-        let len = pieces.iter().map(|p| p.span.len()).sum();
-        let name = &base.tensors[*tensor].name;
-        STATES.map(|state| Entry { name: format!("{name}.{state}"), len })
-    };
-    let entries: Vec<Entry> = pieces.iter().flat_map(entry).collect();
+    let entries = piece_entries(&base.tensors, pieces);
     let header = encode(&entries);
     let mut file =
         BufWriter::with_capacity(1 << 20, File::create_new(folder.join(file_name(number)))?);
@@ -338,7 +352,7 @@ fn write_state(dev: &Device, state: Tensor, file: &mut impl Write) -> Result<Has
 }
 
 /// An error when fewer than `bytes` are free.
-fn room(folder: &Path, bytes: u64) -> io::Result<()> {
+pub(super) fn room(folder: &Path, bytes: u64) -> io::Result<()> {
     let disk = rustix::fs::statvfs(folder)?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     if free >= bytes {
@@ -349,6 +363,6 @@ fn room(folder: &Path, bytes: u64) -> io::Result<()> {
 }
 
 /// Makes names in a directory durable.
-fn sync(folder: &Path) -> io::Result<()> {
+pub(super) fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }

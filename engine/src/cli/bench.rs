@@ -1,7 +1,8 @@
 //! `onebox bench`: [`crate::bench`] in words or as JSON, and [`crate::calibrate`] as a box file.
 
+use super::data;
 use super::exit::{Failed, code};
-use super::train::{check_memory, open_data};
+use super::train::check_memory;
 use super::{ConfigArgs, plan, print, say};
 use crate::bench::{Copies, Steps, copies, is_on_cuda, product, steps};
 use crate::build::{build, dtype};
@@ -87,7 +88,7 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
         return Err(Failed::new(code::CONFIG, not_built));
     }
     let built = build(config);
-    let data = open_data(config)?;
+    let data = data::open(config, data::tokenizer(config)?.as_ref(), true)?;
     check_memory(&loaded, &built, false)?;
     let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
     let ceiling = product(is_on_cuda(config), dtype(config.precision));

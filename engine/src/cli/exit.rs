@@ -6,6 +6,7 @@ use std::process::ExitCode;
 /// The numbers, after sysexits.h where it has one.
 pub(super) mod code {
     pub(crate) const DOES_NOT_FIT: u8 = 1;
+    pub(crate) const DIFFERS: u8 = 1;
     pub(crate) const DATA: u8 = 66;
     pub(crate) const INTERNAL: u8 = 70;
     pub(crate) const NO_RUN_DIR: u8 = 73;
@@ -24,7 +25,8 @@ pub(super) mod code {
 pub(super) const HELP: &str = "\
 Exit codes:
   0   done                            76  a rank failed
-  1   plan, topology: does not fit    78  the config is wrong
+  1   plan, topology: does not fit;
+      checkpoint diff: differs        78  the config is wrong
   2   wrong arguments                 79  training diverged: every step is skipped
   66  the data cannot be used         80  not enough host memory
   70  a defect of onebox              81  not enough GPU memory

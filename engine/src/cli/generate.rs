@@ -1,8 +1,10 @@
 //! `onebox generate`.
 
 use super::exit::{Failed, code};
-use super::seen;
-use crate::generate::{GenerateError, Sampling, generate};
+use super::{data, print, say, seen};
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::inspect::open_newest;
+use crate::generate::{GenerateError, Sampling, Trained, generate, next_logits};
 use crate::run_dir::{CONFIG, WEIGHTS};
 use std::io::Write;
 use std::path::PathBuf;
@@ -24,6 +26,24 @@ pub(super) struct GenerateArgs {
     /// The same seed draws the same text
     #[arg(long, default_value_t = 1337)]
     seed: u64,
+    /// Print the logits of the token after the prompt, as JSON, and draw nothing
+    #[arg(long)]
+    logits: bool,
+}
+
+/// For a run that has not ended: what it would go on from.
+fn newest(args: &GenerateArgs) -> Result<Checkpoint, Failed> {
+    let found = open_newest(&args.run).map_err(|error| {
+        let why = format!(
+            "{} has no {WEIGHTS}, which a run writes when it ends, and no checkpoint: {error}",
+            args.run.display()
+        );
+        Failed::new(code::DATA, why)
+    })?;
+    let (found, broken) = found;
+    broken.iter().for_each(|why| say(&format!("warning: {why}")));
+    say(&format!("{}: the parameters after step {}", found.path().display(), found.step()));
+    Ok(found)
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -42,9 +62,14 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     }
     let loaded = crate::config::load(&config, &[]).map_err(|e| Failed::new(code::CONFIG, e))?;
     let weights = args.run.join(WEIGHTS);
-    if !weights.exists() {
-        let why = format!("{} does not exist yet: a run writes it when it ends", weights.display());
-        return Err(Failed::new(code::DATA, why));
+    let checkpoint = if weights.exists() { None } else { Some(newest(args)?) };
+    let tokenizer = data::tokenizer_of(&args.run, &loaded.config)?;
+    let trained = checkpoint.as_ref().map_or(Trained::Weights(&weights), Trained::Checkpoint);
+    let trained = (trained, tokenizer.as_ref());
+    if args.logits {
+        let prompt = crate::generate::default_prompt(&loaded.config, &args.prompt);
+        let logits = next_logits(&loaded.config, trained, &prompt).map_err(failed)?;
+        return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
     let GenerateArgs { prompt, tokens, temperature, seed, .. } = args;
     let sampling = Sampling {
@@ -62,7 +87,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
             false
         }
     };
-    generate(&loaded.config, &weights, &sampling, &mut emit).map_err(failed)?;
+    generate(&loaded.config, trained, &sampling, &mut emit).map_err(failed)?;
     emit(b"\n");
     unseen.map_or(Ok(()), Err)
 }

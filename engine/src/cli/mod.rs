@@ -2,6 +2,8 @@
 
 mod bench;
 mod check;
+mod checkpoint;
+mod data;
 mod doctor;
 mod exit;
 mod generate;
@@ -45,6 +47,11 @@ enum Verb {
     Bench(bench::BenchArgs),
     /// Draw text from a model that `train` left
     Generate(generate::GenerateArgs),
+    /// Look at checkpoints, compare them, lay them out anew
+    Checkpoint {
+        #[command(subcommand)]
+        verb: checkpoint::CheckpointVerb,
+    },
     /// Say what this machine can train on: driver, libraries, GPUs, memory
     Doctor,
     /// Check a config, or show all its values
@@ -106,6 +113,7 @@ pub fn main() -> ExitCode {
         Verb::Topology(args) => topology::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Generate(args) => generate::run(&args),
+        Verb::Checkpoint { verb } => checkpoint::run(&verb),
         Verb::Doctor => doctor::run(),
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
         Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args),

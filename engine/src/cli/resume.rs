@@ -5,8 +5,9 @@ use super::say;
 use crate::build::Built;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, differences};
 use crate::config::Loaded;
-use crate::data::Dataset;
-use crate::run_dir::{RunDir, RunMode};
+use crate::data::{Dataset, Tokenizer};
+use crate::run_dir::{RunDir, RunMode, TOKENIZER};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The newest whole checkpoint of the run; none when there is none, which is said. Broken ones that are newer are
@@ -15,7 +16,7 @@ pub(super) fn start(
     dir: &RunDir,
     loaded: &Loaded,
     built: &Built,
-    data: &Dataset,
+    (data, tokenizer): (&Dataset, Option<&Tokenizer>),
     mode: RunMode,
 ) -> Result<Option<Arc<Checkpoint>>, Failed> {
     let from = dir.forked_from().unwrap_or(dir.path());
@@ -30,7 +31,8 @@ pub(super) fn start(
         return Err(Failed::new(code::CHECKPOINT, why));
     };
     why.iter().for_each(|why| say(&format!("warning: {why}")));
-    let all = differences(&found, loaded, data).map_err(failed)?;
+    let mut all = differences(&found, loaded, data).map_err(failed)?;
+    all.extend(other_tokenizer(from, tokenizer)?);
     permitted(&all, mode)?;
     found.check_model(&built.gpt).map_err(failed)?;
     if mode == RunMode::Resume {
@@ -43,6 +45,18 @@ pub(super) fn start(
     }
     say(&format!("{}: going on after step {}", found.path().display(), found.step()));
     Ok(Some(Arc::new(found)))
+}
+
+/// A run keeps a copy of its tokenizer: another content under the same name is another experiment.
+fn other_tokenizer(from: &Path, now: Option<&Tokenizer>) -> Result<Option<Difference>, Failed> {
+    let path = from.join(TOKENIZER);
+    let (Some(now), true) = (now, path.exists()) else { return Ok(None) };
+    let was = std::fs::read(&path)
+        .map_err(|e| Failed::new(code::IO, format!("cannot read {}: {e}", path.display())))?;
+    let values = [was.len(), now.bytes().len()].map(|bytes| format!("{bytes} bytes"));
+    let key = format!("data.tokenizer (not {} any more)", path.display());
+    let differs = was != now.bytes();
+    Ok(differs.then_some(Difference { key, values, kind: Kind::Experiment }))
 }
 
 fn failed(error: CheckpointError) -> Failed {

@@ -4,17 +4,17 @@ use super::check::count;
 use super::exit::{Failed, code};
 use super::trace::TraceArgs;
 use super::watch::Watch;
-use super::{ConfigArgs, plan, print, resume, say};
+use super::{ConfigArgs, data, plan, print, resume, say};
 use crate::build::{Built, build, world_size};
 use crate::checkpoint::{Checkpoint, FOLDER};
-use crate::config::{Config, DataFormat, DeviceConfig, Loaded, Precision};
-use crate::data::Dataset;
-use crate::generate::{Sampling, generate};
+use crate::config::{DataFormat, DeviceConfig, Loaded, Precision};
+use crate::data::{Dataset, Tokenizer};
+use crate::generate::{Sampling, Trained, generate};
 use crate::metrics::MetricsWriter;
 use crate::plan::memory_report;
 use crate::progress::{Progress, clock, si};
 use crate::run::{Outcome, RunError, RunOptions, train};
-use crate::run_dir::{CONFIG, METRICS, RunDir, RunDirError, RunMode, WEIGHTS};
+use crate::run_dir::{CONFIG, METRICS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
 use device::Error;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::path::{Path, PathBuf};
@@ -67,7 +67,9 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         return Ok(());
     }
     let built = build(&loaded.config);
-    let data = open_data(&loaded.config)?;
+    let tokenizer = data::tokenizer(&loaded.config)?;
+    let tokenizer = tokenizer.as_ref();
+    let data = data::open(&loaded.config, tokenizer, args.dry_run)?;
     check_memory(&loaded, &built, args.dry_run)?;
     if args.dry_run {
         say(&format!("data: {}", data.describe()));
@@ -77,23 +79,17 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     let dir =
         RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused)?;
     let start = match mode {
-        RunMode::Resume | RunMode::Fork => resume::start(&dir, &loaded, &built, &data, mode)?,
+        RunMode::Resume | RunMode::Fork => {
+            resume::start(&dir, &loaded, &built, (&data, tokenizer), mode)?
+        }
         RunMode::Fresh | RunMode::Overwrite => None,
     };
     if mode == RunMode::Resume {
         // They are another model's than the one that is trained now.
         dir.remove(WEIGHTS).map_err(refused)?;
     }
-    Session { args, loaded: &loaded, built: &built, data: &data, dir: &dir, start }.train()
-}
-
-pub(super) fn open_data(config: &Config) -> Result<Arc<Dataset>, Failed> {
-    let (data, model) = (&config.data, &config.model);
-    let (train, validation) = (&data.train, data.validation.as_deref());
-    let fraction = data.validation_fraction;
-    Dataset::open(train, validation, data.format, fraction, model.vocab, model.seq_len)
-        .map(Arc::new)
-        .map_err(|e| Failed::new(code::DATA, e))
+    let (loaded, built, data, dir) = (&loaded, &built, &data, &dir);
+    Session { args, loaded, built, data, tokenizer, dir, start }.train()
 }
 
 /// Refuses with numbers before anything is allocated. Only what is shown has its step counted.
@@ -117,7 +113,7 @@ pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result
     Ok(())
 }
 
-fn refused(error: RunDirError) -> Failed {
+pub(super) fn refused(error: RunDirError) -> Failed {
     let code = match error {
         RunDirError::Io { .. } => code::IO,
         _ => code::NO_RUN_DIR,
@@ -131,6 +127,7 @@ pub(super) struct Session<'a> {
     pub(super) loaded: &'a Loaded,
     pub(super) built: &'a Built,
     data: &'a Arc<Dataset>,
+    tokenizer: Option<&'a Tokenizer>,
     dir: &'a RunDir,
     /// What it goes on from.
     start: Option<Arc<Checkpoint>>,
@@ -141,6 +138,9 @@ impl Session<'_> {
         let config = &self.loaded.config;
         let file = |e| Failed::new(code::IO, e);
         self.dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
+        if let Some(tokenizer) = self.tokenizer {
+            self.dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
+        }
         let metrics = MetricsWriter::open(&self.dir.metrics_path(), self.done());
         let metrics = metrics.map_err(|e| Failed::new(code::IO, e))?;
         let stop = stop_at_signal();
@@ -323,8 +323,8 @@ impl Session<'_> {
 
     const fn unit(&self) -> &'static str {
         match self.loaded.config.data.format {
-            DataFormat::Bytes => "nats per byte",
-            DataFormat::U16 | DataFormat::U32 => "nats per token",
+            DataFormat::Bytes if self.tokenizer.is_none() => "nats per byte",
+            _ => "nats per token",
         }
     }
 
@@ -341,10 +341,15 @@ impl Session<'_> {
             seed: config.train.seed,
         };
         let mut text = Vec::new();
-        let drawn = generate(config, weights, &sampling, &mut |piece| {
-            text.extend_from_slice(piece);
-            !stop.load(Ordering::Relaxed)
-        });
+        let drawn = generate(
+            config,
+            (Trained::Weights(weights), self.tokenizer),
+            &sampling,
+            &mut |piece| {
+                text.extend_from_slice(piece);
+                !stop.load(Ordering::Relaxed)
+            },
+        );
         if let Err(why) = drawn {
             say(&format!("\nno sample: {why} (see `sample` in the config)"));
             return;
@@ -391,7 +396,7 @@ impl Session<'_> {
 }
 
 /// For a POSIX shell.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();

@@ -11,7 +11,7 @@ use super::{
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 20] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 21] {
     [
         Checks::heads_over_ranks,
         Checks::hidden_over_heads,
@@ -30,6 +30,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 20] {
         Checks::checkpoints,
         Checks::checkpoints_split_once,
         Checks::byte_tokens,
+        Checks::tokenized_twice,
         Checks::parameters,
         Checks::activations,
         Checks::tokens_of_run,
@@ -351,12 +352,27 @@ impl Checks<'_> {
 
     fn byte_tokens(&self) -> Option<Broken> {
         let vocab = self.config.model.vocab;
-        (self.config.data.format == DataFormat::Bytes && vocab < 256).then(|| Broken {
+        let bytes = self.config.data.format == DataFormat::Bytes;
+        (bytes && self.config.data.tokenizer.is_none() && vocab < 256).then(|| Broken {
             message: format!("{vocab} tokens are too few for bytes, of which there are 256"),
             help: "use 256 or more, or leave it out; or use the format `U16` or `U32`".into(),
             values: vec![
                 ("model.vocab", format!("{vocab} tokens")),
                 ("data.format", "one token per byte".into()),
+            ],
+        })
+    }
+}
+
+impl Checks<'_> {
+    fn tokenized_twice(&self) -> Option<Broken> {
+        let data = &self.config.data;
+        (data.tokenizer.is_some() && data.format != DataFormat::Bytes).then(|| Broken {
+            message: "files of tokens need no tokenizer".into(),
+            help: "leave `data.tokenizer` out, or set `data.format` to `Bytes` for text".into(),
+            values: vec![
+                ("data.tokenizer", "makes tokens of text".into()),
+                ("data.format", "the files hold tokens".into()),
             ],
         })
     }

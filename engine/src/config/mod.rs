@@ -432,6 +432,8 @@ pub struct DataConfig {
     pub train: String,
     /// The same; absent: the last `validation_fraction` of `train`.
     pub validation: Option<String>,
+    /// `tokenizer.json` for text, made absolute like the others; absent: a byte is a token. With `Bytes` only.
+    pub tokenizer: Option<String>,
     /// Default `Bytes`.
     pub format: DataFormat,
     /// (0, 0.5], default 0.1.

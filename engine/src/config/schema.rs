@@ -374,6 +374,7 @@ fn data(s: &mut Section<'_, '_>) -> DataConfig {
     DataConfig {
         train: s.path("train", Or::Default(String::new())),
         validation: s.path_or_none("validation"),
+        tokenizer: s.path_or_none("tokenizer"),
         format: s.named("format", DataFormat::Bytes),
         validation_fraction: s.float(
             "validation_fraction",

@@ -111,9 +111,10 @@ impl Config {
     fn data_entries(&self) -> Entries {
         let d = &self.data;
         let train = (!d.train.is_empty()).then(|| ("train", quoted(&d.train)));
-        let validation = d.validation.as_deref().map_or_else(|| "None".into(), quoted);
+        let path = |path: &Option<String>| path.as_deref().map_or_else(|| "None".into(), quoted);
         let rest = [
-            ("validation", validation),
+            ("validation", path(&d.validation)),
+            ("tokenizer", path(&d.tokenizer)),
             ("format", d.format.name().into()),
             ("validation_fraction", float_text(d.validation_fraction)),
         ];

@@ -15,8 +15,14 @@ use device::random;
 use crate::config::DataFormat;
 
 mod files;
+mod text;
+mod tokenizer;
+mod tokens;
 
 use files::find_files;
+pub use text::Tokenized;
+pub use tokenizer::Tokenizer;
+pub use tokens::Cache;
 
 /// Word that keys the data stream under the seed of a run.
 const DATA_STREAM: u64 = 0x6461_7461;
@@ -71,6 +77,17 @@ pub enum Problem {
          largest token, or check data.format"
     )]
     TokenOutOfVocab { index: usize, token: u32, vocab: usize },
+    #[error("cannot be used as a tokenizer.json: {0}")]
+    NoTokenizer(String),
+    #[error(
+        "its largest token is {}, but model.vocab is {vocab}; set model.vocab to {tokenizer} or more",
+        tokenizer - 1
+    )]
+    TokenizerVocab { tokenizer: usize, vocab: usize },
+    #[error("not UTF-8, and data.tokenizer takes text; leave the file out, or convert it")]
+    NotUtf8,
+    #[error("{bytes} bytes are more than a tokenizer takes at once ({most}); split the file")]
+    TextTooLong { bytes: u64, most: u64 },
     #[error(
         "the {part} part has {tokens} tokens ({arithmetic}), but model.seq_len {seq_len} needs \
          seq_len + 1 = {}; lower model.seq_len to at most {}, or {remedy}",
@@ -87,6 +104,8 @@ pub enum Problem {
 
 /// A problem, where it is.
 type Failure = (PathBuf, Problem);
+/// Appends the tokens of what a text names, and returns the files.
+type Append<'a> = dyn FnMut(&mut Dataset, &str) -> Result<Vec<PathBuf>, Failure> + 'a;
 
 /// Text files of a directory that were left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,6 +131,8 @@ pub struct Dataset {
     seq_len: usize,
     num_files: usize,
     skipped: Skipped,
+    /// Bytes of the text that a tokenizer made these tokens of.
+    text: Option<usize>,
 }
 
 impl Dataset {
@@ -135,25 +156,35 @@ impl Dataset {
             DataFormat::U16 => 2,
             DataFormat::U32 => 4,
         };
-        let (bytes, skipped) = (Vec::new(), Skipped::default());
-        let mut data = Self { bytes, width, split: 0, seq_len, num_files: 0, skipped };
-        let train_files = data.read(train, vocab).map_err(in_key("data.train"))?;
-        data.split = data.num_tokens();
+        let mut data = Self { width, ..Self::none(seq_len) };
+        let (parts, fraction) = ((train, validation), validation_fraction);
+        data.fill_parts(parts, fraction, &mut |data, text| data.read(text, vocab))?;
+        Ok(data)
+    }
+
+    /// Reads both parts, or cuts the first.
+    fn fill_parts(
+        &mut self,
+        (train, validation): (&str, Option<&str>),
+        validation_fraction: f32,
+        read: &mut Append<'_>,
+    ) -> Result<(), DataError> {
+        let train_files = read(self, train).map_err(in_key("data.train"))?;
+        self.split = self.num_tokens();
         if let Some(validation) = validation {
-            let files = data.read(validation, vocab).map_err(in_key("data.validation"))?;
+            let files = read(self, validation).map_err(in_key("data.validation"))?;
             warn_of_overlap(&train_files, &files);
         } else {
-            let held_out = data.split as f64 * f64::from(validation_fraction);
-            data.split -= held_out.round() as usize;
+            let held_out = self.split as f64 * f64::from(validation_fraction);
+            self.split -= held_out.round() as usize;
         }
-        data.check_lengths(train, validation)?;
-        Ok(data)
+        self.check_lengths(train, validation)
     }
 
     /// No tokens: for a step that is counted, not run.
     pub(crate) const fn none(seq_len: usize) -> Self {
         let skipped = Skipped { too_long: 0, not_utf8: 0 };
-        Self { bytes: Vec::new(), width: 1, split: 0, seq_len, num_files: 0, skipped }
+        Self { bytes: Vec::new(), width: 1, split: 0, seq_len, num_files: 0, skipped, text: None }
     }
 
     /// Bytes without meaning, a window of them held out: for a step that is timed.
@@ -197,13 +228,18 @@ impl Dataset {
 
     /// Files, tokens and split, for the start-up report.
     pub fn describe(&self) -> String {
-        let (files, bytes, tokens) = (self.num_files, self.bytes.len(), self.num_tokens());
+        let (files, tokens) = (self.num_files, self.num_tokens());
+        let bytes = self.text.unwrap_or(self.bytes.len());
         let (train, held_out) = (self.split, tokens - self.split);
         let plural = if files == 1 { "" } else { "s" };
         let text = format!(
             "{files} file{plural}, {bytes} bytes, {tokens} tokens: {train} to train, {held_out} \
              held out"
         );
+        let text = match self.bytes_per_token() {
+            Some(bytes) => format!("{text}; {bytes:.2} bytes per token"),
+            None => text,
+        };
         if self.skipped == Skipped::default() { text } else { format!("{text}; {}", self.skipped) }
     }
 

@@ -1,0 +1,116 @@
+//! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
+
+use super::super::exit::{Failed, code};
+use super::super::{ConfigArgs, data, say, train};
+use super::{failed, open, rewrite_failed, run_of};
+use crate::build::build;
+use crate::checkpoint::inspect::Summary;
+use crate::data::Tokenizer;
+use crate::hugging_face::{ExportError, Folder, FolderError, export, import};
+use crate::run_dir::{CONFIG, RunDir, RunMode, TOKENIZER};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+/// Write the parameters of a checkpoint for other programs.
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct ExportArgs {
+    /// Checkpoint, or run directory (its newest)
+    path: PathBuf,
+    /// New folder
+    out: PathBuf,
+    /// Format: a GPT-2 of Hugging Face's transformers
+    #[arg(long, value_enum)]
+    to: Format,
+    /// Most bytes of a file, such as 5GB, where tensors are not larger
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = crate::config::parse_bytes)]
+    max_shard_size: u64,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Format {
+    /// config.json and safetensors files, for `GPT2LMHeadModel.from_pretrained`
+    Safetensors,
+}
+
+/// Start a run from the weights of such a folder.
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct ImportArgs {
+    /// Folder with config.json and model.safetensors, or parts of it and an index
+    folder: PathBuf,
+    /// New run directory, with a checkpoint of step 0
+    out: PathBuf,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
+    let Format::Safetensors = args.to;
+    let from = open(&args.path)?;
+    let config = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?.config;
+    let built = build(&config);
+    from.check_model(&built.gpt).map_err(failed)?;
+    let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
+    let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
+    let files = export(&from, (&config, &built), tokenizer, &args.out, args.max_shard_size);
+    let files = files.map_err(|error| {
+        let code = match &error {
+            ExportError::From(_) | ExportError::To(_) => code::IO,
+            ExportError::Exists(_) => code::NO_RUN_DIR,
+            ExportError::Unequal { .. } => code::INTERNAL,
+        };
+        Failed::new(code, error)
+    })?;
+    say(&format!(
+        "{}: the fp32 parameters after step {}, read back bit for bit: {}",
+        args.out.display(),
+        from.step(),
+        files.join(", ")
+    ));
+    Ok(())
+}
+
+pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    let config = &loaded.config;
+    if let Some(not_built) = config.not_built(&loaded.origins) {
+        return Err(Failed::new(code::CONFIG, not_built));
+    }
+    let folder = Folder::open(&args.folder).map_err(unusable)?;
+    let built = build(config);
+    folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
+    let tokenizer = data::tokenizer(config)?;
+    let opened = data::open(config, tokenizer.as_ref(), false)?;
+    let dir = RunDir::create(Some(&args.out), &config.name, RunMode::Fresh);
+    let dir = dir.map_err(train::refused)?;
+    let written = import(&folder, (config, &built, &opened), dir.path()).map_err(unusable)?;
+    let file = |e| Failed::new(code::IO, e);
+    dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
+    if let Some(tokenizer) = &tokenizer {
+        dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
+    } else if args.folder.join(TOKENIZER).exists() {
+        let path = args.folder.join(TOKENIZER);
+        say(&format!("note: {} is not used: data.tokenizer names none", path.display()));
+    }
+    let sets = args.config.sets.iter().map(|set| format!(" --set {}", train::quoted(set)));
+    let quoted = |path: &std::path::Path| train::quoted(&path.display().to_string());
+    say(&format!(
+        "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
+        written.display(),
+        folder.path().display(),
+        quoted(&args.config.config),
+        quoted(&args.out),
+        sets.collect::<String>()
+    ));
+    Ok(())
+}
+
+fn unusable(error: FolderError) -> Failed {
+    let code = match error {
+        FolderError::Read { ref source, .. } if source.kind() == ErrorKind::NotFound => code::DATA,
+        FolderError::Read { .. } | FolderError::Write { .. } => code::IO,
+        FolderError::Refused { .. } => code::DATA,
+        FolderError::OtherModel { .. } => code::CONFIG,
+        FolderError::Rewrite(error) => return rewrite_failed(error),
+    };
+    Failed::new(code, error)
+}

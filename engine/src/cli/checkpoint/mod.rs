@@ -1,0 +1,110 @@
+//! `onebox checkpoint`: looking at what a run has saved, and laying it out anew.
+
+mod diff;
+mod exchange;
+mod reshard;
+mod show;
+
+use super::exit::{Failed, code};
+use super::{print, say};
+use crate::checkpoint::inspect::{checkpoints_of, open_newest, verify};
+use crate::checkpoint::rewrite::RewriteError;
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use clap::Subcommand;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// What to do with checkpoints. A PATH is one of them, or a run directory.
+#[derive(Debug, Subcommand)]
+pub(super) enum CheckpointVerb {
+    /// What it holds: steps, model, layout, every tensor; of a run the newest. Its manifest is checked, not its data
+    Show {
+        /// Checkpoint, or run directory
+        path: PathBuf,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compare every byte with the hashes of what was written; of a run every checkpoint (exit code 82 if one is broken)
+    Verify {
+        /// Checkpoint, or run directory
+        path: PathBuf,
+    },
+    /// Compare configs, and every tensor of all states (exit code 1 if a bit of them differs)
+    Diff {
+        /// Checkpoint, or run directory
+        a: PathBuf,
+        /// Another one
+        b: PathBuf,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write it as ranks of another layout would have, into a new run directory. `train` needs no such thing
+    Reshard(reshard::ReshardArgs),
+    /// Write its parameters for other programs: a GPT-2 of Hugging Face's transformers
+    Export(exchange::ExportArgs),
+    /// Start a run from a GPT-2 of Hugging Face's transformers: a checkpoint of step 0
+    Import(exchange::ImportArgs),
+}
+
+pub(super) fn run(verb: &CheckpointVerb) -> Result<(), Failed> {
+    match verb {
+        CheckpointVerb::Show { path, json } => show::run(path, *json),
+        CheckpointVerb::Verify { path } => verified(path),
+        CheckpointVerb::Diff { a, b, json } => diff::run([a, b], *json),
+        CheckpointVerb::Reshard(args) => reshard::run(args),
+        CheckpointVerb::Export(args) => exchange::exported(args),
+        CheckpointVerb::Import(args) => exchange::imported(args),
+    }
+}
+
+fn verified(path: &Path) -> Result<(), Failed> {
+    let mut broken = 0;
+    let all = checkpoints_of(path).map_err(failed)?;
+    for checkpoint in &all {
+        let problems = verify(checkpoint);
+        broken += usize::from(!problems.is_empty());
+        match &problems[..] {
+            [] => print(&format!("{}: whole\n", checkpoint.display()))?,
+            _ => problems.iter().try_for_each(|problem| print(&format!("{problem}\n")))?,
+        }
+    }
+    if broken == 0 {
+        return Ok(());
+    }
+    let why = format!("{broken} of {} checkpoints cannot be used", all.len());
+    Err(Failed::new(code::CHECKPOINT, why))
+}
+
+/// The newest whole one of what `path` names; what is broken is said.
+fn open(path: &Path) -> Result<Checkpoint, Failed> {
+    let (found, broken) = open_newest(path).map_err(failed)?;
+    broken.iter().for_each(|why| say(&format!("warning: {why}")));
+    Ok(found)
+}
+
+/// The directory of the run that wrote it, where that is still around it.
+fn run_of(checkpoint: &Checkpoint) -> &Path {
+    let run = checkpoint.path().parent().and_then(Path::parent);
+    run.unwrap_or(checkpoint.path())
+}
+
+fn failed(error: CheckpointError) -> Failed {
+    let code = match &error {
+        CheckpointError::Io { source, .. } if source.kind() == ErrorKind::NotFound => code::DATA,
+        CheckpointError::Io { .. } => code::IO,
+        CheckpointError::Broken { .. } => code::CHECKPOINT,
+        CheckpointError::OtherModel { .. } => code::CONFIG,
+    };
+    Failed::new(code, error)
+}
+
+fn rewrite_failed(error: RewriteError) -> Failed {
+    match error {
+        RewriteError::Read(error) => failed(error),
+        RewriteError::Write { .. } => Failed::new(code::IO, error),
+        RewriteError::Source(_) => Failed::new(code::DATA, error),
+        RewriteError::Unequal { .. } => Failed::new(code::INTERNAL, error),
+    }
+}

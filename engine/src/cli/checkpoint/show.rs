@@ -1,0 +1,108 @@
+//! `onebox checkpoint show`.
+
+use super::super::check::count;
+use super::super::exit::{Failed, code};
+use super::super::print;
+use super::failed;
+use crate::checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
+use crate::progress::si;
+use std::fmt::Write;
+use std::path::Path;
+
+pub(super) fn run(path: &Path, json: bool) -> Result<(), Failed> {
+    let all = checkpoints_of(path).map_err(failed)?;
+    let newest = all.last().map_or(path, |newest| newest.as_path());
+    let summary = Summary::read(newest).map_err(failed)?;
+    if json {
+        let text = serde_json::to_string_pretty(&summary.json());
+        return print(&(text.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"));
+    }
+    let others: Vec<String> = all[..all.len().saturating_sub(1)]
+        .iter()
+        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+        .collect();
+    print(&text(&summary, &others)?)
+}
+
+fn text(summary: &Summary, others: &[String]) -> Result<String, Failed> {
+    let config = summary.config().map_err(failed)?.config;
+    let (m, p) = (&config.model, &config.parallel);
+    let tensors = summary.tensors();
+    let parameters: usize = tensors.iter().map(|t| t.elements).sum();
+    let mut lines = vec![("checkpoint", summary.path().display().to_string())];
+    if !others.is_empty() {
+        lines.push(("others", format!("{} of this run", others.join(", "))));
+    }
+    lines.extend(summary.lines());
+    let files = summary.num_files();
+    lines.push((
+        "states",
+        format!(
+            "{}B in {files} file{}: fp32 parameters and Adam's two moments",
+            si(summary.bytes() as f64),
+            if files == 1 { "" } else { "s" }
+        ),
+    ));
+    lines.push((
+        "model",
+        format!(
+            "{} parameters: {} layers, hidden {}, {} heads, {} tokens, vocabulary {}",
+            count(parameters as f64),
+            m.layers,
+            m.hidden,
+            m.heads,
+            m.seq_len,
+            m.vocab
+        ),
+    ));
+    lines.push((
+        "layout",
+        format!(
+            "written by TP {} x DP {}, {:?}; any layout can go on from it",
+            p.tensor, p.data, config.precision
+        ),
+    ));
+    let mut text = String::new();
+    for (what, words) in lines {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{what:<12}{words}");
+    }
+    text += &table(&tensors);
+    Ok(text)
+}
+
+fn table(tensors: &[TensorSummary]) -> String {
+    let widest = tensors.iter().map(|t| t.name.len()).max().unwrap_or(0).max("TENSOR".len());
+    let mut text =
+        format!("\n{:widest$}  {:>14}  {:>14}  FILES\n", "TENSOR", "SHAPE", "PARAMETERS");
+    for TensorSummary { name, shape: [rows, columns], files, elements } in tensors {
+        let shape = if *columns == 1 { rows.to_string() } else { format!("{rows} x {columns}") };
+        let _ = writeln!(text, "{name:widest$}  {shape:>14}  {elements:>14}  {}", ranges(files));
+    }
+    text
+}
+
+/// `0-3, 6`
+fn ranges(numbers: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *number => *last = *number,
+            _ => runs.push((*number, *number)),
+        }
+    }
+    let run = |(first, last): &(usize, usize)| match last - first {
+        0 => first.to_string(),
+        _ => format!("{first}-{last}"),
+    };
+    runs.iter().map(run).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn numbers_in_a_row_are_a_range() {
+        assert_eq!(super::ranges(&[0, 1, 2, 3, 6, 8, 9]), "0-3, 6, 8-9");
+        assert_eq!(super::ranges(&[]), "");
+    }
+}

@@ -1,0 +1,142 @@
+//! A data set of text through a tokenizer.
+
+use super::files::find_files;
+use super::tokenizer::Tokenizer;
+use super::tokens::Cache;
+use super::{DataError, Dataset, Failure, Problem, at, in_key};
+use std::path::{Path, PathBuf};
+
+/// Longest file: a tokenizer takes some thirty times as much memory for a moment.
+const MAX_FILE: u64 = 256 << 20;
+
+/// How texts become tokens.
+#[derive(Debug)]
+pub struct Tokenized<'a> {
+    /// The tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// What its file is called, for messages.
+    pub path: &'a Path,
+    /// Where tokens are kept.
+    pub cache: &'a Cache,
+}
+
+impl Dataset {
+    /// [`open`](Self::open), where files are text and tokens what the tokenizer makes of each.
+    ///
+    /// # Errors
+    /// As there, and for a tokenizer with tokens that `vocab` has not, or text that is not UTF-8.
+    pub fn open_text(
+        (train, validation): (&str, Option<&str>),
+        with: &Tokenized<'_>,
+        validation_fraction: f32,
+        vocab: usize,
+        seq_len: usize,
+    ) -> Result<Self, DataError> {
+        let tokenizer = with.tokenizer.vocab();
+        if tokenizer > vocab {
+            let problem = Problem::TokenizerVocab { tokenizer, vocab };
+            return Err(in_key("data.tokenizer")(at(with.path)(problem)));
+        }
+        let width = if tokenizer <= 1 << 16 { 2 } else { 4 };
+        let mut data = Self { width, text: Some(0), ..Self::none(seq_len) };
+        let (parts, fraction) = ((train, validation), validation_fraction);
+        data.fill_parts(parts, fraction, &mut |data, text| data.read_text(text, with, vocab))?;
+        Ok(data)
+    }
+
+    /// Appends the tokens of all files that `text` names, in order; returns the files.
+    fn read_text(
+        &mut self,
+        text: &str,
+        with: &Tokenized<'_>,
+        vocab: usize,
+    ) -> Result<Vec<PathBuf>, Failure> {
+        let (files, from_directory) = find_files(text, 1)?;
+        let mut raw = Self::none(self.seq_len);
+        let mut ends = Vec::new();
+        for file in &files {
+            let bytes = file.metadata().map_err(|e| at(file)(Problem::Unreadable(e)))?.len();
+            if bytes > MAX_FILE && !from_directory {
+                return Err(at(file)(Problem::TextTooLong { bytes, most: MAX_FILE }));
+            }
+            raw.read_file(file, from_directory, 256).map_err(at(file))?;
+            ends.push(raw.bytes.len());
+        }
+        self.num_files += raw.num_files;
+        self.skipped = super::Skipped {
+            too_long: self.skipped.too_long + raw.skipped.too_long,
+            not_utf8: self.skipped.not_utf8 + raw.skipped.not_utf8,
+        };
+        let mut texts = Vec::new();
+        let mut start = 0;
+        for (file, end) in files.iter().zip(&ends) {
+            let text = str::from_utf8(&raw.bytes[start..*end]);
+            texts.push(text.map_err(|_| at(file)(Problem::NotUtf8))?);
+            start = *end;
+        }
+        let tokens = with.cache.tokens(with.tokenizer, &texts);
+        let tokens = tokens.map_err(|(i, why)| at(&files[i])(Problem::NoTokenizer(why)))?;
+        if tokens.is_empty() {
+            let none = match from_directory {
+                true => Problem::NoUsableFile(self.skipped),
+                false => Problem::Empty,
+            };
+            return Err(at(Path::new(text))(none));
+        }
+        if let Some(index) = tokens.iter().position(|token| *token as usize >= vocab) {
+            let problem = Problem::TokenOutOfVocab { index, token: tokens[index], vocab };
+            return Err(at(Path::new(text))(problem));
+        }
+        match self.width {
+            2 => self.bytes.extend(tokens.iter().flat_map(|token| (*token as u16).to_le_bytes())),
+            _ => self.bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes())),
+        }
+        self.text = self.text.map(|bytes| bytes + raw.bytes.len());
+        Ok(files)
+    }
+
+    /// Bytes of text for each token, both parts together; none where bytes are tokens, or files hold them.
+    pub fn bytes_per_token(&self) -> Option<f64> {
+        self.text.map(|bytes| bytes as f64 / self.num_tokens() as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::tests::{folder, path};
+    use super::*;
+
+    fn open(train: &str, vocab: usize) -> Result<Dataset, DataError> {
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tokenizer-tiny.json");
+        let tokenizer = Tokenizer::open(&file).unwrap();
+        let cache = Cache::default();
+        let with = Tokenized { tokenizer: &tokenizer, path: &file, cache: &cache };
+        Dataset::open_text((train, None), &with, 0.25, vocab, 4)
+    }
+
+    #[test]
+    fn files_are_tokenized_each_by_itself() {
+        let text = "the box holds the model ".repeat(8);
+        let folder =
+            folder(&[("a.txt", text.as_bytes()), ("b.txt", b"the box"), ("c.txt", b"\xff")]);
+        let data = open(&path(&folder, ""), 300).unwrap();
+        // `the box` at the start of a file, after a blank: not one text.
+        let both = open(&path(&folder, "[ab].txt"), 300).unwrap();
+        assert_eq!(data.bytes, both.bytes);
+        let first = open(&path(&folder, "a.txt"), 300).unwrap();
+        assert_eq!(data.bytes[..first.bytes.len()], first.bytes);
+        assert_eq!(data.token(first.num_tokens()), data.token(0));
+        assert!(data.bytes_per_token().unwrap() > 2.0, "{data:?}");
+        let said = data.describe();
+        for text in ["2 files, 199 bytes", "bytes per token", "1 not UTF-8"] {
+            assert!(said.contains(text), "{said}");
+        }
+        let refused =
+            |name: &str, vocab| open(&path(&folder, name), vocab).unwrap_err().to_string();
+        assert!(refused("c.txt", 300).contains("c.txt: not UTF-8"));
+        let small = refused("a.txt", 299);
+        assert!(small.starts_with("data.tokenizer") && small.contains("model.vocab"), "{small}");
+        assert!(small.contains("300"), "{small}");
+    }
+}

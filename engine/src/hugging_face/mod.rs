@@ -1,0 +1,152 @@
+//! GPT-2 as Hugging Face's transformers keeps it: a folder with `config.json` and safetensors files. `onebox checkpoint`
+//! exports to it and imports from it. Nothing of such a folder is trusted, and nothing of another model is bent into shape.
+
+mod config_json;
+mod folder;
+mod header;
+mod write;
+
+pub use folder::Folder;
+pub use write::{ExportError, export};
+
+use crate::build::Built;
+use crate::checkpoint::rewrite::{RewriteError, start};
+use crate::config::{Config, ModelConfig};
+use crate::data::Dataset;
+use std::cell::RefCell;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+const CONFIG: &str = "config.json";
+const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Why a folder cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum FolderError {
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("{} cannot be used: {problem}", path.display())]
+    Refused { path: PathBuf, problem: String },
+    #[error("{} is not the model to import:{}", path.display(), lines(problems))]
+    OtherModel { path: PathBuf, problems: Vec<String> },
+    #[error(transparent)]
+    Rewrite(#[from] RewriteError),
+}
+
+fn lines(problems: &[String]) -> String {
+    problems.iter().map(|line| format!("\n  {line}")).collect()
+}
+
+/// Writes the weights of `folder` into the run directory `run` as a checkpoint of step 0 with moments of zero; returns it.
+///
+/// # Errors
+/// [`FolderError::OtherModel`] with every key of `config.json` that differs; what cannot be read or written.
+pub fn import(
+    folder: &Folder,
+    (config, built, data): (&Config, &Built, &Dataset),
+    run: &Path,
+) -> Result<PathBuf, FolderError> {
+    let places = folder.places(&built.gpt)?;
+    // The tensor that was asked for last: each file of a rank asks for it in many pieces.
+    let last = RefCell::new((usize::MAX, Vec::new()));
+    let parameters = |(tensor, _), wanted: Range<usize>, out: &mut [f32]| {
+        let mut last = last.borrow_mut();
+        if last.0 != tensor {
+            let values = folder.read(&places[tensor]);
+            *last = (tensor, values.map_err(|e| RewriteError::Source(e.to_string()))?);
+        }
+        out.copy_from_slice(&last.1[wanted]);
+        Ok(())
+    };
+    Ok(start((config, built, data), run, &parameters)?)
+}
+
+impl FolderError {
+    fn refused(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Refused { path: path.to_owned(), problem: problem.into() }
+    }
+}
+
+/// Whether the tensors of an accepted header fill a file of `bytes`, of which it is the start.
+pub(crate) fn fills(header: &[u8], bytes: u64) -> Result<bool, String> {
+    let found = header::decode(header, bytes)?;
+    let size = |t: &header::Foreign| {
+        t.shape.iter().product::<usize>() as u64 * header::width(&t.dtype).unwrap_or(0)
+    };
+    Ok(found.iter().map(size).sum::<u64>() + header.len() as u64 == bytes)
+}
+
+pub(crate) fn check_index(json: &[u8]) -> Result<(), String> {
+    folder::index(json).map(drop)
+}
+
+pub(crate) fn count_mismatches(json: &[u8], model: &ModelConfig) -> Result<usize, String> {
+    config_json::mismatches(json, model).map(|all| all.len())
+}
+
+/// The name of a tensor there, and whether its matrix stands there transposed: their linears keep (in, out).
+fn foreign(name: &str) -> (String, bool) {
+    const LINEARS: [(&str, &str); 4] = [
+        (".attn.qkv.", ".attn.c_attn."),
+        (".attn.proj.", ".attn.c_proj."),
+        (".mlp.fc.", ".mlp.c_fc."),
+        (".mlp.proj.", ".mlp.c_proj."),
+    ];
+    let linear = LINEARS.iter().find(|(ours, _)| name.contains(ours));
+    match linear {
+        Some((ours, theirs)) => (name.replace(ours, theirs), name.ends_with(".weight")),
+        None if name == "wte" || name == "wpe" => (format!("{name}.weight"), false),
+        None => (name.to_owned(), false),
+    }
+}
+
+/// (columns, rows) row-major, of `values` that are (rows, columns) row-major.
+fn transposed(values: &[f32], (rows, columns): (usize, usize)) -> Vec<f32> {
+    // Square blocks, so that both sides stay in the cache.
+    const BLOCK: usize = 32;
+    let mut out = vec![0.0; values.len()];
+    for row in (0..rows).step_by(BLOCK) {
+        for column in (0..columns).step_by(BLOCK) {
+            for r in row..(row + BLOCK).min(rows) {
+                for c in column..(column + BLOCK).min(columns) {
+                    out[c * rows + r] = values[r * columns + c];
+                }
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_transformers() {
+        for (ours, theirs, turned) in [
+            ("wte", "wte.weight", false),
+            ("h.3.ln_1.bias", "h.3.ln_1.bias", false),
+            ("h.3.attn.qkv.weight", "h.3.attn.c_attn.weight", true),
+            ("h.3.attn.qkv.bias", "h.3.attn.c_attn.bias", false),
+            ("h.11.attn.proj.weight", "h.11.attn.c_proj.weight", true),
+            ("h.11.mlp.fc.weight", "h.11.mlp.c_fc.weight", true),
+            ("h.11.mlp.proj.bias", "h.11.mlp.c_proj.bias", false),
+            ("ln_f.weight", "ln_f.weight", false),
+        ] {
+            assert_eq!(foreign(ours), (theirs.to_owned(), turned));
+        }
+    }
+
+    #[test]
+    fn a_matrix_turned_twice_is_itself() {
+        let values: Vec<f32> = (0..70 * 41).map(|i| i as f32).collect();
+        let turned = transposed(&values, (70, 41));
+        assert_eq!(turned[..3], [0.0, 41.0, 82.0]);
+        assert_eq!(transposed(&turned, (41, 70)), values);
+    }
+}

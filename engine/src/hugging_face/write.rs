@@ -1,0 +1,238 @@
+//! Export: a new folder, which gets its name when everything in it is on the disk and reads back as it was.
+
+use super::folder::Folder;
+use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, foreign, transposed};
+use crate::build::Built;
+use crate::checkpoint::inspect::TensorSummary;
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::config::Config;
+use crate::run_dir::TOKENIZER;
+use serde_json::json;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Why nothing was exported.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum ExportError {
+    #[error(transparent)]
+    From(#[from] CheckpointError),
+    #[error(transparent)]
+    To(#[from] FolderError),
+    #[error("{} exists; give another folder", .0.display())]
+    Exists(PathBuf),
+    #[error("`{tensor}` was written to {} and reads otherwise", path.display())]
+    Unequal { path: PathBuf, tensor: String },
+}
+
+/// Writes the fp32 parameters of a checkpoint into the folder `out`, in files of at most `most` bytes where tensors allow;
+/// returns the names of all files.
+///
+/// # Errors
+/// [`ExportError`]; nothing is left under the name then.
+pub fn export(
+    from: &Checkpoint,
+    (config, built): (&Config, &Built),
+    tokenizer: Option<&[u8]>,
+    out: &Path,
+    most: u64,
+) -> Result<Vec<String>, ExportError> {
+    if fs::symlink_metadata(out).is_ok() {
+        return Err(ExportError::Exists(out.to_owned()));
+    }
+    let mut unfinished = out.as_os_str().to_owned();
+    unfinished.push(".unfinished");
+    let unfinished = PathBuf::from(unfinished);
+    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).map_err(cannot_write(parent))?;
+    }
+    match fs::create_dir(&unfinished) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(ExportError::Exists(unfinished));
+        }
+        made => made.map_err(cannot_write(&unfinished))?,
+    }
+    let done = fill(from, config, tokenizer, &unfinished, most)
+        .and_then(|files| read_back(from, built, &unfinished).map(|()| files))
+        .and_then(|files| {
+            let named = sync(&unfinished)
+                .and_then(|()| fs::rename(&unfinished, out))
+                .and_then(|()| out.parent().map_or(Ok(()), sync));
+            named.map(|()| files).map_err(|e| cannot_write(out)(e).into())
+        });
+    if done.is_err() {
+        // The first error is the one to tell.
+        drop(fs::remove_dir_all(&unfinished));
+    }
+    done
+}
+
+fn fill(
+    from: &Checkpoint,
+    config: &Config,
+    tokenizer: Option<&[u8]>,
+    folder: &Path,
+    most: u64,
+) -> Result<Vec<String>, ExportError> {
+    let tensors = from.tensors();
+    let files = parts(&tensors, most);
+    let total: u64 = tensors.iter().map(|t| 4 * t.elements as u64).sum();
+    let mut names = Vec::new();
+    let mut map = serde_json::Map::new();
+    for (number, part) in files.iter().enumerate() {
+        let name = match files.len() {
+            1 => WHOLE.to_owned(),
+            n => format!("model-{:05}-of-{n:05}.safetensors", number + 1),
+        };
+        for tensor in &tensors[part.clone()] {
+            map.insert(theirs(tensor), name.clone().into());
+        }
+        write_part(from, part.start, &tensors[part.clone()], &folder.join(&name))?;
+        names.push(name);
+    }
+    if files.len() > 1 {
+        let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
+        write_small(folder, INDEX, format!("{index:#}\n").as_bytes(), &mut names)?;
+    }
+    write_small(folder, CONFIG, config_json::text(&config.model).as_bytes(), &mut names)?;
+    if let Some(bytes) = tokenizer {
+        write_small(folder, TOKENIZER, bytes, &mut names)?;
+    }
+    Ok(names)
+}
+
+/// As `GPT2LMHeadModel` has it.
+fn theirs(tensor: &TensorSummary) -> String {
+    format!("transformer.{}", foreign(&tensor.name).0)
+}
+
+/// Runs of tensors that fit into files of `most` bytes, or are one tensor.
+fn parts(tensors: &[TensorSummary], most: u64) -> Vec<std::ops::Range<usize>> {
+    let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
+    let mut bytes = 0;
+    for (i, tensor) in tensors.iter().enumerate() {
+        let more = 4 * tensor.elements as u64;
+        match parts.last_mut() {
+            Some(part) if bytes + more <= most => {
+                part.end = i + 1;
+                bytes += more;
+            }
+            _ => {
+                parts.push(i..i + 1);
+                bytes = more;
+            }
+        }
+    }
+    parts
+}
+
+fn write_part(
+    from: &Checkpoint,
+    first: usize,
+    tensors: &[TensorSummary],
+    path: &Path,
+) -> Result<(), ExportError> {
+    let failed = cannot_write(path);
+    let mut header = serde_json::Map::new();
+    header.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut at = 0;
+    for tensor in tensors {
+        let end = at + 4 * tensor.elements as u64;
+        let [rows, columns] = tensor.shape;
+        let shape = match foreign(&tensor.name).1 {
+            _ if columns == 1 => vec![rows],
+            true => vec![columns, rows],
+            false => vec![rows, columns],
+        };
+        let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
+        header.insert(theirs(tensor), entry);
+        at = end;
+    }
+    let mut json = serde_json::Value::Object(header).to_string().into_bytes();
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let file = File::create_new(path).map_err(&failed)?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    file.write_all(&(json.len() as u64).to_le_bytes()).map_err(&failed)?;
+    file.write_all(&json).map_err(&failed)?;
+    for (index, tensor) in (first..).zip(tensors) {
+        for part in parameter(from, index, tensor)?.chunks(1 << 12) {
+            let bytes: Vec<u8> = part.iter().flat_map(|x| x.to_le_bytes()).collect();
+            file.write_all(&bytes).map_err(&failed)?;
+        }
+    }
+    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
+    Ok(())
+}
+
+/// As it stands there.
+fn parameter(
+    from: &Checkpoint,
+    index: usize,
+    tensor: &TensorSummary,
+) -> Result<Vec<f32>, CheckpointError> {
+    let mut values = vec![0.0; tensor.elements];
+    from.read((index, 0), 0..tensor.elements, &mut values)?;
+    let [rows, columns] = tensor.shape;
+    Ok(if foreign(&tensor.name).1 { transposed(&values, (rows, columns)) } else { values })
+}
+
+/// The folder as an import would read it.
+fn read_back(from: &Checkpoint, built: &Built, folder: &Path) -> Result<(), ExportError> {
+    let written = Folder::open(folder)?;
+    let places = written.places(&built.gpt)?;
+    for (index, (tensor, place)) in from.tensors().iter().zip(&places).enumerate() {
+        let mut values = vec![0.0; tensor.elements];
+        from.read((index, 0), 0..tensor.elements, &mut values)?;
+        let is = written.read(place)?;
+        if !values.iter().map(|x| x.to_bits()).eq(is.iter().map(|x| x.to_bits())) {
+            let (path, tensor) = (folder.to_owned(), tensor.name.clone());
+            return Err(ExportError::Unequal { path, tensor });
+        }
+    }
+    Ok(())
+}
+
+fn write_small(
+    folder: &Path,
+    name: &str,
+    bytes: &[u8],
+    names: &mut Vec<String>,
+) -> Result<(), FolderError> {
+    let path = folder.join(name);
+    let write = || {
+        let mut file = File::create_new(&path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    names.push(name.to_owned());
+    write().map_err(cannot_write(&path))
+}
+
+fn cannot_write(path: &Path) -> impl Fn(io::Error) -> FolderError {
+    move |source| FolderError::Write { path: path.to_owned(), source }
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    File::open(here)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_full_or_has_one_tensor() {
+        let tensor = |elements: usize| TensorSummary {
+            name: String::new(),
+            shape: [elements, 1],
+            files: Vec::new(),
+            elements,
+        };
+        let tensors = [3, 2, 9, 1, 1, 1, 5].map(tensor);
+        assert_eq!(parts(&tensors, 20), [0..2, 2..3, 3..6, 6..7]);
+        assert_eq!(parts(&tensors, u64::MAX), vec![0..7; 1]);
+        assert_eq!(parts(&tensors, 0).len(), 7);
+    }
+}

@@ -1,0 +1,20 @@
+//! What a folder of transformers holds: a file, an index, a config.
+#![no_main]
+
+use engine::config::ModelConfig;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    assert!(engine::parsers::foreign_header(bytes).unwrap_or(true));
+    let _ = engine::parsers::index(bytes);
+    let model = ModelConfig {
+        layers: 2,
+        hidden: 32,
+        heads: 4,
+        seq_len: 16,
+        vocab: 61,
+        ffn_hidden: 96,
+        dropout: 0.0,
+        init_std: 0.02,
+    };
+    let _ = engine::parsers::config_json(bytes, &model);
+});

@@ -1,0 +1,6 @@
+//! Manifests whose hash is right.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|json: &[u8]| {
+    assert!(engine::parsers::manifest(json).unwrap_or(true));
+});

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Exports a run and compares the model with what transformers makes of it: logits, and the text that both draw greedily.
+
+    python3 -m venv venv && venv/bin/pip install torch transformers
+    venv/bin/python scripts/check_transformers.py runs/NAME [--onebox target/release/onebox]
+
+The run needs a checkpoint of its end (train.checkpoint_every). Exit code 1 when logits differ by more than --tolerance.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+import torch
+from transformers import GPT2LMHeadModel
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    ap.add_argument("run", type=pathlib.Path)
+    ap.add_argument("--onebox", default="target/release/onebox")
+    ap.add_argument("--prompts", type=int, default=16)
+    ap.add_argument("--tolerance", type=float, default=1e-4)
+    args = ap.parse_args()
+
+    def onebox(*words):
+        done = subprocess.run([args.onebox, *map(str, words)], capture_output=True)
+        if done.returncode:
+            sys.exit(f"onebox {words[0]}: {done.stderr.decode()}")
+        return done.stdout
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "model"
+        onebox("checkpoint", "export", args.run, out, "--to", "safetensors", "--max-shard-size", "1MB")
+        model, report = GPT2LMHeadModel.from_pretrained(
+            out, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    assert not any(report.values()), report
+    model.eval()
+    config = model.config
+    as_bytes = "format: Bytes" in (args.run / "config.ron").read_text()
+    rng = random.Random(1)
+    worst = largest = 0.0
+    for i in range(args.prompts):
+        length = 1 + i * (config.n_positions - 1) // max(args.prompts - 1, 1)
+        low, high = (32, 127) if as_bytes else (0, config.vocab_size)
+        tokens = [rng.randrange(low, high) for _ in range(length)]
+        prompt = bytes(tokens).decode() if as_bytes else " ".join(map(str, tokens))
+        ours = torch.tensor(json.loads(onebox("generate", args.run, f"--prompt={prompt}", "--logits"))["logits"])
+        with torch.no_grad():
+            theirs = model(torch.tensor([tokens])).logits[0, -1].double()
+        worst = max(worst, (ours - theirs).abs().max().item())
+        largest = max(largest, theirs.abs().max().item())
+    print(f"{args.prompts} prompts of up to {config.n_positions} tokens: logits up to {largest:.1f}, at most {worst:.1e} apart")
+    return 0 if worst <= args.tolerance else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
