@@ -129,7 +129,7 @@ pub(crate) struct Ranks<'a> {
     /// The last evaluation is done.
     evaluated: AtomicBool,
     gathering: Gathering,
-    saver: Option<Saver>,
+    saver: Option<Arc<Saver>>,
     /// Bytes of a real GPU that one op may need besides its operands.
     pub(crate) scratch: u64,
 }
@@ -162,9 +162,9 @@ pub fn train(
         last_batch: AtomicU64::new(u64::MAX),
         evaluated: AtomicBool::new(false),
         gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
-        saver: options.checkpoints.as_deref().filter(|_| config.train.checkpoint_every > 0).map(
-            |folder| Saver::new((config, data), &built.gpt, folder, options.resume.as_deref()),
-        ),
+        saver: options.checkpoints.as_deref().and_then(|folder| {
+            Saver::new((config, data), built, folder, options.resume.as_deref())
+        }),
         scratch,
     };
     // Bounded: a full channel holds rank 0 up, a bounded one allocates nothing when it is sent to.
@@ -249,6 +249,9 @@ impl Ranks<'_> {
         }
         let dev = self.open(rank, place)?;
         let mut trainer = trainer(self.config, self.built, self.data, rank);
+        if let Some(saver) = &self.saver {
+            saver.open(&dev, (&trainer.optimizer, &self.built.gpt))?;
+        }
         let done = self.start(&dev, &mut trainer)?;
         dev.write(self.built.meeting, &|_| 0.0)?;
         trainer.loader.prefetch(&dev);
@@ -264,8 +267,8 @@ impl Ranks<'_> {
                 break;
             }
             dev.begin_step(step);
-            if rank.index() == 0 && self.options.stop.load(Ordering::Relaxed) {
-                self.last_step.fetch_min(step, Ordering::SeqCst);
+            if rank.index() == 0 {
+                self.decide_for_all(step);
             }
             if self.options.leave_at == Some((rank.index(), step)) {
                 return Ok(last);
@@ -299,8 +302,21 @@ impl Ranks<'_> {
         if last == self.config.train.steps {
             self.evaluate(&dev, &mut trainer, last, true, listener)?;
         }
+        if let Some(saver) = self.saver.as_ref().filter(|_| rank.index() == 0) {
+            saver.finish(listener);
+        }
         dev.finish()?;
         Ok(last)
+    }
+
+    /// What rank 0 knows and all must do alike: before it submits `step`.
+    fn decide_for_all(&self, step: u64) {
+        if self.options.stop.load(Ordering::Relaxed) {
+            self.last_step.fetch_min(step, Ordering::SeqCst);
+        }
+        if let Some(saver) = &self.saver {
+            saver.look_at_the_clock(step);
+        }
     }
 
     /// The states before the first step, or those of a checkpoint. Returns the steps that are done.

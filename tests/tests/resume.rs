@@ -54,6 +54,7 @@ fn run(sets: &[&str], every: u64, folder: &Path, resume: Option<Checkpoint>) -> 
         Message::Step(report) => drop(steps.insert(report.step, report)),
         Message::Eval { step, loss, .. } => drop(evals.insert(step, loss.to_bits())),
         Message::Saved { step, .. } => saved.push(step),
+        Message::Saving { .. } => {}
         Message::NotSaved { why, .. } => panic!("{why}"),
     });
     let outcome = outcome.unwrap_or_else(|e| panic!("{sets:?}: {e}"));
@@ -113,6 +114,64 @@ fn a_run_goes_on_at_every_step_as_if_it_had_never_stopped() {
     let saving = tempfile::tempdir().unwrap();
     assert_goes_on_as(&straight, &run(&sets, 1, saving.path(), None), 0, "saving");
     at_every_step(&sets);
+}
+
+/// All files of a checkpoint but the config and the hash in its manifest.
+fn contents(folder: &Path, step: u64) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(at(folder, step)).unwrap().map(Result::unwrap);
+    let content = |entry: std::fs::DirEntry| {
+        let (name, mut bytes) =
+            (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap());
+        if name == "MANIFEST" {
+            let line = bytes.split(|byte| *byte == b'\n').next().unwrap();
+            let mut manifest: serde_json::Value = serde_json::from_slice(line).unwrap();
+            manifest.as_object_mut().unwrap().remove("config").unwrap();
+            bytes = manifest.to_string().into_bytes();
+        }
+        (name, bytes)
+    };
+    entries.map(content).collect()
+}
+
+#[test]
+fn what_is_written_while_training_goes_on_is_what_it_waits_for_otherwise() {
+    for mode in
+        [&["offload.update=Overlapped"], &["offload.update=Serial"], &["offload.optimizer=Device"]]
+    {
+        let sets = with(&with(BASE, TP2_DP2), mode);
+        let ran = |writer: &'static str, kept: &Path| run(&with(&sets, &[writer]), 1, kept, None);
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [waits, goes_on] = [
+            ran("train.checkpoint_writer=Foreground", folders[0].path()),
+            ran("train.checkpoint_writer=Background", folders[1].path()),
+        ];
+        assert_goes_on_as(&waits, &goes_on, 0, &format!("{mode:?}"));
+        assert_eq!(waits.saved, goes_on.saved);
+        for step in waits.saved {
+            let [a, b] = folders.each_ref().map(|folder| contents(folder.path(), step));
+            assert!(a.keys().eq(b.keys()) && a.len() == 5, "{mode:?}");
+            for (name, bytes) in a {
+                assert!(bytes == b[&name], "{mode:?}: {name} of step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn checkpoints_come_by_the_clock_too() {
+    let saved_in = |steps: &str, more: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        run(&with(&with(BASE, more), &[steps]), 0, folder.path(), None).saved
+    };
+    let saved = |more: &[&str]| saved_in("train.steps=9", more);
+    // Every step lasts longer than the shortest time, and the longest is not over before the end.
+    assert_eq!(saved(&["train.checkpoint_minutes=1e-9"]), Vec::from_iter(1..=9));
+    assert_eq!(saved(&["train.checkpoint_minutes=1e6"]), [9]);
+    // The first one after the first step shows what it costs.
+    let cheap = saved_in("train.steps=40", &["train.checkpoint_overhead=1"]);
+    let rare = saved(&["train.checkpoint_overhead=1e-6"]);
+    assert!(cheap[0] == 1 && cheap.len() > 2, "{cheap:?}");
+    assert_eq!(rare, [1, 9]);
 }
 
 #[test]

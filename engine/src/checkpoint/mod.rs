@@ -9,6 +9,7 @@ mod folder;
 mod header;
 mod manifest;
 mod read;
+mod save;
 mod span;
 mod write;
 
@@ -16,7 +17,7 @@ pub use compare::{Difference, Kind, differences};
 pub use folder::newest;
 pub(crate) use folder::{any, remove_all, set_aside};
 pub use read::Checkpoint;
-pub(crate) use write::Saver;
+pub(crate) use save::Saver;
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -68,7 +68,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     }
     let built = build(&loaded.config);
     let data = open_data(&loaded.config)?;
-    check_memory(&loaded, &built, args.dry_run)?;
+    let saving = check_memory(&loaded, &built, args.dry_run)?;
     if args.dry_run {
         say(&format!("data: {}", data.describe()));
         say("dry run: everything is in order; nothing was written");
@@ -84,7 +84,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         // They are another model's than the one that is trained now.
         dir.remove(WEIGHTS).map_err(refused)?;
     }
-    Session { args, loaded: &loaded, built: &built, data: &data, dir: &dir, start }.train()
+    Session { args, loaded: &loaded, built: &built, data: &data, dir: &dir, saving, start }.train()
 }
 
 pub(super) fn open_data(config: &Config) -> Result<Arc<Dataset>, Failed> {
@@ -96,8 +96,13 @@ pub(super) fn open_data(config: &Config) -> Result<Arc<Dataset>, Failed> {
         .map_err(|e| Failed::new(code::DATA, e))
 }
 
-/// Refuses with numbers before anything is allocated. Only what is shown has its step counted.
-pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result<(), Failed> {
+/// Refuses with numbers before anything is allocated. Only what is shown has its step counted. How checkpoints are
+/// written, where there are any.
+pub(super) fn check_memory(
+    loaded: &Loaded,
+    built: &Built,
+    show: bool,
+) -> Result<Option<String>, Failed> {
     let config = &loaded.config;
     let report = if show { plan::made(config, built)? } else { memory_report(config, built) };
     if show {
@@ -114,7 +119,7 @@ pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result
         let why = "out of host memory before the first step: nothing was written";
         return Err(Failed::new(code::HOST_MEMORY, why));
     }
-    Ok(())
+    Ok(report.saving)
 }
 
 fn refused(error: RunDirError) -> Failed {
@@ -132,6 +137,8 @@ pub(super) struct Session<'a> {
     pub(super) built: &'a Built,
     data: &'a Arc<Dataset>,
     dir: &'a RunDir,
+    /// How checkpoints are written, where there are any.
+    saving: Option<String>,
     /// What it goes on from.
     start: Option<Arc<Checkpoint>>,
 }
@@ -206,6 +213,9 @@ impl Session<'_> {
             if self.built.micro_batches == 1 { "" } else { "es" },
             self.data.describe(),
         ));
+        if let Some(words) = &self.saving {
+            self.say(words);
+        }
     }
 
     /// `4 virtual GPUs`

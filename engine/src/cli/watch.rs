@@ -56,10 +56,13 @@ impl Watch {
                     self.held_out = Some(loss);
                 }
             }
-            Message::Saved { step, seconds, bytes } => {
+            Message::Saving { .. } => self.metrics.sync(),
+            Message::Saved { step, waited, seconds, bytes } => {
                 self.saved = Some(step);
                 let size = crate::config::format_bytes(bytes);
-                let text = format!("checkpoint of step {step} saved: {size}, {seconds:.2} s");
+                let text = format!(
+                    "checkpoint of step {step} saved: {size} in {seconds:.2} s, of which training waited {waited:.2} s"
+                );
                 self.progress.message(&text);
             }
             Message::NotSaved { step, why } => {

@@ -40,6 +40,11 @@ impl Named for Recompute {
     const ALL: &'static [(&'static str, Self)] = &[("None", Self::None), ("Block", Self::Block)];
 }
 
+impl Named for CheckpointWriter {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Auto", Self::Auto), ("Background", Self::Background), ("Foreground", Self::Foreground)];
+}
+
 impl Named for DataFormat {
     const ALL: &'static [(&'static str, Self)] =
         &[("Bytes", Self::Bytes), ("U16", Self::U16), ("U32", Self::U32)];
@@ -384,6 +389,17 @@ fn train(s: &mut Section<'_, '_>) -> TrainConfig {
         eval_every: s.uint("eval_every", 0..=STEPS, Or::Default(0)),
         eval_batches: s.uint("eval_batches", 0..=STEPS, Or::Default(8)),
         checkpoint_every: s.uint("checkpoint_every", 0..=STEPS, Or::Default(0)),
+        checkpoint_minutes: s.float_or_none(
+            "checkpoint_minutes",
+            Interval::above(0.0, 1e6),
+            Or::Default(None),
+        ),
+        checkpoint_overhead: s.float_or_none(
+            "checkpoint_overhead",
+            Interval::above(0.0, 1.0),
+            Or::Default(None),
+        ),
+        checkpoint_writer: s.named("checkpoint_writer", CheckpointWriter::Auto),
         checkpoint_keep: s.uint("checkpoint_keep", 1..=1_000_000, Or::Default(2)),
         seed: s.uint("seed", 0..=u64::MAX, Or::Default(1337)),
     }
