@@ -149,6 +149,43 @@ impl Folder {
     }
 }
 
+#[test]
+fn a_finished_run_goes_on_when_it_is_given_more_steps() {
+    let folder = Folder::new();
+    let keep = ["schedule.decay_steps=4", "train.checkpoint_every=3"];
+    let trained = |run: &str, steps: &str, more: &[&str]| {
+        folder.train(run, &[more, &sets(&[&keep[..], &[steps]].concat())].concat())
+    };
+    trained("run", "train.steps=4", &["-q"]).ok();
+    trained("run", "train.steps=4", &["--resume"])
+        .refused(0, &["finished at step 4; nothing to do"]);
+    trained("run", "train.steps=3", &["--resume"])
+        .refused(0, &["finished at step 4; nothing to do"]);
+    let more = trained("run", "train.steps=7", &["--resume"]).ok();
+    assert!(more.stderr.contains("going on after step 4"), "{}", more.stderr);
+    trained("straight", "train.steps=7", &["-q"]).ok();
+    assert_eq!(folder.hash("run"), folder.hash("straight"));
+    assert_eq!(folder.read_bytes("run"), folder.read_bytes("straight"));
+    let steps = |run: &str| {
+        let lines = folder.metrics(run).into_iter().filter(|line| line["kind"] == "step");
+        lines.map(|line| line["loss"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(steps("run"), steps("straight"));
+    // The schedule follows the steps unless it is set: that is another experiment, and how to keep it is said.
+    let args = ["--resume", "--set", "train.steps=9", "--set", "train.checkpoint_every=3"];
+    folder.train("run", &args).refused(78, &["--set schedule.decay_steps=4 keeps the schedule"]);
+
+    // An unfinished one that has gone further than it is asked to.
+    with_two(&folder, "further");
+    trained("further", "train.steps=2", &["--resume"]).refused(78, &["its 4 steps", "train.steps"]);
+    // Without a checkpoint, never from the start over what is there.
+    folder.train("without", &["-q"]).ok();
+    let weights = folder.read_bytes("without");
+    let set = ["--resume", "--set", "train.steps=5", "--set", "schedule.decay_steps=4"];
+    folder.train("without", &set).refused(82, &["finished at step 4 without a checkpoint"]);
+    assert_eq!(folder.read_bytes("without"), weights);
+}
+
 /// A run whose checkpoints of steps 2 and 4 are there and that has not finished.
 fn with_two(folder: &Folder, run: &str) {
     let set = sets(&["train.steps=4", "train.checkpoint_every=2"]);

@@ -16,9 +16,9 @@ use tests::tiny;
 /// and grows again.
 const BASE: &[&str] = &[
     "precision=Fp16",
-    "loss_scale.initial=16777216",
-    "loss_scale.hysteresis=1",
-    "loss_scale.window=3",
+    "loss_scale.initial=1048576",
+    "loss_scale.hysteresis=2",
+    "loss_scale.window=2",
     "model.dropout=0.1",
     "model.vocab=257",
     "batch.micro=1",
@@ -158,6 +158,30 @@ fn what_is_written_while_training_goes_on_is_what_it_waits_for_otherwise() {
 }
 
 #[test]
+fn a_checkpoint_has_no_name_before_all_is_heard_that_was_told() {
+    let folder = tempfile::tempdir().unwrap();
+    for writer in ["train.checkpoint_writer=Foreground", "train.checkpoint_writer=Background"] {
+        let every = ["train.checkpoint_every=1", "train.steps=3", writer];
+        let config = tiny(&with(BASE, &every));
+        let here = folder.path().join(writer);
+        let options =
+            RunOptions { checkpoints: Some(here.join("checkpoints")), ..RunOptions::default() };
+        let (mut heard, mut saved) = (0, 0);
+        let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
+            Message::Step(report) => heard = report.step,
+            Message::Saving { step } => {
+                assert!(heard >= step);
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                assert!(!at(&here, step).exists(), "{writer}: step {step}");
+            }
+            Message::Saved { .. } => saved += 1,
+            Message::Eval { .. } | Message::NotSaved { .. } => {}
+        });
+        assert_eq!((outcome.unwrap().step, saved), (3, 3));
+    }
+}
+
+#[test]
 fn checkpoints_come_by_the_clock_too() {
     let saved_in = |steps: &str, more: &[&str]| {
         let folder = tempfile::tempdir().unwrap();
@@ -211,7 +235,7 @@ fn a_checkpoint_goes_from_layout_to_layout_and_back() {
     let trained = with(&with(BASE, TP2_DP2), &["precision=Bf16", "train.steps=5"]);
     let hash = run(&trained, 5, first.path(), None).outcome.state_hash;
     // From here on every gradient overflows, so that a step passes and no state changes.
-    let overflow = with(BASE, &["loss_scale.floor=16777216"]);
+    let overflow = with(BASE, &["loss_scale.initial=16777216", "loss_scale.floor=16777216"]);
     let mut folder = first.path().to_owned();
     let mut kept = Vec::new();
     for (step, layout) in (6..).zip(layouts) {

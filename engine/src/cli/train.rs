@@ -62,6 +62,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     };
     if let (RunMode::Resume, Some(dir)) = (mode, &args.run_dir)
         && let Some(step) = RunDir::finished_in(dir)
+        && step >= loaded.config.train.steps
     {
         say(&format!("{}: finished at step {step}; nothing to do", dir.display()));
         return Ok(());

@@ -325,6 +325,19 @@ fn saved(stderr: &str) -> Vec<u64> {
 }
 
 #[test]
+fn a_slow_disk_holds_the_next_save_up_and_loses_none() {
+    if !has_strace() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.plain("straight", &["-q"]).ok();
+    let slow = ["-e", "trace=fsync", "-e", "inject=fsync:delay_enter=50000"];
+    let done = folder.traced(&slow, &folder.absolute("run"), &[]).ok();
+    assert_eq!(saved(&done.stderr), [1, 2, 3, 4], "{}", done.stderr);
+    assert!(folder.left("run") == folder.left("straight"), "{}", done.stderr);
+}
+
+#[test]
 fn a_call_that_fails_costs_a_checkpoint_and_nothing_else() {
     if !has_strace() {
         return;
