@@ -11,9 +11,11 @@ use crate::init::Initial;
 pub use crate::init::Weights;
 use crate::messages::{Listener, Post};
 pub use crate::messages::{Message, StepReport};
+pub use crate::place::{Place, Watcher};
 use crate::places::{Places, places};
 use crate::schedule::Schedule;
 use crate::step::Trainer;
+use crossbeam_channel::RecvTimeoutError;
 use device::cpu::{Lanes, Trace, World};
 use device::cuda::Collectives;
 use device::numerics::control;
@@ -37,10 +39,12 @@ pub struct RunOptions {
     pub slow: Option<(&'static str, u32)>,
     /// For tests: see [`HostWork::panic_at`].
     pub panic_at: Option<(usize, Lane, u64)>,
+    /// For tests: see [`HostWork::stall_at`].
+    pub stall_at: Option<(usize, Lane, u64, Duration)>,
     /// For tests: this rank returns before this step.
     pub leave_at: Option<(usize, u64)>,
-    /// For tests: called on every rank's thread before it submits a step: rank, step.
-    pub at_step: Option<fn(usize, u64)>,
+    /// For tests: see [`Place`].
+    pub watcher: Option<Watcher>,
     /// Parameters by global name; those that it lacks start at random.
     pub initial: Option<Arc<Weights>>,
     /// Bind rank threads to the cores that topology deals them.
@@ -49,6 +53,9 @@ pub struct RunOptions {
     pub stop: Arc<AtomicBool>,
     /// A collective that a rank does not come to for so long is an error.
     pub timeout: Duration,
+    /// Called when the run has failed and a rank's thread does not end for so long: it is stuck where no one can
+    /// wake it, and so is who waits for it. Nothing but the process's end helps.
+    pub stuck: Option<(Duration, fn(&RunError))>,
     /// Where the weights are written at the end, if anywhere.
     pub weights: Option<PathBuf>,
     /// Where checkpoints go, if anywhere.
@@ -65,12 +72,14 @@ impl Default for RunOptions {
             trace: None,
             slow: None,
             panic_at: None,
+            stall_at: None,
             leave_at: None,
-            at_step: None,
+            watcher: None,
             initial: None,
             bind: false,
             stop: Arc::default(),
             timeout: Duration::from_secs(600),
+            stuck: None,
             weights: None,
             checkpoints: None,
             resume: None,
@@ -163,7 +172,8 @@ pub fn train(
         evaluated: AtomicBool::new(false),
         gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
         saver: options.checkpoints.as_deref().and_then(|folder| {
-            Saver::new((config, data), built, folder, options.resume.as_deref())
+            let watcher = options.watcher.clone();
+            Saver::new((config, data), built, folder, (options.resume.as_deref(), watcher))
         }),
         scratch,
     };
@@ -180,11 +190,18 @@ pub fn train(
         drop(sender);
         // By value: should `tell` panic, rank 0 must not wait for who no longer listens.
         let _stop = StopOnPanic(&options.stop);
-        for post in receiver {
-            match post {
-                Post::Tell(message) => tell(message),
-                Post::Flush(answer) => drop(answer),
+        let mut stuck = Stuck { ranks: &ranks, since: None };
+        loop {
+            match receiver.recv_timeout(LOOK_UP) {
+                Ok(Post::Tell(message)) => tell(message),
+                Ok(Post::Flush(answer)) => drop(answer),
+                Err(RecvTimeoutError::Timeout) => stuck.look(&threads),
+                Err(RecvTimeoutError::Disconnected) => break,
             }
+        }
+        while threads.iter().flatten().any(|thread| !thread.is_finished()) {
+            stuck.look(&threads);
+            std::thread::sleep(Duration::from_millis(1));
         }
         let joined =
             |(i, thread): (usize, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
@@ -199,6 +216,34 @@ pub fn train(
         threads.into_iter().enumerate().map(joined).collect::<Vec<Result<u64, Error>>>()
     });
     outcome(results, ranks, config.train.steps)
+}
+
+/// The calling thread looks up so often when nothing is told.
+const LOOK_UP: Duration = Duration::from_millis(200);
+
+/// Whether a failed run does not end.
+struct Stuck<'a> {
+    ranks: &'a Ranks<'a>,
+    /// When the failure was first seen.
+    since: Option<Instant>,
+}
+
+impl Stuck<'_> {
+    fn look<T>(&mut self, threads: &[std::io::Result<std::thread::ScopedJoinHandle<'_, T>>]) {
+        let Some((grace, tell)) = self.ranks.options.stuck else { return };
+        let Some((rank, step, error)) = self.ranks.world.failure() else { return };
+        if self.since.get_or_insert_with(Instant::now).elapsed() < grace {
+            return;
+        }
+        let stuck = |t: &std::io::Result<std::thread::ScopedJoinHandle<'_, T>>| {
+            t.as_ref().is_ok_and(|t| !t.is_finished())
+        };
+        let all = threads.iter().enumerate().map(|(rank, t)| {
+            let why = "it is stuck: it does not end".to_owned();
+            stuck(t).then_some(Error::RankDied { rank, step, why })
+        });
+        tell(&RunError { rank, step, error, all: all.collect() });
+    }
 }
 
 /// Ends the run when the listener panics.
@@ -249,10 +294,12 @@ impl Ranks<'_> {
         }
         let dev = self.open(rank, place)?;
         let mut trainer = trainer(self.config, self.built, self.data, rank);
+        self.passes(rank, Place::Opened, 0);
         if let Some(saver) = &self.saver {
             saver.open(&dev, (&trainer.optimizer, &self.built.gpt))?;
         }
         let done = self.start(&dev, &mut trainer)?;
+        self.passes(rank, Place::Loaded, done);
         dev.write(self.built.meeting, &|_| 0.0)?;
         trainer.loader.prefetch(&dev);
         let listener = Listener { sender, world: &self.world };
@@ -273,11 +320,10 @@ impl Ranks<'_> {
             if self.options.leave_at == Some((rank.index(), step)) {
                 return Ok(last);
             }
-            if let Some(at_step) = self.options.at_step {
-                at_step(rank.index(), step);
-            }
+            self.passes(rank, Place::Step, step);
             let decided = trainer.train_step(&dev, step);
             dev.sync(decided)?;
+            self.passes(rank, Place::Decided, step);
             last = step;
             let mut report = self.report(&dev, &trainer)?;
             report.seconds = ended.elapsed().as_secs_f64();
@@ -298,6 +344,7 @@ impl Ranks<'_> {
             ended = Instant::now();
         }
         dev.sync_all()?;
+        self.passes(rank, Place::Ending, last);
         self.gathering.run(&dev, &trainer.optimizer, self.built.meeting)?;
         if last == self.config.train.steps {
             self.evaluate(&dev, &mut trainer, last, true, listener)?;
@@ -307,6 +354,12 @@ impl Ranks<'_> {
         }
         dev.finish()?;
         Ok(last)
+    }
+
+    fn passes(&self, rank: Rank, place: Place, step: u64) {
+        if let Some(watcher) = &self.options.watcher {
+            watcher.passes(rank.index(), place, step);
+        }
     }
 
     /// What rank 0 knows and all must do alike: before it submits `step`.
@@ -396,6 +449,7 @@ impl Ranks<'_> {
         whole: bool,
         listener: Listener<'_>,
     ) -> Result<bool, Error> {
+        self.passes(dev.rank(), Place::Evaluating, step);
         let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
         let windows = self.data.num_eval_windows() as u64;
         let all = windows.div_ceil(per_batch);

@@ -11,13 +11,14 @@ use crate::build::Built;
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::messages::{Listener, Message, Post, flush};
-use crate::run::meet;
+use crate::run::{Place, Watcher, meet};
 use crossbeam_channel::Sender;
 use device::numerics::control;
 use device::{Arena, Device, Error, Tensor};
 use offload::Optimizer;
 use std::fs;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -39,7 +40,8 @@ pub(crate) struct Saver {
     /// By rank, where training goes on meanwhile.
     copies: Option<Vec<Mutex<Snapshot>>>,
     shared: Mutex<Shared>,
-    writing: Mutex<Option<(u64, JoinHandle<()>)>>,
+    writing: Mutex<Option<JoinHandle<()>>>,
+    watcher: Option<Watcher>,
 }
 
 /// When to save.
@@ -106,7 +108,7 @@ impl Saver {
         (config, data): (&Config, &Dataset),
         built: &Built,
         folder: &Path,
-        resumed: Option<&Checkpoint>,
+        (resumed, watcher): (Option<&Checkpoint>, Option<Watcher>),
     ) -> Option<Arc<Self>> {
         let train = &config.train;
         if !train.saves() {
@@ -140,6 +142,7 @@ impl Saver {
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
             shared: Mutex::new(Shared { problem: None, files, good }),
             writing: Mutex::new(None),
+            watcher,
         }))
     }
 
@@ -204,6 +207,7 @@ impl Saver {
         if first {
             self.finish(listener);
         }
+        self.passes(rank.index(), Place::Saving, step);
         let unfinished = self.unfinished(step);
         match &self.copies {
             Some(copies) => {
@@ -223,6 +227,7 @@ impl Saver {
                 }
             }
         }
+        self.passes(rank.index(), Place::Saved, step);
         meet(dev, meeting)?;
         if !first {
             return Ok(());
@@ -246,10 +251,15 @@ impl Saver {
 
     /// Returns when nothing is being written; rank 0 calls it.
     pub(crate) fn finish(&self, listener: Listener<'_>) {
-        let Some((step, thread)) = lock(&self.writing).take() else { return };
-        if listener.world.held_up(|| thread.join()).is_err() {
-            let why = "the thread that wrote it panicked".to_owned();
-            listener.tell(Message::NotSaved { step, why });
+        if let Some(thread) = lock(&self.writing).take() {
+            // It has told whatever went wrong.
+            drop(listener.world.held_up(|| thread.join()));
+        }
+    }
+
+    fn passes(&self, rank: usize, place: Place, step: u64) {
+        if let Some(watcher) = &self.watcher {
+            watcher.passes(rank, place, step);
         }
     }
 
@@ -257,12 +267,21 @@ impl Saver {
     fn start(self: &Arc<Self>, job: Job, sender: Sender<Post>) {
         let (saver, step, failed) = (Arc::clone(self), job.step, sender.clone());
         let write = move || {
-            saver.write_copies(job.step);
+            device::panics::watch_this_thread();
+            let message = catch_unwind(AssertUnwindSafe(|| {
+                saver.write_copies(job.step);
+                saver.conclude(&job, Some(&sender))
+            }));
+            let message = message.unwrap_or_else(|_| {
+                let why = device::panics::last().unwrap_or_else(|| "it panicked".to_owned());
+                let why = format!("the thread that wrote it: {why}");
+                Message::NotSaved { step, why }
+            });
             // A run does not end because no one listens.
-            drop(sender.send(Post::Tell(saver.conclude(&job, Some(&sender)))));
+            drop(sender.send(Post::Tell(message)));
         };
         match std::thread::Builder::new().name("checkpoint".into()).spawn(write) {
-            Ok(thread) => *lock(&self.writing) = Some((step, thread)),
+            Ok(thread) => *lock(&self.writing) = Some(thread),
             Err(error) => {
                 let why = format!("no thread to write it: {error}");
                 drop(failed.send(Post::Tell(Message::NotSaved { step, why })));
@@ -356,6 +375,7 @@ impl Saver {
                 drop(sender.send(Post::Tell(Message::Saving { step: job.step })));
                 flush(sender);
             }
+            self.passes(0, Place::Naming, job.step);
             let mut manifest = self.base.clone();
             manifest.step = job.step;
             manifest.tokens = job.step * self.tokens_per_step;

@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Train a model.
 #[derive(Debug, clap::Args)]
@@ -160,6 +160,7 @@ impl Session<'_> {
             weights: Some(self.dir.path().join(WEIGHTS)),
             checkpoints: Some(self.dir.path().join(FOLDER)),
             resume: self.start.clone(),
+            stuck: Some((Duration::from_secs(10), end_without)),
             ..RunOptions::default()
         };
         let progress = Progress::on_stderr(config.train.steps, self.args.quiet);
@@ -399,6 +400,18 @@ impl Session<'_> {
             Some(more.iter().map(|set| format!(" --set {set}")).collect())
         })
     }
+}
+
+/// Ends the process: a rank's thread does not, and nobody could wait for it.
+#[expect(clippy::exit, reason = "threads that are stuck cannot be joined")]
+fn end_without(error: &RunError) {
+    let ranks = error.all.iter().enumerate().filter(|(_, error)| error.is_some());
+    let ranks: Vec<String> = ranks.map(|(rank, _)| rank.to_string()).collect();
+    say(&format!(
+        "error: {error}\nrank {} is stuck and does not end, so the process ends; checkpoints that are saved are whole",
+        ranks.join(", ")
+    ));
+    std::process::exit(i32::from(code::RANK));
 }
 
 /// For a POSIX shell.
