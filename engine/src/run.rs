@@ -264,9 +264,10 @@ fn outcome(
 ) -> Result<Outcome, RunError> {
     let mut all: Vec<Option<Error>> = results.iter().map(|r| r.as_ref().err().cloned()).collect();
     if let Some((rank, step, error)) = ranks.world.failure() {
-        // A rank that returned early sees nothing wrong itself.
-        all[rank].get_or_insert_with(|| error.clone());
-        return Err(RunError { rank, step, error, all });
+        // The others know that a rank returned early; why, it knows itself, unless it sees nothing wrong.
+        let own = all[rank].get_or_insert_with(|| error.clone()).clone();
+        let died = matches!(error, Error::RankDied { .. });
+        return Err(RunError { rank, step, error: if died { own } else { error }, all });
     }
     if let Some((rank, error)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.clone()?))) {
         return Err(RunError { rank, step: 0, error, all });

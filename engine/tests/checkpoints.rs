@@ -263,6 +263,34 @@ fn a_disk_that_is_full_costs_a_checkpoint_and_no_run() {
 }
 
 #[test]
+fn too_little_memory_ends_a_run_with_a_code_and_never_a_checkpoint() {
+    let folder = Folder::new();
+    folder.train("straight", &[&["-q"], &EVERY_2[..]].concat()).ok();
+    let program = env!("CARGO_BIN_EXE_onebox");
+    let mut codes = std::collections::BTreeSet::new();
+    // KiB of addresses; what fails depends on how they are given out, and is another thing each time.
+    for limit in [30_000, 60_000, 90_000, 140_000, 300_000, 4_000_000] {
+        let run = format!("run-{limit}");
+        let done = folder.shell(&format!(
+            "ulimit -v {limit}; exec '{program}' train tiny.ron --run-dir {run} --set train.checkpoint_every=2"
+        ));
+        // A child that is aborted has no code.
+        let code = if done.code == -1 { 134 } else { done.code };
+        codes.insert(code);
+        match code {
+            0 => continue,
+            76 => assert!(done.stderr.contains("os error"), "{}", done.stderr),
+            80 | 134 => assert!(done.stderr.contains("memory"), "{}", done.stderr),
+            _ => panic!("{code}: {}", done.stderr),
+        }
+        let resumed = folder.train(&run, &[&["--resume", "-q"], &EVERY_2[..]].concat()).ok();
+        assert!(!resumed.stderr.contains("broken"), "{}", resumed.stderr);
+        assert_eq!(folder.hash(&run), folder.hash("straight"));
+    }
+    assert!(codes.contains(&0) && codes.len() > 1, "{codes:?}");
+}
+
+#[test]
 fn what_is_no_checkpoint_is_never_followed() {
     let folder = Folder::new();
     with_two(&folder, "run");

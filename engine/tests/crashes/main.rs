@@ -325,6 +325,33 @@ fn saved(stderr: &str) -> Vec<u64> {
 }
 
 #[test]
+fn a_run_directory_that_refuses_ends_the_run_before_it_starts() {
+    if !has_strace() {
+        return;
+    }
+    let folder = Folder::new();
+    for (call, error, name, texts) in [
+        ("mkdir", "EROFS", "run", ["cannot create ", "Read-only file system"]),
+        ("mkdir", "EACCES", "run", ["cannot create ", "Permission denied"]),
+        ("openat", "EACCES", "run/.lock", ["cannot lock ", "Permission denied"]),
+        ("openat", "EROFS", "run/.config.ron.tmp", ["cannot write ", "Read-only file system"]),
+        ("openat", "EACCES", "run/metrics.jsonl", ["cannot write ", "Permission denied"]),
+    ] {
+        let (path, run) = (folder.absolute(name), folder.absolute("run"));
+        let (traced, inject) = (format!("trace={call}"), format!("inject={call}:error={error}"));
+        let done = folder.traced(&["-P", &path, "-e", &traced, "-e", &inject], &run, &[]);
+        done.refused(74, &[&texts[..], &[&run]].concat());
+        let _ = std::fs::remove_dir_all(run);
+    }
+    // Later it costs checkpoints, which is said, and no run.
+    let (path, run) = (folder.absolute("run/checkpoints"), folder.absolute("run"));
+    let inject = "inject=mkdir:error=EACCES";
+    let done = folder.traced(&["-P", &path, "-e", "trace=mkdir", "-e", inject], &run, &[]).ok();
+    let not = format!("NOT SAVED: {path}: Permission denied");
+    assert_eq!(done.stderr.matches(&not).count(), 4, "{}", done.stderr);
+}
+
+#[test]
 fn a_slow_disk_holds_the_next_save_up_and_loses_none() {
     if !has_strace() {
         return;
