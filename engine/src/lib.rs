@@ -19,6 +19,7 @@ mod init;
 mod messages;
 pub mod metrics;
 mod open;
+mod options;
 mod place;
 mod places;
 pub mod plan;

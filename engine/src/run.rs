@@ -3,7 +3,7 @@
 
 use crate::batch::{Deal, Loader};
 use crate::build::Built;
-use crate::checkpoint::{Checkpoint, Saver};
+use crate::checkpoint::Saver;
 use crate::config::{Config, DeviceConfig, Precision};
 use crate::data::Dataset;
 use crate::export::{Finished, Gathering};
@@ -11,81 +11,19 @@ use crate::init::Initial;
 pub use crate::init::Weights;
 use crate::messages::{Listener, Post};
 pub use crate::messages::{Message, StepReport};
+pub use crate::options::RunOptions;
 pub use crate::place::{Place, Watcher};
 use crate::places::{Places, places};
 use crate::schedule::Schedule;
 use crate::step::Trainer;
 use crossbeam_channel::RecvTimeoutError;
-use device::cpu::{Lanes, Trace, World};
-use device::cuda::Collectives;
+use device::cpu::World;
 use device::numerics::control;
 use device::{Device, Error, Group, Lane, Op, Rank, Reduce};
 use offload::{LearningRate, Optimizer};
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// What a caller may ask of a run besides its config.
-#[derive(Clone, Debug)]
-pub struct RunOptions {
-    /// How the lanes of virtual GPUs run.
-    pub lanes: Lanes,
-    /// How real GPUs exchange data.
-    pub collectives: Collectives,
-    /// Where spans of ops are noted.
-    pub trace: Option<Arc<Trace>>,
-    /// For tests: see [`HostWork::slow`].
-    pub slow: Option<(&'static str, u32)>,
-    /// For tests: see [`HostWork::panic_at`].
-    pub panic_at: Option<(usize, Lane, u64)>,
-    /// For tests: see [`HostWork::stall_at`].
-    pub stall_at: Option<(usize, Lane, u64, Duration)>,
-    /// For tests: this rank returns before this step.
-    pub leave_at: Option<(usize, u64)>,
-    /// For tests: see [`Place`].
-    pub watcher: Option<Watcher>,
-    /// Parameters by global name; those that it lacks start at random.
-    pub initial: Option<Arc<Weights>>,
-    /// Bind rank threads to the cores that topology deals them.
-    pub bind: bool,
-    /// When true, every rank ends after the step that is running.
-    pub stop: Arc<AtomicBool>,
-    /// A collective that a rank does not come to for so long is an error.
-    pub timeout: Duration,
-    /// Called when the run has failed and a rank's thread does not end for so long: it is stuck where no one can
-    /// wake it, and so is who waits for it. Nothing but the process's end helps.
-    pub stuck: Option<(Duration, fn(&RunError))>,
-    /// Where the weights are written at the end, if anywhere.
-    pub weights: Option<PathBuf>,
-    /// Where checkpoints go, if anywhere.
-    pub checkpoints: Option<PathBuf>,
-    /// What the run goes on from; of the same model.
-    pub resume: Option<Arc<Checkpoint>>,
-}
-
-impl Default for RunOptions {
-    fn default() -> Self {
-        Self {
-            lanes: Lanes::Inline,
-            collectives: Collectives::Auto,
-            trace: None,
-            slow: None,
-            panic_at: None,
-            stall_at: None,
-            leave_at: None,
-            watcher: None,
-            initial: None,
-            bind: false,
-            stop: Arc::default(),
-            timeout: Duration::from_secs(600),
-            stuck: None,
-            weights: None,
-            checkpoints: None,
-            resume: None,
-        }
-    }
-}
 
 /// What a run ended with.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,6 +36,8 @@ pub struct Outcome {
     pub state_hash: String,
     /// Why the weights are not written, where they should have been.
     pub weights_problem: Option<String>,
+    /// The first tensor of the model whose gradient was not finite in the last step, if that was skipped.
+    pub not_finite: Option<String>,
 }
 
 /// A failed run: which rank's own fault it was, and in which step.
@@ -137,6 +77,8 @@ pub(crate) struct Ranks<'a> {
     last_batch: AtomicU64,
     /// The last evaluation is done.
     evaluated: AtomicBool,
+    /// Of the last step, where it was skipped: the first elements without finite gradients, and whose they are.
+    not_finite: Mutex<(u64, Option<(usize, usize, String)>)>,
     gathering: Gathering,
     saver: Option<Arc<Saver>>,
     /// Bytes of a real GPU that one op may need besides its operands.
@@ -170,6 +112,7 @@ pub fn train(
         last_step: AtomicU64::new(config.train.steps),
         last_batch: AtomicU64::new(u64::MAX),
         evaluated: AtomicBool::new(false),
+        not_finite: Mutex::default(),
         gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
         saver: options.checkpoints.as_deref().and_then(|folder| {
             let watcher = options.watcher.clone();
@@ -264,19 +207,22 @@ fn outcome(
 ) -> Result<Outcome, RunError> {
     let mut all: Vec<Option<Error>> = results.iter().map(|r| r.as_ref().err().cloned()).collect();
     if let Some((rank, step, error)) = ranks.world.failure() {
-        // The others know that a rank returned early; why, it knows itself, unless it sees nothing wrong.
+        // That a rank returned early is known to the others; why, it knows itself.
         let own = all[rank].get_or_insert_with(|| error.clone()).clone();
-        let died = matches!(error, Error::RankDied { .. });
-        return Err(RunError { rank, step, error: if died { own } else { error }, all });
+        let died = |error: &Error| matches!(error, Error::RankDied { .. });
+        let error = if died(&error) && !died(&own) { own } else { error };
+        return Err(RunError { rank, step, error, all });
     }
     if let Some((rank, error)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.clone()?))) {
         return Err(RunError { rank, step: 0, error, all });
     }
     let step = results.into_iter().flatten().max().unwrap_or(0);
     let complete = step == steps && ranks.evaluated.load(Ordering::SeqCst);
+    let (found_in, found) = ranks.not_finite.into_inner().unwrap_or_else(|e| e.into_inner());
+    let not_finite = found.filter(|_| found_in == step).map(|(_, _, name)| name);
     let Finished { state_hash, problem } = ranks.gathering.finish();
     let weights_problem = problem.map(|problem| problem.to_string());
-    Ok(Outcome { step, complete, state_hash, weights_problem })
+    Ok(Outcome { step, complete, state_hash, weights_problem, not_finite })
 }
 
 impl Ranks<'_> {
@@ -328,6 +274,9 @@ impl Ranks<'_> {
             last = step;
             let mut report = self.report(&dev, &trainer)?;
             report.seconds = ended.elapsed().as_secs_f64();
+            if report.skipped {
+                self.locate(&dev, &trainer.optimizer, step)?;
+            }
             listener.tell(Message::Step(report));
             // Rank 0 wrote it before it submitted this step, whose norm all ranks have waited for.
             goes_on = self.last_step.load(Ordering::SeqCst) > step;
@@ -361,6 +310,20 @@ impl Ranks<'_> {
         if let Some(watcher) = &self.options.watcher {
             watcher.passes(rank.index(), place, step);
         }
+    }
+
+    /// Notes which tensor made `step` be skipped: the first in the order of the model on any rank.
+    fn locate(&self, dev: &Device, optimizer: &Optimizer, step: u64) -> Result<(), Error> {
+        let Some((segment, at)) = optimizer.first_not_finite(dev)? else { return Ok(()) };
+        let params = &self.built.gpt.segments()[segment].params;
+        let name = params.iter().find(|param| param.range.contains(&at)).map(|p| p.name.clone());
+        let (of, noted) = &mut *self.not_finite.lock().unwrap_or_else(|e| e.into_inner());
+        if *of != step {
+            (*of, *noted) = (step, None);
+        }
+        let found = (segment, at, name.unwrap_or_else(|| "padding".into()));
+        *noted = Some(noted.take().map_or_else(|| found.clone(), |known| known.min(found.clone())));
+        Ok(())
     }
 
     /// What rank 0 knows and all must do alike: before it submits `step`.

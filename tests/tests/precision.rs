@@ -87,3 +87,45 @@ fn sixteen_bits_stay_near_fp32() {
         }
     }
 }
+
+/// Which overflows is known from an fp32 run without a scale: two rates tell how far one step moves every parameter.
+#[test]
+fn a_skipped_step_names_the_first_tensor_whose_gradient_overflowed() {
+    let base = [
+        "optimizer.kind=Sgd",
+        "optimizer.clip=None",
+        "optimizer.weight_decay=0",
+        "schedule=(kind: Constant)",
+        "batch.micro=4",
+        "batch.global=4",
+        "train.steps=1",
+    ];
+    let moved = |lr| tiny_with_weights(&with(&base, &["precision=Fp32", lr])).1;
+    let (once, twice) = (moved("optimizer.lr=1.0"), moved("optimizer.lr=2.0"));
+    let largest = |name: &String| {
+        let pairs = once[name].iter().zip(&twice[name]);
+        pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f32::max)
+    };
+    let built = engine::build::build(&tests::tiny(&base));
+    let params = built.gpt.segments().iter().flat_map(|segment| &segment.params);
+    let all: Vec<(&String, f32)> = params.map(|p| (&p.name, largest(&p.name))).collect();
+    // A scale with which some gradients are larger than fp16 can hold, none nearly, and those of the first tensor not.
+    let overflow = |power: i32| {
+        let limit = 65520.0 / 2f32.powi(power);
+        let clear = all.iter().all(|(_, most)| (most / limit - 1.0).abs() > 0.01);
+        let (first, _) = all.iter().find(|(_, most)| *most > limit)?;
+        (clear && **first != all[0].0.as_str()).then_some((power, *first))
+    };
+    let (power, culprit) = (3..=24).find_map(overflow).unwrap_or_else(|| panic!("{all:?}"));
+    let scale = format!("loss_scale.initial={}", 2f32.powi(power));
+    for layout in
+        [&["offload.update=Serial"], &["offload.optimizer=Device"], &["offload.update=Overlapped"]]
+    {
+        let sets = with(&with(&base, &["precision=Fp16", &scale]), layout);
+        let (ran, _) = tiny_with_weights(&sets);
+        assert!(ran.steps[0].skipped, "{sets:?}");
+        assert_eq!(ran.outcome.not_finite.as_ref(), Some(culprit), "{layout:?}: {all:?}");
+    }
+    let (ran, _) = tiny_with_weights(&with(&base, &["precision=Fp16", "loss_scale.initial=8"]));
+    assert!(!ran.steps[0].skipped && ran.outcome.not_finite.is_none());
+}

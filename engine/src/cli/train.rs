@@ -261,7 +261,7 @@ impl Session<'_> {
         }
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
         if watch.diverged || skipped == outcome.step {
-            return Err(Failed::new(code::NUMERIC, self.diverged(outcome.step)));
+            return Err(Failed::new(code::NUMERIC, self.diverged(outcome, watch)));
         }
         // Only now: a run that has its end line is finished for good.
         if outcome.complete {
@@ -290,24 +290,35 @@ impl Session<'_> {
         Err(Failed::silent(code::INTERRUPTED))
     }
 
-    fn diverged(&self, step: u64) -> String {
+    fn diverged(&self, outcome: &Outcome, watch: &Watch) -> String {
         let config = &self.loaded.config;
-        let advice = match config.precision {
-            Precision::Fp16 => "lower optimizer.lr, or train in Bf16",
-            Precision::Bf16 | Precision::Fp32 => "lower optimizer.lr, or set optimizer.clip",
+        let (advice, scale) = match config.precision {
+            Precision::Fp16 => {
+                let scale = watch.last.map_or(f64::NAN, |last| last.loss_scale);
+                let floor = config.loss_scale.floor;
+                let scale =
+                    format!(", with a loss scale that came down to {scale} (its floor is {floor})");
+                ("lower optimizer.lr, or train in Bf16", scale)
+            }
+            Precision::Bf16 | Precision::Fp32 => {
+                ("lower optimizer.lr, or set optimizer.clip", String::new())
+            }
+        };
+        let first = outcome.not_finite.as_ref().map_or_else(String::new, |name| {
+            format!("; the first tensor with such a gradient is `{name}`")
+        });
+        let back = match watch.saved {
+            Some(step) => format!(
+                "; --fork starts from the checkpoint of step {step} with other settings, and the states are those of the \
+                 last step that was not skipped"
+            ),
+            None => String::new(),
         };
         format!(
-            "the gradients of the last {} steps up to step {step} were not finite, and nothing was \
-             updated: training has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?})",
-            step.min(self.hopeless()),
-            config.optimizer.lr,
-            config.optimizer.clip
+            "the gradients of the last {} steps up to step {} were not finite{scale}{first}, and nothing was \
+             updated: training has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?}){back}",
+            watch.skipped_in_a_row, outcome.step, config.optimizer.lr, config.optimizer.clip
         )
-    }
-
-    /// Skipped steps in a row that end a run: a loss scale would have come down from 2^24 to 1 by then.
-    pub(super) fn hopeless(&self) -> u64 {
-        24 * (u64::from(self.loaded.config.loss_scale.hysteresis) + 1) + 28
     }
 
     fn summary(&self, outcome: &Outcome, watch: &Watch, seconds: f64) {

@@ -471,6 +471,8 @@ pub struct TrainConfig {
     pub checkpoint_writer: CheckpointWriter,
     /// The newest so many checkpoints are kept. 1..=1,000,000, default 2.
     pub checkpoint_keep: usize,
+    /// So many skipped steps in a row end the run. Default: in as many a loss scale comes down from 2^24 to 1, and some more.
+    pub stop_after_skipped: u64,
     /// Seed of weights, samples and dropout. Default 1337.
     pub seed: u64,
 }

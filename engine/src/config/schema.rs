@@ -87,7 +87,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     let offload = s.section("offload", offload);
     let optimizer = s.section("optimizer", optimizer);
     // The schedule is as long as the run unless it says otherwise.
-    let train = s.section("train", train);
+    let train = s.section("train", |s| train(s, loss_scale.hysteresis));
     let schedule = s.section("schedule", |s| schedule(s, &optimizer, &train));
     let batch = s.section("batch", |s| batch(s, &parallel));
     let recompute = s.named("recompute", Recompute::None);
@@ -383,7 +383,9 @@ fn data(s: &mut Section<'_, '_>) -> DataConfig {
     }
 }
 
-fn train(s: &mut Section<'_, '_>) -> TrainConfig {
+fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
+    // A loss scale would have come down from 2^24 to 1 by then.
+    let hopeless = 24 * (u64::from(hysteresis) + 1) + 28;
     TrainConfig {
         steps: s.uint("steps", 1..=STEPS, Or::Required("steps: 1000")),
         eval_every: s.uint("eval_every", 0..=STEPS, Or::Default(0)),
@@ -401,6 +403,11 @@ fn train(s: &mut Section<'_, '_>) -> TrainConfig {
         ),
         checkpoint_writer: s.named("checkpoint_writer", CheckpointWriter::Auto),
         checkpoint_keep: s.uint("checkpoint_keep", 1..=1_000_000, Or::Default(2)),
+        stop_after_skipped: s.uint(
+            "stop_after_skipped",
+            1..=STEPS,
+            Or::Derived(hopeless, "24 x (hysteresis + 1) + 28", &["loss_scale.hysteresis"]),
+        ),
         seed: s.uint("seed", 0..=u64::MAX, Or::Default(1337)),
     }
 }
