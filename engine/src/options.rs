@@ -12,6 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+/// How long a failed run is waited for, and what is called then.
+pub type Stuck = (Duration, fn(&RunError));
+
 /// What a caller may ask of a run besides its config.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
@@ -41,7 +44,7 @@ pub struct RunOptions {
     pub timeout: Duration,
     /// Called when the run has failed and a rank's thread does not end for so long: it is stuck where no one can
     /// wake it, and so is who waits for it. Nothing but the process's end helps.
-    pub stuck: Option<(Duration, fn(&RunError))>,
+    pub stuck: Option<Stuck>,
     /// Where the weights are written at the end, if anywhere.
     pub weights: Option<PathBuf>,
     /// Where checkpoints go, if anywhere.

@@ -11,7 +11,7 @@ use crate::init::Initial;
 pub use crate::init::Weights;
 use crate::messages::{Listener, Post};
 pub use crate::messages::{Message, StepReport};
-pub use crate::options::RunOptions;
+pub use crate::options::{RunOptions, Stuck};
 pub use crate::place::{Place, Watcher};
 use crate::places::{Places, places};
 use crate::schedule::Schedule;
@@ -21,6 +21,7 @@ use device::cpu::World;
 use device::numerics::control;
 use device::{Device, Error, Group, Lane, Op, Rank, Reduce};
 use offload::{LearningRate, Optimizer};
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -36,7 +37,8 @@ pub struct Outcome {
     pub state_hash: String,
     /// Why the weights are not written, where they should have been.
     pub weights_problem: Option<String>,
-    /// The first tensor of the model whose gradient was not finite in the last step, if that was skipped.
+    /// A tensor whose gradient was not finite in the last step, if that was skipped: of the blocks with such ones it is
+    /// in the last, which the backward pass came to first.
     pub not_finite: Option<String>,
 }
 
@@ -63,6 +65,14 @@ impl LearningRate for Lr {
     }
 }
 
+/// Where the gradients of a skipped step are not finite.
+#[derive(Default)]
+struct NotFinite {
+    step: u64,
+    /// Segment, index in it, and the tensor's name: the first of all ranks' in the order of the backward pass.
+    first: Option<(Reverse<usize>, usize, String)>,
+}
+
 /// What all rank threads share.
 pub(crate) struct Ranks<'a> {
     pub(crate) config: &'a Config,
@@ -77,8 +87,7 @@ pub(crate) struct Ranks<'a> {
     last_batch: AtomicU64,
     /// The last evaluation is done.
     evaluated: AtomicBool,
-    /// Of the last step, where it was skipped: the first elements without finite gradients, and whose they are.
-    not_finite: Mutex<(u64, Option<(usize, usize, String)>)>,
+    not_finite: Mutex<NotFinite>,
     gathering: Gathering,
     saver: Option<Arc<Saver>>,
     /// Bytes of a real GPU that one op may need besides its operands.
@@ -133,17 +142,17 @@ pub fn train(
         drop(sender);
         // By value: should `tell` panic, rank 0 must not wait for who no longer listens.
         let _stop = StopOnPanic(&options.stop);
-        let mut stuck = Stuck { ranks: &ranks, since: None };
+        let mut overdue = Overdue { ranks: &ranks, since: None };
         loop {
             match receiver.recv_timeout(LOOK_UP) {
                 Ok(Post::Tell(message)) => tell(message),
                 Ok(Post::Flush(answer)) => drop(answer),
-                Err(RecvTimeoutError::Timeout) => stuck.look(&threads),
+                Err(RecvTimeoutError::Timeout) => overdue.look(&threads),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         while threads.iter().flatten().any(|thread| !thread.is_finished()) {
-            stuck.look(&threads);
+            overdue.look(&threads);
             std::thread::sleep(Duration::from_millis(1));
         }
         let joined =
@@ -165,13 +174,13 @@ pub fn train(
 const LOOK_UP: Duration = Duration::from_millis(200);
 
 /// Whether a failed run does not end.
-struct Stuck<'a> {
+struct Overdue<'a> {
     ranks: &'a Ranks<'a>,
     /// When the failure was first seen.
     since: Option<Instant>,
 }
 
-impl Stuck<'_> {
+impl Overdue<'_> {
     fn look<T>(&mut self, threads: &[std::io::Result<std::thread::ScopedJoinHandle<'_, T>>]) {
         let Some((grace, tell)) = self.ranks.options.stuck else { return };
         let Some((rank, step, error)) = self.ranks.world.failure() else { return };
@@ -218,8 +227,8 @@ fn outcome(
     }
     let step = results.into_iter().flatten().max().unwrap_or(0);
     let complete = step == steps && ranks.evaluated.load(Ordering::SeqCst);
-    let (found_in, found) = ranks.not_finite.into_inner().unwrap_or_else(|e| e.into_inner());
-    let not_finite = found.filter(|_| found_in == step).map(|(_, _, name)| name);
+    let noted = ranks.not_finite.into_inner().unwrap_or_else(|e| e.into_inner());
+    let not_finite = noted.first.filter(|_| noted.step == step).map(|(_, _, name)| name);
     let Finished { state_hash, problem } = ranks.gathering.finish();
     let weights_problem = problem.map(|problem| problem.to_string());
     Ok(Outcome { step, complete, state_hash, weights_problem, not_finite })
@@ -312,17 +321,19 @@ impl Ranks<'_> {
         }
     }
 
-    /// Notes which tensor made `step` be skipped: the first in the order of the model on any rank.
+    /// Notes which tensor made `step` be skipped: the first on any rank.
     fn locate(&self, dev: &Device, optimizer: &Optimizer, step: u64) -> Result<(), Error> {
         let Some((segment, at)) = optimizer.first_not_finite(dev)? else { return Ok(()) };
         let params = &self.built.gpt.segments()[segment].params;
         let name = params.iter().find(|param| param.range.contains(&at)).map(|p| p.name.clone());
-        let (of, noted) = &mut *self.not_finite.lock().unwrap_or_else(|e| e.into_inner());
-        if *of != step {
-            (*of, *noted) = (step, None);
+        let found = (Reverse(segment), at, name.unwrap_or_else(|| "padding".into()));
+        let noted = &mut *self.not_finite.lock().unwrap_or_else(|e| e.into_inner());
+        if noted.step != step {
+            *noted = NotFinite { step, first: None };
         }
-        let found = (segment, at, name.unwrap_or_else(|| "padding".into()));
-        *noted = Some(noted.take().map_or_else(|| found.clone(), |known| known.min(found.clone())));
+        if noted.first.as_ref().is_none_or(|known| found < *known) {
+            noted.first = Some(found);
+        }
         Ok(())
     }
 

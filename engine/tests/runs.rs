@@ -189,7 +189,7 @@ fn a_run_that_diverges_ends_with_advice() {
             "training has diverged",
             "optimizer.lr",
             "came down to 16777216 (its floor",
-            "the first tensor with such a gradient is `",
+            "came to such a gradient first in `",
         ],
     );
     let lines = folder.metrics("run");

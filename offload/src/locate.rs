@@ -7,8 +7,8 @@ use device::{Device, Error};
 const BLOCK: usize = 1 << 12;
 
 impl Optimizer {
-    /// The first element that this rank owns whose gradient in the decided step is not finite: its segment, and its
-    /// index in the segment's flat buffer.
+    /// Of what this rank owns, the last segment in which a gradient of the decided step is not finite, which the
+    /// backward pass came to first, and the first such element in its flat buffer.
     ///
     /// # Errors
     /// As [`Device::read`]
@@ -16,7 +16,7 @@ impl Optimizer {
         let layout = &self.layout;
         let mut squares = vec![0.0; layout.partials.len()];
         dev.read(layout.partials, &mut squares)?;
-        for (index, (s, work)) in layout.segments.iter().zip(&self.work).enumerate() {
+        for (index, (s, work)) in layout.segments.iter().zip(&self.work).enumerate().rev() {
             // Where the update reads them.
             let Some(gradient) = s.host_sum.or(s.down).or(s.kept) else { continue };
             for piece in &work.pieces {

@@ -7,7 +7,7 @@
 use device::{Error, Lane};
 use engine::build::build;
 use engine::checkpoint::{Checkpoint, newest};
-use engine::run::{Message, Outcome, Place, RunError, RunOptions, Watcher, train};
+use engine::run::{Message, Outcome, Place, RunError, RunOptions, Stuck, Watcher, train};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -187,7 +187,7 @@ fn stall() {
 #[test]
 fn a_rank_that_stalls_is_named_by_those_that_wait_for_it() {
     let timeout = Duration::from_secs(1);
-    let stuck: Option<(Duration, fn(&RunError))> = Some((Duration::ZERO, told));
+    let stuck: Option<Stuck> = Some((Duration::ZERO, told));
     let places = [
         Place::Step,
         Place::Saving,

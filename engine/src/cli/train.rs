@@ -305,7 +305,7 @@ impl Session<'_> {
             }
         };
         let first = outcome.not_finite.as_ref().map_or_else(String::new, |name| {
-            format!("; the first tensor with such a gradient is `{name}`")
+            format!("; the backward pass came to such a gradient first in `{name}`")
         });
         let back = match watch.saved {
             Some(step) => format!(
