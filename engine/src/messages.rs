@@ -40,11 +40,18 @@ pub enum Message {
         /// Over all of the held-out part.
         whole: bool,
     },
+    /// The files of a checkpoint are on the disk. It gets its name when what was told before is there too.
+    Saving {
+        /// Steps that it holds.
+        step: u64,
+    },
     /// A checkpoint is on the disk, and has its name.
     Saved {
         /// Steps that it holds.
         step: u64,
         /// That training waited.
+        waited: f64,
+        /// From its beginning.
         seconds: f64,
         /// Of states.
         bytes: u64,
@@ -83,13 +90,11 @@ impl Listener<'_> {
             let _ = self.world.held_up(|| sender.send(post));
         }
     }
+}
 
-    /// Returns when all that was told has been heard, or nobody listens.
-    pub(crate) fn flush(&self) {
-        let (answer, answered) = crossbeam_channel::bounded(0);
-        if let Some(sender) = self.sender {
-            let _ = sender.send(Post::Flush(answer));
-            let _ = answered.recv();
-        }
-    }
+/// Returns when all that was told has been heard, or nobody listens.
+pub(crate) fn flush(sender: &crossbeam_channel::Sender<Post>) {
+    let (answer, answered) = crossbeam_channel::bounded(0);
+    let _ = sender.send(Post::Flush(answer));
+    let _ = answered.recv();
 }

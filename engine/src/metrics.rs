@@ -104,6 +104,11 @@ impl MetricsWriter {
     /// Appends the last line of a finished run and syncs the file to the disk.
     pub fn end(&mut self, step: u64, state_hash: &str) {
         self.write(&Line::End { step, state_hash });
+        self.sync();
+    }
+
+    /// All lines are on the disk on return; where they cannot be, that is warned of.
+    pub fn sync(&mut self) {
         if let Err(error) = self.file.sync_all() {
             tracing::warn!("cannot sync {}: {error}", self.path.display());
         }

@@ -46,8 +46,14 @@ impl Ranks<'_> {
     }
 
     fn work(&self, pool: Option<Arc<rayon::ThreadPool>>) -> HostWork {
-        let RunOptions { trace, slow, panic_at, .. } = self.options;
-        HostWork { pool, trace: trace.clone(), slow: *slow, panic_at: *panic_at }
+        let RunOptions { trace, slow, panic_at, stall_at, .. } = self.options;
+        HostWork {
+            pool,
+            trace: trace.clone(),
+            slow: *slow,
+            panic_at: *panic_at,
+            stall_at: *stall_at,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::boxes;
 use crate::build::{Built, build, device_limit, reserved, shape, world_size};
-use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
+use crate::config::{Accumulate, BoxConfig, CheckpointWriter, Config, DeviceConfig};
 use crate::data::Dataset;
 use crate::gpu;
 use crate::places;
@@ -38,6 +38,8 @@ pub struct Report {
     pub host_per_rank: Memory,
     /// The host's memory by node.
     pub nodes: Vec<Node>,
+    /// How checkpoints are written, where there are any: a sentence.
+    pub saving: Option<String>,
     /// The memory that is nearest its limit.
     pub binding: Binding,
     /// One optimizer step of rank 0; not counted by [`memory_report`], nor for what does not fit, which may be
@@ -151,8 +153,14 @@ pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
 /// The same without the step, whose counting takes as long as its ops are many.
 pub fn memory_report(config: &Config, built: &Built) -> Report {
     let gpu = gpu(config, built);
-    let host_per_rank = memory("host, per rank", built, Arena::Pinned);
-    let (nodes, memories) = memories(config, built);
+    let mut host_per_rank = memory("host, per rank", built, Arena::Pinned);
+    let copy = checkpoint_copy(config, built);
+    if copy > 0 {
+        host_per_rank.bytes += copy;
+        host_per_rank.pools.push(Pool { name: "checkpoint copy", bytes: copy });
+        host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
+    }
+    let (nodes, memories) = memories(config, built, copy);
     let binding = binding(&memories);
     let fits = all_fit(&memories);
     Report {
@@ -167,6 +175,7 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
             offload::Sum::Device => "device",
             offload::Sum::Host => "host",
         },
+        saving: saving(config, built, copy),
         binding,
         step: None,
         gpu,
@@ -224,7 +233,45 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
 
 /// Whether every memory holds what it must, as in [`memory_report`].
 pub(crate) fn fits(config: &Config, built: &Built) -> bool {
-    all_fit(&memories(config, built).1)
+    all_fit(&memories(config, built, checkpoint_copy(config, built)).1)
+}
+
+/// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
+/// instead, or saves nothing.
+pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
+    let copy = states(built);
+    match config.train.checkpoint_writer {
+        _ if !config.train.saves() => 0,
+        CheckpointWriter::Foreground => 0,
+        CheckpointWriter::Background => copy,
+        CheckpointWriter::Auto if all_fit(&memories(config, built, copy).1) => copy,
+        CheckpointWriter::Auto => 0,
+    }
+}
+
+/// Bytes of the states of a rank as a checkpoint has them: three fp32 of what it owns.
+fn states(built: &Built) -> u64 {
+    let masters = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
+    masters.map(|e| 12 * (e.shape.0 * e.shape.1) as u64).sum()
+}
+
+fn saving(config: &Config, built: &Built, copy: u64) -> Option<String> {
+    let needed = format_bytes(states(built));
+    let why = match config.train.checkpoint_writer {
+        _ if !config.train.saves() => return None,
+        _ if copy > 0 => {
+            return Some(format!(
+                "checkpoints are written while training goes on, from a copy of {needed} per rank"
+            ));
+        }
+        CheckpointWriter::Foreground | CheckpointWriter::Background => {
+            "as the config says".to_owned()
+        }
+        CheckpointWriter::Auto => {
+            format!("a copy of {needed} per rank does not fit the host's memory")
+        }
+    };
+    Some(format!("training waits while checkpoints are written: {why}"))
 }
 
 /// (name, bytes, limit) of a memory.
@@ -235,8 +282,8 @@ fn all_fit(memories: &[Limited]) -> bool {
 }
 
 /// The nodes, and everything that has a limit.
-fn memories(config: &Config, built: &Built) -> (Vec<Node>, Vec<Limited>) {
-    let (gpu, host) = (built.plan.bytes(Arena::Device), built.plan.bytes(Arena::Pinned));
+fn memories(config: &Config, built: &Built, copy: u64) -> (Vec<Node>, Vec<Limited>) {
+    let (gpu, host) = (built.plan.bytes(Arena::Device), built.plan.bytes(Arena::Pinned) + copy);
     let (nodes, whole) = nodes(config, built, (gpu, host));
     let gpu = device_limit(config).map(|limit| ("gpu".to_owned(), gpu, limit));
     let node = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
@@ -260,7 +307,7 @@ fn nodes(
 ) -> (Vec<Node>, Option<(u64, u64)>) {
     let world_size = world_size(config);
     if let DeviceConfig::Sim { box_, .. } = &config.device {
-        return (of_box(config, box_, built), None);
+        return (of_box(config, box_, (built, host)), None);
     }
     let virtual_ = matches!(config.device, DeviceConfig::Cpu { .. });
     let per_rank = host + if virtual_ { gpu } else { 0 };
@@ -275,13 +322,13 @@ fn nodes(
 }
 
 /// The nodes of a described box, with staging and states where its ranks are placed.
-fn of_box(config: &Config, box_: &BoxConfig, built: &Built) -> Vec<Node> {
+fn of_box(config: &Config, box_: &BoxConfig, (built, host): (&Built, u64)) -> Vec<Node> {
     // A checked config has a place on its box.
     let (seats, nodes) =
         boxes::layout(config, box_).map_or((Vec::new(), 1), |l| (l.seats, l.nodes));
     let all = built.plan.entries().iter().filter(|e| e.arena == Arena::Pinned && e.is_staging());
     let mut staging: u64 = all.map(|e| e.range.end - e.range.start).sum();
-    let states = built.plan.bytes(Arena::Pinned) - staging;
+    let states = host - staging;
     if box_.measured.is_some() {
         // Virtual GPUs are host memory.
         staging += built.plan.bytes(Arena::Device);

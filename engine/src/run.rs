@@ -3,7 +3,7 @@
 
 use crate::batch::{Deal, Loader};
 use crate::build::Built;
-use crate::checkpoint::{Checkpoint, Saver};
+use crate::checkpoint::Saver;
 use crate::config::{Config, DeviceConfig, Precision};
 use crate::data::Dataset;
 use crate::export::{Finished, Gathering};
@@ -11,72 +11,20 @@ use crate::init::Initial;
 pub use crate::init::Weights;
 use crate::messages::{Listener, Post};
 pub use crate::messages::{Message, StepReport};
+pub use crate::options::{RunOptions, Stuck};
+pub use crate::place::{Place, Watcher};
 use crate::places::{Places, places};
 use crate::schedule::Schedule;
 use crate::step::Trainer;
-use device::cpu::{Lanes, Trace, World};
-use device::cuda::Collectives;
+use crossbeam_channel::RecvTimeoutError;
+use device::cpu::World;
 use device::numerics::control;
 use device::{Device, Error, Group, Lane, Op, Rank, Reduce};
 use offload::{LearningRate, Optimizer};
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// What a caller may ask of a run besides its config.
-#[derive(Clone, Debug)]
-pub struct RunOptions {
-    /// How the lanes of virtual GPUs run.
-    pub lanes: Lanes,
-    /// How real GPUs exchange data.
-    pub collectives: Collectives,
-    /// Where spans of ops are noted.
-    pub trace: Option<Arc<Trace>>,
-    /// For tests: see [`HostWork::slow`].
-    pub slow: Option<(&'static str, u32)>,
-    /// For tests: see [`HostWork::panic_at`].
-    pub panic_at: Option<(usize, Lane, u64)>,
-    /// For tests: this rank returns before this step.
-    pub leave_at: Option<(usize, u64)>,
-    /// For tests: called on every rank's thread before it submits a step: rank, step.
-    pub at_step: Option<fn(usize, u64)>,
-    /// Parameters by global name; those that it lacks start at random.
-    pub initial: Option<Arc<Weights>>,
-    /// Bind rank threads to the cores that topology deals them.
-    pub bind: bool,
-    /// When true, every rank ends after the step that is running.
-    pub stop: Arc<AtomicBool>,
-    /// A collective that a rank does not come to for so long is an error.
-    pub timeout: Duration,
-    /// Where the weights are written at the end, if anywhere.
-    pub weights: Option<PathBuf>,
-    /// Where checkpoints go, if anywhere.
-    pub checkpoints: Option<PathBuf>,
-    /// What the run goes on from; of the same model.
-    pub resume: Option<Arc<Checkpoint>>,
-}
-
-impl Default for RunOptions {
-    fn default() -> Self {
-        Self {
-            lanes: Lanes::Inline,
-            collectives: Collectives::Auto,
-            trace: None,
-            slow: None,
-            panic_at: None,
-            leave_at: None,
-            at_step: None,
-            initial: None,
-            bind: false,
-            stop: Arc::default(),
-            timeout: Duration::from_secs(600),
-            weights: None,
-            checkpoints: None,
-            resume: None,
-        }
-    }
-}
 
 /// What a run ended with.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,6 +37,9 @@ pub struct Outcome {
     pub state_hash: String,
     /// Why the weights are not written, where they should have been.
     pub weights_problem: Option<String>,
+    /// A tensor whose gradient was not finite in the last step, if that was skipped: of the blocks with such ones it is
+    /// in the last, which the backward pass came to first.
+    pub not_finite: Option<String>,
 }
 
 /// A failed run: which rank's own fault it was, and in which step.
@@ -114,6 +65,14 @@ impl LearningRate for Lr {
     }
 }
 
+/// Where the gradients of a skipped step are not finite.
+#[derive(Default)]
+struct NotFinite {
+    step: u64,
+    /// Segment, index in it, and the tensor's name: the first of all ranks' in the order of the backward pass.
+    first: Option<(Reverse<usize>, usize, String)>,
+}
+
 /// What all rank threads share.
 pub(crate) struct Ranks<'a> {
     pub(crate) config: &'a Config,
@@ -128,8 +87,9 @@ pub(crate) struct Ranks<'a> {
     last_batch: AtomicU64,
     /// The last evaluation is done.
     evaluated: AtomicBool,
+    not_finite: Mutex<NotFinite>,
     gathering: Gathering,
-    saver: Option<Saver>,
+    saver: Option<Arc<Saver>>,
     /// Bytes of a real GPU that one op may need besides its operands.
     pub(crate) scratch: u64,
 }
@@ -161,10 +121,12 @@ pub fn train(
         last_step: AtomicU64::new(config.train.steps),
         last_batch: AtomicU64::new(u64::MAX),
         evaluated: AtomicBool::new(false),
+        not_finite: Mutex::default(),
         gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
-        saver: options.checkpoints.as_deref().filter(|_| config.train.checkpoint_every > 0).map(
-            |folder| Saver::new((config, data), &built.gpt, folder, options.resume.as_deref()),
-        ),
+        saver: options.checkpoints.as_deref().and_then(|folder| {
+            let watcher = options.watcher.clone();
+            Saver::new((config, data), built, folder, (options.resume.as_deref(), watcher))
+        }),
         scratch,
     };
     // Bounded: a full channel holds rank 0 up, a bounded one allocates nothing when it is sent to.
@@ -180,11 +142,18 @@ pub fn train(
         drop(sender);
         // By value: should `tell` panic, rank 0 must not wait for who no longer listens.
         let _stop = StopOnPanic(&options.stop);
-        for post in receiver {
-            match post {
-                Post::Tell(message) => tell(message),
-                Post::Flush(answer) => drop(answer),
+        let mut overdue = Overdue { ranks: &ranks, since: None };
+        loop {
+            match receiver.recv_timeout(LOOK_UP) {
+                Ok(Post::Tell(message)) => tell(message),
+                Ok(Post::Flush(answer)) => drop(answer),
+                Err(RecvTimeoutError::Timeout) => overdue.look(&threads),
+                Err(RecvTimeoutError::Disconnected) => break,
             }
+        }
+        while threads.iter().flatten().any(|thread| !thread.is_finished()) {
+            overdue.look(&threads);
+            std::thread::sleep(Duration::from_millis(1));
         }
         let joined =
             |(i, thread): (usize, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
@@ -199,6 +168,34 @@ pub fn train(
         threads.into_iter().enumerate().map(joined).collect::<Vec<Result<u64, Error>>>()
     });
     outcome(results, ranks, config.train.steps)
+}
+
+/// The calling thread looks up so often when nothing is told.
+const LOOK_UP: Duration = Duration::from_millis(200);
+
+/// Whether a failed run does not end.
+struct Overdue<'a> {
+    ranks: &'a Ranks<'a>,
+    /// When the failure was first seen.
+    since: Option<Instant>,
+}
+
+impl Overdue<'_> {
+    fn look<T>(&mut self, threads: &[std::io::Result<std::thread::ScopedJoinHandle<'_, T>>]) {
+        let Some((grace, tell)) = self.ranks.options.stuck else { return };
+        let Some((rank, step, error)) = self.ranks.world.failure() else { return };
+        if self.since.get_or_insert_with(Instant::now).elapsed() < grace {
+            return;
+        }
+        let stuck = |t: &std::io::Result<std::thread::ScopedJoinHandle<'_, T>>| {
+            t.as_ref().is_ok_and(|t| !t.is_finished())
+        };
+        let all = threads.iter().enumerate().map(|(rank, t)| {
+            let why = "it is stuck: it does not end".to_owned();
+            stuck(t).then_some(Error::RankDied { rank, step, why })
+        });
+        tell(&RunError { rank, step, error, all: all.collect() });
+    }
 }
 
 /// Ends the run when the listener panics.
@@ -219,8 +216,10 @@ fn outcome(
 ) -> Result<Outcome, RunError> {
     let mut all: Vec<Option<Error>> = results.iter().map(|r| r.as_ref().err().cloned()).collect();
     if let Some((rank, step, error)) = ranks.world.failure() {
-        // A rank that returned early sees nothing wrong itself.
-        all[rank].get_or_insert_with(|| error.clone());
+        // That a rank returned early is known to the others; why, it knows itself.
+        let own = all[rank].get_or_insert_with(|| error.clone()).clone();
+        let died = |error: &Error| matches!(error, Error::RankDied { .. });
+        let error = if died(&error) && !died(&own) { own } else { error };
         return Err(RunError { rank, step, error, all });
     }
     if let Some((rank, error)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.clone()?))) {
@@ -228,9 +227,11 @@ fn outcome(
     }
     let step = results.into_iter().flatten().max().unwrap_or(0);
     let complete = step == steps && ranks.evaluated.load(Ordering::SeqCst);
+    let noted = ranks.not_finite.into_inner().unwrap_or_else(|e| e.into_inner());
+    let not_finite = noted.first.filter(|_| noted.step == step).map(|(_, _, name)| name);
     let Finished { state_hash, problem } = ranks.gathering.finish();
     let weights_problem = problem.map(|problem| problem.to_string());
-    Ok(Outcome { step, complete, state_hash, weights_problem })
+    Ok(Outcome { step, complete, state_hash, weights_problem, not_finite })
 }
 
 impl Ranks<'_> {
@@ -249,7 +250,12 @@ impl Ranks<'_> {
         }
         let dev = self.open(rank, place)?;
         let mut trainer = trainer(self.config, self.built, self.data, rank);
+        self.passes(rank, Place::Opened, 0);
+        if let Some(saver) = &self.saver {
+            saver.open(&dev, (&trainer.optimizer, &self.built.gpt))?;
+        }
         let done = self.start(&dev, &mut trainer)?;
+        self.passes(rank, Place::Loaded, done);
         dev.write(self.built.meeting, &|_| 0.0)?;
         trainer.loader.prefetch(&dev);
         let listener = Listener { sender, world: &self.world };
@@ -264,20 +270,22 @@ impl Ranks<'_> {
                 break;
             }
             dev.begin_step(step);
-            if rank.index() == 0 && self.options.stop.load(Ordering::Relaxed) {
-                self.last_step.fetch_min(step, Ordering::SeqCst);
+            if rank.index() == 0 {
+                self.decide_for_all(step);
             }
             if self.options.leave_at == Some((rank.index(), step)) {
                 return Ok(last);
             }
-            if let Some(at_step) = self.options.at_step {
-                at_step(rank.index(), step);
-            }
+            self.passes(rank, Place::Step, step);
             let decided = trainer.train_step(&dev, step);
             dev.sync(decided)?;
+            self.passes(rank, Place::Decided, step);
             last = step;
             let mut report = self.report(&dev, &trainer)?;
             report.seconds = ended.elapsed().as_secs_f64();
+            if report.skipped {
+                self.locate(&dev, &trainer.optimizer, step)?;
+            }
             listener.tell(Message::Step(report));
             // Rank 0 wrote it before it submitted this step, whose norm all ranks have waited for.
             goes_on = self.last_step.load(Ordering::SeqCst) > step;
@@ -295,12 +303,48 @@ impl Ranks<'_> {
             ended = Instant::now();
         }
         dev.sync_all()?;
+        self.passes(rank, Place::Ending, last);
         self.gathering.run(&dev, &trainer.optimizer, self.built.meeting)?;
         if last == self.config.train.steps {
             self.evaluate(&dev, &mut trainer, last, true, listener)?;
         }
+        if let Some(saver) = self.saver.as_ref().filter(|_| rank.index() == 0) {
+            saver.finish(listener);
+        }
         dev.finish()?;
         Ok(last)
+    }
+
+    fn passes(&self, rank: Rank, place: Place, step: u64) {
+        if let Some(watcher) = &self.options.watcher {
+            watcher.passes(rank.index(), place, step);
+        }
+    }
+
+    /// Notes which tensor made `step` be skipped: the first on any rank.
+    fn locate(&self, dev: &Device, optimizer: &Optimizer, step: u64) -> Result<(), Error> {
+        let Some((segment, at)) = optimizer.first_not_finite(dev)? else { return Ok(()) };
+        let params = &self.built.gpt.segments()[segment].params;
+        let name = params.iter().find(|param| param.range.contains(&at)).map(|p| p.name.clone());
+        let found = (Reverse(segment), at, name.unwrap_or_else(|| "padding".into()));
+        let noted = &mut *self.not_finite.lock().unwrap_or_else(|e| e.into_inner());
+        if noted.step != step {
+            *noted = NotFinite { step, first: None };
+        }
+        if noted.first.as_ref().is_none_or(|known| found < *known) {
+            noted.first = Some(found);
+        }
+        Ok(())
+    }
+
+    /// What rank 0 knows and all must do alike: before it submits `step`.
+    fn decide_for_all(&self, step: u64) {
+        if self.options.stop.load(Ordering::Relaxed) {
+            self.last_step.fetch_min(step, Ordering::SeqCst);
+        }
+        if let Some(saver) = &self.saver {
+            saver.look_at_the_clock(step);
+        }
     }
 
     /// The states before the first step, or those of a checkpoint. Returns the steps that are done.
@@ -380,6 +424,7 @@ impl Ranks<'_> {
         whole: bool,
         listener: Listener<'_>,
     ) -> Result<bool, Error> {
+        self.passes(dev.rank(), Place::Evaluating, step);
         let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
         let windows = self.data.num_eval_windows() as u64;
         let all = windows.div_ceil(per_batch);

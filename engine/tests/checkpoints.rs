@@ -149,6 +149,43 @@ impl Folder {
     }
 }
 
+#[test]
+fn a_finished_run_goes_on_when_it_is_given_more_steps() {
+    let folder = Folder::new();
+    let keep = ["schedule.decay_steps=4", "train.checkpoint_every=3"];
+    let trained = |run: &str, steps: &str, more: &[&str]| {
+        folder.train(run, &[more, &sets(&[&keep[..], &[steps]].concat())].concat())
+    };
+    trained("run", "train.steps=4", &["-q"]).ok();
+    trained("run", "train.steps=4", &["--resume"])
+        .refused(0, &["finished at step 4; nothing to do"]);
+    trained("run", "train.steps=3", &["--resume"])
+        .refused(0, &["finished at step 4; nothing to do"]);
+    let more = trained("run", "train.steps=7", &["--resume"]).ok();
+    assert!(more.stderr.contains("going on after step 4"), "{}", more.stderr);
+    trained("straight", "train.steps=7", &["-q"]).ok();
+    assert_eq!(folder.hash("run"), folder.hash("straight"));
+    assert_eq!(folder.read_bytes("run"), folder.read_bytes("straight"));
+    let steps = |run: &str| {
+        let lines = folder.metrics(run).into_iter().filter(|line| line["kind"] == "step");
+        lines.map(|line| line["loss"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(steps("run"), steps("straight"));
+    // The schedule follows the steps unless it is set: that is another experiment, and how to keep it is said.
+    let args = ["--resume", "--set", "train.steps=9", "--set", "train.checkpoint_every=3"];
+    folder.train("run", &args).refused(78, &["--set schedule.decay_steps=4 keeps the schedule"]);
+
+    // An unfinished one that has gone further than it is asked to.
+    with_two(&folder, "further");
+    trained("further", "train.steps=2", &["--resume"]).refused(78, &["its 4 steps", "train.steps"]);
+    // Without a checkpoint, never from the start over what is there.
+    folder.train("without", &["-q"]).ok();
+    let weights = folder.read_bytes("without");
+    let set = ["--resume", "--set", "train.steps=5", "--set", "schedule.decay_steps=4"];
+    folder.train("without", &set).refused(82, &["finished at step 4 without a checkpoint"]);
+    assert_eq!(folder.read_bytes("without"), weights);
+}
+
 /// A run whose checkpoints of steps 2 and 4 are there and that has not finished.
 fn with_two(folder: &Folder, run: &str) {
     let set = sets(&["train.steps=4", "train.checkpoint_every=2"]);
@@ -223,6 +260,34 @@ fn a_disk_that_is_full_costs_a_checkpoint_and_no_run() {
     assert_eq!(checkpoints(&folder, "kept"), ["latest", "step-00000002", "step-00000004"]);
     let again = folder.train("kept", &[&["--resume"], &EVERY_2[..]].concat()).ok();
     assert!(again.stderr.contains("going on after step 4"), "{}", again.stderr);
+}
+
+#[test]
+fn too_little_memory_ends_a_run_with_a_code_and_never_a_checkpoint() {
+    let folder = Folder::new();
+    folder.train("straight", &[&["-q"], &EVERY_2[..]].concat()).ok();
+    let program = env!("CARGO_BIN_EXE_onebox");
+    let mut codes = std::collections::BTreeSet::new();
+    // KiB of addresses; what fails depends on how they are given out, and is another thing each time.
+    for limit in [30_000, 60_000, 90_000, 140_000, 300_000, 4_000_000] {
+        let run = format!("run-{limit}");
+        let done = folder.shell(&format!(
+            "ulimit -v {limit}; exec '{program}' train tiny.ron --run-dir {run} --set train.checkpoint_every=2"
+        ));
+        // A child that is aborted has no code.
+        let code = if done.code == -1 { 134 } else { done.code };
+        codes.insert(code);
+        match code {
+            0 => continue,
+            76 => assert!(done.stderr.contains("os error"), "{}", done.stderr),
+            80 | 134 => assert!(done.stderr.contains("memory"), "{}", done.stderr),
+            _ => panic!("{code}: {}", done.stderr),
+        }
+        let resumed = folder.train(&run, &[&["--resume", "-q"], &EVERY_2[..]].concat()).ok();
+        assert!(!resumed.stderr.contains("broken"), "{}", resumed.stderr);
+        assert_eq!(folder.hash(&run), folder.hash("straight"));
+    }
+    assert!(codes.contains(&0) && codes.len() > 1, "{codes:?}");
 }
 
 #[test]

@@ -12,6 +12,7 @@
 mod adam;
 mod blocking;
 mod layout;
+mod locate;
 mod norm;
 mod optimizer;
 mod schedule;

@@ -27,7 +27,7 @@ pub(crate) struct PieceWork {
     /// This rank's part of it in the owned arrays.
     pub(crate) owned: Range<usize>,
     /// This rank's partial sums of it.
-    chunks: Range<usize>,
+    pub(crate) chunks: Range<usize>,
     /// Leading elements of the part that count in the norm, and that take weight decay.
     counted: usize,
     decayed: usize,

@@ -190,7 +190,7 @@ pub fn try_run_on(
     let outcome = train(config, built, data, options, &mut |message| match message {
         Message::Step(step) => steps.push(step),
         Message::Eval { step, loss, .. } => evals.push((step, loss)),
-        Message::Saved { .. } | Message::NotSaved { .. } => {}
+        Message::Saving { .. } | Message::Saved { .. } | Message::NotSaved { .. } => {}
     })?;
     Ok(Ran { steps, evals, outcome })
 }

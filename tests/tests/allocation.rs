@@ -8,7 +8,7 @@
 use device::cpu::Lanes;
 use device::{Arena, Dtype};
 use engine::build::build;
-use engine::run::RunOptions;
+use engine::run::{Place, RunOptions, Watcher};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -94,7 +94,10 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// On each rank's thread, before it submits `step`.
-fn at_step(_: usize, step: u64) {
+fn passes(_: usize, place: Place, step: u64) {
+    if place != Place::Step {
+        return;
+    }
     THREAD.with(|thread| thread.set(Thread::Rank(step)));
     if step == 2 && BEGUN.fetch_add(1, SeqCst) + 1 == RANKS.load(SeqCst) {
         OPEN.store(true, SeqCst);
@@ -123,7 +126,8 @@ fn counted(sets: &[&str], lanes: Lanes) -> Counted {
     // Made before the run, so that nothing of it is counted.
     let data = short_text();
     RUNNING.store(true, SeqCst);
-    let options = RunOptions { lanes, at_step: Some(at_step), ..RunOptions::default() };
+    let watcher = Some(Watcher::new(passes));
+    let options = RunOptions { lanes, watcher, ..RunOptions::default() };
     let ran = try_run_on(&data, &config, &built, &options);
     RUNNING.store(false, SeqCst);
     let ran = ran.unwrap_or_else(|e| panic!("{e}"));

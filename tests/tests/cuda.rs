@@ -9,7 +9,7 @@ use device::Error;
 use device::cuda::Collectives;
 use engine::build::build;
 use engine::config::{Config, DeviceConfig};
-use engine::run::{RunError, RunOptions};
+use engine::run::{Place, RunError, RunOptions, Watcher};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::compare::full;
@@ -154,12 +154,12 @@ fn missing_case() {
 
 /// One rank is late in each step. The others must not fill the launch queues meanwhile: it could never catch up.
 fn ahead_case() {
-    fn late(rank: usize, _: u64) {
-        if rank == 1 {
+    let late = |rank: usize, place: Place, _: u64| {
+        if (rank, place) == (1, Place::Step) {
             std::thread::sleep(Duration::from_millis(700));
         }
-    }
-    let options = RunOptions { at_step: Some(late), ..RunOptions::default() };
+    };
+    let options = RunOptions { watcher: Some(Watcher::new(late)), ..RunOptions::default() };
     let sets = ["train.steps=2", "batch.micro=1", "batch.global=16"];
     let config = on_cuda(tiny(&[GRID, &sets[..]].concat()));
     let ran = try_run(&config, &options).unwrap_or_else(|e| panic!("{e}"));

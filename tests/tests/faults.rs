@@ -7,7 +7,7 @@
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
 use engine::build::build;
-use engine::run::{RunError, RunOptions, train};
+use engine::run::{Place, RunError, RunOptions, Watcher, train};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -122,11 +122,12 @@ fn a_rank_that_returns_early_ends_all_ranks() {
 #[test]
 fn a_rank_whose_own_thread_panics_ends_all_ranks_and_is_quoted() {
     for lanes in LANES {
-        let at_step: fn(usize, u64) =
-            |rank, step| assert!((rank, step) != (1, 3), "a test's fault");
+        let fault = |rank, place, step| {
+            assert!((rank, place, step) != (1, Place::Step, 3), "a test's fault");
+        };
+        let watcher = Some(Watcher::new(fault));
         let what = format!("a rank thread panics, {lanes:?}");
-        let error =
-            failed(&what, RunOptions { lanes, at_step: Some(at_step), ..RunOptions::default() });
+        let error = failed(&what, RunOptions { lanes, watcher, ..RunOptions::default() });
         all_know(&error, 1);
         assert_eq!(error.step, 3);
         let text = error.to_string();

@@ -1,7 +1,10 @@
 //! 16-bit storage: the loss scale and its skipped steps, and how near to fp32 a run stays.
 
+use engine::run::RunOptions;
+use std::sync::Arc;
 use tests::compare::{
-    Apart, Reference, STANDSTILL, full, initial_weights, run_sets, tiny_with_weights, with,
+    self, Apart, Reference, STANDSTILL, full, initial_weights, run_sets, run_with,
+    tiny_with_weights, with,
 };
 
 const LAYOUTS: [&[&str]; 3] = [
@@ -94,5 +97,45 @@ fn sixteen_bits_stay_near_fp32() {
                 reference.assert_near(&with(&with(&adam, layout), &sets), bf16);
             }
         }
+    }
+}
+
+/// One norm's bias gets gradients so large that they alone overflow: its output is made small, what reads it large.
+#[test]
+fn a_skipped_step_names_the_first_tensor_whose_gradient_overflowed() {
+    let base = [
+        "optimizer.clip=None",
+        "batch.micro=4",
+        "batch.global=4",
+        "train.steps=1",
+        "precision=Fp16",
+        "loss_scale.initial=16384",
+    ];
+    let mut weights = initial_weights(&base);
+    let by = |name: &str, factor: f32, weights: &mut compare::Weights| {
+        weights.get_mut(name).unwrap().iter_mut().for_each(|x| *x *= factor);
+    };
+    let ran = |sets: &[&str], weights: &compare::Weights| {
+        let initial = weights.iter().map(|(name, all)| (name.clone(), all.as_slice().into()));
+        let initial = Some(Arc::new(initial.collect()));
+        run_with(&with(&base, sets), &RunOptions { initial, ..RunOptions::default() })
+    };
+    let plain = ran(&[], &weights);
+    assert!(!plain.steps[0].skipped && plain.outcome.not_finite.is_none());
+    by("h.1.ln_1.weight", 1.0 / 512.0, &mut weights);
+    by("h.1.ln_1.bias", 1.0 / 512.0, &mut weights);
+    by("h.1.attn.qkv.weight", 512.0, &mut weights);
+    for layout in [
+        &["offload.update=Serial"][..],
+        &["offload.update=Overlapped", "batch.micro=2"],
+        &["offload.accumulate=Host", "batch.micro=2"],
+        &["offload.optimizer=Device"],
+        &["parallel.data=2", "batch.micro=2"],
+    ] {
+        let ran = ran(layout, &weights);
+        assert!(ran.steps[0].skipped, "{layout:?}");
+        // Its weight's, before it in the model, may be too large as well.
+        let named = ran.outcome.not_finite.unwrap();
+        assert!(named.starts_with("h.1.ln_1."), "{layout:?}: {named}");
     }
 }

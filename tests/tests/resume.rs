@@ -16,9 +16,9 @@ use tests::tiny;
 /// and grows again.
 const BASE: &[&str] = &[
     "precision=Fp16",
-    "loss_scale.initial=16777216",
-    "loss_scale.hysteresis=1",
-    "loss_scale.window=3",
+    "loss_scale.initial=1048576",
+    "loss_scale.hysteresis=2",
+    "loss_scale.window=2",
     "model.dropout=0.1",
     "model.vocab=257",
     "batch.micro=1",
@@ -54,6 +54,7 @@ fn run(sets: &[&str], every: u64, folder: &Path, resume: Option<Checkpoint>) -> 
         Message::Step(report) => drop(steps.insert(report.step, report)),
         Message::Eval { step, loss, .. } => drop(evals.insert(step, loss.to_bits())),
         Message::Saved { step, .. } => saved.push(step),
+        Message::Saving { .. } => {}
         Message::NotSaved { why, .. } => panic!("{why}"),
     });
     let outcome = outcome.unwrap_or_else(|e| panic!("{sets:?}: {e}"));
@@ -115,6 +116,88 @@ fn a_run_goes_on_at_every_step_as_if_it_had_never_stopped() {
     at_every_step(&sets);
 }
 
+/// All files of a checkpoint but the config and the hash in its manifest.
+fn contents(folder: &Path, step: u64) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(at(folder, step)).unwrap().map(Result::unwrap);
+    let content = |entry: std::fs::DirEntry| {
+        let (name, mut bytes) =
+            (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap());
+        if name == "MANIFEST" {
+            let line = bytes.split(|byte| *byte == b'\n').next().unwrap();
+            let mut manifest: serde_json::Value = serde_json::from_slice(line).unwrap();
+            manifest.as_object_mut().unwrap().remove("config").unwrap();
+            bytes = manifest.to_string().into_bytes();
+        }
+        (name, bytes)
+    };
+    entries.map(content).collect()
+}
+
+#[test]
+fn what_is_written_while_training_goes_on_is_what_it_waits_for_otherwise() {
+    for mode in
+        [&["offload.update=Overlapped"], &["offload.update=Serial"], &["offload.optimizer=Device"]]
+    {
+        let sets = with(&with(BASE, TP2_DP2), mode);
+        let ran = |writer: &'static str, kept: &Path| run(&with(&sets, &[writer]), 1, kept, None);
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [waits, goes_on] = [
+            ran("train.checkpoint_writer=Foreground", folders[0].path()),
+            ran("train.checkpoint_writer=Background", folders[1].path()),
+        ];
+        assert_goes_on_as(&waits, &goes_on, 0, &format!("{mode:?}"));
+        assert_eq!(waits.saved, goes_on.saved);
+        for step in waits.saved {
+            let [a, b] = folders.each_ref().map(|folder| contents(folder.path(), step));
+            assert!(a.keys().eq(b.keys()) && a.len() == 5, "{mode:?}");
+            for (name, bytes) in a {
+                assert!(bytes == b[&name], "{mode:?}: {name} of step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_has_no_name_before_all_is_heard_that_was_told() {
+    let folder = tempfile::tempdir().unwrap();
+    for writer in ["train.checkpoint_writer=Foreground", "train.checkpoint_writer=Background"] {
+        let every = ["train.checkpoint_every=1", "train.steps=3", writer];
+        let config = tiny(&with(BASE, &every));
+        let here = folder.path().join(writer);
+        let options =
+            RunOptions { checkpoints: Some(here.join("checkpoints")), ..RunOptions::default() };
+        let (mut heard, mut saved) = (0, 0);
+        let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
+            Message::Step(report) => heard = report.step,
+            Message::Saving { step } => {
+                assert!(heard >= step);
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                assert!(!at(&here, step).exists(), "{writer}: step {step}");
+            }
+            Message::Saved { .. } => saved += 1,
+            Message::Eval { .. } | Message::NotSaved { .. } => {}
+        });
+        assert_eq!((outcome.unwrap().step, saved), (3, 3));
+    }
+}
+
+#[test]
+fn checkpoints_come_by_the_clock_too() {
+    let saved_in = |steps: &str, more: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        run(&with(&with(BASE, more), &[steps]), 0, folder.path(), None).saved
+    };
+    let saved = |more: &[&str]| saved_in("train.steps=9", more);
+    // Every step lasts longer than the shortest time, and the longest is not over before the end.
+    assert_eq!(saved(&["train.checkpoint_minutes=1e-9"]), Vec::from_iter(1..=9));
+    assert_eq!(saved(&["train.checkpoint_minutes=1e6"]), [9]);
+    // The first one after the first step shows what it costs.
+    let cheap = saved_in("train.steps=40", &["train.checkpoint_overhead=1"]);
+    let rare = saved(&["train.checkpoint_overhead=1e-6"]);
+    assert!(cheap[0] == 1 && cheap.len() > 2, "{cheap:?}");
+    assert_eq!(rare, [1, 9]);
+}
+
 #[test]
 fn every_update_mode_and_placement_goes_on() {
     let modes: [&[&str]; 5] = [
@@ -152,7 +235,7 @@ fn a_checkpoint_goes_from_layout_to_layout_and_back() {
     let trained = with(&with(BASE, TP2_DP2), &["precision=Bf16", "train.steps=5"]);
     let hash = run(&trained, 5, first.path(), None).outcome.state_hash;
     // From here on every gradient overflows, so that a step passes and no state changes.
-    let overflow = with(BASE, &["loss_scale.floor=16777216"]);
+    let overflow = with(BASE, &["loss_scale.initial=16777216", "loss_scale.floor=16777216"]);
     let mut folder = first.path().to_owned();
     let mut kept = Vec::new();
     for (step, layout) in (6..).zip(layouts) {

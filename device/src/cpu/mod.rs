@@ -31,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use workers::Workers;
 
 /// How lanes run.
@@ -72,6 +72,8 @@ pub struct HostWork {
     pub slow: Option<(&'static str, u32)>,
     /// At this op of the rank, counted from 1, the kernel panics (for tests of faults): rank, lane, tick.
     pub panic_at: Option<(usize, Lane, u64)>,
+    /// At this one it takes so long (likewise).
+    pub stall_at: Option<(usize, Lane, u64, Duration)>,
 }
 
 /// A virtual GPU for `rank`.
@@ -230,6 +232,11 @@ impl Shared {
     fn execute(&self, op: &Admitted, workers: &mut Workers) -> Result<(), Error> {
         if self.work.panic_at == Some((self.rank.index(), op.lane, op.tick)) {
             std::panic::resume_unwind(Box::new("injected fault"));
+        }
+        if let Some((rank, lane, tick, time)) = self.work.stall_at
+            && (rank, lane, tick) == (self.rank.index(), op.lane, op.tick)
+        {
+            std::thread::sleep(time);
         }
         let named = |problem| Error::Task {
             rank: self.rank.index(),

@@ -210,9 +210,9 @@ impl World {
         while board.generation == generation {
             self.check(rank)?;
             if left.is_zero() {
-                let posts = &board.posts[(generation % 2) as usize];
-                let absent = meeting.members.iter().zip(posts).filter(|(_, p)| p.is_none());
-                let missing = absent.map(|(m, _)| *m).collect();
+                let absent = board.absent(meeting);
+                drop(board);
+                let missing = self.culprits(absent);
                 let (rank, seconds) = (rank.index(), self.timeout.as_secs());
                 return Err(Error::Timeout {
                     rank,
@@ -229,6 +229,49 @@ impl World {
             }
         }
         Ok(board)
+    }
+}
+
+impl World {
+    /// Whose fault it is that `missing` do not come: of those that wait in another meeting themselves, whoever that
+    /// meeting waits for.
+    fn culprits(&self, missing: Vec<usize>) -> Vec<usize> {
+        let mut waits: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
+        for meeting in self.tp.iter().chain(&self.dp).flatten().chain(&self.all) {
+            let absent = lock(&meeting.board).absent(meeting);
+            let come = |rank: &usize| !absent.contains(rank);
+            waits.push((meeting.members.iter().copied().filter(come).collect(), absent));
+        }
+        let (mut seen, mut found) = (missing.clone(), Vec::new());
+        let mut next = 0;
+        while let Some(&rank) = seen.get(next) {
+            next += 1;
+            let mut waits_for = waits.iter().filter(|(come, _)| come.contains(&rank)).peekable();
+            if waits_for.peek().is_none() {
+                found.push(rank);
+            }
+            let others: Vec<usize> = waits_for.flat_map(|(_, absent)| absent).copied().collect();
+            others.into_iter().for_each(|other| {
+                if !seen.contains(&other) {
+                    seen.push(other);
+                }
+            });
+        }
+        found.sort_unstable();
+        // All wait for each other: then for those that are missing here.
+        if found.is_empty() { missing } else { found }
+    }
+}
+
+impl Board {
+    /// Members of a meeting that has begun that have not come; of one that has not, none is waited for.
+    fn absent(&self, meeting: &Meeting) -> Vec<usize> {
+        if self.arrived == 0 {
+            return meeting.members.clone();
+        }
+        let posts = &self.posts[(self.generation % 2) as usize];
+        let absent = meeting.members.iter().zip(posts).filter(|(_, post)| post.is_none());
+        absent.map(|(member, _)| *member).collect()
     }
 }
 

@@ -110,16 +110,26 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the checkpoints before `oldest`. Each loses its name first, so that none is ever half there.
+/// Removes the checkpoints before `oldest`. Each loses its name first, and that on the disk, so that none is ever
+/// half there.
 pub(super) fn retain_from(folder: &Path, oldest: u64) -> io::Result<()> {
+    let mut gone = Vec::new();
     for (step, path) in entries(folder, &[""])? {
         if step < oldest {
             let old = folder.join(name(step) + ".old");
             fs::rename(&path, &old)?;
-            remove(&old)?;
+            gone.push(old);
         }
     }
-    Ok(())
+    if !gone.is_empty() {
+        sync(folder)?;
+    }
+    gone.iter().try_for_each(|old| remove(old))
+}
+
+/// Makes names in a directory durable.
+pub(super) fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
 }
 
 /// Writes the hint anew, whole or not at all.

@@ -11,6 +11,7 @@ pub mod inspect;
 pub(crate) mod manifest;
 pub(crate) mod read;
 pub mod rewrite;
+mod save;
 mod span;
 mod write;
 
@@ -18,7 +19,7 @@ pub use compare::{Difference, Kind, differences};
 pub use folder::newest;
 pub(crate) use folder::{any, remove_all, set_aside};
 pub use read::Checkpoint;
-pub(crate) use write::Saver;
+pub(crate) use save::Saver;
 
 use std::io;
 use std::path::{Path, PathBuf};

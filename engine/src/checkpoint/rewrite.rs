@@ -1,11 +1,11 @@
 //! Checkpoints that no run writes: one laid out anew for other ranks, or one of imported weights. The files are, byte for
 //! byte, those that the ranks of such a run would write.
 
-use super::folder::name;
+use super::folder::{name, sync};
 use super::header::{Entry, encode};
 use super::inspect::distances;
 use super::manifest::{Control, FileEntry, Hash, MANIFEST, Manifest, RangeEntry, STATES};
-use super::write::{Written, piece_entries, pieces, room, sync, tensors};
+use super::write::{Written, piece_entries, pieces, room, tensors};
 use super::{Checkpoint, CheckpointError, FOLDER, file_name};
 use crate::build::Built;
 use crate::config::Config;

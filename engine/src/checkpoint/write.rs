@@ -1,51 +1,21 @@
-//! Saving. Every rank writes what it owns into a file of its own; when all have come through, the manifest is
-//! written and the directory gets its name. Whatever fails, the checkpoints that are there stay as they are.
+//! What goes to the disk: a file of each rank's states, the manifest, and the names. Nothing here is told to anyone,
+//! and whatever fails, the checkpoints that are there stay as they are.
 
-use super::folder::{clean, hint, name, retain_from};
+use super::file_name;
+use super::folder::{clean, sync};
 use super::header::{Entry, encode};
-use super::manifest::{
-    Control, FileEntry, Hash, MANIFEST, Manifest, RangeEntry, STATES, TensorEntry,
-};
+use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, STATES, TensorEntry};
 use super::span::{Span, spans};
-use super::{Checkpoint, file_name};
-use crate::config::Config;
-use crate::data::Dataset;
-use crate::messages::{Listener, Message};
-use crate::run::meet;
-use device::numerics::control;
-use device::{Device, Error, Rank, Tensor};
-use offload::{Optimizer, Owned};
+use device::{Rank, Tensor};
+use offload::Owned;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::Instant;
 use tensor_parallel::{Gpt, Split};
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Elements read from a device at once.
-const BLOCK: usize = 1 << 14;
-
-/// The ranks' common work on the checkpoints of a run.
-pub(crate) struct Saver {
-    folder: PathBuf,
-    every: u64,
-    keep: usize,
-    tokens_per_step: u64,
-    /// What all checkpoints of this run say, and the tensors without ranges.
-    base: Manifest,
-    shared: Mutex<Shared>,
-}
-
-struct Shared {
-    /// Why this one will not be saved.
-    problem: Option<String>,
-    /// By rank.
-    files: Vec<Option<Written>>,
-    /// Known to be whole: the one that the run went on from, and those that it saved.
-    good: Vec<u64>,
-    started: Instant,
-}
+/// Bytes of states that are handled at once.
+const BLOCK: usize = 1 << 16;
 
 /// What a rank wrote.
 pub(super) struct Written {
@@ -54,193 +24,58 @@ pub(super) struct Written {
     pub(super) ranges: Vec<(usize, RangeEntry)>,
 }
 
-/// A part of a tensor that this rank owns in one run.
+/// A part of a tensor that a rank owns in one run.
 pub(super) struct Piece {
     states: [Tensor; 3],
     pub(super) span: Span,
 }
 
-/// Why a rank's file is not there: the run's end, or only the checkpoint's.
-enum Fault {
-    Device(Error),
-    Io(io::Error),
+/// By tensor, in the order of the model.
+pub(super) type Pieces = Vec<(usize, Vec<Piece>)>;
+
+/// The error says which file it is about.
+fn of<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
+    result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
-impl From<Error> for Fault {
-    fn from(error: Error) -> Self {
-        Self::Device(error)
+/// An empty directory `unfinished` in `folder`, and room for `states` bytes and a little more.
+pub(super) fn begin(folder: &Path, unfinished: &Path, states: u64) -> io::Result<()> {
+    if !folder.is_dir() {
+        of(folder, fs::create_dir_all(folder))?;
+        let parent = folder.parent().unwrap_or(folder);
+        of(parent, sync(parent))?;
     }
+    of(folder, clean(folder))?;
+    of(folder, room(folder, states.saturating_add(states.div_ceil(10))))?;
+    of(unfinished, fs::create_dir(unfinished))
 }
 
-impl From<io::Error> for Fault {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
+/// The manifest of what ranks wrote into `unfinished`, then the name `whole`, all of it on the disk.
+pub(super) fn publish(
+    (unfinished, whole): (&Path, &Path),
+    mut manifest: Manifest,
+    files: Vec<Option<Written>>,
+) -> io::Result<()> {
+    for (number, file) in files.into_iter().enumerate() {
+        let missing = || io::Error::other(format!("rank {number} wrote nothing"));
+        let Written { entry, ranges } = file.ok_or_else(missing)?;
+        manifest.files.push(entry);
+        for (tensor, range) in ranges {
+            manifest.tensors[tensor].ranges.push(RangeEntry { file: number, ..range });
+        }
     }
+    let path = unfinished.join(MANIFEST);
+    of(&path, write_whole(&path, &manifest.encode()?))?;
+    of(unfinished, sync(unfinished))?;
+    of(unfinished, fs::rename(unfinished, whole))?;
+    let folder = whole.parent().unwrap_or(whole);
+    of(folder, sync(folder))
 }
 
-impl Saver {
-    /// Into `folder`, after `train.checkpoint_every` steps each; `resumed` is where the run goes on from.
-    pub(crate) fn new(
-        (config, data): (&Config, &Dataset),
-        gpt: &Gpt,
-        folder: &Path,
-        resumed: Option<&Checkpoint>,
-    ) -> Self {
-        let mut base = Manifest::new(config, data);
-        base.tensors = tensors(gpt);
-        let here = resumed.filter(|from| from.path().parent() == Some(folder));
-        let good = here.map(Checkpoint::step).into_iter().collect();
-        let files = (0..crate::build::world_size(config)).map(|_| None).collect();
-        Self {
-            folder: folder.to_owned(),
-            every: config.train.checkpoint_every,
-            keep: config.train.checkpoint_keep,
-            tokens_per_step: (config.batch.global * config.model.seq_len) as u64,
-            base,
-            shared: Mutex::new(Shared { problem: None, files, good, started: Instant::now() }),
-        }
-    }
-
-    /// Whether the states after `step` are to be saved whatever happens.
-    pub(crate) const fn is_due(&self, step: u64) -> bool {
-        step.is_multiple_of(self.every)
-    }
-
-    /// Saves the states after `step`; every rank calls it between steps. Rank 0 tells what came of it: what the
-    /// disk refuses ends no run. All that it told before has been taken down when the checkpoint gets its name.
-    ///
-    /// # Errors
-    /// Those of the device and of the meetings.
-    pub(crate) fn save(
-        &self,
-        dev: &Device,
-        (optimizer, gpt, meeting): (&Optimizer, &Gpt, Tensor),
-        step: u64,
-        listener: Listener<'_>,
-    ) -> Result<(), Error> {
-        let world = listener.world;
-        dev.sync_all()?;
-        let first = dev.rank().index() == 0;
-        let unfinished = self.folder.join(name(step) + ".tmp");
-        if first {
-            self.with(|shared| {
-                shared.problem = None;
-                shared.started = Instant::now();
-                shared.files.iter_mut().for_each(|file| *file = None);
-            });
-            world.held_up(|| self.attempt(|| self.begin(&unfinished)));
-        }
-        meet(dev, meeting)?;
-        if self.with(|shared| shared.problem.is_none()) {
-            let pieces = pieces(gpt, &|segment| optimizer.owned(segment), dev.rank());
-            match world.held_up(|| write_file(dev, &self.base, &pieces, &unfinished)) {
-                Ok(file) => self.with(|shared| shared.files[dev.rank().index()] = Some(file)),
-                Err(Fault::Device(error)) => return Err(error),
-                Err(Fault::Io(error)) => {
-                    let file = unfinished.join(file_name(dev.rank().index()));
-                    self.give_up(&format!("{}: {error}", file.display()));
-                }
-            }
-        }
-        meet(dev, meeting)?;
-        if !first {
-            return Ok(());
-        }
-        let mut words = [0.0; control::WORDS];
-        dev.read(optimizer.control(), &mut words)?;
-        let message = world.held_up(|| {
-            listener.flush();
-            self.attempt(|| self.publish(&unfinished, step, &words));
-            self.verdict(step, &unfinished)
-        });
-        listener.tell(message);
-        Ok(())
-    }
-
-    /// Does something on the disk unless the checkpoint has failed already.
-    fn attempt(&self, action: impl FnOnce() -> io::Result<()>) {
-        if self.with(|shared| shared.problem.is_none())
-            && let Err(error) = action()
-        {
-            self.give_up(&format!("{}: {error}", self.folder.display()));
-        }
-    }
-
-    fn give_up(&self, why: &str) {
-        self.with(|shared| {
-            shared.problem.get_or_insert_with(|| why.to_owned());
-        });
-    }
-
-    fn with<R>(&self, f: impl FnOnce(&mut Shared) -> R) -> R {
-        f(&mut self.shared.lock().unwrap_or_else(|e| e.into_inner()))
-    }
-
-    /// An empty directory, and room for what comes into it.
-    fn begin(&self, unfinished: &Path) -> io::Result<()> {
-        if !self.folder.is_dir() {
-            fs::create_dir_all(&self.folder)?;
-            self.folder.parent().map_or(Ok(()), sync)?;
-        }
-        clean(&self.folder)?;
-        let states: usize = self.base.tensors.iter().map(|t| 12 * t.len()).sum();
-        room(&self.folder, states as u64 + states as u64 / 10)?;
-        fs::create_dir(unfinished)
-    }
-
-    /// The manifest, then the name.
-    fn publish(
-        &self,
-        unfinished: &Path,
-        step: u64,
-        words: &[f64; control::WORDS],
-    ) -> io::Result<()> {
-        let mut manifest = self.base.clone();
-        manifest.step = step;
-        manifest.tokens = step * self.tokens_per_step;
-        manifest.control = Control::of(words, self.base.control.scaled);
-        let files =
-            self.with(|shared| shared.files.iter_mut().map(Option::take).collect::<Vec<_>>());
-        for (number, file) in files.into_iter().enumerate() {
-            let missing = || io::Error::other(format!("rank {number} wrote nothing"));
-            let Written { entry, ranges } = file.ok_or_else(missing)?;
-            manifest.files.push(entry);
-            for (tensor, range) in ranges {
-                manifest.tensors[tensor].ranges.push(RangeEntry { file: number, ..range });
-            }
-        }
-        let mut file = File::create_new(unfinished.join(MANIFEST))?;
-        file.write_all(&manifest.encode()?)?;
-        file.sync_all()?;
-        sync(unfinished)?;
-        fs::rename(unfinished, self.folder.join(name(step)))?;
-        sync(&self.folder)
-    }
-
-    /// What is told, and what follows from it: older ones go, or the unfinished one.
-    fn verdict(&self, step: u64, unfinished: &Path) -> Message {
-        let (problem, seconds) =
-            self.with(|shared| (shared.problem.take(), shared.started.elapsed().as_secs_f64()));
-        if let Some(why) = problem {
-            // What cannot be removed now is removed before the next one.
-            let _ = clean(&self.folder);
-            drop(fs::remove_dir_all(unfinished));
-            return Message::NotSaved { step, why };
-        }
-        let oldest = self.with(|shared| {
-            shared.good.retain(|good| *good < step);
-            shared.good.push(step);
-            let surplus = shared.good.len().saturating_sub(self.keep);
-            shared.good.drain(..surplus);
-            (shared.good.len() == self.keep).then(|| shared.good[0])
-        });
-        let tidied = oldest.map_or(Ok(()), |oldest| retain_from(&self.folder, oldest));
-        if let Err(error) = tidied.and_then(|()| hint(&self.folder, step)) {
-            tracing::warn!("{}: cannot tidy up: {error}", self.folder.display());
-        }
-        let bytes = self.base.tensors.iter().map(|t| 12 * t.len() as u64).sum();
-        Message::Saved { step, seconds, bytes }
-    }
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create_new(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 /// The tensors of a model, without ranges.
@@ -264,11 +99,7 @@ pub(super) fn piece_entries(tensors: &[TensorEntry], pieces: &[(usize, Vec<Piece
 }
 
 /// What `rank` writes, by tensor. Of what every tensor-parallel rank holds the first one's copy is taken.
-pub(super) fn pieces(
-    gpt: &Gpt,
-    owned: &dyn Fn(usize) -> Vec<Owned>,
-    rank: Rank,
-) -> Vec<(usize, Vec<Piece>)> {
+pub(super) fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank) -> Pieces {
     let mut all = Vec::new();
     let mut tensor = 0;
     for (segment, layout) in gpt.segments().iter().enumerate() {
@@ -303,25 +134,53 @@ pub(super) fn pieces(
     all
 }
 
-/// Writes a rank's file to the disk. Hashes are of what was in memory.
-fn write_file(
-    dev: &Device,
+/// Bytes of the states in `pieces`.
+pub(super) fn bytes(pieces: &Pieces) -> usize {
+    pieces.iter().flat_map(|(_, pieces)| pieces).map(|piece| 12 * piece.span.len()).sum()
+}
+
+/// Hands all states of `pieces` to `take` in the order in which they stand in the file.
+///
+/// # Errors
+/// Those of `take`.
+pub(super) fn in_order<E>(
+    pieces: &Pieces,
+    take: &mut dyn FnMut(Tensor) -> Result<(), E>,
+) -> Result<(), E> {
+    for (_, pieces) in pieces {
+        for state in 0..STATES.len() {
+            pieces.iter().try_for_each(|piece| take(piece.states[state]))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a rank's file gets its states from: the next bytes, of this part of a state.
+pub(super) type Fill<'a, E> = dyn FnMut(Tensor, &mut [u8]) -> Result<(), E> + 'a;
+
+/// Writes the file of rank `number` into `folder` and onto the disk. Hashes are of what `fill` gave.
+///
+/// # Errors
+/// Those of the disk, with the file's name, and those of `fill`.
+pub(super) fn write_file<E: From<io::Error>>(
+    number: usize,
     base: &Manifest,
-    pieces: &[(usize, Vec<Piece>)],
+    pieces: &Pieces,
     folder: &Path,
-) -> Result<Written, Fault> {
-    let number = dev.rank().index();
+    fill: &mut Fill<'_, E>,
+) -> Result<Written, E> {
     let entries = piece_entries(&base.tensors, pieces);
     let header = encode(&entries);
-    let mut file =
-        BufWriter::with_capacity(1 << 20, File::create_new(folder.join(file_name(number)))?);
-    file.write_all(&header)?;
+    let path: PathBuf = folder.join(file_name(number));
+    let file = of(&path, File::create_new(&path))?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    of(&path, file.write_all(&header))?;
     let mut ranges = Vec::new();
     for (tensor, pieces) in pieces {
         let mut hashes: [Vec<Hash>; 3] = Default::default();
         for (state, hashes) in hashes.iter_mut().enumerate() {
             for piece in pieces {
-                hashes.push(write_state(dev, piece.states[state], &mut file)?);
+                hashes.push(write_state(piece.states[state], &path, &mut file, fill)?);
             }
         }
         let [master, momentum, variance] = hashes;
@@ -329,24 +188,27 @@ fn write_file(
             ranges.push((*tensor, RangeEntry { file: number, span: piece.span, hash: [a, b, c] }));
         }
     }
-    file.flush()?;
-    file.get_ref().sync_all()?;
+    of(&path, file.flush())?;
+    of(&path, file.get_ref().sync_all())?;
     let data: u64 = entries.iter().map(|e| 4 * e.len as u64).sum();
     let entry = FileEntry { bytes: header.len() as u64 + data, header: Hash::of(&header) };
     Ok(Written { entry, ranges })
 }
 
-fn write_state(dev: &Device, state: Tensor, file: &mut impl Write) -> Result<Hash, Fault> {
+fn write_state<E: From<io::Error>>(
+    state: Tensor,
+    path: &Path,
+    file: &mut impl Write,
+    fill: &mut Fill<'_, E>,
+) -> Result<Hash, E> {
     let mut hasher = Xxh3Default::new();
-    let (mut values, mut bytes) = (vec![0.0; BLOCK], vec![0; 4 * BLOCK]);
-    for from in (0..state.len()).step_by(BLOCK) {
-        let n = BLOCK.min(state.len() - from);
-        dev.read(state.slice(from..from + n), &mut values[..n])?;
-        let filled = &mut bytes[..4 * n];
-        let pairs = filled.chunks_exact_mut(4).zip(&values);
-        pairs.for_each(|(b, x)| b.copy_from_slice(&(*x as f32).to_le_bytes()));
+    let mut bytes = vec![0; BLOCK.min(4 * state.len())];
+    for from in (0..state.len()).step_by(BLOCK / 4) {
+        let part = state.slice(from..(from + BLOCK / 4).min(state.len()));
+        let filled = &mut bytes[..4 * part.len()];
+        fill(part, filled)?;
         hasher.update(filled);
-        file.write_all(filled)?;
+        of(path, file.write_all(filled))?;
     }
     Ok(Hash::end(&hasher))
 }
@@ -360,9 +222,4 @@ pub(super) fn room(folder: &Path, bytes: u64) -> io::Result<()> {
     }
     let size = crate::config::format_bytes;
     Err(io::Error::other(format!("no space: {} needed, {} free", size(bytes), size(free))))
-}
-
-/// Makes names in a directory durable.
-pub(super) fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
 }

@@ -32,7 +32,8 @@ Exit codes:
   70  a defect of onebox              81  not enough GPU memory
   73  the run directory is refused    74  a file cannot be written or read
   75  interrupted, ended in order     82  no checkpoint is whole
-  130 interrupted twice, ended at once";
+  130 interrupted twice, ended at once
+  134 aborted, as when the machine gives no memory for something small";
 
 /// Why a command did not do what it was asked for.
 #[derive(Debug)]

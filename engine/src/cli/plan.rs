@@ -80,6 +80,9 @@ pub(super) fn text(loaded: &Loaded, report: &Report) -> String {
     table(&mut out, "host memory of each rank", &report.host_per_rank, true);
     nodes(&mut out, report);
     step(&mut out, report);
+    if let Some(words) = &report.saving {
+        let _ = writeln!(out, "\n{words}");
+    }
     let _ = writeln!(out, "\n{}", report.binding.words);
     let _ = write!(out, "{}", verdict(loaded, report));
     out

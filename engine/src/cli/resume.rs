@@ -23,6 +23,14 @@ pub(super) fn start(
     let (found, broken) = checkpoint::newest(&from.join(FOLDER)).map_err(failed)?;
     let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
     let Some(found) = found else {
+        if let Some(step) = RunDir::finished_in(dir.path()).filter(|_| why.is_empty()) {
+            let why = format!(
+                "{}: the run finished at step {step} without a checkpoint, so nothing can go on from there; \
+                 --overwrite starts it anew",
+                dir.path().display()
+            );
+            return Err(Failed::new(code::CHECKPOINT, why));
+        }
         if why.is_empty() {
             say(&format!("{}: no complete checkpoint there; starting at step 1", from.display()));
             return Ok(None);
@@ -35,6 +43,14 @@ pub(super) fn start(
     all.extend(other_tokenizer(from, tokenizer)?);
     permitted(&all, mode)?;
     found.check_model(&built.gpt).map_err(failed)?;
+    let (done, steps) = (found.step(), loaded.config.train.steps);
+    if done > steps {
+        let why = format!(
+            "{}: its {done} steps are more than train.steps, which is {steps}; set that to {done} or more",
+            found.path().display()
+        );
+        return Err(Failed::new(code::CONFIG, why));
+    }
     if mode == RunMode::Resume {
         for (path, _) in &broken {
             let to = checkpoint::set_aside(path).map_err(|error| {
@@ -85,8 +101,14 @@ fn permitted(all: &[Difference], mode: RunMode) -> Result<(), Failed> {
         say(&format!("another experiment from here on:{experiment}"));
         return Ok(());
     }
+    let schedule = all.iter().find(|d| d.key == "schedule.decay_steps");
+    let schedule = schedule.map_or(String::new(), |Difference { values: [was, _], .. }| {
+        format!(
+            "\n(it is train.steps unless set: --set schedule.decay_steps={was} keeps the schedule)"
+        )
+    });
     let why = format!(
-        "the checkpoint is of another experiment than this config:{experiment}\n\
+        "the checkpoint is of another experiment than this config:{experiment}{schedule}\n\
          set them back, or give --fork to start from it in a new directory"
     );
     Err(Failed::new(code::CONFIG, why))

@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Train a model.
 #[derive(Debug, clap::Args)]
@@ -62,6 +62,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     };
     if let (RunMode::Resume, Some(dir)) = (mode, &args.run_dir)
         && let Some(step) = RunDir::finished_in(dir)
+        && step >= loaded.config.train.steps
     {
         say(&format!("{}: finished at step {step}; nothing to do", dir.display()));
         return Ok(());
@@ -70,7 +71,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     let tokenizer = data::tokenizer(&loaded.config)?;
     let tokenizer = tokenizer.as_ref();
     let data = data::open(&loaded.config, tokenizer, args.dry_run)?;
-    check_memory(&loaded, &built, args.dry_run)?;
+    let saving = check_memory(&loaded, &built, args.dry_run)?;
     if args.dry_run {
         say(&format!("data: {}", data.describe()));
         say("dry run: everything is in order; nothing was written");
@@ -89,11 +90,16 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         dir.remove(WEIGHTS).map_err(refused)?;
     }
     let (loaded, built, data, dir) = (&loaded, &built, &data, &dir);
-    Session { args, loaded, built, data, tokenizer, dir, start }.train()
+    Session { args, loaded, built, data, tokenizer, dir, saving, start }.train()
 }
 
-/// Refuses with numbers before anything is allocated. Only what is shown has its step counted.
-pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result<(), Failed> {
+/// Refuses with numbers before anything is allocated. Only what is shown has its step counted. How checkpoints are
+/// written, where there are any.
+pub(super) fn check_memory(
+    loaded: &Loaded,
+    built: &Built,
+    show: bool,
+) -> Result<Option<String>, Failed> {
     let config = &loaded.config;
     let report = if show { plan::made(config, built)? } else { memory_report(config, built) };
     if show {
@@ -110,7 +116,7 @@ pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result
         let why = "out of host memory before the first step: nothing was written";
         return Err(Failed::new(code::HOST_MEMORY, why));
     }
-    Ok(())
+    Ok(report.saving)
 }
 
 pub(super) fn refused(error: RunDirError) -> Failed {
@@ -129,6 +135,8 @@ pub(super) struct Session<'a> {
     data: &'a Arc<Dataset>,
     tokenizer: Option<&'a Tokenizer>,
     dir: &'a RunDir,
+    /// How checkpoints are written, where there are any.
+    saving: Option<String>,
     /// What it goes on from.
     start: Option<Arc<Checkpoint>>,
 }
@@ -152,6 +160,7 @@ impl Session<'_> {
             weights: Some(self.dir.path().join(WEIGHTS)),
             checkpoints: Some(self.dir.path().join(FOLDER)),
             resume: self.start.clone(),
+            stuck: Some((Duration::from_secs(10), end_without)),
             ..RunOptions::default()
         };
         let progress = Progress::on_stderr(config.train.steps, self.args.quiet);
@@ -206,6 +215,9 @@ impl Session<'_> {
             if self.built.micro_batches == 1 { "" } else { "es" },
             self.data.describe(),
         ));
+        if let Some(words) = &self.saving {
+            self.say(words);
+        }
     }
 
     /// `4 virtual GPUs`
@@ -249,7 +261,7 @@ impl Session<'_> {
         }
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
         if watch.diverged || skipped == outcome.step {
-            return Err(Failed::new(code::NUMERIC, self.diverged(outcome.step)));
+            return Err(Failed::new(code::NUMERIC, self.diverged(outcome, watch)));
         }
         // Only now: a run that has its end line is finished for good.
         if outcome.complete {
@@ -278,24 +290,35 @@ impl Session<'_> {
         Err(Failed::silent(code::INTERRUPTED))
     }
 
-    fn diverged(&self, step: u64) -> String {
+    fn diverged(&self, outcome: &Outcome, watch: &Watch) -> String {
         let config = &self.loaded.config;
-        let advice = match config.precision {
-            Precision::Fp16 => "lower optimizer.lr, or train in Bf16",
-            Precision::Bf16 | Precision::Fp32 => "lower optimizer.lr, or set optimizer.clip",
+        let (advice, scale) = match config.precision {
+            Precision::Fp16 => {
+                let scale = watch.last.map_or(f64::NAN, |last| last.loss_scale);
+                let floor = config.loss_scale.floor;
+                let scale =
+                    format!(", with a loss scale that came down to {scale} (its floor is {floor})");
+                ("lower optimizer.lr, or train in Bf16", scale)
+            }
+            Precision::Bf16 | Precision::Fp32 => {
+                ("lower optimizer.lr, or set optimizer.clip", String::new())
+            }
+        };
+        let first = outcome.not_finite.as_ref().map_or_else(String::new, |name| {
+            format!("; the backward pass came to such a gradient first in `{name}`")
+        });
+        let back = match watch.saved {
+            Some(step) => format!(
+                "; --fork starts from the checkpoint of step {step} with other settings, and the states are those of the \
+                 last step that was not skipped"
+            ),
+            None => String::new(),
         };
         format!(
-            "the gradients of the last {} steps up to step {step} were not finite, and nothing was \
-             updated: training has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?})",
-            step.min(self.hopeless()),
-            config.optimizer.lr,
-            config.optimizer.clip
+            "the gradients of the last {} steps up to step {} were not finite{scale}{first}, and nothing was \
+             updated: training has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?}){back}",
+            watch.skipped_in_a_row, outcome.step, config.optimizer.lr, config.optimizer.clip
         )
-    }
-
-    /// Skipped steps in a row that end a run: a loss scale would have come down from 2^24 to 1 by then.
-    pub(super) fn hopeless(&self) -> u64 {
-        24 * (u64::from(self.loaded.config.loss_scale.hysteresis) + 1) + 28
     }
 
     fn summary(&self, outcome: &Outcome, watch: &Watch, seconds: f64) {
@@ -393,6 +416,18 @@ impl Session<'_> {
             Some(more.iter().map(|set| format!(" --set {set}")).collect())
         })
     }
+}
+
+/// Ends the process: a rank's thread does not, and nobody could wait for it.
+#[expect(clippy::exit, reason = "threads that are stuck cannot be joined")]
+fn end_without(error: &RunError) {
+    let ranks = error.all.iter().enumerate().filter(|(_, error)| error.is_some());
+    let ranks: Vec<String> = ranks.map(|(rank, _)| rank.to_string()).collect();
+    say(&format!(
+        "error: {error}\nrank {} is stuck and does not end, so the process ends; checkpoints that are saved are whole",
+        ranks.join(", ")
+    ));
+    std::process::exit(i32::from(code::RANK));
 }
 
 /// For a POSIX shell.

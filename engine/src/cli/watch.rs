@@ -20,7 +20,8 @@ pub(super) struct Watch {
     /// After the last step.
     pub(super) held_out: Option<f64>,
     pub(super) train_seconds: f64,
-    skipped_in_a_row: u64,
+    /// The last ones.
+    pub(super) skipped_in_a_row: u64,
     /// Too many.
     pub(super) diverged: bool,
 }
@@ -56,10 +57,13 @@ impl Watch {
                     self.held_out = Some(loss);
                 }
             }
-            Message::Saved { step, seconds, bytes } => {
+            Message::Saving { .. } => self.metrics.sync(),
+            Message::Saved { step, waited, seconds, bytes } => {
                 self.saved = Some(step);
                 let size = crate::config::format_bytes(bytes);
-                let text = format!("checkpoint of step {step} saved: {size}, {seconds:.2} s");
+                let text = format!(
+                    "checkpoint of step {step} saved: {size} in {seconds:.2} s, of which training waited {waited:.2} s"
+                );
                 self.progress.message(&text);
             }
             Message::NotSaved { step, why } => {
@@ -77,7 +81,7 @@ impl Watch {
         let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
         self.train_seconds += step.seconds;
         self.skipped_in_a_row = if step.skipped { self.skipped_in_a_row + 1 } else { 0 };
-        if self.skipped_in_a_row >= session.hopeless() {
+        if self.skipped_in_a_row >= config.train.stop_after_skipped {
             self.diverged = true;
             self.stop.store(true, Ordering::Relaxed);
         }

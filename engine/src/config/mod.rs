@@ -440,6 +440,26 @@ pub struct DataConfig {
     pub validation_fraction: f32,
 }
 
+/// Whether training goes on while a checkpoint is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointWriter {
+    /// In the background where the copy of the states fits the host's memory.
+    Auto,
+    /// Ranks copy their states, 12 bytes per parameter, and go on.
+    Background,
+    /// Ranks write their states and wait for the disk.
+    Foreground,
+}
+
+impl TrainConfig {
+    /// Whether the run leaves checkpoints.
+    pub const fn saves(&self) -> bool {
+        self.checkpoint_every > 0
+            || self.checkpoint_minutes.is_some()
+            || self.checkpoint_overhead.is_some()
+    }
+}
+
 /// Length and rhythm of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainConfig {
@@ -452,8 +472,17 @@ pub struct TrainConfig {
     pub eval_batches: u64,
     /// Steps between checkpoints, and one when the run ends; 0: only weights at the end. Default 0.
     pub checkpoint_every: u64,
+    /// Also when training went on for so many minutes since the last one. Default None.
+    pub checkpoint_minutes: Option<f32>,
+    /// Also when training would wait for at most this share of its time, as the last one made it wait; the first
+    /// after the first step. (0, 1], default None.
+    pub checkpoint_overhead: Option<f32>,
+    /// Default `Auto`.
+    pub checkpoint_writer: CheckpointWriter,
     /// The newest so many checkpoints are kept. 1..=1,000,000, default 2.
     pub checkpoint_keep: usize,
+    /// So many skipped steps in a row end the run. Default: in as many a loss scale comes down from 2^24 to 1, and some more.
+    pub stop_after_skipped: u64,
     /// Seed of weights, samples and dropout. Default 1337.
     pub seed: u64,
 }

@@ -40,6 +40,11 @@ impl Named for Recompute {
     const ALL: &'static [(&'static str, Self)] = &[("None", Self::None), ("Block", Self::Block)];
 }
 
+impl Named for CheckpointWriter {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Auto", Self::Auto), ("Background", Self::Background), ("Foreground", Self::Foreground)];
+}
+
 impl Named for DataFormat {
     const ALL: &'static [(&'static str, Self)] =
         &[("Bytes", Self::Bytes), ("U16", Self::U16), ("U32", Self::U32)];
@@ -83,7 +88,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     let offload = s.section("offload", offload);
     let optimizer = s.section("optimizer", optimizer);
     // The schedule is as long as the run unless it says otherwise.
-    let train = s.section("train", train);
+    let train = s.section("train", |s| train(s, loss_scale.hysteresis));
     let schedule = s.section("schedule", |s| schedule(s, &optimizer, &train));
     let batch = s.section("batch", |s| batch(s, &parallel));
     let recompute = s.named("recompute", Recompute::None);
@@ -384,13 +389,31 @@ fn data(s: &mut Section<'_, '_>) -> DataConfig {
     }
 }
 
-fn train(s: &mut Section<'_, '_>) -> TrainConfig {
+fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
+    // A loss scale would have come down from 2^24 to 1 by then.
+    let hopeless = 24 * (u64::from(hysteresis) + 1) + 28;
     TrainConfig {
         steps: s.uint("steps", 1..=STEPS, Or::Required("steps: 1000")),
         eval_every: s.uint("eval_every", 0..=STEPS, Or::Default(0)),
         eval_batches: s.uint("eval_batches", 0..=STEPS, Or::Default(8)),
         checkpoint_every: s.uint("checkpoint_every", 0..=STEPS, Or::Default(0)),
+        checkpoint_minutes: s.float_or_none(
+            "checkpoint_minutes",
+            Interval::above(0.0, 1e6),
+            Or::Default(None),
+        ),
+        checkpoint_overhead: s.float_or_none(
+            "checkpoint_overhead",
+            Interval::above(0.0, 1.0),
+            Or::Default(None),
+        ),
+        checkpoint_writer: s.named("checkpoint_writer", CheckpointWriter::Auto),
         checkpoint_keep: s.uint("checkpoint_keep", 1..=1_000_000, Or::Default(2)),
+        stop_after_skipped: s.uint(
+            "stop_after_skipped",
+            1..=STEPS,
+            Or::Derived(hopeless, "24 x (hysteresis + 1) + 28", &["loss_scale.hysteresis"]),
+        ),
         seed: s.uint("seed", 0..=u64::MAX, Or::Default(1337)),
     }
 }

@@ -90,7 +90,7 @@ impl Config {
             ("beta2", float_text(o.beta2)),
             ("eps", float_text(o.eps)),
             ("weight_decay", float_text(o.weight_decay)),
-            ("clip", o.clip.map_or_else(|| "None".into(), float_text)),
+            ("clip", optional(o.clip)),
         ]
     }
 
@@ -128,7 +128,11 @@ impl Config {
             ("eval_every", t.eval_every.to_string()),
             ("eval_batches", t.eval_batches.to_string()),
             ("checkpoint_every", t.checkpoint_every.to_string()),
+            ("checkpoint_minutes", optional(t.checkpoint_minutes)),
+            ("checkpoint_overhead", optional(t.checkpoint_overhead)),
+            ("checkpoint_writer", t.checkpoint_writer.name().into()),
             ("checkpoint_keep", t.checkpoint_keep.to_string()),
+            ("stop_after_skipped", t.stop_after_skipped.to_string()),
             ("seed", t.seed.to_string()),
         ]
     }
@@ -141,6 +145,10 @@ impl Config {
             ("temperature", float_text(s.temperature)),
         ]
     }
+}
+
+fn optional(number: Option<f32>) -> String {
+    number.map_or_else(|| "None".into(), float_text)
 }
 
 type Entries = Vec<(&'static str, String)>;

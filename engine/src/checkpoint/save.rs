@@ -1,0 +1,436 @@
+//! Saving. Ranks meet, and what they own is written: at once by themselves, while training waits, or from a copy by
+//! threads of their own, while training goes on. The bytes are the same.
+//!
+//! Invariant: one checkpoint is written at a time. Who wants the next one waits for it, and so does the run's end.
+
+use super::folder::{clean, hint, name, retain_from};
+use super::manifest::{Control, Manifest};
+use super::write::{Fill, Pieces, Written, begin, bytes, in_order, pieces, publish, tensors, write_file};
+use super::{Checkpoint, file_name};
+use crate::build::Built;
+use crate::config::Config;
+use crate::data::Dataset;
+use crate::messages::{Listener, Message, Post, flush};
+use crate::run::{Place, Watcher, meet};
+use crossbeam_channel::Sender;
+use device::numerics::control;
+use device::{Arena, Device, Error, Tensor};
+use offload::Optimizer;
+use std::fs;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tensor_parallel::Gpt;
+
+/// Elements read from a device at once.
+const BLOCK: usize = 1 << 14;
+
+/// The ranks' common work on the checkpoints of a run.
+pub(crate) struct Saver {
+    folder: PathBuf,
+    pace: Pace,
+    keep: usize,
+    tokens_per_step: u64,
+    /// What all checkpoints of this run say, and the tensors without ranges.
+    base: Manifest,
+    /// By rank, where training goes on meanwhile.
+    copies: Option<Vec<Mutex<Snapshot>>>,
+    shared: Mutex<Shared>,
+    writing: Mutex<Option<JoinHandle<()>>>,
+    watcher: Option<Watcher>,
+}
+
+/// When to save.
+struct Pace {
+    every: u64,
+    minutes: Option<f32>,
+    overhead: Option<f32>,
+    /// The step that rank 0 wants saved because it is time.
+    wanted: AtomicU64,
+    /// When training went on, and how long it had waited.
+    last: Mutex<(Instant, Duration)>,
+}
+
+struct Shared {
+    /// Why this one will not be saved.
+    problem: Option<String>,
+    /// By rank.
+    files: Vec<Option<Written>>,
+    /// Known to be whole: the one that the run went on from, and those that it saved.
+    good: Vec<u64>,
+}
+
+/// A rank's states as they were after a step, in the order of its file.
+#[derive(Default)]
+struct Snapshot {
+    pieces: Pieces,
+    bytes: Vec<u8>,
+}
+
+/// One checkpoint on its way.
+struct Job {
+    step: u64,
+    words: [f64; control::WORDS],
+    started: Instant,
+    /// That training waited; `None`: it still does.
+    waited: Option<Duration>,
+}
+
+/// Why a rank's file is not there: the run's end, or only the checkpoint's.
+enum Fault {
+    Device(Error),
+    Io(io::Error),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Device(error)
+    }
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Saver {
+    /// Into `folder`, as often as `train` says; `resumed` is where the run goes on from. None where it never saves.
+    pub(crate) fn new(
+        (config, data): (&Config, &Dataset),
+        built: &Built,
+        folder: &Path,
+        (resumed, watcher): (Option<&Checkpoint>, Option<Watcher>),
+    ) -> Option<Arc<Self>> {
+        let train = &config.train;
+        if !train.saves() {
+            return None;
+        }
+        let mut base = Manifest::new(config, data);
+        base.tensors = tensors(&built.gpt);
+        let here = resumed.filter(|from| from.path().parent() == Some(folder));
+        let good = here.map(Checkpoint::step).into_iter().collect();
+        let ranks = 0..crate::build::world_size(config);
+        let copies = crate::plan::checkpoint_copy(config, built) > 0;
+        let pace = Pace {
+            every: train.checkpoint_every,
+            minutes: train.checkpoint_minutes,
+            overhead: train.checkpoint_overhead,
+            wanted: AtomicU64::new(0),
+            last: Mutex::new((Instant::now(), Duration::ZERO)),
+        };
+        let files = ranks.clone().map(|_| None).collect();
+        Some(Arc::new(Self {
+            folder: folder.to_owned(),
+            pace,
+            keep: train.checkpoint_keep,
+            tokens_per_step: (config.batch.global * config.model.seq_len) as u64,
+            base,
+            copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
+            shared: Mutex::new(Shared { problem: None, files, good }),
+            writing: Mutex::new(None),
+            watcher,
+        }))
+    }
+
+    /// Takes the memory of this rank's copy, where there is one, before the first step.
+    ///
+    /// # Errors
+    /// [`Error::HostMemory`]
+    pub(crate) fn open(
+        &self,
+        dev: &Device,
+        (optimizer, gpt): (&Optimizer, &Gpt),
+    ) -> Result<(), Error> {
+        let Some(copies) = &self.copies else { return Ok(()) };
+        let rank = dev.rank();
+        let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
+        let (mut room, wanted) = (Vec::new(), bytes(&pieces));
+        room.try_reserve_exact(wanted).map_err(|_| Error::HostMemory {
+            rank: rank.index(),
+            arena: Arena::Pinned,
+            wanted: wanted as u64,
+        })?;
+        // On this rank's cores, so that it comes from their node's memory.
+        room.resize(wanted, 1);
+        *lock(&copies[rank.index()]) = Snapshot { pieces, bytes: room };
+        Ok(())
+    }
+
+    /// Rank 0 asks before each step whether it is time; what it finds holds for all ranks.
+    pub(crate) fn look_at_the_clock(&self, step: u64) {
+        let Pace { minutes, overhead, wanted, last, .. } = &self.pace;
+        let (ended, waited) = *lock(last);
+        let trained = ended.elapsed().as_secs_f32();
+        let time = minutes.is_some_and(|minutes| trained >= 60.0 * minutes);
+        if time || overhead.is_some_and(|share| waited.as_secs_f32() <= share * trained) {
+            wanted.store(step, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the states after `step` are to be saved whatever happens.
+    pub(crate) fn is_due(&self, step: u64) -> bool {
+        let Pace { every, wanted, .. } = &self.pace;
+        // No rank goes on from a step that is saved before all have met, so none sees a later wish.
+        (*every > 0 && step.is_multiple_of(*every)) || wanted.load(Ordering::SeqCst) == step
+    }
+
+    /// Saves the states after `step`; every rank calls it between steps. What came of it is told, then or later:
+    /// what the disk refuses ends no run.
+    ///
+    /// # Errors
+    /// Those of the device and of the meetings.
+    pub(crate) fn save(
+        self: &Arc<Self>,
+        dev: &Device,
+        (optimizer, gpt, meeting): (&Optimizer, &Gpt, Tensor),
+        step: u64,
+        listener: Listener<'_>,
+    ) -> Result<(), Error> {
+        let started = Instant::now();
+        let (rank, world) = (dev.rank(), listener.world);
+        let first = rank.index() == 0;
+        dev.sync_all()?;
+        if first {
+            self.finish(listener);
+        }
+        self.passes(rank.index(), Place::Saving, step);
+        let unfinished = self.unfinished(step);
+        match &self.copies {
+            Some(copies) => {
+                meet(dev, meeting)?;
+                lock(&copies[rank.index()]).take(dev)?;
+            }
+            None => {
+                if first {
+                    world.held_up(|| self.begin(&unfinished));
+                }
+                meet(dev, meeting)?;
+                if self.is_well() {
+                    let mut fill = |part: Tensor, to: &mut [u8]| Ok(read(dev, part, to)?);
+                    let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
+                    let file = || self.write(rank.index(), &pieces, &unfinished, &mut fill);
+                    world.held_up(file)?;
+                }
+            }
+        }
+        self.passes(rank.index(), Place::Saved, step);
+        meet(dev, meeting)?;
+        if !first {
+            return Ok(());
+        }
+        let mut words = [0.0; control::WORDS];
+        dev.read(optimizer.control(), &mut words)?;
+        let mut job = Job { step, words, started, waited: None };
+        match (&self.copies, listener.sender) {
+            (Some(_), Some(sender)) => {
+                job.waited = Some(started.elapsed());
+                self.start(job, sender.clone());
+            }
+            _ => {
+                let message = world.held_up(|| self.conclude(&job, listener.sender));
+                listener.tell(message);
+            }
+        }
+        *lock(&self.pace.last) = (Instant::now(), started.elapsed());
+        Ok(())
+    }
+
+    /// Returns when nothing is being written; rank 0 calls it.
+    pub(crate) fn finish(&self, listener: Listener<'_>) {
+        if let Some(thread) = lock(&self.writing).take() {
+            // It has told whatever went wrong.
+            drop(listener.world.held_up(|| thread.join()));
+        }
+    }
+
+    fn passes(&self, rank: usize, place: Place, step: u64) {
+        if let Some(watcher) = &self.watcher {
+            watcher.passes(rank, place, step);
+        }
+    }
+
+    /// Writes the copies on a thread.
+    fn start(self: &Arc<Self>, job: Job, sender: Sender<Post>) {
+        let (saver, step, failed) = (Arc::clone(self), job.step, sender.clone());
+        let write = move || {
+            device::panics::watch_this_thread();
+            let message = catch_unwind(AssertUnwindSafe(|| {
+                saver.write_copies(job.step);
+                saver.conclude(&job, Some(&sender))
+            }));
+            let message = message.unwrap_or_else(|_| {
+                let why = device::panics::last().unwrap_or_else(|| "it panicked".to_owned());
+                let why = format!("the thread that wrote it: {why}");
+                Message::NotSaved { step, why }
+            });
+            // A run does not end because no one listens.
+            drop(sender.send(Post::Tell(message)));
+        };
+        match std::thread::Builder::new().name("checkpoint".into()).spawn(write) {
+            Ok(thread) => *lock(&self.writing) = Some(thread),
+            Err(error) => {
+                let why = format!("no thread to write it: {error}");
+                drop(failed.send(Post::Tell(Message::NotSaved { step, why })));
+            }
+        }
+    }
+
+    /// Each rank's file by a thread of its own.
+    fn write_copies(&self, step: u64) {
+        let unfinished = self.unfinished(step);
+        self.begin(&unfinished);
+        if !self.is_well() {
+            return;
+        }
+        std::thread::scope(|scope| {
+            for (number, copy) in self.copies.iter().flatten().enumerate() {
+                let unfinished = &unfinished;
+                let write = move || {
+                    let Snapshot { pieces, bytes } = &*lock(copy);
+                    let mut rest = &bytes[..];
+                    let mut fill = |_: Tensor, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
+                    let written = write_file(number, &self.base, pieces, unfinished, &mut fill);
+                    self.wrote(number, written);
+                };
+                let started = std::thread::Builder::new().spawn_scoped(scope, write);
+                if let Err(error) = started {
+                    self.give_up(format!("no thread to write {}: {error}", file_name(number)));
+                }
+            }
+        });
+    }
+
+    /// This rank's file, straight from its device.
+    fn write(
+        &self,
+        number: usize,
+        pieces: &Pieces,
+        unfinished: &Path,
+        fill: &mut Fill<'_, Fault>,
+    ) -> Result<(), Error> {
+        match write_file(number, &self.base, pieces, unfinished, fill) {
+            Ok(file) => self.wrote(number, Ok(file)),
+            Err(Fault::Io(error)) => self.wrote(number, Err(error)),
+            Err(Fault::Device(error)) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn wrote(&self, number: usize, written: io::Result<Written>) {
+        match written {
+            Ok(file) => lock(&self.shared).files[number] = Some(file),
+            Err(error) => self.give_up(error.to_string()),
+        }
+    }
+
+    /// The directory that grows.
+    fn unfinished(&self, step: u64) -> PathBuf {
+        self.folder.join(name(step) + ".tmp")
+    }
+
+    fn begin(&self, unfinished: &Path) {
+        {
+            let shared = &mut *lock(&self.shared);
+            shared.problem = None;
+            shared.files.iter_mut().for_each(|file| *file = None);
+        }
+        if let Err(error) = begin(&self.folder, unfinished, self.bytes()) {
+            self.give_up(error.to_string());
+        }
+    }
+
+    /// Of all states.
+    fn bytes(&self) -> u64 {
+        self.base.tensors.iter().map(|t| 12 * t.len() as u64).sum()
+    }
+
+    fn is_well(&self) -> bool {
+        lock(&self.shared).problem.is_none()
+    }
+
+    fn give_up(&self, why: String) {
+        lock(&self.shared).problem.get_or_insert(why);
+    }
+
+    /// With every file there: the manifest, the name, and what is told. All that was told before is on the disk
+    /// when the checkpoint gets its name.
+    fn conclude(&self, job: &Job, sender: Option<&Sender<Post>>) -> Message {
+        let unfinished = self.unfinished(job.step);
+        if self.is_well() {
+            if let Some(sender) = sender {
+                drop(sender.send(Post::Tell(Message::Saving { step: job.step })));
+                flush(sender);
+            }
+            self.passes(0, Place::Naming, job.step);
+            let mut manifest = self.base.clone();
+            manifest.step = job.step;
+            manifest.tokens = job.step * self.tokens_per_step;
+            manifest.control = Control::of(&job.words, self.base.control.scaled);
+            let files = lock(&self.shared).files.iter_mut().map(Option::take).collect();
+            let whole = self.folder.join(name(job.step));
+            if let Err(error) = publish((&unfinished, &whole), manifest, files) {
+                self.give_up(error.to_string());
+            }
+        }
+        self.verdict(job, &unfinished)
+    }
+
+    /// What is told, and what follows from it: older ones go, or the unfinished one.
+    fn verdict(&self, job: &Job, unfinished: &Path) -> Message {
+        let step = job.step;
+        if let Some(why) = lock(&self.shared).problem.take() {
+            // What cannot be removed now is removed before the next one.
+            let _ = clean(&self.folder);
+            drop(fs::remove_dir_all(unfinished));
+            return Message::NotSaved { step, why };
+        }
+        let oldest = {
+            let good = &mut lock(&self.shared).good;
+            good.retain(|good| *good < step);
+            good.push(step);
+            let surplus = good.len().saturating_sub(self.keep);
+            good.drain(..surplus);
+            (good.len() == self.keep).then(|| good[0])
+        };
+        let tidied = oldest.map_or(Ok(()), |oldest| retain_from(&self.folder, oldest));
+        if let Err(error) = tidied.and_then(|()| hint(&self.folder, step)) {
+            tracing::warn!("{}: cannot tidy up: {error}", self.folder.display());
+        }
+        let seconds = job.started.elapsed();
+        let waited = job.waited.unwrap_or(seconds).as_secs_f64();
+        Message::Saved { step, waited, seconds: seconds.as_secs_f64(), bytes: self.bytes() }
+    }
+}
+
+impl Snapshot {
+    /// The states as they are now.
+    fn take(&mut self, dev: &Device) -> Result<(), Error> {
+        let mut rest = &mut self.bytes[..];
+        in_order(&self.pieces, &mut |state| {
+            let (to, after) = std::mem::take(&mut rest).split_at_mut(4 * state.len());
+            rest = after;
+            read(dev, state, to)
+        })
+    }
+}
+
+/// fp32 of `part`, little-endian.
+fn read(dev: &Device, part: Tensor, to: &mut [u8]) -> Result<(), Error> {
+    let mut values = [0.0; BLOCK];
+    for (from, to) in (0..part.len()).step_by(BLOCK).zip(to.chunks_mut(4 * BLOCK)) {
+        let values = &mut values[..to.len() / 4];
+        dev.read(part.slice(from..from + values.len()), values)?;
+        let pairs = to.chunks_exact_mut(4).zip(&*values);
+        pairs.for_each(|(b, x)| b.copy_from_slice(&(*x as f32).to_le_bytes()));
+    }
+    Ok(())
+}

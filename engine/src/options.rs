@@ -1,0 +1,77 @@
+//! What a caller may ask of a run besides its config; most of it is for tests.
+
+use crate::checkpoint::Checkpoint;
+use crate::init::Weights;
+use crate::place::Watcher;
+use crate::run::RunError;
+use device::Lane;
+use device::cpu::{Lanes, Trace};
+use device::cuda::Collectives;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// How long a failed run is waited for, and what is called then.
+pub type Stuck = (Duration, fn(&RunError));
+
+/// What a caller may ask of a run besides its config.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// How the lanes of virtual GPUs run.
+    pub lanes: Lanes,
+    /// How real GPUs exchange data.
+    pub collectives: Collectives,
+    /// Where spans of ops are noted.
+    pub trace: Option<Arc<Trace>>,
+    /// For tests: see [`device::cpu::HostWork::slow`].
+    pub slow: Option<(&'static str, u32)>,
+    /// For tests: see [`device::cpu::HostWork::panic_at`].
+    pub panic_at: Option<(usize, Lane, u64)>,
+    /// For tests: see [`device::cpu::HostWork::stall_at`].
+    pub stall_at: Option<(usize, Lane, u64, Duration)>,
+    /// For tests: this rank returns before this step.
+    pub leave_at: Option<(usize, u64)>,
+    /// For tests: see [`crate::run::Place`].
+    pub watcher: Option<Watcher>,
+    /// Parameters by global name; those that it lacks start at random.
+    pub initial: Option<Arc<Weights>>,
+    /// Bind rank threads to the cores that topology deals them.
+    pub bind: bool,
+    /// When true, every rank ends after the step that is running.
+    pub stop: Arc<AtomicBool>,
+    /// A collective that a rank does not come to for so long is an error.
+    pub timeout: Duration,
+    /// Called when the run has failed and a rank's thread does not end for so long: it is stuck where no one can
+    /// wake it, and so is who waits for it. Nothing but the process's end helps.
+    pub stuck: Option<Stuck>,
+    /// Where the weights are written at the end, if anywhere.
+    pub weights: Option<PathBuf>,
+    /// Where checkpoints go, if anywhere.
+    pub checkpoints: Option<PathBuf>,
+    /// What the run goes on from; of the same model.
+    pub resume: Option<Arc<Checkpoint>>,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            lanes: Lanes::Inline,
+            collectives: Collectives::Auto,
+            trace: None,
+            slow: None,
+            panic_at: None,
+            stall_at: None,
+            leave_at: None,
+            watcher: None,
+            initial: None,
+            bind: false,
+            stop: Arc::default(),
+            timeout: Duration::from_secs(600),
+            stuck: None,
+            weights: None,
+            checkpoints: None,
+            resume: None,
+        }
+    }
+}

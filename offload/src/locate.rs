@@ -1,0 +1,53 @@
+//! Where gradients are not finite: looked for after a step that was skipped for it, by each rank in what it owns.
+
+use crate::Optimizer;
+use device::{Device, Error};
+
+/// Elements read at once.
+const BLOCK: usize = 1 << 12;
+
+impl Optimizer {
+    /// Of what this rank owns, the last segment in which a gradient of the decided step is not finite, which the
+    /// backward pass came to first, and the first such element in its flat buffer.
+    ///
+    /// # Errors
+    /// As [`Device::read`]
+    pub fn first_not_finite(&self, dev: &Device) -> Result<Option<(usize, usize)>, Error> {
+        let layout = &self.layout;
+        let mut squares = vec![0.0; layout.partials.len()];
+        dev.read(layout.partials, &mut squares)?;
+        for (index, (s, work)) in layout.segments.iter().zip(&self.work).enumerate().rev() {
+            // Where the update reads them.
+            let Some(gradient) = s.host_sum.or(s.down).or(s.kept) else { continue };
+            for piece in &work.pieces {
+                let all = piece.owned.clone();
+                for (number, chunk) in piece.chunks.clone().enumerate() {
+                    if squares[chunk].is_finite() {
+                        continue;
+                    }
+                    let from = all.start + number * layout.chunk;
+                    let part = from..(from + layout.chunk).min(all.end);
+                    if let Some(at) = first(dev, gradient.slice(part))? {
+                        return Ok(Some((
+                            index,
+                            piece.flat_start(self.rank) + from - all.start + at,
+                        )));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn first(dev: &Device, gradient: device::Tensor) -> Result<Option<usize>, Error> {
+    let mut values = [0.0; BLOCK];
+    for from in (0..gradient.len()).step_by(BLOCK) {
+        let values = &mut values[..BLOCK.min(gradient.len() - from)];
+        dev.read(gradient.slice(from..from + values.len()), values)?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Ok(Some(from + at));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,231 @@
+//! A panic, and a stall, at every place of every rank: all ranks end soon, the right one is named with its place, and
+//! the checkpoints stay whole. A sample of the ops by default, each of them with ONEBOX_FULL=1.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use device::{Error, Lane};
+use engine::build::build;
+use engine::checkpoint::{Checkpoint, newest};
+use engine::run::{Message, Outcome, Place, RunError, RunOptions, Stuck, Watcher, train};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tests::compare::{excerpt, full, with};
+use tests::tiny;
+
+const SETS: [&str; 7] = [
+    "parallel.tensor=2",
+    "parallel.data=2",
+    "train.steps=3",
+    "train.eval_every=1",
+    "train.eval_batches=1",
+    "train.checkpoint_every=1",
+    "train.checkpoint_keep=9",
+];
+const RANKS: usize = 4;
+
+const WRITERS: [&str; 2] =
+    ["train.checkpoint_writer=Foreground", "train.checkpoint_writer=Background"];
+
+/// The promise is a second. This only tells a hang from a slow machine.
+const SOON: Duration = Duration::from_secs(30);
+
+/// A run that saves into `folder`, and the newest step that it said is saved.
+fn run(
+    more: &[&str],
+    folder: &Path,
+    options: RunOptions,
+) -> (Result<Outcome, RunError>, Vec<u64>, Vec<String>) {
+    let config = tiny(&with(&SETS, more));
+    let options = RunOptions { checkpoints: Some(folder.to_owned()), ..options };
+    let (mut saved, mut not) = (Vec::new(), Vec::new());
+    let began = Instant::now();
+    let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
+        Message::Saved { step, .. } => saved.push(step),
+        Message::NotSaved { why, .. } => not.push(why),
+        Message::Step(_) | Message::Eval { .. } | Message::Saving { .. } => {}
+    });
+    assert!(began.elapsed() < SOON, "{more:?}: {:?}", began.elapsed());
+    (outcome, saved, not)
+}
+
+/// All that was said to be saved is there and whole, and nothing that is broken.
+fn intact(folder: &Path, saved: &[u64], what: &str) -> Option<Checkpoint> {
+    let (found, broken) = newest(folder).unwrap();
+    assert!(broken.is_empty(), "{what}: {broken:?}");
+    let step = found.as_ref().map_or(0, Checkpoint::step);
+    assert!(step >= saved.last().copied().unwrap_or(0), "{what}: {step} of {saved:?}");
+    found
+}
+
+/// Every rank knows who failed, and the text says where.
+fn named(error: &RunError, culprit: usize, texts: &[&str], what: &str) {
+    assert_eq!((error.rank, error.all.len()), (culprit, RANKS), "{what}: {error}");
+    let text = error.to_string();
+    assert!(texts.iter().all(|part| text.contains(part)), "{what}: {text}");
+    for (rank, own) in error.all.iter().enumerate() {
+        match own {
+            Some(Error::PeerFailed { rank: whose, .. }) => {
+                assert!(rank != culprit && *whose == culprit, "{what}: {own:?}");
+            }
+            Some(_) => assert_eq!(rank, culprit, "{what}: {own:?}"),
+            // It had done all that it had to.
+            None => assert!(error.step == 3, "{what}: rank {rank} has no error"),
+        }
+    }
+}
+
+/// Where nothing of a run can go wrong for one rank alone.
+fn only_rank_0(place: Place) -> bool {
+    place == Place::Naming
+}
+
+#[test]
+fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() {
+    let good = tempfile::tempdir().unwrap();
+    let (outcome, saved, _) = run(&[], good.path(), RunOptions::default());
+    assert_eq!((outcome.unwrap().step, saved), (3, vec![1, 2, 3]));
+    for writer in WRITERS {
+        for place in Place::ALL {
+            for culprit in 0..if only_rank_0(place) { 1 } else { RANKS } {
+                // From a checkpoint on, so that loading is a part of it.
+                let from = Checkpoint::open(&good.path().join("step-00000001"), 1).unwrap();
+                let what = format!("{place:?} of rank {culprit}, {writer}");
+                let folder = tempfile::tempdir().unwrap();
+                let fault = move |rank, at, step| {
+                    let before = matches!(place, Place::Opened | Place::Loaded | Place::Ending);
+                    let now = before || step == 2;
+                    assert!((rank, at) != (culprit, place) || !now, "a fault at {at:?}");
+                };
+                let watcher = Some(Watcher::new(fault));
+                let resume = Some(Arc::new(from));
+                let options = RunOptions { watcher, resume, ..RunOptions::default() };
+                let (outcome, saved, not) = run(&[writer], folder.path(), options);
+                intact(folder.path(), &saved, &what);
+                if place == Place::Naming && writer == WRITERS[1] {
+                    // The thread beside training: its checkpoint is lost, and nothing else.
+                    assert_eq!((outcome.unwrap().step, &saved[..]), (3, &[3][..]), "{what}");
+                    assert!(not.len() == 1 && not[0].contains("a fault at Naming"), "{not:?}");
+                    continue;
+                }
+                let fault = format!("a fault at {place:?}");
+                named(&outcome.unwrap_err(), culprit, &[&fault, "fault_points.rs:"], &what);
+            }
+        }
+    }
+}
+
+/// Ops of each lane from the first step's start to the run's end, as far as a fault can be placed.
+fn ops(lane: Lane) -> u64 {
+    let config = tiny(&SETS);
+    let report = engine::plan::report(&config, &build(&config)).unwrap();
+    let lanes = report.step.unwrap().lanes;
+    let ops = lanes.iter().find(|l| l.lane == format!("{lane:?}")).map_or(0, |l| l.ops);
+    // The first step and a half.
+    ops + ops / 2
+}
+
+#[test]
+fn a_panic_at_any_op_of_any_rank_names_it() {
+    let mut tried = 0;
+    for lane in Lane::ALL {
+        let (all, samples) = (ops(lane), if full() { u64::MAX } else { 2 });
+        let stride = all.div_ceil(samples).max(1);
+        for tick in (1..=all).step_by(stride as usize) {
+            let culprit = (tick as usize + lane as usize) % RANKS;
+            let culprits = if full() { 0..RANKS } else { culprit..culprit + 1 };
+            for culprit in culprits {
+                let what = format!("op {tick} on {lane:?} of rank {culprit}");
+                let folder = tempfile::tempdir().unwrap();
+                let panic_at = Some((culprit, lane, tick));
+                let options = RunOptions { panic_at, ..RunOptions::default() };
+                let (outcome, saved, _) = run(&[], folder.path(), options);
+                named(&outcome.unwrap_err(), culprit, &["injected fault", ".rs:"], &what);
+                intact(folder.path(), &saved, &what);
+                tried += 1;
+            }
+        }
+    }
+    println!("{tried} ops");
+    assert!(tried >= 2 * 5, "{tried}");
+}
+
+/// Ranks that wait name who does not come, and the call that waits.
+fn missing(error: &RunError, culprit: usize, what: &str) {
+    let text = error.to_string();
+    let named = format!("no answer for 1 s from rank(s) [{culprit}]");
+    assert!(text.contains(&named) && text.contains(".rs:"), "{what}: {text}");
+    assert_ne!(error.rank, culprit, "{what}");
+}
+
+/// Set by who sees that the run has failed: stalls end then.
+static FAILED: AtomicBool = AtomicBool::new(false);
+
+/// Which rank the process would end without.
+static STUCK: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// What a process would end itself in. Called with every rank that has not ended yet.
+fn told(error: &RunError) {
+    if let Error::Timeout { missing, .. } = &error.error
+        && error.all[missing[0]].is_some()
+    {
+        STUCK.store(missing[0], Ordering::SeqCst);
+    }
+    FAILED.store(true, Ordering::SeqCst);
+}
+
+/// Nothing wakes it before the run has failed.
+fn stall() {
+    let began = Instant::now();
+    while !FAILED.load(Ordering::SeqCst) && began.elapsed() < SOON {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_rank_that_stalls_is_named_by_those_that_wait_for_it() {
+    let timeout = Duration::from_secs(1);
+    let stuck: Option<Stuck> = Some((Duration::ZERO, told));
+    let places = [
+        Place::Step,
+        Place::Saving,
+        Place::Evaluating,
+        Place::Opened,
+        Place::Decided,
+        Place::Saved,
+        Place::Ending,
+    ];
+    let places = &places[..if full() { places.len() } else { 2 }];
+    for (number, place) in places.iter().copied().enumerate() {
+        let culprit = RANKS - 1 - number % RANKS;
+        let what = format!("a stall at {place:?} of rank {culprit}");
+        let folder = tempfile::tempdir().unwrap();
+        FAILED.store(false, Ordering::SeqCst);
+        STUCK.store(usize::MAX, Ordering::SeqCst);
+        let fault = move |rank, at, _| {
+            if (rank, at) == (culprit, place) {
+                stall();
+            }
+        };
+        let watcher = Some(Watcher::new(fault));
+        let options = RunOptions { watcher, timeout, stuck, ..RunOptions::default() };
+        let (outcome, saved, _) = run(&[], folder.path(), options);
+        missing(&outcome.unwrap_err(), culprit, &what);
+        assert_eq!(STUCK.load(Ordering::SeqCst), culprit, "{what}: it had not ended");
+        intact(folder.path(), &saved, &what);
+    }
+    if !full() {
+        return;
+    }
+    for (culprit, lane) in Lane::ALL.into_iter().enumerate() {
+        let (what, culprit) = (format!("a stall on {lane:?}"), culprit % RANKS);
+        let folder = tempfile::tempdir().unwrap();
+        let stall_at = Some((culprit, lane, 2, 8 * timeout));
+        let options = RunOptions { stall_at, timeout, ..RunOptions::default() };
+        let (outcome, saved, _) = run(&[], folder.path(), options);
+        missing(&outcome.unwrap_err(), culprit, &what);
+        intact(folder.path(), &saved, &what);
+    }
+}
