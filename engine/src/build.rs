@@ -2,7 +2,7 @@
 
 use crate::batch::BatchLayout;
 use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig, Placement, Precision, Recompute};
-use crate::config::{OptimizerConfig, OptimizerKind, Transfer};
+use crate::config::{OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
 use crate::gpu;
 use crate::places::cores;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
@@ -97,6 +97,14 @@ pub fn device_limit(config: &Config) -> Option<u64> {
     }
 }
 
+/// When the update runs; on the device right after it was decided, whatever `offload.update` says.
+pub fn update_mode(config: &Config) -> UpdateMode {
+    match (config.offload.optimizer, config.offload.update) {
+        (Placement::Device, UpdateMode::Delayed { .. }) => UpdateMode::Overlapped,
+        (_, update) => update,
+    }
+}
+
 /// Ranks of a run.
 pub const fn world_size(config: &Config) -> usize {
     config.parallel.tensor * config.parallel.data
@@ -169,10 +177,14 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
 
 fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
     let (offload, scale) = (&config.offload, &config.loss_scale);
-    let on_device = offload.optimizer == Placement::Device;
     Spec {
         rule: rule(&config.optimizer),
-        placement: if on_device { offload::Placement::Device } else { offload::Placement::Host },
+        device_fraction: match offload.optimizer {
+            Placement::Host => 0.0,
+            Placement::Device => 1.0,
+            Placement::Split { device_fraction } => f64::from(device_fraction),
+        },
+        delayed: matches!(update_mode(config), UpdateMode::Delayed { .. }),
         sum,
         transfer: match offload.transfer {
             Transfer::Streamed => offload::Transfer::Streamed,

@@ -8,6 +8,7 @@ use crate::data::Dataset;
 use crate::gpu;
 use crate::places;
 use crate::run::trainer;
+use crate::simulate::typical_step;
 use device::recorder::{self, Totals};
 use device::sim::Seat;
 use device::{Arena, Dtype, Error, Lane, Rank};
@@ -419,7 +420,8 @@ fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
     trainer.optimizer.init_blank(&dev)?;
     trainer.loader.prefetch(&dev);
     let mut before = Totals::default();
-    for step in 1..=2 {
+    let first = typical_step(config);
+    for step in first..=first + 1 {
         before.clone_from(&totals.borrow());
         dev.begin_step(step);
         let decided = trainer.train_step(&dev, step);

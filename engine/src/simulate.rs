@@ -1,7 +1,7 @@
 //! A step of a config on a described box: the very step, on the simulator's clock.
 
 use crate::boxes::{self, BoxError};
-use crate::build::{Built, build, shape, world_size};
+use crate::build::{Built, build, shape, update_mode, world_size};
 use crate::config::{Config, DeviceConfig, Placement, Transfer, UpdateMode};
 use crate::data::Dataset;
 use crate::plan::Report;
@@ -158,17 +158,26 @@ pub(crate) fn record(config: &Config, built: &Built) -> Result<Program, device::
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
     let mut config = config.clone();
     config.train.steps = config.train.steps.max(RECORDED_STEPS + 1);
+    let first = typical_step(&config);
     let mut trainer = trainer(&config, built, &no_tokens, rank);
     sim::record(rank, &built.plan, |dev| {
         trainer.optimizer.init_blank(dev)?;
         trainer.loader.prefetch(dev);
-        for step in 1..=RECORDED_STEPS {
+        for step in first..first + RECORDED_STEPS {
             dev.begin_step(step);
             let decided = trainer.train_step(dev, step);
             dev.sync(decided)?;
         }
         Ok(())
     })
+}
+
+/// A step that, like all behind it, leaves its update as most steps of the run do.
+pub(crate) fn typical_step(config: &Config) -> u64 {
+    match update_mode(config) {
+        UpdateMode::Delayed { after_step } => after_step.max(1),
+        UpdateMode::Serial | UpdateMode::Overlapped => 1,
+    }
 }
 
 /// The timeline in figures; `memory` is the plan's.

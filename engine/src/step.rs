@@ -11,7 +11,7 @@ use crate::build::Built;
 use crate::config::UpdateMode;
 use device::{
     Device, Event, Group,
-    Lane::{Compute, D2h, Host},
+    Lane::{Compute, D2h, H2d, Host},
     Op, Reduce, Tensor, random,
 };
 use offload::Optimizer;
@@ -29,11 +29,19 @@ pub(crate) struct Trainer {
     pub(crate) deal: Deal,
     pub(crate) update: UpdateMode,
     pub(crate) lookahead: usize,
+    /// Segments whose late update is queued.
+    caught_up: usize,
     /// F64 on the device: the loss of each micro-batch, then of an evaluation.
     losses: Tensor,
     /// The same on the host, summed over the data-parallel ranks.
     losses_host: Tensor,
     losses_on_host: Event,
+}
+
+/// Passes through a block, forward or backward: of a step, and of these how many are queued.
+struct Beside {
+    done: usize,
+    all: usize,
 }
 
 impl Trainer {
@@ -53,6 +61,7 @@ impl Trainer {
             deal,
             update,
             lookahead,
+            caught_up: 0,
             losses,
             losses_host,
             losses_on_host,
@@ -62,10 +71,12 @@ impl Trainer {
     /// Queues step `step` (from 1). The event: its losses and its decision (norm, skip) are on the host.
     pub(crate) fn train_step(&mut self, dev: &Device, step: u64) -> Event {
         let num_blocks = self.gpt.shape().layers;
+        let passes = 2 * num_blocks * self.deal.micro_batches;
         for micro in 0..self.deal.micro_batches {
             let batch = self.loader.take(dev);
             let pass = self.training_pass(step, micro);
-            self.forward(dev, &pass, &batch);
+            let mut late = Beside { done: 2 * num_blocks * micro, all: passes };
+            self.forward(dev, &pass, &batch, &mut late);
             self.loader.prefetch(dev); // behind the parameters on H2d: those are needed first
             dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
             self.gpt.loss(dev, &batch.tensors, self.losses.slice(micro..micro + 1));
@@ -80,17 +91,17 @@ impl Trainer {
                 let bucket = self.optimizer.bucket(dev, layer + 1);
                 self.gpt.block_backward(dev, &pass, layer, bucket);
                 self.optimizer.reduce(dev, layer + 1, bucket, micro);
+                self.catch_up(dev, &mut late);
             }
             self.gpt.embed_backward(dev, &pass, &batch.tensors, embedding);
             self.optimizer.reduce(dev, 0, embedding, micro);
             self.loader.release(dev, &batch);
         }
         self.fetch_losses(dev, 0..self.deal.micro_batches);
+        self.replace_late_parameters(dev);
 
         let decided = self.optimizer.decide(dev, step);
-        for segment in 0..num_blocks + 2 {
-            self.optimizer.update(dev, segment);
-        }
+        self.start_update(dev, step);
         if self.update == UpdateMode::Serial {
             self.optimizer.publish_all(dev);
             dev.fence();
@@ -98,14 +109,67 @@ impl Trainer {
         decided
     }
 
+    /// Queues the update of `step`, or leaves it for the next one to queue beside its own work, on the parameters of the
+    /// step before. Where gradients overflowed that changes nothing: an update that is skipped leaves the
+    /// parameters that the next step has anyway, so the step after an overflow is never stale.
+    pub(crate) fn start_update(&mut self, dev: &Device, step: u64) {
+        if matches!(self.update, UpdateMode::Delayed { after_step } if step >= after_step) {
+            self.optimizer.defer();
+            self.caught_up = 0;
+            return;
+        }
+        (0..self.num_segments()).for_each(|segment| self.optimizer.update(dev, segment));
+    }
+
+    /// Queues as much of the late update, if there is one, as belongs beside so many passes through a block: Host has
+    /// this step's work too, which would wait behind all of it.
+    fn catch_up(&mut self, dev: &Device, beside: &mut Beside) {
+        beside.done += 1;
+        let due = (self.num_segments() * beside.done).div_ceil(beside.all);
+        while self.optimizer.is_late() && self.caught_up < due {
+            self.optimizer.publish(dev, self.caught_up); // of the step before, which staging still holds
+            self.optimizer.update_on_host(dev, self.caught_up);
+            self.caught_up += 1;
+        }
+    }
+
+    /// Sends the parameters of the late update to the device, once the step that ran beside it has read the older ones.
+    fn replace_late_parameters(&mut self, dev: &Device) {
+        if self.optimizer.is_late() {
+            self.finish_update(dev);
+            dev.follow(H2d, Compute);
+            self.optimizer.publish_all(dev);
+        }
+    }
+
+    /// Queues what is left of a late update. Between steps: what is published next are its parameters.
+    pub(crate) fn finish_update(&mut self, dev: &Device) {
+        if self.optimizer.is_late() {
+            for segment in 0..self.num_segments() {
+                if segment >= self.caught_up {
+                    self.optimizer.update_on_host(dev, segment);
+                }
+                self.optimizer.update_on_device(dev, segment);
+            }
+            self.optimizer.caught_up();
+        }
+    }
+
+    const fn num_segments(&self) -> usize {
+        self.gpt.shape().layers + 2
+    }
+
     /// Tokens to logits. Each segment's parameters are sent up a little ahead and waited for where they are
     /// read; the update of later segments goes on meanwhile.
-    fn forward(&mut self, dev: &Device, pass: &Pass, batch: &Batch) {
+    fn forward(&mut self, dev: &Device, pass: &Pass, batch: &Batch, late: &mut Beside) {
         self.await_params(dev, 0);
         self.gpt.embed(dev, pass, &batch.tensors);
         for layer in 0..self.gpt.shape().layers {
             self.await_params(dev, layer + 1);
             self.gpt.block_forward(dev, pass, layer);
+            if pass.training {
+                self.catch_up(dev, late);
+            }
         }
         self.await_params(dev, self.gpt.shape().layers + 1);
         self.gpt.project(dev);
@@ -115,7 +179,9 @@ impl Trainer {
     /// what stands behind a copy that waits for Adam waits too. Compute waits for `segment`.
     fn await_params(&mut self, dev: &Device, segment: usize) {
         let last = self.gpt.shape().layers + 1;
-        for ahead in segment..=(segment + self.lookahead).min(last) {
+        // What a late update left is for the next step.
+        let late = if self.optimizer.is_late() { self.caught_up } else { 0 };
+        for ahead in segment.max(late)..=(segment + self.lookahead).min(last) {
             self.optimizer.publish(dev, ahead);
         }
         dev.wait(Compute, self.optimizer.params_ready(segment));
@@ -126,7 +192,7 @@ impl Trainer {
     pub(crate) fn evaluate(&mut self, dev: &Device, index: u64) -> Event {
         let batch = self.loader.evaluation(dev, index);
         let pass = Pass { dropout_key: 0, first_token: 0, training: false };
-        self.forward(dev, &pass, &batch);
+        self.forward(dev, &pass, &batch, &mut Beside { done: 0, all: 1 });
         let last = self.deal.micro_batches;
         dev.wait(Compute, self.losses_on_host);
         self.gpt.loss(dev, &batch.tensors, self.losses.slice(last..last + 1));

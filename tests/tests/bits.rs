@@ -183,3 +183,26 @@ fn nothing_changes_a_bit_in_any_precision() {
         }
     }
 }
+
+#[test]
+fn a_split_of_the_optimizer_changes_no_bit() {
+    let variants: [&[&str]; 6] = [
+        &["offload.optimizer=Split(device_fraction: 0.1)"],
+        &["offload.optimizer=Split(device_fraction: 0.5)", "offload.update=Serial"],
+        &["offload.optimizer=Split(device_fraction: 0.5)", "offload.accumulate=Host"],
+        &["offload.optimizer=Split(device_fraction: 0.77)", "offload.bucket_elements=1500"],
+        &["offload.optimizer=Split(device_fraction: 0.0)"],
+        &["offload.optimizer=Split(device_fraction: 1.0)", "offload.accumulate=Host"],
+    ];
+    no_bit_changes(&variants);
+    for layout in [&[][..], &["parallel.data=2"]] {
+        let whole = with(&with(BASE, layout), &["batch.micro=4", "batch.global=8"]);
+        assert_no_bit_changes(&whole, &variants[..4]);
+    }
+    let base = with(BASE, &["parallel.data=2", "train.steps=3", "batch.micro=2"]);
+    let (lanes, timeout) = (Lanes::Threads { chaos_us: 40 }, Duration::from_secs(120));
+    let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+    for variant in &variants[1..3] {
+        assert_same_bits(&run_sets(&base), &run_with(&with(&base, variant), &options), "delays");
+    }
+}

@@ -163,3 +163,40 @@ fn partitioned_checkpoints_take_a_rank_s_share_of_the_memory() {
         needs_what_is_planned(split);
     }
 }
+
+/// Bytes of the host per owned parameter, and of the device.
+#[test]
+fn a_delayed_update_takes_the_bytes_of_one_more_gradient_and_a_split_moves_states() {
+    let with = |batch: u64, more: &[&str]| {
+        let mut sets = vec![
+            format!("batch.global={batch}"),
+            "parallel.data=2".into(),
+            "device.count=2".into(),
+            "offload.optimizer=Host".into(),
+        ];
+        sets.extend(more.iter().map(ToString::to_string));
+        let built = build(&config(MODEL, &sets));
+        let states = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
+        let owned: u64 = states.map(|e| (e.shape.0 * e.shape.1) as u64).sum();
+        let bytes = [Arena::Pinned, Arena::Device].map(|arena| built.plan.bytes(arena));
+        let aligned = built.plan.entries().len() as u64 * 256;
+        (bytes.map(|b| b as i64), owned as i64, aligned as i64)
+    };
+    let late = "offload.update=Delayed(after_step: 40)";
+    // 16 bits of the only micro-batch; fp32 of a sum, wherever it is made.
+    for (batch, sum, each) in [(2, "Auto", 2), (8, "Device", 4), (8, "Host", 4)] {
+        let sum = format!("offload.accumulate={sum}");
+        let (exact, owned, _) = with(batch, &[&sum]);
+        let (delayed, _, slack) = with(batch, &[&sum, late]);
+        let more = delayed[0] - exact[0] - each * owned;
+        assert!((0..=slack).contains(&more), "{sum}: {more} bytes more than {each} each");
+        assert!((0..=slack).contains(&(delayed[1] - exact[1])), "{sum}: the device pays");
+    }
+    // 12 of the states, 2 + 2 of staging; the gradient is kept on the device.
+    let split = "offload.optimizer=Split(device_fraction: 0.25)";
+    let ((host, owned, _), (part, _, slack)) = (with(2, &[]), with(2, &[split]));
+    let (less, more) = (host[0] - part[0], part[1] - host[1]);
+    // A quarter, as far as whole chunks of 64 elements on 2 ranks allow.
+    let near = |is: i64, each: i64| (is - each * owned / 4).abs() <= slack + each * 128;
+    assert!(near(less, 16) && near(more, 14), "{less} less, {more} more of {owned}");
+}

@@ -4,7 +4,7 @@
 use super::folder::{clean, hint, name, retain_from};
 use super::header::{Entry, encode};
 use super::manifest::{
-    Control, FileEntry, Hash, MANIFEST, Manifest, RangeEntry, STATES, TensorEntry,
+    Control, FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states,
 };
 use super::span::{Span, spans};
 use super::{Checkpoint, file_name};
@@ -56,7 +56,8 @@ struct Written {
 
 /// A part of a tensor that this rank owns in one run.
 struct Piece {
-    states: [Tensor; 3],
+    /// And the gradient of an update that waits.
+    states: Vec<Tensor>,
     span: Span,
 }
 
@@ -125,7 +126,7 @@ impl Saver {
     ) -> Result<(), Error> {
         let world = listener.world;
         dev.sync_all()?;
-        let first = dev.rank().index() == 0;
+        let (first, late) = (dev.rank().index() == 0, optimizer.is_late());
         let unfinished = self.folder.join(name(step) + ".tmp");
         if first {
             self.with(|shared| {
@@ -133,12 +134,12 @@ impl Saver {
                 shared.started = Instant::now();
                 shared.files.iter_mut().for_each(|file| *file = None);
             });
-            world.held_up(|| self.attempt(|| self.begin(&unfinished)));
+            world.held_up(|| self.attempt(|| self.begin(&unfinished, late)));
         }
         meet(dev, meeting)?;
         if self.with(|shared| shared.problem.is_none()) {
             let pieces = pieces(gpt, optimizer, dev.rank());
-            match world.held_up(|| write_file(dev, &self.base, &pieces, &unfinished)) {
+            match world.held_up(|| write_file(dev, &self.base, (&pieces, late), &unfinished)) {
                 Ok(file) => self.with(|shared| shared.files[dev.rank().index()] = Some(file)),
                 Err(Fault::Device(error)) => return Err(error),
                 Err(Fault::Io(error)) => {
@@ -155,8 +156,8 @@ impl Saver {
         dev.read(optimizer.control(), &mut words)?;
         let message = world.held_up(|| {
             listener.flush();
-            self.attempt(|| self.publish(&unfinished, step, &words));
-            self.verdict(step, &unfinished)
+            self.attempt(|| self.publish(&unfinished, step, (&words, late)));
+            self.verdict(step, &unfinished, late)
         });
         listener.tell(message);
         Ok(())
@@ -182,14 +183,14 @@ impl Saver {
     }
 
     /// An empty directory, and room for what comes into it.
-    fn begin(&self, unfinished: &Path) -> io::Result<()> {
+    fn begin(&self, unfinished: &Path, late: bool) -> io::Result<()> {
         if !self.folder.is_dir() {
             fs::create_dir_all(&self.folder)?;
             self.folder.parent().map_or(Ok(()), sync)?;
         }
         clean(&self.folder)?;
-        let states: usize = self.base.tensors.iter().map(|t| 12 * t.len()).sum();
-        room(&self.folder, states as u64 + states as u64 / 10)?;
+        let states = self.bytes(late);
+        room(&self.folder, states + states / 10)?;
         fs::create_dir(unfinished)
     }
 
@@ -198,12 +199,12 @@ impl Saver {
         &self,
         unfinished: &Path,
         step: u64,
-        words: &[f64; control::WORDS],
+        (words, late): (&[f64; control::WORDS], bool),
     ) -> io::Result<()> {
         let mut manifest = self.base.clone();
         manifest.step = step;
         manifest.tokens = step * self.tokens_per_step;
-        manifest.control = Control::of(words, self.base.control.scaled);
+        manifest.control = Control::of(words, self.base.control.scaled, late);
         let files =
             self.with(|shared| shared.files.iter_mut().map(Option::take).collect::<Vec<_>>());
         for (number, file) in files.into_iter().enumerate() {
@@ -223,7 +224,7 @@ impl Saver {
     }
 
     /// What is told, and what follows from it: older ones go, or the unfinished one.
-    fn verdict(&self, step: u64, unfinished: &Path) -> Message {
+    fn verdict(&self, step: u64, unfinished: &Path, late: bool) -> Message {
         let (problem, seconds) =
             self.with(|shared| (shared.problem.take(), shared.started.elapsed().as_secs_f64()));
         if let Some(why) = problem {
@@ -243,8 +244,13 @@ impl Saver {
         if let Err(error) = tidied.and_then(|()| hint(&self.folder, step)) {
             tracing::warn!("{}: cannot tidy up: {error}", self.folder.display());
         }
-        let bytes = self.base.tensors.iter().map(|t| 12 * t.len() as u64).sum();
-        Message::Saved { step, seconds, bytes }
+        Message::Saved { step, seconds, bytes: self.bytes(late) }
+    }
+
+    /// Of all states together.
+    fn bytes(&self, late: bool) -> u64 {
+        let elements: usize = self.base.tensors.iter().map(TensorEntry::len).sum();
+        4 * states(late).len() as u64 * elements as u64
     }
 }
 
@@ -271,7 +277,8 @@ fn pieces(gpt: &Gpt, optimizer: &Optimizer, rank: Rank) -> Vec<(usize, Vec<Piece
                 for span in spans(inside.into_iter().map(|(_, global)| global)) {
                     let part = from..from + span.len();
                     from = part.end;
-                    let states = owned.states.map(|state| state.slice(part.clone()));
+                    let states = owned.states.into_iter().chain(owned.gradient);
+                    let states = states.map(|state| state.slice(part.clone())).collect();
                     pieces.push(Piece { states, span });
                 }
             }
@@ -288,14 +295,15 @@ fn pieces(gpt: &Gpt, optimizer: &Optimizer, rank: Rank) -> Vec<(usize, Vec<Piece
 fn write_file(
     dev: &Device,
     base: &Manifest,
-    pieces: &[(usize, Vec<Piece>)],
+    (pieces, late): (&[(usize, Vec<Piece>)], bool),
     folder: &Path,
 ) -> Result<Written, Fault> {
     let number = dev.rank().index();
+    let states = states(late);
     let entry = |(tensor, pieces): &(usize, Vec<Piece>)| {
         let len = pieces.iter().map(|p| p.span.len()).sum();
         let name = &base.tensors[*tensor].name;
-        STATES.map(|state| Entry { name: format!("{name}.{state}"), len })
+        states.iter().map(move |state| Entry { name: format!("{name}.{state}"), len })
     };
     let entries: Vec<Entry> = pieces.iter().flat_map(entry).collect();
     let header = encode(&entries);
@@ -304,15 +312,14 @@ fn write_file(
     file.write_all(&header)?;
     let mut ranges = Vec::new();
     for (tensor, pieces) in pieces {
-        let mut hashes: [Vec<Hash>; 3] = Default::default();
-        for (state, hashes) in hashes.iter_mut().enumerate() {
-            for piece in pieces {
+        let mut hashes: Vec<Vec<Hash>> = vec![Vec::new(); pieces.len()];
+        for state in 0..states.len() {
+            for (piece, hashes) in pieces.iter().zip(&mut hashes) {
                 hashes.push(write_state(dev, piece.states[state], &mut file)?);
             }
         }
-        let [master, momentum, variance] = hashes;
-        for (((piece, a), b), c) in pieces.iter().zip(master).zip(momentum).zip(variance) {
-            ranges.push((*tensor, RangeEntry { file: number, span: piece.span, hash: [a, b, c] }));
+        for (piece, hash) in pieces.iter().zip(hashes) {
+            ranges.push((*tensor, RangeEntry { file: number, span: piece.span, hash }));
         }
     }
     file.flush()?;

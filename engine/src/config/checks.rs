@@ -151,9 +151,9 @@ impl Checks<'_> {
     }
 
     fn blocking_placement(&self) -> Option<Broken> {
-        let device = self.config.offload.optimizer == Placement::Device;
+        let device = self.config.offload.optimizer != Placement::Host;
         let why = (
-            "is a way to the host, but nothing goes there",
+            "is a way to the host, where not all updates are",
             "put the optimizer on the `Host`, or leave `offload.transfer` out",
         );
         self.blocking(device, why, ("offload.optimizer", "the optimizer on the device"))

@@ -293,9 +293,9 @@ pub enum Placement {
     Host,
     /// States and step on the device, partitioned over DP: no offload.
     Device,
-    /// A fraction of the parameters on the device. Not built yet: parsed, then refused by `train`.
+    /// States and step of the parameters that the forward pass needs first on the device, of the others on the host.
     Split {
-        /// In (0, 1).
+        /// Of the parameters, on the device. [0, 1], rounded to what every rank can own alike.
         device_fraction: f32,
     },
 }
@@ -307,9 +307,10 @@ pub enum UpdateMode {
     Serial,
     /// Layer by layer under the next forward; the same bits as `Serial`.
     Overlapped,
-    /// One step stale from `after_step` on. Not built yet: parsed, then refused by `train`.
+    /// The update of step k runs under the whole of step k + 1, which computes on the parameters of step k - 1. Not exact.
+    /// Idle where `optimizer` is `Device`: there it is `Overlapped`.
     Delayed {
-        /// First delayed step.
+        /// The update of this step is the first delayed one: steps up to it are exact, the next one is stale.
         after_step: u64,
     },
 }

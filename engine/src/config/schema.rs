@@ -299,7 +299,7 @@ fn placement(s: &mut Section<'_, '_>) -> Placement {
         0 => Placement::Host,
         1 => Placement::Device,
         _ => {
-            let within = Interval::open(0.0, 1.0);
+            let within = Interval::closed(0.0, 1.0);
             let or = Or::Required("device_fraction: 0.2");
             Placement::Split { device_fraction: s.float("device_fraction", within, or) }
         }
