@@ -2,9 +2,9 @@
 
 use crate::boxes::{self, BoxError};
 use crate::build::{Built, build, shape, update_mode, world_size};
-use crate::config::{Config, DeviceConfig, Placement, Transfer, UpdateMode};
+use crate::config::{Config, DeviceConfig, Placement, Transfer, UpdateMode, update_text};
 use crate::data::Dataset;
-use crate::plan::Report;
+use crate::plan::{Report, memory_report};
 use crate::run::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};
@@ -72,8 +72,27 @@ pub struct Simulated {
     pub host_bytes_per_rank: u64,
     /// Whether it fits the box.
     pub fits: bool,
+    /// The same step under each update mode, its own first.
+    pub schedules: Vec<Schedule>,
     /// Of a real run: the median of its steps, in seconds.
     pub measured: Option<f64>,
+}
+
+/// The step under one update mode.
+#[derive(Clone, Debug, Serialize)]
+pub struct Schedule {
+    /// As `offload.update` has it.
+    pub schedule: String,
+    /// The results are those of `Serial`.
+    pub exact: bool,
+    /// One optimizer step, simulated.
+    pub step_seconds: f64,
+    /// Of the config's own step.
+    pub ratio: f64,
+    /// What the host must hold.
+    pub host_bytes_per_rank: u64,
+    /// Whether that fits the box.
+    pub fits: bool,
 }
 
 /// A lane's share of the step.
@@ -226,6 +245,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         gpu_bytes: memory.gpu.bytes,
         host_bytes_per_rank: memory.host_per_rank.bytes,
         fits: memory.fits,
+        schedules: Vec::new(),
         measured: None,
     }
 }
@@ -242,25 +262,37 @@ fn overlap(timeline: &Timeline) -> f64 {
     if alone > 0.0 { hidden / alone } else { 1.0 }
 }
 
-/// (words, seconds of a step) of the schedules that `config` may have, its own first.
+/// The step of `config` under each update mode, its own first, which takes `own` seconds. Where all updates are on the
+/// device there is no other. What blocks is compared with what streams.
 ///
 /// # Errors
 /// As [`simulate`].
-pub fn schedules(config: &Config, own: f64) -> Result<Vec<(String, f64)>, SimulateError> {
-    let name = |c: &Config| match (c.offload.update, c.offload.transfer) {
-        (update, Transfer::Streamed) => format!("{update:?}"),
-        (update, transfer) => format!("{update:?}, {transfer:?}"),
+pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateError> {
+    let told = |config: &Config, step_seconds: f64| {
+        let (offload, memory) = (&config.offload, memory_report(config, &build(config)));
+        let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
+        let update = update_text(offload.update);
+        let blocking = offload.transfer == Transfer::Blocking;
+        Schedule {
+            schedule: if blocking { format!("{update}, Blocking") } else { update },
+            exact: !delayed,
+            step_seconds,
+            ratio: step_seconds / own,
+            host_bytes_per_rank: memory.host_per_rank.bytes,
+            fits: memory.fits,
+        }
     };
-    let mut all = vec![(name(config), own)];
-    if config.offload.optimizer != Placement::Host {
-        return Ok(all);
-    }
-    for update in [UpdateMode::Serial, UpdateMode::Overlapped] {
+    let mut all = vec![told(config, own)];
+    let delayed = UpdateMode::Delayed { after_step: 40 };
+    for update in [UpdateMode::Serial, UpdateMode::Overlapped, delayed] {
         let mut other = config.clone();
         (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
-        if other.offload != config.offload {
+        let same_mode = std::mem::discriminant(&config.offload.update)
+            == std::mem::discriminant(&other.offload.update);
+        let same = same_mode && config.offload.transfer == Transfer::Streamed;
+        if config.offload.optimizer != Placement::Device && !same {
             let timeline = simulate(&other, &build(&other))?;
-            all.push((name(&other), timeline.step_seconds()));
+            all.push(told(&other, timeline.step_seconds()));
         }
     }
     Ok(all)

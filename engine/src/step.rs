@@ -87,18 +87,26 @@ impl Trainer {
             dev.wait(Compute, self.optimizer.loss_scale_ready());
             self.gpt.loss_backward(dev, &batch.tensors, loss_scale, (final_norm, embedding));
             self.optimizer.reduce(dev, num_blocks + 1, final_norm, micro);
+            let last = micro + 1 == self.deal.micro_batches;
+            if last {
+                self.replace(dev, 0); // the output layer, which is the embedding, was its last reader
+                self.replace(dev, num_blocks + 1);
+            }
             for layer in (0..num_blocks).rev() {
                 let bucket = self.optimizer.bucket(dev, layer + 1);
                 self.gpt.block_backward(dev, &pass, layer, bucket);
                 self.optimizer.reduce(dev, layer + 1, bucket, micro);
                 self.catch_up(dev, &mut late);
+                if last {
+                    self.replace(dev, layer + 1);
+                }
             }
             self.gpt.embed_backward(dev, &pass, &batch.tensors, embedding);
             self.optimizer.reduce(dev, 0, embedding, micro);
             self.loader.release(dev, &batch);
         }
         self.fetch_losses(dev, 0..self.deal.micro_batches);
-        self.replace_late_parameters(dev);
+        self.optimizer.caught_up();
 
         let decided = self.optimizer.decide(dev, step);
         self.start_update(dev, step);
@@ -126,33 +134,43 @@ impl Trainer {
     fn catch_up(&mut self, dev: &Device, beside: &mut Beside) {
         beside.done += 1;
         let due = (self.num_segments() * beside.done).div_ceil(beside.all);
+        self.queue_late(dev, due);
+    }
+
+    /// Queues the host's part of the first `due` segments in [`late_order`](Self::late_order).
+    fn queue_late(&mut self, dev: &Device, due: usize) {
         while self.optimizer.is_late() && self.caught_up < due {
-            self.optimizer.publish(dev, self.caught_up); // of the step before, which staging still holds
-            self.optimizer.update_on_host(dev, self.caught_up);
+            let segment = self.late_order(self.caught_up);
+            self.optimizer.publish(dev, segment); // of the step before, which staging still holds
+            self.optimizer.update_on_host(dev, segment);
             self.caught_up += 1;
         }
     }
 
-    /// Sends the parameters of the late update to the device, once the step that ran beside it has read the older ones.
-    fn replace_late_parameters(&mut self, dev: &Device) {
+    /// Sends the parameters of a late update to the device, behind the last op of this step that reads the older ones.
+    fn replace(&mut self, dev: &Device, segment: usize) {
         if self.optimizer.is_late() {
-            self.finish_update(dev);
+            self.queue_late(dev, self.late_order(segment) + 1);
+            self.optimizer.update_on_device(dev, segment);
             dev.follow(H2d, Compute);
-            self.optimizer.publish_all(dev);
+            self.optimizer.publish(dev, segment);
         }
     }
 
     /// Queues what is left of a late update. Between steps: what is published next are its parameters.
     pub(crate) fn finish_update(&mut self, dev: &Device) {
         if self.optimizer.is_late() {
-            for segment in 0..self.num_segments() {
-                if segment >= self.caught_up {
-                    self.optimizer.update_on_host(dev, segment);
-                }
-                self.optimizer.update_on_device(dev, segment);
+            for index in 0..self.num_segments() {
+                self.optimizer.update(dev, self.late_order(index));
             }
             self.optimizer.caught_up();
         }
+    }
+
+    /// The order in which a late update replaces parameters, that of their last readers: the embedding, then from the final
+    /// norm backward. Its own inverse.
+    const fn late_order(&self, index: usize) -> usize {
+        if index == 0 { 0 } else { self.num_segments() - index }
     }
 
     const fn num_segments(&self) -> usize {
@@ -179,10 +197,11 @@ impl Trainer {
     /// what stands behind a copy that waits for Adam waits too. Compute waits for `segment`.
     fn await_params(&mut self, dev: &Device, segment: usize) {
         let last = self.gpt.shape().layers + 1;
-        // What a late update left is for the next step.
-        let late = if self.optimizer.is_late() { self.caught_up } else { 0 };
-        for ahead in segment.max(late)..=(segment + self.lookahead).min(last) {
-            self.optimizer.publish(dev, ahead);
+        for ahead in segment..=(segment + self.lookahead).min(last) {
+            // What a late update has left in staging is for the next step.
+            if !(self.optimizer.is_late() && self.late_order(ahead) < self.caught_up) {
+                self.optimizer.publish(dev, ahead);
+            }
         }
         dev.wait(Compute, self.optimizer.params_ready(segment));
     }

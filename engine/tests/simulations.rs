@@ -186,3 +186,34 @@ fn bench_measures_steps_or_copies_or_writes_a_box() {
     let said = folder.onebox(&["bench", "copy", "--mib", "1"]).ok().stdout;
     assert!(said.contains("ceiling   "), "{said}");
 }
+
+#[test]
+fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
+    let folder = Folder::new();
+    let config = config("paper/dgx2-10b.ron");
+    let of = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", *set]);
+        let small = ["simulate", &config, "--json", "--set", "batch.global=160"];
+        let args: Vec<&str> = small.into_iter().chain(sets).collect();
+        json(&folder.onebox(&args).ok().stdout)
+    };
+    let told = of(&[]);
+    let schedules = told["schedules"].as_array().unwrap();
+    let names: Vec<&str> = schedules.iter().map(|s| s["schedule"].as_str().unwrap()).collect();
+    assert_eq!(names, ["Overlapped", "Serial", "Delayed(after_step: 40)"]);
+    let number = |s: &serde_json::Value, key: &str| s[key].as_f64().unwrap();
+    for s in schedules {
+        let alone = of(&[&format!("offload.update={}", s["schedule"].as_str().unwrap())]);
+        assert_eq!(number(s, "step_seconds"), number(&alone, "step_seconds"), "{s}");
+        let bytes = "host_bytes_per_rank";
+        assert_eq!((&s[bytes], &s["fits"]), (&alone[bytes], &alone["fits"]), "{s}");
+        assert_eq!(number(s, "ratio"), number(s, "step_seconds") / number(&told, "step_seconds"));
+    }
+    let [overlapped, serial, delayed] = [0, 1, 2].map(|i| number(&schedules[i], "step_seconds"));
+    assert!(delayed < overlapped && overlapped < serial, "{schedules:?}");
+    let [exact, late] = [0, 2].map(|i| schedules[i]["exact"].as_bool().unwrap());
+    assert!(exact && !late);
+    // On the device an update is over at once.
+    let device = of(&["offload.optimizer=Device", "model.layers=2"]);
+    assert_eq!(device["schedules"].as_array().unwrap().len(), 1);
+}

@@ -70,7 +70,7 @@ impl Config {
         let o = &self.offload;
         vec![
             ("optimizer", placement(o.optimizer)),
-            ("update", update(o.update)),
+            ("update", update_text(o.update)),
             ("transfer", o.transfer.name().into()),
             ("accumulate", o.accumulate.name().into()),
             ("bucket_elements", o.bucket_elements.to_string()),
@@ -179,7 +179,7 @@ pub(super) fn placement(placement: Placement) -> String {
 }
 
 /// The value of `offload.update`.
-pub(super) fn update(update: UpdateMode) -> String {
+pub(crate) fn update_text(update: UpdateMode) -> String {
     match update {
         UpdateMode::Serial => "Serial".into(),
         UpdateMode::Overlapped => "Overlapped".into(),
