@@ -55,6 +55,7 @@ pub fn shape(config: &Config) -> GptShape {
         sequence: config.parallel.sequence && config.parallel.tensor > 1,
         recompute: config.recompute == Recompute::Block,
         partition_checkpoints: config.partition_checkpoints,
+        checkpoint_sets: first_forward(config),
         dtype,
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,
@@ -97,6 +98,16 @@ pub fn device_limit(config: &Config) -> Option<u64> {
     }
 }
 
+/// Micro-batches whose first forward pass goes through each block together.
+pub fn first_forward(config: &Config) -> usize {
+    config.offload.first_forward.min(micro_batches(config))
+}
+
+/// Micro-batches of a step.
+const fn micro_batches(config: &Config) -> usize {
+    config.batch.global / (config.batch.micro * config.parallel.data)
+}
+
 /// When the update runs; on the device right after it was decided, whatever `offload.update` says.
 pub fn update_mode(config: &Config) -> UpdateMode {
     match (config.offload.optimizer, config.offload.update) {
@@ -117,7 +128,7 @@ pub const fn reserved(described: &BoxConfig) -> u64 {
 
 /// Lays everything out. `accumulate: Auto` sums on the device when that fits its limit.
 pub fn build(config: &Config) -> Built {
-    let micro_batches = config.batch.global / (config.batch.micro * config.parallel.data);
+    let micro_batches = micro_batches(config);
     let with = |sum| lay_out(config, micro_batches, sum);
     if micro_batches == 1 {
         return with(Sum::None);
@@ -157,7 +168,7 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
         })
         .collect();
     let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
-    let batches = BatchLayout::plan(&mut plan, shape.tokens());
+    let batches = BatchLayout::plan(&mut plan, shape.tokens(), first_forward(config));
     let mut small =
         |arena, name, len| plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len));
     let losses = [

@@ -433,9 +433,13 @@ pub(crate) fn trainer(config: &Config, built: &Built, data: &Arc<Dataset>, rank:
     let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
     let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
     let optimizer = Optimizer::new(&built.layout, rank, &counted, lr);
-    let loader = Loader::new(built.batches, data, deal, config.train.steps);
-    let mode = (crate::build::update_mode(config), config.offload.lookahead);
-    Trainer::new(built, optimizer, loader, deal, mode)
+    let loader = Loader::new(&built.batches, data, deal, config.train.steps);
+    let schedule = crate::step::Schedule {
+        update: crate::build::update_mode(config),
+        lookahead: config.offload.lookahead,
+        first_forward: crate::build::first_forward(config),
+    };
+    Trainer::new(built, optimizer, loader, deal, schedule)
 }
 
 /// All ranks meet; returns when all have come. Outside a step only.

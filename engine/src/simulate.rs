@@ -1,7 +1,7 @@
 //! A step of a config on a described box: the very step, on the simulator's clock.
 
 use crate::boxes::{self, BoxError};
-use crate::build::{Built, build, shape, update_mode, world_size};
+use crate::build::{Built, build, first_forward, shape, update_mode, world_size};
 use crate::config::{Config, DeviceConfig, Placement, Transfer, UpdateMode, update_text};
 use crate::data::Dataset;
 use crate::plan::{Report, memory_report};
@@ -13,6 +13,9 @@ use std::sync::Arc;
 
 /// Steps that are played; the last is looked at.
 pub(crate) const RECORDED_STEPS: u64 = 3;
+
+/// Micro-batches whose first forward passes go together, in the comparison of schedules.
+const TOGETHER: usize = 8;
 
 /// Why there is no simulation.
 #[derive(Debug, thiserror::Error)]
@@ -262,7 +265,8 @@ fn overlap(timeline: &Timeline) -> f64 {
     if alone > 0.0 { hidden / alone } else { 1.0 }
 }
 
-/// The step of `config` under each update mode, its own first, which takes `own` seconds. Where all updates are on the
+/// The step of `config` under each update mode, its own first, which takes `own` seconds, and with several first forward
+/// passes together. Where all updates are on the
 /// device there is no other. What blocks is compared with what streams.
 ///
 /// # Errors
@@ -271,7 +275,10 @@ pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateErr
     let told = |config: &Config, step_seconds: f64| {
         let (offload, memory) = (&config.offload, memory_report(config, &build(config)));
         let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
-        let update = update_text(offload.update);
+        let mut update = update_text(offload.update);
+        if first_forward(config) > 1 {
+            update = format!("{update}, first_forward {}", first_forward(config));
+        }
         let blocking = offload.transfer == Transfer::Blocking;
         Schedule {
             schedule: if blocking { format!("{update}, Blocking") } else { update },
@@ -283,17 +290,29 @@ pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateErr
         }
     };
     let mut all = vec![told(config, own)];
+    if config.offload.optimizer == Placement::Device {
+        return Ok(all);
+    }
+    let mut others = Vec::new();
     let delayed = UpdateMode::Delayed { after_step: 40 };
     for update in [UpdateMode::Serial, UpdateMode::Overlapped, delayed] {
         let mut other = config.clone();
         (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
-        let same_mode = std::mem::discriminant(&config.offload.update)
-            == std::mem::discriminant(&other.offload.update);
-        let same = same_mode && config.offload.transfer == Transfer::Streamed;
-        if config.offload.optimizer != Placement::Device && !same {
-            let timeline = simulate(&other, &build(&other))?;
-            all.push(told(&other, timeline.step_seconds()));
+        let mode = |c: &Config| std::mem::discriminant(&c.offload.update);
+        if mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed {
+            others.push(other);
         }
+    }
+    let mut together = config.clone();
+    (together.offload.update, together.offload.transfer) =
+        (UpdateMode::Overlapped, Transfer::Streamed);
+    together.offload.first_forward = TOGETHER;
+    if first_forward(config) == 1 && first_forward(&together) > 1 && together.is_sound() {
+        others.push(together);
+    }
+    for other in others {
+        let timeline = simulate(&other, &build(&other))?;
+        all.push(told(&other, timeline.step_seconds()));
     }
     Ok(all)
 }

@@ -27,8 +27,9 @@ pub(crate) struct Trainer {
     pub(crate) optimizer: Optimizer,
     pub(crate) loader: Loader,
     pub(crate) deal: Deal,
-    pub(crate) update: UpdateMode,
-    pub(crate) lookahead: usize,
+    pub(crate) schedule: Schedule,
+    /// Micro-batches that go through a block together, with their passes.
+    together: Vec<(Pass, Batch)>,
     /// Segments whose late update is queued.
     caught_up: usize,
     /// F64 on the device: the loss of each micro-batch, then of an evaluation.
@@ -36,6 +37,16 @@ pub(crate) struct Trainer {
     /// The same on the host, summed over the data-parallel ranks.
     losses_host: Tensor,
     losses_on_host: Event,
+}
+
+/// What runs when; the same results in any case but that of a delayed update.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    pub(crate) update: UpdateMode,
+    /// Segments that are sent up ahead of the forward pass.
+    pub(crate) lookahead: usize,
+    /// Micro-batches whose first forward passes go through each block together.
+    pub(crate) first_forward: usize,
 }
 
 /// Passes through a block, forward or backward: of a step, and of these how many are queued.
@@ -50,7 +61,7 @@ impl Trainer {
         optimizer: Optimizer,
         loader: Loader,
         deal: Deal,
-        (update, lookahead): (UpdateMode, usize),
+        schedule: Schedule,
     ) -> Self {
         let [losses, losses_host] = built.losses;
         let (gpt, losses_on_host) = (built.gpt.clone(), Event::default());
@@ -59,8 +70,8 @@ impl Trainer {
             optimizer,
             loader,
             deal,
-            update,
-            lookahead,
+            schedule,
+            together: Vec::with_capacity(schedule.first_forward),
             caught_up: 0,
             losses,
             losses_host,
@@ -71,12 +82,17 @@ impl Trainer {
     /// Queues step `step` (from 1). The event: its losses and its decision (norm, skip) are on the host.
     pub(crate) fn train_step(&mut self, dev: &Device, step: u64) -> Event {
         let num_blocks = self.gpt.shape().layers;
-        let passes = 2 * num_blocks * self.deal.micro_batches;
+        let mut late = Beside { done: 0, all: 2 * num_blocks * self.deal.micro_batches };
+        let mut forward_done = 0;
         for micro in 0..self.deal.micro_batches {
-            let batch = self.loader.take(dev);
-            let pass = self.training_pass(step, micro);
-            let mut late = Beside { done: 2 * num_blocks * micro, all: passes };
-            self.forward(dev, &pass, &batch, &mut late);
+            if micro == forward_done {
+                let together = if micro == 0 { self.schedule.first_forward } else { 1 };
+                forward_done += together;
+                self.take(dev, step, micro..forward_done);
+                self.forward(dev, &mut late);
+            }
+            let (pass, batch) = self.together[micro % self.together.len()];
+            self.gpt.project(dev, &pass);
             self.loader.prefetch(dev); // behind the parameters on H2d: those are needed first
             dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
             self.gpt.loss(dev, &batch.tensors, self.losses.slice(micro..micro + 1));
@@ -85,7 +101,12 @@ impl Trainer {
             let final_norm = self.optimizer.bucket(dev, num_blocks + 1);
             let loss_scale = self.optimizer.loss_scale();
             dev.wait(Compute, self.optimizer.loss_scale_ready());
-            self.gpt.loss_backward(dev, &batch.tensors, loss_scale, (final_norm, embedding));
+            self.gpt.loss_backward(
+                dev,
+                (&pass, &batch.tensors),
+                loss_scale,
+                (final_norm, embedding),
+            );
             self.optimizer.reduce(dev, num_blocks + 1, final_norm, micro);
             let last = micro + 1 == self.deal.micro_batches;
             if last {
@@ -110,7 +131,7 @@ impl Trainer {
 
         let decided = self.optimizer.decide(dev, step);
         self.start_update(dev, step);
-        if self.update == UpdateMode::Serial {
+        if self.schedule.update == UpdateMode::Serial {
             self.optimizer.publish_all(dev);
             dev.fence();
         }
@@ -121,7 +142,8 @@ impl Trainer {
     /// step before. Where gradients overflowed that changes nothing: an update that is skipped leaves the
     /// parameters that the next step has anyway, so the step after an overflow is never stale.
     pub(crate) fn start_update(&mut self, dev: &Device, step: u64) {
-        if matches!(self.update, UpdateMode::Delayed { after_step } if step >= after_step) {
+        if matches!(self.schedule.update, UpdateMode::Delayed { after_step } if step >= after_step)
+        {
             self.optimizer.defer();
             self.caught_up = 0;
             return;
@@ -177,27 +199,40 @@ impl Trainer {
         self.gpt.shape().layers + 2
     }
 
-    /// Tokens to logits. Each segment's parameters are sent up a little ahead and waited for where they are
-    /// read; the update of later segments goes on meanwhile.
-    fn forward(&mut self, dev: &Device, pass: &Pass, batch: &Batch, late: &mut Beside) {
+    /// Takes the batches of some micro-batches, to go through the blocks together.
+    fn take(&mut self, dev: &Device, step: u64, micros: std::ops::Range<usize>) {
+        self.together.clear();
+        for (set, micro) in micros.enumerate() {
+            let pass = self.training_pass(step, micro, set);
+            self.together.push((pass, self.loader.take(dev)));
+        }
+    }
+
+    /// Tokens to the last block's output, of what goes together. Each segment's parameters are sent up a little ahead and
+    /// waited for where they are first read; the update of later segments goes on meanwhile.
+    fn forward(&mut self, dev: &Device, late: &mut Beside) {
         self.await_params(dev, 0);
-        self.gpt.embed(dev, pass, &batch.tensors);
+        for (pass, batch) in &self.together {
+            self.gpt.embed(dev, pass, &batch.tensors);
+        }
         for layer in 0..self.gpt.shape().layers {
             self.await_params(dev, layer + 1);
-            self.gpt.block_forward(dev, pass, layer);
-            if pass.training {
-                self.catch_up(dev, late);
+            for i in 0..self.together.len() {
+                let pass = self.together[i].0;
+                self.gpt.block_forward(dev, &pass, layer);
+                if pass.training {
+                    self.catch_up(dev, late);
+                }
             }
         }
         self.await_params(dev, self.gpt.shape().layers + 1);
-        self.gpt.project(dev);
     }
 
     /// Publishes the update of the segments up to `segment` + lookahead, no further: a lane is a queue, and
     /// what stands behind a copy that waits for Adam waits too. Compute waits for `segment`.
     fn await_params(&mut self, dev: &Device, segment: usize) {
         let last = self.gpt.shape().layers + 1;
-        for ahead in segment..=(segment + self.lookahead).min(last) {
+        for ahead in segment..=(segment + self.schedule.lookahead).min(last) {
             // What a late update has left in staging is for the next step.
             if !(self.optimizer.is_late() && self.late_order(ahead) < self.caught_up) {
                 self.optimizer.publish(dev, ahead);
@@ -210,8 +245,11 @@ impl Trainer {
     /// stands in the last element of [`losses_host`](Self::losses_host).
     pub(crate) fn evaluate(&mut self, dev: &Device, index: u64) -> Event {
         let batch = self.loader.evaluation(dev, index);
-        let pass = Pass { dropout_key: 0, first_token: 0, training: false };
-        self.forward(dev, &pass, &batch, &mut Beside { done: 0, all: 1 });
+        let pass = Pass { dropout_key: 0, first_token: 0, training: false, set: 0 };
+        self.together.clear();
+        self.together.push((pass, batch));
+        self.forward(dev, &mut Beside { done: 0, all: 1 });
+        self.gpt.project(dev, &pass);
         let last = self.deal.micro_batches;
         dev.wait(Compute, self.losses_on_host);
         self.gpt.loss(dev, &batch.tensors, self.losses.slice(last..last + 1));
@@ -232,12 +270,13 @@ impl Trainer {
         self.losses_on_host = dev.record(Host);
     }
 
-    fn training_pass(&self, step: u64, micro: usize) -> Pass {
+    fn training_pass(&self, step: u64, micro: usize, set: usize) -> Pass {
         let seq_len = self.gpt.shape().seq_len;
         Pass {
             dropout_key: random::key(random::key(self.deal.seed, DROPOUT_STREAM), step),
             first_token: (self.deal.first_sample(micro) * seq_len) as u64,
             training: true,
+            set,
         }
     }
 

@@ -55,6 +55,10 @@ fn each_mistake_names_key_value_and_remedy() {
         (&["model.hidden=1000000", "model.layers=10000", "model.heads=1000000"], &["model."]),
         (&["device=Cuda"], &["Cuda", "Cpu(count: N)"]),
         (
+            &["offload.first_forward=2"],
+            &["offload.first_forward", "2 micro-batches at once", "`recompute` to `Block`"],
+        ),
+        (
             &["offload.optimizer=Split(device_fraction: 1.1)"],
             &["offload.optimizer.device_fraction", "1.1"],
         ),

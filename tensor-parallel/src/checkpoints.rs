@@ -18,7 +18,8 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
+    /// Of `set`, see [`GptShape::checkpoint_sets`].
+    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape, set: usize) -> Self {
         let (rows, c, dtype) = (shape.rows(), shape.hidden, shape.dtype);
         let partition = shape.partition_checkpoints && shape.tp_size > 1;
         let (count, pool) = match (partition, shape.recompute) {
@@ -28,10 +29,11 @@ impl Checkpoints {
         };
         let mut tensor =
             |pool, name: String, shape| plan.tensor((Arena::Device, pool), name, dtype, shape);
-        let whole = (0..count).map(|i| tensor(pool, format!("x.{i}"), (rows, c))).collect();
+        let x = if set == 0 { "x".to_owned() } else { format!("set.{set}.x") };
+        let whole = (0..count).map(|i| tensor(pool, format!("{x}.{i}"), (rows, c))).collect();
         let kept = if partition { shape.layers.saturating_sub(1) } else { 0 };
         let share = (1, rows * c / shape.tp_size);
-        let share = |l| tensor("checkpoints", format!("x.{l}.share"), share);
+        let share = |l| tensor("checkpoints", format!("{x}.{l}.share"), share);
         Self { whole, shares: (0..kept).map(share).collect() }
     }
 

@@ -165,6 +165,7 @@ fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
         &["offload.optimizer=Device"],
         &["offload.accumulate=Host", "offload.update=Serial"],
         &["offload.transfer=Blocking", "offload.update=Serial"],
+        &["offload.first_forward=3", "recompute=Block"],
         &["offload.update=Delayed(after_step: 0)", "offload.optimizer=Split(device_fraction: 0.3)"],
         &GRID,
         &[GRID[0], GRID[1], "parallel.sequence=true", "offload.accumulate=Host"],

@@ -164,6 +164,36 @@ fn partitioned_checkpoints_take_a_rank_s_share_of_the_memory() {
     }
 }
 
+#[test]
+fn micro_batches_that_go_together_take_a_set_of_checkpoints_each() {
+    let with = |together: u64, sets: &[&str]| {
+        let mut all: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        all.extend([format!("offload.first_forward={together}"), "batch.global=16".into()]);
+        let config = config(MODEL, &all);
+        let built = build(&config);
+        (config, built)
+    };
+    let bytes = |(_, built): &(Config, Built), pool: &str| {
+        let pools = built.plan.pools(Arena::Device);
+        pools.into_iter().find(|(name, _)| *name == pool).map_or(0, |(_, bytes)| bytes)
+    };
+    // There are sixteen micro-batches: x[0] to x[L] of each, and its tokens, targets and order.
+    let layers = u64::try_from(config(MODEL, &[]).model.layers).unwrap();
+    // Whole lines of 256 bytes.
+    let (input, batch) = (16 * 128 * 2, 256);
+    let one = with(1, &[]);
+    let micro = u64::try_from(one.0.batch.micro).unwrap();
+    assert_eq!(micro, 1);
+    for (asked, together) in [(1, 1), (3, 3), (8, 8), (100, 16)] {
+        let many = with(asked, &[]);
+        let sets = bytes(&many, "checkpoints");
+        assert_eq!(sets, together * (layers + 1) * input, "{asked}");
+        let more = bytes(&many, "batches and losses") - bytes(&one, "batches and losses");
+        assert_eq!(more, (together - 1) * batch, "{asked}");
+    }
+    needs_what_is_planned(with(3, &[]));
+}
+
 /// Bytes of the host per owned parameter, and of the device.
 #[test]
 fn a_delayed_update_takes_the_bytes_of_one_more_gradient_and_a_split_moves_states() {

@@ -117,7 +117,7 @@ fn a_run_goes_on_at_every_step_as_if_it_had_never_stopped() {
 
 #[test]
 fn every_update_mode_and_placement_goes_on() {
-    let modes: [&[&str]; 7] = [
+    let modes: [&[&str]; 8] = [
         &["offload.update=Serial"],
         &["offload.optimizer=Device"],
         &["offload.accumulate=Host", "parallel.sequence=true"],
@@ -125,6 +125,7 @@ fn every_update_mode_and_placement_goes_on() {
         &["precision=Bf16", "optimizer.kind=Sgd", "recompute=Block"],
         &["offload.optimizer=Split(device_fraction: 0.4)", "offload.accumulate=Host"],
         &["offload.update=Delayed(after_step: 3)", "offload.accumulate=Host"],
+        &["offload.first_forward=3", "recompute=Block"],
     ];
     for mode in modes {
         let sets = with(&with(BASE, TP2_DP2), mode);

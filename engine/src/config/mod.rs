@@ -285,6 +285,10 @@ pub struct OffloadConfig {
     pub tile_elements: usize,
     /// How many segments ahead of the forward parameters are sent up. 1..=64, default 1.
     pub lookahead: usize,
+    /// The first forward passes of so many micro-batches, as far as a step has them, go through each block together, so that
+    /// an exact update hides behind all of them. Takes a set of checkpoints for each; with `recompute: Block`.
+    /// 1..=4096, default 1.
+    pub first_forward: usize,
 }
 
 /// Where the optimizer is.

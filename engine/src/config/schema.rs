@@ -290,6 +290,7 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         bucket_elements: s.uint("bucket_elements", elements.clone(), Or::Default(50_000_000)),
         tile_elements: s.uint("tile_elements", elements, Or::Default(1_048_576)),
         lookahead: s.uint("lookahead", 1..=64, Or::Default(1)),
+        first_forward: s.uint("first_forward", 1..=4096, Or::Default(1)),
     }
 }
 

@@ -76,6 +76,7 @@ impl Config {
             ("bucket_elements", o.bucket_elements.to_string()),
             ("tile_elements", o.tile_elements.to_string()),
             ("lookahead", o.lookahead.to_string()),
+            ("first_forward", o.first_forward.to_string()),
         ]
     }
 

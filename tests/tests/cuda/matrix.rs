@@ -112,6 +112,8 @@ pub(super) fn modes() {
             no_bit_changes(&base, &PLACES, &RunOptions::default());
         }
     }
+    let together = with(&small, &["batch.micro=1", "recompute=Block", "precision=Bf16"]);
+    no_bit_changes(&together, &[&["offload.first_forward=3"]], &in_process());
     let late = with(&small, &with(DELAYED, &["train.steps=4", "precision=Fp32"]));
     near(&late, &[&[]], &[in_process()], limit("Fp32"));
     no_bit_changes(&late, &[PLACES[2], PLACES[3], PIECES[1], &[]], &in_process());
