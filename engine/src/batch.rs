@@ -10,24 +10,21 @@ use device::{
 use std::sync::Arc;
 use tensor_parallel::BatchTensors;
 
-/// Two for training, in turn, and one for evaluation.
-const SLOTS: usize = 3;
-const EVAL: usize = 2;
-
-/// Handles of the batches, the same on every rank: (3, B T) I32 each: tokens, targets, order.
-#[derive(Clone, Copy, Debug)]
+/// Handles of the batches, the same on every rank: (3, B T) I32 each: tokens, targets, order. Those for training take turns,
+/// the last is an evaluation's.
+#[derive(Clone, Debug)]
 pub struct BatchLayout {
-    host: [Tensor; SLOTS],
-    device: [Tensor; SLOTS],
+    host: Vec<Tensor>,
+    device: Vec<Tensor>,
 }
 
 impl BatchLayout {
-    pub(crate) fn plan(plan: &mut Plan, tokens: usize) -> Self {
+    /// With room for `at_once` training batches and the next one.
+    pub(crate) fn plan(plan: &mut Plan, tokens: usize, at_once: usize) -> Self {
         let mut slots = |arena, name: &str| {
-            std::array::from_fn(|i| {
-                let at = (arena, "batches and losses");
-                plan.tensor(at, format!("{name}.{i}"), Dtype::I32, (3, tokens))
-            })
+            let at = (arena, "batches and losses");
+            let slot = |i| plan.tensor(at, format!("{name}.{i}"), Dtype::I32, (3, tokens));
+            (0..at_once + 2).map(slot).collect()
         };
         Self { host: slots(Arena::Pinned, "batch_host"), device: slots(Arena::Device, "batch") }
     }
@@ -37,15 +34,17 @@ impl BatchLayout {
 #[derive(Debug)]
 pub(crate) struct Loader {
     layout: BatchLayout,
-    tasks: [Arc<HostOp>; SLOTS],
-    /// Number of the next training micro-batch to fetch.
+    tasks: Vec<Arc<HostOp>>,
+    /// Training micro-batches that were fetched, taken, and given back: the numbers of the next ones.
     next: u64,
+    taken: u64,
+    released: u64,
     /// Training micro-batches there are.
     end: u64,
     /// Of a step.
     micro_batches: u64,
-    on_device: [Event; SLOTS],
-    consumed: [Event; SLOTS],
+    on_device: Vec<Event>,
+    consumed: Vec<Event>,
 }
 
 /// A micro-batch on the device, and where its samples stand in the step.
@@ -74,34 +73,51 @@ impl Deal {
 
 impl Loader {
     /// For training steps `1..=steps`.
-    pub(crate) fn new(layout: BatchLayout, data: &Arc<Dataset>, deal: Deal, steps: u64) -> Self {
+    pub(crate) fn new(layout: &BatchLayout, data: &Arc<Dataset>, deal: Deal, steps: u64) -> Self {
+        let slots = layout.host.len();
         let task = |slot| {
             let data = Arc::clone(data);
-            HostOp::new(Fill { to: layout.host[slot], data, deal, training: slot != EVAL })
+            HostOp::new(Fill { to: layout.host[slot], data, deal, training: slot + 1 < slots })
         };
         let micro_batches = deal.micro_batches as u64;
         Self {
-            layout,
-            tasks: std::array::from_fn(task),
+            layout: layout.clone(),
+            tasks: (0..slots).map(task).collect(),
             next: 0,
+            taken: 0,
+            released: 0,
             end: steps * micro_batches,
             micro_batches,
-            on_device: Default::default(),
-            consumed: Default::default(),
+            on_device: vec![Event::default(); slots],
+            consumed: vec![Event::default(); slots],
         }
     }
 
     /// The next training batch is the first after `done` steps.
     pub(crate) const fn skip_to(&mut self, done: u64) {
         self.next = done * self.micro_batches;
+        (self.taken, self.released) = (self.next, self.next);
     }
 
-    /// Starts the next training batch on its way; does nothing after the last.
+    /// Starts the batches on their way that are needed after those that were taken: the next one, or all that the next step
+    /// begins with, as far as there is room; nothing after the last.
     pub(crate) fn prefetch(&mut self, dev: &Device) {
-        if self.next < self.end {
-            self.send(dev, (self.next % 2) as usize, self.next);
+        let room = self.slots() - 1;
+        let ahead = if self.taken.is_multiple_of(self.micro_batches) { room } else { 1 };
+        let until = (self.taken + ahead).min(self.released + room + 1).min(self.end);
+        while self.next < until {
+            self.send(dev, self.slot(self.next), self.next);
             self.next += 1;
         }
+    }
+
+    /// For training.
+    const fn slots(&self) -> u64 {
+        self.tasks.len() as u64 - 1
+    }
+
+    const fn slot(&self, batch: u64) -> usize {
+        (batch % self.slots()) as usize
     }
 
     /// Fill (Host), then up (H2d) once the slot's former batch is consumed.
@@ -115,15 +131,18 @@ impl Loader {
         self.on_device[slot] = dev.record(H2d);
     }
 
-    /// The training batch fetched last. Compute waits for it.
-    pub(crate) fn take(&self, dev: &Device) -> Batch {
-        self.arrived(dev, ((self.next + 1) % 2) as usize)
+    /// The next training batch. Compute waits for it.
+    pub(crate) fn take(&mut self, dev: &Device) -> Batch {
+        let batch = self.arrived(dev, self.slot(self.taken));
+        self.taken += 1;
+        batch
     }
 
     /// Micro-batch `index` of an evaluation. Compute waits for it.
     pub(crate) fn evaluation(&mut self, dev: &Device, index: u64) -> Batch {
-        self.send(dev, EVAL, index);
-        self.arrived(dev, EVAL)
+        let last = self.tasks.len() - 1;
+        self.send(dev, last, index);
+        self.arrived(dev, last)
     }
 
     fn arrived(&self, dev: &Device, slot: usize) -> Batch {
@@ -139,6 +158,7 @@ impl Loader {
     /// Compute is done with `batch` where it stands now.
     pub(crate) fn release(&mut self, dev: &Device, batch: &Batch) {
         self.consumed[batch.slot] = dev.record(Compute);
+        self.released += u64::from(batch.slot + 1 < self.tasks.len());
     }
 }
 

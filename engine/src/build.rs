@@ -2,7 +2,7 @@
 
 use crate::batch::BatchLayout;
 use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig, Placement, Precision, Recompute};
-use crate::config::{OptimizerConfig, OptimizerKind, Transfer};
+use crate::config::{OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
 use crate::gpu;
 use crate::places::cores;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
@@ -60,6 +60,7 @@ pub fn shape(config: &Config) -> GptShape {
             (true, Transfer::Streamed) => Keep::Host,
             (true, Transfer::Blocking) => Keep::HostBlocking,
         },
+        checkpoint_sets: first_forward(config),
         dtype,
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,
@@ -102,6 +103,24 @@ pub fn device_limit(config: &Config) -> Option<u64> {
     }
 }
 
+/// Micro-batches whose first forward pass goes through each block together.
+pub fn first_forward(config: &Config) -> usize {
+    config.offload.first_forward.min(micro_batches(config))
+}
+
+/// Micro-batches of a step.
+const fn micro_batches(config: &Config) -> usize {
+    config.batch.global / (config.batch.micro * config.parallel.data)
+}
+
+/// When the update runs; on the device right after it was decided, whatever `offload.update` says.
+pub fn update_mode(config: &Config) -> UpdateMode {
+    match (config.offload.optimizer, config.offload.update) {
+        (Placement::Device, UpdateMode::Delayed { .. }) => UpdateMode::Overlapped,
+        (_, update) => update,
+    }
+}
+
 /// Ranks of a run.
 pub const fn world_size(config: &Config) -> usize {
     config.parallel.tensor * config.parallel.data
@@ -114,7 +133,7 @@ pub const fn reserved(described: &BoxConfig) -> u64 {
 
 /// Lays everything out. `accumulate: Auto` sums on the device when that fits its limit.
 pub fn build(config: &Config) -> Built {
-    let micro_batches = config.batch.global / (config.batch.micro * config.parallel.data);
+    let micro_batches = micro_batches(config);
     let with = |sum| lay_out(config, micro_batches, sum);
     if micro_batches == 1 {
         return with(Sum::None);
@@ -154,7 +173,7 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
         })
         .collect();
     let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
-    let batches = BatchLayout::plan(&mut plan, shape.tokens());
+    let batches = BatchLayout::plan(&mut plan, shape.tokens(), first_forward(config));
     let mut small =
         |arena, name, len| plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len));
     let losses = [
@@ -174,10 +193,14 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
 
 fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
     let (offload, scale) = (&config.offload, &config.loss_scale);
-    let on_device = offload.optimizer == Placement::Device;
     Spec {
         rule: rule(&config.optimizer),
-        placement: if on_device { offload::Placement::Device } else { offload::Placement::Host },
+        device_fraction: match offload.optimizer {
+            Placement::Host => 0.0,
+            Placement::Device => 1.0,
+            Placement::Split { device_fraction } => f64::from(device_fraction),
+        },
+        delayed: matches!(update_mode(config), UpdateMode::Delayed { .. }),
         sum,
         transfer: match offload.transfer {
             Transfer::Streamed => offload::Transfer::Streamed,

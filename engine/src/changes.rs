@@ -1,7 +1,8 @@
 //! Changes to a config that keep its model, batch and results, and the `--set` arguments that make them.
 
 use crate::build::world_size;
-use crate::config::{Accumulate, Config, DeviceConfig, Loaded, Origin, Placement, Recompute};
+use crate::config::{Accumulate, Config, DeviceConfig, Loaded, OffloadConfig, Origin};
+use crate::config::{Placement, Recompute};
 
 /// What makes `loaded` the config `changed`, as `key=value`. Values that would follow from a changed one, such as the
 /// global batch where the file leaves it out, are held.
@@ -26,6 +27,8 @@ pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
     let (old, new) = (&given.offload, &changed.offload);
     set("offload.optimizer", format!("{:?}", old.optimizer), format!("{:?}", new.optimizer));
     set("offload.accumulate", format!("{:?}", old.accumulate), format!("{:?}", new.accumulate));
+    let together = |o: &OffloadConfig| o.first_forward.to_string();
+    set("offload.first_forward", together(old), together(new));
     set("model.layers", given.model.layers.to_string(), changed.model.layers.to_string());
     let pass = |c: &Config| c.batch.micro * c.parallel.data;
     if is_derived(loaded, "batch.global") && pass(given) != pass(changed) {
@@ -63,6 +66,7 @@ pub fn count(given: &Config, changed: &Config) -> usize {
         given.host_checkpoints != changed.host_checkpoints,
         given.offload.optimizer != changed.offload.optimizer,
         given.offload.accumulate != changed.offload.accumulate,
+        given.offload.first_forward != changed.offload.first_forward,
     ];
     differ.into_iter().filter(|differs| *differs).count()
 }

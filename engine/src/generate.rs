@@ -184,6 +184,7 @@ impl Model {
             tp_size: 1,
             sequence: false,
             recompute: true,
+            checkpoint_sets: 1,
             dtype: Dtype::F32,
             partial_dtype: Dtype::F32,
             dropout: 0.0,
@@ -214,14 +215,14 @@ impl Model {
     fn next(&self, tokens: &[i32]) -> Result<Vec<f64>, GenerateError> {
         let all = self.tokens;
         self.dev.write(all, &|i| tokens.get(i).map_or(0.0, |token| f64::from(*token)))?;
-        let pass = Pass { dropout_key: 0, first_token: 0, training: false };
+        let pass = Pass { dropout_key: 0, first_token: 0, training: false, set: 0 };
         // Only a loss reads targets, and only a backward pass the order.
         let batch = BatchTensors { tokens: all, targets: all, order: all };
         self.gpt.embed(&self.dev, &pass, &batch);
         for layer in 0..self.gpt.shape().layers {
             self.gpt.block_forward(&self.dev, &pass, layer);
         }
-        self.gpt.project(&self.dev);
+        self.gpt.project(&self.dev, &pass);
         self.dev.sync(self.dev.record(Lane::Compute))?;
         let row = tokens.len() - 1;
         let mut logits = vec![0.0; self.gpt.shape().vocab_per_rank()];

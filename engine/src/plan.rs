@@ -8,6 +8,7 @@ use crate::data::Dataset;
 use crate::gpu;
 use crate::places;
 use crate::run::trainer;
+use crate::simulate::typical_step;
 use device::recorder::{self, Totals};
 use device::sim::Seat;
 use device::{Arena, Dtype, Error, Lane, Rank};
@@ -239,7 +240,7 @@ pub(crate) fn fits(config: &Config, built: &Built) -> bool {
 /// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
 /// instead, or saves nothing.
 pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
-    let copy = states(built);
+    let copy = states(config, built);
     match config.train.checkpoint_writer {
         _ if !config.train.saves() => 0,
         CheckpointWriter::Foreground => 0,
@@ -249,14 +250,22 @@ pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
     }
 }
 
-/// Bytes of the states of a rank as a checkpoint has them: three fp32 of what it owns.
-fn states(built: &Built) -> u64 {
+/// fp32 arrays of what a rank owns in a checkpoint: the states, and the gradient of an update that waits.
+pub(crate) fn saved_states(config: &Config) -> usize {
+    let late =
+        matches!(crate::build::update_mode(config), crate::config::UpdateMode::Delayed { .. });
+    3 + usize::from(late)
+}
+
+/// Bytes of the states of a rank as a checkpoint has them.
+fn states(config: &Config, built: &Built) -> u64 {
     let masters = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
-    masters.map(|e| 12 * (e.shape.0 * e.shape.1) as u64).sum()
+    let elements: u64 = masters.map(|e| (e.shape.0 * e.shape.1) as u64).sum();
+    4 * saved_states(config) as u64 * elements
 }
 
 fn saving(config: &Config, built: &Built, copy: u64) -> Option<String> {
-    let needed = format_bytes(states(built));
+    let needed = format_bytes(states(config, built));
     let why = match config.train.checkpoint_writer {
         _ if !config.train.saves() => return None,
         _ if copy > 0 => {
@@ -466,7 +475,8 @@ fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
     trainer.optimizer.init_blank(&dev)?;
     trainer.loader.prefetch(&dev);
     let mut before = Totals::default();
-    for step in 1..=2 {
+    let first = typical_step(config);
+    for step in first..=first + 1 {
         before.clone_from(&totals.borrow());
         dev.begin_step(step);
         let decided = trainer.train_step(&dev, step);

@@ -114,6 +114,7 @@ fn changes_of(given: &Config) -> Vec<Change> {
     for accumulate in PLACES.map(|(_, accumulate)| accumulate) {
         all.push((1, Box::new(move |c| c.offload.accumulate = accumulate)));
     }
+    all.push((1, Box::new(|c| c.offload.first_forward = 1)));
     // The largest first; larger ones than now too, since one pass needs no sums.
     for micro in divisors(given.batch.global / given.parallel.data).into_iter().rev() {
         all.push((2, Box::new(move |c| c.batch.micro = micro)));

@@ -302,6 +302,7 @@ impl Ranks<'_> {
             }
             ended = Instant::now();
         }
+        trainer.finish_update(&dev);
         dev.sync_all()?;
         self.passes(rank, Place::Ending, last);
         self.gathering.run(&dev, &trainer.optimizer, self.built.meeting)?;
@@ -358,7 +359,8 @@ impl Ranks<'_> {
         let scaled = self.config.precision == Precision::Fp16;
         let words = from.control(&trainer.optimizer.initial_control(), scaled);
         let stored = crate::init::Stored::new(from, &self.built.gpt, dev.rank());
-        trainer.optimizer.restore(dev, &words, &mut |(segment, state), first, values| {
+        let late = from.has_late_update();
+        trainer.optimizer.restore(dev, &words, late, &mut |(segment, state), first, values| {
             let filled = stored.fill((segment, state), first, values);
             filled.map_err(|error| Error::Task {
                 rank: dev.rank().index(),
@@ -367,6 +369,9 @@ impl Ranks<'_> {
                 problem: error.to_string(),
             })
         })?;
+        if late {
+            trainer.start_update(dev, from.step());
+        }
         trainer.loader.skip_to(from.step());
         Ok(from.step())
     }
@@ -473,9 +478,13 @@ pub(crate) fn trainer(config: &Config, built: &Built, data: &Arc<Dataset>, rank:
     let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
     let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
     let optimizer = Optimizer::new(&built.layout, rank, &counted, lr);
-    let loader = Loader::new(built.batches, data, deal, config.train.steps);
-    let mode = (config.offload.update, config.offload.lookahead);
-    Trainer::new(built, optimizer, loader, deal, mode)
+    let loader = Loader::new(&built.batches, data, deal, config.train.steps);
+    let schedule = crate::step::Schedule {
+        update: crate::build::update_mode(config),
+        lookahead: config.offload.lookahead,
+        first_forward: crate::build::first_forward(config),
+    };
+    Trainer::new(built, optimizer, loader, deal, schedule)
 }
 
 /// All ranks meet; returns when all have come. Outside a step only.

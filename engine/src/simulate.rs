@@ -1,10 +1,10 @@
 //! A step of a config on a described box: the very step, on the simulator's clock.
 
 use crate::boxes::{self, BoxError};
-use crate::build::{Built, build, shape, world_size};
-use crate::config::{Config, DeviceConfig, Placement, Transfer, UpdateMode};
+use crate::build::{Built, build, first_forward, shape, update_mode, world_size};
+use crate::config::{Config, DeviceConfig, Placement, Transfer, UpdateMode, update_text};
 use crate::data::Dataset;
-use crate::plan::Report;
+use crate::plan::{Report, memory_report};
 use crate::run::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};
@@ -13,6 +13,9 @@ use std::sync::Arc;
 
 /// Steps that are played; the last is looked at.
 pub(crate) const RECORDED_STEPS: u64 = 3;
+
+/// Micro-batches whose first forward passes go together, in the comparison of schedules.
+const TOGETHER: usize = 8;
 
 /// Why there is no simulation.
 #[derive(Debug, thiserror::Error)]
@@ -72,8 +75,27 @@ pub struct Simulated {
     pub host_bytes_per_rank: u64,
     /// Whether it fits the box.
     pub fits: bool,
+    /// The same step under each update mode, its own first.
+    pub schedules: Vec<Schedule>,
     /// Of a real run: the median of its steps, in seconds.
     pub measured: Option<f64>,
+}
+
+/// The step under one update mode.
+#[derive(Clone, Debug, Serialize)]
+pub struct Schedule {
+    /// As `offload.update` has it.
+    pub schedule: String,
+    /// The results are those of `Serial`.
+    pub exact: bool,
+    /// One optimizer step, simulated.
+    pub step_seconds: f64,
+    /// Of the config's own step.
+    pub ratio: f64,
+    /// What the host must hold.
+    pub host_bytes_per_rank: u64,
+    /// Whether that fits the box.
+    pub fits: bool,
 }
 
 /// A lane's share of the step.
@@ -158,17 +180,26 @@ pub(crate) fn record(config: &Config, built: &Built) -> Result<Program, device::
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
     let mut config = config.clone();
     config.train.steps = config.train.steps.max(RECORDED_STEPS + 1);
+    let first = typical_step(&config);
     let mut trainer = trainer(&config, built, &no_tokens, rank);
     sim::record(rank, &built.plan, |dev| {
         trainer.optimizer.init_blank(dev)?;
         trainer.loader.prefetch(dev);
-        for step in 1..=RECORDED_STEPS {
+        for step in first..first + RECORDED_STEPS {
             dev.begin_step(step);
             let decided = trainer.train_step(dev, step);
             dev.sync(decided)?;
         }
         Ok(())
     })
+}
+
+/// A step that, like all behind it, leaves its update as most steps of the run do.
+pub(crate) fn typical_step(config: &Config) -> u64 {
+    match update_mode(config) {
+        UpdateMode::Delayed { after_step } => after_step.max(1),
+        UpdateMode::Serial | UpdateMode::Overlapped => 1,
+    }
 }
 
 /// The timeline in figures; `memory` is the plan's.
@@ -217,6 +248,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         gpu_bytes: memory.gpu.bytes,
         host_bytes_per_rank: memory.host_per_rank.bytes,
         fits: memory.fits,
+        schedules: Vec::new(),
         measured: None,
     }
 }
@@ -233,26 +265,54 @@ fn overlap(timeline: &Timeline) -> f64 {
     if alone > 0.0 { hidden / alone } else { 1.0 }
 }
 
-/// (words, seconds of a step) of the schedules that `config` may have, its own first.
+/// The step of `config` under each update mode, its own first, which takes `own` seconds, and with several first forward
+/// passes together. Where all updates are on the
+/// device there is no other. What blocks is compared with what streams.
 ///
 /// # Errors
 /// As [`simulate`].
-pub fn schedules(config: &Config, own: f64) -> Result<Vec<(String, f64)>, SimulateError> {
-    let name = |c: &Config| match (c.offload.update, c.offload.transfer) {
-        (update, Transfer::Streamed) => format!("{update:?}"),
-        (update, transfer) => format!("{update:?}, {transfer:?}"),
+pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateError> {
+    let told = |config: &Config, step_seconds: f64| {
+        let (offload, memory) = (&config.offload, memory_report(config, &build(config)));
+        let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
+        let mut update = update_text(offload.update);
+        if first_forward(config) > 1 {
+            update = format!("{update}, first_forward {}", first_forward(config));
+        }
+        let blocking = offload.transfer == Transfer::Blocking;
+        Schedule {
+            schedule: if blocking { format!("{update}, Blocking") } else { update },
+            exact: !delayed,
+            step_seconds,
+            ratio: step_seconds / own,
+            host_bytes_per_rank: memory.host_per_rank.bytes,
+            fits: memory.fits,
+        }
     };
-    let mut all = vec![(name(config), own)];
-    if config.offload.optimizer != Placement::Host {
+    let mut all = vec![told(config, own)];
+    if config.offload.optimizer == Placement::Device {
         return Ok(all);
     }
-    for update in [UpdateMode::Serial, UpdateMode::Overlapped] {
+    let mut others = Vec::new();
+    let delayed = UpdateMode::Delayed { after_step: 40 };
+    for update in [UpdateMode::Serial, UpdateMode::Overlapped, delayed] {
         let mut other = config.clone();
         (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
-        if other.offload != config.offload {
-            let timeline = simulate(&other, &build(&other))?;
-            all.push((name(&other), timeline.step_seconds()));
+        let mode = |c: &Config| std::mem::discriminant(&c.offload.update);
+        if mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed {
+            others.push(other);
         }
+    }
+    let mut together = config.clone();
+    (together.offload.update, together.offload.transfer) =
+        (UpdateMode::Overlapped, Transfer::Streamed);
+    together.offload.first_forward = TOGETHER;
+    if first_forward(config) == 1 && first_forward(&together) > 1 && together.is_sound() {
+        others.push(together);
+    }
+    for other in others {
+        let timeline = simulate(&other, &build(&other))?;
+        all.push(told(&other, timeline.step_seconds()));
     }
     Ok(all)
 }

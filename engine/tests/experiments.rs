@@ -130,7 +130,8 @@ fn speed_over_gpus_and_batches_is_simulated_and_says_so() {
         let row = batch.iter().find(|row| row[0] == schedule && row[1] == global).unwrap();
         number(&row[3])
     };
-    assert_eq!(batch.len(), 8);
+    assert_eq!(batch.len(), 10);
+    assert!(seconds("Delayed", "2") < seconds("Overlapped", "2"), "{batch:?}");
     assert!(seconds("Overlapped", "2") < seconds("Serial", "2"), "{batch:?}");
     assert!(seconds("Serial", "8") < seconds("Blocking", "8"), "{batch:?}");
     page(&folder, "batch", "simulated");

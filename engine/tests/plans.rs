@@ -125,3 +125,19 @@ fn every_value_is_shown_with_its_origin() {
     assert!(line("optimizer.beta2").ends_with("default"));
     assert!(line("model.ffn_hidden").contains("128"));
 }
+
+#[test]
+fn sets_of_checkpoints_that_do_not_fit_are_given_up() {
+    let folder = Folder::new();
+    let sets = ["recompute=Block", "batch.micro=1", "batch.global=16", "offload.accumulate=Host"];
+    let plan = |more: &[&str]| {
+        let sets: Vec<&str> = sets.iter().chain(more).flat_map(|set| ["--set", set]).collect();
+        folder.onebox(&[&["plan", "tiny.ron", "--json"], &sets[..]].concat())
+    };
+    let told: serde_json::Value = serde_json::from_str(&plan(&[]).ok().stdout).unwrap();
+    let limit = format!("device.memory=\"{}B\"", told["gpu"]["bytes"]);
+    plan(&[&limit]).ok();
+    let refused = plan(&[&limit, "offload.first_forward=4"]);
+    assert_eq!(refused.code, 1);
+    assert!(refused.stdout.contains("offload.first_forward=1"), "{}", refused.stdout);
+}

@@ -55,8 +55,20 @@ fn each_mistake_names_key_value_and_remedy() {
         (&["model.hidden=1000000", "model.layers=10000", "model.heads=1000000"], &["model."]),
         (&["device=Cuda"], &["Cuda", "Cpu(count: N)"]),
         (
-            &["offload.update=Delayed(after_step: 40)"],
-            &["offload.update", "not built yet", "Overlapped"],
+            &["offload.first_forward=2"],
+            &["offload.first_forward", "2 micro-batches at once", "`recompute` to `Block`"],
+        ),
+        (
+            &["offload.optimizer=Split(device_fraction: 1.1)"],
+            &["offload.optimizer.device_fraction", "1.1"],
+        ),
+        (
+            &["offload.optimizer=Split(device_fraction: -0.1)"],
+            &["offload.optimizer.device_fraction", "-0.1"],
+        ),
+        (
+            &["offload.transfer=Blocking", "offload.update=Delayed(after_step: 40)"],
+            &["offload.transfer", "overlaps nothing", "`Serial`"],
         ),
         (&["train.checkpoint_keep=0"], &["train.checkpoint_keep", "0"]),
         (

@@ -186,3 +186,54 @@ fn bench_measures_steps_or_copies_or_writes_a_box() {
     let said = folder.onebox(&["bench", "copy", "--mib", "1"]).ok().stdout;
     assert!(said.contains("ceiling   "), "{said}");
 }
+
+#[test]
+fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
+    let folder = Folder::new();
+    let config = config("paper/dgx2-10b.ron");
+    let of = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", *set]);
+        let small = ["simulate", &config, "--json", "--set", "batch.global=160"];
+        let args: Vec<&str> = small.into_iter().chain(sets).collect();
+        json(&folder.onebox(&args).ok().stdout)
+    };
+    let told = of(&[]);
+    let schedules = told["schedules"].as_array().unwrap();
+    let names: Vec<&str> = schedules.iter().map(|s| s["schedule"].as_str().unwrap()).collect();
+    assert_eq!(names, ["Overlapped", "Serial", "Delayed(after_step: 40)"]);
+    let number = |s: &Value, key: &str| s[key].as_f64().unwrap();
+    for s in schedules {
+        let alone = of(&[&format!("offload.update={}", s["schedule"].as_str().unwrap())]);
+        assert_eq!(number(s, "step_seconds"), number(&alone, "step_seconds"), "{s}");
+        let bytes = "host_bytes_per_rank";
+        assert_eq!((&s[bytes], &s["fits"]), (&alone[bytes], &alone["fits"]), "{s}");
+        assert_eq!(number(s, "ratio"), number(s, "step_seconds") / number(&told, "step_seconds"));
+    }
+    let [overlapped, serial, delayed] = [0, 1, 2].map(|i| number(&schedules[i], "step_seconds"));
+    assert!(delayed < overlapped && overlapped < serial, "{schedules:?}");
+    let [exact, late] = [0, 2].map(|i| schedules[i]["exact"].as_bool().unwrap());
+    assert!(exact && !late);
+    // On the device an update is over at once.
+    let device = of(&["offload.optimizer=Device", "model.layers=2"]);
+    assert_eq!(device["schedules"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn an_exact_update_hides_behind_the_first_forward_of_several_micro_batches() {
+    let folder = Folder::new();
+    let config = config("dgx2-70b.ron");
+    let of = |together: &str| {
+        let args = ["--json", "--set", "batch.global=64", "--set", together];
+        json(&folder.onebox(&[&["simulate", config.as_str()], &args[..]].concat()).ok().stdout)
+    };
+    let told = [1, 2, 4].map(|n| of(&format!("offload.first_forward={n}")));
+    let step = |told: &Value| told["step_seconds"].as_f64().unwrap();
+    assert!(step(&told[2]) < step(&told[1]) && step(&told[1]) < step(&told[0]));
+    // What Compute stands still for is what the host works, less so many forward passes.
+    let compute = told[0]["lanes"][0]["seconds"].as_f64().unwrap();
+    let idle = |i: usize| step(&told[i]) - compute;
+    assert!(idle(2) < 0.5 * idle(0), "{:?}", [0, 1, 2].map(idle));
+    let row = &told[0]["schedules"][3];
+    assert_eq!(row["schedule"], "Overlapped, first_forward 4");
+    assert_eq!(row["step_seconds"], told[2]["step_seconds"]);
+}

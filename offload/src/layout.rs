@@ -14,10 +14,10 @@ use std::ops::Range;
 
 /// Where states and update are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Placement {
+pub(crate) enum Place {
     /// fp32 states in host memory, the update on its cores.
     Host,
-    /// Everything on the device, partitioned over the data-parallel ranks (ZeRO-2).
+    /// On the device, partitioned over the data-parallel ranks (ZeRO-2).
     Device,
 }
 
@@ -65,11 +65,14 @@ pub struct SegmentSpec {
 pub struct Spec {
     /// The update rule.
     pub rule: Rule,
-    /// Where.
-    pub placement: Placement,
+    /// Of the parameters, from the first on in the order of the forward pass: their states and update are on the device,
+    /// the others' on the host. 0: all on the host, 1: all on the device.
+    pub device_fraction: f64,
+    /// An update may wait until the next step's gradients are there, so there is room for both steps'.
+    pub delayed: bool,
     /// Sums over micro-batches.
     pub sum: Sum,
-    /// `Blocking` only with states on the host, and never with sums on the device.
+    /// `Blocking` only with all states on the host, never with sums on the device nor with delayed updates.
     pub transfer: Transfer,
     /// Micro-batches of a step.
     pub micro_batches: usize,
@@ -92,6 +95,14 @@ impl Spec {
     pub(crate) fn host_adds(&self) -> bool {
         self.sum == Sum::Host && self.transfer == Transfer::Streamed
     }
+
+    /// Where the gradients of what is updated at `place` are summed.
+    fn sum_at(&self, place: Place) -> Sum {
+        match (place, self.sum) {
+            (Place::Device, Sum::Host) => Sum::Device,
+            (_, sum) => sum,
+        }
+    }
 }
 
 /// Elements of one partial sum of the norm: a power of two, from the longest segment (unpadded), so that
@@ -107,6 +118,8 @@ pub(crate) struct Piece {
     /// First element of the segment's flat buffer, and how many.
     pub(crate) start: usize,
     pub(crate) len: usize,
+    /// Into [`Segment::stores`].
+    pub(crate) store: usize,
 }
 
 /// Where the gradients of a segment go: its own, or one of two that segments share in turn.
@@ -117,25 +130,35 @@ pub(crate) struct Bucket {
     pub(crate) number: usize,
 }
 
-/// A segment's share of every rank's memory. Owned arrays have n / dp_size elements.
+/// What a rank keeps of its elements of a segment that are updated at one place. Arrays have one element for each.
 #[derive(Clone, Debug)]
-pub(crate) struct Segment {
-    pub(crate) spec: SegmentSpec,
-    pub(crate) pieces: Vec<Piece>,
-    pub(crate) bucket: Bucket,
-    /// Device, fp32: sum over micro-batches. Or device, 16 bit: the only micro-batch, kept for a device update.
-    pub(crate) kept: Option<Tensor>,
+pub(crate) struct Store {
+    pub(crate) place: Place,
+    pub(crate) sum: Sum,
+    /// Device, fp32: sum over micro-batches. Or device, 16 bit: the only micro-batch, kept for a device update. Of this
+    /// and the next two: of two steps in turn where the updates that read them are delayed, else the same twice.
+    pub(crate) kept: Option<[Tensor; 2]>,
     /// Host: the shard as it comes down.
-    pub(crate) down: Option<Tensor>,
+    pub(crate) down: Option<[Tensor; 2]>,
     /// Host, where transfers block and micro-batches are summed: what they come to so far, in the storage type.
     pub(crate) sum_so_far: Option<Tensor>,
     /// Host, fp32: sum over micro-batches.
-    pub(crate) host_sum: Option<Tensor>,
+    pub(crate) host_sum: Option<[Tensor; 2]>,
     pub(crate) master: Tensor,
     pub(crate) momentum: Tensor,
     pub(crate) variance: Tensor,
     /// Host, 16 bit: the new parameters before they go up.
     pub(crate) up: Option<Tensor>,
+}
+
+/// A segment's share of every rank's memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub(crate) spec: SegmentSpec,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) bucket: Bucket,
+    /// What is updated on the device, what on the host; what there is none of is absent.
+    pub(crate) stores: Vec<Store>,
     /// This segment's chunks of a rank's partial sums, and of all ranks'.
     pub(crate) own_chunks: Range<usize>,
     pub(crate) all_chunks: Range<usize>,
@@ -153,8 +176,9 @@ pub struct Layout {
     pub(crate) wide: Option<Tensor>,
     /// Device: the host's sum of a piece, come up to be added.
     pub(crate) incoming: Option<Tensor>,
-    /// F64, device and host: sums of squares of this rank's chunks.
+    /// F64, device: sums of squares of this rank's first chunks, those that are not made on the host.
     pub(crate) device_partials: Option<Tensor>,
+    /// F64, host: of all its chunks.
     pub(crate) partials: Tensor,
     /// F64, host: every rank's chunks, in index order.
     pub(crate) all_partials: Tensor,
@@ -165,10 +189,22 @@ pub struct Layout {
     pub(crate) device_control: Tensor,
 }
 
-/// Cuts n elements into as few pieces as allowed, all multiples of `unit`.
-fn pieces(len: usize, most: usize, unit: usize) -> Vec<Piece> {
-    let step = (most / unit).max(1) * unit;
-    (0..len).step_by(step).map(|start| Piece { start, len: step.min(len - start) }).collect()
+/// Cuts a range into as few pieces as allowed, all multiples of `unit`.
+fn pieces(range: Range<usize>, most: usize, unit: usize, store: usize) -> Vec<Piece> {
+    let (step, end) = ((most / unit).max(1) * unit, range.end);
+    range.step_by(step).map(|start| Piece { start, len: step.min(end - start), store }).collect()
+}
+
+/// By segment, how many leading elements are updated on the device: multiples of `unit`.
+fn cuts(segments: &[SegmentSpec], fraction: f64, unit: usize) -> Vec<usize> {
+    let total: usize = segments.iter().map(|s| s.params.len() / unit).sum();
+    let mut left = (fraction * total as f64).round() as usize;
+    let cut = |s: &SegmentSpec| {
+        let units = left.min(s.params.len() / unit);
+        left -= units;
+        units * unit
+    };
+    segments.iter().map(cut).collect()
 }
 
 /// The bucket of every segment, and how many there are.
@@ -195,45 +231,56 @@ fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Bucket>, usiz
     (buckets, num_buckets)
 }
 
+/// Where transfers block: a reduced piece in fp32, and the host's sum of it, come up to be added.
+fn plan_blocking(
+    plan: &mut Plan,
+    spec: &Spec,
+    unit: usize,
+    segments: &[SegmentSpec],
+) -> [Option<Tensor>; 2] {
+    let of = |s: &SegmentSpec| pieces(0..s.params.len(), spec.bucket_elements, unit, 0);
+    let longest = segments.iter().flat_map(of).map(|p| p.len).max().unwrap_or(0);
+    let mut one_piece = |name: &str, dtype| {
+        plan.tensor((Arena::Device, "gradient buckets"), name, dtype, (1, longest / spec.dp_size))
+    };
+    let blocking = spec.transfer == Transfer::Blocking;
+    let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
+    let wide = blocking.then(|| one_piece("bucket.fp32", Dtype::F32));
+    [wide, (blocking && spec.sum == Sum::Host).then(|| one_piece("sum", storage))]
+}
+
 impl Layout {
     /// Lays out buckets, staging, states and sums. `chunk` is [`chunk_elements`] of the model.
     pub fn plan(plan: &mut Plan, spec: &Spec, chunk: usize, segments: &[SegmentSpec]) -> Self {
         let (buckets, num_buckets) = plan_buckets(plan, segments);
-        let of =
-            |s: &SegmentSpec| pieces(s.params.len(), spec.bucket_elements, spec.dp_size * chunk);
-        let longest = segments.iter().flat_map(of).map(|p| p.len).max().unwrap_or(0);
-        let mut one_piece = |name: &str, dtype| {
-            plan.tensor(
-                (Arena::Device, "gradient buckets"),
-                name,
-                dtype,
-                (1, longest / spec.dp_size),
-            )
-        };
-        let blocking = spec.transfer == Transfer::Blocking;
-        let wide = blocking.then(|| one_piece("bucket.fp32", Dtype::F32));
-        let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
-        let incoming = (blocking && spec.sum == Sum::Host).then(|| one_piece("sum", storage));
+        let unit = spec.dp_size * chunk;
+        let [wide, incoming] = plan_blocking(plan, spec, unit, segments);
+        let cuts = cuts(segments, spec.device_fraction, unit);
         let (mut own_end, mut all_end) = (0, 0);
-        let mut segment = |(s, bucket): (&SegmentSpec, Bucket)| {
+        let mut segment = |((s, bucket), &cut): ((&SegmentSpec, Bucket), &usize)| {
             let chunks = s.params.len() / chunk;
             let (own_start, all_start) = (own_end, all_end);
             own_end += chunks / spec.dp_size;
             all_end += chunks;
-            Segment::plan(plan, spec, chunk, (s, bucket), (own_start..own_end, all_start..all_end))
+            let chunks = (own_start..own_end, all_start..all_end);
+            Segment::plan(plan, spec, (s, bucket), (cut, unit), chunks)
         };
-        let segments: Vec<Segment> = segments.iter().zip(buckets).map(&mut segment).collect();
+        let segments: Vec<Segment> =
+            segments.iter().zip(buckets).zip(&cuts).map(&mut segment).collect();
         let mut sums = |arena, name: &str, len: usize| {
             plan.tensor((arena, "norms and decisions"), name, Dtype::F64, (1, len))
         };
-        let on_device = !spec.host_adds() || spec.placement == Placement::Device;
+        let cut = cuts.iter().sum::<usize>() / unit;
+        let on_device = if spec.host_adds() { cut } else { own_end };
+        let device_partials =
+            (on_device > 0).then(|| sums(Arena::Device, "device_partials", on_device));
         Self {
             chunk,
             segments,
             num_buckets,
             wide,
             incoming,
-            device_partials: on_device.then(|| sums(Arena::Device, "device_partials", own_end)),
+            device_partials,
             partials: sums(Arena::Pinned, "partials", own_end),
             all_partials: sums(Arena::Pinned, "all_partials", all_end),
             norm: sums(Arena::Pinned, "norm", 1),
@@ -248,14 +295,23 @@ impl Layout {
         self.spec.dp_size
     }
 
-    /// What rank `dp` owns of a segment, in order.
-    pub fn owned(&self, segment: usize, dp: usize) -> Vec<Owned> {
+    /// What rank `dp` owns of a segment, in order; `late` is the side of the gradient whose update waits.
+    pub fn owned(&self, segment: usize, dp: usize, late: Option<usize>) -> Vec<Owned> {
         let s = &self.segments[segment];
-        let part = |(start, owned): (usize, Range<usize>)| Owned {
-            start,
-            states: [s.master, s.momentum, s.variance].map(|t| t.slice(owned.clone())),
+        let mut ends = vec![0; s.stores.len()];
+        let part = |piece: &Piece| {
+            let (store, len) = (&s.stores[piece.store], piece.len / self.spec.dp_size);
+            let end = &mut ends[piece.store];
+            let owned = *end..*end + len;
+            *end = owned.end;
+            let part = |t: Tensor| t.slice(owned.clone());
+            Owned {
+                start: piece.start + dp * len,
+                states: store.states().map(part),
+                gradient: late.map(|side| part(store.gradient(side))),
+            }
         };
-        s.owned(dp, self.spec.dp_size).into_iter().map(part).collect()
+        s.pieces.iter().map(part).collect()
     }
 
     /// The control block before step 1.
@@ -274,57 +330,86 @@ impl Layout {
 }
 
 impl Segment {
+    /// The first `cut` elements are updated on the device.
     fn plan(
         plan: &mut Plan,
         spec: &Spec,
-        chunk: usize,
         (s, bucket): (&SegmentSpec, Bucket),
+        (cut, unit): (usize, usize),
         (own_chunks, all_chunks): (Range<usize>, Range<usize>),
     ) -> Self {
-        let owned = s.params.len() / spec.dp_size;
-        let storage = s.params.dtype();
-        let host = spec.placement == Placement::Host;
+        let (mut all, mut stores) = (Vec::new(), Vec::new());
+        for (place, range) in [(Place::Device, 0..cut), (Place::Host, cut..s.params.len())] {
+            if !range.is_empty() {
+                // A segment in two places has its names twice.
+                let split = 0 < cut && cut < s.params.len() && place == Place::Device;
+                let name = if split { format!("{}.on_device", s.name) } else { s.name.clone() };
+                let (owned, storage) = (range.len() / spec.dp_size, s.params.dtype());
+                all.extend(pieces(range, spec.bucket_elements, unit, stores.len()));
+                stores.push(Store::plan(plan, spec, place, (&name, owned, storage)));
+            }
+        }
+        Self { pieces: all, bucket, stores, own_chunks, all_chunks, spec: s.clone() }
+    }
+}
+
+impl Store {
+    /// For `owned` elements of what is called `name`.
+    fn plan(
+        plan: &mut Plan,
+        spec: &Spec,
+        place: Place,
+        (name, owned, storage): (&str, usize, Dtype),
+    ) -> Self {
+        let (host, sum) = (place == Place::Host, spec.sum_at(place));
         let states = if host { Arena::Pinned } else { Arena::Device };
-        let mut tensor = |at, name: &str, dtype| {
-            plan.tensor(at, format!("{}.{name}", s.name), dtype, (1, owned))
+        let mut tensor =
+            |at, what: &str, dtype| plan.tensor(at, format!("{name}.{what}"), dtype, (1, owned));
+        let sum_so_far = (host && spec.transfer == Transfer::Blocking && sum == Sum::Host)
+            .then(|| tensor((Arena::Pinned, "gradient sums"), "grad_sum", storage));
+        let mut gradient = |at, what: &str, dtype, read_by_update: bool| {
+            let first = tensor(at, what, dtype);
+            let twice = spec.delayed && read_by_update;
+            [first, if twice { tensor(at, &format!("{what}.late"), dtype) } else { first }]
         };
-        let (kept_dtype, kept_pool) = match spec.sum {
+        let (kept_dtype, kept_pool) = match sum {
             Sum::Device => (Some(Dtype::F32), "gradient sums"),
             Sum::None if !host => (Some(storage), "gradient shards"),
             Sum::None | Sum::Host => (None, ""),
         };
-        let fp32_down = spec.sum == Sum::Device || spec.transfer == Transfer::Blocking;
+        let fp32_down = sum == Sum::Device || spec.transfer == Transfer::Blocking;
         let down_dtype = if fp32_down { Dtype::F32 } else { storage };
+        let host_adds = host && spec.host_adds();
+        let kept =
+            kept_dtype.map(|dtype| gradient((Arena::Device, kept_pool), "grad", dtype, !host));
+        let down = host.then(|| {
+            gradient((Arena::Pinned, "gradient staging"), "grad_down", down_dtype, !host_adds)
+        });
+        let host_sum = host_adds
+            .then(|| gradient((Arena::Pinned, "gradient sums"), "grad_sum", Dtype::F32, true));
         Self {
-            pieces: pieces(s.params.len(), spec.bucket_elements, spec.dp_size * chunk),
-            bucket,
-            kept: kept_dtype.map(|dtype| tensor((Arena::Device, kept_pool), "grad", dtype)),
-            down: host
-                .then(|| tensor((Arena::Pinned, "gradient staging"), "grad_down", down_dtype)),
-            host_sum: spec
-                .host_adds()
-                .then(|| tensor((Arena::Pinned, "gradient sums"), "grad_sum", Dtype::F32)),
-            sum_so_far: (spec.transfer == Transfer::Blocking && spec.sum == Sum::Host)
-                .then(|| tensor((Arena::Pinned, "gradient sums"), "grad_sum", storage)),
+            place,
+            sum,
+            kept,
+            down,
+            sum_so_far,
+            host_sum,
             master: tensor((states, "optimizer states"), "master", Dtype::F32),
             momentum: tensor((states, "optimizer states"), "momentum", Dtype::F32),
             variance: tensor((states, "optimizer states"), "variance", Dtype::F32),
             up: host.then(|| tensor((Arena::Pinned, "parameter staging"), "params_up", storage)),
-            own_chunks,
-            all_chunks,
-            spec: s.clone(),
         }
     }
 
-    /// For each piece: where rank `dp`'s part starts in the flat buffer, and its range in the owned arrays.
-    pub(crate) fn owned(&self, dp: usize, dp_size: usize) -> Vec<(usize, Range<usize>)> {
-        let mut end = 0;
-        let part = |piece: &Piece| {
-            let (start, len) = (end, piece.len / dp_size);
-            end += len;
-            (piece.start + dp * len, start..end)
-        };
-        self.pieces.iter().map(part).collect()
+    pub(crate) const fn states(&self) -> [Tensor; 3] {
+        [self.master, self.momentum, self.variance]
+    }
+
+    /// What the update of the step that used `side` reads.
+    pub(crate) fn gradient(&self, side: usize) -> Tensor {
+        let on_device = if self.place == Place::Device { self.kept } else { None };
+        // One of them is there.
+        on_device.or(self.host_sum).or(self.down).map_or(self.master, |sides| sides[side])
     }
 }
 
@@ -337,7 +422,7 @@ mod tests {
         for (len, most, unit) in
             [(640, 200, 64), (640, 10, 64), (640, 1_000_000, 128), (64, 64, 64)]
         {
-            let pieces = pieces(len, most, unit);
+            let pieces = pieces(0..len, most, unit, 0);
             let mut at = 0;
             for piece in &pieces {
                 assert!(piece.start == at && piece.len.is_multiple_of(unit) && piece.len > 0);

@@ -7,7 +7,8 @@
 //!
 //! Who calls what, per step: [`Optimizer::bucket`] and [`Optimizer::reduce`] for each segment of each
 //! micro-batch's backward pass, then [`Optimizer::decide`], then [`Optimizer::update`] for each segment, and
-//! [`Optimizer::publish`] before the next forward pass reads it.
+//! [`Optimizer::publish`] before the next forward pass reads it. Or [`Optimizer::defer`], and the update beside the
+//! next step.
 
 mod adam;
 mod blocking;
@@ -17,8 +18,9 @@ mod norm;
 mod optimizer;
 mod schedule;
 mod start;
+mod work;
 
-pub use layout::{Layout, Placement, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
+pub use layout::{Layout, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
 pub use norm::LossScale;
 pub use optimizer::{Optimizer, Owned};
 pub use schedule::LearningRate;

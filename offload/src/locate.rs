@@ -13,13 +13,13 @@ impl Optimizer {
     /// # Errors
     /// As [`Device::read`]
     pub fn first_not_finite(&self, dev: &Device) -> Result<Option<(usize, usize)>, Error> {
-        let layout = &self.layout;
+        let (layout, side) = (&self.layout, self.late.unwrap_or(self.side));
         let mut squares = vec![0.0; layout.partials.len()];
         dev.read(layout.partials, &mut squares)?;
         for (index, (s, work)) in layout.segments.iter().zip(&self.work).enumerate().rev() {
-            // Where the update reads them.
-            let Some(gradient) = s.host_sum.or(s.down).or(s.kept) else { continue };
             for piece in &work.pieces {
+                // Where the update reads them.
+                let gradient = s.stores[piece.store].gradient(side);
                 let all = piece.owned.clone();
                 for (number, chunk) in piece.chunks.clone().enumerate() {
                     if squares[chunk].is_finite() {

@@ -1,13 +1,12 @@
 //! The optimizer of one rank: what it submits, and what it waits for.
 
-use crate::adam::AdamTile;
 use crate::blocking::{add_sum, keep_sum, widen};
-use crate::layout::{Layout, Placement, Segment, Sum, Transfer};
-use crate::norm::{Accumulate, Decide, FoldPartials, SpreadPartials, Turn};
+use crate::layout::{Layout, Place, Segment, Sum, Transfer};
+use crate::norm::{Decide, FoldPartials, SpreadPartials, Turn};
 use crate::schedule::LearningRate;
+use crate::work::{PieceWork, SegmentWork, device_update, segment_work, spread_runs};
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
 use device::{Device, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// A run of a segment that this rank owns.
@@ -17,46 +16,8 @@ pub struct Owned {
     pub start: usize,
     /// fp32 parameters, first and second moment.
     pub states: [Tensor; 3],
-}
-
-/// What this rank does with one piece of a segment.
-#[derive(Debug)]
-pub(crate) struct PieceWork {
-    /// The piece in a flat buffer of the segment.
-    flat: Range<usize>,
-    /// This rank's part of it in the owned arrays.
-    pub(crate) owned: Range<usize>,
-    /// This rank's partial sums of it.
-    pub(crate) chunks: Range<usize>,
-    /// Leading elements of the part that count in the norm, and that take weight decay.
-    counted: usize,
-    decayed: usize,
-    tiles: Vec<Tile>,
-}
-
-/// What the host does at once. Tasks are made here, once.
-#[derive(Debug)]
-struct Tile {
-    /// In the owned arrays.
-    owned: Range<usize>,
-    /// In the segment's flat buffer.
-    start: usize,
-    /// First, middle and last micro-batch.
-    accumulate: Option<[Arc<HostOp>; 3]>,
-    adam: Option<Arc<HostOp>>,
-    /// The new parameters are in staging.
-    updated: Event,
-}
-
-/// Where a segment stands.
-#[derive(Debug)]
-pub(crate) struct SegmentWork {
-    pub(crate) pieces: Vec<PieceWork>,
-    /// `update` has run and `publish` has not.
-    pub(crate) unpublished: bool,
-    /// The host has read what came down last.
-    staging_free: Event,
-    params_ready: Event,
+    /// The gradient of the update that waits, where one does.
+    pub gradient: Option<Tensor>,
 }
 
 /// The optimizer of one rank.
@@ -71,6 +32,10 @@ pub struct Optimizer {
     /// By number of the bucket: its former contents have gone.
     bucket_free: Vec<Event>,
     control_on_device: Event,
+    /// Which of two gradients the running step fills.
+    pub(crate) side: usize,
+    /// The other one: of the last step, whose update waits.
+    pub(crate) late: Option<usize>,
 }
 
 impl Optimizer {
@@ -105,6 +70,8 @@ impl Optimizer {
             decide: HostOp::new(decide),
             bucket_free: vec![Event::default(); layout.num_buckets],
             control_on_device: Event::default(),
+            side: 0,
+            late: None,
             layout: Arc::clone(layout),
             rank,
             work,
@@ -133,10 +100,11 @@ impl Optimizer {
         }
         if layout.spec.host_adds() {
             // Only now: pieces do not wait for each other's sums.
-            self.work[segment].staging_free = dev.record(Host);
+            self.work[segment].staging_free = [dev.record(Host); 2];
         }
-        // On D2h where the bucket itself goes down, else on DpComm.
-        let freed = if s.kept.is_none() { dev.record(D2h) } else { dev.record(DpComm) };
+        // On D2h where the bucket itself goes down, else on DpComm. What is kept on the device comes first.
+        let goes_down = s.stores.last().is_some_and(|store| store.kept.is_none());
+        let freed = dev.record(if goes_down { D2h } else { DpComm });
         if layout.spec.transfer == Transfer::Blocking {
             dev.wait(Compute, freed);
         }
@@ -155,22 +123,23 @@ impl Optimizer {
         let last = micro + 1 == layout.spec.micro_batches;
         let work = &self.work[segment];
         let piece = &work.pieces[index];
+        let (store, side) = (&s.stores[piece.store], self.side);
         let flat = bucket.slice(piece.flat.clone());
         if rank.dp_size > 1 {
             dev.submit(DpComm, Op::ReduceScatter { x: flat, group: Group::Dp });
         }
         let own = flat.shard(rank.dp, rank.dp_size);
         let mut gradient = own;
-        if let Some(kept) = s.kept {
-            let kept = kept.slice(piece.owned.clone());
-            match layout.spec.sum {
+        if let Some(kept) = store.kept {
+            let kept = kept[side].slice(piece.owned.clone());
+            match store.sum {
                 Sum::Device if micro > 0 => dev.submit(DpComm, Op::Add { x: own, into: kept }),
                 Sum::Device => dev.submit(DpComm, Op::Cast { x: own, y: kept }),
                 Sum::None | Sum::Host => dev.submit(DpComm, Op::Copy { src: own, dst: kept }),
             }
             gradient = kept;
         }
-        if let (Some(incoming), Some(sum)) = (layout.incoming, s.sum_so_far) {
+        if let (Some(incoming), Some(sum)) = (layout.incoming, store.sum_so_far) {
             let sum = sum.slice(piece.owned.clone());
             if micro > 0 {
                 add_sum(dev, own, incoming.slice(0..own.len()), sum);
@@ -183,19 +152,20 @@ impl Optimizer {
             gradient = wide.slice(0..own.len());
             widen(dev, own, gradient);
         }
-        if let (true, Some(partials)) = (last, layout.device_partials) {
+        let here = last && store.host_sum.is_none();
+        if let (true, Some(partials)) = (here, layout.device_partials) {
             let partials = partials.slice(piece.chunks.clone());
             let (chunk, counted) = (layout.chunk, piece.counted);
             dev.submit(DpComm, Op::ChunkSquares { x: gradient, partials, chunk, counted });
         }
-        let Some(down) = s.down else { return };
-        if layout.spec.sum == Sum::Device && !last {
+        let Some(down) = store.down else { return };
+        if store.sum == Sum::Device && !last {
             return;
         }
         dev.follow(D2h, DpComm);
-        dev.wait(D2h, work.staging_free);
-        dev.submit(D2h, Op::Copy { src: gradient, dst: down.slice(piece.owned.clone()) });
-        if layout.spec.host_adds() {
+        dev.wait(D2h, work.staging_free[side]);
+        dev.submit(D2h, Op::Copy { src: gradient, dst: down[side].slice(piece.owned.clone()) });
+        if store.host_sum.is_some() {
             dev.follow(Host, D2h);
             let turn = if micro == 0 {
                 Turn::First
@@ -205,7 +175,7 @@ impl Optimizer {
                 Turn::Middle
             };
             for tasks in piece.tiles.iter().filter_map(|t| t.accumulate.as_ref()) {
-                dev.submit_host(&tasks[turn as usize], 0);
+                dev.submit_host(&tasks[side][turn as usize], 0);
             }
         }
     }
@@ -216,7 +186,7 @@ impl Optimizer {
         let layout = &self.layout;
         if let Some(src) = layout.device_partials {
             dev.follow(D2h, DpComm);
-            dev.submit(D2h, Op::Copy { src, dst: layout.partials });
+            dev.submit(D2h, Op::Copy { src, dst: layout.partials.slice(0..src.len()) });
         }
         dev.follow(Host, D2h);
         dev.submit_host(&self.spread, 0);
@@ -237,23 +207,58 @@ impl Optimizer {
         decided
     }
 
+    /// Leaves the update that was just decided for later: the next step fills the other side of the gradients meanwhile.
+    /// Before that one is decided, [`update_on_host`](Self::update_on_host) and then
+    /// [`update_on_device`](Self::update_on_device) of every segment must follow.
+    pub fn defer(&mut self) {
+        self.late = Some(self.side);
+        self.side ^= 1;
+    }
+
+    /// An update waits.
+    pub const fn is_late(&self) -> bool {
+        self.late.is_some()
+    }
+
+    /// No update waits any more: all of it is queued.
+    pub fn caught_up(&mut self) {
+        self.late = None;
+    }
+
     /// Queues the update of what this rank owns of `segment`. [`publish`](Self::publish) must follow.
     pub fn update(&mut self, dev: &Device, segment: usize) {
-        let layout = Arc::clone(&self.layout);
-        let (s, w) = (&layout.segments[segment], &mut self.work[segment]);
+        self.update_on_host(dev, segment);
+        self.update_on_device(dev, segment);
+    }
+
+    /// [`update`](Self::update), of what is updated on the host.
+    pub fn update_on_host(&mut self, dev: &Device, segment: usize) {
+        let side = self.late.unwrap_or(self.side);
+        let w = &mut self.work[segment];
+        // What was there before may still be on its way up.
+        dev.wait(Host, w.uploaded);
         for tile in w.pieces.iter_mut().flat_map(|p| &mut p.tiles) {
-            if let Some(task) = &tile.adam {
-                dev.submit_host(task, 0);
+            if let Some(tasks) = &tile.adam {
+                dev.submit_host(&tasks[side], 0);
                 tile.updated = dev.record(Host);
             }
         }
-        if layout.spec.placement == Placement::Host {
-            w.staging_free = dev.record(Host);
-        } else {
+        if !self.layout.spec.host_adds() {
+            w.staging_free[side] = dev.record(Host);
+        }
+        w.unpublished = true;
+    }
+
+    /// [`update`](Self::update), of what is updated on the device: Compute must be done with its parameters.
+    pub fn update_on_device(&mut self, dev: &Device, segment: usize) {
+        let (layout, side) = (Arc::clone(&self.layout), self.late.unwrap_or(self.side));
+        let (s, w) = (&layout.segments[segment], &mut self.work[segment]);
+        let is_here = |p: &&PieceWork| s.stores[p.store].place == Place::Device;
+        if w.pieces.iter().any(|p| is_here(&p)) {
             dev.wait(Compute, self.control_on_device);
             dev.follow(Compute, DpComm);
-            for piece in &w.pieces {
-                dev.submit(Compute, device_update(&layout, s, piece, self.rank));
+            for piece in w.pieces.iter().filter(is_here) {
+                dev.submit(Compute, device_update(&layout, s, piece, (self.rank, side)));
             }
         }
         w.unpublished = true;
@@ -283,26 +288,33 @@ impl Optimizer {
     }
 
     /// What this rank owns, up to the device; where the update is there, nothing.
-    fn upload(&self, dev: &Device, segment: usize) {
-        let (s, w) = (&self.layout.segments[segment], &self.work[segment]);
-        let Some(up) = s.up else { return };
-        for tile in w.pieces.iter().flat_map(|p| &p.tiles) {
-            dev.wait(H2d, tile.updated);
-            let src = up.slice(tile.owned.clone());
-            let dst = s.spec.params.slice(tile.start..tile.start + tile.owned.len());
-            dev.submit(H2d, Op::Copy { src, dst });
+    fn upload(&mut self, dev: &Device, segment: usize) {
+        let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
+        for piece in &w.pieces {
+            let Some(up) = s.stores[piece.store].up else { continue };
+            for tile in &piece.tiles {
+                dev.wait(H2d, tile.updated);
+                let src = up.slice(tile.owned.clone());
+                let dst = s.spec.params.slice(tile.start..tile.start + tile.owned.len());
+                dev.submit(H2d, Op::Copy { src, dst });
+            }
         }
+        w.uploaded = dev.record(H2d);
     }
 
     /// To the other ranks, behind all that has been queued to go up.
     fn gather(&mut self, dev: &Device, segment: usize) {
         let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
-        let from = if s.up.is_some() { H2d } else { Compute };
+        let at = |place: Place| s.stores.iter().any(|store| store.place == place);
+        let (here, host) = (at(Place::Device), at(Place::Host));
         if self.rank.dp_size == 1 {
-            w.params_ready = dev.record(from);
+            // Compute itself updates what is here.
+            w.params_ready = dev.record(if host { H2d } else { Compute });
             return;
         }
-        dev.follow(DpComm, from);
+        for from in [(here, Compute), (host, H2d)].into_iter().filter(|from| from.0) {
+            dev.follow(DpComm, from.1);
+        }
         for piece in &w.pieces {
             let x = s.spec.params.slice(piece.flat.clone());
             dev.submit(DpComm, Op::AllGather { x, group: Group::Dp });
@@ -332,104 +344,6 @@ impl Optimizer {
 
     /// What this rank owns of a segment, in order.
     pub fn owned(&self, segment: usize) -> Vec<Owned> {
-        self.layout.owned(segment, self.rank.dp)
-    }
-}
-
-impl PieceWork {
-    pub(crate) fn flat_start(&self, rank: Rank) -> usize {
-        self.flat.start + rank.dp * self.owned.len()
-    }
-}
-
-fn segment_work(layout: &Layout, s: &Segment, dp: usize, counted: usize) -> SegmentWork {
-    let owned = s.owned(dp, layout.spec.dp_size);
-    let pieces = s.pieces.iter().zip(owned).map(|(piece, (start, owned))| {
-        let chunks = s.own_chunks.start + owned.start / layout.chunk
-            ..s.own_chunks.start + owned.end / layout.chunk;
-        let within = |prefix: usize| prefix.saturating_sub(start).min(owned.len());
-        PieceWork {
-            flat: piece.start..piece.start + piece.len,
-            chunks,
-            counted: within(counted),
-            decayed: within(s.spec.decayed),
-            tiles: tiles(layout, s, (start, &owned), counted),
-            owned,
-        }
-    });
-    SegmentWork {
-        pieces: pieces.collect(),
-        unpublished: false,
-        staging_free: Event::default(),
-        params_ready: Event::default(),
-    }
-}
-
-/// Cuts an owned run that starts at flat element `start` into tiles, with their tasks.
-fn tiles(
-    layout: &Layout,
-    s: &Segment,
-    (start, owned): (usize, &Range<usize>),
-    counted: usize,
-) -> Vec<Tile> {
-    let (spec, chunk) = (&layout.spec, layout.chunk);
-    let size = (spec.tile_elements / chunk).max(1) * chunk;
-    let tile = |at: usize| {
-        let range = at..(at + size).min(owned.end);
-        let first = start + (at - owned.start);
-        let within = |prefix: usize| prefix.saturating_sub(first).min(range.len());
-        let part = |t: Tensor| t.slice(range.clone());
-        let chunks =
-            s.own_chunks.start + range.start / chunk..s.own_chunks.start + range.end / chunk;
-        let accumulate = s.host_sum.zip(s.down).map(|(sum, down)| {
-            [Turn::First, Turn::Middle, Turn::Last].map(|turn| {
-                let (grad, sum) = (part(down), part(sum));
-                let (partials, counted) = (layout.partials.slice(chunks.clone()), within(counted));
-                HostOp::new(Accumulate { grad, sum, turn, partials, chunk, counted })
-            })
-        });
-        let adam = s.host_sum.or(s.down).zip(s.up).map(|(grad, up)| {
-            HostOp::new(AdamTile {
-                rule: spec.rule,
-                control: layout.control,
-                grad: part(grad),
-                master: part(s.master),
-                momentum: part(s.momentum),
-                variance: part(s.variance),
-                param: part(up),
-                decayed: within(s.spec.decayed),
-            })
-        });
-        Tile { owned: range, start: first, accumulate, adam, updated: Event::default() }
-    };
-    owned.clone().step_by(size).map(tile).collect()
-}
-
-/// Where this rank's chunks stand among all: runs of (own, all, length).
-fn spread_runs(layout: &Layout, dp: usize, work: &[SegmentWork]) -> Vec<(usize, usize, usize)> {
-    let mut runs = Vec::new();
-    for (s, w) in layout.segments.iter().zip(work) {
-        for p in &w.pieces {
-            let start = p.flat.start + dp * p.owned.len();
-            let all = s.all_chunks.start + start / layout.chunk;
-            runs.push((p.chunks.start, all, p.chunks.len()));
-        }
-    }
-    runs
-}
-
-fn device_update(layout: &Layout, s: &Segment, piece: &PieceWork, rank: Rank) -> Op {
-    let part = |t: Tensor| t.slice(piece.owned.clone());
-    let start = piece.flat_start(rank);
-    Op::Update {
-        rule: layout.spec.rule,
-        // The layout keeps a gradient on the device whenever the update is there.
-        grad: part(s.kept.unwrap_or(s.master)),
-        master: part(s.master),
-        momentum: part(s.momentum),
-        variance: part(s.variance),
-        param: s.spec.params.slice(start..start + piece.owned.len()),
-        control: layout.device_control,
-        decayed: piece.decayed,
+        self.layout.owned(segment, self.rank.dp, self.late)
     }
 }

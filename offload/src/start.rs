@@ -8,7 +8,8 @@ use std::sync::Arc;
 /// Elements that are brought in at once.
 const BLOCK: usize = 1 << 16;
 
-/// Sets a run of a state: ((segment, state), first element in the segment's flat buffer, values).
+/// Sets a run of a state: ((segment, state), first element in the segment's flat buffer, values). State 3 is the gradient
+/// of an update that waits.
 pub type Fill<'a> = dyn FnMut((usize, usize), usize, &mut [f32]) -> Result<(), Error> + 'a;
 
 impl Optimizer {
@@ -17,7 +18,7 @@ impl Optimizer {
     /// # Errors
     /// As [`Device::write`].
     pub fn init(&mut self, dev: &Device, param: &dyn Fn(usize, usize) -> f64) -> Result<(), Error> {
-        self.restore(dev, &self.initial_control(), &mut |(segment, state), first, values| {
+        self.restore(dev, &self.initial_control(), false, &mut |(segment, state), first, values| {
             let value = |i| if state == 0 { param(segment, first + i) as f32 } else { 0.0 };
             values.iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
             Ok(())
@@ -33,11 +34,12 @@ impl Optimizer {
         for (s, w) in layout.segments.iter().zip(&mut self.work) {
             for piece in &w.pieces {
                 let (first, owned) = (piece.flat_start(self.rank), piece.owned.clone());
-                for state in [s.master, s.momentum, s.variance] {
+                let store = &s.stores[piece.store];
+                for state in store.states() {
                     dev.write(state.slice(owned.clone()), &|_| 0.0)?;
                 }
                 let of_device = || s.spec.params.slice(first..first + owned.len());
-                let param = s.up.map_or_else(of_device, |up| up.slice(owned.clone()));
+                let param = store.up.map_or_else(of_device, |up| up.slice(owned.clone()));
                 dev.write(param, &|_| 0.0)?;
             }
             w.unpublished = true;
@@ -53,6 +55,7 @@ impl Optimizer {
 
     /// States and control block, as if an update had just left them; the first forward pass publishes the
     /// parameters, cast from the fp32 ones, like any other. Of what `fill` gets, states are counted as in [`Owned`](crate::Owned).
+    /// With `late` also the gradient of a last update, which the caller queues or [defers](Self::defer).
     ///
     /// # Errors
     /// As [`Device::write`], and those of `fill`.
@@ -60,24 +63,27 @@ impl Optimizer {
         &mut self,
         dev: &Device,
         words: &[f64; control::WORDS],
+        late: bool,
         fill: &mut Fill<'_>,
     ) -> Result<(), Error> {
         let layout = Arc::clone(&self.layout);
         let mut block = vec![0.0; BLOCK];
         for (segment, (s, w)) in layout.segments.iter().zip(&mut self.work).enumerate() {
             for piece in &w.pieces {
-                let first = piece.flat_start(self.rank);
+                let (first, store) = (piece.flat_start(self.rank), &s.stores[piece.store]);
+                let states = store.states().into_iter().chain(late.then(|| store.gradient(0)));
                 for from in (0..piece.owned.len()).step_by(BLOCK) {
                     let values = &mut block[..BLOCK.min(piece.owned.len() - from)];
                     let start = piece.owned.start + from;
                     let (flat, owned) = (first + from, start..start + values.len());
-                    for (state, tensor) in [s.master, s.momentum, s.variance].iter().enumerate() {
+                    for (state, tensor) in states.clone().enumerate() {
                         fill((segment, state), flat, values)?;
                         let value = |i: usize| f64::from(values[i]);
                         dev.write(tensor.slice(owned.clone()), &value)?;
                         if state == 0 {
                             let of_device = || s.spec.params.slice(flat..flat + values.len());
-                            let param = s.up.map_or_else(of_device, |up| up.slice(owned.clone()));
+                            let param =
+                                store.up.map_or_else(of_device, |up| up.slice(owned.clone()));
                             dev.write(param, &value)?;
                         }
                     }

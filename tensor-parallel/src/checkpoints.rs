@@ -33,7 +33,8 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
+    /// Of `set`, see [`GptShape::checkpoint_sets`].
+    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape, set: usize) -> Self {
         let (rows, c, dtype, keep) = (shape.rows(), shape.hidden, shape.dtype, shape.keep);
         let deal = shape.partition_checkpoints || (keep != Keep::Device && !shape.sequence);
         let parts = if deal { shape.tp_size } else { 1 };
@@ -43,16 +44,17 @@ impl Checkpoints {
             (true, true) => (shape.layers + 1, "checkpoints"),
             (true, false) => (shape.layers + 1, "activations"),
         };
+        let x = if set == 0 { "x".to_owned() } else { format!("set.{set}.x") };
         let mut tensor = |at, name: String, shape| plan.tensor(at, name, dtype, shape);
         let on_device = |pool| (Arena::Device, pool);
-        let one = |i| tensor(on_device(pool), format!("x.{i}"), (rows, c));
+        let one = |i| tensor(on_device(pool), format!("{x}.{i}"), (rows, c));
         let whole = (0..count).map(one).collect();
         let kept = if all_whole { 0 } else { shape.layers.saturating_sub(1) };
         let at = match keep {
             Keep::Device => on_device("checkpoints"),
             Keep::Host | Keep::HostBlocking => (Arena::Pinned, "checkpoint staging"),
         };
-        let share = |l| tensor(at, format!("x.{l}.share"), (1, rows * c / parts));
+        let share = |l| tensor(at, format!("{x}.{l}.share"), (1, rows * c / parts));
         Self { whole, shares: (0..kept).map(share).collect(), parts, keep }
     }
 

@@ -39,6 +39,8 @@ pub struct GptShape {
     pub partition_checkpoints: bool,
     /// Where it is kept; on the host each rank keeps its share anyway. With recomputation.
     pub keep: Keep,
+    /// Micro-batches whose inputs of the blocks are kept at once; more than one with recomputation only.
+    pub checkpoint_sets: usize,
     /// Of parameters, activations and gradients.
     pub dtype: Dtype,
     /// Of sums over the ranks.
@@ -106,6 +108,8 @@ pub struct Pass {
     pub first_token: u64,
     /// Dropout works.
     pub training: bool,
+    /// Where the inputs of its blocks are kept, below [`GptShape::checkpoint_sets`].
+    pub set: usize,
 }
 
 impl Pass {
@@ -148,8 +152,8 @@ pub struct Gpt {
     final_saved: NormSaved,
     head: Head,
     scratch: Scratch,
-    x: Checkpoints, // (rows, C): input of block l; x[L] the final norm's
-    d_x: Tensor,    // (rows, C): the running gradient
+    x: Vec<Checkpoints>, // by set, (rows, C): input of block l; x[L] the final norm's
+    d_x: Tensor,         // (rows, C): the running gradient
 }
 
 /// Layouts of all segments; flat lengths are multiples of `align`.
@@ -185,7 +189,7 @@ impl Gpt {
         };
         let params: Vec<Tensor> = segments.iter().map(|s| flat(plan, s)).collect();
         let scratch = Scratch::plan(plan, shape);
-        let x = Checkpoints::plan(plan, shape);
+        let x = (0..shape.checkpoint_sets).map(|set| Checkpoints::plan(plan, shape, set)).collect();
         let d_x = plan.tensor((Arena::Device, "transients"), "d_x", dtype, (rows, c));
         let shared = shape.recompute.then(|| BlockSaved::plan(plan, shape, "block"));
         let mut block = |layer: usize| {
@@ -229,22 +233,22 @@ impl Gpt {
 
     /// Tokens to the first block's input. Reads segment 0.
     pub fn embed(&self, dev: &Device, pass: &Pass, batch: &BatchTensors) {
-        let (x, partial) = (self.x.input(0), self.scratch.partial);
+        let (x, partial) = (self.x[pass.set].input(0), self.scratch.partial);
         self.embedding.forward(dev, &self.shape, (pass, batch), x, partial);
     }
 
     /// Block `layer`: x[layer] to x[layer + 1]. Reads segment `layer + 1`.
     pub fn block_forward(&self, dev: &Device, pass: &Pass, layer: usize) {
         if pass.training {
-            self.x.keep(dev, layer);
+            self.x[pass.set].keep(dev, layer);
         }
-        let (x, y) = (self.x.input(layer), self.x.input(layer + 1));
+        let (x, y) = (self.x[pass.set].input(layer), self.x[pass.set].input(layer + 1));
         self.blocks[layer].forward(dev, &self.shape, pass, x, y);
     }
 
     /// Final norm and logits. Reads segments L + 1 and 0.
-    pub fn project(&self, dev: &Device) {
-        let x = self.x.input(self.shape.layers);
+    pub fn project(&self, dev: &Device, pass: &Pass) {
+        let x = self.x[pass.set].input(self.shape.layers);
         self.final_norm.forward(dev, self.shape.region(), x, self.final_saved);
         self.head.project(dev, self.final_saved.normed, self.embedding.tokens);
     }
@@ -264,7 +268,7 @@ impl Gpt {
     pub fn loss_backward(
         &self,
         dev: &Device,
-        batch: &BatchTensors,
+        (pass, batch): (&Pass, &BatchTensors),
         scale: Tensor,
         (final_bucket, embedding_bucket): (Tensor, Tensor),
     ) {
@@ -276,7 +280,7 @@ impl Gpt {
         self.head.project_backward(dev, shape, forward, (d_normed, d_table));
         let layout = &self.segments[shape.layers + 1];
         let (gain, bias) = (layout.cut(final_bucket, 0), layout.cut(final_bucket, 1));
-        let saved = (self.x.input(shape.layers), self.final_saved);
+        let saved = (self.x[pass.set].input(shape.layers), self.final_saved);
         let d_normed = region.rows(dev, d_normed);
         self.final_norm.backward(dev, saved, d_normed, (self.d_x, false), Norm { gain, bias });
         region.sum_replicated_grads(dev, layout.replicated(final_bucket));
@@ -284,8 +288,8 @@ impl Gpt {
 
     /// Block `layer` backward; `bucket` is that of segment `layer + 1`, whole at `record(Compute)`.
     pub fn block_backward(&self, dev: &Device, pass: &Pass, layer: usize, bucket: Tensor) {
-        self.x.restore(dev, layer);
-        let x = self.x.input(layer);
+        self.x[pass.set].restore(dev, layer);
+        let x = self.x[pass.set].input(layer);
         self.blocks[layer].backward(dev, &self.shape, pass, (x, self.d_x), bucket);
     }
 

@@ -31,6 +31,8 @@ static IN_STEP_1: AtomicU64 = AtomicU64::new(0);
 /// Ranks that have begun step 2.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 static RANKS: AtomicUsize = AtomicUsize::new(0);
+/// The first step that is counted.
+static FIRST: AtomicU64 = AtomicU64::new(2);
 /// Bytes of page-aligned blocks taken during a run: the arenas.
 static PAGES: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 static NUM_PAGES: AtomicUsize = AtomicUsize::new(0);
@@ -57,7 +59,7 @@ fn note(layout: Layout) {
         }
         match thread.get() {
             Thread::Worker if OPEN.load(SeqCst) => drop(OF_WORKERS.fetch_add(1, SeqCst)),
-            Thread::Rank(2 | 3) => drop(OF_RANKS.fetch_add(1, SeqCst)),
+            Thread::Rank(step) if is_counted(step) => drop(OF_RANKS.fetch_add(1, SeqCst)),
             Thread::Rank(1) => drop(IN_STEP_1.fetch_add(1, SeqCst)),
             _ => {}
         }
@@ -99,10 +101,11 @@ fn passes(_: usize, place: Place, step: u64) {
         return;
     }
     THREAD.with(|thread| thread.set(Thread::Rank(step)));
-    if step == 2 && BEGUN.fetch_add(1, SeqCst) + 1 == RANKS.load(SeqCst) {
+    let first = FIRST.load(SeqCst);
+    if step == first && BEGUN.fetch_add(1, SeqCst) + 1 == RANKS.load(SeqCst) {
         OPEN.store(true, SeqCst);
     }
-    if step == 4 {
+    if step == first + 2 {
         OPEN.store(false, SeqCst);
     }
 }
@@ -113,9 +116,19 @@ struct Counted {
     of_workers: u64,
 }
 
-/// Runs five steps of `tiny` and says what steps 2 and 3 allocated.
+/// Of the steps that are counted.
+fn is_counted(step: u64) -> bool {
+    let first = FIRST.load(SeqCst);
+    (first..first + 2).contains(&step)
+}
+
+/// Runs `tiny` and says what two steps allocated: 2 and 3, or 4 and 5 where each of two sides is filled first in step 1
+/// or 2, and read in the next.
 fn counted(sets: &[&str], lanes: Lanes) -> Counted {
-    let config = tiny(&[sets, &["train.steps=5"]].concat());
+    let delayed = sets.iter().any(|set| set.contains("Delayed"));
+    FIRST.store(if delayed { 4 } else { 2 }, SeqCst);
+    let steps = format!("train.steps={}", FIRST.load(SeqCst) + 3);
+    let config = tiny(&[sets, &[&steps]].concat());
     let built = build(&config);
     for counter in [&OF_RANKS, &OF_WORKERS, &IN_STEP_1] {
         counter.store(0, SeqCst);
@@ -131,7 +144,8 @@ fn counted(sets: &[&str], lanes: Lanes) -> Counted {
     let ran = try_run_on(&data, &config, &built, &options);
     RUNNING.store(false, SeqCst);
     let ran = ran.unwrap_or_else(|e| panic!("{e}"));
-    assert!(ran.steps.len() == 5 && BEGUN.load(SeqCst) == RANKS.load(SeqCst));
+    assert_eq!(ran.steps.len() as u64, FIRST.load(SeqCst) + 3);
+    assert_eq!(BEGUN.load(SeqCst), RANKS.load(SeqCst));
     assert!(IN_STEP_1.load(SeqCst) > 0, "the first step allocates: else nothing is counted");
     Counted { of_ranks: OF_RANKS.load(SeqCst), of_workers: OF_WORKERS.load(SeqCst) }
 }
@@ -155,6 +169,8 @@ fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
         &["offload.optimizer=Device"],
         &["offload.accumulate=Host", "offload.update=Serial"],
         &["offload.transfer=Blocking", "offload.update=Serial"],
+        &["offload.first_forward=3", "recompute=Block"],
+        &["offload.update=Delayed(after_step: 0)", "offload.optimizer=Split(device_fraction: 0.3)"],
         &GRID,
         &[GRID[0], GRID[1], "parallel.sequence=true", "offload.accumulate=Host"],
         &[GRID[0], "recompute=Block", "partition_checkpoints=true"],

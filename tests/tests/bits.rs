@@ -212,3 +212,53 @@ fn nothing_changes_a_bit_in_any_precision() {
         }
     }
 }
+
+#[test]
+fn a_split_of_the_optimizer_changes_no_bit() {
+    let variants: [&[&str]; 6] = [
+        &["offload.optimizer=Split(device_fraction: 0.1)"],
+        &["offload.optimizer=Split(device_fraction: 0.5)", "offload.update=Serial"],
+        &["offload.optimizer=Split(device_fraction: 0.5)", "offload.accumulate=Host"],
+        &["offload.optimizer=Split(device_fraction: 0.77)", "offload.bucket_elements=1500"],
+        &["offload.optimizer=Split(device_fraction: 0.0)"],
+        &["offload.optimizer=Split(device_fraction: 1.0)", "offload.accumulate=Host"],
+    ];
+    no_bit_changes(&variants);
+    for layout in [&[][..], &["parallel.data=2"]] {
+        let whole = with(&with(BASE, layout), &["batch.micro=4", "batch.global=8"]);
+        assert_no_bit_changes(&whole, &variants[..4]);
+    }
+    let base = with(BASE, &["parallel.data=2", "train.steps=3", "batch.micro=2"]);
+    let (lanes, timeout) = (Lanes::Threads { chaos_us: 40 }, Duration::from_secs(120));
+    let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+    for variant in &variants[1..3] {
+        assert_same_bits(&run_sets(&base), &run_with(&with(&base, variant), &options), "delays");
+    }
+}
+
+#[test]
+fn a_first_forward_of_several_micro_batches_together_changes_no_bit() {
+    let base = with(BASE, &["recompute=Block"]);
+    for (i, layout) in LAYOUTS.iter().enumerate().filter(|(i, _)| full() || i % 2 == 0) {
+        // Eight micro-batches, or four: some go together, all, and more than there are.
+        let layout = with(&with(&base, layout), RULES[i % 2]);
+        let all: [&[&str]; 4] = [
+            &["offload.first_forward=2"],
+            &["offload.first_forward=3", "offload.update=Serial", "offload.lookahead=3"],
+            &["offload.first_forward=8", "offload.accumulate=Host"],
+            &["offload.first_forward=100", "offload.optimizer=Split(device_fraction: 0.3)"],
+        ];
+        assert_no_bit_changes(&layout, &all);
+    }
+    // One micro-batch: nothing goes together. Shares of checkpoints; a delayed update.
+    let one = with(&base, &["batch.micro=8"]);
+    assert_no_bit_changes(&one, &[&["offload.first_forward=2"]]);
+    let shares = with(&base, &["parallel.tensor=2", "partition_checkpoints=true"]);
+    assert_no_bit_changes(&shares, &[&["offload.first_forward=3"], &["offload.first_forward=8"]]);
+    let late = with(&base, &["offload.update=Delayed(after_step: 1)", "parallel.data=2"]);
+    assert_no_bit_changes(&late, &[&["offload.first_forward=3"]]);
+    let (lanes, timeout) = (Lanes::Threads { chaos_us: 40 }, Duration::from_secs(120));
+    let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+    let ran = run_with(&with(&shares, &["offload.first_forward=3"]), &options);
+    assert_same_bits(&run_sets(&shares), &ran, "random delays");
+}

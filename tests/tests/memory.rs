@@ -164,3 +164,70 @@ fn partitioned_checkpoints_take_a_rank_s_share_of_the_memory() {
         needs_what_is_planned(split);
     }
 }
+
+#[test]
+fn micro_batches_that_go_together_take_a_set_of_checkpoints_each() {
+    let with = |together: u64, sets: &[&str]| {
+        let mut all: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        all.extend([format!("offload.first_forward={together}"), "batch.global=16".into()]);
+        let config = config(MODEL, &all);
+        let built = build(&config);
+        (config, built)
+    };
+    let bytes = |(_, built): &(Config, Built), pool: &str| {
+        let pools = built.plan.pools(Arena::Device);
+        pools.into_iter().find(|(name, _)| *name == pool).map_or(0, |(_, bytes)| bytes)
+    };
+    // There are sixteen micro-batches: x[0] to x[L] of each, and its tokens, targets and order.
+    let layers = u64::try_from(config(MODEL, &[]).model.layers).unwrap();
+    // Whole lines of 256 bytes.
+    let (input, batch) = (16 * 128 * 2, 256);
+    let one = with(1, &[]);
+    let micro = u64::try_from(one.0.batch.micro).unwrap();
+    assert_eq!(micro, 1);
+    for (asked, together) in [(1, 1), (3, 3), (8, 8), (100, 16)] {
+        let many = with(asked, &[]);
+        let sets = bytes(&many, "checkpoints");
+        assert_eq!(sets, together * (layers + 1) * input, "{asked}");
+        let more = bytes(&many, "batches and losses") - bytes(&one, "batches and losses");
+        assert_eq!(more, (together - 1) * batch, "{asked}");
+    }
+    needs_what_is_planned(with(3, &[]));
+}
+
+/// Bytes of the host per owned parameter, and of the device.
+#[test]
+fn a_delayed_update_takes_the_bytes_of_one_more_gradient_and_a_split_moves_states() {
+    let with = |batch: u64, more: &[&str]| {
+        let mut sets = vec![
+            format!("batch.global={batch}"),
+            "parallel.data=2".into(),
+            "device.count=2".into(),
+            "offload.optimizer=Host".into(),
+        ];
+        sets.extend(more.iter().map(ToString::to_string));
+        let built = build(&config(MODEL, &sets));
+        let states = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
+        let owned: u64 = states.map(|e| (e.shape.0 * e.shape.1) as u64).sum();
+        let bytes = [Arena::Pinned, Arena::Device].map(|arena| built.plan.bytes(arena));
+        let aligned = built.plan.entries().len() as u64 * 256;
+        (bytes.map(|b| b as i64), owned as i64, aligned as i64)
+    };
+    let late = "offload.update=Delayed(after_step: 40)";
+    // 16 bits of the only micro-batch; fp32 of a sum, wherever it is made.
+    for (batch, sum, each) in [(2, "Auto", 2), (8, "Device", 4), (8, "Host", 4)] {
+        let sum = format!("offload.accumulate={sum}");
+        let (exact, owned, _) = with(batch, &[&sum]);
+        let (delayed, _, slack) = with(batch, &[&sum, late]);
+        let more = delayed[0] - exact[0] - each * owned;
+        assert!((0..=slack).contains(&more), "{sum}: {more} bytes more than {each} each");
+        assert!((0..=slack).contains(&(delayed[1] - exact[1])), "{sum}: the device pays");
+    }
+    // 12 of the states, 2 + 2 of staging; the gradient is kept on the device.
+    let split = "offload.optimizer=Split(device_fraction: 0.25)";
+    let ((host, owned, _), (part, _, slack)) = (with(2, &[]), with(2, &[split]));
+    let (less, more) = (host[0] - part[0], part[1] - host[1]);
+    // A quarter, as far as whole chunks of 64 elements on 2 ranks allow.
+    let near = |is: i64, each: i64| (is - each * owned / 4).abs() <= slack + each * 128;
+    assert!(near(less, 16) && near(more, 14), "{less} less, {more} more of {owned}");
+}

@@ -87,6 +87,26 @@ fn the_next_forward_starts_before_the_update_has_ended_and_under_serial_it_does_
     assert!(!update_is_under_the_next_forward(&serial));
 }
 
+/// In some step the gradients of block 0 are on the host before the last tile of the update of the step before starts.
+fn update_is_under_the_next_backward(spans: &[Span]) -> bool {
+    let mut tiles: Vec<_> =
+        spans.iter().filter(|s| s.name == "adam_tile").map(|s| s.start).collect();
+    tiles.sort();
+    let is = |s: &&Span| s.lane == Lane::D2h && s.wrote.starts_with("block.0.grad_down");
+    let mut reduced: Vec<_> = spans.iter().filter(is).map(|s| s.end).collect();
+    reduced.sort();
+    assert!(reduced.len() == STEPS && tiles.len().is_multiple_of(STEPS));
+    let of_step = tiles.len() / STEPS;
+    (0..STEPS - 1).any(|k| reduced[k + 1] < tiles[(k + 1) * of_step - 1])
+}
+
+#[test]
+fn under_delayed_the_next_backward_too_runs_beside_the_update_and_else_it_does_not() {
+    let delayed = traced(&["offload.update=Delayed(after_step: 1)"]);
+    assert!(update_is_under_the_next_backward(&delayed));
+    assert!(!update_is_under_the_next_backward(&traced(&["offload.update=Overlapped"])));
+}
+
 /// Copies of gradients to the host, and how many of them have Compute at work beside them.
 fn copies_down(spans: &[Span]) -> (usize, usize) {
     let down = |s: &&Span| s.lane == Lane::D2h && s.wrote.ends_with("grad_down");

@@ -111,6 +111,7 @@ fn handles(tp_size: usize, dp_size: usize, sequence: bool) -> Handles {
         recompute: false,
         partition_checkpoints: false,
         keep: tensor_parallel::Keep::Device,
+        checkpoint_sets: 1,
         dtype: Dtype::F32,
         partial_dtype: Dtype::F32,
         dropout: 0.0,
@@ -143,13 +144,18 @@ impl Handles {
         self.write_params(fixture, &dev);
         self.write_batch(fixture, &dev);
         let (gpt, batch, layers) = (&self.gpt, &self.batch, self.gpt.shape().layers);
-        let pass = Pass { dropout_key: 0, first_token: 0, training: true };
+        let pass = Pass { dropout_key: 0, first_token: 0, training: true, set: 0 };
         gpt.embed(&dev, &pass, batch);
         (0..layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer));
-        gpt.project(&dev);
+        gpt.project(&dev, &pass);
         let logits = read(&dev, gpt.logits());
         gpt.loss(&dev, batch, self.loss);
-        gpt.loss_backward(&dev, batch, self.scale, (self.buckets[layers + 1], self.buckets[0]));
+        gpt.loss_backward(
+            &dev,
+            (&pass, batch),
+            self.scale,
+            (self.buckets[layers + 1], self.buckets[0]),
+        );
         let backward = |layer| gpt.block_backward(&dev, &pass, layer, self.buckets[layer + 1]);
         (0..layers).rev().for_each(backward);
         gpt.embed_backward(&dev, &pass, batch, self.buckets[0]);

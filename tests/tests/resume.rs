@@ -200,12 +200,15 @@ fn checkpoints_come_by_the_clock_too() {
 
 #[test]
 fn every_update_mode_and_placement_goes_on() {
-    let modes: [&[&str]; 5] = [
+    let modes: [&[&str]; 8] = [
         &["offload.update=Serial"],
         &["offload.optimizer=Device"],
         &["offload.accumulate=Host", "parallel.sequence=true"],
         &["offload.update=Serial", "offload.transfer=Blocking"],
         &["precision=Bf16", "optimizer.kind=Sgd", "recompute=Block"],
+        &["offload.optimizer=Split(device_fraction: 0.4)", "offload.accumulate=Host"],
+        &["offload.update=Delayed(after_step: 3)", "offload.accumulate=Host"],
+        &["offload.first_forward=3", "recompute=Block"],
     ];
     for mode in modes {
         let sets = with(&with(BASE, TP2_DP2), mode);
@@ -218,6 +221,41 @@ fn every_update_mode_and_placement_goes_on() {
         let again = tempfile::tempdir().unwrap();
         let resumed = run(&sets, 5, again.path(), Some(open(folder.path(), 5)));
         assert_goes_on_as(&straight, &resumed, 5, &format!("{mode:?}"));
+    }
+}
+
+#[test]
+fn a_run_with_an_update_that_waits_goes_on_at_every_step() {
+    let late = ["offload.update=Delayed(after_step: 3)", "train.steps=9"];
+    at_every_step(&with(&with(BASE, TP2_DP2), &late));
+    let split =
+        ["offload.update=Delayed(after_step: 0)", "offload.optimizer=Split(device_fraction: 0.4)"];
+    let one_batch =
+        ["parallel.data=2", "batch.micro=4", "train.steps=6", "loss_scale.initial=1024"];
+    at_every_step(&with(&with(BASE, &one_batch), &split));
+}
+
+/// The checkpoint holds the gradient of an update that waits; another layout applies it.
+#[test]
+fn an_update_that_waits_goes_to_every_layout_and_update_mode() {
+    let first = tempfile::tempdir().unwrap();
+    let late = "offload.update=Delayed(after_step: 2)";
+    let trained = with(&with(BASE, TP2_DP2), &["precision=Bf16", "train.steps=5", late]);
+    let straight = run(&trained, 5, first.path(), None);
+    // From here on every gradient overflows, so that what waited is all that changes the states.
+    let overflow = with(BASE, &["loss_scale.floor=16777216", "train.steps=6"]);
+    let layouts: [&[&str]; 5] = [
+        &["parallel.tensor=1", "parallel.data=4", late],
+        &["parallel.tensor=4", "offload.optimizer=Split(device_fraction: 0.3)", late],
+        &["offload.optimizer=Device"],
+        &["parallel.data=2", "offload.accumulate=Host"],
+        &["parallel.data=2", "offload.update=Serial", "offload.transfer=Blocking"],
+    ];
+    for layout in layouts {
+        let next = tempfile::tempdir().unwrap();
+        let ran = run(&with(&overflow, layout), 1, next.path(), Some(open(first.path(), 5)));
+        assert!(ran.steps[&6].skipped, "{layout:?}");
+        assert_eq!(ran.outcome.state_hash, straight.outcome.state_hash, "{layout:?}");
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::manifest::Seen;
 use super::{Checkpoint, CheckpointError};
-use crate::config::{Loaded, load_str};
+use crate::build::update_mode;
+use crate::config::{Loaded, UpdateMode, load_str};
 use crate::data::Dataset;
 use std::fmt;
 use std::path::Path;
@@ -50,6 +51,14 @@ fn kind(key: &str) -> Kind {
     }
 }
 
+/// From which update on, if from any, they are one step late.
+fn delayed(loaded: &Loaded) -> Option<u64> {
+    match update_mode(&loaded.config) {
+        UpdateMode::Delayed { after_step } => Some(after_step),
+        UpdateMode::Serial | UpdateMode::Overlapped => None,
+    }
+}
+
 /// What differs between the run that wrote `checkpoint` and the one that `now` and `data` describe.
 ///
 /// # Errors
@@ -91,9 +100,15 @@ pub(super) fn between(
     let difference = |key: &String| {
         let values = [find(stored, key), find(now, key)];
         let differs = values[0] != values[1];
-        differs.then(|| Difference { key: key.clone(), values, kind: kind(key) })
+        differs.then(|| Difference { key: key.clone(), kind: kind(key), values })
     };
     let mut found: Vec<Difference> = keys.into_iter().filter_map(difference).collect();
+    // Delayed updates are other mathematics, from another step on too.
+    if delayed(stored) != delayed(now) {
+        let decides = |key: &str| key.starts_with("offload.update") || key == "offload.optimizer";
+        let those = found.iter_mut().filter(|difference| decides(&difference.key));
+        those.for_each(|difference| difference.kind = Kind::Experiment);
+    }
     if seen != sees {
         let key = "data (what the files hold)".to_owned();
         let values = [seen, sees].map(|s| s.to_string());

@@ -38,13 +38,13 @@ pub struct TensorSummary {
 pub struct Distance {
     /// Its name.
     pub name: String,
-    /// Largest absolute difference of each state, in the order of [`STATE_NAMES`], or none when all bits are equal; `NaN` where
+    /// Largest absolute difference of each state, in the order of [`STATE_NAMES`] (the last where an update waits), or none when all bits are equal; `NaN` where
     /// one of the numbers is not finite. `Err`: only one of the checkpoints has it, or the shapes differ.
-    pub states: Result<[Option<f64>; 3], String>,
+    pub states: Result<[Option<f64>; 4], String>,
 }
 
 /// Names of the states.
-pub const STATE_NAMES: [&str; 3] = STATES;
+pub const STATE_NAMES: [&str; 4] = STATES;
 
 /// The checkpoints that `path` names, oldest first: itself, or those of a run directory or of its checkpoints folder.
 ///
@@ -217,7 +217,7 @@ pub fn distances(
     b: &Checkpoint,
     tell: &mut dyn FnMut(Distance),
 ) -> Result<(), CheckpointError> {
-    let there = &b.manifest().tensors;
+    let (there, saved) = (&b.manifest().tensors, a.manifest().states().len());
     for (here, tensor) in a.manifest().tensors.iter().enumerate() {
         let found = there.iter().position(|other| other.name == tensor.name);
         let states = match found {
@@ -225,9 +225,12 @@ pub fn distances(
             Some(i) if there[i].shape != tensor.shape => {
                 Err(format!("{:?} and {:?}", tensor.shape, there[i].shape))
             }
+            Some(_) if a.has_late_update() != b.has_late_update() => {
+                Err("an update waits in one of them only".into())
+            }
             Some(i) => {
-                let mut states = [None; 3];
-                for (state, apart) in states.iter_mut().enumerate() {
+                let mut states = [None; 4];
+                for (state, apart) in states.iter_mut().enumerate().take(saved) {
                     *apart = apart_by((a, here), (b, i), state, tensor.len())?;
                 }
                 Ok(states)

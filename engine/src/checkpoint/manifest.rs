@@ -17,8 +17,22 @@ pub(super) const MANIFEST: &str = "MANIFEST";
 pub(super) const LONGEST: u64 = 256 << 20;
 /// Of a hash in hexadecimal.
 const DIGITS: usize = 32;
-/// Entries of a file are called TENSOR.STATE, in the order of [`offload::Owned::states`].
-pub(super) const STATES: [&str; 3] = ["master", "momentum", "variance"];
+/// Entries of a file are called TENSOR.STATE, in the order of [`offload::Owned::states`]; the last is there where an update
+/// waits for the next step.
+pub(super) const STATES: [&str; 4] = ["master", "momentum", "variance", "gradient"];
+/// What a decision leaves for its update.
+const DECISION: [usize; 5] = [
+    control::SKIP,
+    control::FACTOR,
+    control::LR,
+    control::MOMENTUM_CORRECTION,
+    control::VARIANCE_CORRECTION,
+];
+
+/// What is saved of every tensor, with the gradient of a `late` update or without.
+pub(super) fn states(late: bool) -> &'static [&'static str] {
+    &STATES[..3 + usize::from(late)]
+}
 
 /// xxh3, 128 bits, in lower-case hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +84,9 @@ pub(super) struct Control {
     loss_scale: f64,
     good_steps: u64,
     hysteresis_left: i64,
+    /// The decision for an update that waits for the next step, as bits of F64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    late: Option<[u64; 5]>,
 }
 
 /// The size of a data set.
@@ -106,12 +123,15 @@ pub(super) struct TensorEntry {
 pub(super) struct RangeEntry {
     pub(super) file: usize,
     pub(super) span: Span,
-    pub(super) hash: [Hash; 3],
+    /// By state.
+    pub(super) hash: Vec<Hash>,
 }
 
 impl Control {
-    pub(super) fn of(words: &[f64; control::WORDS], scaled: bool) -> Self {
+    /// `late`: the update of this decision waits.
+    pub(super) fn of(words: &[f64; control::WORDS], scaled: bool, late: bool) -> Self {
         Self {
+            late: late.then(|| DECISION.map(|word| words[word].to_bits())),
             scaled,
             applied: words[control::APPLIED] as u64,
             skipped: words[control::SKIPPED] as u64,
@@ -133,6 +153,9 @@ impl Control {
         words[control::STEP] = step as f64;
         words[control::APPLIED] = self.applied as f64;
         words[control::SKIPPED] = self.skipped as f64;
+        for (word, bits) in DECISION.into_iter().zip(self.late.into_iter().flatten()) {
+            words[word] = f64::from_bits(bits);
+        }
         if self.scaled == scaled {
             words[control::LOSS_SCALE] = self.loss_scale;
             words[control::GOOD_STEPS] = self.good_steps as f64;
@@ -170,12 +193,26 @@ impl Manifest {
             onebox: env!("CARGO_PKG_VERSION").into(),
             step: 0,
             tokens: 0,
-            control: Control::of(&[0.0; control::WORDS], config.precision == Precision::Fp16),
+            control: Control::of(
+                &[0.0; control::WORDS],
+                config.precision == Precision::Fp16,
+                false,
+            ),
             data: Seen::of(data),
             config: config.to_ron(),
             files: Vec::new(),
             tensors: Vec::new(),
         }
+    }
+
+    /// An update waits for the next step.
+    pub(crate) const fn has_late_update(&self) -> bool {
+        self.control.late.is_some()
+    }
+
+    /// Of every tensor.
+    pub(crate) fn states(&self) -> &'static [&'static str] {
+        states(self.has_late_update())
     }
 
     pub(crate) fn encode(&self) -> serde_json::Result<Vec<u8>> {
@@ -222,9 +259,14 @@ impl Manifest {
             let len = tensor.shape[0].checked_mul(tensor.shape[1]);
             let len = len.filter(|len| (1..1 << 56).contains(len));
             let len = len.ok_or_else(|| format!("`{name}` has a shape that cannot be"))?;
-            let possible = |r: &RangeEntry| r.file < self.files.len() && r.span.is_within(len);
+            let states = self.states().len();
+            let possible = |r: &RangeEntry| {
+                r.file < self.files.len() && r.span.is_within(len) && r.hash.len() == states
+            };
             if !tensor.ranges.iter().all(possible) {
-                return Err(format!("`{name}` has a range that lies outside of it, or in no file"));
+                return Err(format!(
+                    "`{name}` has a range that lies outside of it, in no file, or lacks a hash"
+                ));
             }
             let sum =
                 tensor.ranges.iter().try_fold(0, |sum: usize, r| sum.checked_add(r.span.len()));
@@ -316,6 +358,8 @@ mod tests {
             ("\"shape\":[2,3]", "\"shape\":[2,4]"),
             ("65536.0", "-1.0"),
             ("65536.0", "null"),
+            ("[\"a\",\"b\",\"c\"]", "[\"a\",\"b\"]"),
+            ("\"hysteresis_left\":-3", "\"hysteresis_left\":-3,\"late\":[0,1,2,3,4]"),
         ] {
             let json = GOOD.replacen(from, to, 1);
             assert!(json != GOOD && Manifest::decode(&sealed(&json)).is_err(), "{to}");

@@ -2,7 +2,7 @@
 //! that somebody asks for, out of the files that were checked.
 
 use super::header::{self, Entry};
-use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest, STATES};
+use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
 use device::numerics::control;
@@ -35,7 +35,7 @@ pub(super) struct Placed {
     file: usize,
     span: Span,
     /// First byte of each state.
-    at: [u64; 3],
+    at: [u64; 4],
 }
 
 impl Checkpoint {
@@ -91,6 +91,11 @@ impl Checkpoint {
             }
         }
         stored.next().map_or(Ok(()), |more| Err(other(format!("`{}` besides", more.name))))
+    }
+
+    /// The update of its step waits for the next one: its gradient is the fourth state.
+    pub(crate) const fn has_late_update(&self) -> bool {
+        self.manifest.has_late_update()
     }
 
     /// The control block after its step, for a run that starts from `initial` and scales its loss or not.
@@ -213,12 +218,12 @@ fn check_file(
         let len: usize = ranges.iter().map(|r| r.span.len()).sum();
         let first = found.len();
         found.extend(
-            ranges.iter().map(|r| (index, Placed { file: number, span: r.span, at: [0; 3] })),
+            ranges.iter().map(|r| (index, Placed { file: number, span: r.span, at: [0; 4] })),
         );
         if ranges.is_empty() {
             continue;
         }
-        for (state, label) in STATES.into_iter().enumerate() {
+        for (state, label) in manifest.states().iter().enumerate() {
             let expected = Entry { name: format!("{}.{label}", tensor.name), len };
             if entries.next().as_ref() != Some(&expected) {
                 return Err(format!("`{}` is not where the manifest has it", expected.name));

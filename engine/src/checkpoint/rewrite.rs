@@ -4,7 +4,7 @@
 use super::folder::{name, sync};
 use super::header::{Entry, encode};
 use super::inspect::distances;
-use super::manifest::{Control, FileEntry, Hash, MANIFEST, Manifest, RangeEntry, STATES};
+use super::manifest::{Control, FileEntry, Hash, MANIFEST, Manifest, RangeEntry};
 use super::write::{Written, piece_entries, pieces, room, tensors};
 use super::{Checkpoint, CheckpointError, FOLDER, file_name};
 use crate::build::Built;
@@ -69,7 +69,7 @@ pub fn reshard(
     let written = Checkpoint::open(&path, from.step())?;
     let mut unequal = None;
     distances(from, &written, &mut |d| {
-        if d.states != Ok([None; 3]) {
+        if d.states != Ok([None; 4]) {
             unequal.get_or_insert(d.name);
         }
     })?;
@@ -87,7 +87,7 @@ pub(crate) fn start(
     parameters: &Values<'_>,
 ) -> Result<PathBuf, RewriteError> {
     let mut manifest = Manifest::new(config, data);
-    manifest.control = Control::of(&built.layout.initial_control(), manifest.control.scaled);
+    manifest.control = Control::of(&built.layout.initial_control(), manifest.control.scaled, false);
     let path = write(manifest, built, run, &|(tensor, state), wanted, out| match state {
         0 => parameters((tensor, state), wanted, out),
         _ => {
@@ -115,7 +115,8 @@ fn write(
         move |source| RewriteError::Write { path, source }
     };
     fs::create_dir_all(&folder).map_err(at(&folder))?;
-    let states: usize = manifest.tensors.iter().map(|t| 12 * t.len()).sum();
+    let states: usize =
+        manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.len()).sum();
     room(&folder, states as u64 + states as u64 / 10).map_err(at(&folder))?;
     fs::create_dir(&unfinished).map_err(at(&unfinished))?;
     let path = folder.join(name(manifest.step));
@@ -165,8 +166,9 @@ fn write_file(
     values: &Values<'_>,
 ) -> Result<Written, RewriteError> {
     let failed = |source| RewriteError::Write { path: path.to_owned(), source };
-    let all = pieces(&built.gpt, &|segment| built.layout.owned(segment, rank.dp), rank);
-    let entries: Vec<Entry> = piece_entries(&manifest.tensors, &all);
+    let all = pieces(&built.gpt, &|segment| built.layout.owned(segment, rank.dp, None), rank);
+    let states = manifest.states();
+    let entries: Vec<Entry> = piece_entries((&manifest.tensors, states), &all);
     let header = encode(&entries);
     let file = File::create_new(path).map_err(failed)?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
@@ -175,10 +177,10 @@ fn write_file(
     for (tensor, pieces) in &all {
         let first = ranges.len();
         for piece in pieces {
-            let hash = [(); 3].map(|()| Hash::of(&[]));
+            let hash = vec![Hash::of(&[]); states.len()];
             ranges.push((*tensor, RangeEntry { file: rank.index(), span: piece.span, hash }));
         }
-        for state in 0..STATES.len() {
+        for state in 0..states.len() {
             for (piece, (_, range)) in pieces.iter().zip(&mut ranges[first..]) {
                 let mut hasher = Xxh3Default::new();
                 for run in piece.span.runs() {

@@ -4,8 +4,10 @@
 //! Invariant: one checkpoint is written at a time. Who wants the next one waits for it, and so does the run's end.
 
 use super::folder::{clean, hint, name, retain_from};
-use super::manifest::{Control, Manifest};
-use super::write::{Fill, Pieces, Written, begin, bytes, in_order, pieces, publish, tensors, write_file};
+use super::manifest::{Control, Manifest, TensorEntry, states};
+use super::write::{
+    Fill, Pieces, Written, begin, bytes, in_order, pieces, publish, tensors, write_file,
+};
 use super::{Checkpoint, file_name};
 use crate::build::Built;
 use crate::config::Config;
@@ -37,6 +39,8 @@ pub(crate) struct Saver {
     tokens_per_step: u64,
     /// What all checkpoints of this run say, and the tensors without ranges.
     base: Manifest,
+    /// Of each tensor.
+    most_states: usize,
     /// By rank, where training goes on meanwhile.
     copies: Option<Vec<Mutex<Snapshot>>>,
     shared: Mutex<Shared>,
@@ -68,6 +72,7 @@ struct Shared {
 #[derive(Default)]
 struct Snapshot {
     pieces: Pieces,
+    late: bool,
     bytes: Vec<u8>,
 }
 
@@ -75,6 +80,8 @@ struct Snapshot {
 struct Job {
     step: u64,
     words: [f64; control::WORDS],
+    /// The update of its step waits.
+    late: bool,
     started: Instant,
     /// That training waited; `None`: it still does.
     waited: Option<Duration>,
@@ -134,6 +141,7 @@ impl Saver {
             keep: train.checkpoint_keep,
             tokens_per_step: (config.batch.global * config.model.seq_len) as u64,
             base,
+            most_states: crate::plan::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
             shared: Mutex::new(Shared { problem: None, files, good }),
             writing: Mutex::new(None),
@@ -153,7 +161,7 @@ impl Saver {
         let Some(copies) = &self.copies else { return Ok(()) };
         let rank = dev.rank();
         let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
-        let (mut room, wanted) = (Vec::new(), bytes(&pieces));
+        let (mut room, wanted) = (Vec::new(), bytes(&pieces) / 3 * self.most_states);
         room.try_reserve_exact(wanted).map_err(|_| Error::HostMemory {
             rank: rank.index(),
             arena: Arena::Pinned,
@@ -161,7 +169,7 @@ impl Saver {
         })?;
         // On this rank's cores, so that it comes from their node's memory.
         room.resize(wanted, 1);
-        *lock(&copies[rank.index()]) = Snapshot { pieces, bytes: room };
+        *lock(&copies[rank.index()]) = Snapshot { pieces, late: false, bytes: room };
         Ok(())
     }
 
@@ -207,17 +215,19 @@ impl Saver {
         match &self.copies {
             Some(copies) => {
                 meet(dev, meeting)?;
-                lock(&copies[rank.index()]).take(dev)?;
+                let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
+                lock(&copies[rank.index()]).take(dev, pieces, optimizer.is_late())?;
             }
             None => {
                 if first {
-                    world.held_up(|| self.begin(&unfinished));
+                    world.held_up(|| self.begin(&unfinished, optimizer.is_late()));
                 }
                 meet(dev, meeting)?;
                 if self.is_well() {
                     let mut fill = |part: Tensor, to: &mut [u8]| Ok(read(dev, part, to)?);
                     let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
-                    let file = || self.write(rank.index(), &pieces, &unfinished, &mut fill);
+                    let pieces = (&pieces, optimizer.is_late());
+                    let file = || self.write(rank.index(), pieces, &unfinished, &mut fill);
                     world.held_up(file)?;
                 }
             }
@@ -229,7 +239,7 @@ impl Saver {
         }
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words)?;
-        let mut job = Job { step, words, started, waited: None };
+        let mut job = Job { step, words, late: optimizer.is_late(), started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
                 job.waited = Some(started.elapsed());
@@ -264,7 +274,7 @@ impl Saver {
         let write = move || {
             device::panics::watch_this_thread();
             let message = catch_unwind(AssertUnwindSafe(|| {
-                saver.write_copies(job.step);
+                saver.write_copies(job.step, job.late);
                 saver.conclude(&job, Some(&sender))
             }));
             let message = message.unwrap_or_else(|_| {
@@ -285,9 +295,9 @@ impl Saver {
     }
 
     /// Each rank's file by a thread of its own.
-    fn write_copies(&self, step: u64) {
+    fn write_copies(&self, step: u64, late: bool) {
         let unfinished = self.unfinished(step);
-        self.begin(&unfinished);
+        self.begin(&unfinished, late);
         if !self.is_well() {
             return;
         }
@@ -295,10 +305,11 @@ impl Saver {
             for (number, copy) in self.copies.iter().flatten().enumerate() {
                 let unfinished = &unfinished;
                 let write = move || {
-                    let Snapshot { pieces, bytes } = &*lock(copy);
+                    let Snapshot { pieces, late, bytes } = &*lock(copy);
                     let mut rest = &bytes[..];
                     let mut fill = |_: Tensor, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
-                    let written = write_file(number, &self.base, pieces, unfinished, &mut fill);
+                    let written =
+                        write_file(number, &self.base, (pieces, *late), unfinished, &mut fill);
                     self.wrote(number, written);
                 };
                 let started = std::thread::Builder::new().spawn_scoped(scope, write);
@@ -313,7 +324,7 @@ impl Saver {
     fn write(
         &self,
         number: usize,
-        pieces: &Pieces,
+        pieces: (&Pieces, bool),
         unfinished: &Path,
         fill: &mut Fill<'_, Fault>,
     ) -> Result<(), Error> {
@@ -337,20 +348,21 @@ impl Saver {
         self.folder.join(name(step) + ".tmp")
     }
 
-    fn begin(&self, unfinished: &Path) {
+    fn begin(&self, unfinished: &Path, late: bool) {
         {
             let shared = &mut *lock(&self.shared);
             shared.problem = None;
             shared.files.iter_mut().for_each(|file| *file = None);
         }
-        if let Err(error) = begin(&self.folder, unfinished, self.bytes()) {
+        if let Err(error) = begin(&self.folder, unfinished, self.bytes(late)) {
             self.give_up(error.to_string());
         }
     }
 
     /// Of all states.
-    fn bytes(&self) -> u64 {
-        self.base.tensors.iter().map(|t| 12 * t.len() as u64).sum()
+    fn bytes(&self, late: bool) -> u64 {
+        let elements: usize = self.base.tensors.iter().map(TensorEntry::len).sum();
+        4 * states(late).len() as u64 * elements as u64
     }
 
     fn is_well(&self) -> bool {
@@ -374,7 +386,7 @@ impl Saver {
             let mut manifest = self.base.clone();
             manifest.step = job.step;
             manifest.tokens = job.step * self.tokens_per_step;
-            manifest.control = Control::of(&job.words, self.base.control.scaled);
+            manifest.control = Control::of(&job.words, self.base.control.scaled, job.late);
             let files = lock(&self.shared).files.iter_mut().map(Option::take).collect();
             let whole = self.folder.join(name(job.step));
             if let Err(error) = publish((&unfinished, &whole), manifest, files) {
@@ -407,13 +419,14 @@ impl Saver {
         }
         let seconds = job.started.elapsed();
         let waited = job.waited.unwrap_or(seconds).as_secs_f64();
-        Message::Saved { step, waited, seconds: seconds.as_secs_f64(), bytes: self.bytes() }
+        Message::Saved { step, waited, seconds: seconds.as_secs_f64(), bytes: self.bytes(job.late) }
     }
 }
 
 impl Snapshot {
-    /// The states as they are now.
-    fn take(&mut self, dev: &Device) -> Result<(), Error> {
+    /// The states as they are now: `pieces`, with the gradient of a late update or without.
+    fn take(&mut self, dev: &Device, pieces: Pieces, late: bool) -> Result<(), Error> {
+        (self.pieces, self.late) = (pieces, late);
         let mut rest = &mut self.bytes[..];
         in_order(&self.pieces, &mut |state| {
             let (to, after) = std::mem::take(&mut rest).split_at_mut(4 * state.len());

@@ -4,7 +4,7 @@
 use super::file_name;
 use super::folder::{clean, sync};
 use super::header::{Entry, encode};
-use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, STATES, TensorEntry};
+use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
 use super::span::{Span, spans};
 use device::{Rank, Tensor};
 use offload::Owned;
@@ -26,7 +26,8 @@ pub(super) struct Written {
 
 /// A part of a tensor that a rank owns in one run.
 pub(super) struct Piece {
-    states: [Tensor; 3],
+    /// And the gradient of an update that waits.
+    states: Vec<Tensor>,
     pub(super) span: Span,
 }
 
@@ -89,11 +90,14 @@ pub(super) fn tensors(gpt: &Gpt) -> Vec<TensorEntry> {
 }
 
 /// What the header of a rank's file says.
-pub(super) fn piece_entries(tensors: &[TensorEntry], pieces: &[(usize, Vec<Piece>)]) -> Vec<Entry> {
+pub(super) fn piece_entries(
+    (tensors, states): (&[TensorEntry], &[&str]),
+    pieces: &[(usize, Vec<Piece>)],
+) -> Vec<Entry> {
     let entry = |(tensor, pieces): &(usize, Vec<Piece>)| {
         let len = pieces.iter().map(|p| p.span.len()).sum();
         let name = &tensors[*tensor].name;
-        STATES.map(|state| Entry { name: format!("{name}.{state}"), len })
+        states.iter().map(move |state| Entry { name: format!("{name}.{state}"), len })
     };
     pieces.iter().flat_map(entry).collect()
 }
@@ -121,7 +125,8 @@ pub(super) fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank)
                 for span in spans(inside.into_iter().map(|(_, global)| global)) {
                     let part = from..from + span.len();
                     from = part.end;
-                    let states = owned.states.map(|state| state.slice(part.clone()));
+                    let all = owned.states.into_iter().chain(owned.gradient);
+                    let states = all.map(|state| state.slice(part.clone())).collect();
                     pieces.push(Piece { states, span });
                 }
             }
@@ -136,7 +141,7 @@ pub(super) fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank)
 
 /// Bytes of the states in `pieces`.
 pub(super) fn bytes(pieces: &Pieces) -> usize {
-    pieces.iter().flat_map(|(_, pieces)| pieces).map(|piece| 12 * piece.span.len()).sum()
+    pieces.iter().flat_map(|(_, pieces)| pieces).map(|p| 4 * p.states.len() * p.span.len()).sum()
 }
 
 /// Hands all states of `pieces` to `take` in the order in which they stand in the file.
@@ -148,7 +153,7 @@ pub(super) fn in_order<E>(
     take: &mut dyn FnMut(Tensor) -> Result<(), E>,
 ) -> Result<(), E> {
     for (_, pieces) in pieces {
-        for state in 0..STATES.len() {
+        for state in 0..pieces.first().map_or(0, |piece| piece.states.len()) {
             pieces.iter().try_for_each(|piece| take(piece.states[state]))?;
         }
     }
@@ -165,11 +170,12 @@ pub(super) type Fill<'a, E> = dyn FnMut(Tensor, &mut [u8]) -> Result<(), E> + 'a
 pub(super) fn write_file<E: From<io::Error>>(
     number: usize,
     base: &Manifest,
-    pieces: &Pieces,
+    (pieces, late): (&Pieces, bool),
     folder: &Path,
     fill: &mut Fill<'_, E>,
 ) -> Result<Written, E> {
-    let entries = piece_entries(&base.tensors, pieces);
+    let states = states(late);
+    let entries = piece_entries((&base.tensors, states), pieces);
     let header = encode(&entries);
     let path: PathBuf = folder.join(file_name(number));
     let file = of(&path, File::create_new(&path))?;
@@ -177,15 +183,14 @@ pub(super) fn write_file<E: From<io::Error>>(
     of(&path, file.write_all(&header))?;
     let mut ranges = Vec::new();
     for (tensor, pieces) in pieces {
-        let mut hashes: [Vec<Hash>; 3] = Default::default();
-        for (state, hashes) in hashes.iter_mut().enumerate() {
-            for piece in pieces {
+        let mut hashes: Vec<Vec<Hash>> = vec![Vec::new(); pieces.len()];
+        for state in 0..states.len() {
+            for (piece, hashes) in pieces.iter().zip(&mut hashes) {
                 hashes.push(write_state(piece.states[state], &path, &mut file, fill)?);
             }
         }
-        let [master, momentum, variance] = hashes;
-        for (((piece, a), b), c) in pieces.iter().zip(master).zip(momentum).zip(variance) {
-            ranges.push((*tensor, RangeEntry { file: number, span: piece.span, hash: [a, b, c] }));
+        for (piece, hash) in pieces.iter().zip(hashes) {
+            ranges.push((*tensor, RangeEntry { file: number, span: piece.span, hash }));
         }
     }
     of(&path, file.flush())?;

@@ -45,13 +45,13 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
             .map_err(|e| Failed::new(code::IO, format!("cannot write {}: {e}", path.display())))?;
         say(&format!("trace of {ranks} written to {}", path.display()));
     }
+    told.schedules = schedules(config, told.step_seconds).map_err(failed)?;
     told.measured = args.compare.as_deref().map(measured).transpose()?;
     if args.json {
         let json = serde_json::to_string_pretty(&told);
         print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
     } else {
-        let schedules = schedules(config, told.step_seconds).map_err(failed)?;
-        print(&text(config, &told, &schedules))?;
+        print(&text(config, &told))?;
         if let Some(measured) = told.measured {
             let ratio = told.step_seconds / measured;
             print(&format!(
@@ -83,7 +83,7 @@ pub(super) fn failed(error: SimulateError) -> Failed {
     Failed::new(code, error)
 }
 
-fn text(config: &Config, told: &Simulated, schedules: &[(String, f64)]) -> String {
+fn text(config: &Config, told: &Simulated) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -124,11 +124,17 @@ fn text(config: &Config, told: &Simulated, schedules: &[(String, f64)]) -> Strin
         let (lane, op) = (&part.lane, part.op);
         let _ = writeln!(out, "  {:>14}   {share:>5.1} %   {op} ({lane})", seconds(part.seconds));
     }
-    if schedules.len() > 1 {
-        let _ = writeln!(out, "\nschedules");
-        for (name, time) in schedules {
-            let ratio = time / told.step_seconds;
-            let _ = writeln!(out, "  {:>14}   {ratio:>5.2} x   {name}", seconds(*time));
+    if told.schedules.len() > 1 {
+        let _ = writeln!(out, "\nschedules: the step, and host memory of each rank");
+        for s in &told.schedules {
+            let (time, host) = (seconds(s.step_seconds), format_bytes(s.host_bytes_per_rank));
+            let late = if s.exact { "" } else { ", one step stale" };
+            let room = if s.fits { "" } else { ", does not fit" };
+            let _ = writeln!(
+                out,
+                "  {time:>14}   {:>5.2} x   {host:>10}   {}{late}{room}",
+                s.ratio, s.schedule
+            );
         }
     }
     let (gpu, host) = (format_bytes(told.gpu_bytes), format_bytes(told.host_bytes_per_rank));

@@ -7,7 +7,7 @@ use super::watch::Watch;
 use super::{ConfigArgs, data, plan, print, resume, say};
 use crate::build::{Built, build, world_size};
 use crate::checkpoint::{Checkpoint, FOLDER};
-use crate::config::{DataFormat, DeviceConfig, Loaded, Precision};
+use crate::config::{DataFormat, DeviceConfig, Loaded, Precision, update_text};
 use crate::data::{Dataset, Tokenizer};
 use crate::generate::{Sampling, Trained, generate};
 use crate::metrics::MetricsWriter;
@@ -193,7 +193,7 @@ impl Session<'_> {
         let (m, p) = (&config.model, &config.parallel);
         self.say(&format!(
             "run     {}\nmodel   {} parameters: {} layers, hidden {}, {} heads, {} tokens, vocabulary {}\n\
-             layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {:?}\n\
+             layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {}\n\
              batch   {} x {} tokens in {} micro-batch{} per rank\ndata    {}",
             self.dir.path().display(),
             count(self.built.gpt.shape().parameters() as f64),
@@ -208,7 +208,7 @@ impl Session<'_> {
             self.gpus(),
             config.precision,
             config.offload.optimizer,
-            config.offload.update,
+            update_text(config.offload.update),
             config.batch.global,
             m.seq_len,
             self.built.micro_batches,

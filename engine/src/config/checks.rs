@@ -11,7 +11,7 @@ use super::{
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 21] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 22] {
     [
         Checks::heads_over_ranks,
         Checks::hidden_over_heads,
@@ -29,6 +29,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 21] {
         Checks::blocking_placement,
         Checks::checkpoints,
         Checks::checkpoints_split_once,
+        Checks::checkpoint_sets,
         Checks::byte_tokens,
         Checks::tokenized_twice,
         Checks::parameters,
@@ -152,9 +153,9 @@ impl Checks<'_> {
     }
 
     fn blocking_placement(&self) -> Option<Broken> {
-        let device = self.config.offload.optimizer == Placement::Device;
+        let device = self.config.offload.optimizer != Placement::Host;
         let why = (
-            "is a way to the host, but nothing goes there",
+            "is a way to the host, where not all updates are",
             "put the optimizer on the `Host`, or leave `offload.transfer` out",
         );
         self.blocking(device, why, ("offload.optimizer", "the optimizer on the device"))
@@ -189,6 +190,20 @@ impl Checks<'_> {
             values: vec![
                 ("partition_checkpoints", "shares of whole inputs".into()),
                 ("parallel.sequence", "inputs are split by tokens".into()),
+            ],
+        })
+    }
+
+    fn checkpoint_sets(&self) -> Option<Broken> {
+        let (sets, recompute) = (self.config.offload.first_forward, self.config.recompute);
+        (sets > 1 && recompute == Recompute::None).then(|| Broken {
+            message: format!(
+                "every activation of {sets} micro-batches would have to be kept at once"
+            ),
+            help: "set `recompute` to `Block`, or leave `offload.first_forward` out".into(),
+            values: vec![
+                ("offload.first_forward", format!("{sets} micro-batches at once")),
+                ("recompute", "every activation is kept".into()),
             ],
         })
     }

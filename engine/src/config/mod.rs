@@ -29,6 +29,7 @@ pub use bytes::{format_bytes, parse_bytes};
 pub use load::{load, load_box, load_str};
 pub use report::{ConfigError, Problem};
 pub(crate) use schema::MEASURED_OPS;
+pub(crate) use write::update_text;
 
 use std::sync::Arc;
 use topology::Machine;
@@ -292,6 +293,10 @@ pub struct OffloadConfig {
     /// Every block has a gradient buffer of its own, as in PyTorch, where two take turns otherwise: to compare
     /// with. Default false.
     pub keep_gradients: bool,
+    /// The first forward passes of so many micro-batches, as far as a step has them, go through each block together, so that
+    /// an exact update hides behind all of them. Takes a set of checkpoints for each; with `recompute: Block`.
+    /// 1..=4096, default 1.
+    pub first_forward: usize,
 }
 
 /// Where the optimizer is.
@@ -301,9 +306,9 @@ pub enum Placement {
     Host,
     /// States and step on the device, partitioned over DP: no offload.
     Device,
-    /// A fraction of the parameters on the device. Not built yet: parsed, then refused by `train`.
+    /// States and step of the parameters that the forward pass needs first on the device, of the others on the host.
     Split {
-        /// In (0, 1).
+        /// Of the parameters, on the device. [0, 1], rounded to what every rank can own alike.
         device_fraction: f32,
     },
 }
@@ -315,9 +320,10 @@ pub enum UpdateMode {
     Serial,
     /// Layer by layer under the next forward; the same bits as `Serial`.
     Overlapped,
-    /// One step stale from `after_step` on. Not built yet: parsed, then refused by `train`.
+    /// The update of step k runs under the whole of step k + 1, which computes on the parameters of step k - 1. Not exact.
+    /// Idle where `optimizer` is `Device`: there it is `Overlapped`.
     Delayed {
-        /// First delayed step.
+        /// The update of this step is the first delayed one: steps up to it are exact, the next one is stale.
         after_step: u64,
     },
 }

@@ -1,8 +1,7 @@
-//! Options that a config may name and that this version cannot do yet, or not on this machine.
+//! What a config may name and `train` cannot do on this machine.
 
 use super::report::{ConfigError, Problem, Spot};
-use super::write::{placement, update};
-use super::{Config, DeviceConfig, Origin, Placement, UpdateMode};
+use super::{Config, DeviceConfig, Origin};
 
 impl Config {
     /// What this config asks for and `train` cannot do, all of it, or `None`.
@@ -10,13 +9,11 @@ impl Config {
     /// `plan` and `config check` accept such a config; `train` refuses it, since it never does
     /// something else than it was asked for. `origins` are those of [`Loaded`](super::Loaded).
     pub fn not_built(&self, origins: &[(String, String, Origin)]) -> Option<ConfigError> {
-        let offload = &self.offload;
         let mut problems = Vec::new();
         let mut refuse = |key: &str, value: String, help: &str| {
-            let message = match key {
-                "device" if value == "Sim" => "`Sim` cannot train".into(),
-                "device" => format!("`Cuda` cannot be used here: {value}"),
-                _ => format!("`{value}` is not built yet"),
+            let message = match &*value {
+                "Sim" => "`Sim` cannot train".into(),
+                _ => format!("`Cuda` cannot be used here: {value}"),
             };
             let spots = origin_note(key, origins);
             problems.push(Problem { key: key.into(), message, help: help.into(), spots });
@@ -36,16 +33,6 @@ impl Config {
                 "a described box holds no data: see what it needs with `onebox plan`, or train on \
                  virtual GPUs with `--set 'device=Cpu(count: N)'`",
             ),
-        }
-        if let Placement::Split { .. } = offload.optimizer {
-            let help = "use `Host` (all states on the host) or `Device` (all on the GPUs)";
-            refuse("offload.optimizer", placement(offload.optimizer), help);
-        }
-        // `update` is idle where the optimizer is on the device.
-        let idle = offload.optimizer == Placement::Device;
-        if let (UpdateMode::Delayed { .. }, false) = (offload.update, idle) {
-            let help = "use `Overlapped`: it hides the update too, and its results are exact";
-            refuse("offload.update", update(offload.update), help);
         }
         let name = format!("run `{}`", self.name);
         (!problems.is_empty()).then(|| ConfigError { name, sources: Vec::new(), problems })

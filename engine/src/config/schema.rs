@@ -300,6 +300,7 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         tile_elements: s.uint("tile_elements", elements, Or::Default(1_048_576)),
         lookahead: s.uint("lookahead", 1..=64, Or::Default(1)),
         keep_gradients: s.flag("keep_gradients", false),
+        first_forward: s.uint("first_forward", 1..=4096, Or::Default(1)),
     }
 }
 
@@ -309,7 +310,7 @@ fn placement(s: &mut Section<'_, '_>) -> Placement {
         0 => Placement::Host,
         1 => Placement::Device,
         _ => {
-            let within = Interval::open(0.0, 1.0);
+            let within = Interval::closed(0.0, 1.0);
             let or = Or::Required("device_fraction: 0.2");
             Placement::Split { device_fraction: s.float("device_fraction", within, or) }
         }

@@ -47,11 +47,6 @@ impl Interval {
         Self { low, high, low_open: false, high_open: true }
     }
 
-    /// `(low, high)`
-    pub(super) const fn open(low: f32, high: f32) -> Self {
-        Self { low, high, low_open: true, high_open: true }
-    }
-
     fn holds(self, value: f32) -> bool {
         (value > self.low || (value == self.low && !self.low_open))
             && (value < self.high || (value == self.high && !self.high_open))

@@ -71,13 +71,14 @@ impl Config {
         let o = &self.offload;
         vec![
             ("optimizer", placement(o.optimizer)),
-            ("update", update(o.update)),
+            ("update", update_text(o.update)),
             ("transfer", o.transfer.name().into()),
             ("accumulate", o.accumulate.name().into()),
             ("bucket_elements", o.bucket_elements.to_string()),
             ("tile_elements", o.tile_elements.to_string()),
             ("lookahead", o.lookahead.to_string()),
             ("keep_gradients", o.keep_gradients.to_string()),
+            ("first_forward", o.first_forward.to_string()),
         ]
     }
 
@@ -190,7 +191,7 @@ pub(super) fn placement(placement: Placement) -> String {
 }
 
 /// The value of `offload.update`.
-pub(super) fn update(update: UpdateMode) -> String {
+pub(crate) fn update_text(update: UpdateMode) -> String {
     match update {
         UpdateMode::Serial => "Serial".into(),
         UpdateMode::Overlapped => "Overlapped".into(),

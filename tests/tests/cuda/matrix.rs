@@ -81,8 +81,15 @@ pub(super) fn grid(precision: &str) {
 }
 
 /// What moves work in place.
-const PLACES: [&[&str]; 3] =
-    [&["offload.update=Serial"], &["offload.optimizer=Device"], &["offload.accumulate=Host"]];
+const PLACES: [&[&str]; 4] = [
+    &["offload.update=Serial"],
+    &["offload.optimizer=Device"],
+    &["offload.accumulate=Host"],
+    &["offload.optimizer=Split(device_fraction: 0.4)"],
+];
+
+/// What an update on the device would not be: one step late.
+const DELAYED: &[&str] = &["offload.update=Delayed(after_step: 1)"];
 
 /// What cuts it into other pieces, or does it again.
 const PIECES: [&[&str]; 4] = [
@@ -105,6 +112,11 @@ pub(super) fn modes() {
             no_bit_changes(&base, &PLACES, &RunOptions::default());
         }
     }
+    let together = with(&small, &["batch.micro=1", "recompute=Block", "precision=Bf16"]);
+    no_bit_changes(&together, &[&["offload.first_forward=3"]], &in_process());
+    let late = with(&small, &with(DELAYED, &["train.steps=4", "precision=Fp32"]));
+    near(&late, &[&[]], &[in_process()], limit("Fp32"));
+    no_bit_changes(&late, &[PLACES[2], PLACES[3], PIECES[1], &[]], &in_process());
 }
 
 pub(super) fn shared() {

@@ -43,7 +43,7 @@ pub(super) fn only_layout(stored: &Loaded, now: &Loaded) -> Result<(), Failed> {
 }
 
 fn is_equal(all: &[Distance]) -> bool {
-    all.iter().all(|d| d.states == Ok([None; 3]))
+    all.iter().all(|d| d.states == Ok([None; 4]))
 }
 
 const fn class(kind: Kind) -> (&'static str, &'static str) {
@@ -80,15 +80,16 @@ fn in_words(
         return text;
     }
     let widest = all.iter().map(|d| d.name.len()).max().unwrap_or(0).max("TENSOR".len());
-    let [master, momentum, variance] = STATE_NAMES;
+    let [master, momentum, variance, gradient] = STATE_NAMES;
     let _ = writeln!(text, "\n{:widest$}  {master:>10}  {momentum:>10}  {variance:>10}", "TENSOR");
     let cell = |apart: Option<f64>| apart.map_or_else(|| "=".into(), |d| format!("{d:.2e}"));
     for Distance { name, states } in all {
         let _ = match states {
             Err(why) => writeln!(text, "{name:widest$}  {why}"),
             Ok(states) => {
-                let [x, y, z] = states.map(cell);
-                writeln!(text, "{name:widest$}  {x:>10}  {y:>10}  {z:>10}")
+                let waits = states[3].map_or_else(String::new, |d| format!("  {gradient} {d:.2e}"));
+                let [x, y, z, _] = states.map(cell);
+                writeln!(text, "{name:widest$}  {x:>10}  {y:>10}  {z:>10}{waits}")
             }
         };
     }
@@ -107,8 +108,12 @@ fn in_json((a, b): (&Checkpoint, &Checkpoint), configs: &[Difference], all: &[Di
                 Some(d) => json!({ "equal": false, "max_abs": d }),
             };
             let of = |i: usize| state(&states[i]);
-            let [x, y, z] = STATE_NAMES;
-            json!({ "name": d.name, x: of(0), y: of(1), z: of(2) })
+            let [x, y, z, waits] = STATE_NAMES;
+            let mut all = json!({ "name": d.name, x: of(0), y: of(1), z: of(2) });
+            if states[3].is_some() {
+                all[waits] = of(3);
+            }
+            all
         }
     };
     json!({

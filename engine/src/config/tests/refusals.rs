@@ -66,9 +66,9 @@ fn single_values() {
         ("offload.update=Delay", "offload.update", &["did you mean `Delayed(after_step: 40)`?"]),
         ("offload.update=Serial(x: 1)", "offload.update.x", &["`Serial` takes no keys"]),
         (
-            "offload.optimizer=Split(device_fraction: 1)",
+            "offload.optimizer=Split(device_fraction: 1.01)",
             "offload.optimizer.device_fraction",
-            &["below 1"],
+            &["from 0 to 1"],
         ),
         ("offload.lookahead=65", "offload.lookahead", &["from 1 to 64"]),
         ("offload.tile_elements=1023", "offload.tile_elements", &["from 1_024"]),

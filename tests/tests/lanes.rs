@@ -1,0 +1,113 @@
+//! What runs at once while parameters are updated, on the clock of a described box: no scheduler, so exact.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
+use device::sim::{Played, Timeline};
+use engine::build::build;
+use engine::config::load;
+use engine::simulate::simulate;
+use std::path::Path;
+
+/// A model on a DGX-2, with one micro-batch, where the update weighs most.
+fn played(config: &str, global: &str, sets: &[&str]) -> Timeline {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(config);
+    let sets = std::iter::once(&global).chain(sets).map(ToString::to_string);
+    let sets: Vec<String> = sets.collect();
+    let config = load(&path, &sets).unwrap_or_else(|e| panic!("{e}")).config;
+    simulate(&config, &build(&config)).unwrap()
+}
+
+/// When ops ran, one after another.
+type Spans = Vec<(f64, f64)>;
+
+/// Ops of rank 0 in the last step.
+fn spans(timeline: &Timeline, is: impl Fn(&Played<'_>) -> bool) -> Spans {
+    let (begin, end) = timeline.window();
+    let inside = timeline.played(0).filter(|p| p.start >= begin && p.start < end && is(p));
+    let mut spans: Spans = inside.map(|p| (p.start, p.end)).collect();
+    spans.sort_by(|a, b| a.0.total_cmp(&b.0));
+    spans
+}
+
+/// When both ran.
+fn both(a: &Spans, b: &Spans) -> Spans {
+    let (mut i, mut j, mut all) = (0, 0, Spans::new());
+    while i < a.len() && j < b.len() {
+        let (from, to) = (a[i].0.max(b[j].0), a[i].1.min(b[j].1));
+        if from < to {
+            all.push((from, to));
+        }
+        if a[i].1 < b[j].1 { i += 1 } else { j += 1 }
+    }
+    all
+}
+
+fn seconds(spans: &Spans) -> f64 {
+    spans.iter().map(|(from, to)| to - from).sum()
+}
+
+fn adam(p: &Played<'_>) -> bool {
+    p.lane == Host && p.work.name == "adam_tile"
+}
+
+/// Seconds in which Adam, a copy of parameters up, their gathering and Compute all run.
+fn all_at_once(timeline: &Timeline) -> f64 {
+    let up = spans(timeline, |p| p.lane == H2d && p.work.name == "copy");
+    let gather = spans(timeline, |p| p.lane == DpComm && p.work.name == "all_gather");
+    let compute = spans(timeline, |p| p.lane == Compute);
+    assert!(!up.is_empty() && !gather.is_empty() && !compute.is_empty());
+    let updating = spans(timeline, adam);
+    seconds(&both(&both(&updating, &up), &both(&gather, &compute)))
+}
+
+/// The share of the time from the first tile to the last in which `lane` works.
+fn occupancy(timeline: &Timeline, lane: device::Lane) -> f64 {
+    let tiles = spans(timeline, adam);
+    let update = vec![(tiles[0].0, tiles[tiles.len() - 1].1)];
+    seconds(&both(&update, &spans(timeline, |p| p.lane == lane))) / seconds(&update)
+}
+
+#[test]
+fn adam_copies_gathers_and_the_next_forward_run_at_once_and_under_serial_never() {
+    // The forward pass takes longer than the update.
+    let small = |set: &str| played("paper/dgx2-10b.ron", "batch.global=160", &[set]);
+    assert!(all_at_once(&small("offload.update=Overlapped")) > 0.0);
+    assert_eq!(all_at_once(&small("offload.update=Serial")), 0.0);
+    // And here it does not. Of Compute: nothing; the next forward pass, as long as that is; all that the step has.
+    let large = |set: &str| played("dgx2-70b.ron", "batch.global=16", &[set]);
+    let [serial, overlapped] = ["offload.update=Serial", "offload.update=Overlapped"].map(large);
+    let delayed = large("offload.update=Delayed(after_step: 1)");
+    let at_work = [&serial, &overlapped, &delayed].map(|t| occupancy(t, Compute));
+    let forward = seconds(&spans(&serial, |p| p.lane == Compute)) / 4.0;
+    let update = seconds(&spans(&serial, adam));
+    assert_eq!(at_work[0], 0.0, "{at_work:?}");
+    assert!(at_work[1] > 0.8 * forward / update, "{at_work:?}, {forward} under {update}");
+    assert!(at_work[2] > 2.0 * at_work[1], "{at_work:?}");
+}
+
+/// A lane is a queue: what stands behind an op that waits for Adam waits too. So nothing that the forward pass needs may
+/// stand behind a gather.
+#[test]
+fn no_tensor_parallel_op_stands_behind_a_gather_that_waits_for_adam() {
+    let timeline = played("dgx2-70b.ron", "batch.global=16", &["offload.update=Overlapped"]);
+    let (begin, end) = timeline.window();
+    let tiles = spans(&timeline, adam);
+    let last_tile = tiles[tiles.len() - 1].1;
+    let (mut gather, mut overtook, mut late) = (f64::NEG_INFINITY, 0, 0);
+    for p in timeline.played(0).filter(|p| p.start >= begin && p.start < end) {
+        match (p.lane, p.work.name) {
+            (DpComm, "all_gather") => gather = gather.max(p.start),
+            // Submitted behind that gather.
+            (TpComm, _) if p.start < last_tile => {
+                overtook += usize::from(p.end <= gather);
+                late += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(overtook > 0, "of {late} beside the update");
+    // And the lane of the gathers stands still most of the time: it is their queue, not their work, that would block.
+    assert!(occupancy(&timeline, DpComm) < 0.1, "{}", occupancy(&timeline, DpComm));
+}
