@@ -269,8 +269,12 @@ fn saving(config: &Config, built: &Built, copy: u64) -> Option<String> {
     let why = match config.train.checkpoint_writer {
         _ if !config.train.saves() => return None,
         _ if copy > 0 => {
+            let without = match all_fit(&memories(config, built, copy).1) {
+                true => "",
+                false => ", which does not fit; train.checkpoint_writer=Foreground needs none",
+            };
             return Some(format!(
-                "checkpoints are written while training goes on, from a copy of {needed} per rank"
+                "checkpoints are written while training goes on, from a copy of {needed} per rank{without}"
             ));
         }
         CheckpointWriter::Foreground | CheckpointWriter::Background => {

@@ -64,6 +64,37 @@ fn seventy_billion_parameters_fit_a_dgx2() {
 }
 
 #[test]
+fn the_copy_that_is_saved_from_is_counted_and_goes_where_it_does_not_fit() {
+    let folder = Folder::new();
+    let plan = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        folder.onebox(&["plan", "tiny.ron", "--json"].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    let host = |plan: &serde_json::Value| plan["host_per_rank"]["bytes"].as_u64().unwrap();
+    let every = "train.checkpoint_every=100";
+    // Where it fits: 12 bytes of each parameter that a rank owns, and a little for padding.
+    let (without, with) = (plan(&[]).ok(), plan(&[every]).ok());
+    let (without, with) = (read(&without.stdout), read(&with.stdout));
+    let least = 12 * with["parameters"].as_u64().unwrap() / 4;
+    let copy = host(&with) - host(&without);
+    assert!((least..least * 5 / 4).contains(&copy), "{copy}, {least}");
+    assert!(without["saving"].is_null());
+    assert!(with["saving"].as_str().unwrap().contains("while training goes on"));
+    // Where it does not: the run waits, and says so, unless it was told not to.
+    let large = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/dgx2-70b.ron");
+    let report = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let config = engine::config::load(&large, &sets).unwrap().config;
+        engine::plan::memory_report(&config, &engine::build::build(&config))
+    };
+    let (auto, told) = (report(&[every]), report(&[every, "train.checkpoint_writer=Background"]));
+    assert!(auto.fits && auto.saving.unwrap().contains("does not fit the host's memory"));
+    assert_eq!(auto.host_per_rank.bytes, report(&[]).host_per_rank.bytes);
+    assert!(!told.fits && told.saving.unwrap().contains("checkpoint_writer=Foreground needs none"));
+}
+
+#[test]
 fn a_plan_is_the_sum_of_its_buffers() {
     let folder = Folder::new();
     let done = folder.onebox(&["plan", "tiny.ron", "--json"]).ok();

@@ -97,6 +97,9 @@ pub(super) fn refusal(loaded: &Loaded, report: &Report) -> String {
         table(&mut out, "host memory of each rank", &report.host_per_rank, false);
         nodes(&mut out, report);
     }
+    if let Some(words) = &report.saving {
+        let _ = writeln!(out, "\n{words}");
+    }
     out + "\n" + &verdict(loaded, report)
 }
 
