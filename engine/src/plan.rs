@@ -1,9 +1,13 @@
 //! What a config needs of every GPU and every NUMA node, before anything is allocated: the very handles that a
 //! run allocates, and the very step, sent through a device that only counts.
 
+mod saving;
+
+pub(crate) use saving::{checkpoint_copy, saved_states};
+
 use crate::boxes;
 use crate::build::{Built, build, device_limit, reserved, shape, world_size};
-use crate::config::{Accumulate, BoxConfig, CheckpointWriter, Config, DeviceConfig};
+use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
 use crate::data::Dataset;
 use crate::gpu;
 use crate::places;
@@ -176,7 +180,7 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
             offload::Sum::Device => "device",
             offload::Sum::Host => "host",
         },
-        saving: saving(config, built, copy),
+        saving: saving::saving(config, built, copy),
         binding,
         step: None,
         gpu,
@@ -235,56 +239,6 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
 /// Whether every memory holds what it must, as in [`memory_report`].
 pub(crate) fn fits(config: &Config, built: &Built) -> bool {
     all_fit(&memories(config, built, checkpoint_copy(config, built)).1)
-}
-
-/// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
-/// instead, or saves nothing.
-pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
-    let copy = states(config, built);
-    match config.train.checkpoint_writer {
-        _ if !config.train.saves() => 0,
-        CheckpointWriter::Foreground => 0,
-        CheckpointWriter::Background => copy,
-        CheckpointWriter::Auto if all_fit(&memories(config, built, copy).1) => copy,
-        CheckpointWriter::Auto => 0,
-    }
-}
-
-/// fp32 arrays of what a rank owns in a checkpoint: the states, and the gradient of an update that waits.
-pub(crate) fn saved_states(config: &Config) -> usize {
-    let late =
-        matches!(crate::build::update_mode(config), crate::config::UpdateMode::Delayed { .. });
-    3 + usize::from(late)
-}
-
-/// Bytes of the states of a rank as a checkpoint has them.
-fn states(config: &Config, built: &Built) -> u64 {
-    let masters = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
-    let elements: u64 = masters.map(|e| (e.shape.0 * e.shape.1) as u64).sum();
-    4 * saved_states(config) as u64 * elements
-}
-
-fn saving(config: &Config, built: &Built, copy: u64) -> Option<String> {
-    let needed = format_bytes(states(config, built));
-    let why = match config.train.checkpoint_writer {
-        _ if !config.train.saves() => return None,
-        _ if copy > 0 => {
-            let without = match all_fit(&memories(config, built, copy).1) {
-                true => "",
-                false => ", which does not fit; train.checkpoint_writer=Foreground needs none",
-            };
-            return Some(format!(
-                "checkpoints are written while training goes on, from a copy of {needed} per rank{without}"
-            ));
-        }
-        CheckpointWriter::Foreground | CheckpointWriter::Background => {
-            "as the config says".to_owned()
-        }
-        CheckpointWriter::Auto => {
-            format!("a copy of {needed} per rank does not fit the host's memory")
-        }
-    };
-    Some(format!("training waits while checkpoints are written: {why}"))
 }
 
 /// (name, bytes, limit) of a memory.

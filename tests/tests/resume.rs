@@ -243,7 +243,8 @@ fn an_update_that_waits_goes_to_every_layout_and_update_mode() {
     let trained = with(&with(BASE, TP2_DP2), &["precision=Bf16", "train.steps=5", late]);
     let straight = run(&trained, 5, first.path(), None);
     // From here on every gradient overflows, so that what waited is all that changes the states.
-    let overflow = with(BASE, &["loss_scale.floor=16777216", "train.steps=6"]);
+    let overflow =
+        with(BASE, &["loss_scale.initial=16777216", "loss_scale.floor=16777216", "train.steps=6"]);
     let layouts: [&[&str]; 5] = [
         &["parallel.tensor=1", "parallel.data=4", late],
         &["parallel.tensor=4", "offload.optimizer=Split(device_fraction: 0.3)", late],
