@@ -6,13 +6,15 @@ use device::{Arena, Device, Dtype, Lane, Op, Plan, Rank, random};
 use std::sync::Arc;
 use std::time::Duration;
 
+type Open = dyn Fn(Rank, &Arc<Plan>, &Arc<World>) -> Device;
+
 pub(super) fn does_as_the_cpu_does() {
     let mut plan = Plan::default();
     let mut tensor = |shape| plan.tensor((Arena::Device, "test"), "t", Dtype::F32, shape);
     let [a, b, c] = [(5, 33), (33, 9), (5, 9)].map(&mut tensor);
     let plan = Arc::new(plan);
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
-    let run = |open: &dyn Fn(Rank, &Arc<Plan>, &Arc<World>) -> Device| {
+    let run = |open: &Open| {
         let dev = open(rank, &plan, &World::new(1, 1, Duration::from_secs(60)));
         for (key, x) in [a, b, c].into_iter().enumerate() {
             dev.write(x, &|i| random::normal(key as u64, i as u64)).unwrap();
