@@ -17,6 +17,7 @@ mod optimizer;
 mod schedule;
 mod start;
 
+pub use adam::AdamTile;
 pub use layout::{Layout, Placement, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
 pub use norm::LossScale;
 pub use optimizer::{Optimizer, Owned};

@@ -395,6 +395,7 @@ fn tiles(
                 variance: part(s.variance),
                 param: part(up),
                 decayed: within(s.spec.decayed),
+                noise: (Arc::default(), first),
             })
         });
         Tile { owned: range, start: first, accumulate, adam, updated: Event::default() }

@@ -1,8 +1,8 @@
 //! What an optimizer starts from: initial parameters, or the states of a run that is gone on with.
 
 use crate::optimizer::Optimizer;
-use device::numerics::control;
-use device::{Device, Error};
+use device::numerics::{as_bf16_parameter, control};
+use device::{Device, Dtype, Error};
 use std::sync::Arc;
 
 /// Elements that are brought in at once.
@@ -82,7 +82,12 @@ impl Optimizer {
                         if state == 0 {
                             let of_device = || s.spec.params.slice(flat..flat + values.len());
                             let param = s.up.map_or_else(of_device, |up| up.slice(owned.clone()));
-                            dev.write(param, &value)?;
+                            let rounds = param.dtype() == Dtype::Bf16;
+                            let as_parameter = |i: usize| match rounds {
+                                true => f64::from(as_bf16_parameter(values[i])),
+                                false => value(i),
+                            };
+                            dev.write(param, &as_parameter)?;
                         }
                     }
                 }

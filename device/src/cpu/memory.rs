@@ -147,6 +147,7 @@ impl Memory {
             Dtype::F32 => part!(F32, f32),
             Dtype::F64 => part!(F64, f64),
             Dtype::I32 => part!(I32, i32),
+            Dtype::U16 => part!(U16, u16),
         }
     }
 
@@ -165,6 +166,7 @@ impl Memory {
             Dtype::F32 => part!(F32, f32),
             Dtype::F64 => part!(F64, f64),
             Dtype::I32 => part!(I32, i32),
+            Dtype::U16 => part!(U16, u16),
         }
     }
 }
