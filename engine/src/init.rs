@@ -2,7 +2,8 @@
 //! that every layout starts from the same model.
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::config::Config;
+use crate::config::{Config, Moments};
+use device::numerics::NoiseRun;
 use device::{Rank, random};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -74,6 +75,29 @@ impl Initial {
             Init::Normal(deviation) => deviation * random::normal(run.stream, global as u64),
         }
     }
+}
+
+/// By segment: the random bits of moments that are rounded by chance, by tensor and index in the whole tensor; none
+/// where moments are fp32.
+pub(crate) fn noise(config: &Config, gpt: &Gpt, rank: Rank) -> Vec<Arc<[NoiseRun]>> {
+    let seed = random::key_of_name(config.train.seed, "moments");
+    let segment = |layout: &tensor_parallel::SegmentLayout| {
+        let runs = |param: &tensor_parallel::Param| {
+            let (stream, start) = (random::key_of_name(seed, &param.name), param.range.start);
+            let run = move |run: tensor_parallel::Run| NoiseRun {
+                flat: start + run.local.start..start + run.local.end,
+                stream,
+                global: run.global as u64,
+            };
+            param.runs(rank.tp, rank.tp_size).into_iter().map(run)
+        };
+        let rounded = config.offload.moments == Moments::Bf16;
+        let params = layout.params.iter().filter(|_| rounded);
+        let mut runs: Vec<NoiseRun> = params.flat_map(runs).collect();
+        runs.sort_by_key(|run| run.flat.start);
+        runs.into()
+    };
+    gpt.segments().iter().map(segment).collect()
 }
 
 /// States of a checkpoint as a rank's flat segments have them.

@@ -1,7 +1,7 @@
 //! The update of one tile on the host: unscale, clip, weight decay, AdamW and the new 16-bit parameter in one
 //! pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
 
-use device::numerics::{Master, Noise, NoiseRun, States, Update, update};
+use device::numerics::{Master, Noise, NoiseRun, States, Update, traffic, update};
 use device::{Dtype, HostContext, HostTask, Mode, Rule, Tensor};
 use std::sync::Arc;
 
@@ -54,6 +54,34 @@ impl HostTask for AdamTile {
         15.0 * self.master.len() as f64
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        self.each_piece(host, update)
+    }
+}
+
+/// What a tile reads and writes without its arithmetic: what a tile could take at least.
+#[derive(Debug)]
+pub struct TrafficTile(
+    /// The tile. Its states are nonsense afterwards.
+    pub AdamTile,
+);
+
+impl HostTask for TrafficTile {
+    fn name(&self) -> &'static str {
+        "traffic_tile"
+    }
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        self.0.accesses(visit);
+    }
+    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        self.0.each_piece(host, |piece| {
+            traffic(piece);
+            Ok(())
+        })
+    }
+}
+
+impl AdamTile {
+    fn each_piece(&self, host: &mut HostContext<'_>, work: Work) -> Result<(), String> {
         let whole = Update {
             rule: self.rule,
             control: host.read_as::<f64>(self.control)?,
@@ -73,8 +101,8 @@ impl HostTask for AdamTile {
             streams: self.master.len() >= STREAMED,
         };
         match host.pool() {
-            None => update(whole),
-            Some(pool) => pool.install(|| split(whole)),
+            None => work(whole),
+            Some(pool) => pool.install(|| split(whole, work)),
         }
     }
 }
@@ -82,13 +110,15 @@ impl HostTask for AdamTile {
 /// From so many elements on a tile's parameters would push more useful things out of the caches.
 const STREAMED: usize = 1 << 18;
 
+type Work = fn(Update<'_>) -> Result<(), String>;
+
 /// Halves until the pieces are small; elementwise, so the cut changes no bit.
-fn split(whole: Update<'_>) -> Result<(), String> {
+fn split(whole: Update<'_>, work: Work) -> Result<(), String> {
     let n = whole.grad.len();
     if n <= PIECE {
-        return update(whole);
+        return work(whole);
     }
     let (left, right) = whole.split_at((n / 2).next_multiple_of(device::BLOCK));
-    let (first, second) = rayon::join(|| split(left), || split(right));
+    let (first, second) = rayon::join(|| split(left, work), || split(right, work));
     first.and(second)
 }

@@ -7,6 +7,7 @@
 //! changes a bit.
 
 use crate::norm::LossScale;
+use crate::state::{State, Storage};
 use device::numerics::control;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
 use std::ops::Range;
@@ -68,6 +69,8 @@ pub struct Spec {
     pub sum: Sum,
     /// `Blocking` only with states on the host, and never with sums on the device.
     pub transfer: Transfer,
+    /// How states are kept; other than fp32 only on the host.
+    pub storage: Storage,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Data-parallel ranks.
@@ -126,6 +129,7 @@ pub(crate) struct Segment {
     pub(crate) down: Option<Tensor>,
     /// Host, fp32: sum over micro-batches.
     pub(crate) host_sum: Option<Tensor>,
+    /// fp32, or the lower halves of what `up` holds the upper ones of.
     pub(crate) master: Tensor,
     pub(crate) momentum: Tensor,
     pub(crate) variance: Tensor,
@@ -256,6 +260,7 @@ impl Segment {
         };
         let fp32_down = spec.sum == Sum::Device || spec.transfer == Transfer::Blocking;
         let down_dtype = if fp32_down { Dtype::F32 } else { storage };
+        let master = if spec.storage.split_master { Dtype::U16 } else { Dtype::F32 };
         Self {
             pieces: pieces(s.params.len(), spec.bucket_elements, spec.dp_size * chunk),
             bucket,
@@ -265,14 +270,23 @@ impl Segment {
             host_sum: spec
                 .host_adds()
                 .then(|| tensor((Arena::Pinned, "gradient sums"), "grad_sum", Dtype::F32)),
-            master: tensor((states, "optimizer states"), "master", Dtype::F32),
-            momentum: tensor((states, "optimizer states"), "momentum", Dtype::F32),
-            variance: tensor((states, "optimizer states"), "variance", Dtype::F32),
+            master: tensor((states, "optimizer states"), "master", master),
+            momentum: tensor((states, "optimizer states"), "momentum", spec.storage.moments),
+            variance: tensor((states, "optimizer states"), "variance", spec.storage.moments),
             up: host.then(|| tensor((Arena::Pinned, "parameter staging"), "params_up", storage)),
             own_chunks,
             all_chunks,
             spec: s.clone(),
         }
+    }
+
+    /// Masters, first and second moments.
+    pub(crate) fn states(&self) -> [State; 3] {
+        let master = match self.up.filter(|_| self.master.dtype() == Dtype::U16) {
+            Some(upper) => State::halves(self.master, upper),
+            None => State::whole(self.master),
+        };
+        [master, State::whole(self.momentum), State::whole(self.variance)]
     }
 
     /// For each piece: where rank `dp`'s part starts in the flat buffer, and its range in the owned arrays.

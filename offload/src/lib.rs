@@ -16,10 +16,12 @@ mod norm;
 mod optimizer;
 mod schedule;
 mod start;
+mod state;
 
-pub use adam::AdamTile;
+pub use adam::{AdamTile, TrafficTile};
 pub use layout::{Layout, Placement, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
 pub use norm::LossScale;
 pub use optimizer::{Optimizer, Owned};
 pub use schedule::LearningRate;
 pub use start::Fill;
+pub use state::{State, Storage};

@@ -5,7 +5,9 @@ use crate::blocking::widen;
 use crate::layout::{Layout, Placement, Segment, Sum, Transfer};
 use crate::norm::{Accumulate, Decide, FoldPartials, SpreadPartials, Turn};
 use crate::schedule::LearningRate;
+use crate::state::State;
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
+use device::numerics::NoiseRun;
 use device::{Device, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,8 +17,8 @@ use std::sync::Arc;
 pub struct Owned {
     /// Its first element in the segment's flat buffer.
     pub start: usize,
-    /// fp32 parameters, first and second moment.
-    pub states: [Tensor; 3],
+    /// Masters, first and second moment.
+    pub states: [State; 3],
 }
 
 /// What this rank does with one piece of a segment.
@@ -75,16 +77,20 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// For `rank`. `counted`: leading elements of each segment that count in this rank's part of the norm
-    /// (parameters that other ranks of the norm's group hold too count on one of them).
+    /// (parameters that other ranks of the norm's group hold too count on one of them). `noise`: by segment, for
+    /// moments that are rounded by chance.
     pub fn new(
         layout: &Arc<Layout>,
         rank: Rank,
-        counted: &[usize],
+        (counted, noise): (&[usize], &[Arc<[NoiseRun]>]),
         learning_rate: Arc<dyn LearningRate>,
     ) -> Self {
         let spec = &layout.spec;
-        let work = |(s, &counted): (&Segment, &usize)| segment_work(layout, s, rank.dp, counted);
-        let work: Vec<SegmentWork> = layout.segments.iter().zip(counted).map(work).collect();
+        let work = |((s, &counted), noise): ((&Segment, &usize), _)| {
+            segment_work(layout, s, rank.dp, (counted, noise))
+        };
+        let segments = layout.segments.iter().zip(counted).zip(noise);
+        let work: Vec<SegmentWork> = segments.map(work).collect();
         let decide = Decide {
             norm: layout.norm,
             control: layout.control,
@@ -327,7 +333,7 @@ impl Optimizer {
         let s = &self.layout.segments[segment];
         let part = |p: &PieceWork| Owned {
             start: p.flat_start(self.rank),
-            states: [s.master, s.momentum, s.variance].map(|t| t.slice(p.owned.clone())),
+            states: s.states().map(|state| state.slice(p.owned.clone())),
         };
         self.work[segment].pieces.iter().map(part).collect()
     }
@@ -339,7 +345,12 @@ impl PieceWork {
     }
 }
 
-fn segment_work(layout: &Layout, s: &Segment, dp: usize, counted: usize) -> SegmentWork {
+fn segment_work(
+    layout: &Layout,
+    s: &Segment,
+    dp: usize,
+    (counted, noise): (usize, &Arc<[NoiseRun]>),
+) -> SegmentWork {
     let owned = s.owned(dp, layout.spec.dp_size);
     let pieces = s.pieces.iter().zip(owned).map(|(piece, (start, owned))| {
         let chunks = s.own_chunks.start + owned.start / layout.chunk
@@ -350,7 +361,7 @@ fn segment_work(layout: &Layout, s: &Segment, dp: usize, counted: usize) -> Segm
             chunks,
             counted: within(counted),
             decayed: within(s.spec.decayed),
-            tiles: tiles(layout, s, (start, &owned), counted),
+            tiles: tiles(layout, s, (start, &owned), (counted, noise)),
             owned,
         }
     });
@@ -367,7 +378,7 @@ fn tiles(
     layout: &Layout,
     s: &Segment,
     (start, owned): (usize, &Range<usize>),
-    counted: usize,
+    (counted, noise): (usize, &Arc<[NoiseRun]>),
 ) -> Vec<Tile> {
     let (spec, chunk) = (&layout.spec, layout.chunk);
     let size = (spec.tile_elements / chunk).max(1) * chunk;
@@ -395,7 +406,7 @@ fn tiles(
                 variance: part(s.variance),
                 param: part(up),
                 decayed: within(s.spec.decayed),
-                noise: (Arc::default(), first),
+                noise: (Arc::clone(noise), first),
             })
         });
         Tile { owned: range, start: first, accumulate, adam, updated: Event::default() }

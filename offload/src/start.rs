@@ -33,8 +33,8 @@ impl Optimizer {
         for (s, w) in layout.segments.iter().zip(&mut self.work) {
             for piece in &w.pieces {
                 let (first, owned) = (piece.flat_start(self.rank), piece.owned.clone());
-                for state in [s.master, s.momentum, s.variance] {
-                    dev.write(state.slice(owned.clone()), &|_| 0.0)?;
+                for state in s.states() {
+                    state.slice(owned.clone()).write(dev, &|_| 0.0)?;
                 }
                 let of_device = || s.spec.params.slice(first..first + owned.len());
                 let param = s.up.map_or_else(of_device, |up| up.slice(owned.clone()));
@@ -75,11 +75,11 @@ impl Optimizer {
                     let values = &mut block[..BLOCK.min(piece.owned.len() - from)];
                     let start = piece.owned.start + from;
                     let (flat, owned) = (first + from, start..start + values.len());
-                    for (state, tensor) in [s.master, s.momentum, s.variance].iter().enumerate() {
-                        fill((segment, state), flat, values)?;
+                    for (number, state) in s.states().iter().enumerate() {
+                        fill((segment, number), flat, values)?;
                         let value = |i: usize| f64::from(values[i]);
-                        dev.write(tensor.slice(owned.clone()), &value)?;
-                        if state == 0 {
+                        state.slice(owned.clone()).write(dev, &value)?;
+                        if number == 0 {
                             let of_device = || s.spec.params.slice(flat..flat + values.len());
                             let param = s.up.map_or_else(of_device, |up| up.slice(owned.clone()));
                             let rounds = param.dtype() == Dtype::Bf16;

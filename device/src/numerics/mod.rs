@@ -4,14 +4,16 @@
 //! Everything is elementwise with explicit fma, IEEE square root and division, or an fp64 sum in a fixed
 //! order; so neither threads, tiles nor SIMD width change a bit.
 
+mod bounds;
 mod path;
 mod round;
 mod simd;
 mod sums;
 mod update;
 
+pub use bounds::{FMA_FLOPS, multiply_add, traffic};
 pub use path::SimdPath;
-pub use round::as_bf16_parameter;
+pub use round::{as_bf16_parameter, from_halves, lower_half};
 pub use sums::{accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
 pub use update::{Master, Noise, NoiseRun, States, Update, update};
 

@@ -8,8 +8,7 @@ use half::{bf16, f16};
 const INFINITY: u32 = 0x7f80_0000;
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// The two halves of an fp32 parameter: the nearest bf16, ties away from zero, and the lower 16 bits. Ties to even
-/// would have 65,537 values share some bf16, one more than the lower half can tell apart.
+/// The two halves of an fp32 parameter: [`as_bf16_parameter`] and the lower 16 bits.
 #[inline(always)]
 pub(super) const fn split(x: f32) -> (u16, u16) {
     let bits = x.to_bits();
@@ -27,9 +26,20 @@ pub(super) const fn join(high: u16, low: u16) -> f32 {
     f32::from_bits(upper | low as u32)
 }
 
-/// `x` as a parameter of the type `T` keeps it, back in fp32: bf16 ties go away from zero, see `split`.
+/// `x` as a bf16 parameter, back in fp32: nearest, ties away from zero. With ties to even, 65,537 values would share
+/// some bf16, one more than 16 further bits can tell apart.
 pub fn as_bf16_parameter(x: f32) -> f32 {
     f32::from_bits(u32::from(split(x).0) << 16)
+}
+
+/// The 16 bits of `x` that [`as_bf16_parameter`] leaves out.
+pub const fn lower_half(x: f32) -> u16 {
+    split(x).1
+}
+
+/// The fp32 of which `parameter` is [`as_bf16_parameter`] and `lower` the [`lower_half`].
+pub const fn from_halves(parameter: f32, lower: u16) -> f32 {
+    join((parameter.to_bits() >> 16) as u16, lower)
 }
 
 /// The bf16 below or above `x` in magnitude, by 16 random bits: right on average.
