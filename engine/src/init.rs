@@ -144,3 +144,41 @@ impl<'a> Stored<'a> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::build;
+    use crate::config::load_str;
+    use std::path::Path;
+
+    /// By (stream, global index): how often a rank of `tp_size` has it.
+    fn bits(tp_size: usize) -> BTreeMap<(u64, u64), usize> {
+        const RON: &str = "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16, vocab: 257), \
+                            offload: (moments: Bf16), data: (train: \"x\"), train: (steps: 1))";
+        let sets = [format!("parallel.tensor={tp_size}"), "device=Cpu".into()];
+        let config = load_str(RON, "a.ron", Path::new("."), &sets).unwrap().config;
+        let gpt = build(&config).gpt;
+        let mut all = BTreeMap::new();
+        for tp in 0..tp_size {
+            let rank = Rank { tp, tp_size, dp: 0, dp_size: 1 };
+            for run in noise(&config, &gpt, rank).iter().flat_map(|runs| runs.iter()) {
+                let first = run.global;
+                for i in 0..run.flat.len() as u64 {
+                    *all.entry((run.stream, first + i)).or_insert(0) += 1;
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn an_element_has_the_same_random_bits_on_every_grid_and_no_two_share_them() {
+        let one = bits(1);
+        assert!(one.values().all(|count| *count == 1));
+        let four = bits(4);
+        assert!(four.keys().eq(one.keys()));
+        // What every rank holds is rounded alike on each.
+        assert!(four.values().all(|count| [1, 4].contains(count)));
+    }
+}

@@ -7,6 +7,7 @@ use super::{round, simd};
 use crate::view::BLOCK;
 use crate::{View, ViewMut};
 use half::slice::HalfFloatSliceExt;
+use pulp::{Arch, Simd, WithSimd};
 
 /// The memory traffic of [`update`](super::update), with additions for arithmetic. The states are nonsense afterwards.
 pub fn traffic(mut update: Update<'_>) {
@@ -73,28 +74,28 @@ fn bump(state: &mut ViewMut<'_>, at: usize, n: usize) {
     }
 }
 
-/// Chains that run side by side, and numbers in each.
+/// Chains of operations that run side by side: enough to hide the latency of one.
 const CHAINS: usize = 12;
-const NUMBERS: usize = 16;
 
-/// Does `rounds` times [`FMA_FLOPS`] operations in registers; returns something that depends on all of them.
-pub fn multiply_add(rounds: usize) -> f32 {
-    SimdPath::current().run(
+/// Does `rounds` rounds of fused multiply-adds in registers, with the widest vectors of this machine; returns how many
+/// floating-point operations these were.
+pub fn multiply_add(rounds: usize) -> f64 {
+    struct Chains(usize);
+    impl WithSimd for Chains {
+        type Output = f64;
         #[inline(always)]
-        || {
-            let mut chains = [[1.0f32; NUMBERS]; CHAINS];
-            let (a, b) = (std::hint::black_box(0.999f32), std::hint::black_box(0.001f32));
-            for _ in 0..rounds {
+        fn with_simd<S: Simd>(self, simd: S) -> f64 {
+            let mut chains = [simd.splat_f32s(1.0); CHAINS];
+            let (a, b) = std::hint::black_box((0.999, 0.001));
+            let (a, b) = (simd.splat_f32s(a), simd.splat_f32s(b));
+            for _ in 0..self.0 {
                 for chain in &mut chains {
-                    for x in chain {
-                        *x = x.mul_add(a, b);
-                    }
+                    *chain = simd.mul_add_f32s(*chain, a, b);
                 }
             }
-            chains.iter().flatten().sum()
-        },
-    )
+            std::hint::black_box(chains.map(|chain| simd.reduce_sum_f32s(chain)));
+            2.0 * (self.0 * CHAINS * S::F32_LANES) as f64
+        }
+    }
+    Arch::new().dispatch(Chains(rounds))
 }
-
-/// Operations of a round of [`multiply_add`].
-pub const FMA_FLOPS: usize = 2 * CHAINS * NUMBERS;

@@ -11,7 +11,7 @@ mod simd;
 mod sums;
 mod update;
 
-pub use bounds::{FMA_FLOPS, multiply_add, traffic};
+pub use bounds::{multiply_add, traffic};
 pub use path::SimdPath;
 pub use round::{as_bf16_parameter, from_halves, lower_half};
 pub use sums::{accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
@@ -71,5 +71,7 @@ impl Scalars {
     }
 }
 
+#[cfg(test)]
+mod accuracy;
 #[cfg(test)]
 mod tests;

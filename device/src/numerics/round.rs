@@ -1,9 +1,9 @@
 //! How fp32 becomes 16 bits and comes back: parameters, halves of them, moments. Branch-free, so that it vectorises.
 
 use super::path::SimdPath;
+use super::simd;
 use crate::View;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
-use half::{bf16, f16};
+use half::slice::HalfFloatSliceExt;
 
 const INFINITY: u32 = 0x7f80_0000;
 const MAGNITUDE: u32 = 0x7fff_ffff;
@@ -42,13 +42,12 @@ pub const fn from_halves(parameter: f32, lower: u16) -> f32 {
     join((parameter.to_bits() >> 16) as u16, lower)
 }
 
-/// The bf16 below or above `x` in magnitude, by 16 random bits: right on average.
+/// The bf16 below or above `x` in magnitude, by 16 random bits: right on average. The NaN of arithmetic stays NaN.
 #[inline(always)]
-pub(super) const fn stochastic(x: f32, random: u32) -> u16 {
+pub(super) const fn stochastic(x: f32, random: u16) -> u16 {
     let bits = x.to_bits();
-    let drawn = (bits.wrapping_add(random & 0xffff) >> 16) as u16;
-    let kept = ((bits >> 16) as u16) | if bits & MAGNITUDE > INFINITY { 0x40 } else { 0 };
-    if bits & MAGNITUDE >= INFINITY { kept } else { drawn }
+    let random = if bits & MAGNITUDE >= INFINITY { 0 } else { random as u32 };
+    (bits.wrapping_add(random) >> 16) as u16
 }
 
 /// IEEE half to single without instructions for it. Exact; NaN becomes quiet, as by hardware.
@@ -81,9 +80,11 @@ const fn round_f16(x: f32) -> u16 {
 #[inline(always)]
 pub(super) fn load(path: SimdPath, view: View<'_>, at: usize, out: &mut [f32]) {
     match view {
-        View::F16(halves) if path == SimdPath::Portable => {
-            let halves = halves[at..at + out.len()].reinterpret_cast();
-            out.iter_mut().zip(halves).for_each(|(o, h)| *o = widen_f16(*h));
+        View::F16(halves) => {
+            let halves: &[u16] = halves[at..at + out.len()].reinterpret_cast();
+            let done = simd::widen_f16(path, halves, out);
+            let rest = out.iter_mut().zip(halves).skip(done);
+            rest.for_each(|(o, h)| *o = widen_f16(*h));
         }
         other => other.load(at, out),
     }
@@ -92,11 +93,8 @@ pub(super) fn load(path: SimdPath, view: View<'_>, at: usize, out: &mut [f32]) {
 /// fp32 parameters as fp16.
 #[inline(always)]
 pub(super) fn to_f16(path: SimdPath, values: &[f32], out: &mut [u16]) {
-    if path == SimdPath::Portable {
-        out.iter_mut().zip(values).for_each(|(o, x)| *o = round_f16(*x));
-    } else {
-        out.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values);
-    }
+    let done = simd::round_f16(path, values, out);
+    out.iter_mut().zip(values).skip(done).for_each(|(o, x)| *o = round_f16(*x));
 }
 
 /// fp32 parameters as bf16.
@@ -105,16 +103,11 @@ pub(super) fn to_bf16(values: &[f32], out: &mut [u16]) {
     out.iter_mut().zip(values).for_each(|(o, x)| *o = split(*x).0);
 }
 
-/// bf16 as fp32.
-#[inline(always)]
-pub(super) fn widen(from: &[bf16], out: &mut [f32]) {
-    out.iter_mut().zip(from).for_each(|(o, x)| *o = crate::view::widen_bf16(*x));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::random;
+    use half::{bf16, f16};
 
     #[test]
     fn halves_of_a_parameter_give_it_back_and_the_upper_one_is_the_nearest() {
@@ -139,7 +132,8 @@ mod tests {
     #[test]
     fn a_stochastic_bf16_is_a_neighbour_and_right_on_average() {
         let x = f32::from_bits(0x3f80_4000); // a quarter of the way up
-        let up = (0..100_000).filter(|&i| stochastic(x, random::bits32(9, i)) == 0x3f81).count();
+        let up =
+            (0..100_000).filter(|&i| stochastic(x, random::bits32(9, i) as u16) == 0x3f81).count();
         assert!((up as f64 / 1e5 - 0.25).abs() < 0.01, "{up}");
         assert_eq!(stochastic(1.5, 0xffff), 0x3fc0);
         assert_eq!(stochastic(f32::NEG_INFINITY, 0xffff), 0xff80);

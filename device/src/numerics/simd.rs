@@ -1,6 +1,7 @@
 //! What no safe code can say: stores that pass by the caches, and the floating-point control of a thread.
 #![expect(unsafe_code, reason = "streaming stores and the floating-point control register")]
 
+use super::path::SimdPath;
 use std::cell::Cell;
 
 /// Elements of 16 bits in a cache line.
@@ -32,6 +33,107 @@ fn stream_8(from: &[u16], to: &mut [u16]) {
     // SAFETY: 16 bytes, aligned to 16 since `stream` looked and steps by as many.
     unsafe { _mm_stream_si128(to.as_mut_ptr().cast::<__m128i>(), eight) };
 }
+
+/// Widens IEEE halves by the instructions of `path`; returns how many, the rest is left.
+#[inline(always)]
+pub(super) fn widen_f16(path: SimdPath, from: &[u16], to: &mut [f32]) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    match path {
+        SimdPath::Avx512 => {
+            let (from, to) = (from.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
+            for (from, to) in from.iter().zip(&mut *to) {
+                widen_16(from, to);
+            }
+            return 16 * from.len().min(to.len());
+        }
+        SimdPath::Avx2 => {
+            let (from, to) = (from.as_chunks::<8>().0, to.as_chunks_mut::<8>().0);
+            for (from, to) in from.iter().zip(&mut *to) {
+                widen_8(from, to);
+            }
+            return 8 * from.len().min(to.len());
+        }
+        SimdPath::Neon | SimdPath::Portable => {}
+    }
+    let _ = (path, from, to);
+    0
+}
+
+/// Rounds to IEEE halves by the instructions of `path`; returns how many, the rest is left.
+#[inline(always)]
+pub(super) fn round_f16(path: SimdPath, from: &[f32], to: &mut [u16]) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    match path {
+        SimdPath::Avx512 => {
+            let (from, to) = (from.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
+            for (from, to) in from.iter().zip(&mut *to) {
+                round_16(from, to);
+            }
+            return 16 * from.len().min(to.len());
+        }
+        SimdPath::Avx2 => {
+            let (from, to) = (from.as_chunks::<8>().0, to.as_chunks_mut::<8>().0);
+            for (from, to) in from.iter().zip(&mut *to) {
+                round_8(from, to);
+            }
+            return 8 * from.len().min(to.len());
+        }
+        SimdPath::Neon | SimdPath::Portable => {}
+    }
+    let _ = (path, from, to);
+    0
+}
+
+#[cfg(target_arch = "x86_64")]
+mod f16c {
+    use std::arch::x86_64::*;
+
+    /// Nearest, ties to even.
+    const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+
+    #[inline(always)]
+    pub(super) fn widen_16(from: &[u16; 16], to: &mut [f32; 16]) {
+        // SAFETY: 32 bytes; only under `SimdPath::Avx512`, which `is_available` has found on this machine.
+        let halves = unsafe { _mm256_loadu_si256(from.as_ptr().cast()) };
+        // SAFETY: as above.
+        let wide = unsafe { _mm512_cvtph_ps(halves) };
+        // SAFETY: 64 bytes; as above.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), wide) };
+    }
+
+    #[inline(always)]
+    pub(super) fn widen_8(from: &[u16; 8], to: &mut [f32; 8]) {
+        // SAFETY: 16 bytes; only under `SimdPath::Avx2`, which `is_available` has found on this machine.
+        let halves = unsafe { _mm_loadu_si128(from.as_ptr().cast()) };
+        // SAFETY: as above.
+        let wide = unsafe { _mm256_cvtph_ps(halves) };
+        // SAFETY: 32 bytes; as above.
+        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), wide) };
+    }
+
+    #[inline(always)]
+    pub(super) fn round_16(from: &[f32; 16], to: &mut [u16; 16]) {
+        // SAFETY: 64 bytes; only under `SimdPath::Avx512`, which `is_available` has found on this machine.
+        let wide = unsafe { _mm512_loadu_ps(from.as_ptr()) };
+        // SAFETY: as above.
+        let halves = unsafe { _mm512_cvtps_ph::<NEAREST>(wide) };
+        // SAFETY: 32 bytes; as above.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), halves) };
+    }
+
+    #[inline(always)]
+    pub(super) fn round_8(from: &[f32; 8], to: &mut [u16; 8]) {
+        // SAFETY: 32 bytes; only under `SimdPath::Avx2`, which `is_available` has found on this machine.
+        let wide = unsafe { _mm256_loadu_ps(from.as_ptr()) };
+        // SAFETY: as above.
+        let halves = unsafe { _mm256_cvtps_ph::<NEAREST>(wide) };
+        // SAFETY: 16 bytes; as above.
+        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), halves) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+use f16c::{round_8, round_16, widen_8, widen_16};
 
 /// What [`stream`] stored is seen by other threads as if it had been stored as usual.
 #[inline(always)]

@@ -70,13 +70,10 @@ pub struct Update<'a> {
     pub streams: bool,
 }
 
-/// One block of elements on its way: what is in memory as it is used stays there.
+/// What a block of elements is read from and written to besides the states: in the first-level cache.
 struct Block {
     grad: [f32; BLOCK],
-    master: [f32; BLOCK],
-    momentum: [f32; BLOCK],
-    variance: [f32; BLOCK],
-    noise: [u32; BLOCK],
+    noise: [u16; BLOCK],
     param: [u16; BLOCK],
 }
 
@@ -147,118 +144,266 @@ impl<'a> Update<'a> {
     fn run(&mut self, path: SimdPath) {
         let scalars = Scalars::new(self.control);
         let step = self.control[super::control::STEP] as u64;
-        let mut b = Block {
-            grad: [0.0; BLOCK],
-            master: [0.0; BLOCK],
-            momentum: [0.0; BLOCK],
-            variance: [0.0; BLOCK],
-            noise: [0; BLOCK],
-            param: [0; BLOCK],
-        };
+        let mut b = Block { grad: [0.0; BLOCK], noise: [0; BLOCK], param: [0; BLOCK] };
         for at in (0..self.grad.len()).step_by(BLOCK) {
             let n = BLOCK.min(self.grad.len() - at);
             let range = at..at + n;
             if !scalars.skip {
                 round::load(path, self.grad, at, &mut b.grad[..n]);
+                if let ViewMut::Bf16(_) = self.states.momentum {
+                    self.noise.fill(step, at, &mut b.noise[..n]);
+                }
             }
-            if let ViewMut::Bf16(_) = self.states.momentum
-                && !scalars.skip
-            {
-                self.noise.fill(step, at, &mut b.noise[..n]);
-            }
-            let moments = [&mut self.states.momentum, &mut self.states.variance];
             let decayed = self.decayed.saturating_sub(at).min(n);
-            match &mut self.states.master {
-                Master::Whole(master) => {
-                    let p = &mut master[range];
-                    if !scalars.skip {
-                        b.apply(self.rule, scalars, at, p, moments, decayed);
-                    }
-                    b.publish(path, p, &mut self.param, at, self.streams);
+            let rule = Step { rule: self.rule, scalars, decayed };
+            let given = (&b.grad[..n], &b.noise[..n]);
+            let moments = (&mut self.states.momentum, &mut self.states.variance, at);
+            match (&mut self.states.master, &mut self.param) {
+                (Master::Lower(low), ViewMut::Bf16(high)) => {
+                    let (high, low) = (&mut high[range.clone()], &mut low[range]);
+                    rule.apply(given, Halves { high: high.reinterpret_cast_mut(), low }, moments);
                 }
-                Master::Lower(low) => {
-                    let ViewMut::Bf16(high) = &mut self.param else { return };
-                    if !scalars.skip {
-                        let (high, low) = (&mut high[range.clone()], &mut low[range]);
-                        let high: &mut [u16] = high.reinterpret_cast_mut();
-                        let mut master = b.master;
-                        let p = &mut master[..n];
-                        for i in 0..n {
-                            p[i] = round::join(high[i], low[i]);
-                        }
-                        b.apply(self.rule, scalars, at, p, moments, decayed);
-                        for i in 0..n {
-                            (high[i], low[i]) = round::split(p[i]);
-                        }
+                (Master::Whole(master), ViewMut::Bf16(param)) => {
+                    let rounded = &mut b.param[..n];
+                    let master = &mut master[range.clone()];
+                    rule.apply(given, Rounded { master, rounded }, moments);
+                    publish(rounded, param[range].reinterpret_cast_mut(), self.streams);
+                }
+                (Master::Whole(master), param) => {
+                    let master = &mut master[range.clone()];
+                    rule.apply(given, Plain { master }, moments);
+                    if let ViewMut::F16(param) = param {
+                        let rounded = &mut b.param[..n];
+                        round::to_f16(path, master, rounded);
+                        publish(rounded, param[range].reinterpret_cast_mut(), self.streams);
+                    } else {
+                        param.store(at, master);
                     }
                 }
+                (Master::Lower(_), _) => {}
             }
         }
     }
 }
 
-impl Block {
-    /// The rule on the elements of `p`, which stand at `at` in the moments.
+#[inline(always)]
+fn publish(rounded: &[u16], param: &mut [u16], streams: bool) {
+    if streams {
+        simd::stream(rounded, param);
+    } else {
+        param.copy_from_slice(rounded);
+    }
+}
+
+/// The masters of a block, and what follows from a new one at once.
+trait Masters {
+    fn get(&self, i: usize) -> f32;
+    fn put(&mut self, i: usize, x: f32);
+    fn split(self, mid: usize) -> (Self, Self)
+    where
+        Self: Sized;
+}
+
+struct Plain<'a> {
+    master: &'a mut [f32],
+}
+
+struct Rounded<'a> {
+    master: &'a mut [f32],
+    rounded: &'a mut [u16],
+}
+
+struct Halves<'a> {
+    high: &'a mut [u16],
+    low: &'a mut [u16],
+}
+
+impl Masters for Plain<'_> {
     #[inline(always)]
-    fn apply(
-        &mut self,
-        rule: Rule,
-        s: Scalars,
-        at: usize,
-        p: &mut [f32],
-        moments: [&mut ViewMut<'_>; 2],
-        decayed: usize,
+    fn get(&self, i: usize) -> f32 {
+        self.master[i]
+    }
+    #[inline(always)]
+    fn put(&mut self, i: usize, x: f32) {
+        self.master[i] = x;
+    }
+    #[inline(always)]
+    fn split(self, mid: usize) -> (Self, Self) {
+        let (a, b) = self.master.split_at_mut(mid);
+        (Plain { master: a }, Plain { master: b })
+    }
+}
+
+impl Masters for Rounded<'_> {
+    #[inline(always)]
+    fn get(&self, i: usize) -> f32 {
+        self.master[i]
+    }
+    #[inline(always)]
+    fn put(&mut self, i: usize, x: f32) {
+        self.master[i] = x;
+        self.rounded[i] = round::split(x).0;
+    }
+    #[inline(always)]
+    fn split(self, mid: usize) -> (Self, Self) {
+        let (a, b) = self.master.split_at_mut(mid);
+        let (c, d) = self.rounded.split_at_mut(mid);
+        (Rounded { master: a, rounded: c }, Rounded { master: b, rounded: d })
+    }
+}
+
+impl Masters for Halves<'_> {
+    #[inline(always)]
+    fn get(&self, i: usize) -> f32 {
+        round::join(self.high[i], self.low[i])
+    }
+    #[inline(always)]
+    fn put(&mut self, i: usize, x: f32) {
+        (self.high[i], self.low[i]) = round::split(x);
+    }
+    #[inline(always)]
+    fn split(self, mid: usize) -> (Self, Self) {
+        let (a, b) = self.high.split_at_mut(mid);
+        let (c, d) = self.low.split_at_mut(mid);
+        (Halves { high: a, low: c }, Halves { high: b, low: d })
+    }
+}
+
+/// How a moment is kept.
+trait Moment: Copy {
+    fn wide(self) -> f32;
+    fn kept(x: f32, noise: u16) -> Self;
+}
+
+impl Moment for f32 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn kept(x: f32, _: u16) -> Self {
+        x
+    }
+}
+
+impl Moment for bf16 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        crate::view::widen_bf16(self)
+    }
+    #[inline(always)]
+    fn kept(x: f32, noise: u16) -> Self {
+        Self::from_bits(round::stochastic(x, noise))
+    }
+}
+
+/// The rule on a block, of which the first `decayed` elements take weight decay.
+#[derive(Clone, Copy)]
+struct Step {
+    rule: Rule,
+    scalars: Scalars,
+    decayed: usize,
+}
+
+impl Step {
+    /// (gradients, random bits), masters, and the moments, in which the block begins at `at`.
+    #[inline(always)]
+    fn apply<M: Masters>(
+        self,
+        (grad, noise): (&[f32], &[u16]),
+        masters: M,
+        (momentum, variance, at): (&mut ViewMut<'_>, &mut ViewMut<'_>, usize),
     ) {
-        let n = p.len();
-        let [momentum, variance] = moments;
+        let range = at..at + grad.len();
+        if self.scalars.skip {
+            return keep(masters, grad.len());
+        }
         match (momentum, variance) {
             (ViewMut::F32(m), ViewMut::F32(v)) => {
-                let (m, v) = (&mut m[at..at + n], &mut v[at..at + n]);
-                step(rule, s, &self.grad[..n], [p, m, v], decayed);
+                self.run((grad, noise), masters, (&mut m[range.clone()], &mut v[range]));
             }
             (ViewMut::Bf16(m), ViewMut::Bf16(v)) => {
-                let (m, v) = (&mut m[at..at + n], &mut v[at..at + n]);
-                let (wide_m, wide_v) = (&mut self.momentum[..n], &mut self.variance[..n]);
-                round::widen(m, wide_m);
-                round::widen(v, wide_v);
-                step(rule, s, &self.grad[..n], [p, wide_m, wide_v], decayed);
-                let noise = &self.noise[..n];
-                for i in 0..n {
-                    m[i] = bf16::from_bits(round::stochastic(wide_m[i], noise[i]));
-                    v[i] = bf16::from_bits(round::stochastic(wide_v[i], noise[i] >> 16));
-                }
+                self.run((grad, noise), masters, (&mut m[range.clone()], &mut v[range]));
             }
             _ => {}
         }
     }
 
-    /// The new parameters, rounded.
     #[inline(always)]
-    fn publish(
-        &mut self,
-        path: SimdPath,
-        p: &[f32],
-        param: &mut ViewMut<'_>,
-        at: usize,
-        streams: bool,
+    fn run<M: Masters, T: Moment>(
+        self,
+        (grad, noise): (&[f32], &[u16]),
+        masters: M,
+        (m, v): (&mut [T], &mut [T]),
     ) {
-        let n = p.len();
-        let rounded = &mut self.param[..n];
-        let out: &mut [u16] = match param {
-            ViewMut::F16(out) => {
-                round::to_f16(path, p, rounded);
-                out[at..at + n].reinterpret_cast_mut()
+        let mid = self.decayed;
+        let (first, second) = masters.split(mid);
+        let (m, later_m) = m.split_at_mut(mid);
+        let (v, later_v) = v.split_at_mut(mid);
+        match self.rule {
+            Rule::AdamW { beta1, beta2, eps, weight_decay } => {
+                let rule = AdamW { beta1, beta2, eps, shrink: -self.scalars.lr * weight_decay };
+                rule.run(self.scalars, (&grad[..mid], &noise[..mid]), first, (m, v));
+                let rule = AdamW { shrink: 0.0, ..rule };
+                rule.run(self.scalars, (&grad[mid..], &noise[mid..]), second, (later_m, later_v));
             }
-            ViewMut::Bf16(out) => {
-                round::to_bf16(p, rounded);
-                out[at..at + n].reinterpret_cast_mut()
+            Rule::Sgd { weight_decay } => {
+                sgd(self.scalars, -self.scalars.lr * weight_decay, &grad[..mid], first);
+                sgd(self.scalars, 0.0, &grad[mid..], second);
             }
-            other => return other.store(at, p),
-        };
-        if streams {
-            simd::stream(rounded, out);
-        } else {
-            out.copy_from_slice(rounded);
+        }
+    }
+}
+
+/// In a skipped step the parameters are those of the masters.
+#[inline(always)]
+fn keep<M: Masters>(mut masters: M, n: usize) {
+    for i in 0..n {
+        masters.put(i, masters.get(i));
+    }
+}
+
+#[inline(always)]
+fn sgd<M: Masters>(s: Scalars, shrink: f32, grad: &[f32], mut masters: M) {
+    for i in 0..grad.len() {
+        let p = masters.get(i);
+        let p = p.mul_add(shrink, p);
+        masters.put(i, (grad[i] * s.factor).mul_add(-s.lr, p));
+    }
+}
+
+#[derive(Clone, Copy)]
+struct AdamW {
+    beta1: f32,
+    beta2: f32,
+    eps: f32,
+    shrink: f32,
+}
+
+impl AdamW {
+    #[inline(always)]
+    fn run<M: Masters, T: Moment>(
+        self,
+        s: Scalars,
+        (grad, noise): (&[f32], &[u16]),
+        mut masters: M,
+        (m, v): (&mut [T], &mut [T]),
+    ) {
+        let Self { beta1, beta2, eps, shrink } = self;
+        let n = grad.len();
+        let (noise, m, v) = (&noise[..n], &mut m[..n], &mut v[..n]);
+        for i in 0..n {
+            let g = grad[i] * s.factor;
+            let momentum = m[i].wide().mul_add(beta1, (1.0 - beta1) * g);
+            let variance = v[i].wide().mul_add(beta2, (1.0 - beta2) * g * g);
+            m[i] = T::kept(momentum, noise[i]);
+            // The same bits for both: their errors in m / sqrt(v) then cancel rather than add up.
+            v[i] = T::kept(variance, noise[i]);
+            let root = (variance * s.variance_correction).sqrt() + eps;
+            let direction = momentum * s.momentum_correction / root;
+            let p = masters.get(i);
+            let p = p.mul_add(shrink, p);
+            masters.put(i, direction.mul_add(-s.lr, p));
         }
     }
 }
@@ -266,7 +411,7 @@ impl Block {
 impl Noise<'_> {
     /// Random bits of the elements from `at` on.
     #[inline(always)]
-    fn fill(&self, step: u64, at: usize, out: &mut [u32]) {
+    fn fill(&self, step: u64, at: usize, out: &mut [u16]) {
         let (first, end) = (self.start + at, self.start + at + out.len());
         let mut run = self.runs.partition_point(|run| run.flat.end <= first);
         let mut done = first;
@@ -283,14 +428,45 @@ impl Noise<'_> {
             match global {
                 None => out.fill(0),
                 Some((stream, global)) => {
-                    for (i, bits) in out.iter_mut().enumerate() {
-                        *bits = random::bits32(stream, global + i as u64);
-                    }
+                    random_run(stream, global, out);
                     run += 1;
                 }
             }
             done = upto;
         }
+    }
+}
+
+/// Random bits of the elements from `first` on of a tensor: two elements share 32.
+#[inline(always)]
+fn random_run(stream: u64, first: u64, out: &mut [u16]) {
+    let (head, pairs) = out.split_at_mut(out.len().min((first % 2) as usize));
+    for odd in head {
+        *odd = (random::bits32(stream, first / 2) >> 16) as u16;
+    }
+    let first = first.div_ceil(2);
+    // The upper half of the index changes at most once in a block.
+    let same = u64::from(u32::MAX) - (first & u64::from(u32::MAX)) + 1;
+    let (same, next) = pairs.split_at_mut(pairs.len().min(2 * same as usize));
+    random_pairs(stream, first, same);
+    random_pairs(stream, first + same.len() as u64 / 2, next);
+}
+
+/// Random bits of pairs whose indices share their upper half.
+#[inline(always)]
+fn random_pairs(stream: u64, first: u64, out: &mut [u16]) {
+    let upper = first & !u64::from(u32::MAX);
+    let bits = |i: u32| {
+        let lower = (first as u32).wrapping_add(i);
+        random::bits32(stream, upper | u64::from(lower))
+    };
+    let (pairs, last) = out.as_chunks_mut::<2>();
+    for (i, pair) in (0u32..).zip(&mut *pairs) {
+        let bits = bits(i);
+        *pair = [bits as u16, (bits >> 16) as u16];
+    }
+    for even in last {
+        *even = bits(pairs.len() as u32) as u16;
     }
 }
 
@@ -311,42 +487,6 @@ impl<'a> Master<'a> {
             Self::Lower(low) => {
                 let (a, b) = low.split_at_mut(mid);
                 (Self::Lower(a), Self::Lower(b))
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn step(rule: Rule, s: Scalars, grad: &[f32], [p, m, v]: [&mut [f32]; 3], decayed: usize) {
-    let (pd, p) = p.split_at_mut(decayed);
-    let (md, m) = m.split_at_mut(decayed);
-    let (vd, v) = v.split_at_mut(decayed);
-    step_run(rule, s, true, &grad[..decayed], [pd, md, vd]);
-    step_run(rule, s, false, &grad[decayed..], [p, m, v]);
-}
-
-#[inline(always)]
-fn step_run(rule: Rule, s: Scalars, decay: bool, grad: &[f32], [p, m, v]: [&mut [f32]; 3]) {
-    let n = grad.len();
-    let (p, m, v) = (&mut p[..n], &mut m[..n], &mut v[..n]);
-    match rule {
-        Rule::AdamW { beta1, beta2, eps, weight_decay } => {
-            let shrink = if decay { -s.lr * weight_decay } else { 0.0 };
-            for i in 0..n {
-                let g = grad[i] * s.factor;
-                m[i] = m[i].mul_add(beta1, (1.0 - beta1) * g);
-                v[i] = v[i].mul_add(beta2, (1.0 - beta2) * g * g);
-                let root = (v[i] * s.variance_correction).sqrt() + eps;
-                let direction = m[i] * s.momentum_correction / root;
-                p[i] = p[i].mul_add(shrink, p[i]);
-                p[i] = direction.mul_add(-s.lr, p[i]);
-            }
-        }
-        Rule::Sgd { weight_decay } => {
-            let shrink = if decay { -s.lr * weight_decay } else { 0.0 };
-            for i in 0..n {
-                p[i] = p[i].mul_add(shrink, p[i]);
-                p[i] = (grad[i] * s.factor).mul_add(-s.lr, p[i]);
             }
         }
     }

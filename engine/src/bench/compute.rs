@@ -4,7 +4,7 @@ use super::adam::median;
 use super::{PATIENCE, memcpy, on_host};
 use crate::open::kernel_pool;
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
-use device::numerics::{FMA_FLOPS, multiply_add};
+use device::numerics::multiply_add;
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
 use serde::Serialize;
 use std::sync::Arc;
@@ -85,10 +85,10 @@ fn product_of(
         dev.submit(Lane::Compute, Op::Gemm { a, b, c, beta: 0.0, bias: None });
         dev.sync_all()?;
         let seconds = started.elapsed().as_secs_f64();
-        let fma = multiply_add_seconds(pool.as_deref());
+        let fma = multiply_add_rate(pool.as_deref());
         if round > 0 {
             product.push(2.0 * (m * n * k) as f64 / seconds / 1e9);
-            peak.push((threads * FMA_ROUNDS * FMA_FLOPS) as f64 / fma / 1e9);
+            peak.push(fma / 1e9);
         }
     }
     dev.finish()?;
@@ -97,14 +97,12 @@ fn product_of(
     Ok(Product { m, n, k, dtype: name, threads, gflops, ceiling_gflops, share_of_ceiling })
 }
 
-fn multiply_add_seconds(pool: Option<&rayon::ThreadPool>) -> f64 {
+/// Operations a second.
+fn multiply_add_rate(pool: Option<&rayon::ThreadPool>) -> f64 {
     let started = Instant::now();
-    let work = || std::hint::black_box(multiply_add(FMA_ROUNDS));
-    match pool {
-        Some(pool) => drop(pool.broadcast(|_| work())),
-        None => drop(std::hint::black_box(work())),
-    }
-    started.elapsed().as_secs_f64()
+    let work = || multiply_add(FMA_ROUNDS);
+    let done: f64 = pool.map_or_else(work, |pool| pool.broadcast(|_| work()).iter().sum());
+    done / started.elapsed().as_secs_f64()
 }
 
 /// Collectives of `ranks` virtual GPUs in this process.

@@ -16,6 +16,12 @@ pub(in crate::cli) struct AdamArgs {
     /// Kernel threads [default: all cores]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=4096))]
     threads: Option<u16>,
+    /// Passes over all parameters of which medians are taken; fewer where they take long
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Only the four kinds of states, by the best instructions
+    #[arg(long)]
+    states_only: bool,
     #[command(flatten)]
     simd: SimdArg,
     /// One JSON document on stdout
@@ -64,12 +70,12 @@ pub(super) fn adam(args: &AdamArgs) -> Result<(), Failed> {
     let params = args.params as usize;
     let only = args.simd.choose()?;
     let mut rows = Vec::new();
-    for case in cases(threads(args.threads), only) {
+    for case in cases(threads(args.threads), only, args.states_only) {
         let pages = if case.small_pages { "4 KiB" } else { "2 MiB" };
         let state = state_name(case.storage);
         let (path, threads) = (case.path, case.threads);
         say(&format!("measuring: {path}, {state}, {threads} threads, pages of {pages}"));
-        rows.push(bench::adam(case, params).map_err(failed)?);
+        rows.push(bench::adam(case, params, usize::from(args.rounds)).map_err(failed)?);
     }
     let rows = Rows { rows };
     shown(args.json, &rows, || adam_text(&rows.rows))
