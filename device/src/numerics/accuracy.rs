@@ -97,7 +97,10 @@ fn after_100_and_1000_steps_the_weights_are_near_those_of_fp64() {
         for half in [true, false] {
             for option in [(false, false), (true, false), (false, true), (true, true)] {
                 let found = errors(path, half, option, [100, 1000]);
-                println!("{path} half {half} (split, bf16 moments) {option:?}: {found:.2e?}");
+                println!(
+                    "{path} half {half} (split, bf16 moments) {option:?}: {:.2e} {:.2e}",
+                    found[0], found[1]
+                );
                 let bound = if option.1 { 2e-2 } else { 1e-5 };
                 assert!(found.iter().all(|e| *e < bound), "{path} {option:?} {found:?}");
                 assert!(!option.1 || found[1] > 1e-4, "bf16 moments are not what was measured");

@@ -365,10 +365,10 @@ fn keep<M: Masters>(mut masters: M, n: usize) {
 
 #[inline(always)]
 fn sgd<M: Masters>(s: Scalars, shrink: f32, grad: &[f32], mut masters: M) {
-    for i in 0..grad.len() {
+    for (i, g) in grad.iter().enumerate() {
         let p = masters.get(i);
         let p = p.mul_add(shrink, p);
-        masters.put(i, (grad[i] * s.factor).mul_add(-s.lr, p));
+        masters.put(i, (g * s.factor).mul_add(-s.lr, p));
     }
 }
 
