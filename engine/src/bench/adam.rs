@@ -114,9 +114,9 @@ pub fn adam(case: Case, params: usize, most: usize) -> Result<Row, Error> {
     write_control(&dev, tiles.1)?;
     // Tile by tile, in turn, and never the tile that is in the caches: a machine that is busy with something else holds
     // up both, and few tiles of many.
-    let timed = |tile: usize, which: usize| {
+    let timed = |op: &Arc<HostOp>| {
         let started = Instant::now();
-        dev.submit_host(&tiles.0[tile][which], 0);
+        dev.submit_host(op, 0);
         dev.sync(dev.record(Lane::Host))?;
         Ok::<f64, Error>(started.elapsed().as_secs_f64())
     };
@@ -125,9 +125,9 @@ pub fn adam(case: Case, params: usize, most: usize) -> Result<Row, Error> {
     let (began, mut rounds, mut passes) = (Instant::now(), 0, Vec::new());
     while rounds <= most && (rounds < 3 || began.elapsed().as_secs_f64() < ENOUGH) {
         let mut pass = 0.0;
-        for tile in 0..count {
+        for (tile, ops) in tiles.0.iter().enumerate() {
             let other = (tile + count / 2) % count;
-            let (first, second) = (timed(tile, 0)?, timed(other, 1)?);
+            let (first, second) = (timed(&ops[0])?, timed(&tiles.0[other][1])?);
             pass += first;
             // The first round brings the memory in.
             if rounds > 0 {

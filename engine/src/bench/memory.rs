@@ -80,9 +80,9 @@ impl HostTask for Sweep {
                 let pairs = to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE));
                 pairs.for_each(|(to, from)| to.copy_from_slice(from));
             }
-            Pass::Change => {
-                to.par_chunks_mut(PIECE).for_each(|piece| piece.iter_mut().for_each(|x| *x += 1.0))
-            }
+            Pass::Change => to.par_chunks_mut(PIECE).for_each(|piece| {
+                piece.iter_mut().for_each(|x| *x += 1.0);
+            }),
         };
         match host.pool() {
             Some(pool) => pool.install(work),
