@@ -7,6 +7,7 @@
 //! changes a bit.
 
 use crate::norm::LossScale;
+use crate::state::{State, Storage};
 use device::numerics::control;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
 use std::ops::Range;
@@ -71,6 +72,8 @@ pub struct Spec {
     pub sum: Sum,
     /// `Blocking` only with all states on the host, never with sums on the device nor with delayed updates.
     pub transfer: Transfer,
+    /// How states on the host are kept; on the device they are fp32.
+    pub storage: Storage,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Data-parallel ranks.
@@ -139,6 +142,7 @@ pub(crate) struct Store {
     pub(crate) down: Option<[Tensor; 2]>,
     /// Host, fp32: sum over micro-batches.
     pub(crate) host_sum: Option<[Tensor; 2]>,
+    /// fp32, or the lower halves of what `up` holds the upper ones of.
     pub(crate) master: Tensor,
     pub(crate) momentum: Tensor,
     pub(crate) variance: Tensor,
@@ -331,21 +335,30 @@ impl Store {
         });
         let host_sum = host_adds
             .then(|| gradient((Arena::Pinned, "gradient sums"), "grad_sum", Dtype::F32, true));
+        // On the device all states are fp32.
+        let small = if host { spec.storage } else { Storage::default() };
+        let (master, moments) =
+            (if small.split_master { Dtype::U16 } else { Dtype::F32 }, small.moments);
         Self {
             place,
             sum,
             kept,
             down,
             host_sum,
-            master: tensor((states, "optimizer states"), "master", Dtype::F32),
-            momentum: tensor((states, "optimizer states"), "momentum", Dtype::F32),
-            variance: tensor((states, "optimizer states"), "variance", Dtype::F32),
+            master: tensor((states, "optimizer states"), "master", master),
+            momentum: tensor((states, "optimizer states"), "momentum", moments),
+            variance: tensor((states, "optimizer states"), "variance", moments),
             up: host.then(|| tensor((Arena::Pinned, "parameter staging"), "params_up", storage)),
         }
     }
 
-    pub(crate) const fn states(&self) -> [Tensor; 3] {
-        [self.master, self.momentum, self.variance]
+    /// Masters, first and second moments.
+    pub(crate) fn states(&self) -> [State; 3] {
+        let master = match self.up.filter(|_| self.master.dtype() == Dtype::U16) {
+            Some(upper) => State::halves(self.master, upper),
+            None => State::whole(self.master),
+        };
+        [master, State::whole(self.momentum), State::whole(self.variance)]
     }
 
     /// What the update of the step that used `side` reads.

@@ -14,7 +14,7 @@ use crate::messages::{Listener, Message};
 use crate::run::meet;
 use device::numerics::control;
 use device::{Device, Error, Rank, Tensor};
-use offload::Optimizer;
+use offload::{Optimizer, State};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ struct Written {
 /// A part of a tensor that this rank owns in one run.
 struct Piece {
     /// And the gradient of an update that waits.
-    states: Vec<Tensor>,
+    states: Vec<State>,
     span: Span,
 }
 
@@ -329,12 +329,12 @@ fn write_file(
     Ok(Written { entry, ranges })
 }
 
-fn write_state(dev: &Device, state: Tensor, file: &mut impl Write) -> Result<Hash, Fault> {
+fn write_state(dev: &Device, state: State, file: &mut impl Write) -> Result<Hash, Fault> {
     let mut hasher = Xxh3Default::new();
     let (mut values, mut bytes) = (vec![0.0; BLOCK], vec![0; 4 * BLOCK]);
     for from in (0..state.len()).step_by(BLOCK) {
         let n = BLOCK.min(state.len() - from);
-        dev.read(state.slice(from..from + n), &mut values[..n])?;
+        state.slice(from..from + n).read(dev, &mut values[..n])?;
         let filled = &mut bytes[..4 * n];
         let pairs = filled.chunks_exact_mut(4).zip(&values);
         pairs.for_each(|(b, x)| b.copy_from_slice(&(*x as f32).to_le_bytes()));
