@@ -216,7 +216,7 @@ fn bench_measures_the_update_products_and_collectives_beside_their_ceilings() {
     assert_eq!(said["rows"].as_array().unwrap().len(), 3, "{said}");
     let missing = if cfg!(target_arch = "aarch64") { "avx512" } else { "neon" };
     let args = [&small[..], &["--simd", missing]].concat();
-    folder.onebox(&args).refused(2, &["--simd", "no `neon`", "portable"]);
+    folder.onebox(&args).refused(78, &["--simd", &format!("no `{missing}`"), "portable"]);
     folder
         .onebox(&["bench", "adam", "--simd", "mmx"])
         .refused(2, &["avx512, avx2, neon, portable"]);

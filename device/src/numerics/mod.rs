@@ -5,6 +5,7 @@
 //! order; so neither threads, tiles nor SIMD width change a bit.
 
 mod bounds;
+mod noise;
 mod path;
 mod round;
 mod simd;
@@ -12,10 +13,11 @@ mod sums;
 mod update;
 
 pub use bounds::{multiply_add, traffic};
+pub use noise::{Noise, NoiseRun};
 pub use path::SimdPath;
 pub use round::{as_bf16_parameter, from_halves, lower_half};
 pub use sums::{accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
-pub use update::{Master, Noise, NoiseRun, States, Update, update};
+pub use update::{Master, States, Update, update};
 
 /// Words (F64) of the control block: what one step decides and the update reads.
 pub mod control {

@@ -20,7 +20,8 @@ use topology::{available_memory, format_bytes};
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(override_usage = "onebox bench step [OPTIONS] <CONFIG>\n       \
-                            onebox bench <copy|adam|gemm|collective> [OPTIONS]\n       \
+                            onebox bench copy [OPTIONS]\n       \
+                            onebox bench <adam|gemm|collective> [OPTIONS]\n       \
                             onebox bench --save-box <FILE>")]
 pub(super) struct BenchArgs {
     /// Time real steps on virtual GPUs and write a box file, for `onebox simulate --box FILE`
