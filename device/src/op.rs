@@ -456,8 +456,8 @@ impl Op {
                 Err("a copy does not convert".into())
             }
             Self::Copy { src, dst } => same(src.len(), dst.len()),
-            Self::AllReduce { x, .. } if x.dtype() == Dtype::I32 => {
-                Err("tokens do not add up".into())
+            Self::AllReduce { x, .. } if matches!(x.dtype(), Dtype::I32 | Dtype::U16) => {
+                Err("only values add up".into())
             }
             _ => Ok(()),
         }

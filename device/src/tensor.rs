@@ -20,13 +20,15 @@ pub enum Dtype {
     F64,
     /// Tokens.
     I32,
+    /// Lower halves of fp32 values whose upper halves are bf16, on the host.
+    U16,
 }
 
 impl Dtype {
     /// Bytes of one element.
     pub const fn bytes(self) -> u64 {
         match self {
-            Self::F16 | Self::Bf16 => 2,
+            Self::F16 | Self::Bf16 | Self::U16 => 2,
             Self::F32 | Self::I32 => 4,
             Self::F64 => 8,
         }

@@ -31,6 +31,7 @@ element!(bf16, Bf16);
 element!(f32, F32);
 element!(f64, F64);
 element!(i32, I32);
+element!(u16, U16);
 
 /// Elements to read.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +46,8 @@ pub enum View<'a> {
     F64(&'a [f64]),
     /// Tokens.
     I32(&'a [i32]),
+    /// Lower halves.
+    U16(&'a [u16]),
 }
 
 /// Elements to write.
@@ -60,6 +63,8 @@ pub enum ViewMut<'a> {
     F64(&'a mut [f64]),
     /// Tokens.
     I32(&'a mut [i32]),
+    /// Lower halves.
+    U16(&'a mut [u16]),
 }
 
 macro_rules! for_each_type {
@@ -70,6 +75,7 @@ macro_rules! for_each_type {
             $kind::F32($s) => $body,
             $kind::F64($s) => $body,
             $kind::I32($s) => $body,
+            $kind::U16($s) => $body,
         }
     };
 }
@@ -82,6 +88,7 @@ macro_rules! rewrap {
             $kind::F32($s) => $kind::F32($body),
             $kind::F64($s) => $kind::F64($body),
             $kind::I32($s) => $kind::I32($body),
+            $kind::U16($s) => $kind::U16($body),
         }
     };
 }
@@ -119,6 +126,7 @@ impl<'a> View<'a> {
             View::F32(s) => out.copy_from_slice(&s[range]),
             View::F64(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = *x as f32),
             View::I32(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = *x as f32),
+            View::U16(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = f32::from(*x)),
         }
     }
 }
@@ -178,6 +186,7 @@ impl<'a> ViewMut<'a> {
             Self::F32(s) => View::F32(s),
             Self::F64(s) => View::F64(s),
             Self::I32(s) => View::I32(s),
+            Self::U16(s) => View::U16(s),
         }
     }
 
@@ -189,6 +198,7 @@ impl<'a> ViewMut<'a> {
             Self::F32(s) => ViewMut::F32(s),
             Self::F64(s) => ViewMut::F64(s),
             Self::I32(s) => ViewMut::I32(s),
+            Self::U16(s) => ViewMut::U16(s),
         }
     }
 
@@ -211,6 +221,7 @@ impl<'a> ViewMut<'a> {
                 s[range].iter_mut().zip(values).for_each(|(o, x)| *o = f64::from(*x));
             }
             ViewMut::I32(s) => s[range].iter_mut().zip(values).for_each(|(o, x)| *o = *x as i32),
+            ViewMut::U16(s) => s[range].iter_mut().zip(values).for_each(|(o, x)| *o = *x as u16),
         }
     }
 
@@ -228,6 +239,7 @@ impl<'a> ViewMut<'a> {
             Self::F32(s) => part!(s, F32),
             Self::F64(s) => part!(s, F64),
             Self::I32(s) => part!(s, I32),
+            Self::U16(s) => part!(s, U16),
         }
     }
 
@@ -239,6 +251,7 @@ impl<'a> ViewMut<'a> {
             Self::F32(s) => s.fill(0.0),
             Self::F64(s) => s.fill(0.0),
             Self::I32(s) => s.fill(0),
+            Self::U16(s) => s.fill(0),
         }
     }
 }
@@ -266,6 +279,7 @@ pub(crate) fn copy(src: View<'_>, dst: &mut ViewMut<'_>) {
         (View::F32(s), ViewMut::F32(d)) => d.copy_from_slice(s),
         (View::F64(s), ViewMut::F64(d)) => d.copy_from_slice(s),
         (View::I32(s), ViewMut::I32(d)) => d.copy_from_slice(s),
+        (View::U16(s), ViewMut::U16(d)) => d.copy_from_slice(s),
         (s, d) => cast(s, d),
     }
 }

@@ -1,9 +1,18 @@
 //! What this machine reaches: copies between host and GPU, plain products, training steps. Each figure has a ceiling
 //! beside it, measured here or that of the link.
 
+mod adam;
+mod compute;
+mod memory;
+
+pub use adam::{Case, Row, adam, cases, state_name};
+pub use compute::{Collective, Product, collectives, products};
+pub use memory::{NodeMemory, memory};
+
 use crate::build::Built;
 use crate::config::{Config, DeviceConfig};
 use crate::data::Dataset;
+use crate::open::kernel_pool;
 use crate::run::{Message, RunError, RunOptions, StepReport, train};
 use crate::{gpu, places};
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
@@ -32,6 +41,8 @@ pub struct Copies {
     pub ceiling: Option<f64>,
     /// What it is.
     pub ceiling_is: &'static str,
+    /// The host's memory, node by node.
+    pub memory: Vec<NodeMemory>,
 }
 
 /// Training steps.
@@ -102,6 +113,32 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
     cpu::open(rank, &plan, &world, &options)
 }
 
+/// A virtual GPU whose kernels have `threads` threads; its host memory on a node by its cores, where they are given.
+fn on_host(
+    plan: Plan,
+    threads: usize,
+    small_pages: bool,
+    node: &[(u32, Vec<u32>)],
+) -> Result<Device, Error> {
+    let (world, rank) = (World::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
+    let cpus = node.first().map(|(_, cpus)| cpus.clone());
+    let nodes = node.iter().map(|(id, _)| *id).collect();
+    let host = cpu::HostPlace {
+        nodes,
+        cpus: cpus.clone().unwrap_or_default(),
+        small_pages,
+        ..cpu::HostPlace::default()
+    };
+    let options = CpuOptions {
+        lanes: Lanes::Inline,
+        memory_limit: u64::MAX,
+        host,
+        scratch_floats: 0,
+        work: HostWork { pool: kernel_pool(threads, cpus, false), ..HostWork::default() },
+    };
+    cpu::open(rank, &Arc::new(plan), &world, &options)
+}
+
 /// Seconds of the fastest of some repetitions, after one that is not counted.
 fn fastest(mut work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     work()?;
@@ -146,7 +183,8 @@ pub fn copies(on_cuda: bool, bytes: u64) -> Result<Copies, Error> {
         false => (Some(memcpy(n * 4)), "a plain copy within the host's memory by one thread"),
     };
     let device = if on_cuda { "Cuda" } else { "Cpu" };
-    Ok(Copies { device, bytes: n as u64 * 4, up, down, both, ceiling, ceiling_is })
+    let memory = memory(bytes)?;
+    Ok(Copies { device, bytes: n as u64 * 4, up, down, both, ceiling, ceiling_is, memory })
 }
 
 fn memcpy(bytes: usize) -> f64 {

@@ -2,11 +2,11 @@
 
 use crate::batch::BatchLayout;
 use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig, Placement, Precision, Recompute};
-use crate::config::{OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
+use crate::config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
 use crate::gpu;
 use crate::places::cores;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
-use offload::{Layout, LossScale, SegmentSpec, Spec, Sum, chunk_elements};
+use offload::{Layout, LossScale, SegmentSpec, Spec, Storage, Sum, chunk_elements};
 use std::sync::Arc;
 use tensor_parallel::{Gpt, GptShape, Keep};
 
@@ -205,6 +205,13 @@ fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
         transfer: match offload.transfer {
             Transfer::Streamed => offload::Transfer::Streamed,
             Transfer::Blocking => offload::Transfer::Blocking,
+        },
+        storage: Storage {
+            moments: match offload.moments {
+                Moments::Fp32 => Dtype::F32,
+                Moments::Bf16 => Dtype::Bf16,
+            },
+            split_master: offload.master == Master::Split,
         },
         micro_batches,
         dp_size: config.parallel.data,

@@ -108,7 +108,7 @@ impl Gathering {
             while at < end {
                 let n = BLOCK.min(end - at);
                 let from = at - owned.start;
-                dev.read(owned.states[state].slice(from..from + n), &mut block[..n])?;
+                owned.states[state].slice(from..from + n).read(dev, &mut block[..n])?;
                 let local = at - param.range.start;
                 let same = self.with(|s| work.on(&mut s.whole, &runs, local, &block[..n]));
                 if !same {

@@ -233,6 +233,7 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
         Dtype::F32 => "f32",
         Dtype::F64 => "f64",
         Dtype::I32 => "i32",
+        Dtype::U16 => "u16",
     }
 }
 

@@ -477,7 +477,8 @@ pub(crate) fn trainer(config: &Config, built: &Built, data: &Arc<Dataset>, rank:
     let counted = |s: &tensor_parallel::SegmentLayout| if rank.tp == 0 { s.len } else { s.sharded };
     let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
     let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
-    let optimizer = Optimizer::new(&built.layout, rank, &counted, lr);
+    let noise = crate::init::noise(config, &built.gpt, rank);
+    let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), lr);
     let loader = Loader::new(&built.batches, data, deal, config.train.steps);
     let schedule = crate::step::Schedule {
         update: crate::build::update_mode(config),

@@ -184,7 +184,42 @@ fn bench_measures_steps_or_copies_or_writes_a_box() {
     assert_eq!(said["loss"], third.unwrap()["loss"], "{said}");
     assert!(folder.onebox(&step).ok().stdout.contains("of the model per GPU"));
     let said = folder.onebox(&["bench", "copy", "--mib", "1"]).ok().stdout;
-    assert!(said.contains("ceiling   "), "{said}");
+    assert!(said.contains("ceiling   ") && said.contains("change "), "{said}");
+}
+
+#[test]
+fn bench_measures_the_update_products_and_collectives_beside_their_ceilings() {
+    let folder = Folder::new();
+    let json = |args: &[&str]| -> Value {
+        serde_json::from_str(&folder.onebox(&[args, &["--json"]].concat()).ok().stdout).unwrap()
+    };
+    let small = ["bench", "adam", "--params", "70001", "--threads", "2", "--rounds", "2"];
+    let said = json(&small);
+    let rows = said["rows"].as_array().unwrap();
+    let bytes = |row: &Value| row["bytes_per_param"].as_f64().unwrap();
+    let all: Vec<f64> = rows.iter().map(bytes).collect();
+    assert!([28.0, 26.0, 20.0, 18.0].iter().all(|bytes| all.contains(bytes)), "{said}");
+    for (key, value) in [("path", "portable".into()), ("threads", 1.into()), ("page_kib", 4.into())]
+    {
+        assert!(rows.iter().any(|row| row[key] == Value::clone(&value)), "{key} {said}");
+    }
+    for row in rows {
+        for key in ["gb_per_s", "share_of_ceiling", "ceiling_gb_per_s", "pass_seconds"] {
+            assert!(row[key].as_f64().unwrap() > 0.0, "{key} {row}");
+        }
+        assert!(row["state"].is_string(), "{row}");
+    }
+    let one = json(&[&small[..], &["--simd", "portable", "--states-only"]].concat());
+    let one = one["rows"].as_array().unwrap();
+    assert!(one.len() == 4 && one.iter().all(|row| row["path"] == "portable"), "{one:?}");
+    let said = json(&["bench", "collective", "--mib", "1"]);
+    assert_eq!(said["rows"].as_array().unwrap().len(), 3, "{said}");
+    let missing = if cfg!(target_arch = "aarch64") { "avx512" } else { "neon" };
+    let args = [&small[..], &["--simd", missing]].concat();
+    folder.onebox(&args).refused(78, &["--simd", &format!("no `{missing}`"), "portable"]);
+    folder
+        .onebox(&["bench", "adam", "--simd", "mmx"])
+        .refused(2, &["avx512, avx2, neon, portable"]);
 }
 
 #[test]

@@ -1,24 +1,41 @@
 //! The update of one tile on the host: unscale, clip, weight decay, AdamW and the new 16-bit parameter in one
-//! pass over memory: 28 bytes per parameter with 16-bit gradients.
+//! pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
 
-use device::numerics::{States, update};
-use device::{HostContext, HostTask, Mode, Rule, Tensor, View, ViewMut};
+use device::numerics::{Master, Noise, NoiseRun, States, Update, traffic, update};
+use device::{Dtype, HostContext, HostTask, Mode, Rule, Tensor};
+use std::sync::Arc;
 
 /// What a tile is cut into for the rank's worker threads.
 const PIECE: usize = 1 << 15;
 
 /// A run of owned parameters.
 #[derive(Debug)]
-pub(crate) struct AdamTile {
-    pub(crate) rule: Rule,
-    pub(crate) control: Tensor,
-    pub(crate) grad: Tensor,
-    pub(crate) master: Tensor,
-    pub(crate) momentum: Tensor,
-    pub(crate) variance: Tensor,
-    pub(crate) param: Tensor,
+pub struct AdamTile {
+    /// The rule.
+    pub rule: Rule,
+    /// The decision, host.
+    pub control: Tensor,
+    /// Summed gradients.
+    pub grad: Tensor,
+    /// fp32, or `U16`: the lower halves of parameters whose upper ones are `param`.
+    pub master: Tensor,
+    /// fp32 or bf16.
+    pub momentum: Tensor,
+    /// As the momentum.
+    pub variance: Tensor,
+    /// The new parameters, where the device copies them from.
+    pub param: Tensor,
     /// Leading elements that take weight decay.
-    pub(crate) decayed: usize,
+    pub decayed: usize,
+    /// For bf16 moments: the segment's runs, and where in it this tile begins.
+    pub noise: (Arc<[NoiseRun]>, usize),
+}
+
+impl AdamTile {
+    /// The upper halves of the master weights are the parameters themselves.
+    fn is_split(&self) -> bool {
+        self.master.dtype() == Dtype::U16
+    }
 }
 
 impl HostTask for AdamTile {
@@ -31,52 +48,77 @@ impl HostTask for AdamTile {
         visit(Mode::Read, self.grad);
         visit(Mode::Update, self.momentum);
         visit(Mode::Update, self.variance);
-        visit(Mode::Write, self.param);
+        visit(if self.is_split() { Mode::Update } else { Mode::Write }, self.param);
     }
     fn flops(&self) -> f64 {
         15.0 * self.master.len() as f64
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let control = host.read_as::<f64>(self.control)?;
-        let grad = host.read(self.grad)?;
-        let states = States {
-            master: host.write_as::<f32>(self.master)?,
-            momentum: host.write_as::<f32>(self.momentum)?,
-            variance: host.write_as::<f32>(self.variance)?,
-        };
-        let param = host.write(self.param)?;
-        match host.pool() {
-            None => update(self.rule, control, grad, states, param, self.decayed),
-            Some(pool) => pool.install(|| self.split(control, grad, states, param, self.decayed)),
-        }
-        Ok(())
+        self.each_piece(host, update)
+    }
+}
+
+/// What a tile reads and writes without its arithmetic: what a tile could take at least.
+#[derive(Debug)]
+pub struct TrafficTile(
+    /// The tile. Its states are nonsense afterwards.
+    pub AdamTile,
+);
+
+impl HostTask for TrafficTile {
+    fn name(&self) -> &'static str {
+        "traffic_tile"
+    }
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        self.0.accesses(visit);
+    }
+    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        self.0.each_piece(host, |piece| {
+            traffic(piece);
+            Ok(())
+        })
     }
 }
 
 impl AdamTile {
-    /// Halves until the pieces are small; elementwise, so the cut changes no bit.
-    fn split(
-        &self,
-        control: &[f64],
-        grad: View<'_>,
-        s: States<'_>,
-        param: ViewMut<'_>,
-        decayed: usize,
-    ) {
-        let n = s.master.len();
-        if n <= PIECE {
-            return update(self.rule, control, grad, s, param, decayed);
+    fn each_piece(&self, host: &mut HostContext<'_>, work: Work) -> Result<(), String> {
+        let whole = Update {
+            rule: self.rule,
+            control: host.read_as::<f64>(self.control)?,
+            grad: host.read(self.grad)?,
+            states: States {
+                master: if self.is_split() {
+                    Master::Lower(host.write_as::<u16>(self.master)?)
+                } else {
+                    Master::Whole(host.write_as::<f32>(self.master)?)
+                },
+                momentum: host.write(self.momentum)?,
+                variance: host.write(self.variance)?,
+            },
+            param: host.write(self.param)?,
+            decayed: self.decayed,
+            noise: Noise { runs: &self.noise.0, start: self.noise.1 },
+            streams: self.master.len() >= STREAMED,
+        };
+        match host.pool() {
+            None => work(whole),
+            Some(pool) => pool.install(|| split(whole, work)),
         }
-        let mid = (n / 2).next_multiple_of(device::BLOCK);
-        let (p, q) = s.master.split_at_mut(mid);
-        let (m, k) = s.momentum.split_at_mut(mid);
-        let (v, w) = s.variance.split_at_mut(mid);
-        let (first, second) = param.split_at(mid);
-        let left = States { master: p, momentum: m, variance: v };
-        let right = States { master: q, momentum: k, variance: w };
-        rayon::join(
-            || self.split(control, grad.slice(0..mid), left, first, decayed.min(mid)),
-            || self.split(control, grad.slice(mid..n), right, second, decayed.saturating_sub(mid)),
-        );
     }
+}
+
+/// From so many elements on a tile's parameters would push more useful things out of the caches.
+const STREAMED: usize = 1 << 18;
+
+type Work = fn(Update<'_>) -> Result<(), String>;
+
+/// Halves until the pieces are small; elementwise, so the cut changes no bit.
+fn split(whole: Update<'_>, work: Work) -> Result<(), String> {
+    let n = whole.grad.len();
+    if n <= PIECE {
+        return work(whole);
+    }
+    let (left, right) = whole.split_at((n / 2).next_multiple_of(device::BLOCK));
+    let (first, second) = rayon::join(|| split(left, work), || split(right, work));
+    first.and(second)
 }

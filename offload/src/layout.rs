@@ -8,6 +8,7 @@
 
 use crate::norm::LossScale;
 use crate::optimizer::Owned;
+use crate::state::{State, Storage};
 use device::numerics::control;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
 use std::ops::Range;
@@ -74,6 +75,8 @@ pub struct Spec {
     pub sum: Sum,
     /// `Blocking` only with all states on the host, never with sums on the device nor with delayed updates.
     pub transfer: Transfer,
+    /// How states on the host are kept; on the device they are fp32.
+    pub storage: Storage,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// Data-parallel ranks.
@@ -144,6 +147,7 @@ pub(crate) struct Store {
     pub(crate) sum_so_far: Option<Tensor>,
     /// Host, fp32: sum over micro-batches.
     pub(crate) host_sum: Option<[Tensor; 2]>,
+    /// fp32, or the lower halves of what `up` holds the upper ones of.
     pub(crate) master: Tensor,
     pub(crate) momentum: Tensor,
     pub(crate) variance: Tensor,
@@ -304,11 +308,11 @@ impl Layout {
             let end = &mut ends[piece.store];
             let owned = *end..*end + len;
             *end = owned.end;
-            let part = |t: Tensor| t.slice(owned.clone());
+            let part = |state: State| state.slice(owned.clone());
             Owned {
                 start: piece.start + dp * len,
                 states: store.states().map(part),
-                gradient: late.map(|side| part(store.gradient(side))),
+                gradient: late.map(|side| part(State::whole(store.gradient(side)))),
             }
         };
         s.pieces.iter().map(part).collect()
@@ -387,6 +391,10 @@ impl Store {
         });
         let host_sum = host_adds
             .then(|| gradient((Arena::Pinned, "gradient sums"), "grad_sum", Dtype::F32, true));
+        // On the device all states are fp32.
+        let small = if host { spec.storage } else { Storage::default() };
+        let (master, moments) =
+            (if small.split_master { Dtype::U16 } else { Dtype::F32 }, small.moments);
         Self {
             place,
             sum,
@@ -394,15 +402,20 @@ impl Store {
             down,
             sum_so_far,
             host_sum,
-            master: tensor((states, "optimizer states"), "master", Dtype::F32),
-            momentum: tensor((states, "optimizer states"), "momentum", Dtype::F32),
-            variance: tensor((states, "optimizer states"), "variance", Dtype::F32),
+            master: tensor((states, "optimizer states"), "master", master),
+            momentum: tensor((states, "optimizer states"), "momentum", moments),
+            variance: tensor((states, "optimizer states"), "variance", moments),
             up: host.then(|| tensor((Arena::Pinned, "parameter staging"), "params_up", storage)),
         }
     }
 
-    pub(crate) const fn states(&self) -> [Tensor; 3] {
-        [self.master, self.momentum, self.variance]
+    /// Masters, first and second moments.
+    pub(crate) fn states(&self) -> [State; 3] {
+        let master = match self.up.filter(|_| self.master.dtype() == Dtype::U16) {
+            Some(upper) => State::halves(self.master, upper),
+            None => State::whole(self.master),
+        };
+        [master, State::whole(self.momentum), State::whole(self.variance)]
     }
 
     /// What the update of the step that used `side` reads.

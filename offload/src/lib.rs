@@ -18,10 +18,13 @@ mod norm;
 mod optimizer;
 mod schedule;
 mod start;
+mod state;
 mod work;
 
+pub use adam::{AdamTile, TrafficTile};
 pub use layout::{Layout, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
 pub use norm::LossScale;
 pub use optimizer::{Optimizer, Owned};
 pub use schedule::LearningRate;
 pub use start::Fill;
+pub use state::{State, Storage};

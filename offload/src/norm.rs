@@ -3,7 +3,7 @@
 //! same either way.
 
 use crate::schedule::LearningRate;
-use device::numerics::{accumulate, chunk_squares, control};
+use device::numerics::{accumulate, accumulate_chunks, control};
 use device::{HostContext, HostTask, Mode, Rule, Tensor, View};
 use std::sync::Arc;
 
@@ -58,12 +58,63 @@ impl HostTask for Accumulate {
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let (grad, sum) = (host.read(self.grad)?, host.write_as::<f32>(self.sum)?);
-        accumulate(grad, sum, self.turn == Turn::First);
-        if self.turn == Turn::Last {
-            let partials = host.write_as::<f64>(self.partials)?;
-            chunk_squares(View::F32(sum), partials, self.chunk, self.counted);
+        let partials = match self.turn {
+            Turn::Last => Some(host.write_as::<f64>(self.partials)?),
+            Turn::First | Turn::Middle => None,
+        };
+        let whole = Part { grad, sum, partials, counted: self.counted };
+        match host.pool() {
+            None => self.add(whole),
+            Some(pool) => pool.install(|| self.split(whole)),
         }
         Ok(())
+    }
+}
+
+/// What one thread adds up: whole chunks.
+struct Part<'a> {
+    grad: View<'a>,
+    sum: &'a mut [f32],
+    partials: Option<&'a mut [f64]>,
+    counted: usize,
+}
+
+/// Elements that are worth another thread.
+const PIECE: usize = 1 << 16;
+
+impl Accumulate {
+    fn add(&self, part: Part<'_>) {
+        let first = self.turn == Turn::First;
+        let Part { grad, sum, partials, counted } = part;
+        match partials {
+            None => accumulate(grad, sum, first),
+            Some(partials) => {
+                accumulate_chunks(grad, sum, first, (partials, self.chunk, counted));
+            }
+        }
+    }
+
+    /// Halves at the ends of chunks, so that the cut changes no bit.
+    fn split(&self, part: Part<'_>) {
+        let n = part.sum.len();
+        let mid = (n / 2).next_multiple_of(self.chunk);
+        if n <= PIECE || mid >= n {
+            return self.add(part);
+        }
+        let Part { grad, sum, partials, counted } = part;
+        let (left, right) = sum.split_at_mut(mid);
+        let (first, second) = match partials {
+            None => (None, None),
+            Some(partials) => {
+                let (first, second) = partials.split_at_mut(mid / self.chunk);
+                (Some(first), Some(second))
+            }
+        };
+        let (grads, more) = (grad.slice(0..mid), grad.slice(mid..n));
+        let (count, rest) = (counted.min(mid), counted.saturating_sub(mid));
+        let left = Part { grad: grads, sum: left, partials: first, counted: count };
+        let right = Part { grad: more, sum: right, partials: second, counted: rest };
+        rayon::join(|| self.split(left), || self.split(right));
     }
 }
 

@@ -4,8 +4,10 @@ use crate::blocking::{add_sum, keep_sum, widen};
 use crate::layout::{Layout, Place, Segment, Sum, Transfer};
 use crate::norm::{Decide, FoldPartials, SpreadPartials, Turn};
 use crate::schedule::LearningRate;
+use crate::state::State;
 use crate::work::{PieceWork, SegmentWork, device_update, segment_work, spread_runs};
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
+use device::numerics::NoiseRun;
 use device::{Device, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
 use std::sync::Arc;
 
@@ -14,10 +16,10 @@ use std::sync::Arc;
 pub struct Owned {
     /// Its first element in the segment's flat buffer.
     pub start: usize,
-    /// fp32 parameters, first and second moment.
-    pub states: [Tensor; 3],
+    /// Masters, first and second moment.
+    pub states: [State; 3],
     /// The gradient of the update that waits, where one does.
-    pub gradient: Option<Tensor>,
+    pub gradient: Option<State>,
 }
 
 /// The optimizer of one rank.
@@ -40,16 +42,20 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// For `rank`. `counted`: leading elements of each segment that count in this rank's part of the norm
-    /// (parameters that other ranks of the norm's group hold too count on one of them).
+    /// (parameters that other ranks of the norm's group hold too count on one of them). `noise`: by segment, for
+    /// moments that are rounded by chance.
     pub fn new(
         layout: &Arc<Layout>,
         rank: Rank,
-        counted: &[usize],
+        (counted, noise): (&[usize], &[Arc<[NoiseRun]>]),
         learning_rate: Arc<dyn LearningRate>,
     ) -> Self {
         let spec = &layout.spec;
-        let work = |(s, &counted): (&Segment, &usize)| segment_work(layout, s, rank.dp, counted);
-        let work: Vec<SegmentWork> = layout.segments.iter().zip(counted).map(work).collect();
+        let work = |((s, &counted), noise): ((&Segment, &usize), _)| {
+            segment_work(layout, s, rank.dp, (counted, noise))
+        };
+        let segments = layout.segments.iter().zip(counted).zip(noise);
+        let work: Vec<SegmentWork> = segments.map(work).collect();
         let decide = Decide {
             norm: layout.norm,
             control: layout.control,

@@ -1,8 +1,9 @@
 //! What an optimizer starts from: initial parameters, or the states of a run that is gone on with.
 
 use crate::optimizer::Optimizer;
-use device::numerics::control;
-use device::{Device, Error};
+use crate::state::State;
+use device::numerics::{as_bf16_parameter, control};
+use device::{Device, Dtype, Error};
 use std::sync::Arc;
 
 /// Elements that are brought in at once.
@@ -36,7 +37,7 @@ impl Optimizer {
                 let (first, owned) = (piece.flat_start(self.rank), piece.owned.clone());
                 let store = &s.stores[piece.store];
                 for state in store.states() {
-                    dev.write(state.slice(owned.clone()), &|_| 0.0)?;
+                    state.slice(owned.clone()).write(dev, &|_| 0.0)?;
                 }
                 let of_device = || s.spec.params.slice(first..first + owned.len());
                 let param = store.up.map_or_else(of_device, |up| up.slice(owned.clone()));
@@ -71,20 +72,26 @@ impl Optimizer {
         for (segment, (s, w)) in layout.segments.iter().zip(&mut self.work).enumerate() {
             for piece in &w.pieces {
                 let (first, store) = (piece.flat_start(self.rank), &s.stores[piece.store]);
-                let states = store.states().into_iter().chain(late.then(|| store.gradient(0)));
+                let gradient = late.then(|| State::whole(store.gradient(0)));
+                let states = store.states().into_iter().chain(gradient);
                 for from in (0..piece.owned.len()).step_by(BLOCK) {
                     let values = &mut block[..BLOCK.min(piece.owned.len() - from)];
                     let start = piece.owned.start + from;
                     let (flat, owned) = (first + from, start..start + values.len());
-                    for (state, tensor) in states.clone().enumerate() {
-                        fill((segment, state), flat, values)?;
+                    for (number, state) in states.clone().enumerate() {
+                        fill((segment, number), flat, values)?;
                         let value = |i: usize| f64::from(values[i]);
-                        dev.write(tensor.slice(owned.clone()), &value)?;
-                        if state == 0 {
+                        state.slice(owned.clone()).write(dev, &value)?;
+                        if number == 0 {
                             let of_device = || s.spec.params.slice(flat..flat + values.len());
                             let param =
                                 store.up.map_or_else(of_device, |up| up.slice(owned.clone()));
-                            dev.write(param, &value)?;
+                            let rounds = param.dtype() == Dtype::Bf16;
+                            let as_parameter = |i: usize| match rounds {
+                                true => f64::from(as_bf16_parameter(values[i])),
+                                false => value(i),
+                            };
+                            dev.write(param, &as_parameter)?;
                         }
                     }
                 }

@@ -3,6 +3,7 @@
 use crate::adam::AdamTile;
 use crate::layout::{Layout, Place, Segment, Store};
 use crate::norm::{Accumulate, Turn};
+use device::numerics::NoiseRun;
 use device::{Event, HostOp, Op, Rank, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,7 +59,12 @@ impl PieceWork {
 }
 
 /// For rank `dp`, of whose part the first `counted` elements count in the norm.
-pub(crate) fn segment_work(layout: &Layout, s: &Segment, dp: usize, counted: usize) -> SegmentWork {
+pub(crate) fn segment_work(
+    layout: &Layout,
+    s: &Segment,
+    dp: usize,
+    (counted, noise): (usize, &Arc<[NoiseRun]>),
+) -> SegmentWork {
     let dp_size = layout.spec.dp_size;
     let mut ends = vec![0; s.stores.len()];
     let pieces = s.pieces.iter().map(|piece| {
@@ -72,7 +78,7 @@ pub(crate) fn segment_work(layout: &Layout, s: &Segment, dp: usize, counted: usi
         let (counted_here, decayed) = (within(counted), within(s.spec.decayed));
         let store = &s.stores[piece.store];
         let tiles = match store.place {
-            Place::Host => tiles(layout, (s, store), (start, &owned, first), counted),
+            Place::Host => tiles(layout, (s, store), (start, &owned, first), (counted, noise)),
             Place::Device => Vec::new(),
         };
         let flat = piece.start..piece.start + piece.len;
@@ -92,7 +98,7 @@ fn tiles(
     layout: &Layout,
     (s, store): (&Segment, &Store),
     (start, owned, chunks): (usize, &Range<usize>, usize),
-    counted: usize,
+    (counted, noise): (usize, &Arc<[NoiseRun]>),
 ) -> Vec<Tile> {
     let (spec, chunk) = (&layout.spec, layout.chunk);
     let size = (spec.tile_elements / chunk).max(1) * chunk;
@@ -123,6 +129,7 @@ fn tiles(
                     variance: part(store.variance),
                     param: part(up),
                     decayed: within(s.spec.decayed),
+                    noise: (Arc::clone(noise), start + before),
                 })
             })
         });

@@ -43,6 +43,59 @@ fn update_mode_changes_no_bit() {
 }
 
 #[test]
+fn split_masters_are_the_fp32_ones_over_whole_runs() {
+    for (i, layout) in LAYOUTS.iter().enumerate() {
+        let rule = RULES[i % 2];
+        let sets = with(&with(&with(BASE, rule), layout), &["precision=Bf16"]);
+        assert_no_bit_changes(
+            &sets,
+            &[
+                &["offload.master=Split"],
+                &["offload.master=Split", "offload.update=Serial", "offload.accumulate=Host"],
+                &["offload.master=Split", "offload.update=Serial", "offload.transfer=Blocking"],
+                &["offload.master=Split", "offload.optimizer=Split(device_fraction: 0.4)"],
+            ],
+        );
+        if i % 2 == 0 {
+            let late = with(&sets, &["offload.update=Delayed(after_step: 1)"]);
+            let split = "offload.optimizer=Split(device_fraction: 0.4)";
+            assert_no_bit_changes(
+                &late,
+                &[&["offload.master=Split"], &["offload.master=Split", split]],
+            );
+        }
+    }
+}
+
+#[test]
+fn what_only_moves_work_changes_no_bit_of_small_moments() {
+    for layout in LAYOUTS {
+        let small = ["offload.moments=Bf16", "precision=Bf16"];
+        let sets = with(&with(BASE, layout), &small);
+        assert_no_bit_changes(
+            &sets,
+            &[
+                &["offload.update=Serial", "device.threads=3"],
+                &["offload.bucket_elements=9000", "offload.tile_elements=2500"],
+                &["offload.accumulate=Host", "offload.master=Split"],
+                &["offload.accumulate=Device", "offload.bucket_elements=1000000"],
+            ],
+        );
+        let (wide, narrow) = (run_sets(&with(&sets, &["offload.moments=Fp32"])), run_sets(&sets));
+        assert_ne!(wide.outcome.state_hash, narrow.outcome.state_hash, "{layout:?}");
+    }
+    // A late update's random bits are those of the step of its gradient.
+    let late = with(LAYOUTS[0], &["offload.update=Delayed(after_step: 1)", "precision=Bf16"]);
+    assert_no_bit_changes(
+        &with(&with(BASE, &late), &["offload.moments=Bf16"]),
+        &[
+            &["offload.accumulate=Host", "offload.master=Split", "device.threads=3"],
+            &["offload.bucket_elements=9000", "offload.tile_elements=2500"],
+        ],
+    );
+}
+
+#[test]
 fn placement_changes_no_bit() {
     no_bit_changes(&[&["offload.optimizer=Device"]]);
     // With one micro-batch the shard itself is the gradient; nothing is summed.

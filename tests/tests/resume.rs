@@ -200,7 +200,7 @@ fn checkpoints_come_by_the_clock_too() {
 
 #[test]
 fn every_update_mode_and_placement_goes_on() {
-    let modes: [&[&str]; 8] = [
+    let modes: [&[&str]; 11] = [
         &["offload.update=Serial"],
         &["offload.optimizer=Device"],
         &["offload.accumulate=Host", "parallel.sequence=true"],
@@ -209,6 +209,18 @@ fn every_update_mode_and_placement_goes_on() {
         &["offload.optimizer=Split(device_fraction: 0.4)", "offload.accumulate=Host"],
         &["offload.update=Delayed(after_step: 3)", "offload.accumulate=Host"],
         &["offload.first_forward=3", "recompute=Block"],
+        &["precision=Bf16", "offload.master=Split", "offload.moments=Bf16"],
+        &[
+            "precision=Bf16",
+            "offload.master=Split",
+            "offload.moments=Bf16",
+            "offload.update=Delayed(after_step: 3)",
+        ],
+        &[
+            "precision=Bf16",
+            "offload.master=Split",
+            "offload.optimizer=Split(device_fraction: 0.4)",
+        ],
     ];
     for mode in modes {
         let sets = with(&with(BASE, TP2_DP2), mode);
@@ -292,6 +304,31 @@ fn a_checkpoint_goes_from_layout_to_layout_and_back() {
         let [was, is] =
             [at(first.path(), 5), at(&folder, 11)].map(|f| std::fs::read(f.join(&name)));
         assert!(was.unwrap() == is.unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn a_checkpoint_of_small_states_goes_from_layout_to_layout() {
+    let small = ["precision=Bf16", "offload.master=Split", "offload.moments=Bf16"];
+    let layouts: [&[&str]; 3] = [
+        &["parallel.tensor=1", "parallel.data=4"],
+        &["parallel.tensor=4", "parallel.data=1", "offload.master=Fp32", "offload.moments=Fp32"],
+        &["parallel.tensor=1", "parallel.data=1"],
+    ];
+    let first = tempfile::tempdir().unwrap();
+    let trained = with(&with(BASE, TP2_DP2), &with(&small, &["train.steps=5"]));
+    let hash = run(&trained, 5, first.path(), None).outcome.state_hash;
+    let (mut folder, mut kept) = (first.path().to_owned(), Vec::new());
+    // No step is done: what is gathered is what was restored.
+    for layout in layouts {
+        let next = tempfile::tempdir().unwrap();
+        let sets = with(&with(BASE, &small), &with(layout, &["train.steps=5"]));
+        let ran = run(&sets, 5, next.path(), Some(open(&folder, 5)));
+        assert_eq!(ran.outcome.state_hash, hash, "{layout:?}");
+        if !ran.saved.is_empty() {
+            folder = next.path().to_owned();
+        }
+        kept.push(next);
     }
 }
 

@@ -158,6 +158,21 @@ impl Arena {
         Ok(arena)
     }
 
+    /// [`Arena::new`] on no node and of pages of 4 KiB, to compare with.
+    ///
+    /// # Errors
+    /// As [`Arena::new`].
+    pub fn of_small_pages(bytes: usize) -> Result<Self, Error> {
+        let refused = |source| Error::Map { bytes, source };
+        let mapped = bytes.max(1).checked_next_multiple_of(HUGE);
+        let mapped = mapped.ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
+        let start = map_aligned(mapped).map_err(refused)?;
+        let report = ArenaReport { bytes: bytes as u64, ..ArenaReport::default() };
+        let arena = Self { start, bytes, mapped, report };
+        advise(start.as_ptr(), mapped, libc::MADV_NOHUGEPAGE).map_err(refused)?;
+        Ok(arena)
+    }
+
     /// Says where a placed arena is; what went wrong once, not once per rank.
     fn tell(&self) {
         if self.report.nodes.is_empty() {

@@ -21,6 +21,8 @@ pub struct HostPlace {
     pub staging: Vec<u32>,
     /// CPUs whose threads will work on it, and bring it in.
     pub cpus: Vec<u32>,
+    /// Pages of 4 KiB on any node, to compare with.
+    pub small_pages: bool,
 }
 
 impl From<&topology::RankPlace> for HostPlace {
@@ -29,6 +31,7 @@ impl From<&topology::RankPlace> for HostPlace {
             nodes: place.state_nodes.clone(),
             staging: vec![place.numa_node],
             cpus: place.worker_cpus.clone(),
+            small_pages: false,
         }
     }
 }
@@ -36,6 +39,9 @@ impl From<&topology::RankPlace> for HostPlace {
 impl HostPlace {
     /// `bytes` of host memory, what the plan calls staging on its own nodes.
     fn arena(&self, plan: &Plan, bytes: usize) -> Result<topology::Arena, topology::Error> {
+        if self.small_pages {
+            return topology::Arena::of_small_pages(bytes);
+        }
         let mut parts: Vec<topology::Part> = Vec::new();
         let staging = plan.entries().iter().filter(|entry| entry.is_staging());
         for entry in staging.filter(|_| !self.staging.is_empty() && self.staging != self.nodes) {
@@ -147,6 +153,7 @@ impl Memory {
             Dtype::F32 => part!(F32, f32),
             Dtype::F64 => part!(F64, f64),
             Dtype::I32 => part!(I32, i32),
+            Dtype::U16 => part!(U16, u16),
         }
     }
 
@@ -165,6 +172,7 @@ impl Memory {
             Dtype::F32 => part!(F32, f32),
             Dtype::F64 => part!(F64, f64),
             Dtype::I32 => part!(I32, i32),
+            Dtype::U16 => part!(U16, u16),
         }
     }
 }

@@ -146,7 +146,7 @@ fn data_type(dtype: Dtype) -> Result<cudaDataType_t, String> {
         Dtype::F16 => Ok(cudaDataType_t::CUDA_R_16F),
         Dtype::Bf16 => Ok(cudaDataType_t::CUDA_R_16BF),
         Dtype::F32 => Ok(cudaDataType_t::CUDA_R_32F),
-        Dtype::F64 | Dtype::I32 => Err(format!("no products of {dtype:?}")),
+        Dtype::F64 | Dtype::I32 | Dtype::U16 => Err(format!("no products of {dtype:?}")),
     }
 }
 

@@ -155,13 +155,14 @@ fn types(tensors: &[Tensor]) -> u64 {
         Dtype::F32 => 2,
         Dtype::F64 => 3,
         Dtype::I32 => 4,
+        Dtype::U16 => 5,
     };
     tensors.iter().rev().fold(0, |all, t| all << 4 | number(t))
 }
 
 /// [`types`] of tensors of values: F16, Bf16 or F32.
 fn values(tensors: &[Tensor]) -> Result<u64, String> {
-    match tensors.iter().find(|t| matches!(t.dtype(), Dtype::F64 | Dtype::I32)) {
+    match tensors.iter().find(|t| matches!(t.dtype(), Dtype::F64 | Dtype::I32 | Dtype::U16)) {
         Some(t) => Err(format!("{:?} where F16, Bf16 or F32 belongs", t.dtype())),
         None => Ok(types(tensors)),
     }
@@ -251,7 +252,7 @@ pub fn combine_peers(
     let args = Args::default().with(&[at]);
     let launch = match dtype {
         Dtype::F64 => Launch::flat("combine_peers_f64", n, rest(args)),
-        Dtype::I32 => return Err("tokens do not add up".into()),
+        Dtype::I32 | Dtype::U16 => return Err("only values add up".into()),
         Dtype::F16 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[0]))),
         Dtype::Bf16 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[1]))),
         Dtype::F32 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[2]))),

@@ -377,6 +377,7 @@ fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
         Dtype::F32 => number!(f32),
         Dtype::F64 => number!(f64),
         Dtype::I32 => number!(i32),
+        Dtype::U16 => number!(u16),
     }
 }
 
@@ -390,6 +391,7 @@ fn encode(dtype: Dtype, value: f64, out: &mut Vec<u8>) {
         Dtype::F32 => out.extend(single.to_le_bytes()),
         Dtype::F64 => out.extend(value.to_le_bytes()),
         Dtype::I32 => out.extend((single as i32).to_le_bytes()),
+        Dtype::U16 => out.extend((single as u16).to_le_bytes()),
     }
 }
 
@@ -418,7 +420,7 @@ mod tests {
 
     #[test]
     fn storage_types_round_trip() {
-        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::I32] {
+        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::I32, Dtype::U16] {
             for value in [0.0, 1.0, -3.0, 100.0] {
                 let mut bytes = Vec::new();
                 encode(dtype, value, &mut bytes);

@@ -145,7 +145,8 @@ pub(super) fn new_id() -> Result<Id, String> {
 
 fn data_type(dtype: Dtype) -> ncclDataType_t {
     match dtype {
-        Dtype::F16 => ncclDataType_t::ncclFloat16,
+        // Halves are moved at most.
+        Dtype::F16 | Dtype::U16 => ncclDataType_t::ncclFloat16,
         Dtype::Bf16 => ncclDataType_t::ncclBfloat16,
         Dtype::F32 => ncclDataType_t::ncclFloat32,
         Dtype::F64 => ncclDataType_t::ncclFloat64,

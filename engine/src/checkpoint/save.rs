@@ -17,7 +17,7 @@ use crate::run::{Place, Watcher, meet};
 use crossbeam_channel::Sender;
 use device::numerics::control;
 use device::{Arena, Device, Error, Tensor};
-use offload::Optimizer;
+use offload::{Optimizer, State};
 use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -224,7 +224,7 @@ impl Saver {
                 }
                 meet(dev, meeting)?;
                 if self.is_well() {
-                    let mut fill = |part: Tensor, to: &mut [u8]| Ok(read(dev, part, to)?);
+                    let mut fill = |part: State, to: &mut [u8]| Ok(read(dev, part, to)?);
                     let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
                     let pieces = (&pieces, optimizer.is_late());
                     let file = || self.write(rank.index(), pieces, &unfinished, &mut fill);
@@ -307,7 +307,7 @@ impl Saver {
                 let write = move || {
                     let Snapshot { pieces, late, bytes } = &*lock(copy);
                     let mut rest = &bytes[..];
-                    let mut fill = |_: Tensor, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
+                    let mut fill = |_: State, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
                     let written =
                         write_file(number, &self.base, (pieces, *late), unfinished, &mut fill);
                     self.wrote(number, written);
@@ -437,11 +437,11 @@ impl Snapshot {
 }
 
 /// fp32 of `part`, little-endian.
-fn read(dev: &Device, part: Tensor, to: &mut [u8]) -> Result<(), Error> {
+fn read(dev: &Device, part: State, to: &mut [u8]) -> Result<(), Error> {
     let mut values = [0.0; BLOCK];
     for (from, to) in (0..part.len()).step_by(BLOCK).zip(to.chunks_mut(4 * BLOCK)) {
         let values = &mut values[..to.len() / 4];
-        dev.read(part.slice(from..from + values.len()), values)?;
+        part.slice(from..from + values.len()).read(dev, values)?;
         let pairs = to.chunks_exact_mut(4).zip(&*values);
         pairs.for_each(|(b, x)| b.copy_from_slice(&(*x as f32).to_le_bytes()));
     }

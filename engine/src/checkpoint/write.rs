@@ -6,8 +6,8 @@ use super::folder::{clean, sync};
 use super::header::{Entry, encode};
 use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
 use super::span::{Span, spans};
-use device::{Rank, Tensor};
-use offload::Owned;
+use device::Rank;
+use offload::{Owned, State};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(super) struct Written {
 /// A part of a tensor that a rank owns in one run.
 pub(super) struct Piece {
     /// And the gradient of an update that waits.
-    states: Vec<Tensor>,
+    states: Vec<State>,
     pub(super) span: Span,
 }
 
@@ -150,7 +150,7 @@ pub(super) fn bytes(pieces: &Pieces) -> usize {
 /// Those of `take`.
 pub(super) fn in_order<E>(
     pieces: &Pieces,
-    take: &mut dyn FnMut(Tensor) -> Result<(), E>,
+    take: &mut dyn FnMut(State) -> Result<(), E>,
 ) -> Result<(), E> {
     for (_, pieces) in pieces {
         for state in 0..pieces.first().map_or(0, |piece| piece.states.len()) {
@@ -161,7 +161,7 @@ pub(super) fn in_order<E>(
 }
 
 /// Where a rank's file gets its states from: the next bytes, of this part of a state.
-pub(super) type Fill<'a, E> = dyn FnMut(Tensor, &mut [u8]) -> Result<(), E> + 'a;
+pub(super) type Fill<'a, E> = dyn FnMut(State, &mut [u8]) -> Result<(), E> + 'a;
 
 /// Writes the file of rank `number` into `folder` and onto the disk. Hashes are of what `fill` gave.
 ///
@@ -201,7 +201,7 @@ pub(super) fn write_file<E: From<io::Error>>(
 }
 
 fn write_state<E: From<io::Error>>(
-    state: Tensor,
+    state: State,
     path: &Path,
     file: &mut impl Write,
     fill: &mut Fill<'_, E>,

@@ -4,6 +4,8 @@ use super::data;
 use super::exit::{Failed, code};
 use super::train::check_memory;
 use super::{ConfigArgs, plan, print, say};
+
+mod host;
 use crate::bench::{Copies, Steps, copies, is_on_cuda, product, steps};
 use crate::build::{build, dtype};
 use crate::calibrate::{measure, to_ron};
@@ -20,6 +22,7 @@ use topology::{available_memory, format_bytes};
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(override_usage = "onebox bench step [OPTIONS] <CONFIG>\n       \
                             onebox bench copy [OPTIONS]\n       \
+                            onebox bench <adam|gemm|collective> [OPTIONS]\n       \
                             onebox bench --save-box <FILE>")]
 pub(super) struct BenchArgs {
     /// Time real steps on virtual GPUs and write a box file, for `onebox simulate --box FILE`
@@ -33,8 +36,14 @@ pub(super) struct BenchArgs {
 enum BenchVerb {
     /// Training steps of a config: time, tokens, share of what plain products reach, exposed update
     Step(StepArgs),
-    /// Copies between the host's memory and a GPU, or a virtual one where there is none
+    /// Copies between the host's memory and a GPU, or a virtual one where there is none; the memory of each NUMA node
     Copy(CopyArgs),
+    /// The update on the host, in turn with the same loads and stores without arithmetic
+    Adam(host::AdamArgs),
+    /// Products of virtual GPUs beside the fused multiply-adds that the cores reach
+    Gemm(host::GemmArgs),
+    /// Collectives of virtual GPUs beside a plain copy
+    Collective(host::CollectiveArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -63,6 +72,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), Failed> {
     match (&args.verb, &args.save_box) {
         (Some(BenchVerb::Step(args)), _) => step(args),
         (Some(BenchVerb::Copy(args)), _) => copy(args),
+        (Some(BenchVerb::Adam(args)), _) => host::adam(args),
+        (Some(BenchVerb::Gemm(args)), _) => host::gemm(args),
+        (Some(BenchVerb::Collective(args)), _) => host::collective(args),
         (None, Some(path)) => save_box(path),
         (None, None) => Ok(()),
     }
@@ -142,8 +154,18 @@ fn copy_text(c: &Copies) -> String {
         Some(gb) => format!("{gb:.2} GB/s: {}", c.ceiling_is),
         None => format!("unknown: {}", c.ceiling_is),
     };
-    format!(
+    let mut out = format!(
         "up        {:.2} GB/s\ndown      {:.2} GB/s\nboth      {:.2} GB/s, added\nceiling   {ceiling}\n",
         c.up, c.down, c.both
-    )
+    );
+    for m in &c.memory {
+        let node = m.node.map_or_else(|| "all".into(), |node| node.to_string());
+        let (read, write, copy, rmw) = (m.read, m.write, m.copy, m.rmw);
+        let _ = writeln!(
+            out,
+            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {} threads",
+            m.threads
+        );
+    }
+    out
 }

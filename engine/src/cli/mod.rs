@@ -17,6 +17,7 @@ mod train;
 mod watch;
 
 use clap::{Args, Parser, Subcommand};
+use device::numerics::SimdPath;
 use exit::{Failed, code};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -99,6 +100,24 @@ impl OnBox {
         let set = |path: &PathBuf| format!("device=Sim(box: {:?})", path.display().to_string());
         config.sets.extend(self.on.as_ref().map(set));
         config.load()
+    }
+}
+
+/// Which instructions the update is compiled for.
+#[derive(Clone, Copy, Debug, Args)]
+struct SimdArg {
+    /// Instructions of the update on the host [default: the best that this machine has]; the results are the same
+    #[arg(long, value_name = "PATH", value_parser = |name: &str| name.parse::<SimdPath>())]
+    simd: Option<SimdPath>,
+}
+
+impl SimdArg {
+    /// For the whole process; refuses what this machine lacks.
+    fn choose(self) -> Result<Option<SimdPath>, Failed> {
+        if let Some(path) = self.simd {
+            path.choose().map_err(|why| Failed::new(code::CONFIG, format!("--simd: {why}")))?;
+        }
+        Ok(self.simd)
     }
 }
 

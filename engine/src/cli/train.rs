@@ -4,7 +4,7 @@ use super::check::count;
 use super::exit::{Failed, code};
 use super::trace::TraceArgs;
 use super::watch::Watch;
-use super::{ConfigArgs, data, plan, print, resume, say};
+use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
 use crate::build::{Built, build, world_size};
 use crate::checkpoint::{Checkpoint, FOLDER};
 use crate::config::{DataFormat, DeviceConfig, Loaded, Precision, update_text};
@@ -16,6 +16,7 @@ use crate::progress::{Progress, clock, si};
 use crate::run::{Outcome, RunError, RunOptions, train};
 use crate::run_dir::{CONFIG, METRICS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
 use device::Error;
+use device::numerics::SimdPath;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,6 +44,8 @@ pub(super) struct TrainArgs {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
+    simd: SimdArg,
+    #[command(flatten)]
     trace: TraceArgs,
     /// No progress, no summary
     #[arg(short, long)]
@@ -50,6 +53,7 @@ pub(super) struct TrainArgs {
 }
 
 pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
+    args.simd.choose()?;
     let loaded = args.config.load()?;
     if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
         return Err(Failed::new(code::CONFIG, not_built));
@@ -193,7 +197,7 @@ impl Session<'_> {
         let (m, p) = (&config.model, &config.parallel);
         self.say(&format!(
             "run     {}\nmodel   {} parameters: {} layers, hidden {}, {} heads, {} tokens, vocabulary {}\n\
-             layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {}\n\
+             layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {} by {}\n\
              batch   {} x {} tokens in {} micro-batch{} per rank\ndata    {}",
             self.dir.path().display(),
             count(self.built.gpt.shape().parameters() as f64),
@@ -209,6 +213,7 @@ impl Session<'_> {
             config.precision,
             config.offload.optimizer,
             update_text(config.offload.update),
+            SimdPath::current(),
             config.batch.global,
             m.seq_len,
             self.built.micro_batches,

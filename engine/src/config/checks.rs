@@ -11,7 +11,7 @@ use super::{
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 22] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 25] {
     [
         Checks::heads_over_ranks,
         Checks::hidden_over_heads,
@@ -27,6 +27,9 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 22] {
         Checks::blocking_update,
         Checks::blocking_sums,
         Checks::blocking_placement,
+        Checks::split_precision,
+        Checks::small_states_place,
+        Checks::moments_of_rule,
         Checks::checkpoints,
         Checks::checkpoints_split_once,
         Checks::checkpoint_sets,

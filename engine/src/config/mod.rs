@@ -17,6 +17,7 @@ mod schema;
 mod section;
 mod set;
 mod source;
+mod states;
 mod suggest;
 mod tree;
 mod value;
@@ -283,6 +284,10 @@ pub struct OffloadConfig {
     pub transfer: Transfer,
     /// Where micro-batches are summed. Default `Auto`.
     pub accumulate: Accumulate,
+    /// How first and second moments are kept. Default `Fp32`.
+    pub moments: Moments,
+    /// How master weights are kept. Default `Fp32`.
+    pub master: Master,
     /// Most elements of a gradient bucket before it is reduced in pieces. 1024..=2^40,
     /// default 50,000,000.
     pub bucket_elements: usize,
@@ -311,6 +316,26 @@ pub enum Placement {
         /// Of the parameters, on the device. [0, 1], rounded to what every rank can own alike.
         device_fraction: f32,
     },
+}
+
+/// How the moments of AdamW are kept in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moments {
+    /// 4 bytes each.
+    Fp32,
+    /// 2 bytes each, rounded up or down by chance so that the mean is right: close to fp32, not equal. The random bits
+    /// are those of seed, step, tensor and index, in every layout. Only with the whole optimizer on the host.
+    Bf16,
+}
+
+/// How master weights are kept in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Master {
+    /// 4 bytes each, besides the 16-bit parameter.
+    Fp32,
+    /// The bf16 parameter and the 2 bytes that make it the fp32 master: the same bits, 2 bytes less. Needs
+    /// `precision: Bf16`, and some of the optimizer on the host.
+    Split,
 }
 
 /// When the update runs.

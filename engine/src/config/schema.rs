@@ -22,6 +22,14 @@ impl Named for Transfer {
         &[("Streamed", Self::Streamed), ("Blocking", Self::Blocking)];
 }
 
+impl Named for Moments {
+    const ALL: &'static [(&'static str, Self)] = &[("Fp32", Self::Fp32), ("Bf16", Self::Bf16)];
+}
+
+impl Named for Master {
+    const ALL: &'static [(&'static str, Self)] = &[("Fp32", Self::Fp32), ("Split", Self::Split)];
+}
+
 impl Named for Accumulate {
     const ALL: &'static [(&'static str, Self)] =
         &[("Auto", Self::Auto), ("Device", Self::Device), ("Host", Self::Host)];
@@ -296,6 +304,8 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         update: update(s),
         transfer: s.named("transfer", Transfer::Streamed),
         accumulate: s.named("accumulate", Accumulate::Auto),
+        moments: s.named("moments", Moments::Fp32),
+        master: s.named("master", Master::Fp32),
         bucket_elements: s.uint("bucket_elements", elements.clone(), Or::Default(50_000_000)),
         tile_elements: s.uint("tile_elements", elements, Or::Default(1_048_576)),
         lookahead: s.uint("lookahead", 1..=64, Or::Default(1)),

@@ -74,6 +74,8 @@ impl Config {
             ("update", update_text(o.update)),
             ("transfer", o.transfer.name().into()),
             ("accumulate", o.accumulate.name().into()),
+            ("moments", o.moments.name().into()),
+            ("master", o.master.name().into()),
             ("bucket_elements", o.bucket_elements.to_string()),
             ("tile_elements", o.tile_elements.to_string()),
             ("lookahead", o.lookahead.to_string()),

@@ -35,7 +35,7 @@ pub(crate) fn ulp(dtype: Dtype) -> f64 {
         Dtype::Bf16 => 1.0 / 128.0,
         Dtype::F16 => 1.0 / 1024.0,
         Dtype::F32 => 1.2e-7,
-        Dtype::F64 | Dtype::I32 => 0.0,
+        Dtype::F64 | Dtype::I32 | Dtype::U16 => 0.0,
     }
 }
 
@@ -312,6 +312,7 @@ fn encode(values: &[f64], dtype: Dtype) -> Vec<u8> {
         Dtype::F32 => each.flat_map(|x| (*x as f32).to_le_bytes()).collect(),
         Dtype::F64 => each.flat_map(|x| x.to_le_bytes()).collect(),
         Dtype::I32 => each.flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+        Dtype::U16 => each.flat_map(|x| (*x as u16).to_le_bytes()).collect(),
     }
 }
 
@@ -325,5 +326,6 @@ fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f64> {
         Dtype::F32 => each(bytes, |x| f64::from(f32::from_le_bytes(x))),
         Dtype::F64 => each(bytes, f64::from_le_bytes),
         Dtype::I32 => each(bytes, |x| f64::from(i32::from_le_bytes(x))),
+        Dtype::U16 => each(bytes, |x| f64::from(u16::from_le_bytes(x))),
     }
 }

@@ -39,7 +39,9 @@ pub(super) fn src(view: View<'_>) -> Result<Src<'_>, String> {
         View::F16(x) => Ok(Src::F16(x)),
         View::Bf16(x) => Ok(Src::Bf16(x)),
         View::F32(x) => Ok(Src::F32(x)),
-        View::F64(_) | View::I32(_) => Err("an operand that is no tensor of values".into()),
+        View::F64(_) | View::I32(_) | View::U16(_) => {
+            Err("an operand that is no tensor of values".into())
+        }
     }
 }
 
@@ -57,7 +59,9 @@ fn dst(view: ViewMut<'_>) -> Result<Dst<'_>, String> {
         ViewMut::F16(x) => Ok(Dst::F16(x)),
         ViewMut::Bf16(x) => Ok(Dst::Bf16(x)),
         ViewMut::F32(x) => Ok(Dst::F32(x)),
-        ViewMut::F64(_) | ViewMut::I32(_) => Err("a product that is no tensor of values".into()),
+        ViewMut::F64(_) | ViewMut::I32(_) | ViewMut::U16(_) => {
+            Err("a product that is no tensor of values".into())
+        }
     }
 }
 

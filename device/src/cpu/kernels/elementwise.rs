@@ -46,7 +46,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
 }
 
 const fn is_exact(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F64 | Dtype::I32)
+    matches!(dtype, Dtype::F64 | Dtype::I32 | Dtype::U16)
 }
 
 /// Runs `f(place, block of y)` on the blocks of y; `place` is the index of the block's first element.

@@ -20,6 +20,7 @@ enum Data {
     F32(Vec<f32>),
     F64(Vec<f64>),
     I32(Vec<i32>),
+    U16(Vec<u16>),
 }
 
 macro_rules! each {
@@ -30,6 +31,7 @@ macro_rules! each {
             Data::F32($v) => $kind::F32($body),
             Data::F64($v) => $kind::F64($body),
             Data::I32($v) => $kind::I32($body),
+            Data::U16($v) => $kind::U16($body),
         }
     };
 }
@@ -82,6 +84,7 @@ impl Rig {
             Dtype::F32 => Data::F32(each.map(|x| x as f32).collect()),
             Dtype::F64 => Data::F64(each.collect()),
             Dtype::I32 => Data::I32(each.map(|x| x as i32).collect()),
+            Dtype::U16 => Data::U16(each.map(|x| x as u16).collect()),
         });
         self.plan.tensor((Arena::Device, "test"), "t", dtype, shape)
     }
@@ -103,6 +106,7 @@ impl Rig {
             Data::F32(v) => v.iter().map(|x| f64::from(*x)).collect(),
             Data::F64(v) => v.clone(),
             Data::I32(v) => v.iter().map(|x| f64::from(*x)).collect(),
+            Data::U16(v) => v.iter().map(|x| f64::from(*x)).collect(),
         }
     }
 

@@ -1,8 +1,9 @@
 //! The optimizer's update and the sums of squares before it: [`crate::numerics`] on the workers.
 
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
+use crate::ViewMut;
 use crate::cpu::workers::{Rows, Slice, Workers};
-use crate::numerics::{self, States, control};
+use crate::numerics::{self, Master, Noise, States, Update, control};
 use crate::op::Op;
 use crate::view::BLOCK;
 
@@ -32,14 +33,22 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
             workers.split(len.div_ceil(BLOCK), len, out, &|blocks, out, _| {
                 let ((master, momentum), (variance, param)) = out;
                 let at = blocks.start * BLOCK;
-                let grad = grad.slice(at..at + master.data.len());
-                let states = States {
-                    master: master.data,
-                    momentum: momentum.data,
-                    variance: variance.data,
+                let update = Update {
+                    rule,
+                    control: words,
+                    grad: grad.slice(at..at + master.data.len()),
+                    states: States {
+                        master: Master::Whole(master.data),
+                        momentum: ViewMut::F32(momentum.data),
+                        variance: ViewMut::F32(variance.data),
+                    },
+                    param: param.view,
+                    decayed: decayed.saturating_sub(at),
+                    noise: Noise { runs: &[], start: 0 },
+                    streams: false,
                 };
-                let decayed = decayed.saturating_sub(at);
-                numerics::update(rule, words, grad, states, param.view, decayed);
+                // Types and sizes are those that were checked at submit.
+                let _ = numerics::update(update);
             });
         }
         _ => return not_a_kernel(),
@@ -90,10 +99,17 @@ mod tests {
         states[2].iter_mut().for_each(|x| *x *= *x);
         let grad: Vec<f32> = noise(1, n).iter().map(|x| *x as f32).collect();
         let [master, momentum, variance] = &mut states;
-        let states = States { master, momentum, variance };
+        let states = States {
+            master: Master::Whole(master),
+            momentum: ViewMut::F32(momentum),
+            variance: ViewMut::F32(variance),
+        };
         let mut param = vec![0.0; n];
-        let param = crate::ViewMut::F32(&mut param);
-        numerics::update(rule, &words, crate::View::F32(&grad), states, param, 12_345);
+        let (param, grad) = (ViewMut::F32(&mut param), crate::View::F32(&grad));
+        let (noise, decayed, streams) = (Noise { runs: &[], start: 0 }, 12_345, false);
+        let control = &words;
+        let update = Update { rule, control, grad, states, param, decayed, noise, streams };
+        numerics::update(update).unwrap();
         assert_close(&one[0], &master.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), 0.0, 0.0);
     }
 

@@ -1,4 +1,4 @@
-// numerics.rs on the device, bit for bit: sums of squares and the update rule.
+// numerics/ on the device, bit for bit: sums of squares and the update rule.
 
 // partials (chunks) = sums of squares of runs of `chunk` elements, of which those below `counted` count. Element i of a
 // run goes to sum i mod 16, and the sums are added in order. 16 threads have one run.
@@ -24,8 +24,14 @@ KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64
   }
 }
 
-// Words of the control block (numerics.rs).
+// Words of the control block (numerics/mod.rs).
 enum Control { SKIP = 2, FACTOR, LR, MOMENTUM_CORRECTION, VARIANCE_CORRECTION };
+
+// The nearest bf16, ties away from zero (see `split` in round.rs), in fp32.
+INLINE float as_bf16_parameter(float x) {
+  u32 bits = __float_as_uint(x);
+  return (bits & 0x7fffffff) > 0x7f800000 ? x : __uint_as_float((bits + 0x8000) & 0xffff0000);
+}
 
 // One update; `adamw` or SGD. When the step is skipped only `param` is written, from the master.
 KERNEL(256) update(const void* grad, float* master, float* momentum, float* variance, void* param,
@@ -63,6 +69,10 @@ KERNEL(256) update(const void* grad, float* master, float* momentum, float* vari
         store8(variance, F32, i, count, v);
       }
       store8(master, F32, i, count, p);
+    }
+    if (type_of(types, 1) == BF16) {
+#pragma unroll
+      for (int j = 0; j < 8; j++) p[j] = as_bf16_parameter(p[j]);
     }
     store8(param, type_of(types, 1), i, count, p);
   }

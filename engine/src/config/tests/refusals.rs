@@ -208,6 +208,31 @@ fn rules_between_keys_show_every_value_and_the_arithmetic() {
             "offload.transfer",
             &["a way to the host", "^ the optimizer on the device", "on the `Host`"],
         ),
+        (
+            &["offload.master=Split", "precision=Fp16"],
+            "offload.master",
+            &["only a bf16 parameter", "^ parameters are not bf16", "`precision` to `Bf16`"],
+        ),
+        (
+            &["offload.master=Split", "precision=Bf16", "offload.optimizer=Device"],
+            "offload.master",
+            &["on the host only", "^ states on the device", "leave `offload.master` out"],
+        ),
+        (
+            &["offload.moments=Bf16", "offload.optimizer=Device"],
+            "offload.moments",
+            &["on the host only", "leave `offload.moments` out"],
+        ),
+        (
+            &["offload.moments=Bf16", "offload.optimizer=Split(device_fraction: 0.5)"],
+            "offload.moments",
+            &["on the host only", "^ states on the device", "`offload.optimizer` to `Host`"],
+        ),
+        (
+            &["offload.moments=Bf16", "optimizer.kind=Sgd"],
+            "offload.moments",
+            &["has no moments", "to `AdamW`"],
+        ),
         (&["model.vocab=255"], "model.vocab", &["too few for bytes", "`data.format` is Bytes"]),
         (&["loss_scale.initial=1000"], "loss_scale.initial", &["use 512.0 or 1024.0"]),
         (&["loss_scale=(initial: 2, floor: 4)"], "loss_scale.initial", &["below the floor 4.0"]),

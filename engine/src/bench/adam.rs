@@ -1,0 +1,228 @@
+//! The update on the host by itself: the very tiles of a run, in turn with loops of the same loads and stores that
+//! compute nothing. Whatever else the machine does meets both.
+
+use super::on_host;
+use device::numerics::{SimdPath, control};
+use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Rule, Tensor};
+use offload::{AdamTile, Storage, TrafficTile};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Elements of a tile, as runs have them by default.
+const TILE: usize = 1 << 20;
+
+/// Seconds that are enough, whatever was asked for.
+const ENOUGH: f64 = 20.0;
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Instructions.
+    pub path: SimdPath,
+    /// How states are kept.
+    pub storage: Storage,
+    /// Of kernels.
+    pub threads: usize,
+    /// 4 KiB instead of 2 MiB.
+    pub small_pages: bool,
+}
+
+/// One case, measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Instructions.
+    pub path: &'static str,
+    /// How states are kept.
+    pub state: &'static str,
+    /// Of kernels.
+    pub threads: usize,
+    /// Asked for, in KiB.
+    pub page_kib: u32,
+    /// In the run.
+    pub params: usize,
+    /// Read and written.
+    pub bytes_per_param: f64,
+    /// Of all parameters: the sum of the medians of the tiles.
+    pub seconds: f64,
+    /// The median of whole passes over all tiles: what held one tile up is in it.
+    pub pass_seconds: f64,
+    /// In `seconds`.
+    pub params_per_s: f64,
+    /// In `seconds`.
+    pub gb_per_s: f64,
+    /// Of the same traffic without arithmetic, in turn with it.
+    pub ceiling_gb_per_s: f64,
+    /// Time of the traffic over time of the update.
+    pub share_of_ceiling: f64,
+    /// Of which the medians are.
+    pub rounds: usize,
+}
+
+/// Name of a state, as `offload.master` and `offload.moments` make it.
+pub const fn state_name(storage: Storage) -> &'static str {
+    match (storage.split_master, matches!(storage.moments, Dtype::Bf16)) {
+        (false, false) => "fp32",
+        (true, false) => "split",
+        (false, true) => "bf16",
+        (true, true) => "split+bf16",
+    }
+}
+
+/// Every path with fp32 states; with the best one the other states, one thread, and small pages.
+/// `states_only`: the states alone.
+pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<Case> {
+    let mut paths = only.map_or_else(SimdPath::available, |path| vec![path]);
+    if states_only {
+        paths.truncate(1);
+    }
+    let storage = |moments, split_master| Storage { moments, split_master };
+    let fp32 = Storage::default();
+    let case = |path| Case { path, storage: fp32, threads, small_pages: false };
+    let mut cases: Vec<Case> = paths.iter().copied().map(case).collect();
+    let Some(best) = cases.first().copied() else { return cases };
+    for (moments, split) in [(Dtype::F32, true), (Dtype::Bf16, false), (Dtype::Bf16, true)] {
+        cases.push(Case { storage: storage(moments, split), ..best });
+    }
+    if states_only {
+        return cases;
+    }
+    if threads > 1 {
+        cases.push(Case { threads: 1, ..best });
+    }
+    cases.push(Case { small_pages: true, ..best });
+    cases
+}
+
+/// The update of one tile, the same without arithmetic.
+type Tiles = Vec<[Arc<HostOp>; 2]>;
+
+/// Updates `params` parameters `most` times, or for some seconds.
+///
+/// # Errors
+/// No memory, or a path that this machine lacks.
+pub fn adam(case: Case, params: usize, most: usize) -> Result<Row, Error> {
+    let site = std::panic::Location::caller();
+    let refused = |problem| Error::Task { rank: 0, op: "adam_tile", site, problem };
+    case.path.choose().map_err(refused)?;
+    let mut plan = Plan::default();
+    let (tiles, fills) = tiles(&mut plan, case.storage, params);
+    let dev = on_host(plan, case.threads, case.small_pages, &[])?;
+    for (tensor, value) in fills {
+        dev.write(tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;
+    }
+    write_control(&dev, tiles.1)?;
+    // Tile by tile, in turn, and never the tile that is in the caches: a machine that is busy with something else holds
+    // up both, and few tiles of many.
+    let timed = |op: &Arc<HostOp>| {
+        let started = Instant::now();
+        dev.submit_host(op, 0);
+        dev.sync(dev.record(Lane::Host))?;
+        Ok::<f64, Error>(started.elapsed().as_secs_f64())
+    };
+    let count = tiles.0.len();
+    let (mut update, mut traffic) = (vec![Vec::new(); count], vec![Vec::new(); count]);
+    let (began, mut rounds, mut passes) = (Instant::now(), 0, Vec::new());
+    while rounds <= most && (rounds < 3 || began.elapsed().as_secs_f64() < ENOUGH) {
+        let mut pass = 0.0;
+        for (tile, ops) in tiles.0.iter().enumerate() {
+            let other = (tile + count / 2) % count;
+            let (first, second) = (timed(&ops[0])?, timed(&tiles.0[other][1])?);
+            pass += first;
+            // The first round brings the memory in.
+            if rounds > 0 {
+                update[tile].push(first);
+                traffic[other].push(second);
+            }
+        }
+        passes.extend((rounds > 0).then_some(pass));
+        rounds += 1;
+    }
+    dev.finish()?;
+    // Of every tile its median, and of all tiles the sum.
+    let sum = |all: &[Vec<f64>]| all.iter().map(|tile| median(tile)).sum::<f64>();
+    Ok(row(case, params, [sum(&update), sum(&traffic), median(&passes)], rounds - 1))
+}
+
+fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: usize) -> Row {
+    let moments = 4.0 * case.storage.moments.bytes() as f64;
+    // Gradient in; master and parameter in and out, of which the whole one's parameter is only written.
+    let bytes_per_param = 2.0 + moments + if case.storage.split_master { 8.0 } else { 10.0 };
+    let bytes = bytes_per_param * params as f64;
+    Row {
+        path: case.path.name(),
+        state: state_name(case.storage),
+        threads: case.threads,
+        page_kib: if case.small_pages { 4 } else { 2048 },
+        params,
+        bytes_per_param,
+        seconds,
+        pass_seconds: pass,
+        params_per_s: params as f64 / seconds,
+        gb_per_s: bytes / seconds / 1e9,
+        ceiling_gb_per_s: bytes / traffic / 1e9,
+        share_of_ceiling: traffic / seconds,
+        rounds,
+    }
+}
+
+/// The middle one.
+pub(super) fn median(of: &[f64]) -> f64 {
+    let mut sorted = of.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// All tiles with the control block, and what to fill tensors with.
+fn tiles(
+    plan: &mut Plan,
+    storage: Storage,
+    params: usize,
+) -> ((Tiles, Tensor), Vec<(Tensor, f64)>) {
+    let mut tensor = |name: &str, dtype, len| {
+        plan.tensor((Arena::Pinned, "of the measurement"), name, dtype, (1, len))
+    };
+    let lower = if storage.split_master { Dtype::U16 } else { Dtype::F32 };
+    let control = tensor("control", Dtype::F64, control::WORDS);
+    let grad = tensor("grad", Dtype::Bf16, params);
+    let master = tensor("master", lower, params);
+    let [momentum, variance] = ["m", "v"].map(|name| tensor(name, storage.moments, params));
+    let param = tensor("param", Dtype::Bf16, params);
+    let noise: Arc<[_]> = match storage.moments {
+        Dtype::Bf16 => {
+            [device::numerics::NoiseRun { flat: 0..params, stream: 1, global: 0 }].into()
+        }
+        _ => Arc::default(),
+    };
+    let tile = |at: usize| {
+        let part = |t: Tensor| t.slice(at..(at + TILE).min(params));
+        let tile = || AdamTile {
+            rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+            control,
+            grad: part(grad),
+            master: part(master),
+            momentum: part(momentum),
+            variance: part(variance),
+            param: part(param),
+            decayed: TILE.min(params - at),
+            noise: (Arc::clone(&noise), at),
+        };
+        [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))]
+    };
+    let all = (0..params).step_by(TILE).map(tile).collect();
+    let fills =
+        vec![(grad, 1e-2), (master, 2e-2), (momentum, 1e-3), (variance, 1e-5), (param, 2e-2)];
+    ((all, control), fills)
+}
+
+/// The third step of a run.
+fn write_control(dev: &Device, tensor: Tensor) -> Result<(), Error> {
+    let mut words = [0.0; control::WORDS];
+    words[control::STEP] = 3.0;
+    words[control::FACTOR] = 0.5;
+    words[control::LR] = 1e-5;
+    words[control::MOMENTUM_CORRECTION] = 1.0 / (1.0 - 0.9f64.powi(3));
+    words[control::VARIANCE_CORRECTION] = 1.0 / (1.0 - 0.95f64.powi(3));
+    dev.write(tensor, &|i| words[i])?;
+    dev.sync(dev.record(Lane::Host))
+}

@@ -1,0 +1,152 @@
+//! `onebox bench adam`, `gemm` and `collective`: what the cores and the memory of this machine do.
+
+use super::super::exit::{Failed, code};
+use super::super::{SimdArg, say};
+use super::shown;
+use crate::bench::{self, Collective, Product, Row, cases, state_name};
+use crate::places::cores;
+use serde::Serialize;
+use std::fmt::Write as _;
+
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct AdamArgs {
+    /// Parameters
+    #[arg(long, default_value_t = 50_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 36))]
+    params: u64,
+    /// Kernel threads [default: all cores]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    threads: Option<u16>,
+    /// Passes over all parameters of which medians are taken; fewer where they take long
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Only the four kinds of states, by the best instructions
+    #[arg(long)]
+    states_only: bool,
+    #[command(flatten)]
+    simd: SimdArg,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct GemmArgs {
+    /// Kernel threads [default: all cores]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    threads: Option<u16>,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct CollectiveArgs {
+    /// Virtual GPUs
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=256))]
+    ranks: u16,
+    /// MiB of each one's buffer
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    mib: u32,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Rows<T> {
+    rows: Vec<T>,
+}
+
+fn failed(error: device::Error) -> Failed {
+    Failed::new(code::RANK, error)
+}
+
+fn threads(asked: Option<u16>) -> usize {
+    asked.map_or_else(cores, usize::from)
+}
+
+pub(super) fn adam(args: &AdamArgs) -> Result<(), Failed> {
+    let params = args.params as usize;
+    let only = args.simd.choose()?;
+    let mut rows = Vec::new();
+    for case in cases(threads(args.threads), only, args.states_only) {
+        let pages = if case.small_pages { "4 KiB" } else { "2 MiB" };
+        let state = state_name(case.storage);
+        let (path, threads) = (case.path, case.threads);
+        say(&format!("measuring: {path}, {state}, {threads} threads, pages of {pages}"));
+        rows.push(bench::adam(case, params, usize::from(args.rounds)).map_err(failed)?);
+    }
+    let rows = Rows { rows };
+    shown(args.json, &rows, || adam_text(&rows.rows))
+}
+
+fn adam_text(rows: &[Row]) -> String {
+    let mut out = String::from(
+        "path      state       threads  page KiB  bytes/param    Mparam/s      GB/s   ceiling   share\n",
+    );
+    for r in rows {
+        let _ = writeln!(
+            out,
+            "{:<9} {:<11} {:>7} {:>9} {:>12} {:>11.1} {:>9.2} {:>9.2} {:>6.1}%",
+            r.path,
+            r.state,
+            r.threads,
+            r.page_kib,
+            r.bytes_per_param,
+            r.params_per_s / 1e6,
+            r.gb_per_s,
+            r.ceiling_gb_per_s,
+            100.0 * r.share_of_ceiling
+        );
+    }
+    out + "ceiling: the same loads and stores without arithmetic, in turn with the update; medians\n"
+}
+
+pub(super) fn gemm(args: &GemmArgs) -> Result<(), Failed> {
+    let rows = Rows { rows: bench::products(threads(args.threads)).map_err(failed)? };
+    shown(args.json, &rows, || gemm_text(&rows.rows))
+}
+
+fn gemm_text(rows: &[Product]) -> String {
+    let mut out = String::from("type      m      k      n  threads  GFLOP/s  ceiling   share\n");
+    for r in rows {
+        let _ = writeln!(
+            out,
+            "{:<5} {:>5} {:>6} {:>6} {:>8} {:>8.1} {:>8.1} {:>6.1}%",
+            r.dtype,
+            r.m,
+            r.k,
+            r.n,
+            r.threads,
+            r.gflops,
+            r.ceiling_gflops,
+            100.0 * r.share_of_ceiling
+        );
+    }
+    out + "ceiling: fp32 fused multiply-adds in registers, in turn with the product; medians\n"
+}
+
+pub(super) fn collective(args: &CollectiveArgs) -> Result<(), Failed> {
+    let bytes = u64::from(args.mib) << 20;
+    let rows = bench::collectives(usize::from(args.ranks), bytes).map_err(failed)?;
+    let rows = Rows { rows };
+    shown(args.json, &rows, || collective_text(&rows.rows))
+}
+
+fn collective_text(rows: &[Collective]) -> String {
+    let mut out = String::from("op              ranks       MiB      GB/s    memcpy   share\n");
+    for r in rows {
+        let _ = writeln!(
+            out,
+            "{:<15} {:>5} {:>9} {:>9.2} {:>9.2} {:>6.1}%",
+            r.op,
+            r.ranks,
+            r.bytes >> 20,
+            r.gb_per_s,
+            r.memcpy_gb_per_s,
+            100.0 * r.share_of_memcpy
+        );
+    }
+    out + "GB/s: a rank's buffer over the time; memcpy: a plain copy by one thread\n"
+}
