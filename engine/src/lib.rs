@@ -34,3 +34,4 @@ pub mod search;
 pub mod simulate;
 mod step;
 pub mod trace;
+mod trainer;

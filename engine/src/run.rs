@@ -1,7 +1,6 @@
 //! The rank threads of a run: one per GPU, each with its device and its part of the model, all walking the same
 //! program. What they have to say goes to the calling thread as plain messages.
 
-use crate::batch::{Deal, Loader};
 use crate::build::Built;
 use crate::checkpoint::Saver;
 use crate::config::{Config, DeviceConfig, Precision};
@@ -14,13 +13,13 @@ pub use crate::messages::{Message, StepReport};
 pub use crate::options::{RunOptions, Stuck};
 pub use crate::place::{Place, Watcher};
 use crate::places::{Places, places};
-use crate::schedule::Schedule;
 use crate::step::Trainer;
+use crate::trainer::trainer;
 use crossbeam_channel::RecvTimeoutError;
 use device::cpu::World;
 use device::numerics::control;
 use device::{Device, Error, Group, Lane, Op, Rank, Reduce};
-use offload::{LearningRate, Optimizer};
+use offload::Optimizer;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -54,15 +53,6 @@ pub struct RunError {
     pub error: Error,
     /// Every rank's own view, by rank.
     pub all: Vec<Option<Error>>,
-}
-
-#[derive(Debug)]
-struct Lr(Schedule);
-
-impl LearningRate for Lr {
-    fn at(&self, step: u64) -> f64 {
-        self.0.lr(step)
-    }
 }
 
 /// Where the gradients of a skipped step are not finite.
@@ -462,30 +452,6 @@ impl Ranks<'_> {
         listener.tell(Message::Eval { step, loss: sum / tokens as f64, whole });
         Ok(true)
     }
-}
-
-/// Everything that `rank` trains with.
-pub(crate) fn trainer(config: &Config, built: &Built, data: &Arc<Dataset>, rank: Rank) -> Trainer {
-    let deal = Deal {
-        seed: config.train.seed,
-        micro_batch: config.batch.micro,
-        micro_batches: built.micro_batches,
-        rank,
-        seq_len: config.model.seq_len,
-    };
-    // What every rank of the tensor-parallel group holds counts once, on its first.
-    let counted = |s: &tensor_parallel::SegmentLayout| if rank.tp == 0 { s.len } else { s.sharded };
-    let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
-    let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
-    let noise = crate::init::noise(config, &built.gpt, rank);
-    let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), lr);
-    let loader = Loader::new(&built.batches, data, deal, config.train.steps);
-    let schedule = crate::step::Schedule {
-        update: crate::build::update_mode(config),
-        lookahead: config.offload.lookahead,
-        first_forward: crate::build::first_forward(config),
-    };
-    Trainer::new(built, optimizer, loader, deal, schedule)
 }
 
 /// All ranks meet; returns when all have come. Outside a step only.

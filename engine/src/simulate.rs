@@ -5,7 +5,7 @@ use crate::build::{Built, build, first_forward, shape, update_mode, world_size};
 use crate::config::{Config, DeviceConfig, Placement, Transfer, UpdateMode, update_text};
 use crate::data::Dataset;
 use crate::plan::{Report, memory_report};
-use crate::run::trainer;
+use crate::trainer::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};
 use serde::Serialize;

@@ -52,10 +52,11 @@ fn split_masters_are_the_fp32_ones_over_whole_runs() {
             &[
                 &["offload.master=Split"],
                 &["offload.master=Split", "offload.update=Serial", "offload.accumulate=Host"],
-                &["offload.master=Split", "offload.update=Serial", "offload.transfer=Blocking"],
                 &["offload.master=Split", "offload.optimizer=Split(device_fraction: 0.4)"],
             ],
         );
+        let blocking = with(&sets, &["offload.update=Serial", "offload.transfer=Blocking"]);
+        assert_no_bit_changes(&blocking, &[&["offload.master=Split"]]);
         if i % 2 == 0 {
             let late = with(&sets, &["offload.update=Delayed(after_step: 1)"]);
             let split = "offload.optimizer=Split(device_fraction: 0.4)";

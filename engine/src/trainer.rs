@@ -1,0 +1,44 @@
+//! A rank's part of a run, put together from the config and the plan.
+
+use crate::batch::{Deal, Loader};
+use crate::build::Built;
+use crate::config::Config;
+use crate::data::Dataset;
+use crate::schedule::Schedule;
+use crate::step::Trainer;
+use device::Rank;
+use offload::{LearningRate, Optimizer};
+use std::sync::Arc;
+
+#[derive(Debug)]
+struct Lr(Schedule);
+
+impl LearningRate for Lr {
+    fn at(&self, step: u64) -> f64 {
+        self.0.lr(step)
+    }
+}
+
+/// Everything that `rank` trains with.
+pub(crate) fn trainer(config: &Config, built: &Built, data: &Arc<Dataset>, rank: Rank) -> Trainer {
+    let deal = Deal {
+        seed: config.train.seed,
+        micro_batch: config.batch.micro,
+        micro_batches: built.micro_batches,
+        rank,
+        seq_len: config.model.seq_len,
+    };
+    // What every rank of the tensor-parallel group holds counts once, on its first.
+    let counted = |s: &tensor_parallel::SegmentLayout| if rank.tp == 0 { s.len } else { s.sharded };
+    let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
+    let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
+    let noise = crate::init::noise(config, &built.gpt, rank);
+    let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), lr);
+    let loader = Loader::new(&built.batches, data, deal, config.train.steps);
+    let schedule = crate::step::Schedule {
+        update: crate::build::update_mode(config),
+        lookahead: config.offload.lookahead,
+        first_forward: crate::build::first_forward(config),
+    };
+    Trainer::new(built, optimizer, loader, deal, schedule)
+}
