@@ -53,6 +53,10 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    fn close(fd: &str) -> Self {
+        Self { name: "close".into(), args: vec![fd.to_owned()], value: 0 }
+    }
+
     /// The bytes of a quoted argument, which strace wrote in hexadecimal.
     fn bytes(&self, arg: usize) -> Vec<u8> {
         let text = self.args[arg].trim_matches('"');
@@ -70,7 +74,8 @@ impl Call {
     }
 }
 
-/// The calls that succeeded, in the order in which they came back.
+/// The calls that succeeded, in the order in which they came back; but a descriptor is free for others as soon as its
+/// `close` has begun.
 pub(crate) fn calls(log: &str) -> Vec<Call> {
     let mut begun: HashMap<&str, String> = HashMap::new();
     let mut found = Vec::new();
@@ -78,11 +83,18 @@ pub(crate) fn calls(log: &str) -> Vec<Call> {
         let (pid, rest) = line.split_once(' ').unwrap();
         let rest = rest.trim_start();
         if let Some(start) = rest.strip_suffix(" <unfinished ...>") {
-            begun.insert(pid, start.to_owned());
+            match start.strip_prefix("close(") {
+                Some(fd) => found.push(Call::close(fd.trim_end_matches(')'))),
+                None => drop(begun.insert(pid, start.to_owned())),
+            }
             continue;
         }
         let whole = match rest.strip_prefix("<... ").and_then(|r| r.split_once(" resumed>")) {
-            Some((_, end)) => begun.remove(pid).unwrap() + end,
+            // What is not there is a `close`.
+            Some((_, end)) => match begun.remove(pid) {
+                Some(start) => start + end,
+                None => continue,
+            },
             None => rest.to_owned(),
         };
         let Some((call, value)) = whole.rsplit_once(" = ") else { continue };
