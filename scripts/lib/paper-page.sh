@@ -60,7 +60,7 @@ if [ "$(wc -l < "$work/rows.csv")" -gt 1 ]; then
         'system=System,gpus=GPUs,paper=Paper,simulated=Simulated,ratio=Ratio,layers=Layers,tp=TP,dp=DP,bound_by=One layer more: no room in'
 fi
 figure 8 billions 'one GPU' 'Global batch 512 or the next multiple of the micro-batch, which is that of Table 3. One GPU has a link of its own, but each of up to 128 micro-batches brings its gradients down and their sum up again.'
-figure 9 billions 'one GPU, micro-batch 8, no accumulation' "The rows without the delayed update; that one is not built. The paper does not say on how many GPUs: one is assumed."
+figure 9 billions 'one GPU, micro-batch 8, no accumulation' "The rows without the delayed update; with it, transfers that block cannot be played. The paper does not say on how many GPUs: one is assumed."
 figure 10 billions 'one DGX-2' "ZeRO-Offload with tensor parallelism from 15B on. The paper's Table 3 gives degree 2 to 40B and 60B, which cannot be: a GPU would hold 40 and 60 GB of parameters. Here they run at the least degree that fits, 4 and 8. Baselines: the optimizer on the GPUs; the largest micro-batch of Table 3 that fits, or its half and so on, PyTorch 8; Megatron at degree 16."
 figure 11 gpus '10B from 1 to 128 GPUs' "The paper contradicts itself here: on 16 GPUs its Figure 10 has 41 TFLOPS for the 10B model and this figure 31, on one GPU Figure 8 has 41 and this figure 35. No set of constants gives both. Micro-batch 10 without accumulation, as in the authors' published script for this model, which fits one GPU's 35 where Figure 8, at 512 samples, has 41; more than 16 GPUs are several boxes joined by InfiniBand."
 rows_of "$out/adam.csv" T4
@@ -106,7 +106,7 @@ page_end
             *) from=throughput.csv columns='system=System,gpus=GPUs,billions=Model (B),paper=Paper,simulated=Simulated,ratio=Ratio,default_schedule=onebox by default,bound_by=Bound by' ;;
         esac
         rows_of "$out/$from" "$number"
-        awk -F, 'NR == 1 || $7 != "-" || $11 != "-"' "$work/rows.csv" | grep -v 'not in onebox\|not built\|PyTorch on' > "$work/kept.csv"
+        awk -F, 'NR == 1 || $7 != "-" || $11 != "-"' "$work/rows.csv" | grep -v 'not in onebox\|not played\|PyTorch on' > "$work/kept.csv"
         [ "$(wc -l < "$work/kept.csv")" -gt 1 ] || continue
         printf '\n## %s (simulated)\n\n' "$([ "$number" = T4 ] && echo 'Table 4' || echo "Figure $number")"
         awk -v markdown=1 -v columns="$columns" -f "$lib/table.awk" "$work/kept.csv"

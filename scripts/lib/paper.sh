@@ -104,7 +104,7 @@ speed_row() {
     micro=$(number_in "$config" micro)
     case "$figure $system" in
         *L2L | *SwapAdvisor) skipped 'another system: not in onebox'; return ;;
-        *DPU) skipped 'offload.update: Delayed is not built'; return ;;
+        *DPU) skipped 'not played: Delayed goes with Streamed transfers only'; return ;;
         *' ZeRO-Offload') [ "$figure" != 10 ] || t=$(number_in "$config" tensor) ;;
         *Megatron) placement=Device t=$gpus ;;
         *) placement=Device ;;
