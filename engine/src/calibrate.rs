@@ -4,6 +4,7 @@
 use crate::build::build;
 use crate::config::{Config, MeasuredConfig, load_str};
 use crate::data::Dataset;
+use crate::metrics::median;
 use crate::places::cores;
 use crate::run::{RunOptions, train};
 use crate::simulate::{RECORDED_STEPS, record};
@@ -176,12 +177,6 @@ fn payload(work: &Work) -> f64 {
         Kind::Collective { rounds, .. } => f64::from(rounds) * work.bytes as f64,
         _ => work.bytes as f64,
     }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }
 
 /// Least squares of the relative error of seconds = flops / a + bytes / b. Samples are [flops, bytes, seconds]; [a, b],

@@ -2,7 +2,7 @@
 //! order whatever the layout was. Tensors are put together one at a time, so memory holds the largest.
 
 use crate::run::meet;
-use crate::run_dir::UNFINISHED;
+use crate::run_dir::{UNFINISHED, sync_folder};
 use device::{Device, Error, Rank, Tensor};
 use offload::Optimizer;
 use std::fs::File;
@@ -180,8 +180,7 @@ impl Shared {
         let (Some(mut file), Some(path)) = (self.file.take(), path) else { return };
         let close = file.flush().and_then(|()| file.get_ref().sync_all());
         let whole = close.and_then(|()| std::fs::rename(unfinished(path), path));
-        let named = whole
-            .and_then(|()| path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all()));
+        let named = whole.and_then(|()| path.parent().map_or(Ok(()), sync_folder));
         if let Err(error) = named {
             self.give_up(error);
         }

@@ -152,9 +152,14 @@ pub fn median_step(text: &str) -> Option<f64> {
         let is_step = line["kind"] == "step" && line["step"].as_u64()? > 2;
         is_step.then(|| line["step_seconds"].as_f64()).flatten()
     };
-    let mut seconds: Vec<f64> = text.lines().filter_map(step).collect();
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).copied()
+    median(text.lines().filter_map(step))
+}
+
+/// The middle one; of an even number the upper.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
 }
 
 /// The step of the `end` line if it is the last whole line.

@@ -272,9 +272,11 @@ fn create_beside(path: &Path, mut suffix: usize) -> Result<PathBuf, RunDirError>
     }
 }
 
-/// Makes renames in a folder durable.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+/// Makes names in a folder durable.
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
+    // The parent of a bare name.
+    let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    File::open(here)?.sync_all()
 }
 
 /// `YYYYmmdd-HHMMSS`. Days to dates as in Hinnant, "chrono-Compatible Low-Level Date Algorithms":

@@ -1,6 +1,7 @@
 //! Runs compared: bit for bit, or within what another order of sums in fp32 explains.
 
 use crate::{Ran, dataset, prose, tiny, try_run_on};
+use device::cpu::Lanes;
 use engine::build::build;
 use engine::config::{Config, DataFormat};
 use engine::data::Dataset;
@@ -8,6 +9,7 @@ use engine::run::RunOptions;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// fp32 parameters by global name.
 pub type Weights = BTreeMap<String, Vec<f32>>;
@@ -15,6 +17,12 @@ pub type Weights = BTreeMap<String, Vec<f32>>;
 /// Every size and layout (`make test-full`), not the quick selection.
 pub fn full() -> bool {
     std::env::var_os("ONEBOX_FULL").is_some_and(|value| value == "1")
+}
+
+/// Every lane a thread, and each op held back by up to so many microseconds.
+pub fn with_delays(chaos_us: u64) -> RunOptions {
+    let (lanes, timeout) = (Lanes::Threads { chaos_us }, Duration::from_secs(120));
+    RunOptions { lanes, timeout, ..RunOptions::default() }
 }
 
 /// `base` and then `more`; of a key that is set twice the last value counts.

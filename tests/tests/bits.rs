@@ -4,7 +4,9 @@
 use device::cpu::Lanes;
 use engine::run::RunOptions;
 use std::time::Duration;
-use tests::compare::{assert_no_bit_changes, assert_same_bits, full, run_sets, run_with, with};
+use tests::compare::{
+    assert_no_bit_changes, assert_same_bits, full, run_sets, run_with, with, with_delays,
+};
 
 /// Clipping acts, dropout drops, evaluations happen between steps while an update is on its way.
 const BASE: &[&str] = &[
@@ -147,8 +149,7 @@ fn blocking_transfer_changes_no_bit() {
         assert_no_bit_changes(&scaled, &[&[blocking, serial]]);
     }
     let base = with(BASE, &["parallel.data=2", "train.steps=3", "batch.micro=2"]);
-    let (lanes, timeout) = (Lanes::Threads { chaos_us: 40 }, Duration::from_secs(120));
-    let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+    let options = with_delays(40);
     let ran = run_with(&with(&base, &[blocking, serial]), &options);
     assert_same_bits(&run_sets(&base), &ran, "random delays");
 }
@@ -190,8 +191,7 @@ fn checkpoints_on_the_host_change_no_bit() {
     }
     let base = with(BASE, &["parallel.tensor=2", "parallel.data=2", "model.layers=4"]);
     let whole = run_sets(&with(&base, &["recompute=Block"]));
-    let lanes = Lanes::Threads { chaos_us: 40 };
-    let options = RunOptions { lanes, timeout: Duration::from_secs(120), ..RunOptions::default() };
+    let options = with_delays(40);
     for on in [&on[..], &blocking] {
         assert_same_bits(&whole, &run_with(&with(&base, on), &options), "random delays");
     }
@@ -226,8 +226,7 @@ fn lanes_with_random_delays_change_no_bit() {
         let inline = run_sets(&base);
         for mode in modes {
             for &chaos_us in delays {
-                let (lanes, timeout) = (Lanes::Threads { chaos_us }, Duration::from_secs(120));
-                let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+                let options = with_delays(chaos_us);
                 let ran = run_with(&with(&base, mode), &options);
                 assert_same_bits(&inline, &ran, &format!("{layout:?} {mode:?} {chaos_us} us"));
             }
@@ -283,8 +282,7 @@ fn a_split_of_the_optimizer_changes_no_bit() {
         assert_no_bit_changes(&whole, &variants[..4]);
     }
     let base = with(BASE, &["parallel.data=2", "train.steps=3", "batch.micro=2"]);
-    let (lanes, timeout) = (Lanes::Threads { chaos_us: 40 }, Duration::from_secs(120));
-    let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+    let options = with_delays(40);
     for variant in &variants[1..3] {
         assert_same_bits(&run_sets(&base), &run_with(&with(&base, variant), &options), "delays");
     }
@@ -311,8 +309,7 @@ fn a_first_forward_of_several_micro_batches_together_changes_no_bit() {
     assert_no_bit_changes(&shares, &[&["offload.first_forward=3"], &["offload.first_forward=8"]]);
     let late = with(&base, &["offload.update=Delayed(after_step: 1)", "parallel.data=2"]);
     assert_no_bit_changes(&late, &[&["offload.first_forward=3"]]);
-    let (lanes, timeout) = (Lanes::Threads { chaos_us: 40 }, Duration::from_secs(120));
-    let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+    let options = with_delays(40);
     let ran = run_with(&with(&shares, &["offload.first_forward=3"]), &options);
     assert_same_bits(&run_sets(&shares), &ran, "random delays");
 }

@@ -3,13 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
-use device::cpu::Lanes;
 use engine::run::RunOptions;
 use std::sync::Arc;
-use std::time::Duration;
 use tests::compare::{
     Weights, assert_no_bit_changes, assert_same_bits, distance, full, initial_weights, one_window,
-    run_for_weights, run_sets, run_with, with,
+    run_for_weights, run_sets, run_with, with, with_delays,
 };
 use tests::{Ran, tiny};
 
@@ -183,8 +181,7 @@ fn lanes_with_random_delays_change_no_bit() {
             let inline = run_sets(&base);
             for mode in modes {
                 for &chaos_us in delays {
-                    let (lanes, timeout) = (Lanes::Threads { chaos_us }, Duration::from_secs(120));
-                    let options = RunOptions { lanes, timeout, ..RunOptions::default() };
+                    let options = with_delays(chaos_us);
                     let ran = run_with(&with(&base, mode), &options);
                     assert_same_bits(&inline, &ran, &format!("{layout:?} {mode:?} {chaos_us} us"));
                 }

@@ -14,6 +14,7 @@ mod update;
 
 pub use bounds::{multiply_add, traffic};
 pub use noise::{Noise, NoiseRun};
+pub(crate) use path::Inlined;
 pub use path::SimdPath;
 pub use round::{as_bf16_parameter, from_halves, lower_half};
 pub use sums::{accumulate, accumulate_chunks, chunk_squares, sum_of_squares};

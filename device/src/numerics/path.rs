@@ -21,6 +21,17 @@ pub enum SimdPath {
 /// 0: not set, the best one; else 1 + its place in `ALL`.
 static CHOSEN: AtomicU8 = AtomicU8::new(0);
 
+/// A closure that pulp compiles for its vectors. By `FnMut`: before `FnOnce`, rustc puts a shim that is not inlined.
+pub(crate) struct Inlined<F>(pub(crate) F);
+
+impl<R, F: FnMut() -> R> WithSimd for Inlined<F> {
+    type Output = R;
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) -> R {
+        (self.0)()
+    }
+}
+
 impl SimdPath {
     /// The best one first.
     pub const ALL: [Self; 4] = [Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
@@ -92,15 +103,6 @@ impl SimdPath {
     /// Runs `f` compiled for this path. Mark the closure and what it calls `#[inline(always)]`: what is not inlined
     /// is compiled for the oldest machine.
     pub(crate) fn run<R>(self, f: impl FnMut() -> R) -> R {
-        // By `FnMut`: before `FnOnce`, rustc puts a shim that is not inlined.
-        struct Inlined<F>(F);
-        impl<R, F: FnMut() -> R> WithSimd for Inlined<F> {
-            type Output = R;
-            #[inline(always)]
-            fn with_simd<S: Simd>(mut self, _: S) -> R {
-                (self.0)()
-            }
-        }
         let f = Inlined(f);
         #[cfg(target_arch = "x86_64")]
         match self {

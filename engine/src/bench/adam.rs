@@ -2,6 +2,7 @@
 //! compute nothing. Whatever else the machine does meets both.
 
 use super::on_host;
+use crate::metrics;
 use device::numerics::{SimdPath, control};
 use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Rule, Tensor};
 use offload::{AdamTile, Storage, TrafficTile};
@@ -166,11 +167,9 @@ fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: us
     }
 }
 
-/// The middle one.
+/// The middle one, `NaN` of none.
 pub(super) fn median(of: &[f64]) -> f64 {
-    let mut sorted = of.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+    metrics::median(of.iter().copied()).unwrap_or(f64::NAN)
 }
 
 /// All tiles with the control block, and what to fill tensors with.

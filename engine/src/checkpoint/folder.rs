@@ -1,6 +1,7 @@
 //! The directory that holds the checkpoints of a run: what is in it, in which order, and what goes.
 
 use super::{Checkpoint, CheckpointError, unreadable};
+use crate::run_dir::sync_folder;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -122,14 +123,9 @@ pub(super) fn retain_from(folder: &Path, oldest: u64) -> io::Result<()> {
         }
     }
     if !gone.is_empty() {
-        sync(folder)?;
+        sync_folder(folder)?;
     }
     gone.iter().try_for_each(|old| remove(old))
-}
-
-/// Makes names in a directory durable.
-pub(super) fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
 }
 
 /// Writes the hint anew, whole or not at all.

@@ -1,15 +1,16 @@
 //! Checkpoints that no run writes: one laid out anew for other ranks, or one of imported weights. The files are, byte for
 //! byte, those that the ranks of such a run would write.
 
-use super::folder::{name, sync};
+use super::folder::name;
 use super::header::{Entry, encode};
 use super::inspect::distances;
-use super::manifest::{Control, FileEntry, Hash, MANIFEST, Manifest, RangeEntry};
-use super::write::{Written, piece_entries, pieces, room, tensors};
+use super::manifest::{Control, FileEntry, Hash, Manifest, RangeEntry};
+use super::write::{Written, piece_entries, pieces, publish, room, tensors};
 use super::{Checkpoint, CheckpointError, FOLDER, file_name};
 use crate::build::Built;
 use crate::config::Config;
 use crate::data::Dataset;
+use crate::run_dir::sync_folder;
 use device::Rank;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -120,17 +121,9 @@ fn write(
     room(&folder, states as u64 + states as u64 / 10).map_err(at(&folder))?;
     fs::create_dir(&unfinished).map_err(at(&unfinished))?;
     let path = folder.join(name(manifest.step));
-    let done = write_files(&mut manifest, built, &unfinished, values).and_then(|()| {
-        let end = || {
-            let mut file = File::create_new(unfinished.join(MANIFEST))?;
-            file.write_all(&manifest.encode()?)?;
-            file.sync_all()?;
-            sync(&unfinished)?;
-            fs::rename(&unfinished, &path)?;
-            sync(&folder)?;
-            sync(run)
-        };
-        end().map_err(at(&path))
+    let done = write_files(&manifest, built, &unfinished, values).and_then(|files| {
+        let published = publish((&unfinished, &path), manifest, files);
+        published.and_then(|()| sync_folder(run)).map_err(at(&path))
     });
     if done.is_err() {
         // The first error is the one to tell.
@@ -139,23 +132,19 @@ fn write(
     done.map(|()| path)
 }
 
+/// Of every rank, in order.
 fn write_files(
-    manifest: &mut Manifest,
+    manifest: &Manifest,
     built: &Built,
     folder: &Path,
     values: &Values<'_>,
-) -> Result<(), RewriteError> {
+) -> Result<Vec<Option<Written>>, RewriteError> {
     let (tp_size, dp_size) = (built.gpt.shape().tp_size, built.layout.dp_size());
-    for rank in Rank::all(tp_size, dp_size) {
-        let number = rank.index();
-        let path = folder.join(file_name(number));
-        let Written { entry, ranges } = write_file(manifest, built, rank, &path, values)?;
-        manifest.files.push(entry);
-        for (tensor, range) in ranges {
-            manifest.tensors[tensor].ranges.push(range);
-        }
-    }
-    Ok(())
+    let file = |rank: Rank| {
+        let path = folder.join(file_name(rank.index()));
+        write_file(manifest, built, rank, &path, values).map(Some)
+    };
+    Rank::all(tp_size, dp_size).map(file).collect()
 }
 
 fn write_file(

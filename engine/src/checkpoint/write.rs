@@ -2,10 +2,11 @@
 //! and whatever fails, the checkpoints that are there stay as they are.
 
 use super::file_name;
-use super::folder::{clean, sync};
+use super::folder::clean;
 use super::header::{Entry, encode};
 use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
 use super::span::{Span, spans};
+use crate::run_dir::sync_folder;
 use device::Rank;
 use offload::{Owned, State};
 use std::fs::{self, File};
@@ -44,7 +45,7 @@ pub(super) fn begin(folder: &Path, unfinished: &Path, states: u64) -> io::Result
     if !folder.is_dir() {
         of(folder, fs::create_dir_all(folder))?;
         let parent = folder.parent().unwrap_or(folder);
-        of(parent, sync(parent))?;
+        of(parent, sync_folder(parent))?;
     }
     of(folder, clean(folder))?;
     of(folder, room(folder, states.saturating_add(states.div_ceil(10))))?;
@@ -67,10 +68,10 @@ pub(super) fn publish(
     }
     let path = unfinished.join(MANIFEST);
     of(&path, write_whole(&path, &manifest.encode()?))?;
-    of(unfinished, sync(unfinished))?;
+    of(unfinished, sync_folder(unfinished))?;
     of(unfinished, fs::rename(unfinished, whole))?;
     let folder = whole.parent().unwrap_or(whole);
-    of(folder, sync(folder))
+    of(folder, sync_folder(folder))
 }
 
 fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -3,6 +3,7 @@
 //! runs at once write the same bytes, and the later name stays.
 
 use super::tokenizer::Tokenizer;
+use crate::run_dir::sync_folder;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -92,7 +93,7 @@ fn write(path: &Path, tokens: &[u32]) -> io::Result<()> {
     let unfinished = path.with_extension(format!("{}-{time}.tmp", std::process::id()));
     let done = fill(&unfinished, tokens)
         .and_then(|()| fs::rename(&unfinished, path))
-        .and_then(|()| File::open(folder)?.sync_all());
+        .and_then(|()| sync_folder(folder));
     if done.is_err() {
         // The first error is the one to tell.
         drop(fs::remove_file(&unfinished));

@@ -6,7 +6,7 @@ use crate::build::Built;
 use crate::checkpoint::inspect::TensorSummary;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::Config;
-use crate::run_dir::TOKENIZER;
+use crate::run_dir::{TOKENIZER, sync_folder};
 use serde_json::json;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -56,9 +56,9 @@ pub fn export(
     let done = fill(from, config, tokenizer, &unfinished, most)
         .and_then(|files| read_back(from, built, &unfinished).map(|()| files))
         .and_then(|files| {
-            let named = sync(&unfinished)
+            let named = sync_folder(&unfinished)
                 .and_then(|()| fs::rename(&unfinished, out))
-                .and_then(|()| out.parent().map_or(Ok(()), sync));
+                .and_then(|()| out.parent().map_or(Ok(()), sync_folder));
             named.map(|()| files).map_err(|e| cannot_write(out)(e).into())
         });
     if done.is_err() {
@@ -211,11 +211,6 @@ fn write_small(
 
 fn cannot_write(path: &Path) -> impl Fn(io::Error) -> FolderError {
     move |source| FolderError::Write { path: path.to_owned(), source }
-}
-
-fn sync(folder: &Path) -> io::Result<()> {
-    let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    File::open(here)?.sync_all()
 }
 
 #[cfg(test)]

@@ -7,7 +7,12 @@ use half::{bf16, f16};
 /// A storage type.
 pub(super) trait Element: Copy {
     /// `src` in f32, in `line` if it has to be converted.
-    fn as_f32<'a>(src: &'a [Self], line: &'a mut [f32]) -> &'a [f32];
+    #[inline(always)]
+    fn as_f32<'a>(src: &'a [Self], line: &'a mut [f32]) -> &'a [f32] {
+        let line = &mut line[..src.len()];
+        Self::widen(src, line);
+        line
+    }
     fn widen(src: &[Self], dst: &mut [f32]);
     fn narrow(src: &[f32], dst: &mut [Self]);
 }
@@ -31,13 +36,6 @@ impl Element for f32 {
 
 impl Element for f16 {
     #[inline(always)]
-    fn as_f32<'a>(src: &'a [Self], line: &'a mut [f32]) -> &'a [f32] {
-        let line = &mut line[..src.len()];
-        Self::widen(src, line);
-        line
-    }
-
-    #[inline(always)]
     fn widen(src: &[Self], dst: &mut [f32]) {
         for (dst, src) in dst.iter_mut().zip(src) {
             *dst = f16_to_f32(*src);
@@ -53,13 +51,6 @@ impl Element for f16 {
 }
 
 impl Element for bf16 {
-    #[inline(always)]
-    fn as_f32<'a>(src: &'a [Self], line: &'a mut [f32]) -> &'a [f32] {
-        let line = &mut line[..src.len()];
-        Self::widen(src, line);
-        line
-    }
-
     #[inline(always)]
     fn widen(src: &[Self], dst: &mut [f32]) {
         for (dst, src) in dst.iter_mut().zip(src) {

@@ -1,8 +1,9 @@
 //! Arithmetic that vectorises, inside [`vectorised`]. No libm, no branches, explicit fused multiply-adds, sums in an order that depends on the length
 //! alone: the bits do not depend on the width of SIMD registers.
 
+use crate::numerics::Inlined;
 use crate::{Dropout, View, random};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Arch;
 
 /// Accumulators of a sum: element i goes to number i mod 32, and they are added as a binary tree.
 const LANES: usize = 32;
@@ -10,16 +11,6 @@ const LANES: usize = 32;
 /// Runs `f` compiled for the widest vectors of this machine. Mark the closure `#[inline(always)]`: what is
 /// not inlined is compiled for the oldest machine.
 pub(super) fn vectorised<R>(f: impl FnMut() -> R) -> R {
-    // Not `dispatch(f)`: pulp calls closures by `FnOnce`, and rustc puts a shim before it that is not
-    // inlined. `FnMut` needs none.
-    struct Inlined<F>(F);
-    impl<R, F: FnMut() -> R> WithSimd for Inlined<F> {
-        type Output = R;
-        #[inline(always)]
-        fn with_simd<S: Simd>(mut self, _: S) -> R {
-            (self.0)()
-        }
-    }
     Arch::new().dispatch(Inlined(f))
 }
 
