@@ -377,6 +377,7 @@ impl Saver {
     /// when the checkpoint gets its name.
     fn conclude(&self, job: &Job, sender: Option<&Sender<Post>>) -> Message {
         let unfinished = self.unfinished(job.step);
+        let mut hashing = Duration::ZERO;
         if self.is_well() {
             if let Some(sender) = sender {
                 drop(sender.send(Post::Tell(Message::Saving { step: job.step })));
@@ -387,17 +388,18 @@ impl Saver {
             manifest.step = job.step;
             manifest.tokens = job.step * self.tokens_per_step;
             manifest.control = Control::of(&job.words, self.base.control.scaled, job.late);
-            let files = lock(&self.shared).files.iter_mut().map(Option::take).collect();
+            let files: Vec<_> = lock(&self.shared).files.iter_mut().map(Option::take).collect();
+            hashing = files.iter().flatten().map(|file| file.hashing).max().unwrap_or_default();
             let whole = self.folder.join(name(job.step));
             if let Err(error) = publish((&unfinished, &whole), manifest, files) {
                 self.give_up(error.to_string());
             }
         }
-        self.verdict(job, &unfinished)
+        self.verdict(job, &unfinished, hashing)
     }
 
     /// What is told, and what follows from it: older ones go, or the unfinished one.
-    fn verdict(&self, job: &Job, unfinished: &Path) -> Message {
+    fn verdict(&self, job: &Job, unfinished: &Path, hashing: Duration) -> Message {
         let step = job.step;
         if let Some(why) = lock(&self.shared).problem.take() {
             // What cannot be removed now is removed before the next one.
@@ -418,8 +420,13 @@ impl Saver {
             tracing::warn!("{}: cannot tidy up: {error}", self.folder.display());
         }
         let seconds = job.started.elapsed();
-        let waited = job.waited.unwrap_or(seconds).as_secs_f64();
-        Message::Saved { step, waited, seconds: seconds.as_secs_f64(), bytes: self.bytes(job.late) }
+        Message::Saved {
+            step,
+            waited: job.waited.unwrap_or(seconds).as_secs_f64(),
+            seconds: seconds.as_secs_f64(),
+            hashing: hashing.as_secs_f64(),
+            bytes: self.bytes(job.late),
+        }
     }
 }
 
@@ -443,7 +450,7 @@ fn read(dev: &Device, part: State, to: &mut [u8]) -> Result<(), Error> {
         let values = &mut values[..to.len() / 4];
         part.slice(from..from + values.len()).read(dev, values)?;
         let pairs = to.chunks_exact_mut(4).zip(&*values);
-        pairs.for_each(|(b, x)| b.copy_from_slice(&(*x as f32).to_le_bytes()));
+        pairs.for_each(|(b, x)| b.copy_from_slice(&x.to_le_bytes()));
     }
     Ok(())
 }
