@@ -13,7 +13,7 @@ use crate::build::Built;
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::messages::{Listener, Message, Post, flush};
-use crate::run::{Place, Watcher, meet};
+use crate::run::{Place, RunOptions, Watcher, meet};
 use crossbeam_channel::Sender;
 use device::numerics::control;
 use device::{Arena, Device, Error, Tensor};
@@ -36,6 +36,8 @@ pub(crate) struct Saver {
     folder: PathBuf,
     pace: Pace,
     keep: usize,
+    /// The run may be: see [`crate::detours`].
+    takes_back: bool,
     tokens_per_step: u64,
     /// What all checkpoints of this run say, and the tensors without ranges.
     base: Manifest,
@@ -110,12 +112,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Saver {
-    /// Into `folder`, as often as `train` says; `resumed` is where the run goes on from. None where it never saves.
+    /// Into `folder`, as often as `train` says. None where it never saves.
     pub(crate) fn new(
         (config, data): (&Config, &Dataset),
         built: &Built,
         folder: &Path,
-        (resumed, watcher): (Option<&Checkpoint>, Option<Watcher>),
+        options: &RunOptions,
     ) -> Option<Arc<Self>> {
         let train = &config.train;
         if !train.saves() {
@@ -123,7 +125,8 @@ impl Saver {
         }
         let mut base = Manifest::new(config, data);
         base.tensors = tensors(&built.gpt);
-        let here = resumed.filter(|from| from.path().parent() == Some(folder));
+        base.detours = options.detours();
+        let here = options.resume.as_deref().filter(|from| from.path().parent() == Some(folder));
         let good = here.map(Checkpoint::step).into_iter().collect();
         let ranks = 0..crate::build::world_size(config);
         let copies = crate::plan::checkpoint_copy(config, built) > 0;
@@ -139,13 +142,14 @@ impl Saver {
             folder: folder.to_owned(),
             pace,
             keep: train.checkpoint_keep,
+            takes_back: train.rollbacks > 0,
             tokens_per_step: (config.batch.global * config.model.seq_len) as u64,
             base,
             most_states: crate::plan::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
             shared: Mutex::new(Shared { problem: None, files, good }),
             writing: Mutex::new(None),
-            watcher,
+            watcher: options.watcher.clone(),
         }))
     }
 
@@ -411,9 +415,11 @@ impl Saver {
             let good = &mut lock(&self.shared).good;
             good.retain(|good| *good < step);
             good.push(step);
-            let surplus = good.len().saturating_sub(self.keep);
+            // A run that is taken back needs one from before the steps that are skipped.
+            let skipped = self.takes_back && job.words[control::SKIP] != 0.0;
+            let surplus = if skipped { 0 } else { good.len().saturating_sub(self.keep) };
             good.drain(..surplus);
-            (good.len() == self.keep).then(|| good[0])
+            (good.len() >= self.keep).then(|| good[0])
         };
         let tidied = oldest.map_or(Ok(()), |oldest| retain_from(&self.folder, oldest));
         if let Err(error) = tidied.and_then(|()| hint(&self.folder, step)) {
