@@ -37,8 +37,8 @@ pub struct Outcome {
     pub state_hash: String,
     /// Why the weights are not written, where they should have been.
     pub weights_problem: Option<String>,
-    /// A tensor whose gradient was not finite in the last step, if that was skipped: of the blocks with such ones it is
-    /// in the last, which the backward pass came to first.
+    /// A tensor whose gradient was not finite in the last step, if this run did that and it was skipped: of the blocks with
+    /// such ones it is in the last, which the backward pass came to first.
     pub not_finite: Option<String>,
     /// The first and the last of so many skipped steps in a row that the run ended.
     pub diverged: Option<(u64, u64)>,
