@@ -116,7 +116,7 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
 /// A virtual GPU whose kernels have `threads` threads; its host memory on a node by its cores, where they are given.
 fn on_host(
     plan: Plan,
-    threads: usize,
+    (threads, own): (usize, bool),
     small_pages: bool,
     node: &[(u32, Vec<u32>)],
 ) -> Result<Device, Error> {
@@ -134,7 +134,7 @@ fn on_host(
         memory_limit: u64::MAX,
         host,
         scratch_floats: 0,
-        work: HostWork { pool: kernel_pool(threads, cpus, false), ..HostWork::default() },
+        work: HostWork { pool: kernel_pool(threads, cpus, own), ..HostWork::default() },
     };
     cpu::open(rank, &Arc::new(plan), &world, &options)
 }

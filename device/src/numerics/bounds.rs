@@ -1,76 +1,91 @@
 //! What a machine could do at most, to compare with: the update's loads and stores without its arithmetic, and fused
 //! multiply-adds without memory.
 
+use super::lanes::{self, Kernel, Lanes};
 use super::path::SimdPath;
+use super::simd;
 use super::update::{Master, Update};
-use super::{round, simd};
-use crate::view::BLOCK;
 use crate::{View, ViewMut};
 use half::slice::HalfFloatSliceExt;
+use pulp::bytemuck::{AnyBitPattern, NoUninit, try_cast_slice, try_cast_slice_mut};
 use pulp::{Arch, Simd, WithSimd};
 
-/// The memory traffic of [`update`](super::update), with additions for arithmetic. The states are nonsense afterwards.
-pub fn traffic(mut update: Update<'_>) {
-    SimdPath::current().run(
-        #[inline(always)]
-        || pass(&mut update),
-    );
+/// The memory traffic of [`update`](super::update), with additions for arithmetic. Of whole vectors, with gradients and
+/// parameters of 16 bits. The states are nonsense afterwards.
+pub fn traffic(update: Update<'_>) {
+    lanes::run(SimdPath::current(), &mut Traffic(update));
     simd::streamed();
 }
 
-#[inline(always)]
-fn pass(u: &mut Update<'_>) {
-    let (mut wide, mut narrow) = ([0.0f32; BLOCK], [0u16; BLOCK]);
-    for at in (0..u.grad.len()).step_by(BLOCK) {
-        let n = BLOCK.min(u.grad.len() - at);
-        let (wide, narrow, range) = (&mut wide[..n], &mut narrow[..n], at..at + n);
-        match u.grad {
-            View::F16(g) => narrow.copy_from_slice(g[range.clone()].reinterpret_cast()),
-            View::Bf16(g) => narrow.copy_from_slice(g[range.clone()].reinterpret_cast()),
-            other => {
-                round::load(SimdPath::current(), other, at, wide);
-                round::to_bf16(wide, narrow);
+struct Traffic<'a>(Update<'a>);
+
+impl Kernel for Traffic<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(&mut self, l: L, _: SimdPath) {
+        let Update { grad, states, param, streams, .. } = &mut self.0;
+        let n = grad.len() / L::PAIR;
+        let grad: &[u16] = match grad {
+            View::F16(grad) => grad.reinterpret_cast(),
+            View::Bf16(grad) => grad.reinterpret_cast(),
+            _ => &[],
+        };
+        let grad = L::as_simd_u32s(try_cast_slice(grad).unwrap_or_default()).0;
+        let [mut m, mut v] = [moment::<L>(&mut states.momentum), moment::<L>(&mut states.variance)];
+        let (mut master, lower) = match &mut states.master {
+            Master::Whole(x) => (Touched::<L>::new(x), false),
+            Master::Lower(x) => (Touched::<L>::new(x), true),
+        };
+        let mut param = moment::<L>(param);
+        for (i, g) in grad.iter().enumerate().take(n) {
+            simd::prefetch(g, L::PAIR);
+            m.touch(l, i);
+            v.touch(l, i);
+            master.touch(l, i);
+            if lower {
+                param.touch(l, i);
+            } else if let Some(out) = param.vectors.get_mut(i) {
+                if *streams {
+                    simd::stream_vector(*g, out);
+                } else {
+                    *out = *g;
+                }
             }
         }
-        bump(&mut u.states.momentum, at, n);
-        bump(&mut u.states.variance, at, n);
-        let reads = match &mut u.states.master {
-            Master::Whole(master) => {
-                master[range.clone()].iter_mut().for_each(|x| *x += 1.0);
-                false
-            }
-            Master::Lower(low) => {
-                low[range.clone()].iter_mut().for_each(|x| *x = x.wrapping_add(1));
-                true
-            }
-        };
-        let out: &mut [u16] = match &mut u.param {
-            ViewMut::F16(out) => out[range].reinterpret_cast_mut(),
-            ViewMut::Bf16(out) => out[range].reinterpret_cast_mut(),
-            other => {
-                other.store(at, wide);
-                continue;
-            }
-        };
-        if reads {
-            out.iter_mut().zip(&*narrow).for_each(|(x, g)| *x ^= g);
-        } else if u.streams {
-            simd::stream(narrow, out);
-        } else {
-            out.copy_from_slice(narrow);
+    }
+}
+
+/// Something that is read and written.
+struct Touched<'a, L: Lanes> {
+    vectors: &'a mut [L::u32s],
+    /// Vectors for a pair of them of 16-bit elements.
+    each: usize,
+}
+
+impl<'a, L: Lanes> Touched<'a, L> {
+    #[inline(always)]
+    fn new<T: NoUninit + AnyBitPattern>(x: &'a mut [T]) -> Self {
+        let words: &mut [u32] = try_cast_slice_mut(x).unwrap_or_default();
+        Self { vectors: L::as_mut_simd_u32s(words).0, each: size_of::<T>() / 2 }
+    }
+
+    #[inline(always)]
+    fn touch(&mut self, l: L, i: usize) {
+        let first = i * self.each;
+        let Some(vectors) = self.vectors.get_mut(first..first + self.each) else { return };
+        for x in vectors {
+            simd::prefetch(x, L::PAIR / self.each);
+            *x = l.add_u32s(*x, l.splat_u32s(1));
         }
     }
 }
 
 #[inline(always)]
-fn bump(state: &mut ViewMut<'_>, at: usize, n: usize) {
+fn moment<'a, L: Lanes>(state: &'a mut ViewMut<'_>) -> Touched<'a, L> {
     match state {
-        ViewMut::F32(state) => state[at..at + n].iter_mut().for_each(|x| *x += 1.0),
-        ViewMut::Bf16(state) => {
-            let bits: &mut [u16] = state[at..at + n].reinterpret_cast_mut();
-            bits.iter_mut().for_each(|x| *x = x.wrapping_add(1));
-        }
-        _ => {}
+        ViewMut::F32(x) => Touched::new(x),
+        ViewMut::F16(x) => Touched::new(x.reinterpret_cast_mut()),
+        ViewMut::Bf16(x) => Touched::new(x.reinterpret_cast_mut()),
+        _ => Touched { vectors: &mut [], each: 1 },
     }
 }
 

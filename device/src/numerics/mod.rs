@@ -5,9 +5,13 @@
 //! order; so neither threads, tiles nor SIMD width change a bit.
 
 mod bounds;
+mod elements;
+mod lanes;
 mod noise;
+mod padded;
 mod path;
 mod round;
+mod rules;
 mod simd;
 mod sums;
 mod update;

@@ -1,5 +1,7 @@
 //! Random bits by which moments are rounded: those of the element, wherever it lies.
 
+use super::elements::parts;
+use super::lanes::Lanes;
 use crate::random;
 use std::ops::Range;
 
@@ -17,70 +19,88 @@ pub struct NoiseRun {
 /// Random bits for moments of 16 bits: functions of tensor, step and index in the whole tensor, and of no layout.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise<'a> {
-    /// In ascending order; what is in none (padding) gets zeros.
+    /// In ascending order; what is in none is padding, with gradients of zero.
     pub runs: &'a [NoiseRun],
     /// Where the first element of the update stands in the flat buffer.
     pub start: usize,
 }
 
+/// Elements whose random bits follow each other.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Draw {
+    stream: u64,
+    /// Index in the whole tensor of the first one.
+    global: u64,
+}
+
+/// Pairs of elements share 32 bits; of their index, 32 bits count up.
+const UPPER: u64 = !0xffff_ffff;
+
 impl Noise<'_> {
-    /// Random bits of the elements from `at` on.
-    #[inline(always)]
-    pub(super) fn fill(&self, step: u64, at: usize, out: &mut [u16]) {
-        let (first, end) = (self.start + at, self.start + at + out.len());
-        let mut run = self.runs.partition_point(|run| run.flat.end <= first);
-        let mut done = first;
-        while done < end {
-            let (upto, global) = match self.runs.get(run) {
-                Some(run) if run.flat.start <= done => {
-                    let global = run.global + (done - run.flat.start) as u64;
-                    (run.flat.end.min(end), Some((random::key(run.stream, step), global)))
-                }
-                Some(run) => (run.flat.start.min(end), None),
-                None => (end, None),
-            };
-            let out = &mut out[done - first..upto - first];
-            match global {
-                None => out.fill(0),
-                Some((stream, global)) => {
-                    random_run(stream, global, out);
-                    run += 1;
-                }
+    /// From element `at` of the update on; and how many elements it is good for.
+    pub(super) fn draw(&self, step: u64, at: usize) -> (Draw, usize) {
+        let first = self.start + at;
+        let run = self.runs.get(self.runs.partition_point(|run| run.flat.end <= first));
+        let (draw, end) = match run {
+            Some(run) if run.flat.start <= first => {
+                let global = run.global + (first - run.flat.start) as u64;
+                (Draw { stream: random::key(run.stream, step), global }, run.flat.end)
             }
-            done = upto;
+            after => {
+                let end = after.map_or(usize::MAX, |run| run.flat.start);
+                (Draw { stream: 0, global: first as u64 }, end)
+            }
+        };
+        let same = ((draw.global / 2) | !UPPER) + 1 - draw.global / 2;
+        let same = (2 * same - draw.global % 2) as usize;
+        (draw, same.min(end - first))
+    }
+}
+
+impl Draw {
+    /// 1: the first element is the second one of its pair.
+    pub(super) const fn lead(self) -> usize {
+        (self.global % 2) as usize
+    }
+
+    /// The pairs from the first on, in vectors.
+    #[inline(always)]
+    pub(super) fn pairs<L: Lanes>(self, lanes: L) -> Pairs<L> {
+        let mut places = [0; 16];
+        let mut i = 0;
+        while i < places.len() {
+            places[i] = i as u32;
+            i += 1;
         }
+        let first = lanes.splat_u32s((self.global / 2) as u32);
+        let next = lanes.add_u32s(first, L::as_simd_u32s(&places).0[0]);
+        Pairs { next, stream: self.stream, upper: (self.global >> 33) as u32 }
     }
 }
 
-/// Random bits of the elements from `first` on of a tensor: two elements share 32.
-#[inline(always)]
-fn random_run(stream: u64, first: u64, out: &mut [u16]) {
-    let (head, pairs) = out.split_at_mut(out.len().min((first % 2) as usize));
-    for odd in head {
-        *odd = (random::bits32(stream, first / 2) >> 16) as u16;
-    }
-    let first = first.div_ceil(2);
-    // The upper half of the index changes at most once in a block.
-    let same = u64::from(u32::MAX) - (first & u64::from(u32::MAX)) + 1;
-    let (same, next) = pairs.split_at_mut(pairs.len().min(2 * same as usize));
-    random_pairs(stream, first, same);
-    random_pairs(stream, first + same.len() as u64 / 2, next);
+/// The next vector of pairs.
+pub(super) struct Pairs<L: Lanes> {
+    next: L::u32s,
+    stream: u64,
+    upper: u32,
 }
 
-/// Random bits of pairs whose indices share their upper half.
+impl<L: Lanes> Pairs<L> {
+    /// 16 random bits of each even element and of each odd one: the halves of [`random::bits32`] of the pair.
+    #[inline(always)]
+    pub(super) fn next(&mut self, l: L) -> [L::u32s; 2] {
+        let z = l.xor_u32s(self.next, l.splat_u32s(self.stream as u32));
+        self.next = l.add_u32s(self.next, l.splat_u32s(L::U32_LANES as u32));
+        let z = l.mul_u32s(mixed(l, z, 16), l.splat_u32s(0x7feb_352d));
+        let z = l.add_u32s(z, l.splat_u32s(self.upper));
+        let z = l.xor_u32s(z, l.splat_u32s((self.stream >> 32) as u32));
+        let z = l.mul_u32s(mixed(l, z, 15), l.splat_u32s(0x846c_a68b));
+        let z = l.mul_u32s(mixed(l, z, 16), l.splat_u32s(0x21f0_aaad));
+        parts(l, mixed(l, z, 15))
+    }
+}
+
 #[inline(always)]
-fn random_pairs(stream: u64, first: u64, out: &mut [u16]) {
-    let upper = first & !u64::from(u32::MAX);
-    let bits = |i: u32| {
-        let lower = (first as u32).wrapping_add(i);
-        random::bits32(stream, upper | u64::from(lower))
-    };
-    let (pairs, last) = out.as_chunks_mut::<2>();
-    for (i, pair) in (0u32..).zip(&mut *pairs) {
-        let bits = bits(i);
-        *pair = [bits as u16, (bits >> 16) as u16];
-    }
-    for even in last {
-        *even = bits(pairs.len() as u32) as u16;
-    }
+fn mixed<L: Lanes>(l: L, z: L::u32s, by: u32) -> L::u32s {
+    l.xor_u32s(z, l.wrapping_dyn_shr_u32s(z, l.splat_u32s(by)))
 }

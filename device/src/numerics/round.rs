@@ -42,14 +42,6 @@ pub const fn from_halves(parameter: f32, lower: u16) -> f32 {
     join((parameter.to_bits() >> 16) as u16, lower)
 }
 
-/// The bf16 below or above `x` in magnitude, by 16 random bits: right on average. The NaN of arithmetic stays NaN.
-#[inline(always)]
-pub(super) const fn stochastic(x: f32, random: u16) -> u16 {
-    let bits = x.to_bits();
-    let random = if bits & MAGNITUDE >= INFINITY { 0 } else { random as u32 };
-    (bits.wrapping_add(random) >> 16) as u16
-}
-
 /// IEEE half to single without instructions for it. Exact; NaN becomes quiet, as by hardware.
 #[inline(always)]
 const fn widen_f16(half: u16) -> f32 {
@@ -80,14 +72,16 @@ const fn round_f16(x: f32) -> u16 {
 #[inline(always)]
 pub(super) fn load(path: SimdPath, view: View<'_>, at: usize, out: &mut [f32]) {
     match view {
-        View::F16(halves) => {
-            let halves: &[u16] = halves[at..at + out.len()].reinterpret_cast();
-            let done = simd::widen_f16(path, halves, out);
-            let rest = out.iter_mut().zip(halves).skip(done);
-            rest.for_each(|(o, h)| *o = widen_f16(*h));
-        }
+        View::F16(halves) => widen(path, halves[at..at + out.len()].reinterpret_cast(), out),
         other => other.load(at, out),
     }
+}
+
+/// fp16 in fp32.
+#[inline(always)]
+pub(super) fn widen(path: SimdPath, halves: &[u16], out: &mut [f32]) {
+    let done = simd::widen_f16(path, halves, out);
+    out.iter_mut().zip(halves).skip(done).for_each(|(o, h)| *o = widen_f16(*h));
 }
 
 /// fp32 parameters as fp16.
@@ -95,12 +89,6 @@ pub(super) fn load(path: SimdPath, view: View<'_>, at: usize, out: &mut [f32]) {
 pub(super) fn to_f16(path: SimdPath, values: &[f32], out: &mut [u16]) {
     let done = simd::round_f16(path, values, out);
     out.iter_mut().zip(values).skip(done).for_each(|(o, x)| *o = round_f16(*x));
-}
-
-/// fp32 parameters as bf16.
-#[inline(always)]
-pub(super) fn to_bf16(values: &[f32], out: &mut [u16]) {
-    out.iter_mut().zip(values).for_each(|(o, x)| *o = split(*x).0);
 }
 
 #[cfg(test)]
@@ -127,17 +115,6 @@ mod tests {
             let tie = bits & 0xffff == 0x8000;
             assert!(high == even || (tie && high == even + 1), "{bits:08x}");
         }
-    }
-
-    #[test]
-    fn a_stochastic_bf16_is_a_neighbour_and_right_on_average() {
-        let x = f32::from_bits(0x3f80_4000); // a quarter of the way up
-        let up =
-            (0..100_000).filter(|&i| stochastic(x, random::bits32(9, i) as u16) == 0x3f81).count();
-        assert!((up as f64 / 1e5 - 0.25).abs() < 0.01, "{up}");
-        assert_eq!(stochastic(1.5, 0xffff), 0x3fc0);
-        assert_eq!(stochastic(f32::NEG_INFINITY, 0xffff), 0xff80);
-        assert!(bf16::from_bits(stochastic(f32::NAN, 0xffff)).is_nan());
     }
 
     #[test]

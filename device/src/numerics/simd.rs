@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "streaming stores and the floating-point control register")]
 
 use super::path::SimdPath;
+use pulp::bytemuck::{self, Pod};
 use std::cell::Cell;
 
 /// Elements of 16 bits in a cache line.
@@ -32,6 +33,43 @@ fn stream_8(from: &[u16], to: &mut [u16]) {
     let eight = unsafe { _mm_loadu_si128(from.as_ptr().cast::<__m128i>()) };
     // SAFETY: 16 bytes, aligned to 16 since `stream` looked and steps by as many.
     unsafe { _mm_stream_si128(to.as_mut_ptr().cast::<__m128i>(), eight) };
+}
+
+/// Elements between those that are read and those whose memory is asked for.
+const AHEAD: usize = 768;
+
+/// Asks for the memory some way behind `x`, `elements` elements, so that it is in the cache when they are read: cores
+/// by themselves do not ask for enough of it at once. A hint, which changes no result.
+#[inline(always)]
+pub(super) fn prefetch<T>(x: &T, elements: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if size_of::<T>() >= 32 {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let ahead = (&raw const *x).cast::<i8>().wrapping_add(AHEAD / elements * size_of::<T>());
+        for line in (0..size_of::<T>()).step_by(64) {
+            // SAFETY: an instruction that reads nothing; an address where nothing is, is no error. SSE is part of the
+            // architecture.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line)) };
+        }
+    }
+    let _ = (x, elements);
+}
+
+/// [`stream`]s a vector.
+#[inline(always)]
+pub(super) fn stream_vector<T: Pod>(from: T, to: &mut T) {
+    #[cfg(target_arch = "x86_64")]
+    if let Ok(line) = bytemuck::try_cast::<T, [i32; 16]>(from)
+        && (&raw const *to).addr().is_multiple_of(64)
+    {
+        use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
+        // SAFETY: 64 bytes; a vector as wide is one of `SimdPath::Avx512`, which `is_available` has found.
+        let line = unsafe { _mm512_loadu_si512(line.as_ptr().cast()) };
+        // SAFETY: as wide and aligned to as much.
+        unsafe { _mm512_stream_si512((&raw mut *to).cast(), line) };
+        return;
+    }
+    stream(bytemuck::cast_slice(&[from]), bytemuck::cast_slice_mut(std::slice::from_mut(to)));
 }
 
 /// Widens IEEE halves by the instructions of `path`; returns how many, the rest is left.

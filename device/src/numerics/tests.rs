@@ -233,6 +233,104 @@ fn every_simd_path_leaves_the_bits_of_the_portable_one() {
     }
 }
 
+/// The bf16 below or above `x` in magnitude, by 16 random bits: right on average.
+fn stochastic(x: f32, random: u16) -> bf16 {
+    bf16::from_bits((x.to_bits().wrapping_add(u32::from(random)) >> 16) as u16)
+}
+
+/// [`NoiseRun`]s and the random bits of an element, as they are promised.
+fn promised(runs: &[NoiseRun], step: u64, at: usize) -> Option<u16> {
+    let run = runs.iter().find(|run| run.flat.contains(&at))?;
+    let global = run.global + (at - run.flat.start) as u64;
+    let both = random::bits32(random::key(run.stream, step), global / 2);
+    Some((both >> (16 * (global % 2))) as u16)
+}
+
+#[test]
+fn bf16_moments_are_those_of_the_formula_with_the_random_bits_of_their_elements() {
+    let n = 1500;
+    let run = |flat, stream, global| NoiseRun { flat, stream, global };
+    // Odd and even ends and starts, a gap, and an index whose upper half changes on the way.
+    let runs = [run(0..301, 1, 6), run(301..640, 2, 9), run(700..1500, 3, (1 << 33) - 201)];
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let mut words = control(1e-3, 0.25, 3);
+    words[control::STEP] = 7.0;
+    for (path, start) in SimdPath::available().into_iter().flat_map(|path| [(path, 0), (path, 45)])
+    {
+        let (g, mut p) = (awkward(1, n, false), awkward(2, n, false));
+        let moment = |seed| awkward(seed, n, false).into_iter().map(bf16::from_f32);
+        let mut m: Vec<bf16> = moment(3).collect();
+        let mut v: Vec<bf16> = moment(4).map(|x| bf16::from_bits(x.to_bits() & 0x7fff)).collect();
+        let (before, mut out) = ((m.clone(), v.clone()), vec![0.0f32; n - start]);
+        let states = States {
+            master: Master::Whole(&mut p[start..]),
+            momentum: ViewMut::Bf16(&mut m[start..]),
+            variance: ViewMut::Bf16(&mut v[start..]),
+        };
+        let (grad, param) = (View::F32(&g[start..]), ViewMut::F32(&mut out));
+        let noise = Noise { runs: &runs, start };
+        let (control, decayed, streams) = (&words[..], 100, false);
+        let update = Update { rule, control, grad, states, param, decayed, noise, streams };
+        update::update_on(path, update).unwrap();
+        for i in start..n {
+            let Some(random) = promised(&runs, 7, i) else { continue };
+            let g = g[i] * 0.25;
+            let momentum = before.0[i].to_f32().mul_add(0.9, (1.0 - 0.9f32) * g);
+            let variance = before.1[i].to_f32().mul_add(0.95, (1.0 - 0.95f32) * g * g);
+            assert_eq!(m[i], stochastic(momentum, random), "{path} {start} {i}");
+            assert_eq!(v[i], stochastic(variance, random), "{path} {start} {i}");
+        }
+    }
+}
+
+#[test]
+fn a_stochastic_bf16_is_a_neighbour_and_right_on_average() {
+    let x = f32::from_bits(0x3f80_4000); // a quarter of the way up
+    let up =
+        (0..100_000).filter(|&i| stochastic(x, random::bits32(9, i) as u16).to_bits() == 0x3f81);
+    let up = up.count();
+    assert!((up as f64 / 1e5 - 0.25).abs() < 0.01, "{up}");
+    assert_eq!(stochastic(1.5, 0xffff).to_bits(), 0x3fc0);
+}
+
+#[test]
+fn what_is_not_a_number_stays_so_in_masters_parameters_and_moments() {
+    for (path, nan) in SimdPath::available().into_iter().flat_map(|path| {
+        [0x7fc0_0000, 0xffc0_0000, 0x7fff_ffff, 0x7f80_0001]
+            .map(|bits| (path, f32::from_bits(bits)))
+    }) {
+        for split in [false, true] {
+            let (mut p, mut m, mut v) = ([nan; 40], [bf16::ZERO; 40], [bf16::ONE; 40]);
+            let (mut low, mut high) =
+                ([lower_half(nan); 40], [bf16::from_bits(round::split(nan).0); 40]);
+            for moment in [&mut m, &mut v] {
+                moment[0] = bf16::NAN;
+                moment[1] = bf16::INFINITY;
+            }
+            let states = States {
+                master: if split { Master::Lower(&mut low) } else { Master::Whole(&mut p) },
+                momentum: ViewMut::Bf16(&mut m),
+                variance: ViewMut::Bf16(&mut v),
+            };
+            let runs = [NoiseRun { flat: 0..40, stream: 8, global: 0 }];
+            let update = Update {
+                rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+                control: &control(1e-3, 0.25, 3),
+                grad: View::F32(&[1.0; 40]),
+                states,
+                param: ViewMut::Bf16(&mut high),
+                decayed: 40,
+                noise: Noise { runs: &runs, start: 0 },
+                streams: false,
+            };
+            update::update_on(path, update).unwrap();
+            assert!(high.iter().all(|x| x.is_nan()), "{path} {split} {nan:?}");
+            assert!(split || p.iter().all(|x| x.is_nan()));
+            assert!(m[0].is_nan() && v[0].is_nan() && m[1] == bf16::INFINITY && v[1] == m[1]);
+        }
+    }
+}
+
 #[test]
 fn split_masters_are_the_fp32_ones_bit_for_bit() {
     for case in cases().into_iter().filter(|case| case.split) {

@@ -1,12 +1,16 @@
 //! The update rule: unscale, clip, weight decay, AdamW and the new parameter in one pass over memory.
 
-use super::noise::Noise;
+use super::elements::{
+    F16, F16Mut, Halves, Source, Target, Words, WordsMut, aligned, wide, wide_mut, words, words_mut,
+};
+use super::lanes::{self, Kernel, Lanes, WIDEST};
+use super::noise::{Draw, Noise};
+use super::padded::{PAD, Padded};
 use super::path::SimdPath;
-use super::{Scalars, round, simd};
+use super::rules::{AdamW, Sgd, keep};
+use super::{Scalars, elements, simd};
 use crate::op::Rule;
-use crate::view::BLOCK;
 use crate::{View, ViewMut};
-use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 
@@ -51,13 +55,6 @@ pub struct Update<'a> {
     pub streams: bool,
 }
 
-/// What a block of elements is read from and written to besides the states: in the first-level cache.
-struct Block {
-    grad: [f32; BLOCK],
-    noise: [u16; BLOCK],
-    param: [u16; BLOCK],
-}
-
 /// Does it.
 ///
 /// # Errors
@@ -70,10 +67,7 @@ pub fn update(update: Update<'_>) -> Result<(), String> {
 pub(super) fn update_on(path: SimdPath, mut update: Update<'_>) -> Result<(), String> {
     update.check()?;
     simd::keep_denormals();
-    path.run(
-        #[inline(always)]
-        || update.run(path),
-    );
+    lanes::run(path, &mut update);
     simd::streamed();
     Ok(())
 }
@@ -113,6 +107,9 @@ impl<'a> Update<'a> {
             (ViewMut::F32(_), ViewMut::F32(_)) | (ViewMut::Bf16(_), ViewMut::Bf16(_)) => {}
             _ => return Err("moments are both fp32, or both bf16".into()),
         }
+        let (View::F16(_) | View::Bf16(_) | View::F32(_)) = self.grad else {
+            return Err("gradients are fp16, bf16 or fp32".into());
+        };
         match (&states.master, &self.param) {
             (Master::Lower(_), ViewMut::Bf16(_)) => Ok(()),
             (Master::Lower(_), _) => Err("only bf16 parameters are halves of fp32 ones".into()),
@@ -121,270 +118,177 @@ impl<'a> Update<'a> {
         }
     }
 
+    /// Elements `range`.
     #[inline(always)]
-    fn run(&mut self, path: SimdPath) {
+    fn part(&mut self, range: Range<usize>) -> Update<'_> {
+        let states = &mut self.states;
+        Update {
+            grad: self.grad.slice(range.clone()),
+            states: States {
+                master: match &mut states.master {
+                    Master::Whole(master) => Master::Whole(&mut master[range.clone()]),
+                    Master::Lower(low) => Master::Lower(&mut low[range.clone()]),
+                },
+                momentum: states.momentum.reborrow().slice(range.clone()),
+                variance: states.variance.reborrow().slice(range.clone()),
+            },
+            param: self.param.reborrow().slice(range.clone()),
+            decayed: self.decayed.saturating_sub(range.start).min(range.len()),
+            noise: Noise { start: self.noise.start + range.start, ..self.noise },
+            ..*self
+        }
+    }
+
+    /// 16-bit elements begin where words may.
+    fn is_aligned(&self) -> bool {
+        let states = &self.states;
+        let low = match &states.master {
+            Master::Lower(low) => aligned(View::U16(low)),
+            Master::Whole(_) => true,
+        };
+        let moments = aligned(states.momentum.as_view()) && aligned(states.variance.as_view());
+        low && moments && aligned(self.param.as_view()) && aligned(self.grad)
+    }
+
+    /// From `at` on, what has weight decay or has none, and random bits that follow each other.
+    fn stretch(&self, step: u64, at: usize) -> (Draw, usize) {
+        let (draw, len) = match self.states.momentum {
+            ViewMut::Bf16(_) => self.noise.draw(step, at),
+            _ => (Draw::default(), usize::MAX),
+        };
+        let n = if at < self.decayed { self.decayed } else { self.grad.len() };
+        (draw, n.min(at.saturating_add(len)))
+    }
+}
+
+impl Kernel for Update<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(&mut self, lanes: L, path: SimdPath) {
         let scalars = Scalars::new(self.control);
         let step = self.control[super::control::STEP] as u64;
-        let mut b = Block { grad: [0.0; BLOCK], noise: [0; BLOCK], param: [0; BLOCK] };
-        for at in (0..self.grad.len()).step_by(BLOCK) {
-            let n = BLOCK.min(self.grad.len() - at);
-            let range = at..at + n;
-            if !scalars.skip {
-                round::load(path, self.grad, at, &mut b.grad[..n]);
-                if let ViewMut::Bf16(_) = self.states.momentum {
-                    self.noise.fill(step, at, &mut b.noise[..n]);
-                }
+        let (mut padded, aligned, rule) = (None, self.is_aligned(), self.rule);
+        let (mut at, n) = (0, self.grad.len());
+        while at < n {
+            let (draw, end) = self.stretch(step, at);
+            let whole = (end - at) / WIDEST * WIDEST;
+            let direct = aligned && draw.lead() == 0 && at.is_multiple_of(WIDEST) && whole > 0;
+            let len = match (direct, aligned) {
+                (true, _) => whole,
+                // Up to where vectors can begin.
+                (_, true) => (end - at).min(WIDEST - at % WIDEST),
+                _ => (end - at).min(PAD - draw.lead()),
+            };
+            let mut part = self.part(at..at + len);
+            let decays = part.decayed > 0;
+            let vectors = if direct {
+                part.part(0..len)
+            } else {
+                let padded = padded.get_or_insert_with(Padded::new);
+                padded.take(&part, draw.lead());
+                padded.whole(&part, draw.lead())
+            };
+            vectors.vectors(Step { lanes, path, scalars, rule, decays, draw });
+            if let (false, Some(padded)) = (direct, &padded) {
+                padded.give(&mut part, draw.lead());
             }
-            let decayed = self.decayed.saturating_sub(at).min(n);
-            let rule = Step { rule: self.rule, scalars, decayed };
-            let given = (&b.grad[..n], &b.noise[..n]);
-            let moments = (&mut self.states.momentum, &mut self.states.variance, at);
-            match (&mut self.states.master, &mut self.param) {
-                (Master::Lower(low), ViewMut::Bf16(high)) => {
-                    let (high, low) = (&mut high[range.clone()], &mut low[range]);
-                    rule.apply(given, Halves { high: high.reinterpret_cast_mut(), low }, moments);
-                }
-                (Master::Whole(master), ViewMut::Bf16(param)) => {
-                    let rounded = &mut b.param[..n];
-                    let master = &mut master[range.clone()];
-                    rule.apply(given, Rounded { master, rounded }, moments);
-                    publish(rounded, param[range].reinterpret_cast_mut(), self.streams);
-                }
-                (Master::Whole(master), param) => {
-                    let master = &mut master[range.clone()];
-                    rule.apply(given, Plain { master }, moments);
-                    if let ViewMut::F16(param) = param {
-                        let rounded = &mut b.param[..n];
-                        round::to_f16(path, master, rounded);
-                        publish(rounded, param[range].reinterpret_cast_mut(), self.streams);
-                    } else {
-                        param.store(at, master);
-                    }
-                }
-                (Master::Lower(_), _) => {}
-            }
+            at += len;
         }
     }
 }
 
-#[inline(always)]
-fn publish(rounded: &[u16], param: &mut [u16], streams: bool) {
-    if streams {
-        simd::stream(rounded, param);
-    } else {
-        param.copy_from_slice(rounded);
-    }
-}
-
-/// The masters of a block, and what follows from a new one at once.
-trait Masters {
-    fn get(&self, i: usize) -> f32;
-    fn put(&mut self, i: usize, x: f32);
-    fn split(self, mid: usize) -> (Self, Self)
-    where
-        Self: Sized;
-}
-
-struct Plain<'a> {
-    master: &'a mut [f32],
-}
-
-struct Rounded<'a> {
-    master: &'a mut [f32],
-    rounded: &'a mut [u16],
-}
-
-struct Halves<'a> {
-    high: &'a mut [u16],
-    low: &'a mut [u16],
-}
-
-impl Masters for Plain<'_> {
-    #[inline(always)]
-    fn get(&self, i: usize) -> f32 {
-        self.master[i]
-    }
-    #[inline(always)]
-    fn put(&mut self, i: usize, x: f32) {
-        self.master[i] = x;
-    }
-    #[inline(always)]
-    fn split(self, mid: usize) -> (Self, Self) {
-        let (a, b) = self.master.split_at_mut(mid);
-        (Plain { master: a }, Plain { master: b })
-    }
-}
-
-impl Masters for Rounded<'_> {
-    #[inline(always)]
-    fn get(&self, i: usize) -> f32 {
-        self.master[i]
-    }
-    #[inline(always)]
-    fn put(&mut self, i: usize, x: f32) {
-        self.master[i] = x;
-        self.rounded[i] = round::split(x).0;
-    }
-    #[inline(always)]
-    fn split(self, mid: usize) -> (Self, Self) {
-        let (a, b) = self.master.split_at_mut(mid);
-        let (c, d) = self.rounded.split_at_mut(mid);
-        (Rounded { master: a, rounded: c }, Rounded { master: b, rounded: d })
-    }
-}
-
-impl Masters for Halves<'_> {
-    #[inline(always)]
-    fn get(&self, i: usize) -> f32 {
-        round::join(self.high[i], self.low[i])
-    }
-    #[inline(always)]
-    fn put(&mut self, i: usize, x: f32) {
-        (self.high[i], self.low[i]) = round::split(x);
-    }
-    #[inline(always)]
-    fn split(self, mid: usize) -> (Self, Self) {
-        let (a, b) = self.high.split_at_mut(mid);
-        let (c, d) = self.low.split_at_mut(mid);
-        (Halves { high: a, low: c }, Halves { high: b, low: d })
-    }
-}
-
-/// How a moment is kept.
-trait Moment: Copy {
-    fn wide(self) -> f32;
-    fn kept(x: f32, noise: u16) -> Self;
-}
-
-impl Moment for f32 {
-    #[inline(always)]
-    fn wide(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn kept(x: f32, _: u16) -> Self {
-        x
-    }
-}
-
-impl Moment for bf16 {
-    #[inline(always)]
-    fn wide(self) -> f32 {
-        crate::view::widen_bf16(self)
-    }
-    #[inline(always)]
-    fn kept(x: f32, noise: u16) -> Self {
-        Self::from_bits(round::stochastic(x, noise))
-    }
-}
-
-/// The rule on a block, of which the first `decayed` elements take weight decay.
+/// The rule, and what it needs besides gradients, states and parameters.
 #[derive(Clone, Copy)]
-struct Step {
-    rule: Rule,
+struct Step<L> {
+    lanes: L,
+    path: SimdPath,
     scalars: Scalars,
-    decayed: usize,
+    rule: Rule,
+    decays: bool,
+    draw: Draw,
 }
 
-impl Step {
-    /// (gradients, random bits), masters, and the moments, in which the block begins at `at`.
+impl Update<'_> {
+    /// Whole vectors, which have weight decay or have none.
     #[inline(always)]
-    fn apply<M: Masters>(
-        self,
-        (grad, noise): (&[f32], &[u16]),
-        masters: M,
-        (momentum, variance, at): (&mut ViewMut<'_>, &mut ViewMut<'_>, usize),
-    ) {
-        let range = at..at + grad.len();
-        if self.scalars.skip {
-            return keep(masters, grad.len());
+    fn vectors<L: Lanes>(mut self, step: Step<L>) {
+        let (n, streams, path) = (self.grad.len() / L::PAIR, self.streams, step.path);
+        let moments = (&mut self.states.momentum, &mut self.states.variance);
+        match (&mut self.states.master, &mut self.param) {
+            (Master::Lower(low), ViewMut::Bf16(high)) => {
+                let high = words_mut::<L>(high.reinterpret_cast_mut(), n);
+                step.on(self.grad, Halves(high, words_mut::<L>(low, n)), moments, n);
+            }
+            (Master::Whole(master), ViewMut::Bf16(param)) => {
+                let param = words_mut::<L>(param.reinterpret_cast_mut(), n);
+                let master = elements::Master(wide_mut::<L>(master, n), WordsMut(param, streams));
+                step.on(self.grad, master, moments, n);
+            }
+            (Master::Whole(master), ViewMut::F16(param)) => {
+                let param = F16Mut(path, param.reinterpret_cast_mut(), streams);
+                step.on(self.grad, elements::Master(wide_mut::<L>(master, n), param), moments, n);
+            }
+            (Master::Whole(master), ViewMut::F32(param)) => {
+                let param = wide_mut::<L>(param, n);
+                step.on(self.grad, elements::Master(wide_mut::<L>(master, n), param), moments, n);
+            }
+            _ => {}
         }
-        match (momentum, variance) {
-            (ViewMut::F32(m), ViewMut::F32(v)) => {
-                self.run((grad, noise), masters, (&mut m[range.clone()], &mut v[range]));
+    }
+}
+
+impl<L: Lanes> Step<L> {
+    #[inline(always)]
+    fn on(
+        self,
+        grad: View<'_>,
+        master: impl Target<L>,
+        moments: (&mut ViewMut<'_>, &mut ViewMut<'_>),
+        n: usize,
+    ) {
+        if self.scalars.skip {
+            return keep(self.lanes, master, n);
+        }
+        match grad {
+            View::Bf16(x) => {
+                let grad = Words::<L>(words::<L>(x.reinterpret_cast(), n));
+                self.with(&grad, master, moments, n);
             }
-            (ViewMut::Bf16(m), ViewMut::Bf16(v)) => {
-                self.run((grad, noise), masters, (&mut m[range.clone()], &mut v[range]));
-            }
+            View::F16(x) => self.with(&F16(self.path, x.reinterpret_cast()), master, moments, n),
+            View::F32(x) => self.with(&wide::<L>(x, n), master, moments, n),
             _ => {}
         }
     }
 
     #[inline(always)]
-    fn run<M: Masters, T: Moment>(
+    fn with(
         self,
-        (grad, noise): (&[f32], &[u16]),
-        masters: M,
-        (m, v): (&mut [T], &mut [T]),
+        grad: &impl Source<L>,
+        master: impl Target<L>,
+        (momentum, variance): (&mut ViewMut<'_>, &mut ViewMut<'_>),
+        n: usize,
     ) {
-        let mid = self.decayed;
-        let (first, second) = masters.split(mid);
-        let (m, later_m) = m.split_at_mut(mid);
-        let (v, later_v) = v.split_at_mut(mid);
-        match self.rule {
+        let Self { lanes, scalars, rule, decays, draw, .. } = self;
+        let shrink = if decays { -scalars.lr } else { 0.0 };
+        let rule = match rule {
             Rule::AdamW { beta1, beta2, eps, weight_decay } => {
-                let rule = AdamW { beta1, beta2, eps, shrink: -self.scalars.lr * weight_decay };
-                rule.run(self.scalars, (&grad[..mid], &noise[..mid]), first, (m, v));
-                let rule = AdamW { shrink: 0.0, ..rule };
-                rule.run(self.scalars, (&grad[mid..], &noise[mid..]), second, (later_m, later_v));
+                AdamW { beta1, beta2, eps, shrink: shrink * weight_decay }
             }
             Rule::Sgd { weight_decay } => {
-                sgd(self.scalars, -self.scalars.lr * weight_decay, &grad[..mid], first);
-                sgd(self.scalars, 0.0, &grad[mid..], second);
+                let rule = Sgd { shrink: shrink * weight_decay };
+                return rule.run((lanes, scalars), grad, master, n);
             }
-        }
-    }
-}
-
-/// In a skipped step the parameters are those of the masters.
-#[inline(always)]
-fn keep<M: Masters>(mut masters: M, n: usize) {
-    for i in 0..n {
-        masters.put(i, masters.get(i));
-    }
-}
-
-#[inline(always)]
-fn sgd<M: Masters>(s: Scalars, shrink: f32, grad: &[f32], mut masters: M) {
-    for (i, g) in grad.iter().enumerate() {
-        let p = masters.get(i);
-        let p = p.mul_add(shrink, p);
-        masters.put(i, (g * s.factor).mul_add(-s.lr, p));
-    }
-}
-
-#[derive(Clone, Copy)]
-struct AdamW {
-    beta1: f32,
-    beta2: f32,
-    eps: f32,
-    shrink: f32,
-}
-
-impl AdamW {
-    #[inline(always)]
-    fn run<M: Masters, T: Moment>(
-        self,
-        s: Scalars,
-        (grad, noise): (&[f32], &[u16]),
-        mut masters: M,
-        (m, v): (&mut [T], &mut [T]),
-    ) {
-        let Self { beta1, beta2, eps, shrink } = self;
-        let n = grad.len();
-        let (noise, m, v) = (&noise[..n], &mut m[..n], &mut v[..n]);
-        for i in 0..n {
-            let g = grad[i] * s.factor;
-            let momentum = m[i].wide().mul_add(beta1, (1.0 - beta1) * g);
-            let variance = v[i].wide().mul_add(beta2, (1.0 - beta2) * g * g);
-            m[i] = T::kept(momentum, noise[i]);
-            // The same bits for both: their errors in m / sqrt(v) then cancel rather than add up.
-            v[i] = T::kept(variance, noise[i]);
-            let root = (variance * s.variance_correction).sqrt() + eps;
-            let direction = momentum * s.momentum_correction / root;
-            let p = masters.get(i);
-            let p = p.mul_add(shrink, p);
-            masters.put(i, direction.mul_add(-s.lr, p));
+        };
+        match (momentum, variance) {
+            (ViewMut::F32(m), ViewMut::F32(v)) => {
+                let moments = [wide_mut::<L>(m, n), wide_mut::<L>(v, n)];
+                rule.run((lanes, scalars, draw), grad, master, moments, n);
+            }
+            (ViewMut::Bf16(m), ViewMut::Bf16(v)) => {
+                let m = WordsMut(words_mut::<L>(m.reinterpret_cast_mut(), n), false);
+                let v = WordsMut(words_mut::<L>(v.reinterpret_cast_mut(), n), false);
+                rule.run((lanes, scalars, draw), grad, master, [m, v], n);
+            }
+            _ => {}
         }
     }
 }

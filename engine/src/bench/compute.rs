@@ -76,7 +76,7 @@ fn product_of(
     let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
         plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
     });
-    let dev = on_host(plan, threads, false, &[])?;
+    let dev = on_host(plan, (threads, false), false, &[])?;
     [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
     let pool = kernel_pool(threads, None, false);
     let (mut product, mut peak) = (Vec::new(), Vec::new());

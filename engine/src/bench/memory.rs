@@ -129,7 +129,7 @@ fn node(id: Option<u32>, cpus: Vec<u32>, bytes: u64) -> Result<NodeMemory, Error
     };
     let (from, to) = (array("a"), array("b"));
     let place = id.map(|id| (id, cpus));
-    let dev = on_host(plan, threads, false, place.as_slice())?;
+    let dev = on_host(plan, (threads, false), false, place.as_slice())?;
     [from, to].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
     let rate = |pass, moved: u64| {
         let op = HostOp::new(Sweep { pass, from, to });

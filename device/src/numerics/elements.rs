@@ -1,0 +1,272 @@
+//! Elements as the update reads and writes them, a pair of vectors at a time: gradients, masters, parameters, moments.
+
+use super::lanes::{Lanes, WIDEST};
+use super::path::SimdPath;
+use super::{round, simd};
+use crate::View;
+use pulp::bytemuck::{cast_slice, cast_slice_mut};
+
+/// What bf16 has of an fp32; the odd element of a word.
+const UPPER: u32 = 0xffff_0000;
+/// Half a unit of the last place of a bf16: to nearest, ties away from zero.
+const HALF: u32 = 0x8000;
+
+/// Elements that are read: the even and the odd ones of the `i`-th pair of vectors.
+pub(super) trait Source<L: Lanes> {
+    fn get(&self, lanes: L, i: usize) -> [L::f32s; 2];
+}
+
+/// Elements that are written too.
+pub(super) trait Target<L: Lanes>: Source<L> {
+    /// Kept in 16 bits, by chance.
+    const DRAWS: bool = false;
+    /// `random`: 16 bits for each element; what is kept in 16 bits is rounded by them.
+    fn put(&mut self, lanes: L, i: usize, x: [L::f32s; 2], random: [L::u32s; 2]);
+}
+
+/// Where parameters go, rounded to nearest.
+pub(super) trait Sink<L: Lanes> {
+    fn put(&mut self, lanes: L, i: usize, x: [L::f32s; 2]);
+}
+
+/// fp32.
+pub(super) struct Wide<'a, L: Lanes>(pub(super) &'a [[L::f32s; 2]]);
+/// fp32, to write.
+pub(super) struct WideMut<'a, L: Lanes>(pub(super) &'a mut [[L::f32s; 2]]);
+/// bf16.
+pub(super) struct Words<'a, L: Lanes>(pub(super) &'a [L::u32s]);
+/// bf16, to write: parameters to nearest, moments by chance.
+pub(super) struct WordsMut<'a, L: Lanes>(pub(super) &'a mut [L::u32s], pub(super) bool);
+/// fp16.
+pub(super) struct F16<'a>(pub(super) SimdPath, pub(super) &'a [u16]);
+/// fp16, to write: past the caches or not.
+pub(super) struct F16Mut<'a>(pub(super) SimdPath, pub(super) &'a mut [u16], pub(super) bool);
+/// fp32 masters and the parameters.
+pub(super) struct Master<'a, L: Lanes, P>(pub(super) WideMut<'a, L>, pub(super) P);
+/// The upper and lower halves of masters; see [`round::split`].
+pub(super) struct Halves<'a, L: Lanes>(pub(super) &'a mut [L::u32s], pub(super) &'a mut [L::u32s]);
+
+/// `n` pairs of vectors of fp32.
+#[inline(always)]
+pub(super) fn wide<L: Lanes>(x: &[f32], n: usize) -> Wide<'_, L> {
+    Wide(&L::as_simd_f32s(x).0.as_chunks().0[..n])
+}
+
+/// `n` pairs of vectors of fp32.
+#[inline(always)]
+pub(super) fn wide_mut<L: Lanes>(x: &mut [f32], n: usize) -> WideMut<'_, L> {
+    WideMut(&mut L::as_mut_simd_f32s(x).0.as_chunks_mut().0[..n])
+}
+
+/// `n` vectors of words, which must be aligned.
+#[inline(always)]
+pub(super) fn words<L: Lanes>(x: &[u16], n: usize) -> &[L::u32s] {
+    &L::as_simd_u32s(cast_slice(&x[..n * L::PAIR])).0[..n]
+}
+
+/// `n` vectors of words, which must be aligned.
+#[inline(always)]
+pub(super) fn words_mut<L: Lanes>(x: &mut [u16], n: usize) -> &mut [L::u32s] {
+    &mut L::as_mut_simd_u32s(cast_slice_mut(&mut x[..n * L::PAIR])).0[..n]
+}
+
+/// Whether 16-bit elements begin where a word may.
+pub(super) fn aligned(view: View<'_>) -> bool {
+    match view {
+        View::F16(x) => x.as_ptr().addr().is_multiple_of(4),
+        View::Bf16(x) => x.as_ptr().addr().is_multiple_of(4),
+        View::U16(x) => x.as_ptr().addr().is_multiple_of(4),
+        _ => true,
+    }
+}
+
+#[inline(always)]
+fn bits<L: Lanes>(l: L, [even, odd]: [L::f32s; 2]) -> [L::u32s; 2] {
+    [l.transmute_u32s_f32s(even), l.transmute_u32s_f32s(odd)]
+}
+
+#[inline(always)]
+fn up<L: Lanes>(l: L, word: L::u32s) -> L::u32s {
+    l.wrapping_dyn_shl_u32s(word, l.splat_u32s(16))
+}
+
+#[inline(always)]
+fn down<L: Lanes>(l: L, word: L::u32s) -> L::u32s {
+    l.wrapping_dyn_shr_u32s(word, l.splat_u32s(16))
+}
+
+/// Both halves of each word as numbers.
+#[inline(always)]
+pub(super) fn parts<L: Lanes>(l: L, word: L::u32s) -> [L::u32s; 2] {
+    [l.and_u32s(word, l.splat_u32s(!UPPER)), down(l, word)]
+}
+
+/// Both halves of each word as the upper halves of fp32.
+#[inline(always)]
+fn uppers<L: Lanes>(l: L, word: L::u32s) -> [L::u32s; 2] {
+    [up(l, word), l.and_u32s(word, l.splat_u32s(UPPER))]
+}
+
+/// The upper halves of fp32 bits, of which something is added to first.
+#[inline(always)]
+fn pack<L: Lanes>(l: L, [even, odd]: [L::u32s; 2], add: [L::u32s; 2]) -> L::u32s {
+    let (even, odd) = (l.add_u32s(even, add[0]), l.add_u32s(odd, add[1]));
+    l.halves(down(l, even), odd)
+}
+
+/// As [`round::split`] does.
+#[inline(always)]
+fn nearest<L: Lanes>(l: L, x: [L::f32s; 2]) -> L::u32s {
+    pack(l, bits(l, x), [half(l, x[0]), half(l, x[1])])
+}
+
+/// What rounds to the nearest bf16; nothing for a NaN, whose upper half is one.
+#[inline(always)]
+fn half<L: Lanes>(l: L, x: L::f32s) -> L::u32s {
+    l.select_u32s(l.equal_f32s(x, x), l.splat_u32s(HALF), l.splat_u32s(0))
+}
+
+#[inline(always)]
+fn widened<L: Lanes>(l: L, word: L::u32s) -> [L::f32s; 2] {
+    let [even, odd] = uppers(l, word);
+    [l.transmute_f32s_u32s(even), l.transmute_f32s_u32s(odd)]
+}
+
+impl<L: Lanes> Source<L> for Words<'_, L> {
+    #[inline(always)]
+    fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
+        simd::prefetch(&self.0[i], L::PAIR);
+        widened(l, self.0[i])
+    }
+}
+
+impl<L: Lanes> Source<L> for WordsMut<'_, L> {
+    #[inline(always)]
+    fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
+        simd::prefetch(&self.0[i], L::PAIR);
+        widened(l, self.0[i])
+    }
+}
+
+impl<L: Lanes> Target<L> for WordsMut<'_, L> {
+    const DRAWS: bool = true;
+    #[inline(always)]
+    fn put(&mut self, l: L, i: usize, x: [L::f32s; 2], random: [L::u32s; 2]) {
+        // An infinity or the NaN of arithmetic stays one, since their lower halves are zeros.
+        self.0[i] = pack(l, bits(l, x), random);
+    }
+}
+
+impl<L: Lanes> Sink<L> for WordsMut<'_, L> {
+    #[inline(always)]
+    fn put(&mut self, l: L, i: usize, x: [L::f32s; 2]) {
+        let rounded = nearest(l, x);
+        if self.1 {
+            simd::stream_vector(rounded, &mut self.0[i]);
+        } else {
+            self.0[i] = rounded;
+        }
+    }
+}
+
+impl<L: Lanes> Source<L> for Wide<'_, L> {
+    #[inline(always)]
+    fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
+        simd::prefetch(&self.0[i], L::PAIR);
+        l.unzip(self.0[i])
+    }
+}
+
+impl<L: Lanes> Source<L> for WideMut<'_, L> {
+    #[inline(always)]
+    fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
+        simd::prefetch(&self.0[i], L::PAIR);
+        l.unzip(self.0[i])
+    }
+}
+
+impl<L: Lanes> Target<L> for WideMut<'_, L> {
+    #[inline(always)]
+    fn put(&mut self, l: L, i: usize, x: [L::f32s; 2], _: [L::u32s; 2]) {
+        self.0[i] = l.zip(x);
+    }
+}
+
+impl<L: Lanes> Sink<L> for WideMut<'_, L> {
+    #[inline(always)]
+    fn put(&mut self, l: L, i: usize, x: [L::f32s; 2]) {
+        self.0[i] = l.zip(x);
+    }
+}
+
+impl<L: Lanes> Source<L> for F16<'_> {
+    #[inline(always)]
+    fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
+        let mut wide = [0.0; WIDEST];
+        let halves = &self.1[i * L::PAIR..(i + 1) * L::PAIR];
+        if let Some(vector) = halves.as_array::<WIDEST>() {
+            simd::prefetch(vector, WIDEST);
+        }
+        round::widen(self.0, halves, &mut wide[..L::PAIR]);
+        let vectors = L::as_simd_f32s(&wide).0;
+        l.unzip([vectors[0], vectors[1]])
+    }
+}
+
+impl<L: Lanes> Sink<L> for F16Mut<'_> {
+    #[inline(always)]
+    fn put(&mut self, l: L, i: usize, x: [L::f32s; 2]) {
+        let (mut wide, mut rounded) = ([0.0; WIDEST], [0; WIDEST]);
+        let [first, second] = l.zip(x);
+        let vectors = L::as_mut_simd_f32s(&mut wide).0;
+        (vectors[0], vectors[1]) = (first, second);
+        let rounded = &mut rounded[..L::PAIR];
+        round::to_f16(self.0, &wide[..L::PAIR], rounded);
+        let out = &mut self.1[i * L::PAIR..(i + 1) * L::PAIR];
+        if self.2 {
+            simd::stream(rounded, out);
+        } else {
+            out.copy_from_slice(rounded);
+        }
+    }
+}
+
+impl<L: Lanes, P> Source<L> for Master<'_, L, P> {
+    #[inline(always)]
+    fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
+        self.0.get(l, i)
+    }
+}
+
+impl<L: Lanes, P: Sink<L>> Target<L> for Master<'_, L, P> {
+    #[inline(always)]
+    fn put(&mut self, l: L, i: usize, x: [L::f32s; 2], random: [L::u32s; 2]) {
+        Target::put(&mut self.0, l, i, x, random);
+        self.1.put(l, i, x);
+    }
+}
+
+impl<L: Lanes> Source<L> for Halves<'_, L> {
+    #[inline(always)]
+    fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
+        simd::prefetch(&self.0[i], L::PAIR);
+        simd::prefetch(&self.1[i], L::PAIR);
+        // The lower half with its sign: where that is set, the upper half was rounded up.
+        let sign = l.splat_u32s(HALF);
+        let [even, odd] = parts(l, self.1[i]);
+        let even = l.sub_u32s(l.xor_u32s(even, sign), sign);
+        let odd = l.sub_u32s(l.xor_u32s(odd, sign), sign);
+        let uppers = uppers(l, self.0[i]);
+        let (even, odd) = (l.add_u32s(uppers[0], even), l.add_u32s(uppers[1], odd));
+        [l.transmute_f32s_u32s(even), l.transmute_f32s_u32s(odd)]
+    }
+}
+
+impl<L: Lanes> Target<L> for Halves<'_, L> {
+    #[inline(always)]
+    fn put(&mut self, l: L, i: usize, x: [L::f32s; 2], _: [L::u32s; 2]) {
+        self.0[i] = nearest(l, x);
+        let [even, odd] = bits(l, x);
+        self.1[i] = l.halves(even, up(l, odd));
+    }
+}
