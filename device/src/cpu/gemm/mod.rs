@@ -34,8 +34,6 @@ const MC: usize = 192;
 const MT: usize = 768;
 /// Columns of b packed at a time, and of c whose partial sums are kept.
 const NT: usize = 768;
-/// Elements of packed b that stay in a second-level cache: then c is written row by row.
-const SMALL_B: usize = 1 << 16;
 /// Rows of a in a packed panel; a multiple of the rows of every microkernel.
 const A_ROWS: usize = 12;
 /// Distance between packed rows of a when they lie along k; not a power of two, to spread sets.

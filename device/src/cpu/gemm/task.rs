@@ -2,11 +2,11 @@
 #![expect(unsafe_code, reason = "disjoint panels of one c")]
 
 use super::element::Element;
-use super::kernel::kernels;
+use super::kernel::{Out, kernels};
 use super::pack::{pack_a, pack_b};
 use super::{
     A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PARALLEL_FLOP,
-    Parts, SMALL_B, Scratch, Src, VECS, reach,
+    Parts, Scratch, Src, VECS, reach,
 };
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -188,45 +188,52 @@ struct Step {
 }
 
 impl Panel<'_, '_> {
-    /// Adds packed a times packed b to the partial sums, and after the last block writes c.
+    /// Adds packed a times packed b to the partial sums, and after the last block writes c, row by row.
     #[inline(always)]
     fn multiply<S: Simd>(&mut self, simd: S, step: &Step, rows: Range<usize>, cols: Range<usize>) {
         let nr = VECS * S::F32_LANES;
         let mr = if S::REGISTER_COUNT >= 32 { A_ROWS } else { A_ROWS / 2 };
         let kc = step.ks.len();
         let (first, last) = (step.ks.start == 0, step.last);
-        let (down, across) = (rows.len().div_ceil(mr), cols.len().div_ceil(nr));
-        let by_rows = cols.len() * kc <= SMALL_B;
-        for t in 0..down * across {
-            let (i, j) = if by_rows { (t / across, t % across) } else { (t % down, t / down) };
-            let (i, j) = (i * mr, j * nr);
+        let row_stride = self.task.row_stride;
+        let across = cols.len().div_ceil(nr);
+        for t in 0..rows.len().div_ceil(mr) * across {
+            let (i, j) = (t / across * mr, t % across * nr);
             let b = &self.parts.b[j * (kc + B_PAD)..][..nr * kc];
             let width = (cols.len() - j).min(nr);
             let height = (rows.len() - i).min(mr);
             let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };
             let tile = &mut self.parts.c[tile..tile + mr * nr];
+            let at = (rows.start + i) * row_stride + cols.start + j;
+            let c = match self.task.c {
+                AnyCells::F32(c) if last && width.is_multiple_of(S::F32_LANES) => Some(c),
+                _ => None,
+            };
+            let out = Out {
+                tile: &mut *tile,
+                add: !first,
+                bias: self.task.bias.filter(|_| last).map(|_| &self.parts.bias[j..j + nr]),
+                beta: self.task.beta,
+                c: c.map(|c| move |row| c.row(at + row * row_stride, width)),
+            };
             let size = (height, width > S::F32_LANES);
             match step.order {
                 Order::AlongK => {
                     let a = &self.parts.a[i * A_STRIDE..];
-                    kernels::<S, A_STRIDE, 1>(simd, size, kc, a, b, tile, !first);
+                    kernels::<S, A_STRIDE, 1>(simd, size, kc, a, b, out);
                 }
                 Order::AlongM => {
                     let a = &self.parts.a[i / A_ROWS * A_ROWS * (kc + A_PAD) + i % A_ROWS..];
-                    kernels::<S, 1, A_ROWS>(simd, size, kc, a, b, tile, !first);
+                    kernels::<S, 1, A_ROWS>(simd, size, kc, a, b, out);
                 }
             }
-            if last {
-                let bias = self.task.bias.map(|_| &self.parts.bias[j..j + width]);
-                let at = (rows.start + i) * self.task.row_stride + cols.start + j;
+            if last && c.is_none() {
                 let tile = tile.chunks_exact_mut(nr).take(height);
                 // Whole rows apart: a constant length makes for straight code.
                 if width == nr {
-                    finish(self.task, at, tile.map(|sums| &mut sums[..nr]), bias);
-                } else if width == S::F32_LANES {
-                    finish(self.task, at, tile.map(|sums| &mut sums[..S::F32_LANES]), bias);
+                    finish(self.task, at, tile.map(|sums| &mut sums[..nr]));
                 } else {
-                    finish(self.task, at, tile.map(|sums| &mut sums[..width]), bias);
+                    finish(self.task, at, tile.map(|sums| &mut sums[..width]));
                 }
             }
         }
@@ -235,37 +242,32 @@ impl Panel<'_, '_> {
 
 /// Writes finished rows to c from element `at` on; they must lie in the caller's panel.
 #[inline(always)]
-fn finish<'t>(
-    task: &Task<'_>,
-    at: usize,
-    rows: impl Iterator<Item = &'t mut [f32]>,
-    bias: Option<&[f32]>,
-) {
+fn finish<'t>(task: &Task<'_>, at: usize, rows: impl Iterator<Item = &'t mut [f32]>) {
     for (row, sums) in rows.enumerate() {
-        if let Some(bias) = bias {
-            // The compiler knows how long `sums` is, and now this too.
-            let bias = &bias[..sums.len()];
-            for (sum, bias) in sums.iter_mut().zip(bias) {
-                *sum += bias;
-            }
-        }
         let at = at + row * task.row_stride;
         match task.c {
-            AnyCells::F32(c) => write(c, at, sums, task.beta),
-            AnyCells::F16(c) => write(c, at, sums, task.beta),
-            AnyCells::Bf16(c) => write(c, at, sums, task.beta),
+            AnyCells::F32(c) => write(c.row(at, sums.len()), sums, task.beta),
+            AnyCells::F16(c) => write(c.row(at, sums.len()), sums, task.beta),
+            AnyCells::Bf16(c) => write(c.row(at, sums.len()), sums, task.beta),
         }
     }
 }
 
+impl<T> Cells<T> {
+    /// Elements `at..at + len`, which must lie in one row of the caller's panel.
+    #[inline(always)]
+    fn row<'c>(self, at: usize, len: usize) -> &'c mut [T] {
+        assert!(at <= self.len && len <= self.len - at);
+        // SAFETY: in bounds by the assertion.
+        let row = unsafe { self.start.add(at) };
+        // SAFETY: in bounds by the assertion; `Gemm::check` took c by `&mut` and has asserted that its
+        // rows do not overlap, and no other thread has this panel (contract of `Task::run`).
+        unsafe { core::slice::from_raw_parts_mut(row, len) }
+    }
+}
+
 #[inline(always)]
-fn write<T: Element>(c: Cells<T>, at: usize, sums: &mut [f32], beta: f32) {
-    assert!(at <= c.len && sums.len() <= c.len - at);
-    // SAFETY: in bounds by the assertion.
-    let row = unsafe { c.start.add(at) };
-    // SAFETY: in bounds by the assertion; `Gemm::check` took c by `&mut` and has asserted that its
-    // rows do not overlap, and no other thread has this panel (contract of `Task::run`).
-    let row = unsafe { core::slice::from_raw_parts_mut(row, sums.len()) };
+fn write<T: Element>(row: &mut [T], sums: &mut [f32], beta: f32) {
     if beta != 0.0 {
         let mut old = [0.0; NR_MAX];
         let old = &mut old[..sums.len()];
