@@ -208,7 +208,10 @@ fn softmax(
             for (i, ((row, lse), inverse)) in rows.zip(&mut *lse).zip(&mut *inverses).enumerate() {
                 let row = mask_future(row, block.first + i);
                 let top = max(row);
-                row.iter_mut().for_each(|x| *x = exp((*x - top) * scale));
+                // Runs of constant length: what is left over of others is not vectorised.
+                for run in row.as_chunks_mut::<SCORE_PAD>().0 {
+                    run.iter_mut().for_each(|x| *x = exp((*x - top) * scale));
+                }
                 let total = sum(row, |x| x);
                 *inverse = 1.0 / total;
                 *lse = top.mul_add(scale, total.ln());
@@ -319,10 +322,15 @@ fn scores_backward(
                         let index = head.mask_index(query) + (j * BLOCK) as u64;
                         mask.fill(index, &mut factors[..weights.len()]);
                     }
-                    for ((w, d), f) in weights.iter_mut().zip(d_scores).zip(&factors) {
-                        let weight = exp(w.mul_add(scale, -lse));
-                        *d = weight * d.mul_add(*f, -delta) * scale;
-                        *w = weight * f;
+                    let weights = weights.as_chunks_mut::<SCORE_PAD>().0.iter_mut();
+                    let d_scores = d_scores.as_chunks_mut::<SCORE_PAD>().0.iter_mut();
+                    let factors = factors.as_chunks::<SCORE_PAD>().0;
+                    for ((w, d), f) in weights.zip(d_scores).zip(factors) {
+                        for ((w, d), f) in w.iter_mut().zip(d).zip(f) {
+                            let weight = exp(w.mul_add(scale, -lse));
+                            *d = weight * d.mul_add(*f, -delta) * scale;
+                            *w = weight * f;
+                        }
                     }
                 }
             }
