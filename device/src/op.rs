@@ -95,8 +95,8 @@ pub enum Rule {
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Op {
-    /// c (m, n) = a (m, k) b (k, n) + beta c + bias (n); fp32 inside, one rounding.
-    Gemm { a: Tensor, b: Tensor, c: Tensor, beta: f32, bias: Option<Tensor> },
+    /// c (m, n) = a (m, k) b (k, n) + bias (n); fp32 inside, one rounding.
+    Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor> },
     /// y (B T, C) = rows of the table (V/tp, C); zero where the token is another rank's (or negative).
     Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
     /// d_table += sums of the rows of d_y by token. `order` lists token positions sorted by token (stable).
@@ -245,8 +245,8 @@ impl Op {
         use Mode::{Read, Update, Write};
         let mut all = |list: &[(Mode, Tensor)]| list.iter().for_each(|&(mode, t)| visit(mode, t));
         match *self {
-            Self::Gemm { a, b, c, beta, bias } => {
-                all(&[(Read, a), (Read, b), (if beta == 0.0 { Write } else { Update }, c)]);
+            Self::Gemm { a, b, c, bias } => {
+                all(&[(Read, a), (Read, b), (Write, c)]);
                 bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
             }
             Self::Embedding { tokens, table, y, .. } => {

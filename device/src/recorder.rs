@@ -15,8 +15,6 @@ pub struct Totals {
     pub bytes: [u64; LANES],
     /// Multiply-adds times two of the dense work.
     pub flops: f64,
-    /// Most that one op needs of a GPU's memory besides its operands.
-    pub scratch: u64,
 }
 
 #[derive(Debug)]
@@ -42,7 +40,6 @@ impl Executor for Recorder {
         totals.ops[lane as usize] += 1;
         totals.bytes[lane as usize] += moved(&op);
         totals.flops += op.flops();
-        totals.scratch = totals.scratch.max(crate::cuda::scratch_bytes(&op));
     }
     fn wait(&self, _: Lane, _: &Event) {}
     fn sync(&self, _: Lane, _: u64) -> Result<(), Error> {

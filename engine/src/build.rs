@@ -5,7 +5,7 @@ use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig, Placement, Prec
 use crate::config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
 use crate::gpu;
 use crate::places::cores;
-use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
+use device::{Arena, Dtype, Group, Plan, Rule, Tensor, cuda};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Storage, Sum, chunk_elements};
 use std::sync::Arc;
 use tensor_parallel::{Gpt, GptShape, Keep};
@@ -94,6 +94,21 @@ pub fn kernel_scratch(config: &Config) -> KernelScratch {
     KernelScratch { floats, threads }
 }
 
+/// Bytes of each GPU that `plan` takes: on real ones with what kernels and products need behind it.
+pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
+    match config.device {
+        DeviceConfig::Cuda => cuda::device_bytes(plan, attention_scratch(config), gpu::sm()),
+        DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => plan.bytes(Arena::Device),
+    }
+}
+
+/// Most bytes of a GPU that one op of `config` needs besides its operands: the backward pass of the attention has a number
+/// for each row of each head.
+pub(crate) fn attention_scratch(config: &Config) -> u64 {
+    let shape = shape(config);
+    (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes()
+}
+
 /// Bytes that a GPU of `config` may hold, where that is known before it is opened.
 pub fn device_limit(config: &Config) -> Option<u64> {
     match &config.device {
@@ -149,7 +164,7 @@ pub fn build(config: &Config) -> Built {
         Accumulate::Host => with(Sum::Host),
         Accumulate::Auto => {
             let on_device = with(Sum::Device);
-            let bytes = on_device.plan.bytes(Arena::Device);
+            let bytes = device_bytes(config, &on_device.plan);
             let fits = device_limit(config).is_some_and(|limit| bytes <= limit);
             if fits { on_device } else { with(Sum::Host) }
         }

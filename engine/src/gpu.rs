@@ -3,13 +3,18 @@
 use device::cuda::{Probe, free_memory, probe};
 use std::sync::OnceLock;
 
-/// Kernels' scratch, products' workspace and padding, which lie beside the plan.
+/// What the driver takes when kernels are loaded, and for streams, events and handles.
 const BESIDE_THE_PLAN: u64 = 64 << 20;
 
 /// Asked at the first call, which comes before a run starts threads.
 pub(crate) fn machine() -> &'static Probe {
     static ASKED: OnceLock<Probe> = OnceLock::new();
     ASKED.get_or_init(probe)
+}
+
+/// The newest compute capability of its GPUs, which needs the largest workspace; 0 without any.
+pub(crate) fn sm() -> u32 {
+    machine().gpus.iter().map(|gpu| gpu.sm).max().unwrap_or(0)
 }
 
 /// Bytes of a GPU: what a rank's plan may take, and what is kept back from it.

@@ -6,7 +6,7 @@ mod saving;
 pub(crate) use saving::{checkpoint_copy, saved_states};
 
 use crate::boxes;
-use crate::build::{Built, build, device_limit, reserved, shape, world_size};
+use crate::build::{Built, build, device_bytes, device_limit, reserved, shape, world_size};
 use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
 use crate::data::Dataset;
 use crate::gpu;
@@ -200,7 +200,15 @@ fn gpu(config: &Config, built: &Built) -> Memory {
         DeviceConfig::Cuda => gpu::room(world_size(config)).map_or(0, |room| room.reserved),
         DeviceConfig::Sim { box_, .. } => reserved(box_),
     };
-    Memory { limit: device_limit(config), reserved, ..memory(&what, built, Arena::Device) }
+    let mut gpu =
+        Memory { limit: device_limit(config), reserved, ..memory(&what, built, Arena::Device) };
+    let whole = device_bytes(config, &built.plan);
+    if whole > gpu.bytes {
+        gpu.pools.push(Pool { name: "kernels and products", bytes: whole - gpu.bytes });
+        gpu.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
+        gpu.bytes = whole;
+    }
+    gpu
 }
 
 fn memory(what: &str, built: &Built, arena: Arena) -> Memory {
@@ -251,7 +259,8 @@ fn all_fit(memories: &[Limited]) -> bool {
 
 /// The nodes, and everything that has a limit.
 fn memories(config: &Config, built: &Built, copy: u64) -> (Vec<Node>, Vec<Limited>) {
-    let (gpu, host) = (built.plan.bytes(Arena::Device), built.plan.bytes(Arena::Pinned) + copy);
+    let gpu = device_bytes(config, &built.plan);
+    let host = built.plan.bytes(Arena::Pinned) + copy;
     let (nodes, whole) = nodes(config, built, (gpu, host));
     let gpu = device_limit(config).map(|limit| ("gpu".to_owned(), gpu, limit));
     let node = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
@@ -368,14 +377,6 @@ fn name(what: &str) -> String {
     }
 }
 
-/// Most bytes of a GPU that one op of a step needs besides its operands.
-///
-/// # Errors
-/// As [`report`].
-pub(crate) fn scratch(config: &Config, built: &Built) -> Result<u64, Error> {
-    totals(config, built).map(|totals| totals.scratch)
-}
-
 /// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place.
 pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: usize) -> Config {
     let mut config = config.clone();
@@ -403,7 +404,6 @@ fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
             ops: std::array::from_fn(|i| line(less.ops[i], more.ops[i])),
             bytes: std::array::from_fn(|i| line(less.bytes[i], more.bytes[i])),
             flops: less.flops + (more.flops - less.flops) * (all - few) as f64,
-            scratch: more.scratch,
         }
     })
 }
@@ -446,7 +446,6 @@ fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
         ops: std::array::from_fn(|i| after.ops[i] - before.ops[i]),
         bytes: std::array::from_fn(|i| after.bytes[i] - before.bytes[i]),
         flops: after.flops - before.flops,
-        scratch: after.scratch,
     })
 }
 

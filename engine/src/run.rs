@@ -1,9 +1,9 @@
 //! The rank threads of a run: one per GPU, each with its device and its part of the model, all walking the same
 //! program. What they have to say goes to the calling thread as plain messages.
 
-use crate::build::Built;
+use crate::build::{Built, attention_scratch};
 use crate::checkpoint::Saver;
-use crate::config::{Config, DeviceConfig, Precision};
+use crate::config::{Config, Precision};
 use crate::data::Dataset;
 use crate::detours::Detours;
 use crate::export::{Finished, Gathering};
@@ -102,11 +102,6 @@ pub fn train(
     tell: &mut dyn FnMut(Message),
 ) -> Result<Outcome, RunError> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
-    let scratch = match config.device {
-        DeviceConfig::Cuda => crate::plan::scratch(config, built),
-        DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => Ok(0),
-    };
-    let scratch = scratch.map_err(|error| RunError { rank: 0, step: 0, error, all: Vec::new() })?;
     let detours = Arc::new(options.detours());
     let ranks = Ranks {
         config,
@@ -126,7 +121,7 @@ pub fn train(
             .as_deref()
             .and_then(|folder| Saver::new((config, data), built, folder, options)),
         detours,
-        scratch,
+        scratch: attention_scratch(config),
     };
     // Bounded: a full channel holds rank 0 up, a bounded one allocates nothing when it is sent to.
     let (sender, receiver) = crossbeam_channel::bounded(256);

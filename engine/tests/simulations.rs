@@ -253,6 +253,49 @@ fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
     assert_eq!(device["schedules"].as_array().unwrap().len(), 1);
 }
 
+/// Simulated: no GPU has run it. What the host gives is what its updates reach in the simulation.
+#[test]
+fn the_update_of_a_billion_parameters_hides_behind_the_first_forward_pass_of_an_h100() {
+    let folder = Folder::new();
+    let (path, described) = (config("h100-1.3b.ron"), config("boxes/h100-128gib.ron"));
+    let described = std::fs::read_to_string(described).unwrap();
+    let simulated = |box_: &str, more: &[&str]| {
+        let box_ = format!("device.box=\"{box_}\"");
+        let args = ["simulate", &path, "--json", "--set", &box_, "--trace", "step.json"];
+        json(&folder.onebox(&[&args[..], more].concat()).ok().stdout)
+    };
+    let lane = |told: &Value, name: &str, key: &str| {
+        let lanes = told["lanes"].as_array().unwrap();
+        lanes.iter().find(|l| l["lane"] == name).unwrap()[key].as_f64().unwrap()
+    };
+    for node_gb_per_s in ["100", "200", "307"] {
+        let rate = format!("node_gb_per_s: {node_gb_per_s},");
+        let text = described.replace("node_gb_per_s: 307,", &rate);
+        assert!(text.contains(&rate), "the box says another rate");
+        std::fs::write(folder.path("box.ron"), text).unwrap();
+        let box_ = folder.path("box.ron").display().to_string();
+        let told = simulated(&box_, &[]);
+        let (step, update) =
+            (told["step_seconds"].as_f64().unwrap(), lane(&told, "Host", "seconds"));
+        let exposed = step - lane(&told, "Compute", "seconds");
+        let compute = tracks(&folder.read("step.json"));
+        let compute = compute.values().find(|t| t.iter().any(|e| e.2 == "row_max")).unwrap();
+        let forward = compute.iter().take_while(|e| e.2 != "row_max");
+        let forward = forward.map(|(start, end, _)| end - start).sum::<f64>() / 1e6;
+        assert!(forward > 0.2 * step / 32.0 && forward < 0.5 * step / 32.0, "{forward} of {step}");
+        let allowed = (update - forward).max(0.0) + 0.02 * step;
+        assert!(exposed <= allowed, "{exposed} of {update}, {forward} of forward");
+        let on_device = simulated(&box_, &["--set", "offload.optimizer=Device"]);
+        let speed = on_device["step_seconds"].as_f64().unwrap() / step;
+        let given = lane(&told, "Host", "bytes") / update / 1e9;
+        println!(
+            "{given:.0} GB/s: {exposed:.3} s exposed, {allowed:.3} allowed; {speed:.3} of Device's speed"
+        );
+        assert!(speed < 1.0 && (given < 140.0 || speed >= 0.95), "{speed} at {given} GB/s");
+        assert!((node_gb_per_s == "100") == (given < 140.0), "{given}");
+    }
+}
+
 #[test]
 fn an_exact_update_hides_behind_the_first_forward_of_several_micro_batches() {
     let folder = Folder::new();

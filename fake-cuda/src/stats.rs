@@ -78,6 +78,8 @@ counters! {
     frees,
     /// Pinned allocations and registrations.
     pinned,
+    /// Bytes of these.
+    pinned_bytes,
     /// NVRTC compilations.
     compilations,
     /// Times that the caller blocked for a stream, event or device.

@@ -19,8 +19,8 @@ use tests::{Ran, short_text, tiny, try_run_on};
 mod collectives;
 #[path = "cuda/matrix.rs"]
 mod matrix;
-#[path = "cuda/one.rs"]
-mod one;
+#[path = "cuda/memory.rs"]
+mod memory;
 
 const CASE: &str = "ONEBOX_CUDA_CASE";
 /// A case that takes longer hangs; with every size and layout, one that takes ten times as long.
@@ -41,10 +41,10 @@ const CASES: &[(&str, fn())] = &[
     ("tp4_dp4", || matrix::sixteen(4, 4)),
     ("tp1_dp16", || matrix::sixteen(1, 16)),
     ("collectives", collectives::are_those_of_the_cpu),
-    ("one", one::does_as_the_cpu_does),
     ("ahead", ahead_case),
     ("pinned", pinned_case),
     ("memory", memory_case),
+    ("allocated", memory::is_allocated_as_planned),
     ("lost", lost_case),
     ("hanging", hanging_case),
     ("missing", missing_case),
@@ -225,11 +225,6 @@ fn collectives_are_those_of_the_cpu_bit_for_bit() {
 }
 
 #[test]
-fn one_device_does_as_one_of_the_cpu_does() {
-    under_fake("one", &[]);
-}
-
-#[test]
 fn no_rank_runs_ahead_of_a_collective() {
     under_fake("ahead", &[("FAKECUDA_QUEUE", "256")]);
 }
@@ -242,6 +237,12 @@ fn copies_are_of_pinned_memory_and_all_memory_is_given_back() {
 #[test]
 fn a_plan_that_does_not_fit_is_an_error_with_figures() {
     under_fake("memory", &[("FAKECUDA_MEMORY", "300000")]);
+}
+
+/// A GPU of 80 MB and 128 MB of host memory, a thousandth of a card that is sold beside as much; a quarter of both.
+#[test]
+fn what_is_allocated_is_what_is_planned() {
+    under_fake("allocated", &[("FAKECUDA_MEMORY", if full() { "80000000" } else { "20000000" })]);
 }
 
 #[test]

@@ -80,6 +80,51 @@ fn a_model_that_does_not_fit_is_told_what_it_wanted_what_was_free_and_which_pool
     assert!(at("optimizer states") < at("gradient"));
 }
 
+/// One micro-batch a step, where `device` has no sum; two where it has one.
+fn on_an_h100(optimizer: &str, layers: usize, micro_batches: usize) -> engine::plan::Report {
+    let text = r#"(
+        model: (layers: 1, hidden: 4096, heads: 32, seq_len: 1024, vocab: 50257),
+        precision: Bf16, recompute: Block, batch: (micro: 1), data: (train: "unused"), train: (steps: 2),
+    )"#;
+    let box_ = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/boxes/h100-128gib.ron");
+    let config = config(
+        text,
+        &[
+            format!("device=Sim(box: {box_:?})"),
+            format!("offload.optimizer={optimizer}"),
+            format!("model.layers={layers}"),
+            format!("batch.global={micro_batches}"),
+        ],
+    );
+    engine::plan::memory_report(&config, &build(&config))
+}
+
+/// Plans, nothing is run. 128 GB are what bounds the optimizer on the host: 18 bytes of each parameter.
+#[test]
+fn an_h100_beside_128_gib_trains_seven_billion_parameters_with_the_optimizer_on_the_host() {
+    let largest = |optimizer: &str, micro_batches| {
+        let fits = |layers: &usize| on_an_h100(optimizer, *layers, micro_batches).fits;
+        let layers = (1..100).take_while(fits).last().expect("not even one block");
+        let plan = on_an_h100(optimizer, layers, micro_batches);
+        let more = on_an_h100(optimizer, layers + 1, micro_batches);
+        let billions = plan.parameters as f64 / 1e9;
+        let each = plan.gpu.bytes as f64 / plan.parameters as f64;
+        let bound = more.binding.what;
+        println!("{optimizer}: {layers} blocks, {billions:.2} G, {each:.2} bytes each, {bound}");
+        (plan, billions, each, bound)
+    };
+    let (plan, on_host, _, bound) = largest("Host", 2);
+    assert!(on_host >= 7.0 && plan.accumulate == "device" && bound != "gpu", "{on_host} {bound}");
+    // 2 and 12 of the states and 2 of the gradient; with a sum of gradients 4 instead of 2.
+    for (micro_batches, bytes) in [(1, 16.0), (2, 18.0)] {
+        let (plan, on_device, each, bound) = largest("Device", micro_batches);
+        assert!((bytes..bytes + 0.6).contains(&each) && bound == "gpu", "{each} {bound}");
+        let limit = plan.gpu.limit.expect("a limit") as f64 / 1e9;
+        assert!(on_device <= limit / bytes && on_device > 0.92 * limit / bytes, "{on_device}");
+        assert!(on_host > 1.3 * on_device);
+    }
+}
+
 #[test]
 fn every_byte_of_the_limit_counts() {
     needs_what_is_planned(of("Host", 2));

@@ -24,7 +24,6 @@ pub(super) struct Gemm {
     pub(super) a: Tensor,
     pub(super) b: Tensor,
     pub(super) c: Tensor,
-    pub(super) beta: f32,
     pub(super) bias: Option<Tensor>,
 }
 
@@ -66,7 +65,7 @@ impl Blas {
                 self.products.entry(shape).or_insert(product)
             }
         };
-        product.run(&self.handle, stream, addresses, gemm.beta, self.workspace.0)
+        product.run(&self.handle, stream, addresses, self.workspace.0)
     }
 }
 

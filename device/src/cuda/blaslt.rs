@@ -63,7 +63,7 @@ pub(super) struct Operand {
     pub(super) align: u32,
 }
 
-/// What decides which algorithm is best: d = a b (+ beta d) (+ bias of d's rows).
+/// What decides which algorithm is best: d = a b (+ bias of d's rows).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Shape {
     pub(super) a: Operand,
@@ -213,14 +213,13 @@ impl Product {
         handle: &Handle,
         stream: &Stream,
         at: Addresses,
-        beta: f32,
         workspace: u64,
     ) -> Result<(), String> {
         if let Some(bias) = at.bias {
             let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             self.description.set(pointer, &bias)?;
         }
-        let alpha = 1.0f32;
+        let (alpha, beta) = (1.0f32, 0.0f32);
         call!(cublasLtMatmul(
             handle.0,
             self.description.0,

@@ -37,9 +37,9 @@ use crate::cpu::queue::Queue;
 use crate::lane::{Clock, join};
 use crate::view::View;
 use crate::{
-    Activity, Admitted, Arena, Dtype, Error, Event, Executor, LANES, Lane, Op, Rank, Tensor,
+    Activity, Admitted, Arena, Dtype, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Tensor,
 };
-use blas::{Blas, Gemm};
+use blas::{Blas, Gemm, workspace_bytes};
 use collectives::Transport;
 use compile::{Kernels, NotLaunched};
 use driver::{Context, Failure, Stream, Words};
@@ -47,16 +47,17 @@ use history::{History, Place};
 use host::Job;
 use launch::Launch;
 use marks::{Marks, STREAMS, Until};
-use memory::Peer;
+use memory::{Arrangement, Peer};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-/// Bytes that `op` needs besides its operands, on a GPU.
-pub(crate) const fn scratch_bytes(op: &Op) -> u64 {
-    launch::scratch_bytes(op)
+/// Bytes of a GPU that a rank takes: those of `plan`, and behind them `scratch` for kernels and the workspace of products
+/// on compute capability `sm`.
+pub fn device_bytes(plan: &Plan, scratch: u64, sm: u32) -> u64 {
+    Arrangement::new(plan, scratch, workspace_bytes(sm)).bytes
 }
 
 /// Numbers of the pinned words: how far each stream has come, then the Host lane.
@@ -69,7 +70,8 @@ struct Gpu {
     context: Arc<Context>,
     peer: Arc<Peer>,
     sm: u32,
-    scratch: u64,
+    /// Where kernels have room besides their tensors, and how much.
+    scratch: (u64, u64),
     // Kernels and products go before their context's streams, streams before the words that they write.
     kernels: RefCell<Kernels>,
     blas: RefCell<Blas>,
@@ -134,9 +136,7 @@ impl Gpu {
             Op::Zero { x } => {
                 stream.zero(self.peer.at(x), x.bytes()).map_err(|e| self.failed(op, &e))
             }
-            Op::Gemm { a, b, c, beta, bias } => {
-                self.gemm(op, stream, &Gemm { a, b, c, beta, bias })
-            }
+            Op::Gemm { a, b, c, bias } => self.gemm(op, stream, &Gemm { a, b, c, bias }),
             _ if op.op.group().is_some() => self.collective(op, stream),
             _ => self.kernels(op, stream),
         }
@@ -172,7 +172,13 @@ impl Gpu {
     fn kernels(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
         let at = |t: Tensor| self.peer.at(t);
         let mut result = Ok(());
-        launch::launches(&op.op, &at, self.scratch, self.sm, &mut |launch| {
+        let (scratch, room) = self.scratch;
+        let needed = launch::scratch_bytes(&op.op);
+        if needed > room {
+            let problem = format!("{needed} bytes of scratch are needed, {room} are there");
+            return Err(self.refused(op, &problem));
+        }
+        launch::launches(&op.op, &at, scratch, self.sm, &mut |launch| {
             if result.is_ok() {
                 result = self.launch(op, stream, launch);
             }

@@ -37,7 +37,7 @@ pub struct CudaOptions {
     pub host: cpu::HostPlace,
     /// How data moves between ranks.
     pub collectives: Collectives,
-    /// Most that one op needs besides its operands (`Totals::scratch` of the recorder).
+    /// Most that one op needs besides its operands: see [`device_bytes`](super::device_bytes).
     pub scratch: u64,
     /// Of the Host lane.
     pub work: HostWork,
@@ -82,7 +82,7 @@ impl Opening<'_> {
             Memory::pinned(self.plan, &self.options.host).map(Arc::new).map_err(refused)?;
         let peer = Peer::new(&context, device, Arc::clone(&host_memory));
         let peer = Arc::new(peer.map_err(|e| self.problem(gpu, "pinning host memory", e))?);
-        let scratch = peer.device.start + arrangement.scratch;
+        let scratch = (peer.device.start + arrangement.scratch, self.options.scratch);
         let workspace = (peer.device.start + arrangement.workspace, workspace_bytes(sm));
         let words = Words::new(&context, STREAMS + 1).map_err(made)?;
         let history = Arc::new(History::new(words.words[..STREAMS].to_vec()));

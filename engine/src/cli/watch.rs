@@ -1,11 +1,11 @@
 //! What the messages of a run add up to: lines, progress, and when it is hopeless.
 
 use super::train::Session;
+use crate::build::device_bytes;
 use crate::config::Precision;
 use crate::metrics::{MetricsWriter, StepMetrics};
 use crate::progress::{Progress, StepLine};
 use crate::run::{Message, StepReport};
-use device::Arena;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -93,7 +93,7 @@ impl Watch {
             lr: step.lr as f32,
             tokens_per_second,
             flops_per_second: tokens_per_second * shape.model_flops_per_token(),
-            device_memory: (session.built.plan.bytes(Arena::Device), limit),
+            device_memory: (device_bytes(config, &session.built.plan), limit),
             overlap,
             skipped: step.skipped_total,
             eta_seconds: left * self.train_seconds / (step.step - session.done()).max(1) as f64,

@@ -37,6 +37,7 @@ driver_functions! {
         // SAFETY: just allocated.
         unsafe { pointer.write_bytes(0xFF, bytes) };
         STATS.pinned.add(1);
+        STATS.pinned_bytes.add(bytes as u64);
         lock(&machine().host).insert(pointer as usize, HostRange { bytes, owned: true, flags });
         put(out, pointer.cast())
     }
@@ -67,6 +68,7 @@ driver_functions! {
             Place::Pinned | Place::Broken => return Err(code::HOST_MEMORY_ALREADY_REGISTERED),
         }
         STATS.pinned.add(1);
+        STATS.pinned_bytes.add(bytes as u64);
         let range = HostRange { bytes, owned: false, flags };
         lock(&machine().host).insert(pointer as usize, range);
         Ok(())

@@ -94,7 +94,7 @@ fn results(
     })
 }
 
-pub(super) fn on_cpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
+fn on_cpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
     let options = CpuOptions {
         lanes: Lanes::Inline,
         memory_limit: u64::MAX,
@@ -105,7 +105,7 @@ pub(super) fn on_cpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device
     cpu::open(rank, plan, world, &options).unwrap()
 }
 
-pub(super) fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
+fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
     let options = CudaOptions {
         gpu: None,
         host: cpu::HostPlace::default(),

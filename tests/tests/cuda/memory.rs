@@ -1,0 +1,78 @@
+//! The largest models of a small GPU: what the plan says and what the driver was asked for.
+
+use super::{on_cuda, try_run};
+use engine::build::build;
+use engine::config::Config;
+use engine::plan::{Report, memory_report};
+use engine::run::RunOptions;
+use tests::tiny;
+
+/// Of host memory: 1.6 times the GPU's.
+fn host() -> u64 {
+    let gpu = std::env::var("FAKECUDA_MEMORY").expect("set by the test");
+    gpu.parse::<u64>().expect("a number") * 8 / 5
+}
+
+fn config(optimizer: &str, layers: usize) -> Config {
+    let (optimizer, layers) =
+        (format!("offload.optimizer={optimizer}"), format!("model.layers={layers}"));
+    let hidden = if host() > 100_000_000 { "model.hidden=128" } else { "model.hidden=64" };
+    on_cuda(tiny(&[
+        &optimizer,
+        &layers,
+        hidden,
+        "precision=Bf16",
+        "recompute=Block",
+        "offload.bucket_elements=50000",
+        "offload.tile_elements=50000",
+        "batch.micro=1",
+        "batch.global=2",
+        "train.steps=1",
+    ]))
+}
+
+fn planned(optimizer: &str, layers: usize) -> Report {
+    let config = config(optimizer, layers);
+    memory_report(&config, &build(&config))
+}
+
+/// The deepest model that fits both memories.
+fn deepest(optimizer: &str) -> usize {
+    let fits = |layers: &usize| {
+        let plan = planned(optimizer, *layers);
+        plan.fits && plan.host_per_rank.bytes <= host()
+    };
+    (1..100).take_while(fits).last().expect("not even one block")
+}
+
+fn within_two_percent(what: &str, allocated: u64, planned: u64) {
+    println!("{what}: {allocated} allocated, {planned} planned");
+    assert!(planned.abs_diff(allocated) <= planned / 50, "{what}: {allocated} against {planned}");
+}
+
+pub(super) fn is_allocated_as_planned() {
+    let mut parameters = Vec::new();
+    // In this order: the driver tells the highest that ever was.
+    for optimizer in ["Host", "Device"] {
+        let layers = deepest(optimizer);
+        let plan = planned(optimizer, layers);
+        println!("{optimizer}: {layers} blocks, {} parameters", plan.parameters);
+        let pinned = fake_cuda::stats().expect("the fake driver").pinned_bytes;
+        let ran = try_run(&config(optimizer, layers), &RunOptions::default());
+        assert!(ran.unwrap_or_else(|e| panic!("{e}")).steps[0].loss.is_finite());
+        let peak = fake_cuda::memory_use(0).expect("the fake driver").peak;
+        let pinned = fake_cuda::stats().expect("the fake driver").pinned_bytes - pinned;
+        within_two_percent("GPU", peak, plan.gpu.bytes);
+        if plan.host_per_rank.bytes > 1 << 20 {
+            within_two_percent("host", pinned, plan.host_per_rank.bytes);
+        }
+        parameters.push(plan.parameters);
+        let more = planned(optimizer, layers + 1);
+        let words = &more.binding.words;
+        println!("{words}");
+        assert!(more.host_per_rank.bytes > host() || !more.fits && words.contains("MiB wanted"));
+    }
+    // 18 bytes of host memory each; 18 of the GPU's.
+    assert!(18 * parameters[0] <= host() && 20 * parameters[0] > host(), "{parameters:?}");
+    assert!(2 * parameters[0] > 3 * parameters[1], "{parameters:?}");
+}
