@@ -74,6 +74,32 @@ fn what_is_simulated_moves_what_the_plan_counts() {
 type Event = (f64, f64, String);
 
 /// Events by (process, track), in order of their start.
+#[test]
+fn the_update_of_smaller_states_takes_as_much_less_as_it_moves() {
+    let folder = Folder::new();
+    let path = config("paper/dgx2-1b.ron");
+    let serial = "precision=Bf16 batch.micro=1 batch.global=16 offload.update=Serial";
+    let seconds = |options: &str| {
+        let sets = serial.split(' ').chain(options.split_terminator(' '));
+        let sets: Vec<&str> = sets.flat_map(|set| ["--set", set]).collect();
+        let args = [&["simulate", &path, "--json"], &sets[..]].concat();
+        let told = json(&folder.onebox(&args).ok().stdout);
+        let lanes = told["lanes"].as_array().unwrap();
+        lanes.iter().find(|lane| lane["lane"] == "Host").unwrap()["seconds"].as_f64().unwrap()
+    };
+    let whole = seconds("");
+    // The paper's Table 4, on a box with the same memory: 0.22 s.
+    assert!(whole < 0.22, "{whole}");
+    let (split, moments) = ("offload.master=Split", "offload.moments=Bf16");
+    for (options, bytes) in
+        [(split, 26.0), (moments, 20.0), (&format!("{split} {moments}")[..], 18.0)]
+    {
+        let share = seconds(options) / whole;
+        // The norm reads the 2 bytes of the gradient once more.
+        assert!((share - (bytes + 2.0) / 30.0).abs() < 0.01, "{options}: {share}");
+    }
+}
+
 fn tracks(text: &str) -> BTreeMap<(u64, u64), Vec<Event>> {
     let mut tracks: BTreeMap<(u64, u64), Vec<Event>> = BTreeMap::new();
     for event in json(text)["traceEvents"].as_array().unwrap() {
