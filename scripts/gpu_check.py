@@ -147,7 +147,7 @@ class Check:
         """A test program; which of its tests failed, and what they said."""
         code, out, err, _ = self.run([self.here / "tests" / program, "--test-threads=1", "--nocapture", *words], limit, **more)
         total = re.findall(r"^test result: .*? (\d+) passed; (\d+) failed", out, re.M)
-        failed = re.findall(r"^test (\S+) .*FAILED", out, re.M) or re.findall(r"^(\S+) --- FAILED", out, re.M)
+        failed = re.findall(r"^test (?!result:)(\S+) .*FAILED", out, re.M) or re.findall(r"^(\S+) --- FAILED", out, re.M)
         if code is None:
             return False, "not over in time", block(tail(out + err))
         passed = total[-1][0] if total else "0"
@@ -177,10 +177,16 @@ class Check:
         text = f"""// Made by gpu-check.
 (device: {keys.pop("device", "Cuda")}, model: {model}, precision: {keys.pop("precision", "Bf16")},
  offload: ({keys.pop("offload", "optimizer: Host")}), batch: {keys.pop("batch")}, parallel: {keys.pop("parallel", "()")},
- data: (train: {json.dumps(str(self.here / "text.txt"))}), schedule: (warmup_steps: 1),
+ data: (train: {json.dumps(str(keys.pop("text", self.here / "text.txt")))}), schedule: (warmup_steps: 1),
  train: (steps: {keys.pop("steps", 20)}))"""
         path = self.work / f"{name}.ron"
         path.write_text(text)
+        return path
+
+    def short_text(self, letters):
+        """A run ends with an evaluation over all of its held-out part."""
+        path = self.work / f"text-{letters}.txt"
+        path.write_text((self.here / "text.txt").read_text(errors="replace")[:letters])
         return path
 
     # (precision, grid, how far a step's loss may be from the cpu's)
@@ -189,9 +195,6 @@ class Check:
     def text(self):
         """The same text run on both backends: the same losses. A grid is on one GPU where there is but one."""
         steps, hidden, seq_len, letters = (4, 32, 16, 2000) if self.fake else (40, 128, 64, 60000)
-        # A short text: the evaluation is over all of its held-out part.
-        short = self.work / "short.txt"
-        short.write_text((self.here / "text.txt").read_text(errors="replace")[:letters])
         rows, wrong = ["| precision | TP x DP | held-out, Cuda | held-out, Cpu | most apart in a step |", "|---|---|---|---|---|"], []
         for precision, (tp, dp), limit in self.TEXTS:
             held_out, losses = [], []
@@ -199,9 +202,8 @@ class Check:
                 name = f"text-{precision}-{tp}x{dp}-{device[:3]}".lower()
                 path = self.config(name, model=f"(layers: 2, hidden: {hidden}, heads: 4, seq_len: {seq_len})", device=device,
                                    precision=precision, batch="(micro: 2, global: 4)", steps=steps,
-                                   parallel=f"(tensor: {tp}, data: {dp})")
-                code, out, err, _ = self.onebox("train", path, "--run-dir", self.work / name, "--overwrite", "--quiet",
-                                                "--set", f"data.train={json.dumps(str(short))}", limit=120)
+                                   parallel=f"(tensor: {tp}, data: {dp})", text=self.short_text(letters))
+                code, out, err, _ = self.onebox("train", path, "--run-dir", self.work / name, "--overwrite", "--quiet", limit=120)
                 if code != 0:
                     return False, f"{precision} {tp} x {dp} on {device[:4]}: exit code {code}", block(tail(out + err))
                 lines = [json.loads(line) for line in (self.work / name / "metrics.jsonl").read_text().splitlines()]
@@ -218,10 +220,12 @@ class Check:
         tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if not pathlib.Path(tool).exists():
             return None, "compute-sanitizer is not here", ""
-        path = self.config("sanitizer", model="(layers: 2, hidden: 64, heads: 4, seq_len: 32)", batch="(micro: 2, global: 4)", steps=2)
+        path = self.config("sanitizer", model="(layers: 2, hidden: 64, heads: 4, seq_len: 32)", batch="(micro: 2, global: 4)", steps=2,
+                           text=self.short_text(2000))
         code, out, err, _ = self.run([tool, "--error-exitcode", "99", self.here / "onebox", "train", path, "--quiet",
                                       "--run-dir", self.work / "sanitizer", "--overwrite"], 180)
-        return code == 0, f"exit code {code}", "" if code == 0 else block(tail(out + err))
+        verdict = "not over in time" if code is None else "no errors" if code == 0 else f"exit code {code}"
+        return code == 0, verdict, "" if code == 0 else block(tail(out + err))
 
     def copy(self):
         code, out, err, _ = self.onebox("bench", "copy", "--mib", "4" if self.fake else "1024", "--json")
