@@ -47,7 +47,7 @@ pub struct Update<'a> {
     pub states: States<'a>,
     /// The parameters, rounded: bf16 to nearest with ties away from zero, else ties to even.
     pub param: ViewMut<'a>,
-    /// Leading elements that take weight decay.
+    /// So many leading elements take weight decay; all where there are fewer.
     pub decayed: usize,
     /// For moments of 16 bits.
     pub noise: Noise<'a>,
@@ -156,8 +156,9 @@ impl<'a> Update<'a> {
             ViewMut::Bf16(_) => self.noise.draw(step, at),
             _ => (Draw::default(), usize::MAX),
         };
-        let n = if at < self.decayed { self.decayed } else { self.grad.len() };
-        (draw, n.min(at.saturating_add(len)))
+        let n = self.grad.len();
+        let end = if at < self.decayed { self.decayed.min(n) } else { n };
+        (draw, end.min(at.saturating_add(len)))
     }
 }
 

@@ -79,7 +79,7 @@ mod tests {
             let variance = rig.put(Dtype::F32, (1, n), &variance);
             let param = rig.out(Dtype::Bf16, (1, n));
             let control = rig.put(Dtype::F64, (1, words.len()), &words);
-            let decayed = 12_345;
+            let decayed = 50_000;
             rig.run(&Op::Update {
                 rule,
                 grad,
@@ -106,7 +106,7 @@ mod tests {
         };
         let mut param = vec![0.0; n];
         let (param, grad) = (ViewMut::F32(&mut param), crate::View::F32(&grad));
-        let (noise, decayed, streams) = (Noise { runs: &[], start: 0 }, 12_345, false);
+        let (noise, decayed, streams) = (Noise { runs: &[], start: 0 }, 50_000, false);
         let control = &words;
         let update = Update { rule, control, grad, states, param, decayed, noise, streams };
         numerics::update(update).unwrap();
