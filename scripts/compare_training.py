@@ -1,0 +1,208 @@
+"""Trains the same GPT with onebox and with PyTorch in turn and prints one table; see compare-training beside this."""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+SIZES = {
+    "small-text": dict(layers=4, hidden=128, heads=4, seq_len=64, vocab=256, micro=12, dropout=0.0),
+    "hidden-384": dict(layers=6, hidden=384, heads=6, seq_len=256, vocab=256, micro=12, dropout=0.0),
+    "gpt2-124m": dict(layers=12, hidden=768, heads=12, seq_len=64, vocab=50257, micro=4, dropout=0.1),
+}
+FORMS = [(attention, adam) for attention in ("fused", "products") for adam in ("fused", "foreach")]
+OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+
+
+def model_flops(size):
+    """Of one step: 6 per weight of the products and token, and attention's causal products."""
+    c, layers = size["hidden"], size["layers"]
+    products = 12 * layers * c * c + size["vocab"] * c
+    return size["micro"] * size["seq_len"] * (6 * products + 6 * layers * size["seq_len"] * c)
+
+
+def write_tokens(path, vocab):
+    """A file of little-endian 16-bit tokens: few are frequent, many are rare, as in text."""
+    import numpy
+
+    draws = numpy.random.default_rng(1).random(1 << 20)
+    tokens = numpy.floor(numpy.exp(draws * math.log(vocab))).astype("<u2") - 1
+    tokens.tofile(path)
+
+
+def write_config(path, name, size, tokens, threads):
+    model = f"layers: {size['layers']}, hidden: {size['hidden']}, heads: {size['heads']}, seq_len: {size['seq_len']}"
+    betas = OPTIMIZER["betas"]
+    path.write_text(f"""// {name}, for compare-training.
+(
+    device: Cpu(count: 1, memory: "16GiB", threads: {threads}),
+    model: ({model}, vocab: {size['vocab']}, dropout: {size['dropout']}),
+    parallel: (tensor: 1, data: 1),
+    precision: Fp32,
+    optimizer: (lr: {OPTIMIZER['lr']}, beta1: {betas[0]}, beta2: {betas[1]}, weight_decay: 0.1, clip: 1.0),
+    schedule: (kind: Constant, warmup_steps: 0),
+    batch: (micro: {size['micro']}),
+    data: (train: "{tokens.resolve()}", format: U16),
+    train: (steps: 100000),
+)
+""")
+
+
+def contestant(form, size, tokens, threads, steps, seconds):
+    """PyTorch in a process of its own: seconds of the median step and the number of steps, as JSON."""
+    import numpy
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    attention_form, adam = form
+    c, t, heads, p = size["hidden"], size["seq_len"], size["heads"], size["dropout"]
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.proj = nn.Linear(c, 3 * c), nn.Linear(c, c)
+            self.register_buffer("future", torch.ones(t, t, dtype=torch.bool).triu(1))
+
+        def forward(self, x):
+            samples = x.shape[0]
+            q, k, v = (y.view(samples, t, heads, -1).transpose(1, 2) for y in self.qkv(x).split(c, dim=2))
+            if attention_form == "fused":
+                y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+            else:
+                scores = q @ k.transpose(-2, -1) / math.sqrt(c // heads)
+                weights = F.softmax(scores.masked_fill(self.future, -math.inf), dim=-1)
+                y = F.dropout(weights, p) @ v
+            return F.dropout(self.proj(y.transpose(1, 2).reshape(samples, t, c)), p)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm_1, self.attention, self.norm_2 = nn.LayerNorm(c), Attention(), nn.LayerNorm(c)
+            self.up, self.down = nn.Linear(c, 4 * c), nn.Linear(4 * c, c)
+
+        def forward(self, x):
+            x = x + self.attention(self.norm_1(x))
+            return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh")), p)
+
+    class Gpt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(size["vocab"], c), nn.Embedding(t, c)
+            self.blocks = nn.ModuleList(Block() for _ in range(size["layers"]))
+            self.norm = nn.LayerNorm(c)
+
+        def forward(self, tokens, targets):
+            x = F.dropout(self.tokens(tokens) + self.positions(torch.arange(t)), p)
+            for block in self.blocks:
+                x = block(x)
+            logits = self.norm(x) @ self.tokens.weight.T
+            return F.cross_entropy(logits.view(-1, size["vocab"]), targets.reshape(-1))
+
+    model = Gpt()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), **{adam: True}, **OPTIMIZER)
+    data = numpy.fromfile(tokens, dtype="<u2").astype(numpy.int64)
+
+    def step():
+        starts = torch.randint(len(data) - t - 1, (size["micro"],))
+        batch = torch.stack([torch.from_numpy(data[i : i + t + 1]) for i in starts])
+        loss = model(batch[:, :-1], batch[:, 1:])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(2):
+        loss = step()
+    taken, began = [], time.perf_counter()
+    while len(taken) < 3 or (len(taken) < steps and time.perf_counter() - began < seconds):
+        start = time.perf_counter()
+        loss = step()
+        taken.append(time.perf_counter() - start)
+    assert math.isfinite(loss), loss
+    print(json.dumps(dict(seconds=statistics.median(taken), steps=len(taken))))
+
+
+def output(command, threads):
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return json.loads(done.stdout)
+
+
+def compare(name, options):
+    size, work, threads, seconds = SIZES[name], options.work, options.threads, options.seconds
+    tokens, config = work / f"tokens-{size['vocab']}.bin", work / f"{name}.ron"
+    if not tokens.exists():
+        write_tokens(tokens, size["vocab"])
+    write_config(config, name, size, tokens, threads)
+
+    def torch_step(form, budget):
+        arguments = [",".join(form), name, str(tokens), str(threads), "100000", str(budget)]
+        return output([sys.executable, __file__, "--contestant", *arguments], threads)["seconds"]
+
+    def onebox_step(steps):
+        command = [options.onebox, "bench", "step", str(config), "--steps", str(steps), "--json"]
+        return output([*command, *(word for one in options.set for word in ("--set", one))], threads)
+
+    by_form = {form: torch_step(form, seconds / 2) for form in FORMS}
+    best = min(by_form, key=by_form.get)
+    steps = max(3, min(2000, int(seconds / onebox_step(3)["seconds"])))
+    ours, theirs, ceilings, load = [], [], [], []
+    for round_ in range(options.rounds):
+        measured = onebox_step(steps)
+        ours.append(measured["seconds"])
+        ceilings.append(measured["ceiling_tflops"])
+        theirs.append(torch_step(best, seconds))
+        load.append(os.getloadavg()[0])
+        print(f"{name}: round {round_ + 1} of {options.rounds}, load {load[-1]:.1f}, ratio {theirs[-1] / ours[-1]:.2f}", file=sys.stderr)
+    in_step, gflops = size["micro"] * size["seq_len"], model_flops(size) / 1e9
+    rates = [statistics.median(in_step / s for s in side) for side in (ours, theirs)]
+    ratios = sorted(theirs / ours for ours, theirs in zip(ours, theirs))
+    forms = ", ".join(f"{'/'.join(form)} {1e3 * s:.1f}" for form, s in by_form.items())
+    print(f"{name}: PyTorch attention/AdamW, ms a step: {forms}; load {min(load):.1f} to {max(load):.1f}", file=sys.stderr)
+    return (
+        f"| {name} | {rates[0]:.0f} | {rates[1]:.0f} | **{statistics.median(ratios):.2f}x** "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {rates[0] / in_step * gflops:.0f} | {rates[1] / in_step * gflops:.0f} "
+        f"| {1e3 * statistics.median(ceilings):.0f} | {'/'.join(best)} |"
+    )
+
+
+def main():
+    import torch
+
+    parser = argparse.ArgumentParser(prog="compare-training")
+    parser.add_argument("--onebox", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--work", required=True, type=pathlib.Path, help=argparse.SUPPRESS)
+    parser.add_argument("--size", action="append", choices=list(SIZES))
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=int, default=8)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    threads, rounds, onebox = options.threads, options.rounds, options.onebox
+    rows = [compare(name, options) for name in options.size or SIZES]
+    products = [p for p in output([onebox, "bench", "gemm", "--threads", str(threads), "--json"], threads)["rows"] if p["dtype"] == "fp32"]
+    fma = statistics.median(p["ceiling_gflops"] for p in products)
+    print(f"fp32, {threads} threads, PyTorch {torch.__version__} eager, medians of {rounds} rounds; fused multiply-adds in registers: {fma:.0f} GFLOP/s\n")
+    print("| size | onebox tok/s | PyTorch tok/s | onebox over PyTorch | onebox GFLOP/s | PyTorch GFLOP/s | plain product | PyTorch attention/AdamW |")
+    print("|---|---|---|---|---|---|---|---|")
+    print("\n".join(rows))
+
+
+if sys.argv[1] == "--contestant":
+    form, name, tokens, threads, steps, seconds = sys.argv[2:8]
+    contestant(form.split(","), SIZES[name], tokens, int(threads), int(steps), float(seconds))
+else:
+    main()
