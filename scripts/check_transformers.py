@@ -4,7 +4,8 @@
     python3 -m venv venv && venv/bin/pip install torch transformers
     venv/bin/python scripts/check_transformers.py runs/NAME [--onebox target/release/onebox]
 
-The run needs a checkpoint of its end (train.checkpoint_every). Exit code 1 when logits differ by more than --tolerance.
+The run needs a checkpoint of its end (train.checkpoint_every). Exit code 1 when logits differ by more than --tolerance or
+a text differs before a token that two logits, closer than that, could have given.
 """
 
 import argparse
@@ -24,6 +25,7 @@ def main():
     ap.add_argument("run", type=pathlib.Path)
     ap.add_argument("--onebox", default="target/release/onebox")
     ap.add_argument("--prompts", type=int, default=16)
+    ap.add_argument("--tokens", type=int, default=32)
     ap.add_argument("--tolerance", type=float, default=1e-4)
     args = ap.parse_args()
 
@@ -45,6 +47,7 @@ def main():
     as_bytes = "format: Bytes" in (args.run / "config.ron").read_text()
     rng = random.Random(1)
     worst = largest = 0.0
+    same, texts = 0, 0
     for i in range(args.prompts):
         length = 1 + i * (config.n_positions - 1) // max(args.prompts - 1, 1)
         low, high = (32, 127) if as_bytes else (0, config.vocab_size)
@@ -55,8 +58,32 @@ def main():
             theirs = model(torch.tensor([tokens])).logits[0, -1].double()
         worst = max(worst, (ours - theirs).abs().max().item())
         largest = max(largest, theirs.abs().max().item())
+        more = min(args.tokens, config.n_positions - length)
+        if more > 0:
+            drawn = onebox("generate", args.run, f"--prompt={prompt}", f"--tokens={more}", "--temperature=0")
+            texts += 1
+            same += greedy(model, tokens, more, args.tolerance, lambda t: spell(t, as_bytes), drawn)
     print(f"{args.prompts} prompts of up to {config.n_positions} tokens: logits up to {largest:.1f}, at most {worst:.1e} apart")
-    return 0 if worst <= args.tolerance else 1
+    print(f"{same} of {texts} texts of up to {args.tokens} tokens drawn greedily are the same")
+    return 0 if worst <= args.tolerance and same == texts else 1
+
+
+def spell(tokens, as_bytes):
+    return bytes(tokens) if as_bytes else " ".join(map(str, tokens)).encode()
+
+
+def greedy(model, prompt, more, tolerance, spell, drawn):
+    """Whether `drawn` is what the model draws, up to a token that is as likely as another."""
+    tokens = list(prompt)
+    for _ in range(more):
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens])).logits[0, -1]
+        first, second = logits.topk(2).values.tolist()
+        if first - second <= 2 * tolerance:
+            break
+        tokens.append(int(logits.argmax()))
+    text = spell(tokens)
+    return drawn.removesuffix(b"\n").startswith(text.removesuffix(b"\n"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 use crate::error::Site;
 use crate::hazard::{Hazards, Submission};
 use crate::lane::{Clock, join};
-use crate::{Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor};
+use crate::{Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor, View};
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::sync::Arc;
@@ -90,8 +90,14 @@ pub(crate) trait Executor {
     fn wait(&self, lane: Lane, event: &Event);
     /// Blocks the caller until op `tick` of `lane` is finished, or the run has failed.
     fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error>;
-    /// Nothing in the lanes conflicts.
-    fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error>;
+    /// `t`, where the CPU reaches it. Nothing in the lanes conflicts while the caller holds it.
+    fn in_memory(&self, _t: Tensor) -> Option<View<'_>> {
+        None
+    }
+    /// What is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.
+    fn read(&self, _t: Tensor, _out: &mut [f64]) -> Result<(), Error> {
+        Err(Error::NoData)
+    }
     /// Nothing in the lanes conflicts.
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error>;
     /// Tells the peers that this rank will submit nothing more, and why.
@@ -283,13 +289,42 @@ impl Device {
     /// As `sync`; a missing `sync`; a backend without data.
     #[track_caller]
     pub fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
-        let site = Location::caller();
+        self.look(t, out.len(), Location::caller())?;
+        match self.executor.in_memory(t) {
+            Some(view) => view.widen(out),
+            None => self.executor.read(t, out)?,
+        }
+        Ok(())
+    }
+
+    /// [`read`](Self::read) as fp32, rounded where that cannot hold it; host memory at its speed.
+    ///
+    /// # Errors
+    /// As `read`.
+    #[track_caller]
+    pub fn read_f32(&self, t: Tensor, out: &mut [f32]) -> Result<(), Error> {
+        self.look(t, out.len(), Location::caller())?;
+        if let Some(view) = self.executor.in_memory(t) {
+            view.load(0, out);
+            return Ok(());
+        }
+        let mut exact = vec![0.0; out.len().min(1 << 18)];
+        for (i, out) in out.chunks_mut(1 << 18).enumerate() {
+            let (from, exact) = (i << 18, &mut exact[..out.len()]);
+            self.executor.read(t.slice(from..from + out.len()), exact)?;
+            out.iter_mut().zip(exact).for_each(|(to, from)| *to = *from as f32);
+        }
+        Ok(())
+    }
+
+    /// The rank's thread reads `t` into `room` elements.
+    fn look(&self, t: Tensor, room: usize, site: Site) -> Result<(), Error> {
         self.touch(Mode::Read, t, site)?;
-        if out.len() != t.len() {
-            let problem = format!("{} elements into {}", t.len(), out.len());
+        if room != t.len() {
+            let problem = format!("{} elements into {room}", t.len());
             return Err(Error::Op { op: "read", site, problem });
         }
-        self.executor.read(t, out)
+        Ok(())
     }
 
     /// Sets `t` from values by index, rounded. `sync` first with events after its last accesses.

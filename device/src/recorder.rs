@@ -45,9 +45,6 @@ impl Executor for Recorder {
     fn sync(&self, _: Lane, _: u64) -> Result<(), Error> {
         Ok(())
     }
-    fn read(&self, _: Tensor, _: &mut [f64]) -> Result<(), Error> {
-        Err(Error::NoData)
-    }
     fn write(&self, _: Tensor, _: &dyn Fn(usize) -> f64) -> Result<(), Error> {
         Ok(())
     }

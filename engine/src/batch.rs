@@ -2,6 +2,7 @@
 //! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
 
 use crate::data::Dataset;
+use crate::detours::Detours;
 use device::{
     Arena, Device, Dtype, Event, HostContext, HostOp, HostTask,
     Lane::{Compute, H2d, Host},
@@ -73,11 +74,17 @@ impl Deal {
 
 impl Loader {
     /// For training steps `1..=steps`.
-    pub(crate) fn new(layout: &BatchLayout, data: &Arc<Dataset>, deal: Deal, steps: u64) -> Self {
+    pub(crate) fn new(
+        layout: &BatchLayout,
+        (data, detours): (&Arc<Dataset>, &Arc<Detours>),
+        deal: Deal,
+        steps: u64,
+    ) -> Self {
         let slots = layout.host.len();
         let task = |slot| {
-            let data = Arc::clone(data);
-            HostOp::new(Fill { to: layout.host[slot], data, deal, training: slot + 1 < slots })
+            let (data, detours) = (Arc::clone(data), Arc::clone(detours));
+            let training = slot + 1 < slots;
+            HostOp::new(Fill { to: layout.host[slot], data, detours, deal, training })
         };
         let micro_batches = deal.micro_batches as u64;
         Self {
@@ -167,6 +174,7 @@ impl Loader {
 struct Fill {
     to: Tensor,
     data: Arc<Dataset>,
+    detours: Arc<Detours>,
     deal: Deal,
     training: bool,
 }
@@ -190,7 +198,8 @@ impl HostTask for Fill {
                 let (step, micro) =
                     (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
                 let sample = deal.first_sample(micro as usize) + b;
-                let start = self.data.sample(deal.seed, step + 1, sample as u64);
+                let seed = self.detours.seed(deal.seed, step + 1);
+                let start = self.data.sample(seed, step + 1, sample as u64);
                 self.data.fill_train(start, inputs, targets);
             } else {
                 let window = (index as usize * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;

@@ -152,17 +152,20 @@ enum Work {
 
 impl Work {
     /// Local elements `local..` of a parameter, where they belong in the whole tensor. False: they differ.
-    fn on(self, whole: &mut [f32], runs: &[Run], local: usize, values: &[f64]) -> bool {
+    fn on(self, whole: &mut [f32], runs: &[Run], local: usize, values: &[f32]) -> bool {
         let end = local + values.len();
         let first = runs.partition_point(|run| run.local.end <= local);
         runs[first..].iter().take_while(|run| run.local.start < end).all(|run| {
             let (from, to) = (run.local.start.max(local), run.local.end.min(end));
             let at = run.global + from - run.local.start;
             let values = &values[from - local..to - local];
-            let pairs = whole[at..at + to - from].iter_mut().zip(values.iter().map(|x| *x as f32));
+            let whole = &mut whole[at..at + to - from];
             match self {
-                Self::Write => pairs.for_each(|(w, x)| *w = x),
-                Self::Compare => return pairs.into_iter().all(|(w, x)| w.to_bits() == x.to_bits()),
+                Self::Write => whole.copy_from_slice(values),
+                Self::Compare => {
+                    let mut pairs = whole.iter().zip(values);
+                    return pairs.all(|(w, x)| w.to_bits() == x.to_bits());
+                }
             }
             true
         })

@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod detours;
 mod export;
 pub mod generate;
 mod gpu;

@@ -53,6 +53,8 @@ pub enum Message {
         waited: f64,
         /// From its beginning.
         seconds: f64,
+        /// Of these, that the slowest rank spent on checksums.
+        hashing: f64,
         /// Of states.
         bytes: u64,
     },

@@ -1,6 +1,7 @@
 //! What a caller may ask of a run besides its config; most of it is for tests.
 
 use crate::checkpoint::Checkpoint;
+use crate::detours::Detours;
 use crate::init::Weights;
 use crate::place::Watcher;
 use crate::run::RunError;
@@ -51,6 +52,15 @@ pub struct RunOptions {
     pub checkpoints: Option<PathBuf>,
     /// What the run goes on from; of the same model.
     pub resume: Option<Arc<Checkpoint>>,
+    /// Where samples are not those of the seed alone; `None`: as what it goes on from knows.
+    pub detours: Option<Detours>,
+}
+
+impl RunOptions {
+    pub(crate) fn detours(&self) -> Detours {
+        let stored = || self.resume.as_ref().map(|from| from.detours().clone());
+        self.detours.clone().or_else(stored).unwrap_or_default()
+    }
 }
 
 impl Default for RunOptions {
@@ -72,6 +82,7 @@ impl Default for RunOptions {
             weights: None,
             checkpoints: None,
             resume: None,
+            detours: None,
         }
     }
 }

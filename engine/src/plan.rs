@@ -430,7 +430,7 @@ fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
     let (dev, totals) = recorder::open(rank, &built.plan);
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
-    let mut trainer = trainer(config, built, &no_tokens, rank);
+    let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), rank);
     trainer.optimizer.init_blank(&dev)?;
     trainer.loader.prefetch(&dev);
     let mut before = Totals::default();

@@ -5,6 +5,7 @@ use crate::build::{Built, attention_scratch};
 use crate::checkpoint::Saver;
 use crate::config::{Config, Precision};
 use crate::data::Dataset;
+use crate::detours::Detours;
 use crate::export::{Finished, Gathering};
 use crate::init::Initial;
 pub use crate::init::Weights;
@@ -36,9 +37,11 @@ pub struct Outcome {
     pub state_hash: String,
     /// Why the weights are not written, where they should have been.
     pub weights_problem: Option<String>,
-    /// A tensor whose gradient was not finite in the last step, if that was skipped: of the blocks with such ones it is
-    /// in the last, which the backward pass came to first.
+    /// A tensor whose gradient was not finite in the last step, if this run did that and it was skipped: of the blocks with
+    /// such ones it is in the last, which the backward pass came to first.
     pub not_finite: Option<String>,
+    /// The first and the last of so many skipped steps in a row that the run ended.
+    pub diverged: Option<(u64, u64)>,
 }
 
 /// A failed run: which rank's own fault it was, and in which step.
@@ -78,10 +81,13 @@ pub(crate) struct Ranks<'a> {
     /// The last evaluation is done.
     evaluated: AtomicBool,
     not_finite: Mutex<NotFinite>,
+    /// The first of the steps that were skipped until the run ended; 0: none.
+    diverged_from: AtomicU64,
     gathering: Gathering,
     saver: Option<Arc<Saver>>,
     /// Bytes of a real GPU that one op may need besides its operands.
     pub(crate) scratch: u64,
+    detours: Arc<Detours>,
 }
 
 /// Trains on the GPUs of the config. `tell` gets rank 0's messages, on the calling thread, while the ranks work.
@@ -96,6 +102,7 @@ pub fn train(
     tell: &mut dyn FnMut(Message),
 ) -> Result<Outcome, RunError> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
+    let detours = Arc::new(options.detours());
     let ranks = Ranks {
         config,
         built,
@@ -107,11 +114,13 @@ pub fn train(
         last_batch: AtomicU64::new(u64::MAX),
         evaluated: AtomicBool::new(false),
         not_finite: Mutex::default(),
+        diverged_from: AtomicU64::new(0),
         gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
-        saver: options.checkpoints.as_deref().and_then(|folder| {
-            let watcher = options.watcher.clone();
-            Saver::new((config, data), built, folder, (options.resume.as_deref(), watcher))
-        }),
+        saver: options
+            .checkpoints
+            .as_deref()
+            .and_then(|folder| Saver::new((config, data), built, folder, options)),
+        detours,
         scratch: attention_scratch(config),
     };
     // Bounded: a full channel holds rank 0 up, a bounded one allocates nothing when it is sent to.
@@ -216,7 +225,9 @@ fn outcome(
     let not_finite = noted.first.filter(|_| noted.step == step).map(|(_, _, name)| name);
     let Finished { state_hash, problem } = ranks.gathering.finish();
     let weights_problem = problem.map(|problem| problem.to_string());
-    Ok(Outcome { step, complete, state_hash, weights_problem, not_finite })
+    let from = ranks.diverged_from.into_inner();
+    let diverged = (from > 0).then_some((from, step));
+    Ok(Outcome { step, complete, state_hash, weights_problem, not_finite, diverged })
 }
 
 impl Ranks<'_> {
@@ -234,7 +245,7 @@ impl Ranks<'_> {
             tracing::warn!("rank {} is not bound: {error}", rank.index());
         }
         let dev = self.open(rank, place)?;
-        let mut trainer = trainer(self.config, self.built, self.data, rank);
+        let mut trainer = trainer(self.config, self.built, (self.data, &self.detours), rank);
         self.passes(rank, Place::Opened, 0);
         if let Some(saver) = &self.saver {
             saver.open(&dev, (&trainer.optimizer, &self.built.gpt))?;
@@ -249,7 +260,7 @@ impl Ranks<'_> {
         // An evaluation that is cut short ends the run: it is done again by whoever goes on from here.
         let mut goes_on =
             !self.is_eval_due(done) || self.evaluate(&dev, &mut trainer, done, false, listener)?;
-        let mut ended = Instant::now();
+        let (mut ended, mut last_good) = (Instant::now(), done);
         for step in done + 1..=steps {
             if !goes_on {
                 break;
@@ -270,10 +281,17 @@ impl Ranks<'_> {
             report.seconds = ended.elapsed().as_secs_f64();
             if report.skipped {
                 self.locate(&dev, &trainer.optimizer, step)?;
+            } else {
+                last_good = step;
             }
             listener.tell(Message::Step(report));
+            // All ranks know the same of it.
+            let diverged = step - last_good >= self.config.train.stop_after_skipped;
+            if diverged {
+                self.diverged_from.store(last_good + 1, Ordering::SeqCst);
+            }
             // Rank 0 wrote it before it submitted this step, whose norm all ranks have waited for.
-            goes_on = self.last_step.load(Ordering::SeqCst) > step;
+            goes_on = !diverged && self.last_step.load(Ordering::SeqCst) > step;
             // First the states: an evaluation changes nothing.
             let due = self.saver.as_ref().is_some_and(|saver| saver.is_due(step));
             if due || !goes_on {

@@ -181,7 +181,7 @@ pub(crate) fn record(config: &Config, built: &Built) -> Result<Program, device::
     let mut config = config.clone();
     config.train.steps = config.train.steps.max(RECORDED_STEPS + 1);
     let first = typical_step(&config);
-    let mut trainer = trainer(&config, built, &no_tokens, rank);
+    let mut trainer = trainer(&config, built, (&no_tokens, &Arc::default()), rank);
     sim::record(rank, &built.plan, |dev| {
         trainer.optimizer.init_blank(dev)?;
         trainer.loader.prefetch(dev);

@@ -4,6 +4,7 @@ use crate::batch::{Deal, Loader};
 use crate::build::Built;
 use crate::config::Config;
 use crate::data::Dataset;
+use crate::detours::Detours;
 use crate::schedule::Schedule;
 use crate::step::Trainer;
 use device::Rank;
@@ -20,7 +21,12 @@ impl LearningRate for Lr {
 }
 
 /// Everything that `rank` trains with.
-pub(crate) fn trainer(config: &Config, built: &Built, data: &Arc<Dataset>, rank: Rank) -> Trainer {
+pub(crate) fn trainer(
+    config: &Config,
+    built: &Built,
+    data: (&Arc<Dataset>, &Arc<Detours>),
+    rank: Rank,
+) -> Trainer {
     let deal = Deal {
         seed: config.train.seed,
         micro_batch: config.batch.micro,

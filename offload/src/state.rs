@@ -55,19 +55,19 @@ impl State {
         }
     }
 
-    /// The values, each exactly an fp32.
+    /// The values.
     ///
     /// # Errors
     /// As [`Device::read`].
-    pub fn read(&self, dev: &Device, out: &mut [f64]) -> Result<(), Error> {
-        dev.read(self.tensor, out)?;
+    pub fn read(&self, dev: &Device, out: &mut [f32]) -> Result<(), Error> {
+        dev.read_f32(self.tensor, out)?;
         let Some(upper) = self.upper else { return Ok(()) };
         let mut block = [0.0; 1024];
         for (i, out) in out.chunks_mut(block.len()).enumerate() {
             let (from, block) = (i * block.len(), &mut block[..out.len()]);
-            dev.read(upper.slice(from..from + out.len()), block)?;
+            dev.read_f32(upper.slice(from..from + out.len()), block)?;
             let pairs = out.iter_mut().zip(block);
-            pairs.for_each(|(x, upper)| *x = f64::from(from_halves(*upper as f32, *x as u16)));
+            pairs.for_each(|(x, upper)| *x = from_halves(*upper, *x as u16));
         }
         Ok(())
     }

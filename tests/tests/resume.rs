@@ -5,6 +5,7 @@
 
 use engine::build::build;
 use engine::checkpoint::{Checkpoint, newest};
+use engine::detours::Detours;
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,16 @@ struct Told {
 
 /// Trains `sets` in `folder`, which gets checkpoints after `every` steps.
 fn run(sets: &[&str], every: u64, folder: &Path, resume: Option<Checkpoint>) -> Told {
+    run_by(sets, every, folder, (resume, None))
+}
+
+/// And with samples of its own after those steps.
+fn run_by(
+    sets: &[&str],
+    every: u64,
+    folder: &Path,
+    (resume, detours): (Option<Checkpoint>, Option<Detours>),
+) -> Told {
     let every = format!("train.checkpoint_every={every}");
     let config = tiny(&with(sets, &[&every]));
     let weights = folder.join("weights.safetensors");
@@ -47,6 +58,7 @@ fn run(sets: &[&str], every: u64, folder: &Path, resume: Option<Checkpoint>) -> 
         weights: Some(weights.clone()),
         checkpoints: Some(folder.join("checkpoints")),
         resume: resume.map(Arc::new),
+        detours,
         ..RunOptions::default()
     };
     let (mut steps, mut evals, mut saved) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
@@ -84,7 +96,12 @@ fn assert_goes_on_as(straight: &Told, resumed: &Told, after: u64, what: &str) {
     }
     let evals: BTreeMap<u64, u64> = straight.evals.range(after..).map(|(k, v)| (*k, *v)).collect();
     assert_eq!(evals, resumed.evals, "{what}: evaluations");
-    assert_eq!(straight.outcome, resumed.outcome, "{what}");
+    let mut outcome = straight.outcome.clone();
+    if resumed.steps.is_empty() {
+        // It was told of the last step.
+        outcome.not_finite = None;
+    }
+    assert_eq!(outcome, resumed.outcome, "{what}");
     assert_eq!(straight.weights, resumed.weights, "{what}: weights");
 }
 
@@ -114,6 +131,24 @@ fn a_run_goes_on_at_every_step_as_if_it_had_never_stopped() {
     let saving = tempfile::tempdir().unwrap();
     assert_goes_on_as(&straight, &run(&sets, 1, saving.path(), None), 0, "saving");
     at_every_step(&sets);
+}
+
+#[test]
+fn a_run_that_is_taken_back_goes_another_way_and_whoever_goes_on_follows() {
+    let sets = with(BASE, TP2_DP2);
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let straight = run(&sets, 5, folders[0].path(), None);
+    let way = Detours::default().and(5);
+    let from = (Some(open(folders[0].path(), 5)), Some(way.clone()));
+    let taken_back = run_by(&sets, 1, folders[1].path(), from);
+    for (step, report) in &taken_back.steps {
+        assert_ne!(report.loss.to_bits(), straight.steps[step].loss.to_bits(), "step {step}");
+    }
+    let stored = open(folders[1].path(), 9);
+    assert_eq!(stored.detours(), &way);
+    let resumed = run(&sets, 1, folders[2].path(), Some(stored));
+    assert_goes_on_as(&taken_back, &resumed, 9, "after a detour");
+    assert_eq!(open(folders[2].path(), 11).detours(), &way);
 }
 
 /// All files of a checkpoint but the config and the hash in its manifest.

@@ -194,3 +194,34 @@ fn every_config_says_what_it_is_for() {
         assert!(text.starts_with("// "), "{} has no comment at its top", path.display());
     }
 }
+
+/// The lines of a mutant's hunk that are there before it, and those after.
+fn sides(hunk: &str) -> [String; 2] {
+    let side = |mark: char| {
+        let lines = hunk.lines().skip(1).filter(move |line| line.starts_with([' ', mark]));
+        lines.map(|line| format!("{}\n", &line[1..])).collect()
+    };
+    ['-', '+'].map(side)
+}
+
+#[test]
+fn every_mutant_still_finds_what_it_breaks() {
+    let root = root();
+    let mutants = files(&root.join("tests/mutants"), &[".patch"]);
+    assert!(mutants.len() > 60);
+    for path in mutants {
+        let (patch, mutant) = (read(&path), path.file_name().expect("a file").to_string_lossy());
+        assert!(patch.contains("\n# test: -p "), "{mutant} names no test");
+        let mut changed = 0;
+        for file in patch.split("\n--- a/").skip(1) {
+            let name = file.lines().next().expect("a name");
+            let source = read(&root.join(name));
+            for hunk in file.split("\n@@ ").skip(1) {
+                let [before, after] = sides(hunk);
+                assert!(source.contains(&before), "{mutant}: {name} has no such lines:\n{before}");
+                changed += usize::from(before != after);
+            }
+        }
+        assert!(changed > 0, "{mutant} changes nothing");
+    }
+}

@@ -18,7 +18,7 @@ pub use world::World;
 use crate::error::OutOfMemory;
 use crate::host::{Declared, HostContext, Slot};
 use crate::lane::{Clock, join};
-use crate::view::copy;
+use crate::view::{View, copy};
 use crate::{
     Activity, Admitted, Arena, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank,
     Tensor,
@@ -333,9 +333,8 @@ impl Executor for Cpu {
         self.shared.world.check(self.shared.rank)
     }
 
-    fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
-        self.shared.memory.view(t).widen(out);
-        Ok(())
+    fn in_memory(&self, t: Tensor) -> Option<View<'_>> {
+        Some(self.shared.memory.view(t))
     }
 
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {

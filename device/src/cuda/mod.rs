@@ -35,6 +35,7 @@ pub mod testing {
 use crate::cpu::Shared;
 use crate::cpu::queue::Queue;
 use crate::lane::{Clock, join};
+use crate::view::View;
 use crate::{
     Activity, Admitted, Arena, Dtype, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Tensor,
 };
@@ -283,11 +284,11 @@ impl Executor for Gpu {
         self.host.world.check(self.rank())
     }
 
+    fn in_memory(&self, t: Tensor) -> Option<View<'_>> {
+        (t.arena() == Arena::Pinned).then(|| self.host.memory.view(t))
+    }
+
     fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
-        if t.arena() == Arena::Pinned {
-            self.host.memory.view(t).widen(out);
-            return Ok(());
-        }
         let (at, size) = (self.peer.at(t), t.dtype().bytes() as usize);
         let own = &self.streams[STREAMS];
         let mut bytes = vec![0u8; OWN_BYTES.min(out.len() * size)];

@@ -266,10 +266,6 @@ impl Executor for Recorder {
         self.0.borrow_mut().mark_step();
     }
 
-    fn read(&self, _: Tensor, _: &mut [f64]) -> Result<(), Error> {
-        Err(Error::NoData)
-    }
-
     fn write(&self, _: Tensor, _: &dyn Fn(usize) -> f64) -> Result<(), Error> {
         Ok(())
     }

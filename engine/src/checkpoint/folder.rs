@@ -42,12 +42,23 @@ pub(crate) type Broken = (PathBuf, CheckpointError);
 /// # Errors
 /// [`CheckpointError::Io`] when the folder cannot be read; one that does not exist holds none.
 pub fn newest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
+    newest_until(folder, u64::MAX)
+}
+
+/// [`newest`] of those that hold at most `last` steps.
+///
+/// # Errors
+/// As `newest`.
+pub(crate) fn newest_until(
+    folder: &Path,
+    last: u64,
+) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
     let steps = match entries(folder, &[""]) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
         other => other.map_err(unreadable(folder))?,
     };
     let mut refused = Vec::new();
-    for (step, path) in steps.into_iter().rev() {
+    for (step, path) in steps.into_iter().rev().filter(|(step, _)| *step <= last) {
         match Checkpoint::open(&path, step) {
             Ok(checkpoint) => return Ok((Some(checkpoint), refused)),
             Err(error) => refused.push((path, error)),
@@ -111,12 +122,25 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the checkpoints before `oldest`. Each loses its name first, and that on the disk, so that none is ever
-/// half there.
+/// Removes the checkpoints before `oldest`.
 pub(super) fn retain_from(folder: &Path, oldest: u64) -> io::Result<()> {
+    remove_those(folder, |step| step < oldest)
+}
+
+/// Removes the checkpoints after `newest`.
+///
+/// # Errors
+/// The first that cannot be removed.
+pub(crate) fn remove_after(folder: &Path, newest: u64) -> io::Result<()> {
+    remove_those(folder, |step| step > newest)?;
+    hint(folder, newest)
+}
+
+/// Each loses its name first, and that on the disk, so that none is ever half there.
+fn remove_those(folder: &Path, goes: impl Fn(u64) -> bool) -> io::Result<()> {
     let mut gone = Vec::new();
     for (step, path) in entries(folder, &[""])? {
-        if step < oldest {
+        if goes(step) {
             let old = folder.join(name(step) + ".old");
             fs::rename(&path, &old)?;
             gone.push(old);

@@ -5,6 +5,7 @@ use super::header::is_name;
 use super::span::{Span, cover};
 use crate::config::{Config, Precision};
 use crate::data::Dataset;
+use crate::detours::Detours;
 use device::numerics::control;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
@@ -61,6 +62,9 @@ pub(crate) struct Manifest {
     pub(super) step: u64,
     /// Tokens trained on.
     pub(super) tokens: u64,
+    /// Where samples are not those of the seed alone.
+    #[serde(default, skip_serializing_if = "Detours::is_empty")]
+    pub(super) detours: Detours,
     /// What is not a function of the step.
     pub(super) control: Control,
     /// What there was to train on.
@@ -193,6 +197,7 @@ impl Manifest {
             onebox: env!("CARGO_PKG_VERSION").into(),
             step: 0,
             tokens: 0,
+            detours: Detours::default(),
             control: Control::of(
                 &[0.0; control::WORDS],
                 config.precision == Precision::Fp16,

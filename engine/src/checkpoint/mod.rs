@@ -17,7 +17,7 @@ mod write;
 
 pub use compare::{Difference, Kind, differences};
 pub use folder::newest;
-pub(crate) use folder::{any, remove_all, set_aside};
+pub(crate) use folder::{any, newest_until, remove_after, remove_all, set_aside};
 pub use read::Checkpoint;
 pub(crate) use save::Saver;
 

@@ -5,6 +5,7 @@ use super::header::{self, Entry};
 use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
+use crate::detours::Detours;
 use device::numerics::control;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use rustix::fs::{Mode, OFlags};
@@ -67,6 +68,11 @@ impl Checkpoint {
     /// Steps that are done.
     pub const fn step(&self) -> u64 {
         self.manifest.step
+    }
+
+    /// Where its run was taken back and went another way.
+    pub const fn detours(&self) -> &Detours {
+        &self.manifest.detours
     }
 
     /// The resolved config of the run that wrote it, in RON.

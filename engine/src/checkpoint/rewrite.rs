@@ -16,6 +16,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Elements read at once.
@@ -188,5 +189,5 @@ fn write_file(
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(failed)?;
     let data: u64 = entries.iter().map(|e| 4 * e.len as u64).sum();
     let entry = FileEntry { bytes: header.len() as u64 + data, header: Hash::of(&header) };
-    Ok(Written { entry, ranges })
+    Ok(Written { entry, ranges, hashing: Duration::ZERO })
 }

@@ -13,7 +13,7 @@ use crate::build::Built;
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::messages::{Listener, Message, Post, flush};
-use crate::run::{Place, Watcher, meet};
+use crate::run::{Place, RunOptions, Watcher, meet};
 use crossbeam_channel::Sender;
 use device::numerics::control;
 use device::{Arena, Device, Error, Tensor};
@@ -36,6 +36,8 @@ pub(crate) struct Saver {
     folder: PathBuf,
     pace: Pace,
     keep: usize,
+    /// The run may be: see [`crate::detours`].
+    takes_back: bool,
     tokens_per_step: u64,
     /// What all checkpoints of this run say, and the tensors without ranges.
     base: Manifest,
@@ -110,12 +112,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Saver {
-    /// Into `folder`, as often as `train` says; `resumed` is where the run goes on from. None where it never saves.
+    /// Into `folder`, as often as `train` says. None where it never saves.
     pub(crate) fn new(
         (config, data): (&Config, &Dataset),
         built: &Built,
         folder: &Path,
-        (resumed, watcher): (Option<&Checkpoint>, Option<Watcher>),
+        options: &RunOptions,
     ) -> Option<Arc<Self>> {
         let train = &config.train;
         if !train.saves() {
@@ -123,7 +125,8 @@ impl Saver {
         }
         let mut base = Manifest::new(config, data);
         base.tensors = tensors(&built.gpt);
-        let here = resumed.filter(|from| from.path().parent() == Some(folder));
+        base.detours = options.detours();
+        let here = options.resume.as_deref().filter(|from| from.path().parent() == Some(folder));
         let good = here.map(Checkpoint::step).into_iter().collect();
         let ranks = 0..crate::build::world_size(config);
         let copies = crate::plan::checkpoint_copy(config, built) > 0;
@@ -139,13 +142,14 @@ impl Saver {
             folder: folder.to_owned(),
             pace,
             keep: train.checkpoint_keep,
+            takes_back: train.rollbacks > 0,
             tokens_per_step: (config.batch.global * config.model.seq_len) as u64,
             base,
             most_states: crate::plan::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
             shared: Mutex::new(Shared { problem: None, files, good }),
             writing: Mutex::new(None),
-            watcher,
+            watcher: options.watcher.clone(),
         }))
     }
 
@@ -377,6 +381,7 @@ impl Saver {
     /// when the checkpoint gets its name.
     fn conclude(&self, job: &Job, sender: Option<&Sender<Post>>) -> Message {
         let unfinished = self.unfinished(job.step);
+        let mut hashing = Duration::ZERO;
         if self.is_well() {
             if let Some(sender) = sender {
                 drop(sender.send(Post::Tell(Message::Saving { step: job.step })));
@@ -387,17 +392,18 @@ impl Saver {
             manifest.step = job.step;
             manifest.tokens = job.step * self.tokens_per_step;
             manifest.control = Control::of(&job.words, self.base.control.scaled, job.late);
-            let files = lock(&self.shared).files.iter_mut().map(Option::take).collect();
+            let files: Vec<_> = lock(&self.shared).files.iter_mut().map(Option::take).collect();
+            hashing = files.iter().flatten().map(|file| file.hashing).max().unwrap_or_default();
             let whole = self.folder.join(name(job.step));
             if let Err(error) = publish((&unfinished, &whole), manifest, files) {
                 self.give_up(error.to_string());
             }
         }
-        self.verdict(job, &unfinished)
+        self.verdict(job, &unfinished, hashing)
     }
 
     /// What is told, and what follows from it: older ones go, or the unfinished one.
-    fn verdict(&self, job: &Job, unfinished: &Path) -> Message {
+    fn verdict(&self, job: &Job, unfinished: &Path, hashing: Duration) -> Message {
         let step = job.step;
         if let Some(why) = lock(&self.shared).problem.take() {
             // What cannot be removed now is removed before the next one.
@@ -409,17 +415,24 @@ impl Saver {
             let good = &mut lock(&self.shared).good;
             good.retain(|good| *good < step);
             good.push(step);
-            let surplus = good.len().saturating_sub(self.keep);
+            // A run that is taken back needs one from before the steps that are skipped.
+            let skipped = self.takes_back && job.words[control::SKIP] != 0.0;
+            let surplus = if skipped { 0 } else { good.len().saturating_sub(self.keep) };
             good.drain(..surplus);
-            (good.len() == self.keep).then(|| good[0])
+            (good.len() >= self.keep).then(|| good[0])
         };
         let tidied = oldest.map_or(Ok(()), |oldest| retain_from(&self.folder, oldest));
         if let Err(error) = tidied.and_then(|()| hint(&self.folder, step)) {
             tracing::warn!("{}: cannot tidy up: {error}", self.folder.display());
         }
         let seconds = job.started.elapsed();
-        let waited = job.waited.unwrap_or(seconds).as_secs_f64();
-        Message::Saved { step, waited, seconds: seconds.as_secs_f64(), bytes: self.bytes(job.late) }
+        Message::Saved {
+            step,
+            waited: job.waited.unwrap_or(seconds).as_secs_f64(),
+            seconds: seconds.as_secs_f64(),
+            hashing: hashing.as_secs_f64(),
+            bytes: self.bytes(job.late),
+        }
     }
 }
 
@@ -443,7 +456,7 @@ fn read(dev: &Device, part: State, to: &mut [u8]) -> Result<(), Error> {
         let values = &mut values[..to.len() / 4];
         part.slice(from..from + values.len()).read(dev, values)?;
         let pairs = to.chunks_exact_mut(4).zip(&*values);
-        pairs.for_each(|(b, x)| b.copy_from_slice(&(*x as f32).to_le_bytes()));
+        pairs.for_each(|(b, x)| b.copy_from_slice(&x.to_le_bytes()));
     }
     Ok(())
 }

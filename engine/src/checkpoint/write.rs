@@ -12,6 +12,7 @@ use offload::{Owned, State};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use tensor_parallel::{Gpt, Split};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -23,6 +24,8 @@ pub(super) struct Written {
     pub(super) entry: FileEntry,
     /// (tensor, its range)
     pub(super) ranges: Vec<(usize, RangeEntry)>,
+    /// Of its time, that went into checksums.
+    pub(super) hashing: Duration,
 }
 
 /// A part of a tensor that a rank owns in one run.
@@ -60,7 +63,7 @@ pub(super) fn publish(
 ) -> io::Result<()> {
     for (number, file) in files.into_iter().enumerate() {
         let missing = || io::Error::other(format!("rank {number} wrote nothing"));
-        let Written { entry, ranges } = file.ok_or_else(missing)?;
+        let Written { entry, ranges, .. } = file.ok_or_else(missing)?;
         manifest.files.push(entry);
         for (tensor, range) in ranges {
             manifest.tensors[tensor].ranges.push(RangeEntry { file: number, ..range });
@@ -183,11 +186,14 @@ pub(super) fn write_file<E: From<io::Error>>(
     let mut file = BufWriter::with_capacity(1 << 20, file);
     of(&path, file.write_all(&header))?;
     let mut ranges = Vec::new();
+    let mut hashing = Duration::ZERO;
     for (tensor, pieces) in pieces {
         let mut hashes: Vec<Vec<Hash>> = vec![Vec::new(); pieces.len()];
         for state in 0..states.len() {
             for (piece, hashes) in pieces.iter().zip(&mut hashes) {
-                hashes.push(write_state(piece.states[state], &path, &mut file, fill)?);
+                let mut hasher = Hasher { inner: Xxh3Default::new(), spent: &mut hashing };
+                write_state(piece.states[state], (&path, &mut file), fill, &mut hasher)?;
+                hashes.push(Hash::end(&hasher.inner));
             }
         }
         for (piece, hash) in pieces.iter().zip(hashes) {
@@ -198,16 +204,29 @@ pub(super) fn write_file<E: From<io::Error>>(
     of(&path, file.get_ref().sync_all())?;
     let data: u64 = entries.iter().map(|e| 4 * e.len as u64).sum();
     let entry = FileEntry { bytes: header.len() as u64 + data, header: Hash::of(&header) };
-    Ok(Written { entry, ranges })
+    Ok(Written { entry, ranges, hashing })
+}
+
+/// A checksum that knows its cost.
+struct Hasher<'a> {
+    inner: Xxh3Default,
+    spent: &'a mut Duration,
+}
+
+impl Hasher<'_> {
+    fn update(&mut self, bytes: &[u8]) {
+        let began = Instant::now();
+        self.inner.update(bytes);
+        *self.spent += began.elapsed();
+    }
 }
 
 fn write_state<E: From<io::Error>>(
     state: State,
-    path: &Path,
-    file: &mut impl Write,
+    (path, file): (&Path, &mut impl Write),
     fill: &mut Fill<'_, E>,
-) -> Result<Hash, E> {
-    let mut hasher = Xxh3Default::new();
+    hasher: &mut Hasher<'_>,
+) -> Result<(), E> {
     let mut bytes = vec![0; BLOCK.min(4 * state.len())];
     for from in (0..state.len()).step_by(BLOCK / 4) {
         let part = state.slice(from..(from + BLOCK / 4).min(state.len()));
@@ -216,7 +235,7 @@ fn write_state<E: From<io::Error>>(
         hasher.update(filled);
         of(path, file.write_all(filled))?;
     }
-    Ok(Hash::end(&hasher))
+    Ok(())
 }
 
 /// An error when fewer than `bytes` are free.

@@ -9,6 +9,7 @@ mod exit;
 mod generate;
 mod plan;
 mod resume;
+mod rollback;
 mod search;
 mod simulate;
 mod topology;

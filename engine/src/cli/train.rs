@@ -4,11 +4,12 @@ use super::check::count;
 use super::exit::{Failed, code};
 use super::trace::TraceArgs;
 use super::watch::Watch;
-use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
+use super::{ConfigArgs, SimdArg, data, plan, print, resume, rollback, say};
 use crate::build::{Built, build, world_size};
 use crate::checkpoint::{Checkpoint, FOLDER};
 use crate::config::{DataFormat, DeviceConfig, Loaded, Precision, update_text};
 use crate::data::{Dataset, Tokenizer};
+use crate::detours::Detours;
 use crate::generate::{Sampling, Trained, generate};
 use crate::metrics::MetricsWriter;
 use crate::plan::memory_report;
@@ -142,43 +143,65 @@ pub(super) struct Session<'a> {
     /// How checkpoints are written, where there are any.
     saving: Option<String>,
     /// What it goes on from.
-    start: Option<Arc<Checkpoint>>,
+    pub(super) start: Option<Arc<Checkpoint>>,
 }
 
 impl Session<'_> {
-    fn train(&self) -> Result<(), Failed> {
+    fn train(&mut self) -> Result<(), Failed> {
         let config = &self.loaded.config;
         let file = |e| Failed::new(code::IO, e);
         self.dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
         if let Some(tokenizer) = self.tokenizer {
             self.dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
         }
+        self.introduce();
+        let (stop, started) = (stop_at_signal(), Instant::now());
+        let stored = self.start.as_ref().map(|from| from.detours().clone());
+        let mut detours = stored.unwrap_or_default();
+        loop {
+            let (outcome, mut watch) = self.attempt(&stop, &detours)?;
+            let interrupted = stop.load(Ordering::Relaxed);
+            let allowed = if interrupted { 0 } else { config.train.rollbacks };
+            let left = allowed.saturating_sub(detours.len() as u64);
+            let earlier = rollback::start(self.dir, (left, &outcome))?;
+            let Some(earlier) = earlier else {
+                return self.end(&outcome, &mut watch, started.elapsed().as_secs_f64());
+            };
+            detours = detours.and(earlier.step());
+            self.start = Some(earlier);
+        }
+    }
+
+    /// To the end, or as far as it comes.
+    fn attempt(
+        &self,
+        stop: &Arc<AtomicBool>,
+        detours: &Detours,
+    ) -> Result<(Outcome, Watch), Failed> {
+        let config = &self.loaded.config;
         let metrics = MetricsWriter::open(&self.dir.metrics_path(), self.done());
         let metrics = metrics.map_err(|e| Failed::new(code::IO, e))?;
-        let stop = stop_at_signal();
         let trace = self.args.trace.start();
         let options = RunOptions {
             trace: trace.clone(),
             bind: true,
-            stop: Arc::clone(&stop),
+            stop: Arc::clone(stop),
             weights: Some(self.dir.path().join(WEIGHTS)),
             checkpoints: Some(self.dir.path().join(FOLDER)),
             resume: self.start.clone(),
+            detours: Some(detours.clone()),
             stuck: Some((Duration::from_secs(10), end_without)),
             ..RunOptions::default()
         };
         let progress = Progress::on_stderr(config.train.steps, self.args.quiet);
-        let mut watch =
-            Watch::new(metrics, progress, stop, self.start.as_ref().map(|from| from.step()));
-        self.introduce();
-        let started = Instant::now();
+        let saved = self.start.as_ref().map(|from| from.step());
+        let mut watch = Watch::new(metrics, progress, Arc::clone(stop), saved);
         let outcome = train(config, self.built, self.data, &options, &mut |message| {
             watch.hear(self, message);
         });
         watch.progress.finish();
         self.args.trace.write(trace.as_deref())?;
-        let outcome = outcome.map_err(|e| self.failed(&e))?;
-        self.end(&outcome, &mut watch, started.elapsed().as_secs_f64())
+        Ok((outcome.map_err(|e| self.failed(&e))?, watch))
     }
 
     fn say(&self, text: &str) {
@@ -265,8 +288,9 @@ impl Session<'_> {
             return Err(Failed::new(code::IO, why));
         }
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
-        if watch.diverged || skipped == outcome.step {
-            return Err(Failed::new(code::NUMERIC, self.diverged(outcome, watch)));
+        let hopeless = (skipped == outcome.step).then_some((1, outcome.step));
+        if let Some(steps) = outcome.diverged.or(hopeless) {
+            return Err(Failed::new(code::NUMERIC, self.diverged(outcome, watch, steps)));
         }
         // Only now: a run that has its end line is finished for good.
         if outcome.complete {
@@ -295,7 +319,7 @@ impl Session<'_> {
         Err(Failed::silent(code::INTERRUPTED))
     }
 
-    fn diverged(&self, outcome: &Outcome, watch: &Watch) -> String {
+    fn diverged(&self, outcome: &Outcome, watch: &Watch, (from, to): (u64, u64)) -> String {
         let config = &self.loaded.config;
         let (advice, scale) = match config.precision {
             Precision::Fp16 => {
@@ -320,9 +344,9 @@ impl Session<'_> {
             None => String::new(),
         };
         format!(
-            "the gradients of the last {} steps up to step {} were not finite{scale}{first}, and nothing was \
-             updated: training has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?}){back}",
-            watch.skipped_in_a_row, outcome.step, config.optimizer.lr, config.optimizer.clip
+            "the gradients of steps {from} to {to} were not finite{scale}{first}, and nothing was updated: training \
+             has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?}){back}",
+            config.optimizer.lr, config.optimizer.clip
         )
     }
 

@@ -20,10 +20,6 @@ pub(super) struct Watch {
     /// After the last step.
     pub(super) held_out: Option<f64>,
     pub(super) train_seconds: f64,
-    /// The last ones.
-    pub(super) skipped_in_a_row: u64,
-    /// Too many.
-    pub(super) diverged: bool,
 }
 
 impl Watch {
@@ -33,17 +29,7 @@ impl Watch {
         stop: Arc<AtomicBool>,
         saved: Option<u64>,
     ) -> Self {
-        Self {
-            metrics,
-            progress,
-            stop,
-            last: None,
-            saved,
-            held_out: None,
-            train_seconds: 0.0,
-            skipped_in_a_row: 0,
-            diverged: false,
-        }
+        Self { metrics, progress, stop, last: None, saved, held_out: None, train_seconds: 0.0 }
     }
 
     pub(super) fn hear(&mut self, session: &Session<'_>, message: Message) {
@@ -58,11 +44,11 @@ impl Watch {
                 }
             }
             Message::Saving { .. } => self.metrics.sync(),
-            Message::Saved { step, waited, seconds, bytes } => {
+            Message::Saved { step, waited, seconds, hashing, bytes } => {
                 self.saved = Some(step);
                 let size = crate::config::format_bytes(bytes);
                 let text = format!(
-                    "checkpoint of step {step} saved: {size} in {seconds:.2} s, of which training waited {waited:.2} s"
+                    "checkpoint of step {step} saved: {size} in {seconds:.3} s, training waited {waited:.3} s, checksums took {hashing:.3} s"
                 );
                 self.progress.message(&text);
             }
@@ -73,18 +59,13 @@ impl Watch {
     }
 
     fn step(&mut self, session: &Session<'_>, step: &StepReport) {
-        if self.stop.load(Ordering::Relaxed) && !self.diverged {
+        if self.stop.load(Ordering::Relaxed) {
             self.progress.message("interrupted: the run ends in order; once more ends it at once");
         }
         let config = &session.loaded.config;
         let tokens = (config.batch.global * config.model.seq_len) as u64;
         let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
         self.train_seconds += step.seconds;
-        self.skipped_in_a_row = if step.skipped { self.skipped_in_a_row + 1 } else { 0 };
-        if self.skipped_in_a_row >= config.train.stop_after_skipped {
-            self.diverged = true;
-            self.stop.store(true, Ordering::Relaxed);
-        }
         self.last = Some(*step);
         self.metrics.step(&StepMetrics {
             step: step.step,

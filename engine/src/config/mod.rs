@@ -514,6 +514,9 @@ pub struct TrainConfig {
     pub checkpoint_keep: usize,
     /// So many skipped steps in a row end the run. Default: in as many a loss scale comes down from 2^24 to 1, and some more.
     pub stop_after_skipped: u64,
+    /// Instead, so many times, the run is taken back to the newest checkpoint from before the skipped steps, and goes on
+    /// from there with other samples. 0..=1,000,000, default 0.
+    pub rollbacks: u64,
     /// Seed of weights, samples and dropout. Default 1337.
     pub seed: u64,
 }

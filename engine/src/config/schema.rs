@@ -425,6 +425,7 @@ fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
             1..=STEPS,
             Or::Derived(hopeless, "24 x (hysteresis + 1) + 28", &["loss_scale.hysteresis"]),
         ),
+        rollbacks: s.uint("rollbacks", 0..=1_000_000, Or::Default(0)),
         seed: s.uint("seed", 0..=u64::MAX, Or::Default(1337)),
     }
 }

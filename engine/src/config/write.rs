@@ -136,6 +136,7 @@ impl Config {
             ("checkpoint_writer", t.checkpoint_writer.name().into()),
             ("checkpoint_keep", t.checkpoint_keep.to_string()),
             ("stop_after_skipped", t.stop_after_skipped.to_string()),
+            ("rollbacks", t.rollbacks.to_string()),
             ("seed", t.seed.to_string()),
         ]
     }
