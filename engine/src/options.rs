@@ -54,12 +54,21 @@ pub struct RunOptions {
     pub resume: Option<Arc<Checkpoint>>,
     /// Where samples are not those of the seed alone; `None`: as what it goes on from knows.
     pub detours: Option<Detours>,
+    /// Skipped steps in a row that the first one of this run follows; `None`: as what it goes on from knows.
+    pub skipped_in_a_row: Option<u64>,
 }
 
 impl RunOptions {
     pub(crate) fn detours(&self) -> Detours {
         let stored = || self.resume.as_ref().map(|from| from.detours().clone());
         self.detours.clone().or_else(stored).unwrap_or_default()
+    }
+}
+
+impl RunOptions {
+    pub(crate) fn skipped_in_a_row(&self) -> u64 {
+        let stored = || self.resume.as_ref().map_or(0, |from| from.skipped_in_a_row());
+        self.skipped_in_a_row.unwrap_or_else(stored)
     }
 }
 
@@ -83,6 +92,7 @@ impl Default for RunOptions {
             checkpoints: None,
             resume: None,
             detours: None,
+            skipped_in_a_row: None,
         }
     }
 }

@@ -260,7 +260,8 @@ impl Ranks<'_> {
         // An evaluation that is cut short ends the run: it is done again by whoever goes on from here.
         let mut goes_on =
             !self.is_eval_due(done) || self.evaluate(&dev, &mut trainer, done, false, listener)?;
-        let (mut ended, mut last_good) = (Instant::now(), done);
+        let mut ended = Instant::now();
+        let mut last_good = done.saturating_sub(self.options.skipped_in_a_row());
         for step in done + 1..=steps {
             if !goes_on {
                 break;
@@ -295,12 +296,12 @@ impl Ranks<'_> {
             // First the states: an evaluation changes nothing.
             let due = self.saver.as_ref().is_some_and(|saver| saver.is_due(step));
             if due || !goes_on {
-                self.save(&dev, &trainer, step, listener)?;
+                self.save(&dev, &trainer, (step, step - last_good), listener)?;
             }
             if goes_on && self.is_eval_due(step) {
                 goes_on = self.evaluate(&dev, &mut trainer, step, false, listener)?;
                 if !goes_on && !due {
-                    self.save(&dev, &trainer, step, listener)?;
+                    self.save(&dev, &trainer, (step, step - last_good), listener)?;
                 }
             }
             ended = Instant::now();
@@ -379,16 +380,16 @@ impl Ranks<'_> {
         Ok(from.step())
     }
 
-    /// A checkpoint of the states after `step`, where this run has any.
+    /// A checkpoint of the states after a step, of which so many were skipped in a row, where this run has any.
     fn save(
         &self,
         dev: &Device,
         trainer: &Trainer,
-        step: u64,
+        steps: (u64, u64),
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let model = (&trainer.optimizer, &self.built.gpt, self.built.meeting);
-        self.saver.as_ref().map_or(Ok(()), |saver| saver.save(dev, model, step, listener))
+        self.saver.as_ref().map_or(Ok(()), |saver| saver.save(dev, model, steps, listener))
     }
 
     /// Whether an evaluation of a part follows `step`.

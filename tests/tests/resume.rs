@@ -134,6 +134,23 @@ fn a_run_goes_on_at_every_step_as_if_it_had_never_stopped() {
 }
 
 #[test]
+fn a_run_that_comes_to_nothing_ends_at_the_same_step_from_wherever_it_goes_on() {
+    let hopeless = ["loss_scale.initial=16777216", "loss_scale.floor=16777216"];
+    let sets =
+        with(&with(BASE, TP2_DP2), &[hopeless[0], hopeless[1], "train.stop_after_skipped=4"]);
+    let folder = tempfile::tempdir().unwrap();
+    let straight = run(&sets, 1, folder.path(), None);
+    assert_eq!((straight.outcome.step, straight.outcome.diverged), (4, Some((1, 4))));
+    for step in 1..4 {
+        let again = tempfile::tempdir().unwrap();
+        let from = open(folder.path(), step);
+        assert_eq!(from.skipped_in_a_row(), step);
+        let resumed = run(&sets, 1, again.path(), Some(from));
+        assert_goes_on_as(&straight, &resumed, step, &format!("after step {step}"));
+    }
+}
+
+#[test]
 fn a_run_that_is_taken_back_goes_another_way_and_whoever_goes_on_follows() {
     let sets = with(BASE, TP2_DP2);
     let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());

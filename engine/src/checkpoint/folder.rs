@@ -132,8 +132,12 @@ pub(super) fn retain_from(folder: &Path, oldest: u64) -> io::Result<()> {
 /// # Errors
 /// The first that cannot be removed.
 pub(crate) fn remove_after(folder: &Path, newest: u64) -> io::Result<()> {
+    if !folder.is_dir() {
+        return Ok(());
+    }
     remove_those(folder, |step| step > newest)?;
-    hint(folder, newest)
+    // It may be another run's.
+    if folder.join(name(newest)).is_dir() { hint(folder, newest) } else { Ok(()) }
 }
 
 /// Each loses its name first, and that on the disk, so that none is ever half there.

@@ -65,6 +65,9 @@ pub(crate) struct Manifest {
     /// Where samples are not those of the seed alone.
     #[serde(default, skip_serializing_if = "Detours::is_empty")]
     pub(super) detours: Detours,
+    /// So many steps up to this one were skipped.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) skipped_in_a_row: u64,
     /// What is not a function of the step.
     pub(super) control: Control,
     /// What there was to train on.
@@ -189,6 +192,11 @@ impl std::fmt::Display for Seen {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
 impl Manifest {
     /// Without tensors and files.
     pub(super) fn new(config: &Config, data: &Dataset) -> Self {
@@ -198,6 +206,7 @@ impl Manifest {
             step: 0,
             tokens: 0,
             detours: Detours::default(),
+            skipped_in_a_row: 0,
             control: Control::of(
                 &[0.0; control::WORDS],
                 config.precision == Precision::Fp16,

@@ -70,6 +70,11 @@ impl Checkpoint {
         self.manifest.step
     }
 
+    /// So many steps up to its own were skipped.
+    pub const fn skipped_in_a_row(&self) -> u64 {
+        self.manifest.skipped_in_a_row
+    }
+
     /// Where its run was taken back and went another way.
     pub const fn detours(&self) -> &Detours {
         &self.manifest.detours

@@ -81,6 +81,7 @@ struct Snapshot {
 /// One checkpoint on its way.
 struct Job {
     step: u64,
+    skipped_in_a_row: u64,
     words: [f64; control::WORDS],
     /// The update of its step waits.
     late: bool,
@@ -204,7 +205,7 @@ impl Saver {
         self: &Arc<Self>,
         dev: &Device,
         (optimizer, gpt, meeting): (&Optimizer, &Gpt, Tensor),
-        step: u64,
+        (step, skipped_in_a_row): (u64, u64),
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let started = Instant::now();
@@ -243,7 +244,8 @@ impl Saver {
         }
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words)?;
-        let mut job = Job { step, words, late: optimizer.is_late(), started, waited: None };
+        let late = optimizer.is_late();
+        let mut job = Job { step, skipped_in_a_row, words, late, started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
                 job.waited = Some(started.elapsed());
@@ -390,6 +392,7 @@ impl Saver {
             self.passes(0, Place::Naming, job.step);
             let mut manifest = self.base.clone();
             manifest.step = job.step;
+            manifest.skipped_in_a_row = job.skipped_in_a_row;
             manifest.tokens = job.step * self.tokens_per_step;
             manifest.control = Control::of(&job.words, self.base.control.scaled, job.late);
             let files: Vec<_> = lock(&self.shared).files.iter_mut().map(Option::take).collect();
@@ -416,10 +419,10 @@ impl Saver {
             good.retain(|good| *good < step);
             good.push(step);
             // A run that is taken back needs one from before the steps that are skipped.
-            let skipped = self.takes_back && job.words[control::SKIP] != 0.0;
-            let surplus = if skipped { 0 } else { good.len().saturating_sub(self.keep) };
+            let needed = self.takes_back && job.skipped_in_a_row > 0;
+            let surplus = if needed { 0 } else { good.len().saturating_sub(self.keep) };
             good.drain(..surplus);
-            (good.len() >= self.keep).then(|| good[0])
+            (!needed && good.len() == self.keep).then(|| good[0])
         };
         let tidied = oldest.map_or(Ok(()), |oldest| retain_from(&self.folder, oldest));
         if let Err(error) = tidied.and_then(|()| hint(&self.folder, step)) {

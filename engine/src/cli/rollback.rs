@@ -10,9 +10,10 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 /// The checkpoint to go on from after a run that diverged and may be taken back `left` times: the newest from before
-/// the steps that were skipped. Those after it are removed.
+/// the steps that were skipped, and be it the one that the run `started` from. Those after it are removed.
 pub(super) fn start(
     dir: &RunDir,
+    started: Option<&Arc<Checkpoint>>,
     (left, outcome): (u64, &Outcome),
 ) -> Result<Option<Arc<Checkpoint>>, Failed> {
     let Some((from, to)) = outcome.diverged.filter(|_| left > 0) else { return Ok(None) };
@@ -22,7 +23,10 @@ pub(super) fn start(
         Failed::new(code::IO, why)
     };
     let found = checkpoint::newest_until(&folder, from - 1).map_err(|e| failed(&e))?;
-    let (Some(found), _) = found else {
+    let (found, broken) = found;
+    broken.iter().for_each(|(_, why)| say(&format!("warning: {why}")));
+    let before = || started.filter(|start| start.step() < from).cloned();
+    let Some(found) = found.map(Arc::new).or_else(before) else {
         let last = from - 1;
         say(&format!(
             "no whole checkpoint is of step {last} or before, so the run cannot be taken back"
@@ -39,5 +43,5 @@ pub(super) fn start(
         found.step(),
         left - 1
     ));
-    Ok(Some(Arc::new(found)))
+    Ok(Some(found))
 }

@@ -157,17 +157,18 @@ impl Session<'_> {
         self.introduce();
         let (stop, started) = (stop_at_signal(), Instant::now());
         let stored = self.start.as_ref().map(|from| from.detours().clone());
-        let mut detours = stored.unwrap_or_default();
+        let (mut detours, mut done) = (stored.unwrap_or_default(), 0);
         loop {
             let (outcome, mut watch) = self.attempt(&stop, &detours)?;
             let interrupted = stop.load(Ordering::Relaxed);
             let allowed = if interrupted { 0 } else { config.train.rollbacks };
-            let left = allowed.saturating_sub(detours.len() as u64);
-            let earlier = rollback::start(self.dir, (left, &outcome))?;
+            let left = allowed.saturating_sub(done);
+            let earlier = rollback::start(self.dir, self.start.as_ref(), (left, &outcome))?;
             let Some(earlier) = earlier else {
                 return self.end(&outcome, &mut watch, started.elapsed().as_secs_f64());
             };
             detours = detours.and(earlier.step());
+            done += 1;
             self.start = Some(earlier);
         }
     }
@@ -190,6 +191,8 @@ impl Session<'_> {
             checkpoints: Some(self.dir.path().join(FOLDER)),
             resume: self.start.clone(),
             detours: Some(detours.clone()),
+            // Other settings deserve as many steps as any.
+            skipped_in_a_row: self.dir.forked_from().map(|_| 0),
             stuck: Some((Duration::from_secs(10), end_without)),
             ..RunOptions::default()
         };
