@@ -192,13 +192,12 @@ impl HostTask for Fill {
         let (tokens, rest) = all.split_at_mut(n);
         let (targets, order) = rest.split_at_mut(n);
         let (deal, t) = (&self.deal, self.deal.seq_len);
+        let (step, micro) = (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
+        let seed = self.detours.seed(deal.seed, step + 1);
         let samples = tokens.chunks_mut(t).zip(targets.chunks_mut(t)).enumerate();
         for (b, (inputs, targets)) in samples {
             if self.training {
-                let (step, micro) =
-                    (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
                 let sample = deal.first_sample(micro as usize) + b;
-                let seed = self.detours.seed(deal.seed, step + 1);
                 let start = self.data.sample(seed, step + 1, sample as u64);
                 self.data.fill_train(start, inputs, targets);
             } else {

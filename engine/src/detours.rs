@@ -15,11 +15,6 @@ impl Detours {
         Self(self.0.iter().copied().chain([step]).collect())
     }
 
-    /// How often.
-    pub const fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// Never.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()

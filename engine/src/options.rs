@@ -63,9 +63,7 @@ impl RunOptions {
         let stored = || self.resume.as_ref().map(|from| from.detours().clone());
         self.detours.clone().or_else(stored).unwrap_or_default()
     }
-}
 
-impl RunOptions {
     pub(crate) fn skipped_in_a_row(&self) -> u64 {
         let stored = || self.resume.as_ref().map_or(0, |from| from.skipped_in_a_row());
         self.skipped_in_a_row.unwrap_or_else(stored)
