@@ -7,10 +7,9 @@
 use super::kernels;
 use crate::{Arena, Dtype, Plan, Tensor, View, ViewMut};
 use half::{bf16, f16};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 const PAGE: usize = 4096;
-const HUGE_PAGE: usize = 2 << 20;
+const HUGE_PAGE: u64 = 2 << 20;
 
 /// Where the host arena of a rank goes; by default wherever its first user runs.
 #[derive(Clone, Debug, Default)]
@@ -57,38 +56,11 @@ impl HostPlace {
     }
 }
 
-#[derive(Debug)]
-enum Raw {
-    /// The virtual GPU's own memory.
-    Allocated { start: *mut u8, layout: Layout },
-    /// Host memory on its nodes; a real GPU's driver pins it.
-    Pinned(topology::Arena),
-}
-
-impl Raw {
-    fn parts(&self) -> (*mut u8, usize) {
-        match self {
-            Self::Allocated { start, layout } => (*start, layout.size()),
-            Self::Pinned(arena) => (arena.as_ptr(), arena.len()),
-        }
-    }
-}
-
-impl Raw {
-    fn new(arena: Arena, bytes: u64, align: usize) -> Result<Self, (Arena, u64)> {
-        let refused = (arena, bytes);
-        let size = usize::try_from(bytes.max(1)).map_err(|_| refused)?;
-        let layout = Layout::from_size_align(size, align).map_err(|_| refused)?;
-        // SAFETY: the layout is not empty.
-        let start = unsafe { alloc_zeroed(layout) };
-        if start.is_null() { Err(refused) } else { Ok(Self::Allocated { start, layout }) }
-    }
-}
-
 /// Bytes of one rank, reached by handle.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    arenas: [Raw; 2],
+    /// The virtual GPU's own memory, and the host's on its nodes, which a real GPU's driver pins.
+    arenas: [topology::Arena; 2],
 }
 
 // SAFETY: the bytes are reached only through `view` and `view_mut`, whose callers run an `Admitted` op or
@@ -105,11 +77,7 @@ impl Memory {
     /// # Errors
     /// The arena and its bytes, when the machine refuses them.
     pub(crate) fn new(plan: &Plan, host: &HostPlace) -> Result<Self, (Arena, u64)> {
-        let refused = (Arena::Pinned, plan.bytes(Arena::Pinned).max(1));
-        let size = usize::try_from(refused.1).map_err(|_| refused)?;
-        let pinned = host.arena(plan, size).map_err(|_| refused)?;
-        let device = Raw::new(Arena::Device, plan.bytes(Arena::Device), PAGE)?;
-        Ok(Self { arenas: [device, Raw::Pinned(pinned)] })
+        Self::of(plan, host, plan.bytes(Arena::Device), plan.bytes(Arena::Pinned))
     }
 
     /// The host's arena alone, for a rank whose device memory is a GPU's; a multiple of a huge page, at one.
@@ -117,24 +85,31 @@ impl Memory {
     /// # Errors
     /// As `new`.
     pub(crate) fn pinned(plan: &Plan, host: &HostPlace) -> Result<Self, (Arena, u64)> {
-        let bytes = plan.bytes(Arena::Pinned).max(1).next_multiple_of(HUGE_PAGE as u64);
-        let refused = (Arena::Pinned, bytes);
-        let size = usize::try_from(bytes).map_err(|_| refused)?;
+        let bytes = plan.bytes(Arena::Pinned).max(1).next_multiple_of(HUGE_PAGE);
+        Self::of(plan, host, 0, bytes)
+    }
+
+    fn of(plan: &Plan, host: &HostPlace, device: u64, pinned: u64) -> Result<Self, (Arena, u64)> {
+        let refused = (Arena::Pinned, pinned.max(1));
+        let size = usize::try_from(pinned).map_err(|_| refused)?;
         let pinned = host.arena(plan, size).map_err(|_| refused)?;
-        let device = Raw::new(Arena::Device, 0, PAGE)?;
-        Ok(Self { arenas: [device, Raw::Pinned(pinned)] })
+        let refused = (Arena::Device, device);
+        let size = usize::try_from(device).map_err(|_| refused)?;
+        let device = topology::Arena::new(size, &[], &[]).map_err(|_| refused)?;
+        Ok(Self { arenas: [device, pinned] })
     }
 
     /// Where the host's arena starts, and its bytes: for the driver, which pins it.
     pub(crate) fn pinned_range(&self) -> (*mut u8, usize) {
-        self.arenas[Arena::Pinned as usize].parts()
+        let arena = &self.arenas[Arena::Pinned as usize];
+        (arena.as_ptr(), arena.len())
     }
 
     fn at(&self, t: Tensor) -> *mut u8 {
-        let ((start, size), range) = (self.arenas[t.arena() as usize].parts(), t.range());
+        let (arena, range) = (&self.arenas[t.arena() as usize], t.range());
         // `Device` has checked the handle against the plan; this guards against another plan's.
-        assert!(range.end <= size as u64, "a tensor outside its arena");
-        start.wrapping_add(range.start as usize)
+        assert!(range.end <= arena.len() as u64, "a tensor outside its arena");
+        arena.as_ptr().wrapping_add(range.start as usize)
     }
 
     /// A range to read: of the running op, or a peer's inside a collective.
@@ -183,14 +158,5 @@ impl kernels::Memory for Memory {
     }
     fn write(&self, t: Tensor) -> ViewMut<'_> {
         self.view_mut(t)
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        if let Self::Allocated { start, layout } = self {
-            // SAFETY: allocated in `new` with this layout.
-            unsafe { dealloc(*start, *layout) };
-        }
     }
 }

@@ -51,13 +51,14 @@ pub(super) fn pack_a(
         return Order::AlongK;
     }
     match a.data {
+        Src::F32(_) if a.col_stride == 1 => Order::InPlace,
         Src::F32(data) => pack_a_typed(Typed::new(data, a), rows, ks, parts),
         Src::F16(data) => pack_a_typed(Typed::new(data, a), rows, ks, parts),
         Src::Bf16(data) => pack_a_typed(Typed::new(data, a), rows, ks, parts),
     }
 }
 
-/// Widens a block of a, in whichever order is a copy; rows up to the next whole panel are 0.
+/// Widens a block of a, in whichever order is a copy.
 #[inline(always)]
 fn pack_a_typed<T: Element>(
     a: Typed<'_, T>,
@@ -77,14 +78,12 @@ fn pack_a_typed<T: Element>(
                 at += A_ROWS * (kc + A_PAD);
             }
             if !rest.is_empty() {
-                let mut panel = [0.0; A_ROWS];
-                panel[..rest.len()].copy_from_slice(rest);
-                parts.a[at..at + A_ROWS].copy_from_slice(&panel);
+                parts.a[at..at + rest.len()].copy_from_slice(rest);
             }
         }
         return Order::AlongM;
     }
-    for (to, row) in parts.a.chunks_exact_mut(A_STRIDE).zip(rows.clone()) {
+    for (to, row) in parts.a.chunks_exact_mut(A_STRIDE).zip(rows) {
         if a.col_stride == 1 {
             T::widen(a.run(row, ks.start, kc), &mut to[..kc]);
         } else {
@@ -92,10 +91,6 @@ fn pack_a_typed<T: Element>(
                 *to = a.get(row, k);
             }
         }
-    }
-    let height = rows.len();
-    for i in height..height.next_multiple_of(A_ROWS) {
-        parts.a[i * A_STRIDE..][..kc].fill(0.0);
     }
     Order::AlongK
 }

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "disjoint panels of one c")]
 
 use super::element::Element;
-use super::kernel::{Out, kernels};
+use super::kernel::{Out, Rows, height, kernels};
 use super::pack::{pack_a, pack_b};
 use super::{
     A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PARALLEL_FLOP,
@@ -34,7 +34,8 @@ impl<'a> Gemm<'a> {
             return self.serial(&mut scratches[0]);
         }
         let task = self.check();
-        let (down, across) = grid(m, n, threads);
+        let in_place = matches!(task.a.data, Src::F32(_)) && task.a.col_stride == 1;
+        let (down, across) = grid(if in_place { 0 } else { m }, n, threads);
         let panel_rows = m.div_ceil(down).next_multiple_of(A_ROWS);
         let panel_cols = n.div_ceil(across).next_multiple_of(NR_MAX);
         pool.install(|| {
@@ -68,7 +69,7 @@ impl<'a> Gemm<'a> {
     }
 }
 
-/// How many panels down and across c: all threads, with the least packing.
+/// How many panels down and across c: all threads, with the least packing, of `m` rows of a and n columns of b.
 fn grid(m: usize, n: usize, threads: usize) -> (usize, usize) {
     let splits = (1..=threads).filter(|down| threads.is_multiple_of(*down));
     let cost = |down: &usize| m.div_ceil(*down) + n.div_ceil(threads / down);
@@ -170,8 +171,10 @@ pub(super) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Ra
     range.step_by(len).map(move |start| start..(start + len).min(end))
 }
 
-/// How packed a lies in memory.
+/// How a block of a lies in memory.
 pub(super) enum Order {
+    /// Not packed: rows of f32 are read where they are.
+    InPlace,
     /// Element (i, p) at `i * A_STRIDE + p`.
     AlongK,
     /// Element (i, p) at `i / A_ROWS * A_ROWS * (kc + A_PAD) + p * A_ROWS + i % A_ROWS`.
@@ -188,22 +191,19 @@ struct Step {
 }
 
 impl Panel<'_, '_> {
-    /// Adds packed a times packed b to the partial sums, and after the last block writes c, row by row.
+    /// Adds a times packed b to the partial sums, and after the last block writes c, row by row.
     #[inline(always)]
     fn multiply<S: Simd>(&mut self, simd: S, step: &Step, rows: Range<usize>, cols: Range<usize>) {
         let nr = VECS * S::F32_LANES;
-        let mr = if S::REGISTER_COUNT >= 32 { A_ROWS } else { A_ROWS / 2 };
-        let kc = step.ks.len();
+        let (kc, row_stride) = (step.ks.len(), self.task.row_stride);
         let (first, last) = (step.ks.start == 0, step.last);
-        let row_stride = self.task.row_stride;
-        let across = cols.len().div_ceil(nr);
-        for t in 0..rows.len().div_ceil(mr) * across {
-            let (i, j) = (t / across * mr, t % across * nr);
+        let (mut i, mut j) = (0, 0);
+        while i < rows.len() {
+            let height = height::<S>(rows.len() - i);
             let b = &self.parts.b[j * (kc + B_PAD)..][..nr * kc];
             let width = (cols.len() - j).min(nr);
-            let height = (rows.len() - i).min(mr);
             let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };
-            let tile = &mut self.parts.c[tile..tile + mr * nr];
+            let tile = &mut self.parts.c[tile..tile + height * nr];
             let at = (rows.start + i) * row_stride + cols.start + j;
             let c = match self.task.c {
                 AnyCells::F32(c) if last && width.is_multiple_of(S::F32_LANES) => Some(c),
@@ -217,24 +217,30 @@ impl Panel<'_, '_> {
                 c: c.map(|c| move |row| c.row(at + row * row_stride, width)),
             };
             let size = (height, width > S::F32_LANES);
-            match step.order {
-                Order::AlongK => {
-                    let a = &self.parts.a[i * A_STRIDE..];
-                    kernels::<S, A_STRIDE, 1>(simd, size, kc, a, b, out);
+            let a = match (&step.order, self.task.a.data) {
+                (Order::InPlace, Src::F32(a)) => {
+                    let stride = self.task.a.row_stride;
+                    Rows::AlongK(&a[(rows.start + i) * stride + step.ks.start..], stride)
                 }
-                Order::AlongM => {
-                    let a = &self.parts.a[i / A_ROWS * A_ROWS * (kc + A_PAD) + i % A_ROWS..];
-                    kernels::<S, 1, A_ROWS>(simd, size, kc, a, b, out);
+                (Order::AlongM, _) => {
+                    let panel = i / A_ROWS * A_ROWS * (kc + A_PAD);
+                    Rows::AlongM(&self.parts.a[panel + i % A_ROWS..])
                 }
-            }
+                _ => Rows::AlongK(&self.parts.a[i * A_STRIDE..], A_STRIDE),
+            };
+            kernels(simd, size, kc, a, b, out);
             if last && c.is_none() {
-                let tile = tile.chunks_exact_mut(nr).take(height);
+                let tile = tile.chunks_exact_mut(nr);
                 // Whole rows apart: a constant length makes for straight code.
                 if width == nr {
                     finish(self.task, at, tile.map(|sums| &mut sums[..nr]));
                 } else {
                     finish(self.task, at, tile.map(|sums| &mut sums[..width]));
                 }
+            }
+            j += nr;
+            if j >= cols.len() {
+                (i, j) = (i + height, 0);
             }
         }
     }
