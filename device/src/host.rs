@@ -1,6 +1,6 @@
 //! Work for the Host lane that is written outside this crate.
 
-use crate::{Element, Mode, Tensor, View, ViewMut};
+use crate::{Crew, Element, Mode, Tensor, View, ViewMut};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ impl HostOp {
 /// What a running host task may use: the rank's worker threads, and views of the ranges that it declared.
 #[derive(Debug)]
 pub struct HostContext<'a> {
-    pub(crate) pool: Option<&'a rayon::ThreadPool>,
+    pub(crate) crew: Option<&'a Crew>,
     pub(crate) declared: &'a mut Declared<'a>,
 }
 
@@ -83,8 +83,8 @@ pub(crate) enum Slot<'a> {
 
 impl<'a> HostContext<'a> {
     /// The rank's worker threads; `None` when it has only its own.
-    pub const fn pool(&self) -> Option<&'a rayon::ThreadPool> {
-        self.pool
+    pub const fn crew(&self) -> Option<&'a Crew> {
+        self.crew
     }
 
     /// A range declared as `Read`.

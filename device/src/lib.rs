@@ -6,6 +6,7 @@
 //! [`cuda`] real ones.
 
 pub mod cpu;
+mod crew;
 pub mod cuda;
 mod device;
 mod error;
@@ -21,6 +22,7 @@ pub mod sim;
 mod tensor;
 mod view;
 
+pub use crew::{Crew, Pieces};
 pub use device::{Activity, Device, Rank};
 pub(crate) use device::{Admitted, Executor};
 pub use error::{Error, Hazard, OutOfMemory, Site};

@@ -12,7 +12,7 @@ pub use memory::{NodeMemory, memory};
 use crate::build::Built;
 use crate::config::{Config, DeviceConfig};
 use crate::data::Dataset;
-use crate::open::kernel_pool;
+use crate::open::kernel_crew;
 use crate::run::{Message, RunError, RunOptions, StepReport, train};
 use crate::{gpu, places};
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
@@ -116,7 +116,7 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
 /// A virtual GPU whose kernels have `threads` threads; its host memory on a node by its cores, where they are given.
 fn on_host(
     plan: Plan,
-    (threads, own): (usize, bool),
+    threads: usize,
     small_pages: bool,
     node: &[(u32, Vec<u32>)],
 ) -> Result<Device, Error> {
@@ -134,7 +134,7 @@ fn on_host(
         memory_limit: u64::MAX,
         host,
         scratch_floats: 0,
-        work: HostWork { pool: kernel_pool(threads, cpus, own), ..HostWork::default() },
+        work: HostWork { crew: kernel_crew(threads, cpus), ..HostWork::default() },
     };
     cpu::open(rank, &Arc::new(plan), &world, &options)
 }

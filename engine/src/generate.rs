@@ -6,7 +6,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::TensorSummary;
 use crate::config::{Config, DataFormat};
 use crate::data::Tokenizer;
-use crate::open::kernel_pool;
+use crate::open::kernel_crew;
 use crate::places::cores;
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor, random};
@@ -200,7 +200,7 @@ impl Model {
             memory_limit: u64::MAX,
             host: cpu::HostPlace::default(),
             scratch_floats: cpu::scratch_floats(context, shape.hidden / shape.heads, shape.hidden),
-            work: HostWork { pool: kernel_pool(cores(), None, false), ..HostWork::default() },
+            work: HostWork { crew: kernel_crew(cores(), None), ..HostWork::default() },
         };
         let world = World::new(1, 1, Duration::from_secs(60));
         let dev = cpu::open(rank, &Arc::new(plan), &world, &options)?;

@@ -4,9 +4,9 @@ use crate::build::{KernelScratch, kernel_scratch};
 use crate::config::DeviceConfig;
 use crate::places::cores;
 use crate::run::{Ranks, RunOptions};
-use device::cpu::{self, CpuOptions, HostWork, Lanes};
+use device::cpu::{self, CpuOptions, HostWork};
 use device::cuda::{self, CudaOptions};
-use device::{Device, Error, Rank};
+use device::{Crew, Device, Error, Rank};
 use std::sync::Arc;
 use topology::RankPlace;
 
@@ -27,7 +27,7 @@ impl Ranks<'_> {
             memory_limit,
             host,
             scratch_floats: floats,
-            work: self.work(kernel_pool(threads, cpus, self.options.lanes == Lanes::Inline)),
+            work: self.work(kernel_crew(threads, cpus)),
         };
         cpu::open(rank, &self.built.plan, &self.world, &options)
     }
@@ -40,15 +40,15 @@ impl Ranks<'_> {
             host: place.map_or_else(Default::default, cpu::HostPlace::from),
             collectives: self.options.collectives,
             scratch: self.scratch,
-            work: self.work(kernel_pool(threads, cpus, false)),
+            work: self.work(kernel_crew(threads, cpus)),
         };
         cuda::open(rank, &self.built.plan, &self.world, &options)
     }
 
-    fn work(&self, pool: Option<Arc<rayon::ThreadPool>>) -> HostWork {
+    fn work(&self, crew: Option<Arc<Crew>>) -> HostWork {
         let RunOptions { trace, slow, panic_at, stall_at, .. } = self.options;
         HostWork {
-            pool,
+            crew,
             trace: trace.clone(),
             slow: *slow,
             panic_at: *panic_at,
@@ -57,28 +57,17 @@ impl Ranks<'_> {
     }
 }
 
-/// Kernel threads of a rank, on its cores; none when its own thread is enough. With `own` the calling thread is
-/// one of them: work that comes to a pool from outside goes through a queue that allocates.
-pub(crate) fn kernel_pool(
-    threads: usize,
-    cpus: Option<Vec<u32>>,
-    own: bool,
-) -> Option<Arc<rayon::ThreadPool>> {
+/// Kernel threads of a rank, on its cores; none when its own thread is enough.
+pub(crate) fn kernel_crew(threads: usize, cpus: Option<Vec<u32>>) -> Option<Arc<Crew>> {
     if threads < 2 {
         return None;
     }
-    let bind = move |_| {
+    let bind = move || {
         if let Some(cpus) = &cpus {
             // The rank's thread has reported what does not work.
             let _ = topology::bind_current_thread(cpus);
         }
     };
-    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(bind);
-    let pool = if own { builder.use_current_thread() } else { builder }.build();
-    let pool = pool.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok()?;
-    // A thread's first look for work to steal registers it, which allocates: now, not in some step.
-    pool.broadcast(|_| {
-        let _ = rayon::yield_now();
-    });
-    Some(Arc::new(pool))
+    let crew = Crew::new(threads, bind);
+    Some(Arc::new(crew.inspect_err(|e| tracing::warn!("no kernel threads: {e}")).ok()?))
 }

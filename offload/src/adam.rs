@@ -2,11 +2,13 @@
 //! pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
 
 use device::numerics::{Master, Noise, NoiseRun, States, Update, traffic, update};
-use device::{Dtype, HostContext, HostTask, Mode, Rule, Tensor};
-use std::sync::Arc;
+use device::{Dtype, HostContext, HostTask, Mode, Pieces, Rule, Tensor};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a tile is cut into for the rank's worker threads.
-const PIECE: usize = 1 << 15;
+const PIECE: usize = 1 << 13;
+/// Of pieces that a thread takes at a time, so many make its part.
+const RUNS: usize = 4;
 
 /// A run of owned parameters.
 #[derive(Debug)]
@@ -100,10 +102,14 @@ impl AdamTile {
             noise: Noise { runs: &self.noise.0, start: self.noise.1 },
             streams: self.master.len() >= STREAMED,
         };
-        match host.pool() {
-            None => work(whole),
-            Some(pool) => pool.install(|| split(whole, work)),
-        }
+        let Some(crew) = host.crew() else { return work(whole) };
+        let outcome = Mutex::new(Ok(()));
+        crew.share(Tile(whole), RUNS, &|_, Tile(piece)| {
+            if let Err(problem) = work(piece) {
+                *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(problem);
+            }
+        });
+        outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -112,13 +118,15 @@ const STREAMED: usize = 1 << 18;
 
 type Work = fn(Update<'_>) -> Result<(), String>;
 
-/// Halves until the pieces are small; elementwise, so the cut changes no bit.
-fn split(whole: Update<'_>, work: Work) -> Result<(), String> {
-    let n = whole.grad.len();
-    if n <= PIECE {
-        return work(whole);
+/// An update in pieces; elementwise, so the cut changes no bit.
+struct Tile<'a>(Update<'a>);
+
+impl Pieces for Tile<'_> {
+    fn units(&self) -> usize {
+        self.0.grad.len().div_ceil(PIECE)
     }
-    let (left, right) = whole.split_at((n / 2).next_multiple_of(device::BLOCK));
-    let (first, second) = rayon::join(|| split(left, work), || split(right, work));
-    first.and(second)
+    fn cut(self, units: usize) -> (Self, Self) {
+        let (first, rest) = self.0.split_at(units * PIECE);
+        (Self(first), Self(rest))
+    }
 }

@@ -4,7 +4,7 @@
 
 use crate::schedule::LearningRate;
 use device::numerics::{accumulate, accumulate_chunks, control};
-use device::{HostContext, HostTask, Mode, Rule, Tensor, View};
+use device::{HostContext, HostTask, Mode, Pieces, Rule, Tensor, View};
 use std::sync::Arc;
 
 type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
@@ -62,10 +62,10 @@ impl HostTask for Accumulate {
             Turn::Last => Some(host.write_as::<f64>(self.partials)?),
             Turn::First | Turn::Middle => None,
         };
-        let whole = Part { grad, sum, partials, counted: self.counted };
-        match host.pool() {
+        let whole = Part { grad, sum, partials, counted: self.counted, chunk: self.chunk };
+        match host.crew() {
             None => self.add(whole),
-            Some(pool) => pool.install(|| self.split(whole)),
+            Some(crew) => crew.share(whole, RUNS, &|_, part| self.add(part)),
         }
         Ok(())
     }
@@ -77,15 +77,16 @@ struct Part<'a> {
     sum: &'a mut [f32],
     partials: Option<&'a mut [f64]>,
     counted: usize,
+    chunk: usize,
 }
 
-/// Elements that are worth another thread.
-const PIECE: usize = 1 << 16;
+/// Runs of chunks that a thread's part is cut into.
+const RUNS: usize = 4;
 
 impl Accumulate {
     fn add(&self, part: Part<'_>) {
         let first = self.turn == Turn::First;
-        let Part { grad, sum, partials, counted } = part;
+        let Part { grad, sum, partials, counted, .. } = part;
         match partials {
             None => accumulate(grad, sum, first),
             Some(partials) => {
@@ -93,28 +94,29 @@ impl Accumulate {
             }
         }
     }
+}
 
-    /// Halves at the ends of chunks, so that the cut changes no bit.
-    fn split(&self, part: Part<'_>) {
-        let n = part.sum.len();
-        let mid = (n / 2).next_multiple_of(self.chunk);
-        if n <= PIECE || mid >= n {
-            return self.add(part);
-        }
-        let Part { grad, sum, partials, counted } = part;
+impl Pieces for Part<'_> {
+    fn units(&self) -> usize {
+        self.sum.len().div_ceil(self.chunk)
+    }
+    /// At the ends of chunks, so that the cut changes no bit.
+    fn cut(self, units: usize) -> (Self, Self) {
+        let Part { grad, sum, partials, counted, chunk } = self;
+        let (n, mid) = (sum.len(), units * chunk);
         let (left, right) = sum.split_at_mut(mid);
         let (first, second) = match partials {
             None => (None, None),
             Some(partials) => {
-                let (first, second) = partials.split_at_mut(mid / self.chunk);
+                let (first, second) = partials.split_at_mut(units);
                 (Some(first), Some(second))
             }
         };
         let (grads, more) = (grad.slice(0..mid), grad.slice(mid..n));
         let (count, rest) = (counted.min(mid), counted.saturating_sub(mid));
-        let left = Part { grad: grads, sum: left, partials: first, counted: count };
-        let right = Part { grad: more, sum: right, partials: second, counted: rest };
-        rayon::join(|| self.split(left), || self.split(right));
+        let left = Part { grad: grads, sum: left, partials: first, counted: count, chunk };
+        let right = Part { grad: more, sum: right, partials: second, counted: rest, chunk };
+        (left, right)
     }
 }
 

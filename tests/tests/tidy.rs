@@ -93,6 +93,7 @@ fn crates_do_not_speak_of_what_is_not_theirs() {
 fn unsafe_code_stays_in_the_files_named_for_it() {
     let fenced = [
         "device/src/numerics/simd.rs",
+        "device/src/crew.rs",
         "device/src/cpu/memory.rs",
         "device/src/cpu/gemm/kernel.rs",
         "device/src/cpu/gemm/task.rs",

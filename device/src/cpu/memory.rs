@@ -160,3 +160,25 @@ impl kernels::Memory for Memory {
         self.view_mut(t)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arenas_are_as_long_as_the_plan_says_and_hold_no_other_plans_tensors() {
+        let mut plan = Plan::default();
+        let on = |arena| (arena, "test");
+        let x = plan.tensor(on(Arena::Device), "x", Dtype::Bf16, (3, 100));
+        let y = plan.tensor(on(Arena::Pinned), "y", Dtype::F32, (1, 7));
+        let memory = Memory::new(&plan, &HostPlace::default()).expect("memory");
+        for arena in [Arena::Device, Arena::Pinned] {
+            assert_eq!(memory.arenas[arena as usize].len() as u64, plan.bytes(arena));
+        }
+        assert!(matches!(memory.view(x), View::Bf16(zeros) if zeros == [bf16::ZERO; 300]));
+        assert!(matches!(memory.view_mut(y), ViewMut::F32(zeros) if zeros == [0.0; 7]));
+        let beyond = plan.tensor(on(Arena::Device), "z", Dtype::F32, (1, 1));
+        let seen = std::panic::AssertUnwindSafe(|| memory.view(beyond).len());
+        assert!(std::panic::catch_unwind(seen).is_err());
+    }
+}

@@ -20,8 +20,8 @@ use crate::host::{Declared, HostContext, Slot};
 use crate::lane::{Clock, join};
 use crate::view::{View, copy};
 use crate::{
-    Activity, Admitted, Arena, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank,
-    Tensor,
+    Activity, Admitted, Arena, Crew, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan,
+    Rank, Tensor,
 };
 use lanes::{Chaos, Meter};
 use memory::Memory;
@@ -65,7 +65,7 @@ pub struct CpuOptions {
 #[derive(Clone, Debug, Default)]
 pub struct HostWork {
     /// Kernel threads besides the lane's own; `None`: kernels run on the lane's thread.
-    pub pool: Option<Arc<rayon::ThreadPool>>,
+    pub crew: Option<Arc<Crew>>,
     /// Where spans of ops are noted.
     pub trace: Option<Arc<Trace>>,
     /// Ops of this name take so many times as long (for tests of overlap).
@@ -122,7 +122,7 @@ struct Cpu {
     /// Per lane: what its next op waits for.
     pending: RefCell<[Clock; LANES]>,
     /// Inline lanes share one.
-    workers: RefCell<Workers>,
+    workers: Workers,
 }
 
 struct Job {
@@ -157,11 +157,11 @@ impl Cpu {
                 let (shared, chaos) =
                     (Arc::clone(&shared), Chaos::new(shared.rank, lane, chaos_us));
                 threads.push(std::thread::spawn(move || {
-                    shared.run_lane(&queue, shared.workers(scratch_floats), chaos);
+                    shared.run_lane(&queue, &shared.workers(scratch_floats), chaos);
                 }));
             }
         }
-        let workers = RefCell::new(shared.workers(scratch_floats));
+        let workers = shared.workers(scratch_floats);
         Self { shared, queues, threads, pending: RefCell::default(), workers }
     }
 }
@@ -193,22 +193,22 @@ impl Shared {
     }
 
     pub(crate) fn workers(&self, scratch_floats: usize) -> Workers {
-        Workers::new(self.work.pool.clone(), scratch_floats)
+        Workers::new(self.work.crew.clone(), scratch_floats)
     }
 
-    fn run_lane(&self, jobs: &Queue<Job>, mut workers: Workers, mut chaos: Chaos) {
+    fn run_lane(&self, jobs: &Queue<Job>, workers: &Workers, mut chaos: Chaos) {
         crate::panics::watch_this_thread();
         while let Some(Job { op, after }) = jobs.pop() {
             for (lane, tick) in after.into_iter().enumerate() {
                 self.wait_done(lane, tick);
             }
             chaos.pause();
-            self.run(&op, &mut workers);
+            self.run(&op, workers);
         }
     }
 
     /// After a failure anywhere ops are counted but not run: queues drain, waiters wake, nobody hangs.
-    pub(crate) fn run(&self, op: &Admitted, workers: &mut Workers) {
+    pub(crate) fn run(&self, op: &Admitted, workers: &Workers) {
         if !self.world.failed() {
             let started = self.meter.start(op.lane);
             let result = catch_unwind(AssertUnwindSafe(|| self.execute(op, workers)));
@@ -229,7 +229,7 @@ impl Shared {
         }
     }
 
-    fn execute(&self, op: &Admitted, workers: &mut Workers) -> Result<(), Error> {
+    fn execute(&self, op: &Admitted, workers: &Workers) -> Result<(), Error> {
         if self.work.panic_at == Some((self.rank.index(), op.lane, op.tick)) {
             std::panic::resume_unwind(Box::new("injected fault"));
         }
@@ -259,8 +259,8 @@ impl Shared {
                 for (slot, &(mode, t)) in declared.iter_mut().zip(accesses) {
                     *slot = Some(self.slot(mode, t));
                 }
-                let pool = workers.pool();
-                task.run(*arg, &mut HostContext { pool, declared: &mut declared }).map_err(named)
+                let crew = workers.crew();
+                task.run(*arg, &mut HostContext { crew, declared: &mut declared }).map_err(named)
             }
             op_ if op_.group().is_some() => collectives::run(op, self),
             kernel => kernels::run(kernel, &*self.memory, workers).map_err(named),
@@ -316,7 +316,7 @@ impl Executor for Cpu {
     fn submit(&self, op: Admitted) {
         let lane = op.lane as usize;
         match self.queues.get(lane) {
-            None => self.shared.run(&op, &mut self.workers.borrow_mut()),
+            None => self.shared.run(&op, &self.workers),
             Some(queue) => {
                 let after = std::mem::take(&mut self.pending.borrow_mut()[lane]);
                 queue.push(Job { op, after });

@@ -1,17 +1,21 @@
 //! Who computes a kernel: the calling thread, or it and a pool; and the scratch of each.
 //!
-//! Work is cut into one run of units per thread. A unit (a row, a head, a block of elements) is computed
+//! Work is cut into some runs of units per thread. A unit (a row, a head, a block of elements) is computed
 //! the same way wherever it lands, so the number of threads changes no bit.
 
-use super::gemm;
-use crate::ViewMut;
+use super::gemm::{self, Gemm};
+use crate::{Crew, Pieces, ViewMut};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Query rows that attention takes at a time.
 pub(super) const QUERY_ROWS: usize = 64;
 /// Rows of attention scores are padded to a multiple of this, so that no loop has a remainder.
 pub(super) const SCORE_PAD: usize = 32;
+/// Columns that sums over rows take at a time: narrow models have few.
+pub(super) const COLUMNS: usize = 64;
+/// Runs of units per thread.
+const RUNS: usize = 4;
 /// Below so many elements other threads are not worth waking.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
 
@@ -40,107 +44,88 @@ pub(super) const fn norm_floats(hidden: usize) -> usize {
 /// The threads that compute a lane's kernels. Everything is allocated in [`Workers::new`].
 #[derive(Debug)]
 pub(crate) struct Workers {
-    pool: Option<Arc<rayon::ThreadPool>>,
-    gemm: Vec<gemm::Scratch>,
-    floats: Vec<f32>,
-    floats_each: usize,
+    crew: Option<Arc<Crew>>,
+    /// Of each thread.
+    scratch: Vec<Mutex<Scratch>>,
 }
 
 /// One thread's scratch. Contents are left over from earlier kernels.
-pub(super) struct Scratch<'a> {
-    pub(super) gemm: &'a mut gemm::Scratch,
-    pub(super) floats: &'a mut [f32],
+#[derive(Debug)]
+pub(super) struct Scratch {
+    pub(super) gemm: gemm::Scratch,
+    pub(super) floats: Vec<f32>,
 }
 
 impl Workers {
-    /// The threads of `pool`; without one, or with a pool of one thread, the calling thread.
-    pub(crate) fn new(pool: Option<Arc<rayon::ThreadPool>>, scratch_floats: usize) -> Self {
-        let pool = pool.filter(|pool| pool.current_num_threads() > 1);
-        let threads = pool.as_ref().map_or(1, |pool| pool.current_num_threads());
-        Self {
-            pool,
-            gemm: (0..threads).map(|_| gemm::Scratch::new()).collect(),
-            floats: vec![0.0; threads * scratch_floats],
-            floats_each: scratch_floats,
-        }
+    /// `crew` with the calling thread; without one, or with one of one thread, the calling thread.
+    pub(crate) fn new(crew: Option<Arc<Crew>>, scratch_floats: usize) -> Self {
+        let crew = crew.filter(|crew| crew.threads() > 1);
+        let threads = crew.as_ref().map_or(1, |crew| crew.threads());
+        let scratch = || Scratch { gemm: gemm::Scratch::new(), floats: vec![0.0; scratch_floats] };
+        Self { crew, scratch: (0..threads).map(|_| Mutex::new(scratch())).collect() }
     }
 
     /// The threads besides the calling one, if any.
-    pub(crate) fn pool(&self) -> Option<&rayon::ThreadPool> {
-        self.pool.as_deref()
-    }
-
-    /// What a parallel product takes.
-    pub(super) fn for_gemm(&mut self) -> (Option<&rayon::ThreadPool>, &mut [gemm::Scratch]) {
-        (self.pool.as_deref(), &mut self.gemm)
+    pub(crate) fn crew(&self) -> Option<&Crew> {
+        self.crew.as_deref()
     }
 
     /// That each thread's scratch holds `floats`.
     pub(super) fn need(&self, floats: usize) -> Result<(), String> {
-        if floats <= self.floats_each {
+        let have = self.scratch(0).floats.len();
+        if floats <= have {
             Ok(())
         } else {
-            Err(format!("needs scratch of {floats} floats, was opened with {}", self.floats_each))
+            Err(format!("needs scratch of {floats} floats, was opened with {have}"))
+        }
+    }
+
+    /// That of a thread of the crew; nobody else asks for it meanwhile.
+    fn scratch(&self, thread: usize) -> MutexGuard<'_, Scratch> {
+        self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Computes `product`.
+    pub(super) fn multiply(&self, product: Gemm<'_>) {
+        match &self.crew {
+            Some(crew) if product.is_worth_sharing() => {
+                let panels = product.panels(crew.threads());
+                crew.run(&|thread| panels.work(thread, &mut self.scratch(thread).gemm));
+            }
+            _ => product.serial(&mut self.scratch(0).gemm),
         }
     }
 
     /// Runs `f` on runs of `0..units` that together are all of them, with the parts of `out` that belong
     /// to the run. `elements` says how much work it is.
     pub(super) fn split<P: Parts>(
-        &mut self,
+        &self,
         units: usize,
         elements: usize,
         out: P,
-        f: &(impl Fn(Range<usize>, P, &mut Scratch<'_>) + Sync),
+        f: &(impl Fn(Range<usize>, P, &mut Scratch) + Sync),
     ) {
-        let each = self.floats_each;
-        let task = Task { units: 0..units, out, gemm: &mut self.gemm, floats: &mut self.floats };
-        match &self.pool {
-            Some(pool) if elements >= PARALLEL_ELEMENTS && units > 1 => {
-                pool.install(|| task.run(each, f));
+        match &self.crew {
+            Some(crew) if elements >= PARALLEL_ELEMENTS && units > 1 => {
+                crew.share(Units(0..units, out), RUNS, &|thread, Units(units, out)| {
+                    f(units, out, &mut self.scratch(thread));
+                });
             }
-            _ => task.run_here(each, f),
+            _ if units > 0 => f(0..units, out, &mut self.scratch(0)),
+            _ => {}
         }
     }
 }
 
-struct Task<'a, P> {
-    units: Range<usize>,
-    out: P,
-    gemm: &'a mut [gemm::Scratch],
-    floats: &'a mut [f32],
-}
+struct Units<P>(Range<usize>, P);
 
-impl<P: Parts> Task<'_, P> {
-    /// Halves the threads, and the units in proportion, until each thread has its run.
-    fn run(self, each: usize, f: &(impl Fn(Range<usize>, P, &mut Scratch<'_>) + Sync)) {
-        let (threads, units) = (self.gemm.len(), self.units.len());
-        if threads <= 1 || units <= 1 {
-            return self.run_here(each, f);
-        }
-        let left_threads = threads / 2;
-        let mid = units * left_threads / threads;
-        let (left_out, right_out) = self.out.part(mid);
-        let (left_gemm, right_gemm) = self.gemm.split_at_mut(left_threads);
-        let (left_floats, right_floats) = self.floats.split_at_mut(left_threads * each);
-        let Range { start, end } = self.units;
-        let left =
-            Task { units: start..start + mid, out: left_out, gemm: left_gemm, floats: left_floats };
-        let right = Task {
-            units: start + mid..end,
-            out: right_out,
-            gemm: right_gemm,
-            floats: right_floats,
-        };
-        rayon::join(|| left.run(each, f), || right.run(each, f));
+impl<P: Parts> Pieces for Units<P> {
+    fn units(&self) -> usize {
+        self.0.len()
     }
-
-    fn run_here(self, each: usize, f: &impl Fn(Range<usize>, P, &mut Scratch<'_>)) {
-        if let Some(gemm) = self.gemm.first_mut()
-            && !self.units.is_empty()
-        {
-            f(self.units, self.out, &mut Scratch { gemm, floats: &mut self.floats[..each] });
-        }
+    fn cut(self, units: usize) -> (Self, Self) {
+        let (Range { start, end }, (first, rest)) = (self.0, self.1.part(units));
+        (Self(start..start + units, first), Self(start + units..end, rest))
     }
 }
 

@@ -46,12 +46,12 @@ impl HostLane {
                 problem: failure.to_string(),
             });
         }
-        let mut workers = self.shared.workers(0);
+        let workers = self.shared.workers(0);
         while let Some(Job { op, after }) = jobs.pop() {
             self.await_streams(&op, &after);
             let compute = self.compute.get();
             let started = Instant::now();
-            self.shared.run(&op, &mut workers);
+            self.shared.run(&op, &workers);
             // Marks are some ops apart, and an op here is a tile or a batch: close enough for a display.
             if self.compute.get() != compute {
                 self.shared.meter.add_overlap(started.elapsed());

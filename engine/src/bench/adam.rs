@@ -103,18 +103,12 @@ type Tiles = Vec<[Arc<HostOp>; 2]>;
 /// # Errors
 /// No memory, or a path that this machine lacks.
 pub fn adam(case: Case, params: usize, most: usize) -> Result<Row, Error> {
-    // As in a run the calling thread is a kernel thread, of one pool as long as it lives.
-    let measured = std::thread::scope(|scope| scope.spawn(|| measured(case, params, most)).join());
-    measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-fn measured(case: Case, params: usize, most: usize) -> Result<Row, Error> {
     let site = std::panic::Location::caller();
     let refused = |problem| Error::Task { rank: 0, op: "adam_tile", site, problem };
     case.path.choose().map_err(refused)?;
     let mut plan = Plan::default();
     let (tiles, fills) = tiles(&mut plan, case.storage, params);
-    let dev = on_host(plan, (case.threads, true), case.small_pages, &[])?;
+    let dev = on_host(plan, case.threads, case.small_pages, &[])?;
     for (tensor, value) in fills {
         dev.write(tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;
     }

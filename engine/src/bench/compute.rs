@@ -2,12 +2,12 @@
 
 use super::adam::median;
 use super::{PATIENCE, memcpy, on_host};
-use crate::open::kernel_pool;
+use crate::open::kernel_crew;
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::numerics::multiply_add;
-use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
+use device::{Arena, Crew, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
 use serde::Serialize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 const ROUNDS: usize = 5;
@@ -76,16 +76,16 @@ fn product_of(
     let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
         plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
     });
-    let dev = on_host(plan, (threads, false), false, &[])?;
+    let dev = on_host(plan, threads, false, &[])?;
     [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
-    let pool = kernel_pool(threads, None, false);
+    let crew = kernel_crew(threads, None);
     let (mut product, mut peak) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
         let started = Instant::now();
         dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None });
         dev.sync_all()?;
         let seconds = started.elapsed().as_secs_f64();
-        let fma = multiply_add_rate(pool.as_deref());
+        let fma = multiply_add_rate(crew.as_deref());
         if round > 0 {
             product.push(2.0 * (m * n * k) as f64 / seconds / 1e9);
             peak.push(fma / 1e9);
@@ -98,11 +98,14 @@ fn product_of(
 }
 
 /// Operations a second.
-fn multiply_add_rate(pool: Option<&rayon::ThreadPool>) -> f64 {
-    let started = Instant::now();
-    let work = || multiply_add(FMA_ROUNDS);
-    let done: f64 = pool.map_or_else(work, |pool| pool.broadcast(|_| work()).iter().sum());
-    done / started.elapsed().as_secs_f64()
+fn multiply_add_rate(crew: Option<&Crew>) -> f64 {
+    let (started, done) = (Instant::now(), Mutex::new(0.0));
+    let work = |_| {
+        let operations = multiply_add(FMA_ROUNDS);
+        *done.lock().unwrap_or_else(PoisonError::into_inner) += operations;
+    };
+    crew.map_or_else(|| work(0), |crew| crew.run(&work));
+    done.into_inner().unwrap_or_else(PoisonError::into_inner) / started.elapsed().as_secs_f64()
 }
 
 /// Collectives of `ranks` virtual GPUs in this process.

@@ -2,8 +2,9 @@
 
 use super::adam::median;
 use super::on_host;
-use device::{Arena, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Plan, Tensor};
-use rayon::prelude::*;
+use device::{
+    Arena, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
+};
 use serde::Serialize;
 use std::time::Instant;
 use topology::Machine;
@@ -27,8 +28,10 @@ pub struct NodeMemory {
 
 const ROUNDS: usize = 7;
 
-/// Elements that a thread takes at a time.
+/// Elements in a unit of work.
 const PIECE: usize = 1 << 16;
+/// Runs of units that a thread's part is cut into.
+const RUNS: usize = 16;
 
 #[derive(Clone, Copy, Debug)]
 enum Pass {
@@ -70,25 +73,34 @@ impl HostTask for Sweep {
             _ => host.write_as::<f32>(self.to)?,
         };
         let pass = self.pass;
-        let mut work = move || match pass {
+        let work = |_, Arrays(from, to): Arrays<'_>| match pass {
             Pass::Read => {
-                let sum: f32 = from.par_chunks(PIECE).map(sum).sum();
-                std::hint::black_box(sum);
+                std::hint::black_box(sum(from));
             }
-            Pass::Write => to.par_chunks_mut(PIECE).for_each(|piece| piece.fill(1.0)),
-            Pass::Copy => {
-                let pairs = to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE));
-                pairs.for_each(|(to, from)| to.copy_from_slice(from));
-            }
-            Pass::Change => to.par_chunks_mut(PIECE).for_each(|piece| {
-                piece.iter_mut().for_each(|x| *x += 1.0);
-            }),
+            Pass::Write => to.fill(1.0),
+            Pass::Copy => to.copy_from_slice(from),
+            Pass::Change => to.iter_mut().for_each(|x| *x += 1.0),
         };
-        match host.pool() {
-            Some(pool) => pool.install(work),
-            None => work(),
+        match host.crew() {
+            Some(crew) => crew.share(Arrays(from, to), RUNS, &work),
+            None => work(0, Arrays(from, to)),
         }
         Ok(())
+    }
+}
+
+/// One of them may be empty.
+struct Arrays<'a>(&'a [f32], &'a mut [f32]);
+
+impl Pieces for Arrays<'_> {
+    fn units(&self) -> usize {
+        self.0.len().max(self.1.len()).div_ceil(PIECE)
+    }
+    fn cut(self, units: usize) -> (Self, Self) {
+        let (from, froms) = self.0.split_at(self.0.len().min(units * PIECE));
+        let len = self.1.len().min(units * PIECE);
+        let (to, tos) = self.1.split_at_mut(len);
+        (Self(from, to), Self(froms, tos))
     }
 }
 
@@ -116,7 +128,10 @@ pub fn memory(bytes: u64) -> Result<Vec<NodeMemory>, Error> {
         .map(|node| (node.id, node.cpus.iter().copied().filter(allowed).collect::<Vec<u32>>()));
     nodes
         .filter(|(_, cpus)| !cpus.is_empty())
-        .map(|(id, cpus)| node(Some(id), cpus, bytes))
+        .map(|(id, cpus)| {
+            let measured = std::thread::scope(|s| s.spawn(|| node(Some(id), cpus, bytes)).join());
+            measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
         .collect()
 }
 
@@ -128,8 +143,12 @@ fn node(id: Option<u32>, cpus: Vec<u32>, bytes: u64) -> Result<NodeMemory, Error
         plan.tensor(at, name, Dtype::F32, (1, (bytes / 4) as usize))
     };
     let (from, to) = (array("a"), array("b"));
+    if !cpus.is_empty() {
+        // The crew's first thread; the others bind themselves. Where that is refused the figures are of wherever it is.
+        let _ = topology::bind_current_thread(&cpus);
+    }
     let place = id.map(|id| (id, cpus));
-    let dev = on_host(plan, (threads, false), false, place.as_slice())?;
+    let dev = on_host(plan, threads, false, place.as_slice())?;
     [from, to].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
     let rate = |pass, moved: u64| {
         let op = HostOp::new(Sweep { pass, from, to });

@@ -47,8 +47,10 @@ const VECS: usize = 2;
 const NR_MAX: usize = VECS * MAX_LANES;
 /// Elements of the widest vector.
 const MAX_LANES: usize = 16;
+/// Rows that are worth packing all of b for.
+const PANEL_ROWS: usize = 128;
 /// Products below this number of operations are not worth waking other threads.
-const PARALLEL_FLOP: usize = 20_000_000;
+const SHARED_FLOP: usize = 20_000_000;
 
 const _: () = assert!(MC.is_multiple_of(A_ROWS) && MT.is_multiple_of(MC));
 const _: () = assert!(A_PAD <= A_STRIDE - KC);

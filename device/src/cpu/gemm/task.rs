@@ -5,15 +5,14 @@ use super::element::Element;
 use super::kernel::{Out, Rows, height, kernels};
 use super::pack::{pack_a, pack_b};
 use super::{
-    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PARALLEL_FLOP,
-    Parts, Scratch, Src, VECS, reach,
+    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PANEL_ROWS, Parts,
+    SHARED_FLOP, Scratch, Src, VECS, reach,
 };
 use core::marker::PhantomData;
 use core::ops::Range;
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
-use rayon::ThreadPool;
-use rayon::iter::{IndexedParallelIterator, IntoParallelRefMutIterator, ParallelIterator};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 impl<'a> Gemm<'a> {
     /// Computes the product on the calling thread.
@@ -23,32 +22,21 @@ impl<'a> Gemm<'a> {
         unsafe { self.check().run(rows, cols, scratch) };
     }
 
-    /// The same with c cut into one panel per thread, each with its own scratch (at least one).
-    /// Small products, and all products in a pool of one thread, stay on the calling thread.
-    /// From outside the pool, rayon itself allocates a block of its queue every 60 calls or so.
-    pub(crate) fn parallel(self, pool: &ThreadPool, scratches: &mut [Scratch]) {
-        let (m, n) = (self.m, self.n);
-        let threads = pool.current_num_threads().min(scratches.len());
-        let work = 2usize.saturating_mul(m).saturating_mul(n).saturating_mul(self.k);
-        if threads <= 1 || work < PARALLEL_FLOP {
-            return self.serial(&mut scratches[0]);
-        }
+    /// Whether it is worth waking other threads for.
+    pub(crate) fn is_worth_sharing(&self) -> bool {
+        2usize.saturating_mul(self.m).saturating_mul(self.n).saturating_mul(self.k) >= SHARED_FLOP
+    }
+
+    /// The product for `threads` to compute together.
+    pub(crate) fn panels(self, threads: usize) -> Panels<'a> {
+        let size @ (m, n) = (self.m, self.n);
         let task = self.check();
-        let in_place = matches!(task.a.data, Src::F32(_)) && task.a.col_stride == 1;
-        let (down, across) = grid(if in_place { 0 } else { m }, n, threads);
-        let panel_rows = m.div_ceil(down).next_multiple_of(A_ROWS);
-        let panel_cols = n.div_ceil(across).next_multiple_of(NR_MAX);
-        pool.install(|| {
-            scratches[..threads].par_iter_mut().enumerate().with_max_len(1).for_each(
-                |(panel, scratch)| {
-                    let (i, j) = (panel / across * panel_rows, panel % across * panel_cols);
-                    let rows = i.min(m)..(i + panel_rows).min(m);
-                    let cols = j.min(n)..(j + panel_cols).min(n);
-                    // SAFETY: each panel has its own number, so its own cell of a grid over c.
-                    unsafe { task.run(rows, cols, scratch) };
-                },
-            );
-        });
+        let grid @ (down, across) = grid(task.packs_a(), size, threads);
+        let panel = (
+            m.div_ceil(down).next_multiple_of(A_ROWS),
+            n.div_ceil(across).next_multiple_of(NR_MAX),
+        );
+        Panels { task, size, grid, panel, taken: AtomicU64::new(0) }
     }
 
     /// Checks every index, once, and makes c shareable between threads.
@@ -69,10 +57,42 @@ impl<'a> Gemm<'a> {
     }
 }
 
-/// How many panels down and across c: all threads, with the least packing, of `m` rows of a and n columns of b.
-fn grid(m: usize, n: usize, threads: usize) -> (usize, usize) {
+/// A product that is cut into panels of c.
+pub(crate) struct Panels<'a> {
+    task: Task<'a>,
+    size: (usize, usize),
+    grid: (usize, usize),
+    panel: (usize, usize),
+    taken: AtomicU64,
+}
+
+impl Panels<'_> {
+    /// Computes panels that no other thread has taken, that of `thread` first, until none is left.
+    pub(crate) fn work(&self, thread: usize, scratch: &mut Scratch) {
+        let ((m, n), (down, across), (rows, cols)) = (self.size, self.grid, self.panel);
+        let panels = down * across;
+        for panel in (0..panels).map(|next| (thread + next) % panels) {
+            if self.taken.fetch_or(1 << panel, Ordering::Relaxed) & (1 << panel) > 0 {
+                continue;
+            }
+            let (i, j) = (panel / across * rows, panel % across * cols);
+            let (rows, cols) = (i.min(m)..(i + rows).min(m), j.min(n)..(j + cols).min(n));
+            // SAFETY: each panel is taken once, and is its own cell of a grid over c.
+            unsafe { self.task.run(rows, cols, scratch) };
+        }
+    }
+}
+
+/// How many panels down and across c, of one for each thread (64 at most): by rows, which other kernels divide too,
+/// unless they are few or would have to be packed.
+fn grid(packs_a: bool, (m, n): (usize, usize), threads: usize) -> (usize, usize) {
+    let threads = threads.min(64);
+    if !packs_a && m >= threads * PANEL_ROWS {
+        return (threads, 1);
+    }
     let splits = (1..=threads).filter(|down| threads.is_multiple_of(*down));
-    let cost = |down: &usize| m.div_ceil(*down) + n.div_ceil(threads / down);
+    let cost =
+        |down: &usize| if packs_a { m.div_ceil(*down) } else { 0 } + n.div_ceil(threads / down);
     let down = splits.min_by_key(cost).unwrap_or(1);
     (down, threads / down)
 }
@@ -114,6 +134,11 @@ pub(super) struct Task<'a> {
 unsafe impl Sync for Task<'_> {}
 
 impl Task<'_> {
+    /// Rows of f32 are read where they are, others packed.
+    fn packs_a(&self) -> bool {
+        self.a.col_stride != 1 || !matches!(self.a.data, Src::F32(_))
+    }
+
     /// Computes one panel of c.
     ///
     /// # Safety

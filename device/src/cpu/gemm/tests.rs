@@ -3,6 +3,7 @@ use super::task::{Panel, chunks};
 use super::*;
 use core::ops::Range;
 use pulp::Simd;
+use std::sync::Mutex;
 
 /// splitmix64.
 struct Random(u64);
@@ -254,12 +255,15 @@ fn the_order_of_the_sum_is_the_documented_one() {
 fn threads_change_no_bit() {
     let (mut r, mut scratch) = (Random(5), Scratch::new());
     for threads in 1..=5 {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let mut scratches: Vec<_> = (0..threads).map(|_| Scratch::new()).collect();
-        for [m, n, k] in [[210, 333, 400], [1, 90_000, 300], [90_000, 1, 300], [30, 31, 32]] {
+        let crew = crate::Crew::new(threads, || ()).unwrap();
+        let scratches: Vec<_> = (0..threads).map(|_| Mutex::new(Scratch::new())).collect();
+        for [m, n, k] in
+            [[210, 333, 400], [600, 1000, 90], [1, 90_000, 300], [90_000, 1, 300], [30, 31, 32]]
+        {
             let case = Case::new(&mut r, m, n, k);
             let mut c = case.c.0.clone();
-            case.whole(&mut c).parallel(&pool, &mut scratches);
+            let panels = case.whole(&mut c).panels(threads);
+            crew.run(&|thread| panels.work(thread, &mut scratches[thread].lock().unwrap()));
             assert_eq!(c, case.run(&mut scratch), "{threads} threads, {m} {n} {k}");
         }
     }

@@ -11,7 +11,7 @@ use crate::view::BLOCK;
 use crate::{Tensor, View, ViewMut};
 use std::sync::{Mutex, PoisonError};
 
-pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::Attention { qkv, out, lse, heads, dropout } => {
             let shape = Shape::new(out, heads, dropout)?;
@@ -156,20 +156,21 @@ fn product(
 
 type Results<'a, T> = Mutex<(ViewMut<'a>, T)>;
 
-fn forward(head: Head<'_>, scratch: &mut Scratch<'_>, results: &Results<'_, &mut [f32]>) {
+fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f32]>) {
     let Shape { heads: Heads { seq_len, .. }, head_dim, .. } = head.shape;
-    let (lse, floats) = scratch.floats.split_at_mut(seq_len);
+    let Scratch { gemm, floats } = scratch;
+    let (lse, floats) = floats.split_at_mut(seq_len);
     let (out, scores) = floats.split_at_mut(seq_len * head_dim);
     for block in head.blocks() {
         let Block { first, rows, keys, stride } = block;
         let qk = (head.rows(first, 0), head.columns(1));
-        product((rows, keys, head_dim), qk, (scores, stride), 0.0, scratch.gemm);
+        product((rows, keys, head_dim), qk, (scores, stride), 0.0, gemm);
         let mut inverses = [0.0; QUERY_ROWS];
         softmax(head, block, scores, &mut lse[first..], &mut inverses);
         let out = &mut out[first * head_dim..][..rows * head_dim];
         let weights = Matrix::by_rows(Src::F32(scores), stride);
         let values = (weights, head.rows(0, 2));
-        product((rows, head_dim, keys), values, (out, head_dim), 0.0, scratch.gemm);
+        product((rows, head_dim, keys), values, (out, head_dim), 0.0, gemm);
         for (row, inverse) in out.chunks_exact_mut(head_dim.max(1)).zip(inverses) {
             row.iter_mut().for_each(|x| *x *= inverse);
         }
@@ -239,11 +240,12 @@ struct Saved<'a> {
 fn backward(
     head: Head<'_>,
     (saved, d_out): (Saved<'_>, Src<'_>),
-    scratch: &mut Scratch<'_>,
+    scratch: &mut Scratch,
     results: &Mutex<ViewMut<'_>>,
 ) {
     let Shape { heads: Heads { seq_len, .. }, head_dim, .. } = head.shape;
-    let (delta, floats) = scratch.floats.split_at_mut(seq_len);
+    let Scratch { gemm, floats } = scratch;
+    let (delta, floats) = floats.split_at_mut(seq_len);
     let (d_q, floats) = floats.split_at_mut(seq_len * head_dim);
     let (d_k, floats) = floats.split_at_mut(seq_len * head_dim);
     let (d_v, floats) = floats.split_at_mut(seq_len * head_dim);
@@ -256,19 +258,19 @@ fn backward(
         let Block { first, rows, keys, stride } = block;
         let d_out = d_out(first);
         let qk = (head.rows(first, 0), head.columns(1));
-        product((rows, keys, head_dim), qk, (weights, stride), 0.0, scratch.gemm);
+        product((rows, keys, head_dim), qk, (weights, stride), 0.0, gemm);
         let d_weights = (d_out, head.columns(2));
-        product((rows, keys, head_dim), d_weights, (d_scores, stride), 0.0, scratch.gemm);
+        product((rows, keys, head_dim), d_weights, (d_scores, stride), 0.0, gemm);
         let lse = &saved.lse[head.unit * seq_len..][..seq_len];
         scores_backward(head, block, (lse, delta), weights, d_scores);
         let (weights, d_scores) = (Src::F32(weights), Src::F32(d_scores));
         let to_q = (Matrix::by_rows(d_scores, stride), head.rows(0, 1));
         let d_q = &mut d_q[first * head_dim..];
-        product((rows, head_dim, keys), to_q, (d_q, head_dim), 0.0, scratch.gemm);
+        product((rows, head_dim, keys), to_q, (d_q, head_dim), 0.0, gemm);
         let to_k = (Matrix::transposed(d_scores, stride), head.rows(first, 0));
-        product((keys, head_dim, rows), to_k, (d_k, head_dim), 1.0, scratch.gemm);
+        product((keys, head_dim, rows), to_k, (d_k, head_dim), 1.0, gemm);
         let to_v = (Matrix::transposed(weights, stride), d_out);
-        product((keys, head_dim, rows), to_v, (d_v, head_dim), 1.0, scratch.gemm);
+        product((keys, head_dim, rows), to_v, (d_v, head_dim), 1.0, gemm);
     }
     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
     for (part, gradient) in [d_q, d_k, d_v].into_iter().enumerate() {

@@ -6,7 +6,7 @@ use crate::cpu::workers::Workers;
 use crate::op::Op;
 use crate::{Tensor, View, ViewMut};
 
-pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     let Op::Gemm { a, b, c, bias } = *op else { return not_a_kernel() };
     let ((rows, k), (_, n)) = (a.shape(), b.shape());
     let product = Gemm {
@@ -19,11 +19,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
         beta: 0.0,
         bias: bias.map(|bias| values(m, bias).and_then(src)).transpose()?,
     };
-    match workers.for_gemm() {
-        (Some(pool), scratches) => product.parallel(pool, scratches),
-        (None, [scratch, ..]) => product.serial(scratch),
-        (None, []) => return Err("no scratch".into()),
-    }
+    workers.multiply(product);
     Ok(())
 }
 

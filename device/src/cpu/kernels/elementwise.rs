@@ -2,12 +2,12 @@
 
 use super::math::{Mask, gelu, gelu_slope, masked, read, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
-use crate::cpu::workers::{Rows, Workers};
+use crate::cpu::workers::{COLUMNS, Rows, Workers};
 use crate::op::Op;
 use crate::view::{BLOCK, cast, copy};
 use crate::{Dropout, Dtype, View, ViewMut};
 
-pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::Gelu { x, y } => map(workers, values(m, x)?, values_mut(m, y)?, gelu),
         Op::GeluBackward { x, d } => {
@@ -50,7 +50,7 @@ const fn is_exact(dtype: Dtype) -> bool {
 }
 
 /// Runs `f(place, block of y)` on the blocks of y; `place` is the index of the block's first element.
-fn blocks(workers: &mut Workers, y: ViewMut<'_>, f: impl Fn(usize, &mut ViewMut<'_>) + Sync) {
+fn blocks(workers: &Workers, y: ViewMut<'_>, f: impl Fn(usize, &mut ViewMut<'_>) + Sync) {
     let len = y.len();
     workers.split(len.div_ceil(BLOCK), len, Rows { view: y, each: BLOCK }, &|units, mut y, _| {
         f(units.start * BLOCK, &mut y.view);
@@ -58,7 +58,7 @@ fn blocks(workers: &mut Workers, y: ViewMut<'_>, f: impl Fn(usize, &mut ViewMut<
 }
 
 /// y = f(x)
-fn map(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f32 + Sync) {
+fn map(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f32 + Sync) {
     blocks(workers, y, |first, y| {
         vectorised(
             #[inline(always)]
@@ -76,7 +76,7 @@ fn map(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f3
 }
 
 /// y = f(y, x)
-fn update(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f32) -> f32 + Sync) {
+fn update(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f32) -> f32 + Sync) {
     blocks(workers, y, |first, y| {
         vectorised(
             #[inline(always)]
@@ -96,7 +96,7 @@ fn update(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f3
 
 /// y = x (y itself if `None`) times the mask, whose index of the first element is `index`.
 fn drop_elements(
-    workers: &mut Workers,
+    workers: &Workers,
     x: Option<View<'_>>,
     y: ViewMut<'_>,
     index: u64,
@@ -130,7 +130,7 @@ fn drop_elements(
 
 /// y (rows, cols) = residual (rows, cols) + dropout(x (rows, cols) + bias (cols)).
 fn bias_dropout_add(
-    workers: &mut Workers,
+    workers: &Workers,
     [x, bias, residual]: [View<'_>; 3],
     y: ViewMut<'_>,
     (rows, cols): (usize, usize),
@@ -168,17 +168,17 @@ fn bias_dropout_add(
 }
 
 /// y (cols) = sums over the rows of x (rows, cols), in row order.
-fn column_sum(workers: &mut Workers, x: View<'_>, y: ViewMut<'_>, (rows, cols): (usize, usize)) {
-    let y = Rows { view: y, each: BLOCK };
-    workers.split(cols.div_ceil(BLOCK), x.len(), y, &|blocks, mut y, _| {
-        let first = blocks.start * BLOCK;
+fn column_sum(workers: &Workers, x: View<'_>, y: ViewMut<'_>, (rows, cols): (usize, usize)) {
+    let y = Rows { view: y, each: COLUMNS };
+    workers.split(cols.div_ceil(COLUMNS), x.len(), y, &|blocks, mut y, _| {
+        let first = blocks.start * COLUMNS;
         vectorised(
             #[inline(always)]
             || {
-                let mut xs = [0.0; BLOCK];
-                for at in (0..y.view.len()).step_by(BLOCK) {
-                    let n = BLOCK.min(y.view.len() - at);
-                    let mut sums = [0.0; BLOCK];
+                let mut xs = [0.0; COLUMNS];
+                for at in (0..y.view.len()).step_by(COLUMNS) {
+                    let n = COLUMNS.min(y.view.len() - at);
+                    let mut sums = [0.0; COLUMNS];
                     for row in 0..rows {
                         let x = read(&x, row * cols + first + at, n, &mut xs);
                         sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);

@@ -9,7 +9,7 @@ use crate::{View, ViewMut};
 use std::iter::once;
 use std::ops::Range;
 
-pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::Embedding { tokens, table, shard, y } => {
             let (rows, cols) = table.shape();

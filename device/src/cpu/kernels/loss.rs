@@ -7,7 +7,7 @@ use crate::op::{Op, VocabShard};
 use crate::view::BLOCK;
 use crate::{View, ViewMut};
 
-pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::RowMax { x, y, shard } => {
             let (rows, cols) = x.shape();

@@ -31,7 +31,7 @@ pub(crate) trait Memory {
 ///
 /// # Errors
 /// A tensor's type is none that the op takes, the scratch is too small, or the op is no kernel.
-pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<(), String> {
     match op {
         Op::Gemm { .. } => dense::run(op, memory, workers),
         Op::Embedding { .. }

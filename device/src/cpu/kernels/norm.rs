@@ -2,14 +2,13 @@
 
 use super::math::{dot, read, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
-use crate::cpu::workers::{Rows, Slice, Workers, norm_floats};
+use crate::cpu::workers::{COLUMNS, Rows, Slice, Workers, norm_floats};
 use crate::op::Op;
-use crate::view::BLOCK;
 use crate::{View, ViewMut};
 
 const EPS: f32 = 1e-5;
 
-pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::LayerNorm { x, gain, bias, y, stats } => {
             let (rows, cols) = x.shape();
@@ -19,7 +18,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
             let stats = Slice { data: slice_mut::<f32>(m, stats)?, each: 2 };
             workers.split(rows, x.len(), (y, stats), &|rows, (mut y, stats), scratch| {
                 let x = x.slice(rows.start * cols..rows.end * cols);
-                forward(x, [gain, bias], &mut y.view, stats.data, scratch.floats, cols);
+                forward(x, [gain, bias], &mut y.view, stats.data, &mut scratch.floats, cols);
             });
         }
         Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
@@ -35,17 +34,17 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(),
             let d_x = Rows { view: values_mut(m, d_x)?, each: cols };
             workers.split(rows, x.len(), d_x, &|rows, mut d_x, scratch| {
                 let inputs = inputs.rows(rows.start, rows.end);
-                backward(inputs, &mut d_x.view, add, scratch.floats);
+                backward(inputs, &mut d_x.view, add, &mut scratch.floats);
             });
-            let d_gain = Rows { view: values_mut(m, d_gain)?, each: BLOCK };
-            let d_bias = Rows { view: values_mut(m, d_bias)?, each: BLOCK };
+            let d_gain = Rows { view: values_mut(m, d_gain)?, each: COLUMNS };
+            let d_bias = Rows { view: values_mut(m, d_bias)?, each: COLUMNS };
             let out = (d_gain, d_bias);
             workers.split(
-                cols.div_ceil(BLOCK),
+                cols.div_ceil(COLUMNS),
                 x.len(),
                 out,
                 &|blocks, (mut gain, mut bias), _| {
-                    sum_gradients(inputs, blocks.start * BLOCK, &mut gain.view, &mut bias.view);
+                    sum_gradients(inputs, blocks.start * COLUMNS, &mut gain.view, &mut bias.view);
                 },
             );
         }
@@ -152,10 +151,10 @@ fn sum_gradients(
     vectorised(
         #[inline(always)]
         || {
-            let (mut xs, mut d_ys) = ([0.0; BLOCK], [0.0; BLOCK]);
-            for at in (0..d_gain.len()).step_by(BLOCK) {
-                let n = BLOCK.min(d_gain.len() - at);
-                let (mut gains, mut biases) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
+            let (mut xs, mut d_ys) = ([0.0; COLUMNS], [0.0; COLUMNS]);
+            for at in (0..d_gain.len()).step_by(COLUMNS) {
+                let n = COLUMNS.min(d_gain.len() - at);
+                let (mut gains, mut biases) = ([0.0f32; COLUMNS], [0.0f32; COLUMNS]);
                 for (row, stats) in stats.as_chunks::<2>().0.iter().enumerate() {
                     let (place, [mean, scale]) = (row * cols + first + at, *stats);
                     let x = read(&x, place, n, &mut xs);

@@ -66,11 +66,9 @@ pub(super) struct Rig {
 
 impl Rig {
     pub(super) fn new(threads: usize) -> Self {
-        let pool = (threads > 1).then(|| {
-            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
-            Arc::new(builder.build().expect("a pool"))
-        });
-        let workers = Workers::new(pool, scratch_floats(300, 80, 4000));
+        let crew =
+            (threads > 1).then(|| Arc::new(crate::Crew::new(threads, || ()).expect("threads")));
+        let workers = Workers::new(crew, scratch_floats(300, 80, 4000));
         Self { plan: Plan::default(), data: Vec::new(), workers }
     }
 
@@ -121,7 +119,7 @@ impl Rig {
                 Place::Read(each!(data, v => v.as_slice(), View))
             }
         });
-        run(op, &Places(places.collect()), &mut self.workers)
+        run(op, &Places(places.collect()), &self.workers)
     }
 
     pub(super) fn run(&mut self, op: &Op) {

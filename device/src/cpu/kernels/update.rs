@@ -7,7 +7,7 @@ use crate::numerics::{self, Master, Noise, States, Update, control};
 use crate::op::Op;
 use crate::view::BLOCK;
 
-pub(super) fn run(op: &Op, m: &impl Memory, workers: &mut Workers) -> Result<(), String> {
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::ChunkSquares { x, partials, chunk, counted } => {
             let x = values(m, x)?;

@@ -1,0 +1,367 @@
+//! Threads that help another one with short work, again and again: the kernels of a step follow each other within
+//! microseconds, and to wake a sleeping thread takes tens of them. So helpers look for work a while before they sleep,
+//! and nobody waits for one that has not begun.
+#![expect(unsafe_code, reason = "helpers run a closure that lives on the stack of whom they help")]
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a helper looks for work before it sleeps: longer than what one thread does between two kernels.
+const LOOK: Duration = Duration::from_micros(300);
+/// Looks between two times that a helper gives its core away.
+const LOOKS: usize = 64;
+
+/// Helpers of whoever calls [`Crew::run`].
+#[derive(Debug)]
+pub struct Crew {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+    busy: Mutex<()>,
+}
+
+type Work<'a> = &'a (dyn Fn(usize) + Sync);
+
+/// In `state`: helpers at work.
+const AT_WORK: u64 = 0xffff;
+/// In `state`: helpers may begin.
+const OPEN: u64 = 1 << 16;
+/// In `state`: one job more.
+const JOB: u64 = 1 << 17;
+
+#[derive(Debug)]
+struct Shared {
+    state: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    sleepers: AtomicUsize,
+    mutex: Mutex<()>,
+    turned: Condvar,
+    ended: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+#[derive(Clone, Copy)]
+struct Job(Work<'static>);
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Job")
+    }
+}
+
+// SAFETY: `job` is written only by the thread that holds `Crew::busy`, while `OPEN` is not set and no helper is at
+// work; helpers read it only after they have counted themselves in under `OPEN`.
+unsafe impl Sync for Shared {}
+
+impl Crew {
+    /// A crew of `threads`, the caller of `run` included; `bind` is what each of the others does first.
+    ///
+    /// # Errors
+    /// No thread to be had.
+    pub fn new(threads: usize, bind: impl Fn() + Clone + Send + 'static) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            sleepers: AtomicUsize::new(0),
+            mutex: Mutex::new(()),
+            turned: Condvar::new(),
+            ended: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        });
+        let mut crew = Self { shared, helpers: Vec::new(), busy: Mutex::new(()) };
+        let name = std::thread::current().name().unwrap_or("crew").to_owned();
+        for index in 1..threads.min(AT_WORK as usize) {
+            let (shared, bind) = (Arc::clone(&crew.shared), bind.clone());
+            let help = move || {
+                bind();
+                shared.help(index);
+            };
+            let helper = std::thread::Builder::new().name(name.clone()).spawn(help)?;
+            crew.helpers.push(helper);
+        }
+        Ok(crew)
+    }
+
+    /// Threads, the caller of [`Crew::run`] included.
+    pub const fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Runs `work(0)` here and, on helpers that are free in time, `work(1)` and so on, once each; returns when all that
+    /// have begun are over. `work` divides what there is to do among those who come: the caller alone must do.
+    ///
+    /// While the crew helps another thread, or this one already, `work(0)` is all.
+    ///
+    /// # Panics
+    /// When `work` does, on any thread.
+    pub fn run(&self, work: Work<'_>) {
+        let helped = match self.busy.try_lock() {
+            Ok(helped) => helped,
+            Err(TryLockError::Poisoned(panicked)) => panicked.into_inner(),
+            Err(TryLockError::WouldBlock) => return work(0),
+        };
+        let shared = &*self.shared;
+        *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // SAFETY: the lifetime is dropped; `Open` closes the job and waits for the helpers in it before `work` goes.
+        let job = Job(unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) });
+        // SAFETY: see `Sync`: the last job is closed and nobody is at work in it.
+        unsafe { *shared.job.get() = Some(job) };
+        let open = Open(shared);
+        shared.state.fetch_add(JOB | OPEN, Ordering::SeqCst);
+        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(shared.mutex.lock().unwrap_or_else(PoisonError::into_inner));
+            shared.turned.notify_all();
+        }
+        work(0);
+        drop(open);
+        let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(panic) = panic {
+            drop(helped);
+            resume_unwind(panic);
+        }
+    }
+
+    /// Does `work` on runs of `whole` until nothing is left, `runs` of them per thread, on all threads that come; also
+    /// tells it which thread it is on. Each begins with a part of its own, the same one each time, for it may have that
+    /// in its caches; then it takes from the others' parts: cores are not equally fast, nor is each free.
+    pub fn share<T: Pieces>(&self, whole: T, runs: usize, work: &(impl Fn(usize, T) + Sync)) {
+        let threads = self.threads().min(SLOTS);
+        let run = whole.units().div_ceil(threads * runs).max(1);
+        let mut slots = [const { None }; SLOTS];
+        let mut rest = Some(whole);
+        for (slot, left) in slots.iter_mut().zip((1..=threads).rev()) {
+            let units = rest.as_ref().map_or(0, Pieces::units).div_ceil(left);
+            (*slot, rest) = rest.map_or((None, None), |rest| first(rest, units));
+        }
+        let slots = Mutex::new(slots);
+        self.run(&|thread| {
+            let take = || {
+                let mut slots = slots.lock().unwrap_or_else(PoisonError::into_inner);
+                let own = thread % threads;
+                let slot = (own..threads).chain(0..own).find(|slot| slots[*slot].is_some())?;
+                let (piece, rest) = first(slots[slot].take()?, run);
+                slots[slot] = rest;
+                piece
+            };
+            while let Some(piece) = take() {
+                work(thread, piece);
+            }
+        });
+    }
+}
+
+/// Parts that [`Crew::share`] deals out at first.
+const SLOTS: usize = 64;
+
+/// Work that can be cut.
+pub trait Pieces: Send + Sized {
+    /// How many units it is.
+    fn units(&self) -> usize;
+    /// The first `units` of them, and the rest: both some.
+    fn cut(self, units: usize) -> (Self, Self);
+}
+
+/// The first `units`, and what is left.
+fn first<T: Pieces>(whole: T, units: usize) -> (Option<T>, Option<T>) {
+    match whole.units() {
+        0 => (None, None),
+        all if all <= units => (Some(whole), None),
+        _ if units == 0 => (None, Some(whole)),
+        _ => {
+            let (first, rest) = whole.cut(units);
+            (Some(first), Some(rest))
+        }
+    }
+}
+
+/// A job that helpers may begin; not when it is dropped, and then those that have are over.
+struct Open<'a>(&'a Shared);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.fetch_and(!OPEN, Ordering::SeqCst);
+        let mut looks = 0;
+        while state & AT_WORK > 0 {
+            looks += 1;
+            if looks % LOOKS == 0 {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+            state = self.0.state.load(Ordering::Acquire);
+        }
+    }
+}
+
+impl Shared {
+    /// A helper's life.
+    fn help(&self, index: usize) {
+        let mut last = 0;
+        while let Some(state) = self.look(last) {
+            let began =
+                self.state.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed);
+            if began.is_err() {
+                continue;
+            }
+            last = state / JOB;
+            // SAFETY: see `Sync`: this thread is counted in, so the job stays as it is.
+            if let Some(Job(work)) = unsafe { *self.job.get() }
+                && let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(index)))
+            {
+                let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+                first.get_or_insert(panic);
+            }
+            self.state.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// The state in which an open job was found that is not the `last` one; `None` when the crew ends.
+    fn look(&self, last: u64) -> Option<u64> {
+        let is_new = |state: u64| state & OPEN > 0 && state / JOB != last;
+        let began = Instant::now();
+        while !self.ended.load(Ordering::Relaxed) && began.elapsed() < LOOK {
+            for _ in 0..LOOKS {
+                let state = self.state.load(Ordering::Relaxed);
+                if is_new(state) {
+                    return Some(state);
+                }
+                std::hint::spin_loop();
+            }
+            std::thread::yield_now();
+        }
+        let mut guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let found = loop {
+            let state = self.state.load(Ordering::SeqCst);
+            if self.ended.load(Ordering::SeqCst) {
+                break None;
+            }
+            if is_new(state) {
+                break Some(state);
+            }
+            guard = self.turned.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        found
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::SeqCst);
+        drop(self.shared.mutex.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.turned.notify_all();
+        for helper in self.helpers.drain(..) {
+            drop(helper.join());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn crew(threads: usize) -> Crew {
+        Crew::new(threads, || ()).expect("threads")
+    }
+
+    impl Pieces for &mut [usize] {
+        fn units(&self) -> usize {
+            self.len()
+        }
+        fn cut(self, units: usize) -> (Self, Self) {
+            self.split_at_mut(units)
+        }
+    }
+
+    /// Squares, each by whoever takes it.
+    fn squares(crew: &Crew, n: usize) -> Vec<usize> {
+        let mut all: Vec<usize> = (0..n).collect();
+        crew.share(&mut all[..], 3, &|_, piece: &mut [usize]| {
+            piece.iter_mut().for_each(|x| *x *= *x);
+        });
+        all
+    }
+
+    #[test]
+    fn every_piece_is_done_once_whoever_comes() {
+        for threads in [1, 2, 5] {
+            let crew = crew(threads);
+            assert_eq!(crew.threads(), threads);
+            for n in (0..400).chain([10_000]) {
+                assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
+                if n % 100 == 0 {
+                    std::thread::sleep(2 * LOOK);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn helpers_come_even_from_sleep_and_each_only_once() {
+        let crew = crew(4);
+        for round in 0..20 {
+            let came = [const { AtomicUsize::new(0) }; 4];
+            crew.run(&|thread| {
+                came[thread].fetch_add(1, Ordering::SeqCst);
+                let began = Instant::now();
+                let waiting = || came.iter().any(|came| came.load(Ordering::SeqCst) == 0);
+                while waiting() && began.elapsed() < Duration::from_secs(20) {
+                    std::thread::yield_now();
+                }
+            });
+            assert!(came.iter().all(|came| came.load(Ordering::SeqCst) == 1), "{came:?}");
+            if round % 2 == 0 {
+                std::thread::sleep(3 * LOOK);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_that_share_a_crew_do_not_wait_for_each_other() {
+        let crew = crew(3);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for n in 1..300 {
+                        assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
+                    }
+                });
+            }
+        });
+        let inner = AtomicUsize::new(0);
+        crew.run(&|thread| {
+            if thread == 0 {
+                crew.run(&|thread| {
+                    inner.fetch_add(thread + 1, Ordering::SeqCst);
+                });
+            }
+        });
+        assert_eq!(inner.load(Ordering::SeqCst), 1, "a job inside a job is the caller's");
+    }
+
+    #[test]
+    fn a_panic_is_the_callers_and_the_crew_lives_on() {
+        let crew = crew(2);
+        for culprit in [0, 1] {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                let came = AtomicBool::new(false);
+                crew.run(&|thread| {
+                    came.fetch_or(thread == 1, Ordering::SeqCst);
+                    assert!(thread != culprit, "thread {culprit}");
+                    let began = Instant::now();
+                    while !came.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(20)
+                    {
+                        std::thread::yield_now();
+                    }
+                });
+            }));
+            let panic = result.expect_err("a panic");
+            assert_eq!(panic.downcast_ref::<String>().unwrap(), &format!("thread {culprit}"));
+            assert!(squares(&crew, 50).into_iter().eq((0..50).map(|x| x * x)));
+        }
+    }
+}
