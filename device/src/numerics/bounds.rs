@@ -1,5 +1,5 @@
-//! What a machine could do at most, to compare with: the update's loads and stores without its arithmetic, and fused
-//! multiply-adds without memory.
+//! What a machine could do at most, to compare with: the update's loads and stores without its arithmetic, passes over
+//! memory, and fused multiply-adds without memory.
 
 use super::lanes::{self, Kernel, Lanes};
 use super::path::SimdPath;
@@ -89,6 +89,60 @@ fn moment<'a, L: Lanes>(state: &'a mut ViewMut<'_>) -> Touched<'a, L> {
     }
 }
 
+/// A pass over memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// Reads `from`.
+    Read,
+    /// Writes `to`, past the caches.
+    Write,
+    /// Reads `from` and writes `to`, past the caches.
+    Copy,
+    /// Reads `to` and writes it in place.
+    Change,
+}
+
+/// Makes `pass` over whole vectors of `from` and of `to`, as fast as this machine can.
+pub fn sweep(pass: Pass, from: &[f32], to: &mut [f32]) {
+    lanes::run(SimdPath::current(), &mut Sweep(pass, from, to));
+    simd::streamed();
+}
+
+struct Sweep<'a>(Pass, &'a [f32], &'a mut [f32]);
+
+impl Kernel for Sweep<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(&mut self, l: L, _: SimdPath) {
+        let Self(pass, from, to) = self;
+        let from = L::as_simd_u32s(try_cast_slice(from).unwrap_or_default()).0;
+        let to = L::as_mut_simd_u32s(try_cast_slice_mut(to).unwrap_or_default()).0;
+        let (each, one) = (L::PAIR / 2, l.splat_u32s(1));
+        match pass {
+            Pass::Read => {
+                let mut sum = one;
+                for x in from {
+                    simd::prefetch(x, each);
+                    sum = l.add_u32s(sum, *x);
+                }
+                std::hint::black_box(sum);
+            }
+            Pass::Write => to.iter_mut().for_each(|x| simd::stream_vector(one, x)),
+            Pass::Copy => {
+                for (x, y) in from.iter().zip(to) {
+                    simd::prefetch(x, each);
+                    simd::stream_vector(*x, y);
+                }
+            }
+            Pass::Change => {
+                for x in to {
+                    simd::prefetch(x, each);
+                    *x = l.add_u32s(*x, one);
+                }
+            }
+        }
+    }
+}
+
 /// Chains of operations that run side by side: enough to hide the latency of one.
 const CHAINS: usize = 12;
 
@@ -113,4 +167,31 @@ pub fn multiply_add(rounds: usize) -> f64 {
         }
     }
     Arch::new().dispatch(Chains(rounds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sweeps_do_what_they_say_on_every_path() {
+        // Whole vectors on every path, and not at the start of a line.
+        let n = 64 * 40;
+        let from: Vec<f32> = (0..n).map(|i| i as f32).collect();
+        let before = SimdPath::current();
+        for path in SimdPath::available() {
+            path.choose().unwrap();
+            let bits = |to: &[f32]| to[1..=n].iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+            let mut to = vec![0.0f32; n + 2];
+            sweep(Pass::Write, &[], &mut to[1..=n]);
+            assert_eq!(bits(&to), vec![1; n], "{path:?}");
+            sweep(Pass::Change, &[], &mut to[1..=n]);
+            assert_eq!(bits(&to), vec![2; n], "{path:?}");
+            sweep(Pass::Copy, &from, &mut to[1..=n]);
+            assert_eq!(to[1..=n], from, "{path:?}");
+            sweep(Pass::Read, &from, &mut []);
+            assert_eq!((to[0].to_bits(), to[n + 1].to_bits()), (0, 0), "{path:?}");
+        }
+        before.choose().unwrap();
+    }
 }

@@ -16,7 +16,7 @@ mod simd;
 mod sums;
 mod update;
 
-pub use bounds::{multiply_add, traffic};
+pub use bounds::{Pass, multiply_add, sweep, traffic};
 pub use noise::{Noise, NoiseRun};
 pub(crate) use path::Inlined;
 pub use path::SimdPath;

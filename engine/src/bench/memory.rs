@@ -2,6 +2,7 @@
 
 use super::adam::median;
 use super::on_host;
+use device::numerics::{Pass, sweep};
 use device::{
     Arena, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
 };
@@ -32,14 +33,6 @@ const ROUNDS: usize = 7;
 const PIECE: usize = 1 << 16;
 /// Runs of units that a thread's part is cut into.
 const RUNS: usize = 16;
-
-#[derive(Clone, Copy, Debug)]
-enum Pass {
-    Read,
-    Write,
-    Copy,
-    Change,
-}
 
 #[derive(Debug)]
 struct Sweep {
@@ -73,14 +66,7 @@ impl HostTask for Sweep {
             _ => host.write_as::<f32>(self.to)?,
         };
         let pass = self.pass;
-        let work = |_, Arrays(from, to): Arrays<'_>| match pass {
-            Pass::Read => {
-                std::hint::black_box(sum(from));
-            }
-            Pass::Write => to.fill(1.0),
-            Pass::Copy => to.copy_from_slice(from),
-            Pass::Change => to.iter_mut().for_each(|x| *x += 1.0),
-        };
+        let work = |_, Arrays(from, to): Arrays<'_>| sweep(pass, from, to);
         match host.crew() {
             Some(crew) => crew.share(Arrays(from, to), RUNS, &work),
             None => work(0, Arrays(from, to)),
@@ -102,15 +88,6 @@ impl Pieces for Arrays<'_> {
         let (to, tos) = self.1.split_at_mut(len);
         (Self(from, to), Self(froms, tos))
     }
-}
-
-/// In lanes, so that the additions are not one long chain.
-fn sum(piece: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; 64];
-    for run in piece.chunks(lanes.len()) {
-        lanes.iter_mut().zip(run).for_each(|(lane, x)| *lane += x);
-    }
-    lanes.iter().sum()
 }
 
 /// Every node with arrays of `bytes`.
