@@ -12,16 +12,21 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a helper looks for work before it sleeps: longer than what one thread does between two kernels.
-const LOOK: Duration = Duration::from_micros(300);
-/// Looks between two times that a helper gives its core away.
-const LOOKS: usize = 64;
+const LOOK_FOR: Duration = Duration::from_micros(300);
+const LOOKS_PER_YIELD: usize = 64;
 
 /// Helpers of whoever calls [`Crew::run`].
-#[derive(Debug)]
 pub struct Crew {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
     busy: Mutex<()>,
+    bind: Box<dyn Fn() + Send + Sync>,
+}
+
+impl std::fmt::Debug for Crew {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Crew").field("threads", &self.threads()).finish_non_exhaustive()
+    }
 }
 
 type Work<'a> = &'a (dyn Fn(usize) + Sync);
@@ -40,6 +45,7 @@ struct Shared {
     sleepers: AtomicUsize,
     mutex: Mutex<()>,
     turned: Condvar,
+    bound: AtomicUsize,
     ended: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -58,32 +64,49 @@ impl std::fmt::Debug for Job {
 unsafe impl Sync for Shared {}
 
 impl Crew {
-    /// A crew of `threads`, the caller of `run` included; `bind` is what each of the others does first.
+    /// A crew of `threads`, the caller of `run` included; `bind` is what each of the others does first, and has done
+    /// when this returns.
     ///
     /// # Errors
     /// No thread to be had.
-    pub fn new(threads: usize, bind: impl Fn() + Clone + Send + 'static) -> std::io::Result<Self> {
+    pub fn new(
+        threads: usize,
+        bind: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             sleepers: AtomicUsize::new(0),
             mutex: Mutex::new(()),
             turned: Condvar::new(),
+            bound: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
-        let mut crew = Self { shared, helpers: Vec::new(), busy: Mutex::new(()) };
+        let (helpers, busy) = (Vec::new(), Mutex::new(()));
+        let mut crew = Self { shared, helpers, busy, bind: Box::new(bind.clone()) };
         let name = std::thread::current().name().unwrap_or("crew").to_owned();
         for index in 1..threads.min(AT_WORK as usize) {
             let (shared, bind) = (Arc::clone(&crew.shared), bind.clone());
             let help = move || {
                 bind();
+                shared.bound.fetch_add(1, Ordering::SeqCst);
                 shared.help(index);
             };
             let helper = std::thread::Builder::new().name(name.clone()).spawn(help)?;
             crew.helpers.push(helper);
         }
+        // What binding takes, time and memory, is not part of some later step.
+        let is_bound = || crew.shared.bound.load(Ordering::SeqCst) == crew.helpers.len();
+        while !is_bound() && !crew.helpers.iter().any(JoinHandle::is_finished) {
+            std::thread::yield_now();
+        }
         Ok(crew)
+    }
+
+    /// Makes the calling thread one of them: what each helper did first.
+    pub fn bind_caller(&self) {
+        (self.bind)();
     }
 
     /// Threads, the caller of [`Crew::run`] included.
@@ -94,7 +117,8 @@ impl Crew {
     /// Runs `work(0)` here and, on helpers that are free in time, `work(1)` and so on, once each; returns when all that
     /// have begun are over. `work` divides what there is to do among those who come: the caller alone must do.
     ///
-    /// While the crew helps another thread, or this one already, `work(0)` is all.
+    /// While the crew helps another thread, or this one already, `work(0)` is all, however long it takes; so there can be
+    /// two of it, of two calls, but only one of each other number.
     ///
     /// # Panics
     /// When `work` does, on any thread.
@@ -130,7 +154,12 @@ impl Crew {
     /// in its caches; then it takes from the others' parts: cores are not equally fast, nor is each free.
     pub fn share<T: Pieces>(&self, whole: T, runs: usize, work: &(impl Fn(usize, T) + Sync)) {
         let threads = self.threads().min(SLOTS);
-        let run = whole.units().div_ceil(threads * runs).max(1);
+        let step = whole.units().div_ceil(threads * runs).max(1);
+        match whole.units() {
+            0 => return,
+            1 => return work(0, whole),
+            _ => {}
+        }
         let mut slots = [const { None }; SLOTS];
         let mut rest = Some(whole);
         for (slot, left) in slots.iter_mut().zip((1..=threads).rev()) {
@@ -143,7 +172,7 @@ impl Crew {
                 let mut slots = slots.lock().unwrap_or_else(PoisonError::into_inner);
                 let own = thread % threads;
                 let slot = (own..threads).chain(0..own).find(|slot| slots[*slot].is_some())?;
-                let (piece, rest) = first(slots[slot].take()?, run);
+                let (piece, rest) = first(slots[slot].take()?, step);
                 slots[slot] = rest;
                 piece
             };
@@ -187,7 +216,7 @@ impl Drop for Open<'_> {
         let mut looks = 0;
         while state & AT_WORK > 0 {
             looks += 1;
-            if looks % LOOKS == 0 {
+            if looks % LOOKS_PER_YIELD == 0 {
                 std::thread::yield_now();
             }
             std::hint::spin_loop();
@@ -221,31 +250,30 @@ impl Shared {
     /// The state in which an open job was found that is not the `last` one; `None` when the crew ends.
     fn look(&self, last: u64) -> Option<u64> {
         let is_new = |state: u64| state & OPEN > 0 && state / JOB != last;
-        let began = Instant::now();
-        while !self.ended.load(Ordering::Relaxed) && began.elapsed() < LOOK {
-            for _ in 0..LOOKS {
-                let state = self.state.load(Ordering::Relaxed);
-                if is_new(state) {
-                    return Some(state);
+        loop {
+            let began = Instant::now();
+            while !self.ended.load(Ordering::Relaxed) && began.elapsed() < LOOK_FOR {
+                for _ in 0..LOOKS_PER_YIELD {
+                    let state = self.state.load(Ordering::Relaxed);
+                    if is_new(state) {
+                        return Some(state);
+                    }
+                    std::hint::spin_loop();
                 }
-                std::hint::spin_loop();
+                std::thread::yield_now();
             }
-            std::thread::yield_now();
+            let guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            let ended = self.ended.load(Ordering::SeqCst);
+            if !ended && !is_new(self.state.load(Ordering::SeqCst)) {
+                // Woken, it looks again for a while: the job may be over by then, but the next one is near.
+                drop(self.turned.wait(guard).unwrap_or_else(PoisonError::into_inner));
+            }
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            if ended {
+                return None;
+            }
         }
-        let mut guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let found = loop {
-            let state = self.state.load(Ordering::SeqCst);
-            if self.ended.load(Ordering::SeqCst) {
-                break None;
-            }
-            if is_new(state) {
-                break Some(state);
-            }
-            guard = self.turned.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        };
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        found
     }
 }
 
@@ -286,6 +314,51 @@ mod tests {
         all
     }
 
+    /// Not for ever: what is asserted afterwards fails.
+    fn wait_for(condition: &dyn Fn() -> bool) {
+        let began = Instant::now();
+        while !condition() && began.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn every_thread_of_the_largest_crew_is_bound_before_it_helps() {
+        let bound = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&bound);
+        let bind = move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        };
+        let crew = Crew::new(SLOTS + 6, bind).expect("threads");
+        assert_eq!(bound.load(Ordering::SeqCst), SLOTS + 5);
+        crew.bind_caller();
+        assert_eq!(bound.load(Ordering::SeqCst), SLOTS + 6);
+        for n in [0, 1, SLOTS, SLOTS + 6, 5000] {
+            assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
+        }
+    }
+
+    #[test]
+    fn a_helper_that_wakes_too_late_is_there_for_the_next_job() {
+        let crew = crew(2);
+        let helped = AtomicBool::new(false);
+        let began = Instant::now();
+        while !helped.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(2 * LOOK_FOR);
+            for _ in 0..10 {
+                // Over before anyone can wake.
+                crew.run(&|thread| {
+                    helped.fetch_or(thread > 0, Ordering::SeqCst);
+                });
+                let until = Instant::now();
+                while until.elapsed() < Duration::from_micros(50) {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        assert!(helped.load(Ordering::SeqCst));
+    }
+
     #[test]
     fn every_piece_is_done_once_whoever_comes() {
         for threads in [1, 2, 5] {
@@ -294,7 +367,7 @@ mod tests {
             for n in (0..400).chain([10_000]) {
                 assert!(squares(&crew, n).into_iter().eq((0..n).map(|x| x * x)));
                 if n % 100 == 0 {
-                    std::thread::sleep(2 * LOOK);
+                    std::thread::sleep(2 * LOOK_FOR);
                 }
             }
         }
@@ -307,22 +380,30 @@ mod tests {
             let came = [const { AtomicUsize::new(0) }; 4];
             crew.run(&|thread| {
                 came[thread].fetch_add(1, Ordering::SeqCst);
-                let began = Instant::now();
-                let waiting = || came.iter().any(|came| came.load(Ordering::SeqCst) == 0);
-                while waiting() && began.elapsed() < Duration::from_secs(20) {
-                    std::thread::yield_now();
-                }
+                wait_for(&|| came.iter().all(|came| came.load(Ordering::SeqCst) > 0));
             });
             assert!(came.iter().all(|came| came.load(Ordering::SeqCst) == 1), "{came:?}");
             if round % 2 == 0 {
-                std::thread::sleep(3 * LOOK);
+                std::thread::sleep(3 * LOOK_FOR);
             }
         }
     }
 
     #[test]
-    fn threads_that_share_a_crew_do_not_wait_for_each_other() {
-        let crew = crew(3);
+    fn who_finds_the_crew_busy_does_its_work_alone() {
+        let crew = crew(2);
+        let (held, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                crew.run(&|_| {
+                    held.store(true, Ordering::SeqCst);
+                    wait_for(&|| done.load(Ordering::SeqCst));
+                });
+            });
+            wait_for(&|| held.load(Ordering::SeqCst));
+            assert!(squares(&crew, 300).into_iter().eq((0..300).map(|x| x * x)));
+            done.store(true, Ordering::SeqCst);
+        });
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -352,11 +433,7 @@ mod tests {
                 crew.run(&|thread| {
                     came.fetch_or(thread == 1, Ordering::SeqCst);
                     assert!(thread != culprit, "thread {culprit}");
-                    let began = Instant::now();
-                    while !came.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(20)
-                    {
-                        std::thread::yield_now();
-                    }
+                    wait_for(&|| came.load(Ordering::SeqCst));
                 });
             }));
             let panic = result.expect_err("a panic");

@@ -12,12 +12,11 @@ pub use memory::{NodeMemory, memory};
 use crate::build::Built;
 use crate::config::{Config, DeviceConfig};
 use crate::data::Dataset;
-use crate::open::kernel_crew;
 use crate::run::{Message, RunError, RunOptions, StepReport, train};
 use crate::{gpu, places};
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::cuda::{self, Collectives, CudaOptions};
-use device::{Arena, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
+use device::{Arena, Crew, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -113,19 +112,18 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
     cpu::open(rank, &plan, &world, &options)
 }
 
-/// A virtual GPU whose kernels have `threads` threads; its host memory on a node by its cores, where they are given.
+/// A virtual GPU whose kernels `crew` computes; its host memory on a node by its cores, where they are given.
 fn on_host(
     plan: Plan,
-    threads: usize,
+    crew: Option<Arc<Crew>>,
     small_pages: bool,
     node: &[(u32, Vec<u32>)],
 ) -> Result<Device, Error> {
     let (world, rank) = (World::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
-    let cpus = node.first().map(|(_, cpus)| cpus.clone());
     let nodes = node.iter().map(|(id, _)| *id).collect();
     let host = cpu::HostPlace {
         nodes,
-        cpus: cpus.clone().unwrap_or_default(),
+        cpus: node.first().map(|(_, cpus)| cpus.clone()).unwrap_or_default(),
         small_pages,
         ..cpu::HostPlace::default()
     };
@@ -134,7 +132,7 @@ fn on_host(
         memory_limit: u64::MAX,
         host,
         scratch_floats: 0,
-        work: HostWork { crew: kernel_crew(threads, cpus), ..HostWork::default() },
+        work: HostWork { crew, ..HostWork::default() },
     };
     cpu::open(rank, &Arc::new(plan), &world, &options)
 }

@@ -6,8 +6,8 @@ use device::{Dtype, HostContext, HostTask, Mode, Pieces, Rule, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a tile is cut into for the rank's worker threads.
-const PIECE: usize = 1 << 13;
-/// Of pieces that a thread takes at a time, so many make its part.
+const PIECE: usize = 1 << 14;
+/// Runs of pieces that a thread's part is cut into.
 const RUNS: usize = 4;
 
 /// A run of owned parameters.
@@ -106,6 +106,7 @@ impl AdamTile {
         let outcome = Mutex::new(Ok(()));
         crew.share(Tile(whole), RUNS, &|_, Tile(piece)| {
             if let Err(problem) = work(piece) {
+                // Of several, any: what is wrong is the tile's types, so it is the same.
                 *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(problem);
             }
         });

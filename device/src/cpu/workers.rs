@@ -1,4 +1,4 @@
-//! Who computes a kernel: the calling thread, or it and a pool; and the scratch of each.
+//! Who computes a kernel: the calling thread, or it and a crew; and the scratch of each.
 //!
 //! Work is cut into some runs of units per thread. A unit (a row, a head, a block of elements) is computed
 //! the same way wherever it lands, so the number of threads changes no bit.

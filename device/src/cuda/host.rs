@@ -47,6 +47,9 @@ impl HostLane {
             });
         }
         let workers = self.shared.workers(0);
+        if let Some(crew) = workers.crew() {
+            crew.bind_caller();
+        }
         while let Some(Job { op, after }) = jobs.pop() {
             self.await_streams(&op, &after);
             let compute = self.compute.get();

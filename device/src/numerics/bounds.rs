@@ -175,22 +175,29 @@ mod tests {
 
     #[test]
     fn sweeps_do_what_they_say_on_every_path() {
-        // Whole vectors on every path, and not at the start of a line.
+        // Whole vectors on every path.
         let n = 64 * 40;
         let from: Vec<f32> = (0..n).map(|i| i as f32).collect();
         let before = SimdPath::current();
         for path in SimdPath::available() {
             path.choose().unwrap();
-            let bits = |to: &[f32]| to[1..=n].iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
-            let mut to = vec![0.0f32; n + 2];
-            sweep(Pass::Write, &[], &mut to[1..=n]);
-            assert_eq!(bits(&to), vec![1; n], "{path:?}");
-            sweep(Pass::Change, &[], &mut to[1..=n]);
-            assert_eq!(bits(&to), vec![2; n], "{path:?}");
-            sweep(Pass::Copy, &from, &mut to[1..=n]);
-            assert_eq!(to[1..=n], from, "{path:?}");
-            sweep(Pass::Read, &from, &mut []);
-            assert_eq!((to[0].to_bits(), to[n + 1].to_bits()), (0, 0), "{path:?}");
+            let mut memory = vec![0.0f32; n + 32];
+            let line = memory.as_ptr().align_offset(64);
+            // At the start of a line, where stores go past the caches, and elsewhere.
+            for start in [line + 16, line + 1] {
+                memory.fill(0.0);
+                let all = start..start + n;
+                let bits = |to: &[f32]| to.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+                sweep(Pass::Write, &[], &mut memory[all.clone()]);
+                assert_eq!(bits(&memory[all.clone()]), vec![1; n], "{path:?}");
+                sweep(Pass::Change, &[], &mut memory[all.clone()]);
+                assert_eq!(bits(&memory[all.clone()]), vec![2; n], "{path:?}");
+                sweep(Pass::Copy, &from, &mut memory[all.clone()]);
+                assert_eq!(memory[all.clone()], from, "{path:?}");
+                sweep(Pass::Read, &from, &mut []);
+                let beside = [&memory[..start], &memory[all.end..]].concat();
+                assert!(beside.iter().all(|x| x.to_bits() == 0), "{path:?}");
+            }
         }
         before.choose().unwrap();
     }

@@ -3,6 +3,7 @@
 
 use super::on_host;
 use crate::metrics;
+use crate::open::kernel_crew;
 use device::numerics::{SimdPath, control};
 use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Rule, Tensor};
 use offload::{AdamTile, Storage, TrafficTile};
@@ -108,7 +109,7 @@ pub fn adam(case: Case, params: usize, most: usize) -> Result<Row, Error> {
     case.path.choose().map_err(refused)?;
     let mut plan = Plan::default();
     let (tiles, fills) = tiles(&mut plan, case.storage, params);
-    let dev = on_host(plan, case.threads, case.small_pages, &[])?;
+    let dev = on_host(plan, kernel_crew(case.threads, None), case.small_pages, &[])?;
     for (tensor, value) in fills {
         dev.write(tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;
     }

@@ -76,9 +76,10 @@ fn product_of(
     let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
         plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
     });
-    let dev = on_host(plan, threads, false, &[])?;
-    [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
+    // One crew for both: two would be in each other's way.
     let crew = kernel_crew(threads, None);
+    let dev = on_host(plan, crew.clone(), false, &[])?;
+    [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
     let (mut product, mut peak) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
         let started = Instant::now();

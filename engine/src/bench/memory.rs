@@ -2,6 +2,7 @@
 
 use super::adam::median;
 use super::on_host;
+use crate::open::kernel_crew;
 use device::numerics::{Pass, sweep};
 use device::{
     Arena, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
@@ -19,9 +20,9 @@ pub struct NodeMemory {
     pub threads: usize,
     /// Bytes read.
     pub read: f64,
-    /// Bytes written.
+    /// Bytes written, past the caches.
     pub write: f64,
-    /// Bytes read and bytes written.
+    /// Bytes read and bytes written, these past the caches.
     pub copy: f64,
     /// Bytes read and bytes written in place.
     pub rmw: f64,
@@ -125,7 +126,8 @@ fn node(id: Option<u32>, cpus: Vec<u32>, bytes: u64) -> Result<NodeMemory, Error
         let _ = topology::bind_current_thread(&cpus);
     }
     let place = id.map(|id| (id, cpus));
-    let dev = on_host(plan, threads, false, place.as_slice())?;
+    let crew = kernel_crew(threads, place.as_ref().map(|(_, cpus)| cpus.clone()));
+    let dev = on_host(plan, crew, false, place.as_slice())?;
     [from, to].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
     let rate = |pass, moved: u64| {
         let op = HostOp::new(Sweep { pass, from, to });

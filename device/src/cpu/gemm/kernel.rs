@@ -1,5 +1,5 @@
 //! The microkernels: a block of c in registers.
-#![expect(unsafe_code, reason = "unchecked loads of packed a")]
+#![expect(unsafe_code, reason = "unchecked loads of a")]
 
 use super::{A_ROWS, VECS};
 use pulp::Simd;
@@ -77,7 +77,8 @@ pub(super) fn kernels<'c, S: Simd>(
         4 => pick!(4),
         6 if S::REGISTER_COUNT < 32 => pick!(6),
         8 if S::REGISTER_COUNT >= 32 => pick!(8),
-        _ => pick!(12),
+        12 if S::REGISTER_COUNT >= 32 => pick!(12),
+        _ => debug_assert!(false, "no microkernel of {height} rows"),
     }
 }
 

@@ -2,8 +2,8 @@
 //! bf16, sums in f32 and one rounding (to nearest, ties to even) to the type of c.
 //!
 //! Called by every layer that multiplies: forward, input gradient, weight gradient, attention.
-//! The structure is that of BLIS (Van Zee and van de Geijn, 2015): panels of a and b are packed
-//! into caches and a block of c is kept in registers.
+//! The structure is that of BLIS (Van Zee and van de Geijn, 2015): panels of b, and of a
+//! where it has to be, are packed into caches and a block of c is kept in registers.
 //!
 //! Invariants:
 //! - Each element of c is the sum, in order, over blocks of [`KC`] of a chain of fused
@@ -34,7 +34,8 @@ const MC: usize = 192;
 const MT: usize = 768;
 /// Columns of b packed at a time, and of c whose partial sums are kept.
 const NT: usize = 768;
-/// Rows of a in a packed panel; a multiple of the rows of every microkernel.
+/// Rows of a in a packed panel. Microkernels of 12, 8, 4, 2 and 1 rows, or 6, 4, 2 and 1, taken in this order, never reach
+/// across two of them.
 const A_ROWS: usize = 12;
 /// Distance between packed rows of a when they lie along k; not a power of two, to spread sets.
 const A_STRIDE: usize = KC + 16;
@@ -47,6 +48,8 @@ const VECS: usize = 2;
 const NR_MAX: usize = VECS * MAX_LANES;
 /// Elements of the widest vector.
 const MAX_LANES: usize = 16;
+/// Elements after which an address falls on the same set of a first-level cache, which has 8 ways at least.
+const SAME_SET: usize = 1024;
 /// Rows that are worth packing all of b for.
 const PANEL_ROWS: usize = 128;
 /// Products below this number of operations are not worth waking other threads.
@@ -129,6 +132,13 @@ impl<'a> Matrix<'a> {
     /// The transpose of a matrix stored [by rows](Self::by_rows).
     pub(crate) fn transposed(data: Src<'a>, row_stride: usize) -> Self {
         Self { data, row_stride: 1, col_stride: row_stride }
+    }
+
+    /// As a left operand: rows of f32 along k need no packing, unless they lie so far apart that the first-level cache
+    /// holds only a few of them.
+    fn is_read_in_place(&self) -> bool {
+        let apart = !self.row_stride.is_multiple_of(SAME_SET);
+        self.col_stride == 1 && matches!(self.data, Src::F32(_)) && apart
     }
 
     fn assert_holds(&self, rows: usize, cols: usize) {

@@ -51,7 +51,7 @@ pub(super) fn pack_a(
         return Order::AlongK;
     }
     match a.data {
-        Src::F32(_) if a.col_stride == 1 => Order::InPlace,
+        _ if a.is_read_in_place() => Order::InPlace,
         Src::F32(data) => pack_a_typed(Typed::new(data, a), rows, ks, parts),
         Src::F16(data) => pack_a_typed(Typed::new(data, a), rows, ks, parts),
         Src::Bf16(data) => pack_a_typed(Typed::new(data, a), rows, ks, parts),

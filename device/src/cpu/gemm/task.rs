@@ -31,7 +31,7 @@ impl<'a> Gemm<'a> {
     pub(crate) fn panels(self, threads: usize) -> Panels<'a> {
         let size @ (m, n) = (self.m, self.n);
         let task = self.check();
-        let grid @ (down, across) = grid(task.packs_a(), size, threads);
+        let grid @ (down, across) = grid(!task.a.is_read_in_place(), size, threads);
         let panel = (
             m.div_ceil(down).next_multiple_of(A_ROWS),
             n.div_ceil(across).next_multiple_of(NR_MAX),
@@ -83,16 +83,20 @@ impl Panels<'_> {
     }
 }
 
-/// How many panels down and across c, of one for each thread (64 at most): by rows, which other kernels divide too,
-/// unless they are few or would have to be packed.
-fn grid(packs_a: bool, (m, n): (usize, usize), threads: usize) -> (usize, usize) {
+/// How many panels down and across c, of one for each thread (64 at most): the smallest that there are of whole
+/// microkernels; of those the least to pack, but by rows, which other kernels divide too, where rows of a are not packed
+/// and there are enough of them.
+pub(super) fn grid(packs_a: bool, (m, n): (usize, usize), threads: usize) -> (usize, usize) {
     let threads = threads.min(64);
-    if !packs_a && m >= threads * PANEL_ROWS {
-        return (threads, 1);
-    }
+    let cost = |down: &usize| {
+        let across = threads / down;
+        let (rows, cols) = (m.div_ceil(*down), n.div_ceil(across));
+        let area = rows.next_multiple_of(A_ROWS) * cols.next_multiple_of(NR_MAX);
+        let packed = if packs_a { rows + cols } else { cols };
+        let by_rows = !packs_a && rows >= PANEL_ROWS;
+        (area, !by_rows, if by_rows { across } else { packed })
+    };
     let splits = (1..=threads).filter(|down| threads.is_multiple_of(*down));
-    let cost =
-        |down: &usize| if packs_a { m.div_ceil(*down) } else { 0 } + n.div_ceil(threads / down);
     let down = splits.min_by_key(cost).unwrap_or(1);
     (down, threads / down)
 }
@@ -134,11 +138,6 @@ pub(super) struct Task<'a> {
 unsafe impl Sync for Task<'_> {}
 
 impl Task<'_> {
-    /// Rows of f32 are read where they are, others packed.
-    fn packs_a(&self) -> bool {
-        self.a.col_stride != 1 || !matches!(self.a.data, Src::F32(_))
-    }
-
     /// Computes one panel of c.
     ///
     /// # Safety
@@ -206,7 +205,7 @@ pub(super) enum Order {
     AlongM,
 }
 
-/// One packed block of a and b.
+/// A block of a, packed or not, and one of b, packed.
 struct Step {
     order: Order,
     ks: Range<usize>,
@@ -225,6 +224,7 @@ impl Panel<'_, '_> {
         let (mut i, mut j) = (0, 0);
         while i < rows.len() {
             let height = height::<S>(rows.len() - i);
+            debug_assert!(i % A_ROWS + height <= A_ROWS, "a microkernel across two panels");
             let b = &self.parts.b[j * (kc + B_PAD)..][..nr * kc];
             let width = (cols.len() - j).min(nr);
             let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };

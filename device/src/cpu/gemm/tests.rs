@@ -1,5 +1,5 @@
 use super::element::Element;
-use super::task::{Panel, chunks};
+use super::task::{Panel, chunks, grid};
 use super::*;
 use core::ops::Range;
 use pulp::Simd;
@@ -267,6 +267,27 @@ fn threads_change_no_bit() {
             assert_eq!(c, case.run(&mut scratch), "{threads} threads, {m} {n} {k}");
         }
     }
+}
+
+#[test]
+fn threads_have_about_the_same_to_do() {
+    for threads in [2, 3, 8, 16, 64] {
+        for packs_a in [false, true] {
+            for size @ (m, n) in [256, 500, 1024, 2047, 4096]
+                .iter()
+                .flat_map(|m| [384, 768, 3072].map(|n| (*m, n)))
+                .filter(|(m, n)| m * n >= threads * 64 * 64)
+            {
+                let (down, across) = grid(packs_a, size, threads);
+                let rows = m.div_ceil(down).next_multiple_of(A_ROWS);
+                let cols = n.div_ceil(across).next_multiple_of(NR_MAX);
+                let share = (m * n) as f64 / (threads * rows * cols) as f64;
+                assert!(down * across == threads && share > 0.7, "{threads} {size:?}: {share}");
+            }
+        }
+    }
+    assert_eq!(grid(false, (768, 384), 2), (2, 1), "by rows, like other kernels");
+    assert_eq!(grid(false, (12, 4096), 2), (1, 2), "few rows are not worth packing all of b for");
 }
 
 #[test]
