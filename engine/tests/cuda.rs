@@ -73,8 +73,14 @@ fn a_failing_gpu_ends_the_run_with_its_name() {
 
 #[test]
 fn a_failing_collective_ends_the_run() {
-    train(&[("FAKECUDA_FAIL", "nccl-error:9")]).refused(76, &["GPU", "NCCL"]);
-    train(&[("FAKECUDA_FAIL", "nccl-init:3")]).refused(76, &["NCCL"]);
+    for (fault, texts) in [("nccl-error:9", &["GPU", "NCCL"][..]), ("nccl-init:3", &["NCCL"])] {
+        let done = train(&[("FAKECUDA_FAIL", fault)]).refused(76, texts);
+        assert!(
+            !done.stderr.contains("is stuck"),
+            "a rank did not end by itself:\n{}",
+            done.stderr
+        );
+    }
 }
 
 #[test]
