@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
@@ -149,12 +150,12 @@ impl Crew {
         }
     }
 
-    /// Does `work` on runs of `whole` until nothing is left, `runs` of them per thread, on all threads that come; also
-    /// tells it which thread it is on. Each begins with a part of its own, the same one each time, for it may have that
+    /// Does `work` on runs of `whole` until nothing is left, some per thread, on all threads that come; also tells it
+    /// which thread it is on. Each begins with a part of its own, the same one each time, for it may have that
     /// in its caches; then it takes from the others' parts: cores are not equally fast, nor is each free.
-    pub fn share<T: Pieces>(&self, whole: T, runs: usize, work: &(impl Fn(usize, T) + Sync)) {
+    pub fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(usize, T) + Sync)) {
         let threads = self.threads().min(SLOTS);
-        let step = whole.units().div_ceil(threads * runs).max(1);
+        let step = whole.units().div_ceil(threads * RUNS).max(1);
         match whole.units() {
             0 => return,
             1 => return work(0, whole),
@@ -183,6 +184,8 @@ impl Crew {
     }
 }
 
+/// Runs that a thread's part is cut into.
+const RUNS: usize = 4;
 /// Parts that [`Crew::share`] deals out at first.
 const SLOTS: usize = 64;
 
@@ -192,6 +195,16 @@ pub trait Pieces: Send + Sized {
     fn units(&self) -> usize;
     /// The first `units` of them, and the rest: both some.
     fn cut(self, units: usize) -> (Self, Self);
+}
+
+impl Pieces for Range<usize> {
+    fn units(&self) -> usize {
+        self.len()
+    }
+    fn cut(self, units: usize) -> (Self, Self) {
+        let mid = self.start + units;
+        (self.start..mid, mid..self.end)
+    }
 }
 
 /// The first `units`, and what is left.
@@ -308,7 +321,7 @@ mod tests {
     /// Squares, each by whoever takes it.
     fn squares(crew: &Crew, n: usize) -> Vec<usize> {
         let mut all: Vec<usize> = (0..n).collect();
-        crew.share(&mut all[..], 3, &|_, piece: &mut [usize]| {
+        crew.share(&mut all[..], &|_, piece: &mut [usize]| {
             piece.iter_mut().for_each(|x| *x *= *x);
         });
         all

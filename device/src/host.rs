@@ -1,6 +1,6 @@
 //! Work for the Host lane that is written outside this crate.
 
-use crate::{Crew, Element, Mode, Tensor, View, ViewMut};
+use crate::{Crew, Element, Mode, Pieces, Tensor, View, ViewMut};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -82,9 +82,12 @@ pub(crate) enum Slot<'a> {
 }
 
 impl<'a> HostContext<'a> {
-    /// The rank's worker threads; `None` when it has only its own.
-    pub const fn crew(&self) -> Option<&'a Crew> {
-        self.crew
+    /// Does `work` on runs of `whole`, on the rank's worker threads or, when it has only its own, on all of it at once.
+    pub fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
+        match self.crew {
+            Some(crew) => crew.share(whole, &|_, piece| work(piece)),
+            None => work(whole),
+        }
     }
 
     /// A range declared as `Read`.

@@ -1,7 +1,6 @@
 //! cuBLASLt products against plain loops.
 #![expect(unsafe_code, reason = "raw cuBLASLt calls")]
 #![expect(
-    clippy::undocumented_unsafe_blocks,
     clippy::unwrap_used,
     clippy::multiple_unsafe_ops_per_block,
     reason = "a test passes its own live buffers"
@@ -72,6 +71,7 @@ fn download(stream: &Arc<CudaStream>, kind: Type, slice: &CudaSlice<u8>) -> Vec<
 
 fn set<T>(desc: sys::cublasLtMatmulDesc_t, attribute: Attribute, value: &T) {
     let pointer = std::ptr::from_ref(value).cast();
+    // SAFETY: the descriptor is live, and the attribute is as many bytes as the value, which is read before the call returns.
     unsafe { result::set_matmul_desc_attribute(desc, attribute, pointer, size_of::<T>()) }.unwrap();
 }
 
@@ -79,6 +79,7 @@ fn layout(kind: Type, rows: usize, cols: usize, batches: usize) -> sys::cublasLt
     use sys::cublasLtMatrixLayoutAttribute_t as Layout;
     let layout = result::create_matrix_layout(kind, rows as u64, cols as u64, rows as i64).unwrap();
     let (count, stride) = (batches as i32, (rows * cols) as i64);
+    // SAFETY: the layout is live; an i32 and an i64, as these attributes are, which are read before the calls return.
     unsafe {
         let count = std::ptr::from_ref(&count).cast();
         let attribute = Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
@@ -115,6 +116,7 @@ fn multiply(stream: &Arc<CudaStream>, case: &Case) -> Outcome {
     let d_layout = layout(case.output, m, n, case.batches);
     let handle = result::create_handle().unwrap();
     let preference = result::create_matmul_pref().unwrap();
+    // SAFETY: every handle is live; the buffers hold what the layouts say, and live until the stream has been synchronized.
     unsafe {
         let found = result::get_matmul_algo_heuristic(
             handle, desc, a_layout, b_layout, d_layout, d_layout, preference,
@@ -257,6 +259,7 @@ fn bf16_needs_sm_80() {
         let preference = result::create_matmul_pref().unwrap();
         let find = |kind| {
             let layout = layout(kind, 8, 8, 1);
+            // SAFETY: every handle is live, and nothing is computed.
             unsafe {
                 result::get_matmul_algo_heuristic(
                     handle, desc, layout, layout, layout, layout, preference,

@@ -1,7 +1,6 @@
 //! The driver through cudarc: memory, copies, kernels, events, order, modules.
 #![expect(unsafe_code, reason = "kernel launches and raw driver calls")]
 #![expect(
-    clippy::undocumented_unsafe_blocks,
     clippy::unwrap_used,
     clippy::multiple_unsafe_ops_per_block,
     reason = "a test passes its own live buffers"
@@ -39,6 +38,7 @@ fn fill(stream: &CudaStream, fill: &CudaFunction, x: &mut CudaSlice<f32>, value:
     let count = x.len() as i32;
     let mut launch = stream.launch_builder(fill);
     launch.arg(x).arg(&value).arg(&count);
+    // SAFETY: the kernel takes these three, and writes `count` elements, which are as many as there are.
     unsafe { launch.launch(LaunchConfig::for_num_elems(count as u32)) }.unwrap();
 }
 
@@ -50,12 +50,14 @@ fn copies_kernels_and_counters_work() {
         assert_eq!(context.compute_capability().unwrap(), (8, 0));
         let stream = context.new_stream().unwrap();
         let y = stream.clone_htod(&[1.0f32, 2.0, 3.0]).unwrap();
+        // SAFETY: what is not initialized are numbers, of which any bits are one.
         let mut x = unsafe { stream.alloc::<f32>(3) }.unwrap();
         assert!(stream.clone_dtoh(&x).unwrap().iter().all(|x| x.is_nan()));
         fill(&stream, &function(&context, "fake_fill"), &mut x, 10.0);
         let add = function(&context, "fake_add");
         let mut launch = stream.launch_builder(&add);
         launch.arg(&mut x).arg(&y).arg(&3i32);
+        // SAFETY: the kernel takes these three, and reaches three elements of each.
         unsafe { launch.launch(LaunchConfig::for_num_elems(3)) }.unwrap();
         assert_eq!(stream.clone_dtoh(&x).unwrap(), [11.0, 12.0, 13.0]);
         let stats = fake_cuda::stats().unwrap();
@@ -86,12 +88,15 @@ fn memory_is_limited_per_device() {
 /// Fills on one stream, copies on another, with or without the wait; true when the copy was right.
 fn copied_after_fill(waits: bool) -> bool {
     let context = CudaContext::new(0).unwrap();
+    // SAFETY: the test itself orders its streams, or looks at what happens when it does not.
     unsafe { context.disable_event_tracking() };
     let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let kernel = function(&context, "fake_fill");
     let mut right = true;
     for round in 1..20 {
+        // SAFETY: what is not initialized are numbers, of which any bits are one.
         let mut x = unsafe { first.alloc::<f32>(4) }.unwrap();
+        // SAFETY: as above.
         let mut y = unsafe { second.alloc::<f32>(4) }.unwrap();
         fill(&first, &kernel, &mut x, round as f32);
         if waits {
@@ -142,6 +147,7 @@ fn flag(context: &CudaContext) -> (&'static std::sync::atomic::AtomicU32, u64) {
     let flag: &'static _ = Box::leak(Box::new(std::sync::atomic::AtomicU32::new(0)));
     let pointer = std::ptr::from_ref(flag).cast_mut().cast();
     let mut address = 0;
+    // SAFETY: the word is leaked, hence there as long as the process; the address is written to a live variable.
     unsafe {
         sys::cuMemHostRegister_v2(pointer, 4, 1).result().unwrap();
         sys::cuMemHostGetDevicePointer_v2(&raw mut address, pointer, 0).result().unwrap();
@@ -151,6 +157,7 @@ fn flag(context: &CudaContext) -> (&'static std::sync::atomic::AtomicU32, u64) {
 
 /// The stream waits until the flag is 1.
 fn hold(stream: &CudaStream, address: u64) {
+    // SAFETY: a live stream, and the address of a registered word that lives as long as the process.
     unsafe { sys::cuStreamWaitValue32_v2(stream.cu_stream(), address, 1, 0) }.result().unwrap();
 }
 
@@ -162,6 +169,7 @@ fn a_stream_waits_for_a_flag_of_the_host() {
         let (flag, address) = flag(&context);
         hold(&stream, address);
         let handle = stream.cu_stream();
+        // SAFETY: as in `hold`.
         unsafe { sys::cuStreamWriteValue32_v2(handle, address, 7, 0) }.result().unwrap();
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(flag.load(std::sync::atomic::Ordering::SeqCst), 0);
@@ -182,18 +190,22 @@ fn pageable_copies_block_and_pinned_ones_do_not() {
         let address = device.device_ptr(&stream).0;
         let mut host = vec![9u8; 64];
         let handle = stream.cu_stream();
+        // SAFETY: 64 bytes from a live allocation of as many; the call returns after the copy, since `host` is not registered.
         unsafe { result::memcpy_dtoh_async(&mut host, address, handle) }.unwrap();
         assert_eq!(host, [0; 64]);
         host.fill(9);
         let pointer = host.as_mut_ptr().cast();
+        // SAFETY: 64 bytes, which are there until they are unregistered.
         unsafe { sys::cuMemHostRegister_v2(pointer, 64, 1) }.result().unwrap();
         let begin = Instant::now();
         for _ in 0..10 {
+            // SAFETY: as above; `host` outlives the stream's work, which is synchronized with below.
             unsafe { result::memcpy_dtoh_async(&mut host, address, handle) }.unwrap();
         }
         assert!(begin.elapsed() < Duration::from_millis(100));
         stream.synchronize().unwrap();
         assert_eq!(host, [0; 64]);
+        // SAFETY: registered above, and nothing uses it any more.
         unsafe { sys::cuMemHostUnregister(pointer) }.result().unwrap();
         assert_eq!(fake_cuda::stats().unwrap().pageable_copies, 1);
     });
@@ -207,6 +219,7 @@ fn wrong_addresses_and_handles_are_refused() {
         let device = stream.alloc_zeros::<u8>(64).unwrap();
         let address = device.device_ptr(&stream).0;
         let handle = stream.cu_stream();
+        // SAFETY: wrong addresses are what is tried: the fake driver looks them up before it uses them.
         let copy = |from, bytes| unsafe { sys::cuMemcpyDtoDAsync_v2(address, from, bytes, handle) };
         use sys::CUresult::{
             CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CUDA_ERROR_INVALID_HANDLE,
@@ -215,17 +228,20 @@ fn wrong_addresses_and_handles_are_refused() {
         assert_eq!(copy(address + 32, 64), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(copy(0, 8), CUDA_ERROR_INVALID_VALUE);
         let mut host = [0u8; 8];
+        // SAFETY: never registered, which is looked up before anything else.
         let unregister = unsafe { sys::cuMemHostUnregister(host.as_mut_ptr().cast()) };
         assert_eq!(unregister, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
         let stale = context.new_event(None).unwrap();
         let other = CudaContext::new(1).unwrap();
         let foreign = other.new_stream().unwrap();
+        // SAFETY: both are live handles, of different contexts, which is what is refused.
         let record = unsafe { sys::cuEventRecord(stale.cu_event(), foreign.cu_stream()) };
         assert_eq!(record, CUDA_ERROR_INVALID_HANDLE);
         let kernel = function(&other, "fake_fill");
         let mut launch = stream.launch_builder(&kernel);
         let mut x = stream.alloc_zeros::<f32>(1).unwrap();
         launch.arg(&mut x).arg(&1.0f32).arg(&1i32);
+        // SAFETY: the kernel takes these three; it is of another context, which is what is refused.
         let error = unsafe { launch.launch(LaunchConfig::for_num_elems(1)) }.unwrap_err();
         assert_eq!(error.0, CUDA_ERROR_INVALID_HANDLE);
     });

@@ -7,8 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a tile is cut into for the rank's worker threads.
 const PIECE: usize = 1 << 14;
-/// Runs of pieces that a thread's part is cut into.
-const RUNS: usize = 4;
 
 /// A run of owned parameters.
 #[derive(Debug)]
@@ -102,9 +100,8 @@ impl AdamTile {
             noise: Noise { runs: &self.noise.0, start: self.noise.1 },
             streams: self.master.len() >= STREAMED,
         };
-        let Some(crew) = host.crew() else { return work(whole) };
         let outcome = Mutex::new(Ok(()));
-        crew.share(Tile(whole), RUNS, &|_, Tile(piece)| {
+        host.share(Tile(whole), &|Tile(piece)| {
             if let Err(problem) = work(piece) {
                 // Of several, any: what is wrong is the tile's types, so it is the same.
                 *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(problem);

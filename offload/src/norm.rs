@@ -63,10 +63,7 @@ impl HostTask for Accumulate {
             Turn::First | Turn::Middle => None,
         };
         let whole = Part { grad, sum, partials, counted: self.counted, chunk: self.chunk };
-        match host.crew() {
-            None => self.add(whole),
-            Some(crew) => crew.share(whole, RUNS, &|_, part| self.add(part)),
-        }
+        host.share(whole, &|part| self.add(part));
         Ok(())
     }
 }
@@ -79,9 +76,6 @@ struct Part<'a> {
     counted: usize,
     chunk: usize,
 }
-
-/// Runs of chunks that a thread's part is cut into.
-const RUNS: usize = 4;
 
 impl Accumulate {
     fn add(&self, part: Part<'_>) {

@@ -14,8 +14,6 @@ pub(super) const QUERY_ROWS: usize = 64;
 pub(super) const SCORE_PAD: usize = 32;
 /// Columns that sums over rows take at a time: narrow models have few.
 pub(super) const COLUMNS: usize = 64;
-/// Runs of units per thread.
-const RUNS: usize = 4;
 /// Below so many elements other threads are not worth waking.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
 
@@ -89,8 +87,10 @@ impl Workers {
     pub(super) fn multiply(&self, product: Gemm<'_>) {
         match &self.crew {
             Some(crew) if product.is_worth_sharing() => {
-                let panels = product.panels(crew.threads());
-                crew.run(&|thread| panels.work(thread, &mut self.scratch(thread).gemm));
+                let mut panels = product.panels(crew.threads());
+                crew.share(panels.all(), &|thread, some| {
+                    some.compute(&mut self.scratch(thread).gemm);
+                });
             }
             _ => product.serial(&mut self.scratch(0).gemm),
         }
@@ -107,7 +107,7 @@ impl Workers {
     ) {
         match &self.crew {
             Some(crew) if elements >= PARALLEL_ELEMENTS && units > 1 => {
-                crew.share(Units(0..units, out), RUNS, &|thread, Units(units, out)| {
+                crew.share(Units(0..units, out), &|thread, Units(units, out)| {
                     f(units, out, &mut self.scratch(thread));
                 });
             }
@@ -124,8 +124,8 @@ impl<P: Parts> Pieces for Units<P> {
         self.0.len()
     }
     fn cut(self, units: usize) -> (Self, Self) {
-        let (Range { start, end }, (first, rest)) = (self.0, self.1.part(units));
-        (Self(start..start + units, first), Self(start + units..end, rest))
+        let ((first, rest), (out, others)) = (self.0.cut(units), self.1.part(units));
+        (Self(first, out), Self(rest, others))
     }
 }
 

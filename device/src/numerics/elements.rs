@@ -143,8 +143,7 @@ impl<L: Lanes> Source<L> for Words<'_, L> {
 impl<L: Lanes> Source<L> for WordsMut<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
-        simd::prefetch(&self.0[i], L::PAIR);
-        widened(l, self.0[i])
+        Words::<L>(self.0).get(l, i)
     }
 }
 
@@ -180,8 +179,7 @@ impl<L: Lanes> Source<L> for Wide<'_, L> {
 impl<L: Lanes> Source<L> for WideMut<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
-        simd::prefetch(&self.0[i], L::PAIR);
-        l.unzip(self.0[i])
+        Wide::<L>(self.0).get(l, i)
     }
 }
 

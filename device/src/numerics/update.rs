@@ -74,6 +74,7 @@ pub(super) fn update_on(path: SimdPath, mut update: Update<'_>) -> Result<(), St
 
 impl<'a> Update<'a> {
     /// Two updates, parted at element `mid`.
+    #[inline(always)]
     pub fn split_at(self, mid: usize) -> (Self, Self) {
         let Self { rule, control, grad, states, param, decayed, noise, streams } = self;
         let (masters, end) = (states.master.split_at(mid), grad.len());
@@ -118,25 +119,23 @@ impl<'a> Update<'a> {
         }
     }
 
+    /// A shorter-lived update of the same elements.
+    #[inline(always)]
+    const fn reborrow(&mut self) -> Update<'_> {
+        let states = &mut self.states;
+        let master = match &mut states.master {
+            Master::Whole(master) => Master::Whole(master),
+            Master::Lower(low) => Master::Lower(low),
+        };
+        let (momentum, variance) = (states.momentum.reborrow(), states.variance.reborrow());
+        let (states, param) = (States { master, momentum, variance }, self.param.reborrow());
+        Update { states, param, ..*self }
+    }
+
     /// Elements `range`.
     #[inline(always)]
     fn part(&mut self, range: Range<usize>) -> Update<'_> {
-        let states = &mut self.states;
-        Update {
-            grad: self.grad.slice(range.clone()),
-            states: States {
-                master: match &mut states.master {
-                    Master::Whole(master) => Master::Whole(&mut master[range.clone()]),
-                    Master::Lower(low) => Master::Lower(&mut low[range.clone()]),
-                },
-                momentum: states.momentum.reborrow().slice(range.clone()),
-                variance: states.variance.reborrow().slice(range.clone()),
-            },
-            param: self.param.reborrow().slice(range.clone()),
-            decayed: self.decayed.saturating_sub(range.start).min(range.len()),
-            noise: Noise { start: self.noise.start + range.start, ..self.noise },
-            ..*self
-        }
+        self.reborrow().split_at(range.end).0.split_at(range.start).1
     }
 
     /// 16-bit elements begin where words may.

@@ -32,8 +32,6 @@ const ROUNDS: usize = 7;
 
 /// Elements in a unit of work.
 const PIECE: usize = 1 << 16;
-/// Runs of units that a thread's part is cut into.
-const RUNS: usize = 16;
 
 #[derive(Debug)]
 struct Sweep {
@@ -67,11 +65,7 @@ impl HostTask for Sweep {
             _ => host.write_as::<f32>(self.to)?,
         };
         let pass = self.pass;
-        let work = |_, Arrays(from, to): Arrays<'_>| sweep(pass, from, to);
-        match host.crew() {
-            Some(crew) => crew.share(Arrays(from, to), RUNS, &work),
-            None => work(0, Arrays(from, to)),
-        }
+        host.share(Arrays(from, to), &|Arrays(from, to)| sweep(pass, from, to));
         Ok(())
     }
 }

@@ -8,11 +8,11 @@ use super::{
     A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PANEL_ROWS, Parts,
     SHARED_FLOP, Scratch, Src, VECS, reach,
 };
+use crate::Pieces;
 use core::marker::PhantomData;
 use core::ops::Range;
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 impl<'a> Gemm<'a> {
     /// Computes the product on the calling thread.
@@ -36,7 +36,7 @@ impl<'a> Gemm<'a> {
             m.div_ceil(down).next_multiple_of(A_ROWS),
             n.div_ceil(across).next_multiple_of(NR_MAX),
         );
-        Panels { task, size, grid, panel, taken: AtomicU64::new(0) }
+        Panels { task, size, grid, panel }
     }
 
     /// Checks every index, once, and makes c shareable between threads.
@@ -63,31 +63,48 @@ pub(crate) struct Panels<'a> {
     size: (usize, usize),
     grid: (usize, usize),
     panel: (usize, usize),
-    taken: AtomicU64,
 }
 
-impl Panels<'_> {
-    /// Computes panels that no other thread has taken, that of `thread` first, until none is left.
-    pub(crate) fn work(&self, thread: usize, scratch: &mut Scratch) {
-        let ((m, n), (down, across), (rows, cols)) = (self.size, self.grid, self.panel);
-        let panels = down * across;
-        for panel in (0..panels).map(|next| (thread + next) % panels) {
-            if self.taken.fetch_or(1 << panel, Ordering::Relaxed) & (1 << panel) > 0 {
-                continue;
-            }
+impl<'a> Panels<'a> {
+    /// For threads to divide.
+    pub(crate) fn all(&mut self) -> SomePanels<'_, 'a> {
+        SomePanels { of: self, numbers: 0..self.grid.0 * self.grid.1 }
+    }
+}
+
+/// Panels that nobody else has: made by [`Panels::all`], whose borrow is exclusive, and cut.
+pub(crate) struct SomePanels<'p, 'a> {
+    of: &'p Panels<'a>,
+    numbers: Range<usize>,
+}
+
+impl Pieces for SomePanels<'_, '_> {
+    fn units(&self) -> usize {
+        self.numbers.units()
+    }
+    fn cut(self, units: usize) -> (Self, Self) {
+        let (first, rest) = self.numbers.cut(units);
+        (Self { numbers: first, ..self }, Self { numbers: rest, ..self })
+    }
+}
+
+impl SomePanels<'_, '_> {
+    /// Computes them.
+    pub(crate) fn compute(self, scratch: &mut Scratch) {
+        let Panels { task, size: (m, n), grid: (_, across), panel: (rows, cols) } = self.of;
+        for panel in self.numbers {
             let (i, j) = (panel / across * rows, panel % across * cols);
-            let (rows, cols) = (i.min(m)..(i + rows).min(m), j.min(n)..(j + cols).min(n));
-            // SAFETY: each panel is taken once, and is its own cell of a grid over c.
-            unsafe { self.task.run(rows, cols, scratch) };
+            let (rows, cols) = (i.min(*m)..(i + rows).min(*m), j.min(*n)..(j + cols).min(*n));
+            // SAFETY: each panel is in one piece, which is used up here, and is its own cell of a grid over c.
+            unsafe { task.run(rows, cols, scratch) };
         }
     }
 }
 
-/// How many panels down and across c, of one for each thread (64 at most): the smallest that there are of whole
+/// How many panels down and across c, of one for each thread: the smallest that there are of whole
 /// microkernels; of those the least to pack, but by rows, which other kernels divide too, where rows of a are not packed
 /// and there are enough of them.
 pub(super) fn grid(packs_a: bool, (m, n): (usize, usize), threads: usize) -> (usize, usize) {
-    let threads = threads.min(64);
     let cost = |down: &usize| {
         let across = threads / down;
         let (rows, cols) = (m.div_ceil(*down), n.div_ceil(across));

@@ -262,8 +262,10 @@ fn threads_change_no_bit() {
         {
             let case = Case::new(&mut r, m, n, k);
             let mut c = case.c.0.clone();
-            let panels = case.whole(&mut c).panels(threads);
-            crew.run(&|thread| panels.work(thread, &mut scratches[thread].lock().unwrap()));
+            let mut panels = case.whole(&mut c).panels(threads);
+            crew.share(panels.all(), &|thread, some| {
+                some.compute(&mut scratches[thread].lock().unwrap());
+            });
             assert_eq!(c, case.run(&mut scratch), "{threads} threads, {m} {n} {k}");
         }
     }
