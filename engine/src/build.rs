@@ -90,7 +90,8 @@ pub fn kernel_scratch(config: &Config) -> KernelScratch {
         DeviceConfig::Cuda => return KernelScratch::default(),
     };
     let m = &config.model;
-    let floats = device::cpu::scratch_floats(m.seq_len, m.hidden / m.heads, m.hidden);
+    let widest = m.ffn_hidden.max(3 * m.hidden);
+    let floats = device::cpu::scratch_floats(m.seq_len, m.hidden / m.heads, m.hidden, widest);
     KernelScratch { floats, threads }
 }
 

@@ -18,7 +18,7 @@ pub use world::World;
 use crate::error::OutOfMemory;
 use crate::host::{Declared, HostContext, Slot};
 use crate::lane::{Clock, join};
-use crate::view::{View, copy};
+use crate::view::View;
 use crate::{
     Activity, Admitted, Arena, Crew, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan,
     Rank, Tensor,
@@ -246,7 +246,7 @@ impl Shared {
         };
         match &op.op {
             Op::Copy { src, dst } => {
-                copy(self.memory.view(*src), &mut self.memory.view_mut(*dst));
+                workers.copy(self.memory.view(*src), self.memory.view_mut(*dst));
                 Ok(())
             }
             Op::Host { task, arg } => {

@@ -4,7 +4,8 @@
 //! the same way wherever it lands, so the number of threads changes no bit.
 
 use super::gemm::{self, Gemm};
-use crate::{Crew, Pieces, ViewMut};
+use crate::view::{BLOCK, copy};
+use crate::{Crew, Pieces, View, ViewMut};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,15 +13,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const QUERY_ROWS: usize = 64;
 /// Rows of attention scores are padded to a multiple of this, so that no loop has a remainder.
 pub(super) const SCORE_PAD: usize = 32;
-/// Columns that sums over rows take at a time: narrow models have few.
+/// Columns that sums over rows take at a time: as many as registers hold sums of.
 pub(super) const COLUMNS: usize = 64;
+/// Blocks of rows of which sums over rows are made, by the threads that have worked on these rows before: what they read
+/// is then in their own caches. Part of what the results are, so equal on every machine.
+const ROW_BLOCKS: usize = 16;
 /// Below so many elements other threads are not worth waking.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
 
-/// Scratch (in f32, per thread) that kernels need for samples of `seq_len` tokens, heads of `head_dim`
-/// and rows of `hidden` elements.
-pub fn scratch_floats(seq_len: usize, head_dim: usize, hidden: usize) -> usize {
-    attention_floats(seq_len, head_dim).max(norm_floats(hidden))
+/// Scratch (in f32, per thread) that kernels need for samples of `seq_len` tokens, heads of `head_dim`,
+/// rows of `hidden` elements, and sums over rows of `widest` elements or fewer.
+pub fn scratch_floats(seq_len: usize, head_dim: usize, hidden: usize, widest: usize) -> usize {
+    let sums = sum_floats(widest.max(2 * hidden));
+    attention_floats(seq_len, head_dim).max(norm_floats(hidden)).max(sums)
 }
 
 /// Bytes of scratch that one kernel thread holds: `floats` and what a matrix product packs into.
@@ -37,6 +42,11 @@ pub(super) const fn attention_floats(seq_len: usize, head_dim: usize) -> usize {
 /// Gain, bias, and two rows.
 pub(super) const fn norm_floats(hidden: usize) -> usize {
     4 * hidden
+}
+
+/// A sum per block of rows, for `width` columns.
+pub(super) const fn sum_floats(width: usize) -> usize {
+    ROW_BLOCKS * width
 }
 
 /// The threads that compute a lane's kernels. Everything is allocated in [`Workers::new`].
@@ -94,6 +104,50 @@ impl Workers {
             }
             _ => product.serial(&mut self.scratch(0).gemm),
         }
+    }
+
+    /// Copies elements of one type.
+    pub(super) fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
+        let len = from.len();
+        let to = Rows { view: to, each: BLOCK };
+        self.split(len.div_ceil(BLOCK), len, to, &|blocks, mut to, _| {
+            let first = blocks.start * BLOCK;
+            copy(from.slice(first..first + to.view.len()), &mut to.view);
+        });
+    }
+
+    /// Sums over rows, `width` of them: `f` makes those of some rows, which are added up in order. `elements` says how much
+    /// work it is.
+    pub(super) fn sum_rows(
+        &self,
+        (rows, width): (usize, usize),
+        elements: usize,
+        f: &(impl Fn(Range<usize>, &mut [f32]) + Sync),
+        done: impl FnOnce(&[f32]),
+    ) -> Result<(), String> {
+        self.need(sum_floats(width))?;
+        let each = rows.div_ceil(ROW_BLOCKS).max(1);
+        let mut scratch = self.scratch(0);
+        let blocks = rows.div_ceil(each).max(1);
+        let partials = &mut scratch.floats[..blocks * width];
+        let of_blocks = |blocks: Range<usize>, sums: &mut [f32]| {
+            for (block, sums) in blocks.zip(sums.chunks_exact_mut(width.max(1))) {
+                f(block * each..((block + 1) * each).min(rows), sums);
+            }
+        };
+        match &self.crew {
+            Some(crew) if elements >= PARALLEL_ELEMENTS => {
+                let all = Units(0..blocks, Slice { data: &mut *partials, each: width });
+                crew.share(all, &|_, Units(blocks, sums)| of_blocks(blocks, sums.data));
+            }
+            _ => of_blocks(0..blocks, partials),
+        }
+        let (sums, others) = partials.split_at_mut(width);
+        for more in others.chunks_exact(width.max(1)) {
+            sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+        done(sums);
+        Ok(())
     }
 
     /// Runs `f` on runs of `0..units` that together are all of them, with the parts of `out` that belong

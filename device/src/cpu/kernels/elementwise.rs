@@ -4,8 +4,9 @@ use super::math::{Mask, gelu, gelu_slope, masked, read, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{COLUMNS, Rows, Workers};
 use crate::op::Op;
-use crate::view::{BLOCK, cast, copy};
+use crate::view::{BLOCK, cast};
 use crate::{Dropout, Dtype, View, ViewMut};
+use std::ops::Range;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
@@ -21,14 +22,14 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         Op::Add { x, into } => {
             update(workers, values(m, x)?, values_mut(m, into)?, |into, x| into + x);
         }
-        Op::Cast { x, y } if x.dtype() == y.dtype() => copy(m.read(x), &mut m.write(y)),
+        Op::Cast { x, y } if x.dtype() == y.dtype() => workers.copy(m.read(x), m.write(y)),
         Op::Cast { x, y } => match (values(m, x), is_exact(y.dtype())) {
             (Ok(x), false) => map(workers, x, values_mut(m, y)?, |x| x),
             _ => cast(m.read(x), &mut m.write(y)),
         },
         Op::Zero { x } => m.write(x).zero(),
         Op::ColumnSum { x, y } => {
-            column_sum(workers, values(m, x)?, values_mut(m, y)?, x.shape());
+            return column_sum(workers, values(m, x)?, values_mut(m, y)?, x.shape());
         }
         Op::BiasDropoutAdd { x, bias, residual, y, dropout } => {
             let shape = x.shape();
@@ -167,27 +168,31 @@ fn bias_dropout_add(
     });
 }
 
-/// y (cols) = sums over the rows of x (rows, cols), in row order.
-fn column_sum(workers: &Workers, x: View<'_>, y: ViewMut<'_>, (rows, cols): (usize, usize)) {
-    let y = Rows { view: y, each: COLUMNS };
-    workers.split(cols.div_ceil(COLUMNS), x.len(), y, &|blocks, mut y, _| {
-        let first = blocks.start * COLUMNS;
+/// y (cols) = sums over the rows of x (rows, cols).
+fn column_sum(
+    workers: &Workers,
+    x: View<'_>,
+    mut y: ViewMut<'_>,
+    (rows, cols): (usize, usize),
+) -> Result<(), String> {
+    let sum = |rows: Range<usize>, sums: &mut [f32]| {
         vectorised(
             #[inline(always)]
             || {
                 let mut xs = [0.0; COLUMNS];
-                for at in (0..y.view.len()).step_by(COLUMNS) {
-                    let n = COLUMNS.min(y.view.len() - at);
+                for (at, out) in sums.chunks_mut(COLUMNS).enumerate() {
+                    let (first, n) = (at * COLUMNS, out.len());
                     let mut sums = [0.0; COLUMNS];
-                    for row in 0..rows {
-                        let x = read(&x, row * cols + first + at, n, &mut xs);
+                    for row in rows.clone() {
+                        let x = read(&x, row * cols + first, n, &mut xs);
                         sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
                     }
-                    y.view.store(at, &sums[..n]);
+                    out.copy_from_slice(&sums[..n]);
                 }
             },
         );
-    });
+    };
+    workers.sum_rows((rows, cols), x.len(), &sum, |sums| y.store(0, sums))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{COLUMNS, Rows, Slice, Workers, norm_floats};
 use crate::op::Op;
 use crate::{View, ViewMut};
+use std::ops::Range;
 
 const EPS: f32 = 1e-5;
 
@@ -36,17 +37,15 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 let inputs = inputs.rows(rows.start, rows.end);
                 backward(inputs, &mut d_x.view, add, &mut scratch.floats);
             });
-            let d_gain = Rows { view: values_mut(m, d_gain)?, each: COLUMNS };
-            let d_bias = Rows { view: values_mut(m, d_bias)?, each: COLUMNS };
-            let out = (d_gain, d_bias);
-            workers.split(
-                cols.div_ceil(COLUMNS),
-                x.len(),
-                out,
-                &|blocks, (mut gain, mut bias), _| {
-                    sum_gradients(inputs, blocks.start * COLUMNS, &mut gain.view, &mut bias.view);
-                },
-            );
+            let (mut d_gain, mut d_bias) = (values_mut(m, d_gain)?, values_mut(m, d_bias)?);
+            let sum = |rows: Range<usize>, sums: &mut [f32]| {
+                sum_gradients(inputs.rows(rows.start, rows.end), sums);
+            };
+            return workers.sum_rows((rows, 2 * cols), x.len(), &sum, |sums| {
+                let (gains, biases) = sums.split_at(cols);
+                d_gain.store(0, gains);
+                d_bias.store(0, biases);
+            });
         }
         _ => return not_a_kernel(),
     }
@@ -140,23 +139,19 @@ fn backward(inputs: Inputs<'_>, d_x: &mut ViewMut<'_>, add: bool, floats: &mut [
     );
 }
 
-/// d_gain and d_bias of the columns from `first` on: sums over the rows, in order, of d_y n and d_y.
-fn sum_gradients(
-    inputs: Inputs<'_>,
-    first: usize,
-    d_gain: &mut ViewMut<'_>,
-    d_bias: &mut ViewMut<'_>,
-) {
+/// The sums over the rows, in order, of d_y n (d_gain) and of d_y (d_bias), one after the other.
+fn sum_gradients(inputs: Inputs<'_>, sums: &mut [f32]) {
     let Inputs { x, stats, d_y, cols, .. } = inputs;
+    let (d_gain, d_bias) = sums.split_at_mut(cols);
     vectorised(
         #[inline(always)]
         || {
             let (mut xs, mut d_ys) = ([0.0; COLUMNS], [0.0; COLUMNS]);
-            for at in (0..d_gain.len()).step_by(COLUMNS) {
-                let n = COLUMNS.min(d_gain.len() - at);
+            for first in (0..cols).step_by(COLUMNS) {
+                let n = COLUMNS.min(cols - first);
                 let (mut gains, mut biases) = ([0.0f32; COLUMNS], [0.0f32; COLUMNS]);
                 for (row, stats) in stats.as_chunks::<2>().0.iter().enumerate() {
-                    let (place, [mean, scale]) = (row * cols + first + at, *stats);
+                    let (place, [mean, scale]) = (row * cols + first, *stats);
                     let x = read(&x, place, n, &mut xs);
                     let d_y = read(&d_y, place, n, &mut d_ys);
                     for (((gain, bias), x), d) in gains.iter_mut().zip(&mut biases).zip(x).zip(d_y)
@@ -165,8 +160,8 @@ fn sum_gradients(
                         *bias += d;
                     }
                 }
-                d_gain.store(at, &gains[..n]);
-                d_bias.store(at, &biases[..n]);
+                d_gain[first..first + n].copy_from_slice(&gains[..n]);
+                d_bias[first..first + n].copy_from_slice(&biases[..n]);
             }
         },
     );

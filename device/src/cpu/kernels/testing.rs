@@ -68,7 +68,7 @@ impl Rig {
     pub(super) fn new(threads: usize) -> Self {
         let crew =
             (threads > 1).then(|| Arc::new(crate::Crew::new(threads, || ()).expect("threads")));
-        let workers = Workers::new(crew, scratch_floats(300, 80, 4000));
+        let workers = Workers::new(crew, scratch_floats(300, 80, 4000, 0));
         Self { plan: Plan::default(), data: Vec::new(), workers }
     }
 
