@@ -152,12 +152,11 @@ INLINE i64 first_run() { return 8 * ((i64)blockIdx.x * blockDim.x + threadIdx.x)
 INLINE i64 next_run() { return 8 * (i64)gridDim.x * blockDim.x; }
 INLINE int run_length(i64 i, i64 n) { return n - i < 8 ? (int)(n - i) : 8; }
 
-// e^x within 2 ulp, the cpu backend's bits: x = n ln 2 + r, a polynomial (Cephes expf) of r, times 2^n in two steps.
-INLINE float power_of_two(int n) { return __uint_as_float((u32)(n + 127) << 23); }
+// e^x within 2 ulp, the cpu backend's bits: x = n ln 2 + r, a polynomial (Cephes expf) of r, times 2^n; 0 below the
+// normal range.
 INLINE float exponential(float x) {
   const float MAGIC = 12582912.0f;
   x = x > 89.0f ? 89.0f : x;
-  x = x < -104.0f ? -104.0f : x;
   float shifted = fmaf(x, 1.44269504088896340736f, MAGIC);
   float n = shifted - MAGIC;
   float r = fmaf(n, 1.9046543e-9f, fmaf(n, -0.693147180559945309417f, x));
@@ -168,9 +167,9 @@ INLINE float exponential(float x) {
   p = fmaf(p, r, 1.6666665e-1f);
   p = fmaf(p, r, 0.5f);
   p = fmaf(p, r * r, r) + 1.0f;
-  int power = (int)(__float_as_uint(shifted) - __float_as_uint(MAGIC));
-  int half = power >> 1;
-  return p * power_of_two(half) * power_of_two(power - half);
+  u32 power = __float_as_uint(shifted) - (__float_as_uint(MAGIC) - 127u);
+  float e = p * __uint_as_float(power << 23);
+  return x < -87.33654f ? 0.0f : e;
 }
 
 // random.rs, bit for bit.
