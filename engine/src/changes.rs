@@ -2,7 +2,7 @@
 
 use crate::build::world_size;
 use crate::config::{Accumulate, Config, DeviceConfig, Loaded, OffloadConfig, Origin};
-use crate::config::{Placement, Recompute};
+use crate::config::{Placement, Recompute, placement_text};
 
 /// What makes `loaded` the config `changed`, as `key=value`. Values that would follow from a changed one, such as the
 /// global batch where the file leaves it out, are held.
@@ -25,7 +25,7 @@ pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
     set("host_checkpoints", old_host.to_string(), host.to_string());
     set("parallel.sequence", old.sequence.to_string(), new.sequence.to_string());
     let (old, new) = (&given.offload, &changed.offload);
-    set("offload.optimizer", format!("{:?}", old.optimizer), format!("{:?}", new.optimizer));
+    set("offload.optimizer", placement_text(old.optimizer), placement_text(new.optimizer));
     set("offload.accumulate", format!("{:?}", old.accumulate), format!("{:?}", new.accumulate));
     let together = |o: &OffloadConfig| o.first_forward.to_string();
     set("offload.first_forward", together(old), together(new));
@@ -48,9 +48,10 @@ fn is_derived(loaded: &Loaded, key: &str) -> bool {
     matches!(origin, Some(Origin::Derived(_)))
 }
 
-/// `--set a=1 --set b=2`
+/// `--set a=1 --set 'b=C(d: 2)'`, for a shell.
 pub fn arguments(sets: &[String]) -> String {
-    let all: Vec<String> = sets.iter().map(|set| format!("--set {set}")).collect();
+    let quoted = |set: &String| if set.contains(' ') { format!("'{set}'") } else { set.clone() };
+    let all: Vec<String> = sets.iter().map(|set| format!("--set {}", quoted(set))).collect();
     all.join(" ")
 }
 

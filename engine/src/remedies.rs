@@ -4,7 +4,7 @@ use crate::build::{build, world_size};
 use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::config::{Config, DeviceConfig, Loaded, Placement};
 use crate::plan::fits;
-use crate::search::predict_seconds;
+use crate::search::Brief;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -73,7 +73,7 @@ pub fn remedies(loaded: &Loaded) -> Vec<Remedy> {
 }
 
 fn predicted(config: &Config) -> Option<f64> {
-    predict_seconds(config, &build(config)).ok()
+    Brief::of(config, &build(config)).ok().map(|brief| brief.seconds)
 }
 
 /// Single changes that fit, then pairs, of which neither half fits by itself.

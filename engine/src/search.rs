@@ -1,7 +1,14 @@
 //! Which layout of a model on its box is the fastest: every grid of its GPUs, micro-batch and place is laid out, what
-//! fits is simulated with a few micro-batches, and the best are played in full.
+//! fits is simulated with a few micro-batches, where that waits for the host it is given less of the optimizer or more to
+//! hide behind, and the best are played in full.
 
-use crate::build::{Built, build, shape, world_size};
+mod brief;
+mod choices;
+
+pub(crate) use brief::Brief;
+
+use self::choices::{Screened, with_choices};
+use crate::build::{Built, build, first_forward, shape, world_size};
 use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::config::{Accumulate, Config, DeviceConfig, Loaded, Placement, Recompute};
 use crate::plan::{fits, memory_report, with_micro_batches};
@@ -11,9 +18,7 @@ use offload::Sum;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::cmp::Reverse;
-
-/// Micro-batches of the first simulation of a layout, and of the second; all further ones are like the last.
-const FEW: [usize; 2] = [2, 3];
+use std::collections::BTreeSet;
 
 /// Layouts with more micro-batches than this are extrapolated to the end, from half as many.
 const MOST_MICRO_BATCHES: usize = 64;
@@ -52,7 +57,10 @@ pub struct Found {
     pub left_out: usize,
     /// Layouts that were simulated with a few micro-batches.
     pub simulated_briefly: usize,
-    /// Of these, layouts that were played in full.
+    /// Shares of the optimizer and numbers of first forward passes that were simulated so for some of them; of each
+    /// layout the fastest choice counts.
+    pub choices: usize,
+    /// Of both, what was played in full.
     pub simulated_in_full: usize,
     /// How far the brief simulations of the layouts that were then played in full were off, at most.
     pub brief_error: f64,
@@ -86,6 +94,10 @@ pub struct Layout {
     pub micro: usize,
     /// Micro-batches of a step.
     pub micro_batches: usize,
+    /// Of the parameters, those whose states and update are on the GPUs.
+    pub device_fraction: f32,
+    /// Micro-batches whose first forward passes go through each block together.
+    pub first_forward: usize,
     /// In words: recomputation, split, places.
     pub words: String,
     /// Over all GPUs.
@@ -110,7 +122,10 @@ pub struct Layout {
 }
 
 /// A layout that fits.
+#[derive(Clone)]
 struct Candidate {
+    /// Of the layout; choices of one layout share it.
+    number: usize,
     config: Config,
     built: Built,
     /// Settings that differ from the config's.
@@ -137,30 +152,37 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
     }
     let all = enumerate(given, world);
     let enumerated = all.len();
-    let fitting = all.into_par_iter().filter_map(|config| laid_out(given, config)).collect();
-    let fitting = with_given(given, fitting);
+    let all: Vec<(usize, Config)> = all.into_iter().enumerate().collect();
+    let laid_out = |(number, config)| laid_out(given, config, number);
+    let fitting = with_given(given, all.into_par_iter().filter_map(laid_out).collect());
     let fit = fitting.len();
-    let mut kept = without_dominated(fitting);
-    let set_aside = fit - kept.len();
+    let (mut kept, aside) = without_dominated(fitting);
     let left_out = kept.len().saturating_sub(MOST_SIMULATED);
+    let not_dominated = kept.len();
     let effort = |c: &Config| (c.recompute == Recompute::Block, Reverse(c.batch.micro));
     kept.sort_by_key(|c| (!c.given, effort(&c.config), c.config.parallel.tensor));
     kept.truncate(MOST_SIMULATED);
-    let brief = |c: Candidate| Ok((predict_seconds(&c.config, &c.built)?, c));
-    let mut screened: Vec<(f64, Candidate)> =
+    let brief = |c: Candidate| Ok((Brief::of(&c.config, &c.built)?, c));
+    let screened: Vec<Screened> =
         kept.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
-    sort(&mut screened, |(seconds, c)| (*seconds, c.changes));
-    let simulated_briefly = screened.len();
+    let numbers_aside: BTreeSet<usize> = aside.iter().map(|(c, _)| c.number).collect();
+    let screened = with_choices(given, screened, aside)?;
+    let tried: BTreeSet<usize> = screened.iter().map(|(_, c)| c.number).collect();
+    let revived = tried.intersection(&numbers_aside).count();
+    let set_aside = fit - not_dominated - revived;
+    let simulated_briefly = not_dominated - left_out + revived;
+    let choices = screened.len() - simulated_briefly;
+    let screened = fastest_choices(screened);
     let given_at = screened.iter().position(|(_, c)| c.given);
     let finalists = screened.iter().enumerate().filter(|(at, (_, c))| *at < IN_FULL || c.given);
-    let finalists: Vec<&(f64, Candidate)> = finalists.map(|(_, screened)| screened).collect();
+    let finalists: Vec<&Screened> = finalists.map(|(_, screened)| screened).collect();
     let mut played: Vec<(Layout, bool)> = finalists
         .par_iter()
         .map(|(_, c)| Ok((layout(loaded, c)?, c.given)))
         .collect::<Result<_, SimulateError>>()?;
     let simulated_in_full = played.len();
-    let off = |((brief, _), (layout, _)): (&&(f64, Candidate), &(Layout, bool))| {
-        (brief / layout.step_seconds - 1.0).abs()
+    let off = |((brief, _), (layout, _)): (&&Screened, &(Layout, bool))| {
+        (brief.seconds / layout.step_seconds - 1.0).abs()
     };
     let brief_error = finalists.iter().zip(&played).map(off).fold(0.0, f64::max);
     sort(&mut played, |(layout, _)| (layout.step_seconds, layout.changes));
@@ -182,11 +204,20 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
         set_aside,
         left_out,
         simulated_briefly,
+        choices,
         simulated_in_full,
         brief_error,
         given,
         layouts,
     })
+}
+
+/// Of each layout the fastest choice, and the config itself; in order.
+fn fastest_choices(mut screened: Vec<Screened>) -> Vec<Screened> {
+    sort(&mut screened, |(brief, c)| (brief.seconds, c.changes));
+    let mut seen = BTreeSet::new();
+    screened.retain(|(_, c)| seen.insert(c.number) || c.given);
+    screened
 }
 
 /// By time, and where that is the same to five digits by fewer changes; else as before.
@@ -208,7 +239,7 @@ fn enumerate(given: &Config, world: usize) -> Vec<Config> {
         for micro in divisors(given.batch.global / data) {
             let mut of_grid = given.clone();
             (of_grid.parallel.tensor, of_grid.parallel.data) = (tensor, data);
-            of_grid.batch.micro = micro;
+            (of_grid.batch.micro, of_grid.offload.first_forward) = (micro, 1);
             // The batch does not change: micro x data divides it.
             let one_pass = micro * data == given.batch.global;
             all.extend(memory_choices(&of_grid, one_pass).into_iter().filter(Config::is_sound));
@@ -242,14 +273,20 @@ fn memory_choices(of_grid: &Config, one_pass: bool) -> Vec<Config> {
     all
 }
 
-/// `config` with its handles, if it fits; in the words of `given` where these mean the same.
-fn laid_out(given: &Config, mut config: Config) -> Option<Candidate> {
+/// `config` with its handles, if it fits.
+fn laid_out(given: &Config, config: Config, number: usize) -> Option<Candidate> {
+    fits(&config, &build(&config)).then(|| worded(given, config, number))
+}
+
+/// `config` with its handles, in the words of `given` where these mean the same.
+fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
     let mut built = build(&config);
-    if !fits(&config, &built) {
-        return None;
-    }
     let mut same = config.clone();
     same.offload.accumulate = given.offload.accumulate;
+    same.offload.first_forward = given.offload.first_forward;
+    if first_forward(&same) != first_forward(&config) || !same.is_sound() {
+        same.offload.first_forward = config.offload.first_forward;
+    }
     if same != config && same.is_sound() {
         let as_given = build(&same);
         if as_given.sum == built.sum {
@@ -257,7 +294,7 @@ fn laid_out(given: &Config, mut config: Config) -> Option<Candidate> {
         }
     }
     let changes = changes::count(given, &config);
-    Some(Candidate { given: config == *given, config, built, changes })
+    Candidate { number, given: config == *given, config, built, changes }
 }
 
 /// `all`, and the config itself where it is of another kind, such as one on fewer GPUs, and fits.
@@ -265,14 +302,16 @@ fn with_given(given: &Config, mut all: Vec<Candidate>) -> Vec<Candidate> {
     if !all.iter().any(|c| c.given) {
         let built = build(given);
         if fits(given, &built) {
-            all.push(Candidate { config: given.clone(), built, changes: 0, given: true });
+            let number = all.iter().map(|c| c.number + 1).max().unwrap_or(0);
+            all.push(Candidate { number, config: given.clone(), built, changes: 0, given: true });
         }
     }
     all
 }
 
-/// Without layouts that do more work than another that fits, and is the same but for that. The config itself stays.
-fn without_dominated(all: Vec<Candidate>) -> Vec<Candidate> {
+/// Without layouts that do more work than another that fits, and is the same but for that. The config itself stays. And
+/// what was set aside because it recomputes, with the number of that other one: it leaves more room.
+fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, usize)>) {
     let alike = |a: &Candidate, b: &Candidate| {
         let (x, y) = (&a.config, &b.config);
         x.parallel == y.parallel && x.offload.optimizer == y.offload.optimizer
@@ -283,36 +322,34 @@ fn without_dominated(all: Vec<Candidate>) -> Vec<Candidate> {
         (Recompute::Block, false) => 1,
         (Recompute::Block, true) => 2,
     };
-    let is_dominated = |c: &Candidate| {
+    // Whether it goes, and for whom.
+    let dominated = |c: &Candidate| {
         let others = || all.iter().filter(|other| alike(other, c));
         let (micro, sum) = (c.config.batch.micro, c.built.sum);
-        let less = |o: &Candidate| {
+        let less = |o: &&Candidate| {
             o.config.batch.micro == micro && o.built.sum == sum && checkpoints(o) < checkpoints(c)
         };
         let larger = |o: &&Candidate| {
             let same = o.built.sum == sum || o.built.sum == Sum::None;
             o.config.batch.micro > micro && same && checkpoints(o) == checkpoints(c)
         };
-        others().any(less) || others().filter(larger).count() >= LARGEST
+        if others().filter(larger).count() >= LARGEST {
+            return (true, None);
+        }
+        let least = others().filter(less).min_by_key(|o| checkpoints(o)).map(|o| o.number);
+        (least.is_some(), least)
     };
-    let stays: Vec<bool> = all.iter().map(|c| c.given || !is_dominated(c)).collect();
-    all.into_iter().zip(stays).filter(|(_, stays)| *stays).map(|(c, _)| c).collect()
-}
-
-/// Simulated seconds of a step of `config`, whose handles are `built`, from a few of its micro-batches.
-///
-/// # Errors
-/// As [`simulate`].
-pub(crate) fn predict_seconds(config: &Config, built: &Built) -> Result<f64, SimulateError> {
-    if built.micro_batches <= FEW[1] {
-        return Ok(simulate(config, built)?.step_seconds());
+    let goes: Vec<(bool, Option<usize>)> =
+        all.iter().map(|c| if c.given { (false, None) } else { dominated(c) }).collect();
+    let (mut kept, mut aside) = (Vec::new(), Vec::new());
+    for (candidate, (goes, works_less)) in all.into_iter().zip(goes) {
+        match works_less {
+            Some(works_less) => aside.push((candidate, works_less)),
+            None if !goes => kept.push(candidate),
+            None => {}
+        }
     }
-    let of = |micro_batches| -> Result<f64, SimulateError> {
-        let config = with_micro_batches(config, built, micro_batches);
-        Ok(simulate(&config, &build(&config))?.step_seconds())
-    };
-    let (less, more) = (of(FEW[0])?, of(FEW[1])?);
-    Ok(less + (more - less) * (built.micro_batches - FEW[0]) as f64)
+    (kept, aside)
 }
 
 /// A layout with its step, played to the end if that is not too long.
@@ -328,7 +365,7 @@ fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
             let few = with_micro_batches(config, built, micro_batches);
             play(&few, &build(&few))
         };
-        let half = MOST_MICRO_BATCHES / 2;
+        let half = (MOST_MICRO_BATCHES / 2).max(first_forward(config) + 1);
         Told::extrapolated(&of(half)?, &of(half + 1)?, (built.micro_batches - half) as f64)
     } else {
         play(config, built)?
@@ -342,6 +379,12 @@ fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
         data: config.parallel.data,
         micro: config.batch.micro,
         micro_batches: built.micro_batches,
+        device_fraction: match config.offload.optimizer {
+            Placement::Host => 0.0,
+            Placement::Device => 1.0,
+            Placement::Split { device_fraction } => device_fraction,
+        },
+        first_forward: first_forward(config),
         words: words(config, built),
         tokens_per_second: tokens / told.seconds,
         step_seconds: told.seconds,
@@ -356,24 +399,30 @@ fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
 }
 
 fn words(config: &Config, built: &Built) -> String {
-    let mut words = vec![match config.recompute {
-        Recompute::None => "no recomputation",
-        Recompute::Block if config.partition_checkpoints => "recompute from shares",
-        Recompute::Block => "recompute",
-    }];
+    let mut words: Vec<String> = Vec::new();
+    words.push(match config.recompute {
+        Recompute::None => "no recomputation".into(),
+        Recompute::Block if config.partition_checkpoints => "recompute from shares".into(),
+        Recompute::Block => "recompute".into(),
+    });
     if config.parallel.sequence && config.parallel.tensor > 1 {
-        words.push("sequence");
+        words.push("sequence".into());
     }
     words.push(match built.sum {
-        Sum::None => "one pass",
-        Sum::Device => "sums on GPU",
-        Sum::Host => "sums on host",
+        Sum::None => "one pass".into(),
+        Sum::Device => "sums on GPU".into(),
+        Sum::Host => "sums on host".into(),
     });
     words.push(match config.offload.optimizer {
-        Placement::Host => "optimizer on host",
-        Placement::Device => "optimizer on GPU",
-        Placement::Split { .. } => "optimizer on both",
+        Placement::Host => "optimizer on host".into(),
+        Placement::Device => "optimizer on GPU".into(),
+        Placement::Split { device_fraction } => {
+            format!("{:.1} % of the optimizer on GPU", 100.0 * device_fraction)
+        }
     });
+    if first_forward(config) > 1 {
+        words.push(format!("{} first forward passes together", first_forward(config)));
+    }
     words.join(", ")
 }
 

@@ -36,11 +36,13 @@ fn text(loaded: &Loaded, found: &Found) -> String {
     }
     let _ = writeln!(
         out,
-        "; {} set aside that do more work than another, {} left out\n{} simulated with a few micro-batches, the best {} \
-         in full (the few were off by at most {:.1} %)",
+        "; {} set aside that do more work than another, {} left out\n{} simulated with a few micro-batches, {} choices of \
+         the optimizer's share on the GPUs and of first forward passes together besides, the best {} in full (the few \
+         were off by at most {:.1} %)",
         found.set_aside,
         found.left_out,
         found.simulated_briefly,
+        found.choices,
         found.simulated_in_full,
         100.0 * found.brief_error,
     );

@@ -30,7 +30,7 @@ pub use bytes::{format_bytes, parse_bytes};
 pub use load::{load, load_box, load_str};
 pub use report::{ConfigError, Problem};
 pub(crate) use schema::MEASURED_OPS;
-pub(crate) use write::update_text;
+pub(crate) use write::{placement_text, update_text};
 
 use std::sync::Arc;
 use topology::Machine;

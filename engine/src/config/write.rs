@@ -70,7 +70,7 @@ impl Config {
     fn offload_entries(&self) -> Entries {
         let o = &self.offload;
         vec![
-            ("optimizer", placement(o.optimizer)),
+            ("optimizer", placement_text(o.optimizer)),
             ("update", update_text(o.update)),
             ("transfer", o.transfer.name().into()),
             ("accumulate", o.accumulate.name().into()),
@@ -183,7 +183,7 @@ fn device(device: &DeviceConfig) -> String {
 }
 
 /// The value of `offload.optimizer`.
-pub(super) fn placement(placement: Placement) -> String {
+pub(crate) fn placement_text(placement: Placement) -> String {
     match placement {
         Placement::Host => "Host".into(),
         Placement::Device => "Device".into(),
