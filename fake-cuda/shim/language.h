@@ -148,5 +148,11 @@ inline int __float2int_rz(float x) {
   return x <= -2147483648.0f ? INT32_MIN : static_cast<int>(x);
 }
 
-inline float widen_f16(unsigned short x) { return static_cast<float>(bits_as<_Float16>(x)); }
-inline unsigned short round_f16(float x) { return bits_as<unsigned short>(static_cast<_Float16>(x)); }
+// The same format; g++ has the other name on Arm only since version 13.
+#if defined(__aarch64__)
+using half_number = __fp16;
+#else
+using half_number = _Float16;
+#endif
+inline float widen_f16(unsigned short x) { return static_cast<float>(bits_as<half_number>(x)); }
+inline unsigned short round_f16(float x) { return bits_as<unsigned short>(static_cast<half_number>(x)); }

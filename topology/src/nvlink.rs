@@ -178,7 +178,7 @@ mod tests {
     fn asked(defines: &[&str]) -> Machine {
         let tree = Tree::new();
         let library = tree.root().join("libnvidia-ml.so.1");
-        let mut compiler = Command::new("cc");
+        let mut compiler = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
         compiler.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(&library);
         compiler.args(defines).arg(folder().join("tests/nvml/fake.c"));
         assert!(compiler.status().unwrap().success(), "the tests need a C compiler");

@@ -167,7 +167,7 @@ fn number(ask: &OfLink<c_uint>, device: Device, link: c_uint) -> Result<c_uint, 
 
 /// The text in a buffer, if it ends in it.
 fn words(buffer: &[c_char]) -> Option<String> {
-    let bytes: Vec<u8> = buffer.iter().map(|c| c.cast_unsigned()).collect();
+    let bytes: Vec<u8> = buffer.iter().flat_map(|c| c.to_ne_bytes()).collect();
     let text = CStr::from_bytes_until_nul(&bytes).ok()?;
     Some(text.to_string_lossy().into_owned())
 }

@@ -6,6 +6,7 @@ use pulp::bytemuck::{self, Pod};
 use std::cell::Cell;
 
 /// Elements of 16 bits in a cache line.
+#[cfg(target_arch = "x86_64")]
 pub(super) const LINE: usize = 32;
 
 /// Copies past the caches where this architecture can and `to` is aligned to 16 bytes, in whole cache lines; the rest
@@ -36,6 +37,7 @@ fn stream_8(from: &[u16], to: &mut [u16]) {
 }
 
 /// Elements between those that are read and those whose memory is asked for.
+#[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 768;
 
 /// Asks for the memory some way behind `x`, `elements` elements, so that it is in the cache when they are read: cores
@@ -258,7 +260,7 @@ mod tests {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     #[test]
     fn a_thread_that_flushes_is_set_right_once_and_then_found_out() {
         let flush = || set_control_register(control_register() | FLUSH);
