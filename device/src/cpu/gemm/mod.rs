@@ -52,6 +52,13 @@ const MAX_LANES: usize = 16;
 const SAME_SET: usize = 1024;
 /// Rows that are worth packing all of b for.
 const PANEL_ROWS: usize = 128;
+/// Panels that a thread's part is cut into where b is packed once for all of them, of so many rows or more: threads are
+/// not equally fast.
+const RUNS: usize = 4;
+const RUN_ROWS: usize = 96;
+/// What packing an element of a, and of b, takes, in multiply-adds.
+const PACK_A: usize = 32;
+const PACK_B: usize = 16;
 /// Products below this number of operations are not worth waking other threads.
 const SHARED_FLOP: usize = 20_000_000;
 
@@ -108,6 +115,7 @@ pub(crate) struct Gemm<'a> {
 #[derive(Debug)]
 pub(crate) struct Scratch {
     arch: Arch,
+    packed: Packed,
     memory: Vec<f32>,
     /// Where the first cache line begins.
     start: usize,
@@ -167,7 +175,7 @@ impl Scratch {
     pub(crate) fn new() -> Self {
         let memory = vec![0.0f32; Self::bytes() / size_of::<f32>()];
         let start = memory.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
-        Self { arch: Arch::new(), memory, start }
+        Self { arch: Arch::new(), packed: Packed::default(), memory, start }
     }
 
     /// Size of the one allocation.
@@ -181,7 +189,7 @@ impl Scratch {
         let (b, memory) = memory.split_at_mut(B_LEN);
         let (c, memory) = memory.split_at_mut(C_LEN);
         let (lines, memory) = memory.split_at_mut(LINES_LEN);
-        Parts { a, b, c, lines, bias: &mut memory[..NT] }
+        Parts { a, b, c, lines, bias: &mut memory[..NT], packed: &mut self.packed }
     }
 }
 
@@ -195,4 +203,20 @@ struct Parts<'a> {
     /// Widened runs of a 16-bit operand.
     lines: &'a mut [f32],
     bias: &'a mut [f32],
+    packed: &'a mut Packed,
+}
+
+/// What `b` holds: panels of one product that a thread computes one after the other share it.
+#[derive(Clone, Copy, Default, Debug)]
+struct Packed {
+    /// The product; 0 is none.
+    product: u64,
+    first_col: usize,
+    /// So many blocks of it.
+    blocks: usize,
+}
+
+/// Whether all of b (k, cols) has room, in panels of at most [`NR_MAX`] columns.
+const fn has_room(k: usize, cols: usize) -> bool {
+    k.div_ceil(KC) * (KC + B_PAD) * cols.next_multiple_of(NR_MAX) <= B_LEN
 }

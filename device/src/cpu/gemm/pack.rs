@@ -101,15 +101,22 @@ pub(super) fn pack_b<S: Simd>(
     b: &Matrix<'_>,
     ks: Range<usize>,
     cols: Range<usize>,
+    at: usize,
     parts: &mut Parts<'_>,
 ) {
     if ks.is_empty() {
         return;
     }
     match b.data {
-        Src::F32(data) => pack_b_typed(simd, Typed::new(data, b), ks, cols, parts),
-        Src::F16(data) => pack_b_typed(simd, Typed::new(data, b), ks, cols, parts),
-        Src::Bf16(data) => pack_b_typed(simd, Typed::new(data, b), ks, cols, parts),
+        Src::F32(data) => {
+            pack_b_typed(simd, Typed::new(data, b), (ks, cols), (&mut parts.b[at..], parts.lines));
+        }
+        Src::F16(data) => {
+            pack_b_typed(simd, Typed::new(data, b), (ks, cols), (&mut parts.b[at..], parts.lines));
+        }
+        Src::Bf16(data) => {
+            pack_b_typed(simd, Typed::new(data, b), (ks, cols), (&mut parts.b[at..], parts.lines));
+        }
     }
 }
 
@@ -118,24 +125,23 @@ pub(super) fn pack_b<S: Simd>(
 fn pack_b_typed<S: Simd, T: Element>(
     simd: S,
     b: Typed<'_, T>,
-    ks: Range<usize>,
-    cols: Range<usize>,
-    parts: &mut Parts<'_>,
+    (ks, cols): (Range<usize>, Range<usize>),
+    (to, lines): (&mut [f32], &mut [f32]),
 ) {
     let nr = VECS * S::F32_LANES;
     let kc = ks.len();
     if b.col_stride == 1 {
         for (p, k) in ks.enumerate() {
-            let line = T::as_f32(b.run(k, cols.start, cols.len()), parts.lines);
+            let line = T::as_f32(b.run(k, cols.start, cols.len()), lines);
             let panels = line.chunks_exact(nr);
             let rest = panels.remainder();
             let mut at = p * nr;
             for panel in panels {
-                parts.b[at..at + nr].copy_from_slice(panel);
+                to[at..at + nr].copy_from_slice(panel);
                 at += nr * (kc + B_PAD);
             }
             if !rest.is_empty() {
-                let (values, padding) = parts.b[at..at + nr].split_at_mut(rest.len());
+                let (values, padding) = to[at..at + nr].split_at_mut(rest.len());
                 values.copy_from_slice(rest);
                 padding.fill(0.0);
             }
@@ -143,14 +149,14 @@ fn pack_b_typed<S: Simd, T: Element>(
         return;
     }
     for (panel, cols) in chunks(cols, nr).enumerate() {
-        let panel = &mut parts.b[panel * nr * (kc + B_PAD)..][..nr * kc];
+        let panel = &mut to[panel * nr * (kc + B_PAD)..][..nr * kc];
         if b.row_stride == 1 {
             let b = b.transpose();
             for half in 0..VECS {
                 let first = (cols.start + half * S::F32_LANES).min(cols.end);
                 let cols = first..(first + S::F32_LANES).min(cols.end);
                 let (panel, _) = S::as_mut_simd_f32s(panel);
-                pack_transposed(simd, b, cols, &ks, parts.lines, &mut panel[half..]);
+                pack_transposed(simd, b, cols, &ks, lines, &mut panel[half..]);
             }
         } else {
             for (to, k) in panel.chunks_exact_mut(nr).zip(ks.clone()) {

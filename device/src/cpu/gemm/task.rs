@@ -5,14 +5,15 @@ use super::element::Element;
 use super::kernel::{Out, Rows, height, kernels};
 use super::pack::{pack_a, pack_b};
 use super::{
-    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PANEL_ROWS, Parts,
-    SHARED_FLOP, Scratch, Src, VECS, reach,
+    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PACK_A, PACK_B,
+    PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SHARED_FLOP, Scratch, Src, VECS, has_room, reach,
 };
 use crate::Pieces;
 use core::marker::PhantomData;
 use core::ops::Range;
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 impl<'a> Gemm<'a> {
     /// Computes the product on the calling thread.
@@ -31,12 +32,14 @@ impl<'a> Gemm<'a> {
     pub(crate) fn panels(self, threads: usize) -> Panels<'a> {
         let size @ (m, n) = (self.m, self.n);
         let task = self.check();
-        let grid @ (down, across) = grid(!task.a.is_read_in_place(), size, threads);
-        let panel = (
-            m.div_ceil(down).next_multiple_of(A_ROWS),
-            n.div_ceil(across).next_multiple_of(NR_MAX),
-        );
-        Panels { task, size, grid, panel }
+        let (down, across) = grid(!task.a.is_read_in_place(), size, threads);
+        let cols = n.div_ceil(across).next_multiple_of(NR_MAX);
+        let shares_b = cols <= NT && has_room(task.k, cols);
+        let runs = if shares_b { (m / down / RUN_ROWS).clamp(1, RUNS) } else { 1 };
+        let rows = m.div_ceil(down * runs).next_multiple_of(A_ROWS);
+        static PRODUCTS: AtomicU64 = AtomicU64::new(1);
+        let task = Task { product: PRODUCTS.fetch_add(1, Ordering::Relaxed), ..task };
+        Panels { task, size, grid: (m.div_ceil(rows), n.div_ceil(cols)), panel: (rows, cols) }
     }
 
     /// Checks every index, once, and makes c shareable between threads.
@@ -53,7 +56,7 @@ impl<'a> Gemm<'a> {
         };
         assert!(m <= 1 || row_stride >= n, "rows of c overlap");
         assert!(reach(m, row_stride, n, 1).is_some_and(|r| r <= len), "c is too short");
-        Task { k, a, b, c: cells, row_stride, beta, bias, _c: PhantomData }
+        Task { product: 0, k, a, b, c: cells, row_stride, beta, bias, _c: PhantomData }
     }
 }
 
@@ -91,9 +94,9 @@ impl Pieces for SomePanels<'_, '_> {
 impl SomePanels<'_, '_> {
     /// Computes them.
     pub(crate) fn compute(self, scratch: &mut Scratch) {
-        let Panels { task, size: (m, n), grid: (_, across), panel: (rows, cols) } = self.of;
+        let Panels { task, size: (m, n), grid: (down, _), panel: (rows, cols) } = self.of;
         for panel in self.numbers {
-            let (i, j) = (panel / across * rows, panel % across * cols);
+            let (i, j) = (panel % down * rows, panel / down * cols);
             let (rows, cols) = (i.min(*m)..(i + rows).min(*m), j.min(*n)..(j + cols).min(*n));
             // SAFETY: each panel is in one piece, which is used up here, and is its own cell of a grid over c.
             unsafe { task.run(rows, cols, scratch) };
@@ -101,17 +104,17 @@ impl SomePanels<'_, '_> {
     }
 }
 
-/// How many panels down and across c, of one for each thread: the smallest that there are of whole
-/// microkernels; of those the least to pack, but by rows, which other kernels divide too, where rows of a are not packed
-/// and there are enough of them.
+/// How many parts down and across c, of one for each thread: those that take the shortest. Where rows of a are not packed
+/// and there are enough of them, parts are whole rows of c if these are as small, since other kernels divide rows too.
 pub(super) fn grid(packs_a: bool, (m, n): (usize, usize), threads: usize) -> (usize, usize) {
     let cost = |down: &usize| {
         let across = threads / down;
         let (rows, cols) = (m.div_ceil(*down), n.div_ceil(across));
         let area = rows.next_multiple_of(A_ROWS) * cols.next_multiple_of(NR_MAX);
-        let packed = if packs_a { rows + cols } else { cols };
+        let packed = PACK_B * cols + if packs_a { PACK_A * rows } else { 0 };
         let by_rows = !packs_a && rows >= PANEL_ROWS;
-        (area, !by_rows, if by_rows { across } else { packed })
+        let time = if packs_a { area + packed } else { area };
+        (time, !by_rows, if by_rows { across } else { packed })
     };
     let splits = (1..=threads).filter(|down| threads.is_multiple_of(*down));
     let down = splits.min_by_key(cost).unwrap_or(1);
@@ -140,6 +143,8 @@ enum AnyCells {
 
 /// A checked product, of which threads compute disjoint panels.
 pub(super) struct Task<'a> {
+    /// A number of its own, if threads compute several panels of it.
+    product: u64,
     k: usize,
     a: Matrix<'a>,
     b: Matrix<'a>,
@@ -188,15 +193,26 @@ impl WithSimd for Panel<'_, '_> {
             if let Some(bias) = self.task.bias {
                 bias.widen(cols.clone(), self.parts.bias);
             }
+            let shares_b = has_room(k, cols.len());
+            let of = |packed: &Packed| (packed.product, packed.first_col);
+            if self.task.product == 0 || of(self.parts.packed) != (self.task.product, cols.start) {
+                let (product, first_col) = (self.task.product, cols.start);
+                *self.parts.packed = Packed { product, first_col, blocks: 0 };
+            }
             for rows in chunks(self.rows.clone(), tile_rows) {
                 for block in 0..blocks {
                     let ks = block * KC..((block + 1) * KC).min(k);
-                    pack_b(simd, &self.task.b, ks.clone(), cols.clone(), &mut self.parts);
+                    let room = (KC + B_PAD) * cols.len().next_multiple_of(NR_MAX);
+                    let b = if shares_b { block * room } else { 0 };
+                    if !shares_b || block >= self.parts.packed.blocks {
+                        pack_b(simd, &self.task.b, ks.clone(), cols.clone(), b, &mut self.parts);
+                        self.parts.packed.blocks = block + 1;
+                    }
                     for part in chunks(rows.clone(), MC) {
                         let order = pack_a(&self.task.a, part.clone(), ks.clone(), &mut self.parts);
                         let first_row = part.start - rows.start;
                         let step =
-                            Step { order, ks: ks.clone(), first_row, last: block + 1 == blocks };
+                            Step { order, ks: ks.clone(), b, first_row, last: block + 1 == blocks };
                         self.multiply(simd, &step, part, cols.clone());
                     }
                 }
@@ -226,6 +242,8 @@ pub(super) enum Order {
 struct Step {
     order: Order,
     ks: Range<usize>,
+    /// Where the block of b begins.
+    b: usize,
     /// Of the block of a, in the tile of partial sums.
     first_row: usize,
     last: bool,
@@ -242,7 +260,7 @@ impl Panel<'_, '_> {
         while i < rows.len() {
             let height = height::<S>(rows.len() - i);
             debug_assert!(i % A_ROWS + height <= A_ROWS, "a microkernel across two panels");
-            let b = &self.parts.b[j * (kc + B_PAD)..][..nr * kc];
+            let b = &self.parts.b[step.b + j * (kc + B_PAD)..][..nr * kc];
             let width = (cols.len() - j).min(nr);
             let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };
             let tile = &mut self.parts.c[tile..tile + height * nr];

@@ -257,9 +257,11 @@ fn threads_change_no_bit() {
     for threads in 1..=5 {
         let crew = crate::Crew::new(threads, || ()).unwrap();
         let scratches: Vec<_> = (0..threads).map(|_| Mutex::new(Scratch::new())).collect();
-        for [m, n, k] in
-            [[210, 333, 400], [600, 1000, 90], [1, 90_000, 300], [90_000, 1, 300], [30, 31, 32]]
-        {
+        let few_panels =
+            [[210, 333, 400], [600, 1000, 90], [1, 90_000, 300], [90_000, 1, 300], [30, 31, 32]];
+        // More than threads, which share b: one block of it, two, and another product's.
+        let runs = [[900, 300, 100], [1100, 70, 500], [1100, 70, 500]];
+        for [m, n, k] in few_panels.into_iter().chain(runs) {
             let case = Case::new(&mut r, m, n, k);
             let mut c = case.c.0.clone();
             let mut panels = case.whole(&mut c).panels(threads);
