@@ -35,6 +35,7 @@ test: ## every test, then formatting and lints
 
 test-full: ## the same with every size and layout, not the quick selection (ONEBOX_FULL=1)
 	@ONEBOX_FULL=1 $(MAKE) --no-print-directory test
+	@scripts/check-arm --or-skip
 
 mutants: ## break the code on purpose and see that a test notices
 	@env $(auto_install) scripts/setup tests

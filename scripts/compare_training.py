@@ -135,6 +135,10 @@ def contestant(form, size, tokens, threads, steps, seconds):
     print(json.dumps(dict(seconds=statistics.median(taken), steps=len(taken))))
 
 
+# Of which each of PyTorch's forms has the median, before one is chosen.
+TURNS = 5
+
+
 def output(command, threads):
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
@@ -156,7 +160,9 @@ def compare(name, options):
         command = [options.onebox, "bench", "step", str(config), "--steps", str(steps), "--json"]
         return output([*command, *(word for one in options.set for word in ("--set", one))], threads)
 
-    by_form = {form: torch_step(form, seconds / 2) for form in FORMS}
+    # In turn, so that no form is chosen for a quiet moment.
+    turns = [{form: torch_step(form, seconds / 4) for form in FORMS} for _ in range(TURNS)]
+    by_form = {form: statistics.median(turn[form] for turn in turns) for form in FORMS}
     best = min(by_form, key=by_form.get)
     steps = max(3, min(2000, int(seconds / onebox_step(3)["seconds"])))
     ours, theirs, ceilings, load = [], [], [], []

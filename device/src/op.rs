@@ -128,7 +128,7 @@ pub enum Op {
     Gelu { x: Tensor, y: Tensor },
     /// d = d gelu'(x), in place.
     GeluBackward { x: Tensor, d: Tensor },
-    /// y (n) = sum over the rows of x (m, n), in row order.
+    /// y (n) = sums over the rows of x (m, n), in an order that depends on m alone.
     ColumnSum { x: Tensor, y: Tensor },
     /// out (B T, H D) = causal softmax(q k' / sqrt(D)) v with dropout of the weights;
     /// lse (B, H, T) F32 = log of the sums.

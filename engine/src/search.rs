@@ -333,7 +333,10 @@ fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, us
             let same = o.built.sum == sum || o.built.sum == Sum::None;
             o.config.batch.micro > micro && same && checkpoints(o) == checkpoints(c)
         };
-        if others().filter(larger).count() >= LARGEST {
+        // The config itself may be there twice, in its own words and in others.
+        let larger: BTreeSet<usize> =
+            others().filter(larger).map(|o| o.config.batch.micro).collect();
+        if larger.len() >= LARGEST {
             return (true, None);
         }
         let least = others().filter(less).min_by_key(|o| checkpoints(o)).map(|o| o.number);

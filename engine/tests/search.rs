@@ -150,7 +150,7 @@ fn an_exposed_update_is_shared_with_the_gpus_as_far_as_it_fits() {
     let first = &found["layouts"][0];
     let (share, _) = chosen(&found)[0];
     assert!(share > 0.0 && share < 1.0, "{found}");
-    // The layout with all of it on one side is slower, or does not fit; a larger share does not fit, or is slower too.
+    // The layout with all of it on one side is slower, or does not fit; so is all of it, by a share of 1.
     let seconds = first["step_seconds"].as_f64().unwrap();
     for place in ["Host", "Device", "Split(device_fraction: 1.0)"] {
         let place = format!("offload.optimizer={place}");

@@ -178,8 +178,10 @@ mod tests {
     fn asked(defines: &[&str]) -> Machine {
         let tree = Tree::new();
         let library = tree.root().join("libnvidia-ml.so.1");
-        let mut compiler = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-        compiler.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(&library);
+        let words = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let mut words = words.split_whitespace();
+        let mut compiler = Command::new(words.next().unwrap_or("cc"));
+        compiler.args(words).args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(&library);
         compiler.args(defines).arg(folder().join("tests/nvml/fake.c"));
         assert!(compiler.status().unwrap().success(), "the tests need a C compiler");
         let mut machine = unlinked();

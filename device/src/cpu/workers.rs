@@ -116,8 +116,8 @@ impl Workers {
         });
     }
 
-    /// Sums over rows, `width` of them: `f` makes those of some rows, which are added up in order. `elements` says how much
-    /// work it is.
+    /// Adds up rows of `width` numbers, `rows` of them or what is made of each: `f` writes the sums over a block of rows,
+    /// `done` has the sums over all blocks, added in order. `elements` says how much work it is.
     pub(super) fn sum_rows(
         &self,
         (rows, width): (usize, usize),

@@ -2,7 +2,7 @@
 //! simulated where its step waits for the host and could by that come among those that are told.
 
 use super::{Brief, Candidate, TOLD, worded};
-use crate::build::{Built, build};
+use crate::build::{Built, build, first_forward};
 use crate::config::{Accumulate, Config, Placement, Recompute, UpdateMode};
 use crate::plan::fits;
 use crate::simulate::SimulateError;
@@ -50,7 +50,10 @@ pub(super) fn with_choices(
     let mut open: Vec<Open> = Vec::new();
     for (candidate, works_less) in aside.into_iter().filter(|(c, _)| is_plain(&c.config)) {
         let works_less = screened.iter().find(|(_, c)| c.number == works_less);
-        let least = works_less.map(|(brief, _)| brief.floor() + RECOMPUTED * brief.compute);
+        let least = works_less.map(|(brief, other)| match other.config.recompute {
+            Recompute::None => brief.floor() + RECOMPUTED * brief.compute,
+            Recompute::Block => brief.floor(),
+        });
         open.extend(least.map(|least| Open { least, candidate }));
     }
     let (mut from, mut slowest) = (0, slowest_told(&screened));
@@ -78,7 +81,7 @@ pub(super) fn with_choices(
 
 /// Neither is chosen yet, and the host has the update.
 fn is_plain(config: &Config) -> bool {
-    config.offload.optimizer == Placement::Host && config.offload.first_forward == 1
+    config.offload.optimizer == Placement::Host && first_forward(config) == 1
 }
 
 /// Seconds of the slowest layout that would be told as things stand.

@@ -52,12 +52,13 @@ const MAX_LANES: usize = 16;
 const SAME_SET: usize = 1024;
 /// Rows that are worth packing all of b for.
 const PANEL_ROWS: usize = 128;
-/// Panels that a thread's part is cut into where b is packed once for all of them, of so many rows or more: threads are
-/// not equally fast.
+/// Panels that a thread's part is cut into where b is packed once for all of them: threads are not equally fast.
 const RUNS: usize = 4;
+/// Fewest rows of such a panel.
 const RUN_ROWS: usize = 96;
-/// What packing an element of a, and of b, takes, in multiply-adds.
+/// What packing an element of a takes, in multiply-adds.
 const PACK_A: usize = 32;
+/// What packing an element of b takes, in multiply-adds.
 const PACK_B: usize = 16;
 /// Products below this number of operations are not worth waking other threads.
 const SHARED_FLOP: usize = 20_000_000;

@@ -33,10 +33,10 @@ impl<'a> Gemm<'a> {
         let size @ (m, n) = (self.m, self.n);
         let task = self.check();
         let (down, across) = grid(!task.a.is_read_in_place(), size, threads);
-        let cols = n.div_ceil(across).next_multiple_of(NR_MAX);
+        let cols = n.div_ceil(across).next_multiple_of(NR_MAX).max(NR_MAX);
         let shares_b = cols <= NT && has_room(task.k, cols);
         let runs = if shares_b { (m / down / RUN_ROWS).clamp(1, RUNS) } else { 1 };
-        let rows = m.div_ceil(down * runs).next_multiple_of(A_ROWS);
+        let rows = m.div_ceil(down * runs).next_multiple_of(A_ROWS).max(A_ROWS);
         static PRODUCTS: AtomicU64 = AtomicU64::new(1);
         let task = Task { product: PRODUCTS.fetch_add(1, Ordering::Relaxed), ..task };
         Panels { task, size, grid: (m.div_ceil(rows), n.div_ceil(cols)), panel: (rows, cols) }

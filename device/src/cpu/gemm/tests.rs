@@ -259,8 +259,8 @@ fn threads_change_no_bit() {
         let scratches: Vec<_> = (0..threads).map(|_| Mutex::new(Scratch::new())).collect();
         let few_panels =
             [[210, 333, 400], [600, 1000, 90], [1, 90_000, 300], [90_000, 1, 300], [30, 31, 32]];
-        // More than threads, which share b: one block of it, two, and another product's.
-        let runs = [[900, 300, 100], [1100, 70, 500], [1100, 70, 500]];
+        // Which share b: one block of it, two, another product's, and other columns.
+        let runs = [[900, 300, 100], [1100, 70, 500], [1100, 70, 500], [60, 900, 100]];
         for [m, n, k] in few_panels.into_iter().chain(runs) {
             let case = Case::new(&mut r, m, n, k);
             let mut c = case.c.0.clone();
@@ -268,7 +268,12 @@ fn threads_change_no_bit() {
             crew.share(panels.all(), &|thread, some| {
                 some.compute(&mut scratches[thread].lock().unwrap());
             });
-            assert_eq!(c, case.run(&mut scratch), "{threads} threads, {m} {n} {k}");
+            let want = case.run(&mut scratch);
+            assert_eq!(c, want, "{threads} threads, {m} {n} {k}");
+            // All panels on one thread, which goes from one part of b to the next.
+            let mut c = case.c.0.clone();
+            case.whole(&mut c).panels(threads).all().compute(&mut scratch);
+            assert_eq!(c, want, "panels of {threads} threads, {m} {n} {k}");
         }
     }
 }

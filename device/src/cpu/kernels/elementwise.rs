@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_summed_in_row_order() {
+    fn columns_are_summed_in_every_type() {
         for (dtype, ulp) in TYPES {
             let mut rig = Rig::new(1);
             let (rows, cols) = (33, 523);
@@ -336,6 +336,9 @@ mod tests {
             rig.run(&Op::Dropout { x: w, y: w, dropout: DROPOUT });
             rig.run(&Op::Add { x: z, into: w });
             rig.run(&Op::ColumnSum { x: w, y: sums });
+            let copy = rig.out(Dtype::Bf16, (rows, cols));
+            rig.run(&Op::Cast { x: w, y: copy });
+            assert_eq!(rig.get(copy), rig.get(w));
             [rig.get(y), rig.get(z), rig.get(w), rig.get(sums)]
         };
         assert_eq!(run(1), run(3));
