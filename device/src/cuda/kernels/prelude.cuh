@@ -153,10 +153,11 @@ INLINE i64 next_run() { return 8 * (i64)gridDim.x * blockDim.x; }
 INLINE int run_length(i64 i, i64 n) { return n - i < 8 ? (int)(n - i) : 8; }
 
 // e^x within 2 ulp, the cpu backend's bits: x = n ln 2 + r, a polynomial (Cephes expf) of r, times 2^n; 0 below the
-// normal range.
+// normal range, but for e^-87.68 and more.
 INLINE float exponential(float x) {
   const float MAGIC = 12582912.0f;
   x = x > 89.0f ? 89.0f : x;
+  x = x < -88.0f ? -88.0f : x;
   float shifted = fmaf(x, 1.44269504088896340736f, MAGIC);
   float n = shifted - MAGIC;
   float r = fmaf(n, 1.9046543e-9f, fmaf(n, -0.693147180559945309417f, x));
@@ -168,8 +169,7 @@ INLINE float exponential(float x) {
   p = fmaf(p, r, 0.5f);
   p = fmaf(p, r * r, r) + 1.0f;
   u32 power = __float_as_uint(shifted) - (__float_as_uint(MAGIC) - 127u);
-  float e = p * __uint_as_float(power << 23);
-  return x < -87.33654f ? 0.0f : e;
+  return p * __uint_as_float(power << 23);
 }
 
 // random.rs, bit for bit.
