@@ -1,6 +1,5 @@
 //! Failures on demand.
 #![expect(unsafe_code, reason = "raw driver calls")]
-#![expect(clippy::undocumented_unsafe_blocks, reason = "a test passes its own live buffers")]
 
 mod common;
 
@@ -18,13 +17,17 @@ fn a_lost_device_answers_every_call_with_its_error() {
         let other = CudaContext::new(1).unwrap();
         let other_stream = other.new_stream().unwrap();
         context.bind_to_thread().unwrap();
+        // SAFETY: a context is bound to this thread.
         let buffer = unsafe { result::malloc_sync(64) }.unwrap();
         for _ in 0..5 {
+            // SAFETY: 64 bytes that were allocated above, and a live stream.
             let _ = unsafe { result::memset_d8_async(buffer, 1, 64, stream.cu_stream()) };
         }
         assert_eq!(stream.synchronize().unwrap_err().0, lost);
         assert_eq!(event.record(&stream).unwrap_err().0, lost);
+        // SAFETY: allocated above and used no more; the device is lost, which is what is looked at.
         assert_eq!(unsafe { result::free_sync(buffer) }.unwrap_err().0, lost);
+        // SAFETY: a context is bound to this thread.
         assert_eq!(unsafe { result::malloc_sync(64) }.unwrap_err().0, lost);
         let healthy = other_stream.alloc_zeros::<u8>(8).unwrap();
         assert_eq!(other_stream.clone_dtoh(&healthy).unwrap(), [0; 8]);
@@ -55,10 +58,13 @@ fn a_copy_from_memory_that_is_freed_too_early_loses_the_device() {
         let device = stream.alloc_zeros::<u8>(64).unwrap();
         stream.synchronize().unwrap();
         let address = device.leak();
+        // SAFETY: 64 bytes of a live allocation.
         unsafe { sys::cuMemHostRegister_v2(host.as_mut_ptr().cast(), 64, 1) }.result().unwrap();
         for _ in 0..10 {
+            // SAFETY: `host` is registered and `address` leaked; both are there until the stream has been synchronized.
             unsafe { result::memcpy_dtoh_async(&mut host, address, stream.cu_stream()) }.unwrap();
         }
+        // SAFETY: registered above; that copies from it are still under way is what the fake driver must notice.
         unsafe { sys::cuMemHostUnregister(host.as_mut_ptr().cast()) }.result().unwrap();
         let error = stream.synchronize().unwrap_err();
         assert_eq!(error.0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);

@@ -1,7 +1,6 @@
 //! Collectives of four ranks, one thread each.
 #![expect(unsafe_code, reason = "raw NCCL calls")]
 #![expect(
-    clippy::undocumented_unsafe_blocks,
     clippy::unwrap_used,
     clippy::multiple_unsafe_ops_per_block,
     reason = "a test passes its own live buffers"
@@ -118,6 +117,7 @@ fn on_raw_ranks(body: impl Fn(usize, Arc<CudaStream>, sys::ncclComm_t) + Sync) {
                 context.bind_to_thread().unwrap();
                 let stream = context.new_stream().unwrap();
                 let mut comm = std::ptr::null_mut();
+                // SAFETY: `comm` is written before the call returns; the context is bound to this thread.
                 let code = unsafe { sys::ncclCommInitRank(&raw mut comm, 4, id, rank as i32) };
                 assert_eq!(code, sys::ncclResult_t::ncclSuccess);
                 body(rank, stream, comm);
@@ -130,12 +130,14 @@ fn all_reduce(comm: sys::ncclComm_t, stream: &CudaStream, x: &CudaSlice<f32>, co
     let address = x.device_ptr(stream).0 as *mut std::ffi::c_void;
     let (kind, op) = (sys::ncclDataType_t::ncclFloat32, sys::ncclRedOp_t::ncclSum);
     let handle = stream.cu_stream().cast();
+    // SAFETY: `x` has room for `count` elements, and lives until its stream is synchronized or the collective aborted.
     let code = unsafe { sys::ncclAllReduce(address, address, count, kind, op, comm, handle) };
     assert_eq!(code, sys::ncclResult_t::ncclSuccess);
 }
 
 fn async_error(comm: sys::ncclComm_t) -> sys::ncclResult_t {
     let mut error = sys::ncclResult_t::ncclSuccess;
+    // SAFETY: the communicator is live, and `error` is written before the call returns.
     let code = unsafe { sys::ncclCommGetAsyncError(comm, &raw mut error) };
     assert_eq!(code, sys::ncclResult_t::ncclSuccess);
     error
@@ -154,6 +156,7 @@ fn a_mismatch_is_an_error_that_all_ranks_can_ask_for() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             assert_eq!(async_error(comm), sys::ncclResult_t::ncclInvalidUsage);
+            // SAFETY: the communicator is live, and not used again.
             unsafe { sys::ncclCommAbort(comm) };
             stream.synchronize().unwrap();
         });
@@ -174,6 +177,7 @@ fn a_hanging_collective_ends_with_an_abort() {
             std::thread::sleep(Duration::from_millis(100));
             assert!(!event.is_complete());
             assert_eq!(async_error(comm), sys::ncclResult_t::ncclSuccess);
+            // SAFETY: the communicator is live, and not used again.
             unsafe { sys::ncclCommAbort(comm) };
             event.synchronize().unwrap();
         });
@@ -188,6 +192,7 @@ fn ranks_must_not_share_a_device() {
         stream.context().bind_to_thread().unwrap();
         let id = cudarc::nccl::result::get_uniqueid().unwrap();
         let mut comms = [std::ptr::null_mut(); 2];
+        // SAFETY: each communicator is written before its call returns; the context is bound to this thread.
         unsafe {
             assert_eq!(sys::ncclGroupStart(), sys::ncclResult_t::ncclSuccess);
             let first = sys::ncclCommInitRank(&raw mut comms[0], 2, id, 0);
