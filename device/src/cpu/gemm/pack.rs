@@ -107,16 +107,11 @@ pub(super) fn pack_b<S: Simd>(
     if ks.is_empty() {
         return;
     }
+    let to = (&mut parts.b[at..], &mut *parts.lines);
     match b.data {
-        Src::F32(data) => {
-            pack_b_typed(simd, Typed::new(data, b), (ks, cols), (&mut parts.b[at..], parts.lines));
-        }
-        Src::F16(data) => {
-            pack_b_typed(simd, Typed::new(data, b), (ks, cols), (&mut parts.b[at..], parts.lines));
-        }
-        Src::Bf16(data) => {
-            pack_b_typed(simd, Typed::new(data, b), (ks, cols), (&mut parts.b[at..], parts.lines));
-        }
+        Src::F32(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
+        Src::F16(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
+        Src::Bf16(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
     }
 }
 
