@@ -249,13 +249,11 @@ impl<L: Lanes> Source<L> for Halves<'_, L> {
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
         simd::prefetch(&self.0[i], L::PAIR);
         simd::prefetch(&self.1[i], L::PAIR);
-        // The lower half with its sign: where that is set, the upper half was rounded up.
-        let sign = l.splat_u32s(HALF);
-        let [even, odd] = parts(l, self.1[i]);
-        let even = l.sub_u32s(l.xor_u32s(even, sign), sign);
-        let odd = l.sub_u32s(l.xor_u32s(odd, sign), sign);
-        let uppers = uppers(l, self.0[i]);
-        let (even, odd) = (l.add_u32s(uppers[0], even), l.add_u32s(uppers[1], odd));
+        // The upper half is that of the bits plus HALF; of those the lower half is this one with another first bit.
+        let half = l.splat_u32s(HALF);
+        let lower = l.xor_u32s(self.1[i], l.splat_u32s(HALF << 16 | HALF));
+        let even = l.sub_u32s(l.halves(lower, up(l, self.0[i])), half);
+        let odd = l.sub_u32s(l.halves(down(l, lower), self.0[i]), half);
         [l.transmute_f32s_u32s(even), l.transmute_f32s_u32s(odd)]
     }
 }

@@ -44,7 +44,8 @@ impl Noise<'_> {
         let (draw, end) = match run {
             Some(run) if run.flat.start <= first => {
                 let global = run.global + (first - run.flat.start) as u64;
-                (Draw { stream: random::key(run.stream, step), global }, run.flat.end)
+                let stream = random::key(random::key(run.stream, step), global >> 33);
+                (Draw { stream, global }, run.flat.end)
             }
             after => {
                 let end = after.map_or(usize::MAX, |run| run.flat.start);
@@ -65,42 +66,39 @@ impl Draw {
 
     /// The pairs from the first on, in vectors.
     #[inline(always)]
-    pub(super) fn pairs<L: Lanes>(self, lanes: L) -> Pairs<L> {
+    pub(super) fn pairs<L: Lanes>(self, l: L) -> Pairs<L> {
         let mut places = [0; 16];
         let mut i = 0;
         while i < places.len() {
             places[i] = i as u32;
             i += 1;
         }
-        let first = lanes.splat_u32s((self.global / 2) as u32);
-        let next = lanes.add_u32s(first, L::as_simd_u32s(&places).0[0]);
-        Pairs { next, stream: self.stream, upper: (self.global >> 33) as u32 }
+        let first = l.splat_u32s(((self.global / 2) as u32).wrapping_add(self.stream as u32));
+        let next = l.add_u32s(first, L::as_simd_u32s(&places).0[0]);
+        Pairs { next, key: (self.stream >> 32) as u32 }
     }
 }
 
 /// The next vector of pairs.
 pub(super) struct Pairs<L: Lanes> {
+    /// With the lower half of the stream.
     next: L::u32s,
-    stream: u64,
-    upper: u32,
+    /// Its upper half.
+    key: u32,
 }
 
 impl<L: Lanes> Pairs<L> {
-    /// 16 random bits of each even element and of each odd one: the halves of [`random::bits32`] of the pair.
+    /// 16 random bits of each even element and of each odd one: [`random::halves`] of the pair.
     #[inline(always)]
     pub(super) fn next(&mut self, l: L) -> [L::u32s; 2] {
-        let z = l.xor_u32s(self.next, l.splat_u32s(self.stream as u32));
+        let z = l.mul_u32s(self.next, l.splat_u32s(random::HALVES[0]));
         self.next = l.add_u32s(self.next, l.splat_u32s(L::U32_LANES as u32));
-        let z = l.mul_u32s(mixed(l, z, 16), l.splat_u32s(0x7feb_352d));
-        let z = l.add_u32s(z, l.splat_u32s(self.upper));
-        let z = l.xor_u32s(z, l.splat_u32s((self.stream >> 32) as u32));
-        let z = l.mul_u32s(mixed(l, z, 15), l.splat_u32s(0x846c_a68b));
-        let z = l.mul_u32s(mixed(l, z, 16), l.splat_u32s(0x21f0_aaad));
-        parts(l, mixed(l, z, 15))
+        let z = l.xor_u32s(mixed(l, z), l.splat_u32s(self.key));
+        parts(l, mixed(l, l.mul_u32s(z, l.splat_u32s(random::HALVES[1]))))
     }
 }
 
 #[inline(always)]
-fn mixed<L: Lanes>(l: L, z: L::u32s, by: u32) -> L::u32s {
-    l.xor_u32s(z, l.wrapping_dyn_shr_u32s(z, l.splat_u32s(by)))
+fn mixed<L: Lanes>(l: L, z: L::u32s) -> L::u32s {
+    l.xor_u32s(z, l.wrapping_dyn_shr_u32s(z, l.splat_u32s(16)))
 }

@@ -5,22 +5,44 @@ use super::elements::{Source, Target};
 use super::lanes::Lanes;
 use super::noise::Draw;
 
-/// Adam with decoupled weight decay.
+/// Adam with decoupled weight decay. The constants of a step are drawn together as far as they go:
+/// lr * (m / c1) / (sqrt(v / c2) + eps) = (lr * sqrt(c2) / c1) * m / (sqrt(v) + eps * sqrt(c2)), where c = 1 - beta^t.
 #[derive(Clone, Copy)]
 pub(super) struct AdamW {
-    pub(super) beta1: f32,
-    pub(super) beta2: f32,
-    pub(super) eps: f32,
+    beta1: f32,
+    beta2: f32,
+    /// What a gradient is multiplied by for the momentum.
+    gain1: f32,
+    /// And before it is squared for the variance.
+    gain2: f32,
+    /// Beside the root of the variance as it is stored.
+    eps: f32,
+    /// -lr with both corrections.
+    rate: f32,
     /// -lr * weight decay
-    pub(super) shrink: f32,
+    shrink: f32,
 }
 
 impl AdamW {
+    /// `shrink`: -lr * weight decay.
+    pub(super) fn new(s: Scalars, [beta1, beta2, eps]: [f32; 3], shrink: f32) -> Self {
+        let correction = s.variance_correction.sqrt();
+        Self {
+            beta1,
+            beta2,
+            gain1: s.factor * (1.0 - beta1),
+            gain2: s.factor * (1.0 - beta2).sqrt(),
+            eps: eps / correction,
+            rate: -s.lr * (s.momentum_correction / correction),
+            shrink,
+        }
+    }
+
     /// `n` pairs of vectors.
     #[inline(always)]
     pub(super) fn run<L: Lanes, M: Target<L>>(
         self,
-        (l, s, draw): (L, Scalars, Draw),
+        (l, draw): (L, Draw),
         grad: &impl Source<L>,
         mut master: impl Target<L>,
         [mut momentum, mut variance]: [M; 2],
@@ -33,8 +55,8 @@ impl AdamW {
             }
             let (g, p) = (grad.get(l, i), master.get(l, i));
             let (m, v) = (momentum.get(l, i), variance.get(l, i));
-            let even = self.step((l, s), g[0], p[0], [m[0], v[0]]);
-            let odd = self.step((l, s), g[1], p[1], [m[1], v[1]]);
+            let even = self.step(l, g[0], p[0], [m[0], v[0]]);
+            let odd = self.step(l, g[1], p[1], [m[1], v[1]]);
             momentum.put(l, i, [even.1, odd.1], random);
             // The same bits for both: their errors in m / sqrt(v) then cancel rather than add up.
             variance.put(l, i, [even.2, odd.2], random);
@@ -46,22 +68,18 @@ impl AdamW {
     #[inline(always)]
     fn step<L: Lanes>(
         self,
-        (l, s): (L, Scalars),
+        l: L,
         g: L::f32s,
         p: L::f32s,
         [m, v]: [L::f32s; 2],
     ) -> (L::f32s, L::f32s, L::f32s) {
-        let (beta1, beta2) = (l.splat_f32s(self.beta1), l.splat_f32s(self.beta2));
-        let (rest1, rest2) = (l.splat_f32s(1.0 - self.beta1), l.splat_f32s(1.0 - self.beta2));
-        let g = l.mul_f32s(g, l.splat_f32s(s.factor));
-        let m = l.mul_add_f32s(m, beta1, l.mul_f32s(rest1, g));
-        let v = l.mul_add_f32s(v, beta2, l.mul_f32s(l.mul_f32s(rest2, g), g));
-        let corrected = l.mul_f32s(v, l.splat_f32s(s.variance_correction));
-        let root = l.add_f32s(l.sqrt_f32s(corrected), l.splat_f32s(self.eps));
-        let corrected = l.mul_f32s(m, l.splat_f32s(s.momentum_correction));
-        let direction = l.div_f32s(corrected, root);
+        let m =
+            l.mul_add_f32s(m, l.splat_f32s(self.beta1), l.mul_f32s(g, l.splat_f32s(self.gain1)));
+        let g = l.mul_f32s(g, l.splat_f32s(self.gain2));
+        let v = l.mul_add_f32s(v, l.splat_f32s(self.beta2), l.mul_f32s(g, g));
+        let root = l.add_f32s(l.sqrt_f32s(v), l.splat_f32s(self.eps));
         let p = l.mul_add_f32s(p, l.splat_f32s(self.shrink), p);
-        (l.mul_add_f32s(direction, l.splat_f32s(-s.lr), p), m, v)
+        (l.mul_add_f32s(l.div_f32s(m, root), l.splat_f32s(self.rate), p), m, v)
     }
 }
 

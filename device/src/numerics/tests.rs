@@ -242,7 +242,8 @@ fn stochastic(x: f32, random: u16) -> bf16 {
 fn promised(runs: &[NoiseRun], step: u64, at: usize) -> Option<u16> {
     let run = runs.iter().find(|run| run.flat.contains(&at))?;
     let global = run.global + (at - run.flat.start) as u64;
-    let both = random::bits32(random::key(run.stream, step), global / 2);
+    let stream = random::key(random::key(run.stream, step), global >> 33);
+    let both = random::halves(stream, (global / 2) as u32);
     Some((both >> (16 * (global % 2))) as u16)
 }
 
@@ -274,9 +275,9 @@ fn bf16_moments_are_those_of_the_formula_with_the_random_bits_of_their_elements(
         update::update_on(path, update).unwrap();
         for i in start..n {
             let Some(random) = promised(&runs, 7, i) else { continue };
-            let g = g[i] * 0.25;
-            let momentum = before.0[i].to_f32().mul_add(0.9, (1.0 - 0.9f32) * g);
-            let variance = before.1[i].to_f32().mul_add(0.95, (1.0 - 0.95f32) * g * g);
+            let momentum = before.0[i].to_f32().mul_add(0.9, 0.25 * (1.0 - 0.9f32) * g[i]);
+            let scaled = 0.25 * (1.0 - 0.95f32).sqrt() * g[i];
+            let variance = before.1[i].to_f32().mul_add(0.95, scaled * scaled);
             assert_eq!(m[i], stochastic(momentum, random), "{path} {start} {i}");
             assert_eq!(v[i], stochastic(variance, random), "{path} {start} {i}");
         }
@@ -287,7 +288,7 @@ fn bf16_moments_are_those_of_the_formula_with_the_random_bits_of_their_elements(
 fn a_stochastic_bf16_is_a_neighbour_and_right_on_average() {
     let x = f32::from_bits(0x3f80_4000); // a quarter of the way up
     let up =
-        (0..100_000).filter(|&i| stochastic(x, random::bits32(9, i) as u16).to_bits() == 0x3f81);
+        (0..100_000).filter(|&i| stochastic(x, random::halves(9, i) as u16).to_bits() == 0x3f81);
     let up = up.count();
     assert!((up as f64 / 1e5 - 0.25).abs() < 0.01, "{up}");
     assert_eq!(stochastic(1.5, 0xffff).to_bits(), 0x3fc0);

@@ -271,7 +271,7 @@ impl<L: Lanes> Step<L> {
         let shrink = if decays { -scalars.lr } else { 0.0 };
         let rule = match rule {
             Rule::AdamW { beta1, beta2, eps, weight_decay } => {
-                AdamW { beta1, beta2, eps, shrink: shrink * weight_decay }
+                AdamW::new(scalars, [beta1, beta2, eps], shrink * weight_decay)
             }
             Rule::Sgd { weight_decay } => {
                 let rule = Sgd { shrink: shrink * weight_decay };
@@ -281,12 +281,12 @@ impl<L: Lanes> Step<L> {
         match (momentum, variance) {
             (ViewMut::F32(m), ViewMut::F32(v)) => {
                 let moments = [wide_mut::<L>(m, n), wide_mut::<L>(v, n)];
-                rule.run((lanes, scalars, draw), grad, master, moments, n);
+                rule.run((lanes, draw), grad, master, moments, n);
             }
             (ViewMut::Bf16(m), ViewMut::Bf16(v)) => {
                 let m = WordsMut(words_mut::<L>(m.reinterpret_cast_mut(), n), false);
                 let v = WordsMut(words_mut::<L>(v.reinterpret_cast_mut(), n), false);
-                rule.run((lanes, scalars, draw), grad, master, [m, v], n);
+                rule.run((lanes, draw), grad, master, [m, v], n);
             }
             _ => {}
         }

@@ -40,7 +40,10 @@ KERNEL(256) update(const void* grad, float* master, float* momentum, float* vari
   bool skip = control[SKIP] != 0.0;
   float factor = (float)control[FACTOR], lr = (float)control[LR];
   float momentum_correction = (float)control[MOMENTUM_CORRECTION];
-  float variance_correction = (float)control[VARIANCE_CORRECTION];
+  float correction = __fsqrt_rn((float)control[VARIANCE_CORRECTION]);
+  float gain1 = factor * (1.0f - beta1), gain2 = factor * __fsqrt_rn(1.0f - beta2);
+  float scaled_eps = __fdiv_rn(eps, correction);
+  float rate = adamw ? -lr * __fdiv_rn(momentum_correction, correction) : -lr;
   for (i64 i = first_run(); i < n; i += next_run()) {
     int count = run_length(i, n);
     float p[8], g[8], m[8], v[8];
@@ -56,13 +59,13 @@ KERNEL(256) update(const void* grad, float* master, float* momentum, float* vari
         float shrink = i + j < decayed ? -lr * weight_decay : 0.0f;
         float d = g[j] * factor;
         if (adamw) {
-          m[j] = fmaf(m[j], beta1, (1.0f - beta1) * d);
-          v[j] = fmaf(v[j], beta2, (1.0f - beta2) * d * d);
-          float root = __fsqrt_rn(v[j] * variance_correction) + eps;
-          d = __fdiv_rn(m[j] * momentum_correction, root);
+          float scaled = g[j] * gain2;
+          m[j] = fmaf(m[j], beta1, g[j] * gain1);
+          v[j] = fmaf(v[j], beta2, scaled * scaled);
+          d = __fdiv_rn(m[j], __fsqrt_rn(v[j]) + scaled_eps);
         }
         p[j] = fmaf(p[j], shrink, p[j]);
-        p[j] = fmaf(d, -lr, p[j]);
+        p[j] = fmaf(d, rate, p[j]);
       }
       if (adamw) {
         store8(momentum, F32, i, count, m);
