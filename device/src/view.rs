@@ -1,6 +1,7 @@
 //! Typed views of untyped storage. The storage types meet the arithmetic only here: kernels are written
 //! once, on f32 blocks.
 
+use crate::numerics::ask;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 /// Elements that a kernel widens, computes and rounds at a time: stays in the first-level cache.
@@ -112,6 +113,17 @@ impl<'a> View<'a> {
     /// Elements `range`.
     pub fn slice(self, range: std::ops::Range<usize>) -> Self {
         rewrap!(self, View, s => &s[range])
+    }
+
+    /// Asks the memory for elements `range`, which are needed soon. Some may lie behind the end.
+    #[inline(always)]
+    pub(crate) fn ask(&self, range: std::ops::Range<usize>) {
+        match self {
+            View::F16(s) => ask(s, range),
+            View::Bf16(s) => ask(s, range),
+            View::F32(s) => ask(s, range),
+            _ => {}
+        }
     }
 
     /// Elements `at..at + out.len()`, widened (F64 is rounded to f32, I32 converted).

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use device::cpu::{self, CpuOptions, HostPlace, HostWork, Lanes, World};
+use device::cpu::{self, CpuOptions, HostPlace, HostWork, Lanes, ScratchFloats, World};
 use device::{Arena, Dtype, Error, HostContext, HostOp, HostTask, Mode, Plan, Rank, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,8 +37,13 @@ fn run(lanes: Lanes, arg: u64) -> (Result<f64, Error>, usize) {
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
     let world = World::new(1, 1, Duration::from_secs(10));
     let (memory_limit, work) = (u64::MAX, HostWork::default());
-    let options =
-        CpuOptions { lanes, memory_limit, host: HostPlace::default(), scratch_floats: 0, work };
+    let options = CpuOptions {
+        lanes,
+        memory_limit,
+        host: HostPlace::default(),
+        scratch: ScratchFloats::default(),
+        work,
+    };
     let dev = cpu::open(rank, &Arc::new(plan), &world, &options).unwrap();
     let asked = Arc::new(AtomicUsize::new(0));
     let task = HostOp::new(Fickle { ranges, asked: Arc::clone(&asked) });

@@ -106,7 +106,7 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
         lanes: Lanes::Threads { chaos_us: 0 },
         memory_limit: u64::MAX,
         host: cpu::HostPlace::default(),
-        scratch_floats: cpu::scratch_floats(1, 1, PRODUCT_ON_CPU, 0),
+        scratch: cpu::ScratchFloats::new(1, 1, PRODUCT_ON_CPU, 0),
         work: HostWork::default(),
     };
     cpu::open(rank, &plan, &world, &options)
@@ -131,7 +131,7 @@ fn on_host(
         lanes: Lanes::Inline,
         memory_limit: u64::MAX,
         host,
-        scratch_floats: 0,
+        scratch: cpu::ScratchFloats::default(),
         work: HostWork { crew, ..HostWork::default() },
     };
     cpu::open(rank, &Arc::new(plan), &world, &options)

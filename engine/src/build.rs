@@ -5,6 +5,7 @@ use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig, Placement, Prec
 use crate::config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
 use crate::gpu;
 use crate::places::cores;
+use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor, cuda};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Storage, Sum, chunk_elements};
 use std::sync::Arc;
@@ -31,11 +32,11 @@ pub struct Built {
     pub sum: Sum,
 }
 
-/// What kernels need besides their operands: (f32 of each thread, threads).
+/// What kernels need besides their operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelScratch {
-    /// f32 of each kernel thread.
-    pub floats: usize,
+    /// How much.
+    pub floats: ScratchFloats,
     /// Kernel threads of a rank.
     pub threads: usize,
 }
@@ -91,7 +92,7 @@ pub fn kernel_scratch(config: &Config) -> KernelScratch {
     };
     let m = &config.model;
     let widest = m.ffn_hidden.max(3 * m.hidden);
-    let floats = device::cpu::scratch_floats(m.seq_len, m.hidden / m.heads, m.hidden, widest);
+    let floats = ScratchFloats::new(m.seq_len, m.hidden / m.heads, m.hidden, widest);
     KernelScratch { floats, threads }
 }
 
@@ -199,8 +200,7 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
     let meeting = small(Arena::Pinned, "meeting", 1);
     let scratch = kernel_scratch(config);
     if scratch.threads > 0 {
-        let floats = device::cpu::scratch_bytes(scratch.floats).div_ceil(4) as usize;
-        let shape = (scratch.threads, floats);
+        let shape = (1, scratch.floats.bytes(scratch.threads).div_ceil(4) as usize);
         plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
     }
     let (plan, layout) = (Arc::new(plan), Arc::new(layout));

@@ -199,12 +199,7 @@ impl Model {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: cpu::HostPlace::default(),
-            scratch_floats: cpu::scratch_floats(
-                context,
-                shape.hidden / shape.heads,
-                shape.hidden,
-                0,
-            ),
+            scratch: cpu::ScratchFloats::new(context, shape.hidden / shape.heads, shape.hidden, 0),
             work: HostWork { crew: kernel_crew(cores(), None), ..HostWork::default() },
         };
         let world = World::new(1, 1, Duration::from_secs(60));

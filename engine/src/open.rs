@@ -26,7 +26,7 @@ impl Ranks<'_> {
             lanes: self.options.lanes,
             memory_limit,
             host,
-            scratch_floats: floats,
+            scratch: floats,
             work: self.work(kernel_crew(threads, cpus)),
         };
         cpu::open(rank, &self.built.plan, &self.world, &options)

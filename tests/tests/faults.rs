@@ -151,7 +151,7 @@ fn two_ranks(
                 lanes,
                 memory_limit: u64::MAX,
                 host: cpu::HostPlace::default(),
-                scratch_floats: 0,
+                scratch: cpu::ScratchFloats::default(),
                 work: HostWork::default(),
             };
             let dev = cpu::open(rank, &plan, &world, &options).unwrap();

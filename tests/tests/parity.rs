@@ -137,7 +137,7 @@ impl Handles {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: cpu::HostPlace::default(),
-            scratch_floats: cpu::scratch_floats(T, C / 4, C, 4 * C),
+            scratch: cpu::ScratchFloats::new(T, C / 4, C, 4 * C),
             work: HostWork::default(),
         };
         let dev = cpu::open(rank, &self.plan, world, &options).unwrap();

@@ -12,7 +12,7 @@ pub(crate) mod world;
 
 pub use lanes::{Span, Trace};
 pub use memory::HostPlace;
-pub use workers::{scratch_bytes, scratch_floats};
+pub use workers::ScratchFloats;
 pub use world::World;
 
 use crate::error::OutOfMemory;
@@ -55,8 +55,8 @@ pub struct CpuOptions {
     pub memory_limit: u64,
     /// Where host memory goes.
     pub host: HostPlace,
-    /// Scratch of each kernel thread, in f32 ([`scratch_floats`]); the plan counts it.
-    pub scratch_floats: usize,
+    /// Scratch of kernels; the plan counts it.
+    pub scratch: ScratchFloats,
     /// Of all lanes.
     pub work: HostWork,
 }
@@ -149,7 +149,7 @@ pub(crate) struct Shared {
 impl Cpu {
     fn new(shared: Arc<Shared>, options: &CpuOptions) -> Self {
         let (mut queues, mut threads) = (Vec::new(), Vec::new());
-        let scratch_floats = options.scratch_floats;
+        let scratch = options.scratch;
         if let Lanes::Threads { chaos_us } = options.lanes {
             for lane in Lane::ALL {
                 let queue = Arc::new(Queue::new());
@@ -157,11 +157,11 @@ impl Cpu {
                 let (shared, chaos) =
                     (Arc::clone(&shared), Chaos::new(shared.rank, lane, chaos_us));
                 threads.push(std::thread::spawn(move || {
-                    shared.run_lane(&queue, &shared.workers(scratch_floats), chaos);
+                    shared.run_lane(&queue, &shared.workers(scratch), chaos);
                 }));
             }
         }
-        let workers = shared.workers(scratch_floats);
+        let workers = shared.workers(scratch);
         Self { shared, queues, threads, pending: RefCell::default(), workers }
     }
 }
@@ -192,8 +192,8 @@ impl Shared {
         }
     }
 
-    pub(crate) fn workers(&self, scratch_floats: usize) -> Workers {
-        Workers::new(self.work.crew.clone(), scratch_floats)
+    pub(crate) fn workers(&self, scratch: ScratchFloats) -> Workers {
+        Workers::new(self.work.crew.clone(), scratch)
     }
 
     fn run_lane(&self, jobs: &Queue<Job>, workers: &Workers, mut chaos: Chaos) {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Query rows that attention takes at a time.
-pub(super) const QUERY_ROWS: usize = 64;
+pub(super) const QUERY_ROWS: usize = 32;
 /// Rows of attention scores are padded to a multiple of this, so that no loop has a remainder.
 pub(super) const SCORE_PAD: usize = 32;
 /// Columns that sums over rows take at a time: as many as registers hold sums of.
@@ -21,16 +21,28 @@ const ROW_BLOCKS: usize = 16;
 /// Below so many elements other threads are not worth waking.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
 
-/// Scratch (in f32, per thread) that kernels need for samples of `seq_len` tokens, heads of `head_dim`,
-/// rows of `hidden` elements, and sums over rows of `widest` elements or fewer.
-pub fn scratch_floats(seq_len: usize, head_dim: usize, hidden: usize, widest: usize) -> usize {
-    let sums = sum_floats(widest.max(2 * hidden));
-    attention_floats(seq_len, head_dim).max(norm_floats(hidden)).max(sums)
+/// Scratch of kernels, in f32.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ScratchFloats {
+    /// Of each kernel thread.
+    pub each: usize,
+    /// Of all of them together, for sums over rows.
+    pub sums: usize,
 }
 
-/// Bytes of scratch that one kernel thread holds: `floats` and what a matrix product packs into.
-pub const fn scratch_bytes(floats: usize) -> u64 {
-    4 * floats as u64 + gemm::Scratch::bytes() as u64
+impl ScratchFloats {
+    /// What kernels need for samples of `seq_len` tokens, heads of `head_dim`, rows of `hidden` elements, and sums over rows
+    /// of `widest` elements or fewer.
+    pub fn new(seq_len: usize, head_dim: usize, hidden: usize, widest: usize) -> Self {
+        let each = attention_floats(seq_len, head_dim).max(norm_floats(hidden));
+        Self { each, sums: ROW_BLOCKS * widest.max(2 * hidden) }
+    }
+
+    /// Bytes with `threads` kernel threads, which have what a matrix product packs into besides.
+    pub const fn bytes(self, threads: usize) -> u64 {
+        let each = 4 * self.each + gemm::Scratch::bytes();
+        (threads * each + 4 * self.sums) as u64
+    }
 }
 
 /// Two blocks of scores, d_q, d_k and d_v of a head, and a number per token.
@@ -44,17 +56,14 @@ pub(super) const fn norm_floats(hidden: usize) -> usize {
     4 * hidden
 }
 
-/// A sum per block of rows, for `width` columns.
-pub(super) const fn sum_floats(width: usize) -> usize {
-    ROW_BLOCKS * width
-}
-
 /// The threads that compute a lane's kernels. Everything is allocated in [`Workers::new`].
 #[derive(Debug)]
 pub(crate) struct Workers {
     crew: Option<Arc<Crew>>,
     /// Of each thread.
     scratch: Vec<Mutex<Scratch>>,
+    /// Of blocks of rows.
+    sums: Mutex<Vec<f32>>,
 }
 
 /// One thread's scratch. Contents are left over from earlier kernels.
@@ -66,11 +75,12 @@ pub(super) struct Scratch {
 
 impl Workers {
     /// `crew` with the calling thread; without one, or with one of one thread, the calling thread.
-    pub(crate) fn new(crew: Option<Arc<Crew>>, scratch_floats: usize) -> Self {
+    pub(crate) fn new(crew: Option<Arc<Crew>>, floats: ScratchFloats) -> Self {
         let crew = crew.filter(|crew| crew.threads() > 1);
         let threads = crew.as_ref().map_or(1, |crew| crew.threads());
-        let scratch = || Scratch { gemm: gemm::Scratch::new(), floats: vec![0.0; scratch_floats] };
-        Self { crew, scratch: (0..threads).map(|_| Mutex::new(scratch())).collect() }
+        let scratch = || Scratch { gemm: gemm::Scratch::new(), floats: vec![0.0; floats.each] };
+        let scratch = (0..threads).map(|_| Mutex::new(scratch())).collect();
+        Self { crew, scratch, sums: Mutex::new(vec![0.0; floats.sums]) }
     }
 
     /// The threads besides the calling one, if any.
@@ -117,30 +127,40 @@ impl Workers {
     }
 
     /// Adds up rows of `width` numbers, `rows` of them or what is made of each: `f` writes the sums over a block of rows,
-    /// `done` has the sums over all blocks, added in order. `elements` says how much work it is.
-    pub(super) fn sum_rows(
+    /// with the part of `out` that belongs to them and scratch; `done` has the sums over all blocks, added in order.
+    /// `elements` says how much work it is.
+    pub(super) fn sum_rows<P: Parts>(
         &self,
         (rows, width): (usize, usize),
         elements: usize,
-        f: &(impl Fn(Range<usize>, &mut [f32]) + Sync),
+        out: P,
+        f: &(impl Fn(Range<usize>, P, &mut [f32], &mut [f32]) + Sync),
         done: impl FnOnce(&[f32]),
     ) -> Result<(), String> {
-        self.need(sum_floats(width))?;
         let each = rows.div_ceil(ROW_BLOCKS).max(1);
-        let mut scratch = self.scratch(0);
         let blocks = rows.div_ceil(each).max(1);
-        let partials = &mut scratch.floats[..blocks * width];
-        let of_blocks = |blocks: Range<usize>, sums: &mut [f32]| {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let have = sums.len();
+        let Some(partials) = sums.get_mut(..blocks * width) else {
+            return Err(format!("sums over rows need {} floats, there are {have}", blocks * width));
+        };
+        let of_blocks = |blocks: Range<usize>, mut out: P, sums: &mut [f32], floats: &mut [f32]| {
             for (block, sums) in blocks.zip(sums.chunks_exact_mut(width.max(1))) {
-                f(block * each..((block + 1) * each).min(rows), sums);
+                let rows = block * each..((block + 1) * each).min(rows);
+                let (part, rest) = out.part(rows.len());
+                f(rows, part, sums, floats);
+                out = rest;
             }
         };
         match &self.crew {
             Some(crew) if elements >= PARALLEL_ELEMENTS => {
-                let all = Units(0..blocks, Slice { data: &mut *partials, each: width });
-                crew.share(all, &|_, Units(blocks, sums)| of_blocks(blocks, sums.data));
+                let out = Groups { of: out, each };
+                let all = Units(0..blocks, (out, Slice { data: &mut *partials, each: width }));
+                crew.share(all, &|thread, Units(blocks, (out, sums))| {
+                    of_blocks(blocks, out.of, sums.data, &mut self.scratch(thread).floats);
+                });
             }
-            _ => of_blocks(0..blocks, partials),
+            _ => of_blocks(0..blocks, out, partials, &mut self.scratch(0).floats),
         }
         let (sums, others) = partials.split_at_mut(width);
         for more in others.chunks_exact(width.max(1)) {
@@ -200,6 +220,19 @@ impl<A: Parts, B: Parts> Parts for (A, B) {
     fn part(self, units: usize) -> (Self, Self) {
         let ((a, c), (b, d)) = (self.0.part(units), self.1.part(units));
         ((a, b), (c, d))
+    }
+}
+
+/// Output of which each unit has `each` units.
+struct Groups<P> {
+    of: P,
+    each: usize,
+}
+
+impl<P: Parts> Parts for Groups<P> {
+    fn part(self, units: usize) -> (Self, Self) {
+        let (first, rest) = self.of.part(units * self.each);
+        (Self { of: first, ..self }, Self { of: rest, ..self })
     }
 }
 

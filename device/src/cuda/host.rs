@@ -4,8 +4,8 @@
 use super::driver::{Context, Event, Word};
 use super::history::{History, Place};
 use super::marks::STREAMS;
-use crate::cpu::Shared;
 use crate::cpu::queue::Queue;
+use crate::cpu::{ScratchFloats, Shared};
 use crate::{Admitted, Error, Lane};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,7 +46,7 @@ impl HostLane {
                 problem: failure.to_string(),
             });
         }
-        let workers = self.shared.workers(0);
+        let workers = self.shared.workers(ScratchFloats::default());
         if let Some(crew) = workers.crew() {
             crew.bind_caller();
         }

@@ -21,6 +21,7 @@ pub use noise::{Noise, NoiseRun};
 pub(crate) use path::Inlined;
 pub use path::SimdPath;
 pub use round::{as_bf16_parameter, from_halves, lower_half};
+pub(crate) use simd::ask;
 pub use sums::{accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
 pub use update::{Master, States, Update, update};
 

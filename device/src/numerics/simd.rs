@@ -4,6 +4,7 @@
 use super::path::SimdPath;
 use pulp::bytemuck::{self, Pod};
 use std::cell::Cell;
+use std::ops::Range;
 
 /// Elements of 16 bits in a cache line.
 #[cfg(target_arch = "x86_64")]
@@ -55,6 +56,22 @@ pub(super) fn prefetch<T>(x: &T, elements: usize) {
         }
     }
     let _ = (x, elements);
+}
+
+/// Asks for the memory of elements `range` of `x`, or of what lies behind it. A hint, as [`prefetch`].
+#[inline(always)]
+pub(crate) fn ask<T>(x: &[T], range: Range<usize>) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let first = x.as_ptr().wrapping_add(range.start).cast::<i8>();
+        for line in (0..range.len() * size_of::<T>()).step_by(64) {
+            // SAFETY: an instruction that reads nothing; an address where nothing is, is no error. SSE is part of the
+            // architecture.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(line)) };
+        }
+    }
+    let _ = (x, range);
 }
 
 /// [`stream`]s a vector.

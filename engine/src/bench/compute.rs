@@ -146,7 +146,7 @@ fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: cpu::HostPlace::default(),
-            scratch_floats: 0,
+            scratch: cpu::ScratchFloats::default(),
             work: HostWork::default(),
         };
         let dev = cpu::open(rank, &plan, &world, &options)?;

@@ -99,7 +99,7 @@ impl Rig {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: cpu::HostPlace::default(),
-            scratch_floats: cpu::scratch_floats(300, 256, 4000, 0),
+            scratch: cpu::ScratchFloats::new(300, 256, 4000, 0),
             work: HostWork::default(),
         };
         let world = World::new(1, 1, Duration::from_secs(10));

@@ -99,7 +99,7 @@ fn on_cpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
         lanes: Lanes::Inline,
         memory_limit: u64::MAX,
         host: cpu::HostPlace::default(),
-        scratch_floats: 1 << 16,
+        scratch: cpu::ScratchFloats { each: 1 << 16, sums: 1 << 16 },
         work: HostWork::default(),
     };
     cpu::open(rank, plan, world, &options).unwrap()

@@ -1,6 +1,6 @@
 //! Activations, bias, dropout, additions and conversions; and sums of columns.
 
-use super::math::{Mask, gelu, gelu_slope, masked, read, vectorised};
+use super::math::{AHEAD, Mask, change, gelu, gelu_slope, masked, read, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{COLUMNS, Rows, Workers};
 use crate::op::Op;
@@ -67,9 +67,16 @@ fn map(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f32 + 
                 let (mut xs, mut ys) = ([0.0; BLOCK], [0.0; BLOCK]);
                 for at in (0..y.len()).step_by(BLOCK) {
                     let n = BLOCK.min(y.len() - at);
+                    x.ask(first + at + AHEAD..first + at + AHEAD + n);
+                    y.as_view().ask(at + AHEAD..at + AHEAD + n);
                     let x = read(&x, first + at, n, &mut xs);
-                    ys[..n].iter_mut().zip(x).for_each(|(y, x)| *y = f(*x));
-                    y.store(at, &ys[..n]);
+                    write(
+                        y,
+                        (at, n),
+                        &mut ys,
+                        #[inline(always)]
+                        |y| y.iter_mut().zip(x).for_each(|(y, x)| *y = f(*x)),
+                    );
                 }
             },
         );
@@ -85,10 +92,16 @@ fn update(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f32) -
                 let (mut xs, mut ys) = ([0.0; BLOCK], [0.0; BLOCK]);
                 for at in (0..y.len()).step_by(BLOCK) {
                     let n = BLOCK.min(y.len() - at);
+                    x.ask(first + at + AHEAD..first + at + AHEAD + n);
+                    y.as_view().ask(at + AHEAD..at + AHEAD + n);
                     let x = read(&x, first + at, n, &mut xs);
-                    y.as_view().load(at, &mut ys[..n]);
-                    ys[..n].iter_mut().zip(x).for_each(|(y, x)| *y = f(*y, *x));
-                    y.store(at, &ys[..n]);
+                    change(
+                        y,
+                        (at, n),
+                        &mut ys,
+                        #[inline(always)]
+                        |y| y.iter_mut().zip(x).for_each(|(y, x)| *y = f(*y, *x)),
+                    );
                 }
             },
         );
@@ -150,22 +163,35 @@ fn bias_dropout_add(
                         let (at, n) = (row * cols + col, BLOCK.min(cols - col));
                         let (x, bias) = (read(&x, at, n, xs), read(&bias, col, n, biases));
                         let residual = read(&residual, at, n, residuals);
-                        let sums = &mut ys[..n];
-                        sums.iter_mut().zip(x).zip(bias).for_each(|((s, x), b)| *s = x + b);
+                        let sums = ((x, bias), residual);
                         if let Some(mask) = mask {
-                            mask.fill(
-                                dropout.first_row * cols as u64 + at as u64,
-                                &mut factors[..n],
-                            );
-                            sums.iter_mut().zip(&factors).for_each(|(s, f)| *s = masked(*s, *f));
+                            let index = dropout.first_row * cols as u64 + at as u64;
+                            mask.fill(index, &mut factors[..n]);
                         }
-                        sums.iter_mut().zip(residual).for_each(|(s, r)| *s += r);
-                        y.view.store(at - rows.start * cols, sums);
+                        write(
+                            &mut y.view,
+                            (at - rows.start * cols, n),
+                            ys,
+                            #[inline(always)]
+                            |y| add(y, sums, mask.map(|_| &factors[..n])),
+                        );
                     }
                 }
             },
         );
     });
+}
+
+/// y = residual + (x + bias) factors, or without `factors`.
+#[inline(always)]
+fn add(y: &mut [f32], ((x, bias), residual): ((&[f32], &[f32]), &[f32]), factors: Option<&[f32]>) {
+    let terms = y.iter_mut().zip(x).zip(bias).zip(residual);
+    match factors {
+        None => terms.for_each(|(((y, x), b), r)| *y = (x + b) + r),
+        Some(factors) => {
+            terms.zip(factors).for_each(|((((y, x), b), r), f)| *y = masked(x + b, *f) + r);
+        }
+    }
 }
 
 /// y (cols) = sums over the rows of x (rows, cols).
@@ -175,7 +201,7 @@ fn column_sum(
     mut y: ViewMut<'_>,
     (rows, cols): (usize, usize),
 ) -> Result<(), String> {
-    let sum = |rows: Range<usize>, sums: &mut [f32]| {
+    let sum = |rows: Range<usize>, (), sums: &mut [f32], _: &mut [f32]| {
         vectorised(
             #[inline(always)]
             || {
@@ -192,7 +218,7 @@ fn column_sum(
             },
         );
     };
-    workers.sum_rows((rows, cols), x.len(), &sum, |sums| y.store(0, sums))
+    workers.sum_rows((rows, cols), x.len(), (), &sum, |sums| y.store(0, sums))
 }
 
 #[cfg(test)]

@@ -2,8 +2,11 @@
 //! alone: the bits do not depend on the width of SIMD registers.
 
 use crate::numerics::Inlined;
-use crate::{Dropout, View, random};
+use crate::{Dropout, View, ViewMut, random};
 use pulp::Arch;
+
+/// Elements between those that are computed and those whose memory is asked for: cores by themselves ask for too little.
+pub(super) const AHEAD: usize = 512;
 
 /// Accumulators of a sum: element i goes to number i mod 32, and they are added as a binary tree.
 const LANES: usize = 32;
@@ -76,6 +79,41 @@ pub(super) fn read<'a>(view: &View<'a>, at: usize, n: usize, buffer: &'a mut [f3
         let buffer = &mut buffer[..n];
         view.load(at, buffer);
         buffer
+    }
+}
+
+/// Elements `at..at + n` for `f` to set: in place if they are f32, or else in `buffer`, and then rounded.
+#[inline(always)]
+pub(super) fn write(
+    view: &mut ViewMut<'_>,
+    (at, n): (usize, usize),
+    buffer: &mut [f32],
+    f: impl FnOnce(&mut [f32]),
+) {
+    if let ViewMut::F32(x) = view {
+        f(&mut x[at..at + n]);
+    } else {
+        let buffer = &mut buffer[..n];
+        f(buffer);
+        view.store(at, buffer);
+    }
+}
+
+/// [`write()`], where `f` finds what they were.
+#[inline(always)]
+pub(super) fn change(
+    view: &mut ViewMut<'_>,
+    (at, n): (usize, usize),
+    buffer: &mut [f32],
+    f: impl FnOnce(&mut [f32]),
+) {
+    if let ViewMut::F32(x) = view {
+        f(&mut x[at..at + n]);
+    } else {
+        let buffer = &mut buffer[..n];
+        view.as_view().load(at, buffer);
+        f(buffer);
+        view.store(at, buffer);
     }
 }
 

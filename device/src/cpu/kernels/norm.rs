@@ -1,8 +1,8 @@
 //! Layer norm. Statistics are f32, in an order that depends on the row's length alone.
 
-use super::math::{dot, read, sum, vectorised};
+use super::math::{AHEAD, change, dot, read, sum, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
-use crate::cpu::workers::{COLUMNS, Rows, Slice, Workers, norm_floats};
+use crate::cpu::workers::{Rows, Slice, Workers, norm_floats};
 use crate::op::Op;
 use crate::{View, ViewMut};
 use std::ops::Range;
@@ -32,20 +32,24 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 d_y: values(m, d_y)?,
                 cols,
             };
-            let d_x = Rows { view: values_mut(m, d_x)?, each: cols };
-            workers.split(rows, x.len(), d_x, &|rows, mut d_x, scratch| {
-                let inputs = inputs.rows(rows.start, rows.end);
-                backward(inputs, &mut d_x.view, add, &mut scratch.floats);
-            });
+            let d_x = values_mut(m, d_x)?;
             let (mut d_gain, mut d_bias) = (values_mut(m, d_gain)?, values_mut(m, d_bias)?);
-            let sum = |rows: Range<usize>, sums: &mut [f32]| {
-                sum_gradients(inputs.rows(rows.start, rows.end), sums);
-            };
-            return workers.sum_rows((rows, 2 * cols), x.len(), &sum, |sums| {
-                let (gains, biases) = sums.split_at(cols);
-                d_gain.store(0, gains);
-                d_bias.store(0, biases);
-            });
+            let each_block =
+                |rows: Range<usize>, mut d_x: Rows<'_>, sums: &mut [f32], floats: &mut [f32]| {
+                    backward(inputs.rows(rows.start, rows.end), (&mut d_x.view, add), sums, floats);
+                };
+            let size = (rows, 2 * cols);
+            return workers.sum_rows(
+                size,
+                x.len(),
+                Rows { view: d_x, each: cols },
+                &each_block,
+                |sums| {
+                    let (gains, biases) = sums.split_at(cols);
+                    d_gain.store(0, gains);
+                    d_bias.store(0, biases);
+                },
+            );
         }
         _ => return not_a_kernel(),
     }
@@ -76,14 +80,24 @@ fn forward(
             let (gain, bias) = (read(&gain, 0, cols, gains), read(&bias, 0, cols, biases));
             let per_element = 1.0 / cols as f32;
             for (row, stats) in stats.chunks_exact_mut(2).enumerate() {
+                let later = row * cols + AHEAD..row * cols + AHEAD + cols;
+                x.ask(later.clone());
+                y.as_view().ask(later);
                 let x = read(&x, row * cols, cols, xs);
                 let mean = sum(x, |x| x) * per_element;
                 let variance = sum(x, |x| (x - mean) * (x - mean)) * per_element;
                 let scale = 1.0 / (variance + EPS).sqrt();
-                for (((y, x), gain), bias) in ys.iter_mut().zip(x).zip(gain).zip(bias) {
-                    *y = ((x - mean) * scale).mul_add(*gain, *bias);
-                }
-                y.store(row * cols, ys);
+                let terms = x.iter().zip(gain).zip(bias);
+                let new = |((x, gain), bias): ((&f32, &f32), &f32)| {
+                    ((x - mean) * scale).mul_add(*gain, *bias)
+                };
+                write(
+                    y,
+                    (row * cols, cols),
+                    ys,
+                    #[inline(always)]
+                    |y| y.iter_mut().zip(terms).for_each(|(y, t)| *y = new(t)),
+                );
                 stats.copy_from_slice(&[mean, scale]);
             }
         },
@@ -109,59 +123,60 @@ impl Inputs<'_> {
 }
 
 /// d_x = (add ? d_x : 0) + (g - mean(g) - n mean(g n)) / deviation, where g = d_y gain and n is the
-/// normalised x.
-fn backward(inputs: Inputs<'_>, d_x: &mut ViewMut<'_>, add: bool, floats: &mut [f32]) {
+/// normalised x; and the sums over the rows, in order, of d_y n (d_gain) and of d_y (d_bias), one after the other.
+fn backward(
+    inputs: Inputs<'_>,
+    (d_x, add): (&mut ViewMut<'_>, bool),
+    sums: &mut [f32],
+    floats: &mut [f32],
+) {
     let Inputs { x, gain, stats, d_y, cols } = inputs;
     vectorised(
         #[inline(always)]
         || {
-            let [gains, normal, g, buffer] = four(floats, cols);
+            let [gains, normal, g, xs] = four(floats, cols);
             let gain = read(&gain, 0, cols, gains);
+            let (d_gain, d_bias) = sums.split_at_mut(cols);
+            d_gain.fill(0.0);
+            d_bias.fill(0.0);
             let per_element = 1.0 / cols as f32;
             for (row, stats) in stats.as_chunks::<2>().0.iter().enumerate() {
                 let (at, [mean, scale]) = (row * cols, *stats);
-                let x = read(&x, at, cols, buffer);
+                let later = at + AHEAD..at + AHEAD + cols;
+                x.ask(later.clone());
+                d_y.ask(later.clone());
+                d_x.as_view().ask(later);
+                let x = read(&x, at, cols, xs);
                 normal.iter_mut().zip(x).for_each(|(n, x)| *n = (x - mean) * scale);
-                let d_y = read(&d_y, at, cols, buffer);
-                g.iter_mut().zip(d_y).zip(gain).for_each(|((g, d), gain)| *g = d * gain);
+                let d_y = read(&d_y, at, cols, xs);
+                let terms = g.iter_mut().zip(d_y).zip(gain).zip(&*normal);
+                let sums = d_gain.iter_mut().zip(&mut *d_bias);
+                for ((((g, d), gain), n), (d_gain, d_bias)) in terms.zip(sums) {
+                    *g = d * gain;
+                    *d_gain = d.mul_add(*n, *d_gain);
+                    *d_bias += d;
+                }
                 let mean_g = sum(g, |g| g) * per_element;
                 let mean_gn = dot(g, normal) * per_element;
-                for (g, n) in g.iter_mut().zip(&*normal) {
-                    *g = n.mul_add(-mean_gn, *g - mean_g) * scale;
-                }
+                let terms = g.iter().zip(&*normal);
+                let new = |(g, n): (&f32, &f32)| n.mul_add(-mean_gn, g - mean_g) * scale;
                 if add {
-                    d_x.as_view().load(at, buffer);
-                    g.iter_mut().zip(&*buffer).for_each(|(g, old)| *g += old);
+                    change(
+                        d_x,
+                        (at, cols),
+                        xs,
+                        #[inline(always)]
+                        |d_x| d_x.iter_mut().zip(terms).for_each(|(d, t)| *d += new(t)),
+                    );
+                } else {
+                    write(
+                        d_x,
+                        (at, cols),
+                        xs,
+                        #[inline(always)]
+                        |d_x| d_x.iter_mut().zip(terms).for_each(|(d, t)| *d = new(t)),
+                    );
                 }
-                d_x.store(at, g);
-            }
-        },
-    );
-}
-
-/// The sums over the rows, in order, of d_y n (d_gain) and of d_y (d_bias), one after the other.
-fn sum_gradients(inputs: Inputs<'_>, sums: &mut [f32]) {
-    let Inputs { x, stats, d_y, cols, .. } = inputs;
-    let (d_gain, d_bias) = sums.split_at_mut(cols);
-    vectorised(
-        #[inline(always)]
-        || {
-            let (mut xs, mut d_ys) = ([0.0; COLUMNS], [0.0; COLUMNS]);
-            for first in (0..cols).step_by(COLUMNS) {
-                let n = COLUMNS.min(cols - first);
-                let (mut gains, mut biases) = ([0.0f32; COLUMNS], [0.0f32; COLUMNS]);
-                for (row, stats) in stats.as_chunks::<2>().0.iter().enumerate() {
-                    let (place, [mean, scale]) = (row * cols + first, *stats);
-                    let x = read(&x, place, n, &mut xs);
-                    let d_y = read(&d_y, place, n, &mut d_ys);
-                    for (((gain, bias), x), d) in gains.iter_mut().zip(&mut biases).zip(x).zip(d_y)
-                    {
-                        *gain = d.mul_add((x - mean) * scale, *gain);
-                        *bias += d;
-                    }
-                }
-                d_gain[first..first + n].copy_from_slice(&gains[..n]);
-                d_bias[first..first + n].copy_from_slice(&biases[..n]);
             }
         },
     );

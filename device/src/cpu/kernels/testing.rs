@@ -1,7 +1,7 @@
 //! A toy memory for the kernels' tests: tensors by name, inputs and results in f64.
 
 use super::{Memory, run};
-use crate::cpu::workers::{Workers, scratch_floats};
+use crate::cpu::workers::{ScratchFloats, Workers};
 use crate::op::Op;
 use crate::{Arena, Dropout, Dtype, Mode, Plan, Tensor, View, ViewMut, random};
 use half::{bf16, f16};
@@ -68,7 +68,7 @@ impl Rig {
     pub(super) fn new(threads: usize) -> Self {
         let crew =
             (threads > 1).then(|| Arc::new(crate::Crew::new(threads, || ()).expect("threads")));
-        let workers = Workers::new(crew, scratch_floats(300, 80, 4000, 0));
+        let workers = Workers::new(crew, ScratchFloats::new(300, 80, 4000, 0));
         Self { plan: Plan::default(), data: Vec::new(), workers }
     }
 
