@@ -155,7 +155,7 @@ impl Crew {
     /// in its caches; then it takes from the others' parts: cores are not equally fast, nor is each free.
     pub fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(usize, T) + Sync)) {
         let threads = self.threads().min(SLOTS);
-        let step = whole.units().div_ceil(threads * RUNS).max(1);
+        let least = whole.units().div_ceil(threads * LEAST).max(1);
         match whole.units() {
             0 => return,
             1 => return work(0, whole),
@@ -173,7 +173,9 @@ impl Crew {
                 let mut slots = slots.lock().unwrap_or_else(PoisonError::into_inner);
                 let own = thread % threads;
                 let slot = (own..threads).chain(0..own).find(|slot| slots[*slot].is_some())?;
-                let (piece, rest) = first(slots[slot].take()?, step);
+                let whole = slots[slot].take()?;
+                let units = whole.units().div_ceil(RUNS).max(least);
+                let (piece, rest) = first(whole, units);
                 slots[slot] = rest;
                 piece
             };
@@ -184,8 +186,11 @@ impl Crew {
     }
 }
 
-/// Runs that a thread's part is cut into.
+/// So much of what is left of a part is taken at a time: large runs first, small ones when the end is near and nobody
+/// should have to wait long for the others.
 const RUNS: usize = 4;
+/// Runs are not smaller than this share of a thread's part.
+const LEAST: usize = 16;
 /// Parts that [`Crew::share`] deals out at first.
 const SLOTS: usize = 64;
 
