@@ -174,7 +174,7 @@ impl Crew {
                 let own = thread % threads;
                 let slot = (own..threads).chain(0..own).find(|slot| slots[*slot].is_some())?;
                 let whole = slots[slot].take()?;
-                let units = whole.units().div_ceil(RUNS).max(least);
+                let units = whole.units().div_ceil(SHARE).max(least);
                 let (piece, rest) = first(whole, units);
                 slots[slot] = rest;
                 piece
@@ -186,10 +186,10 @@ impl Crew {
     }
 }
 
-/// So much of what is left of a part is taken at a time: large runs first, small ones when the end is near and nobody
-/// should have to wait long for the others.
-const RUNS: usize = 4;
-/// Runs are not smaller than this share of a thread's part.
+/// Of what is left of a part, one in so many is taken at a time: large runs first, small ones when the end is near and
+/// nobody should have to wait long for the others.
+const SHARE: usize = 4;
+/// Of a whole part, a run is no less than one in so many, but for the last.
 const LEAST: usize = 16;
 /// Parts that [`Crew::share`] deals out at first.
 const SLOTS: usize = 64;

@@ -13,8 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const QUERY_ROWS: usize = 32;
 /// Rows of attention scores are padded to a multiple of this, so that no loop has a remainder.
 pub(super) const SCORE_PAD: usize = 32;
-/// Columns that sums over rows take at a time: as many as registers hold sums of.
-pub(super) const COLUMNS: usize = 64;
 /// Blocks of rows of which sums over rows are made, by the threads that have worked on these rows before: what they read
 /// is then in their own caches. Part of what the results are, so equal on every machine.
 const ROW_BLOCKS: usize = 16;

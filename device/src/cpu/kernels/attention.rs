@@ -182,13 +182,13 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
     results.1[head.unit * seq_len..][..seq_len].copy_from_slice(lse);
 }
 
-/// The scores of a query up to its own place, padded to whole vectors with -inf; further ones become 0.
+/// No row has whole vectors behind its query.
+const _: () = assert!(QUERY_ROWS <= SCORE_PAD);
+
+/// Scores behind a query's own place become -inf.
 #[inline(always)]
-fn mask_future(row: &mut [f32], query: usize) -> &mut [f32] {
-    let (seen, future) = row.split_at_mut((query + 1).next_multiple_of(SCORE_PAD));
-    future.fill(0.0);
-    seen[query + 1..].fill(f32::NEG_INFINITY);
-    seen
+fn mask_future(row: &mut [f32], query: usize) {
+    row[query + 1..].fill(f32::NEG_INFINITY);
 }
 
 /// Scores (rows, keys) become weights times their row's sum, dropped out; also the logarithms of the sums
@@ -207,7 +207,7 @@ fn softmax(
         || {
             let rows = scores.chunks_exact_mut(block.stride).take(block.rows);
             for (i, ((row, lse), inverse)) in rows.zip(&mut *lse).zip(&mut *inverses).enumerate() {
-                let row = mask_future(row, block.first + i);
+                mask_future(row, block.first + i);
                 let top = max(row);
                 // Runs of constant length: what is left over of others is not vectorised.
                 for run in row.as_chunks_mut::<SCORE_PAD>().0 {
@@ -317,8 +317,8 @@ fn scores_backward(
                 let query = block.first + i;
                 let (lse, delta) = (lse[query], delta[query]);
                 d_scores[query + 1..].fill(0.0);
-                let chunks = mask_future(weights, query).chunks_mut(BLOCK);
-                let chunks = chunks.zip(d_scores.chunks_mut(BLOCK));
+                mask_future(weights, query);
+                let chunks = weights.chunks_mut(BLOCK).zip(d_scores.chunks_mut(BLOCK));
                 for (j, (weights, d_scores)) in chunks.enumerate() {
                     if let Some(mask) = mask {
                         let index = head.mask_index(query) + (j * BLOCK) as u64;

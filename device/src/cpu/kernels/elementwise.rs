@@ -2,11 +2,14 @@
 
 use super::math::{AHEAD, Mask, change, gelu, gelu_slope, masked, read, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
-use crate::cpu::workers::{COLUMNS, Rows, Workers};
+use crate::cpu::workers::{Rows, Workers};
 use crate::op::Op;
 use crate::view::{BLOCK, cast};
 use crate::{Dropout, Dtype, View, ViewMut};
 use std::ops::Range;
+
+/// Columns that sums over rows take at a time: as many as registers hold sums of.
+const COLUMNS: usize = 64;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
