@@ -38,27 +38,19 @@ fn stream_8(from: &[u16], to: &mut [u16]) {
 }
 
 /// Elements between those that are read and those whose memory is asked for.
-#[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 768;
 
-/// Asks for the memory some way behind `x`, `elements` elements, so that it is in the cache when they are read: cores
-/// by themselves do not ask for enough of it at once. A hint, which changes no result.
+/// Asks for the memory some way behind `x`, which is `elements` elements, so that it is in the cache when they are read:
+/// cores by themselves do not ask for enough of it at once.
 #[inline(always)]
 pub(super) fn prefetch<T>(x: &T, elements: usize) {
-    #[cfg(target_arch = "x86_64")]
     if size_of::<T>() >= 32 {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let ahead = (&raw const *x).cast::<i8>().wrapping_add(AHEAD / elements * size_of::<T>());
-        for line in (0..size_of::<T>()).step_by(64) {
-            // SAFETY: an instruction that reads nothing; an address where nothing is, is no error. SSE is part of the
-            // architecture.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line)) };
-        }
+        let ahead = AHEAD / elements;
+        ask(std::slice::from_ref(x), ahead..ahead + 1);
     }
-    let _ = (x, elements);
 }
 
-/// Asks for the memory of elements `range` of `x`, or of what lies behind it. A hint, as [`prefetch`].
+/// Asks for the memory of elements `range` of `x`, or of what lies behind it. A hint, which changes no result.
 #[inline(always)]
 pub(crate) fn ask<T>(x: &[T], range: Range<usize>) {
     #[cfg(target_arch = "x86_64")]

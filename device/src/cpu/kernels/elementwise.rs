@@ -1,6 +1,6 @@
 //! Activations, bias, dropout, additions and conversions; and sums of columns.
 
-use super::math::{AHEAD, Mask, change, gelu, gelu_slope, masked, read, vectorised, write};
+use super::math::{AHEAD, Mask, gelu, gelu_slope, masked, read, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Workers};
 use crate::op::Op;
@@ -63,6 +63,27 @@ fn blocks(workers: &Workers, y: ViewMut<'_>, f: impl Fn(usize, &mut ViewMut<'_>)
 
 /// y = f(x)
 fn map(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f32 + Sync) {
+    each(
+        workers,
+        x,
+        (y, false),
+        #[inline(always)]
+        |_, x| f(x),
+    );
+}
+
+/// y = f(y, x)
+fn update(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f32) -> f32 + Sync) {
+    each(workers, x, (y, true), f);
+}
+
+/// y = f(y, x); without `old`, f does not ask what y was.
+fn each(
+    workers: &Workers,
+    x: View<'_>,
+    (y, old): (ViewMut<'_>, bool),
+    f: impl Fn(f32, f32) -> f32 + Sync,
+) {
     blocks(workers, y, |first, y| {
         vectorised(
             #[inline(always)]
@@ -77,31 +98,7 @@ fn map(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32) -> f32 + 
                         y,
                         (at, n),
                         &mut ys,
-                        #[inline(always)]
-                        |y| y.iter_mut().zip(x).for_each(|(y, x)| *y = f(*x)),
-                    );
-                }
-            },
-        );
-    });
-}
-
-/// y = f(y, x)
-fn update(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f32) -> f32 + Sync) {
-    blocks(workers, y, |first, y| {
-        vectorised(
-            #[inline(always)]
-            || {
-                let (mut xs, mut ys) = ([0.0; BLOCK], [0.0; BLOCK]);
-                for at in (0..y.len()).step_by(BLOCK) {
-                    let n = BLOCK.min(y.len() - at);
-                    x.ask(first + at + AHEAD..first + at + AHEAD + n);
-                    y.as_view().ask(at + AHEAD..at + AHEAD + n);
-                    let x = read(&x, first + at, n, &mut xs);
-                    change(
-                        y,
-                        (at, n),
-                        &mut ys,
+                        old,
                         #[inline(always)]
                         |y| y.iter_mut().zip(x).for_each(|(y, x)| *y = f(*y, *x)),
                     );
@@ -175,6 +172,7 @@ fn bias_dropout_add(
                             &mut y.view,
                             (at - rows.start * cols, n),
                             ys,
+                            false,
                             #[inline(always)]
                             |y| add(y, sums, mask.map(|_| &factors[..n])),
                         );

@@ -82,36 +82,23 @@ pub(super) fn read<'a>(view: &View<'a>, at: usize, n: usize, buffer: &'a mut [f3
     }
 }
 
-/// Elements `at..at + n` for `f` to set: in place if they are f32, or else in `buffer`, and then rounded.
+/// Elements `at..at + n` for `f` to set, which finds what they were if `old`: in place if they are f32, or else in
+/// `buffer`, and then rounded.
 #[inline(always)]
 pub(super) fn write(
     view: &mut ViewMut<'_>,
     (at, n): (usize, usize),
     buffer: &mut [f32],
+    old: bool,
     f: impl FnOnce(&mut [f32]),
 ) {
     if let ViewMut::F32(x) = view {
         f(&mut x[at..at + n]);
     } else {
         let buffer = &mut buffer[..n];
-        f(buffer);
-        view.store(at, buffer);
-    }
-}
-
-/// [`write()`], where `f` finds what they were.
-#[inline(always)]
-pub(super) fn change(
-    view: &mut ViewMut<'_>,
-    (at, n): (usize, usize),
-    buffer: &mut [f32],
-    f: impl FnOnce(&mut [f32]),
-) {
-    if let ViewMut::F32(x) = view {
-        f(&mut x[at..at + n]);
-    } else {
-        let buffer = &mut buffer[..n];
-        view.as_view().load(at, buffer);
+        if old {
+            view.as_view().load(at, buffer);
+        }
         f(buffer);
         view.store(at, buffer);
     }

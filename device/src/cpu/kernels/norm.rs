@@ -1,6 +1,6 @@
 //! Layer norm. Statistics are f32, in an order that depends on the row's length alone.
 
-use super::math::{AHEAD, change, dot, read, sum, vectorised, write};
+use super::math::{AHEAD, dot, read, sum, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Slice, Workers, norm_floats};
 use crate::op::Op;
@@ -95,6 +95,7 @@ fn forward(
                     y,
                     (row * cols, cols),
                     ys,
+                    false,
                     #[inline(always)]
                     |y| y.iter_mut().zip(terms).for_each(|(y, t)| *y = new(t)),
                 );
@@ -160,23 +161,21 @@ fn backward(
                 let mean_gn = dot(g, normal) * per_element;
                 let terms = g.iter().zip(&*normal);
                 let new = |(g, n): (&f32, &f32)| n.mul_add(-mean_gn, g - mean_g) * scale;
-                if add {
-                    change(
-                        d_x,
-                        (at, cols),
-                        xs,
-                        #[inline(always)]
-                        |d_x| d_x.iter_mut().zip(terms).for_each(|(d, t)| *d += new(t)),
-                    );
-                } else {
-                    write(
-                        d_x,
-                        (at, cols),
-                        xs,
-                        #[inline(always)]
-                        |d_x| d_x.iter_mut().zip(terms).for_each(|(d, t)| *d = new(t)),
-                    );
-                }
+                write(
+                    d_x,
+                    (at, cols),
+                    xs,
+                    add,
+                    #[inline(always)]
+                    |d_x| {
+                        let both = d_x.iter_mut().zip(terms);
+                        if add {
+                            both.for_each(|(d, t)| *d += new(t));
+                        } else {
+                            both.for_each(|(d, t)| *d = new(t));
+                        }
+                    },
+                );
             }
         },
     );
