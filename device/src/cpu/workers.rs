@@ -9,10 +9,8 @@ use crate::{Crew, Pieces, View, ViewMut};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Query rows that attention takes at a time.
+/// Queries that attention takes at a time.
 pub(super) const QUERY_ROWS: usize = 32;
-/// Rows of attention scores are padded to a multiple of this, so that no loop has a remainder.
-pub(super) const SCORE_PAD: usize = 32;
 /// Blocks of rows of which sums over rows are made, by the threads that have worked on these rows before: what they read
 /// is then in their own caches. Part of what the results are, so equal on every machine.
 const ROW_BLOCKS: usize = 16;
@@ -45,8 +43,7 @@ impl ScratchFloats {
 
 /// Two blocks of scores, d_q, d_k and d_v of a head, and a number per token.
 pub(super) const fn attention_floats(seq_len: usize, head_dim: usize) -> usize {
-    let width = seq_len.next_multiple_of(SCORE_PAD);
-    2 * QUERY_ROWS * width + 3 * seq_len * head_dim + seq_len
+    2 * QUERY_ROWS * seq_len + 3 * seq_len * head_dim + seq_len
 }
 
 /// Gain, bias, and two rows.

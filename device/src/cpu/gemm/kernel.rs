@@ -1,7 +1,7 @@
 //! The microkernels: a block of c in registers.
-#![expect(unsafe_code, reason = "unchecked loads of a")]
+#![expect(unsafe_code, reason = "unchecked loads of a and b")]
 
-use super::{A_ROWS, VECS};
+use super::VECS;
 use pulp::Simd;
 
 /// Steps of k between two counts.
@@ -21,13 +21,13 @@ pub(super) struct Out<'a, F> {
     pub(super) c: Option<F>,
 }
 
-/// Where a microkernel's rows of a lie: row i at `i * stride`.
+/// Where a microkernel's rows of a lie.
 #[derive(Clone, Copy)]
 pub(super) enum Rows<'a> {
-    /// Each contiguous.
+    /// Each contiguous: element (i, p) at `i * stride + p`.
     AlongK(&'a [f32], usize),
-    /// Interleaved: element (i, p) at `p * A_ROWS + i`.
-    AlongM(&'a [f32]),
+    /// Side by side: element (i, p) at `p * stride + i`.
+    AlongM(&'a [f32], usize),
 }
 
 /// How many of `rows` the next microkernel takes.
@@ -50,23 +50,23 @@ pub(super) fn kernels<'c, S: Simd>(
     (height, both): (usize, bool),
     kc: usize,
     a: Rows<'_>,
-    b: &[f32],
+    b: (&[f32], usize),
     out: Out<'_, impl Fn(usize) -> &'c mut [f32]>,
 ) {
     macro_rules! pick {
         ($rows:literal) => {
             match (a, both) {
                 (Rows::AlongK(a, stride), true) => {
-                    kernel::<S, _, $rows, 2, 1>(simd, kc, (a, stride), b, out);
+                    kernel::<S, _, $rows, 2, false>(simd, kc, (a, stride), b, out);
                 }
                 (Rows::AlongK(a, stride), false) => {
-                    kernel::<S, _, $rows, 1, 1>(simd, kc, (a, stride), b, out);
+                    kernel::<S, _, $rows, 1, false>(simd, kc, (a, stride), b, out);
                 }
-                (Rows::AlongM(a), true) => {
-                    kernel::<S, _, $rows, 2, A_ROWS>(simd, kc, (a, 1), b, out);
+                (Rows::AlongM(a, stride), true) => {
+                    kernel::<S, _, $rows, 2, true>(simd, kc, (a, stride), b, out);
                 }
-                (Rows::AlongM(a), false) => {
-                    kernel::<S, _, $rows, 1, A_ROWS>(simd, kc, (a, 1), b, out);
+                (Rows::AlongM(a, stride), false) => {
+                    kernel::<S, _, $rows, 1, true>(simd, kc, (a, stride), b, out);
                 }
             }
         };
@@ -83,7 +83,8 @@ pub(super) fn kernels<'c, S: Simd>(
 }
 
 /// The sum over p of a (ROWS, kc) b (kc, VECTORS), plus the old tile if `add`, plus bias: to the rows of c, plus beta
-/// times what is there, or to the tile. Element (i, p) of a lies at `i * stride + p * A_K`.
+/// times what is there, or to the tile. a lies as [`Rows`] says, row p of b at `p * b_stride`, which is that of packed
+/// panels unless a lies along m.
 #[inline(always)]
 fn kernel<
     'c,
@@ -91,43 +92,50 @@ fn kernel<
     F: Fn(usize) -> &'c mut [f32],
     const ROWS: usize,
     const VECTORS: usize,
-    const A_K: usize,
+    const ALONG_M: bool,
 >(
     simd: S,
     kc: usize,
-    (a, stride): (&[f32], usize),
-    b: &[f32],
+    (a, a_stride): (&[f32], usize),
+    (b, b_stride): (&[f32], usize),
     out: Out<'_, F>,
 ) {
     let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
-    let (b, _) = S::as_simd_f32s(b);
-    let b = &b[..kc * VECS];
-    assert!(kc == 0 || a.len() > (ROWS - 1) * stride + (kc - 1) * A_K);
-    let mut a = a.as_ptr();
+    // With two strides that are not constant there are too few registers for addresses.
+    let (to_row, to_step, b_stride) = match ALONG_M {
+        true => (1, a_stride, b_stride),
+        false => (a_stride, 1, VECS * S::F32_LANES),
+    };
+    let steps = kc.saturating_sub(1);
+    assert!(kc == 0 || a.len() > (ROWS - 1) * to_row + steps * to_step);
+    assert!(kc == 0 || b.len() >= VECTORS * S::F32_LANES + steps * b_stride);
+    let (mut a, mut b) = (a.as_ptr(), b.as_ptr());
     macro_rules! fuse {
-        ($ahead:expr, $b:expr) => {
+        ($ahead:expr) => {
+            let b = b.wrapping_add($ahead * b_stride).cast::<[S::f32s; VECTORS]>();
+            // SAFETY: a and b are at a step of k from which `ahead` more are below kc: the assertion above covers the vectors,
+            // which are plain numbers, at any address.
+            let vectors = unsafe { b.read_unaligned() };
             for (row, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: a is at a step of k from which `ahead` more are below kc, and row < ROWS: the assertion
-                // above covers the element.
-                let a = unsafe { *a.wrapping_add(row * stride + $ahead * A_K) };
+                // SAFETY: and row < ROWS: the assertion above covers the element.
+                let a = unsafe { *a.wrapping_add(row * to_row + $ahead * to_step) };
                 let a = simd.splat_f32s(a);
-                for (sum, b) in sums.iter_mut().zip($b) {
-                    *sum = simd.mul_add_f32s(a, *b, *sum);
+                for (sum, b) in sums.iter_mut().zip(vectors) {
+                    *sum = simd.mul_add_f32s(a, b, *sum);
                 }
             }
         };
     }
     // By the same chains, with fewer instructions between them.
-    let (runs, rest) = b.as_chunks::<{ VECS * UNROLL }>();
-    for run in runs {
+    for _ in 0..kc / UNROLL {
         for ahead in 0..UNROLL {
-            fuse!(ahead, &run[ahead * VECS..][..VECS]);
+            fuse!(ahead);
         }
-        a = a.wrapping_add(UNROLL * A_K);
+        (a, b) = (a.wrapping_add(UNROLL * to_step), b.wrapping_add(UNROLL * b_stride));
     }
-    for b in rest.chunks_exact(VECS) {
-        fuse!(0, b);
-        a = a.wrapping_add(A_K);
+    for _ in 0..kc % UNROLL {
+        fuse!(0);
+        (a, b) = (a.wrapping_add(to_step), b.wrapping_add(b_stride));
     }
     let (tile, _) = S::as_mut_simd_f32s(out.tile);
     // Of constant length, or the sums would live in memory all along.

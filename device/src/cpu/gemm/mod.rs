@@ -143,11 +143,21 @@ impl<'a> Matrix<'a> {
         Self { data, row_stride: 1, col_stride: row_stride }
     }
 
-    /// As a left operand: rows of f32 along k need no packing, unless they lie so far apart that the first-level cache
+    /// As a left operand: f32 need no packing, unless they lie so far apart that the first-level cache
     /// holds only a few of them.
     fn is_read_in_place(&self) -> bool {
-        let apart = !self.row_stride.is_multiple_of(SAME_SET);
-        self.col_stride == 1 && matches!(self.data, Src::F32(_)) && apart
+        let apart = match (self.row_stride, self.col_stride) {
+            (stride, 1) => !stride.is_multiple_of(SAME_SET),
+            // One step of k after the other, hundreds of them.
+            (1, stride) => !stride.is_multiple_of(SAME_SET / 4),
+            _ => false,
+        };
+        apart && matches!(self.data, Src::F32(_))
+    }
+
+    /// As a left operand: its rows lie side by side.
+    fn is_along_m(&self) -> bool {
+        self.row_stride == 1 && self.col_stride != 1
     }
 
     fn assert_holds(&self, rows: usize, cols: usize) {

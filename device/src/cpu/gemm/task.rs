@@ -194,6 +194,7 @@ impl WithSimd for Panel<'_, '_> {
                 bias.widen(cols.clone(), self.parts.bias);
             }
             let shares_b = has_room(k, cols.len());
+            let in_place = self.b_in_place(cols.len(), S::F32_LANES);
             let of = |packed: &Packed| (packed.product, packed.first_col);
             if self.task.product == 0 || of(self.parts.packed) != (self.task.product, cols.start) {
                 let (product, first_col) = (self.task.product, cols.start);
@@ -204,10 +205,13 @@ impl WithSimd for Panel<'_, '_> {
                     let ks = block * KC..((block + 1) * KC).min(k);
                     let room = (KC + B_PAD) * cols.len().next_multiple_of(NR_MAX);
                     let b = if shares_b { block * room } else { 0 };
-                    if !shares_b || block >= self.parts.packed.blocks {
+                    if in_place.is_none() && (!shares_b || block >= self.parts.packed.blocks) {
                         pack_b(simd, &self.task.b, ks.clone(), cols.clone(), b, &mut self.parts);
                         self.parts.packed.blocks = block + 1;
                     }
+                    let b = in_place.map_or(Right::Packed(b), |(b, stride)| {
+                        Right::InPlace(&b[ks.start * stride + cols.start..], stride)
+                    });
                     for part in chunks(rows.clone(), MC) {
                         let order = pack_a(&self.task.a, part.clone(), ks.clone(), &mut self.parts);
                         let first_row = part.start - rows.start;
@@ -230,7 +234,7 @@ pub(super) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Ra
 
 /// How a block of a lies in memory.
 pub(super) enum Order {
-    /// Not packed: rows of f32 are read where they are.
+    /// Not packed: f32 that are read where they are.
     InPlace,
     /// Element (i, p) at `i * A_STRIDE + p`.
     AlongK,
@@ -238,21 +242,47 @@ pub(super) enum Order {
     AlongM,
 }
 
-/// A block of a, packed or not, and one of b, packed.
-struct Step {
+/// A block of b.
+#[derive(Clone, Copy)]
+enum Right<'a> {
+    /// Where it begins.
+    Packed(usize),
+    /// Rows of f32 that are read where they are, and their distance.
+    InPlace(&'a [f32], usize),
+}
+
+/// A block of a and one of b.
+struct Step<'a> {
     order: Order,
     ks: Range<usize>,
-    /// Where the block of b begins.
-    b: usize,
+    b: Right<'a>,
     /// Of the block of a, in the tile of partial sums.
     first_row: usize,
     last: bool,
 }
 
-impl Panel<'_, '_> {
-    /// Adds a times packed b to the partial sums, and after the last block writes c, row by row.
+impl<'a> Panel<'a, '_> {
+    /// b and the distance of its rows, if these are whole vectors of f32, and so few rows of c read them that packing would
+    /// not pay.
+    fn b_in_place(&self, cols: usize, lanes: usize) -> Option<(&'a [f32], usize)> {
+        let Task { product, k, a, b, .. } = self.task;
+        let few = *product == 0 && self.rows.len() < PANEL_ROWS && *k > 0;
+        let whole = b.col_stride == 1 && cols.is_multiple_of(lanes);
+        match b.data {
+            Src::F32(data) if few && whole && a.is_along_m() => Some((data, b.row_stride)),
+            _ => None,
+        }
+    }
+
+    /// Adds a times b to the partial sums, and after the last block writes c, row by row.
     #[inline(always)]
-    fn multiply<S: Simd>(&mut self, simd: S, step: &Step, rows: Range<usize>, cols: Range<usize>) {
+    fn multiply<S: Simd>(
+        &mut self,
+        simd: S,
+        step: &Step<'_>,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) {
         let nr = VECS * S::F32_LANES;
         let (kc, row_stride) = (step.ks.len(), self.task.row_stride);
         let (first, last) = (step.ks.start == 0, step.last);
@@ -260,7 +290,10 @@ impl Panel<'_, '_> {
         while i < rows.len() {
             let height = height::<S>(rows.len() - i);
             debug_assert!(i % A_ROWS + height <= A_ROWS, "a microkernel across two panels");
-            let b = &self.parts.b[step.b + j * (kc + B_PAD)..][..nr * kc];
+            let b = match step.b {
+                Right::Packed(at) => (&self.parts.b[at + j * (kc + B_PAD)..][..nr * kc], nr),
+                Right::InPlace(b, stride) => (&b[j..], stride),
+            };
             let width = (cols.len() - j).min(nr);
             let tile = if first && last { 0 } else { j * MT + (step.first_row + i) * nr };
             let tile = &mut self.parts.c[tile..tile + height * nr];
@@ -279,12 +312,16 @@ impl Panel<'_, '_> {
             let size = (height, width > S::F32_LANES);
             let a = match (&step.order, self.task.a.data) {
                 (Order::InPlace, Src::F32(a)) => {
-                    let stride = self.task.a.row_stride;
-                    Rows::AlongK(&a[(rows.start + i) * stride + step.ks.start..], stride)
+                    let Matrix { row_stride, col_stride, .. } = self.task.a;
+                    let a = &a[(rows.start + i) * row_stride + step.ks.start * col_stride..];
+                    match self.task.a.is_along_m() {
+                        true => Rows::AlongM(a, col_stride),
+                        false => Rows::AlongK(a, row_stride),
+                    }
                 }
                 (Order::AlongM, _) => {
                     let panel = i / A_ROWS * A_ROWS * (kc + A_PAD);
-                    Rows::AlongM(&self.parts.a[panel + i % A_ROWS..])
+                    Rows::AlongM(&self.parts.a[panel + i % A_ROWS..], A_ROWS)
                 }
                 _ => Rows::AlongK(&self.parts.a[i * A_STRIDE..], A_STRIDE),
             };

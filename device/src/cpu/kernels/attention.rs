@@ -1,11 +1,13 @@
-//! Causal attention, one (sample, head) at a time in blocks of [`QUERY_ROWS`] queries: two products with
-//! a softmax between them. Only the keys up to the block's end are touched.
+//! Causal attention, one (sample, head) at a time in blocks of [`LANES`] queries: two products with a softmax between
+//! them. Only the keys up to the block's end are touched. Scores lie by keys, (keys, queries): what is done for a query is
+//! done in its lane of the vectors, for all of a block at once, and no operand of a product but q' and d_out' has to be
+//! put in another order.
 
 use super::dense::{src, tail};
-use super::math::{Mask, dot, exp, max, read, sum, vectorised};
+use super::math::{Mask, dot, exp, read, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::gemm::{self, Dst, Gemm, Matrix, MatrixMut, Src};
-use crate::cpu::workers::{QUERY_ROWS, SCORE_PAD, Scratch, Workers, attention_floats};
+use crate::cpu::workers::{QUERY_ROWS as LANES, Scratch, Workers, attention_floats};
 use crate::op::{Dropout, Heads, Op};
 use crate::view::BLOCK;
 use crate::{Tensor, View, ViewMut};
@@ -108,9 +110,9 @@ impl<'a> Head<'a> {
         Matrix::by_rows(tail(self.qkv, self.at_qkv(token, part)), 3 * self.shape.width())
     }
 
-    /// Its transpose.
-    fn columns(&self, part: usize) -> Matrix<'a> {
-        Matrix::transposed(tail(self.qkv, self.at_qkv(0, part)), 3 * self.shape.width())
+    /// Of a block's q, the transpose.
+    fn columns(&self, token: usize) -> Matrix<'a> {
+        Matrix::transposed(tail(self.qkv, self.at_qkv(token, 0)), 3 * self.shape.width())
     }
 
     /// Index in the dropout mask of the weight of key 0 for a query.
@@ -124,10 +126,9 @@ impl<'a> Head<'a> {
 
     fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
         let t = self.shape.heads.seq_len;
-        (0..t).step_by(QUERY_ROWS).map(move |first| {
-            let rows = QUERY_ROWS.min(t - first);
-            let keys = first + rows;
-            Block { first, rows, keys, stride: keys.next_multiple_of(SCORE_PAD) }
+        (0..t).step_by(LANES).map(move |first| {
+            let rows = LANES.min(t - first);
+            Block { first, rows, keys: first + rows }
         })
     }
 }
@@ -136,10 +137,19 @@ impl<'a> Head<'a> {
 #[derive(Clone, Copy)]
 struct Block {
     first: usize,
+    /// Queries. Lanes behind them hold anything.
     rows: usize,
     keys: usize,
-    /// Distance between rows of scores.
-    stride: usize,
+}
+
+impl Block {
+    /// Numbers of its queries.
+    fn lanes<T: Copy + Default>(&self, of: impl Fn(usize) -> T) -> [T; LANES] {
+        let mut lanes = [T::default(); LANES];
+        let queries = lanes.iter_mut().zip(self.first..self.first + self.rows);
+        queries.for_each(|(lane, query)| *lane = of(query));
+        lanes
+    }
 }
 
 /// c (m, n) = a (m, k) b (k, n) + beta c, on this thread; c is dense but for `row_stride`.
@@ -162,13 +172,12 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
     let (lse, floats) = floats.split_at_mut(seq_len);
     let (out, scores) = floats.split_at_mut(seq_len * head_dim);
     for block in head.blocks() {
-        let Block { first, rows, keys, stride } = block;
-        let qk = (head.rows(first, 0), head.columns(1));
-        product((rows, keys, head_dim), qk, (scores, stride), 0.0, gemm);
-        let mut inverses = [0.0; QUERY_ROWS];
-        softmax(head, block, scores, &mut lse[first..], &mut inverses);
+        let Block { first, rows, keys } = block;
+        let kq = (head.rows(0, 1), head.columns(first));
+        product((keys, rows, head_dim), kq, (scores, LANES), 0.0, gemm);
+        let inverses = softmax(head, block, scores, &mut lse[first..first + rows]);
         let out = &mut out[first * head_dim..][..rows * head_dim];
-        let weights = Matrix::by_rows(Src::F32(scores), stride);
+        let weights = Matrix::transposed(Src::F32(scores), LANES);
         let values = (weights, head.rows(0, 2));
         product((rows, head_dim, keys), values, (out, head_dim), 0.0, gemm);
         for (row, inverse) in out.chunks_exact_mut(head_dim.max(1)).zip(inverses) {
@@ -182,49 +191,52 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
     results.1[head.unit * seq_len..][..seq_len].copy_from_slice(lse);
 }
 
-/// No row has whole vectors behind its query.
-const _: () = assert!(QUERY_ROWS <= SCORE_PAD);
-
-/// Scores behind a query's own place become -inf.
+/// Scores of the keys that a query does not see become `x`: those behind its own.
 #[inline(always)]
-fn mask_future(row: &mut [f32], query: usize) {
-    row[query + 1..].fill(f32::NEG_INFINITY);
+fn mask_future(scores: &mut [[f32; LANES]], block: Block, x: f32) {
+    for (i, row) in scores[block.first..].iter_mut().enumerate() {
+        row.iter_mut().take(i).for_each(|score| *score = x);
+    }
 }
 
-/// Scores (rows, keys) become weights times their row's sum, dropped out; also the logarithms of the sums
-/// of e^score, and 1 / the sums.
-fn softmax(
-    head: Head<'_>,
-    block: Block,
-    scores: &mut [f32],
-    lse: &mut [f32],
-    inverses: &mut [f32],
-) {
+/// Scores (keys, queries) become weights times their query's sum, dropped out; also the logarithms of the sums
+/// of e^score. Gives 1 / the sums.
+fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) -> [f32; LANES] {
     let Shape { scale, mask, .. } = head.shape;
-    let mut factors = [0.0; BLOCK];
+    let scores = &mut scores.as_chunks_mut::<LANES>().0[..block.keys];
+    let (mut top, mut total) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
     vectorised(
         #[inline(always)]
         || {
-            let rows = scores.chunks_exact_mut(block.stride).take(block.rows);
-            for (i, ((row, lse), inverse)) in rows.zip(&mut *lse).zip(&mut *inverses).enumerate() {
-                mask_future(row, block.first + i);
-                let top = max(row);
-                // Runs of constant length: what is left over of others is not vectorised.
-                for run in row.as_chunks_mut::<SCORE_PAD>().0 {
-                    run.iter_mut().for_each(|x| *x = exp((*x - top) * scale));
+            mask_future(scores, block, f32::NEG_INFINITY);
+            for row in &*scores {
+                for (top, x) in top.iter_mut().zip(row) {
+                    *top = if *x > *top { *x } else { *top };
                 }
-                let total = sum(row, |x| x);
-                *inverse = 1.0 / total;
-                *lse = top.mul_add(scale, total.ln());
-                let Some(mask) = mask else { continue };
-                let index = head.mask_index(block.first + i);
-                for (j, weights) in row.chunks_mut(BLOCK).enumerate() {
-                    mask.fill(index + (j * BLOCK) as u64, &mut factors[..weights.len()]);
-                    weights.iter_mut().zip(&factors).for_each(|(w, f)| *w *= f);
+            }
+            // Sums of sums: as exact as a tree of as many numbers.
+            for rows in scores.chunks_mut(LANES) {
+                let mut sum = [0.0; LANES];
+                for row in rows {
+                    for ((x, top), sum) in row.iter_mut().zip(&top).zip(&mut sum) {
+                        *x = exp((*x - top) * scale);
+                        *sum += *x;
+                    }
                 }
+                total.iter_mut().zip(sum).for_each(|(total, sum)| *total += sum);
+            }
+            let Some(mask) = mask else { return };
+            let indices = block.lanes(|query| head.mask_index(query));
+            for (key, row) in scores.iter_mut().enumerate() {
+                let factors = mask.across(&indices, key as u32);
+                row.iter_mut().zip(factors).for_each(|(w, f)| *w *= f);
             }
         },
     );
+    for ((lse, top), total) in lse.iter_mut().zip(top).zip(total) {
+        *lse = top.mul_add(scale, total.ln());
+    }
+    total.map(|total| 1.0 / total)
 }
 
 /// What the forward pass left, and the gradient that comes in.
@@ -253,23 +265,22 @@ fn backward(
     d_k.fill(0.0);
     d_v.fill(0.0);
     row_dots(head, saved, delta);
-    let d_out = |token| Matrix::by_rows(tail(d_out, head.at(token)), head.shape.width());
+    let lse = &saved.lse[head.unit * seq_len..][..seq_len];
     for block in head.blocks() {
-        let Block { first, rows, keys, stride } = block;
-        let d_out = d_out(first);
-        let qk = (head.rows(first, 0), head.columns(1));
-        product((rows, keys, head_dim), qk, (weights, stride), 0.0, gemm);
-        let d_weights = (d_out, head.columns(2));
-        product((rows, keys, head_dim), d_weights, (d_scores, stride), 0.0, gemm);
-        let lse = &saved.lse[head.unit * seq_len..][..seq_len];
+        let Block { first, rows, keys } = block;
+        let (at, width) = (head.at(first), head.shape.width());
+        let kq = (head.rows(0, 1), head.columns(first));
+        product((keys, rows, head_dim), kq, (weights, LANES), 0.0, gemm);
+        let d_weights = (head.rows(0, 2), Matrix::transposed(tail(d_out, at), width));
+        product((keys, rows, head_dim), d_weights, (d_scores, LANES), 0.0, gemm);
         scores_backward(head, block, (lse, delta), weights, d_scores);
         let (weights, d_scores) = (Src::F32(weights), Src::F32(d_scores));
-        let to_q = (Matrix::by_rows(d_scores, stride), head.rows(0, 1));
+        let to_q = (Matrix::transposed(d_scores, LANES), head.rows(0, 1));
         let d_q = &mut d_q[first * head_dim..];
         product((rows, head_dim, keys), to_q, (d_q, head_dim), 0.0, gemm);
-        let to_k = (Matrix::transposed(d_scores, stride), head.rows(first, 0));
+        let to_k = (Matrix::by_rows(d_scores, LANES), head.rows(first, 0));
         product((keys, head_dim, rows), to_k, (d_k, head_dim), 1.0, gemm);
-        let to_v = (Matrix::transposed(weights, stride), d_out);
+        let to_v = (Matrix::by_rows(weights, LANES), Matrix::by_rows(tail(d_out, at), width));
         product((keys, head_dim, rows), to_v, (d_v, head_dim), 1.0, gemm);
     }
     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
@@ -307,33 +318,22 @@ fn scores_backward(
     d_scores: &mut [f32],
 ) {
     let Shape { scale, mask, .. } = head.shape;
-    let mut factors = [1.0; BLOCK];
+    let weights = &mut weights.as_chunks_mut::<LANES>().0[..block.keys];
+    let d_scores = &mut d_scores.as_chunks_mut::<LANES>().0[..block.keys];
+    let (lse, delta) = (block.lanes(|query| lse[query]), block.lanes(|query| delta[query]));
+    let indices = block.lanes(|query| head.mask_index(query));
     vectorised(
         #[inline(always)]
         || {
-            let stride = block.stride;
-            let rows = weights.chunks_exact_mut(stride).zip(d_scores.chunks_exact_mut(stride));
-            for (i, (weights, d_scores)) in rows.take(block.rows).enumerate() {
-                let query = block.first + i;
-                let (lse, delta) = (lse[query], delta[query]);
-                d_scores[query + 1..].fill(0.0);
-                mask_future(weights, query);
-                let chunks = weights.chunks_mut(BLOCK).zip(d_scores.chunks_mut(BLOCK));
-                for (j, (weights, d_scores)) in chunks.enumerate() {
-                    if let Some(mask) = mask {
-                        let index = head.mask_index(query) + (j * BLOCK) as u64;
-                        mask.fill(index, &mut factors[..weights.len()]);
-                    }
-                    let weights = weights.as_chunks_mut::<SCORE_PAD>().0.iter_mut();
-                    let d_scores = d_scores.as_chunks_mut::<SCORE_PAD>().0.iter_mut();
-                    let factors = factors.as_chunks::<SCORE_PAD>().0;
-                    for ((w, d), f) in weights.zip(d_scores).zip(factors) {
-                        for ((w, d), f) in w.iter_mut().zip(d).zip(f) {
-                            let weight = exp(w.mul_add(scale, -lse));
-                            *d = weight * d.mul_add(*f, -delta) * scale;
-                            *w = weight * f;
-                        }
-                    }
+            mask_future(weights, block, f32::NEG_INFINITY);
+            mask_future(d_scores, block, 0.0);
+            for (key, (weights, d_scores)) in weights.iter_mut().zip(&mut *d_scores).enumerate() {
+                let factors = mask.map_or([1.0; LANES], |mask| mask.across(&indices, key as u32));
+                let lanes = weights.iter_mut().zip(d_scores).zip(factors);
+                for (((w, d), f), (lse, delta)) in lanes.zip(lse.iter().zip(&delta)) {
+                    let weight = exp(w.mul_add(scale, -lse));
+                    *d = weight * d.mul_add(f, -delta) * scale;
+                    *w = weight * f;
                 }
             }
         },

@@ -193,6 +193,17 @@ impl Mask {
         self.fill_run(index.wrapping_add(until_carry), second);
     }
 
+    /// For the elements `by` behind each of `first`.
+    #[inline(always)]
+    pub(super) fn across<const N: usize>(&self, first: &[u64; N], by: u32) -> [f32; N] {
+        first.map(|first| {
+            let low = (first as u32).wrapping_add(by);
+            let high = ((first >> 32) as u32).wrapping_add(u32::from(low < by));
+            let index = u64::from(high) << 32 | u64::from(low);
+            if random::keeps(self.key, index, self.threshold) { self.scale } else { 0.0 }
+        })
+    }
+
     #[inline(always)]
     fn fill_run(&self, index: u64, out: &mut [f32]) {
         let (high, low) = (index & !0xffff_ffff, index as u32);
@@ -284,6 +295,7 @@ mod tests {
                 let keeps =
                     random::keeps(dropout.key, start + i as u64, random::keep_threshold(0.3));
                 assert_eq!(out, if keeps { 1.0 / (1.0 - 0.3) } else { 0.0 });
+                assert_eq!(mask.across(&[start, start + 1], i as u32)[0], out);
             }
         }
         assert!(Mask::new(Dropout { p: 0.0, ..dropout }).is_none());
