@@ -1,5 +1,5 @@
 //! The update on the host by itself: the very tiles of a run, in turn with loops of the same loads and stores that
-//! compute nothing. Whatever else the machine does meets both.
+//! compute nothing, and with those of other states and instructions. Whatever else the machine does meets them all.
 
 use super::on_host;
 use crate::metrics;
@@ -14,7 +14,7 @@ use std::time::Instant;
 /// Elements of a tile, as runs have them by default.
 const TILE: usize = 1 << 20;
 
-/// Seconds that are enough, whatever was asked for.
+/// Seconds of a case that are enough, whatever was asked for.
 const ENOUGH: f64 = 20.0;
 
 /// What to measure.
@@ -99,51 +99,76 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
 /// The update of one tile, the same without arithmetic.
 type Tiles = Vec<[Arc<HostOp>; 2]>;
 
-/// Updates `params` parameters `most` times, or for some seconds.
+/// Seconds of a case: of the tiles with and without arithmetic, and of passes over all tiles.
+type Times = ([Vec<Vec<f64>>; 2], Vec<f64>);
+
+/// Updates `params` parameters `most` times, or for some seconds, in each of `cases`, which have threads and pages in
+/// common. All have their turn with every tile: whatever else the machine does meets them all.
 ///
 /// # Errors
 /// No memory, or a path that this machine lacks.
-pub fn adam(case: Case, params: usize, most: usize) -> Result<Row, Error> {
+pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Error> {
+    let Some(one) = cases.first() else { return Ok(Vec::new()) };
     let site = std::panic::Location::caller();
     let refused = |problem| Error::Task { rank: 0, op: "adam_tile", site, problem };
-    case.path.choose().map_err(refused)?;
-    let mut plan = Plan::default();
-    let (tiles, fills) = tiles(&mut plan, case.storage, params);
-    let dev = on_host(plan, kernel_crew(case.threads, None), case.small_pages, &[])?;
-    for (tensor, value) in fills {
-        dev.write(tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;
+    let (mut plan, mut states): (_, Vec<(Storage, _)>) = (Plan::default(), Vec::new());
+    for case in cases {
+        if states.iter().all(|(storage, _)| *storage != case.storage) {
+            states.push((case.storage, tiles(&mut plan, case.storage, params)));
+        }
     }
-    write_control(&dev, tiles.1)?;
-    // Tile by tile, in turn, and never the tile that is in the caches: a machine that is busy with something else holds
-    // up both, and few tiles of many.
+    let dev = on_host(plan, kernel_crew(one.threads, None), one.small_pages, &[])?;
+    for (_, ((_, control), fills)) in &states {
+        for (tensor, value) in fills {
+            dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;
+        }
+        write_control(&dev, *control)?;
+    }
+    let tiles_of = |case: &Case| {
+        let mut states = states.iter().filter(|(storage, _)| *storage == case.storage);
+        states.next().map(|(_, ((tiles, _), _))| tiles)
+    };
     let timed = |op: &Arc<HostOp>| {
         let started = Instant::now();
         dev.submit_host(op, 0);
         dev.sync(dev.record(Lane::Host))?;
         Ok::<f64, Error>(started.elapsed().as_secs_f64())
     };
-    let count = tiles.0.len();
-    let (mut update, mut traffic) = (vec![Vec::new(); count], vec![Vec::new(); count]);
-    let (began, mut rounds, mut passes) = (Instant::now(), 0, Vec::new());
-    while rounds <= most && (rounds < 3 || began.elapsed().as_secs_f64() < ENOUGH) {
-        let mut pass = 0.0;
-        for (tile, ops) in tiles.0.iter().enumerate() {
+    let count = params.div_ceil(TILE);
+    let none = || ([vec![Vec::new(); count], vec![Vec::new(); count]], Vec::new());
+    let mut times: Vec<Times> = cases.iter().map(|_| none()).collect();
+    let (began, mut rounds) = (Instant::now(), 0);
+    let enough = ENOUGH * cases.len() as f64;
+    while rounds <= most && (rounds < 3 || began.elapsed().as_secs_f64() < enough) {
+        let mut passes = vec![0.0; cases.len()];
+        // Never the tile that is in the caches: a machine that is busy with something else holds up few tiles of many.
+        for tile in 0..count {
             let other = (tile + count / 2) % count;
-            let (first, second) = (timed(&ops[0])?, timed(&tiles.0[other][1])?);
-            pass += first;
-            // The first round brings the memory in.
-            if rounds > 0 {
-                update[tile].push(first);
-                traffic[other].push(second);
+            for ((case, ([update, traffic], _)), pass) in
+                cases.iter().zip(&mut times).zip(&mut passes)
+            {
+                case.path.choose().map_err(refused)?;
+                let Some(tiles) = tiles_of(case) else { continue };
+                let (first, second) = (timed(&tiles[tile][0])?, timed(&tiles[other][1])?);
+                *pass += first;
+                // The first round brings the memory in.
+                if rounds > 0 {
+                    update[tile].push(first);
+                    traffic[other].push(second);
+                }
             }
         }
-        passes.extend((rounds > 0).then_some(pass));
+        let seen = times.iter_mut().zip(passes).filter(|_| rounds > 0);
+        seen.for_each(|((_, all), pass)| all.push(pass));
         rounds += 1;
     }
     dev.finish()?;
     // Of every tile its median, and of all tiles the sum.
     let sum = |all: &[Vec<f64>]| all.iter().map(|tile| median(tile)).sum::<f64>();
-    Ok(row(case, params, [sum(&update), sum(&traffic), median(&passes)], rounds - 1))
+    let rows = cases.iter().zip(&times).map(|(case, ([update, traffic], passes))| {
+        row(*case, params, [sum(update), sum(traffic), median(passes)], rounds - 1)
+    });
+    Ok(rows.collect())
 }
 
 fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: usize) -> Row {

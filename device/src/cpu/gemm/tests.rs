@@ -76,18 +76,21 @@ impl Data {
     }
 }
 
+/// Elements, and what lies between rows and between columns.
+type Operand = (Data, usize, usize);
+
 /// A random product, owned.
 #[derive(Debug)]
 struct Case {
     size: [usize; 3],
-    a: (Data, usize, usize),
-    b: (Data, usize, usize),
+    a: Operand,
+    b: Operand,
     c: (Data, usize),
     beta: f32,
     bias: Option<Data>,
 }
 
-fn operand(r: &mut Random, rows: usize, cols: usize) -> (Data, usize, usize) {
+fn operand(r: &mut Random, rows: usize, cols: usize) -> Operand {
     let gap = r.below(3) * r.below(9);
     let (row_stride, col_stride) = match r.below(5) {
         0 | 1 => (cols + gap, 1),
@@ -247,6 +250,29 @@ fn the_order_of_the_sum_is_the_documented_one() {
                 sum = case.beta.mul_add(case.c.0.get(i * case.c.1 + j) as f32, sum);
             }
             assert_eq!(got[i * case.c.1 + j].to_bits(), sum.to_bits());
+        }
+    }
+}
+
+#[test]
+fn what_is_read_in_place_or_packed_has_the_same_product() {
+    let (mut r, mut scratch) = (Random(8), Scratch::new());
+    for [m, n, k] in [[29, 64, 2 * KC + 31], [64, 32, 70], [SAME_SET / 4, 48, 40], [7, 31, KC + 1]]
+    {
+        let (a, b) = (r.data(0, m * k), r.data(0, k * n));
+        let turned = |x: &Data, rows: usize, cols: usize| {
+            Data::F32((0..rows * cols).map(|i| x.get(i % rows * cols + i / rows) as f32).collect())
+        };
+        let (a_turned, b_turned) = (turned(&a, m, k), turned(&b, k, n));
+        let mut product = |a: &Operand, b: &Operand| {
+            let c = (Data::F32(vec![0.0; m * n]), n);
+            let (a, b) = (a.clone(), b.clone());
+            Case { size: [m, n, k], a, b, c, beta: 0.0, bias: None }.run(&mut scratch)
+        };
+        let (a, b) = ([(a, k, 1), (a_turned, 1, m)], [(b, n, 1), (b_turned, 1, k)]);
+        let want = product(&a[0], &b[0]);
+        for (a, b) in [(&a[0], &b[1]), (&a[1], &b[0]), (&a[1], &b[1])] {
+            assert_eq!(product(a, b), want, "{m} {n} {k}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::cli) struct AdamArgs {
-    /// Parameters
+    /// Parameters, of 92 bytes together in the four kinds of states
     #[arg(long, default_value_t = 50_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 36))]
     params: u64,
     /// Kernel threads [default: all cores]
@@ -70,12 +70,15 @@ pub(super) fn adam(args: &AdamArgs) -> Result<(), Failed> {
     let params = args.params as usize;
     let only = args.simd.choose()?;
     let mut rows = Vec::new();
-    for case in cases(threads(args.threads), only, args.states_only) {
-        let pages = if case.small_pages { "4 KiB" } else { "2 MiB" };
-        let state = state_name(case.storage);
-        let (path, threads) = (case.path, case.threads);
-        say(&format!("measuring: {path}, {state}, {threads} threads, pages of {pages}"));
-        rows.push(bench::adam(case, params, usize::from(args.rounds)).map_err(failed)?);
+    let cases = cases(threads(args.threads), only, args.states_only);
+    for in_turn in cases.chunk_by(|a, b| (a.threads, a.small_pages) == (b.threads, b.small_pages)) {
+        for case in in_turn {
+            let pages = if case.small_pages { "4 KiB" } else { "2 MiB" };
+            let state = state_name(case.storage);
+            let (path, threads) = (case.path, case.threads);
+            say(&format!("measuring: {path}, {state}, {threads} threads, pages of {pages}"));
+        }
+        rows.extend(bench::adam(in_turn, params, usize::from(args.rounds)).map_err(failed)?);
     }
     let rows = Rows { rows };
     shown(args.json, &rows, || adam_text(&rows.rows))
@@ -100,7 +103,8 @@ fn adam_text(rows: &[Row]) -> String {
             100.0 * r.share_of_ceiling
         );
     }
-    out + "ceiling: the same loads and stores without arithmetic, in turn with the update; medians\n"
+    out + "ceiling: the same loads and stores without arithmetic, in turn with the update; medians; rows of the same\n\
+           threads and pages are measured in turn\n"
 }
 
 pub(super) fn gemm(args: &GemmArgs) -> Result<(), Failed> {
