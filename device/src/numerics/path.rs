@@ -87,7 +87,7 @@ impl SimdPath {
         CHOSEN.store(place as u8 + 1, Ordering::Relaxed);
     }
 
-    /// From now on, on every thread. For start-up: no result depends on it.
+    /// From now on, on every thread. No result depends on it.
     ///
     /// # Errors
     /// This machine lacks its instructions.

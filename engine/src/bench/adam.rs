@@ -117,6 +117,7 @@ pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Erro
             states.push((case.storage, tiles(&mut plan, case.storage, params)));
         }
     }
+    cases.iter().try_for_each(|case| case.path.choose().map_err(refused))?;
     let dev = on_host(plan, kernel_crew(one.threads, None), one.small_pages, &[])?;
     for (_, ((_, control), fills)) in &states {
         for (tensor, value) in fills {
@@ -135,20 +136,21 @@ pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Erro
         Ok::<f64, Error>(started.elapsed().as_secs_f64())
     };
     let count = params.div_ceil(TILE);
+    // Cases of the same states share tensors; none finds a tile in the caches that another one has just left there.
+    let at = |turn: usize, nth: usize| (turn + nth * count / (2 * cases.len())) % count;
     let none = || ([vec![Vec::new(); count], vec![Vec::new(); count]], Vec::new());
     let mut times: Vec<Times> = cases.iter().map(|_| none()).collect();
     let (began, mut rounds) = (Instant::now(), 0);
     let enough = ENOUGH * cases.len() as f64;
     while rounds <= most && (rounds < 3 || began.elapsed().as_secs_f64() < enough) {
         let mut passes = vec![0.0; cases.len()];
-        // Never the tile that is in the caches: a machine that is busy with something else holds up few tiles of many.
-        for tile in 0..count {
-            let other = (tile + count / 2) % count;
-            for ((case, ([update, traffic], _)), pass) in
-                cases.iter().zip(&mut times).zip(&mut passes)
-            {
+        // Tile by tile: a machine that is busy with something else holds up few of many.
+        for turn in 0..count {
+            let cases = cases.iter().zip(&mut times).zip(&mut passes).enumerate();
+            for (number, ((case, ([update, traffic], _)), pass)) in cases {
                 case.path.choose().map_err(refused)?;
                 let Some(tiles) = tiles_of(case) else { continue };
+                let [tile, other] = [0, 1].map(|of| at(turn, 2 * number + of));
                 let (first, second) = (timed(&tiles[tile][0])?, timed(&tiles[other][1])?);
                 *pass += first;
                 // The first round brings the memory in.

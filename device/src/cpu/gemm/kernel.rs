@@ -113,11 +113,11 @@ fn kernel<
     macro_rules! fuse {
         ($ahead:expr) => {
             let b = b.wrapping_add($ahead * b_stride).cast::<[S::f32s; VECTORS]>();
-            // SAFETY: a and b are at a step of k from which `ahead` more are below kc: the assertion above covers the vectors,
-            // which are plain numbers, at any address.
+            // SAFETY: a and b are at a step of k from which `ahead` more are below kc: the assertion of b's length covers the
+            // vectors, which are plain numbers, at any address.
             let vectors = unsafe { b.read_unaligned() };
             for (row, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: and row < ROWS: the assertion above covers the element.
+                // SAFETY: as there, and row < ROWS: the assertion of a's length covers the element.
                 let a = unsafe { *a.wrapping_add(row * to_row + $ahead * to_step) };
                 let a = simd.splat_f32s(a);
                 for (sum, b) in sums.iter_mut().zip(vectors) {

@@ -2,8 +2,8 @@
 //! bf16, sums in f32 and one rounding (to nearest, ties to even) to the type of c.
 //!
 //! Called by every layer that multiplies: forward, input gradient, weight gradient, attention.
-//! The structure is that of BLIS (Van Zee and van de Geijn, 2015): panels of b, and of a
-//! where it has to be, are packed into caches and a block of c is kept in registers.
+//! The structure is that of BLIS (Van Zee and van de Geijn, 2015): panels of a and b, where they
+//! have to be, are packed into caches and a block of c is kept in registers.
 //!
 //! Invariants:
 //! - Each element of c is the sum, in order, over blocks of [`KC`] of a chain of fused
@@ -148,8 +148,8 @@ impl<'a> Matrix<'a> {
     fn is_read_in_place(&self) -> bool {
         let apart = match (self.row_stride, self.col_stride) {
             (stride, 1) => !stride.is_multiple_of(SAME_SET),
-            // One step of k after the other, hundreds of them.
-            (1, stride) => !stride.is_multiple_of(SAME_SET / 4),
+            // Hundreds of steps of k, each some lines behind the last.
+            (1, stride) => stride < SAME_SET && !stride.is_multiple_of(SAME_SET / 4),
             _ => false,
         };
         apart && matches!(self.data, Src::F32(_))

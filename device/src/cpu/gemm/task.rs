@@ -6,7 +6,8 @@ use super::kernel::{Out, Rows, height, kernels};
 use super::pack::{pack_a, pack_b};
 use super::{
     A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PACK_A, PACK_B,
-    PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SHARED_FLOP, Scratch, Src, VECS, has_room, reach,
+    PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP, Scratch, Src, VECS, has_room,
+    reach,
 };
 use crate::Pieces;
 use core::marker::PhantomData;
@@ -104,8 +105,8 @@ impl SomePanels<'_, '_> {
     }
 }
 
-/// How many parts down and across c, of one for each thread: those that take the shortest. Where rows of a are not packed
-/// and there are enough of them, parts are whole rows of c if these are as small, since other kernels divide rows too.
+/// How many parts down and across c, of one for each thread: those that take the shortest. Where a is not packed
+/// and has enough rows, parts are whole rows of c if these are as small, since other kernels divide rows too.
 pub(super) fn grid(packs_a: bool, (m, n): (usize, usize), threads: usize) -> (usize, usize) {
     let cost = |down: &usize| {
         let across = threads / down;
@@ -262,14 +263,15 @@ struct Step<'a> {
 }
 
 impl<'a> Panel<'a, '_> {
-    /// b and the distance of its rows, if these are whole vectors of f32, and so few rows of c read them that packing would
-    /// not pay.
+    /// b and the distance of its rows, if these are whole vectors of f32 on sets of their own, and so few rows of c read
+    /// them that packing would not pay. A product that is shared has more panels, which use what is packed.
     fn b_in_place(&self, cols: usize, lanes: usize) -> Option<(&'a [f32], usize)> {
         let Task { product, k, a, b, .. } = self.task;
         let few = *product == 0 && self.rows.len() < PANEL_ROWS && *k > 0;
         let whole = b.col_stride == 1 && cols.is_multiple_of(lanes);
+        let apart = !b.row_stride.is_multiple_of(SAME_SET / 4);
         match b.data {
-            Src::F32(data) if few && whole && a.is_along_m() => Some((data, b.row_stride)),
+            Src::F32(data) if few && whole && apart && a.is_along_m() => Some((data, b.row_stride)),
             _ => None,
         }
     }

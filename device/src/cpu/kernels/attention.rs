@@ -1,7 +1,7 @@
 //! Causal attention, one (sample, head) at a time in blocks of [`LANES`] queries: two products with a softmax between
 //! them. Only the keys up to the block's end are touched. Scores lie by keys, (keys, queries): what is done for a query is
 //! done in its lane of the vectors, for all of a block at once, and no operand of a product but q' and d_out' has to be
-//! put in another order.
+//! transposed.
 
 use super::dense::{src, tail};
 use super::math::{Mask, dot, exp, read, vectorised};
@@ -214,7 +214,7 @@ fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) ->
                     *top = if *x > *top { *x } else { *top };
                 }
             }
-            // Sums of sums: as exact as a tree of as many numbers.
+            // Sums of sums: some 32 + keys / 32 roundings in a row, not as many as there are keys.
             for rows in scores.chunks_mut(LANES) {
                 let mut sum = [0.0; LANES];
                 for row in rows {

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::cli) struct AdamArgs {
-    /// Parameters, of 92 bytes together in the four kinds of states
+    /// Parameters; 52 bytes of memory each, in four kinds of states
     #[arg(long, default_value_t = 50_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 36))]
     params: u64,
     /// Kernel threads [default: all cores]
