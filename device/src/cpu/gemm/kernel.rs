@@ -83,8 +83,8 @@ pub(super) fn kernels<'c, S: Simd>(
 }
 
 /// The sum over p of a (ROWS, kc) b (kc, VECTORS), plus the old tile if `add`, plus bias: to the rows of c, plus beta
-/// times what is there, or to the tile. a lies as [`Rows`] says, row p of b at `p * b_stride`, which is that of packed
-/// panels unless a lies along m.
+/// times what is there, or to the tile. a lies as [`Rows`] says, row p of b at `p` times the given stride, which
+/// is that of packed panels unless a lies along m.
 #[inline(always)]
 fn kernel<
     'c,
@@ -97,15 +97,16 @@ fn kernel<
     simd: S,
     kc: usize,
     (a, a_stride): (&[f32], usize),
-    (b, b_stride): (&[f32], usize),
+    (b, given_stride): (&[f32], usize),
     out: Out<'_, F>,
 ) {
     let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
     // With two strides that are not constant there are too few registers for addresses.
     let (to_row, to_step, b_stride) = match ALONG_M {
-        true => (1, a_stride, b_stride),
+        true => (1, a_stride, given_stride),
         false => (a_stride, 1, VECS * S::F32_LANES),
     };
+    debug_assert!(ALONG_M || b_stride == given_stride, "b is packed");
     let steps = kc.saturating_sub(1);
     assert!(kc == 0 || a.len() > (ROWS - 1) * to_row + steps * to_step);
     assert!(kc == 0 || b.len() >= VECTORS * S::F32_LANES + steps * b_stride);

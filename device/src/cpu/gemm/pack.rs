@@ -52,22 +52,23 @@ pub(super) fn pack_a(
     }
     match a.data {
         _ if a.is_read_in_place() => Order::InPlace,
-        Src::F32(data) => pack_a_typed(Typed::new(data, a), rows, ks, parts),
-        Src::F16(data) => pack_a_typed(Typed::new(data, a), rows, ks, parts),
-        Src::Bf16(data) => pack_a_typed(Typed::new(data, a), rows, ks, parts),
+        Src::F32(data) => pack_a_typed((data, a), rows, ks, parts),
+        Src::F16(data) => pack_a_typed((data, a), rows, ks, parts),
+        Src::Bf16(data) => pack_a_typed((data, a), rows, ks, parts),
     }
 }
 
 /// Widens a block of a, in whichever order is a copy.
 #[inline(always)]
 fn pack_a_typed<T: Element>(
-    a: Typed<'_, T>,
+    (data, a): (&[T], &Matrix<'_>),
     rows: Range<usize>,
     ks: Range<usize>,
     parts: &mut Parts<'_>,
 ) -> Order {
-    let kc = ks.len();
-    if a.row_stride == 1 && a.col_stride != 1 {
+    let (kc, along_m) = (ks.len(), a.is_along_m());
+    let a = Typed::new(data, a);
+    if along_m {
         let a = a.transpose();
         for (p, k) in ks.enumerate() {
             let line = T::as_f32(a.run(k, rows.start, rows.len()), parts.lines);

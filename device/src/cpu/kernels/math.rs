@@ -199,17 +199,20 @@ impl Mask {
         first.map(|first| {
             let low = (first as u32).wrapping_add(by);
             let high = ((first >> 32) as u32).wrapping_add(u32::from(low < by));
-            let index = u64::from(high) << 32 | u64::from(low);
-            if random::keeps(self.key, index, self.threshold) { self.scale } else { 0.0 }
+            self.factor(u64::from(high) << 32 | u64::from(low))
         })
+    }
+
+    #[inline(always)]
+    const fn factor(&self, index: u64) -> f32 {
+        if random::keeps(self.key, index, self.threshold) { self.scale } else { 0.0 }
     }
 
     #[inline(always)]
     fn fill_run(&self, index: u64, out: &mut [f32]) {
         let (high, low) = (index & !0xffff_ffff, index as u32);
         for (i, out) in out.iter_mut().enumerate() {
-            let index = high | u64::from(low.wrapping_add(i as u32));
-            *out = if random::keeps(self.key, index, self.threshold) { self.scale } else { 0.0 };
+            *out = self.factor(high | u64::from(low.wrapping_add(i as u32)));
         }
     }
 }
