@@ -308,3 +308,24 @@ impl<'a> Met<'a> {
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blame_goes_past_those_that_wait_themselves() {
+        let world = World::new(2, 2, Duration::from_millis(10));
+        let at = |tp, dp| Rank { tp, tp_size: 2, dp, dp_size: 2 };
+        let post = Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
+        let missing = |rank, group| match world.meet(rank, Lane::Compute, group, post) {
+            Err(Error::Timeout { missing, .. }) => missing,
+            other => panic!("{:?}", other.map(drop)),
+        };
+        // Its time over, (1, 0) still stands where it waited for (1, 1).
+        assert_eq!(missing(at(1, 0), Group::Dp), [at(1, 1).index()]);
+        assert_eq!(missing(at(0, 0), Group::Tp), [at(1, 1).index()]);
+        // And (0, 0) where it waited for (1, 0).
+        assert_eq!(missing(at(0, 1), Group::Dp), [at(1, 1).index()]);
+    }
+}
