@@ -13,10 +13,13 @@ import subprocess
 import sys
 import time
 
+from gpu_first import FIRST, First, block
+
 PARTS = {
+    "first": ["doctor", *FIRST],
     "ops": ["doctor", "kernels", "collectives", "sanitizer"],
     "parity": ["doctor", "fixture", "text"],
-    "training": ["doctor", "layouts", "largest"],
+    "training": ["doctor", "layouts"],
     "bench": ["doctor", "copy", "speed", "machine"],
 }
 WORDS = {True: "ok", False: "FAIL", None: "skip"}
@@ -25,10 +28,13 @@ WORDS = {True: "ok", False: "FAIL", None: "skip"}
 class Part:
     """What one part found, and where that is kept."""
 
-    def __init__(self, out, name, commit, fake):
+    def __init__(self, out, name, commit, fake, keeps):
         self.file = out / "parts" / f"{name}.json"
         self.found = {"part": name, "commit": commit, "fake": fake, "gpu": "no GPU", "steps": {}}
         self.found["date"] = datetime.datetime.now().isoformat(" ", "minutes")
+        # A single step goes beside what was found of the others.
+        if keeps and self.file.exists():
+            self.found["steps"] = json.loads(self.file.read_text())["steps"]
 
     def add(self, name, passed, verdict, seconds, text):
         self.found["steps"][name] = {"passed": passed, "verdict": verdict, "seconds": seconds, "text": text}
@@ -73,12 +79,12 @@ def write_page(out):
     return page, wrong
 
 
-class Check:
+class Check(First):
     """One part, on this machine."""
 
     def __init__(self, here, args, name):
         self.here, self.args, self.fake = here, args, args.fake
-        self.until = time.monotonic() + 60 * args.minutes
+        self.until = self.step_until = time.monotonic() + 60 * args.minutes
         self.work = args.out / "work"
         self.work.mkdir(parents=True, exist_ok=True)
         self.environment = dict(os.environ, ONEBOX_REAL_GPU="1", RUST_BACKTRACE="0")
@@ -88,8 +94,9 @@ class Check:
         self.environment["LD_LIBRARY_PATH"] = ":".join([*map(str, paths), *([known] if known else [])])
         if self.fake:
             self.environment.setdefault("FAKECUDA_MEMORY", str(256 << 20))
+            self.environment.setdefault("FAKECUDA_BESIDE", "0")
             self.environment["XDG_CACHE_HOME"] = str(self.work / "cache")
-        self.part = Part(args.out, name, (here / "commit").read_text().strip(), self.fake)
+        self.part = Part(args.out, name, (here / "commit").read_text().strip(), self.fake, args.step)
 
     @staticmethod
     def cuda_libraries():
@@ -101,7 +108,7 @@ class Check:
 
     def run(self, command, limit, **more):
         """(exit code or None when it ran into its limit, stdout, stderr, seconds)"""
-        left = self.until - time.monotonic()
+        left = min(self.until, self.step_until) - time.monotonic()
         limit = min(limit, left)
         if limit < 1:
             return None, "", "no time is left", 0.0
@@ -115,7 +122,11 @@ class Check:
             code = child.returncode
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
-            out, err = child.communicate()
+            try:
+                out, err = child.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                # The driver does not let go of it; the others are still worth their time.
+                out, err = "", "it does not even end when it is killed"
             code = None
         return code, out, err, time.monotonic() - started
 
@@ -125,6 +136,7 @@ class Check:
     def step(self, name):
         """True unless it failed."""
         started = time.monotonic()
+        self.step_until = min(self.until, started + FIRST.get(name, 600))
         try:
             passed, verdict, text = getattr(self, name)()
         except Exception as error:  # a defect of a step must not cost the others
@@ -339,13 +351,11 @@ def tail(text, most=4000):
     return text if len(text) <= most else "..." + text[-most:]
 
 
-def block(text):
-    return f"```\n{text.rstrip()}\n```"
-
-
 def main():
     parser = argparse.ArgumentParser(prog="gpu-check")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one (again for another); all without")
+    steps = sorted({step for steps in PARTS.values() for step in steps} - {"doctor"})
+    parser.add_argument("--step", choices=steps, action="append", help="of the parts only this step (again for another)")
     parser.add_argument("--page", action="store_true", help="run nothing, write the page from the parts that are there")
     parser.add_argument("--out", type=pathlib.Path, help="where the page goes: benchmarks/, under the fake driver page/ beside this file")
     parser.add_argument("--minutes", type=float, default=9, help="for each part")
@@ -359,7 +369,8 @@ def main():
     for name in [] if args.page else args.part or PARTS:
         check = Check(here, args, name)
         # Without a GPU nothing else of the part is worth its time.
-        for step in PARTS[name]:
+        asked = [step for step in PARTS[name] if not args.step or step in ["doctor", *args.step]]
+        for step in asked if len(asked) > 1 else []:
             if not check.step(step):
                 failed.append(f"{name}: {step}")
                 if step == "doctor":
@@ -367,7 +378,7 @@ def main():
         shutil.rmtree(check.work, ignore_errors=True)
     page, wrong = write_page(args.out)
     # Of what was asked for; a page is asked for whole.
-    failed = failed if args.part and not args.page else wrong
+    failed = failed if (args.part or args.step) and not args.page else wrong
     print(f"{page}: {'in order' if not failed else 'NOT in order: ' + '; '.join(failed)}")
     sys.exit(1 if failed else 0)
 

@@ -4,8 +4,10 @@
 use crate::error::Site;
 use crate::hazard::{Hazards, Submission};
 use crate::lane::{Clock, join};
-use crate::{Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor, View};
-use std::cell::{Cell, RefCell};
+use crate::{
+    Crew, Error, Event, Group, HostOp, LANES, Lane, Mode, Op, Plan, Tensor, View, ViewMut,
+};
+use std::cell::{Cell, RefCell, RefMut};
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -92,6 +94,14 @@ pub(crate) trait Executor {
     fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error>;
     /// `t`, where the CPU reaches it. Nothing in the lanes conflicts while the caller holds it.
     fn in_memory(&self, _t: Tensor) -> Option<View<'_>> {
+        None
+    }
+    /// The same to set, while nothing in the lanes conflicts; the caller forms one view of a range at a time.
+    fn in_memory_mut(&self, _t: Tensor) -> Option<ViewMut<'_>> {
+        None
+    }
+    /// The rank's kernel threads, where it has more than its own.
+    fn crew(&self) -> Option<&Crew> {
         None
     }
     /// What is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.
@@ -337,8 +347,17 @@ impl Device {
         self.executor.write(t, value)
     }
 
+    pub(crate) fn executor(&self) -> &dyn Executor {
+        &*self.executor
+    }
+
+    /// Nothing can be submitted while it is held.
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked { _state: self.state.borrow_mut() }
+    }
+
     /// The rank's thread touches memory itself.
-    fn touch(&self, mode: Mode, t: Tensor, site: Site) -> Result<(), Error> {
+    pub(crate) fn touch(&self, mode: Mode, t: Tensor, site: Site) -> Result<(), Error> {
         let State { main, hazards, error, .. } = &mut *self.state.borrow_mut();
         if let Some(error) = error {
             return Err(error.clone());
@@ -383,6 +402,11 @@ impl Drop for Device {
     }
 }
 
+/// See [`Device::lock`].
+pub(crate) struct Locked<'a> {
+    _state: RefMut<'a, State>,
+}
+
 impl State {
     fn admit(&mut self, lane: Lane, op: Op, site: Site, plan: &Plan) -> Result<Admitted, Error> {
         let name = op.name();
@@ -397,7 +421,7 @@ impl State {
             check_plan(&submission, t, plan)?;
             for &(other_mode, other) in &self.accesses[..i] {
                 let both_read = mode == Mode::Read && other_mode == Mode::Read;
-                if !both_read && overlap(t, other) {
+                if !both_read && t.overlaps(other) {
                     let (first, second) = (plan.name(other).to_owned(), plan.name(t).to_owned());
                     return Err(Error::Overlap { op: name, site, first, second });
                 }
@@ -417,9 +441,4 @@ fn check_plan(s: &Submission<'_>, t: Tensor, plan: &Plan) -> Result<(), Error> {
     }
     let (r, tensor) = (t.range(), plan.name(t).to_owned());
     Err(Error::OutOfPlan { op: s.op, site: s.site, tensor, start: r.start, end: r.end })
-}
-
-fn overlap(a: Tensor, b: Tensor) -> bool {
-    let (ra, rb) = (a.range(), b.range());
-    a.arena() == b.arena() && ra.start < rb.end && rb.start < ra.end
 }

@@ -5,6 +5,7 @@
 //! what is not ordered. Behind [`Device`] stands an executor: [`cpu`] runs virtual GPUs with real arithmetic,
 //! [`cuda`] real ones.
 
+mod bulk;
 pub mod cpu;
 mod crew;
 pub mod cuda;
@@ -21,6 +22,7 @@ pub mod recorder;
 pub mod sim;
 mod tensor;
 mod view;
+pub mod warm;
 
 pub use crew::{Crew, Pieces};
 pub use device::{Activity, Device, Rank};

@@ -37,7 +37,7 @@ pub fn last() -> Option<String> {
 }
 
 /// Runs `f`; a panic inside is neither printed nor kept.
-pub(crate) fn quietly<T>(f: impl FnOnce() -> T) -> T {
+pub fn quietly<T>(f: impl FnOnce() -> T) -> T {
     let before = WATCHED.with(|w| w.borrow_mut().take());
     watch_this_thread();
     let done = f();

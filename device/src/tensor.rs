@@ -88,6 +88,12 @@ impl Tensor {
         self.len() == 0
     }
 
+    /// Whether both have a byte in common.
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        let (a, b) = (self.range(), other.range());
+        self.arena == other.arena && a.start < b.end && b.start < a.end
+    }
+
     /// Where it lies.
     pub const fn arena(self) -> Arena {
         self.arena
@@ -169,6 +175,12 @@ impl Entry {
     /// Host memory that copies between host and GPU read or write in bulk, and nothing else does for long.
     pub fn is_staging(&self) -> bool {
         self.arena == Arena::Pinned && self.pool.ends_with("staging")
+    }
+
+    /// Host memory that copies between host and GPU read or write, and a driver has to pin. The optimizer's states and
+    /// the host's sums of gradients are the host's alone.
+    pub fn is_copied(&self) -> bool {
+        self.arena == Arena::Pinned && !matches!(self.pool, "optimizer states" | "gradient sums")
     }
 }
 

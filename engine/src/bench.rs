@@ -82,8 +82,9 @@ struct Place {
 /// Nothing where the box cannot be looked at.
 fn place() -> Place {
     let Ok(machine) = Machine::discover() else { return Place::default() };
+    let lone = topology::Request { tp: 1, dp: 1, ..topology::Request::default() };
     let gpus: Vec<_> = gpu::machine().gpus.iter().map(|gpu| gpu.pci).collect();
-    let Ok((placement, numbers)) = places::on(&machine, (1, 1), &gpus) else {
+    let Ok((placement, numbers)) = places::on(&machine, &lone, &gpus) else {
         return Place::default();
     };
     let Some(rank) = placement.ranks.first() else { return Place::default() };
@@ -99,7 +100,8 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
     if on_cuda {
         let collectives = Collectives::Auto;
         let (gpu, host) = (place.gpu, place.host.clone());
-        let options = CudaOptions { gpu, host, collectives, scratch: 0, work: HostWork::default() };
+        let (work, warm_up) = (HostWork::default(), Arc::default());
+        let options = CudaOptions { gpu, host, collectives, scratch: 0, work, warm_up };
         return cuda::open(rank, &plan, &world, &options);
     }
     let options = CpuOptions {
@@ -222,7 +224,7 @@ pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
     Ok(2.0 * (n as f64).powi(3) * f64::from(count) / seconds / 1e12)
 }
 
-/// `count` steps of `config`, after one that is not counted; nothing is written or evaluated.
+/// `count` steps of `config`, after one that is not counted; nothing is written or evaluated. `trace`: of ops.
 ///
 /// # Errors
 /// As [`train`].
@@ -231,12 +233,13 @@ pub fn steps(
     built: &Built,
     data: &Arc<Dataset>,
     (count, model_flops, ceiling_tflops): (usize, f64, f64),
+    trace: Option<Arc<cpu::Trace>>,
 ) -> Result<Steps, RunError> {
     let mut config = config.clone();
     // More than are measured: the last step of a run is followed by an evaluation.
     config.train.steps = count as u64 + 4;
     config.train.eval_every = 0;
-    let options = RunOptions { bind: true, ..RunOptions::default() };
+    let options = RunOptions { bind: true, trace, ..RunOptions::default() };
     let mut all: Vec<StepReport> = Vec::new();
     train(&config, built, data, &options, &mut |message| {
         if let Message::Step(step) = message {

@@ -2,8 +2,10 @@
 
 use crate::build::world_size;
 use crate::config::{BoxConfig, Config, MeasuredConfig};
-use device::sim::{Gpu, Hardware, Measured, Rates, Seat};
-use topology::{Machine, RankPlace, Request, Seats};
+use crate::places::{kernel_threads, request};
+use device::sim::{AsOf2020, Gpu, Hardware, Measured, Rates, Seat};
+use std::collections::BTreeMap;
+use topology::{Machine, Placement, RankPlace, Request, Sockets, format_bytes};
 
 /// A box that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
@@ -51,18 +53,26 @@ pub struct Layout {
     links: Vec<f64>,
     /// Bytes between two ranks' GPUs by NVLink.
     nvlink: Vec<Vec<f64>>,
+    /// Bytes of host memory of each rank's plan, by node.
+    pub bytes: Vec<BTreeMap<usize, u64>>,
+    /// What ranks do with sockets that none is on.
+    pub reasons: Vec<String>,
 }
 
-/// The hardware under the ranks of `config`, on `described`.
+/// The hardware under the ranks of `config`, on `described`; each takes (staging, states) of host memory.
 ///
 /// # Errors
 /// A rate that is missing; as [`layout`].
-pub fn hardware(config: &Config, described: &BoxConfig) -> Result<Hardware, BoxError> {
+pub fn hardware(
+    config: &Config,
+    described: &BoxConfig,
+    host: (u64, u64),
+) -> Result<Hardware, BoxError> {
     let measured = described.measured.as_ref().map(|measured| virtual_gpus(config, measured));
     if measured.is_none() {
         check_rates(described)?;
     }
-    let Layout { seats, nodes, links, nvlink } = layout(config, described)?;
+    let Layout { seats, nodes, links, nvlink, .. } = layout(config, described, host)?;
     Ok(Hardware {
         gpu: gpu(described),
         links,
@@ -72,20 +82,27 @@ pub fn hardware(config: &Config, described: &BoxConfig) -> Result<Hardware, BoxE
         network: f64::from(described.network_gb_per_s) * G,
         seats,
         dp_size: config.parallel.data,
+        // PyTorch has a stream for each communicator.
+        one_communication_stream: !described.gpu.as_of_2020,
         measured,
     })
 }
 
-/// The seats of the ranks of `config` on `described`: as the topology places them, else dealt evenly.
+/// The seats of the ranks of `config` on `described`: as the topology places them, else dealt evenly. Each takes
+/// (staging, states) of host memory.
 ///
 /// # Errors
 /// Ranks and machines that do not go together.
-pub fn layout(config: &Config, described: &BoxConfig) -> Result<Layout, BoxError> {
+pub fn layout(
+    config: &Config,
+    described: &BoxConfig,
+    host: (u64, u64),
+) -> Result<Layout, BoxError> {
     let refuse = |why| BoxError::Machines { name: described.name.clone(), why };
     let per_machine = described.ranks_per_machine(config).map_err(refuse)?;
     let mut one = match &described.machine {
-        Some(machine) => placed(config, described, machine, per_machine)?,
-        None => apart(described, per_machine),
+        Some(machine) => placed(config, described, (machine, per_machine), host)?,
+        None => apart(described, per_machine, &request(config, host)),
     };
     repeat(&mut one, world_size(config).div_ceil(per_machine));
     Ok(one)
@@ -117,7 +134,7 @@ fn gpu(b: &BoxConfig) -> Gpu {
         memory: f64::from(b.gpu.memory_gb_per_s) * G,
         processors: b.gpu.processors,
         fused_attention: b.gpu.fused_attention,
-        as_of_2020: b.gpu.as_of_2020,
+        as_of_2020: b.gpu.as_of_2020.then(|| AsOf2020::without(&b.gpu.as_of_2020_without)),
     }
 }
 
@@ -125,13 +142,14 @@ fn gpu(b: &BoxConfig) -> Gpu {
 fn placed(
     config: &Config,
     b: &BoxConfig,
-    machine: &Machine,
-    ranks: usize,
+    (machine, ranks): (&Machine, usize),
+    host: (u64, u64),
 ) -> Result<Layout, BoxError> {
     let refuse = |source| BoxError::Topology { name: b.name.clone(), source };
     let tp = config.parallel.tensor.min(ranks);
-    let request = Request { tp, dp: ranks / tp, seats: Seats::Gpus, ..Request::default() };
-    let places = topology::place(machine, &request).map_err(refuse)?.ranks;
+    let request = Request { tp, dp: ranks / tp, ..request(config, host) };
+    let Placement { ranks: places, sockets: reasons, .. } =
+        topology::place(machine, &request).map_err(refuse)?;
     let mut links: Vec<(usize, f64)> = Vec::new();
     let node = |id: u32| machine.numa_nodes.iter().position(|node| node.id == id).unwrap_or(0);
     let gpu_of = |place: &RankPlace| {
@@ -158,7 +176,13 @@ fn placed(
     let to =
         |a: &RankPlace, b: &RankPlace| machine.nvlink_mb_per_s(gpu_of(a), gpu_of(b)) as f64 * 1e6;
     let nvlink = places.iter().map(|a| places.iter().map(|b| to(a, b)).collect()).collect();
+    let by_node = |place: &RankPlace| {
+        let bytes = place.bytes_by_node(machine, host);
+        bytes.into_iter().map(|(id, bytes)| (node(id), bytes)).collect()
+    };
     Ok(Layout {
+        bytes: places.iter().map(by_node).collect(),
+        reasons,
         seats,
         nodes: machine.numa_nodes.len(),
         links: links.into_iter().map(|(_, rate)| rate).collect(),
@@ -166,17 +190,50 @@ fn placed(
     })
 }
 
-/// Seats of a box without a topology: a link for each GPU, cores and nodes dealt evenly.
-fn apart(b: &BoxConfig, ranks: usize) -> Layout {
+/// Seats of a box without a topology: a link for each GPU, cores and nodes dealt evenly. Nodes without a rank are sockets
+/// without one.
+fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
     let node = |rank: usize| rank * b.numa_nodes / ranks.max(1);
+    let (staging, states) = (request.staging_bytes, request.state_bytes);
+    let short = staging.saturating_add(states) > b.node_memory;
+    let all = match request.sockets {
+        Sockets::All => true,
+        Sockets::Auto => short && ranks < b.numa_nodes,
+        Sockets::Near => false,
+    };
+    let nodes = |rank: usize| {
+        let near = node(rank);
+        if all { (near..node(rank + 1).max(near + 1)).collect() } else { vec![near] }
+    };
+    let by_node = |rank: usize| {
+        let (nodes, mut bytes) = (nodes(rank), BTreeMap::from([(node(rank), staging)]));
+        let parts = nodes.len() as u64;
+        for (part, node) in nodes.into_iter().enumerate() {
+            *bytes.entry(node).or_default() +=
+                states / parts + u64::from((part as u64) < states % parts);
+        }
+        bytes
+    };
+    let reasons = match request.sockets {
+        Sockets::Auto if all => vec![format!(
+            "a rank needs {} of host memory, a node has {}: it uses the cores and the memory of all sockets; what far cores \
+             work on is staged near the GPU and crosses the link between the sockets",
+            format_bytes(staging + states),
+            format_bytes(b.node_memory)
+        )],
+        _ => Vec::new(),
+    };
+    // With fewer ranks than nodes, a node's cores are one rank's.
     let seat = |rank: usize| Seat {
         machine: 0,
         links: vec![rank],
         staging: node(rank),
-        states: vec![node(rank)],
-        cores: b.host.cores as f64 / ranks as f64,
+        states: nodes(rank),
+        cores: b.host.cores as f64 * nodes(rank).len() as f64 / ranks.max(b.numa_nodes) as f64,
     };
     Layout {
+        bytes: (0..ranks).map(by_node).collect(),
+        reasons,
         seats: (0..ranks).map(seat).collect(),
         nodes: b.numa_nodes,
         links: vec![f64::from(b.host.link_gb_per_s) * G; ranks],
@@ -197,6 +254,11 @@ fn repeat(h: &mut Layout, machines: usize) {
         };
         let more: Vec<Seat> = h.seats[..ranks].iter().map(alike).collect();
         h.seats.extend(more);
+        let beyond = |of: &BTreeMap<usize, u64>| {
+            of.iter().map(|(node, bytes)| (node + machine * nodes, *bytes)).collect()
+        };
+        let more: Vec<BTreeMap<usize, u64>> = h.bytes[..ranks].iter().map(beyond).collect();
+        h.bytes.extend(more);
     }
     h.links = h.links.repeat(machines);
     h.nodes = nodes * machines;
@@ -222,7 +284,8 @@ fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> Measured {
     });
     Measured {
         cores: m.cores as f64,
-        threads: 1.0 + ((m.cores / ranks).max(1) - 1) as f64 * f64::from(m.thread_share),
+        threads: 1.0
+            + (kernel_threads(m.cores, ranks, None) - 1) as f64 * f64::from(m.thread_share),
         gemm: m.gemm.map(rates),
         attention: m.attention.map(rates),
         ops: known.collect(),

@@ -4,7 +4,7 @@ use crate::batch::BatchLayout;
 use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig, Placement, Precision, Recompute};
 use crate::config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
 use crate::gpu;
-use crate::places::cores;
+use crate::places::{kernel_threads, virtual_threads};
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor, cuda};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Storage, Sum, chunk_elements};
@@ -30,6 +30,25 @@ pub struct Built {
     pub micro_batches: usize,
     /// Where micro-batches are summed.
     pub sum: Sum,
+    /// What kernels need besides.
+    pub scratch: KernelScratch,
+}
+
+impl Built {
+    /// Bytes of host memory that the plan takes for a rank: staging, which is next to its GPU, and all else, which is where the
+    /// rank's cores are. Virtual GPUs are host memory too.
+    pub fn host_bytes(&self, config: &Config) -> (u64, u64) {
+        let pinned = self.plan.entries().iter().filter(|e| e.arena == Arena::Pinned);
+        let staging: u64 =
+            pinned.filter(|e| e.is_staging()).map(|e| e.range.end - e.range.start).sum();
+        let is_virtual = match &config.device {
+            DeviceConfig::Cpu { .. } => true,
+            DeviceConfig::Sim { box_, .. } => box_.measured.is_some(),
+            DeviceConfig::Cuda => false,
+        };
+        let gpu = if is_virtual { self.plan.bytes(Arena::Device) } else { 0 };
+        (staging, self.plan.bytes(Arena::Pinned) - staging + gpu)
+    }
 }
 
 /// What kernels need besides their operands.
@@ -78,14 +97,14 @@ pub const fn dtype(precision: Precision) -> Dtype {
     }
 }
 
-/// Scratch of the cpu backend's kernels; none elsewhere.
-pub fn kernel_scratch(config: &Config) -> KernelScratch {
+/// Scratch of the cpu backend's kernels; none elsewhere. Of ranks that take (staging, states) of host memory.
+fn kernel_scratch(config: &Config, host: (u64, u64)) -> KernelScratch {
     let threads = match &config.device {
-        DeviceConfig::Cpu { count, threads, .. } => {
-            threads.unwrap_or_else(|| (cores() / count).max(1))
+        DeviceConfig::Cpu { threads, .. } => {
+            threads.unwrap_or_else(|| virtual_threads(config, host))
         }
         DeviceConfig::Sim { box_, .. } => match &box_.measured {
-            Some(measured) => (measured.cores / world_size(config)).max(1),
+            Some(measured) => kernel_threads(measured.cores, world_size(config), None),
             None => return KernelScratch::default(),
         },
         DeviceConfig::Cuda => return KernelScratch::default(),
@@ -99,7 +118,7 @@ pub fn kernel_scratch(config: &Config) -> KernelScratch {
 /// Bytes of each GPU that `plan` takes: on real ones with what kernels and products need behind it.
 pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
     match config.device {
-        DeviceConfig::Cuda => cuda::device_bytes(plan, attention_scratch(config), gpu::sm()),
+        DeviceConfig::Cuda => cuda::device_bytes(plan, attention_scratch(config)),
         DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => plan.bytes(Arena::Device),
     }
 }
@@ -112,11 +131,11 @@ pub(crate) fn attention_scratch(config: &Config) -> u64 {
 }
 
 /// Bytes that a GPU of `config` may hold, where that is known before it is opened.
-pub fn device_limit(config: &Config) -> Option<u64> {
+pub fn device_limit(config: &Config, plan: &Plan) -> Option<u64> {
     match &config.device {
         DeviceConfig::Cpu { memory, .. } => Some(*memory),
         DeviceConfig::Sim { box_, .. } => Some(box_.gpu_memory.saturating_sub(reserved(box_))),
-        DeviceConfig::Cuda => gpu::room(world_size(config)).map(|room| room.limit),
+        DeviceConfig::Cuda => gpu::room(config, plan).ok().map(|room| room.limit),
     }
 }
 
@@ -149,9 +168,19 @@ pub const fn reserved(described: &BoxConfig) -> u64 {
 }
 
 /// Lays everything out. `accumulate: Auto` sums on the device when that fits its limit.
+///
+/// Kernel threads are counted here, on a thread that is not bound. How much memory ranks take can decide on how many sockets
+/// they are, and so how many threads they have: then everything is laid out again, with theirs.
 pub fn build(config: &Config) -> Built {
+    let near = kernel_scratch(config, (0, 0));
+    let built = build_with(config, near);
+    let scratch = kernel_scratch(config, built.host_bytes(config));
+    if scratch.threads == near.threads { built } else { build_with(config, scratch) }
+}
+
+fn build_with(config: &Config, scratch: KernelScratch) -> Built {
     let micro_batches = micro_batches(config);
-    let with = |sum| lay_out(config, micro_batches, sum);
+    let with = |sum| lay_out(config, micro_batches, sum, scratch);
     if micro_batches == 1 {
         return with(Sum::None);
     }
@@ -167,13 +196,13 @@ pub fn build(config: &Config) -> Built {
         Accumulate::Auto => {
             let on_device = with(Sum::Device);
             let bytes = device_bytes(config, &on_device.plan);
-            let fits = device_limit(config).is_some_and(|limit| bytes <= limit);
+            let fits = device_limit(config, &on_device.plan).is_some_and(|limit| bytes <= limit);
             if fits { on_device } else { with(Sum::Host) }
         }
     }
 }
 
-fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
+fn lay_out(config: &Config, micro_batches: usize, sum: Sum, scratch: KernelScratch) -> Built {
     let (shape, mut plan) = (shape(config), Plan::default());
     let chunk = chunk_elements(Gpt::longest_segment(&shape));
     let gpt = Gpt::plan(&mut plan, &shape, chunk * config.parallel.data);
@@ -198,13 +227,12 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum) -> Built {
         small(Arena::Pinned, "losses_host", micro_batches + 1),
     ];
     let meeting = small(Arena::Pinned, "meeting", 1);
-    let scratch = kernel_scratch(config);
     if scratch.threads > 0 {
         let shape = (1, scratch.floats.bytes(scratch.threads).div_ceil(4) as usize);
         plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
     }
     let (plan, layout) = (Arc::new(plan), Arc::new(layout));
-    Built { plan, gpt, layout, batches, losses, meeting, micro_batches, sum }
+    Built { plan, gpt, layout, batches, losses, meeting, micro_batches, sum, scratch }
 }
 
 fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
@@ -231,6 +259,7 @@ fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
         },
         micro_batches,
         dp_size: config.parallel.data,
+        reduce_fp32: config.parallel.reduce_fp32,
         norm_group: Group::Tp,
         clip: config.optimizer.clip.map(f64::from),
         loss_scale: (config.precision == Precision::Fp16).then(|| LossScale {

@@ -93,7 +93,8 @@ fn calibration(
     loaded.map(|loaded| loaded.config).map_err(|e| CalibrateError::Run(e.to_string()))
 }
 
-/// Runs `config` and matches the spans of each rank with what it submitted: lanes run inline, in that order.
+/// Runs `config` and matches the spans of each rank with what it submitted: lanes run inline, in that order. The program
+/// has steps alone, so meetings of ranks between steps are left out.
 fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
     let failed = |why: &dyn std::fmt::Display| CalibrateError::Run(why.to_string());
     let built = build(config);
@@ -103,7 +104,8 @@ fn time(config: &Config) -> Result<Vec<Timed>, CalibrateError> {
         RunOptions { trace: Some(Arc::clone(&trace)), bind: true, ..RunOptions::default() };
     let data = Arc::new(Dataset::noise(config.model.seq_len));
     train(config, &built, &data, &options, &mut |_| {}).map_err(|e| failed(&e))?;
-    let spans = trace.spans();
+    let mut spans = trace.spans();
+    spans.retain(|span| span.wrote != built.plan.name(built.meeting));
     let mut times: BTreeMap<String, (Work, Vec<f64>)> = BTreeMap::new();
     for rank in 0..config.parallel.tensor * config.parallel.data {
         let of_rank = spans.iter().filter(|span| span.rank == rank);

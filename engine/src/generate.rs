@@ -70,7 +70,7 @@ pub fn generate(
     sampling: &Sampling,
     emit: &mut dyn FnMut(&[u8]) -> bool,
 ) -> Result<(), GenerateError> {
-    let bytes = config.data.format == DataFormat::Bytes && tokenizer.is_none();
+    let bytes = config.data.format.is_bytes() && tokenizer.is_none();
     let mut decode = tokenizer.map(Tokenizer::decoder);
     let mut piece = |token: i32| match &mut decode {
         Some(decode) => decode(token as u32).into_bytes(),
@@ -114,7 +114,7 @@ pub fn next_logits(
 
 /// `prompt`, or for a model of token files token 0 where it has none.
 pub(crate) fn default_prompt(config: &Config, prompt: &str) -> String {
-    let blank = config.data.format != DataFormat::Bytes && prompt.trim().is_empty();
+    let blank = !config.data.format.is_bytes() && prompt.trim().is_empty();
     if blank { "0".into() } else { prompt.into() }
 }
 
@@ -134,11 +134,11 @@ fn prompt(
         ))),
     };
     let tokens = match config.data.format {
-        DataFormat::Bytes if let Some(tokenizer) = tokenizer => {
+        DataFormat::Auto | DataFormat::Bytes if let Some(tokenizer) = tokenizer => {
             let encoded = tokenizer.encode(text).map_err(&refuse)?;
             encoded.into_iter().map(|token| token as i32).collect()
         }
-        DataFormat::Bytes => text.bytes().map(i32::from).collect(),
+        DataFormat::Auto | DataFormat::Bytes => text.bytes().map(i32::from).collect(),
         DataFormat::U16 | DataFormat::U32 => {
             text.split_whitespace().map(token).collect::<Result<Vec<i32>, _>>()?
         }
@@ -284,7 +284,8 @@ fn load_checkpoint(dev: &Device, gpt: &Gpt, from: &Checkpoint) -> Result<(), Gen
             let number = tensors.iter().position(fits);
             let absent = || wrong(format!("it has no `{}` [{rows}, {cols}]", param.name));
             let mut values = vec![0.0; rows * cols];
-            from.read((number.ok_or_else(absent)?, 0), 0..values.len(), &mut values)
+            from.reader()
+                .read((number.ok_or_else(absent)?, 0), 0..values.len(), &mut values)
                 .map_err(|e| wrong(e.to_string()))?;
             let flat = gpt.params(index).slice(param.range.clone());
             dev.write(flat, &|i| values.get(i).map_or(0.0, |x| f64::from(*x)))?;

@@ -1,11 +1,10 @@
 //! Initial weights: a function of the seed, the tensor's name and the element's index in the whole tensor, so
 //! that every layout starts from the same model.
 
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, Reader};
 use crate::config::{Config, Moments};
-use device::numerics::NoiseRun;
+use device::numerics::{NoiseRun, normals};
 use device::{Rank, random};
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tensor_parallel::{Gpt, Init};
@@ -31,8 +30,6 @@ struct Run {
 pub(crate) struct Initial {
     /// By segment, sorted; what is in none is padding.
     runs: Vec<Vec<Run>>,
-    /// (segment, run) that was asked for last: elements come in order.
-    last: Cell<(usize, usize)>,
 }
 
 impl Initial {
@@ -52,27 +49,25 @@ impl Initial {
             runs.sort_by_key(|run| run.start);
             runs
         };
-        Self { runs: gpt.segments().iter().map(segment).collect(), last: Cell::new((0, 0)) }
+        Self { runs: gpt.segments().iter().map(segment).collect() }
     }
 
-    /// Element `at` of a segment's flat buffer.
-    pub(crate) fn value(&self, segment: usize, at: usize) -> f64 {
-        let runs = &self.runs[segment];
-        let inside = |run: &Run| run.start <= at && at < run.end;
-        let (last_segment, last_run) = self.last.get();
-        let found = match runs.get(last_run) {
-            Some(run) if last_segment == segment && inside(run) => last_run,
-            _ => runs.partition_point(|run| run.end <= at),
-        };
-        let Some(run) = runs.get(found).filter(|run| inside(run)) else { return 0.0 };
-        self.last.set((segment, found));
-        let global = run.global + at - run.start;
-        if let Some(given) = &run.given {
-            return f64::from(given[global]);
-        }
-        match run.init {
-            Init::Constant(value) => value,
-            Init::Normal(deviation) => deviation * random::normal(run.stream, global as u64),
+    /// Sets `values`, the elements from `first` on of a segment's flat buffer.
+    pub(crate) fn fill(&self, segment: usize, first: usize, values: &mut [f32]) {
+        values.fill(0.0);
+        let (runs, end) = (&self.runs[segment], first + values.len());
+        let start = runs.partition_point(|run| run.end <= first);
+        for run in runs[start..].iter().take_while(|run| run.start < end) {
+            let (from, to) = (run.start.max(first), run.end.min(end));
+            let global = run.global + from - run.start;
+            let values = &mut values[from - first..to - first];
+            match (&run.given, run.init) {
+                (Some(given), _) => values.copy_from_slice(&given[global..global + to - from]),
+                (None, Init::Constant(value)) => values.fill(value as f32),
+                (None, Init::Normal(deviation)) => {
+                    normals(run.stream, global as u64, deviation, values);
+                }
+            }
         }
     }
 }
@@ -103,7 +98,7 @@ pub(crate) fn noise(config: &Config, gpt: &Gpt, rank: Rank) -> Vec<Arc<[NoiseRun
 /// States of a checkpoint as a rank's flat segments have them.
 #[derive(Debug)]
 pub(crate) struct Stored<'a> {
-    from: &'a Checkpoint,
+    from: Reader<'a>,
     /// By segment: (first and last element, its index in the whole tensor, number of the tensor).
     runs: Vec<Vec<(std::ops::Range<usize>, usize, usize)>>,
 }
@@ -123,7 +118,7 @@ impl<'a> Stored<'a> {
             runs.sort_by_key(|(flat, ..)| flat.start);
             runs
         };
-        Self { from, runs: gpt.segments().iter().map(segment).collect() }
+        Self { from: from.reader(), runs: gpt.segments().iter().map(segment).collect() }
     }
 
     /// Sets `values`, the elements from `first` on of a state of a segment; padding is 0.

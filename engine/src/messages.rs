@@ -31,6 +31,15 @@ pub struct StepReport {
 pub enum Message {
     /// A step is decided.
     Step(StepReport),
+    /// About to begin a batch of an evaluation.
+    Evaluating {
+        /// The step it follows.
+        step: u64,
+        /// Batches that are done.
+        done: u64,
+        /// Batches of all data-parallel ranks, in all.
+        batches: u64,
+    },
     /// An evaluation after a step.
     Eval {
         /// The step it follows.

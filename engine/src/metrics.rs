@@ -3,8 +3,9 @@
 //! A line goes out in one write. Training never stops for a full disk: the first failure is warned
 //! of, lines that are lost are counted, and later ones are tried again.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use crate::own;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -34,12 +35,27 @@ pub struct StepMetrics {
     pub skipped_total: u64,
 }
 
+/// A copy of a metrics file with a damaged line, beside it.
+pub(crate) const DAMAGED: &str = "metrics.jsonl.damaged";
+
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Line<'a> {
     Step(&'a StepMetrics),
-    Eval { step: u64, loss: f64 },
-    End { step: u64, state_hash: &'a str },
+    Eval {
+        step: u64,
+        loss: f64,
+        whole: bool,
+    },
+    End {
+        step: u64,
+        state_hash: &'a str,
+    },
+    #[serde(rename = "checkpoint_failed")]
+    CheckpointFailed {
+        step: u64,
+        error: &'a str,
+    },
 }
 
 /// What is read back of a line.
@@ -80,8 +96,8 @@ impl MetricsWriter {
     pub fn open(path: &Path, last_step: u64) -> Result<Self, MetricsError> {
         let failed = |source| MetricsError { path: path.to_owned(), source };
         let open = || {
-            let file = OpenOptions::new().create(true).append(true).open(path)?;
-            let length = if last_step == 0 { 0 } else { kept(&fs::read(path)?, last_step) as u64 };
+            let file = own::open(path, OpenOptions::new().create(true).read(true).append(true))?;
+            let length = if last_step == 0 { 0 } else { keep(&file, path, last_step)? };
             if file.metadata()?.len() > length {
                 file.set_len(length)?;
             }
@@ -96,9 +112,15 @@ impl MetricsWriter {
         self.write(&Line::Step(step));
     }
 
-    /// Appends an evaluation after `step`; `loss` is the mean over the evaluated tokens.
-    pub fn eval(&mut self, step: u64, loss: f64) {
-        self.write(&Line::Eval { step, loss });
+    /// Appends an evaluation after `step`; `loss` is the mean over the evaluated tokens, `whole`: these are all that are held
+    /// out.
+    pub fn eval(&mut self, step: u64, loss: f64, whole: bool) {
+        self.write(&Line::Eval { step, loss, whole });
+    }
+
+    /// Appends that the checkpoint of `step` could not be saved, and why.
+    pub fn checkpoint_failed(&mut self, step: u64, error: &str) {
+        self.write(&Line::CheckpointFailed { step, error });
     }
 
     /// Appends the last line of a finished run and syncs the file to the disk.
@@ -169,14 +191,31 @@ pub fn finished_step(text: &[u8]) -> Option<u64> {
     (written.kind == "end").then_some(written.step)
 }
 
-/// Bytes of the lines up to `last_step`.
+/// Bytes of the lines up to `last_step` in `file`. Where a line among all is damaged, a copy of them is kept.
+fn keep(mut file: &File, path: &Path, last_step: u64) -> io::Result<u64> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let damaged =
+        whole_lines(&text).position(|line| serde_json::from_slice::<Written>(line).is_err());
+    if let Some(number) = damaged {
+        let copy = path.with_file_name(DAMAGED);
+        own::create(&copy)?.write_all(&text)?;
+        let (path, number, copy) = (path.display(), number + 1, copy.display());
+        tracing::warn!(
+            "{path}: line {number} is damaged; it stays, and a copy of all lines is in {copy}"
+        );
+    }
+    Ok(kept(&text, last_step) as u64)
+}
+
+/// Bytes before the first line of a step after `last_step`. A line that cannot be read belongs to those before it.
 fn kept(text: &[u8], last_step: u64) -> usize {
     let stays = |line: &&[u8]| {
         let written = serde_json::from_slice::<Written>(line);
-        written.is_ok_and(|line| match line.kind.as_str() {
-            "step" => line.step <= last_step,
+        written.map_or(true, |line| match line.kind.as_str() {
+            "end" => false,
             "eval" => line.step < last_step,
-            _ => false,
+            _ => line.step <= last_step,
         })
     };
     whole_lines(text).take_while(stays).map(<[u8]>::len).sum()
@@ -190,6 +229,7 @@ fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::sync::Arc;
 
     fn step(step: u64) -> StepMetrics {
@@ -228,14 +268,17 @@ mod tests {
         let (_folder, path) = file();
         let mut metrics = MetricsWriter::open(&path, 0).unwrap();
         metrics.step(&step(1));
-        metrics.eval(1, 2.5);
+        metrics.eval(1, 2.5, true);
+        metrics.checkpoint_failed(1, "no space");
         metrics.end(1, "00ff");
         let expected = concat!(
             r#"{"kind":"step","step":1,"loss":2.4312,"grad_norm":0.1,"loss_scale":65536.0,"#,
             r#""lr":0.0006,"step_seconds":0.25,"tokens_per_second":4096.0,"skipped":false,"#,
             r#""tokens":1024,"skipped_total":0}"#,
             "\n",
-            r#"{"kind":"eval","step":1,"loss":2.5}"#,
+            r#"{"kind":"eval","step":1,"loss":2.5,"whole":true}"#,
+            "\n",
+            r#"{"kind":"checkpoint_failed","step":1,"error":"no space"}"#,
             "\n",
             r#"{"kind":"end","step":1,"state_hash":"00ff"}"#,
             "\n"
@@ -254,10 +297,13 @@ mod tests {
             ..step(1)
         };
         metrics.step(&broken);
-        metrics.eval(1, f64::NAN);
+        metrics.eval(1, f64::NAN, false);
         let text = fs::read_to_string(path).unwrap();
         assert!(text.contains(r#""loss":null,"grad_norm":null,"loss_scale":null,"lr":"#), "{text}");
-        assert!(text.ends_with("{\"kind\":\"eval\",\"step\":1,\"loss\":null}\n"), "{text}");
+        assert!(
+            text.ends_with("{\"kind\":\"eval\",\"step\":1,\"loss\":null,\"whole\":false}\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -273,13 +319,14 @@ mod tests {
     fn a_half_written_line_is_cut_off_before_the_next() {
         let (_folder, path) = file();
         let mut metrics = MetricsWriter::open(&path, 0).unwrap();
-        metrics.eval(1, 2.5);
+        metrics.eval(1, 2.5, true);
         (&metrics.file).write_all(b"{\"kind\":\"ev").unwrap();
         metrics.torn = true; // as after a failed write
-        metrics.eval(3, 2.25);
+        metrics.eval(3, 2.25, true);
         let text = fs::read_to_string(path).unwrap();
-        let lines = [(1, 2.5), (3, 2.25)]
-            .map(|(step, loss)| format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":{loss}}}\n"));
+        let lines = [(1, 2.5), (3, 2.25)].map(|(step, loss)| {
+            format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":{loss},\"whole\":true}}\n")
+        });
         let expected = lines.concat();
         assert_eq!(text, expected);
     }
@@ -289,10 +336,12 @@ mod tests {
         let (_folder, path) = file();
         let mut metrics = MetricsWriter::open(&path, 0).unwrap();
         metrics.step(&step(1));
-        metrics.eval(1, 2.75);
+        metrics.eval(1, 2.75, true);
         metrics.step(&step(2));
+        // On its way while the run went on.
+        metrics.checkpoint_failed(1, "no space");
         let until_two = fs::read(&path).unwrap();
-        metrics.eval(2, 2.5);
+        metrics.eval(2, 2.5, true);
         metrics.step(&step(3));
         metrics.end(3, "00");
         let all = fs::read(&path).unwrap();
@@ -308,6 +357,24 @@ mod tests {
         assert!(!fs::read_to_string(&path).unwrap().contains("end"));
         MetricsWriter::open(&path, 0).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
+    }
+
+    #[test]
+    fn a_damaged_line_costs_no_other_and_leaves_a_copy() {
+        let (folder, path) = file();
+        let mut metrics = MetricsWriter::open(&path, 0).unwrap();
+        (1..=5).for_each(|number| metrics.step(&step(number)));
+        let copy = folder.path().join(DAMAGED);
+        MetricsWriter::open(&path, 5).unwrap();
+        assert!(!copy.exists());
+        let damaged = fs::read_to_string(&path).unwrap().replacen("kind", "kinX", 3);
+        let damaged = damaged.replacen("kinX", "kind", 2);
+        fs::write(&path, &damaged).unwrap();
+        let log = warnings(|| drop(MetricsWriter::open(&path, 4).unwrap()));
+        let lines: Vec<&str> = damaged.split_inclusive('\n').collect();
+        assert_eq!(fs::read_to_string(&path).unwrap(), lines[..4].concat());
+        assert_eq!(fs::read_to_string(&copy).unwrap(), damaged);
+        assert!(log.contains("line 3 is damaged"), "{log}");
     }
 
     #[test]

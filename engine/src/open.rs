@@ -1,9 +1,10 @@
 //! A rank's device and its kernel threads.
 
-use crate::build::{KernelScratch, kernel_scratch};
+use crate::build::{KernelScratch, attention_scratch};
 use crate::config::DeviceConfig;
-use crate::places::cores;
-use crate::run::{Ranks, RunOptions};
+use crate::places::{cores, kernel_threads};
+use crate::rehearsal::distinct;
+use crate::run::{Place, Ranks, RunOptions};
 use device::cpu::{self, CpuOptions, HostWork};
 use device::cuda::{self, CudaOptions};
 use device::{Crew, Device, Error, Rank};
@@ -17,7 +18,7 @@ impl Ranks<'_> {
         }
         let host = place.map_or_else(Default::default, cpu::HostPlace::from);
         let cpus = place.map(|place| place.cpus.clone());
-        let KernelScratch { floats, threads } = kernel_scratch(self.config);
+        let KernelScratch { floats, threads } = self.built.scratch;
         let memory_limit = match &self.config.device {
             DeviceConfig::Cpu { memory, .. } => *memory,
             DeviceConfig::Cuda | DeviceConfig::Sim { .. } => u64::MAX,
@@ -34,21 +35,51 @@ impl Ranks<'_> {
 
     fn open_cuda(&self, rank: Rank, place: Option<&RankPlace>) -> Result<Device, Error> {
         let cpus = place.map(|place| place.worker_cpus.clone());
-        let threads = cpus.as_ref().map_or(cores() / rank.world_size(), Vec::len);
+        let threads = cpus
+            .as_ref()
+            .map_or_else(|| kernel_threads(cores(), rank.world_size(), None), Vec::len);
         let options = CudaOptions {
             gpu: self.places.gpus.get(rank.index()).copied(),
             host: place.map_or_else(Default::default, cpu::HostPlace::from),
             collectives: self.options.collectives,
-            scratch: self.scratch,
-            work: self.work(kernel_crew(threads, cpus)),
+            scratch: attention_scratch(self.config),
+            work: HostWork {
+                cpus: cpus.clone().unwrap_or_default(),
+                ..self.work(kernel_crew(threads, cpus))
+            },
+            warm_up: Arc::new(distinct(self.config, self.built, rank)?),
         };
         cuda::open(rank, &self.built.plan, &self.world, &options)
+    }
+
+    /// Binds the calling thread, which drives a real GPU: `alone`, while it queues steps, to a CPU of its own beside those on
+    /// which the host updates; else to all of its rank's.
+    pub(crate) fn drives(&self, place: Option<&RankPlace>, alone: bool) {
+        let on_gpu = self.config.device == DeviceConfig::Cuda;
+        let Some(place) = place.filter(|_| on_gpu) else { return };
+        let cpus = match place.driver_cpu.as_ref().filter(|_| alone) {
+            Some(cpu) => std::slice::from_ref(cpu),
+            None => &place.cpus,
+        };
+        if let Err(error) = topology::bind_current_thread(cpus) {
+            tracing::warn!("the thread that drives rank {} is not bound: {error}", place.rank);
+        }
+    }
+
+    /// A rank's thread comes by, for tests.
+    pub(crate) fn passes(&self, rank: Rank, place: Place, step: u64) {
+        if let Some(watcher) = &self.options.watcher {
+            watcher.passes(rank.index(), place, step);
+        }
     }
 
     fn work(&self, crew: Option<Arc<Crew>>) -> HostWork {
         let RunOptions { trace, slow, panic_at, stall_at, .. } = self.options;
         HostWork {
             crew,
+            cpus: Vec::new(),
+            jobs: self.host_jobs,
+            rehearsal: false,
             trace: trace.clone(),
             slow: *slow,
             panic_at: *panic_at,

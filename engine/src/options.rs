@@ -5,6 +5,7 @@ use crate::detours::Detours;
 use crate::init::Weights;
 use crate::place::Watcher;
 use crate::run::RunError;
+use crate::run_dir::Held;
 use device::Lane;
 use device::cpu::{Lanes, Trace};
 use device::cuda::Collectives;
@@ -39,17 +40,24 @@ pub struct RunOptions {
     pub initial: Option<Arc<Weights>>,
     /// Bind rank threads to the cores that topology deals them.
     pub bind: bool,
-    /// When true, every rank ends after the step that is running.
+    /// When true, every rank ends after the step that is running, or the batch of an evaluation; before the first step as
+    /// soon as each rank hears of it.
     pub stop: Arc<AtomicBool>,
     /// A collective that a rank does not come to for so long is an error.
     pub timeout: Duration,
     /// Called when the run has failed and a rank's thread does not end for so long: it is stuck where no one can
     /// wake it, and so is who waits for it. Nothing but the process's end helps.
     pub stuck: Option<Stuck>,
-    /// Where the weights are written at the end, if anywhere.
+    /// Likewise when a checkpoint is being written beside a run that has failed and does not move for so long.
+    pub stuck_save: Duration,
+    /// Least time between checkpoints by `train.checkpoint_overhead`, and before the first.
+    pub checkpoint_pause: Duration,
+    /// Where the weights are written, if anywhere; `train.weights` says when.
     pub weights: Option<PathBuf>,
     /// Where checkpoints go, if anywhere.
     pub checkpoints: Option<PathBuf>,
+    /// The directory of both; nothing is written when it is not the run's any more.
+    pub held: Option<Arc<Held>>,
     /// What the run goes on from; of the same model.
     pub resume: Option<Arc<Checkpoint>>,
     /// Where samples are not those of the seed alone; `None`: as what it goes on from knows.
@@ -86,8 +94,11 @@ impl Default for RunOptions {
             stop: Arc::default(),
             timeout: Duration::from_secs(600),
             stuck: None,
+            stuck_save: Duration::from_secs(600),
+            checkpoint_pause: Duration::from_secs(600),
             weights: None,
             checkpoints: None,
+            held: None,
             resume: None,
             detours: None,
             skipped_in_a_row: None,

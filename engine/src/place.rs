@@ -16,6 +16,8 @@ pub enum Place {
     Decided,
     /// The other ranks have come to save with it.
     Saving,
+    /// About to write its file: itself, or on the thread that writes its copy.
+    Writing,
     /// Its states are copied, or its file is written.
     Saved,
     /// On the thread that writes copies, or on rank 0's: the files are there, the name is not.
@@ -28,12 +30,13 @@ pub enum Place {
 
 impl Place {
     /// Every one.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Opened,
         Self::Loaded,
         Self::Step,
         Self::Decided,
         Self::Saving,
+        Self::Writing,
         Self::Saved,
         Self::Naming,
         Self::Evaluating,

@@ -1,8 +1,14 @@
 //! What a config needs of every GPU and every NUMA node, before anything is allocated: the very handles that a
 //! run allocates, and the very step, sent through a device that only counts.
 
+mod beside;
+mod data;
+mod disk;
 mod saving;
 
+use beside::beside;
+pub use data::DataMemory;
+pub use disk::Disk;
 pub(crate) use saving::{checkpoint_copy, saved_states};
 
 use crate::boxes;
@@ -10,23 +16,29 @@ use crate::build::{Built, build, device_bytes, device_limit, reserved, shape, wo
 use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
 use crate::data::Dataset;
 use crate::gpu;
-use crate::places;
+use crate::places::{self, this_machine};
 use crate::simulate::typical_step;
 use crate::trainer::trainer;
 use device::recorder::{self, Totals};
-use device::sim::Seat;
 use device::{Arena, Dtype, Error, Lane, Rank};
 use serde::Serialize;
-use std::sync::{Arc, OnceLock};
-use topology::{Machine, format_bytes};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use topology::{Machine, NumaNode, Placement, RankPlace, format_bytes};
 
 /// All that `onebox plan` says.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Of the run.
     pub name: String,
-    /// Every memory holds what it must.
+    /// Every memory that could be looked at holds what it must.
+    #[serde(skip)]
     pub fits: bool,
+    /// Whether it fits; `None` where it may and the GPUs' memory could not be looked at.
+    #[serde(rename = "fits")]
+    pub verdict: Option<bool>,
+    /// Why the GPUs' memory could not be looked at.
+    pub not_checked: Option<String>,
     /// Of the model, without padding.
     pub parameters: u64,
     /// TP degree.
@@ -41,8 +53,14 @@ pub struct Report {
     pub gpu: Memory,
     /// Each rank's part of the host's memory.
     pub host_per_rank: Memory,
+    /// Bytes of the host that the process takes besides the plan of all ranks.
+    pub host_beside: u64,
     /// The host's memory by node.
     pub nodes: Vec<Node>,
+    /// What the data takes of the host's memory, where it can be looked at.
+    pub data_memory: Option<DataMemory>,
+    /// Why ranks are on these nodes, where that is not plain: sentences.
+    pub placed: Vec<String>,
     /// How checkpoints are written, where there are any: a sentence.
     pub saving: Option<String>,
     /// The memory that is nearest its limit.
@@ -61,8 +79,10 @@ pub struct Memory {
     pub bytes: u64,
     /// Bytes that the plan may take, if known.
     pub limit: Option<u64>,
-    /// Bytes below the label that the CUDA context and NCCL take.
+    /// Bytes below the label that are kept back for what lies beside the plan.
     pub reserved: u64,
+    /// Of these bytes, what each part takes.
+    pub beside: Vec<Pool>,
     /// Bytes by kind, largest first.
     pub pools: Vec<Pool>,
     /// Everything, in order of address.
@@ -96,7 +116,7 @@ pub struct Buffer {
 }
 
 /// A NUMA node's share.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Node {
     /// Its number.
     pub node: u32,
@@ -104,7 +124,7 @@ pub struct Node {
     pub ranks: Vec<usize>,
     /// Planned bytes; with the virtual GPUs' own, where there are no real ones.
     pub bytes: u64,
-    /// Bytes it has.
+    /// Bytes it has; of this machine, those that are free or can be.
     pub limit: u64,
 }
 
@@ -165,12 +185,16 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
         host_per_rank.pools.push(Pool { name: "checkpoint copy", bytes: copy });
         host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
     }
-    let (nodes, memories) = memories(config, built, copy);
+    let (nodes, placed, memories) = memories(config, built, copy);
+    let (staging, states) = built.host_bytes(config);
+    let planned = (staging + states + copy) * world_size(config) as u64;
     let binding = binding(&memories);
-    let fits = all_fit(&memories);
+    let (fits, not_checked) = (all_fit(&memories), not_checked(config, built));
     Report {
         name: config.name.clone(),
         fits,
+        verdict: (!fits || not_checked.is_none()).then_some(fits),
+        not_checked,
         parameters: built.gpt.shape().parameters(),
         tensor: config.parallel.tensor,
         data: config.parallel.data,
@@ -180,12 +204,15 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
             offload::Sum::Device => "device",
             offload::Sum::Host => "host",
         },
+        data_memory: DataMemory::of(config),
         saving: saving::saving(config, built, copy),
         binding,
         step: None,
         gpu,
         host_per_rank,
+        host_beside: beside(built, planned),
         nodes,
+        placed,
     }
 }
 
@@ -195,13 +222,10 @@ fn gpu(config: &Config, built: &Built) -> Memory {
         DeviceConfig::Cuda => "GPUs".to_owned(),
         DeviceConfig::Sim { box_, .. } => format!("GPUs of {}", box_.name),
     };
-    let reserved = match &config.device {
-        DeviceConfig::Cpu { .. } => 0,
-        DeviceConfig::Cuda => gpu::room(world_size(config)).map_or(0, |room| room.reserved),
-        DeviceConfig::Sim { box_, .. } => reserved(box_),
-    };
-    let mut gpu =
-        Memory { limit: device_limit(config), reserved, ..memory(&what, built, Arena::Device) };
+    let beside = beside_on_gpu(config, built);
+    let reserved = beside.iter().map(|pool| pool.bytes).sum();
+    let limit = device_limit(config, &built.plan);
+    let mut gpu = Memory { limit, reserved, beside, ..memory(&what, built, Arena::Device) };
     let whole = device_bytes(config, &built.plan);
     if whole > gpu.bytes {
         gpu.pools.push(Pool { name: "kernels and products", bytes: whole - gpu.bytes });
@@ -209,6 +233,23 @@ fn gpu(config: &Config, built: &Built) -> Memory {
         gpu.bytes = whole;
     }
     gpu
+}
+
+/// What lies on a GPU beside the plan.
+fn beside_on_gpu(config: &Config, built: &Built) -> Vec<Pool> {
+    let parts = match &config.device {
+        DeviceConfig::Cpu { .. } => Vec::new(),
+        DeviceConfig::Cuda => gpu::room(config, &built.plan).map_or(Vec::new(), |room| room.beside),
+        DeviceConfig::Sim { box_, .. } => vec![("CUDA context and NCCL", reserved(box_))],
+    };
+    let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
+    parts.map(|(name, bytes)| Pool { name, bytes }).collect()
+}
+
+/// Why the GPUs' memory is not looked at, where it is not.
+fn not_checked(config: &Config, built: &Built) -> Option<String> {
+    let cuda = config.device == DeviceConfig::Cuda;
+    cuda.then(|| gpu::room(config, &built.plan).err()).flatten()
 }
 
 fn memory(what: &str, built: &Built, arena: Arena) -> Memory {
@@ -229,6 +270,7 @@ fn memory(what: &str, built: &Built, arena: Arena) -> Memory {
         bytes: built.plan.bytes(arena),
         limit: None,
         reserved: 0,
+        beside: Vec::new(),
         pools,
         buffers: entries.map(buffer).collect(),
     }
@@ -247,7 +289,7 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
 
 /// Whether every memory holds what it must, as in [`memory_report`].
 pub(crate) fn fits(config: &Config, built: &Built) -> bool {
-    all_fit(&memories(config, built, checkpoint_copy(config, built)).1)
+    all_fit(&memories(config, built, checkpoint_copy(config, built)).2)
 }
 
 /// (name, bytes, limit) of a memory.
@@ -257,90 +299,86 @@ fn all_fit(memories: &[Limited]) -> bool {
     memories.iter().all(|(_, bytes, limit)| bytes <= limit)
 }
 
-/// The nodes, and everything that has a limit.
-fn memories(config: &Config, built: &Built, copy: u64) -> (Vec<Node>, Vec<Limited>) {
+/// The nodes, why ranks are there, and everything that has a limit.
+fn memories(config: &Config, built: &Built, copy: u64) -> (Vec<Node>, Vec<String>, Vec<Limited>) {
     let gpu = device_bytes(config, &built.plan);
-    let host = built.plan.bytes(Arena::Pinned) + copy;
-    let (nodes, whole) = nodes(config, built, (gpu, host));
-    let gpu = device_limit(config).map(|limit| ("gpu".to_owned(), gpu, limit));
+    let (nodes, placed, whole) = nodes(config, built, copy);
+    let gpu = device_limit(config, &built.plan).map(|limit| ("gpu".to_owned(), gpu, limit));
     let node = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
     let whole = whole.map(|(bytes, limit)| ("host".to_owned(), bytes, limit));
     let all = gpu.into_iter().chain(nodes.iter().map(node)).chain(whole).collect();
-    (nodes, all)
+    (nodes, placed, all)
 }
 
-/// The machine that this is, looked at once.
-fn this_machine() -> Option<&'static Machine> {
-    static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
-    MACHINE.get_or_init(|| Machine::discover().ok()).as_ref()
-}
-
-/// The nodes under ranks of so many bytes on the GPU and the host, and bytes against limit of them all together where
-/// that limit is a tighter one.
+/// The nodes under the ranks, each of which has `copy` bytes more than the plan says for a checkpoint, why ranks are where they
+/// are, and bytes against limit of all nodes together where that limit is a tighter one.
 fn nodes(
     config: &Config,
     built: &Built,
-    (gpu, host): (u64, u64),
-) -> (Vec<Node>, Option<(u64, u64)>) {
-    let world_size = world_size(config);
+    copy: u64,
+) -> (Vec<Node>, Vec<String>, Option<(u64, u64)>) {
+    let (staging, states) = built.host_bytes(config);
     if let DeviceConfig::Sim { box_, .. } = &config.device {
-        return (of_box(config, box_, (built, host)), None);
+        let (nodes, reasons) = of_box(config, box_, (built.host_bytes(config), copy));
+        return (nodes, reasons, None);
     }
-    let virtual_ = matches!(config.device, DeviceConfig::Cpu { .. });
-    let per_rank = host + if virtual_ { gpu } else { 0 };
-    let whole = Some((per_rank * world_size as u64, topology::available_memory()));
-    let Some(machine) = this_machine() else { return (Vec::new(), whole) };
-    let ranks = (config.parallel.tensor, config.parallel.data);
-    let placed = places::on(machine, ranks, &places::gpus(config));
-    let places = placed.map_or_else(|_| Vec::new(), |(placement, _)| placement.ranks);
-    let limits = machine.numa_nodes.iter().map(|node| (node.id, node.memory_bytes)).collect();
-    let node_of = |rank: usize| places.get(rank).map_or(0, |place| place.numa_node);
-    (by_node(limits, world_size, node_of, per_rank), whole)
+    let planned = (staging + states + copy) * world_size(config) as u64;
+    let data = DataMemory::of(config).unwrap_or_default();
+    let bytes = (planned + data.tokens).max(data.reading) + beside(built, planned);
+    let whole = Some((bytes, topology::available_memory()));
+    let Some(machine) = this_machine() else { return (Vec::new(), Vec::new(), whole) };
+    let wanted = places::request(config, (staging, states));
+    let placed = places::on(machine, &wanted, &places::gpus(config));
+    let Ok((Placement { ranks, sockets, .. }, _)) = placed else {
+        return (Vec::new(), Vec::new(), whole);
+    };
+    (of_machine(machine, &ranks, (staging, states + copy)), sockets, whole)
 }
 
-/// The nodes of a described box, with staging and states where its ranks are placed.
-fn of_box(config: &Config, box_: &BoxConfig, (built, host): (&Built, u64)) -> Vec<Node> {
-    // A checked config has a place on its box.
-    let (seats, nodes) =
-        boxes::layout(config, box_).map_or((Vec::new(), 1), |l| (l.seats, l.nodes));
-    let all = built.plan.entries().iter().filter(|e| e.arena == Arena::Pinned && e.is_staging());
-    let mut staging: u64 = all.map(|e| e.range.end - e.range.start).sum();
-    let states = host - staging;
-    if box_.measured.is_some() {
-        // Virtual GPUs are host memory.
-        staging += built.plan.bytes(Arena::Device);
-    }
-    let mut bytes = vec![0; nodes];
-    for seat in &seats {
-        bytes[seat.staging] += staging;
-        let parts = seat.states.len() as u64;
-        for (part, node) in seat.states.iter().enumerate() {
-            bytes[*node] += states / parts + u64::from((part as u64) < states % parts);
+/// The nodes of `machine`, with (staging, states) of each rank where its arena has them, against what is free there.
+fn of_machine(machine: &Machine, ranks: &[RankPlace], host: (u64, u64)) -> Vec<Node> {
+    let of_rank = |place: &RankPlace| place.bytes_by_node(machine, host);
+    let bytes: Vec<BTreeMap<u32, u64>> = ranks.iter().map(of_rank).collect();
+    let limit = |node: &NumaNode| (node.id, node.free_bytes.unwrap_or(node.memory_bytes));
+    by_node(machine.numa_nodes.iter().map(limit), &bytes)
+}
+
+/// The nodes of a described box.
+fn of_box(
+    config: &Config,
+    box_: &BoxConfig,
+    ((staging, states), copy): ((u64, u64), u64),
+) -> (Vec<Node>, Vec<String>) {
+    // A checked config has a place on its box. The copy is where the states are, and changes no seat.
+    let Ok(layout) = boxes::layout(config, box_, (staging, states)) else {
+        return (Vec::new(), Vec::new());
+    };
+    let ranks = &layout.seats;
+    let with_copy = |(rank, of): (usize, &BTreeMap<usize, u64>)| {
+        let mut of = of.clone();
+        let parts = ranks[rank].states.len() as u64;
+        for (part, node) in ranks[rank].states.iter().enumerate() {
+            *of.entry(*node).or_default() += copy / parts + u64::from((part as u64) < copy % parts);
         }
+        of.into_iter().map(|(node, bytes)| (node as u32, bytes)).collect()
+    };
+    let bytes: Vec<BTreeMap<u32, u64>> = layout.bytes.iter().enumerate().map(with_copy).collect();
+    let mut nodes = by_node((0..layout.nodes as u32).map(|node| (node, box_.node_memory)), &bytes);
+    if let Some(machine) = box_.machine.as_ref().filter(|m| m.numa_nodes.len() == nodes.len()) {
+        nodes.iter_mut().zip(&machine.numa_nodes).for_each(|(node, of)| node.node = of.id);
     }
-    let id = |index: usize| match &box_.machine {
-        Some(machine) if nodes == machine.numa_nodes.len() => machine.numa_nodes[index].id,
-        _ => index as u32,
-    };
-    let node = |(index, bytes): (usize, u64)| {
-        let on = |seat: &Seat| seat.staging == index || seat.states.contains(&index);
-        let ranks = seats.iter().enumerate().filter(|(_, seat)| on(seat)).map(|(rank, _)| rank);
-        Node { node: id(index), ranks: ranks.collect(), bytes, limit: box_.node_memory }
-    };
-    bytes.into_iter().enumerate().map(node).collect()
+    (nodes, layout.reasons)
 }
 
-fn by_node(
-    limits: Vec<(u32, u64)>,
-    world_size: usize,
-    node_of: impl Fn(usize) -> u32,
-    per_rank: u64,
-) -> Vec<Node> {
+/// Nodes of (number, limit), and what each rank has on them.
+fn by_node(limits: impl Iterator<Item = (u32, u64)>, ranks: &[BTreeMap<u32, u64>]) -> Vec<Node> {
     let node = |(node, limit): (u32, u64)| {
-        let ranks: Vec<usize> = (0..world_size).filter(|rank| node_of(*rank) == node).collect();
-        Node { node, bytes: per_rank * ranks.len() as u64, ranks, limit }
+        let on = |(rank, of): (usize, &BTreeMap<u32, u64>)| Some((rank, *of.get(&node)?));
+        let (ranks, bytes): (Vec<usize>, Vec<u64>) =
+            ranks.iter().enumerate().filter_map(on).unzip();
+        Node { node, bytes: bytes.iter().sum(), ranks, limit }
     };
-    limits.into_iter().map(node).collect()
+    limits.map(node).collect()
 }
 
 fn binding(memories: &[Limited]) -> Binding {
@@ -425,7 +463,7 @@ fn step(config: &Config, built: &Built) -> Result<Step, Error> {
 }
 
 /// The second step: the first has no update to publish.
-fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
+pub(crate) fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
     let (dev, totals) = recorder::open(rank, &built.plan);
@@ -477,6 +515,60 @@ mod tests {
                 );
             }
             assert!((said.hardware_flops / counted.flops - 1.0).abs() < 1e-12);
+        }
+    }
+
+    /// A described DGX A100 whose processors have four nodes each, and a config of `sets` on it.
+    fn nps4(sets: &[&str]) -> (Config, BoxConfig) {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+        let of_box = format!("device=Sim(box: {:?})", folder.join("boxes/dgx-a100.ron"));
+        let sets: Vec<String> = sets.iter().map(ToString::to_string).chain([of_box]).collect();
+        let config = crate::config::load(&folder.join("dgx2-70b.ron"), &sets);
+        let config = config.unwrap_or_else(|e| panic!("{e}")).config;
+        let DeviceConfig::Sim { box_, .. } = config.device.clone() else { panic!("no box") };
+        (config, *box_)
+    }
+
+    #[test]
+    fn a_live_box_of_many_nodes_is_planned_as_the_same_box_described() {
+        for sets in [
+            &["parallel.tensor=8", "parallel.data=1"][..],
+            &[
+                "parallel.tensor=1",
+                "parallel.data=4",
+                "batch.micro=1",
+                "batch.global=4",
+                "model.layers=2",
+            ],
+            &["parallel.tensor=1", "parallel.data=1", "model.layers=24"],
+        ] {
+            let (config, described) = nps4(sets);
+            let host = build(&config).host_bytes(&config);
+            let (nodes, _) = of_box(&config, &described, (host, 0));
+            // The same machine as a process finds it that runs on it, with as much memory free.
+            let mut machine = Machine::clone(described.machine.as_ref().unwrap());
+            machine.live = true;
+            for node in &mut machine.numa_nodes {
+                node.free_bytes = Some(described.node_memory);
+            }
+            let gpus: Vec<_> = machine.gpus.iter().map(|gpu| Some(gpu.pci)).collect();
+            let ranks = |machine: &Machine| {
+                let placed = places::on(machine, &places::request(&config, host), &gpus);
+                placed.unwrap().0.ranks
+            };
+            let live = of_machine(&machine, &ranks(&machine), host);
+            assert_eq!(live, nodes, "{sets:?}");
+            let busy = live.iter().filter(|node| node.bytes > 0).count();
+            assert!(busy >= 4, "{sets:?}: {live:?}");
+            // Someone else has most of one node: there it does not fit, and nowhere else.
+            machine.numa_nodes[1].free_bytes = Some(1 << 20);
+            let live = of_machine(&machine, &ranks(&machine), host);
+            let limited = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
+            let limited: Vec<Limited> = live.iter().map(limited).collect();
+            assert!(!all_fit(&limited), "{sets:?}");
+            let words = binding(&limited).words;
+            assert!(words.contains("node 1's memory does not fit"), "{words}");
+            assert!(words.contains("1.00 MiB there"), "{words}");
         }
     }
 }

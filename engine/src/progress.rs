@@ -2,11 +2,14 @@
 //! for `grep`. `run` reports every step; this decides what is shown. It cannot fail: a closed
 //! stderr loses the lines, not the run.
 
-use std::fmt;
+use std::fmt::{self, Display, Write as _};
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+
+use crate::stderr;
 
 /// Steps that are always shown, counted from where this process starts.
 const FIRST_STEPS: u64 = 3;
@@ -73,6 +76,8 @@ pub struct Progress {
     shown: Option<(Instant, StepLine)>,
     /// The last step, if it was not shown.
     pending: Option<StepLine>,
+    /// When a line said how far an evaluation has come.
+    evaluated: Option<Instant>,
 }
 
 enum Sink {
@@ -95,11 +100,15 @@ impl Progress {
         }
         // The template is valid; if it were not, the default style would do.
         let style = ProgressStyle::with_template("{wide_bar} {percent:>3}%\n{msg}");
-        if !io::stderr().is_terminal() {
-            return Self::to_writer(Box::new(io::stderr()));
+        // A terminal that cannot move its cursor gets lines, too.
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+        if dumb || !io::stderr().is_terminal() {
+            return Self::to_writer(Box::new(stderr::Queue));
         }
-        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+        let target = ProgressDrawTarget::term_like_with_hz(Box::<Screen>::default(), 20);
+        let bar = ProgressBar::with_draw_target(Some(steps), target);
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        *shown_bar() = Some(bar.clone());
         Self::new(Sink::Bar(bar))
     }
 
@@ -109,7 +118,7 @@ impl Progress {
     }
 
     fn new(sink: Sink) -> Self {
-        Self { sink, reported: 0, shown: None, pending: None }
+        Self { sink, reported: 0, shown: None, pending: None, evaluated: None }
     }
 
     /// After every step. A plain line is shown for the first steps, the last one, a newly skipped
@@ -119,8 +128,30 @@ impl Progress {
     }
 
     /// After an evaluation: a line of its own, below the one of its step.
-    pub fn eval(&mut self, step: u64, steps: u64, loss: f32) {
-        self.message(&format!("eval {step:>5}/{steps}  loss {}", fixed(loss.into(), 4)));
+    pub fn eval(&mut self, step: u64, steps: u64, (loss, whole): (f32, bool)) {
+        let of = if whole { "" } else { "  over a part" };
+        self.message(&format!("eval {step:>5}/{steps}  loss {}{of}", fixed(loss.into(), 4)));
+    }
+
+    /// During an evaluation: batches that are done, and all.
+    pub fn evaluating(&mut self, (step, steps): (u64, u64), (done, batches): (u64, u64)) {
+        self.evaluating_at((step, steps), (done, batches), Instant::now());
+    }
+
+    fn evaluating_at(&mut self, of: (u64, u64), (done, batches): (u64, u64), now: Instant) {
+        let text = format!("eval {:>5}/{}  batch {done}/{batches}", of.0, of.1);
+        match &mut self.sink {
+            Sink::Quiet => {}
+            Sink::Bar(bar) => bar.set_message(text),
+            Sink::Plain(_) => {
+                let since =
+                    self.evaluated.map_or(INTERVAL, |then| now.saturating_duration_since(then));
+                if since >= INTERVAL {
+                    self.evaluated = Some(now);
+                    self.message(&text);
+                }
+            }
+        }
     }
 
     /// Any other line, between those of steps or above the bar.
@@ -135,6 +166,14 @@ impl Progress {
         }
     }
 
+    /// What nobody must miss: a line that is shown with `quiet` as well.
+    pub fn warn(&mut self, text: &str) {
+        match self.sink {
+            Sink::Quiet => write_line(&mut stderr::Queue, text),
+            Sink::Plain(_) | Sink::Bar(_) => self.message(text),
+        }
+    }
+
     /// At the end of the run: a last line that was held back is shown, a bar stands still.
     pub fn finish(&mut self) {
         if let Some(line) = self.pending.take() {
@@ -142,6 +181,7 @@ impl Progress {
         }
         if let Sink::Bar(bar) = &self.sink {
             bar.abandon();
+            *shown_bar() = None;
         }
     }
 
@@ -170,6 +210,73 @@ impl Progress {
         if let Sink::Plain(writer) = &mut self.sink {
             write_line(writer, &format_line(line));
         }
+    }
+}
+
+/// The bar on the terminal, while there is one.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+fn shown_bar() -> MutexGuard<'static, Option<ProgressBar>> {
+    BAR.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A line on stderr, above the bar where there is one; from any thread.
+pub(crate) fn announce(text: &str) {
+    match &*shown_bar() {
+        Some(bar) => bar.println(text),
+        None => stderr::offer(format!("{text}\n").into_bytes()),
+    }
+}
+
+/// The terminal on stderr. What is drawn goes out as a whole, by the thread that writes there.
+#[derive(Debug, Default)]
+struct Screen(Mutex<String>);
+
+impl Screen {
+    fn add(&self, text: impl Display) -> io::Result<()> {
+        let mut drawn = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let _ = write!(drawn, "{text}");
+        Ok(())
+    }
+
+    /// Moves by `n`, if that is not 0, which terminals take for 1.
+    fn go(&self, n: usize, direction: char) -> io::Result<()> {
+        if n == 0 { Ok(()) } else { self.add(format_args!("\x1b[{n}{direction}")) }
+    }
+}
+
+impl TermLike for Screen {
+    fn width(&self) -> u16 {
+        let size = rustix::termios::tcgetwinsize(io::stderr());
+        size.map_or(80, |size| if size.ws_col == 0 { 80 } else { size.ws_col })
+    }
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'A')
+    }
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'B')
+    }
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'C')
+    }
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'D')
+    }
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.add(format_args!("{text}\n"))
+    }
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        self.add(text)
+    }
+    fn clear_line(&self) -> io::Result<()> {
+        self.add("\r\x1b[2K")
+    }
+    fn flush(&self) -> io::Result<()> {
+        let drawn = std::mem::take(&mut *self.0.lock().unwrap_or_else(|e| e.into_inner()));
+        if !drawn.is_empty() {
+            stderr::offer(drawn.into_bytes());
+        }
+        Ok(())
     }
 }
 
@@ -381,10 +488,25 @@ mod tests {
         for step in 1..=10 {
             progress.step(&StepLine { step, ..LINE });
         }
-        progress.eval(10, 400, 2.5);
+        progress.eval(10, 400, (2.5, true));
         progress.finish();
         assert_eq!(steps(&log), [1, 2, 3, 10, 10]);
         assert_eq!(log.0.lock().unwrap()[4], "eval    10/400  loss 2.5000\n");
+    }
+
+    #[test]
+    fn an_evaluation_shows_how_far_it_is_every_two_seconds() {
+        let (mut progress, log) = plain();
+        let start = Instant::now();
+        for done in 1..=100 {
+            let now = start + Duration::from_millis(100 * done);
+            progress.evaluating_at((10, 400), (done, 200), now);
+        }
+        progress.eval(10, 400, (2.5, false));
+        let lines = log.0.lock().unwrap();
+        let shown = [1, 21, 41, 61, 81].map(|done| format!("eval    10/400  batch {done}/200\n"));
+        assert_eq!(lines[..5], shown);
+        assert_eq!(lines[5], "eval    10/400  loss 2.5000  over a part\n");
     }
 
     #[test]
@@ -411,7 +533,8 @@ mod tests {
         let closed = Progress::to_writer(Box::new(Closed));
         for mut progress in [closed, Progress::on_stderr(400, true)] {
             progress.step(&LINE);
-            progress.eval(120, 400, f32::NAN);
+            progress.eval(120, 400, (f32::NAN, false));
+            progress.evaluating((120, 400), (1, 2));
             progress.message("text");
             progress.finish();
         }

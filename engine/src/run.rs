@@ -1,62 +1,32 @@
 //! The rank threads of a run: one per GPU, each with its device and its part of the model, all walking the same
 //! program. What they have to say goes to the calling thread as plain messages.
 
-use crate::build::{Built, attention_scratch};
+use crate::build::Built;
 use crate::checkpoint::Saver;
-use crate::config::{Config, Precision};
+use crate::config::{Config, WeightsPolicy};
 use crate::data::Dataset;
 use crate::detours::Detours;
 use crate::export::{Finished, Gathering};
-use crate::init::Initial;
+use crate::host_jobs::host_jobs;
 pub use crate::init::Weights;
 use crate::messages::{Listener, Post};
 pub use crate::messages::{Message, StepReport};
 pub use crate::options::{RunOptions, Stuck};
+pub use crate::outcome::{Outcome, RunError, Unread};
 pub use crate::place::{Place, Watcher};
 use crate::places::{Places, places};
 use crate::step::Trainer;
+use crate::stop::{Stop, Turns};
 use crate::trainer::trainer;
 use crossbeam_channel::RecvTimeoutError;
 use device::cpu::World;
 use device::numerics::control;
-use device::{Device, Error, Group, Lane, Op, Rank, Reduce};
+use device::{Arena, Device, Error, Group, Lane, Op, Rank, Reduce};
 use offload::Optimizer;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// What a run ended with.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    /// The last step that was done.
-    pub step: u64,
-    /// It was the last of the config, and the held-out part was evaluated.
-    pub complete: bool,
-    /// xxh3 over fp32 parameters, first and second moments, in global tensor order.
-    pub state_hash: String,
-    /// Why the weights are not written, where they should have been.
-    pub weights_problem: Option<String>,
-    /// A tensor whose gradient was not finite in the last step, if this run did that and it was skipped: of the blocks with
-    /// such ones it is in the last, which the backward pass came to first.
-    pub not_finite: Option<String>,
-    /// The first and the last of so many skipped steps in a row that the run ended.
-    pub diverged: Option<(u64, u64)>,
-}
-
-/// A failed run: which rank's own fault it was, and in which step.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("rank {rank}, step {step}: {error}")]
-pub struct RunError {
-    /// Whose.
-    pub rank: usize,
-    /// 0: before the first.
-    pub step: u64,
-    /// What.
-    pub error: Error,
-    /// Every rank's own view, by rank.
-    pub all: Vec<Option<Error>>,
-}
 
 /// Where the gradients of a skipped step are not finite.
 #[derive(Default)]
@@ -66,27 +36,42 @@ struct NotFinite {
     first: Option<(Reverse<usize>, usize, String)>,
 }
 
+/// How far a rank came.
+struct Reached {
+    step: u64,
+    /// No step follows: the run was told to stop.
+    stopped: bool,
+    /// No step follows: too many were skipped in a row.
+    diverged: bool,
+}
+
+impl Reached {
+    const fn goes_on(&self) -> bool {
+        !self.stopped && !self.diverged
+    }
+}
+
 /// What all rank threads share.
 pub(crate) struct Ranks<'a> {
     pub(crate) config: &'a Config,
     pub(crate) built: &'a Built,
-    data: &'a Arc<Dataset>,
+    pub(crate) data: &'a Arc<Dataset>,
     pub(crate) options: &'a RunOptions,
     pub(crate) world: Arc<World>,
     pub(crate) places: Places,
-    /// The step after which all ranks end; set by rank 0 before it starts that step.
-    last_step: AtomicU64,
-    /// The batch after which all ranks end an evaluation; likewise.
-    last_batch: AtomicU64,
+    pub(crate) stop: Stop,
+    /// A checkpoint holds the states that an interrupted run ends with.
+    held: AtomicBool,
     /// The last evaluation is done.
-    evaluated: AtomicBool,
+    pub(crate) evaluated: AtomicBool,
     not_finite: Mutex<NotFinite>,
+    pub(crate) unread: Mutex<Option<Unread>>,
     /// The first of the steps that were skipped until the run ended; 0: none.
     diverged_from: AtomicU64,
     gathering: Gathering,
     saver: Option<Arc<Saver>>,
-    /// Bytes of a real GPU that one op may need besides its operands.
-    pub(crate) scratch: u64,
+    /// Room of the Host lane's queue.
+    pub(crate) host_jobs: usize,
     detours: Arc<Detours>,
 }
 
@@ -103,26 +88,30 @@ pub fn train(
 ) -> Result<Outcome, RunError> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
     let detours = Arc::new(options.detours());
+    let places = places(config, built.host_bytes(config), options.bind);
+    let host_jobs = host_jobs(config, built, options.lanes)?;
     let ranks = Ranks {
         config,
         built,
         data,
         options,
         world: World::new(tp, dp, options.timeout),
-        places: places(config, options.bind),
-        last_step: AtomicU64::new(config.train.steps),
-        last_batch: AtomicU64::new(u64::MAX),
+        stop: Stop::new(Arc::clone(&options.stop)),
+        held: AtomicBool::new(false),
         evaluated: AtomicBool::new(false),
         not_finite: Mutex::default(),
+        unread: Mutex::default(),
         diverged_from: AtomicU64::new(0),
-        gathering: Gathering::new(&built.gpt, options.weights.as_deref()),
+        gathering: Gathering::new(&built.gpt, options),
         saver: options
             .checkpoints
             .as_deref()
-            .and_then(|folder| Saver::new((config, data), built, folder, options)),
+            .and_then(|folder| Saver::new((config, data), built, folder, (options, &places))),
         detours,
-        scratch: attention_scratch(config),
+        places,
+        host_jobs,
     };
+    ranks.world.wait_longer(ranks.while_large());
     // Bounded: a full channel holds rank 0 up, a bounded one allocates nothing when it is sent to.
     let (sender, receiver) = crossbeam_channel::bounded(256);
     let results = std::thread::scope(|scope| {
@@ -136,7 +125,7 @@ pub fn train(
         drop(sender);
         // By value: should `tell` panic, rank 0 must not wait for who no longer listens.
         let _stop = StopOnPanic(&options.stop);
-        let mut overdue = Overdue { ranks: &ranks, since: None };
+        let mut overdue = Overdue { ranks: &ranks, since: None, progress: None };
         loop {
             match receiver.recv_timeout(LOOK_UP) {
                 Ok(Post::Tell(message)) => tell(message),
@@ -164,21 +153,32 @@ pub fn train(
     outcome(results, ranks, config.train.steps)
 }
 
+/// Bytes per second of the slowest memory or disk that is no fault.
+const SLOWEST: f64 = 6.4e7;
+
 /// The calling thread looks up so often when nothing is told.
 const LOOK_UP: Duration = Duration::from_millis(200);
 
 /// Whether a failed run does not end.
 struct Overdue<'a> {
     ranks: &'a Ranks<'a>,
-    /// When the failure was first seen.
+    /// When the failure was first seen, or the checkpoint that is being written last moved.
     since: Option<Instant>,
+    /// Of that checkpoint.
+    progress: Option<u64>,
 }
 
 impl Overdue<'_> {
     fn look<T>(&mut self, threads: &[std::io::Result<std::thread::ScopedJoinHandle<'_, T>>]) {
         let Some((grace, tell)) = self.ranks.options.stuck else { return };
         let Some((rank, step, error)) = self.ranks.world.failure() else { return };
-        if self.since.get_or_insert_with(Instant::now).elapsed() < grace {
+        let progress = self.ranks.saver.as_ref().and_then(|saver| saver.progress());
+        if progress != self.progress {
+            (self.progress, self.since) = (progress, None);
+        }
+        // A rank may wait for it, and even where none lives any more it is worth the wait.
+        let patience = if progress.is_some() { self.ranks.options.stuck_save } else { grace };
+        if self.since.get_or_insert_with(Instant::now).elapsed() < patience {
             return;
         }
         let stuck = |t: &std::io::Result<std::thread::ScopedJoinHandle<'_, T>>| {
@@ -188,7 +188,11 @@ impl Overdue<'_> {
             let why = "it is stuck: it does not end".to_owned();
             stuck(t).then_some(Error::RankDied { rank, step, why })
         });
-        tell(&RunError { rank, step, error, all: all.collect() });
+        let all: Vec<_> = all.collect();
+        if progress.is_none() && all.iter().all(Option::is_none) {
+            return;
+        }
+        tell(&RunError { rank, step, error, all, unread: None });
     }
 }
 
@@ -208,26 +212,35 @@ fn outcome(
     ranks: Ranks<'_>,
     steps: u64,
 ) -> Result<Outcome, RunError> {
+    let unread = *ranks.unread.lock().unwrap_or_else(|e| e.into_inner());
     let mut all: Vec<Option<Error>> = results.iter().map(|r| r.as_ref().err().cloned()).collect();
     if let Some((rank, step, error)) = ranks.world.failure() {
         // That a rank returned early is known to the others; why, it knows itself.
         let own = all[rank].get_or_insert_with(|| error.clone()).clone();
         let died = |error: &Error| matches!(error, Error::RankDied { .. });
         let error = if died(&error) && !died(&own) { own } else { error };
-        return Err(RunError { rank, step, error, all });
+        return Err(RunError { rank, step, error, all, unread });
     }
     if let Some((rank, error)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.clone()?))) {
-        return Err(RunError { rank, step: 0, error, all });
+        return Err(RunError { rank, step: 0, error, all, unread });
     }
     let step = results.into_iter().flatten().max().unwrap_or(0);
     let complete = step == steps && ranks.evaluated.load(Ordering::SeqCst);
     let noted = ranks.not_finite.into_inner().unwrap_or_else(|e| e.into_inner());
     let not_finite = noted.first.filter(|_| noted.step == step).map(|(_, _, name)| name);
-    let Finished { state_hash, problem } = ranks.gathering.finish();
+    let Finished { state_hash, written: weights_written, problem } = ranks.gathering.finish();
     let weights_problem = problem.map(|problem| problem.to_string());
     let from = ranks.diverged_from.into_inner();
     let diverged = (from > 0).then_some((from, step));
-    Ok(Outcome { step, complete, state_hash, weights_problem, not_finite, diverged })
+    Ok(Outcome {
+        step,
+        complete,
+        state_hash,
+        weights_written,
+        weights_problem,
+        not_finite,
+        diverged,
+    })
 }
 
 impl Ranks<'_> {
@@ -250,38 +263,71 @@ impl Ranks<'_> {
         if let Some(saver) = &self.saver {
             saver.open(&dev, (&trainer.optimizer, &self.built.gpt))?;
         }
-        let done = self.start(&dev, &mut trainer)?;
-        self.passes(rank, Place::Loaded, done);
         dev.write(self.built.meeting, &|_| 0.0)?;
+        let Some(done) = self.start(&dev, &mut trainer)? else {
+            dev.finish()?;
+            return Ok(self.steps_before());
+        };
+        self.passes(rank, Place::Loaded, done);
         trainer.loader.prefetch(&dev);
         let listener = Listener { sender, world: &self.world };
+        let mut turns = self.stop.turns();
+        self.drives(place, true);
+        let reached = self.steps(&dev, &mut trainer, done, (&mut turns, listener))?;
+        let Some(reached) = reached else { return Ok(done) };
+        trainer.finish_update(&dev);
+        dev.sync_all()?;
+        self.drives(place, false);
+        self.passes(rank, Place::Ending, reached.step);
+        if let Some(weights) = self.gathers(&dev, done, &reached, listener)? {
+            self.gathering.run(&dev, &trainer.optimizer, self.built.meeting, weights)?;
+        }
+        if !reached.stopped && reached.step == self.config.train.steps {
+            self.evaluate(&dev, &mut trainer, reached.step, (&mut turns, listener))?;
+        }
+        if let Some(saver) = self.saver.as_ref().filter(|_| rank.index() == 0) {
+            saver.finish(listener);
+        }
+        dev.finish()?;
+        Ok(reached.step)
+    }
+
+    /// Every step after `done`, with what belongs between steps. None: this rank leaves, as a test asked it to.
+    fn steps(
+        &self,
+        dev: &Device,
+        trainer: &mut Trainer,
+        done: u64,
+        (turns, listener): (&mut Turns<'_>, Listener<'_>),
+    ) -> Result<Option<Reached>, Error> {
         let steps = self.config.train.steps;
-        let mut last = done;
+        let mut reached = Reached { step: done, stopped: turns.end_here(), diverged: false };
         // An evaluation that is cut short ends the run: it is done again by whoever goes on from here.
-        let mut goes_on =
-            !self.is_eval_due(done) || self.evaluate(&dev, &mut trainer, done, false, listener)?;
+        if !reached.stopped && self.is_eval_due(done) {
+            reached.stopped = !self.evaluate(dev, trainer, done, (turns, listener))?;
+        }
         let mut ended = Instant::now();
         let mut last_good = done.saturating_sub(self.options.skipped_in_a_row());
-        for step in done + 1..=steps {
-            if !goes_on {
-                break;
-            }
+        while reached.goes_on() && reached.step < steps {
+            let step = reached.step + 1;
             dev.begin_step(step);
-            if rank.index() == 0 {
-                self.decide_for_all(step);
+            if let Some(saver) = self.saver.as_ref().filter(|_| dev.rank().index() == 0) {
+                saver.look_at_the_clock(step);
             }
-            if self.options.leave_at == Some((rank.index(), step)) {
-                return Ok(last);
+            if self.options.leave_at == Some((dev.rank().index(), step)) {
+                return Ok(None);
             }
-            self.passes(rank, Place::Step, step);
-            let decided = trainer.train_step(&dev, step);
+            self.passes(dev.rank(), Place::Step, step);
+            let decided = trainer.train_step(dev, step);
             dev.sync(decided)?;
-            self.passes(rank, Place::Decided, step);
-            last = step;
-            let mut report = self.report(&dev, &trainer)?;
+            if step == done + 1 {
+                self.world.wait_longer(Duration::ZERO);
+            }
+            self.passes(dev.rank(), Place::Decided, step);
+            let mut report = self.report(dev, trainer)?;
             report.seconds = ended.elapsed().as_secs_f64();
             if report.skipped {
-                self.locate(&dev, &trainer.optimizer, step)?;
+                self.locate(dev, &trainer.optimizer, step)?;
             } else {
                 last_good = step;
             }
@@ -291,39 +337,58 @@ impl Ranks<'_> {
             if diverged {
                 self.diverged_from.store(last_good + 1, Ordering::SeqCst);
             }
-            // Rank 0 wrote it before it submitted this step, whose norm all ranks have waited for.
-            goes_on = !diverged && self.last_step.load(Ordering::SeqCst) > step;
+            reached = Reached { step, stopped: turns.end_here(), diverged };
             // First the states: an evaluation changes nothing.
             let due = self.saver.as_ref().is_some_and(|saver| saver.is_due(step));
-            if due || !goes_on {
-                self.save(&dev, &trainer, (step, step - last_good), listener)?;
+            if due || !reached.goes_on() || step == steps {
+                self.save(dev, trainer, (step, step - last_good), listener)?;
             }
-            if goes_on && self.is_eval_due(step) {
-                goes_on = self.evaluate(&dev, &mut trainer, step, false, listener)?;
-                if !goes_on && !due {
-                    self.save(&dev, &trainer, (step, step - last_good), listener)?;
+            if reached.goes_on() && self.is_eval_due(step) {
+                reached.stopped = !self.evaluate(dev, trainer, step, (turns, listener))?;
+                if reached.stopped && !due {
+                    self.save(dev, trainer, (step, step - last_good), listener)?;
                 }
             }
             ended = Instant::now();
         }
-        trainer.finish_update(&dev);
-        dev.sync_all()?;
-        self.passes(rank, Place::Ending, last);
-        self.gathering.run(&dev, &trainer.optimizer, self.built.meeting)?;
-        if last == self.config.train.steps {
-            self.evaluate(&dev, &mut trainer, last, true, listener)?;
-        }
-        if let Some(saver) = self.saver.as_ref().filter(|_| rank.index() == 0) {
-            saver.finish(listener);
-        }
-        dev.finish()?;
-        Ok(last)
+        Ok(Some(reached))
     }
 
-    fn passes(&self, rank: Rank, place: Place, step: u64) {
-        if let Some(watcher) = &self.options.watcher {
-            watcher.passes(rank.index(), place, step);
+    /// Whether the states are put together at the end, and then whether the weights are written. All ranks call it.
+    ///
+    /// A run that ends by itself leaves a hash of them all. At an interrupt that would cost minutes for large models, so the
+    /// states are put together only for weights: where `train.weights` asks for them, or nothing else holds the states.
+    fn gathers(
+        &self,
+        dev: &Device,
+        done: u64,
+        reached: &Reached,
+        listener: Listener<'_>,
+    ) -> Result<Option<bool>, Error> {
+        let policy = self.config.train.weights;
+        let file = self.options.weights.is_some() && policy != WeightsPolicy::Never;
+        if !reached.stopped {
+            return Ok(Some(file));
         }
+        // Those that it started from are where they were.
+        if !file || reached.step == done {
+            return Ok(None);
+        }
+        if policy == WeightsPolicy::Complete {
+            if let Some(saver) = self.saver.as_ref().filter(|_| dev.rank().index() == 0) {
+                saver.finish(listener);
+                self.held.store(saver.holds(reached.step), Ordering::SeqCst);
+            }
+            meet(dev, self.built.meeting)?;
+        }
+        Ok((!self.held.load(Ordering::SeqCst)).then_some(true))
+    }
+
+    /// What a rank may take besides the deadline to bring in its memory, or to read or write its states.
+    fn while_large(&self) -> Duration {
+        let (staging, states) = self.built.host_bytes(self.config);
+        let device = self.built.plan.bytes(Arena::Device);
+        Duration::from_secs_f64((staging + states + device) as f64 / SLOWEST)
     }
 
     /// Notes which tensor made `step` be skipped: the first on any rank.
@@ -342,44 +407,6 @@ impl Ranks<'_> {
         Ok(())
     }
 
-    /// What rank 0 knows and all must do alike: before it submits `step`.
-    fn decide_for_all(&self, step: u64) {
-        if self.options.stop.load(Ordering::Relaxed) {
-            self.last_step.fetch_min(step, Ordering::SeqCst);
-        }
-        if let Some(saver) = &self.saver {
-            saver.look_at_the_clock(step);
-        }
-    }
-
-    /// The states before the first step, or those of a checkpoint. Returns the steps that are done.
-    fn start(&self, dev: &Device, trainer: &mut Trainer) -> Result<u64, Error> {
-        let Some(from) = &self.options.resume else {
-            let given = self.options.initial.as_deref();
-            let initial = Initial::new(self.config, &self.built.gpt, dev.rank().tp, given);
-            trainer.optimizer.init(dev, &|segment, at| initial.value(segment, at))?;
-            return Ok(0);
-        };
-        let scaled = self.config.precision == Precision::Fp16;
-        let words = from.control(&trainer.optimizer.initial_control(), scaled);
-        let stored = crate::init::Stored::new(from, &self.built.gpt, dev.rank());
-        let late = from.has_late_update();
-        trainer.optimizer.restore(dev, &words, late, &mut |(segment, state), first, values| {
-            let filled = stored.fill((segment, state), first, values);
-            filled.map_err(|error| Error::Task {
-                rank: dev.rank().index(),
-                op: "restore",
-                site: std::panic::Location::caller(),
-                problem: error.to_string(),
-            })
-        })?;
-        if late {
-            trainer.start_update(dev, from.step());
-        }
-        trainer.loader.skip_to(from.step());
-        Ok(from.step())
-    }
-
     /// A checkpoint of the states after a step, of which so many were skipped in a row, where this run has any.
     fn save(
         &self,
@@ -389,16 +416,12 @@ impl Ranks<'_> {
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let model = (&trainer.optimizer, &self.built.gpt, self.built.meeting);
-        self.saver.as_ref().map_or(Ok(()), |saver| saver.save(dev, model, steps, listener))
-    }
-
-    /// Whether an evaluation of a part follows `step`.
-    const fn is_eval_due(&self, step: u64) -> bool {
-        let train = &self.config.train;
-        train.eval_every > 0
-            && step > 0
-            && step.is_multiple_of(train.eval_every)
-            && step < train.steps
+        let Some(saver) = &self.saver else { return Ok(()) };
+        self.world.wait_longer(self.while_large());
+        saver.save(dev, model, steps, listener)?;
+        // Who comes late finds the others still in their next step.
+        self.world.wait_longer(Duration::ZERO);
+        Ok(())
     }
 
     fn report(&self, dev: &Device, trainer: &Trainer) -> Result<StepReport, Error> {
@@ -422,49 +445,6 @@ impl Ranks<'_> {
             seconds: 0.0,
             activity: dev.activity(),
         })
-    }
-
-    /// Mean held-out loss; over all of it when `whole`, else over `train.eval_batches` batches. False: cut short.
-    fn evaluate(
-        &self,
-        dev: &Device,
-        trainer: &mut Trainer,
-        step: u64,
-        whole: bool,
-        listener: Listener<'_>,
-    ) -> Result<bool, Error> {
-        self.passes(dev.rank(), Place::Evaluating, step);
-        let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
-        let windows = self.data.num_eval_windows() as u64;
-        let all = windows.div_ceil(per_batch);
-        // Counted in global batches, so that every layout sees the same windows.
-        let asked = self.config.train.eval_batches * self.built.micro_batches as u64;
-        let batches = if whole || asked == 0 { all } else { asked.min(all) };
-        let mut sum = 0.0;
-        for index in 0..batches {
-            if dev.rank().index() == 0 && self.options.stop.load(Ordering::Relaxed) {
-                self.last_batch.fetch_min(index, Ordering::SeqCst);
-            }
-            let losses_on_host = trainer.evaluate(dev, index);
-            dev.sync(losses_on_host)?;
-            let mut loss = [0.0];
-            let last = self.built.micro_batches;
-            dev.read(trainer.losses_host().slice(last..last + 1), &mut loss)?;
-            sum += loss[0];
-            // Rank 0 wrote it before it submitted this batch, for whose loss all ranks have waited.
-            if self.last_batch.load(Ordering::SeqCst) <= index {
-                return Ok(false);
-            }
-        }
-        // Only the last window can be shorter.
-        let tokens = (batches * per_batch * self.config.model.seq_len as u64)
-            .min(self.data.num_eval_targets());
-        let whole = batches == all;
-        if step == self.config.train.steps {
-            self.evaluated.store(true, Ordering::SeqCst);
-        }
-        listener.tell(Message::Eval { step, loss: sum / tokens as f64, whole });
-        Ok(true)
     }
 }
 

@@ -8,14 +8,18 @@ use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::checkpoint::{self, FOLDER, remove_all};
-use crate::metrics::finished_step;
+use crate::metrics::{DAMAGED, finished_step};
+pub use crate::own::Held;
+use crate::own::{self, LOCK};
 
-const LOCK: &str = ".lock";
 /// A line for each step, evaluation and end.
 pub(crate) const METRICS: &str = "metrics.jsonl";
+/// Where runs go that are told no directory.
+pub(crate) const RUNS: &str = "runs";
 /// The resolved config of the run.
 pub(crate) const CONFIG: &str = "config.ron";
 /// What the run has trained.
@@ -25,8 +29,16 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// The name under which weights grow, beside their own.
 pub(crate) const UNFINISHED: &str = ".weights.safetensors.tmp";
 /// All that onebox writes into a run directory, and that `Overwrite` removes.
-const WRITTEN: [&str; 7] =
-    [METRICS, CONFIG, WEIGHTS, TOKENIZER, UNFINISHED, ".config.ron.tmp", ".tokenizer.json.tmp"];
+const WRITTEN: [&str; 8] = [
+    METRICS,
+    DAMAGED,
+    CONFIG,
+    WEIGHTS,
+    TOKENIZER,
+    UNFINISHED,
+    ".config.ron.tmp",
+    ".tokenizer.json.tmp",
+];
 /// More than the last line of a metrics file.
 const TAIL: u64 = 64 << 10;
 
@@ -81,6 +93,11 @@ pub enum RunDirError {
         "the run name {0:?} cannot name a directory; set `name` to one without / and a leading dot"
     )]
     BadName(String),
+    #[error(
+        "{} is {what}, not a place for the files of a run; give a directory of its own, such as --run-dir {}",
+        path.display(), path.join("run").display()
+    )]
+    Unfit { path: PathBuf, what: &'static str },
     #[error("{} is not a directory; give another --run-dir", .0.display())]
     NotADirectory(PathBuf),
     #[error(
@@ -103,7 +120,7 @@ fn cannot(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RunDir
 pub struct RunDir {
     path: PathBuf,
     forked_from: Option<PathBuf>,
-    _lock: File,
+    held: Arc<Held>,
 }
 
 impl RunDir {
@@ -117,9 +134,7 @@ impl RunDir {
         match (dir, mode) {
             (Some(dir), RunMode::Fork) => Self::fork(dir),
             (Some(dir), _) => Self::at(dir, mode),
-            (None, RunMode::Fresh | RunMode::Overwrite) => {
-                Self::at_default(Path::new("runs"), name)
-            }
+            (None, RunMode::Fresh | RunMode::Overwrite) => Self::at_default(Path::new(RUNS), name),
             (None, RunMode::Resume | RunMode::Fork) => Err(RunDirError::NeedsDirectory(mode)),
         }
     }
@@ -127,6 +142,11 @@ impl RunDir {
     /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// For whoever writes into it: whether it is still this run's.
+    pub fn held(&self) -> &Arc<Held> {
+        &self.held
     }
 
     /// The run that this one starts from.
@@ -141,7 +161,7 @@ impl RunDir {
 
     /// The last step of the run in `dir`, if that has finished.
     pub fn finished_in(dir: &Path) -> Option<u64> {
-        let mut file = File::open(dir.join(METRICS)).ok()?;
+        let mut file = own::read(&dir.join(METRICS)).ok()?;
         let length = file.metadata().ok()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
         let mut tail = Vec::new();
@@ -157,7 +177,7 @@ impl RunDir {
     pub fn write_atomically(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
         let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.tmp")));
         let write = || {
-            let mut file = File::create(&temporary)?;
+            let mut file = own::create(&temporary)?;
             file.write_all(bytes)?;
             file.sync_all()?;
             fs::rename(&temporary, &path)?;
@@ -173,6 +193,9 @@ impl RunDir {
     fn at(dir: &Path, mode: RunMode) -> Result<Self, RunDirError> {
         if fs::metadata(dir).is_ok_and(|metadata| !metadata.is_dir()) {
             return Err(RunDirError::NotADirectory(dir.to_owned()));
+        }
+        if let Some(what) = unfit(dir) {
+            return Err(RunDirError::Unfit { path: dir.to_owned(), what });
         }
         fs::create_dir_all(dir).map_err(cannot("create", dir))?;
         let run = Self::lock(dir.to_owned(), None)?;
@@ -213,8 +236,8 @@ impl RunDir {
     fn lock(path: PathBuf, forked_from: Option<PathBuf>) -> Result<Self, RunDirError> {
         let lock = path.join(LOCK);
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).open(&lock);
-        let mut file = file.map_err(cannot("lock", &path))?;
+        let file = own::open(&lock, options.read(true).write(true).create(true).truncate(false));
+        let mut file = file.map_err(cannot("lock", &lock))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::Error(source)) => return Err(cannot("lock", &path)(source)),
@@ -232,7 +255,8 @@ impl RunDir {
         {
             let _ = sync_folder(parent);
         }
-        Ok(Self { path, forked_from, _lock: file })
+        let held = Held::new(&path, file).map_err(cannot("lock", &path))?;
+        Ok(Self { path, forked_from, held: Arc::new(held) })
     }
 
     /// Removes the file `name`, or the link; nothing when it is not there.
@@ -247,6 +271,16 @@ impl RunDir {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// What `dir` is, where nobody means to have a run.
+fn unfit(dir: &Path) -> Option<&'static str> {
+    let dir = dir.canonicalize().ok()?;
+    let home = std::env::home_dir().and_then(|home| home.canonicalize().ok());
+    match dir.parent() {
+        None => Some("the root of all files"),
+        Some(_) => (home == Some(dir)).then_some("your home directory"),
     }
 }
 
@@ -426,6 +460,15 @@ mod tests {
         assert!(running.path().join(CONFIG).exists());
         let error = create(folder.path(), RunMode::Fork).unwrap_err();
         assert!(matches!(error, RunDirError::NothingToFork(_)), "{error}");
+    }
+
+    #[test]
+    fn the_root_of_all_files_is_no_place_for_a_run() {
+        let folder = tempdir().unwrap();
+        for path in ["/", "/../.", "//"].map(Path::new) {
+            assert!(unfit(path).is_some_and(|what| what.contains("root")), "{path:?}");
+        }
+        assert_eq!(unfit(folder.path()), None);
     }
 
     #[test]

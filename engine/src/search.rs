@@ -141,7 +141,7 @@ struct Candidate {
 pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateError> {
     let given = &loaded.config;
     // No box, no search.
-    hardware(given)?;
+    hardware(given, (0, 0))?;
     let (box_name, of_box) = match &given.device {
         DeviceConfig::Sim { box_, .. } => (box_.name.clone(), box_.gpus),
         DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => Default::default(),

@@ -65,6 +65,12 @@ pub struct Simulated {
     pub lanes: Vec<LaneUse>,
     /// Share of the host's work and copies beside which Compute worked.
     pub overlap: f64,
+    /// In which a rank's thread submits, meetings with its peers included.
+    pub submitting_seconds: f64,
+    /// Calls of the driver in a step.
+    pub driver_calls: u64,
+    /// Collectives of both groups stand in one queue, in the order of the program.
+    pub one_communication_queue: bool,
     /// What the step waited for, longest first; adds up to the step.
     pub critical_path: Vec<Part>,
     /// Ranks that behave differently.
@@ -116,7 +122,7 @@ pub struct LaneUse {
 /// A part of the critical path.
 #[derive(Clone, Debug, Serialize)]
 pub struct Part {
-    /// `Compute`, ...
+    /// `Compute`, ...; `Thread`: the rank's own, which submits.
     pub lane: String,
     /// `gemm`, ...
     pub op: &'static str,
@@ -133,7 +139,8 @@ pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
         ("TpComm", _) => 3,
         ("DpComm", _) => 4,
         ("H2d" | "D2h", _) => 5,
-        _ => 6,
+        ("Host", _) => 6,
+        _ => 7,
     };
     let mut groups: Vec<(&'static str, f64)> = [
         "matrix products",
@@ -143,6 +150,7 @@ pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
         "data-parallel collectives",
         "copies to and from the host",
         "work of the host",
+        "submission of kernels",
     ]
     .map(|name| (name, 0.0))
     .into();
@@ -155,26 +163,29 @@ pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
 /// # Errors
 /// No box, or one that says too little; a grid that is larger.
 pub fn simulate(config: &Config, built: &Built) -> Result<Timeline, SimulateError> {
-    let hardware = hardware(config)?;
+    let hardware = hardware(config, built.host_bytes(config))?;
     let program = record(config, built)?;
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
     Ok(sim::simulate(program, &hardware, (tp, dp))?)
 }
 
-/// What `config` would run on.
+/// What `config` would run on, each rank with (staging, states) of host memory.
 ///
 /// # Errors
 /// No box, or one that says too little.
-pub fn hardware(config: &Config) -> Result<Hardware, SimulateError> {
+pub fn hardware(config: &Config, host: (u64, u64)) -> Result<Hardware, SimulateError> {
     match &config.device {
-        DeviceConfig::Sim { box_, .. } => Ok(boxes::hardware(config, box_)?),
+        DeviceConfig::Sim { box_, .. } => Ok(boxes::hardware(config, box_, host)?),
         DeviceConfig::Cpu { .. } => Err(SimulateError::NoBox("virtual GPUs of this machine")),
         DeviceConfig::Cuda => Err(SimulateError::NoBox("GPUs of this machine")),
     }
 }
 
 /// What every rank submits in a few steps.
-pub(crate) fn record(config: &Config, built: &Built) -> Result<Program, device::Error> {
+///
+/// # Errors
+/// The step's own checks.
+pub fn record(config: &Config, built: &Built) -> Result<Program, device::Error> {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
@@ -226,10 +237,11 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         let ops = ops().count() as u64;
         LaneUse { lane: format!("{lane:?}"), seconds: busy, share: busy / seconds, bytes, ops }
     };
-    let part = |(lane, op, seconds): (Lane, &'static str, f64)| {
-        let lane = format!("{lane:?}");
+    let part = |(lane, op, seconds): (Option<Lane>, &'static str, f64)| {
+        let lane = lane.map_or_else(|| "Thread".into(), |lane| format!("{lane:?}"));
         Part { lane, op, seconds }
     };
+    let (submitting_seconds, driver_calls) = timeline.submitting(0);
     Simulated {
         simulated: true,
         name: config.name.clone(),
@@ -243,6 +255,9 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         share_of_gemm_rate: if rate > 0.0 { model / rate } else { 0.0 },
         lanes: Lane::ALL.into_iter().map(lane).collect(),
         overlap: overlap(timeline),
+        submitting_seconds,
+        driver_calls,
+        one_communication_queue: timeline.shares_communication(),
         critical_path: timeline.critical_path().into_iter().map(part).collect(),
         kinds_of_ranks: timeline.classes(),
         gpu_bytes: memory.gpu.bytes,

@@ -112,11 +112,14 @@ fn the_example_of_every_box_is_simulated_and_agrees_with_the_plan() {
 fn every_box_simulates_a_small_model_on_all_its_gpus() {
     let folder = Folder::new();
     for path in boxes() {
-        let gpus = load_box(&path).unwrap_or_else(|e| panic!("{e}")).gpus;
+        let described = load_box(&path).unwrap_or_else(|e| panic!("{e}"));
+        let gpus = described.gpus;
+        let precision = if described.gpu.sm < 80 { "Fp16" } else { "Bf16" };
         let device = format!("device=Sim(box: {:?})", path.display().to_string());
         let tensor = if gpus > 1 { 2 } else { 1 };
         let sets = [
             device,
+            format!("precision={precision}"),
             format!("parallel.tensor={tensor}"),
             format!("parallel.data={}", gpus / tensor),
             format!("batch.global={}", 2 * gpus),

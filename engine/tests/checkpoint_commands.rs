@@ -5,9 +5,10 @@
 
 mod common;
 
-use common::Folder;
+use common::{Done, Folder};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
 /// A run that has checkpoints of steps 2 and 4, on a grid of ranks.
 fn trained(folder: &Folder, run: &str, more: &[&str]) {
@@ -168,4 +169,85 @@ fn a_run_goes_on_from_another_layout_as_from_its_own() {
         folder.train(run, &[&["--fork", "-q"], &sets[..]].concat()).ok();
     }
     assert_eq!(folder.hash("run-2"), folder.hash("moved-2"));
+}
+
+/// The newest checkpoint of `run`, with `change` made to the config in its manifest.
+fn with_config(folder: &Folder, run: &str, change: impl FnOnce(&str) -> String) {
+    let path = folder.path(&format!("{run}/checkpoints/step-00000004/MANIFEST"));
+    let manifest = std::fs::read_to_string(&path).unwrap();
+    let mut json: serde_json::Value =
+        serde_json::from_str(manifest.lines().next().unwrap()).unwrap();
+    let config = json["config"].as_str().unwrap();
+    let changed = change(config);
+    assert_ne!(config, changed);
+    json["config"] = changed.into();
+    let json = json.to_string();
+    let seal = xxhash_rust::xxh3::xxh3_128(json.as_bytes());
+    std::fs::write(&path, format!("{json}\n{seal:032x}\n")).unwrap();
+}
+
+/// What each command says that reads the config of a checkpoint; one that hangs is ended with code 124.
+fn commands_on(folder: &Folder, run: &str, check: impl Fn(Done)) {
+    let train = ["train", "tiny.ron", "--run-dir", run, "--resume", "-q", "--set"];
+    let all: [&[&str]; 5] = [
+        &["checkpoint", "show", run],
+        &["checkpoint", "diff", run, run],
+        &["checkpoint", "export", run, "out", "--to", "safetensors"],
+        &["checkpoint", "reshard", run, "resharded", "--tp", "1", "--dp", "1"],
+        &[&train[..], &["train.steps=6", "--set", "schedule.decay_steps=4"]].concat(),
+    ];
+    for args in all {
+        let mut command = Command::new("timeout");
+        command.args(["20", env!("CARGO_BIN_EXE_onebox")]).args(args);
+        command.current_dir(folder.path("."));
+        check(Folder::done(command));
+    }
+}
+
+/// Whoever makes a checkpoint up may name any file in its config.
+#[test]
+fn a_config_in_a_manifest_opens_no_file() {
+    let folder = Folder::new();
+    trained(&folder, "run", &[]);
+    folder.shell("mkfifo box.ron").ok();
+    let path = folder.path("box.ron").display().to_string();
+    with_config(&folder, "run", |config| {
+        let (from, to) =
+            (config.find("device: Cpu(").unwrap(), config.find("    model: ").unwrap());
+        format!("{}device: Sim(box: {path:?}),\n{}", &config[..from], &config[to..])
+    });
+    commands_on(&folder, "run", |done| {
+        let words = "a checkpoint's config names the box";
+        done.refused(82, &["device.box", words, "use a checkpoint of a run"]);
+    });
+    assert!(!folder.path("out").exists() && !folder.path("resharded").exists());
+}
+
+/// A later version may drop keys and add others.
+#[test]
+fn a_config_of_another_version_is_read_with_what_is_known_of_it() {
+    let folder = Folder::new();
+    trained(&folder, "run", &[]);
+    with_config(&folder, "run", |config| {
+        let known = |line: &&str| !line.contains("checkpoint_overhead:");
+        let lines: Vec<&str> = config.lines().filter(known).collect();
+        assert!(lines.len() < config.lines().count(), "{config}");
+        let text = lines.join("\n").replacen("train: (", "train: (warp_speed: 9, ", 1);
+        text.replacen("model: (", "flux: (capacitor: true), model: (", 1)
+    });
+    commands_on(&folder, "run", |done| {
+        let said = done.ok().stderr;
+        for text in [
+            "step-00000004",
+            "its config has `flux`, `train.warp_speed`, which",
+            "does not know: ignored",
+        ] {
+            assert!(said.contains(text), "`{text}` is not in:\n{said}");
+        }
+        assert!(!said.contains("another experiment"), "{said}");
+    });
+    // What a person asks for is still known or refused.
+    let args = ["checkpoint", "reshard", "run", "other", "--tp", "1", "--dp", "1"];
+    let more = ["--set", "train.warp_speed=9"];
+    folder.onebox(&[&args, &more[..]].concat()).refused(78, &["unknown key", "warp_speed"]);
 }

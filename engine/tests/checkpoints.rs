@@ -36,16 +36,25 @@ fn timeless(folder: &Folder, run: &str) -> Vec<serde_json::Value> {
     lines
 }
 
+/// Lines that `run` has written to its metrics.
+fn written(folder: &Folder, run: &str) -> usize {
+    let metrics = folder.path(&format!("{run}/metrics.jsonl"));
+    std::fs::read_to_string(metrics).map_or(0, |text| text.lines().count())
+}
+
+fn wait_for_lines(folder: &Folder, run: &str, lines: usize) {
+    let started = Instant::now();
+    while written(folder, run) < lines {
+        assert!(started.elapsed() < Duration::from_secs(60), "no {lines} lines in a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// A run without end that saves every step, and has trained `steps`.
 fn start(folder: &Folder, run: &str, more: &[&str], steps: usize) -> Child {
     let args = ["train", "tiny.ron", "--run-dir", run, "--set", "train.checkpoint_every=1"];
     let child = folder.command(&[&args, more].concat()).stderr(Stdio::piped()).spawn().unwrap();
-    let started = Instant::now();
-    let metrics = folder.path(&format!("{run}/metrics.jsonl"));
-    while std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < steps {
-        assert!(started.elapsed() < Duration::from_secs(60), "no steps in a minute");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_lines(folder, run, steps);
     child
 }
 
@@ -77,29 +86,38 @@ fn an_interrupted_run_is_saved_and_goes_on_as_if_it_had_not_been() {
 fn killed_at_any_moment_it_goes_on_to_the_same_end() {
     let folder = Folder::new();
     let cycles = if std::env::var_os("ONEBOX_FULL").is_some_and(|v| v == "1") { 200 } else { 20 };
-    let steps = format!("train.steps={}", 3 * cycles);
-    let all = sets(&[&steps, "train.eval_every=7", "train.checkpoint_every=1", "sample.tokens=0"]);
-    folder.train("straight", &[&["-q"], &all[..]].concat()).ok();
+    // No machine is fast enough to end this run before its last kill.
+    let shared = ["train.eval_every=7", "train.checkpoint_every=1", "schedule.decay_steps=400"];
+    let endless = sets(&[&shared[..], &["train.steps=1000000", "sample.tokens=0"]].concat());
     let mut state = 88_172_645_463_325_252_u64;
-    let mut killed = 0;
     for _ in 0..cycles {
-        let args = ["train", "tiny.ron", "--run-dir", "run", "--resume", "-q"];
-        let command = folder.command(&[&args, &all[..]].concat()).stderr(Stdio::piped()).spawn();
-        let mut child = command.unwrap();
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        std::thread::sleep(Duration::from_millis(20 + state % 300));
+        // Every fourth run is killed while it starts, the others between and within their steps.
+        let lines = written(&folder, "run") + usize::try_from(state % 4).unwrap();
+        let args = ["train", "tiny.ron", "--run-dir", "run", "--resume", "-q"];
+        let command =
+            folder.command(&[&args, &endless[..]].concat()).stderr(Stdio::piped()).spawn();
+        let mut child = command.unwrap();
+        wait_for_lines(&folder, "run", lines);
+        std::thread::sleep(Duration::from_micros((state >> 8) % 40_000));
         // `kill` is SIGKILL.
         child.kill().unwrap();
         let output = child.wait_with_output().unwrap();
-        killed += usize::from(output.status.code().is_none());
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(matches!(output.status.code(), None | Some(0)), "{stderr}");
+        assert_eq!(output.status.code(), None, "{stderr}");
         assert!(!stderr.contains("broken"), "{stderr}");
     }
-    assert!(killed > cycles / 4, "{killed} of {cycles} came before the end");
-    folder.train("run", &[&["--resume", "-q"], &all[..]].concat()).ok();
+    // The last line may be torn by the kill.
+    let text = folder.read("run/metrics.jsonl");
+    let steps = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let done = steps.map(|line: serde_json::Value| line["step"].as_u64().unwrap()).max().unwrap();
+    assert!(done > cycles / 2, "{cycles} runs left {done} steps");
+    let end = format!("train.steps={}", done + 3);
+    let rest = sets(&[&shared[..], &[&end, "sample.tokens=0"]].concat());
+    folder.train("run", &[&["--resume", "-q"], &rest[..]].concat()).ok();
+    folder.train("straight", &[&["-q"], &rest[..]].concat()).ok();
     assert_eq!(timeless(&folder, "run"), timeless(&folder, "straight"));
     assert_eq!(folder.read_bytes("run"), folder.read_bytes("straight"));
 }
@@ -140,7 +158,7 @@ fn another_experiment_is_refused_and_another_layout_is_not() {
     assert!(moved.stderr.contains("parallel.tensor"), "{}", moved.stderr);
     assert_eq!(folder.metrics("run").last().unwrap()["kind"], "end");
     folder.train("run", &["--overwrite", "-q"]).ok();
-    assert!(!folder.path("run/checkpoints").exists());
+    assert_eq!(checkpoints(&folder, "run"), ["latest", "step-00000004"]);
 }
 
 impl Folder {
@@ -179,7 +197,9 @@ fn a_finished_run_goes_on_when_it_is_given_more_steps() {
     with_two(&folder, "further");
     trained("further", "train.steps=2", &["--resume"]).refused(78, &["its 4 steps", "train.steps"]);
     // Without a checkpoint, never from the start over what is there.
-    folder.train("without", &["-q"]).ok();
+    let none = ["--set", "train.checkpoint_overhead=None"];
+    let without = folder.train("without", &none).ok();
+    assert!(without.stderr.contains("saves no checkpoints"), "{}", without.stderr);
     let weights = folder.read_bytes("without");
     let set = ["--resume", "--set", "train.steps=5", "--set", "schedule.decay_steps=4"];
     folder.train("without", &set).refused(82, &["finished at step 4 without a checkpoint"]);
@@ -247,15 +267,21 @@ fn a_disk_that_is_full_costs_a_checkpoint_and_no_run() {
     };
     // 512 or 1024 bytes each: less than a rank's file, and more than the metrics. The weights do not fit either.
     let done = line(16, "run");
-    assert_eq!(done.code, 74, "{}", done.stderr);
-    for text in ["checkpoint of step 2 NOT SAVED", "rank-0000", "File too large", "step     4/4"] {
+    assert_eq!(done.code, 83, "{}", done.stderr);
+    for text in [
+        "checkpoint of step 2 NOT SAVED",
+        "rank-0000",
+        "File too large",
+        "step     4/4",
+        "the weights are not written",
+    ] {
         assert!(done.stderr.contains(text), "`{text}` is not in:\n{}", done.stderr);
     }
     assert!(!done.stderr.contains(" saved:") && checkpoints(&folder, "run").is_empty());
     // The one that is there stays, and is what the next run goes on from.
     with_two(&folder, "kept");
     let to_six = line(16, "kept --resume --set train.steps=6 --set schedule.decay_steps=4");
-    assert_eq!(to_six.code, 74, "{}", to_six.stderr);
+    assert_eq!(to_six.code, 83, "{}", to_six.stderr);
     assert!(to_six.stderr.contains("checkpoint of step 6 NOT SAVED"), "{}", to_six.stderr);
     assert_eq!(checkpoints(&folder, "kept"), ["latest", "step-00000002", "step-00000004"]);
     let again = folder.train("kept", &[&["--resume"], &EVERY_2[..]].concat()).ok();
@@ -312,4 +338,43 @@ fn what_is_no_checkpoint_is_never_followed() {
         assert!(done.stderr.contains(text), "`{text}` is not in:\n{}", done.stderr);
     }
     assert!(here.join("step-7").exists() && outside.exists());
+}
+
+/// A file in the place of the folder: no checkpoint can be written, which must not be missed.
+#[test]
+fn a_run_that_ends_without_its_checkpoint_says_so_in_every_mode_and_by_its_exit_code() {
+    let folder = Folder::new();
+    for (run, quiet) in [("loud", &[][..]), ("quiet", &["-q"])] {
+        std::fs::create_dir(folder.path(run)).unwrap();
+        std::fs::write(folder.path(&format!("{run}/checkpoints")), "").unwrap();
+        let done = folder.train(run, &[quiet, &EVERY_2[..]].concat());
+        let done =
+            done.refused(83, &["checkpoint of step 2 NOT SAVED", "checkpoint of step 4 NOT"]);
+        let told = format!("the run has ended after step 4, whose checkpoint is NOT SAVED: {run}");
+        assert!(done.stderr.contains(&told), "{}", done.stderr);
+        let failed: Vec<_> = folder.metrics(run);
+        let failed = failed.iter().filter(|line| line["kind"] == "checkpoint_failed");
+        let steps: Vec<_> = failed
+            .map(|line| (line["step"].as_u64().unwrap(), line["error"].as_str().unwrap()))
+            .collect();
+        assert!(matches!(steps[..], [(2, a), (4, b)] if a == b && a.contains(run)), "{steps:?}");
+        assert!(folder.path(&format!("{run}/weights.safetensors")).exists());
+    }
+    // One that is made good later costs nothing.
+    std::fs::remove_file(folder.path("quiet/checkpoints")).unwrap();
+    folder.train("later", &[&["-q"], &EVERY_2[..]].concat()).ok();
+    assert!(!folder.read("later/metrics.jsonl").contains("checkpoint_failed"));
+}
+
+/// A terminal without a cursor shows lines.
+#[test]
+fn a_dumb_terminal_shows_what_a_pipe_shows() {
+    let folder = Folder::new();
+    let program = env!("CARGO_BIN_EXE_onebox");
+    let line = format!("'{program}' train tiny.ron --run-dir run --set train.checkpoint_every=2");
+    let on_terminal = format!("TERM=dumb script -qec \"{line}\" /dev/null");
+    let done = folder.shell(&on_terminal).ok();
+    for text in ["step     1/4", "eval     2/4", "checkpoint of step 2 saved", "step     4/4"] {
+        assert!(done.stdout.contains(text), "`{text}` is not in:\n{}", done.stdout);
+    }
 }

@@ -12,6 +12,8 @@ fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> Done {
     let mut command = folder.command(args);
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
     command.env("XDG_CACHE_HOME", folder.path("cache")).env("FAKECUDA_DEVICES", "4");
+    command.env("FAKECUDA_QUEUE", "1000").env("FAKECUDA_CONNECTIONS", "1");
+    command.env("FAKECUDA_BLOCKING", "1").env("FAKECUDA_NCCL_HOPS", "1");
     command.envs(variables.iter().copied());
     Folder::done(command)
 }
@@ -35,6 +37,56 @@ fn doctor_lists_gpus_and_libraries() {
 }
 
 #[test]
+fn doctor_and_plan_tell_what_lies_beside_a_plan() {
+    let folder = Folder::new();
+    let said = onebox(&folder, &["doctor"], &[("FAKECUDA_SM", "90")]).ok().stdout;
+    // 357 MiB of code, and 32 kinds of products.
+    assert!(said.contains("beside a plan: cuBLASLt 389.00 MiB"), "{said}");
+    let plan = ["plan", "tiny.ron", "--set", "device=Cuda"];
+    let said = onebox(&folder, &plan, &[("FAKECUDA_SM", "90")]).ok().stdout;
+    for part in [
+        "389.00 MiB  beside the plan: cuBLASLt's products",
+        "1.00 GiB  beside the plan: NCCL, at most",
+    ] {
+        assert!(said.contains(part), "`{part}` is not in:\n{said}");
+    }
+    onebox(&folder, &TRAIN, &[("FAKECUDA_SM", "90")]).ok();
+    let said = onebox(&folder, &plan, &[("FAKECUDA_SM", "90")]).ok().stdout;
+    assert!(said.contains("beside the plan: NCCL, as the last run measured"), "{said}");
+    // Another driver may take something else.
+    let other = [("FAKECUDA_SM", "90"), ("FAKECUDA_DRIVER", "12080")];
+    let said = onebox(&folder, &plan, &other).ok().stdout;
+    assert!(said.contains("NCCL, at most"), "{said}");
+}
+
+#[test]
+fn what_these_gpus_cannot_do_is_refused_before_anything_starts() {
+    let folder = Folder::new();
+    let (volta, fp16) = (("FAKECUDA_SM", "70"), ["--set", "precision=Fp16"]);
+    for verb in [&["config", "check"][..], &["plan"], &["train"]] {
+        let args = [verb, &["tiny.ron", "--set", "device=Cuda"]].concat();
+        let texts =
+            ["`Bf16` needs sm_80 or newer: GPU 0, Fake GPU (sm_70), is sm_70", "precision: Fp16"];
+        onebox(&folder, &args, &[volta]).refused(78, &texts);
+        let more = [&args[..], &["--set", "parallel.data=12", "--set", "batch.global=24"]].concat();
+        let text = "6 ranks on a GPU have 36 streams; its 32 hardware queues order those of 5";
+        onebox(&folder, &more, &[]).refused(78, &[text, "use at most 20 ranks on 4 GPU(s)"]);
+        let shared = [("FAKECUDA_DEVICES", "2"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")];
+        let text = "CUDA_DEVICE_MAX_CONNECTIONS=8 grants them 8 hardware queues";
+        onebox(&folder, &args, &shared).refused(78, &[text, "unset CUDA_DEVICE_MAX_CONNECTIONS"]);
+    }
+    let train = [&TRAIN[..], &fp16].concat();
+    let old = [("FAKECUDA_DRIVER", "12040"), ("FAKECUDA_NVRTC", "13.0")];
+    let text = "NVRTC: 13.0 is of CUDA 13, and the driver is for CUDA 12";
+    onebox(&folder, &train, &old).refused(78, &[text, "install that of CUDA 12"]);
+    let text = "cuBLASLt: 13.0.0 has no code for GPU 0, Fake GPU (sm_70), sm_70";
+    let new = [volta, ("FAKECUDA_CUBLASLT", "130000")];
+    onebox(&folder, &train, &new).refused(78, &[text, "CUDA 12.9"]);
+    assert!(!folder.path("run").exists());
+    onebox(&folder, &train, &[volta]).ok();
+}
+
+#[test]
 fn a_run_on_gpus_writes_what_one_on_virtual_gpus_writes() {
     let folder = Folder::new();
     onebox(&folder, &TRAIN, &[]).ok();
@@ -51,11 +103,12 @@ fn a_run_on_gpus_writes_what_one_on_virtual_gpus_writes() {
 
 #[test]
 fn what_does_not_fit_is_refused_before_the_first_step() {
-    let done = train(&[("FAKECUDA_MEMORY", "150000")]);
+    let small = |bytes| train(&[("FAKECUDA_BESIDE", "0"), ("FAKECUDA_MEMORY", bytes)]);
+    let done = small("150000");
     done.refused(81, &["out of GPU memory before the first step: nothing was written"]);
     // Tensors alone would fit; kernels and products are in the plan as well.
-    let done = train(&[("FAKECUDA_MEMORY", "300000")]);
-    done.refused(81, &["nothing was written", "4.00 MiB  kernels and products"]);
+    let done = small("300000");
+    done.refused(81, &["nothing was written", "32.00 MiB  kernels and products"]);
     // Free when asked for, taken when allocated.
     train(&[("FAKECUDA_FAIL", "alloc:1@2")])
         .refused(81, &["out of device memory on rank 2", "by pool"]);
@@ -63,12 +116,12 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
 
 #[test]
 fn a_failing_gpu_ends_the_run_with_its_name() {
-    let lost = train(&[("FAKECUDA_FAIL", "lost:900@3")]);
+    let lost = train(&[("FAKECUDA_FAIL", "lost:720@3")]);
     lost.refused(76, &["rank 3", "GPU 3", "ILLEGAL_ADDRESS"]);
     train(&[("FAKECUDA_FAIL", "gemm:40@1")]).refused(76, &["rank 1, GPU 1: gemm at "]);
     train(&[("FAKECUDA_FAIL", "kernel:60@2")]).refused(76, &["rank 2", "LAUNCH_FAILED"]);
     train(&[("FAKECUDA_FAIL", "launch:60@0")]).refused(76, &["rank 0, GPU 0", "OUT_OF_RESOURCES"]);
-    train(&[("FAKECUDA_FAIL", "memcpy:70@1")]).refused(76, &["rank 1, GPU 1"]);
+    train(&[("FAKECUDA_FAIL", "memcpy:50@1")]).refused(76, &["rank 1, GPU 1"]);
 }
 
 #[test]
@@ -95,11 +148,38 @@ fn what_a_gpu_needs_and_has_not_is_named() {
 #[test]
 fn bench_measures_gpus() {
     let folder = Folder::new();
+    // On a GPU with more memory the products are large, and the emulator slow.
+    let small = [("FAKECUDA_MEMORY", "1073741824"), ("FAKECUDA_BESIDE", "1")];
     let args = ["bench", "step", "tiny.ron", "--set", "device=Cuda", "--steps", "2", "--json"];
-    let said = onebox(&folder, &args, &[]).ok().stdout;
+    let said = onebox(&folder, &args, &small).ok().stdout;
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert!(said["steps"] == 2 && said["exposed_seconds"].is_number(), "{said}");
-    let said = onebox(&folder, &["bench", "copy", "--mib", "1", "--json"], &[]).ok().stdout;
+    let said = onebox(&folder, &["bench", "copy", "--mib", "1", "--json"], &small).ok().stdout;
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&said["device"], &said["bytes"]), (&"Cuda".into(), &(1 << 20).into()), "{said}");
+}
+
+/// The checkpoint of step 2 is being written, each fsync taking a while, when a GPU is lost in step 3.
+#[test]
+fn a_gpu_that_is_lost_beside_a_save_costs_no_checkpoint() {
+    if !common::has_strace() {
+        return;
+    }
+    // Longer than a failed run is waited for, where there is time for that.
+    let full = std::env::var_os("ONEBOX_FULL").is_some_and(|value| value == "1");
+    let delay = if full { 4_000_000 } else { 400_000 };
+    let folder = Folder::new();
+    let mut command = std::process::Command::new("strace");
+    command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync", "-e"]);
+    command.arg(format!("inject=fsync:delay_enter={delay}:when=1+"));
+    command
+        .arg(env!("CARGO_BIN_EXE_onebox"))
+        .args(TRAIN)
+        .args(["--set", "train.checkpoint_every=2"]);
+    command.current_dir(folder.path("")).env("LD_LIBRARY_PATH", fake_cuda::library_folder());
+    command.env("XDG_CACHE_HOME", folder.path("cache")).env("FAKECUDA_DEVICES", "4");
+    command.env("FAKECUDA_FAIL", "lost:720@3");
+    let done = Folder::done(command);
+    done.refused(76, &["rank 3, step 3", "GPU 3", "ILLEGAL", "checkpoint of step 2 saved"]);
+    folder.onebox(&["checkpoint", "verify", "run"]).ok();
 }

@@ -25,7 +25,11 @@ fn every_config_of_the_repository_is_right_and_fits() {
     let folder = Folder::new();
     for config in configs() {
         let path = config.display().to_string();
-        folder.onebox(&["config", "check", &path]).ok();
+        let checked = folder.onebox(&["config", "check", &path]);
+        // Two of them train on files that everybody brings.
+        let brought = ["../data/", "does not exist", "1 error in"];
+        let lacks = checked.code == 66 && brought.iter().all(|text| checked.stderr.contains(text));
+        assert!(checked.code == 0 || lacks, "{path}: {}", checked.stderr);
         let done = folder.onebox(&["plan", &path, "--set", "device.memory=\"64GiB\""]);
         // The described boxes have memory of their own.
         let done = if done.code == 78 { folder.onebox(&["plan", &path]) } else { done };
@@ -36,6 +40,38 @@ fn every_config_of_the_repository_is_right_and_fits() {
             done.stderr
         );
     }
+}
+
+/// This machine has no GPU that could be asked.
+#[test]
+fn gpus_that_are_not_there_are_not_said_to_be_large_enough() {
+    let folder = Folder::new();
+    let plan = ["plan", "tiny.ron", "--set", "device=Cuda"];
+    let done = folder.onebox(&plan);
+    if done.code == 0 {
+        return;
+    }
+    assert_eq!(done.code, 1, "{}", done.stderr);
+    assert!(!done.stdout.contains("it fits"), "{}", done.stdout);
+    for text in ["GPU memory was not checked: no NVIDIA driver", "--box configs/boxes/"] {
+        assert!(done.stdout.contains(text), "{}", done.stdout);
+    }
+    let json = folder.onebox(&[&plan[..], &["--json"]].concat());
+    let plan: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert!(json.code == 1 && plan["fits"].is_null() && plan["not_checked"].is_string(), "{plan}");
+}
+
+#[test]
+fn bf16_is_refused_on_described_boxes_that_lack_it() {
+    let folder = Folder::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+    let path = |name: &str| root.join(name).display().to_string();
+    let (config, volta) = (path("h100-1.3b.ron"), path("boxes/v100-32gb.ron"));
+    let plan = ["plan", &config, "--box", &volta];
+    let text = "`Bf16` needs sm_80 or newer: one V100 GPUs are sm_70, which has no bf16 products";
+    folder.onebox(&plan).refused(78, &[text, "precision: Fp16"]);
+    let done = folder.onebox(&[&plan[..], &["--set", "precision=Fp16"]].concat());
+    assert!(done.code < 2, "{}", done.stderr);
 }
 
 #[test]
@@ -74,7 +110,11 @@ fn the_copy_that_is_saved_from_is_counted_and_goes_where_it_does_not_fit() {
     let host = |plan: &serde_json::Value| plan["host_per_rank"]["bytes"].as_u64().unwrap();
     let every = "train.checkpoint_every=100";
     // Where it fits: 12 bytes of each parameter that a rank owns, and a little for padding.
-    let (without, with) = (plan(&[]).ok(), plan(&[every]).ok());
+    let none = "train.checkpoint_overhead=None";
+    let (without, with) = (plan(&[none]).ok(), plan(&[every]).ok());
+    // By default it saves.
+    let by_default = read(&plan(&[]).ok().stdout);
+    assert_eq!(host(&by_default), host(&read(&with.stdout)));
     let (without, with) = (read(&without.stdout), read(&with.stdout));
     let least = 12 * with["parameters"].as_u64().unwrap() / 4;
     let copy = host(&with) - host(&without);
@@ -111,7 +151,11 @@ fn a_plan_is_the_sum_of_its_buffers() {
         };
         let buffers = memory["buffers"].as_array().unwrap();
         assert_eq!(sum("pools"), memory["bytes"].as_u64().unwrap());
-        let padding = memory["bytes"].as_u64().unwrap() - sum("buffers");
+        // A copy for checkpoints is one piece.
+        let copy = memory["pools"].as_array().unwrap();
+        let copy = copy.iter().find(|pool| pool["name"] == "checkpoint copy");
+        let copy = copy.map_or(0, |pool| pool["bytes"].as_u64().unwrap());
+        let padding = memory["bytes"].as_u64().unwrap() - sum("buffers") - copy;
         assert!(padding <= 255 * buffers.len() as u64);
         assert!(buffers.iter().any(|b| b["name"].as_str().unwrap().starts_with("block.1.")));
     }
@@ -171,4 +215,42 @@ fn sets_of_checkpoints_that_do_not_fit_are_given_up() {
     let refused = plan(&[&limit, "offload.first_forward=4"]);
     assert_eq!(refused.code, 1);
     assert!(refused.stdout.contains("offload.first_forward=1"), "{}", refused.stdout);
+}
+
+#[test]
+fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
+    let folder = Folder::new();
+    let text = "(gpus: 1, gpu_memory: \"80GiB\", numa_nodes: 2, node_memory: \"2MiB\", \
+                gpu: (gemm_tflops: 500, fp32_tflops: 51, memory_gb_per_s: 2000, processors: 114), \
+                host: (node_gb_per_s: 300, core_gb_per_s: 14, cores: 32, link_gb_per_s: 60))";
+    std::fs::write(folder.path("two.ron"), text).unwrap();
+    let run = |verb: &str, sets: &[&str]| {
+        let base = ["device=Sim(box: \"two.ron\")", "parallel.data=1", "parallel.tensor=1"];
+        let sets = base.iter().chain(sets).flat_map(|set| ["--set", set]);
+        folder.onebox(&[verb, "tiny.ron", "--json"].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    let document =
+        |done: &common::Done| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
+    let bytes = |plan: &serde_json::Value| -> Vec<u64> {
+        plan["nodes"].as_array().unwrap().iter().map(|n| n["bytes"].as_u64().unwrap()).collect()
+    };
+    let small = document(&run("plan", &[]).ok());
+    assert_eq!((bytes(&small)[1], &small["placed"]), (0, &serde_json::json!([])));
+    // Some more than a node has.
+    let layers = "model.layers=12";
+    let large = document(&run("plan", &[layers]).ok());
+    let [near, far] = bytes(&large)[..] else { panic!("{large}") };
+    assert!(near > far && far > 0 && near + far > 2 << 20, "{near} {far}");
+    let why = large["placed"][0].as_str().unwrap();
+    assert!(why.contains("all sockets") && why.contains("crosses the link"), "{why}");
+    let refused = run("plan", &[layers, "offload.sockets=Near"]);
+    assert_eq!((refused.code, &document(&refused)["binding"]["what"]), (1, &"node 0".into()));
+    assert!(bytes(&document(&run("plan", &["offload.sockets=All"]).ok()))[1] > 0);
+    // Twice the cores and channels: an update that nothing hides takes less.
+    std::fs::write(folder.path("two.ron"), text.replace("2MiB", "64GiB")).unwrap();
+    let seconds = |sockets: &str| {
+        let sets = ["offload.update=Serial", "model.hidden=1024", sockets];
+        document(&run("simulate", &sets).ok())["step_seconds"].as_f64().unwrap()
+    };
+    assert!(seconds("offload.sockets=All") < 0.9 * seconds("offload.sockets=Near"));
 }

@@ -5,7 +5,8 @@
 
 mod common;
 
-use common::Folder;
+use common::{Folder, has_strace};
+use std::process::{Command, Stdio};
 
 #[test]
 fn every_mistake_of_a_config_is_reported_at_once() {
@@ -123,19 +124,37 @@ fn wrong_arguments_and_places_have_codes_of_their_own() {
     folder.train("text.txt/run", &[]).refused(74, &["text.txt/run"]);
 }
 
+/// `onebox` with `args`, and with a disk that is full where the file at `path` is written.
+fn on_a_full_disk(folder: &Folder, path: &str, args: &[&str]) -> Command {
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "-o"]).arg(folder.path("strace.log"));
+    command.arg("-P").arg(folder.path(path)).args(["-e", "trace=write,writev,pwrite64"]);
+    command.args(["-e", "inject=write,writev,pwrite64:error=ENOSPC"]);
+    command.arg(env!("CARGO_BIN_EXE_onebox")).args(args).current_dir(folder.path(""));
+    command
+}
+
 #[test]
 fn a_full_disk_is_not_a_success() {
+    if !has_strace() {
+        return;
+    }
     let folder = Folder::new();
-    std::fs::create_dir(folder.path("run")).unwrap();
-    // The name of the unfinished weights, leading to a full device.
-    std::os::unix::fs::symlink("/dev/full", folder.path("run/.weights.safetensors.tmp")).unwrap();
-    folder.train("run", &["-q"]).refused(74, &["the weights are not written", "No space left"]);
+    // The unfinished weights.
+    let path = "run/.weights.safetensors.tmp";
+    let full = on_a_full_disk(&folder, path, &["train", "tiny.ron", "--run-dir", "run", "-q"]);
+    Folder::done(full).refused(74, &["the weights are not written", "No space left"]);
     assert!(!folder.path("run/weights.safetensors").exists());
     // It is not finished: the next one trains.
     assert!(folder.metrics("run").iter().all(|line| line["kind"] != "end"));
-    std::fs::remove_file(folder.path("run/.weights.safetensors.tmp")).unwrap();
     folder.train("run", &["-q", "--resume"]).ok();
     assert!(folder.path("run/weights.safetensors").exists());
+}
+
+#[test]
+fn a_full_output_is_not_a_success() {
+    let folder = Folder::new();
+    folder.train("run", &["-q"]).ok();
     for args in [&["plan", "tiny.ron"][..], &["generate", "run"], &["config", "show", "tiny.ron"]] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let status = folder.command(args).stdout(full).status().unwrap();
@@ -145,12 +164,15 @@ fn a_full_disk_is_not_a_success() {
 
 #[test]
 fn a_log_that_cannot_be_written_does_not_end_a_run() {
+    if !has_strace() {
+        return;
+    }
     let folder = Folder::new();
-    std::fs::create_dir(folder.path("run")).unwrap();
-    std::os::unix::fs::symlink("/dev/full", folder.path("run/metrics.jsonl")).unwrap();
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let args = ["train", "tiny.ron", "--run-dir", "run", "--resume", "--set", "train.steps=300"];
-    let status = folder.command(&args).stderr(full).status().unwrap();
+    let args = ["train", "tiny.ron", "--run-dir", "run", "--set", "train.steps=300"];
+    let mut command = on_a_full_disk(&folder, "run/metrics.jsonl", &args);
+    let status = command.stdin(Stdio::null()).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(74), "the metrics are missing, the weights are not");
     assert!(folder.path("run/weights.safetensors").exists());
+    assert_eq!(folder.read("run/metrics.jsonl"), "");
 }

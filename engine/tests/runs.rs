@@ -40,7 +40,10 @@ fn a_run_leaves_metrics_config_and_weights() {
         names.sort();
         names
     };
-    assert_eq!(names("run"), [".lock", "config.ron", "metrics.jsonl", "weights.safetensors"]);
+    assert_eq!(
+        names("run"),
+        [".lock", "checkpoints", "config.ron", "metrics.jsonl", "weights.safetensors"]
+    );
 }
 
 #[test]
@@ -87,7 +90,7 @@ fn quiet_says_nothing_and_a_dry_run_writes_nothing() {
 #[test]
 fn a_directory_with_a_run_is_refused_unless_the_user_says_what_to_do() {
     let folder = Folder::new();
-    folder.train("run", &["-q"]).ok();
+    folder.train("run", &["-q", "--set", "train.checkpoint_overhead=None"]).ok();
     let before = folder.read("run/metrics.jsonl");
     folder
         .train("run", &[])
@@ -116,6 +119,8 @@ fn an_interrupt_ends_the_run_in_order_and_resume_starts_over() {
         "run",
         "--set",
         "train.steps=100000",
+        "--set",
+        "train.checkpoint_overhead=None",
         "--set",
         "schedule.kind=Constant",
     ];

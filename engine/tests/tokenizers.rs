@@ -122,3 +122,23 @@ fn another_tokenizer_under_the_same_name_is_another_experiment() {
     assert!(fork.stderr.contains("data.tokenizer"), "{}", fork.stderr);
     assert!(folder.read("run-2/tokenizer.json") != text);
 }
+
+#[test]
+fn a_hostile_tokenizer_is_refused_by_name() {
+    let folder = folder();
+    let mut value: serde_json::Value =
+        serde_json::from_str(&folder.read("tokenizer.json")).unwrap();
+    for normalizer in [
+        serde_json::json!({ "type": "Replace", "pattern": { "Regex": "" }, "content": "zz" }),
+        serde_json::json!({ "type": "Prepend", "prepend": "y".repeat(1 << 20) }),
+    ] {
+        value["normalizer"] = normalizer;
+        std::fs::write(folder.path("tokenizer.json"), value.to_string()).unwrap();
+        let refused =
+            train(&folder, "run", &[], &[]).refused(66, &["tokenizer.json", "data.tokenizer"]);
+        assert!(!refused.stderr.contains("backtrace"), "{}", refused.stderr);
+    }
+    std::fs::remove_file(folder.path("tokenizer.json")).unwrap();
+    folder.shell("mkfifo tokenizer.json").ok();
+    train(&folder, "run", &[], &[]).refused(66, &["tokenizer.json", "neither a regular file"]);
+}

@@ -84,6 +84,10 @@ counters! {
     compilations,
     /// Times that the caller blocked for a stream, event or device.
     synchronizations,
+    /// Times that memory beside allocations was taken: code, buffers, streams, events, page tables.
+    taken_beside,
+    /// Enqueues that found their queue full: each blocked its thread.
+    blocked,
     /// Writes found in freed memory.
     writes_after_free,
 }
@@ -96,6 +100,10 @@ pub struct MemoryUse {
     pub used: u64,
     /// The most that were allocated at once.
     pub peak: u64,
+    /// Bytes taken now beside allocations.
+    pub beside: u64,
+    /// The most that were taken at once, allocations and what lies beside them.
+    pub peak_in_all: u64,
 }
 
 /// Fills `out` with the counters; `size` is the caller's `sizeof(Stats)`. 0 on success.

@@ -1,7 +1,7 @@
-//! A stream: a queue of jobs and one thread that runs them in order.
+//! A stream: jobs that a thread runs in order, in a queue of its own or in a hardware queue that streams share.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     ffi::c_int,
     sync::{
         Arc, Condvar, Mutex,
@@ -28,20 +28,49 @@ enum Job {
     Mark(Box<dyn FnOnce(&Device) + Send>),
 }
 
+/// What a queue holds: whose job it is, and the job.
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<(Arc<Progress>, Job)>,
+    closed: bool,
+}
+
+/// A queue of a device and the thread that works it off, one job after another: a stream's own, or one of the device's
+/// few hardware queues, in which a job of one stream also waits for those of others that were submitted before.
+#[derive(Default)]
+struct Channel {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+/// A device's hardware queues, and how many streams were given one.
+#[derive(Default)]
+struct Hardware {
+    next: usize,
+    channels: Vec<Arc<Channel>>,
+}
+
+/// Jobs of one stream.
+#[derive(Default)]
+struct Progress {
+    counts: Mutex<Counts>,
+    changed: Condvar,
+}
+
+#[derive(Default, Clone, Copy)]
+struct Counts {
     submitted: u64,
     completed: u64,
-    closed: bool,
 }
 
 pub(crate) struct Stream {
     pub(crate) device: usize,
     pub(crate) flags: u32,
     pub(crate) priority: c_int,
-    queue: Mutex<Queue>,
-    changed: Condvar,
+    channel: Arc<Channel>,
+    /// No other stream has this channel.
+    alone: bool,
+    progress: Arc<Progress>,
 }
 
 impl std::fmt::Debug for Stream {
@@ -50,26 +79,47 @@ impl std::fmt::Debug for Stream {
     }
 }
 
+/// Held by whoever enqueues: a full queue stops every launch of the process, as real drivers do.
+static LAUNCHES: Mutex<()> = Mutex::new(());
+
+/// The worst that is reported of drivers: asking for an event waits behind a thread that sits in a full queue.
+pub(crate) fn wait_for_launches() {
+    if machine().config.blocking {
+        drop(lock(&LAUNCHES));
+    }
+}
+
 impl Stream {
+    /// With a queue of its own.
     pub(crate) fn start(device: usize, flags: u32, priority: c_int, config: &Config) -> Arc<Self> {
-        static STARTED: AtomicU64 = AtomicU64::new(0);
-        let index = STARTED.fetch_add(1, Relaxed);
-        let stream = Arc::new(Self {
-            device,
-            flags,
-            priority,
-            queue: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let random = Random(config.seed.wrapping_mul(0x1_0001).wrapping_add(index));
-        let (worker, chaos) = (stream.clone(), config.chaos_us);
-        let name = format!("fake-gpu{device}-{index}");
-        let spawned =
-            std::thread::Builder::new().name(name).spawn(move || worker.run_jobs(random, chaos));
-        if let Err(error) = spawned {
-            complain(&format!("no thread for a stream: {error}"));
+        let channel = Channel::start(device, config);
+        Self::on(channel, true, (device, flags, priority))
+    }
+
+    /// With one of the device's hardware queues, where these are modelled: dealt in turn, as `cuStreamCreate` does.
+    pub(crate) fn create(device: usize, flags: u32, priority: c_int) -> Arc<Self> {
+        static QUEUES: Mutex<BTreeMap<usize, Hardware>> = Mutex::new(BTreeMap::new());
+        let config = &machine().config;
+        let Some(connections) = config.connections else {
+            return Self::start(device, flags, priority, config);
+        };
+        let mut queues = lock(&QUEUES);
+        let Hardware { next, channels } = queues.entry(device).or_default();
+        let index = *next % connections;
+        *next += 1;
+        if channels.len() == index {
+            channels.push(Channel::start(device, config));
         }
-        stream
+        Self::on(channels[index].clone(), false, (device, flags, priority))
+    }
+
+    fn on(
+        channel: Arc<Channel>,
+        alone: bool,
+        (device, flags, priority): (usize, u32, c_int),
+    ) -> Arc<Self> {
+        let progress = Arc::default();
+        Arc::new(Self { device, flags, priority, channel, alone, progress })
     }
 
     /// Enqueues work and returns.
@@ -82,64 +132,84 @@ impl Stream {
         self.enqueue(Job::Mark(Box::new(run)));
     }
 
-    /// A full stream blocks the caller, and with it whoever else launches anything: so do real drivers.
+    /// A full queue blocks the caller, and with it whoever else launches anything.
     fn enqueue(&self, job: Job) {
-        static LAUNCHES: Mutex<()> = Mutex::new(());
         let machine = machine();
         let limit = machine.config.queue.max(1);
         let _turn = (limit < usize::MAX).then(|| lock(&LAUNCHES));
-        let mut queue = lock(&self.queue);
+        let mut queue = lock(&self.channel.queue);
+        STATS.blocked.add(u64::from(queue.jobs.len() >= limit));
         while queue.jobs.len() >= limit && machine.devices[self.device].alive().is_ok() {
-            queue = wait_briefly(&self.changed, queue);
+            queue = wait_briefly(&self.channel.changed, queue);
         }
-        queue.jobs.push_back(job);
-        queue.submitted += 1;
-        self.changed.notify_all();
+        lock(&self.progress.counts).submitted += 1;
+        queue.jobs.push_back((self.progress.clone(), job));
+        self.channel.changed.notify_all();
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        let queue = lock(&self.queue);
-        queue.completed == queue.submitted
+        let counts = *lock(&self.progress.counts);
+        counts.completed == counts.submitted
     }
 
     /// Waits for everything submitted so far, or until the device is lost.
     pub(crate) fn synchronize(&self) -> Done {
         STATS.synchronizations.add(1);
         let device = &machine().devices[self.device];
-        let mut queue = lock(&self.queue);
-        let target = queue.submitted;
-        while queue.completed < target {
+        let mut counts = lock(&self.progress.counts);
+        let target = counts.submitted;
+        while counts.completed < target {
             device.alive()?;
-            queue = wait_briefly(&self.changed, queue);
+            counts = wait_briefly(&self.progress.changed, counts);
         }
         device.alive()
     }
 
-    /// The thread ends when the queue is empty.
+    /// The thread of a queue of its own ends when that is empty.
     pub(crate) fn close(&self) {
-        lock(&self.queue).closed = true;
-        self.changed.notify_all();
+        if self.alone {
+            lock(&self.channel.queue).closed = true;
+            self.channel.changed.notify_all();
+        }
+    }
+}
+
+impl Channel {
+    fn start(device: usize, config: &Config) -> Arc<Self> {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let index = STARTED.fetch_add(1, Relaxed);
+        let channel = Arc::new(Self::default());
+        let random = Random(config.seed.wrapping_mul(0x1_0001).wrapping_add(index));
+        let (worker, chaos) = (channel.clone(), config.chaos_us);
+        let name = format!("fake-gpu{device}-{index}");
+        let run = move || worker.run_jobs(device, random, chaos);
+        if let Err(error) = std::thread::Builder::new().name(name).spawn(run) {
+            complain(&format!("no thread for a stream: {error}"));
+        }
+        channel
     }
 
-    fn run_jobs(&self, mut random: Random, chaos_us: u64) {
-        while let Some(job) = self.next_job() {
+    fn run_jobs(&self, device: usize, mut random: Random, chaos_us: u64) {
+        while let Some((progress, job)) = self.next_job() {
             if chaos_us > 0 {
                 std::thread::sleep(Duration::from_micros(random.next() % (chaos_us + 1)));
             }
-            let device = &machine().devices[self.device];
+            let device = &machine().devices[device];
             match job {
                 Job::Work(run) => run_work(run, device),
                 Job::Mark(run) => run(device),
             }
-            lock(&self.queue).completed += 1;
-            self.changed.notify_all();
+            lock(&progress.counts).completed += 1;
+            progress.changed.notify_all();
         }
     }
 
-    fn next_job(&self) -> Option<Job> {
+    /// Its place in the queue is free from here on.
+    fn next_job(&self) -> Option<(Arc<Progress>, Job)> {
         let mut queue = lock(&self.queue);
         loop {
             if let Some(job) = queue.jobs.pop_front() {
+                self.changed.notify_all();
                 return Some(job);
             }
             if queue.closed {

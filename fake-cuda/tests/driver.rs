@@ -68,7 +68,8 @@ fn copies_kernels_and_counters_work() {
 
 #[test]
 fn memory_is_limited_per_device() {
-    let variables = [("FAKECUDA_MEMORY", "1000"), ("FAKECUDA_DEVICES", "2")];
+    let variables =
+        [("FAKECUDA_MEMORY", "1000"), ("FAKECUDA_BESIDE", "0"), ("FAKECUDA_DEVICES", "2")];
     in_child("memory_is_limited_per_device", &variables, || {
         // Not the default stream: cudarc frees what a slice of it held on the default stream of
         // whichever context is current when the slice is dropped.
@@ -149,7 +150,7 @@ fn flag(context: &CudaContext) -> (&'static std::sync::atomic::AtomicU32, u64) {
     let mut address = 0;
     // SAFETY: the word is leaked, hence there as long as the process; the address is written to a live variable.
     unsafe {
-        sys::cuMemHostRegister_v2(pointer, 4, 1).result().unwrap();
+        sys::cuMemHostRegister_v2(pointer, 4, 3).result().unwrap();
         sys::cuMemHostGetDevicePointer_v2(&raw mut address, pointer, 0).result().unwrap();
     }
     (flag, address)
@@ -281,4 +282,73 @@ fn timing_events_measure() {
         let end = stream.record_event(flags).unwrap();
         assert!(start.elapsed_ms(&end).unwrap() > 1.0);
     });
+}
+
+/// Whether work of a stream that waits for nothing ends while another stream waits for the host.
+fn ends_beside_a_waiting_stream(device: usize, streams: usize) -> bool {
+    let context = CudaContext::new(device).unwrap();
+    let streams: Vec<_> = (0..streams).map(|_| context.new_stream().unwrap()).collect();
+    let (flag, address) = flag(&context);
+    hold(&streams[0], address);
+    let done = streams[streams.len() - 1].record_event(None).unwrap();
+    let deadline = Instant::now() + Duration::from_millis(200);
+    while !done.is_complete() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let beside = done.is_complete();
+    flag.store(1, std::sync::atomic::Ordering::SeqCst);
+    done.synchronize().unwrap();
+    beside
+}
+
+#[test]
+fn streams_that_share_a_hardware_queue_wait_for_each_other() {
+    let name = "streams_that_share_a_hardware_queue_wait_for_each_other";
+    let variables = [
+        ("FAKECUDA_CONNECTIONS", "1"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "3"),
+        ("FAKECUDA_DEVICES", "2"),
+    ];
+    in_child(name, &variables, || {
+        assert!(!ends_beside_a_waiting_stream(0, 4));
+        assert!(ends_beside_a_waiting_stream(1, 3));
+    });
+}
+
+/// Two threads at one full queue; then whether an event of another stream can be asked for meanwhile.
+fn is_held_up_by_a_full_queue() -> bool {
+    let context = CudaContext::new(0).unwrap();
+    let (full, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let done = other.record_event(None).unwrap();
+    done.synchronize().unwrap();
+    let (flag, address) = flag(&context);
+    hold(&full, address);
+    let event = context.new_event(None).unwrap();
+    let asked = std::sync::atomic::AtomicBool::new(false);
+    let early = std::thread::scope(|scope| {
+        scope.spawn(|| (0..20).for_each(|_| event.record(&full).unwrap()));
+        while fake_cuda::stats().unwrap().blocked == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        scope.spawn(|| asked.store(done.is_complete(), std::sync::atomic::Ordering::SeqCst));
+        std::thread::sleep(Duration::from_millis(100));
+        let early = asked.load(std::sync::atomic::Ordering::SeqCst);
+        flag.store(1, std::sync::atomic::Ordering::SeqCst);
+        early
+    });
+    assert!(asked.load(std::sync::atomic::Ordering::SeqCst));
+    !early
+}
+
+#[test]
+fn a_full_queue_holds_up_who_asks_for_an_event() {
+    let name = "a_full_queue_holds_up_who_asks_for_an_event";
+    let variables = [("FAKECUDA_QUEUE", "16"), ("FAKECUDA_BLOCKING", "1")];
+    in_child(name, &variables, || assert!(is_held_up_by_a_full_queue()));
+}
+
+#[test]
+fn a_full_queue_holds_up_launches_alone_unless_asked_for() {
+    let name = "a_full_queue_holds_up_launches_alone_unless_asked_for";
+    in_child(name, &[("FAKECUDA_QUEUE", "16")], || assert!(!is_held_up_by_a_full_queue()));
 }

@@ -428,9 +428,10 @@ fn every_file_of_kernels_is_a_program_and_names_are_unique() {
 #[test]
 fn nvrtc_compiles_every_kernel_without_spills() {
     let Ok(library) = std::env::var("ONEBOX_NVRTC") else {
-        eprintln!(
-            "skipped: ONEBOX_NVRTC names no libnvrtc.so.12; scripts/check-kernels fetches one"
-        );
+        let none = "ONEBOX_NVRTC names no libnvrtc.so.12; scripts/check-kernels fetches one";
+        let in_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
+        assert!(!in_ci, "{none}");
+        eprintln!("skipped: {none}");
         return;
     };
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/check_kernels.py");

@@ -202,3 +202,36 @@ fn ranks_must_not_share_a_device() {
         }
     });
 }
+
+/// 1 on rank 0, and on the others half of what still changes a bf16 of that size: lost one by one, not all at once.
+fn sums_of_small_numbers() {
+    on_ranks(|rank, stream, comm| {
+        let own = if rank == 0 { 1.0 } else { 1.0 / 256.0 };
+        let own = [bf16::from_f32(own); 4];
+        let mut sum = stream.clone_htod(&own).unwrap();
+        comm.all_reduce_in_place(&mut sum, &ReduceOp::Sum).unwrap();
+        let whole = stream.clone_htod(&own).unwrap();
+        let mut part = stream.alloc_zeros::<bf16>(1).unwrap();
+        comm.reduce_scatter(&whole, &mut part, &ReduceOp::Sum).unwrap();
+        let sum = stream.clone_dtoh(&sum).unwrap();
+        assert_eq!(stream.clone_dtoh(&part).unwrap(), [sum[rank]]);
+        let hops = std::env::var_os("FAKECUDA_NCCL_HOPS").is_some();
+        // Ties go to even: 1 + 3/256 up to 1 + 4/256, 1 + 1/256 down to 1. Two rings come to rank 0 with small numbers that
+        // are added up already; the others lose them one by one.
+        let [one, most] = [1.0, 1.0 + 4.0 / 256.0].map(bf16::from_f32);
+        let expected = if hops { [most, most, one, one] } else { [most; 4] };
+        assert_eq!(sum, expected, "rank {rank}");
+    });
+}
+
+#[test]
+fn sums_of_16_bits_round_once_or_at_each_hop() {
+    in_child("sums_of_16_bits_round_once_or_at_each_hop", &FOUR, sums_of_small_numbers);
+}
+
+#[test]
+fn sums_of_16_bits_round_at_each_hop_where_that_is_asked_for() {
+    let name = "sums_of_16_bits_round_at_each_hop_where_that_is_asked_for";
+    let variables = [FOUR[0], FOUR[1], ("FAKECUDA_NCCL_HOPS", "1")];
+    in_child(name, &variables, sums_of_small_numbers);
+}

@@ -81,6 +81,8 @@ pub struct Spec {
     pub micro_batches: usize,
     /// Data-parallel ranks.
     pub dp_size: usize,
+    /// Gradients cross between the data-parallel ranks as fp32, and their sum is rounded once.
+    pub reduce_fp32: bool,
     /// Ranks that hold other parts of the same model; their norms are added up.
     pub norm_group: Group,
     /// Largest gradient norm, if bounded.
@@ -178,6 +180,8 @@ pub struct Layout {
     pub(crate) num_buckets: usize,
     /// F32, device: a reduced piece on its way to the host, where transfers block.
     pub(crate) wide: Option<Tensor>,
+    /// F32, device: a piece while it is summed, where the ranks' sums are fp32 and the gradients are not.
+    pub(crate) summed: Option<Tensor>,
     /// Device: the host's sum of a piece, come up to be added.
     pub(crate) incoming: Option<Tensor>,
     /// F64, device: sums of squares of this rank's first chunks, those that are not made on the host.
@@ -253,6 +257,17 @@ fn plan_blocking(
     [wide, (blocking && spec.sum == Sum::Host).then(|| one_piece("sum", storage))]
 }
 
+/// One piece in fp32, the longest of all, where the ranks' sums are to be made from that.
+fn plan_summed(plan: &mut Plan, spec: &Spec, segments: &[Segment]) -> Option<Tensor> {
+    let is_wide = segments.iter().all(|s| s.spec.params.dtype() == Dtype::F32);
+    if !spec.reduce_fp32 || spec.dp_size == 1 || is_wide {
+        return None;
+    }
+    let longest = segments.iter().flat_map(|s| &s.pieces).map(|piece| piece.len).max()?;
+    let at = (Arena::Device, "gradient buckets");
+    Some(plan.tensor(at, "bucket.sum_fp32", Dtype::F32, (1, longest)))
+}
+
 impl Layout {
     /// Lays out buckets, staging, states and sums. `chunk` is [`chunk_elements`] of the model.
     pub fn plan(plan: &mut Plan, spec: &Spec, chunk: usize, segments: &[SegmentSpec]) -> Self {
@@ -271,6 +286,7 @@ impl Layout {
         };
         let segments: Vec<Segment> =
             segments.iter().zip(buckets).zip(&cuts).map(&mut segment).collect();
+        let summed = plan_summed(plan, spec, &segments);
         let mut sums = |arena, name: &str, len: usize| {
             plan.tensor((arena, "norms and decisions"), name, Dtype::F64, (1, len))
         };
@@ -283,6 +299,7 @@ impl Layout {
             segments,
             num_buckets,
             wide,
+            summed,
             incoming,
             device_partials,
             partials: sums(Arena::Pinned, "partials", own_end),
@@ -292,6 +309,12 @@ impl Layout {
             device_control: sums(Arena::Device, "device_control", control::WORDS),
             spec: spec.clone(),
         }
+    }
+
+    /// The same memory for steps of another number of micro-batches, for who plays a step without data.
+    #[must_use]
+    pub fn with_micro_batches(&self, micro_batches: usize) -> Self {
+        Self { spec: Spec { micro_batches, ..self.spec.clone() }, ..self.clone() }
     }
 
     /// Data-parallel ranks.
@@ -370,7 +393,7 @@ impl Store {
         let mut tensor =
             |at, what: &str, dtype| plan.tensor(at, format!("{name}.{what}"), dtype, (1, owned));
         let sum_so_far = (host && spec.transfer == Transfer::Blocking && sum == Sum::Host)
-            .then(|| tensor((Arena::Pinned, "gradient sums"), "grad_sum", storage));
+            .then(|| tensor((Arena::Pinned, "gradient sums to add"), "grad_sum", storage));
         let mut gradient = |at, what: &str, dtype, read_by_update: bool| {
             let first = tensor(at, what, dtype);
             let twice = spec.delayed && read_by_update;

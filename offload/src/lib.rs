@@ -26,5 +26,5 @@ pub use layout::{Layout, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
 pub use norm::LossScale;
 pub use optimizer::{Optimizer, Owned};
 pub use schedule::LearningRate;
-pub use start::Fill;
+pub use start::{Fill, Parameters, Told};
 pub use state::{State, Storage};

@@ -125,16 +125,13 @@ impl Optimizer {
         bucket: Tensor,
         micro: usize,
     ) {
-        let (layout, rank) = (Arc::clone(&self.layout), self.rank);
+        let layout = Arc::clone(&self.layout);
         let last = micro + 1 == layout.spec.micro_batches;
         let work = &self.work[segment];
         let piece = &work.pieces[index];
         let (store, side) = (&s.stores[piece.store], self.side);
         let flat = bucket.slice(piece.flat.clone());
-        if rank.dp_size > 1 {
-            dev.submit(DpComm, Op::ReduceScatter { x: flat, group: Group::Dp });
-        }
-        let own = flat.shard(rank.dp, rank.dp_size);
+        let own = self.sum_over_ranks(dev, flat);
         let mut gradient = own;
         if let Some(kept) = store.kept {
             let kept = kept[side].slice(piece.owned.clone());
@@ -184,6 +181,21 @@ impl Optimizer {
                 dev.submit_host(&tasks[side][turn as usize], 0);
             }
         }
+    }
+
+    /// Sums a piece over the data-parallel ranks, on DpComm. Returns this rank's part, which has the sum.
+    fn sum_over_ranks(&self, dev: &Device, piece: Tensor) -> Tensor {
+        let own = |t: Tensor| t.shard(self.rank.dp, self.rank.dp_size);
+        let sum = |x| dev.submit(DpComm, Op::ReduceScatter { x, group: Group::Dp });
+        if let Some(summed) = self.layout.summed {
+            let summed = summed.slice(0..piece.len());
+            dev.submit(DpComm, Op::Cast { x: piece, y: summed });
+            sum(summed);
+            dev.submit(DpComm, Op::Cast { x: own(summed), y: own(piece) });
+        } else if self.rank.dp_size > 1 {
+            sum(piece);
+        }
+        own(piece)
     }
 
     /// After the last micro-batch: one norm over all ranks, and the decision, left in memory on host and device.

@@ -2,28 +2,44 @@
 
 use crate::optimizer::Optimizer;
 use crate::state::State;
-use device::numerics::{as_bf16_parameter, control};
-use device::{Device, Dtype, Error};
+use device::numerics::control;
+use device::{Device, Error, Tensor};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Elements that are brought in at once.
+/// Elements that a kernel thread brings in at once.
 const BLOCK: usize = 1 << 16;
 
+/// Whether the caller wants to stop. Asked often, so that minutes of initial values can be left.
+pub type Told<'a> = dyn Fn() -> bool + Sync + 'a;
+
 /// Sets a run of a state: ((segment, state), first element in the segment's flat buffer, values). State 3 is the gradient
-/// of an update that waits.
-pub type Fill<'a> = dyn FnMut((usize, usize), usize, &mut [f32]) -> Result<(), Error> + 'a;
+/// of an update that waits. All kernel threads of a rank ask for runs at the same time.
+pub type Fill<'a> = dyn Fn((usize, usize), usize, &mut [f32]) -> Result<(), Error> + Sync + 'a;
+
+/// Sets parameters before the first step: (segment, first element in its flat buffer, values).
+pub type Parameters<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
 
 impl Optimizer {
-    /// The states before step 1. `param` gives an element of a segment's flat buffer.
+    /// The states before step 1: the moments are zero. False: `told` said to stop, and the states are not whole.
     ///
     /// # Errors
     /// As [`Device::write`].
-    pub fn init(&mut self, dev: &Device, param: &dyn Fn(usize, usize) -> f64) -> Result<(), Error> {
-        self.restore(dev, &self.initial_control(), false, &mut |(segment, state), first, values| {
-            let value = |i| if state == 0 { param(segment, first + i) as f32 } else { 0.0 };
-            values.iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
+    pub fn init(
+        &mut self,
+        dev: &Device,
+        parameters: &Parameters<'_>,
+        told: &Told<'_>,
+    ) -> Result<bool, Error> {
+        let words = self.initial_control();
+        let fill = |(segment, state), first, values: &mut [f32]| {
+            match state {
+                0 => parameters(segment, first, values),
+                _ => values.fill(0.0),
+            }
             Ok(())
-        })
+        };
+        self.restore(dev, (&words, false), &fill, told)
     }
 
     /// [`init`](Self::init) with zeros, piece by piece: for devices that hold no data, where no value is ever asked for.
@@ -37,7 +53,8 @@ impl Optimizer {
                 let (first, owned) = (piece.flat_start(self.rank), piece.owned.clone());
                 let store = &s.stores[piece.store];
                 for state in store.states() {
-                    state.slice(owned.clone()).write(dev, &|_| 0.0)?;
+                    let tensors = state.slice(owned.clone()).tensors();
+                    tensors.into_iter().try_for_each(|t| dev.write(t, &|_| 0.0))?;
                 }
                 let of_device = || s.spec.params.slice(first..first + owned.len());
                 let param = store.up.map_or_else(of_device, |up| up.slice(owned.clone()));
@@ -56,49 +73,57 @@ impl Optimizer {
 
     /// States and control block, as if an update had just left them; the first forward pass publishes the
     /// parameters, cast from the fp32 ones, like any other. Of what `fill` gets, states are counted as in [`Owned`](crate::Owned).
-    /// With `late` also the gradient of a last update, which the caller queues or [defers](Self::defer).
+    /// With `late` also the gradient of a last update, which the caller queues or [defers](Self::defer). False: `told` said
+    /// to stop, and the states are not whole.
     ///
     /// # Errors
     /// As [`Device::write`], and those of `fill`.
     pub fn restore(
         &mut self,
         dev: &Device,
-        words: &[f64; control::WORDS],
-        late: bool,
-        fill: &mut Fill<'_>,
-    ) -> Result<(), Error> {
+        (words, late): (&[f64; control::WORDS], bool),
+        fill: &Fill<'_>,
+        told: &Told<'_>,
+    ) -> Result<bool, Error> {
+        let stopped = AtomicBool::new(false);
         let layout = Arc::clone(&self.layout);
-        let mut block = vec![0.0; BLOCK];
         for (segment, (s, w)) in layout.segments.iter().zip(&mut self.work).enumerate() {
             for piece in &w.pieces {
-                let (first, store) = (piece.flat_start(self.rank), &s.stores[piece.store]);
+                let (flat, store) = (piece.flat_start(self.rank), &s.stores[piece.store]);
                 let gradient = late.then(|| State::whole(store.gradient(0)));
-                let states = store.states().into_iter().chain(gradient);
-                for from in (0..piece.owned.len()).step_by(BLOCK) {
-                    let values = &mut block[..BLOCK.min(piece.owned.len() - from)];
-                    let start = piece.owned.start + from;
-                    let (flat, owned) = (first + from, start..start + values.len());
-                    for (number, state) in states.clone().enumerate() {
-                        fill((segment, number), flat, values)?;
-                        let value = |i: usize| f64::from(values[i]);
-                        state.slice(owned.clone()).write(dev, &value)?;
-                        if number == 0 {
-                            let of_device = || s.spec.params.slice(flat..flat + values.len());
-                            let param =
-                                store.up.map_or_else(of_device, |up| up.slice(owned.clone()));
-                            let rounds = param.dtype() == Dtype::Bf16;
-                            let as_parameter = |i: usize| match rounds {
-                                true => f64::from(as_bf16_parameter(values[i])),
-                                false => value(i),
-                            };
-                            dev.write(param, &as_parameter)?;
+                for (number, state) in store.states().into_iter().chain(gradient).enumerate() {
+                    let state = state.slice(piece.owned.clone());
+                    let of_device = || s.spec.params.slice(flat..flat + piece.owned.len());
+                    let of_host = |up: Tensor| up.slice(piece.owned.clone());
+                    let parameter = (number == 0).then(|| store.up.map_or_else(of_device, of_host));
+                    let kept = s.spec.params.dtype();
+                    let mut targets = state.tensors();
+                    // The upper half of a split master is the parameter.
+                    let is_whole = targets.len() == 1;
+                    targets.extend(parameter.filter(|_| is_whole));
+                    dev.write_runs(&targets, &|first, views| {
+                        let run = views[0].len();
+                        let mut block = vec![0.0; BLOCK.min(run)];
+                        for at in (0..run).step_by(BLOCK) {
+                            if told() {
+                                stopped.store(true, Ordering::Relaxed);
+                                return Ok(());
+                            }
+                            let values = &mut block[..BLOCK.min(run - at)];
+                            fill((segment, number), flat + first + at, values)?;
+                            state.store((&mut *views, kept), at, values);
                         }
+                        Ok(())
+                    })?;
+                    if stopped.load(Ordering::Relaxed) {
+                        return Ok(false);
                     }
                 }
             }
             w.unpublished = true;
         }
         dev.write(layout.control, &|i| words[i])?;
-        dev.write(layout.device_control, &|i| words[i])
+        dev.write(layout.device_control, &|i| words[i])?;
+        Ok(true)
     }
 }

@@ -1,8 +1,11 @@
 //! How states are kept: in fp32, or in fewer bytes.
 
 use device::numerics::{as_bf16_parameter, from_halves, lower_half};
-use device::{Device, Dtype, Error, Tensor};
+use device::{Device, Dtype, Error, Tensor, ViewMut};
 use std::ops::Range;
+
+/// Elements that are converted at a time.
+const BLOCK: usize = 1024;
 
 /// How many bytes a state takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,13 +75,65 @@ impl State {
         Ok(())
     }
 
-    /// Sets the values, each an fp32.
+    /// What it is kept in.
+    pub(crate) fn tensors(&self) -> Vec<Tensor> {
+        std::iter::once(self.tensor).chain(self.upper).collect()
+    }
+
+    /// Sets elements `at..` of views of [`tensors`](Self::tensors), and of the parameter behind them if it is there, which is
+    /// kept as `parameter`: the view does not tell, since what a GPU holds is staged in fp32.
+    pub(crate) fn store(
+        &self,
+        (views, parameter): (&mut [ViewMut<'_>], Dtype),
+        at: usize,
+        values: &[f32],
+    ) {
+        let mut part = [0.0; BLOCK];
+        for (i, values) in values.chunks(BLOCK).enumerate() {
+            let (at, part) = (at + i * BLOCK, &mut part[..values.len()]);
+            let mut put = |view: &mut ViewMut<'_>, of: &dyn Fn(f32) -> f32| {
+                part.iter_mut().zip(values).for_each(|(to, x)| *to = of(*x));
+                view.store(at, part);
+            };
+            let (own, behind) = views.split_at_mut(1 + usize::from(self.upper.is_some()));
+            match own {
+                [lower, upper] => {
+                    put(lower, &|x| f32::from(lower_half(x)));
+                    put(upper, &as_bf16_parameter);
+                }
+                own => own.iter_mut().for_each(|view| view.store(at, values)),
+            }
+            for view in behind {
+                match parameter {
+                    Dtype::Bf16 => put(view, &as_bf16_parameter),
+                    _ => view.store(at, values),
+                }
+            }
+        }
+    }
+
+    /// Gives `work` runs of the values, on all of the rank's kernel threads: the first one's index, and some.
     ///
     /// # Errors
-    /// As [`Device::write`].
-    pub(crate) fn write(&self, dev: &Device, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {
-        let Some(upper) = self.upper else { return dev.write(self.tensor, value) };
-        dev.write(upper, &|i| f64::from(as_bf16_parameter(value(i) as f32)))?;
-        dev.write(self.tensor, &|i| f64::from(lower_half(value(i) as f32)))
+    /// As [`Device::read`].
+    pub fn read_runs(
+        &self,
+        dev: &Device,
+        work: &(impl Fn(usize, &[f32]) + Sync),
+    ) -> Result<(), Error> {
+        dev.read_runs(&self.tensors(), &|first, views| {
+            let (mut block, mut upper) = ([0.0; BLOCK], [0.0; BLOCK]);
+            for at in (0..views[0].len()).step_by(BLOCK) {
+                let n = BLOCK.min(views[0].len() - at);
+                let block = &mut block[..n];
+                views[0].load(at, block);
+                if let Some(view) = views.get(1) {
+                    view.load(at, &mut upper[..n]);
+                    let pairs = block.iter_mut().zip(&upper);
+                    pairs.for_each(|(x, upper)| *x = from_halves(*upper, *x as u16));
+                }
+                work(first + at, block);
+            }
+        })
     }
 }

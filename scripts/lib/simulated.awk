@@ -13,6 +13,7 @@ part == "critical_path" && /"seconds":/ {
     else if (lane == "TpComm") what = "TP collectives"
     else if (lane == "DpComm") what = "DP collectives"
     else if (lane == "Host") what = "host"
+    else if (lane == "Thread") what = "submission"
     else what = "copies"
     share[what] += $2
 }

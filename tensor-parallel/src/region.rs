@@ -42,11 +42,11 @@ impl Region {
     }
 
     /// Starts g forward, f backward: sums the ranks' partial `full` (B T, n), in place. When the event has
-    /// passed this rank's [`rows`](Self::rows) are the sum.
+    /// passed this rank's [`rows`](Self::rows) are the sum. For Compute to wait for; where a rank is alone it made the sum.
     #[track_caller]
     pub(crate) fn start_sum(self, dev: &Device, full: Tensor) -> Event {
         if Self::alone(dev) {
-            return dev.record(Lane::Compute);
+            return Event::default();
         }
         dev.follow(Lane::TpComm, Lane::Compute);
         let op = if self.sequence {

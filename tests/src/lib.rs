@@ -190,7 +190,10 @@ pub fn try_run_on(
     let outcome = train(config, built, data, options, &mut |message| match message {
         Message::Step(step) => steps.push(step),
         Message::Eval { step, loss, .. } => evals.push((step, loss)),
-        Message::Saving { .. } | Message::Saved { .. } | Message::NotSaved { .. } => {}
+        Message::Evaluating { .. }
+        | Message::Saving { .. }
+        | Message::Saved { .. }
+        | Message::NotSaved { .. } => {}
     })?;
     Ok(Ran { steps, evals, outcome })
 }

@@ -5,8 +5,8 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use device::Error;
 use device::cuda::Collectives;
+use device::{Error, Lane};
 use engine::build::build;
 use engine::config::{Config, DeviceConfig};
 use engine::run::{Place, RunError, RunOptions, Watcher};
@@ -15,8 +15,12 @@ use std::time::{Duration, Instant};
 use tests::compare::full;
 use tests::{Ran, short_text, tiny, try_run_on};
 
+#[path = "cuda/accounting.rs"]
+mod accounting;
 #[path = "cuda/collectives.rs"]
 mod collectives;
+#[path = "cuda/lanes.rs"]
+mod lanes;
 #[path = "cuda/matrix.rs"]
 mod matrix;
 #[path = "cuda/memory.rs"]
@@ -36,19 +40,39 @@ const CASES: &[(&str, fn())] = &[
     ("grid_bf16", || matrix::grid("Bf16")),
     ("grid_fp16", || matrix::grid("Fp16")),
     ("modes", matrix::modes),
+    ("sums_dp4", || matrix::sums_in_fp32(&["parallel.data=4"])),
+    ("sums_grid", || matrix::sums_in_fp32(GRID)),
     ("shared", matrix::shared),
     ("tp8_dp2", || matrix::sixteen(8, 2)),
     ("tp4_dp4", || matrix::sixteen(4, 4)),
     ("tp1_dp16", || matrix::sixteen(1, 16)),
     ("collectives", collectives::are_those_of_the_cpu),
     ("ahead", ahead_case),
+    ("tiles", lanes::update_beside_the_next_forward),
+    ("paced", lanes::nobody_sits_in_a_full_queue),
+    ("bound", lanes::threads_are_bound),
+    ("aliased", lanes::ranks_share_hardware_queues),
     ("pinned", pinned_case),
     ("memory", memory_case),
+    ("account_13b", accounting::thirteen_billion),
+    ("account_h100", accounting::h100),
+    ("account_70b", accounting::seventy_billion),
+    ("account_70b_shortened", accounting::seventy_billion_shortened),
     ("allocated", memory::is_allocated_as_planned),
     ("lost", lost_case),
     ("hanging", hanging_case),
     ("missing", missing_case),
+    ("stopped", stopped_case),
     ("task", task_case),
+    ("traced", traced_case),
+];
+
+/// The fake driver does what real ones are known to do, and the worst that is reported of them.
+const UNFRIENDLY: [(&str, &str); 4] = [
+    ("FAKECUDA_QUEUE", "1000"),
+    ("FAKECUDA_CONNECTIONS", "1"),
+    ("FAKECUDA_BLOCKING", "1"),
+    ("FAKECUDA_NCCL_HOPS", "1"),
 ];
 
 #[test]
@@ -59,10 +83,15 @@ fn child() {
     println!("case {case} done");
 }
 
+/// Cases run under whatever driver there is.
+fn on_a_real_gpu() -> bool {
+    std::env::var_os("ONEBOX_REAL_GPU").is_some()
+}
+
 /// Runs a case under the fake driver; fails with what the child said. Where ONEBOX_REAL_GPU is set, under whatever
 /// driver there is, but for what only the fake can be told.
 fn under_fake(case: &str, environment: &[(&str, &str)]) {
-    let real = std::env::var_os("ONEBOX_REAL_GPU").is_some();
+    let real = on_a_real_gpu();
     let told = ["FAKECUDA_FAIL", "FAKECUDA_MEMORY", "FAKECUDA_QUEUE"];
     if real && environment.iter().any(|(name, _)| told.contains(name)) {
         println!("{case}: skipped on a real GPU");
@@ -74,6 +103,7 @@ fn under_fake(case: &str, environment: &[(&str, &str)]) {
     if !real {
         command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
         command.env("XDG_CACHE_HOME", cache.path()).env("FAKECUDA_DEVICES", "4");
+        command.envs(UNFRIENDLY).env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
         command.envs(environment.iter().copied());
     }
     let output = cache.path().join("output");
@@ -142,6 +172,19 @@ fn hanging_case() {
     assert!(matches!(error.error, Error::Gpu { .. } | Error::Timeout { .. }), "{error}");
 }
 
+/// A rank is told to stop in step 2, which all end after.
+fn stopped_case() {
+    let options = in_process();
+    let tell = std::sync::Arc::clone(&options.stop);
+    let watcher = Watcher::new(move |rank, place, step| {
+        let now = (rank, place, step) == (3, Place::Step, 2);
+        tell.fetch_or(now, std::sync::atomic::Ordering::SeqCst);
+    });
+    let options = RunOptions { watcher: Some(watcher), ..options };
+    let ran = try_run(&on_cuda(tiny(GRID)), &options).expect("it ends in order");
+    assert_eq!((ran.outcome.step, ran.steps.len(), ran.outcome.complete), (2, 2, false));
+}
+
 /// The GPU of rank 1 is busy with something that takes longer than the deadline: it is named by the others.
 fn missing_case() {
     let options = RunOptions { timeout: Duration::from_secs(1), ..RunOptions::default() };
@@ -164,14 +207,23 @@ fn ahead_case() {
     let config = on_cuda(tiny(&[GRID, &sets[..]].concat()));
     let ran = try_run(&config, &options).unwrap_or_else(|e| panic!("{e}"));
     assert!(ran.steps.iter().all(|s| s.loss.is_finite()));
+    lanes::assert_never_blocked();
 }
 
 /// Every copy between host and GPU is from or to pinned memory: any other would stop its rank. All is given back.
 fn pinned_case() {
     let config = on_cuda(tiny(GRID));
     try_run(&config, &RunOptions::default()).unwrap_or_else(|e| panic!("{e}"));
-    let Some(stats) = fake_cuda::stats() else { return };
+    let Some(stats) = fake_cuda::stats() else {
+        assert!(on_a_real_gpu(), "the fake driver was not loaded, or counts nothing");
+        return;
+    };
     assert!(stats.h2d_bytes > 100_000 && stats.d2h_bytes > 100_000, "{stats:?}");
+    // Of the host's memory what copies touch, by the rank that does; and each rank's words.
+    let plan = build(&config).plan;
+    assert_eq!(stats.pinned_bytes, 4 * device::cuda::pinned_bytes(&plan), "{stats:?}");
+    let host = plan.bytes(device::Arena::Pinned);
+    assert!(device::cuda::pinned_bytes(&plan) < host * 2 / 3, "{host} bytes of host memory");
     // What the ranks' own threads write before the first step goes through plain memory.
     assert!(stats.pageable_copies <= 8, "{stats:?}");
     assert_eq!(stats.allocations, stats.frees, "{stats:?}");
@@ -179,11 +231,36 @@ fn pinned_case() {
 }
 
 fn task_case() {
-    let options =
-        RunOptions { panic_at: Some((2, device::Lane::Host, 9)), ..RunOptions::default() };
+    let options = RunOptions { panic_at: Some((2, Lane::Host, 9)), ..RunOptions::default() };
     let error = failed(&on_cuda(tiny(GRID)), &options);
     assert_eq!(error.rank, 2, "{error}");
     assert!(matches!(error.error, Error::Panicked { .. }), "{error}");
+}
+
+/// A trace has the ops of all lanes of the steps that it covers, those of a lane one after another.
+fn traced_case() {
+    let trace = std::sync::Arc::new(device::cpu::Trace::of_steps(2..=2));
+    let options = RunOptions { trace: Some(trace.clone()), ..RunOptions::default() };
+    let config = on_cuda(tiny(ALONE));
+    try_run(&config, &options).unwrap_or_else(|e| panic!("{e}"));
+    let spans = trace.spans();
+    for lane in [Lane::Compute, Lane::H2d, Lane::D2h, Lane::Host] {
+        let mut own: Vec<_> = spans.iter().filter(|span| span.lane == lane).collect();
+        own.sort_by_key(|span| span.start);
+        assert!(!own.is_empty(), "nothing ran on {lane:?}");
+        for (one, next) in own.iter().zip(&own[1..]) {
+            // Events know microseconds.
+            let late = one.end.saturating_sub(next.start);
+            assert!(late < Duration::from_micros(20), "{lane:?}: {one:?} ends behind {next:?}");
+        }
+    }
+    let gemms = spans.iter().filter(|span| span.name == "gemm").count();
+    assert!(gemms > 10 && spans.iter().all(|span| span.start <= span.end), "{gemms} products");
+}
+
+#[test]
+fn a_trace_has_the_ops_of_all_lanes() {
+    under_fake("traced", &[("FAKECUDA_CHAOS_US", "30")]);
 }
 
 #[test]
@@ -202,6 +279,12 @@ fn four_gpus_train_as_the_cpu_does() {
 #[test]
 fn modes_and_placements_give_the_same_bits() {
     under_fake("modes", &[("FAKECUDA_CHAOS_US", "30")]);
+}
+
+#[test]
+fn with_reduce_fp32_sums_by_nccl_are_those_in_process() {
+    under_fake("sums_dp4", &[]);
+    under_fake("sums_grid", &[]);
 }
 
 #[test]
@@ -226,7 +309,30 @@ fn collectives_are_those_of_the_cpu_bit_for_bit() {
 
 #[test]
 fn no_rank_runs_ahead_of_a_collective() {
-    under_fake("ahead", &[("FAKECUDA_QUEUE", "256")]);
+    under_fake("ahead", &[("FAKECUDA_CHAOS_US", "100")]);
+}
+
+#[test]
+fn an_update_of_more_tiles_than_a_queue_holds_runs_beside_the_next_forward() {
+    under_fake("tiles", &[]);
+}
+
+#[test]
+fn no_thread_sits_in_a_full_queue_of_launches() {
+    under_fake("paced", &[("FAKECUDA_CHAOS_US", "100")]);
+}
+
+#[test]
+fn who_drives_a_gpu_has_a_core_and_the_host_lane_has_the_others() {
+    under_fake("bound", &[]);
+}
+
+#[test]
+fn ranks_that_share_hardware_queues_do_not_wait_for_each_other_in_a_circle() {
+    for connections in ["1", "3"] {
+        let queues = ("CUDA_DEVICE_MAX_CONNECTIONS", connections);
+        under_fake("aliased", &[("FAKECUDA_DEVICES", "1"), queues]);
+    }
 }
 
 #[test]
@@ -236,13 +342,15 @@ fn copies_are_of_pinned_memory_and_all_memory_is_given_back() {
 
 #[test]
 fn a_plan_that_does_not_fit_is_an_error_with_figures() {
-    under_fake("memory", &[("FAKECUDA_MEMORY", "300000")]);
+    under_fake("memory", &[("FAKECUDA_BESIDE", "0"), ("FAKECUDA_MEMORY", "300000")]);
 }
 
-/// A GPU of 80 MB and 128 MB of host memory, a thousandth of a card that is sold beside as much; a quarter of both.
+/// A GPU of 76 MB beside the workspace of products and 122 MB of host memory, a thousandth of a card that is sold beside as
+/// much; a fifth of both.
 #[test]
 fn what_is_allocated_is_what_is_planned() {
-    under_fake("allocated", &[("FAKECUDA_MEMORY", if full() { "80000000" } else { "20000000" })]);
+    let memory = if full() { "110000000" } else { "50000000" };
+    under_fake("allocated", &[("FAKECUDA_BESIDE", "0"), ("FAKECUDA_MEMORY", memory)]);
 }
 
 #[test]
@@ -252,9 +360,14 @@ fn a_lost_gpu_ends_the_run_and_is_named() {
 }
 
 #[test]
+fn a_run_that_is_told_to_stop_ends_after_the_same_step_on_every_gpu() {
+    under_fake("stopped", &[("FAKECUDA_CHAOS_US", "30")]);
+}
+
+#[test]
 fn a_collective_that_never_ends_is_aborted() {
-    under_fake("hanging", &[("FAKECUDA_FAIL", "nccl:9")]);
-    under_fake("hanging", &[("FAKECUDA_FAIL", "nccl-error:9")]);
+    under_fake("hanging", &[("FAKECUDA_FAIL", "nccl:40")]);
+    under_fake("hanging", &[("FAKECUDA_FAIL", "nccl-error:40")]);
 }
 
 #[test]

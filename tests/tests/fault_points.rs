@@ -45,7 +45,10 @@ fn run(
     let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
         Message::Saved { step, .. } => saved.push(step),
         Message::NotSaved { why, .. } => not.push(why),
-        Message::Step(_) | Message::Eval { .. } | Message::Saving { .. } => {}
+        Message::Step(_)
+        | Message::Evaluating { .. }
+        | Message::Eval { .. }
+        | Message::Saving { .. } => {}
     });
     assert!(began.elapsed() < SOON, "{more:?}: {:?}", began.elapsed());
     (outcome, saved, not)
@@ -104,13 +107,13 @@ fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() 
                 let options = RunOptions { watcher, resume, ..RunOptions::default() };
                 let (outcome, saved, not) = run(&[writer], folder.path(), options);
                 intact(folder.path(), &saved, &what);
-                if place == Place::Naming && writer == WRITERS[1] {
-                    // The thread beside training: its checkpoint is lost, and nothing else.
+                let fault = format!("a fault at {place:?}");
+                if matches!(place, Place::Naming | Place::Writing) && writer == WRITERS[1] {
+                    // A thread beside training: its checkpoint is lost, and nothing else.
                     assert_eq!((outcome.unwrap().step, &saved[..]), (3, &[3][..]), "{what}");
-                    assert!(not.len() == 1 && not[0].contains("a fault at Naming"), "{not:?}");
+                    assert!(not.len() == 1 && not[0].contains(&fault), "{not:?}");
                     continue;
                 }
-                let fault = format!("a fault at {place:?}");
                 named(&outcome.unwrap_err(), culprit, &[&fault, "fault_points.rs:"], &what);
             }
         }
@@ -228,4 +231,96 @@ fn a_rank_that_stalls_is_named_by_those_that_wait_for_it() {
         missing(&outcome.unwrap_err(), culprit, &what);
         intact(folder.path(), &saved, &what);
     }
+}
+
+/// Whether the process would have been ended.
+static ENDED: AtomicBool = AtomicBool::new(false);
+
+fn ended(_: &RunError) {
+    ENDED.store(true, Ordering::SeqCst);
+}
+
+/// The writer takes long beside a run that fails in the next step: the run ends when the writer has.
+#[test]
+fn a_run_that_fails_ends_after_the_save_under_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let fault = |rank, at, step| {
+        if (at, step) == (Place::Naming, 1) {
+            std::thread::sleep(Duration::from_millis(1500));
+        }
+        assert!((rank, at, step) != (2, Place::Step, 2), "a fault beside the save");
+    };
+    let stuck: Option<Stuck> = Some((Duration::from_millis(300), ended));
+    let watcher = Some(Watcher::new(fault));
+    let options = RunOptions { watcher, stuck, ..RunOptions::default() };
+    let (outcome, saved, not) = run(&[WRITERS[1]], folder.path(), options);
+    named(&outcome.unwrap_err(), 2, &["a fault beside the save"], "a slow save");
+    assert!(!ENDED.load(Ordering::SeqCst), "the process would have ended before the save");
+    assert_eq!((saved, not.len()), (vec![1], 0));
+    assert_eq!(intact(folder.path(), &[1], "a slow save").unwrap().step(), 1);
+}
+
+/// Whether the checkpoint was whole when the process would have been ended, and without how many ranks.
+static WITHOUT: AtomicUsize = AtomicUsize::new(usize::MAX);
+static WAS_WHOLE: AtomicBool = AtomicBool::new(false);
+static SAVED: AtomicBool = AtomicBool::new(false);
+static STALLED: AtomicBool = AtomicBool::new(false);
+
+fn ended_without(error: &RunError) {
+    WITHOUT.store(error.all.iter().flatten().count(), Ordering::SeqCst);
+    WAS_WHOLE.store(SAVED.load(Ordering::SeqCst), Ordering::SeqCst);
+}
+
+fn wait_for_the_end(without: usize) {
+    let began = Instant::now();
+    while WITHOUT.load(Ordering::SeqCst) != without && began.elapsed() < SOON {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A rank that never ends is given up after the save under way, and a save that does not move is given up too.
+#[test]
+fn a_stuck_rank_is_given_up_after_the_save_and_a_stuck_save_at_all() {
+    let soon = Duration::from_millis(300);
+    let stuck: Option<Stuck> = Some((soon, ended_without));
+    let fails = |rank, at, step| {
+        assert!((rank, at, step) != (2, Place::Step, 2), "a fault beside the save");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let slow = move |rank, at, step| {
+        if (at, step) == (Place::Naming, 1) {
+            std::thread::sleep(Duration::from_millis(1200));
+            SAVED.store(true, Ordering::SeqCst);
+        }
+        match (rank, at, step) {
+            (1, Place::Step, 2) => {
+                STALLED.store(true, Ordering::SeqCst);
+                wait_for_the_end(1);
+            }
+            (2, Place::Step, 2) => {
+                while !STALLED.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            _ => {}
+        }
+        fails(rank, at, step);
+    };
+    let options = RunOptions { watcher: Some(Watcher::new(slow)), stuck, ..RunOptions::default() };
+    let (outcome, saved, _) = run(&[WRITERS[1]], folder.path(), options);
+    assert_eq!((outcome.unwrap_err().rank, saved), (2, vec![1]));
+    assert_eq!(WITHOUT.load(Ordering::SeqCst), 1, "the rank that is stuck was given up");
+    assert!(WAS_WHOLE.load(Ordering::SeqCst), "before the save was whole");
+
+    let hangs = move |rank, at, step| {
+        if (at, step) == (Place::Naming, 1) {
+            wait_for_the_end(0);
+        }
+        fails(rank, at, step);
+    };
+    let watcher = Some(Watcher::new(hangs));
+    let options = RunOptions { watcher, stuck, stuck_save: soon, ..RunOptions::default() };
+    let (outcome, ..) = run(&[WRITERS[1]], tempfile::tempdir().unwrap().path(), options);
+    assert_eq!(outcome.unwrap_err().rank, 2);
+    assert_eq!(WITHOUT.load(Ordering::SeqCst), 0, "only the save was stuck");
 }

@@ -4,19 +4,30 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
-use device::sim::{Played, Timeline};
+use device::sim::{self, Hardware, Played, Timeline};
 use engine::build::build;
-use engine::config::load;
-use engine::simulate::simulate;
+use engine::config::{Config, load};
+use engine::simulate::{hardware, record};
 use std::path::Path;
 
 /// A model on a DGX-2, with one micro-batch, where the update weighs most.
 fn played(config: &str, global: &str, sets: &[&str]) -> Timeline {
+    let (config, hardware) = described(config, global, sets);
+    on(&config, &hardware)
+}
+
+fn on(config: &Config, hardware: &Hardware) -> Timeline {
+    let program = record(config, &build(config)).unwrap();
+    sim::simulate(program, hardware, (config.parallel.tensor, config.parallel.data)).unwrap()
+}
+
+fn described(config: &str, global: &str, sets: &[&str]) -> (Config, Hardware) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(config);
     let sets = std::iter::once(&global).chain(sets).map(ToString::to_string);
     let sets: Vec<String> = sets.collect();
     let config = load(&path, &sets).unwrap_or_else(|e| panic!("{e}")).config;
-    simulate(&config, &build(&config)).unwrap()
+    let hardware = hardware(&config, build(&config).host_bytes(&config)).unwrap();
+    (config, hardware)
 }
 
 /// When ops ran, one after another.
@@ -88,18 +99,35 @@ fn adam_copies_gathers_and_the_next_forward_run_at_once_and_under_serial_never()
 }
 
 /// A lane is a queue: what stands behind an op that waits for Adam waits too. So nothing that the forward pass needs may
-/// stand behind a gather.
+/// stand behind a gather. That holds of the program, on every backend that has a queue for each lane. With NCCL the two
+/// communication lanes of GPUs are one stream, in the order of the program, and there it does not.
 #[test]
 fn no_tensor_parallel_op_stands_behind_a_gather_that_waits_for_adam() {
-    let timeline = played("dgx2-70b.ron", "batch.global=16", &["offload.update=Overlapped"]);
+    let (config, one) =
+        described("dgx2-70b.ron", "batch.global=16", &["offload.update=Overlapped"]);
+    let apart = Hardware { one_communication_stream: false, ..one.clone() };
+    let [together, apart] = [one, apart].map(|hardware| on(&config, &hardware));
+    assert!(together.shares_communication() && !apart.shares_communication());
+    let (overtook, late) = overtaking(&apart);
+    assert!(overtook > 0, "of {late} beside the update");
+    // And the lane of the gathers stands still most of the time: it is their queue, not their work, that would block.
+    assert!(occupancy(&apart, DpComm) < 0.1, "{}", occupancy(&apart, DpComm));
+    let (overtook, late) = overtaking(&together);
+    assert_eq!(overtook, 0, "of {late}: one stream has one order");
+    let [together, apart] = [together, apart].map(|timeline| timeline.step_seconds());
+    assert!(together > apart && together < 1.1 * apart, "{together} and {apart}");
+}
+
+/// Tensor-parallel ops that end before a gather starts that was submitted before them, and all of them, beside the
+/// update.
+fn overtaking(timeline: &Timeline) -> (usize, usize) {
     let (begin, end) = timeline.window();
-    let tiles = spans(&timeline, adam);
+    let tiles = spans(timeline, adam);
     let last_tile = tiles[tiles.len() - 1].1;
     let (mut gather, mut overtook, mut late) = (f64::NEG_INFINITY, 0, 0);
     for p in timeline.played(0).filter(|p| p.start >= begin && p.start < end) {
         match (p.lane, p.work.name) {
             (DpComm, "all_gather") => gather = gather.max(p.start),
-            // Submitted behind that gather.
             (TpComm, _) if p.start < last_tile => {
                 overtook += usize::from(p.end <= gather);
                 late += 1;
@@ -107,7 +135,5 @@ fn no_tensor_parallel_op_stands_behind_a_gather_that_waits_for_adam() {
             _ => {}
         }
     }
-    assert!(overtook > 0, "of {late} beside the update");
-    // And the lane of the gathers stands still most of the time: it is their queue, not their work, that would block.
-    assert!(occupancy(&timeline, DpComm) < 0.1, "{}", occupancy(&timeline, DpComm));
+    (overtook, late)
 }

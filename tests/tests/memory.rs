@@ -162,7 +162,8 @@ fn blocking_transfer_crosses_with_every_micro_batch_and_at_last_in_fp32() {
         let owned: u64 = states.map(|e| (e.shape.0 * e.shape.1) as u64).sum();
         let hosts = built.plan.pools(Arena::Pinned);
         let staging = hosts.iter().find(|(pool, _)| *pool == "gradient staging").unwrap().1;
-        let sums = hosts.iter().find(|(pool, _)| *pool == "gradient sums").map_or(0, |sums| sums.1);
+        let sums = hosts.iter().find(|(pool, _)| *pool == "gradient sums to add");
+        let sums = sums.map_or(0, |(_, bytes)| *bytes);
         assert_eq!(sums, if transfer == "Blocking" && micro_batches > 1 { 2 * owned } else { 0 });
         (lane(D2h), lane(H2d), staging, owned)
     };

@@ -3,15 +3,20 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+#[path = "resume/told.rs"]
+mod told;
+
 use engine::build::build;
 use engine::checkpoint::{Checkpoint, newest};
 use engine::detours::Detours;
-use engine::run::{Message, Outcome, RunOptions, StepReport, train};
+use engine::run::{Message, Place, RunOptions, Unread, Watcher, train};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tests::compare::{excerpt, full, with};
 use tests::tiny;
+use told::{assert_goes_on_as, at, open, run, run_by};
 
 /// Accumulation, warm-up, dropout, clipping, and an fp16 loss scale that overflows (steps are skipped), is halved
 /// and grows again.
@@ -28,82 +33,9 @@ const BASE: &[&str] = &[
     "train.eval_batches=1",
     "train.checkpoint_keep=1000",
 ];
+/// As little as there can be between checkpoints by their cost.
+const PAUSE: Duration = Duration::ZERO;
 const TP2_DP2: &[&str] = &["parallel.tensor=2", "parallel.data=2"];
-
-/// What a run told and left.
-struct Told {
-    steps: BTreeMap<u64, StepReport>,
-    evals: BTreeMap<u64, u64>,
-    saved: Vec<u64>,
-    outcome: Outcome,
-    weights: Vec<u8>,
-}
-
-/// Trains `sets` in `folder`, which gets checkpoints after `every` steps.
-fn run(sets: &[&str], every: u64, folder: &Path, resume: Option<Checkpoint>) -> Told {
-    run_by(sets, every, folder, (resume, None))
-}
-
-/// And with samples of its own after those steps.
-fn run_by(
-    sets: &[&str],
-    every: u64,
-    folder: &Path,
-    (resume, detours): (Option<Checkpoint>, Option<Detours>),
-) -> Told {
-    let every = format!("train.checkpoint_every={every}");
-    let config = tiny(&with(sets, &[&every]));
-    let weights = folder.join("weights.safetensors");
-    let options = RunOptions {
-        weights: Some(weights.clone()),
-        checkpoints: Some(folder.join("checkpoints")),
-        resume: resume.map(Arc::new),
-        detours,
-        ..RunOptions::default()
-    };
-    let (mut steps, mut evals, mut saved) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-    let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
-        Message::Step(report) => drop(steps.insert(report.step, report)),
-        Message::Eval { step, loss, .. } => drop(evals.insert(step, loss.to_bits())),
-        Message::Saved { step, .. } => saved.push(step),
-        Message::Saving { .. } => {}
-        Message::NotSaved { why, .. } => panic!("{why}"),
-    });
-    let outcome = outcome.unwrap_or_else(|e| panic!("{sets:?}: {e}"));
-    Told { steps, evals, saved, outcome, weights: std::fs::read(weights).unwrap() }
-}
-
-fn at(folder: &Path, step: u64) -> PathBuf {
-    folder.join(format!("checkpoints/step-{step:08}"))
-}
-
-fn open(folder: &Path, step: u64) -> Checkpoint {
-    Checkpoint::open(&at(folder, step), step).unwrap_or_else(|e| panic!("{e}"))
-}
-
-/// All that is not time.
-fn bits(report: &StepReport) -> [u64; 7] {
-    let StepReport { step, loss, grad_norm, loss_scale, lr, skipped, skipped_total, .. } = *report;
-    let [loss, grad_norm, loss_scale, lr] = [loss, grad_norm, loss_scale, lr].map(f64::to_bits);
-    [step, loss, grad_norm, loss_scale, lr, u64::from(skipped), skipped_total]
-}
-
-fn assert_goes_on_as(straight: &Told, resumed: &Told, after: u64, what: &str) {
-    let later = straight.steps.range(after + 1..);
-    assert!(later.clone().map(|(k, _)| k).eq(resumed.steps.keys()), "{what}: steps");
-    for ((step, a), b) in later.zip(resumed.steps.values()) {
-        assert_eq!(bits(a), bits(b), "{what}: step {step}");
-    }
-    let evals: BTreeMap<u64, u64> = straight.evals.range(after..).map(|(k, v)| (*k, *v)).collect();
-    assert_eq!(evals, resumed.evals, "{what}: evaluations");
-    let mut outcome = straight.outcome.clone();
-    if resumed.steps.is_empty() {
-        // It was told of the last step.
-        outcome.not_finite = None;
-    }
-    assert_eq!(outcome, resumed.outcome, "{what}");
-    assert_eq!(straight.weights, resumed.weights, "{what}: weights");
-}
 
 fn at_every_step(sets: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
@@ -223,14 +155,40 @@ fn a_checkpoint_has_no_name_before_all_is_heard_that_was_told() {
             Message::Step(report) => heard = report.step,
             Message::Saving { step } => {
                 assert!(heard >= step);
-                std::thread::sleep(std::time::Duration::from_millis(200));
+                std::thread::sleep(Duration::from_millis(200));
                 assert!(!at(&here, step).exists(), "{writer}: step {step}");
             }
             Message::Saved { .. } => saved += 1,
-            Message::Eval { .. } | Message::NotSaved { .. } => {}
+            Message::Evaluating { .. } | Message::Eval { .. } | Message::NotSaved { .. } => {}
         });
         assert_eq!((outcome.unwrap().step, saved), (3, 3));
     }
+}
+
+/// Steps that a run saves with as long between checkpoints as there is by default.
+fn saved_by(sets: &[&str], stop: Option<u64>) -> Vec<u64> {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, mut saved) = (tiny(sets), Vec::new());
+    let checkpoints = Some(folder.path().join("checkpoints"));
+    let options = RunOptions { checkpoints, ..RunOptions::default() };
+    train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
+        Message::Saved { step, .. } => saved.push(step),
+        Message::Step(report) if Some(report.step) == stop => {
+            options.stop.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+        _ => {}
+    })
+    .unwrap();
+    saved
+}
+
+#[test]
+fn a_run_that_is_told_nothing_of_checkpoints_saves_at_its_end_and_at_an_interrupt() {
+    let sets =
+        with(BASE, &["train.steps=100000", "schedule.decay_steps=100", "train.eval_every=0"]);
+    let saved = saved_by(&sets, Some(3));
+    assert!(saved.len() == 1 && saved[0] >= 3 && saved[0] < 100_000, "{saved:?}");
+    assert_eq!(saved_by(&with(&sets, &["train.checkpoint_overhead=None"]), Some(3)), [0; 0]);
 }
 
 #[test]
@@ -247,6 +205,8 @@ fn checkpoints_come_by_the_clock_too() {
     let cheap = saved_in("train.steps=40", &["train.checkpoint_overhead=1"]);
     let rare = saved(&["train.checkpoint_overhead=1e-6"]);
     assert!(cheap[0] == 1 && cheap.len() > 2, "{cheap:?}");
+    // Nothing is said of checkpoints: a short run has that of its end.
+    assert_eq!(saved_by(&with(BASE, &["train.steps=9"]), None), [9]);
     assert_eq!(rare, [1, 9]);
 }
 
@@ -447,4 +407,64 @@ fn the_newest_is_taken_and_older_ones_go() {
     assert!(refused.is_empty());
     assert_eq!(found.unwrap().step(), 7);
     assert!(newest(&folder.path().join("nowhere")).unwrap().0.is_none());
+}
+
+/// Threads inherit the binding of the one that starts them, which is rank 0's.
+#[test]
+fn a_copy_is_written_on_the_cores_of_its_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = tiny(&[
+        "parallel.data=2",
+        "train.steps=1",
+        "train.checkpoint_every=1",
+        "train.checkpoint_writer=Background",
+    ]);
+    let seen = Arc::new(Mutex::new(BTreeMap::new()));
+    let noted = Arc::clone(&seen);
+    let watcher = Watcher::new(move |rank, place, _| {
+        if matches!(place, Place::Saving | Place::Writing) {
+            let cores = topology::Live::get().unwrap().current_binding().unwrap();
+            noted.lock().unwrap().insert((rank, place == Place::Writing), cores);
+        }
+    });
+    let options = RunOptions {
+        checkpoints: Some(folder.path().join("checkpoints")),
+        bind: true,
+        watcher: Some(watcher),
+        ..RunOptions::default()
+    };
+    train(&config, &build(&config), &excerpt(), &options, &mut |_| {}).unwrap();
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), 4, "{seen:?}");
+    for rank in 0..2 {
+        assert_eq!(seen[&(rank, false)], seen[&(rank, true)], "rank {rank}: {seen:?}");
+    }
+    let two = std::thread::available_parallelism().unwrap().get() > 1;
+    assert_eq!(two, seen[&(0, true)] != seen[&(1, true)], "{seen:?}");
+}
+
+/// A disk may lose a bit between the pass that checks a checkpoint and the one that uses it.
+#[test]
+fn what_changes_after_it_was_checked_is_not_trained_on() {
+    use std::os::unix::fs::FileExt;
+    let first = tempfile::tempdir().unwrap();
+    let sets = with(&with(BASE, TP2_DP2), &["train.steps=2"]);
+    run(&sets, 1, first.path(), None);
+    for layout in [TP2_DP2, &["parallel.tensor=4", "parallel.data=1"]] {
+        let from = open(first.path(), 2);
+        let file = at(first.path(), 2).join("rank-00001.safetensors");
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
+        let last = file.metadata().unwrap().len() - 1;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, last).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], last).unwrap();
+        let config = tiny(&with(&with(BASE, layout), &["train.steps=3"]));
+        let options = RunOptions { resume: Some(Arc::new(from)), ..RunOptions::default() };
+        let failed = train(&config, &build(&config), &excerpt(), &options, &mut |_| {});
+        file.write_all_at(&byte, last).unwrap();
+        let error = failed.unwrap_err();
+        assert_eq!(error.unread, Some(Unread::Changed), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("rank-00001") && text.contains("have changed since"), "{text}");
+    }
 }

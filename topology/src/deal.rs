@@ -33,9 +33,10 @@ struct Usable<'a> {
 /// Deals the allowed cores to seats, each of which is next to a node or to none that is known.
 ///
 /// A seat's home is its node, or the nearest one with allowed cores. Nodes that are no one's home go to a home of their
-/// socket: the nearest by distance, then the one with the fewest cores per seat. Seats of one home split each of their
-/// nodes evenly, so that all are equally fast.
-pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>]) -> Dealt {
+/// socket: the nearest by distance, then the one with the fewest cores per seat; with `all_sockets`, those of sockets on
+/// which no one lives go to the nearest home elsewhere. Seats of one home split each of their nodes evenly, so that all are
+/// equally fast.
+pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>], all_sockets: bool) -> Dealt {
     let nodes = usable(machine);
     if nodes.is_empty() {
         return Dealt { shares: vec![Share::default(); seats.len()], ..Dealt::default() };
@@ -48,7 +49,7 @@ pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>]) -> Dealt {
     }
     let mut idle = Vec::new();
     for node in nodes.keys().filter(|node| !homes.contains(node)) {
-        match nearest_home(machine, &groups, *node) {
+        match nearest_home(machine, &groups, *node, all_sockets) {
             Some(home) => {
                 let group = groups.entry(home).or_insert_with(|| Group::at(home, &nodes));
                 group.nodes.push(*node);
@@ -119,10 +120,18 @@ fn homes(
     seats.iter().map(&mut home).collect()
 }
 
-/// The home on the same socket that should take a node of its own no one lives on.
-fn nearest_home(machine: &Machine, groups: &BTreeMap<u32, Group>, node: u32) -> Option<u32> {
+/// The home on the same socket, or on any, that should take a node that no one lives on.
+fn nearest_home(
+    machine: &Machine,
+    groups: &BTreeMap<u32, Group>,
+    node: u32,
+    all_sockets: bool,
+) -> Option<u32> {
     let package = |id: u32| machine.numa_node(id).map(|node| node.package);
-    let on_socket = groups.iter().filter(|(home, _)| package(**home) == package(node));
+    let same = |home: u32| package(home) == package(node);
+    // Its own socket first, however far the box says that it is.
+    let elsewhere = all_sockets && !groups.keys().any(|home| same(*home));
+    let on_socket = groups.iter().filter(|(home, _)| elsewhere || same(**home));
     let key = |(home, group): &(&u32, &Group)| {
         let per_seat = group.cores / group.seats.len().max(1);
         (machine.distance(**home, node), per_seat, home.abs_diff(node), **home)
@@ -196,13 +205,13 @@ mod tests {
     fn cuts_fall_between_caches_where_parts_stay_even() {
         // Two nodes of two caches of four cores.
         let machine = Machine::from_synthetic("pack:2 numa:1 l3:2 core:4 pu:1").unwrap();
-        let dealt = deal(&machine, &[Some(0), Some(0), Some(1)]);
+        let dealt = deal(&machine, &[Some(0), Some(0), Some(1)], false);
         assert_eq!(
             dealt.shares.iter().map(cores_of).collect::<Vec<_>>(),
             [vec![0, 1, 2, 3], vec![4, 5, 6, 7], (8..16).collect()]
         );
         // Three parts of eight cores: whole caches would leave one part empty.
-        let dealt = deal(&machine, &[Some(0); 3]);
+        let dealt = deal(&machine, &[Some(0); 3], false);
         let sizes: Vec<_> = dealt.shares.iter().map(|share| share.cores.len()).collect();
         assert_eq!(sizes, [2, 3, 3]);
         assert_eq!(dealt.idle, [1]);
@@ -213,7 +222,7 @@ mod tests {
         let machine = Machine::from_synthetic("pack:2 numa:4 core:4 pu:1").unwrap_or_else(|_| {
             Machine::from_synthetic("pack:2 group:4 numa:1 core:4 pu:1").unwrap()
         });
-        let dealt = deal(&machine, &[Some(3), Some(1), Some(6)]);
+        let dealt = deal(&machine, &[Some(3), Some(1), Some(6)], false);
         let nodes = |share: &Share| {
             let mut nodes: Vec<u32> = share.cores.iter().map(|(node, _)| *node).collect();
             nodes.dedup();
@@ -227,9 +236,27 @@ mod tests {
     }
 
     #[test]
+    fn sockets_without_a_seat_are_dealt_where_all_are_wanted() {
+        let machine = Machine::from_synthetic("pack:4 numa:1 core:4 pu:1").unwrap();
+        let nodes = |seats: &[Option<u32>], all| {
+            let dealt = deal(&machine, seats, all);
+            let nodes = |share: &Share| {
+                let mut nodes: Vec<u32> = share.cores.iter().map(|(node, _)| *node).collect();
+                nodes.dedup();
+                nodes
+            };
+            (dealt.shares.iter().map(nodes).collect::<Vec<_>>(), dealt.idle)
+        };
+        assert_eq!(nodes(&[Some(1)], false), (vec![vec![1]], vec![0, 2, 3]));
+        assert_eq!(nodes(&[Some(1)], true), (vec![vec![1, 0, 2, 3]], vec![]));
+        assert_eq!(nodes(&[Some(1), Some(2)], true), (vec![vec![1, 0], vec![2, 3]], vec![]));
+        assert_eq!(nodes(&[Some(1), Some(1)], true), (vec![vec![1, 0, 2, 3]; 2], vec![]));
+    }
+
+    #[test]
     fn more_seats_than_cores_share_them() {
         let machine = Machine::from_synthetic("core:2 pu:1").unwrap();
-        let dealt = deal(&machine, &[None; 4]);
+        let dealt = deal(&machine, &[None; 4], false);
         assert!(dealt.shared);
         assert_eq!(dealt.shares.iter().map(cores_of).collect::<Vec<_>>(), [[0], [0], [1], [1]]);
     }

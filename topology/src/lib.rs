@@ -40,6 +40,6 @@ pub use machine::{Core, Gpu, Machine, NumaNode, format_cpu_list};
 pub use memory::available_memory;
 pub use paths::{Hop, Path};
 pub use pci::{Link, PciAddress, PciKind, PciNode};
-pub use place::{Placement, RankPlace, Request, Seats, place, place_ranks};
+pub use place::{Placement, RankPlace, Request, Seats, Sockets, place, place_ranks};
 pub use units::{format_bytes, parse_bytes};
 pub use warnings::{Environment, Severity, Warning, warnings};

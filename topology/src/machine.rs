@@ -54,7 +54,8 @@ pub struct NumaNode {
     pub cpus: Vec<u32>,
     /// Bytes of memory of the node.
     pub memory_bytes: u64,
-    /// Bytes that are free now, file pages not counted; `None` for a box from a file.
+    /// Bytes that this process may still take: those that are free now or hold what can be dropped, and no more than its
+    /// cgroups leave it; `None` for a box from a file.
     pub free_bytes: Option<u64>,
     /// The socket.
     pub package: Option<u32>,
@@ -123,8 +124,13 @@ impl Machine {
 
     /// [`Machine::from_xml`] of a file.
     pub fn from_xml_file(path: &Path) -> Result<Self, Error> {
-        let read = std::fs::read(path);
-        let bytes = read.map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let unreadable = |source| Error::Read { path: path.to_owned(), source };
+        // A pipe would be waited for, and a device such as /dev/zero has no end.
+        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+            let why = "it is no regular file; write the export into one".to_owned();
+            return Err(Error::NotABox { why });
+        }
+        let bytes = std::fs::read(path).map_err(unreadable)?;
         let text = String::from_utf8(bytes)
             .map_err(|_| Error::NotABox { why: "it is not UTF-8 text".into() })?;
         Self::from_xml(&text)

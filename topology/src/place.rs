@@ -26,6 +26,18 @@ pub enum Seats {
     Virtual,
 }
 
+/// Whose cores and memory ranks may use besides those of the sockets that they are on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sockets {
+    /// Nobody's, unless those do not hold the ranks' memory: then as `All`.
+    #[default]
+    Auto,
+    /// Nobody's.
+    Near,
+    /// Those of sockets that no rank is on: they go to the nearest ranks.
+    All,
+}
+
 /// What is to be placed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Request {
@@ -39,6 +51,8 @@ pub struct Request {
     pub state_bytes: u64,
     /// Bytes of staging buffers of each rank, 0 if unknown.
     pub staging_bytes: u64,
+    /// Whose cores and memory they may use.
+    pub sockets: Sockets,
 }
 
 /// The place of one rank.
@@ -65,6 +79,34 @@ pub struct RankPlace {
     pub cpus: Vec<u32>,
     /// Why it is there, where that is not plain.
     pub reasons: Vec<String>,
+}
+
+impl RankPlace {
+    /// Bytes that each node has of a rank's memory: `staging` on its own, `states` where its cores bring them in, each an equal
+    /// part.
+    pub fn bytes_by_node(
+        &self,
+        machine: &Machine,
+        (staging, states): (u64, u64),
+    ) -> BTreeMap<u32, u64> {
+        let node_of = |cpu: &u32| {
+            let core = machine.cores.iter().find(|core| core.cpus.contains(cpu));
+            let node = core.map(|core| core.numa_node);
+            // A node without memory of its own takes what the first one has.
+            node.filter(|node| self.state_nodes.contains(node)).unwrap_or(self.state_nodes[0])
+        };
+        let mut nodes: Vec<u32> = self.worker_cpus.iter().map(node_of).collect();
+        if nodes.is_empty() {
+            nodes.clone_from(&self.state_nodes);
+        }
+        let mut bytes = BTreeMap::from([(self.numa_node, staging)]);
+        let parts = nodes.len() as u64;
+        for (part, node) in nodes.into_iter().enumerate() {
+            let share = states / parts + u64::from((part as u64) < states % parts);
+            *bytes.entry(node).or_default() += share;
+        }
+        bytes
+    }
 }
 
 impl fmt::Display for RankPlace {
@@ -100,6 +142,10 @@ pub struct Placement {
     pub dp: usize,
     /// By rank.
     pub ranks: Vec<RankPlace>,
+    /// Of the reasons, those about sockets that no rank is on.
+    pub sockets: Vec<String>,
+    /// Cores of sockets that no rank is on are dealt too.
+    pub all_sockets: bool,
     /// One line per tensor-parallel group, and what holds for all.
     pub reasons: Vec<String>,
     /// What is wrong with it.
@@ -121,6 +167,28 @@ pub fn place_ranks(machine: &Machine, world_size: usize) -> Vec<RankPlace> {
 /// # Errors
 /// More ranks than GPUs, with [`Seats::Gpus`] and [`Seats::These`]; no GPU at all, with [`Seats::Shared`].
 pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
+    let near = place_on(machine, request, request.sockets == Sockets::All)?;
+    let short = needed(machine, request, &near.ranks).into_iter();
+    let mut short =
+        short.filter_map(|(node, bytes)| Some((node, bytes, too_little(machine, node, bytes)?)));
+    match (request.sockets, short.next()) {
+        (Sockets::Auto, Some((node, bytes, (there, word)))) if !near.sockets.is_empty() => {
+            let mut all = place_on(machine, request, true)?;
+            let why = format!(
+                "the ranks need {} on node {node}, {} are {word}: they use the cores and the memory of all sockets; what \
+                 far cores work on is staged near the GPU and crosses the link between the sockets",
+                format_bytes(bytes),
+                format_bytes(there)
+            );
+            all.reasons.push(why.clone());
+            all.sockets.push(why);
+            Ok(all)
+        }
+        _ => Ok(near),
+    }
+}
+
+fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<Placement, Error> {
     let (tp, dp) = (request.tp.max(1), request.dp);
     let groups = seat_groups(machine, request, tp, dp)?;
     let seats: Vec<Option<usize>> = groups.concat();
@@ -128,16 +196,16 @@ pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
         Seats::Virtual => virtual_nodes(machine, seats.len()),
         _ => seats.iter().map(|gpu| machine.gpus[(*gpu)?].numa_node).collect(),
     };
-    let dealt = deal(machine, &near);
+    let dealt = deal(machine, &near, all_sockets);
     let rank = |rank: usize| {
         let share = &dealt.shares[rank];
         rank_place(machine, (rank, tp), seats[rank], near[rank], share)
     };
     let ranks: Vec<RankPlace> = (0..seats.len()).map(rank).collect();
     let mut reasons = if tp > 1 { group_reasons(machine, &groups) } else { Vec::new() };
-    for node in &dealt.idle {
-        reasons.push(format!("the cores of node {node} stay idle: no rank is on their socket"));
-    }
+    let stay = |node| format!("the cores of node {node} stay idle: no rank is on their socket");
+    let sockets: Vec<String> = dealt.idle.iter().map(stay).collect();
+    reasons.extend(sockets.iter().cloned());
     let mut warnings = too_little_memory(machine, request, &ranks);
     if dealt.shared {
         warnings.push(Warning {
@@ -151,7 +219,7 @@ pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
             remedy: "fewer ranks, or a wider cpuset".into(),
         });
     }
-    Ok(Placement { tp, dp, ranks, reasons, warnings })
+    Ok(Placement { tp, dp, ranks, all_sockets, sockets, reasons, warnings })
 }
 
 fn allowed_cores(machine: &Machine) -> usize {
@@ -319,26 +387,31 @@ fn weakness(path: &Path) -> (Path, u64) {
     }
 }
 
-/// States go evenly to a rank's state nodes, staging to its staging node.
-fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> Vec<Warning> {
+/// Bytes that all ranks need, by node.
+fn needed(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> BTreeMap<u32, u64> {
     let mut needed: BTreeMap<u32, u64> = BTreeMap::new();
-    let mut add = |node: u32, bytes: u64| {
-        let sum = needed.entry(node).or_default();
-        *sum = sum.saturating_add(bytes);
-    };
     for place in ranks {
-        add(place.numa_node, request.staging_bytes);
-        for node in &place.state_nodes {
-            add(*node, request.state_bytes / place.state_nodes.len() as u64);
+        let of_rank = place.bytes_by_node(machine, (request.staging_bytes, request.state_bytes));
+        for (node, bytes) in of_rank {
+            let sum = needed.entry(node).or_default();
+            *sum = sum.saturating_add(bytes);
         }
     }
+    needed
+}
+
+/// What node `id` has, and in which sense, where that is less than `bytes`.
+fn too_little(machine: &Machine, id: u32, bytes: u64) -> Option<(u64, &'static str)> {
+    let node = machine.numa_node(id)?;
+    let there = node.free_bytes.map_or((node.memory_bytes, "there"), |free| (free, "free"));
+    (bytes > there.0).then_some(there)
+}
+
+fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> Vec<Warning> {
+    let needed = needed(machine, request, ranks);
     let short = |(id, bytes): (&u32, &u64)| {
-        let node = machine.numa_node(*id)?;
-        let (there, word) = match node.free_bytes {
-            Some(free) => (free, "free"),
-            None => (node.memory_bytes, "there"),
-        };
-        (*bytes > there).then(|| Warning {
+        let (there, word) = too_little(machine, *id, *bytes)?;
+        Some(Warning {
             id: "memory-short",
             severity: Severity::Error,
             text: format!(

@@ -20,7 +20,8 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
     let available = available_memory_under(root);
     machine.available_memory = (available < u64::MAX).then_some(available);
     for node in &mut machine.numa_nodes {
-        node.free_bytes = node_free(root, node.id);
+        // No node has more for a process than its cgroups let it take.
+        node.free_bytes = node_free(root, node.id).map(|free| free.min(available));
     }
     let known: Vec<u32> = machine.numa_nodes.iter().map(|node| node.id).collect();
     for index in 0..machine.pci.len() {
@@ -65,7 +66,8 @@ fn link(root: &Path, address: PciAddress) -> Link {
     )
 }
 
-/// Free bytes of a node and its file pages, which can be dropped.
+/// Bytes of a node that may still be taken, as the kernel counts `MemAvailable` for all of them: what is free, file pages and
+/// caches that can be dropped, less what the kernel keeps for itself.
 fn node_free(root: &Path, id: u32) -> Option<u64> {
     let path = root.join(format!("sys/devices/system/node/node{id}/meminfo"));
     let text = fs::read_to_string(path).ok()?;
@@ -73,8 +75,25 @@ fn node_free(root: &Path, id: u32) -> Option<u64> {
         let line = text.lines().find(|line| line.contains(key))?;
         line.split_whitespace().nth(3)?.parse::<u64>().ok()
     };
-    let dropped = kib(" Inactive(file):").unwrap_or(0);
-    kib(" MemFree:")?.checked_add(dropped)?.checked_mul(1024)
+    let droppable = [" Active(file):", " Inactive(file):", " SReclaimable:"];
+    let droppable: u64 = droppable.into_iter().filter_map(kib).sum();
+    let bytes = kib(" MemFree:")?.checked_add(droppable)?.checked_mul(1024)?;
+    Some(bytes.saturating_sub(node_reserve(root, id)))
+}
+
+/// Bytes below which the kernel does not let the zones of a node come without reclaiming: their high watermarks.
+fn node_reserve(root: &Path, id: u32) -> u64 {
+    let text = fs::read_to_string(root.join("proc/zoneinfo")).unwrap_or_default();
+    let (own, mut inside, mut pages) = (format!("Node {id},"), false, 0u64);
+    for line in text.lines() {
+        inside = if line.starts_with("Node ") { line.starts_with(&own) } else { inside };
+        let mut words = line.split_whitespace();
+        if inside && words.next() == Some("high") {
+            let high: u64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+            pages = pages.saturating_add(high);
+        }
+    }
+    pages.saturating_mul(4096)
 }
 
 /// Settings of the kernel and limits of the process that decide how fast host memory is.
@@ -159,9 +178,21 @@ mod tests {
         let tree = Tree::new();
         tree.write(
             "sys/devices/system/node/node1/meminfo",
-            "Node 1 MemTotal: 900 kB\nNode 1 MemFree: 100 kB\nNode 1 Inactive(file): 20 kB\n",
+            "Node 1 MemTotal: 900 kB\nNode 1 MemFree: 100 kB\nNode 1 Active(file): 3 kB\n\
+             Node 1 Inactive(file): 20 kB\nNode 1 SReclaimable: 1 kB\nNode 1 SUnreclaim: 7 kB\n",
         );
-        assert_eq!(node_free(tree.root(), 1), Some(120 << 10));
+        assert_eq!(node_free(tree.root(), 1), Some(124 << 10));
+        let zone = |node, high| {
+            format!(
+                "Node {node}, zone   Normal\n  pages free     900\n        min      2\n        \
+                     low      3\n        high     {high}\n    cpu: 0\n              high:  77\n"
+            )
+        };
+        tree.write(
+            "proc/zoneinfo",
+            &[zone(0, 100), zone(1, 5), zone(1, 6), zone(10, 100)].concat(),
+        );
+        assert_eq!(node_free(tree.root(), 1), Some((124 << 10) - 11 * 4096));
         assert_eq!(node_free(tree.root(), 0), None);
     }
 }

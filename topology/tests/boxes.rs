@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use topology::report::{self, Shown};
 use topology::{
-    Environment, Machine, Placement, Request, Seats, Severity, parse_bytes, place, warnings,
+    Environment, Machine, Placement, Request, Seats, Severity, Sockets, parse_bytes, place,
+    warnings,
 };
 
 fn folder() -> PathBuf {
@@ -267,6 +268,38 @@ fn what_does_not_fit_a_node_is_an_error() {
 }
 
 #[test]
+fn a_lone_gpu_uses_both_sockets_where_its_states_need_them_or_it_is_told_to() {
+    // Two sockets of 20 cores and 251 GiB.
+    let machine = load("dgx1v");
+    for seats in [Seats::Gpus, Seats::Virtual] {
+        let on = |sockets, states: &str, dp| {
+            let (seats, state_bytes) = (seats.clone(), parse_bytes(states).unwrap());
+            let staging_bytes = 1 << 30;
+            let request = Request { tp: 1, dp, seats, state_bytes, staging_bytes, sockets };
+            place(&machine, &request).unwrap()
+        };
+        let cores = |placement: &Placement| column(placement, |rank| rank.worker_cpus.len());
+        let near = on(Sockets::Auto, "200GiB", 1);
+        assert_eq!((cores(&near), near.all_sockets), (vec![20], false));
+        assert!(near.reasons.iter().any(|why| why.contains("stay idle")), "{:?}", near.reasons);
+        let all = on(Sockets::Auto, "400GiB", 1);
+        assert_eq!((cores(&all), all.all_sockets), (vec![40], true));
+        assert!(all.warnings.is_empty(), "{:?}", all.warnings);
+        let why = all.reasons.last().unwrap();
+        for part in ["401.00 GiB on node 0", "GiB are there", "all sockets", "crosses the link"] {
+            assert!(why.contains(part), "{part}: {why}");
+        }
+        let bytes = all.ranks[0].bytes_by_node(&machine, (1 << 30, 400 << 30));
+        assert_eq!(bytes, BTreeMap::from([(0, 201 << 30), (1, 200 << 30)]));
+        let refused = on(Sockets::Near, "400GiB", 1);
+        assert_eq!((cores(&refused), refused.warnings.len()), (vec![20], 1));
+        assert_eq!(cores(&on(Sockets::All, "1GiB", 1)), [40]);
+        // More ranks than sockets leave nothing idle.
+        assert_eq!(on(Sockets::All, "1GiB", 8).ranks, on(Sockets::Near, "1GiB", 8).ranks);
+    }
+}
+
+#[test]
 fn every_box_of_the_repository_is_placed_and_shown() {
     for name in names() {
         use_it(&load(&name), &name);
@@ -398,6 +431,10 @@ fn damaged_descriptions_are_refused_or_placed_but_never_panic() {
 
 #[test]
 fn a_file_that_is_not_there_or_no_box_is_named() {
+    for device in ["/dev/null", "/dev/zero", "/dev"] {
+        let error = Machine::from_xml_file(Path::new(device)).unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+    }
     let error = Machine::from_xml_file(Path::new("/no/such/box.xml")).unwrap_err();
     assert!(error.to_string().contains("/no/such/box.xml"));
     let third = text_of("desktop-2x3090").replace("version=\"2.0\"", "version=\"3.0\"");

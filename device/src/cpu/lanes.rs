@@ -20,6 +20,8 @@ pub struct Span {
     pub start: Duration,
     /// Since the trace was made.
     pub end: Duration,
+    /// Ops of the Compute lane that were over when it started, as far as this lane knew.
+    pub computed: u64,
 }
 
 /// Spans of all ranks, in order of their ends.
@@ -47,20 +49,37 @@ impl Trace {
         (rank, step): (Rank, u64),
         op: &Admitted,
         plan: &Plan,
-        started: Instant,
+        (started, computed): (Instant, u64),
     ) {
-        if !self.steps.contains(&step) {
-            return;
+        if self.covers(step) {
+            let (rank, lane, name) = (rank.index(), op.lane, op.op.name());
+            let (start, end) = (started - self.zero, self.now());
+            let wrote = Self::first_written(op, plan);
+            self.add(Span { rank, lane, name, wrote, start, end, computed });
         }
+    }
+
+    pub(crate) fn covers(&self, step: u64) -> bool {
+        self.steps.contains(&step)
+    }
+
+    /// Since the trace was made.
+    pub(crate) fn now(&self) -> Duration {
+        self.zero.elapsed()
+    }
+
+    /// Name of the first range that `op` writes.
+    pub(crate) fn first_written(op: &Admitted, plan: &Plan) -> String {
         let mut wrote = None;
         op.op.accesses(&mut |mode, t| {
             if mode != Mode::Read && wrote.is_none() {
                 wrote = Some(plan.name(t).to_owned());
             }
         });
-        let (start, end) = (started - self.zero, self.zero.elapsed());
-        let (rank, wrote) = (rank.index(), wrote.unwrap_or_default());
-        let span = Span { rank, lane: op.lane, name: op.op.name(), wrote, start, end };
+        wrote.unwrap_or_default()
+    }
+
+    pub(crate) fn add(&self, span: Span) {
         self.spans.lock().unwrap_or_else(|e| e.into_inner()).push(span);
     }
 

@@ -22,6 +22,8 @@ pub struct HostPlace {
     pub cpus: Vec<u32>,
     /// Pages of 4 KiB on any node, to compare with.
     pub small_pages: bool,
+    /// Addresses alone, however many: pages come in when they are touched, and few are.
+    pub untouched: bool,
 }
 
 impl From<&topology::RankPlace> for HostPlace {
@@ -31,6 +33,7 @@ impl From<&topology::RankPlace> for HostPlace {
             staging: vec![place.numa_node],
             cpus: place.worker_cpus.clone(),
             small_pages: false,
+            untouched: false,
         }
     }
 }
@@ -38,6 +41,9 @@ impl From<&topology::RankPlace> for HostPlace {
 impl HostPlace {
     /// `bytes` of host memory, what the plan calls staging on its own nodes.
     fn arena(&self, plan: &Plan, bytes: usize) -> Result<topology::Arena, topology::Error> {
+        if self.untouched {
+            return topology::Arena::untouched(bytes);
+        }
         if self.small_pages {
             return topology::Arena::of_small_pages(bytes);
         }

@@ -18,7 +18,7 @@ pub use world::World;
 use crate::error::OutOfMemory;
 use crate::host::{Declared, HostContext, Slot};
 use crate::lane::{Clock, join};
-use crate::view::View;
+use crate::view::{View, ViewMut};
 use crate::{
     Activity, Admitted, Arena, Crew, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan,
     Rank, Tensor,
@@ -66,6 +66,13 @@ pub struct CpuOptions {
 pub struct HostWork {
     /// Kernel threads besides the lane's own; `None`: kernels run on the lane's thread.
     pub crew: Option<Arc<Crew>>,
+    /// Where the Host lane of a real GPU runs when it has no crew; empty: wherever its rank's thread may.
+    pub cpus: Vec<u32>,
+    /// Ops of the Host lane that can be queued before their submitter waits; never less than some 1,000.
+    pub jobs: usize,
+    /// Tasks are not run, and nothing is written before step 1: for the accounting of a stand-in driver, where no memory
+    /// stands behind addresses.
+    pub rehearsal: bool,
     /// Where spans of ops are noted.
     pub trace: Option<Arc<Trace>>,
     /// Ops of this name take so many times as long (for tests of overlap).
@@ -136,7 +143,7 @@ pub(crate) struct Shared {
     pub(crate) memory: Arc<Memory>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) world: Arc<World>,
-    work: HostWork,
+    pub(crate) work: HostWork,
     pub(crate) step: AtomicU64,
     /// Per lane, ops finished. Stored by the lane, loaded by whoever waits.
     done: [AtomicU64; LANES],
@@ -152,7 +159,8 @@ impl Cpu {
         let scratch = options.scratch;
         if let Lanes::Threads { chaos_us } = options.lanes {
             for lane in Lane::ALL {
-                let queue = Arc::new(Queue::new());
+                let jobs = if lane == Lane::Host { options.work.jobs } else { 0 };
+                let queue = Arc::new(Queue::new(jobs));
                 queues.push(Arc::clone(&queue));
                 let (shared, chaos) =
                     (Arc::clone(&shared), Chaos::new(shared.rank, lane, chaos_us));
@@ -192,8 +200,17 @@ impl Shared {
         }
     }
 
+    pub(crate) fn cpus(&self) -> &[u32] {
+        &self.work.cpus
+    }
+
     pub(crate) fn workers(&self, scratch: ScratchFloats) -> Workers {
         Workers::new(self.work.crew.clone(), scratch)
+    }
+
+    /// The rank's kernel threads, where there is more than one.
+    pub(crate) fn crew(&self) -> Option<&Crew> {
+        self.work.crew.as_deref().filter(|crew| crew.threads() > 1)
     }
 
     fn run_lane(&self, jobs: &Queue<Job>, workers: &Workers, mut chaos: Chaos) {
@@ -210,7 +227,7 @@ impl Shared {
     /// After a failure anywhere ops are counted but not run: queues drain, waiters wake, nobody hangs.
     pub(crate) fn run(&self, op: &Admitted, workers: &Workers) {
         if !self.world.failed() {
-            let started = self.meter.start(op.lane);
+            let (started, computed) = (self.meter.start(op.lane), self.done(Lane::Compute));
             let result = catch_unwind(AssertUnwindSafe(|| self.execute(op, workers)));
             if let Err(error) = result.unwrap_or_else(|payload| Err(self.panicked(op, &*payload))) {
                 self.world.fail(self.rank, self.step.load(Ordering::Relaxed), &error);
@@ -219,7 +236,7 @@ impl Shared {
             self.meter.stop(op.lane, started);
             if let Some(trace) = &self.work.trace {
                 let step = self.step.load(Ordering::Relaxed);
-                trace.note((self.rank, step), op, &self.plan, started);
+                trace.note((self.rank, step), op, &self.plan, (started, computed));
             }
         }
         self.done[op.lane as usize].store(op.tick, Ordering::SeqCst);
@@ -249,6 +266,7 @@ impl Shared {
                 workers.copy(self.memory.view(*src), self.memory.view_mut(*dst));
                 Ok(())
             }
+            Op::Host { .. } if self.work.rehearsal => Ok(()),
             Op::Host { task, arg } => {
                 let mut declared: Declared<'_> = [const { None }; _];
                 let accesses = task.accesses();
@@ -286,6 +304,16 @@ impl Shared {
         {
             std::thread::sleep(started.elapsed() * (times - 1));
         }
+    }
+
+    /// Ops of `lane` that are known to be over, where it is no lane of this machine.
+    pub(crate) fn note_done(&self, lane: Lane, tick: u64) {
+        self.done[lane as usize].fetch_max(tick, Ordering::SeqCst);
+    }
+
+    /// Nothing is computed: see [`HostWork::rehearsal`].
+    pub(crate) const fn is_rehearsal(&self) -> bool {
+        self.work.rehearsal
     }
 
     /// Ops of `lane` that are over.
@@ -335,6 +363,14 @@ impl Executor for Cpu {
 
     fn in_memory(&self, t: Tensor) -> Option<View<'_>> {
         Some(self.shared.memory.view(t))
+    }
+
+    fn in_memory_mut(&self, t: Tensor) -> Option<ViewMut<'_>> {
+        Some(self.shared.memory.view_mut(t))
+    }
+
+    fn crew(&self) -> Option<&Crew> {
+        self.shared.crew()
     }
 
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {

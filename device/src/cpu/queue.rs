@@ -4,14 +4,16 @@
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Jobs that a lane holds before [`Queue::push`] waits. That wait ends: an op waits only for earlier ones, its
-/// peers' included.
-const CAPACITY: usize = 1024;
+/// Jobs that a lane holds at least before [`Queue::push`] waits. That wait ends: an op waits only for earlier ones, its
+/// peers' included. But whoever waits there submits nothing to other lanes either, so the Host lane's queue is as long as
+/// its work of two steps ([`HostWork::jobs`](super::HostWork::jobs)).
+const LEAST: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
     turned: Condvar,
+    capacity: usize,
 }
 
 #[derive(Debug)]
@@ -21,15 +23,17 @@ struct State<T> {
 }
 
 impl<T> Queue<T> {
-    pub(crate) fn new() -> Self {
-        let state = State { jobs: VecDeque::with_capacity(CAPACITY), closed: false };
-        Self { state: Mutex::new(state), turned: Condvar::new() }
+    /// Room for `jobs` at least.
+    pub(crate) fn new(jobs: usize) -> Self {
+        let capacity = jobs.max(LEAST);
+        let state = State { jobs: VecDeque::with_capacity(capacity), closed: false };
+        Self { state: Mutex::new(state), turned: Condvar::new(), capacity }
     }
 
     /// For the one thread that submits.
     pub(crate) fn push(&self, job: T) {
         let mut state = self.lock();
-        while state.jobs.len() == CAPACITY {
+        while state.jobs.len() == self.capacity {
             state = self.turned.wait(state).unwrap_or_else(|e| e.into_inner());
         }
         state.jobs.push_back(job);
@@ -43,7 +47,7 @@ impl<T> Queue<T> {
         while state.jobs.is_empty() && !state.closed {
             state = self.turned.wait(state).unwrap_or_else(|e| e.into_inner());
         }
-        let was_full = state.jobs.len() == CAPACITY;
+        let was_full = state.jobs.len() == self.capacity;
         let job = state.jobs.pop_front();
         drop(state);
         if was_full {
@@ -69,14 +73,21 @@ mod tests {
 
     #[test]
     fn jobs_come_out_in_order_through_a_full_queue_and_none_is_lost_on_close() {
-        let queue = Queue::new();
-        let n = 10 * CAPACITY;
+        let queue = Queue::new(0);
+        let n = 10 * LEAST;
         std::thread::scope(|scope| {
             let lane = scope.spawn(|| std::iter::from_fn(|| queue.pop()).collect::<Vec<_>>());
             (0..n).for_each(|job| queue.push(job));
             queue.close();
             assert!(lane.join().unwrap().into_iter().eq(0..n));
         });
-        assert!(queue.state.lock().unwrap().jobs.capacity() < 2 * CAPACITY);
+        assert!(queue.state.lock().unwrap().jobs.capacity() < 2 * LEAST);
+    }
+
+    #[test]
+    fn a_queue_takes_as_many_jobs_as_it_was_made_for() {
+        let queue = Queue::new(3 * LEAST);
+        (0..3 * LEAST).for_each(|job| queue.push(job));
+        assert_eq!(queue.pop(), Some(0));
     }
 }

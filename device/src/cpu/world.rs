@@ -4,7 +4,7 @@ use super::memory::Memory;
 use crate::error::Site;
 use crate::{Error, Group, LANES, Lane, Rank, Tensor};
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,8 @@ pub struct World {
     dp: Vec<Vec<Meeting>>,
     all: Vec<Meeting>,
     timeout: Duration,
+    /// Milliseconds more for what takes long only because it is large.
+    more: AtomicU64,
     /// Of ranks on GPUs.
     pub(crate) gpus: crate::cuda::Board,
     /// Ranks that someone outside holds up; the others' deadlines stand still.
@@ -90,14 +92,21 @@ impl World {
             dp: (0..LANES).map(|_| (0..tp_size).map(dp_group).collect()).collect(),
             all: (0..LANES).map(|_| meeting(first, Group::World)).collect(),
             timeout,
+            more: AtomicU64::new(0),
             gpus: crate::cuda::Board::new(world_size),
             held_up: AtomicUsize::new(0),
         })
     }
 
     /// How long a rank waits for the others.
-    pub(crate) const fn timeout(&self) -> Duration {
-        self.timeout
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout + Duration::from_millis(self.more.load(Ordering::Relaxed))
+    }
+
+    /// From here on a rank waits so much longer for the others: they bring in, read or write what is large.
+    pub fn wait_longer(&self, more: Duration) {
+        let millis = u64::try_from(more.as_millis()).unwrap_or(u64::MAX);
+        self.more.store(millis, Ordering::Relaxed);
     }
 
     /// Blocks until all ranks have come. Outside of steps: it meets no collective of the Compute lane there.
@@ -206,14 +215,16 @@ impl World {
             std::thread::yield_now();
             board = lock(&meeting.board);
         }
-        let mut left = self.timeout;
+        // By what it is when the time is up: it may have been prolonged since.
+        let mut waited = Duration::ZERO;
         while board.generation == generation {
             self.check(rank)?;
+            let left = self.timeout().saturating_sub(waited);
             if left.is_zero() {
                 let absent = board.absent(meeting);
                 drop(board);
                 let missing = self.culprits(absent);
-                let (rank, seconds) = (rank.index(), self.timeout.as_secs());
+                let (rank, seconds) = (rank.index(), self.timeout().as_secs());
                 return Err(Error::Timeout {
                     rank,
                     op: post.op,
@@ -225,7 +236,7 @@ impl World {
             let (began, slice) = (Instant::now(), left.min(LOOK_UP));
             board = meeting.turned.wait_timeout(board, slice).unwrap_or_else(|e| e.into_inner()).0;
             if self.held_up.load(Ordering::SeqCst) == 0 {
-                left = left.saturating_sub(began.elapsed().min(2 * LOOK_UP));
+                waited += began.elapsed().min(2 * LOOK_UP);
             }
         }
         Ok(board)
@@ -327,5 +338,22 @@ mod tests {
         assert_eq!(missing(at(0, 0), Group::Tp), [at(1, 1).index()]);
         // And (0, 0) where it waited for (1, 0).
         assert_eq!(missing(at(0, 1), Group::Dp), [at(1, 1).index()]);
+    }
+
+    #[test]
+    fn what_is_large_is_waited_for_longer_and_a_step_is_not() {
+        let world = World::new(2, 1, Duration::from_millis(1));
+        let at = |tp| Rank { tp, tp_size: 2, dp: 0, dp_size: 1 };
+        let post = Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
+        let meet = |tp| world.meet(at(tp), Lane::Compute, Group::Tp, post).map(drop);
+        world.wait_longer(Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| meet(0));
+            std::thread::sleep(Duration::from_millis(50));
+            meet(1).unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        world.wait_longer(Duration::ZERO);
+        assert!(matches!(meet(0), Err(Error::Timeout { .. })));
     }
 }

@@ -1,13 +1,39 @@
 //! [`Op::Gemm`](crate::Op::Gemm) by cuBLASLt: fp32 sums, no TF32; the algorithm for a shape is looked up once.
 
 use super::blaslt::{Addresses, Handle, Operand, Product, Shape};
-use super::driver::Stream;
-use crate::Tensor;
+use super::driver::{Context, DeviceMemory, Failure, Stream};
+use crate::{Dtype, Tensor};
 use std::collections::HashMap;
+use std::sync::Arc;
 
-/// Bytes that products may use besides their operands.
-pub(super) const fn workspace_bytes(sm: u32) -> u64 {
-    if sm >= 90 { 32 << 20 } else { 4 << 20 }
+/// Bytes that products may use besides their operands, on any GPU: with less, the library may not split a long sum over
+/// the cores that a product of few blocks leaves idle.
+pub(super) const WORKSPACE: u64 = 32 << 20;
+
+/// Rows and columns of the products that load the library's code, and bytes of an operand.
+const SIDE: usize = 64;
+const PART: u64 = (SIDE * SIDE * 4) as u64;
+
+/// A shape of each kind of product: by type, transposition, bias, and sums that are kept in fp32. bf16 is from sm_80 on.
+fn kinds(sm: u32) -> Vec<Shape> {
+    let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+    let mut all = Vec::new();
+    for dtype in types.into_iter().filter(|dtype| *dtype != Dtype::Bf16 || sm >= 80) {
+        for turned in [(false, false), (true, false), (false, true), (true, true)] {
+            let operand = |dtype, transposed| Operand {
+                dtype,
+                rows: SIDE,
+                cols: SIDE,
+                transposed,
+                align: 256,
+            };
+            let (a, b) = (operand(dtype, turned.0), operand(dtype, turned.1));
+            for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
+                all.push(Shape { a, b, d: operand(d, false), bias });
+            }
+        }
+    }
+    all
 }
 
 #[derive(Debug)]
@@ -35,9 +61,38 @@ impl Gemm {
 }
 
 impl Blas {
-    /// On the bound context. `workspace`: address and bytes.
-    pub(super) fn new(workspace: (u64, u64)) -> Result<Self, String> {
-        Ok(Self { products: HashMap::with_capacity(256), handle: Handle::new()?, workspace })
+    /// On the bound context, without a workspace.
+    pub(super) fn new() -> Result<Self, String> {
+        let (products, workspace) = (HashMap::with_capacity(256), (0, 0));
+        Ok(Self { products, handle: Handle::new()?, workspace })
+    }
+
+    /// Products from here on may use so many bytes at this address.
+    pub(super) const fn use_workspace(&mut self, workspace: (u64, u64)) {
+        self.workspace = workspace;
+    }
+
+    /// Runs a small product of each kind once, so that what the library loads for it is loaded.
+    pub(super) fn load(
+        &mut self,
+        context: &Arc<Context>,
+        stream: &Stream,
+        sm: u32,
+    ) -> Result<(), String> {
+        let text = |e: Failure| e.to_string();
+        let memory = DeviceMemory::new(context, 4 * PART).map_err(text)?;
+        let at = |i: u64| memory.start + i * PART;
+        for shape in kinds(sm) {
+            let bias = shape.bias.map(|_| at(3));
+            let product = Product::new(&self.handle, &shape, bias, 0)?;
+            product.run(
+                &self.handle,
+                stream,
+                Addresses { a: at(0), b: at(1), d: at(2), bias },
+                0,
+            )?;
+        }
+        stream.synchronize().map_err(text)
     }
 
     /// Enqueues a product, without its bias unless it [takes](Gemm::takes_bias) one.

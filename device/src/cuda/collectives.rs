@@ -1,17 +1,19 @@
 //! Collectives between ranks on GPUs: by NCCL, or by kernels that read the other ranks' memory.
 //!
-//! All ranks are threads of this process. They meet before a collective is enqueued and after, because they share the
-//! process's launch queues: a rank that ran ahead could fill them, and its peer could not enqueue the kernel that the
-//! collective waits for. The meetings compare what the ranks bring, as on the cpu backend.
+//! All ranks are threads of this process. They meet before a collective is enqueued, which compares what they bring, as on
+//! the cpu backend. After that a rank goes on by itself: it cannot fill a queue of launches, which would keep its peer from
+//! enqueuing the kernel that the collective waits for, since it sleeps before that (`pace.rs`). In-process collectives
+//! meet again in between and at the end, because ranks read each other's memory.
 
-use super::driver::{Context, Failure, Stream};
+use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
 use super::memory::Peer;
 use super::nccl::{self, ByParts, Communicator};
 use super::watchdog::Watchdog;
 use super::{Gpu, launch};
-use crate::cpu::Shared;
+use crate::cpu::World;
 use crate::cpu::collectives::{divisible, meet};
-use crate::{Admitted, Error, Group, Op, Reduce, Tensor};
+use crate::warm::{Call, Kind};
+use crate::{Admitted, Error, Group, Op, Rank, Reduce, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +23,7 @@ pub(super) enum Transport {
     /// Through peers' addresses. Sums are in rank order, in fp32, rounded once: the bits of the cpu backend.
     InProcess,
     /// Communicators of the groups that have several ranks: TP, DP.
-    Nccl([Option<Arc<Communicator>>; 2], Watchdog),
+    Nccl(Communicators, Watchdog),
 }
 
 /// Phases of an in-process collective: its stream has come; its part is combined; it has all parts.
@@ -29,9 +31,11 @@ const COME: usize = 0;
 const COMBINED: usize = 1;
 const GATHERED: usize = 2;
 
-/// Communicators of `rank`, after all ranks have opened their memory; blocks until the peers make theirs.
-pub(super) fn connect(shared: &Arc<Shared>, gpu: usize) -> Result<Transport, Error> {
-    let (rank, world) = (shared.rank, &shared.world);
+/// A rank's communicators: TP, DP.
+pub(super) type Communicators = [Option<Arc<Communicator>>; 2];
+
+/// Communicators of `rank`; blocks until the peers make theirs.
+pub(super) fn connect(rank: Rank, world: &World, gpu: usize) -> Result<Communicators, Error> {
     let failed = |problem| Error::GpuSetup { rank: rank.index(), gpu, problem };
     for group in [Group::Tp, Group::Dp] {
         let (me, size) = rank.within(group);
@@ -47,20 +51,82 @@ pub(super) fn connect(shared: &Arc<Shared>, gpu: usize) -> Result<Transport, Err
         }
         let id = world.gpus.id((group, rank.member(group, 0)));
         let id = id.ok_or_else(|| failed("no identity of its communicator".into()))?;
-        let made = communicator(shared, gpu, (id, me, size));
-        made.map_err(failed)?.map(|made| Some(Arc::new(made))).ok_or_else(|| given_up(shared))
+        let made = communicator((rank, world), gpu, (id, me, size));
+        let gone = || given_up(rank, world);
+        made.map_err(failed)?.map(|made| Some(Arc::new(made))).ok_or_else(gone)
     };
     let communicators = [one(Group::Tp)?, one(Group::Dp)?];
     // Nobody starts a collective while another still allocates for its communicator.
     world.gather(rank, "open: connected")?;
-    let watchdog = Watchdog::start(shared, gpu, &communicators).map_err(failed)?;
-    Ok(Transport::Nccl(communicators, watchdog))
+    Ok(communicators)
+}
+
+/// Sends every kind of collective of the program through its communicator, with 8 bytes and with the most that it has:
+/// NCCL connects an algorithm, and allocates for it, when a collective first takes it.
+pub(super) fn warm_up(
+    (rank, world): (Rank, &World),
+    context: &Arc<Context>,
+    (communicators, stream): (&Communicators, &Stream),
+    calls: &[Call],
+) -> Result<(), Error> {
+    let gpu = context.ordinal;
+    let failed = |problem: String| Error::GpuSetup { rank: rank.index(), gpu, problem };
+    let text = |e: Failure| failed(format!("the first collectives: {e}"));
+    let largest = calls.iter().map(|call| call.len as u64 * call.dtype.bytes()).max();
+    let memory = DeviceMemory::new(context, largest.unwrap_or(0).max(1 << 20)).map_err(text)?;
+    for call in calls {
+        let (_, size) = rank.within(call.group);
+        let comm = communicators.get(call.group as usize).and_then(Option::as_ref);
+        let Some(comm) = comm.filter(|_| size > 1) else { continue };
+        let few = (8 / call.dtype.bytes() as usize).max(1).next_multiple_of(size);
+        for len in [few, call.len] {
+            let buffer = (memory.start, len, call.dtype);
+            let enqueued = match call.kind {
+                Kind::AllReduce(reduce) => comm.all_reduce(buffer, reduce, stream),
+                Kind::ReduceScatter => comm.by_parts(buffer, ByParts::ReduceScatter, stream),
+                Kind::AllGather => comm.by_parts(buffer, ByParts::AllGather, stream),
+                Kind::Broadcast => comm.broadcast(buffer, 0, stream),
+            };
+            enqueued.map_err(failed)?;
+        }
+    }
+    let ended = Event::new().and_then(|event| stream.record(&event).map(|()| event));
+    let ended = await_all(world, communicators, &ended.map_err(text)?).map_err(failed)?;
+    if !ended {
+        // Their kernels spin, and the memory that they use cannot be freed before they end.
+        communicators.iter().flatten().for_each(|comm| comm.abort());
+        return Err(given_up(rank, world));
+    }
+    Ok(())
+}
+
+/// Whether the collectives before `ended` have; no: another rank has failed, or they take too long.
+fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Result<bool, String> {
+    let started = Instant::now();
+    while !ended.has_passed().map_err(|e| e.to_string())? {
+        let wrong = communicators.iter().flatten().find_map(|comm| comm.check().err());
+        if let Some(problem) = wrong {
+            communicators.iter().flatten().for_each(|comm| comm.abort());
+            return Err(format!("the first collectives: {problem}"));
+        }
+        if world.failed() {
+            return Ok(false);
+        }
+        if started.elapsed() > world.timeout() {
+            let seconds = world.timeout().as_secs();
+            let problem = format!("NCCL's first collectives have not ended in {seconds} s");
+            communicators.iter().flatten().for_each(|comm| comm.abort());
+            return Err(problem);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(true)
 }
 
 /// The library blocks until the last rank has come, and does not learn that one never will: it waits in a thread that
 /// is left behind when another rank fails. `None`: one has.
 fn communicator(
-    shared: &Shared,
+    (rank, world): (Rank, &World),
     gpu: usize,
     (id, me, size): (nccl::Id, usize, usize),
 ) -> Result<Option<Communicator>, String> {
@@ -70,9 +136,9 @@ fn communicator(
         let made = bound.map_err(|e| e.to_string()).and_then(|()| Communicator::new(id, me, size));
         let _ = sender.send(made);
     };
-    let thread = std::thread::Builder::new().name(format!("connect {}", shared.rank.index()));
+    let thread = std::thread::Builder::new().name(format!("connect {}", rank.index()));
     thread.spawn(make).map_err(|e| format!("no thread to connect ranks: {e}"))?;
-    let (world, started) = (&shared.world, Instant::now());
+    let started = Instant::now();
     loop {
         match made.recv_timeout(LOOK) {
             Ok(made) => return made.map(Some),
@@ -90,10 +156,9 @@ fn communicator(
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Another rank has failed.
-fn given_up(shared: &Shared) -> Error {
-    let ended =
-        || Error::GpuSetup { rank: shared.rank.index(), gpu: 0, problem: "given up".into() };
-    shared.world.check(shared.rank).err().unwrap_or_else(ended)
+fn given_up(rank: Rank, world: &World) -> Error {
+    let ended = || Error::GpuSetup { rank: rank.index(), gpu: 0, problem: "given up".into() };
+    world.check(rank).err().unwrap_or_else(ended)
 }
 
 impl Gpu {
@@ -141,8 +206,7 @@ impl Gpu {
             _ => Ok(()),
         };
         enqueued.map_err(|problem| self.refused(op, &problem))?;
-        watchdog.ends(stream).map_err(|e| self.failed(op, &e))?;
-        meet(op, &self.host, x, group, detail).map(drop)
+        watchdog.ends(stream, group).map_err(|e| self.failed(op, &e))
     }
 }
 

@@ -4,6 +4,9 @@ use super::driver::{Failure, Function, Module, Stream};
 use super::launch::{Launch, OPTIONS, SOURCES};
 use super::nvrtc;
 use std::collections::HashMap;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
@@ -11,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_128;
 type Cubins = Arc<Vec<Vec<u8>>>;
 
 /// Every program, compiled for `sm`; by one rank while the others wait.
-pub(super) fn cubins(sm: u32) -> Result<Cubins, String> {
+pub fn cubins(sm: u32) -> Result<Cubins, String> {
     static DONE: Mutex<Vec<(u32, Cubins)>> = Mutex::new(Vec::new());
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, cubins)) = done.iter().find(|(have, _)| *have == sm) {
@@ -52,21 +55,38 @@ pub(super) fn cache_folder() -> Option<PathBuf> {
     cache.is_absolute().then(|| cache.join("onebox"))
 }
 
-/// A file ends with the hash of what comes before it; one that does not is not used.
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = std::fs::read(path).ok()?;
+/// Only the user who runs this process could have written the file: what it holds runs on the GPU.
+fn is_our_own(owner: u32, mode: u32) -> bool {
+    // Linux gives this folder to the process's user.
+    let user = std::fs::metadata("/proc/self").map(|process| process.uid());
+    user.is_ok_and(|user| user == owner) && mode & 0o022 == 0
+}
+
+/// A file ends with the hash of what comes before it; one that does not is not used, nor one of another user.
+pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut file = File::open(path).ok()?;
+    let about = file.metadata().ok()?;
+    if !about.is_file() || !is_our_own(about.uid(), about.mode()) {
+        tracing::warn!("{}: not used, others than you may write it", path.display());
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).ok()?;
     let hash = bytes.split_off(bytes.len().checked_sub(16)?);
     (hash == xxh3_128(&bytes).to_le_bytes()).then_some(bytes)
 }
 
 /// Under another name first: a reader sees all of it or nothing.
-fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+pub(super) fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
     let unfinished = path.with_extension(format!("tmp{}", std::process::id()));
-    let bytes = [cubin, &xxh3_128(cubin).to_le_bytes()].concat();
-    std::fs::write(&unfinished, bytes)?;
+    // Of a process that ended; a link here leads nowhere.
+    let _ = std::fs::remove_file(&unfinished);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+    file.write_all(cubin)?;
+    file.write_all(&xxh3_128(cubin).to_le_bytes())?;
     std::fs::rename(&unfinished, path)
 }
 
@@ -129,6 +149,7 @@ impl Drop for Kernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_damaged_cache_file_is_not_used() {
@@ -142,6 +163,28 @@ mod tests {
         assert_eq!(read(&path), None);
         std::fs::write(&path, b"short").unwrap();
         assert_eq!(read(&path), None);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_cache_file_that_others_could_have_written_is_not_used() {
+        let folder = std::env::temp_dir().join(format!("onebox-cubins-of-{}", std::process::id()));
+        let path = folder.join("a.cubin");
+        write(&path, b"some kernel").unwrap();
+        assert!(read(&path).is_some());
+        let owner = std::fs::metadata(&path).unwrap().uid();
+        assert!(is_our_own(owner, 0o100_644) && !is_our_own(owner + 1, 0o100_644));
+        for (mode, used) in [(0o620, false), (0o602, false), (0o644, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(read(&path).is_some(), used, "{mode:o}");
+        }
+        // What lies in the way of the unfinished file is replaced, not followed.
+        let (victim, unfinished) = (folder.join("victim"), format!("tmp{}", std::process::id()));
+        std::fs::write(&victim, b"of another").unwrap();
+        std::os::unix::fs::symlink(&victim, path.with_extension(unfinished)).unwrap();
+        write(&path, b"another kernel").unwrap();
+        assert_eq!(std::fs::read(&victim).unwrap(), b"of another");
+        assert_eq!(read(&path).unwrap(), b"another kernel");
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "the driver's C interface")]
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute, CUresult};
+use std::cell::Cell;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::{Arc, Mutex, Once, PoisonError};
@@ -51,8 +52,10 @@ macro_rules! call {
 }
 
 mod memory;
+mod timed;
 
-pub(super) use memory::{DeviceMemory, Registration, Word, Words};
+pub(super) use memory::{DeviceMemory, Mapped, Registration, Word, Words};
+pub(super) use timed::TimedEvent;
 
 /// Whether the driver's library can be loaded.
 pub(super) fn is_present() -> bool {
@@ -206,6 +209,8 @@ impl Context {
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
+    /// Entries that its queue was given.
+    entries: Cell<u64>,
 }
 
 impl Stream {
@@ -215,12 +220,23 @@ impl Stream {
         let (mut raw, priority) = (std::ptr::null_mut(), if urgent { greatest } else { least });
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         call!(cuStreamCreateWithPriority(&raw mut raw, flags, priority))?;
-        Ok(Self { context: Arc::clone(context), raw })
+        Ok(Self { context: Arc::clone(context), raw, entries: Cell::new(0) })
     }
 
-    /// For libraries that enqueue themselves.
-    pub(super) const fn raw(&self) -> sys::CUstream {
+    /// For libraries that enqueue themselves, four entries at most: a product and its sum, a collective and the events
+    /// around it.
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.count(4);
         self.raw
+    }
+
+    /// Entries enqueued so far.
+    pub(super) const fn entries(&self) -> u64 {
+        self.entries.get()
+    }
+
+    fn count(&self, more: u64) {
+        self.entries.set(self.entries.get() + more);
     }
 
     /// The GPU works: a lost one says so at every call.
@@ -234,22 +250,26 @@ impl Stream {
     }
 
     pub(super) fn record(&self, event: &Event) -> Result<(), Failure> {
+        self.count(1);
         call!(cuEventRecord(event.0, self.raw))
     }
 
     /// What follows starts after the last record of `event` so far.
     pub(super) fn wait(&self, event: &Event) -> Result<(), Failure> {
+        self.count(1);
         call!(cuStreamWaitEvent(self.raw, event.0, 0))
     }
 
     /// What follows starts when the host has set `word` to `value` or more.
     pub(super) fn wait_word(&self, word: &Word, value: u32) -> Result<(), Failure> {
         let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        self.count(1);
         call!(cuStreamWaitValue32_v2(self.raw, word.device(), value, flags))
     }
 
     /// The stream sets `word` when it gets here.
     pub(super) fn write_word(&self, word: &Word, value: u32) -> Result<(), Failure> {
+        self.count(1);
         call!(cuStreamWriteValue32_v2(self.raw, word.device(), value, 0))
     }
 
@@ -257,6 +277,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        self.count(1);
         call!(cuMemsetD8Async(at, 0, bytes as usize, self.raw))
     }
 
@@ -264,16 +285,19 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        self.count(1);
         call!(cuMemcpyDtoDAsync_v2(dst, src, bytes as usize, self.raw))
     }
 
     /// `src` is an address of pinned host memory.
     pub(super) fn copy_up(&self, src: u64, dst: u64, bytes: u64) -> Result<(), Failure> {
+        self.count(1);
         call!(cuMemcpyHtoDAsync_v2(dst, src as *const _, bytes as usize, self.raw))
     }
 
     /// `dst` is an address of pinned host memory.
     pub(super) fn copy_down(&self, src: u64, dst: u64, bytes: u64) -> Result<(), Failure> {
+        self.count(1);
         call!(cuMemcpyDtoHAsync_v2(dst as *mut _, src, bytes as usize, self.raw))
     }
 
@@ -303,6 +327,7 @@ impl Stream {
         }
         let ([x, y, z], none) = (grid, std::ptr::null_mut());
         let pointers = pointers.as_mut_ptr();
+        self.count(1);
         call!(cuLaunchKernel(
             function.0,
             x,

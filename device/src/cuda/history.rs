@@ -1,6 +1,7 @@
 //! The last ops of each stream, so that an error that comes out late can say near which op it happened.
 
-use super::driver::{Failure, Word};
+use super::driver::Failure;
+use super::progress::Passed;
 use crate::error::Site;
 use crate::{Admitted, LANES, Lane};
 use cudarc::driver::sys::CUresult;
@@ -11,8 +12,8 @@ const REMEMBERED: usize = 1024;
 #[derive(Debug)]
 pub(super) struct History {
     ops: Mutex<Vec<[Option<Entry>; LANES]>>,
-    /// Per stream, the tick of the last mark that it passed.
-    passed: Vec<Word>,
+    /// Per stream.
+    passed: Vec<Passed>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +32,7 @@ pub(super) struct Place {
 }
 
 impl History {
-    pub(super) fn new(passed: Vec<Word>) -> Self {
+    pub(super) fn new(passed: Vec<Passed>) -> Self {
         Self { ops: Mutex::new(vec![[None; LANES]; REMEMBERED]), passed }
     }
 
@@ -61,9 +62,9 @@ impl History {
     /// How far each stream is known to have come.
     fn passed(&self) -> String {
         let mut text = String::new();
-        for (lane, word) in Lane::ALL.into_iter().zip(&self.passed) {
-            // The low half of the tick: full ticks of the ring agree with it.
-            let tick = u64::from(word.get());
+        for (lane, passed) in Lane::ALL.into_iter().zip(&self.passed) {
+            // The low part of the tick: full ticks of the ring agree with it.
+            let tick = passed.look().tick;
             if let Some(Entry { op, site, .. }) = self.find(lane as usize, tick) {
                 text += &format!("; {lane:?} had passed {op} at {site}");
             }

@@ -1,12 +1,13 @@
-//! The Host lane of a rank on a GPU: one thread with a bounded queue. It runs what the cpu backend's Host lane runs,
+//! The Host lane of a rank on a GPU: one thread with a queue of two steps' work. It runs what the cpu backend's Host lane runs,
 //! on the pinned arena; streams learn of its progress from a pinned word, it learns of theirs from events.
 
 use super::driver::{Context, Event, Word};
 use super::history::{History, Place};
 use super::marks::STREAMS;
+use super::progress::Passed;
 use crate::cpu::queue::Queue;
 use crate::cpu::{ScratchFloats, Shared};
-use crate::{Admitted, Error, Lane};
+use crate::{Admitted, Crew, Error, Lane};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -27,7 +28,7 @@ pub(super) struct HostLane {
     /// Holds the low half of the number of ops done.
     pub(super) done: Word,
     /// How far Compute has come.
-    pub(super) compute: Word,
+    pub(super) compute: Passed,
 }
 
 impl HostLane {
@@ -47,19 +48,32 @@ impl HostLane {
             });
         }
         let workers = self.shared.workers(ScratchFloats::default());
-        if let Some(crew) = workers.crew() {
-            crew.bind_caller();
-        }
+        self.bind(workers.crew());
         while let Some(Job { op, after }) = jobs.pop() {
             self.await_streams(&op, &after);
-            let compute = self.compute.get();
+            let before = self.compute.look();
+            self.shared.note_done(Lane::Compute, before.tick);
             let started = Instant::now();
             self.shared.run(&op, &workers);
-            // Marks are some ops apart, and an op here is a tile or a batch: close enough for a display.
-            if self.compute.get() != compute {
+            let after = self.compute.look();
+            if after.tick != before.tick || before.busy && after.busy {
                 self.shared.meter.add_overlap(started.elapsed());
             }
             self.done.set(op.tick as u32);
+        }
+    }
+
+    /// To the cores of the kernels: the rank's thread has one of its own.
+    fn bind(&self, crew: Option<&Crew>) {
+        if let Some(crew) = crew {
+            crew.bind_caller();
+        } else if !self.shared.cpus().is_empty()
+            && let Err(error) = topology::bind_current_thread(self.shared.cpus())
+        {
+            tracing::warn!(
+                "the Host lane of rank {} is not bound: {error}",
+                self.shared.rank.index()
+            );
         }
     }
 

@@ -1,15 +1,59 @@
 //! The memory of a rank on a GPU, and what the other ranks of the process reach of it.
 
-use super::driver::{Context, DeviceMemory, Event, Failure, Registration};
+use super::driver::{Context, DeviceMemory, Event, Failure, Mapped, Registration};
 use super::nccl;
 use crate::cpu::memory::Memory;
 use crate::{Arena, Group, LANES, Plan, Tensor};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Bytes of host memory that are pinned at once: drivers refuse some sizes, and a piece at a time shows how far
 /// pinning got.
 pub(super) const PIECE: u64 = 1 << 30;
+
+/// What a driver pins whole.
+pub(super) const PAGE: u64 = 4096;
+
+/// The pages of the host arena that copies between host and GPU touch, in order, as ranges of bytes.
+pub(super) fn copied(plan: &Plan) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for entry in plan.entries().iter().filter(|entry| entry.is_copied() && !entry.range.is_empty())
+    {
+        let (start, end) =
+            (entry.range.start / PAGE * PAGE, entry.range.end.next_multiple_of(PAGE));
+        match runs.last_mut() {
+            Some(run) if start <= run.end => run.end = run.end.max(end),
+            _ => runs.push(start..end),
+        }
+    }
+    runs
+}
+
+/// Bytes of host memory that a driver pins for a rank of `plan`: the pages that copies between host and GPU touch, and the
+/// page of the words by which lanes wait for each other.
+pub fn pinned_bytes(plan: &Plan) -> u64 {
+    PAGE + copied(plan).iter().map(|run| run.end - run.start).sum::<u64>()
+}
+
+/// Bytes of a GPU for the page tables of what is pinned for a rank of `plan`: 8 for each page of 4 KiB.
+pub fn page_tables(plan: &Plan) -> u64 {
+    pinned_bytes(plan) / PAGE * 8
+}
+
+/// A range of the host arena, cut where pinned pieces end: at multiples of [`PIECE`].
+pub(super) fn pieces<E>(
+    range: Range<u64>,
+    visit: &mut dyn FnMut(Range<u64>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut at = range.start;
+    while at < range.end {
+        let end = ((at / PIECE + 1) * PIECE).min(range.end);
+        visit(at..end)?;
+        at = end;
+    }
+    Ok(())
+}
 
 /// Where things lie behind the plan's bytes, in one allocation.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +74,9 @@ impl Arrangement {
 /// Steps of a collective between which ranks meet.
 pub(super) const PHASES: usize = 3;
 
+/// Events of a rank for its in-process collectives.
+pub(super) const EVENTS: usize = LANES * 3 * PHASES;
+
 /// One rank's memory and events. The world keeps it to the end of the run, so that no peer reads freed memory.
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -43,19 +90,26 @@ pub(crate) struct Peer {
     pub(super) held_up: AtomicBool,
     // Declared before the memory, which it must not outlive.
     _pinned: Registration,
+    /// Ranges of the host arena that are pinned.
+    copied: Vec<Range<u64>>,
     host: Arc<Memory>,
 }
 
 impl Peer {
-    /// Zeroed device memory, and pinned host memory.
+    /// Device memory, and host memory, of which is pinned what copies touch.
     pub(super) fn new(
         context: &Arc<Context>,
         device: DeviceMemory,
-        host: Arc<Memory>,
+        (host, plan): (Arc<Memory>, &Plan),
     ) -> Result<Self, Failure> {
-        let (start, bytes) = host.pinned_range();
-        let pinned = Registration::new(context, start as u64, bytes as u64, PIECE)?;
-        let events = (0..LANES * 3 * PHASES).map(|_| Event::new()).collect::<Result<_, _>>()?;
+        let (start, copied) = (host.pinned_range().0 as u64, copied(plan));
+        let mut pinned = Registration::new(context);
+        for run in &copied {
+            pieces(run.clone(), &mut |piece| {
+                pinned.add(start + piece.start, piece.end - piece.start, Mapped::No)
+            })?;
+        }
+        let events = (0..EVENTS).map(|_| Event::new()).collect::<Result<_, _>>()?;
         Ok(Self {
             context: Arc::clone(context),
             device,
@@ -63,8 +117,16 @@ impl Peer {
             started: Default::default(),
             held_up: AtomicBool::new(false),
             _pinned: pinned,
+            copied,
             host,
         })
+    }
+
+    /// A tensor of the host arena that copies may touch.
+    pub(super) fn is_pinned(&self, t: Tensor) -> bool {
+        let range = t.range();
+        let before = self.copied.partition_point(|run| run.start <= range.start);
+        before > 0 && range.end <= self.copied[before - 1].end
     }
 
     /// Where a tensor lies: a device address, or a host address.

@@ -4,6 +4,7 @@
 //! Host lane by a pinned word; the Host lane waits for streams by events. All of that, and all memory, is made in
 //! [`open`]: a step allocates nothing.
 
+mod beside;
 mod blas;
 mod blaslt;
 mod collectives;
@@ -17,16 +18,23 @@ mod memory;
 mod nccl;
 mod nvrtc;
 mod open;
+mod own;
+mod pace;
 mod probe;
+mod progress;
+mod timeline;
 mod watchdog;
 
+pub use beside::{Beside, Found, STREAMS_PER_RANK, connected, look};
 pub(crate) use memory::Board;
+pub use memory::{page_tables, pinned_bytes};
 pub use open::{Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe};
 
 /// For the tests of the kernels, which run them on an emulator.
 #[doc(hidden)]
 pub mod testing {
+    pub use super::compile::cubins;
     pub use super::launch::{
         Args, Launch, MAX_PEERS, OPTIONS, SOURCES, add_bias, combine_peers, launches, scratch_bytes,
     };
@@ -35,11 +43,12 @@ pub mod testing {
 use crate::cpu::Shared;
 use crate::cpu::queue::Queue;
 use crate::lane::{Clock, join};
-use crate::view::View;
+use crate::view::{View, ViewMut};
 use crate::{
-    Activity, Admitted, Arena, Dtype, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Tensor,
+    Activity, Admitted, Arena, Crew, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Reduce,
+    Tensor,
 };
-use blas::{Blas, Gemm, workspace_bytes};
+use blas::{Blas, Gemm, WORKSPACE};
 use collectives::Transport;
 use compile::{Kernels, NotLaunched};
 use driver::{Context, Failure, Stream, Words};
@@ -48,16 +57,18 @@ use host::Job;
 use launch::Launch;
 use marks::{Marks, STREAMS, Until};
 use memory::{Arrangement, Peer};
+use pace::Pace;
+use progress::Progress;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use timeline::Timeline;
 
-/// Bytes of a GPU that a rank takes: those of `plan`, and behind them `scratch` for kernels and the workspace of products
-/// on compute capability `sm`.
-pub fn device_bytes(plan: &Plan, scratch: u64, sm: u32) -> u64 {
-    Arrangement::new(plan, scratch, workspace_bytes(sm)).bytes
+/// Bytes of a GPU that a rank takes: those of `plan`, and behind them `scratch` for kernels and the workspace of products.
+pub fn device_bytes(plan: &Plan, scratch: u64) -> u64 {
+    Arrangement::new(plan, scratch, WORKSPACE).bytes
 }
 
 /// Numbers of the pinned words: how far each stream has come, then the Host lane.
@@ -76,13 +87,19 @@ struct Gpu {
     kernels: RefCell<Kernels>,
     blas: RefCell<Blas>,
     transport: Transport,
+    timeline: Option<Timeline>,
     /// By lane; the last is the rank's own, for `read` and `write`.
     streams: Vec<Rc<Stream>>,
     words: Words,
     marks: RefCell<Marks>,
+    /// By lane; of lanes that share a stream the first one's counts.
+    paces: RefCell<Vec<Pace>>,
+    progress: RefCell<Progress>,
     history: Arc<History>,
     /// What the next op of the Host lane waits for.
     host_after: Cell<Clock>,
+    /// The last op of the Host lane for which other ranks must come.
+    host_met: Cell<u64>,
     queue: Arc<Queue<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -144,13 +161,20 @@ impl Gpu {
 
     fn copy(&self, op: &Admitted, stream: &Stream, src: Tensor, dst: Tensor) -> Result<(), Error> {
         let (from, to, bytes) = (self.peer.at(src), self.peer.at(dst), src.bytes());
-        let done = match (src.arena(), dst.arena()) {
-            (Arena::Device, Arena::Device) => stream.copy_on_device(from, to, bytes),
-            (Arena::Pinned, _) => {
-                pieces(src.range().start, bytes, &mut |at, n| stream.copy_up(from + at, to + at, n))
-            }
-            (Arena::Device, Arena::Pinned) => pieces(dst.range().start, bytes, &mut |at, n| {
-                stream.copy_down(from + at, to + at, n)
+        let host = [src, dst].into_iter().find(|t| t.arena() == Arena::Pinned);
+        if let Some(t) = host.filter(|t| bytes > 0 && !self.peer.is_pinned(*t)) {
+            let name = self.host.plan.name(t);
+            return Err(self.refused(op, &format!("the host memory of {name} is not pinned")));
+        }
+        let (src, dst) = (src.arena(), dst.arena());
+        let done = match host.map(|t| t.range()) {
+            None => stream.copy_on_device(from, to, bytes),
+            Some(range) => memory::pieces(range.start..range.start + bytes, &mut |piece| {
+                let (at, n) = (piece.start - range.start, piece.end - piece.start);
+                match (src, dst) {
+                    (Arena::Pinned, _) => stream.copy_up(from + at, to + at, n),
+                    (Arena::Device, _) => stream.copy_down(from + at, to + at, n),
+                }
             }),
         };
         done.map_err(|e| self.failed(op, &e))
@@ -202,9 +226,7 @@ impl Gpu {
         let Some(event) = self.marks.borrow_mut().mark(lane, tick, &host_done) else {
             return Ok(());
         };
-        let stream = self.stream(lane);
-        stream.record(&event)?;
-        stream.write_word(&self.words.words[lane as usize], tick as u32)
+        self.stream(lane).record(&event)
     }
 
     /// Tells a stream to wait for all of `clock`.
@@ -212,10 +234,49 @@ impl Gpu {
         let stream = self.stream(lane);
         let host_done = self.host.done(Lane::Host);
         let source = (event.lane as usize, &event.clock);
-        self.marks.borrow_mut().wait(lane, source, host_done, &mut |until| match until {
-            Until::Event(event) => stream.wait(&event),
-            Until::Host(tick) => stream.wait_word(&self.words.words[HOST_WORD], tick as u32),
-        })
+        // Sums inside a layer are over soon.
+        let shows = lane == Lane::Compute && source.0 != Lane::TpComm as usize;
+        let mut waits = false;
+        self.marks.borrow_mut().wait(lane, source, host_done, &mut |until| {
+            if shows && !std::mem::replace(&mut waits, true) {
+                self.progress.borrow_mut().tell(lane, stream, true)?;
+            }
+            match until {
+                Until::Event(event) => stream.wait(&event),
+                Until::Host(tick) => {
+                    self.await_peers(tick);
+                    stream.wait_word(&self.words.words[HOST_WORD], tick as u32)
+                }
+            }
+        })?;
+        if waits { self.progress.borrow_mut().tell(lane, stream, false) } else { Ok(()) }
+    }
+
+    /// Ranks that share a GPU may share its hardware queues. What stands in one behind a wait for op `tick` of the Host lane
+    /// may be what another rank needs to come to a meeting before that op: such meetings are over first.
+    fn await_peers(&self, tick: u64) {
+        if matches!(self.transport, Transport::InProcess) {
+            self.host.wait_done(Lane::Host as usize, self.host_met.get().min(tick));
+        }
+    }
+
+    /// Sleeps while the stream of `lane` is far behind.
+    fn keep_pace(&self, lane: Lane) -> Result<(), Failure> {
+        let stream = &self.streams[lane as usize];
+        let first = self.streams.iter().position(|s| Rc::ptr_eq(s, stream));
+        let kept = self.paces.borrow_mut()[first.unwrap_or(lane as usize)].keep(stream)?;
+        if kept { self.progress.borrow_mut().tell(lane, stream, false) } else { Ok(()) }
+    }
+
+    /// The rank's thread is about to wait: each stream tells when it has come to its end.
+    fn tell_ends(&self) -> Result<(), Failure> {
+        let mut progress = self.progress.borrow_mut();
+        for &lane in &Lane::ALL[..STREAMS] {
+            if !progress.is_told(lane) {
+                progress.tell(lane, self.stream(lane), false)?;
+            }
+        }
+        Ok(())
     }
 
     /// Blocks until op `tick` of a stream is over.
@@ -227,16 +288,56 @@ impl Gpu {
         Ok(())
     }
 
-    /// For the rank's own thread, while nothing in the lanes conflicts.
-    fn own<T>(&self, call: &str, done: Result<T, Failure>) -> Result<T, Error> {
-        let (rank, gpu) = (self.rank().index(), self.context.ordinal);
-        done.map_err(|e| Error::GpuSetup { rank, gpu, problem: format!("{call}: {e}") })
+    /// Runs each op once, in its stream: code that a kernel or product needs is loaded by its first launch. Nothing else
+    /// runs yet, and what is computed is thrown away.
+    fn warm_up(&self, ops: &[Admitted]) -> Result<(), Error> {
+        for op in ops {
+            let stream = self.stream(op.lane);
+            match op.op {
+                Op::Gemm { a, b, c, bias } => self.gemm(op, stream, &Gemm { a, b, c, bias })?,
+                _ if op.op.group().is_some() => self.warm_up_sum(op, stream)?,
+                Op::Copy { .. } | Op::Zero { .. } => {}
+                _ => self.kernels(op, stream)?,
+            }
+        }
+        for lane in &Lane::ALL[..STREAMS] {
+            self.own("warm-up", self.stream(*lane).synchronize())?;
+        }
+        Ok(())
+    }
+
+    /// The kernel of an in-process collective, of this rank's memory alone.
+    fn warm_up_sum(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
+        let (Transport::InProcess, Some(group)) = (&self.transport, op.op.group()) else {
+            return Ok(());
+        };
+        let (x, reduce) = match op.op {
+            Op::AllReduce { x, reduce, .. } => (x, reduce),
+            Op::ReduceScatter { x, .. } => (x, Reduce::Sum),
+            _ => return Ok(()),
+        };
+        let size = self.rank().within(group).1;
+        if size == 1 || size > launch::MAX_PEERS {
+            return Ok(());
+        }
+        let own = [self.peer.at(x); launch::MAX_PEERS];
+        let (len, mut result) = (x.len().min(WARM_SUM), Ok(()));
+        launch::combine_peers((own[0], x.dtype(), len), &own[..size], reduce, &mut |launch| {
+            if result.is_ok() {
+                result = self.launch(op, stream, launch);
+            }
+        })
+        .map_err(|problem| self.refused(op, &problem))?;
+        result
     }
 }
 
 impl Executor for Gpu {
     fn submit(&self, op: Admitted) {
         if op.lane == Lane::Host {
+            if op.op.group().is_some_and(|group| self.rank().within(group).1 > 1) {
+                self.host_met.set(op.tick);
+            }
             let clock = self.host_after.take();
             let after = self.marks.borrow_mut().for_host(&clock, op.tick);
             self.queue.push(Job { op, after });
@@ -247,9 +348,18 @@ impl Executor for Gpu {
             return;
         }
         self.history.remember(&op);
-        if let Err(error) = self.enqueue(&op) {
+        let paced = self.keep_pace(op.lane).map_err(|e| self.failed(&op, &e));
+        let done = paced.and_then(|()| match &self.timeline {
+            Some(timeline) => {
+                let stream = self.stream(op.lane);
+                timeline.around(&self.host, (&op, stream), || self.enqueue(&op))
+            }
+            None => self.enqueue(&op),
+        });
+        if let Err(error) = done {
             self.fail_run(&error);
         }
+        self.progress.borrow().submit(op.lane, op.tick);
     }
 
     fn record(&self, lane: Lane, tick: u64) {
@@ -274,6 +384,11 @@ impl Executor for Gpu {
     }
 
     fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error> {
+        if !self.host.world.failed()
+            && let Err(failure) = self.tell_ends()
+        {
+            self.fail_run(&self.failed_at(lane, tick, &failure));
+        }
         if lane == Lane::Host {
             self.host.wait_done(lane as usize, tick);
         } else if !self.host.world.failed()
@@ -288,34 +403,20 @@ impl Executor for Gpu {
         (t.arena() == Arena::Pinned).then(|| self.host.memory.view(t))
     }
 
+    fn in_memory_mut(&self, t: Tensor) -> Option<ViewMut<'_>> {
+        (t.arena() == Arena::Pinned).then(|| self.host.memory.view_mut(t))
+    }
+
+    fn crew(&self) -> Option<&Crew> {
+        self.host.crew()
+    }
+
     fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
-        let (at, size) = (self.peer.at(t), t.dtype().bytes() as usize);
-        let own = &self.streams[STREAMS];
-        let mut bytes = vec![0u8; OWN_BYTES.min(out.len() * size)];
-        for (i, out) in out.chunks_mut(OWN_BYTES / size).enumerate() {
-            let bytes = &mut bytes[..out.len() * size];
-            self.own("read", own.download(at + (i * OWN_BYTES) as u64, bytes))?;
-            let values = bytes.chunks_exact(size).map(|b| decode(t.dtype(), b));
-            out.iter_mut().zip(values).for_each(|(o, x)| *o = x);
-        }
-        Ok(())
+        self.read_own(t, out)
     }
 
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {
-        if t.arena() == Arena::Pinned {
-            self.host.memory.view_mut(t).fill(value);
-            return Ok(());
-        }
-        let (at, size) = (self.peer.at(t), t.dtype().bytes() as usize);
-        let own = &self.streams[STREAMS];
-        let mut bytes = Vec::with_capacity(OWN_BYTES.min(t.len() * size));
-        for start in (0..t.len()).step_by(OWN_BYTES / size) {
-            let end = t.len().min(start + OWN_BYTES / size);
-            bytes.clear();
-            (start..end).for_each(|i| encode(t.dtype(), value(i), &mut bytes));
-            self.own("write", own.upload(&bytes, at + (start * size) as u64))?;
-        }
-        Ok(())
+        self.write_own(t, value)
     }
 
     fn fail(&self, step: u64, error: &Error) {
@@ -349,64 +450,21 @@ impl Drop for Gpu {
         for stream in &self.streams {
             let _ = stream.synchronize();
         }
+        if let Some(timeline) = &self.timeline {
+            timeline.finish(&self.host);
+        }
     }
 }
 
-/// Elements that `read` and `write` move at a time take so many bytes.
-const OWN_BYTES: usize = 1 << 20;
-
-/// Host memory is pinned in pieces of the arena, and a copy must not reach across two of them.
-fn pieces(
-    start: u64,
-    bytes: u64,
-    copy: &mut dyn FnMut(u64, u64) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    let mut at = 0;
-    while at < bytes {
-        let to_end = memory::PIECE - (start + at) % memory::PIECE;
-        let n = to_end.min(bytes - at);
-        copy(at, n)?;
-        at += n;
-    }
-    Ok(())
-}
-
-fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
-    use half::{bf16, f16};
-    macro_rules! number {
-        ($t:ty) => {
-            bytes.try_into().map_or(f64::NAN, |b| f64::from(<$t>::from_le_bytes(b)))
-        };
-    }
-    match dtype {
-        Dtype::F16 => number!(f16),
-        Dtype::Bf16 => number!(bf16),
-        Dtype::F32 => number!(f32),
-        Dtype::F64 => number!(f64),
-        Dtype::I32 => number!(i32),
-        Dtype::U16 => number!(u16),
-    }
-}
-
-/// Rounded as the cpu backend rounds: through f32, unless it is F64.
-fn encode(dtype: Dtype, value: f64, out: &mut Vec<u8>) {
-    use half::f16;
-    let single = value as f32;
-    match dtype {
-        Dtype::F16 => out.extend(f16::from_f32(single).to_le_bytes()),
-        Dtype::Bf16 => out.extend(crate::view::round_bf16(single).to_le_bytes()),
-        Dtype::F32 => out.extend(single.to_le_bytes()),
-        Dtype::F64 => out.extend(value.to_le_bytes()),
-        Dtype::I32 => out.extend((single as i32).to_le_bytes()),
-        Dtype::U16 => out.extend((single as u16).to_le_bytes()),
-    }
-}
+/// Elements of a sum that loads its kernel.
+const WARM_SUM: usize = 256;
 
 const _: () = assert!(HOST_WORD < LANES);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Dtype;
 
     #[test]
     fn copies_stay_within_pieces_of_pinned_memory() {
@@ -414,11 +472,11 @@ mod tests {
         let cases = [(0, 10), (piece - 4, 10), (5, 3 * piece), (piece, piece), (7, 0)];
         for (start, bytes) in cases {
             let mut next = 0;
-            pieces(start, bytes, &mut |at, n| {
-                assert_eq!(at, next);
-                assert!(n > 0 && (start + at) / piece == (start + at + n - 1) / piece);
-                next = at + n;
-                Ok(())
+            memory::pieces(start..start + bytes, &mut |part| {
+                assert_eq!(part.start, start + next);
+                assert!(!part.is_empty() && part.start / piece == (part.end - 1) / piece);
+                next = part.end - start;
+                Ok::<(), ()>(())
             })
             .unwrap();
             assert_eq!(next, bytes);
@@ -426,16 +484,22 @@ mod tests {
     }
 
     #[test]
-    fn storage_types_round_trip() {
-        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::I32, Dtype::U16] {
-            // Halves have no sign.
-            let last = if dtype == Dtype::U16 { 65_535.0 } else { -3.0 };
-            for value in [0.0, 1.0, 100.0, last] {
-                let mut bytes = Vec::new();
-                encode(dtype, value, &mut bytes);
-                assert_eq!(bytes.len() as u64, dtype.bytes());
-                assert_eq!(decode(dtype, &bytes), value);
-            }
-        }
+    fn what_copies_touch_is_pinned_in_whole_pages_and_states_are_not() {
+        let mut plan = Plan::default();
+        let mut tensor = |arena, pool, bytes: usize| {
+            plan.tensor((arena, pool), pool, Dtype::U16, (1, bytes / 2));
+        };
+        tensor(Arena::Pinned, "gradient staging", 5000);
+        tensor(Arena::Pinned, "optimizer states", 20_000);
+        tensor(Arena::Device, "parameters", 4096);
+        tensor(Arena::Pinned, "parameter staging", 3000);
+        tensor(Arena::Pinned, "gradient staging", 9000);
+        tensor(Arena::Pinned, "gradient sums", 3 * 4096);
+        tensor(Arena::Pinned, "batches and losses", 64);
+        // 0..5000; 25088..28160 and 28160..37160; 49664..49728.
+        let expected = [0..8192, 24_576..40_960, 49_152..53_248];
+        assert_eq!(memory::copied(&plan), expected);
+        // And the page of words.
+        assert_eq!(pinned_bytes(&plan), 8192 + 16_384 + 4096 + 4096);
     }
 }

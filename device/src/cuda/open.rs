@@ -1,18 +1,24 @@
 //! Opening a GPU for a rank: everything that is allocated, created or compiled, before step 1.
 
-use super::blas::{Blas, workspace_bytes};
-use super::collectives::{Transport, connect};
+use super::beside::note_connected;
+use super::blas::{Blas, WORKSPACE};
+use super::collectives::{Communicators, Transport, connect, warm_up};
 use super::compile::Kernels;
 use super::driver::{self, Context, DeviceMemory, Failure, Stream, Words};
 use super::history::History;
 use super::host::HostLane;
 use super::marks::{Marks, STREAMS};
 use super::memory::{Arrangement, Peer};
+use super::pace::Pace;
+use super::progress::Progress;
+use super::timeline::Timeline;
+use super::watchdog::Watchdog;
 use super::{Gpu, HOST_WORD, nccl};
 use crate::cpu::memory::Memory;
 use crate::cpu::queue::Queue;
 use crate::cpu::{self, HostWork, Shared, World};
-use crate::{Device, Error, Group, Lane, Plan, Rank};
+use crate::warm::Distinct;
+use crate::{Arena, Device, Error, Group, Lane, Plan, Rank};
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::rc::Rc;
@@ -41,6 +47,8 @@ pub struct CudaOptions {
     pub scratch: u64,
     /// Of the Host lane.
     pub work: HostWork,
+    /// What the rank's program asks of a GPU: run once while it is opened, so that nothing is loaded or connected later.
+    pub warm_up: Arc<Distinct>,
 }
 
 /// A GPU for `rank`, which several ranks may share. Returns when all ranks have opened
@@ -73,39 +81,55 @@ impl Opening<'_> {
         let setup = |what: &'static str| move |problem: String| self.problem(gpu, what, problem);
         let made = |failure: Failure| self.problem(gpu, "open", failure);
         let sm = driver::device_sm(gpu).map_err(made)?;
-        let arrangement = Arrangement::new(self.plan, self.options.scratch, workspace_bytes(sm));
+        let arrangement = Arrangement::new(self.plan, self.options.scratch, WORKSPACE);
         let own = Rc::new(Stream::new(&context, false).map_err(made)?);
-        let device = self.device_memory(&context, arrangement.bytes, &own)?;
+        // What lies beside the plan comes first, so that a shortage is the plan's own error, with figures.
+        self.check(&context, arrangement.bytes)?;
+        let short = |error: Error| self.shortage(&context, arrangement.bytes, error);
+        let pinning = |e: Failure| self.problem(gpu, "pinning host memory", e);
+        let words = Words::new(&context, STREAMS + 1).map_err(pinning)?;
+        let kernels = Kernels::load(sm).map_err(setup("kernels")).map_err(short)?;
+        let blas = Blas::new().and_then(|mut blas| {
+            blas.load(&context, &own, sm)?;
+            Ok(blas)
+        });
+        let mut blas = blas.map_err(setup("cuBLASLt")).map_err(short)?;
+        let marks = Marks::new().map_err(made).map_err(short)?;
+        let paces = (0..STREAMS).map(|_| Pace::new()).collect::<Result<_, _>>();
+        let paces = paces.map_err(made).map_err(short)?;
+        let communicators = self.communicators(&context, &own, count).map_err(short)?;
+        let streams = streams(&context, own, &communicators, self.rank).map_err(made)?;
+        let own = &streams[STREAMS];
+        let device = self.device_memory(&context, arrangement.bytes, own)?;
         let refused =
             |(arena, wanted)| Error::HostMemory { rank: self.rank.index(), arena, wanted };
         let host_memory =
             Memory::pinned(self.plan, &self.options.host).map(Arc::new).map_err(refused)?;
-        let peer = Peer::new(&context, device, Arc::clone(&host_memory));
-        let peer = Arc::new(peer.map_err(|e| self.problem(gpu, "pinning host memory", e))?);
+        let peer = Peer::new(&context, device, (Arc::clone(&host_memory), self.plan));
+        let peer = Arc::new(peer.map_err(pinning)?);
         let scratch = (peer.device.start + arrangement.scratch, self.options.scratch);
-        let workspace = (peer.device.start + arrangement.workspace, workspace_bytes(sm));
-        let words = Words::new(&context, STREAMS + 1).map_err(made)?;
-        let history = Arc::new(History::new(words.words[..STREAMS].to_vec()));
-        let kernels = Kernels::load(sm).map_err(setup("kernels"))?;
-        let blas = Blas::new(workspace).map_err(setup("cuBLASLt"))?;
-        let marks = Marks::new().map_err(made)?;
+        let workspace = (peer.device.start + arrangement.workspace, WORKSPACE);
+        blas.use_workspace(workspace);
+        let progress = Progress::new(&words.words[..STREAMS]);
+        let passed = Lane::ALL[..STREAMS].iter().map(|lane| progress.of(*lane)).collect();
+        let history = Arc::new(History::new(passed));
         self.world.gpus.join(self.rank.index(), &peer);
         // The Host lane is the cpu backend's, on memory that the driver has pinned.
         let (work, threads) = (self.options.work.clone(), true);
         let host = Shared::new(self.rank, host_memory, self.plan, self.world, work, threads);
         let host = Arc::new(host);
-        let transport = self.transport(&host, &context, count)?;
-        let streams = streams(&context, own, &transport, self.rank).map_err(made)?;
-        let queue = Arc::new(Queue::new());
+        let transport = self.transport(&host, &context, communicators)?;
+        let timeline = Timeline::of(&host, own).map_err(made)?;
+        let queue = Arc::new(Queue::new(self.options.work.jobs));
         let lane = HostLane {
             shared: Arc::clone(&host),
             context: Arc::clone(&context),
             history: Arc::clone(&history),
             done: words.words[HOST_WORD].clone(),
-            compute: words.words[Lane::Compute as usize].clone(),
+            compute: progress.of(Lane::Compute),
         };
         let thread = lane.spawn(&queue).map_err(|e| self.problem(gpu, "the Host lane", e))?;
-        Ok(Gpu {
+        let gpu = Gpu {
             host,
             context,
             peer,
@@ -114,14 +138,31 @@ impl Opening<'_> {
             kernels: RefCell::new(kernels),
             blas: RefCell::new(blas),
             transport,
+            timeline,
             streams,
             words,
             marks: RefCell::new(marks),
+            paces: RefCell::new(paces),
+            progress: RefCell::new(progress),
             history,
             host_after: Cell::default(),
+            host_met: Cell::default(),
             queue,
             thread: Some(thread),
-        })
+        };
+        gpu.warm_up(&self.options.warm_up.ops)?;
+        self.zero(&gpu)?;
+        Ok(gpu)
+    }
+
+    /// The plan's memory, again: kernels have left what they make of zeros.
+    fn zero(&self, gpu: &Gpu) -> Result<(), Error> {
+        let (own, device) = (&gpu.streams[STREAMS], &gpu.peer.device);
+        let bytes = self.plan.bytes(Arena::Device);
+        let zeroed = own.zero(device.start, bytes).and_then(|()| own.synchronize());
+        zeroed.map_err(|e| self.problem(gpu.context.ordinal, "device memory", e))?;
+        // In-process collectives read what peers have.
+        self.world.gather(self.rank, "open: warm")
     }
 
     fn problem(&self, gpu: usize, what: &str, problem: impl Display) -> Error {
@@ -144,6 +185,23 @@ impl Opening<'_> {
         let context = Context::of(gpu).map_err(|e| self.problem(gpu, "context", e))?;
         context.bind().map_err(|e| self.problem(gpu, "context", e))?;
         Ok((context, count))
+    }
+
+    /// That the plan would fit if nothing lay beside it.
+    fn check(&self, context: &Context, bytes: u64) -> Result<(), Error> {
+        let free = context.memory().map_err(|e| self.problem(context.ordinal, "free memory", e))?.0;
+        let fits = bytes <= free;
+        if fits { Ok(()) } else { Err(cpu::out_of_memory(self.rank, self.plan, bytes, free)) }
+    }
+
+    /// The driver, or a library, had no memory for what lies beside the plan: then there is none for the plan.
+    fn shortage(&self, context: &Context, bytes: u64, error: Error) -> Error {
+        let text = error.to_string();
+        let short = ["OUT_OF_MEMORY", "ALLOC_FAILED"].iter().any(|code| text.contains(code));
+        match context.memory() {
+            Ok((free, _)) if short => cpu::out_of_memory(self.rank, self.plan, bytes, free),
+            _ => error,
+        }
     }
 
     /// One allocation, zeroed.
@@ -173,14 +231,13 @@ impl Opening<'_> {
         Ok(memory)
     }
 
-    /// Returns when all ranks have their memory and are connected.
-    fn transport(
+    /// NCCL's, connected and warm, where it is used.
+    fn communicators(
         &self,
-        host: &Arc<Shared>,
         context: &Arc<Context>,
+        stream: &Stream,
         gpus: usize,
-    ) -> Result<Transport, Error> {
-        self.world.gather(self.rank, "open: memory")?;
+    ) -> Result<Option<Communicators>, Error> {
         let world_size = self.rank.world_size();
         let why_not = if world_size == 1 {
             "there is one rank".to_owned()
@@ -194,10 +251,42 @@ impl Opening<'_> {
             if self.rank.index() == 0 {
                 tracing::info!("collectives by NCCL");
             }
-            return connect(host, context.ordinal);
+            return self.connected(context, stream).map(Some);
         };
         if self.rank.index() == 0 {
             tracing::info!("collectives in-process: {why_not}");
+        }
+        Ok(None)
+    }
+
+    /// Connects, and measures what that takes.
+    fn connected(&self, context: &Arc<Context>, stream: &Stream) -> Result<Communicators, Error> {
+        let gpu = context.ordinal;
+        let free = || context.memory().map_err(|e| self.problem(gpu, "free memory", e));
+        let (before, _) = free()?;
+        let communicators = connect(self.rank, self.world, gpu)?;
+        let calls = &self.options.warm_up.calls;
+        warm_up((self.rank, self.world), context, (&communicators, stream), calls)?;
+        let taken = before.saturating_sub(free()?.0);
+        if self.rank.index() == 0 {
+            note_connected(gpu, (self.rank.tp_size, self.rank.dp_size), taken);
+        }
+        Ok(communicators)
+    }
+
+    /// Returns when all ranks have their memory.
+    fn transport(
+        &self,
+        host: &Arc<Shared>,
+        context: &Arc<Context>,
+        communicators: Option<Communicators>,
+    ) -> Result<Transport, Error> {
+        self.world.gather(self.rank, "open: memory")?;
+        if let Some(communicators) = communicators {
+            let gpu = context.ordinal;
+            let watchdog = Watchdog::start(host, gpu, &communicators);
+            let watchdog = watchdog.map_err(|e| self.problem(gpu, "collectives", e))?;
+            return Ok(Transport::Nccl(communicators, watchdog));
         }
         self.reach_peers(context)?;
         self.world.gather(self.rank, "open: peers")?;
@@ -229,7 +318,7 @@ impl Opening<'_> {
 fn streams(
     context: &Arc<Context>,
     own: Rc<Stream>,
-    transport: &Transport,
+    communicators: &Option<Communicators>,
     rank: Rank,
 ) -> Result<Vec<Rc<Stream>>, Failure> {
     let mut streams: Vec<Rc<Stream>> = Vec::with_capacity(STREAMS + 1);
@@ -237,7 +326,7 @@ fn streams(
         // NCCL does not promise that two communicators make progress side by side on one GPU. In one stream their
         // collectives run in the order of the program, which all ranks share; each waits for earlier ones only.
         let shared = *lane == Lane::DpComm
-            && matches!(transport, Transport::Nccl(..))
+            && communicators.is_some()
             && rank.tp_size > 1
             && rank.dp_size > 1;
         streams.push(if shared {

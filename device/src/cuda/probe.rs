@@ -66,7 +66,37 @@ impl Probe {
             Some(format!("{} is missing: {why}", l.name))
         };
         let missing: Vec<String> = self.libraries.iter().filter_map(gone).collect();
+        let unfit = self.unfit_libraries().into_iter();
+        let unfit = unfit.map(|(name, why, remedy)| format!("{name}: {why}: {remedy}"));
+        let missing: Vec<String> = missing.into_iter().chain(unfit).collect();
         (!missing.is_empty()).then(|| missing.join("; "))
+    }
+
+    /// Libraries that do not work with this driver or these GPUs: name, why, and what helps.
+    pub fn unfit_libraries(&self) -> Vec<(&'static str, String, String)> {
+        let Some(driver) = self.driver.as_ref().ok().and_then(|text| major(text)) else {
+            return Vec::new();
+        };
+        let oldest = self.gpus.iter().min_by_key(|gpu| gpu.sm);
+        let dropped = oldest.filter(|gpu| gpu.sm < TURING);
+        let one = |library: &LibraryInfo| {
+            let version = library.version.as_ref().ok()?;
+            // NCCL's version is its own.
+            let cuda = major(version).filter(|_| library.required)?;
+            let (why, remedy) = match dropped {
+                Some(GpuInfo { ordinal, name, sm, .. }) if cuda >= WITHOUT_VOLTA => (
+                    format!("{version} has no code for GPU {ordinal}, {name}, sm_{sm}"),
+                    "install that of CUDA 12.9, the last with code for it".to_owned(),
+                ),
+                _ if cuda > driver => (
+                    format!("{version} is of CUDA {cuda}, and the driver is for CUDA {driver}"),
+                    format!("install that of CUDA {driver}, or a driver for CUDA {cuda}"),
+                ),
+                _ => return None,
+            };
+            Some((library.name, why, remedy))
+        };
+        self.libraries.iter().filter_map(one).collect()
     }
 
     /// Whether NCCL was found.
@@ -76,6 +106,15 @@ impl Probe {
 }
 
 const NCCL: &str = "NCCL";
+
+/// The first CUDA without code for sm_70, and the oldest architecture that it has.
+const WITHOUT_VOLTA: i32 = 13;
+const TURING: u32 = 75;
+
+/// Of `12.9` or `12.9.0`.
+fn major(version: &str) -> Option<i32> {
+    version.split('.').next()?.parse().ok()
+}
 
 /// Looks for the driver, GPUs and libraries. Call it before other threads are started: it sets two variables that
 /// the driver reads from the environment when it starts, unless they are set.
@@ -105,7 +144,7 @@ pub fn free_memory(ordinal: usize) -> Result<u64, String> {
 }
 
 /// cudarc panics where a library or a symbol is missing.
-fn guarded<T>(ask: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+pub(super) fn guarded<T>(ask: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     panics::quietly(|| catch_unwind(AssertUnwindSafe(ask)))
         .unwrap_or_else(|_| Err("a library lacks a function that is needed: it is too old".into()))
 }

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 
 /// Who is itself held up by others is blamed only when nobody else has been for so long.
 const DOUBT: Duration = Duration::from_secs(2);
-/// Collectives under watch at once; more are not watched until some have ended.
-const WATCHED: usize = 256;
+/// Collectives under watch at once, far more than a rank's thread enqueues ahead; more are not watched until some have ended.
+pub(super) const WATCHED: usize = 256;
+/// With so few left the thread is woken to take out what has ended; else nobody wakes it but the clock.
+const FEW: usize = WATCHED / 4;
 /// Between looks.
 const LOOK: Duration = Duration::from_millis(50);
 /// What the library takes longer for to abort goes on without us.
@@ -23,24 +25,31 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// After another rank has failed, what is under way may still end by itself.
 const GRACE: Duration = Duration::from_millis(500);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Entry {
     op: &'static str,
     site: Site,
     group: Group,
     /// Its number among the group's collectives.
     number: u64,
-    starts: Event,
-    ends: Event,
+    events: Arc<Events>,
     /// Both are recorded.
     enqueued: bool,
     started: Option<Instant>,
 }
 
+/// Around a collective.
+#[derive(Debug)]
+struct Events {
+    starts: Event,
+    ends: Event,
+}
+
 #[derive(Debug)]
 struct State {
-    under_way: VecDeque<Entry>,
-    unused: Vec<(Event, Event)>,
+    /// By group. A group's are in one stream, so they end in this order, and the second starts when the first has ended.
+    under_way: [VecDeque<Entry>; 2],
+    unused: Vec<Arc<Events>>,
     /// Collectives enqueued, by group.
     numbers: [u64; 2],
     closed: bool,
@@ -72,10 +81,10 @@ impl Watchdog {
         gpu: usize,
         communicators: &[Option<Arc<Communicator>>],
     ) -> Result<Self, String> {
-        let pair = |_| Ok((Event::new()?, Event::new()?));
+        let pair = |_| Ok(Arc::new(Events { starts: Event::new()?, ends: Event::new()? }));
         let unused: Result<Vec<_>, Failure> = (0..WATCHED).map(pair).collect();
         let state = State {
-            under_way: VecDeque::with_capacity(WATCHED),
+            under_way: [0, 1].map(|_| VecDeque::with_capacity(WATCHED)),
             unused: unused.map_err(|e| e.to_string())?,
             numbers: [0; 2],
             closed: false,
@@ -104,25 +113,28 @@ impl Watchdog {
         let number = &mut state.numbers[group as usize];
         *number += 1;
         let number = *number;
-        let Some((starts, ends)) = state.unused.pop() else { return Ok(()) };
-        stream.record(&starts)?;
+        let Some(events) = state.unused.pop() else { return Ok(()) };
+        stream.record(&events.starts)?;
         let (op, site, started) = (op.op.name(), op.site, None);
-        let entry = Entry { op, site, group, number, starts, ends, enqueued: false, started };
-        state.under_way.push_back(entry);
+        let entry = Entry { op, site, group, number, events, enqueued: false, started };
+        state.under_way[group as usize].push_back(entry);
         Ok(())
     }
 
     /// It is enqueued.
-    pub(super) fn ends(&self, stream: &Stream) -> Result<(), Failure> {
+    pub(super) fn ends(&self, stream: &Stream, group: Group) -> Result<(), Failure> {
         let mut state = self.watch.lock();
-        if let Some(entry) = state.under_way.back_mut()
+        let wakes = state.is_idle_but_one() || state.unused.len() == FEW;
+        if let Some(entry) = state.under_way[group as usize].back_mut()
             && !entry.enqueued
         {
-            stream.record(&entry.ends)?;
+            stream.record(&entry.events.ends)?;
             entry.enqueued = true;
         }
         drop(state);
-        self.watch.turned.notify_one();
+        if wakes {
+            self.watch.turned.notify_one();
+        }
         Ok(())
     }
 
@@ -142,6 +154,17 @@ impl Drop for Watchdog {
     }
 }
 
+impl State {
+    fn is_idle(&self) -> bool {
+        self.under_way.iter().all(VecDeque::is_empty)
+    }
+
+    /// Until the last one came, nothing was under watch, and the thread sleeps.
+    fn is_idle_but_one(&self) -> bool {
+        self.under_way.iter().map(VecDeque::len).sum::<usize>() == 1
+    }
+}
+
 impl Watch {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -153,13 +176,15 @@ impl Watch {
         let mut failed_since = None;
         let mut state = self.lock();
         while !state.closed && bound.is_ok() {
-            if state.under_way.is_empty() {
+            if state.is_idle() {
                 state = self.turned.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            if self.look(&mut state).is_err() {
+            drop(state);
+            if self.look().is_err() {
                 return; // the context is lost; whoever waits for a stream is told
             }
+            state = self.lock();
             if let Some(error) = self.overdue(&state) {
                 drop(state);
                 self.fail(&error);
@@ -168,7 +193,7 @@ impl Watch {
             }
             if self.shared.world.failed() {
                 let since = *failed_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > GRACE && !state.under_way.is_empty() {
+                if since.elapsed() > GRACE && !state.is_idle() {
                     drop(state);
                     self.abort();
                     return;
@@ -179,28 +204,40 @@ impl Watch {
         }
     }
 
-    /// Takes out what has ended, notes what has started.
-    fn look(&self, state: &mut State) -> Result<(), Failure> {
-        let mut at = 0;
-        while let Some(entry) = state.under_way.get_mut(at) {
-            if entry.enqueued && entry.ends.has_passed()? {
-                self.note_start(entry);
-                if let Some(entry) = state.under_way.remove(at) {
-                    state.unused.push((entry.starts, entry.ends));
+    /// Takes out what has ended, notes what has started. Who enqueues collectives does not wait for this: the driver is
+    /// asked while nobody holds the lock.
+    fn look(&self) -> Result<(), Failure> {
+        let mut held_up = false;
+        for group in 0..2 {
+            while let Some(first) = self.first(group) {
+                if first.events.ends.has_passed()? {
+                    self.note_start(&first);
+                    let mut state = self.lock();
+                    state.under_way[group].pop_front();
+                    state.unused.push(first.events);
+                    continue;
                 }
-                continue;
+                if first.started.is_some() {
+                    held_up = true;
+                } else if first.events.starts.has_passed()? {
+                    held_up = true;
+                    self.note_start(&first);
+                    if let Some(first) = self.lock().under_way[group].front_mut() {
+                        first.started = Some(Instant::now());
+                    }
+                }
+                break;
             }
-            if entry.enqueued && entry.started.is_none() && entry.starts.has_passed()? {
-                entry.started = Some(Instant::now());
-                self.note_start(entry);
-            }
-            at += 1;
         }
         if let Some(own) = self.shared.world.gpus.peer(self.shared.rank.index()) {
-            let held_up = state.under_way.iter().any(|entry| entry.started.is_some());
             own.held_up.store(held_up, Ordering::SeqCst);
         }
         Ok(())
+    }
+
+    /// The first collective of a group under way, if its events are recorded. This thread alone takes any out.
+    fn first(&self, group: usize) -> Option<Entry> {
+        self.lock().under_way[group].front().filter(|entry| entry.enqueued).cloned()
     }
 
     fn note_start(&self, entry: &Entry) {
@@ -212,7 +249,8 @@ impl Watch {
     /// What has gone on for too long, or gone wrong.
     fn overdue(&self, state: &State) -> Option<Error> {
         let rank = self.shared.rank;
-        let oldest = state.under_way.iter().find(|entry| entry.started.is_some())?;
+        let firsts = state.under_way.iter().filter_map(VecDeque::front);
+        let oldest = firsts.filter(|entry| entry.started.is_some()).min_by_key(|e| e.started)?;
         let (op, site) = (oldest.op, oldest.site);
         let gpu = self.gpu;
         let named = |problem| Error::Gpu { rank: rank.index(), gpu, op, site, problem };

@@ -8,6 +8,7 @@ mod bounds;
 mod elements;
 mod lanes;
 mod noise;
+mod normals;
 mod padded;
 mod path;
 mod round;
@@ -18,6 +19,7 @@ mod update;
 
 pub use bounds::{Pass, multiply_add, sweep, traffic};
 pub use noise::{Noise, NoiseRun};
+pub use normals::normals;
 pub(crate) use path::Inlined;
 pub use path::SimdPath;
 pub use round::{as_bf16_parameter, from_halves, lower_half};

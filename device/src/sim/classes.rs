@@ -114,6 +114,12 @@ impl Classes {
         self.resource.len()
     }
 
+    /// Ranks of one group of `class`.
+    pub(super) fn ranks_of_group(&self, users: &Users, class: usize) -> usize {
+        let group = self.of_group.iter().position(|of| *of == class);
+        group.map_or(0, |group| users.groups[group].members.len())
+    }
+
     /// What `class` of ranks takes when all of it does `work`.
     pub(super) fn rank_load(&self, users: &Users, class: usize, work: usize) -> Load {
         let same = users.ranks.iter().zip(&self.of_rank).filter(|(_, of)| **of == class);

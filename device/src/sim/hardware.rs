@@ -1,5 +1,6 @@
 //! A described box, in plain numbers. Rates are per second: bytes, multiplications and additions.
 
+use super::era::AsOf2020;
 use crate::{Group, Rank};
 
 /// GPUs of one kind.
@@ -13,11 +14,10 @@ pub struct Gpu {
     pub memory: f64,
     /// Multiprocessors.
     pub processors: usize,
-    /// Attention in one kernel that keeps the scores on the chip.
+    /// Attention of 16 bits on tensor cores (compute capability 8.0 and later); else its kernel works in fp32.
     pub fused_attention: bool,
-    /// Software as the authors of ZeRO-Offload had it: each operation a kernel, checkpoints in memory that is not
-    /// pinned, gradients that one rank after the other copies, CPU-Adam as they measured it.
-    pub as_of_2020: bool,
+    /// Software as the authors of ZeRO-Offload had it.
+    pub as_of_2020: Option<AsOf2020>,
 }
 
 /// What a rank has.
@@ -54,6 +54,9 @@ pub struct Hardware {
     pub seats: Vec<Seat>,
     /// Data-parallel ranks.
     pub dp_size: usize,
+    /// Collectives of both groups go through one stream, where both have several ranks: two communicators are not
+    /// promised progress side by side.
+    pub one_communication_stream: bool,
     /// Virtual GPUs: all work is that of a machine's cores.
     pub measured: Option<Measured>,
 }
@@ -77,7 +80,7 @@ impl Rates {
 
 /// A machine whose cores stand in for GPUs, as measured on it. Every op of a rank runs in its own thread, in order
 /// of submission.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     /// Cores that all ranks share.
     pub cores: f64,

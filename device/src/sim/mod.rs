@@ -6,17 +6,21 @@
 
 mod classes;
 mod cost;
+mod era;
 mod hardware;
+mod kernels;
 mod program;
 mod share;
 mod solve;
+mod submit;
 mod timeline;
 
+pub use era::{AsOf2020, Fact};
 pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
 pub use program::{Cargo, Kind, Program, Work, record};
 pub use timeline::{Played, Timeline};
 
-use crate::{Group, Rank};
+use crate::{Group, LANES, Lane, Rank};
 use classes::{Classes, GroupUser, Users};
 use cost::{Demand, Resources};
 use solve::{Problem, kind_number, solve};
@@ -56,10 +60,25 @@ fn play(
     }
     let users = users(&program, hardware, (tp, dp));
     let classes = Classes::new(&users, merge);
-    let one_queue = hardware.measured.is_some();
-    let problem = Problem { program: &program, users: &users, classes: &classes, one_queue };
-    let spans = solve(problem);
-    Ok(Timeline::new(program, classes, spans, one_queue))
+    let queues = queues(hardware, (tp, dp));
+    let submits = hardware.measured.is_none() && hardware.gpu.as_of_2020.is_none();
+    let several = |group| classes.ranks_of_group(&users, group) > 1;
+    let several = (0..classes.members.len()).map(several).collect();
+    let problem = Problem { program: &program, users: &users, classes: &classes, queues, submits };
+    let solved = solve(problem);
+    Ok(Timeline::new(program, (classes, several), solved, queues))
+}
+
+/// By lane, the queue of a rank that it stands in. Virtual GPUs run inline. With NCCL both communication lanes are one
+/// stream (`streams` in `cuda/open.rs`).
+fn queues(hardware: &Hardware, (tp, dp): (usize, usize)) -> [usize; LANES] {
+    let mut queues = Lane::ALL.map(|lane| lane as usize);
+    if hardware.measured.is_some() {
+        queues = [0; LANES];
+    } else if hardware.one_communication_stream && tp > 1 && dp > 1 {
+        queues[Lane::DpComm as usize] = Lane::TpComm as usize;
+    }
+    queues
 }
 
 /// What every rank and group asks of the resources, for each kind of work.

@@ -1,9 +1,10 @@
 //! What one rank submits, as recorded: the very step, with sizes instead of data.
 
+use crate::cuda::testing::launches;
 use crate::lane::join;
 use crate::{
-    Admitted, Arena, Device, Entry, Error, Event, Executor, Group, LANES, Lane, Mode, Op, Plan,
-    Rank, Tensor,
+    Admitted, Arena, Device, Entry, Error, Event, Executor, Group, Heads, LANES, Lane, Mode, Op,
+    Plan, Rank, Tensor,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -28,6 +29,8 @@ pub struct Work {
     pub wide: bool,
     /// Of a copy to or from the host.
     pub cargo: Cargo,
+    /// Calls of the driver that enqueue it; none of an op of the Host lane.
+    pub calls: u32,
 }
 
 /// What a copy between host and device carries.
@@ -60,6 +63,10 @@ pub enum Kind {
     Attention {
         /// B H T T
         scores: u64,
+        /// T
+        seq_len: usize,
+        /// Columns of a head.
+        head_dim: usize,
         /// Whether it is the gradient's.
         backward: bool,
     },
@@ -91,12 +98,42 @@ impl Kind {
         self.group().is_some()
     }
 
+    /// Ranks meet for it on their streams, not on the Host lane.
+    pub(super) const fn is_on_streams(self) -> bool {
+        matches!(self, Self::Collective { .. })
+    }
+
     /// The ranks it needs.
     pub(super) const fn group(self) -> Option<Group> {
         match self {
             Self::Collective { group, .. } | Self::Meeting { group } => Some(group),
             _ => None,
         }
+    }
+}
+
+fn attention(out: Tensor, lse: Tensor, heads: Heads, backward: bool) -> Kind {
+    let (seq_len, head_dim) = (heads.seq_len, out.len() / lse.len());
+    Kind::Attention { scores: (lse.len() * seq_len) as u64, seq_len, head_dim, backward }
+}
+
+/// Kernels that compute `op` on a recent GPU; one where there is none for it, which its own checks say.
+fn kernels(op: &Op) -> u32 {
+    let mut count = 0;
+    match launches(op, &|x| x.range().start, 0, 90, &mut |_| count += 1) {
+        Ok(()) => count,
+        Err(_) => 1,
+    }
+}
+
+/// Calls of the driver that enqueue `op`.
+fn calls(op: &Op, kind: Kind, rank: Rank) -> u32 {
+    match kind {
+        Kind::Gemm { .. } | Kind::Up | Kind::Down => 1,
+        Kind::Attention { .. } | Kind::Kernel => kernels(op),
+        // Its own, and an event before and behind it for the watchdog.
+        Kind::Collective { group, .. } if rank.within(group).1 > 1 => 3,
+        Kind::Collective { .. } | Kind::Meeting { .. } | Kind::Host => 0,
     }
 }
 
@@ -108,13 +145,11 @@ impl Work {
                 let ((m, k), (_, n)) = (a.shape(), b.shape());
                 (Kind::Gemm { m, n, k, bias: bias.is_some() }, op.bytes())
             }
-            Op::Attention { lse, heads, .. } => {
-                let scores = (lse.len() * heads.seq_len) as u64;
-                (Kind::Attention { scores, backward: false }, op.bytes())
+            Op::Attention { out, lse, heads, .. } => {
+                (attention(out, lse, heads, false), op.bytes())
             }
-            Op::AttentionBackward { lse, heads, .. } => {
-                let scores = (lse.len() * heads.seq_len) as u64;
-                (Kind::Attention { scores, backward: true }, op.bytes())
+            Op::AttentionBackward { out, lse, heads, .. } => {
+                (attention(out, lse, heads, true), op.bytes())
             }
             Op::Copy { src, dst } => match (src.arena(), dst.arena()) {
                 (Arena::Pinned, Arena::Device) => (Kind::Up, payload(src)),
@@ -137,7 +172,7 @@ impl Work {
             Op::Copy { dst, .. } if kind == Kind::Down => cargo(plan, dst),
             _ => Cargo::Other,
         };
-        Self { name: op.name(), kind, flops: op.flops(), bytes, wide: is_wide(op), cargo }
+        Self { name: op.name(), kind, flops: op.flops(), bytes, wide: is_wide(op), cargo, calls: 0 }
     }
 
     fn key(&self) -> Key {
@@ -153,7 +188,7 @@ fn cargo(plan: &Plan, on_host: Tensor) -> Cargo {
     let holds = |e: &&Entry| e.arena == Arena::Pinned && e.range.contains(&at);
     match plan.entries().iter().find(holds).map(|e| e.pool) {
         Some("checkpoint staging") => Cargo::Checkpoint,
-        Some("gradient staging" | "gradient sums") => Cargo::Gradient,
+        Some("gradient staging" | "gradient sums to add") => Cargo::Gradient,
         _ => Cargo::Other,
     }
 }
@@ -172,6 +207,8 @@ pub(super) struct Node {
     pub(super) lane: Lane,
     /// What must be over before it starts, beside the op before it on its lane.
     pub(super) after: Ticks,
+    /// Calls of the driver for events that were recorded or waited for since the op before it.
+    pub(super) calls: u16,
 }
 
 /// What one rank does, in order of submission.
@@ -181,6 +218,17 @@ pub struct Program {
     pub(super) nodes: Vec<Node>,
     /// What the rank's own thread had seen over when each step began, and at the end.
     pub(super) steps: Vec<Ticks>,
+    /// Where the rank's thread waits for an op: before which node, for which op of which lane.
+    pub(super) syncs: Vec<Sync>,
+}
+
+/// The rank's thread waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sync {
+    /// Before it submits this node.
+    pub(super) before: u32,
+    pub(super) lane: Lane,
+    pub(super) tick: u32,
 }
 
 impl Program {
@@ -204,10 +252,22 @@ struct Recording {
     pending: [crate::lane::Clock; LANES],
     /// What the rank's thread has seen over.
     main: crate::lane::Clock,
+    /// By lane: the last op behind which an event was recorded.
+    marked: crate::lane::Clock,
+    /// Calls of the driver since the last op.
+    calls: u16,
 }
 
 #[derive(Debug)]
-struct Recorder(Rc<RefCell<Recording>>, Arc<Plan>);
+struct Recorder {
+    recording: Rc<RefCell<Recording>>,
+    plan: Arc<Plan>,
+    rank: Rank,
+}
+
+/// Calls of the driver around a wait of Compute that may be long: words that tell how far the stream is
+/// (`cuda/progress.rs`).
+const TOLD_CALLS: u16 = 2;
 
 /// Runs `submit` on a device that records, and returns what it submitted. `submit` begins each step with
 /// [`Device::begin_step`] and waits for its end.
@@ -220,8 +280,9 @@ pub fn record(
     submit: impl FnOnce(&Device) -> Result<(), Error>,
 ) -> Result<Program, Error> {
     let recording = Rc::new(RefCell::new(Recording::default()));
-    let recorder = Box::new(Recorder(Rc::clone(&recording), Arc::clone(plan)));
-    let dev = Device::new(rank, Arc::clone(plan), recorder);
+    let plan_of_it = Arc::clone(plan);
+    let recorder = Recorder { recording: Rc::clone(&recording), plan: plan_of_it, rank };
+    let dev = Device::new(rank, Arc::clone(plan), Box::new(recorder));
     submit(&dev)?;
     recording.borrow_mut().mark_step();
     dev.finish()?;
@@ -238,32 +299,52 @@ impl Recording {
 
 impl Executor for Recorder {
     fn submit(&self, Admitted { op, lane, .. }: Admitted) {
-        let r = &mut *self.0.borrow_mut();
-        let work = Work::of(&op, &self.1);
+        let r = &mut *self.recording.borrow_mut();
+        let mut work = Work::of(&op, &self.plan);
         let next = r.program.works.len() as u32;
         let index = *r.by_key.entry(work.key()).or_insert(next);
         if index == next {
+            work.calls = calls(&op, work.kind, self.rank);
             r.program.works.push(work);
         }
         let mut after = r.pending[lane as usize];
         join(&mut after, &r.main);
         after[lane as usize] = 0;
         let after = after.map(|tick| tick as u32);
-        r.program.nodes.push(Node { work: index, lane, after });
+        let calls = std::mem::take(&mut r.calls);
+        r.program.nodes.push(Node { work: index, lane, after, calls });
+    }
+
+    fn record(&self, lane: Lane, tick: u64) {
+        let r = &mut *self.recording.borrow_mut();
+        if lane != Lane::Host && r.marked[lane as usize] < tick {
+            r.marked[lane as usize] = tick;
+            r.calls = r.calls.saturating_add(1);
+        }
     }
 
     fn wait(&self, lane: Lane, event: &Event) {
-        join(&mut self.0.borrow_mut().pending[lane as usize], &event.clock);
+        let r = &mut *self.recording.borrow_mut();
+        join(&mut r.pending[lane as usize], &event.clock);
+        let long = lane == Lane::Compute && event.lane != Lane::TpComm as u8;
+        // The Host lane's thread waits for itself.
+        let calls = u16::from(lane != Lane::Host) + if long { TOLD_CALLS } else { 0 };
+        r.calls = r.calls.saturating_add(calls);
     }
 
     fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error> {
-        let main = &mut self.0.borrow_mut().main[lane as usize];
-        *main = (*main).max(tick);
+        let r = &mut *self.recording.borrow_mut();
+        let main = &mut r.main[lane as usize];
+        if *main < tick {
+            *main = tick;
+            let before = r.program.nodes.len() as u32;
+            r.program.syncs.push(Sync { before, lane, tick: tick as u32 });
+        }
         Ok(())
     }
 
     fn begin_step(&self, _: u64) {
-        self.0.borrow_mut().mark_step();
+        self.recording.borrow_mut().mark_step();
     }
 
     fn write(&self, _: Tensor, _: &dyn Fn(usize) -> f64) -> Result<(), Error> {

@@ -3,6 +3,7 @@
 use super::classes::{Classes, KINDS, Load, Users};
 use super::program::{Node, Program, Ticks};
 use super::share::{Flow, share};
+use super::submit::{self, Behind, By, Gate, Release, Submitter};
 use crate::{Group, LANES};
 
 /// An op in progress.
@@ -29,13 +30,17 @@ struct Player {
     /// By queue: nodes in order, and how many have started.
     next: Vec<usize>,
     busy: Vec<bool>,
+    /// By queue: when its next op, which waits for nothing else, is submitted.
+    wakes: [f64; LANES],
     done: Ticks,
     spans: Vec<Span>,
+    submitter: Submitter,
 }
 
 /// When an op ran, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Span {
+    pub(super) submitted: f64,
     pub(super) ready: f64,
     pub(super) start: f64,
     pub(super) end: f64,
@@ -46,8 +51,10 @@ pub(super) struct Problem<'a> {
     pub(super) program: &'a Program,
     pub(super) users: &'a Users,
     pub(super) classes: &'a Classes,
-    /// All lanes of a rank share one queue, in order of submission.
-    pub(super) one_queue: bool,
+    /// By lane, the queue of a rank that it stands in: one that several share is in order of submission.
+    pub(super) queues: [usize; LANES],
+    /// A thread submits: else everything is submitted from the start.
+    pub(super) submits: bool,
 }
 
 struct Solver<'a> {
@@ -56,6 +63,8 @@ struct Solver<'a> {
     queues: Vec<Vec<u32>>,
     /// By node: its number on its lane.
     ticks: Vec<u32>,
+    /// By node, where a thread submits.
+    behind: Vec<Behind>,
     players: Vec<Player>,
     running: Vec<Running>,
     loads: Vec<Load>,
@@ -63,15 +72,18 @@ struct Solver<'a> {
     load_of: Vec<Option<usize>>,
     /// By class of groups, by queue: how many classes of members have come.
     met: Vec<[usize; LANES]>,
+    /// By class of groups: whether it has several ranks, how many classes' threads have come to its next collective, and
+    /// when the last did.
+    threads: Vec<(bool, usize, f64)>,
     now: f64,
 }
 
-/// Plays the program on all classes. By class, by node: when it ran. It always ends: an op waits only for ops that were
+/// Plays the program on all classes. By class: when each node ran, and why its thread went on. It always ends: an op waits only for ops that were
 /// submitted before it, and all ranks submit the same.
-pub(super) fn solve(problem: Problem<'_>) -> Vec<Vec<Span>> {
+pub(super) fn solve(problem: Problem<'_>) -> (Vec<Vec<Span>>, Vec<Vec<Release>>) {
     let mut solver = Solver::new(problem);
     solver.run();
-    solver.players.into_iter().map(|player| player.spans).collect()
+    solver.players.into_iter().map(|player| (player.spans, player.submitter.releases)).unzip()
 }
 
 /// The number of a kind of group.
@@ -89,18 +101,25 @@ impl<'a> Solver<'a> {
         let mut queues = vec![Vec::new(); LANES];
         let (mut ticks, mut counts) = (Vec::with_capacity(nodes.len()), Ticks::default());
         for (index, node) in nodes.iter().enumerate() {
-            let queue = if problem.one_queue { 0 } else { node.lane as usize };
-            queues[queue].push(index as u32);
+            queues[problem.queues[node.lane as usize]].push(index as u32);
             counts[node.lane as usize] += 1;
             ticks.push(counts[node.lane as usize]);
         }
+        let behind = if problem.submits {
+            Behind::of_nodes(problem.program, &ticks, &queues)
+        } else {
+            Vec::new()
+        };
         let player = || Player {
             next: vec![0; LANES],
             busy: vec![false; LANES],
+            wakes: [f64::INFINITY; LANES],
             done: Ticks::default(),
             spans: vec![Span::default(); nodes.len()],
+            submitter: Submitter::new(if problem.submits { 0 } else { nodes.len() }),
         };
         let classes = problem.classes;
+        let several = |group| classes.ranks_of_group(problem.users, group) > 1;
         let owners = classes.ranks() + classes.members.len();
         Self {
             players: (0..classes.ranks()).map(|_| player()).collect(),
@@ -108,7 +127,9 @@ impl<'a> Solver<'a> {
             loads: Vec::new(),
             load_of: vec![None; owners * problem.program.works.len()],
             met: vec![[0; LANES]; classes.members.len()],
+            threads: (0..classes.members.len()).map(|g| (several(g), 0, 0.0)).collect(),
             now: 0.0,
+            behind,
             queues,
             ticks,
             problem,
@@ -120,26 +141,115 @@ impl<'a> Solver<'a> {
             let n = self.problem.classes.resources();
             (vec![0.0; n], vec![0.0; n])
         };
-        (0..self.players.len()).for_each(|class| self.start_what_can(class));
-        while !self.running.is_empty() {
+        (0..self.players.len()).for_each(|class| self.submit(class));
+        loop {
             self.set_speeds(&mut left, &mut grows);
             let seconds = |r: &Running| r.left / r.speed;
             let step = self.running.iter().map(seconds).fold(f64::INFINITY, f64::min);
-            self.now += step;
-            let mut over = Vec::new();
-            self.running.retain_mut(|r| {
-                // What would end within rounding of the next event ends with it.
-                let ends = r.left / r.speed <= step * (1.0 + 1e-9) + 1e-15;
-                r.left -= step * r.speed;
-                if ends {
-                    over.push((r.owner, r.start));
-                }
-                !ends
-            });
-            for (owner, start) in over {
-                self.finish(owner, start);
+            let wake = self.next_wake();
+            if step.is_infinite() && wake.is_infinite() {
+                return;
+            }
+            // What would end within rounding of the next event ends with it.
+            if self.now + step * (1.0 + 1e-9) < wake {
+                self.now += step;
+                self.end_what_is_over(step);
+            } else {
+                let step = wake - self.now;
+                self.now = wake;
+                self.end_what_is_over(step);
+            }
+            self.wake();
+        }
+    }
+
+    fn end_what_is_over(&mut self, step: f64) {
+        let mut over = Vec::new();
+        self.running.retain_mut(|r| {
+            let ends = r.left / r.speed <= step * (1.0 + 1e-9) + 1e-15;
+            r.left -= step * r.speed;
+            if ends {
+                over.push((r.owner, r.start));
+            }
+            !ends
+        });
+        for (owner, start) in over {
+            self.finish(owner, start);
+        }
+    }
+
+    /// When the next op that waits for its submission alone is submitted.
+    fn next_wake(&self) -> f64 {
+        let wakes = self.players.iter().flat_map(|player| player.wakes);
+        wakes.fold(f64::INFINITY, f64::min)
+    }
+
+    fn wake(&mut self) {
+        for class in 0..self.players.len() {
+            if self.players[class].wakes.iter().any(|wake| *wake <= self.now) {
+                self.start_what_can(class);
             }
         }
+    }
+
+    /// The thread of `class` goes on as far as it can, and so do those that it meets.
+    fn submit(&mut self, class: usize) {
+        let mut open = vec![class];
+        while let Some(class) = open.pop() {
+            while self.submit_next(class, &mut open) {}
+            self.start_what_can(class);
+        }
+    }
+
+    /// `met`: classes that can go on too.
+    fn submit_next(&mut self, class: usize, met: &mut Vec<usize>) -> bool {
+        let Problem { program, classes, .. } = self.problem;
+        let player = &mut self.players[class];
+        let index = player.submitter.next;
+        let Some(node) = program.nodes.get(index) else { return false };
+        let behind = &self.behind[index];
+        if !player.submitter.met && player.submitter.stops(&program.syncs, behind, &player.done) {
+            return false;
+        }
+        let work = &program.works[node.work as usize];
+        let group = work.kind.group().map(|group| classes.groups_of[class][kind_number(group)]);
+        let peers = group.is_some_and(|group| self.threads[group].0);
+        if peers && work.kind.is_on_streams() && !self.meet(class, group, met) {
+            return false;
+        }
+        let player = &mut self.players[class];
+        player.submitter.met = false;
+        player.submitter.next += 1;
+        player.submitter.clock += submit::seconds(work, node, peers);
+        player.spans[index].submitted = player.submitter.clock;
+        true
+    }
+
+    /// Whether the threads of all classes of `group` have come to the collective that is next.
+    fn meet(&mut self, class: usize, group: Option<usize>, met: &mut Vec<usize>) -> bool {
+        let Some(group) = group else { return true };
+        let members = &self.problem.classes.members[group];
+        let submitter = &mut self.players[class].submitter;
+        if members.len() < 2 || submitter.met {
+            return true;
+        }
+        let (_, came, last) = &mut self.threads[group];
+        (*came, *last) = (*came + 1, last.max(submitter.clock));
+        if *came < members.len() {
+            submitter.gate = Some(Gate::Peers);
+            return false;
+        }
+        let last = std::mem::take(last);
+        *came = 0;
+        for &member in members {
+            let submitter = &mut self.players[member].submitter;
+            submitter.met = true;
+            submitter.go_on(last, By::Class(class));
+            if member != class {
+                met.push(member);
+            }
+        }
+        true
     }
 
     fn set_speeds(&mut self, left: &mut [f64], grows: &mut [f64]) {
@@ -157,7 +267,7 @@ impl<'a> Solver<'a> {
         match owner {
             Owner::Ranks { class, queue } => {
                 self.end_op(class, queue, start);
-                self.start_what_can(class);
+                self.go_on(class);
             }
             Owner::Groups { class, queue } => {
                 let members = &self.problem.classes.members[class];
@@ -165,10 +275,19 @@ impl<'a> Solver<'a> {
                     self.end_op(rank, queue, start);
                 }
                 for &rank in members {
-                    self.start_what_can(rank);
+                    self.go_on(rank);
                 }
             }
         }
+    }
+
+    /// An op of `class` is over.
+    fn go_on(&mut self, class: usize) {
+        let player = &mut self.players[class];
+        if player.submitter.passes(&player.done, self.now) {
+            return self.submit(class);
+        }
+        self.start_what_can(class);
     }
 
     fn end_op(&mut self, class: usize, queue: usize, start: f64) {
@@ -184,12 +303,19 @@ impl<'a> Solver<'a> {
     fn start_what_can(&mut self, class: usize) {
         for queue in 0..LANES {
             let player = &mut self.players[class];
+            player.wakes[queue] = f64::INFINITY;
             if player.busy[queue] {
                 continue;
             }
             let Some(&index) = self.queues[queue].get(player.next[queue]) else { continue };
             let node = self.problem.program.nodes[index as usize];
-            if node.after.iter().zip(&player.done).any(|(after, done)| after > done) {
+            let waits = node.after.iter().zip(&player.done).any(|(after, done)| after > done);
+            if waits || index as usize >= player.submitter.next {
+                continue;
+            }
+            let submitted = player.spans[index as usize].submitted;
+            if submitted > self.now {
+                player.wakes[queue] = submitted;
                 continue;
             }
             player.busy[queue] = true;

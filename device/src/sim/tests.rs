@@ -14,7 +14,7 @@ fn pair() -> Hardware {
             memory: 1000e9,
             processors: 80,
             fused_attention: true,
-            as_of_2020: false,
+            as_of_2020: None,
         },
         links: vec![10e9],
         nodes: vec![100e9],
@@ -23,6 +23,7 @@ fn pair() -> Hardware {
         network: 0.0,
         seats: vec![seat(), seat()],
         dp_size: 2,
+        one_communication_stream: true,
         measured: None,
     }
 }
@@ -71,15 +72,18 @@ fn two_ranks_by_hand() {
         let timeline = play(program.clone(), &pair(), (1, 2), merge).unwrap();
         assert_eq!(timeline.classes(), if merge { 1 } else { 2 });
         let bytes = 4.0 * n as f64;
+        // The thread submits one op after the other: checks, and calls of the driver.
+        let (check, call) = (1e-6, 2.8e-6);
+        let submitted = 3.0 * check + 3.0 * call;
         // Each rank's two cores read and write at 20 GB/s; both together are far from the channels' 80.
-        let pass = 2e-6 + 2.0 * bytes / 20e9;
+        let pass = check + 2e-6 + 2.0 * bytes / 20e9;
         // Two copies on one link of 7.8 GB/s: the start of each hides behind the other.
         let copied = pass + 2.0 * bytes / 7.8e9;
         // Half of the bytes cross, at 87 GB/s; memory is faster.
         let gathered = copied + 12e-6 + 2e-6 + 0.5 * bytes / 87e9;
         for rank in 0..2 {
             let ends: Vec<f64> = timeline.played(rank).map(|p| p.end).collect();
-            let zeroed = 2e-6 + bytes / 800e9;
+            let zeroed = submitted + 2e-6 + bytes / 800e9;
             for (got, want) in ends.iter().zip([pass, copied, zeroed, gathered]) {
                 near(*got, want);
             }
@@ -179,7 +183,7 @@ fn lanes_waits_and_rates_hold_in_random_programs() {
         for rank in 0..4 {
             let played: Vec<Played<'_>> = timeline.played(rank).collect();
             assert_eq!(played.iter().map(|p| p.work.bytes).sum::<u64>(), submitted);
-            let mut ends: [Vec<f64>; crate::LANES] = Default::default();
+            let mut ends: [Vec<f64>; LANES] = Default::default();
             for (p, node) in played.iter().zip(&program.nodes) {
                 let before = ends[p.lane as usize].last().copied().unwrap_or(0.0);
                 assert!(p.start >= before, "{seed}: two ops of {:?} at once", p.lane);
@@ -242,4 +246,186 @@ fn eight() -> Hardware {
 fn a_grid_that_is_larger_than_the_box_is_refused() {
     let error = simulate(random_program(0), &pair(), (2, 2)).unwrap_err();
     assert_eq!(error, TooFewSeats { ranks: 4, seats: 2 });
+}
+
+/// Tensors of `bytes` on the device: `N` of them, and one on the host.
+fn tensors<const N: usize>(bytes: usize) -> (Arc<Plan>, [Tensor; N], Tensor) {
+    let mut plan = Plan::default();
+    let host = plan.tensor((Arena::Pinned, "p"), "host", Dtype::F32, (1, bytes / 4));
+    let on_device = |i: usize| format!("device {i}");
+    let mut device =
+        |i| plan.tensor((Arena::Device, "p"), on_device(i), Dtype::F32, (1, bytes / 4));
+    let tensors = std::array::from_fn(&mut device);
+    (Arc::new(plan), tensors, host)
+}
+
+/// A rank of a grid.
+fn rank_of(tp_size: usize, dp_size: usize) -> Rank {
+    Rank { tp: 0, tp_size, dp: 0, dp_size }
+}
+
+fn host_op(x: Tensor) -> Op {
+    Op::Host { task: HostOp::new(Pass(x)), arg: 0 }
+}
+
+#[test]
+fn small_kernels_wait_for_the_thread_that_submits_them() {
+    let (plan, [x], _) = tensors(1024);
+    let program = record(rank_of(1, 1), &plan, |d| {
+        d.begin_step(1);
+        (0..400).for_each(|_| d.submit(Lane::Compute, Op::Zero { x }));
+        d.sync_all()
+    });
+    let timeline = simulate(program.unwrap(), &pair(), (1, 1)).unwrap();
+    // Each takes 2 us of the GPU, and 3.8 of the thread.
+    let kernel = 2e-6 + 1024.0 / 800e9;
+    near(timeline.step_seconds(), 400.0 * 3.8e-6 + kernel);
+    let path = timeline.critical_path();
+    assert_eq!(path[0].0, None, "{path:?}");
+    near(path[0].2, 400.0 * 3.8e-6);
+    let (seconds, calls) = timeline.submitting(0);
+    near(seconds, 400.0 * 3.8e-6);
+    assert_eq!(calls, 400);
+    // Virtual GPUs run what they are given at once.
+    let measured = Measured { cores: 1.0, threads: 1.0, other: 1e9, ..Measured::default() };
+    let inline = Hardware { measured: Some(measured), ..pair() };
+    let timeline = simulate(timeline.program().clone(), &inline, (1, 1)).unwrap();
+    near(timeline.step_seconds(), 400.0 * 1024.0 / 1e9);
+    assert_eq!(timeline.submitting(0), (0.0, 0));
+}
+
+#[test]
+fn gradients_and_their_sums_cross_a_link_of_2020_one_rank_at_a_time() {
+    let seconds = |pool, lane| {
+        let mut plan = Plan::default();
+        let host = plan.tensor((Arena::Pinned, pool), "host", Dtype::F32, (1, 1 << 20));
+        let dev = plan.tensor((Arena::Device, "p"), "dev", Dtype::F32, (1, 1 << 20));
+        let (src, dst) = if lane == Lane::H2d { (host, dev) } else { (dev, host) };
+        let program = record(rank_of(1, 2), &Arc::new(plan), |d| {
+            d.write(src, &|_| 0.0)?;
+            d.begin_step(1);
+            d.submit(lane, Op::Copy { src, dst });
+            d.sync_all()
+        });
+        let mut hardware = Hardware { dp_size: 8, ..pair() };
+        hardware.gpu.as_of_2020 = Some(AsOf2020::without(&[]));
+        play(program.unwrap(), &hardware, (1, 2), true).unwrap().busy(0, lane)
+    };
+    // Two ranks share the link either way; an eighth of it is a quarter of that half.
+    let other = seconds("parameter staging", Lane::H2d);
+    for (pool, lane) in [("gradient staging", Lane::D2h), ("gradient sums to add", Lane::H2d)] {
+        let times = seconds(pool, lane) / other;
+        assert!((3.9..4.1).contains(&times), "{pool}: {times}");
+    }
+}
+
+#[test]
+fn the_thread_is_never_further_ahead_of_a_stream_than_the_bound() {
+    // Each kernel takes 82 us.
+    let (plan, [x], host) = tensors(64 << 20);
+    let program = record(rank_of(1, 1), &plan, |d| {
+        d.write(host, &|_| 0.0)?;
+        d.begin_step(1);
+        (0..600).for_each(|_| d.submit(Lane::Compute, Op::Zero { x }));
+        d.submit(Lane::Host, host_op(host));
+        d.sync_all()
+    });
+    let timeline = simulate(program.unwrap(), &pair(), (1, 1)).unwrap();
+    let played: Vec<Played<'_>> = timeline.played(0).collect();
+    // Before kernel 513 is submitted the first is over; when the thread has slept, it goes on with 256 under way.
+    let submitted = played[600].start;
+    assert!(submitted > played[256].end, "{submitted}");
+    assert!(submitted < played[600 - 256].end, "{submitted}");
+    assert!(timeline.critical_path()[0].0 == Some(Lane::Compute));
+}
+
+#[test]
+fn the_threads_of_a_collective_meet_before_it_starts() {
+    let (plan, [x, y], _) = tensors(1024);
+    let run = |tp, dp| {
+        let program = record(rank_of(tp, dp), &plan, |d| {
+            d.begin_step(1);
+            for _ in 0..100 {
+                d.submit(Lane::TpComm, Op::AllGather { x, group: Group::Tp });
+                d.submit(Lane::Compute, Op::Zero { x: y });
+            }
+            d.sync_all()
+        });
+        let (classes, program) = (tp * dp, program.unwrap());
+        let timeline = play(program, &pair(), (tp, dp), false).unwrap();
+        assert_eq!(timeline.classes(), classes);
+        timeline.step_seconds()
+    };
+    // A meeting of 30 us, three calls for the collective and one for the kernel, two checks.
+    let each = 30e-6 + 4.0 * 2.8e-6 + 2.0 * 1e-6;
+    let with = run(2, 1);
+    assert!(with > 100.0 * each && with < 100.0 * each + 1e-4, "{with}");
+    // A rank alone meets nobody.
+    assert!(run(1, 1) < 1e-3);
+}
+
+#[test]
+fn with_nccl_both_communication_lanes_are_one_queue() {
+    let (plan, [x, y], host) = tensors(1 << 20);
+    // What is gathered over DP waits for the host; what is summed over TP waits for nothing.
+    let run = |hardware: &Hardware, (tp, dp): (usize, usize)| {
+        let program = record(rank_of(tp, dp), &plan, |d| {
+            d.write(host, &|_| 0.0)?;
+            d.write(y, &|_| 0.0)?;
+            d.begin_step(1);
+            (0..100).for_each(|_| d.submit(Lane::Host, host_op(host)));
+            d.follow(Lane::DpComm, Lane::Host);
+            d.submit(Lane::DpComm, Op::AllGather { x, group: Group::Dp });
+            let op = Op::AllReduce { x: y, group: Group::Tp, reduce: Reduce::Sum };
+            d.submit(Lane::TpComm, op);
+            d.sync_all()
+        });
+        let timeline = simulate(program.unwrap(), hardware, (tp, dp)).unwrap();
+        let ends: Vec<f64> = timeline.played(0).map(|p| p.end).collect();
+        (timeline.shares_communication(), ends[101] > ends[100])
+    };
+    assert_eq!(run(&uneven(), (2, 2)), (true, true));
+    assert_eq!(run(&pair(), (1, 2)), (false, false));
+    let apart = Hardware { one_communication_stream: false, ..uneven() };
+    assert_eq!(run(&apart, (2, 2)), (false, false));
+}
+
+#[test]
+fn attention_costs_what_its_kernel_executes() {
+    let (tokens, heads, dim) = (1024, 16, 128);
+    let of = |dtype, tensor_cores: bool| {
+        let mut plan = Plan::default();
+        let on_device = (Arena::Device, "p");
+        let qkv = plan.tensor(on_device, "qkv", dtype, (tokens, 3 * heads * dim));
+        let out = plan.tensor(on_device, "out", dtype, (tokens, heads * dim));
+        let lse = plan.tensor(on_device, "lse", Dtype::F32, (1, heads * tokens));
+        let d_out = plan.tensor(on_device, "d_out", dtype, (tokens, heads * dim));
+        let d_qkv = plan.tensor(on_device, "d_qkv", dtype, (tokens, 3 * heads * dim));
+        let heads = crate::Heads { count: heads, first: 0, total: heads, seq_len: tokens };
+        let dropout = crate::Dropout { p: 0.0, key: 0, first_row: 0 };
+        let program = record(rank_of(1, 1), &Arc::new(plan), |d| {
+            [qkv, d_out].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;
+            d.begin_step(1);
+            d.submit(Lane::Compute, Op::Attention { qkv, out, lse, heads, dropout });
+            let backward = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout };
+            d.submit(Lane::Compute, backward);
+            d.sync_all()
+        });
+        let mut hardware = pair();
+        hardware.gpu.fused_attention = tensor_cores;
+        let timeline = simulate(program.unwrap(), &hardware, (1, 1)).unwrap();
+        let spans: Vec<f64> = timeline.played(0).map(|p| p.end - p.start).collect();
+        [spans[0], spans[1]]
+    };
+    let square = (heads * tokens * tokens * dim) as f64;
+    // Two products forward and seven backward, of 136 of 256 tiles; one launch and three.
+    let flops = [2.0, 7.0].map(|products| 2.0 * products * square * 136.0 / 256.0);
+    let fp32 = [2e-6 + flops[0] / (0.38 * 10e12), 6e-6 + flops[1] / (0.38 * 10e12)];
+    let tensor = [2e-6 + flops[0] / (0.255 * 100e12), 6e-6 + flops[1] / (0.32 * 100e12)];
+    for (dtype, tensor_cores, want) in
+        [(Dtype::F16, false, fp32), (Dtype::F16, true, tensor), (Dtype::F32, true, fp32)]
+    {
+        let got = of(dtype, tensor_cores);
+        got.into_iter().zip(want).for_each(|(got, want)| near(got, want));
+    }
 }

@@ -3,6 +3,7 @@
 use super::classes::Classes;
 use super::program::{Program, Ticks, Work};
 use super::solve::{Span, kind_number};
+use super::submit::{self, By, Release};
 use crate::{LANES, Lane};
 use std::collections::BTreeMap;
 
@@ -28,7 +29,12 @@ pub struct Timeline {
     spans: Vec<Vec<Span>>,
     /// By lane: nodes in order.
     by_lane: Vec<Vec<u32>>,
-    one_queue: bool,
+    /// By lane: its queue.
+    queues: [usize; LANES],
+    /// By class of ranks: why its thread went on, in order.
+    releases: Vec<Vec<Release>>,
+    /// By class of groups: whether it has several ranks.
+    several: Vec<bool>,
     /// When each recorded step began, and the last one's end: the slowest rank's.
     steps: Vec<f64>,
 }
@@ -36,15 +42,16 @@ pub struct Timeline {
 impl Timeline {
     pub(super) fn new(
         program: Program,
-        classes: Classes,
-        spans: Vec<Vec<Span>>,
-        one_queue: bool,
+        (classes, several): (Classes, Vec<bool>),
+        (spans, releases): (Vec<Vec<Span>>, Vec<Vec<Release>>),
+        queues: [usize; LANES],
     ) -> Self {
         let mut by_lane = vec![Vec::new(); LANES];
         for (index, node) in program.nodes.iter().enumerate() {
             by_lane[node.lane as usize].push(index as u32);
         }
-        let mut timeline = Self { program, classes, spans, by_lane, one_queue, steps: Vec::new() };
+        let mut timeline =
+            Self { program, classes, spans, by_lane, queues, releases, several, steps: Vec::new() };
         let marks = timeline.program.steps.clone();
         timeline.steps = marks.iter().map(|mark| timeline.passed(mark).0).collect();
         timeline
@@ -141,12 +148,12 @@ impl Timeline {
     }
 
     /// What the last step was made of: the chain of ops, each of which started when the one before it ended, that
-    /// leads to its end. Seconds by lane and op, longest first; they add up to the step.
-    pub fn critical_path(&self) -> Vec<(Lane, &'static str, f64)> {
+    /// leads to its end. Seconds by lane and op, longest first; they add up to the step. Without a lane: the rank's
+    /// thread, where an op waited for its submission alone.
+    pub fn critical_path(&self) -> Vec<(Option<Lane>, &'static str, f64)> {
         let (begin, _) = self.window();
-        let last = self.program.steps.last().and_then(|mark| self.passed(mark).1);
-        let mut sums: BTreeMap<(usize, &'static str), f64> = BTreeMap::new();
-        let mut at = last;
+        let mut sums: BTreeMap<(Option<usize>, &'static str), f64> = BTreeMap::new();
+        let mut at = self.program.steps.last().and_then(|mark| self.passed(mark).1);
         let before = self.before_on_queue();
         while let Some((class, node)) = at {
             let span = self.spans[class][node];
@@ -155,15 +162,73 @@ impl Timeline {
             }
             let op = &self.program.nodes[node];
             let work = &self.program.works[op.work as usize];
-            *sums.entry((op.lane as usize, work.name)).or_default() +=
+            *sums.entry((Some(op.lane as usize), work.name)).or_default() +=
                 span.end - span.start.max(begin);
             let class = self.last_to_come(class, node);
             at = self.cause(class, node, before[node]);
+            let ended = at.map_or(0.0, |(class, node)| self.spans[class][node].end);
+            if self.spans[class][node].submitted > ended {
+                let (from, by) = self.submission(class, node, begin);
+                *sums.entry((None, "submission")).or_default() +=
+                    (self.spans[class][node].submitted - from.max(begin)).max(0.0);
+                at = by;
+            }
         }
-        let mut path: Vec<_> =
-            sums.into_iter().map(|((lane, name), s)| (Lane::ALL[lane], name, s)).collect();
+        let mut path: Vec<_> = sums
+            .into_iter()
+            .map(|((lane, name), s)| (lane.map(|lane| Lane::ALL[lane]), name, s))
+            .collect();
         path.sort_by(|a, b| b.2.total_cmp(&a.2));
         path
+    }
+
+    /// Since when threads have worked without a stop until `node` of `class` was submitted, or at least since `begin`, and
+    /// the op for which they waited before.
+    fn submission(&self, class: usize, node: usize, begin: f64) -> (f64, Option<(usize, usize)>) {
+        let (mut class, mut node) = (class, node);
+        loop {
+            let releases = &self.releases[class];
+            let count = releases.partition_point(|release| release.before as usize <= node);
+            let Some(release) = count.checked_sub(1).map(|last| &releases[last]) else {
+                return (0.0, None);
+            };
+            match release.by {
+                By::Op { lane, tick } => {
+                    let op = self.by_lane[lane as usize][tick as usize - 1] as usize;
+                    return (release.at, Some((class, op)));
+                }
+                By::Class(_) if release.at <= begin => return (release.at, None),
+                // That thread came last before the same node.
+                By::Class(last) => (class, node) = (last, release.before as usize),
+            }
+        }
+    }
+
+    /// Seconds of the last step in which the thread of `rank` submits, and its calls of the driver.
+    pub fn submitting(&self, rank: usize) -> (f64, u64) {
+        let (begin, end) = self.window();
+        let (mut seconds, mut calls) = (0.0, 0);
+        let class = self.classes.of_rank[rank];
+        for (node, span) in self.program.nodes.iter().zip(&self.spans[class]) {
+            if span.submitted <= begin || span.submitted > end {
+                continue;
+            }
+            let work = &self.program.works[node.work as usize];
+            seconds += submit::seconds(work, node, self.has_peers(class, work));
+            calls += u64::from(work.calls) + u64::from(node.calls);
+        }
+        (seconds, calls)
+    }
+
+    fn has_peers(&self, class: usize, work: &Work) -> bool {
+        let kind = work.kind.group().map(kind_number);
+        kind.is_some_and(|kind| self.several[self.classes.groups_of[class][kind]])
+    }
+
+    /// Whether both communication lanes stand in one queue, of several.
+    pub fn shares_communication(&self) -> bool {
+        let [compute, tp, dp, ..] = self.queues;
+        tp == dp && tp != compute
     }
 
     /// The class for which the others of a collective waited.
@@ -188,8 +253,7 @@ impl Timeline {
     /// By node: the one before it on its queue.
     fn before_on_queue(&self) -> Vec<Option<usize>> {
         let mut last = [None; LANES];
-        let queue = |lane: Lane| if self.one_queue { 0 } else { lane as usize };
         let nodes = self.program.nodes.iter().enumerate();
-        nodes.map(|(i, node)| last[queue(node.lane)].replace(i)).collect()
+        nodes.map(|(i, node)| last[self.queues[node.lane as usize]].replace(i)).collect()
     }
 }

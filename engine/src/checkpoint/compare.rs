@@ -3,7 +3,7 @@
 use super::manifest::Seen;
 use super::{Checkpoint, CheckpointError};
 use crate::build::update_mode;
-use crate::config::{Loaded, UpdateMode, load_str};
+use crate::config::{Loaded, UpdateMode, load_stored};
 use crate::data::Dataset;
 use std::fmt;
 use std::path::Path;
@@ -69,22 +69,35 @@ pub fn differences(
     data: &Dataset,
 ) -> Result<Vec<Difference>, CheckpointError> {
     let stored = stored_config(checkpoint.path(), checkpoint.config())?;
-    Ok(between((&stored, checkpoint.manifest().data), (now, Seen::of(data))))
+    Ok(between((&stored, &checkpoint.manifest().data), (now, &Seen::of(data))))
 }
 
-/// The config that a checkpoint holds.
+/// Unknown keys that are named; there may be very many.
+const NAMED: usize = 10;
+
+/// The config that a checkpoint holds. Keys of another version are ignored with a warning.
 pub(super) fn stored_config(path: &Path, ron: &str) -> Result<Loaded, CheckpointError> {
-    let stored = load_str(ron, "the checkpoint's config", Path::new("/"), &[]);
-    stored.map_err(|error| CheckpointError::Broken {
+    let stored = load_stored(ron, &[]).map_err(|error| CheckpointError::Broken {
         path: path.to_owned(),
         problem: error.to_string(),
-    })
+    })?;
+    let all = stored.ignored.len();
+    if all > 0 {
+        let keys = stored.ignored[..all.min(NAMED)].join("`, `");
+        let more = if all > NAMED { format!(" and {} more", all - NAMED) } else { String::new() };
+        tracing::warn!(
+            "{}: its config has `{keys}`{more}, which onebox {} does not know: ignored",
+            path.display(),
+            env!("CARGO_PKG_VERSION")
+        );
+    }
+    Ok(stored)
 }
 
 /// What differs between two runs and what they are trained on.
 pub(super) fn between(
-    (stored, seen): (&Loaded, Seen),
-    (now, sees): (&Loaded, Seen),
+    (stored, seen): (&Loaded, &Seen),
+    (now, sees): (&Loaded, &Seen),
 ) -> Vec<Difference> {
     let scaled = |loaded: &Loaded| loaded.config.precision == crate::config::Precision::Fp16;
     let idle = !scaled(stored) && !scaled(now);
@@ -97,10 +110,16 @@ pub(super) fn between(
     let gone: Vec<&String> = gone.collect();
     keys.extend(gone);
     keys.retain(|key| !(idle && key.starts_with("loss_scale.")));
+    // Where the tokens are known, it does not matter which files they came from.
+    let same = seen.is_same(sees);
+    let known_same = same && seen.hashes().and(sees.hashes()).is_some();
     let difference = |key: &String| {
         let values = [find(stored, key), find(now, key)];
-        let differs = values[0] != values[1];
-        differs.then(|| Difference { key: key.clone(), kind: kind(key), values })
+        // Earlier versions called `Bytes` what is `Auto` now.
+        let text = |value: &String| ["Auto", "Bytes"].contains(&value.as_str());
+        let differs = values[0] != values[1] && !(key == "data.format" && values.iter().all(text));
+        let kind = if known_same && key.starts_with("data.") { Kind::Harmless } else { kind(key) };
+        differs.then(|| Difference { key: key.clone(), kind, values })
     };
     let mut found: Vec<Difference> = keys.into_iter().filter_map(difference).collect();
     // Delayed updates are other mathematics, from another step on too.
@@ -109,9 +128,9 @@ pub(super) fn between(
         let those = found.iter_mut().filter(|difference| decides(&difference.key));
         those.for_each(|difference| difference.kind = Kind::Experiment);
     }
-    if seen != sees {
+    if !same {
         let key = "data (what the files hold)".to_owned();
-        let values = [seen, sees].map(|s| s.to_string());
+        let values = [seen, sees].map(ToString::to_string);
         found.push(Difference { key, values, kind: Kind::Experiment });
     }
     found

@@ -1,8 +1,9 @@
 //! The directory that holds the checkpoints of a run: what is in it, in which order, and what goes.
 
 use super::{Checkpoint, CheckpointError, unreadable};
+use crate::own;
 use crate::run_dir::sync_folder;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -40,7 +41,8 @@ pub(crate) type Broken = (PathBuf, CheckpointError);
 /// The newest checkpoint in `folder` that is whole, every byte of it checked, and why each newer one is not.
 ///
 /// # Errors
-/// [`CheckpointError::Io`] when the folder cannot be read; one that does not exist holds none.
+/// [`CheckpointError::Io`] when the folder or a checkpoint cannot be read, which is no sign that it is broken; a folder that
+/// does not exist holds none.
 pub fn newest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
     newest_until(folder, u64::MAX)
 }
@@ -61,15 +63,30 @@ pub(crate) fn newest_until(
     for (step, path) in steps.into_iter().rev().filter(|(step, _)| *step <= last) {
         match Checkpoint::open(&path, step) {
             Ok(checkpoint) => return Ok((Some(checkpoint), refused)),
+            Err(error) if error.is_of_the_system() => return Err(error),
             Err(error) => refused.push((path, error)),
         }
     }
     Ok((None, refused))
 }
 
+/// The newest checkpoint in `folder` by its name, which is all that is looked at.
+pub(crate) fn newest_name(folder: &Path) -> Option<PathBuf> {
+    entries(folder, &[""]).ok()?.pop().map(|(_, path)| path)
+}
+
 /// Whether `folder` holds checkpoints, whole or broken.
 pub(crate) fn any(folder: &Path) -> bool {
     entries(folder, &[""]).is_ok_and(|all| !all.is_empty())
+}
+
+/// Bytes of the files of each checkpoint in `folder`, oldest first; what cannot be looked at counts as nothing.
+pub(crate) fn sizes(folder: &Path) -> Vec<u64> {
+    let size = |path: PathBuf| {
+        let files = fs::read_dir(path).into_iter().flatten().flatten();
+        files.map(|file| file.metadata().map_or(0, |metadata| metadata.len())).sum()
+    };
+    entries(folder, &[""]).unwrap_or_default().into_iter().map(|(_, path)| size(path)).collect()
 }
 
 /// Gives a broken checkpoint another name, so that a new one can take its place.
@@ -141,7 +158,7 @@ pub(crate) fn remove_after(folder: &Path, newest: u64) -> io::Result<()> {
 }
 
 /// Each loses its name first, and that on the disk, so that none is ever half there.
-fn remove_those(folder: &Path, goes: impl Fn(u64) -> bool) -> io::Result<()> {
+pub(super) fn remove_those(folder: &Path, goes: impl Fn(u64) -> bool) -> io::Result<()> {
     let mut gone = Vec::new();
     for (step, path) in entries(folder, &[""])? {
         if goes(step) {
@@ -159,7 +176,7 @@ fn remove_those(folder: &Path, goes: impl Fn(u64) -> bool) -> io::Result<()> {
 /// Writes the hint anew, whole or not at all.
 pub(super) fn hint(folder: &Path, step: u64) -> io::Result<()> {
     let temporary = folder.join(".latest.tmp");
-    let mut file = File::create(&temporary)?;
+    let mut file = own::create(&temporary)?;
     writeln!(file, "{}", name(step))?;
     file.sync_all()?;
     fs::rename(temporary, folder.join(LATEST))

@@ -2,10 +2,11 @@
 
 use super::compare::{between, stored_config};
 use super::folder::entries;
-use super::manifest::{MANIFEST, Manifest, STATES};
+use super::manifest::{MANIFEST, Manifest, STATES, Seen};
 use super::read::{check_cover, check_files, manifest_of};
 use super::{Checkpoint, CheckpointError, Difference, FOLDER, file_name, newest, unreadable};
 use crate::config::Loaded;
+use crate::data::Dataset;
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,7 +61,7 @@ pub fn checkpoints_of(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let folder = if inside.is_dir() { inside } else { path.to_owned() };
     let found = entries(&folder, &[""]).map_err(unreadable(&folder))?;
     if found.is_empty() {
-        let why = "no checkpoint: neither a run that has saved any (train.checkpoint_every) nor one of its checkpoints";
+        let why = "no checkpoint: neither a run that has saved any nor one of its checkpoints";
         return Err(unreadable(path)(io::Error::new(io::ErrorKind::NotFound, why)));
     }
     Ok(found.into_iter().map(|(_, path)| path).collect())
@@ -149,6 +150,18 @@ impl Summary {
         stored_config(&self.path, &self.manifest.config)
     }
 
+    /// What differs for a run that `now` and `data` describe.
+    ///
+    /// # Errors
+    /// As [`config`](Self::config).
+    pub(crate) fn differences(
+        &self,
+        now: &Loaded,
+        data: &Dataset,
+    ) -> Result<Vec<Difference>, CheckpointError> {
+        Ok(between((&self.config()?, &self.manifest.data), (now, &Seen::of(data))))
+    }
+
     /// Bytes of all its files but the manifest.
     pub fn bytes(&self) -> u64 {
         self.manifest.files.iter().map(|file| file.bytes).sum()
@@ -199,13 +212,13 @@ pub fn config_differences(
 ) -> Result<Vec<Difference>, CheckpointError> {
     let of = |c: &Checkpoint| stored_config(c.path(), c.config());
     let (stored, now) = (of(a)?, of(b)?);
-    Ok(between((&stored, a.manifest().data), (&now, b.manifest().data)))
+    Ok(between((&stored, &a.manifest().data), (&now, &b.manifest().data)))
 }
 
 /// Differences of two configs of runs on the same data.
 pub fn differences_of(stored: &Loaded, now: &Loaded) -> Vec<Difference> {
-    let seen = super::manifest::Seen::default();
-    between((stored, seen), (now, seen))
+    let seen = Seen::default();
+    between((stored, &seen), (now, &seen))
 }
 
 /// Each tensor of either checkpoint in turn, all states compared.
@@ -252,6 +265,7 @@ fn apart_by(
     state: usize,
     len: usize,
 ) -> Result<Option<f64>, CheckpointError> {
+    let (a, b) = (a.reader(), b.reader());
     let (mut x, mut y) = (vec![0.0f32; BLOCK.min(len)], vec![0.0f32; BLOCK.min(len)]);
     let mut apart = None;
     for from in (0..len).step_by(BLOCK) {

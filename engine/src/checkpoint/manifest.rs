@@ -4,7 +4,7 @@
 use super::header::is_name;
 use super::span::{Span, cover};
 use crate::config::{Config, Precision};
-use crate::data::Dataset;
+use crate::data::{Dataset, Identity};
 use crate::detours::Detours;
 use device::numerics::control;
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,11 @@ impl Hash {
 
     pub(super) fn end(hasher: &Xxh3Default) -> Self {
         Self(format!("{:032x}", hasher.digest128()))
+    }
+
+    /// Enough of it to tell two apart by eye. It may come from a file that somebody made up.
+    fn short(&self) -> String {
+        self.0.chars().filter(char::is_ascii_hexdigit).take(8).collect()
     }
 }
 
@@ -96,12 +101,16 @@ pub(super) struct Control {
     late: Option<[u64; 5]>,
 }
 
-/// The size of a data set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// A data set: its size, and the hashes of its tokens, which manifests of earlier versions lack.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Seen {
     tokens: usize,
     held_out_windows: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    train_hash: Option<Hash>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    held_out_hash: Option<Hash>,
 }
 
 /// A file of a rank that wrote.
@@ -182,13 +191,34 @@ impl std::fmt::Display for Control {
 
 impl Seen {
     pub(super) fn of(data: &Dataset) -> Self {
-        Self { tokens: data.num_tokens(), held_out_windows: data.num_eval_windows() }
+        let Identity { train, held_out } = data.identity();
+        let hash = |hash: u128| Some(Hash(format!("{hash:032x}")));
+        Self {
+            tokens: data.num_tokens(),
+            held_out_windows: data.num_eval_windows(),
+            train_hash: hash(train),
+            held_out_hash: hash(held_out),
+        }
+    }
+
+    /// The hashes of both parts, where they are known.
+    pub(super) fn hashes(&self) -> Option<[&Hash; 2]> {
+        Some([self.train_hash.as_ref()?, self.held_out_hash.as_ref()?])
+    }
+
+    /// By all that both know.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let sizes = |seen: &Self| (seen.tokens, seen.held_out_windows);
+        let hashes = self.hashes().zip(other.hashes());
+        sizes(self) == sizes(other) && hashes.is_none_or(|(a, b)| a == b)
     }
 }
 
 impl std::fmt::Display for Seen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} tokens, {} held-out windows", self.tokens, self.held_out_windows)
+        write!(f, "{} tokens, {} held-out windows", self.tokens, self.held_out_windows)?;
+        let Some([train, held_out]) = self.hashes() else { return Ok(()) };
+        write!(f, ", xxh3 {} and {}", train.short(), held_out.short())
     }
 }
 

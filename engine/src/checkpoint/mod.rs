@@ -4,23 +4,32 @@
 //! Invariant: a directory named `step-N` is whole and on the disk. It grows as `step-N.tmp` and is renamed when
 //! every byte is there; it leaves as `step-N.old`.
 
+mod background;
 mod compare;
 mod folder;
 pub(crate) mod header;
 pub mod inspect;
 pub(crate) mod manifest;
+mod pace;
 pub(crate) mod read;
 pub mod rewrite;
+pub(crate) mod room;
 mod save;
 mod span;
+mod under_way;
 mod write;
 
 pub use compare::{Difference, Kind, differences};
 pub use folder::newest;
-pub(crate) use folder::{any, newest_until, remove_after, remove_all, set_aside};
+pub(crate) use folder::{
+    any, newest_name, newest_until, remove_after, remove_all, set_aside, sizes,
+};
 pub use read::Checkpoint;
+pub(crate) use read::Reader;
+pub(crate) use room::room;
 pub(crate) use save::Saver;
 
+use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -54,6 +63,16 @@ pub enum CheckpointError {
         /// The first tensor that differs.
         problem: String,
     },
+}
+
+impl CheckpointError {
+    /// The system could not read it just now, which says nothing of what was written: a bad disk, too many open files, a
+    /// share that is away. What is not there, or is no file, was written otherwise.
+    pub fn is_of_the_system(&self) -> bool {
+        let Self::Io { source, .. } = self else { return false };
+        let content = [Errno::NOENT, Errno::NOTDIR, Errno::LOOP].map(Errno::raw_os_error);
+        source.raw_os_error().is_some_and(|code| !content.contains(&code))
+    }
 }
 
 fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {

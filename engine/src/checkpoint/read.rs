@@ -9,13 +9,15 @@ use crate::detours::Detours;
 use device::numerics::control;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use rustix::fs::{Mode, OFlags};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use tensor_parallel::{Gpt, Param};
-use xxhash_rust::xxh3::Xxh3Default;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// Bytes read at once.
 const BLOCK: usize = 1 << 18;
@@ -25,9 +27,16 @@ const BLOCK: usize = 1 << 18;
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    files: Vec<File>,
+    files: Vec<Hashed>,
     /// By tensor.
     placed: Vec<Vec<Placed>>,
+}
+
+/// A file that was checked, and the hashes of the blocks that were read for that: what is used later is compared with them.
+#[derive(Debug)]
+pub(super) struct Hashed {
+    file: File,
+    blocks: Vec<u64>,
 }
 
 /// Where a range stands in its file.
@@ -37,6 +46,8 @@ pub(super) struct Placed {
     span: Span,
     /// First byte of each state.
     at: [u64; 4],
+    /// Number of the first block of each state.
+    first: [usize; 4],
 }
 
 impl Checkpoint {
@@ -48,7 +59,7 @@ impl Checkpoint {
         let manifest = manifest_of(path, Some(step))?;
         let checked = check_files(path, &manifest)?.into_iter().collect::<Result<Vec<_>, _>>()?;
         check_cover(path, &manifest)?;
-        let (files, places): (Vec<File>, Vec<_>) = checked.into_iter().unzip();
+        let (files, places): (Vec<Hashed>, Vec<_>) = checked.into_iter().unzip();
         let mut placed = vec![Vec::new(); manifest.tensors.len()];
         for (tensor, place) in places.into_iter().flatten() {
             placed[tensor].push(place);
@@ -85,6 +96,11 @@ impl Checkpoint {
         &self.manifest.config
     }
 
+    /// Whether it has the hash of the tokens that it was trained on; earlier versions wrote none.
+    pub fn knows_its_data(&self) -> bool {
+        self.manifest.data.hashes().is_some()
+    }
+
     /// Whether it has the tensors of `gpt`.
     ///
     /// # Errors
@@ -118,27 +134,102 @@ impl Checkpoint {
         self.manifest.control.words(self.step(), scaled, initial)
     }
 
+    /// For the elements of its tensors.
+    pub(crate) const fn reader(&self) -> Reader<'_> {
+        Reader { from: self, recent: Mutex::new(Vec::new()) }
+    }
+}
+
+/// Blocks that a thread of a [`Reader`] keeps at least; it keeps two for each file in which the wanted elements stand, since
+/// the next ones stand there too.
+const RECENT: usize = 8;
+
+/// A block of a file: the file's number, its first byte, what is in it.
+type Block = (usize, u64, Vec<u8>);
+
+/// Reads elements of a checkpoint, each block compared with what was there when all of it was checked.
+#[derive(Debug)]
+pub(crate) struct Reader<'a> {
+    from: &'a Checkpoint,
+    /// By threads that do not read just now; of the blocks the newest is the last.
+    recent: Mutex<Vec<VecDeque<Block>>>,
+}
+
+impl Reader<'_> {
     /// Elements `wanted` of tensor number `tensor` in the order of the model.
     ///
     /// # Errors
-    /// With the file that cannot be read.
+    /// With the file that cannot be read, or that has changed.
     pub(crate) fn read(
         &self,
         (tensor, state): (usize, usize),
         wanted: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        let mut bytes = Vec::new();
-        for place in &self.placed[tensor] {
+        let idle = || self.recent.lock().unwrap_or_else(|e| e.into_inner());
+        let mut recent = idle().pop().unwrap_or_default();
+        let read = self.read_by(&mut recent, (tensor, state), wanted, out);
+        idle().push(recent);
+        read
+    }
+
+    fn read_by(
+        &self,
+        recent: &mut VecDeque<Block>,
+        (tensor, state): (usize, usize),
+        wanted: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let places = &self.from.placed[tensor];
+        let has = |place: &&Placed| place.span.overlap(wanted.clone()).next().is_some();
+        let keep = RECENT.max(2 * places.iter().filter(has).count());
+        for place in places {
             for (from, to, n) in place.span.overlap(wanted.clone()) {
-                bytes.resize(4 * n, 0);
-                let read = self.files[place.file]
-                    .read_exact_at(&mut bytes, place.at[state] + 4 * from as u64);
-                read.map_err(|e| unreadable(&self.path.join(file_name(place.file)))(e))?;
-                let values = out[to..to + n].iter_mut().zip(bytes.chunks_exact(4));
-                values.for_each(|(x, b)| *x = f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                let (mut at, end) = (4 * from, 4 * (from + n));
+                while at < end {
+                    let next = end.min((at / BLOCK + 1) * BLOCK);
+                    let out = &mut out[to + at / 4 - from..to + next / 4 - from];
+                    self.block((recent, keep), (place, state), at / BLOCK, |block| {
+                        let bytes = block[at % BLOCK..].chunks_exact(4);
+                        let values = out.iter_mut().zip(bytes);
+                        values.for_each(|(x, b)| {
+                            *x = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                        });
+                    })?;
+                    at = next;
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Gives `take` a block of a range, by its number there.
+    fn block(
+        &self,
+        (recent, keep): (&mut VecDeque<Block>, usize),
+        (place, state): (&Placed, usize),
+        number: usize,
+        take: impl FnOnce(&[u8]),
+    ) -> Result<(), CheckpointError> {
+        let at = place.at[state] + (number * BLOCK) as u64;
+        let known = recent.iter().find(|(file, from, _)| (*file, *from) == (place.file, at));
+        if let Some((.., bytes)) = known {
+            take(bytes);
+            return Ok(());
+        }
+        let old = if recent.len() < keep { None } else { recent.pop_front() };
+        let mut bytes = old.map(|(.., bytes)| bytes).unwrap_or_default();
+        bytes.resize(BLOCK.min(4 * place.span.len() - number * BLOCK), 0);
+        let path = || self.from.path.join(file_name(place.file));
+        let Hashed { file, blocks } = &self.from.files[place.file];
+        file.read_exact_at(&mut bytes, at).map_err(|error| unreadable(&path())(error))?;
+        if xxh3_64(&bytes) != blocks[place.first[state] + number] {
+            let problem =
+                format!("its bytes from {at} on have changed since all of it was checked");
+            return Err(broken(&path(), problem));
+        }
+        take(&bytes);
+        recent.push_back((place.file, at, bytes));
         Ok(())
     }
 }
@@ -158,7 +249,25 @@ pub(super) fn manifest_of(path: &Path, step: Option<u64>) -> Result<Manifest, Ch
 }
 
 /// Each file, and where its ranges stand, by tensor.
-type Checked = (File, Vec<(usize, Placed)>);
+type Checked = (Hashed, Vec<(usize, Placed)>);
+
+/// Why a file is refused: by what is in it, or by the system.
+enum Problem {
+    Broken(String),
+    Io(io::Error),
+}
+
+impl From<String> for Problem {
+    fn from(problem: String) -> Self {
+        Self::Broken(problem)
+    }
+}
+
+impl From<io::Error> for Problem {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
 
 /// Every byte of every file against the manifest: what is wrong with each, in the order of their numbers.
 pub(super) fn check_files(
@@ -171,9 +280,11 @@ pub(super) fn check_files(
         let name = file_name(number);
         let open = open_at(&folder, Path::new(&name), OFlags::empty());
         let file = open.map_err(unreadable(&path.join(&name)))?;
-        match check_file(&file, number, manifest) {
-            Ok(placed) => Ok((file, placed)),
-            Err(problem) => Err(broken(&path.join(&name), problem)),
+        let mut blocks = Vec::new();
+        match check_file((&file, &mut blocks), number, manifest) {
+            Ok(placed) => Ok((Hashed { file, blocks }, placed)),
+            Err(Problem::Broken(problem)) => Err(broken(&path.join(&name), problem)),
+            Err(Problem::Io(error)) => Err(unreadable(&path.join(&name))(error)),
         }
     });
     Ok(checked.collect())
@@ -213,10 +324,10 @@ fn read_manifest(folder: &File) -> io::Result<Vec<u8>> {
 
 /// Compares a whole file with what the manifest says; where each of its ranges stands, by tensor.
 fn check_file(
-    file: &File,
+    (file, blocks): (&File, &mut Vec<u64>),
     number: usize,
     manifest: &Manifest,
-) -> Result<Vec<(usize, Placed)>, String> {
+) -> Result<Vec<(usize, Placed)>, Problem> {
     let said = &manifest.files[number];
     let header = check_header(file, said)?;
     let mut entries = header::decode(&header, said.bytes)?.into_iter();
@@ -228,49 +339,52 @@ fn check_file(
         let ranges = &tensor.ranges[from..to];
         let len: usize = ranges.iter().map(|r| r.span.len()).sum();
         let first = found.len();
-        found.extend(
-            ranges.iter().map(|r| (index, Placed { file: number, span: r.span, at: [0; 4] })),
-        );
+        found.extend(ranges.iter().map(|r| {
+            let (span, at, first) = (r.span, [0; 4], [0; 4]);
+            (index, Placed { file: number, span, at, first })
+        }));
         if ranges.is_empty() {
             continue;
         }
         for (state, label) in manifest.states().iter().enumerate() {
             let expected = Entry { name: format!("{}.{label}", tensor.name), len };
             if entries.next().as_ref() != Some(&expected) {
-                return Err(format!("`{}` is not where the manifest has it", expected.name));
+                let why = format!("`{}` is not where the manifest has it", expected.name);
+                return Err(why.into());
             }
             for (range, (_, placed)) in ranges.iter().zip(&mut found[first..]) {
-                placed.at[state] = at;
+                (placed.at[state], placed.first[state]) = (at, blocks.len());
                 let bytes = 4 * range.span.len() as u64;
-                if hash(file, at..at + bytes).map_err(|e| e.to_string())? != range.hash[state] {
-                    return Err(format!("`{}` is not what was written", expected.name));
+                if hash(file, at..at + bytes, blocks)? != range.hash[state] {
+                    return Err(format!("`{}` is not what was written", expected.name).into());
                 }
                 at += bytes;
             }
         }
     }
     match entries.next() {
-        Some(more) => Err(format!("`{}` is not in the manifest", more.name)),
+        Some(more) => Err(format!("`{}` is not in the manifest", more.name).into()),
         None => Ok(found),
     }
 }
 
-fn check_header(file: &File, said: &manifest::FileEntry) -> Result<Vec<u8>, String> {
-    let bytes = file.metadata().map_err(|e| e.to_string())?.len();
+fn check_header(file: &File, said: &manifest::FileEntry) -> Result<Vec<u8>, Problem> {
+    let bytes = file.metadata()?.len();
     if bytes != said.bytes {
-        return Err(format!("it has {bytes} bytes, and was written with {}", said.bytes));
+        return Err(format!("it has {bytes} bytes, and was written with {}", said.bytes).into());
     }
     let mut first = [0; 8];
-    file.read_exact_at(&mut first, 0).map_err(|e| e.to_string())?;
+    file.read_exact_at(&mut first, 0)?;
     let mut header = vec![0; header::length(first, bytes)?];
-    file.read_exact_at(&mut header, 0).map_err(|e| e.to_string())?;
+    file.read_exact_at(&mut header, 0)?;
     if Hash::of(&header) != said.header {
-        return Err("its header is not what was written".into());
+        return Err("its header is not what was written".to_owned().into());
     }
     Ok(header)
 }
 
-fn hash(file: &File, range: Range<u64>) -> io::Result<Hash> {
+/// The hash of a range; those of its blocks are added to `blocks`.
+fn hash(file: &File, range: Range<u64>, blocks: &mut Vec<u64>) -> io::Result<Hash> {
     let mut hasher = Xxh3Default::new();
     let mut block = vec![0; BLOCK.min((range.end - range.start) as usize)];
     let mut at = range.start;
@@ -278,6 +392,7 @@ fn hash(file: &File, range: Range<u64>) -> io::Result<Hash> {
         let part = block.len().min((range.end - at) as usize);
         file.read_exact_at(&mut block[..part], at)?;
         hasher.update(&block[..part]);
+        blocks.push(xxh3_64(&block[..part]));
         at += part as u64;
     }
     Ok(Hash::end(&hasher))

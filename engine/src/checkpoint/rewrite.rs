@@ -5,16 +5,19 @@ use super::folder::name;
 use super::header::{Entry, encode};
 use super::inspect::distances;
 use super::manifest::{Control, FileEntry, Hash, Manifest, RangeEntry};
-use super::write::{Written, piece_entries, pieces, publish, room, tensors};
+use super::room::{checkpoint_bytes, room};
+use super::write::{Piece, Pieces, Written, piece_entries, pieces, publish, tensors};
 use super::{Checkpoint, CheckpointError, FOLDER, file_name};
 use crate::build::Built;
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::run_dir::sync_folder;
 use device::Rank;
+use rayon::iter::{IntoParallelIterator, ParallelBridge, ParallelIterator};
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -51,7 +54,7 @@ pub enum RewriteError {
 
 /// Elements of a state of a tensor, by their numbers in the order of the model.
 pub(crate) type Values<'a> =
-    dyn Fn((usize, usize), Range<usize>, &mut [f32]) -> Result<(), RewriteError> + 'a;
+    dyn Fn((usize, usize), Range<usize>, &mut [f32]) -> Result<(), RewriteError> + Sync + 'a;
 
 /// Writes `from` as the ranks of `config` would, into the run directory `run`; every bit of it is compared afterwards.
 ///
@@ -66,7 +69,8 @@ pub fn reshard(
     let mut manifest = from.manifest().clone();
     manifest.config = config.to_ron();
     manifest.onebox = env!("CARGO_PKG_VERSION").into();
-    let values = |which, wanted, out: &mut [f32]| Ok(from.read(which, wanted, out)?);
+    let reader = from.reader();
+    let values = |which, wanted, out: &mut [f32]| Ok(reader.read(which, wanted, out)?);
     let path = write(manifest, built, run, &values)?;
     let written = Checkpoint::open(&path, from.step())?;
     let mut unequal = None;
@@ -119,7 +123,7 @@ fn write(
     fs::create_dir_all(&folder).map_err(at(&folder))?;
     let states: usize =
         manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.len()).sum();
-    room(&folder, states as u64 + states as u64 / 10).map_err(at(&folder))?;
+    room(&folder, checkpoint_bytes(states as u64)).map_err(at(&folder))?;
     fs::create_dir(&unfinished).map_err(at(&unfinished))?;
     let path = folder.join(name(manifest.step));
     let done = write_files(&manifest, built, &unfinished, values).and_then(|files| {
@@ -133,7 +137,8 @@ fn write(
     done.map(|()| path)
 }
 
-/// Of every rank, in order.
+/// Of every rank, in order. Tensor by tensor, so that what they come from is read once, and on all cores: every state of every
+/// rank's part of a tensor is work of its own.
 fn write_files(
     manifest: &Manifest,
     built: &Built,
@@ -141,53 +146,199 @@ fn write_files(
     values: &Values<'_>,
 ) -> Result<Vec<Option<Written>>, RewriteError> {
     let (tp_size, dp_size) = (built.gpt.shape().tp_size, built.layout.dp_size());
-    let file = |rank: Rank| {
-        let path = folder.join(file_name(rank.index()));
-        write_file(manifest, built, rank, &path, values).map(Some)
-    };
-    Rank::all(tp_size, dp_size).map(file).collect()
+    let open = |rank: Rank| RankFile::open(manifest, built, rank, folder);
+    let mut files = Rank::all(tp_size, dp_size).map(open).collect::<Result<Vec<_>, _>>()?;
+    for tensor in 0..manifest.tensors.len() {
+        let here = files.iter_mut().filter(|file| file.next() == Some(tensor));
+        here.par_bridge().try_for_each(|file| file.write(manifest.states().len(), values))?;
+    }
+    files.into_par_iter().map(|file| file.close().map(Some)).collect()
 }
 
-fn write_file(
-    manifest: &Manifest,
-    built: &Built,
-    rank: Rank,
-    path: &Path,
-    values: &Values<'_>,
-) -> Result<Written, RewriteError> {
-    let failed = |source| RewriteError::Write { path: path.to_owned(), source };
-    let all = pieces(&built.gpt, &|segment| built.layout.owned(segment, rank.dp, None), rank);
-    let states = manifest.states();
-    let entries: Vec<Entry> = piece_entries((&manifest.tensors, states), &all);
-    let header = encode(&entries);
-    let file = File::create_new(path).map_err(failed)?;
-    let mut file = BufWriter::with_capacity(1 << 20, file);
-    file.write_all(&header).map_err(failed)?;
-    let mut ranges = Vec::new();
-    for (tensor, pieces) in &all {
-        let first = ranges.len();
-        for piece in pieces {
-            let hash = vec![Hash::of(&[]); states.len()];
-            ranges.push((*tensor, RangeEntry { file: rank.index(), span: piece.span, hash }));
+/// What one rank would write.
+struct RankFile {
+    path: PathBuf,
+    file: File,
+    rank: usize,
+    header: Vec<u8>,
+    /// By tensor, and how many of them are written.
+    all: Pieces,
+    done: usize,
+    /// Bytes that are written.
+    at: u64,
+    ranges: Vec<(usize, RangeEntry)>,
+}
+
+impl RankFile {
+    fn open(
+        manifest: &Manifest,
+        built: &Built,
+        rank: Rank,
+        folder: &Path,
+    ) -> Result<Self, RewriteError> {
+        let path = folder.join(file_name(rank.index()));
+        let all = pieces(&built.gpt, &|segment| built.layout.owned(segment, rank.dp, None), rank);
+        let entries: Vec<Entry> = piece_entries((&manifest.tensors, manifest.states()), &all);
+        let header = encode(&entries);
+        let file = File::create_new(&path).and_then(|file| {
+            file.write_all_at(&header, 0)?;
+            Ok(file)
+        });
+        let file = file.map_err(failed(&path))?;
+        let (rank, at) = (rank.index(), header.len() as u64);
+        Ok(Self { path, file, rank, header, all, done: 0, at, ranges: Vec::new() })
+    }
+
+    /// The tensor that is to be written now.
+    fn next(&self) -> Option<usize> {
+        self.all.get(self.done).map(|(tensor, _)| *tensor)
+    }
+
+    /// All states of the rank's part of a tensor.
+    fn write(&mut self, states: usize, values: &Values<'_>) -> Result<(), RewriteError> {
+        let (tensor, pieces) = &self.all[self.done];
+        let bytes: u64 = pieces.iter().map(|piece| 4 * piece.span.len() as u64).sum();
+        let state = |state: usize| {
+            let mut at = self.at + state as u64 * bytes;
+            let piece = |piece: &Piece| {
+                let hash = self.write_piece((*tensor, state), piece, at, values)?;
+                at += 4 * piece.span.len() as u64;
+                Ok(hash)
+            };
+            pieces.iter().map(piece).collect::<Result<Vec<Hash>, RewriteError>>()
+        };
+        let hashes = (0..states).into_par_iter().map(state).collect::<Result<Vec<_>, _>>()?;
+        for (i, piece) in pieces.iter().enumerate() {
+            let hash = hashes.iter().map(|of_state| of_state[i].clone()).collect();
+            self.ranges.push((*tensor, RangeEntry { file: self.rank, span: piece.span, hash }));
         }
-        for state in 0..states.len() {
-            for (piece, (_, range)) in pieces.iter().zip(&mut ranges[first..]) {
-                let mut hasher = Xxh3Default::new();
-                for run in piece.span.runs() {
-                    for from in run.clone().step_by(BLOCK) {
-                        let mut block = vec![0.0; BLOCK.min(run.end - from)];
-                        values((*tensor, state), from..from + block.len(), &mut block)?;
-                        let bytes: Vec<u8> = block.iter().flat_map(|x| x.to_le_bytes()).collect();
-                        hasher.update(&bytes);
-                        file.write_all(&bytes).map_err(failed)?;
-                    }
+        self.at += states as u64 * bytes;
+        self.done += 1;
+        Ok(())
+    }
+
+    /// A state of a piece, at byte `at`.
+    fn write_piece(
+        &self,
+        which: (usize, usize),
+        piece: &Piece,
+        mut at: u64,
+        values: &Values<'_>,
+    ) -> Result<Hash, RewriteError> {
+        let mut hasher = Xxh3Default::new();
+        let (mut block, mut bytes) = (Vec::new(), Vec::with_capacity(8 * BLOCK));
+        let mut put = |bytes: &mut Vec<u8>| {
+            hasher.update(bytes);
+            self.file.write_all_at(bytes, at).map_err(failed(&self.path))?;
+            at += bytes.len() as u64;
+            bytes.clear();
+            Ok::<_, RewriteError>(())
+        };
+        for run in piece.span.runs() {
+            for from in run.clone().step_by(BLOCK) {
+                block.resize(BLOCK.min(run.end - from), 0.0);
+                values(which, from..from + block.len(), &mut block)?;
+                let start = bytes.len();
+                bytes.resize(start + 4 * block.len(), 0);
+                let places = bytes[start..].chunks_exact_mut(4);
+                places.zip(&block).for_each(|(b, x)| b.copy_from_slice(&x.to_le_bytes()));
+                // Short runs together.
+                if bytes.len() >= 4 * BLOCK {
+                    put(&mut bytes)?;
                 }
-                range.hash[state] = Hash::end(&hasher);
+            }
+        }
+        put(&mut bytes)?;
+        Ok(Hash::end(&hasher))
+    }
+
+    fn close(self) -> Result<Written, RewriteError> {
+        self.file.sync_all().map_err(failed(&self.path))?;
+        let entry = FileEntry { bytes: self.at, header: Hash::of(&self.header) };
+        Ok(Written { entry, ranges: self.ranges, hashing: Duration::ZERO })
+    }
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> RewriteError {
+    let path = path.to_owned();
+    |source| RewriteError::Write { path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::build;
+    use crate::config::load_str;
+    use std::sync::{Mutex, PoisonError};
+
+    #[test]
+    fn what_an_import_reads_is_asked_for_tensor_by_tensor_by_all_ranks_files() {
+        const RON: &str = "(device: Cpu(count: 4, memory: \"64MiB\"), \
+                            model: (layers: 2, hidden: 32, heads: 4, seq_len: 16, vocab: 9001), \
+                            parallel: (tensor: 2, data: 2), batch: (micro: 1, global: 2), \
+                            data: (train: \"x\"), train: (steps: 1))";
+        let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
+        let (built, folder) = (build(&config), tempfile::tempdir().unwrap());
+        let data = Dataset::noise(config.model.seq_len);
+        let asked = Mutex::new(Vec::new());
+        let note = |(tensor, _): (usize, usize), wanted: Range<usize>, out: &mut [f32]| {
+            asked.lock().unwrap_or_else(PoisonError::into_inner).push(tensor);
+            out.iter_mut().zip(wanted).for_each(|(x, i)| *x = (tensor * 300_000 + i) as f32);
+            Ok(())
+        };
+        let path = start((&config, &built, &data), folder.path(), &note).unwrap();
+        let asked = asked.into_inner().unwrap();
+        // Rank by rank every tensor would come up again in each file.
+        assert!(asked.is_sorted(), "{asked:?}");
+        let written = Checkpoint::open(&path, 0).unwrap();
+        for (tensor, of) in written.tensors().iter().enumerate() {
+            let right = |i: usize| (tensor * 300_000 + i) as f32;
+            // In pieces that end within blocks: the largest tensor has several of them in each file.
+            for (step, reader) in [(of.elements, written.reader()), (50_001, written.reader())] {
+                for from in (0..of.elements).step_by(step) {
+                    let wanted = from..(from + step).min(of.elements);
+                    let mut values = vec![0.0; wanted.len()];
+                    reader.read((tensor, 0), wanted.clone(), &mut values).unwrap();
+                    assert!(wanted.map(right).eq(values), "{} from {from}", of.name);
+                }
             }
         }
     }
-    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(failed)?;
-    let data: u64 = entries.iter().map(|e| 4 * e.len as u64).sum();
-    let entry = FileEntry { bytes: header.len() as u64 + data, header: Hash::of(&header) };
-    Ok(Written { entry, ranges, hashing: Duration::ZERO })
+
+    /// Rows of a row-parallel weight lie in the files of all tensor-parallel ranks, a piece of each in every one.
+    #[test]
+    fn what_lies_in_many_files_is_not_read_again_for_each_row() {
+        const RON: &str = "(device: Cpu(count: 16, memory: \"64MiB\"), \
+                            model: (layers: 1, hidden: 256, heads: 16, seq_len: 16, vocab: 272), \
+                            parallel: (tensor: 16), batch: (micro: 1, global: 1), \
+                            data: (train: \"x\"), train: (steps: 1))";
+        let config = load_str(RON, "a.ron", Path::new("."), &[]).unwrap().config;
+        let (built, folder) = (build(&config), tempfile::tempdir().unwrap());
+        let data = Dataset::noise(config.model.seq_len);
+        let zeros = |_: (usize, usize), _: Range<usize>, out: &mut [f32]| {
+            out.fill(0.0);
+            Ok(())
+        };
+        let path = start((&config, &built, &data), folder.path(), &zeros).unwrap();
+        let written = Checkpoint::open(&path, 0).unwrap();
+        let tensors = written.tensors();
+        let (tensor, of) =
+            tensors.iter().enumerate().max_by_key(|(_, of)| (of.elements, of.files.len())).unwrap();
+        assert_eq!(of.files.len(), 16, "{}", of.name);
+        let read = || -> usize {
+            let io = fs::read_to_string("/proc/thread-self/io").unwrap();
+            io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+        };
+        let (before, reader, mut values) = (read(), written.reader(), vec![0.0; 4096]);
+        for from in (0..of.elements).step_by(values.len()) {
+            reader.read((tensor, 0), from..from + values.len(), &mut values).unwrap();
+        }
+        let bytes = 4 * of.elements;
+        let read = read() - before;
+        assert!(
+            (bytes..2 * bytes).contains(&read),
+            "{}: {read} bytes were read for {bytes}",
+            of.name
+        );
+    }
 }

@@ -3,26 +3,28 @@
 //!
 //! Invariant: one checkpoint is written at a time. Who wants the next one waits for it, and so does the run's end.
 
+use super::Checkpoint;
+use super::background::Snapshot;
 use super::folder::{clean, hint, name, retain_from};
 use super::manifest::{Control, Manifest, TensorEntry, states};
-use super::write::{
-    Fill, Pieces, Written, begin, bytes, in_order, pieces, publish, tensors, write_file,
-};
-use super::{Checkpoint, file_name};
+use super::pace::Pace;
+use super::room::{checkpoint_bytes, free, is_full, make_room};
+use super::under_way::UnderWay;
+use super::write::{Fill, Pieces, Written, begin, bytes, pieces, publish, tensors, write_file};
 use crate::build::Built;
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::messages::{Listener, Message, Post, flush};
+use crate::places::Places;
 use crate::run::{Place, RunOptions, Watcher, meet};
+use crate::run_dir::Held;
 use crossbeam_channel::Sender;
 use device::numerics::control;
 use device::{Arena, Device, Error, Tensor};
 use offload::{Optimizer, State};
 use std::fs;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -40,54 +42,49 @@ pub(crate) struct Saver {
     takes_back: bool,
     tokens_per_step: u64,
     /// What all checkpoints of this run say, and the tensors without ranges.
-    base: Manifest,
+    pub(super) base: Manifest,
     /// Of each tensor.
     most_states: usize,
     /// By rank, where training goes on meanwhile.
-    copies: Option<Vec<Mutex<Snapshot>>>,
+    pub(super) copies: Option<Vec<Mutex<Snapshot>>>,
     shared: Mutex<Shared>,
-    writing: Mutex<Option<JoinHandle<()>>>,
+    pub(super) writing: Mutex<Option<JoinHandle<()>>>,
+    pub(super) under_way: Arc<UnderWay>,
+    /// By rank, where its threads are bound: the cores for the thread that writes its copy.
+    pub(super) cores: Vec<Vec<u32>>,
+    held: Option<Arc<Held>>,
     watcher: Option<Watcher>,
-}
-
-/// When to save.
-struct Pace {
-    every: u64,
-    minutes: Option<f32>,
-    overhead: Option<f32>,
-    /// The step that rank 0 wants saved because it is time.
-    wanted: AtomicU64,
-    /// When training went on, and how long it had waited.
-    last: Mutex<(Instant, Duration)>,
 }
 
 struct Shared {
     /// Why this one will not be saved.
     problem: Option<String>,
+    /// The disk had no room for the last one.
+    full: bool,
     /// By rank.
     files: Vec<Option<Written>>,
     /// Known to be whole: the one that the run went on from, and those that it saved.
     good: Vec<u64>,
 }
 
-/// A rank's states as they were after a step, in the order of its file.
-#[derive(Default)]
-struct Snapshot {
-    pieces: Pieces,
-    late: bool,
-    bytes: Vec<u8>,
-}
-
 /// One checkpoint on its way.
-struct Job {
-    step: u64,
-    skipped_in_a_row: u64,
+#[derive(Clone, Copy)]
+pub(super) struct Job {
+    pub(super) step: u64,
+    pub(super) skipped_in_a_row: u64,
     words: [f64; control::WORDS],
     /// The update of its step waits.
-    late: bool,
+    pub(super) late: bool,
     started: Instant,
     /// That training waited; `None`: it still does.
     waited: Option<Duration>,
+}
+
+impl Job {
+    /// With how long training waited; `None`: it still does.
+    pub(super) const fn after(self, waited: Option<Duration>) -> Self {
+        Self { waited, ..self }
+    }
 }
 
 /// Why a rank's file is not there: the run's end, or only the checkpoint's.
@@ -108,7 +105,7 @@ impl From<io::Error> for Fault {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -118,7 +115,7 @@ impl Saver {
         (config, data): (&Config, &Dataset),
         built: &Built,
         folder: &Path,
-        options: &RunOptions,
+        (options, places): (&RunOptions, &Places),
     ) -> Option<Arc<Self>> {
         let train = &config.train;
         if !train.saves() {
@@ -131,13 +128,7 @@ impl Saver {
         let good = here.map(Checkpoint::step).into_iter().collect();
         let ranks = 0..crate::build::world_size(config);
         let copies = crate::plan::checkpoint_copy(config, built) > 0;
-        let pace = Pace {
-            every: train.checkpoint_every,
-            minutes: train.checkpoint_minutes,
-            overhead: train.checkpoint_overhead,
-            wanted: AtomicU64::new(0),
-            last: Mutex::new((Instant::now(), Duration::ZERO)),
-        };
+        let pace = Pace::new(train, options.checkpoint_pause);
         let files = ranks.clone().map(|_| None).collect();
         Some(Arc::new(Self {
             folder: folder.to_owned(),
@@ -148,8 +139,11 @@ impl Saver {
             base,
             most_states: crate::plan::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
-            shared: Mutex::new(Shared { problem: None, files, good }),
+            shared: Mutex::new(Shared { problem: None, full: false, files, good }),
             writing: Mutex::new(None),
+            under_way: Arc::default(),
+            cores: places.ranks.iter().map(|place| place.cpus.clone()).collect(),
+            held: options.held.clone(),
             watcher: options.watcher.clone(),
         }))
     }
@@ -180,20 +174,12 @@ impl Saver {
 
     /// Rank 0 asks before each step whether it is time; what it finds holds for all ranks.
     pub(crate) fn look_at_the_clock(&self, step: u64) {
-        let Pace { minutes, overhead, wanted, last, .. } = &self.pace;
-        let (ended, waited) = *lock(last);
-        let trained = ended.elapsed().as_secs_f32();
-        let time = minutes.is_some_and(|minutes| trained >= 60.0 * minutes);
-        if time || overhead.is_some_and(|share| waited.as_secs_f32() <= share * trained) {
-            wanted.store(step, Ordering::SeqCst);
-        }
+        self.pace.look_at_the_clock(step, self.progress().is_some());
     }
 
     /// Whether the states after `step` are to be saved whatever happens.
     pub(crate) fn is_due(&self, step: u64) -> bool {
-        let Pace { every, wanted, .. } = &self.pace;
-        // No rank goes on from a step that is saved before all have met, so none sees a later wish.
-        (*every > 0 && step.is_multiple_of(*every)) || wanted.load(Ordering::SeqCst) == step
+        self.pace.is_due(step)
     }
 
     /// Saves the states after `step`; every rank calls it between steps. What came of it is told, then or later:
@@ -225,13 +211,20 @@ impl Saver {
             }
             None => {
                 if first {
-                    world.held_up(|| self.begin(&unfinished, optimizer.is_late()));
+                    world.held_up(|| {
+                        self.begin(&unfinished, (optimizer.is_late(), skipped_in_a_row));
+                    });
                 }
                 meet(dev, meeting)?;
                 if self.is_well() {
-                    let mut fill = |part: State, to: &mut [u8]| Ok(read(dev, part, to)?);
+                    let mut fill = |part: State, to: &mut [u8]| match world.failure().is_some() {
+                        // It cannot become whole any more.
+                        true => Err(io::Error::other("the run has failed").into()),
+                        false => Ok(read(dev, part, to)?),
+                    };
                     let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
                     let pieces = (&pieces, optimizer.is_late());
+                    self.passes(rank.index(), Place::Writing, step);
                     let file = || self.write(rank.index(), pieces, &unfinished, &mut fill);
                     world.held_up(file)?;
                 }
@@ -245,18 +238,19 @@ impl Saver {
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words)?;
         let late = optimizer.is_late();
-        let mut job = Job { step, skipped_in_a_row, words, late, started, waited: None };
+        let job = Job { step, skipped_in_a_row, words, late, started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
-                job.waited = Some(started.elapsed());
-                self.start(job, sender.clone());
+                self.start(job, started.elapsed(), sender.clone());
             }
             _ => {
+                let writing = self.under_way.begin();
                 let message = world.held_up(|| self.conclude(&job, listener.sender));
+                drop(writing);
                 listener.tell(message);
             }
         }
-        *lock(&self.pace.last) = (Instant::now(), started.elapsed());
+        self.pace.saved(started.elapsed());
         Ok(())
     }
 
@@ -268,62 +262,20 @@ impl Saver {
         }
     }
 
-    fn passes(&self, rank: usize, place: Place, step: u64) {
+    /// Whether a checkpoint of `step` is on the disk. With nothing being written.
+    pub(crate) fn holds(&self, step: u64) -> bool {
+        lock(&self.shared).good.contains(&step)
+    }
+
+    pub(super) fn passes(&self, rank: usize, place: Place, step: u64) {
         if let Some(watcher) = &self.watcher {
             watcher.passes(rank, place, step);
         }
     }
 
-    /// Writes the copies on a thread.
-    fn start(self: &Arc<Self>, job: Job, sender: Sender<Post>) {
-        let (saver, step, failed) = (Arc::clone(self), job.step, sender.clone());
-        let write = move || {
-            device::panics::watch_this_thread();
-            let message = catch_unwind(AssertUnwindSafe(|| {
-                saver.write_copies(job.step, job.late);
-                saver.conclude(&job, Some(&sender))
-            }));
-            let message = message.unwrap_or_else(|_| {
-                let why = device::panics::last().unwrap_or_else(|| "it panicked".to_owned());
-                let why = format!("the thread that wrote it: {why}");
-                Message::NotSaved { step, why }
-            });
-            // A run does not end because no one listens.
-            drop(sender.send(Post::Tell(message)));
-        };
-        match std::thread::Builder::new().name("checkpoint".into()).spawn(write) {
-            Ok(thread) => *lock(&self.writing) = Some(thread),
-            Err(error) => {
-                let why = format!("no thread to write it: {error}");
-                drop(failed.send(Post::Tell(Message::NotSaved { step, why })));
-            }
-        }
-    }
-
-    /// Each rank's file by a thread of its own.
-    fn write_copies(&self, step: u64, late: bool) {
-        let unfinished = self.unfinished(step);
-        self.begin(&unfinished, late);
-        if !self.is_well() {
-            return;
-        }
-        std::thread::scope(|scope| {
-            for (number, copy) in self.copies.iter().flatten().enumerate() {
-                let unfinished = &unfinished;
-                let write = move || {
-                    let Snapshot { pieces, late, bytes } = &*lock(copy);
-                    let mut rest = &bytes[..];
-                    let mut fill = |_: State, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
-                    let written =
-                        write_file(number, &self.base, (pieces, *late), unfinished, &mut fill);
-                    self.wrote(number, written);
-                };
-                let started = std::thread::Builder::new().spawn_scoped(scope, write);
-                if let Err(error) = started {
-                    self.give_up(format!("no thread to write {}: {error}", file_name(number)));
-                }
-            }
-        });
+    /// See [`UnderWay::progress`].
+    pub(crate) fn progress(&self) -> Option<u64> {
+        self.under_way.progress()
     }
 
     /// This rank's file, straight from its device.
@@ -334,7 +286,7 @@ impl Saver {
         unfinished: &Path,
         fill: &mut Fill<'_, Fault>,
     ) -> Result<(), Error> {
-        match write_file(number, &self.base, pieces, unfinished, fill) {
+        match write_file(number, &self.base, pieces, (unfinished, &self.under_way), fill) {
             Ok(file) => self.wrote(number, Ok(file)),
             Err(Fault::Io(error)) => self.wrote(number, Err(error)),
             Err(Fault::Device(error)) => return Err(error),
@@ -342,26 +294,33 @@ impl Saver {
         Ok(())
     }
 
-    fn wrote(&self, number: usize, written: io::Result<Written>) {
+    pub(super) fn wrote(&self, number: usize, written: io::Result<Written>) {
         match written {
             Ok(file) => lock(&self.shared).files[number] = Some(file),
-            Err(error) => self.give_up(error.to_string()),
+            Err(error) => self.refuse(&error),
         }
     }
 
     /// The directory that grows.
-    fn unfinished(&self, step: u64) -> PathBuf {
+    pub(super) fn unfinished(&self, step: u64) -> PathBuf {
         self.folder.join(name(step) + ".tmp")
     }
 
-    fn begin(&self, unfinished: &Path, late: bool) {
+    pub(super) fn begin(&self, unfinished: &Path, (late, skipped): (bool, u64)) {
         {
             let shared = &mut *lock(&self.shared);
             shared.problem = None;
             shared.files.iter_mut().for_each(|file| *file = None);
         }
-        if let Err(error) = begin(&self.folder, unfinished, self.bytes(late)) {
-            self.give_up(error.to_string());
+        let room = || {
+            let shared = &mut *lock(&self.shared);
+            let newest = shared.good.last().copied().filter(|_| !self.needs_all(skipped));
+            let bytes = checkpoint_bytes(self.bytes(late));
+            make_room(&self.folder, (newest, std::mem::take(&mut shared.full)), bytes, &free)
+        };
+        let held = self.held.as_ref().map_or(Ok(()), |held| held.check());
+        if let Err(error) = held.and_then(|()| begin(&self.folder, unfinished, room)) {
+            self.refuse(&error);
         }
     }
 
@@ -371,17 +330,23 @@ impl Saver {
         4 * states(late).len() as u64 * elements as u64
     }
 
-    fn is_well(&self) -> bool {
+    pub(super) fn is_well(&self) -> bool {
         lock(&self.shared).problem.is_none()
     }
 
-    fn give_up(&self, why: String) {
+    /// What the disk says.
+    fn refuse(&self, error: &io::Error) {
+        lock(&self.shared).full |= is_full(error);
+        self.give_up(error.to_string());
+    }
+
+    pub(super) fn give_up(&self, why: String) {
         lock(&self.shared).problem.get_or_insert(why);
     }
 
     /// With every file there: the manifest, the name, and what is told. All that was told before is on the disk
     /// when the checkpoint gets its name.
-    fn conclude(&self, job: &Job, sender: Option<&Sender<Post>>) -> Message {
+    pub(super) fn conclude(&self, job: &Job, sender: Option<&Sender<Post>>) -> Message {
         let unfinished = self.unfinished(job.step);
         let mut hashing = Duration::ZERO;
         if self.is_well() {
@@ -399,10 +364,15 @@ impl Saver {
             hashing = files.iter().flatten().map(|file| file.hashing).max().unwrap_or_default();
             let whole = self.folder.join(name(job.step));
             if let Err(error) = publish((&unfinished, &whole), manifest, files) {
-                self.give_up(error.to_string());
+                self.refuse(&error);
             }
         }
         self.verdict(job, &unfinished, hashing)
+    }
+
+    /// A run that is taken back needs one from before the steps that are skipped.
+    const fn needs_all(&self, skipped_in_a_row: u64) -> bool {
+        self.takes_back && skipped_in_a_row > 0
     }
 
     /// What is told, and what follows from it: older ones go, or the unfinished one.
@@ -418,8 +388,7 @@ impl Saver {
             let good = &mut lock(&self.shared).good;
             good.retain(|good| *good < step);
             good.push(step);
-            // A run that is taken back needs one from before the steps that are skipped.
-            let needed = self.takes_back && job.skipped_in_a_row > 0;
+            let needed = self.needs_all(job.skipped_in_a_row);
             let surplus = if needed { 0 } else { good.len().saturating_sub(self.keep) };
             good.drain(..surplus);
             (!needed && good.len() == self.keep).then(|| good[0])
@@ -439,21 +408,8 @@ impl Saver {
     }
 }
 
-impl Snapshot {
-    /// The states as they are now: `pieces`, with the gradient of a late update or without.
-    fn take(&mut self, dev: &Device, pieces: Pieces, late: bool) -> Result<(), Error> {
-        (self.pieces, self.late) = (pieces, late);
-        let mut rest = &mut self.bytes[..];
-        in_order(&self.pieces, &mut |state| {
-            let (to, after) = std::mem::take(&mut rest).split_at_mut(4 * state.len());
-            rest = after;
-            read(dev, state, to)
-        })
-    }
-}
-
 /// fp32 of `part`, little-endian.
-fn read(dev: &Device, part: State, to: &mut [u8]) -> Result<(), Error> {
+pub(super) fn read(dev: &Device, part: State, to: &mut [u8]) -> Result<(), Error> {
     let mut values = [0.0; BLOCK];
     for (from, to) in (0..part.len()).step_by(BLOCK).zip(to.chunks_mut(4 * BLOCK)) {
         let values = &mut values[..to.len() / 4];

@@ -6,6 +6,7 @@ use super::folder::clean;
 use super::header::{Entry, encode};
 use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
 use super::span::{Span, spans};
+use super::under_way::UnderWay;
 use crate::run_dir::sync_folder;
 use device::Rank;
 use offload::{Owned, State};
@@ -18,6 +19,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes of states that are handled at once.
 const BLOCK: usize = 1 << 16;
+/// Bytes of a file that may wait for the disk: so that a slow one shows that it moves.
+const UNSYNCED: usize = 1 << 30;
 
 /// What a rank wrote.
 pub(super) struct Written {
@@ -43,15 +46,20 @@ fn of<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
     result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
-/// An empty directory `unfinished` in `folder`, and room for `states` bytes and a little more.
-pub(super) fn begin(folder: &Path, unfinished: &Path, states: u64) -> io::Result<()> {
+/// An empty directory `unfinished` in `folder`, after `make_room` has found that there is enough.
+pub(super) fn begin(
+    folder: &Path,
+    unfinished: &Path,
+    make_room: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
     if !folder.is_dir() {
+        // A run has looked before whether its directory is still there: `Held`.
         of(folder, fs::create_dir_all(folder))?;
         let parent = folder.parent().unwrap_or(folder);
         of(parent, sync_folder(parent))?;
     }
     of(folder, clean(folder))?;
-    of(folder, room(folder, states.saturating_add(states.div_ceil(10))))?;
+    of(folder, make_room())?;
     of(unfinished, fs::create_dir(unfinished))
 }
 
@@ -175,7 +183,7 @@ pub(super) fn write_file<E: From<io::Error>>(
     number: usize,
     base: &Manifest,
     (pieces, late): (&Pieces, bool),
-    folder: &Path,
+    (folder, under_way): (&Path, &UnderWay),
     fill: &mut Fill<'_, E>,
 ) -> Result<Written, E> {
     let states = states(late);
@@ -183,7 +191,8 @@ pub(super) fn write_file<E: From<io::Error>>(
     let header = encode(&entries);
     let path: PathBuf = folder.join(file_name(number));
     let file = of(&path, File::create_new(&path))?;
-    let mut file = BufWriter::with_capacity(1 << 20, file);
+    let mut file =
+        Tracked { file: BufWriter::with_capacity(1 << 20, file), under_way, unsynced: 0 };
     of(&path, file.write_all(&header))?;
     let mut ranges = Vec::new();
     let mut hashing = Duration::ZERO;
@@ -201,10 +210,36 @@ pub(super) fn write_file<E: From<io::Error>>(
         }
     }
     of(&path, file.flush())?;
-    of(&path, file.get_ref().sync_all())?;
+    of(&path, file.file.get_ref().sync_all())?;
+    under_way.moves();
     let data: u64 = entries.iter().map(|e| 4 * e.len as u64).sum();
     let entry = FileEntry { bytes: header.len() as u64 + data, header: Hash::of(&header) };
     Ok(Written { entry, ranges, hashing })
+}
+
+/// A file that says that it moves, and lets no more than [`UNSYNCED`] bytes wait for the disk.
+struct Tracked<'a> {
+    file: BufWriter<File>,
+    under_way: &'a UnderWay,
+    unsynced: usize,
+}
+
+impl Write for Tracked<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.under_way.moves();
+        self.unsynced += written;
+        if self.unsynced >= UNSYNCED {
+            self.file.flush()?;
+            self.file.get_ref().sync_data()?;
+            self.unsynced = 0;
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 /// A checksum that knows its cost.
@@ -236,15 +271,4 @@ fn write_state<E: From<io::Error>>(
         of(path, file.write_all(filled))?;
     }
     Ok(())
-}
-
-/// An error when fewer than `bytes` are free.
-pub(super) fn room(folder: &Path, bytes: u64) -> io::Result<()> {
-    let disk = rustix::fs::statvfs(folder)?;
-    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    if free >= bytes {
-        return Ok(());
-    }
-    let size = crate::config::format_bytes;
-    Err(io::Error::other(format!("no space: {} needed, {} free", size(bytes), size(free))))
 }

@@ -12,9 +12,11 @@ use crate::calibrate::{measure, to_ron};
 use crate::gpu;
 use crate::places::cores;
 use crate::progress::si;
+use device::cpu::Trace;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use topology::{available_memory, format_bytes};
 
 /// One of both: clap asks for `save_box` where there is no verb.
@@ -53,6 +55,9 @@ struct StepArgs {
     /// Steps to measure, after one that is not
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     steps: u16,
+    /// Write when each op of the last of them ran as a Chrome trace
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// One JSON document on stdout
     #[arg(long)]
     json: bool,
@@ -100,13 +105,21 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
         return Err(Failed::new(code::CONFIG, not_built));
     }
     let built = build(config);
-    let data = data::open(config, data::tokenizer(config)?.as_ref(), true)?;
+    data::look(config)?;
     check_memory(&loaded, &built, false)?;
+    let data = data::open(config, data::tokenizer(config)?.as_ref(), true)?;
     let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
     let ceiling = product(is_on_cuda(config), dtype(config.precision));
     let ceiling = ceiling.map_err(|e| Failed::new(code::RANK, e))?;
-    let measured = steps(config, &built, &data, (usize::from(args.steps), flops, ceiling));
+    let last = u64::from(args.steps) + 1;
+    let trace = args.trace.as_ref().map(|_| Arc::new(Trace::of_steps(last..=last)));
+    let count = usize::from(args.steps);
+    let measured = steps(config, &built, &data, (count, flops, ceiling), trace.clone());
     let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
+    if let (Some(path), Some(trace)) = (&args.trace, trace) {
+        let failed = |e| Failed::new(code::IO, format!("cannot write {}: {e}", path.display()));
+        crate::trace::measured(path, &trace).map_err(failed)?;
+    }
     shown(args.json, &measured, || step_text(&measured))
 }
 

@@ -1,12 +1,17 @@
 //! `onebox config check` and `onebox config show`.
 
-use super::exit::Failed;
-use super::{ConfigArgs, print, say};
-use crate::config::Origin;
+use super::exit::{Failed, code};
+use super::{ConfigArgs, data, print, say};
+use crate::config::{Origin, load_and_look};
 
 /// All errors, or a line that says what the config is, and what of it this version cannot run.
 pub(super) fn check(args: &ConfigArgs) -> Result<(), Failed> {
-    let loaded = args.load()?;
+    let loaded = load_and_look(&args.config, &args.sets, &data::trouble).map_err(|errors| {
+        // Only of the data: as `train` says it.
+        let data =
+            errors.errors().iter().all(|e| data::KEYS.contains(&&*e.key) && e.help.is_empty());
+        Failed::new(if data { code::DATA } else { code::CONFIG }, errors)
+    })?;
     let config = &loaded.config;
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let parameters = crate::build::shape(config).parameters();

@@ -1,9 +1,10 @@
 //! The data of a config, and what makes tokens of it, opened for a command.
 
 use super::exit::{Failed, code};
-use crate::config::Config;
-use crate::data::{Cache, Dataset, Problem, Tokenized, Tokenizer};
+use crate::config::{Config, DeviceConfig};
+use crate::data::{Cache, DataError, Dataset, Look, Problem, Tokenized, Tokenizer};
 use crate::run_dir::TOKENIZER;
+use crate::shown::Shown;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -28,22 +29,75 @@ fn open_tokenizer(path: &Path) -> Result<Tokenizer, Failed> {
     Tokenizer::open(path).map_err(failed)
 }
 
+/// Keys of what is read.
+pub(super) const KEYS: [&str; 3] = ["data.train", "data.validation", "data.tokenizer"];
+/// Most bytes of data that `config check` reads to the end, as a tokenizer too reads text.
+const READ_WHOLE: [u64; 2] = [64 << 20, 1 << 20];
+
+/// What keeps `config` from its data, for `config check`: as `train --dry-run` says it, where the data is small; of larger
+/// data files are opened and their beginnings looked at. A described box has none unless it is named.
+pub(super) fn trouble(
+    config: &Config,
+    ok: &dyn Fn(&[&str]) -> bool,
+) -> Option<(&'static str, String, String)> {
+    let boxed = matches!(config.device, DeviceConfig::Sim { .. });
+    let needed = ["data.format", "data.validation_fraction", "model.vocab", "model.seq_len"];
+    if boxed && config.data.train.is_empty() || !ok(&KEYS) || !ok(&needed) {
+        return None;
+    }
+    let told = |e: DataError| (e.key, format!("{}: {}", Shown(&e.path), e.problem), String::new());
+    let tokenizer = match &config.data.tokenizer {
+        None => None,
+        Some(path) => match Tokenizer::open(Path::new(path)) {
+            Ok(tokenizer) => Some(tokenizer),
+            Err(problem) => {
+                let (key, path) = ("data.tokenizer", path.into());
+                return Some(told(DataError { key, path, problem }));
+            }
+        },
+    };
+    let look = match Look::at(config, true) {
+        Ok(look) => look,
+        Err(error) => return Some(told(error)),
+    };
+    let tokens = tokenizer.as_ref().map_or(0, Tokenizer::vocab);
+    if tokens > config.model.vocab {
+        let problem = Problem::TokenizerVocab { tokenizer: tokens, vocab: config.model.vocab };
+        let path = config.data.tokenizer.as_ref()?.into();
+        return Some(told(DataError { key: "data.tokenizer", path, problem }));
+    }
+    if look.bytes > READ_WHOLE[usize::from(tokenizer.is_some())] {
+        return None;
+    }
+    read(config, tokenizer.as_ref(), true).err().map(told)
+}
+
+/// Looks for what keeps it from being read, before anything is read.
+pub(super) fn look(config: &Config) -> Result<(), Failed> {
+    let looked = Look::at(config, false);
+    looked.map(drop).map_err(|e| Failed::new(code::DATA, e))
+}
+
 /// Reads all of it. With `dry` nothing is written, not even tokens into the user's cache folder.
 pub(super) fn open(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
     dry: bool,
 ) -> Result<Arc<Dataset>, Failed> {
+    read(config, tokenizer, dry).map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
+}
+
+fn read(config: &Config, tokenizer: Option<&Tokenizer>, dry: bool) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
     let (train, validation) = (data.train.as_str(), data.validation.as_deref());
     let fraction = data.validation_fraction;
-    let opened = match (tokenizer, &data.tokenizer) {
+    match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) => {
             let cache = Cache::of_user(dry);
-            let with = Tokenized { tokenizer, path: Path::new(path), cache: &cache };
+            let (path, format) = (Path::new(path), data.format);
+            let with = Tokenized { tokenizer, path, cache: &cache, format };
             Dataset::open_text((train, validation), &with, fraction, model.vocab, model.seq_len)
         }
         _ => Dataset::open(train, validation, data.format, fraction, model.vocab, model.seq_len),
-    };
-    opened.map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
+    }
 }

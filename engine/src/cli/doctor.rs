@@ -4,7 +4,7 @@ use super::exit::{Failed, code};
 use super::print;
 use crate::gpu;
 use crate::places::cores;
-use device::cuda::{GpuInfo, LibraryInfo, Probe, free_memory};
+use device::cuda::{Beside, Found, GpuInfo, LibraryInfo, Probe, free_memory, look};
 use rustix::process::{Resource, getrlimit};
 use topology::{Machine, available_memory, format_bytes};
 
@@ -85,12 +85,14 @@ fn cuda(probe: &Probe) -> Vec<Finding> {
         findings.push(none.remedy("CUDA_VISIBLE_DEVICES hides GPUs that it does not name"));
     }
     findings.extend(probe.libraries.iter().map(library));
-    let v100 = probe.gpus.iter().any(|gpu| gpu.sm < 75);
-    let nvrtc = probe.libraries.first().and_then(|l| l.version.as_ref().ok());
-    if v100 && nvrtc.is_some_and(|version| version.starts_with("13")) {
-        let text = "CUDA 13's does not compile for V100 (sm_70)";
-        findings
-            .push(Finding::new(Verdict::Fail, "NVRTC", text).remedy("install that of CUDA 12.9"));
+    findings.extend(
+        probe
+            .unfit_libraries()
+            .into_iter()
+            .map(|(name, why, remedy)| Finding::new(Verdict::Fail, name, why).remedy(remedy)),
+    );
+    if let Some(few) = gpu::few_queues().filter(|_| !probe.gpus.is_empty()) {
+        findings.push(Finding::new(Verdict::Warn, "queues", few));
     }
     findings
 }
@@ -101,11 +103,24 @@ fn gpu_finding(gpu: &GpuInfo) -> Finding {
     if *sm < 70 {
         return Finding::new(Verdict::Fail, "GPU", text("")).remedy("sm_70 (V100) is the oldest");
     }
-    match free_memory(*ordinal) {
-        Err(why) => Finding::new(Verdict::Fail, "GPU", text(&format!(": {why}"))),
-        Ok(free) => {
-            let finding =
-                |v| Finding::new(v, "GPU", text(&format!(", {} free", format_bytes(free))));
+    match look(*ordinal) {
+        Err(why) => match free_memory(*ordinal) {
+            Ok(free) => {
+                let free = format!(", {} free", format_bytes(free));
+                Finding::new(Verdict::Warn, "GPU", text(&free))
+                    .remedy(format!("what lies beside a plan could not be measured: {why}"))
+            }
+            Err(why) => Finding::new(Verdict::Fail, "GPU", text(&format!(": {why}"))),
+        },
+        Ok(Found { free, beside, .. }) => {
+            let Beside { products, kernels, streams } = beside;
+            let [free_text, products, kernels, streams] =
+                [free, products, kernels, streams].map(format_bytes);
+            let words = format!(
+                ", {free_text} free; beside a plan: cuBLASLt {products}, and for each rank kernels {kernels}, streams \
+                 and events {streams}"
+            );
+            let finding = |v| Finding::new(v, "GPU", text(&words));
             if free < memory / 2 {
                 finding(Verdict::Warn).remedy("another process holds its memory: see nvidia-smi")
             } else {

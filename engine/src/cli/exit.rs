@@ -18,6 +18,8 @@ pub(super) mod code {
     pub(crate) const HOST_MEMORY: u8 = 80;
     pub(crate) const DEVICE_MEMORY: u8 = 81;
     pub(crate) const CHECKPOINT: u8 = 82;
+    /// The run ended in order, but for its last checkpoint.
+    pub(crate) const NOT_SAVED: u8 = 83;
     /// Second Ctrl-C.
     pub(crate) const ABORTED: u8 = 130;
 }
@@ -25,13 +27,16 @@ pub(super) mod code {
 pub(super) const HELP: &str = "\
 Exit codes:
   0   done                            76  a rank failed
-  1   plan, topology: does not fit;
+  1   plan, topology: does not fit, or
+      plan: GPU memory was not checked;
       checkpoint diff: differs        78  the config is wrong
   2   wrong arguments                 79  training diverged: every step is skipped
   66  the data cannot be used         80  not enough host memory
   70  a defect of onebox              81  not enough GPU memory
   73  the run directory is refused    74  a file cannot be written or read
   75  interrupted, ended in order     82  no checkpoint is whole
+  83  the run has ended, and the
+      checkpoint of its end is not saved
   130 interrupted twice, ended at once
   134 aborted, as when the machine gives no memory for something small";
 
@@ -45,6 +50,13 @@ pub(super) struct Failed {
 impl Failed {
     pub(super) fn new(code: u8, why: impl Display) -> Self {
         Self { code, message: why.to_string() }
+    }
+
+    /// With more to say.
+    pub(super) fn and(mut self, more: &str) -> Self {
+        self.message += "; ";
+        self.message += more;
+        self
     }
 
     /// The message was said already.

@@ -55,7 +55,7 @@ fn temperature(text: &str) -> Result<f64, String> {
 
 pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     let config = args.run.join(CONFIG);
-    if !config.exists() {
+    if !config.is_file() {
         let path = args.run.display();
         let why = format!("{path} is not a run directory: it has no {CONFIG} (see runs/)");
         return Err(Failed::new(code::DATA, why));

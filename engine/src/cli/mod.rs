@@ -5,18 +5,21 @@ mod check;
 mod checkpoint;
 mod data;
 mod doctor;
+mod ending;
 mod exit;
 mod generate;
 mod plan;
 mod resume;
 mod rollback;
 mod search;
+mod signals;
 mod simulate;
 mod topology;
 mod trace;
 mod train;
 mod watch;
 
+use crate::shown::lines;
 use clap::{Args, Parser, Subcommand};
 use device::numerics::SimdPath;
 use exit::{Failed, code};
@@ -138,14 +141,16 @@ pub fn main() -> ExitCode {
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
         Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args),
     };
-    done.err().map_or(ExitCode::SUCCESS, |failed| failed.report())
+    let code = done.err().map_or(ExitCode::SUCCESS, |failed| failed.report());
+    crate::stderr::flush();
+    code
 }
 
 fn log_to_stderr(verbose: u8) {
     use tracing_subscriber::filter::LevelFilter;
     let level =
         [LevelFilter::WARN, LevelFilter::INFO, LevelFilter::DEBUG][usize::from(verbose.min(2))];
-    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
+    let log = tracing_subscriber::fmt().with_writer(|| crate::stderr::Log).without_time();
     let log = log.with_ansi(std::io::stderr().is_terminal());
     // A log that cannot be written, on a full disk, must not end a run: no panic about it either.
     let log = log.with_target(false).with_max_level(level).log_internal_errors(false);
@@ -153,10 +158,10 @@ fn log_to_stderr(verbose: u8) {
     let _ = log.try_init();
 }
 
-/// To stdout. Who closes it early, as `head` does, has seen enough.
+/// To stdout, with nothing in it that acts on a terminal. Who closes it early, as `head` does, has seen enough.
 fn print(text: &str) -> Result<(), Failed> {
     let mut out = std::io::stdout().lock();
-    seen(out.write_all(text.as_bytes()).and_then(|()| out.flush())).map(drop)
+    seen(out.write_all(lines(text).as_bytes()).and_then(|()| out.flush())).map(drop)
 }
 
 /// Whether what was written to stdout has arrived; false when nobody reads any more.
@@ -168,7 +173,7 @@ fn seen(written: std::io::Result<()>) -> Result<bool, Failed> {
     }
 }
 
-/// To stderr, as a line.
+/// To stderr, as a line, with nothing in it that acts on a terminal.
 fn say(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    crate::stderr::line(&lines(text));
 }

@@ -6,11 +6,13 @@ use super::{ConfigArgs, OnBox, print, say, search};
 use crate::build::{Built, build};
 use crate::changes::arguments;
 use crate::config::{Config, Loaded};
-use crate::plan::{Buffer, Memory, Report, report};
+use crate::plan::{Buffer, Disk, Memory, Report, report};
 use crate::progress::si;
 use crate::remedies::{Largest, Remedy, largest, remedies};
+use crate::run_dir::RUNS;
 use serde::Serialize;
 use std::fmt::Write as _;
+use std::path::Path;
 use topology::format_bytes;
 
 /// Show what a config needs of every GPU and NUMA node; with --search, which layout is the fastest.
@@ -52,7 +54,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
             ));
         }
     }
-    if report.fits { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+    // What could not be looked at is not said to fit.
+    if report.verdict == Some(true) { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
 }
 
 pub(super) fn made(config: &Config, built: &Built) -> Result<Report, Failed> {
@@ -79,13 +82,27 @@ pub(super) fn text(loaded: &Loaded, report: &Report) -> String {
     table(&mut out, "each GPU", &report.gpu, true);
     table(&mut out, "host memory of each rank", &report.host_per_rank, true);
     nodes(&mut out, report);
+    data_memory(&mut out, report);
     step(&mut out, report);
     if let Some(words) = &report.saving {
         let _ = writeln!(out, "\n{words}");
     }
+    on_disk(&mut out, &disk(config, report));
     let _ = writeln!(out, "\n{}", report.binding.words);
     let _ = write!(out, "{}", verdict(loaded, report));
     out
+}
+
+/// Of a run in a directory of its own, below the working directory.
+fn disk(config: &Config, report: &Report) -> Disk {
+    Disk::new(config, report.parameters, Path::new(RUNS))
+}
+
+fn on_disk(out: &mut String, disk: &Disk) {
+    for line in disk.words().into_iter().chain(disk.shortage().map(|why| format!("warning: {why}")))
+    {
+        let _ = writeln!(out, "{line}");
+    }
 }
 
 /// Why a config is refused: what needs most, the limit, and what would help.
@@ -96,6 +113,7 @@ pub(super) fn refusal(loaded: &Loaded, report: &Report) -> String {
     } else {
         table(&mut out, "host memory of each rank", &report.host_per_rank, false);
         nodes(&mut out, report);
+        data_memory(&mut out, report);
     }
     if let Some(words) = &report.saving {
         let _ = writeln!(out, "\n{words}");
@@ -117,11 +135,14 @@ fn table(out: &mut String, title: &str, memory: &Memory, buffers: bool) {
     let limit = memory.limit.map_or(String::new(), |limit| {
         let reserved = match memory.reserved {
             0 => String::new(),
-            bytes => format!(" (after {} for the CUDA context and NCCL)", format_bytes(bytes)),
+            bytes => format!(" (after {} beside the plan)", format_bytes(bytes)),
         };
         format!(" of {}{reserved}", format_bytes(limit))
     });
     let _ = writeln!(out, "  {:>12}  in all{limit}", format_bytes(memory.bytes));
+    for part in &memory.beside {
+        let _ = writeln!(out, "  {:>12}  beside the plan: {}", format_bytes(part.bytes), part.name);
+    }
 }
 
 /// Buffers that differ in a number of their name only, together: `block.{0..68}.params`.
@@ -166,6 +187,16 @@ fn nodes(out: &mut String, report: &Report) {
         let (bytes, limit) = (format_bytes(node.bytes), format_bytes(node.limit));
         let _ = writeln!(out, "  node {}: {bytes} of {limit}, {ranks}", node.node);
     }
+    for words in &report.placed {
+        let _ = writeln!(out, "  {words}");
+    }
+    let _ = writeln!(out, "  and {} of the process besides", format_bytes(report.host_beside));
+}
+
+fn data_memory(out: &mut String, report: &Report) {
+    if let Some(data) = &report.data_memory {
+        let _ = writeln!(out, "  {}", data.words());
+    }
 }
 
 fn step(out: &mut String, report: &Report) {
@@ -189,6 +220,12 @@ fn step(out: &mut String, report: &Report) {
 
 /// Whether it fits, and if not, what would.
 fn verdict(loaded: &Loaded, report: &Report) -> String {
+    if let (true, Some(why)) = (report.fits, &report.not_checked) {
+        return format!(
+            "GPU memory was not checked: {why}\nto check it, name a described box: --box \
+             configs/boxes/h100-128gib.ron\n"
+        );
+    }
     if report.fits {
         return "it fits\n".into();
     }
@@ -226,6 +263,8 @@ fn nothing_fits(largest: Option<&Largest>) -> String {
 struct Document<'a> {
     #[serde(flatten)]
     report: &'a Report,
+    /// What a run takes of its disk.
+    disk: Disk,
     /// What would make it fit, if it does not.
     remedies: Vec<Remedy>,
     /// If nothing would.
@@ -237,6 +276,6 @@ impl<'a> Document<'a> {
         let remedies = if report.fits { Vec::new() } else { remedies(loaded) };
         let nothing = !report.fits && remedies.is_empty();
         let largest = nothing.then(|| largest(loaded)).flatten();
-        Self { report, remedies, largest }
+        Self { report, disk: disk(&loaded.config, report), remedies, largest }
     }
 }

@@ -1,12 +1,13 @@
 //! What `train --resume` and `--fork` go on from, and whether they may.
 
 use super::exit::{Failed, code};
-use super::say;
+use super::{data, say};
 use crate::build::Built;
+use crate::checkpoint::inspect::{Summary, differences_of};
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, differences};
-use crate::config::Loaded;
+use crate::config::{Loaded, load_str};
 use crate::data::{Dataset, Tokenizer};
-use crate::run_dir::{RunDir, RunMode, TOKENIZER};
+use crate::run_dir::{CONFIG, RunDir, RunMode, TOKENIZER};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ pub(super) fn start(
     mode: RunMode,
 ) -> Result<Option<Arc<Checkpoint>>, Failed> {
     let from = dir.forked_from().unwrap_or(dir.path());
-    let (found, broken) = checkpoint::newest(&from.join(FOLDER)).map_err(failed)?;
+    let (found, broken) = checkpoint::newest(&from.join(FOLDER)).map_err(unusable)?;
     let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
     let Some(found) = found else {
         if let Some(step) = RunDir::finished_in(dir.path()).filter(|_| why.is_empty()) {
@@ -42,6 +43,13 @@ pub(super) fn start(
     let mut all = differences(&found, loaded, data).map_err(failed)?;
     all.extend(other_tokenizer(from, tokenizer)?);
     permitted(&all, mode)?;
+    if !found.knows_its_data() {
+        say(&format!(
+            "{}: it has no hash of its data, as an earlier version wrote it: path and number of tokens were compared, \
+             what the files hold was not",
+            found.path().display()
+        ));
+    }
     found.check_model(&built.gpt).map_err(failed)?;
     let (done, steps) = (found.step(), loaded.config.train.steps);
     if done > steps {
@@ -61,6 +69,46 @@ pub(super) fn start(
     }
     say(&format!("{}: going on after step {}", found.path().display(), found.step()));
     Ok(Some(Arc::new(found)))
+}
+
+/// A run that has finished at `step`, of which no more steps are asked: says what differs from it. Its data is read only
+/// where other data is named.
+pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Failed> {
+    let nothing = format!("{}: finished at step {step}; nothing to do", dir.display());
+    let saved = checkpoint::newest_name(&dir.join(FOLDER));
+    let saved = saved.and_then(|path| Summary::read(&path).ok());
+    let stored = match &saved {
+        Some(saved) => saved.config().ok(),
+        None => config_of(dir),
+    };
+    let Some(stored) = stored else {
+        say(&format!("{nothing}; its config cannot be read, so this one was not compared with it"));
+        return Ok(());
+    };
+    let mut all = differences_of(&stored, loaded);
+    if let (Some(saved), true) = (&saved, all.iter().any(|d| d.key.starts_with("data."))) {
+        let tokenizer = data::tokenizer(&loaded.config)?;
+        let data = data::open(&loaded.config, tokenizer.as_ref(), true)?;
+        all = saved.differences(loaded, &data).map_err(failed)?;
+    }
+    let (experiment, idle): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|d| d.kind == Kind::Experiment);
+    permitted(&experiment, RunMode::Resume)?;
+    let idle: String = idle.iter().map(|d| format!("\n  {d}")).collect();
+    say(&match idle.as_str() {
+        "" => nothing,
+        _ => format!(
+            "{nothing}\nwhat differs has no effect, unless train.steps is more than {step}:{idle}"
+        ),
+    });
+    Ok(())
+}
+
+/// The config that a run has written.
+fn config_of(dir: &Path) -> Option<Loaded> {
+    let path = Some(dir.join(CONFIG)).filter(|path| path.is_file())?;
+    let text = std::fs::read_to_string(&path).ok()?;
+    load_str(&text, &path.display().to_string(), dir, &[]).ok()
 }
 
 /// A run keeps a copy of its tokenizer: another content under the same name is another experiment.
@@ -84,12 +132,26 @@ fn failed(error: CheckpointError) -> Failed {
     Failed::new(code, error)
 }
 
+/// The same of the newest checkpoint: one that the system does not read may be as whole as ever.
+fn unusable(error: CheckpointError) -> Failed {
+    if !error.is_of_the_system() {
+        return failed(error);
+    }
+    failed(error)
+        .and("nothing is set aside: make it readable, or move it away to go on from the one before")
+}
+
 /// Says what differs; another experiment is a fork.
 fn permitted(all: &[Difference], mode: RunMode) -> Result<(), Failed> {
     let table = |kind: Kind| {
         let lines = all.iter().filter(|d| d.kind == kind).map(|d| format!("\n  {d}"));
         lines.collect::<String>()
     };
+    let moved = all.iter().filter(|d| d.kind == Kind::Harmless && d.key.starts_with("data."));
+    let moved: String = moved.map(|d| format!("\n  {d}")).collect();
+    if !moved.is_empty() {
+        say(&format!("the same tokens, named otherwise:{moved}"));
+    }
     let (layout, experiment) = (table(Kind::Layout), table(Kind::Experiment));
     if !layout.is_empty() {
         say(&format!("the same mathematics, laid out or rounded otherwise:{layout}"));

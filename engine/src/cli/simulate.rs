@@ -24,6 +24,9 @@ pub(super) struct SimulateArgs {
     /// One JSON document on stdout
     #[arg(long)]
     json: bool,
+    /// Leave out the other schedules of the step, which take longer than the step itself
+    #[arg(long)]
+    no_schedules: bool,
     /// Set the step time of this run beside the simulated one
     #[arg(long, value_name = "RUN")]
     compare: Option<PathBuf>,
@@ -45,7 +48,9 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
             .map_err(|e| Failed::new(code::IO, format!("cannot write {}: {e}", path.display())))?;
         say(&format!("trace of {ranks} written to {}", path.display()));
     }
-    told.schedules = schedules(config, told.step_seconds).map_err(failed)?;
+    if !args.no_schedules {
+        told.schedules = schedules(config, told.step_seconds).map_err(failed)?;
+    }
     told.measured = args.compare.as_deref().map(measured).transpose()?;
     if args.json {
         let json = serde_json::to_string_pretty(&told);
@@ -111,6 +116,25 @@ fn text(config: &Config, told: &Simulated) -> String {
             100.0 * lane.share,
             lane.ops,
             format_bytes(lane.bytes),
+        );
+    }
+    if told.driver_calls > 0 {
+        let (submits, share) =
+            (told.submitting_seconds, told.submitting_seconds / told.step_seconds);
+        let _ = writeln!(
+            out,
+            "  {:<8} {:>14}   {:>5.1} %   {:>7} calls of the driver, by the thread that submits",
+            "(thread)",
+            seconds(submits),
+            100.0 * share,
+            told.driver_calls,
+        );
+    }
+    if told.one_communication_queue {
+        let _ = writeln!(
+            out,
+            "  TpComm and DpComm are one queue, in the order of the program: NCCL promises no progress to two \
+             communicators side by side"
         );
     }
     let _ = writeln!(

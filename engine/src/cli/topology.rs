@@ -114,6 +114,7 @@ fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, F
         seats: if gpus == 0 { Seats::Virtual } else { Seats::Gpus },
         state_bytes: args.states.unwrap_or(0),
         staging_bytes: args.staging.unwrap_or(0),
+        sockets: topology::Sockets::Auto,
     };
     place(machine, &request).map(Some).map_err(|e| Failed::new(code::DOES_NOT_FIT, e))
 }

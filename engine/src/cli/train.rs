@@ -2,23 +2,23 @@
 
 use super::check::count;
 use super::exit::{Failed, code};
+use super::signals::stop_at_signal;
 use super::trace::TraceArgs;
 use super::watch::Watch;
 use super::{ConfigArgs, SimdArg, data, plan, print, resume, rollback, say};
 use crate::build::{Built, build, world_size};
-use crate::checkpoint::{Checkpoint, FOLDER};
-use crate::config::{DataFormat, DeviceConfig, Loaded, Precision, update_text};
+use crate::checkpoint::{Checkpoint, FOLDER, sizes};
+use crate::config::{DeviceConfig, Loaded, update_text};
 use crate::data::{Dataset, Tokenizer};
 use crate::detours::Detours;
-use crate::generate::{Sampling, Trained, generate};
 use crate::metrics::MetricsWriter;
-use crate::plan::memory_report;
-use crate::progress::{Progress, clock, si};
-use crate::run::{Outcome, RunError, RunOptions, train};
-use crate::run_dir::{CONFIG, METRICS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
+use crate::plan::{Disk, memory_report};
+use crate::progress::Progress;
+use crate::run::{Outcome, RunError, RunOptions, Unread, train};
+use crate::run_dir::{CONFIG, RUNS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
+use crate::stderr;
 use device::Error;
 use device::numerics::SimdPath;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, clap::Args)]
 pub(super) struct TrainArgs {
     #[command(flatten)]
-    config: ConfigArgs,
+    pub(super) config: ConfigArgs,
     /// Where metrics, config and weights go [default: runs/NAME-TIME]
     #[arg(long)]
     run_dir: Option<PathBuf>,
@@ -50,7 +50,7 @@ pub(super) struct TrainArgs {
     trace: TraceArgs,
     /// No progress, no summary
     #[arg(short, long)]
-    quiet: bool,
+    pub(super) quiet: bool,
 }
 
 pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
@@ -69,19 +69,21 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         && let Some(step) = RunDir::finished_in(dir)
         && step >= loaded.config.train.steps
     {
-        say(&format!("{}: finished at step {step}; nothing to do", dir.display()));
-        return Ok(());
+        return resume::finished(dir, step, &loaded);
     }
     let built = build(&loaded.config);
     let tokenizer = data::tokenizer(&loaded.config)?;
     let tokenizer = tokenizer.as_ref();
-    let data = data::open(&loaded.config, tokenizer, args.dry_run)?;
+    data::look(&loaded.config)?;
+    // Before the data is read: it is part of what must fit.
     let saving = check_memory(&loaded, &built, args.dry_run)?;
+    let data = data::open(&loaded.config, tokenizer, args.dry_run)?;
     if args.dry_run {
         say(&format!("data: {}", data.describe()));
         say("dry run: everything is in order; nothing was written");
         return Ok(());
     }
+    check_disk(&loaded, &built, (args.run_dir.as_deref(), mode))?;
     let dir =
         RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused)?;
     let start = match mode {
@@ -98,8 +100,8 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     Session { args, loaded, built, data, tokenizer, dir, saving, start }.train()
 }
 
-/// Refuses with numbers before anything is allocated. Only what is shown has its step counted. How checkpoints are
-/// written, where there are any.
+/// Refuses with numbers before anything is allocated. Only what is shown has its step counted. What the introduction
+/// says of memory: whose sockets are used, how checkpoints are written, where that is not plain.
 pub(super) fn check_memory(
     loaded: &Loaded,
     built: &Built,
@@ -117,11 +119,37 @@ pub(super) fn check_memory(
         let why = "out of GPU memory before the first step: nothing was written";
         return Err(Failed::new(code::DEVICE_MEMORY, why));
     }
+    if let Some(why) = report.not_checked {
+        return Err(Failed::new(code::RANK, why));
+    }
     if !report.fits {
         let why = "out of host memory before the first step: nothing was written";
         return Err(Failed::new(code::HOST_MEMORY, why));
     }
-    Ok(report.saving)
+    let words: Vec<String> = report.placed.into_iter().chain(report.saving).collect();
+    Ok((!words.is_empty()).then(|| words.join("\n")))
+}
+
+/// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
+fn check_disk(
+    loaded: &Loaded,
+    built: &Built,
+    (dir, mode): (Option<&Path>, RunMode),
+) -> Result<(), Failed> {
+    let parameters = built.gpt.shape().parameters();
+    let disk = Disk::new(&loaded.config, parameters, dir.unwrap_or(Path::new(RUNS)));
+    let found = match (dir, mode) {
+        (Some(dir), RunMode::Resume | RunMode::Overwrite) => sizes(&dir.join(FOLDER)),
+        (None, _) | (_, RunMode::Fresh | RunMode::Fork) => Vec::new(),
+    };
+    let disk = disk.holding(&found, mode == RunMode::Overwrite);
+    if let Some(why) = disk.refusal() {
+        return Err(Failed::new(code::IO, format!("{why}; nothing was written")));
+    }
+    if let Some(why) = disk.shortage() {
+        say(&format!("warning: {why}"));
+    }
+    Ok(())
 }
 
 pub(super) fn refused(error: RunDirError) -> Failed {
@@ -138,8 +166,8 @@ pub(super) struct Session<'a> {
     pub(super) loaded: &'a Loaded,
     pub(super) built: &'a Built,
     data: &'a Arc<Dataset>,
-    tokenizer: Option<&'a Tokenizer>,
-    dir: &'a RunDir,
+    pub(super) tokenizer: Option<&'a Tokenizer>,
+    pub(super) dir: &'a RunDir,
     /// How checkpoints are written, where there are any.
     saving: Option<String>,
     /// What it goes on from.
@@ -156,6 +184,7 @@ impl Session<'_> {
         }
         self.introduce();
         let (stop, started) = (stop_at_signal(), Instant::now());
+        stderr::by_thread(&stop);
         let stored = self.start.as_ref().map(|from| from.detours().clone());
         let (mut detours, mut done) = (stored.unwrap_or_default(), 0);
         loop {
@@ -189,6 +218,7 @@ impl Session<'_> {
             stop: Arc::clone(stop),
             weights: Some(self.dir.path().join(WEIGHTS)),
             checkpoints: Some(self.dir.path().join(FOLDER)),
+            held: Some(Arc::clone(self.dir.held())),
             resume: self.start.clone(),
             detours: Some(detours.clone()),
             // Other settings deserve as many steps as any.
@@ -207,7 +237,7 @@ impl Session<'_> {
         Ok((outcome.map_err(|e| self.failed(&e))?, watch))
     }
 
-    fn say(&self, text: &str) {
+    pub(super) fn say(&self, text: &str) {
         if !self.args.quiet {
             say(text);
         }
@@ -249,6 +279,12 @@ impl Session<'_> {
         if let Some(words) = &self.saving {
             self.say(words);
         }
+        if !config.train.saves() {
+            self.say(
+                "this run saves no checkpoints: what ends it before its last step costs all of it (train.checkpoint_overhead=0.01 \
+                 saves some)",
+            );
+        }
     }
 
     /// `4 virtual GPUs`
@@ -267,6 +303,10 @@ impl Session<'_> {
     }
 
     fn failed(&self, error: &RunError) -> Failed {
+        let unread = error.unread.map(|unread| match unread {
+            Unread::System => code::IO,
+            Unread::Changed => code::CHECKPOINT,
+        });
         let code = match error.error {
             Error::OutOfMemory(_) => code::DEVICE_MEMORY,
             Error::HostMemory { .. } => code::HOST_MEMORY,
@@ -280,173 +320,10 @@ impl Session<'_> {
             _ => code::RANK,
         };
         let dir = self.dir.path().display();
-        Failed::new(code, format!("{error}\nthe metrics up to there are in {dir}"))
-    }
-
-    /// After the last step: the closing line, the summary, a sample. The weights are in place.
-    fn end(&self, outcome: &Outcome, watch: &mut Watch, seconds: f64) -> Result<(), Failed> {
-        let weights = self.dir.path().join(WEIGHTS);
-        if let Some(problem) = &outcome.weights_problem {
-            let why = format!("the weights are not written to {}: {problem}", weights.display());
-            return Err(Failed::new(code::IO, why));
-        }
-        let skipped = watch.last.map_or(0, |last| last.skipped_total);
-        let hopeless = (skipped == outcome.step).then_some((1, outcome.step));
-        if let Some(steps) = outcome.diverged.or(hopeless) {
-            return Err(Failed::new(code::NUMERIC, self.diverged(outcome, watch, steps)));
-        }
-        // Only now: a run that has its end line is finished for good.
-        if outcome.complete {
-            watch.metrics.end(outcome.step, &outcome.state_hash);
-        }
-        if watch.metrics.dropped() > 0 {
-            let (lines, path) = (watch.metrics.dropped(), self.dir.metrics_path());
-            let why = format!("{lines} lines are missing in {}", path.display());
-            return Err(Failed::new(code::IO, why));
-        }
-        self.summary(outcome, watch, seconds);
-        if outcome.complete {
-            self.sample(&weights, &watch.stop);
-            self.next_commands();
-            return Ok(());
-        }
-        say(&format!(
-            "interrupted after step {}; its weights are in {}, {}",
-            outcome.step,
-            weights.display(),
-            match watch.saved {
-                Some(step) => format!("and --resume goes on after step {step}"),
-                None => "and there is no checkpoint of it to go on from".into(),
-            }
-        ));
-        Err(Failed::silent(code::INTERRUPTED))
-    }
-
-    fn diverged(&self, outcome: &Outcome, watch: &Watch, (from, to): (u64, u64)) -> String {
-        let config = &self.loaded.config;
-        let (advice, scale) = match config.precision {
-            Precision::Fp16 => {
-                let scale = watch.last.map_or(f64::NAN, |last| last.loss_scale);
-                let floor = config.loss_scale.floor;
-                let scale =
-                    format!(", with a loss scale that came down to {scale} (its floor is {floor})");
-                ("lower optimizer.lr, or train in Bf16", scale)
-            }
-            Precision::Bf16 | Precision::Fp32 => {
-                ("lower optimizer.lr, or set optimizer.clip", String::new())
-            }
-        };
-        let first = outcome.not_finite.as_ref().map_or_else(String::new, |name| {
-            format!("; the backward pass came to such a gradient first in `{name}`")
-        });
-        let back = match watch.saved {
-            Some(step) => format!(
-                "; --fork starts from the checkpoint of step {step} with other settings, and the states are those of the \
-                 last step that was not skipped"
-            ),
-            None => String::new(),
-        };
-        format!(
-            "the gradients of steps {from} to {to} were not finite{scale}{first}, and nothing was updated: training \
-             has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?}){back}",
-            config.optimizer.lr, config.optimizer.clip
+        Failed::new(
+            unread.unwrap_or(code),
+            format!("{error}\nthe metrics up to there are in {dir}"),
         )
-    }
-
-    fn summary(&self, outcome: &Outcome, watch: &Watch, seconds: f64) {
-        let config = &self.loaded.config;
-        let trained = outcome.step - self.done();
-        let tokens = trained as f64 * (config.batch.global * config.model.seq_len) as f64;
-        let unit = self.unit();
-        let loss = watch.last.map_or(f64::NAN, |last| last.loss);
-        let held_out = watch
-            .held_out
-            .map_or(String::new(), |loss| format!(", {loss:.4} over the whole held-out part"));
-        let skipped = watch.last.map_or(0, |last| last.skipped_total);
-        self.say(&format!(
-            "\ndone    {} steps in {} ({} in training, {}tok/s), {skipped} skipped\n\
-             loss    {loss:.4} {unit} in the last step{held_out}\n\
-             state   {}\nfiles   {}: {METRICS}, {CONFIG}, {WEIGHTS}",
-            outcome.step,
-            clock(seconds),
-            clock(watch.train_seconds),
-            si(tokens / watch.train_seconds.max(1e-9)),
-            outcome.state_hash,
-            self.dir.path().display(),
-        ));
-    }
-
-    const fn unit(&self) -> &'static str {
-        match self.loaded.config.data.format {
-            DataFormat::Bytes if self.tokenizer.is_none() => "nats per byte",
-            _ => "nats per token",
-        }
-    }
-
-    /// A text from the new model. The run is a good one even if there is none.
-    fn sample(&self, weights: &Path, stop: &AtomicBool) {
-        let config = &self.loaded.config;
-        if self.args.quiet || config.sample.tokens == 0 {
-            return;
-        }
-        let sampling = Sampling {
-            prompt: crate::generate::default_prompt(config, &config.sample.prompt),
-            tokens: config.sample.tokens,
-            temperature: f64::from(config.sample.temperature),
-            seed: config.train.seed,
-        };
-        let mut text = Vec::new();
-        let drawn = generate(
-            config,
-            (Trained::Weights(weights), self.tokenizer),
-            &sampling,
-            &mut |piece| {
-                text.extend_from_slice(piece);
-                !stop.load(Ordering::Relaxed)
-            },
-        );
-        if let Err(why) = drawn {
-            say(&format!("\nno sample: {why} (see `sample` in the config)"));
-            return;
-        }
-        let text = String::from_utf8_lossy(&text);
-        say(&format!("\nit writes:\n  {}", text.replace('\n', "\n  ")));
-    }
-
-    /// Three commands that work as they stand.
-    fn next_commands(&self) {
-        let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
-        let dir = quoted(&self.dir.path().display().to_string());
-        let sample = &self.loaded.config.sample.prompt;
-        let prompt = match sample.trim() {
-            "" => String::new(),
-            _ => format!(" --prompt {}", quoted(sample)),
-        };
-        let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
-        let given = self.args.config.sets.iter().map(|set| format!(" --set {}", quoted(set)));
-        let config =
-            quoted(&self.args.config.config.display().to_string()) + &given.collect::<String>();
-        lines.extend(self.other_layout().map(|sets| format!("{program} train {config}{sets}")));
-        lines.push(format!("{program} plan {config}"));
-        self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
-    }
-
-    /// `--set` arguments for another grid of ranks that this config allows.
-    fn other_layout(&self) -> Option<String> {
-        let parallel = &self.loaded.config.parallel;
-        let world = world_size(&self.loaded.config);
-        let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
-        let other = grids.into_iter().filter(|grid| *grid != (parallel.tensor, parallel.data));
-        other.into_iter().find_map(|(tensor, data)| {
-            let mut more =
-                vec![format!("parallel.tensor={tensor}"), format!("parallel.data={data}")];
-            if matches!(self.loaded.config.device, DeviceConfig::Cpu { .. }) {
-                more.push(format!("device.count={}", tensor * data));
-            }
-            let sets = [&self.args.config.sets[..], &more[..]].concat();
-            crate::config::load(&self.args.config.config, &sets).ok()?;
-            Some(more.iter().map(|set| format!(" --set {set}")).collect())
-        })
     }
 }
 
@@ -455,35 +332,12 @@ impl Session<'_> {
 fn end_without(error: &RunError) {
     let ranks = error.all.iter().enumerate().filter(|(_, error)| error.is_some());
     let ranks: Vec<String> = ranks.map(|(rank, _)| rank.to_string()).collect();
+    let who = match ranks.len() {
+        0 => "the checkpoint that is being written does not move".to_owned(),
+        _ => format!("rank {} is stuck and does not end", ranks.join(", ")),
+    };
     say(&format!(
-        "error: {error}\nrank {} is stuck and does not end, so the process ends; checkpoints that are saved are whole",
-        ranks.join(", ")
+        "error: {error}\n{who}, so the process ends; checkpoints that are saved are whole"
     ));
     std::process::exit(i32::from(code::RANK));
-}
-
-/// For a POSIX shell.
-pub(super) fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
-
-/// Set by the first Ctrl-C, SIGTERM or SIGHUP (the terminal has gone): the run ends after the step. The second ends the process.
-fn stop_at_signal() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    // Caught, so that a write over the limit of a file's size is an error, not the end.
-    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        let aborted = i32::from(code::ABORTED);
-        let registered =
-            signal_hook::flag::register_conditional_shutdown(signal, aborted, Arc::clone(&stop))
-                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)));
-        if let Err(error) = registered {
-            tracing::warn!("Ctrl-C will end the run at once: {error}");
-        }
-    }
-    stop
 }

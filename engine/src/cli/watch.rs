@@ -7,7 +7,7 @@ use crate::metrics::{MetricsWriter, StepMetrics};
 use crate::progress::{Progress, StepLine};
 use crate::run::{Message, StepReport};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// What the messages of a run add up to.
 pub(super) struct Watch {
@@ -17,8 +17,10 @@ pub(super) struct Watch {
     pub(super) last: Option<StepReport>,
     /// The newest checkpoint.
     pub(super) saved: Option<u64>,
-    /// After the last step.
-    pub(super) held_out: Option<f64>,
+    /// The newest step that could not be saved, and why.
+    pub(super) not_saved: Option<(u64, String)>,
+    /// After the last step; over all of it.
+    pub(super) held_out: Option<(f64, bool)>,
     pub(super) train_seconds: f64,
 }
 
@@ -29,7 +31,16 @@ impl Watch {
         stop: Arc<AtomicBool>,
         saved: Option<u64>,
     ) -> Self {
-        Self { metrics, progress, stop, last: None, saved, held_out: None, train_seconds: 0.0 }
+        Self {
+            metrics,
+            progress,
+            stop,
+            last: None,
+            saved,
+            not_saved: None,
+            held_out: None,
+            train_seconds: 0.0,
+        }
     }
 
     pub(super) fn hear(&mut self, session: &Session<'_>, message: Message) {
@@ -37,11 +48,14 @@ impl Watch {
         match message {
             Message::Step(step) => self.step(session, &step),
             Message::Eval { step, loss, whole } => {
-                self.metrics.eval(step, loss);
-                self.progress.eval(step, config.train.steps, loss as f32);
-                if whole && step == config.train.steps {
-                    self.held_out = Some(loss);
+                self.metrics.eval(step, loss, whole);
+                self.progress.eval(step, config.train.steps, (loss as f32, whole));
+                if step == config.train.steps {
+                    self.held_out = Some((loss, whole));
                 }
+            }
+            Message::Evaluating { step, done, batches } => {
+                self.progress.evaluating((step, config.train.steps), (done, batches));
             }
             Message::Saving { .. } => self.metrics.sync(),
             Message::Saved { step, waited, seconds, hashing, bytes } => {
@@ -53,15 +67,14 @@ impl Watch {
                 self.progress.message(&text);
             }
             Message::NotSaved { step, why } => {
-                self.progress.message(&format!("checkpoint of step {step} NOT SAVED: {why}"));
+                self.progress.warn(&format!("checkpoint of step {step} NOT SAVED: {why}"));
+                self.metrics.checkpoint_failed(step, &why);
+                self.not_saved = Some((step, why));
             }
         }
     }
 
     fn step(&mut self, session: &Session<'_>, step: &StepReport) {
-        if self.stop.load(Ordering::Relaxed) {
-            self.progress.message("interrupted: the run ends in order; once more ends it at once");
-        }
         let config = &session.loaded.config;
         let tokens = (config.batch.global * config.model.seq_len) as u64;
         let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
@@ -83,7 +96,7 @@ impl Watch {
         let activity = step.activity;
         let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
         let left = config.train.steps.saturating_sub(step.step) as f64;
-        let limit = crate::build::device_limit(config).unwrap_or(u64::MAX);
+        let limit = crate::build::device_limit(config, &session.built.plan).unwrap_or(u64::MAX);
         self.progress.step(&StepLine {
             step: step.step,
             steps: config.train.steps,

@@ -4,14 +4,16 @@ use super::reader::Reader;
 use super::report::Problem;
 use super::value::float_text;
 use super::{
-    Accumulate, Config, DataFormat, DeviceConfig, Placement, Recompute, Transfer, UpdateMode,
+    Accumulate, Config, DeviceConfig, Placement, Precision, Recompute, Transfer, UpdateMode,
+    WeightsPolicy,
 };
+use crate::gpu;
 
 /// Most samples of a step, also of a product that nobody wrote down.
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 25] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 28] {
     [
         Checks::heads_over_ranks,
         Checks::hidden_over_heads,
@@ -23,6 +25,8 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 25] {
         Checks::schedule_length,
         Checks::least_rate,
         Checks::loss_scale,
+        Checks::precision,
+        Checks::hardware_queues,
         Checks::place_of_sums,
         Checks::blocking_update,
         Checks::blocking_sums,
@@ -38,6 +42,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 25] {
         Checks::parameters,
         Checks::activations,
         Checks::tokens_of_run,
+        Checks::something_is_left,
     ]
 }
 
@@ -104,7 +109,51 @@ pub(super) struct Checks<'a> {
     pub(super) config: &'a Config,
 }
 
+/// The first compute capability with bf16 products.
+const AMPERE: u32 = 80;
+
 impl Checks<'_> {
+    fn something_is_left(&self) -> Option<Broken> {
+        let train = &self.config.train;
+        let nothing = train.weights == WeightsPolicy::Never && !train.saves();
+        nothing.then(|| Broken {
+            message: "neither weights nor checkpoints are written, so nothing of the training would be left".into(),
+            help: "use `Complete`, or set `train.checkpoint_overhead` or `train.checkpoint_every`".into(),
+            values: vec![("train.weights", "writes no weights".into())],
+        })
+    }
+
+    fn precision(&self) -> Option<Broken> {
+        if self.config.precision != Precision::Bf16 {
+            return None;
+        }
+        let (what, sm) = match &self.config.device {
+            DeviceConfig::Cpu { .. } => return None,
+            DeviceConfig::Sim { box_, .. } => (format!("{} GPUs", box_.name), box_.gpu.sm),
+            DeviceConfig::Cuda => {
+                let (tp, dp) = (self.config.parallel.tensor, self.config.parallel.data);
+                let all = &gpu::machine().gpus;
+                let taken = gpu::taken((tp, dp)).into_iter().filter_map(|gpu| all.get(gpu));
+                let oldest = taken.min_by_key(|gpu| gpu.sm)?;
+                (format!("GPU {}, {},", oldest.ordinal, oldest.name), oldest.sm)
+            }
+        };
+        (sm > 0 && sm < AMPERE).then(|| Broken {
+            message: format!(
+                "`Bf16` needs sm_{AMPERE} or newer: {what} are sm_{sm}, which has no bf16 products"
+            )
+            .replace(", are", ", is"),
+            help: "set `precision: Fp16`, which has a loss scale, or `Fp32`".into(),
+            values: vec![("precision", "bf16 products".into())],
+        })
+    }
+
+    fn hardware_queues(&self) -> Option<Broken> {
+        let (message, help) = gpu::crowded(self.config)?;
+        let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
+        Some(Broken { message, help, values })
+    }
+
     fn place_of_sums(&self) -> Option<Broken> {
         let offload = &self.config.offload;
         let apart =
@@ -370,7 +419,7 @@ impl Checks<'_> {
 
     fn byte_tokens(&self) -> Option<Broken> {
         let vocab = self.config.model.vocab;
-        let bytes = self.config.data.format == DataFormat::Bytes;
+        let bytes = self.config.data.format.is_bytes();
         (bytes && self.config.data.tokenizer.is_none() && vocab < 256).then(|| Broken {
             message: format!("{vocab} tokens are too few for bytes, of which there are 256"),
             help: "use 256 or more, or leave it out; or use the format `U16` or `U32`".into(),
@@ -385,9 +434,9 @@ impl Checks<'_> {
 impl Checks<'_> {
     fn tokenized_twice(&self) -> Option<Broken> {
         let data = &self.config.data;
-        (data.tokenizer.is_some() && data.format != DataFormat::Bytes).then(|| Broken {
+        (data.tokenizer.is_some() && !data.format.is_bytes()).then(|| Broken {
             message: "files of tokens need no tokenizer".into(),
-            help: "leave `data.tokenizer` out, or set `data.format` to `Bytes` for text".into(),
+            help: "leave `data.tokenizer` out, or `data.format`, for text".into(),
             values: vec![
                 ("data.tokenizer", "makes tokens of text".into()),
                 ("data.format", "the files hold tokens".into()),

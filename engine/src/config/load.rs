@@ -11,7 +11,7 @@ use super::source::{Kind as SourceKind, Place, Source};
 use super::suggest::nearest;
 use super::tree::{self, Kind, Node};
 use super::value::Complaint;
-use super::{BoxConfig, GpuConfig, HostConfig, Loaded, schema, set};
+use super::{BoxConfig, Config, GpuConfig, HostConfig, Loaded, schema, set};
 
 /// Larger than any config; a bound on the work that a wrong file can cause.
 const LARGEST: u64 = 1 << 20;
@@ -21,12 +21,27 @@ const LARGEST: u64 = 1 << 20;
 /// All errors come out together. Relative paths in the file are relative to it, those in `sets`
 /// to the working directory; both come out absolute.
 pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, ConfigError> {
+    load_and_look(path, sets, &|_, _| None)
+}
+
+/// Further trouble with a config, found outside of it: the key, what is wrong with its value, and what to do. Asked whether
+/// keys have valid values, since others hold stand-ins.
+pub type Trouble<'a> =
+    dyn Fn(&Config, &dyn Fn(&[&str]) -> bool) -> Option<(&'static str, String, String)> + 'a;
+
+/// [`load`], with what `trouble` finds among the errors.
+pub fn load_and_look(
+    path: &Path,
+    sets: &[String],
+    trouble: &Trouble<'_>,
+) -> Result<Loaded, ConfigError> {
     let name = path.display().to_string();
     let text = read(path).map_err(|unreadable| {
         let Complaint { message, help } = unreadable;
         ConfigError::plain(&name, format!("cannot read the config `{name}`: {message}"), help)
     })?;
-    load_str(&text, &name, path.parent().unwrap_or(Path::new("")), sets)
+    let dir = path.parent().unwrap_or(Path::new(""));
+    read_all(Reader::default(), &text, (&name, dir), sets, trouble)
 }
 
 /// [`load`] for a text that was read already; messages call it `name`, and its relative paths are
@@ -37,8 +52,29 @@ pub fn load_str(
     base_dir: &Path,
     sets: &[String],
 ) -> Result<Loaded, ConfigError> {
+    read_all(Reader::default(), text, (name, base_dir), sets, &|_, _| None)
+}
+
+/// The config that a checkpoint holds. It may be of another version or made up: keys that this version does not know are
+/// ignored, and no file that it names is opened.
+pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {
+    read_all(
+        Reader::of_a_checkpoint(),
+        text,
+        ("the checkpoint's config", Path::new("/")),
+        sets,
+        &|_, _| None,
+    )
+}
+
+fn read_all(
+    mut reader: Reader,
+    text: &str,
+    (name, base_dir): (&str, &Path),
+    sets: &[String],
+    trouble: &Trouble<'_>,
+) -> Result<Loaded, ConfigError> {
     let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
-    let mut reader = Reader::default();
     let root = parse(&mut reader, text, name, base_dir);
     let mut tree = root.unwrap_or_else(empty);
     let parsed = reader.problems.is_empty();
@@ -50,10 +86,15 @@ pub fn load_str(
     }
     let config = reader.read(&tree, "a config", |s| schema::config(s, &stem(name)));
     checks::all(&mut reader, &config);
+    let found = trouble(&config, &|keys| reader.ok(keys));
+    if let Some((key, message, help)) = found {
+        let spots = vec![reader.spot(key, String::new())];
+        reader.problems.push(Problem { key: key.into(), message, help, spots });
+    }
     if reader.problems.is_empty() {
-        let (mut origins, source) = (reader.origins, text.to_string());
+        let (mut origins, source, ignored) = (reader.origins, text.to_string(), reader.ignored);
         origins.sort_by_key(|(key, ..)| schema::rank(key));
-        return Ok(Loaded { config, origins, source });
+        return Ok(Loaded { config, origins, source, ignored });
     }
     Err(finish(reader, name))
 }
@@ -73,6 +114,9 @@ pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
 pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
     let mut inner = Reader::default();
     let mut described = no_box();
+    if reader.stored && reader.ok(&[key]) {
+        reader.report_box(key, path);
+    }
     if !reader.ok(&[key]) {
         reader.mark_bad(&format!("{key}.gpus"));
         return described;

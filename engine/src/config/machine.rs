@@ -26,6 +26,15 @@ pub(super) fn read(s: &mut Section<'_, '_>, path: Option<&str>) -> Option<Arc<Ma
     None
 }
 
+/// The machine with what its description says of each node's memory, where the node has some.
+pub(super) fn with_node_memory(machine: Arc<Machine>, node_memory: u64) -> Arc<Machine> {
+    let mut machine = Arc::unwrap_or_clone(machine);
+    for node in machine.numa_nodes.iter_mut().filter(|node| node.memory_bytes > 0) {
+        node.memory_bytes = node_memory;
+    }
+    Arc::new(machine)
+}
+
 /// A number that the topology tells too.
 pub(super) struct Told {
     pub(super) key: &'static str,

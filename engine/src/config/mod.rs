@@ -27,13 +27,15 @@ mod write;
 mod tests;
 
 pub use bytes::{format_bytes, parse_bytes};
-pub use load::{load, load_box, load_str};
+pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str};
 pub use report::{ConfigError, Problem};
 pub(crate) use schema::MEASURED_OPS;
 pub(crate) use write::{placement_text, update_text};
 
+use device::sim::Fact;
 use std::sync::Arc;
 use topology::Machine;
+pub use topology::Sockets;
 
 /// A checked config, and where each of its values came from.
 #[derive(Clone, Debug)]
@@ -44,6 +46,8 @@ pub struct Loaded {
     pub origins: Vec<(String, String, Origin)>,
     /// The text of the file, without a byte order mark.
     pub source: String,
+    /// Keys of a checkpoint's config that this version does not know, dotted. Any other config with such keys is refused.
+    pub ignored: Vec<String>,
 }
 
 /// Where a value came from.
@@ -170,10 +174,14 @@ pub struct GpuConfig {
     pub memory_gb_per_s: f32,
     /// Multiprocessors.
     pub processors: usize,
-    /// Attention keeps its scores on the chip: sm_80 and later.
+    /// Compute capability: 70 for V100, 90 for H100. 0..=200, default 0: unknown
+    pub sm: u32,
+    /// Attention of 16 bits on tensor cores, compute capability 8.0 and later; else its kernel works in fp32.
     pub fused_attention: bool,
-    /// Software as the authors of ZeRO-Offload had it in 2020, to compare with: see device/src/sim/cost.rs.
+    /// Software as the authors of ZeRO-Offload had it in 2020, to compare with: see device/src/sim/era.rs.
     pub as_of_2020: bool,
+    /// Of that, what is left out, to see what it changes.
+    pub as_of_2020_without: Vec<Fact>,
 }
 
 /// Rates of a host.
@@ -245,7 +253,9 @@ pub struct ParallelConfig {
     /// Sequence parallelism: norm, dropout and residual regions split by tokens over TP.
     /// Default false.
     pub sequence: bool,
-    /// 32-bit payloads in TP all-reduces. Default false.
+    /// 32-bit payloads in sums over ranks: of TP's partial sums, which then keep 32 bits until they are summed, and of gradients
+    /// over DP, whose sum is rounded once. NCCL else rounds 16-bit sums at each hop; sums in-process are fp32 in any case, so
+    /// there gradients stay the same. With DP it takes 4 bytes for each element of the longest bucket. Default false.
     pub reduce_fp32: bool,
 }
 
@@ -302,6 +312,8 @@ pub struct OffloadConfig {
     /// an exact update hides behind all of them. Takes a set of checkpoints for each; with `recompute: Block`.
     /// 1..=4096, default 1.
     pub first_forward: usize,
+    /// Whose cores and memory ranks use besides those of the sockets that they are on. Default `Auto`.
+    pub sockets: Sockets,
 }
 
 /// Where the optimizer is.
@@ -446,12 +458,30 @@ pub enum Recompute {
 /// How bytes of the files become tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataFormat {
-    /// One token per byte.
+    /// Text, one token per byte or what `tokenizer` makes of it. A file that seems to be something else is refused.
+    Auto,
+    /// The same for files of any kind.
     Bytes,
     /// Little-endian 16-bit tokens.
     U16,
     /// Little-endian 32-bit tokens.
     U32,
+}
+
+impl DataFormat {
+    /// Whether files hold text, or bytes taken as such, and not tokens.
+    pub const fn is_bytes(self) -> bool {
+        matches!(self, Self::Auto | Self::Bytes)
+    }
+
+    /// Bytes of a token in the files; with a tokenizer, of a piece of text.
+    pub const fn width(self) -> usize {
+        match self {
+            Self::Auto | Self::Bytes => 1,
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
 }
 
 /// Where tokens come from.
@@ -463,9 +493,9 @@ pub struct DataConfig {
     pub train: String,
     /// The same; absent: the last `validation_fraction` of `train`.
     pub validation: Option<String>,
-    /// `tokenizer.json` for text, made absolute like the others; absent: a byte is a token. With `Bytes` only.
+    /// `tokenizer.json` for text, made absolute like the others; absent: a byte is a token. With `Auto` and `Bytes` only.
     pub tokenizer: Option<String>,
-    /// Default `Bytes`.
+    /// Default `Auto`.
     pub format: DataFormat,
     /// (0, 0.5], default 0.1.
     pub validation_fraction: f32,
@@ -480,6 +510,17 @@ pub enum CheckpointWriter {
     Background,
     /// Ranks write their states and wait for the disk.
     Foreground,
+}
+
+/// When a run writes `weights.safetensors`, its fp32 parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightsPolicy {
+    /// When it is done; at an interrupt only where no checkpoint holds the states.
+    Complete,
+    /// At every end, also at an interrupt.
+    Always,
+    /// At no end: `generate` and `checkpoint export` read the newest checkpoint.
+    Never,
 }
 
 impl TrainConfig {
@@ -498,20 +539,23 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Steps between evaluations; 0: only after the last. Default 0.
     pub eval_every: u64,
-    /// Global batches of an evaluation in between (the one at the end is always over everything);
-    /// 0: all. Default 8.
-    pub eval_batches: u64,
-    /// Steps between checkpoints, and one when the run ends; 0: only weights at the end. Default 0.
+    /// Most global batches of an evaluation, also of the last one; 0: all. Default None: 8 between steps, and 600 for the
+    /// last one, which is all of a small held-out part.
+    pub eval_batches: Option<usize>,
+    /// Steps between checkpoints; 0: not by steps. A run that saves any also saves one when it ends. Default 0.
     pub checkpoint_every: u64,
     /// Also when training went on for so many minutes since the last one. Default None.
     pub checkpoint_minutes: Option<f32>,
-    /// Also when training would wait for at most this share of its time, as the last one made it wait; the first
-    /// after the first step. (0, 1], default None.
+    /// Also when training would wait for at most this share of its time, as the last one made it wait; the first after
+    /// ten minutes, and then at least ten minutes apart. (0, 1], default 0.01 where neither of the two above is given; None:
+    /// not by this. With none of the three the run leaves no checkpoint.
     pub checkpoint_overhead: Option<f32>,
     /// Default `Auto`.
     pub checkpoint_writer: CheckpointWriter,
     /// The newest so many checkpoints are kept. 1..=1,000,000, default 2.
     pub checkpoint_keep: usize,
+    /// Default `Complete`.
+    pub weights: WeightsPolicy,
     /// So many skipped steps in a row end the run. Default: in as many a loss scale comes down from 2^24 to 1, and some more.
     pub stop_after_skipped: u64,
     /// Instead, so many times, the run is taken back to the newest checkpoint from before the skipped steps, and goes on

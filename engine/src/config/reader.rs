@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::Origin;
 use super::report::{Problem, SHOWN, Spot, short};
-use super::source::{Place, Source};
+use super::source::{Kind as SourceKind, Place, Source};
 use super::suggest;
 use super::tree::{Node, join};
 use super::value::{Complaint, Item};
@@ -24,6 +24,10 @@ pub(super) struct Reader {
     pub(super) unknown: Vec<Unknown>,
     /// Errors about missing keys, held back until the unknown ones are known.
     pub(super) missing: Vec<Problem>,
+    /// The text comes from a checkpoint: it may be of another version, or made up.
+    pub(super) stored: bool,
+    /// Unknown keys of such a text.
+    pub(super) ignored: Vec<String>,
     bad: HashSet<String>,
 }
 
@@ -36,6 +40,11 @@ pub(super) struct Unknown {
 }
 
 impl Reader {
+    /// For the config that a checkpoint holds.
+    pub(super) fn of_a_checkpoint() -> Self {
+        Self { stored: true, ..Self::default() }
+    }
+
     /// Adds a text and returns its number.
     pub(super) fn add(&mut self, source: Source) -> usize {
         self.sources.push(source);
@@ -52,6 +61,16 @@ impl Reader {
         let Complaint { message, help } = complaint;
         let spots = vec![Spot::At(place, String::new())];
         self.problems.push(Problem { key: key.into(), message, help, spots });
+    }
+
+    /// Reports that a checkpoint's config names a box: opening that file would lead out of the checkpoint.
+    pub(super) fn report_box(&mut self, key: &str, path: &str) {
+        let Some(place) = self.places.get(key).copied() else { return };
+        let message = format!("a checkpoint's config names the box `{}`", short(path));
+        let help = "no run on a described box saves checkpoints, so onebox did not write this one: \
+                    use a checkpoint of a run";
+        self.report(key, place, Complaint { message, help: help.into() });
+        self.mark_bad(key);
     }
 
     /// Reports every key that stands twice in one text.
@@ -99,6 +118,7 @@ impl Reader {
         let mut missing = std::mem::take(&mut self.missing);
         let mut unknown = std::mem::take(&mut self.unknown);
         unknown.sort_by_key(|unknown| (unknown.place.source, unknown.place.start));
+        self.ignore(&mut unknown);
         for (number, Unknown { section, owner, key, place }) in unknown.into_iter().enumerate() {
             let help = match number < SHOWN {
                 true => suggest::key_help(&section, &owner, &key, &self.known),
@@ -110,6 +130,18 @@ impl Reader {
             missing.retain(|problem| !meant.contains(&problem.key));
         }
         self.problems.append(&mut missing);
+    }
+
+    /// Takes the keys of a checkpoint's text out of `unknown`, and leaves those of `--set`.
+    fn ignore(&mut self, unknown: &mut Vec<Unknown>) {
+        if !self.stored {
+            return;
+        }
+        let sources = &self.sources;
+        let set = |at: Place| sources.get(at.source).is_some_and(|s| s.kind == SourceKind::Set);
+        let ignored = unknown.extract_if(.., |unknown| !set(unknown.place));
+        let name = |unknown: Unknown| short(&join(&unknown.section, &unknown.key));
+        self.ignored.extend(ignored.map(name));
     }
 
     /// Takes over what the reader of another file found; its keys get a prefix.

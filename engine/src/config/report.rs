@@ -87,8 +87,13 @@ fn render_into(out: &mut String, error: &ConfigError) -> fmt::Result {
 }
 
 fn render_problem(out: &mut String, problem: &Problem, sources: &[Source]) -> fmt::Result {
-    let key = if problem.key.is_empty() { "" } else { &format!("{}: ", problem.key) };
-    writeln!(out, "error: {}{}", clean(key), clean(&problem.message))?;
+    let key = match problem.key.char_indices().nth(WIDTH) {
+        _ if problem.key.is_empty() => String::new(),
+        // No key of a config is so long.
+        Some((end, _)) => format!("{}...: ", &problem.key[..end]),
+        None => format!("{}: ", problem.key),
+    };
+    writeln!(out, "error: {}{}", clean(&key), clean(&problem.message))?;
     let (mut spots, mut notes) = (Vec::new(), Vec::new());
     for spot in &problem.spots {
         match spot {

@@ -35,6 +35,11 @@ impl Named for Accumulate {
         &[("Auto", Self::Auto), ("Device", Self::Device), ("Host", Self::Host)];
 }
 
+impl Named for Sockets {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Auto", Self::Auto), ("Near", Self::Near), ("All", Self::All)];
+}
+
 impl Named for OptimizerKind {
     const ALL: &'static [(&'static str, Self)] = &[("AdamW", Self::AdamW), ("Sgd", Self::Sgd)];
 }
@@ -53,9 +58,14 @@ impl Named for CheckpointWriter {
         &[("Auto", Self::Auto), ("Background", Self::Background), ("Foreground", Self::Foreground)];
 }
 
+impl Named for WeightsPolicy {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Complete", Self::Complete), ("Always", Self::Always), ("Never", Self::Never)];
+}
+
 impl Named for DataFormat {
     const ALL: &'static [(&'static str, Self)] =
-        &[("Bytes", Self::Bytes), ("U16", Self::U16), ("U32", Self::U32)];
+        &[("Auto", Self::Auto), ("Bytes", Self::Bytes), ("U16", Self::U16), ("U32", Self::U32)];
 }
 
 /// The keys at the top, in the order in which people want to see them.
@@ -136,14 +146,16 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
     let (or, what) = (Or::Default(1), "NUMA nodes");
     let told = Told { key: "numa_nodes", what, most: 1024, or, machines: 1 };
     let numa_nodes = machine::number(s, told, machine.as_ref().map(|m| m.numa_nodes.len()));
+    let gpu_memory = s.bytes("gpu_memory", 1 << 50, Or::Required("gpu_memory: \"31.7GiB\""));
+    let node_memory = s.bytes("node_memory", 1 << 50, Or::Required("node_memory: \"755GiB\""));
     BoxConfig {
         name,
         gpus,
-        gpu_memory: s.bytes("gpu_memory", 1 << 50, Or::Required("gpu_memory: \"31.7GiB\"")),
+        gpu_memory,
         numa_nodes,
-        node_memory: s.bytes("node_memory", 1 << 50, Or::Required("node_memory: \"755GiB\"")),
+        node_memory,
         topology,
-        machine,
+        machine: machine.map(|machine| machine::with_node_memory(machine, node_memory)),
         machines,
         network_gb_per_s: rate(s, "network_gb_per_s"),
         gpu: s.section("gpu", |s| GpuConfig {
@@ -151,8 +163,10 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
             fp32_tflops: rate(s, "fp32_tflops"),
             memory_gb_per_s: rate(s, "memory_gb_per_s"),
             processors: s.uint("processors", 0..=100_000, Or::Default(0)),
+            sm: s.uint("sm", 0..=200, Or::Default(0)),
             fused_attention: s.flag("fused_attention", false),
             as_of_2020: s.flag("as_of_2020", false),
+            as_of_2020_without: facts(s),
         }),
         host: s.section("host", |s| HostConfig {
             node_gb_per_s: rate(s, "node_gb_per_s"),
@@ -162,6 +176,18 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
         }),
         measured: s.section("measured", measured),
     }
+}
+
+/// What of 2020 is left out: `"pageable scores"`.
+fn facts(s: &mut Section<'_, '_>) -> Vec<Fact> {
+    let known = |text: &str| {
+        let all = text.split_whitespace().all(|name| Fact::named(name).is_some());
+        all.then_some(()).ok_or(
+            "these are words of: scores heads small_kernels pageable one_copier adam_rate unscaling",
+        )
+    };
+    let names = s.text("as_of_2020_without", Or::Default(String::new()), known);
+    names.split_whitespace().filter_map(Fact::named).collect()
 }
 
 /// A rate that may be unknown.
@@ -230,8 +256,9 @@ fn measured(s: &mut Section<'_, '_>) -> Option<MeasuredConfig> {
 /// The name becomes a part of a directory's name.
 fn run_name(name: &str) -> Result<(), &'static str> {
     let bad = |c: char| c == '/' || c.is_control();
-    if name.is_empty() || name == "." || name == ".." || name.len() > 255 || name.contains(bad) {
-        return Err("must be a name for a directory (at most 255 bytes, without `/`)");
+    // With its time and a number it is the name of a directory, of which 255 bytes are allowed.
+    if name.is_empty() || name == "." || name == ".." || name.len() > 230 || name.contains(bad) {
+        return Err("must be a name for a directory (at most 230 bytes, without `/`)");
     }
     Ok(())
 }
@@ -311,6 +338,7 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         lookahead: s.uint("lookahead", 1..=64, Or::Default(1)),
         keep_gradients: s.flag("keep_gradients", false),
         first_forward: s.uint("first_forward", 1..=4096, Or::Default(1)),
+        sockets: s.named("sockets", Sockets::Auto),
     }
 }
 
@@ -391,7 +419,7 @@ fn data(s: &mut Section<'_, '_>) -> DataConfig {
         train: s.path("train", Or::Default(String::new())),
         validation: s.path_or_none("validation"),
         tokenizer: s.path_or_none("tokenizer"),
-        format: s.named("format", DataFormat::Bytes),
+        format: s.named("format", DataFormat::Auto),
         validation_fraction: s.float(
             "validation_fraction",
             Interval::above(0.0, 0.5),
@@ -400,26 +428,37 @@ fn data(s: &mut Section<'_, '_>) -> DataConfig {
     }
 }
 
+/// Share of its time that training waits for checkpoints where the config says nothing of them.
+const OVERHEAD: f32 = 0.01;
+
 fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
     // A loss scale would have come down from 2^24 to 1 by then.
     let hopeless = 24 * (u64::from(hysteresis) + 1) + 28;
+    let steps = s.uint("steps", 1..=STEPS, Or::Required("steps: 1000"));
+    let eval_every = s.uint("eval_every", 0..=STEPS, Or::Default(0));
+    let eval_batches = s.uint_or_none("eval_batches", 0..=STEPS);
+    let checkpoint_every = s.uint("checkpoint_every", 0..=STEPS, Or::Default(0));
+    let minutes = Interval::above(0.0, 1e6);
+    let checkpoint_minutes = s.float_or_none("checkpoint_minutes", minutes, Or::Default(None));
+    let rhythm = checkpoint_every > 0 || checkpoint_minutes.is_some();
     TrainConfig {
-        steps: s.uint("steps", 1..=STEPS, Or::Required("steps: 1000")),
-        eval_every: s.uint("eval_every", 0..=STEPS, Or::Default(0)),
-        eval_batches: s.uint("eval_batches", 0..=STEPS, Or::Default(8)),
-        checkpoint_every: s.uint("checkpoint_every", 0..=STEPS, Or::Default(0)),
-        checkpoint_minutes: s.float_or_none(
-            "checkpoint_minutes",
-            Interval::above(0.0, 1e6),
-            Or::Default(None),
-        ),
+        steps,
+        eval_every,
+        eval_batches,
+        checkpoint_every,
+        checkpoint_minutes,
         checkpoint_overhead: s.float_or_none(
             "checkpoint_overhead",
             Interval::above(0.0, 1.0),
-            Or::Default(None),
+            Or::Derived(
+                (!rhythm).then_some(OVERHEAD),
+                "0.01 where neither checkpoint_every nor checkpoint_minutes is given",
+                &["train.checkpoint_every", "train.checkpoint_minutes"],
+            ),
         ),
         checkpoint_writer: s.named("checkpoint_writer", CheckpointWriter::Auto),
         checkpoint_keep: s.uint("checkpoint_keep", 1..=1_000_000, Or::Default(2)),
+        weights: s.named("weights", WeightsPolicy::Complete),
         stop_after_skipped: s.uint(
             "stop_after_skipped",
             1..=STEPS,

@@ -24,14 +24,14 @@ const RICH: &str = r##"#![enable(implicit_some)]
     offload: (
         optimizer: Split(device_fraction: 0.25), update: Delayed(after_step: 40),
         transfer: Streamed, accumulate: Host, bucket_elements: 4096, tile_elements: 1024, keep_gradients: true,
-        lookahead: 3,
+        lookahead: 3, sockets: All,
     ),
     optimizer: (kind: Sgd, lr: 1, beta1: 0, beta2: 0.999, eps: 1e-6, weight_decay: 0, clip: None),
     schedule: (kind: Constant, warmup_steps: 5, decay_steps: 300, min_lr: 1e-3),
     batch: (micro: 3, global: 12),
     recompute: Block,
     data: (train: "a/*.txt", validation: Some("b.txt"), format: U32, validation_fraction: 0.25),
-    train: (steps: 100, eval_every: 10, eval_batches: 0, checkpoint_every: 50, checkpoint_minutes: 2.5, checkpoint_overhead: Some(0.02), checkpoint_writer: Foreground, checkpoint_keep: 3, stop_after_skipped: 9, rollbacks: 2, seed: 18446744073709551615),
+    train: (steps: 100, eval_every: 10, eval_batches: 0, checkpoint_every: 50, checkpoint_minutes: 2.5, checkpoint_overhead: Some(0.02), checkpoint_writer: Foreground, checkpoint_keep: 3, weights: Never, stop_after_skipped: 9, rollbacks: 2, seed: 18446744073709551615),
     sample: (prompt: "tab\t \u{e9} \"q\" \\ \n", tokens: 7, temperature: 0),
 )"##;
 
@@ -91,9 +91,21 @@ fn the_least_config_has_the_documented_defaults() {
     assert_eq!((config.schedule.decay_steps, config.optimizer.clip), (10, Some(1.0)));
     assert_eq!((config.batch.micro, config.batch.global), (1, 1));
     assert_eq!((config.data.train.as_str(), &config.data.validation), ("", &None));
-    assert_eq!((config.train.seed, config.train.eval_batches), (1337, 8));
+    assert_eq!((config.train.seed, config.train.eval_batches), (1337, None));
     assert_eq!(config.precision, Precision::Bf16);
     assert_eq!(config.offload.update, UpdateMode::Overlapped);
+}
+
+#[test]
+fn checkpoints_come_by_their_cost_where_nothing_is_said_of_them() {
+    let overhead = |sets: &[&str]| config(LEAST, sets).train.checkpoint_overhead;
+    assert_eq!(overhead(&[]), Some(0.01));
+    assert!(config(LEAST, &[]).train.saves());
+    assert_eq!(overhead(&["train.checkpoint_every=5"]), None);
+    assert_eq!(overhead(&["train.checkpoint_minutes=5"]), None);
+    assert_eq!(overhead(&["train.checkpoint_every=5", "train.checkpoint_overhead=0.5"]), Some(0.5));
+    let none = config(LEAST, &["train.checkpoint_overhead=None"]);
+    assert!(none.train.checkpoint_overhead.is_none() && !none.train.saves());
 }
 
 #[test]

@@ -81,6 +81,7 @@ impl Config {
             ("lookahead", o.lookahead.to_string()),
             ("keep_gradients", o.keep_gradients.to_string()),
             ("first_forward", o.first_forward.to_string()),
+            ("sockets", o.sockets.name().into()),
         ]
     }
 
@@ -129,12 +130,13 @@ impl Config {
         vec![
             ("steps", t.steps.to_string()),
             ("eval_every", t.eval_every.to_string()),
-            ("eval_batches", t.eval_batches.to_string()),
+            ("eval_batches", t.eval_batches.map_or_else(|| "None".into(), |n| n.to_string())),
             ("checkpoint_every", t.checkpoint_every.to_string()),
             ("checkpoint_minutes", optional(t.checkpoint_minutes)),
             ("checkpoint_overhead", optional(t.checkpoint_overhead)),
             ("checkpoint_writer", t.checkpoint_writer.name().into()),
             ("checkpoint_keep", t.checkpoint_keep.to_string()),
+            ("weights", t.weights.name().into()),
             ("stop_after_skipped", t.stop_after_skipped.to_string()),
             ("rollbacks", t.rollbacks.to_string()),
             ("seed", t.seed.to_string()),

@@ -4,26 +4,28 @@ use std::fs::{self, FileType};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Failure, Problem, at};
+use super::Problem;
+use super::kind::{format_of, index_of};
+use super::problem::{Failure, at};
 
 /// Build products and earlier runs.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", "runs", "node_modules"];
 const WILDCARDS: [char; 3] = ['*', '?', '['];
 
 /// The files that `text` names, sorted by path, and whether it names a directory.
-pub(super) fn find_files(text: &str, width: usize) -> Result<(Vec<PathBuf>, bool), Failure> {
+pub(super) fn find_files(text: &str) -> Result<(Vec<PathBuf>, bool), Failure> {
     let (path, mut files) = (Path::new(text), Vec::new());
     let problem = match fs::metadata(path) {
         _ if text.is_empty() => Problem::NotSet,
         Ok(metadata) if metadata.is_file() => return Ok((vec![path.to_owned()], false)),
         Ok(metadata) if metadata.is_dir() => {
-            walk(path, width, &mut files)?;
+            walk(path, &mut files)?;
             files.sort();
             return Ok((files, true));
         }
         Ok(_) => Problem::NotAFile,
         Err(error) if error.kind() != io::ErrorKind::NotFound => Problem::Unreadable(error),
-        Err(_) if !text.contains(WILDCARDS) => Problem::Missing,
+        Err(_) if !text.contains(WILDCARDS) => prefix(text).unwrap_or(Problem::Missing),
         Err(_) => {
             let mut pattern: Vec<_> = text.split('/').collect();
             pattern.dedup_by(|part, before| *part == "**" && *before == "**");
@@ -39,13 +41,39 @@ pub(super) fn find_files(text: &str, width: usize) -> Result<(Vec<PathBuf>, bool
     Err(at(path)(problem))
 }
 
-/// Adds what a directory gives for tokens of `width` bytes. Links are not followed.
-fn walk(directory: &Path, width: usize, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
+/// Megatron names a token file and its index by what their names have in common.
+fn prefix(text: &str) -> Option<Problem> {
+    let tokens = PathBuf::from(format!("{text}.bin"));
+    let format = match index_of(&tokens) {
+        Some(dtype) => format_of(dtype).map_or(dtype.to_owned(), |format| format!("{format:?}")),
+        None => "U16 or U32".into(),
+    };
+    tokens.is_file().then_some(Problem::Prefix { tokens, format })
+}
+
+/// A file to train on and one to hold out, by their names, in one folder.
+pub(super) fn held_out_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
+    const HELD_OUT: [&str; 6] = ["val", "valid", "validation", "test", "dev", "eval"];
+    const DATA: [&str; 2] = ["bin", "txt"];
+    let stem = |file: &Path| file.file_stem()?.to_str().map(str::to_ascii_lowercase);
+    let is_data = |file: &Path| file.extension().is_some_and(|e| DATA.iter().any(|d| e == *d));
+    let held_out = files.iter().filter(|file| is_data(file));
+    let mut held_out = held_out.filter(|f| stem(f).is_some_and(|s| HELD_OUT.contains(&&*s)));
+    held_out.find_map(|held_out| {
+        let beside = files.iter().find(|file| {
+            stem(file).as_deref() == Some("train")
+                && (file.parent(), file.extension()) == (held_out.parent(), held_out.extension())
+        });
+        Some((beside?.clone(), held_out.clone()))
+    })
+}
+
+/// Adds the files of a directory. Links are not followed.
+fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
     for (path, name, kind) in list(directory)? {
-        let wanted = if width == 1 { name != "Cargo.lock" } else { name.ends_with(".bin") };
         if kind.is_dir() && enters(&name) {
-            walk(&path, width, files)?;
-        } else if kind.is_file() && wanted && !name.starts_with('.') {
+            walk(&path, files)?;
+        } else if kind.is_file() && name != "Cargo.lock" && !name.starts_with('.') {
             files.push(path);
         }
     }
@@ -170,8 +198,8 @@ pub(super) mod tests {
     }
 
     /// Names below `folder` that a text names.
-    fn found(folder: &TempDir, pattern: &str, width: usize) -> Vec<String> {
-        let (files, _) = find_files(&path(folder, pattern), width).unwrap();
+    fn found(folder: &TempDir, pattern: &str) -> Vec<String> {
+        let (files, _) = find_files(&path(folder, pattern)).unwrap();
         let name =
             |file: PathBuf| file.strip_prefix(folder.path()).unwrap().to_str().unwrap().to_owned();
         files.into_iter().map(name).collect()
@@ -197,32 +225,26 @@ pub(super) mod tests {
         symlink(folder.path().join("b.txt"), folder.path().join("link.txt")).unwrap();
         symlink(folder.path(), folder.path().join("loop")).unwrap();
         let names = ["a/b/deep.txt", "a/z.md", "a.txt", "b.txt", "tokens.bin"];
-        assert_eq!(found(&folder, "", 1), names);
-    }
-
-    #[test]
-    fn a_directory_gives_only_bin_files_for_wide_tokens() {
-        let folder = folder(&TREE);
-        assert_eq!(found(&folder, "", 2), ["tokens.bin"]);
+        assert_eq!(found(&folder, ""), names);
     }
 
     #[test]
     fn a_glob_gives_its_matches_in_sorted_path_order() {
         let folder = folder(&TREE);
-        assert_eq!(found(&folder, "*.txt", 1), ["a.txt", "b.txt"]);
-        assert_eq!(found(&folder, "?/*", 1), ["a/z.md"]);
-        assert_eq!(found(&folder, "**/*.txt", 1), ["a/b/deep.txt", "a.txt", "b.txt"]);
-        assert_eq!(found(&folder, "**/**/[a-b].txt", 1), ["a.txt", "b.txt"]);
-        assert_eq!(found(&folder, "a/**", 1), ["a/b/deep.txt", "a/z.md"]);
-        assert_eq!(found(&folder, "*/../b.t?t", 1).last().unwrap(), "target/../b.txt");
-        assert_eq!(found(&folder, ".h*", 1), [".hidden"]);
-        assert_eq!(found(&folder, "**/b/*", 1), ["a/b/deep.txt"]);
+        assert_eq!(found(&folder, "*.txt"), ["a.txt", "b.txt"]);
+        assert_eq!(found(&folder, "?/*"), ["a/z.md"]);
+        assert_eq!(found(&folder, "**/*.txt"), ["a/b/deep.txt", "a.txt", "b.txt"]);
+        assert_eq!(found(&folder, "**/**/[a-b].txt"), ["a.txt", "b.txt"]);
+        assert_eq!(found(&folder, "a/**"), ["a/b/deep.txt", "a/z.md"]);
+        assert_eq!(found(&folder, "*/../b.t?t").last().unwrap(), "target/../b.txt");
+        assert_eq!(found(&folder, ".h*"), [".hidden"]);
+        assert_eq!(found(&folder, "**/b/*"), ["a/b/deep.txt"]);
     }
 
     #[test]
     fn a_name_with_wildcards_that_exists_is_a_file() {
         let folder = folder(&[("[x].txt", b"0123456789"), ("x.txt", b"no")]);
-        assert_eq!(found(&folder, "[x].txt", 1), ["[x].txt"]);
+        assert_eq!(found(&folder, "[x].txt"), ["[x].txt"]);
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! A data set of text through a tokenizer.
 
-use super::files::find_files;
+use super::problem::{Failure, at, in_key};
+use super::read::named;
 use super::tokenizer::Tokenizer;
 use super::tokens::Cache;
-use super::{DataError, Dataset, Failure, Problem, at, in_key};
+use super::{DataError, Dataset, Problem};
+use crate::config::DataFormat;
 use std::path::{Path, PathBuf};
 
 /// Longest file: a tokenizer takes some thirty times as much memory for a moment.
-const MAX_FILE: u64 = 256 << 20;
+pub(super) const MAX_FILE: u64 = 256 << 20;
 
 /// How texts become tokens.
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub struct Tokenized<'a> {
     pub path: &'a Path,
     /// Where tokens are kept.
     pub cache: &'a Cache,
+    /// `Auto`, or `Bytes` for who insists on files that seem to be no text.
+    pub format: DataFormat,
 }
 
 impl Dataset {
@@ -51,22 +55,19 @@ impl Dataset {
         with: &Tokenized<'_>,
         vocab: usize,
     ) -> Result<Vec<PathBuf>, Failure> {
-        let (files, from_directory) = find_files(text, 1)?;
+        let (files, mut source) = named(text, with.format, 256, true)?;
         let mut raw = Self::none(self.seq_len);
         let mut ends = Vec::new();
         for file in &files {
-            let bytes = file.metadata().map_err(|e| at(file)(Problem::Unreadable(e)))?.len();
-            if bytes > MAX_FILE && !from_directory {
+            let before = raw.bytes.len();
+            raw.read_file(file, &mut source).map_err(at(file))?;
+            let bytes = (raw.bytes.len() - before) as u64;
+            if bytes > MAX_FILE {
                 return Err(at(file)(Problem::TextTooLong { bytes, most: MAX_FILE }));
             }
-            raw.read_file(file, from_directory, 256).map_err(at(file))?;
             ends.push(raw.bytes.len());
         }
         self.num_files += raw.num_files;
-        self.skipped = super::Skipped {
-            too_long: self.skipped.too_long + raw.skipped.too_long,
-            not_utf8: self.skipped.not_utf8 + raw.skipped.not_utf8,
-        };
         let mut texts = Vec::new();
         let mut start = 0;
         for (file, end) in files.iter().zip(&ends) {
@@ -76,13 +77,9 @@ impl Dataset {
         }
         let tokens = with.cache.tokens(with.tokenizer, &texts);
         let tokens = tokens.map_err(|(i, why)| at(&files[i])(Problem::NoTokenizer(why)))?;
-        if tokens.is_empty() {
-            let none = match from_directory {
-                true => Problem::NoUsableFile(self.skipped),
-                false => Problem::Empty,
-            };
-            return Err(at(Path::new(text))(none));
-        }
+        // Text may come to no tokens at all.
+        let taken = if tokens.is_empty() { 0 } else { raw.bytes.len() as u64 };
+        self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
         if let Some(index) = tokens.iter().position(|token| *token as usize >= vocab) {
             let problem = Problem::TokenOutOfVocab { index, token: tokens[index], vocab };
             return Err(at(Path::new(text))(problem));
@@ -111,7 +108,12 @@ mod tests {
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tokenizer-tiny.json");
         let tokenizer = Tokenizer::open(&file).unwrap();
         let cache = Cache::default();
-        let with = Tokenized { tokenizer: &tokenizer, path: &file, cache: &cache };
+        let with = Tokenized {
+            tokenizer: &tokenizer,
+            path: &file,
+            cache: &cache,
+            format: DataFormat::Auto,
+        };
         Dataset::open_text((train, None), &with, 0.25, vocab, 4)
     }
 
@@ -129,7 +131,7 @@ mod tests {
         assert_eq!(data.token(first.num_tokens()), data.token(0));
         assert!(data.bytes_per_token().unwrap() > 2.0, "{data:?}");
         let said = data.describe();
-        for text in ["2 files, 199 bytes", "bytes per token", "1 not UTF-8"] {
+        for text in ["2 files, 199 bytes", "bytes per token", "1 file (1 B) left out"] {
             assert!(said.contains(text), "{said}");
         }
         let refused =

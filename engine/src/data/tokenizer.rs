@@ -1,17 +1,18 @@
 //! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
 
-use super::Problem;
+use super::read::open_regular;
+use super::{Problem, untrusted};
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Bytes of a file; more is none.
 const LONGEST: u64 = 256 << 20;
 
 /// Read, and found to be a function of the text alone.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Arc<tokenizers::Tokenizer>,
     bytes: Vec<u8>,
     vocab: usize,
 }
@@ -20,15 +21,9 @@ impl Tokenizer {
     /// Reads `path`. Truncation and padding, which it may ask for, are left out: a text is a text.
     ///
     /// # Errors
-    /// [`Problem`] when it cannot be read, is none, or draws lots (BPE dropout).
+    /// [`Problem`] when it cannot be read, is none, draws lots (BPE dropout), or is more than the library can bear.
     pub fn open(path: &Path) -> Result<Self, Problem> {
-        let file = File::open(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Problem::Missing,
-            _ => Problem::Unreadable(error),
-        })?;
-        if !file.metadata().map_err(Problem::Unreadable)?.is_file() {
-            return Err(Problem::NotAFile);
-        }
+        let file = open_regular(path)?;
         let mut bytes = Vec::new();
         file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(Problem::Unreadable)?;
         Self::from_bytes(bytes)
@@ -46,8 +41,10 @@ impl Tokenizer {
                 "its model.dropout is not 0, so that each time gives other tokens".into(),
             ));
         }
+        untrusted::check(&value).map_err(wrong)?;
         drop(value);
-        let made = tokenizers::Tokenizer::from_bytes(&bytes);
+        let load = || tokenizers::Tokenizer::from_bytes(&bytes);
+        let made = untrusted::guarded("over the file", load).map_err(wrong)?;
         let mut inner = made.map_err(|e| wrong(e.to_string()))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
@@ -56,6 +53,8 @@ impl Tokenizer {
         if vocab == 0 {
             return Err(wrong("it has no token".into()));
         }
+        let inner = Arc::new(inner);
+        untrusted::try_out(&inner, untrusted::PATIENCE).map_err(wrong)?;
         Ok(Self { inner, bytes, vocab })
     }
 
@@ -74,14 +73,16 @@ impl Tokenizer {
     /// # Errors
     /// What the tokenizer says.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        let encoded = self.inner.encode_fast(text, false).map_err(|e| e.to_string())?;
-        Ok(encoded.get_ids().to_vec())
+        untrusted::encode(&self.inner, text)
     }
 
     /// Text of one token after another: a piece as soon as it is whole characters.
     pub fn decoder(&self) -> impl FnMut(u32) -> String {
         let mut stream = self.inner.decode_stream(false);
-        move |token| stream.step(token).ok().flatten().unwrap_or_default()
+        move |token| {
+            let step = untrusted::guarded("over a token", || stream.step(token));
+            step.ok().and_then(Result::ok).flatten().unwrap_or_default()
+        }
     }
 }
 
@@ -94,6 +95,8 @@ impl fmt::Debug for Tokenizer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+    use std::time::Duration;
 
     pub(super) const TINY: &[u8] = include_bytes!("../../../tests/fixtures/tokenizer-tiny.json");
 
@@ -110,6 +113,84 @@ mod tests {
         }
         let tokens = tokenizer.encode("the box holds the model").unwrap();
         assert!(tokens.len() < 15 && tokens.iter().any(|t| *t >= 256), "{tokens:?}");
+    }
+
+    /// The tiny one with `part` as its `key`.
+    fn with(key: &str, part: &serde_json::Value) -> Vec<u8> {
+        let mut file: serde_json::Value = serde_json::from_slice(TINY).unwrap();
+        match key.split_once('.') {
+            Some((section, key)) => file[section][key] = part.clone(),
+            None => file[key] = part.clone(),
+        }
+        file.to_string().into_bytes()
+    }
+
+    #[test]
+    fn what_the_library_cannot_bear_is_refused_in_words() {
+        let replace = |pattern: serde_json::Value, content: &str| json!({ "type": "Replace", "pattern": pattern, "content": content });
+        let a = replace(json!({ "String": "a" }), "aaaaaaaa");
+        let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
+        let whitespace = json!({ "type": "Whitespace" });
+        for (key, part, said) in [
+            ("normalizer", replace(json!({ "Regex": "" }), "zz"), "library fails"),
+            (
+                "normalizer",
+                json!({ "type": "Precompiled", "precompiled_charsmap": "AAAA" }),
+                "library fails",
+            ),
+            ("model.continuing_subword_prefix", json!("xxxxxxxxxx"), "library fails"),
+            (
+                "normalizer",
+                json!({ "type": "Sequence", "normalizers": vec![a.clone(); 9] }),
+                "402653184 bytes of one",
+            ),
+            (
+                "normalizer",
+                json!({ "type": "Prepend", "prepend": "y".repeat(1 << 20) }),
+                "before a text",
+            ),
+            ("normalizer", replace(json!({ "Regex": "[a-z]" }), &"a".repeat(1000)), "bytes of one"),
+            ("decoder", json!({ "type": "Sequence", "decoders": vec![a; 9] }), "its decoder"),
+            (
+                "pre_tokenizer",
+                json!({ "type": "Sequence", "pretokenizers": vec![byte_level; 2000] }),
+                "bytes of one",
+            ),
+            (
+                "pre_tokenizer",
+                json!({ "type": "Sequence", "pretokenizers": vec![whitespace; 2000] }),
+                "2001 parts",
+            ),
+        ] {
+            let why = Tokenizer::from_bytes(with(key, &part)).unwrap_err().to_string();
+            assert!(why.contains(said) && why.len() < 500, "{key}: {why}");
+        }
+    }
+
+    #[test]
+    fn real_normalizers_pass() {
+        let blank = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+        let llama = json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "▁" }, blank] });
+        let spaces = json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": "▁" });
+        let t5 = json!({ "type": "Sequence", "normalizers": [{ "type": "NFKC" }, { "type": "Lowercase" }, spaces] });
+        let bert = json!({ "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true });
+        for normalizer in [llama, t5, bert] {
+            Tokenizer::from_bytes(with("normalizer", &normalizer)).unwrap();
+        }
+        let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true });
+        Tokenizer::from_bytes(with("pre_tokenizer", &metaspace)).unwrap();
+    }
+
+    #[test]
+    fn a_sample_has_a_limit_of_time_and_a_text_one_of_tokens() {
+        let tokenizer = Tokenizer::from_bytes(TINY.to_vec()).unwrap();
+        let why = untrusted::try_out(&tokenizer.inner, Duration::ZERO).unwrap_err();
+        assert!(why.contains("takes more than 0 s over 8321 bytes"), "{why}");
+        // 20 tokens of a letter that the samples do not have.
+        let q = json!({ "type": "Replace", "pattern": { "String": "q" }, "content": "0123456789".repeat(2) });
+        let tokenizer = Tokenizer::from_bytes(with("normalizer", &q)).unwrap();
+        let why = tokenizer.encode(&"q".repeat(3000)).unwrap_err();
+        assert!(why.contains("tokens of 3000 bytes"), "{why}");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! hash of its content, and gets its name when it is on the disk: who reads it sees all of it, or makes it anew. Two
 //! runs at once write the same bytes, and the later name stays.
 
+use super::cores;
 use super::tokenizer::Tokenizer;
 use crate::run_dir::sync_folder;
-use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -48,9 +48,8 @@ impl Cache {
         if let Some(found) = path.as_deref().and_then(read) {
             return Ok(found);
         }
-        let numbers: Vec<usize> = (0..texts.len()).collect();
-        let encode = |&i: &usize| tokenizer.encode(texts[i]).map_err(|why| (i, why));
-        let parts: Vec<Vec<u32>> = numbers.par_iter().map(encode).collect::<Result<_, _>>()?;
+        let encode = |i: usize| tokenizer.encode(texts[i]).map_err(|why| (i, why));
+        let parts = cores::map(texts.len(), encode).into_iter().collect::<Result<Vec<_>, _>>()?;
         let tokens = parts.concat();
         if let Some(path) = path.filter(|_| !self.read_only)
             && let Err(error) = write(&path, &tokens)

@@ -7,6 +7,8 @@ use crate::checkpoint::header::length;
 use crate::checkpoint::read::open_at;
 use crate::config::ModelConfig;
 use half::{bf16, f16};
+use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 use rustix::fs::{CWD, OFlags};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +19,8 @@ use std::path::{Path, PathBuf};
 use tensor_parallel::{Gpt, Param};
 
 /// Bytes of a JSON file; more is none.
+/// Bytes that a thread reads at once.
+const AT_ONCE: usize = 8 << 20;
 const LONGEST: u64 = 64 << 20;
 /// Most files of an index.
 const MOST_FILES: usize = 10_000;
@@ -204,30 +208,37 @@ impl Folder {
         let len: usize = foreign.shape.iter().product();
         let mut bytes = vec![0; len * width(&foreign.dtype).unwrap_or(4) as usize];
         let path = self.path.join(name);
-        file.read_exact_at(&mut bytes, foreign.at).map_err(|e| cut_off(&path, e))?;
+        let part = |(i, part): (usize, &mut [u8])| {
+            file.read_exact_at(part, foreign.at + (i * AT_ONCE) as u64)
+        };
+        let read = bytes.par_chunks_mut(AT_ONCE).enumerate().try_for_each(part);
+        read.map_err(|e| cut_off(&path, e))?;
         Ok(bytes)
     }
 
-    /// A whole parameter, (rows, columns) row-major.
+    /// A whole parameter, (rows, columns) row-major; on all cores.
     ///
     /// # Errors
     /// What cannot be read, and numbers that are not finite.
     pub(super) fn read(&self, place: &Place) -> Result<Vec<f32>, FolderError> {
         let bytes = self.bytes(place.file, &place.foreign)?;
         let values: Vec<f32> = match place.foreign.dtype.as_str() {
-            "F16" => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-            "BF16" => {
-                bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
-            }
-            _ => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            "F16" => converted(&bytes, |b| f16::from_le_bytes(b).to_f32()),
+            "BF16" => converted(&bytes, |b| bf16::from_le_bytes(b).to_f32()),
+            _ => converted(&bytes, f32::from_le_bytes),
         };
-        if let Some(x) = values.iter().find(|x| !x.is_finite()) {
+        if let Some(x) = values.par_iter().find_first(|x| !x.is_finite()) {
             let path = self.path.join(&self.files[place.file].0);
             return Err(FolderError::refused(&path, format!("`{}` has a {x}", place.foreign.name)));
         }
         let (rows, columns) = place.shape;
         Ok(if place.turned { transposed(&values, (columns, rows)) } else { values })
     }
+}
+
+/// Each N bytes as a number.
+fn converted<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32 + Sync) -> Vec<f32> {
+    bytes.as_chunks::<N>().0.par_iter().with_min_len(1 << 14).map(|b| number(*b)).collect()
 }
 
 /// Without the prefix.

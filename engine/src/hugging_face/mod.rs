@@ -13,10 +13,12 @@ use crate::build::Built;
 use crate::checkpoint::rewrite::{RewriteError, start};
 use crate::config::{Config, ModelConfig};
 use crate::data::Dataset;
-use std::cell::RefCell;
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
 
 const CONFIG: &str = "config.json";
 const WHOLE: &str = "model.safetensors";
@@ -52,15 +54,21 @@ pub fn import(
     run: &Path,
 ) -> Result<PathBuf, FolderError> {
     let places = folder.places(&built.gpt)?;
-    // The tensor that was asked for last: each file of a rank asks for it in many pieces.
-    let last = RefCell::new((usize::MAX, Vec::new()));
+    // The tensor that is being written: the files of all ranks ask for it in many pieces.
+    let now = RwLock::new((usize::MAX, Vec::new()));
     let parameters = |(tensor, _), wanted: Range<usize>, out: &mut [f32]| {
-        let mut last = last.borrow_mut();
-        if last.0 != tensor {
-            let values = folder.read(&places[tensor]);
-            *last = (tensor, values.map_err(|e| RewriteError::Source(e.to_string()))?);
+        let known = now.read().unwrap_or_else(PoisonError::into_inner);
+        if known.0 == tensor {
+            out.copy_from_slice(&known.1[wanted]);
+            return Ok(());
         }
-        out.copy_from_slice(&last.1[wanted]);
+        drop(known);
+        let mut known = now.write().unwrap_or_else(PoisonError::into_inner);
+        if known.0 != tensor {
+            let values = folder.read(&places[tensor]);
+            *known = (tensor, values.map_err(|e| RewriteError::Source(e.to_string()))?);
+        }
+        out.copy_from_slice(&known.1[wanted]);
         Ok(())
     };
     Ok(start((config, built, data), run, &parameters)?)
@@ -110,15 +118,17 @@ fn transposed(values: &[f32], (rows, columns): (usize, usize)) -> Vec<f32> {
     // Square blocks, so that both sides stay in the cache.
     const BLOCK: usize = 32;
     let mut out = vec![0.0; values.len()];
-    for row in (0..rows).step_by(BLOCK) {
-        for column in (0..columns).step_by(BLOCK) {
-            for r in row..(row + BLOCK).min(rows) {
-                for c in column..(column + BLOCK).min(columns) {
-                    out[c * rows + r] = values[r * columns + c];
+    let some = |(block, out): (usize, &mut [f32])| {
+        let first = block * BLOCK;
+        for row in (0..rows).step_by(BLOCK) {
+            for (c, out) in out.chunks_mut(rows).enumerate() {
+                for r in row..(row + BLOCK).min(rows) {
+                    out[r] = values[r * columns + first + c];
                 }
             }
         }
-    }
+    };
+    out.par_chunks_mut((BLOCK * rows).max(1)).enumerate().for_each(some);
     out
 }
 

@@ -172,7 +172,7 @@ fn parameter(
     tensor: &TensorSummary,
 ) -> Result<Vec<f32>, CheckpointError> {
     let mut values = vec![0.0; tensor.elements];
-    from.read((index, 0), 0..tensor.elements, &mut values)?;
+    from.reader().read((index, 0), 0..tensor.elements, &mut values)?;
     let [rows, columns] = tensor.shape;
     Ok(if foreign(&tensor.name).1 { transposed(&values, (rows, columns)) } else { values })
 }
@@ -183,7 +183,7 @@ fn read_back(from: &Checkpoint, built: &Built, folder: &Path) -> Result<(), Expo
     let places = written.places(&built.gpt)?;
     for (index, (tensor, place)) in from.tensors().iter().zip(&places).enumerate() {
         let mut values = vec![0.0; tensor.elements];
-        from.read((index, 0), 0..tensor.elements, &mut values)?;
+        from.reader().read((index, 0), 0..tensor.elements, &mut values)?;
         let is = written.read(place)?;
         if !values.iter().map(|x| x.to_bits()).eq(is.iter().map(|x| x.to_bits())) {
             let (path, tensor) = (folder.to_owned(), tensor.name.clone());

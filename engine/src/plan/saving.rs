@@ -13,7 +13,7 @@ pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
         _ if !config.train.saves() => 0,
         CheckpointWriter::Foreground => 0,
         CheckpointWriter::Background => copy,
-        CheckpointWriter::Auto if all_fit(&memories(config, built, copy).1) => copy,
+        CheckpointWriter::Auto if all_fit(&memories(config, built, copy).2) => copy,
         CheckpointWriter::Auto => 0,
     }
 }
@@ -37,7 +37,7 @@ pub(super) fn saving(config: &Config, built: &Built, copy: u64) -> Option<String
     let why = match config.train.checkpoint_writer {
         _ if !config.train.saves() => return None,
         _ if copy > 0 => {
-            let without = match all_fit(&memories(config, built, copy).1) {
+            let without = match all_fit(&memories(config, built, copy).2) {
                 true => "",
                 false => ", which does not fit; train.checkpoint_writer=Foreground needs none",
             };

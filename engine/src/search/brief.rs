@@ -57,7 +57,9 @@ impl Brief {
 
     fn played(config: &Config, built: &Built, timeline: &Timeline) -> Self {
         let path = timeline.critical_path();
-        let computes = |lane: Lane| matches!(lane, Lane::Compute | Lane::TpComm);
+        // Kernels that wait for their submission do not wait for the host's work.
+        let computes =
+            |lane: Option<Lane>| matches!(lane, None | Some(Lane::Compute | Lane::TpComm));
         let exposed = path.iter().filter(|(lane, ..)| !computes(*lane)).map(|(.., s)| s).sum();
         let compute = timeline.busy(0, Lane::Compute);
         // Backward twice a forward pass, and that once more where it is recomputed.

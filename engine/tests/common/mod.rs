@@ -1,6 +1,6 @@
 //! A folder with a text and a tiny config, and the `onebox` binary.
 #![allow(dead_code, reason = "each test file uses a part")]
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use std::path::PathBuf;
@@ -92,6 +92,19 @@ impl Folder {
     pub(crate) fn hash(&self, run: &str) -> String {
         self.metrics(run).last().unwrap()["state_hash"].as_str().unwrap().to_owned()
     }
+}
+
+/// Whether strace can trace here; says so where it cannot, which fails where continuous integration runs.
+pub(crate) fn has_strace() -> bool {
+    let tried = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
+    let works = tried.is_ok_and(|output| output.status.success());
+    let none = "no strace that works here (scripts/setup tests installs it)";
+    let in_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
+    assert!(works || !in_ci, "{none}");
+    if !works {
+        println!("SKIPPED: {none}");
+    }
+    works
 }
 
 /// What a process did.

@@ -8,6 +8,7 @@ use super::{
     ARCH_MISMATCH, Desc, EXECUTION_FAILED, INVALID_VALUE, Layout, NOT_SUPPORTED, float_of,
 };
 use crate::{
+    beside::Code,
     driver::memory::check_accessible,
     failure::fails,
     machine::{Done, machine},
@@ -149,8 +150,11 @@ impl Product {
         if !supported {
             return Err(NOT_SUPPORTED);
         }
-        let bf16_missing = self.a.float == Float::Bf16 && machine().config.sm < 80;
-        if bf16_missing { Err(ARCH_MISMATCH) } else { Ok(()) }
+        let config = &machine().config;
+        let bf16_missing = self.a.float == Float::Bf16 && config.sm < 80;
+        // CUDA 13 has dropped everything before Turing.
+        let dropped = config.cublaslt_version >= 130_000 && config.sm < 75;
+        if bf16_missing || dropped { Err(ARCH_MISMATCH) } else { Ok(()) }
     }
 
     fn check_epilogue(&self) -> Done {
@@ -176,6 +180,8 @@ impl Product {
         if fails("gemm", stream.device) {
             return Err(EXECUTION_FAILED);
         }
+        let device = &machine().devices[stream.device];
+        device.load_once(self.code()).map_err(|_| EXECUTION_FAILED)?;
         // SAFETY: scalars on the host are read before the call returns, by the C interface.
         let read = |address: usize| unsafe { (address as *const f32).read_unaligned() };
         let on_host = self.desc.pointer_mode == 0;
@@ -187,10 +193,22 @@ impl Product {
                 None => (device_scalar(operands.alpha)?, device_scalar(operands.beta)?),
             };
             self.check_memory(&operands, beta)?;
+            if machine().config.accounting {
+                return Ok(());
+            }
             (0..self.batches).for_each(|batch| self.run(batch, &operands, alpha, beta));
             Ok(())
         });
         Ok(())
+    }
+
+    /// What is loaded when this kind of product first runs.
+    fn code(&self) -> Code {
+        let types = [self.a.float, self.d.float, self.bias];
+        let key = types.iter().fold(0, |key, float| 8 * key + *float as u64);
+        let turned = (self.desc.trans_a != 0, self.desc.trans_b != 0);
+        let epilogue = u64::from(self.desc.epilogue);
+        Code::Product((key * 4 + u64::from(turned.0) * 2 + u64::from(turned.1)) << 16 | epilogue)
     }
 
     fn check_memory(&self, operands: &Operands, beta: f32) -> Done {

@@ -10,8 +10,9 @@ use std::{
 };
 
 use crate::{
+    beside::Code,
     driver::put,
-    machine::{Handles, machine, stream},
+    machine::{Handles, current_device, machine, stream},
     number::Float,
     sync::lock,
 };
@@ -19,6 +20,7 @@ use matmul::{Operands, Product};
 
 const SUCCESS: c_int = 0;
 const NOT_INITIALIZED: c_int = 1;
+const ALLOC_FAILED: c_int = 3;
 const INVALID_VALUE: c_int = 7;
 const ARCH_MISMATCH: c_int = 8;
 const EXECUTION_FAILED: c_int = 13;
@@ -108,8 +110,15 @@ fn value<T: Copy>(buffer: *const c_void, size: usize) -> Result<T, c_int> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cublasLtCreate(out: *mut *mut c_void) -> c_int {
-    if machine().devices.is_empty() {
+    let config = &machine().config;
+    if machine().devices.is_empty() || !config.takes_major(config.cublaslt_version as i32 / 10_000)
+    {
         return NOT_INITIALIZED;
+    }
+    // On the current device, or the first without a context.
+    let device = current_device().unwrap_or(&machine().devices[0]);
+    if device.load_once(Code::CublasLt).is_err() {
+        return ALLOC_FAILED;
     }
     stored(out, &tables().handles, ())
 }
@@ -121,7 +130,7 @@ unsafe extern "C" fn cublasLtDestroy(handle: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cublasLtGetVersion() -> usize {
-    120_900
+    machine().config.cublaslt_version
 }
 
 #[unsafe(no_mangle)]
@@ -143,6 +152,7 @@ fn status_name(code: c_int) -> &'static CStr {
     match code {
         SUCCESS => c"CUBLAS_STATUS_SUCCESS",
         NOT_INITIALIZED => c"CUBLAS_STATUS_NOT_INITIALIZED",
+        ALLOC_FAILED => c"CUBLAS_STATUS_ALLOC_FAILED",
         INVALID_VALUE => c"CUBLAS_STATUS_INVALID_VALUE",
         ARCH_MISMATCH => c"CUBLAS_STATUS_ARCH_MISMATCH",
         EXECUTION_FAILED => c"CUBLAS_STATUS_EXECUTION_FAILED",

@@ -9,6 +9,7 @@ use std::{
 
 use super::{code, put};
 use crate::{
+    beside::Code,
     machine::{
         context_device, context_of, current_context, current_device, device, driver_functions,
         machine, set_current_context,
@@ -22,6 +23,7 @@ driver_functions! {
     fn cuDevicePrimaryCtxRetain(out: *mut *mut c_void, ordinal: c_int) {
         let device = device(ordinal)?;
         device.alive()?;
+        device.load_once(Code::Context)?;
         device.retained.fetch_add(1, SeqCst);
         put(out, context_of(device.ordinal))
     }

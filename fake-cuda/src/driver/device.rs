@@ -39,7 +39,7 @@ driver_functions! {
 
     fn cuDeviceGetName(out: *mut c_char, len: c_int, ordinal: c_int) {
         device(ordinal)?;
-        put_string(out, len, &format!("Fake GPU {ordinal} (sm_{})", machine().config.sm))
+        put_string(out, len, &format!("Fake GPU (sm_{})", machine().config.sm))
     }
 
     fn cuDeviceTotalMem_v2(out: *mut usize, ordinal: c_int) {

@@ -9,9 +9,10 @@ use std::{
 
 use super::{code, put};
 use crate::{
+    beside,
     machine::{Device, Done, current_device, driver_functions, machine, stream},
     stats::STATS,
-    stream::Stream,
+    stream::{Stream, wait_for_launches},
     sync::{lock, wait_briefly},
 };
 
@@ -98,13 +99,17 @@ fn elapsed(out: *mut f32, start: *mut c_void, end: *mut c_void) -> Done {
 
 driver_functions! {
     fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) {
-        let device = current_device()?.ordinal;
+        let device = current_device()?;
+        device.take_beside(beside::EVENT)?;
+        let device = device.ordinal;
         let event = Event { device, flags, latest: Mutex::default() };
         put(out, machine().events.insert(Arc::new(event)))
     }
 
     fn cuEventDestroy_v2(handle: *mut c_void) {
-        machine().events.remove(handle).map(drop)
+        let event = machine().events.remove(handle)?;
+        machine().devices[event.device].give_beside(beside::EVENT);
+        Ok(())
     }
 
     fn cuEventRecord(handle: *mut c_void, stream_handle: *mut c_void) {
@@ -116,6 +121,7 @@ driver_functions! {
     }
 
     fn cuEventQuery(handle: *mut c_void) {
+        wait_for_launches();
         match event(handle)?.latest() {
             Some(point) if point.time().is_none() => Err(code::NOT_READY),
             _ => Ok(()),
@@ -123,6 +129,7 @@ driver_functions! {
     }
 
     fn cuEventSynchronize(handle: *mut c_void) {
+        wait_for_launches();
         STATS.synchronizations.add(1);
         let event = event(handle)?;
         let device = &machine().devices[event.device];

@@ -9,6 +9,7 @@ use std::{
 
 use super::{code, put};
 use crate::{
+    beside::Beside,
     failure::fails,
     machine::{Device, Done, current_device, device, driver_functions, machine, stream},
     stats::{MemoryUse, STATS},
@@ -29,6 +30,8 @@ pub(crate) struct Memory {
     freed_bytes: usize,
     used: usize,
     peak: usize,
+    pub(crate) beside: Beside,
+    peak_in_all: usize,
 }
 
 /// A pinned host range: allocated here, or registered by its owner.
@@ -37,33 +40,55 @@ pub(crate) struct HostRange {
     pub(crate) bytes: usize,
     pub(crate) owned: bool,
     pub(crate) flags: u32,
+    /// The device in whose context it was pinned.
+    pub(crate) device: usize,
+}
+
+impl HostRange {
+    /// Pinned for copies of `device`.
+    pub(crate) const fn is_pinned_for(&self, device: usize) -> bool {
+        const PORTABLE: u32 = 1;
+        self.device == device || self.flags & PORTABLE != 0
+    }
 }
 
 impl Memory {
     pub(crate) fn in_use(&self) -> MemoryUse {
-        MemoryUse { used: self.used as u64, peak: self.peak as u64 }
+        MemoryUse {
+            used: self.used as u64,
+            peak: self.peak as u64,
+            beside: self.beside.bytes as u64,
+            peak_in_all: self.peak_in_all as u64,
+        }
+    }
+
+    /// Bytes that are not free.
+    pub(crate) const fn taken(&self) -> usize {
+        self.used + self.beside.bytes
+    }
+
+    pub(crate) fn note_peak(&mut self) {
+        self.peak = self.peak.max(self.used);
+        self.peak_in_all = self.peak_in_all.max(self.taken());
     }
 
     fn allocate(&mut self, bytes: usize, limit: usize) -> Result<usize, c_int> {
-        if self.used.saturating_add(bytes) > limit {
+        if self.taken().saturating_add(bytes) > limit {
             return Err(code::OUT_OF_MEMORY);
         }
-        // SAFETY: the layout is not empty, and the new memory is valid for writes of `bytes`.
-        let pointer = unsafe { alloc(layout(bytes)?) };
-        if pointer.is_null() {
-            return Err(code::OUT_OF_MEMORY);
-        }
-        // SAFETY: see above.
-        unsafe { pointer.write_bytes(FRESH, bytes) };
+        let address = if machine().config.accounting { reserve(bytes)? } else { fresh(bytes)? };
         self.used += bytes;
-        self.peak = self.peak.max(self.used);
-        self.live.insert(pointer as usize, bytes);
-        Ok(pointer as usize)
+        self.note_peak();
+        self.live.insert(address, bytes);
+        Ok(address)
     }
 
     fn free(&mut self, address: usize) -> Done {
         let bytes = self.live.remove(&address).ok_or(code::INVALID_VALUE)?;
         self.used -= bytes;
+        if machine().config.accounting {
+            return Ok(());
+        }
         // SAFETY: the range was allocated here and is released only by `evict`.
         unsafe { (address as *mut u8).write_bytes(FREED, bytes) };
         self.freed.push_back((address, bytes));
@@ -88,6 +113,39 @@ impl Memory {
             unsafe { dealloc(address as *mut u8, layout) };
         }
     }
+}
+
+/// Memory filled with NaN.
+fn fresh(bytes: usize) -> Result<usize, c_int> {
+    // SAFETY: the layout is not empty, and the new memory is valid for writes of `bytes`.
+    let pointer = unsafe { alloc(layout(bytes)?) };
+    if pointer.is_null() {
+        return Err(code::OUT_OF_MEMORY);
+    }
+    // SAFETY: see above.
+    unsafe { pointer.write_bytes(FRESH, bytes) };
+    Ok(pointer as usize)
+}
+
+/// Addresses that no memory stands behind: who touches them crashes. They are never used again.
+fn reserve(bytes: usize) -> Result<usize, c_int> {
+    const NO_ACCESS: c_int = 0;
+    const PRIVATE_ANONYMOUS_NORESERVE: c_int = 0x2 | 0x20 | 0x4000;
+    let none = std::ptr::null_mut();
+    // SAFETY: a new mapping of its own, at no given address.
+    let at = unsafe { mmap(none, bytes, NO_ACCESS, PRIVATE_ANONYMOUS_NORESERVE, -1, 0) };
+    if at as isize == -1 { Err(code::OUT_OF_MEMORY) } else { Ok(at as usize) }
+}
+
+unsafe extern "C" {
+    fn mmap(
+        at: *mut c_void,
+        bytes: usize,
+        access: c_int,
+        flags: c_int,
+        file: c_int,
+        offset: i64,
+    ) -> *mut c_void;
 }
 
 fn layout(bytes: usize) -> Result<Layout, c_int> {
@@ -133,6 +191,12 @@ fn within<T>(
     (address < last).then_some(address >= *first && end <= last)
 }
 
+/// Whether a range is pinned for copies of `device`.
+pub(crate) fn is_pinned_for(address: usize, device: usize) -> bool {
+    let host = lock(&machine().host);
+    host.range(..=address).next_back().is_some_and(|(_, range)| range.is_pinned_for(device))
+}
+
 /// For work that runs now: the range must be device memory or pinned memory.
 pub(crate) fn check_accessible(what: &str, address: usize, bytes: usize) -> Done {
     match place(address, bytes) {
@@ -166,7 +230,7 @@ driver_functions! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let device = current_device()?;
         let limit = machine().config.memory;
-        put(free, limit - lock(&device.memory).used)?;
+        put(free, limit - lock(&device.memory).taken())?;
         put(total, limit)
     }
 

@@ -5,14 +5,14 @@ use std::{
     ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
     sync::{
         Arc,
-        atomic::{AtomicI32, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicI32, Ordering::SeqCst},
     },
     time::Duration,
 };
 
 use super::{code, put};
 use crate::{
-    emulator,
+    beside, emulator,
     failure::fails,
     machine::{Done, current_device, driver_functions, machine, stream},
     nvrtc::Image,
@@ -25,12 +25,27 @@ pub(crate) struct Module {
     image: Image,
 }
 
+impl Drop for Module {
+    fn drop(&mut self) {
+        machine().devices[self.device].give_beside(beside::MODULE);
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Function {
     name: CString,
     device: usize,
     parameters: Vec<usize>,
     max_dynamic_shared: AtomicI32,
+    launched: AtomicBool,
+}
+
+impl Drop for Function {
+    fn drop(&mut self) {
+        if self.launched.load(SeqCst) {
+            machine().devices[self.device].give_beside(beside::KERNEL);
+        }
+    }
 }
 
 fn load(out: *mut *mut c_void, image: *const c_void) -> Done {
@@ -40,6 +55,10 @@ fn load(out: *mut *mut c_void, image: *const c_void) -> Done {
     if image.sm.is_some_and(|sm| sm != machine().config.sm) {
         return Err(code::NO_BINARY_FOR_GPU);
     }
+    if !machine().config.takes_major(machine().config.nvrtc_version.0) {
+        return Err(code::INVALID_IMAGE);
+    }
+    machine().devices[device].take_beside(beside::MODULE)?;
     put(out, machine().modules.insert(Arc::new(Module { device, image })))
 }
 
@@ -49,7 +68,8 @@ fn find_function(module: &Module, name: &CStr) -> Result<Function, c_int> {
         return Err(code::NOT_FOUND);
     }
     let max_dynamic_shared = AtomicI32::new(48 << 10);
-    Ok(Function { name: name.to_owned(), device: module.device, parameters, max_dynamic_shared })
+    let (name, launched) = (name.to_owned(), AtomicBool::new(false));
+    Ok(Function { name, device: module.device, parameters, max_dynamic_shared, launched })
 }
 
 struct Launch {
@@ -87,6 +107,9 @@ fn launch(
         return Err(code::INVALID_HANDLE);
     }
     launch.check(&function)?;
+    if !function.launched.swap(true, SeqCst) {
+        machine().devices[stream.device].take_beside(beside::KERNEL)?;
+    }
     if fails("launch", stream.device) {
         return Err(code::LAUNCH_OUT_OF_RESOURCES);
     }
@@ -110,6 +133,9 @@ fn launch(
         if fails("stall", device.ordinal) {
             // Longer than the deadlines of tests.
             std::thread::sleep(Duration::from_secs(5));
+        }
+        if machine().config.accounting {
+            return Ok(());
         }
         emulator::run(&function.name, grid, block[0], shared, values)
             .map_err(|()| code::LAUNCH_FAILED)

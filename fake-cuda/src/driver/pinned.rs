@@ -12,8 +12,9 @@ use super::{
     put,
 };
 use crate::{
+    beside::{mapped_by, page_tables},
     failure::fails,
-    machine::{context_of, current_device, driver_functions, machine},
+    machine::{Device, context_of, current_device, driver_functions, machine},
     stats::STATS,
     sync::lock,
 };
@@ -38,7 +39,7 @@ driver_functions! {
         unsafe { pointer.write_bytes(0xFF, bytes) };
         STATS.pinned.add(1);
         STATS.pinned_bytes.add(bytes as u64);
-        lock(&machine().host).insert(pointer as usize, HostRange { bytes, owned: true, flags });
+        lock(&machine().host).insert(pointer as usize, HostRange { bytes, owned: true, flags, device: device.ordinal });
         put(out, pointer.cast())
     }
 
@@ -67,9 +68,17 @@ driver_functions! {
             Place::Device(_) => return Err(code::INVALID_VALUE),
             Place::Pinned | Place::Broken => return Err(code::HOST_MEMORY_ALREADY_REGISTERED),
         }
+        let mut mapped = Vec::new();
+        for other in mapped_by(device.ordinal, flags) {
+            if let Err(error) = other.take_beside(page_tables(bytes)) {
+                mapped.iter().for_each(|other: &&Device| other.give_beside(page_tables(bytes)));
+                return Err(error);
+            }
+            mapped.push(other);
+        }
         STATS.pinned.add(1);
         STATS.pinned_bytes.add(bytes as u64);
-        let range = HostRange { bytes, owned: false, flags };
+        let range = HostRange { bytes, owned: false, flags, device: device.ordinal };
         lock(&machine().host).insert(pointer as usize, range);
         Ok(())
     }
@@ -80,6 +89,8 @@ driver_functions! {
         let mut host = lock(&machine().host);
         match host.get(&(pointer as usize)) {
             Some(range) if !range.owned => {
+                mapped_by(range.device, range.flags)
+                    .for_each(|device| device.give_beside(page_tables(range.bytes)));
                 host.remove(&(pointer as usize));
                 Ok(())
             }
@@ -88,12 +99,13 @@ driver_functions! {
         }
     }
 
+    /// Of a range's first address only, and of one that was registered to be mapped.
     fn cuMemHostGetDevicePointer_v2(out: *mut u64, pointer: *mut c_void, _flags: c_uint) {
-        current_device()?;
-        match place(pointer as usize, 1) {
-            Place::Pinned => put(out, pointer as u64),
-            _ => Err(code::INVALID_VALUE),
-        }
+        const MAPPED: u32 = 2;
+        let device = current_device()?.ordinal;
+        let range = lock(&machine().host).get(&(pointer as usize)).copied();
+        let range = range.filter(|range| range.flags & MAPPED != 0 && range.is_pinned_for(device));
+        put(out, range.map(|_| pointer as u64).ok_or(code::INVALID_VALUE)?)
     }
 
     fn cuMemHostGetFlags(out: *mut c_uint, pointer: *mut c_void) {

@@ -13,18 +13,21 @@ use super::{
     put,
 };
 use crate::{
+    beside,
     machine::{Done, current_device, driver_functions, machine, stream},
     stats::STATS,
-    stream::Stream,
+    stream::{Stream, wait_for_launches},
 };
 
 fn create(out: *mut *mut c_void, flags: c_uint, priority: c_int) -> Done {
-    let device = current_device()?.ordinal;
+    let device = current_device()?;
     if flags > 1 {
         return Err(code::INVALID_VALUE);
     }
+    device.take_beside(beside::STREAM)?;
+    let device = device.ordinal;
     let priority = priority.clamp(-5, 0);
-    let stream = Stream::start(device, flags, priority, &machine().config);
+    let stream = Stream::create(device, flags, priority);
     put(out, machine().streams.insert(stream))
 }
 
@@ -96,15 +99,19 @@ driver_functions! {
 
     /// Work that is still queued runs to its end.
     fn cuStreamDestroy_v2(handle: *mut c_void) {
-        machine().streams.remove(handle)?.close();
+        let stream = machine().streams.remove(handle)?;
+        machine().devices[stream.device].give_beside(beside::STREAM);
+        stream.close();
         Ok(())
     }
 
     fn cuStreamSynchronize(handle: *mut c_void) {
+        wait_for_launches();
         stream(handle)?.synchronize()
     }
 
     fn cuStreamQuery(handle: *mut c_void) {
+        wait_for_launches();
         if stream(handle)?.is_idle() { Ok(()) } else { Err(code::NOT_READY) }
     }
 

@@ -14,6 +14,7 @@ use std::{
 };
 
 use crate::{
+    beside::{self, Code},
     driver::put,
     failure::fails,
     machine::{Handles, context_device, current_context, machine, stream},
@@ -95,6 +96,11 @@ fn join(
     }
     let world = World::named(id.0, ranks as usize)?;
     world.join(rank as usize, device)?;
+    let taken = {
+        let device = &machine().devices[device];
+        device.load_once(Code::Nccl).and_then(|()| device.take_beside(beside::JOINED))
+    };
+    taken.map_err(|_| UNHANDLED_CUDA_ERROR)?;
     let joined = Arc::new(Comm::new(world, rank as usize, device));
     put_value(out, comms().insert(joined.clone()))?;
     if !blocking {
@@ -239,6 +245,7 @@ fn collective(call: &Call, handle: *mut c_void, stream_handle: *mut c_void) -> R
     if stream.device != comm.device {
         return Err(INVALID_USAGE);
     }
+    comm.connect(call.count * collective.element.bytes()).map_err(|_| UNHANDLED_CUDA_ERROR)?;
     STATS.collectives.add(1);
     STATS.collective_bytes.add((call.count * collective.element.bytes()) as u64);
     defer_or_run(Deferred::Collective(comm, stream, collective))

@@ -1,4 +1,5 @@
-//! Element types and reductions. Sums run in rank order; 16-bit types add in fp32 and round once.
+//! Element types and reductions. Sums run in rank order, and 16-bit types add in fp32 and round once; or they go around a
+//! ring (`FAKECUDA_NCCL_HOPS`).
 #![expect(unsafe_code, reason = "reads and writes elements by address")]
 
 use half::{bf16, f16};
@@ -120,45 +121,73 @@ floats! {
 
 integers! { i8; u8; i32; u32; i64; u64; }
 
+/// How the ranks' numbers are added up.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Order {
+    /// In rank order, rounded once.
+    Ranks,
+    /// Around a ring that begins with this rank; 16-bit types are rounded at each hop.
+    Ring(usize),
+}
+
 /// Reduces `count` elements at each of `sources` into new bytes.
 ///
 /// # Safety
 /// Every source has `count` readable elements.
 pub(super) unsafe fn reduce(
     element: Element,
-    op: Reduction,
+    (op, order): (Reduction, Order),
     sources: &[usize],
     count: usize,
 ) -> Vec<u8> {
     let mut out = vec![0; count * element.bytes()];
     let to = out.as_mut_ptr();
+    let sources = &rotated(sources, order);
+    let hops = matches!(order, Order::Ring(_));
     // SAFETY: as demanded above; `out` has room for `count` elements.
     unsafe {
         match element {
-            Element::I8 => reduce_as::<i8>(op, sources, count, to),
-            Element::U8 => reduce_as::<u8>(op, sources, count, to),
-            Element::I32 => reduce_as::<i32>(op, sources, count, to),
-            Element::U32 => reduce_as::<u32>(op, sources, count, to),
-            Element::I64 => reduce_as::<i64>(op, sources, count, to),
-            Element::U64 => reduce_as::<u64>(op, sources, count, to),
-            Element::F16 => reduce_as::<f16>(op, sources, count, to),
-            Element::Bf16 => reduce_as::<bf16>(op, sources, count, to),
-            Element::F32 => reduce_as::<f32>(op, sources, count, to),
-            Element::F64 => reduce_as::<f64>(op, sources, count, to),
+            Element::I8 => reduce_as::<i8>((op, false), sources, count, to),
+            Element::U8 => reduce_as::<u8>((op, false), sources, count, to),
+            Element::I32 => reduce_as::<i32>((op, false), sources, count, to),
+            Element::U32 => reduce_as::<u32>((op, false), sources, count, to),
+            Element::I64 => reduce_as::<i64>((op, false), sources, count, to),
+            Element::U64 => reduce_as::<u64>((op, false), sources, count, to),
+            Element::F16 => reduce_as::<f16>((op, hops), sources, count, to),
+            Element::F32 => reduce_as::<f32>((op, false), sources, count, to),
+            Element::F64 => reduce_as::<f64>((op, false), sources, count, to),
+            Element::Bf16 => reduce_as::<bf16>((op, hops), sources, count, to),
         }
     }
     out
 }
 
+/// The sources in the order in which a ring adds them.
+fn rotated(sources: &[usize], order: Order) -> Vec<usize> {
+    let mut sources = sources.to_vec();
+    if let Order::Ring(first) = order {
+        sources.rotate_left(first);
+    }
+    sources
+}
+
 /// # Safety
 /// Every source has `count` readable elements, and `to` room for as many.
-unsafe fn reduce_as<T: Number>(op: Reduction, sources: &[usize], count: usize, to: *mut u8) {
+unsafe fn reduce_as<T: Number>(
+    (op, hops): (Reduction, bool),
+    sources: &[usize],
+    count: usize,
+    to: *mut u8,
+) {
     for index in 0..count {
         // SAFETY: as demanded above.
         let load = |base: usize| unsafe { (base as *const T).add(index).read_unaligned() };
         let mut wide = load(sources[0]).widen();
         for &source in &sources[1..] {
             wide = T::combine(wide, load(source).widen(), op);
+            if hops {
+                wide = T::narrow(wide).widen();
+            }
         }
         if op == Reduction::Average {
             wide = T::divide(wide, sources.len());

@@ -14,9 +14,10 @@ use std::{
 
 use super::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
-    reduce::{Element, Reduction, reduce},
+    reduce::{Element, Order, Reduction, reduce},
 };
 use crate::{
+    beside,
     driver::memory::check_accessible,
     failure::fails_at,
     machine::{Device, Done, machine},
@@ -172,7 +173,9 @@ impl World {
         }
         if !round.hangs && round.parts.len() == self.ranks {
             let parts: Vec<Collective> = (0..self.ranks).map(|r| round.parts[&r]).collect();
-            perform(&parts);
+            if !machine().config.accounting {
+                perform(&parts);
+            }
             round.done = true;
             self.changed.notify_all();
         }
@@ -194,6 +197,18 @@ pub(super) struct Comm {
     running: Mutex<usize>,
     idle: Condvar,
     aborted: AtomicBool,
+    /// Bytes that its connections take: none before its first collective.
+    connected: Mutex<[bool; 2]>,
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        let [small, large] = *lock(&self.connected);
+        let bytes = beside::JOINED
+            + if small { beside::CONNECTED } else { 0 }
+            + if large { beside::CONNECTED_LARGE } else { 0 };
+        machine().devices[self.device].give_beside(bytes);
+    }
 }
 
 impl Comm {
@@ -206,7 +221,22 @@ impl Comm {
             running: Mutex::default(),
             idle: Condvar::new(),
             aborted: AtomicBool::new(false),
+            connected: Mutex::default(),
         }
+    }
+
+    /// Algorithms are connected at their first collective, as since NCCL 2.22.
+    pub(super) fn connect(&self, bytes: usize) -> Done {
+        let device = &machine().devices[self.device];
+        let mut connected = lock(&self.connected);
+        let wanted = [(true, beside::CONNECTED), (bytes > beside::LARGE, beside::CONNECTED_LARGE)];
+        for (done, (wanted, bytes)) in connected.iter_mut().zip(wanted) {
+            if wanted && !*done {
+                device.take_beside(bytes)?;
+                *done = true;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn wait_for_ranks(&self) {
@@ -351,20 +381,33 @@ fn perform(parts: &[Collective]) {
     let first = parts[0];
     let (bytes, root) = (first.bytes(), first.root);
     let sends = |offset: usize| parts.iter().map(|part| part.send + offset).collect::<Vec<_>>();
+    // The ring of part i ends at rank i, which has the sum then.
+    let order = |part: usize| {
+        let around = machine().config.hops && first.element.bytes() == 2;
+        if around { Order::Ring((part + 1) % parts.len()) } else { Order::Ranks }
+    };
     // SAFETY (of this function): every rank's job has checked its buffers and waits for the end.
-    let reduced =
-        |offset| unsafe { reduce(first.element, first.reduction, &sends(offset), first.count) };
+    let reduced = |offset, part, count| unsafe {
+        reduce(first.element, (first.reduction, order(part)), &sends(offset), count)
+    };
     let read = |address: usize| {
+        // SAFETY (of this function): as above, `bytes` of it are checked.
         unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec()
     };
     let results: Vec<(usize, Vec<u8>)> = match first.kind {
         Kind::AllReduce => {
-            let sum = reduced(0);
+            let each = first.count.div_ceil(parts.len()).max(1);
+            let part = |(i, start)| {
+                reduced(start * first.element.bytes(), i, each.min(first.count - start))
+            };
+            let sum: Vec<u8> = (0..first.count).step_by(each).enumerate().flat_map(part).collect();
             parts.iter().map(|part| (part.recv, sum.clone())).collect()
         }
-        Kind::Reduce => vec![(parts[root].recv, reduced(0))],
+        Kind::Reduce => vec![(parts[root].recv, reduced(0, root, first.count))],
         Kind::ReduceScatter => {
-            let shard = |(rank, part): (usize, &Collective)| (part.recv, reduced(rank * bytes));
+            let shard = |(rank, part): (usize, &Collective)| {
+                (part.recv, reduced(rank * bytes, rank, first.count))
+            };
             parts.iter().enumerate().map(shard).collect()
         }
         Kind::AllGather => {

@@ -12,7 +12,13 @@ use std::{
 pub(crate) use image::Image;
 use image::{kernels_of, without_comments};
 
-use crate::{driver::put, failure::fails, machine::Handles, stats::STATS, sync::lock};
+use crate::{
+    driver::put,
+    failure::fails,
+    machine::{Handles, machine},
+    stats::STATS,
+    sync::lock,
+};
 
 const INVALID_INPUT: c_int = 3;
 const INVALID_PROGRAM: c_int = 4;
@@ -50,8 +56,11 @@ impl Program {
         }
         let architecture = architecture(options).unwrap_or("compute_75");
         let (kind, number) = architecture.split_once('_').unwrap_or_default();
-        let Some(sm) =
-            number.trim_end_matches(['a', 'f']).parse().ok().filter(|sm| (50..=121).contains(sm))
+        let Some(sm) = number
+            .trim_end_matches(['a', 'f'])
+            .parse()
+            .ok()
+            .filter(|sm| (oldest()..=121).contains(sm))
         else {
             compiled.log = "nvrtc: error: invalid value for --gpu-architecture (-arch)\n".into();
             return INVALID_OPTION;
@@ -86,6 +95,11 @@ impl Program {
         let balance = |open, close| code.matches(open).count() == code.matches(close).count();
         (!balance('{', '}')).then(|| "unbalanced braces".to_string())
     }
+}
+
+/// CUDA 13 has dropped everything before Turing.
+fn oldest() -> i32 {
+    if machine().config.nvrtc_version.0 >= 13 { 75 } else { 50 }
 }
 
 fn architecture(options: &[String]) -> Option<&str> {
@@ -169,7 +183,8 @@ fn status(result: Result<(), c_int>) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int {
-    status(put(major, 12).and_then(|()| put(minor, 9)).map_err(|_| INVALID_INPUT))
+    let (a, b) = machine().config.nvrtc_version;
+    status(put(major, a).and_then(|()| put(minor, b)).map_err(|_| INVALID_INPUT))
 }
 
 #[unsafe(no_mangle)]

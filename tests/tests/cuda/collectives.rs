@@ -112,6 +112,7 @@ fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
         collectives: Collectives::InProcess,
         scratch: 0,
         work: HostWork::default(),
+        warm_up: Arc::default(),
     };
     cuda::open(rank, plan, world, &options).unwrap()
 }

@@ -119,6 +119,30 @@ pub(super) fn modes() {
     no_bit_changes(&late, &[PLACES[2], PLACES[3], PIECES[1], &[]], &in_process());
 }
 
+/// The library adds 16-bit numbers hop by hop, rounding each time: with `reduce_fp32` it is given none. Then its sums are those
+/// in-process, which are fp32 in rank order, rounded once. Where each group has two ranks one sum is one rounding anyway.
+pub(super) fn sums_in_fp32(layout: &[&str]) {
+    let base = with(&with(BASE, layout), &["precision=Bf16", "parallel.reduce_fp32=true"]);
+    let base = with(&base, &["train.steps=2", "train.eval_every=0"]);
+    let run = |sets: &[&str], options: &RunOptions| {
+        let config = on_cuda(tiny(&with(&base, sets)));
+        let ran = try_run_on(data(), &config, &engine::build::build(&config), options);
+        ran.unwrap_or_else(|e| panic!("{sets:?}: {e}"))
+    };
+    let in_process = run(&[], &in_process());
+    let variants: Vec<&[&str]> = PLACES.into_iter().chain([&[][..], PIECES[1]]).collect();
+    let few = if full() || layout != GRID { 0 } else { PLACES.len() };
+    for variant in &variants[few..] {
+        let by_nccl = run(variant, &RunOptions::default());
+        assert_same_bits(&in_process, &by_nccl, &format!("{layout:?} {variant:?}"));
+    }
+    if layout != GRID && fake_cuda::stats().is_some() {
+        let hops = run(&["parallel.reduce_fp32=false"], &RunOptions::default());
+        let once = run(&["parallel.reduce_fp32=false"], &super::in_process());
+        assert!(hops.bits() != once.bits(), "sums by hops should differ");
+    }
+}
+
 pub(super) fn shared() {
     let base = with(BASE, GRID);
     near(&base, &[&[]], &[RunOptions::default()], limit("Fp32"));

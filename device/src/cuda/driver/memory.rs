@@ -27,7 +27,14 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Host memory that the driver has pinned, in pieces.
+/// Whether kernels and streams reach pinned memory by an address of their own, or copies alone read and write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cuda) enum Mapped {
+    No,
+    Yes,
+}
+
+/// Host memory that the driver has pinned for one context, in pieces.
 #[derive(Debug)]
 pub(in crate::cuda) struct Registration {
     context: Arc<Context>,
@@ -35,28 +42,33 @@ pub(in crate::cuda) struct Registration {
 }
 
 impl Registration {
-    /// Pins `bytes` at `start`, which stay allocated longer than this lives, in pieces of `piece` bytes.
-    pub(in crate::cuda) fn new(
-        context: &Arc<Context>,
-        start: u64,
-        bytes: u64,
-        piece: u64,
-    ) -> Result<Self, Failure> {
-        context.bind()?;
-        let mut done = Self { context: Arc::clone(context), pieces: Vec::new() };
-        for at in (0..bytes).step_by(piece as usize) {
-            let (from, length) = (start + at, piece.min(bytes - at));
-            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-            call!(cuMemHostRegister_v2(from as *mut _, length as usize, flags))?;
-            done.pieces.push(from);
-        }
-        Ok(done)
+    /// Nothing yet.
+    pub(in crate::cuda) fn new(context: &Arc<Context>) -> Self {
+        Self { context: Arc::clone(context), pieces: Vec::new() }
     }
 
-    /// Where a GPU sees the host address `host`.
-    fn device_address(host: u64) -> Result<u64, Failure> {
+    /// Pins a piece: `bytes` at `start`, which stay allocated longer than this lives. Not for other contexts
+    /// (`PORTABLE`): each of them would keep page tables of it, and no other GPU copies it.
+    pub(in crate::cuda) fn add(
+        &mut self,
+        start: u64,
+        bytes: u64,
+        mapped: Mapped,
+    ) -> Result<(), Failure> {
+        self.context.bind()?;
+        let flags = match mapped {
+            Mapped::No => 0,
+            Mapped::Yes => sys::CU_MEMHOSTREGISTER_DEVICEMAP,
+        };
+        call!(cuMemHostRegister_v2(start as *mut _, bytes as usize, flags))?;
+        self.pieces.push(start);
+        Ok(())
+    }
+
+    /// Where a GPU sees the piece that starts at the host address `start`; not every driver takes an address within one.
+    fn device_address(start: u64) -> Result<u64, Failure> {
         let mut device = 0;
-        call!(cuMemHostGetDevicePointer_v2(&raw mut device, host as *mut _, 0))?;
+        call!(cuMemHostGetDevicePointer_v2(&raw mut device, start as *mut _, 0))?;
         Ok(device)
     }
 }
@@ -112,13 +124,13 @@ impl Words {
         const LINE: usize = 32;
         let page = Arc::new(Page([const { AtomicU32::new(0) }; 1024]));
         let start = page.0.as_ptr() as u64;
-        let registration = Registration::new(context, start, 4096, 4096)?;
+        let mut registration = Registration::new(context);
+        registration.add(start, 4096, Mapped::Yes)?;
+        let device = Registration::device_address(start)?;
         let word = |i: usize| {
             let index = LINE * i;
-            let device = Registration::device_address(start + 4 * index as u64)?;
-            Ok(Word { page: Arc::clone(&page), index, device })
+            Word { page: Arc::clone(&page), index, device: device + 4 * index as u64 }
         };
-        let words = (0..count).map(word).collect::<Result<_, Failure>>()?;
-        Ok(Self { _registration: registration, words })
+        Ok(Self { _registration: registration, words: (0..count).map(word).collect() })
     }
 }

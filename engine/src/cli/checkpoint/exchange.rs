@@ -1,7 +1,7 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
 use super::super::exit::{Failed, code};
-use super::super::{ConfigArgs, data, say, train};
+use super::super::{ConfigArgs, data, ending, say, train};
 use super::{failed, open, rewrite_failed, run_of};
 use crate::build::build;
 use crate::checkpoint::inspect::Summary;
@@ -91,8 +91,8 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
         let path = args.folder.join(TOKENIZER);
         say(&format!("note: {} is not used: data.tokenizer names none", path.display()));
     }
-    let sets = args.config.sets.iter().map(|set| format!(" --set {}", train::quoted(set)));
-    let quoted = |path: &std::path::Path| train::quoted(&path.display().to_string());
+    let sets = args.config.sets.iter().map(|set| format!(" --set {}", ending::quoted(set)));
+    let quoted = |path: &std::path::Path| ending::quoted(&path.display().to_string());
     say(&format!(
         "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
         written.display(),

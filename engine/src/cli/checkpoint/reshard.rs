@@ -6,9 +6,9 @@ use super::{failed, open, rewrite_failed, run_of};
 use crate::build::build;
 use crate::checkpoint::inspect::Summary;
 use crate::checkpoint::rewrite::reshard;
-use crate::config::{Config, DeviceConfig, Loaded, load_str};
+use crate::config::{Config, DeviceConfig, Loaded, load_stored};
 use crate::run_dir::{CONFIG, RunDir, RunMode, TOKENIZER};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Write a checkpoint as ranks of another layout would have.
 #[derive(Debug, clap::Args)]
@@ -61,6 +61,5 @@ fn moved(stored: &Config, ron: &str, args: &ReshardArgs) -> Result<Loaded, Faile
         sets.push(format!("device.count={}", args.tp.saturating_mul(args.dp)));
     }
     sets.extend(args.sets.iter().cloned());
-    load_str(ron, "the checkpoint's config", Path::new("/"), &sets)
-        .map_err(|e| Failed::new(code::CONFIG, e))
+    load_stored(ron, &sets).map_err(|e| Failed::new(code::CONFIG, e))
 }

@@ -18,6 +18,13 @@ fn refuses(sets: &[&str], key: &str, parts: &[&str]) {
 }
 
 #[test]
+fn a_run_that_would_leave_nothing() {
+    let nothing = ["train.weights=Never", "train.checkpoint_overhead=None"];
+    refuses(&nothing, "train.weights", &["nothing of the training would be left", "`Complete`"]);
+    loaded(LEAST, &["train.weights=Never", "train.checkpoint_every=5"]).unwrap();
+}
+
+#[test]
 fn single_values() {
     let cases: &[(&str, &str, &[&str])] = &[
         ("model.layers=0", "model.layers", &["from 1 to 10_000, found 0"]),
@@ -233,7 +240,7 @@ fn rules_between_keys_show_every_value_and_the_arithmetic() {
             "offload.moments",
             &["has no moments", "to `AdamW`"],
         ),
-        (&["model.vocab=255"], "model.vocab", &["too few for bytes", "`data.format` is Bytes"]),
+        (&["model.vocab=255"], "model.vocab", &["too few for bytes", "`data.format` is Auto"]),
         (&["loss_scale.initial=1000"], "loss_scale.initial", &["use 512.0 or 1024.0"]),
         (&["loss_scale=(initial: 2, floor: 4)"], "loss_scale.initial", &["below the floor 4.0"]),
         (

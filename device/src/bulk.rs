@@ -1,0 +1,169 @@
+//! What a rank's own thread does to much memory between steps, together with the rank's kernel threads: states are set before
+//! the first step and read after the last, and both are as many as the model is large.
+
+use crate::{Device, Error, Pieces, Tensor, View, ViewMut};
+use std::panic::Location;
+use std::sync::{Mutex, PoisonError};
+
+/// Elements that one thread takes at the least.
+const UNIT: usize = 1024;
+/// Elements at once of a tensor that the CPU does not reach.
+const STAGED: usize = 1 << 20;
+
+/// Elements `first..first + len` of equally long tensors.
+struct Runs<V> {
+    first: usize,
+    len: usize,
+    views: Vec<V>,
+}
+
+/// A view that can be cut.
+trait Cut: Sized {
+    fn cut(self, mid: usize) -> (Self, Self);
+}
+
+impl Cut for View<'_> {
+    fn cut(self, mid: usize) -> (Self, Self) {
+        (self.slice(0..mid), self.slice(mid..self.len()))
+    }
+}
+
+impl Cut for ViewMut<'_> {
+    fn cut(self, mid: usize) -> (Self, Self) {
+        self.split_at(mid)
+    }
+}
+
+impl<V: Cut + Send> Pieces for Runs<V> {
+    fn units(&self) -> usize {
+        self.len.div_ceil(UNIT)
+    }
+    fn cut(self, units: usize) -> (Self, Self) {
+        let mid = units * UNIT;
+        let (views, rest) = self.views.into_iter().map(|view| view.cut(mid)).unzip();
+        let rest = Self { first: self.first + mid, len: self.len - mid, views: rest };
+        (Self { first: self.first, len: mid, views }, rest)
+    }
+}
+
+impl Device {
+    /// Gives `work` runs of `tensors`, which are equally long and do not overlap: the index of the first element, and a
+    /// view of each tensor, all of which it sets. The rank's kernel threads work side by side, so which runs there are differs
+    /// from machine to machine. What a GPU holds is staged in fp32, a part at a time.
+    ///
+    /// # Errors
+    /// As [`Device::write`], and the first error of `work`.
+    ///
+    /// # Panics
+    /// When `work` uses this device.
+    #[track_caller]
+    pub fn write_runs(
+        &self,
+        tensors: &[Tensor],
+        work: &(impl Fn(usize, &mut [ViewMut<'_>]) -> Result<(), Error> + Sync),
+    ) -> Result<(), Error> {
+        let len = self.admit_runs(tensors, true, Location::caller())?;
+        // Nobody submits while views are out.
+        let _state = self.lock();
+        let in_memory = |t: &Tensor| self.executor().in_memory(*t).is_some();
+        let part = if tensors.iter().all(in_memory) { len } else { STAGED };
+        let mut staged = vec![Vec::new(); tensors.len()];
+        for from in (0..len).step_by(part.max(1)) {
+            let range = from..len.min(from + part);
+            let view = |(t, staged)| -> ViewMut<'_> {
+                let (t, staged): (&Tensor, &mut Vec<f32>) = (t, staged);
+                self.executor().in_memory_mut(t.slice(range.clone())).unwrap_or_else(|| {
+                    staged.resize(range.len(), 0.0);
+                    ViewMut::F32(staged)
+                })
+            };
+            let views = tensors.iter().zip(&mut staged).map(view).collect();
+            let failed = Mutex::new(None);
+            let all = Runs { first: from, len: range.len(), views };
+            self.share(all, &|mut run: Runs<ViewMut<'_>>| {
+                if let Err(error) = work(run.first, &mut run.views) {
+                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            });
+            if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+                return Err(error);
+            }
+            for (t, staged) in tensors.iter().zip(&staged).filter(|(_, s)| !s.is_empty()) {
+                self.executor().write(t.slice(range.clone()), &|i| f64::from(staged[i]))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives `work` runs of `tensors`, which are equally long: the index of the first element, and a view of each; otherwise
+    /// as [`write_runs`](Self::write_runs).
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    ///
+    /// # Panics
+    /// When `work` uses this device.
+    #[track_caller]
+    pub fn read_runs(
+        &self,
+        tensors: &[Tensor],
+        work: &(impl Fn(usize, &[View<'_>]) + Sync),
+    ) -> Result<(), Error> {
+        let len = self.admit_runs(tensors, false, Location::caller())?;
+        let _state = self.lock();
+        let in_memory = |t: &Tensor| self.executor().in_memory(*t).is_some();
+        let part = if tensors.iter().all(in_memory) { len } else { STAGED };
+        let mut staged: Vec<Vec<f32>> = vec![Vec::new(); tensors.len()];
+        for from in (0..len).step_by(part.max(1)) {
+            let range = from..len.min(from + part);
+            for (t, staged) in tensors.iter().zip(&mut staged).filter(|(t, _)| !in_memory(t)) {
+                let mut exact = vec![0.0; range.len()];
+                self.executor().read(t.slice(range.clone()), &mut exact)?;
+                staged.clear();
+                staged.extend(exact.into_iter().map(|x| x as f32));
+            }
+            let view = |(t, staged)| -> View<'_> {
+                let (t, staged): (&Tensor, &Vec<f32>) = (t, staged);
+                let there = self.executor().in_memory(t.slice(range.clone()));
+                there.unwrap_or(View::F32(staged))
+            };
+            let views = tensors.iter().zip(&staged).map(view).collect();
+            let all = Runs { first: from, len: range.len(), views };
+            self.share(all, &|run: Runs<View<'_>>| work(run.first, &run.views));
+        }
+        Ok(())
+    }
+
+    /// Their length; each is the rank's thread's to touch.
+    fn admit_runs(
+        &self,
+        tensors: &[Tensor],
+        write: bool,
+        site: crate::Site,
+    ) -> Result<usize, Error> {
+        let len = tensors.first().map_or(0, |t| t.len());
+        let op = if write { "write" } else { "read" };
+        for (i, t) in tensors.iter().enumerate() {
+            if t.len() != len {
+                let problem = format!("{} elements beside {len}", t.len());
+                return Err(Error::Op { op, site, problem });
+            }
+            let twice = write && tensors[..i].iter().any(|other| other.overlaps(*t));
+            if twice {
+                let problem = format!("`{}` overlaps another one", self.plan().name(*t));
+                return Err(Error::Op { op, site, problem });
+            }
+            let mode = if write { crate::Mode::Write } else { crate::Mode::Read };
+            self.touch(mode, *t, site)?;
+        }
+        Ok(len)
+    }
+
+    /// `work` on runs of `whole`, on the rank's kernel threads or on this one alone.
+    fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
+        match self.executor().crew() {
+            Some(crew) => crew.share(whole, &|_, piece| work(piece)),
+            None => work(whole),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What lies on a GPU beside the plans of its ranks, and who tells: kernels, cuBLASLt's code, streams and events, made
+//! for a look and measured by the driver's free bytes; NCCL's buffers, once a run has connected. Figures are kept in
+//! the cache folder under the GPU's model and the versions of driver and libraries.
+
+use super::blas::Blas;
+use super::compile::{Kernels, cache_folder, read, write};
+use super::driver::{self, Context, DeviceMemory, Event, Failure, Stream};
+use super::launch::SOURCES;
+use super::marks::{Marks, STREAMS};
+use super::memory::EVENTS;
+use super::probe::guarded;
+use super::watchdog::WATCHED;
+use super::{blaslt, nccl, nvrtc};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// Streams of a rank: one for each lane that is a stream, and its own.
+pub const STREAMS_PER_RANK: usize = STREAMS + 1;
+
+/// Bytes on a GPU beside the plans of its ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// cuBLASLt's code for products of every type: once for all ranks.
+    pub products: u64,
+    /// onebox's kernels, for each rank.
+    pub kernels: u64,
+    /// Streams and events, for each rank.
+    pub streams: u64,
+}
+
+/// A GPU as a run finds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// Bytes in all.
+    pub total: u64,
+    /// Free with a bare context on it.
+    pub free: u64,
+    /// What a rank takes of these beside its plan.
+    pub beside: Beside,
+}
+
+/// Looks at a GPU, once in the life of the process: a context is made on it, and what the cache does not tell is
+/// loaded and measured.
+///
+/// # Errors
+/// What the driver or a library says.
+pub fn look(ordinal: usize) -> Result<Found, String> {
+    static SEEN: Mutex<Vec<(usize, Result<Found, String>)>> = Mutex::new(Vec::new());
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, found)) = seen.iter().find(|(have, _)| *have == ordinal) {
+        return found.clone();
+    }
+    let found = guarded(|| find(ordinal));
+    seen.push((ordinal, found.clone()));
+    found
+}
+
+fn find(ordinal: usize) -> Result<Found, String> {
+    let text = |e: Failure| e.to_string();
+    driver::init().map_err(text)?;
+    let context = Context::of(ordinal).map_err(text)?;
+    // Before anything is loaded: code that is stays to the end of the process.
+    let (free, total) = context.memory().map_err(text)?;
+    let path = file(ordinal, "gpu")?;
+    let kept = path.as_deref().and_then(figures);
+    let [products, kernels, streams] = match kept {
+        Some(kept) => kept,
+        None => {
+            let measured = measure(&context)?;
+            keep(path.as_deref(), measured);
+            measured
+        }
+    };
+    Ok(Found { total, free, beside: Beside { products, kernels, streams } })
+}
+
+/// Bytes that NCCL takes of this GPU for a grid of TP x DP ranks, all communicators together, as a run has measured.
+pub fn connected(ordinal: usize, grid: (usize, usize)) -> Option<u64> {
+    let path = file(ordinal, &grid_text(grid)).ok().flatten()?;
+    figures(&path).map(|[bytes, ..]| bytes)
+}
+
+/// A run has measured it.
+pub(super) fn note_connected(ordinal: usize, grid: (usize, usize), bytes: u64) {
+    if let Ok(path) = file(ordinal, &grid_text(grid)) {
+        keep(path.as_deref(), [bytes, 0, 0]);
+    }
+}
+
+fn grid_text((tp, dp): (usize, usize)) -> String {
+    format!("nccl {tp} x {dp}")
+}
+
+/// Makes on an idle GPU what a rank makes of each kind, and asks how much is free after each: products, kernels, streams.
+fn measure(context: &Arc<Context>) -> Result<[u64; 3], String> {
+    let text = |e: Failure| e.to_string();
+    let sm = driver::device_sm(context.ordinal).map_err(text)?;
+    let own = Stream::new(context, false).map_err(text)?;
+    let free = || context.memory().map(|(free, _)| free).map_err(text);
+    // The smallest allocations take what is left of a larger one; measured from a used one.
+    let small = DeviceMemory::new(context, 1).map_err(text)?;
+    let start = free()?;
+    let kernels = Kernels::load(sm).map_err(|e| format!("kernels: {e}"))?;
+    let with_kernels = free()?;
+    let mut blas = Blas::new()?;
+    blas.load(context, &own, sm).map_err(|e| format!("cuBLASLt: {e}"))?;
+    let with_products = free()?;
+    let streams = (0..STREAMS_PER_RANK).map(|_| Stream::new(context, true));
+    let streams = streams.collect::<Result<Vec<_>, _>>().map_err(text)?;
+    let marks = Marks::new().map_err(text)?;
+    let events = (0..EVENTS + 2 * WATCHED).map(|_| Event::new());
+    let events = events.collect::<Result<Vec<_>, _>>().map_err(text)?;
+    let end = free()?;
+    drop((events, marks, streams, blas, kernels, small, own));
+    let taken = [(with_kernels, with_products), (start, with_kernels), (with_products, end)];
+    Ok(taken.map(|(before, after)| before.saturating_sub(after)))
+}
+
+/// Where figures of a GPU are kept: a name made of all that they depend on.
+fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
+    let text = |e: Failure| e.to_string();
+    let Some(folder) = cache_folder() else { return Ok(None) };
+    let (name, sm) =
+        (driver::device_name(ordinal).map_err(text)?, driver::device_sm(ordinal).map_err(text)?);
+    let memory = driver::device_memory(ordinal).map_err(text)?;
+    let versions = (driver::version().map_err(text)?, nvrtc::version()?, blaslt::version());
+    let (library, loading) = (nccl::version().ok(), std::env::var("CUDA_MODULE_LOADING").ok());
+    let key = format!(
+        "{what}\0{name}\0{sm}\0{memory}\0{versions:?}\0{library:?}\0{loading:?}\0{STREAMS_PER_RANK}\0{SOURCES:?}"
+    );
+    Ok(Some(folder.join(format!("beside-{:032x}.txt", xxh3_128(key.as_bytes())))))
+}
+
+fn figures(path: &Path) -> Option<[u64; 3]> {
+    let text = String::from_utf8(read(path)?).ok()?;
+    let mut numbers = text.split_whitespace().map(str::parse);
+    let mut next = || numbers.next()?.ok();
+    Some([next()?, next()?, next()?])
+}
+
+fn keep(path: Option<&Path>, [a, b, c]: [u64; 3]) {
+    let Some(path) = path else { return };
+    if let Err(error) = write(path, format!("{a} {b} {c}").as_bytes()) {
+        tracing::warn!("GPUs are measured at every start: {}: {error}", path.display());
+    }
+}

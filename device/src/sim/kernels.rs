@@ -1,0 +1,134 @@
+//! What a kernel of a GPU costs.
+
+use super::cost::{Asked, KERNEL_GAP, MEMORY_SHARE, Resource};
+use super::era::{BATCHED_SHARE, Fact};
+use super::hardware::{Gpu, Hardware};
+use super::program::{Kind, Work};
+
+/// Sides of the tile of a matrix product that one multiprocessor works on.
+const TILE: f64 = 128.0;
+
+/// Writing a tile and fetching its first operands take as long as this many terms of its sums.
+const GEMM_DEPTH: f64 = 128.0;
+
+/// Of a data sheet's fp32 rate, matrix products.
+const WIDE_SHARE: f64 = 0.85;
+
+/// Queries, and keys, of a tile of the attention kernels.
+const ATTENTION_TILE: f64 = 64.0;
+
+/// Of the data sheet's fp32 rate, the operations that `attention.cu` executes. An estimate between 32 and 45 %: its
+/// loads from shared memory take the issue slots of as many multiplications, and barriers stand between slabs.
+const PORTABLE_ATTENTION_SHARE: f64 = 0.38;
+
+/// Of the rate of matrix products, the operations that `attention_mma.cu` executes, forward and backward. Estimates
+/// from its instructions and load latencies: at 1024 tokens, of the operations that are counted, 0.20 to 0.28 and 0.18 to
+/// 0.25.
+const TENSOR_ATTENTION_SHARE: [f64; 2] = [0.255, 0.32];
+
+/// Products of one tile: the backward pass computes scores and their gradients twice, 7 products for the 5 that are
+/// counted.
+const ATTENTION_PRODUCTS: [f64; 2] = [1.0, 1.4];
+
+pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
+    let gpu = &h.gpu;
+    let rate = products_rate(gpu, work.wide);
+    let (arithmetic, bytes) = match work.kind {
+        Kind::Gemm { m, n, k, .. } => {
+            (work.flops / (rate * filled(gpu.processors, m, n, k)), work.bytes as f64)
+        }
+        Kind::Attention { .. } if gpu.as_of_2020.is_some() => batched_attention(gpu, work, rate),
+        Kind::Attention { .. } => (attention(gpu, work), work.bytes as f64),
+        _ => (0.0, work.bytes as f64 * gpu.passes_2020(work.name)),
+    };
+    // Kernels of several streams share the multiprocessors.
+    let amounts = vec![(Resource::Memory(rank), bytes), (Resource::Arithmetic(rank), arithmetic)];
+    let memory = gpu.memory * MEMORY_SHARE;
+    let fixed = KERNEL_GAP * f64::from(work.calls.max(1));
+    let fixed = match work.kind {
+        // One after the other: products, passes over the scores.
+        Kind::Attention { .. } if gpu.as_of_2020.is_some() => {
+            5.0 * KERNEL_GAP + arithmetic.min(bytes / memory)
+        }
+        Kind::Gemm { m, n, bias: true, .. } if gpu.did(Fact::SmallKernels) => {
+            fixed + KERNEL_GAP + 2.0 * (m * n) as f64 * width(work) / memory
+        }
+        _ => fixed,
+    };
+    Asked { fixed, least: 0.0, amounts }
+}
+
+fn products_rate(gpu: &Gpu, wide: bool) -> f64 {
+    if wide { gpu.flops_32 * WIDE_SHARE } else { gpu.flops_16 }
+}
+
+/// Bytes of an element.
+const fn width(work: &Work) -> f64 {
+    if work.wide { 4.0 } else { 2.0 }
+}
+
+/// Seconds of the attention kernels of this project: on tensor cores where they are, for 16 bits and heads of up to 128
+/// columns, else in fp32 (`launch/attention.rs`).
+fn attention(gpu: &Gpu, work: &Work) -> f64 {
+    let Kind::Attention { seq_len, head_dim, backward, .. } = work.kind else { return 0.0 };
+    let pass = usize::from(backward);
+    let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len) * padded(head_dim);
+    if gpu.fused_attention && !work.wide && head_dim <= 128 {
+        flops / (gpu.flops_16 * TENSOR_ATTENTION_SHARE[pass])
+    } else {
+        flops / (gpu.flops_32 * PORTABLE_ATTENTION_SHARE)
+    }
+}
+
+/// Whole tiles up to the diagonal, against the half square that is counted.
+fn tiled(seq_len: usize) -> f64 {
+    let (tokens, tiles) = (seq_len as f64, (seq_len as f64 / ATTENTION_TILE).ceil());
+    ATTENTION_TILE * ATTENTION_TILE * tiles * (tiles + 1.0) / (tokens * tokens)
+}
+
+/// Kernels are made for heads of 64, 128 and 256 columns.
+fn padded(head_dim: usize) -> f64 {
+    head_dim.max(64).next_power_of_two() as f64 / head_dim as f64
+}
+
+/// Seconds of arithmetic, and bytes, of attention in several kernels: whole squares of scores go through memory.
+fn batched_attention(gpu: &Gpu, work: &Work, rate: f64) -> (f64, f64) {
+    let Kind::Attention { scores, backward, .. } = work.kind else { return (0.0, 0.0) };
+    let bytes = work.bytes as f64 * (1.0 + gpu.head_copies_2020(backward));
+    let scores = scores as f64 * width(work) * gpu.score_passes_2020(backward);
+    // The whole square, not only what is before each token.
+    (2.0 * work.flops / (rate * BATCHED_SHARE), bytes + scores)
+}
+
+/// How much of a GPU a matrix product keeps busy: the last round of tiles may be short, and each has ends.
+fn filled(processors: usize, m: usize, n: usize, k: usize) -> f64 {
+    let tiles = (m as f64 / TILE).ceil() * (n as f64 / TILE).ceil();
+    let rounds = (tiles / processors as f64).ceil();
+    let whole = (m as f64 / TILE) * (n as f64 / TILE) / (rounds * processors as f64);
+    whole.min(1.0) * k as f64 / (k as f64 + GEMM_DEPTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_fills_a_gpu_when_its_tiles_fill_every_round() {
+        // 80 tiles of 80 processors; 81 need a second round.
+        let one = filled(80, 128 * 80, 128, 1 << 20);
+        assert!((one - 1.0).abs() < 1e-3, "{one}");
+        let two = filled(80, 128 * 81, 128, 1 << 20);
+        assert!((two - 81.0 / 160.0).abs() < 1e-3, "{two}");
+        assert!(filled(80, 1, 1, 1024) < 1e-5);
+        assert!(filled(80, 10_240, 128, 128) > 0.49 && filled(80, 10_240, 128, 128) < 0.51);
+    }
+
+    #[test]
+    fn attention_executes_whole_tiles_and_padded_heads() {
+        // 16 tiles a side: 136 of 256 for the half.
+        assert!((tiled(1024) - 136.0 / 128.0).abs() < 1e-12);
+        // One tile for a quarter of it.
+        assert!((tiled(32) - 8.0).abs() < 1e-12);
+        assert_eq!([32, 64, 96, 128, 160].map(padded), [2.0, 1.0, 128.0 / 96.0, 1.0, 1.6]);
+    }
+}

@@ -1,0 +1,142 @@
+//! The distinct operations of a program: what a GPU runs once before step 1, so that nothing is loaded later.
+
+use crate::{
+    Admitted, Device, Dtype, Error, Event, Executor, Group, Lane, Op, Plan, Rank, Reduce, Tensor,
+};
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How the ranks of a group exchange data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Of whole buffers.
+    AllReduce(Reduce),
+    /// To parts.
+    ReduceScatter,
+    /// From parts.
+    AllGather,
+    /// From one rank.
+    Broadcast,
+}
+
+/// A kind of collective of a program, with the most elements that it has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) group: Group,
+    pub(crate) kind: Kind,
+    pub(crate) dtype: Dtype,
+    pub(crate) len: usize,
+}
+
+/// What a program asks of a GPU, each kind once: products and kernels by shapes, types and alignment, collectives by
+/// group, kind and type.
+#[derive(Debug, Default)]
+pub struct Distinct {
+    pub(crate) ops: Vec<Admitted>,
+    pub(crate) calls: Vec<Call>,
+    seen: HashSet<String>,
+}
+
+impl Distinct {
+    fn note(&mut self, op: Admitted) {
+        if let Some(call) = call(&op.op) {
+            let same = |other: &&mut Call| {
+                (other.group, other.kind, other.dtype) == (call.group, call.kind, call.dtype)
+            };
+            match self.calls.iter_mut().find(same) {
+                Some(other) => other.len = other.len.max(call.len),
+                None => self.calls.push(call),
+            }
+        }
+        if self.seen.insert(key(&op.op)) {
+            self.ops.push(op);
+        }
+    }
+}
+
+/// What is the same for ops that need the same code.
+fn key(op: &Op) -> String {
+    let mut key = op.name().to_owned();
+    op.accesses(&mut |mode, t| {
+        let align = t.range().start.trailing_zeros().min(8);
+        let turned = t.is_transposed();
+        let _ = write!(key, " {mode:?} {:?} {:?} {turned} {align}", t.dtype(), t.shape());
+    });
+    if let Some(call) = call(op) {
+        let _ = write!(key, " {:?} {:?}", call.group, call.kind);
+    }
+    key
+}
+
+fn call(op: &Op) -> Option<Call> {
+    let (x, kind) = match *op {
+        Op::AllReduce { x, reduce, .. } => (x, Kind::AllReduce(reduce)),
+        Op::ReduceScatter { x, .. } => (x, Kind::ReduceScatter),
+        Op::AllGather { x, .. } => (x, Kind::AllGather),
+        Op::Broadcast { x, .. } => (x, Kind::Broadcast),
+        _ => return None,
+    };
+    Some(Call { group: op.group()?, kind, dtype: x.dtype(), len: x.len() })
+}
+
+struct Collector(Rc<RefCell<Distinct>>);
+
+impl Executor for Collector {
+    fn submit(&self, op: Admitted) {
+        if op.lane != Lane::Host {
+            self.0.borrow_mut().note(op);
+        }
+    }
+    fn wait(&self, _: Lane, _: &Event) {}
+    fn sync(&self, _: Lane, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn write(&self, _: Tensor, _: &dyn Fn(usize) -> f64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn fail(&self, _: u64, _: &Error) {}
+    fn finish(&self) {}
+}
+
+/// A device that runs nothing and notes the distinct ops that it is given, but for those of the Host lane.
+pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<Distinct>>) {
+    let distinct = Rc::new(RefCell::new(Distinct::default()));
+    let collector = Collector(Rc::clone(&distinct));
+    (Device::new(rank, Arc::clone(plan), Box::new(collector)), distinct)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Arena;
+
+    #[test]
+    fn ops_of_one_kind_are_noted_once_and_collectives_by_their_largest() -> Result<(), Error> {
+        let mut plan = Plan::default();
+        let mut tensor =
+            |name: &str, shape| plan.tensor((Arena::Device, "test"), name, Dtype::F32, shape);
+        let [a, b, c] = ["a", "b", "c"].map(|name| tensor(name, (16, 16)));
+        let long = tensor("long", (1, 1000));
+        let (rank, plan) = (Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 }, Arc::new(plan));
+        let (dev, distinct) = open(rank, &plan);
+        [a, b, long].into_iter().try_for_each(|t| dev.write(t, &|_| 0.0))?;
+        for _ in 0..2 {
+            dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None });
+            dev.submit(Lane::Compute, Op::Gemm { a: b, b: a, c, bias: None });
+            dev.submit(Lane::Compute, Op::Gemm { a: a.t(), b, c, bias: None });
+        }
+        for x in [long.slice(0..8), long] {
+            let reduce = Reduce::Sum;
+            dev.submit(Lane::TpComm, Op::AllReduce { x, reduce, group: Group::Tp });
+        }
+        dev.sync_all()?;
+        let distinct = distinct.borrow();
+        assert_eq!(distinct.ops.iter().filter(|op| op.op.name() == "gemm").count(), 2);
+        let lens: Vec<usize> = distinct.calls.iter().map(|call| call.len).collect();
+        assert_eq!(lens, [1000]);
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Room on the disk for the next checkpoint. Where there is none beside those that are kept, older ones go first; the
+//! newest whole one stays until the next is whole.
+
+use super::folder::{entries, remove_those};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+/// Bytes that are free in the file system of `folder` for who is not root.
+pub(crate) fn free(folder: &Path) -> io::Result<u64> {
+    let disk = rustix::fs::statvfs(folder)?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+/// What a checkpoint of `states` bytes takes, headers and manifest generously counted.
+pub(crate) const fn checkpoint_bytes(states: u64) -> u64 {
+    states.saturating_add(states.div_ceil(10))
+}
+
+/// An error when fewer than `bytes` are free.
+pub(crate) fn room(folder: &Path, bytes: u64) -> io::Result<()> {
+    enough(free(folder)?, bytes)
+}
+
+fn enough(free: u64, bytes: u64) -> io::Result<()> {
+    if free >= bytes {
+        return Ok(());
+    }
+    let size = crate::config::format_bytes;
+    let why = format!("no space: {} needed, {} free", size(bytes), size(free));
+    Err(io::Error::new(ErrorKind::StorageFull, why))
+}
+
+/// The disk has refused bytes, whatever it says is free.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+/// Makes room for `bytes` in `folder`: removes the oldest checkpoints before step `newest` as long as there is too
+/// little, and one of them in any case where the last save found the disk `full`.
+///
+/// # Errors
+/// There is too little, and nothing to remove; or it cannot be removed.
+pub(super) fn make_room(
+    folder: &Path,
+    (newest, mut full): (Option<u64>, bool),
+    bytes: u64,
+    free: &dyn Fn(&Path) -> io::Result<u64>,
+) -> io::Result<()> {
+    loop {
+        let fits = enough(free(folder)?, bytes);
+        if fits.is_ok() && !full {
+            return Ok(());
+        }
+        let spare = newest.map_or(Ok(None), |newest| spare(folder, newest))?;
+        let (Some(spare), Some(newest)) = (spare, newest) else { return fits };
+        let shown = folder.display();
+        tracing::warn!(
+            "{shown}: no room for another checkpoint: that of step {spare} is removed before the next is written; that \
+             of step {newest} stays"
+        );
+        remove_those(folder, |step| step == spare)?;
+        full = false;
+    }
+}
+
+/// The oldest checkpoint before step `newest`, which is whole.
+fn spare(folder: &Path, newest: u64) -> io::Result<Option<u64>> {
+    let oldest = entries(folder, &[""])?.into_iter().next();
+    Ok(oldest.map(|(step, _)| step).filter(|step| *step < newest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Checkpoints of these steps, 100 bytes each on a disk of `size`.
+    fn on_disk(size: u64, steps: &[u64]) -> (tempfile::TempDir, impl Fn(&Path) -> io::Result<u64>) {
+        let folder = tempfile::tempdir().unwrap();
+        for step in steps {
+            fs::create_dir(folder.path().join(super::super::folder::name(*step))).unwrap();
+        }
+        (folder, move |folder: &Path| {
+            Ok(size - 100 * entries(folder, &["", ".tmp", ".old"])?.len() as u64)
+        })
+    }
+
+    fn left(folder: &Path) -> Vec<u64> {
+        entries(folder, &[""]).unwrap().into_iter().map(|(step, _)| step).collect()
+    }
+
+    #[test]
+    fn where_all_that_are_kept_and_one_more_find_room_none_goes() {
+        let (folder, free) = on_disk(310, &[2, 4]);
+        make_room(folder.path(), (Some(4), false), 110, &free).unwrap();
+        assert_eq!(left(folder.path()), [2, 4]);
+    }
+
+    #[test]
+    fn where_they_do_not_the_oldest_go_first_and_the_newest_never() {
+        let (folder, free) = on_disk(350, &[2, 4, 6]);
+        make_room(folder.path(), (Some(6), false), 110, &free).unwrap();
+        assert_eq!(left(folder.path()), [4, 6]);
+        let why = make_room(folder.path(), (Some(6), false), 260, &free).unwrap_err();
+        assert!(why.to_string().contains("no space") && is_full(&why), "{why}");
+        assert_eq!(left(folder.path()), [6]);
+        // Nothing is known to be whole: a new run in a folder that is not its own.
+        make_room(folder.path(), (None, false), 260, &free).unwrap_err();
+        assert_eq!(left(folder.path()), [6]);
+    }
+
+    #[test]
+    fn a_disk_that_was_full_though_it_said_otherwise_loses_one_each_time() {
+        let (folder, free) = on_disk(9000, &[2, 4, 6]);
+        for expected in [&[4, 6][..], &[6], &[6]] {
+            make_room(folder.path(), (Some(6), true), 110, &free).unwrap();
+            assert_eq!(left(folder.path()), expected);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What a file seems to hold, by its first bytes and by its name: bytes of anything can be trained on, and nobody wants
+//! most of them.
+
+use super::problem::Problem;
+use super::read::open_regular;
+use crate::config::DataFormat;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// First bytes that are looked at.
+const HEAD: usize = 64 << 10;
+
+/// Something that is not plain text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    /// Completes "it is".
+    pub(super) what: &'static str,
+    /// What to do to train on it.
+    pub(super) remedy: &'static str,
+}
+
+const JSON_LINES: Kind =
+    Kind { what: "JSON lines", remedy: "write the texts of its records into a plain text file" };
+const JSON: Kind = Kind { what: "JSON", remedy: "write the texts in it into a plain text file" };
+const GZIP: Kind = Kind { what: "compressed (gzip)", remedy: "unpack it, with gunzip" };
+const ZSTD: Kind = Kind { what: "compressed (zstd)", remedy: "unpack it, with unzstd" };
+const XZ: Kind = Kind { what: "compressed (xz)", remedy: "unpack it, with unxz" };
+const BZIP2: Kind = Kind { what: "compressed (bzip2)", remedy: "unpack it, with bunzip2" };
+const ZIP: Kind = Kind { what: "a zip archive", remedy: "unpack it" };
+const PARQUET: Kind =
+    Kind { what: "a Parquet table", remedy: "write its column of text into a plain text file" };
+const ARROW: Kind =
+    Kind { what: "an Arrow table", remedy: "write its column of text into a plain text file" };
+const NUMPY: Kind = Kind {
+    what: "a NumPy array",
+    remedy: "write its numbers without a header (`array.astype('uint16').tofile('train.bin')`) and set data.format: U16",
+};
+const INDEX: Kind = Kind {
+    what: "a Megatron index",
+    remedy: "name the .bin file beside it, with data.format: U16 or U32",
+};
+const TOKENS: Kind = Kind {
+    what: "a token file, as its name says",
+    remedy: "set data.format: U16 (nanoGPT's train.bin and val.bin; GPT-2's tokens) or U32",
+};
+const UTF16: Kind =
+    Kind { what: "UTF-16 text, not UTF-8", remedy: "convert it, with iconv -f UTF-16 -t UTF-8" };
+/// A picture, a program, and so on.
+pub(super) const BINARY: Kind = Kind {
+    what: "not text: it has zero bytes",
+    remedy: "name text, or set data.format: U16 or U32 for a file of tokens",
+};
+/// What is found only when all of it is read.
+pub(super) const NOT_UTF8: Kind =
+    Kind { what: "not UTF-8", remedy: "convert it, with iconv -t UTF-8" };
+
+/// Where no text and no token file begins like it.
+const BY_HEAD: [(&[u8], Kind); 10] = [
+    (b"\x1f\x8b\x08", GZIP),
+    (b"\x28\xb5\x2f\xfd", ZSTD),
+    (b"\xfd7zXZ\0", XZ),
+    (b"BZh91AY&SY", BZIP2),
+    (b"PK\x03\x04", ZIP),
+    (b"PAR1", PARQUET),
+    (b"ARROW1", ARROW),
+    (b"\x93NUMPY", NUMPY),
+    (b"MMIDIDX\0", INDEX),
+    (b"\xff\xfe", UTF16),
+];
+const BY_NAME: [(&str, Kind); 15] = [
+    ("jsonl", JSON_LINES),
+    ("ndjson", JSON_LINES),
+    ("json", JSON),
+    ("gz", GZIP),
+    ("tgz", GZIP),
+    ("zst", ZSTD),
+    ("xz", XZ),
+    ("bz2", BZIP2),
+    ("zip", ZIP),
+    ("parquet", PARQUET),
+    ("arrow", ARROW),
+    ("npy", NUMPY),
+    ("npz", NUMPY),
+    ("idx", INDEX),
+    ("bin", TOKENS),
+];
+
+/// The first bytes of a file.
+pub(super) fn head(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    file.take(HEAD as u64).read_to_end(&mut head)?;
+    Ok(head)
+}
+
+/// What stands against taking a file of this name and beginning as what `format` says it is.
+pub(super) fn of(path: &Path, head: &[u8], format: DataFormat) -> Option<Kind> {
+    let is_text = matches!(format, DataFormat::Auto | DataFormat::Bytes);
+    let kind = by_head(head).or_else(|| by_name(path));
+    if is_text {
+        let zeros = || head.contains(&0).then_some(BINARY);
+        return kind.or_else(|| is_json_lines(head).then_some(JSON_LINES)).or_else(zeros);
+    }
+    // Two bytes that mark UTF-16 may be a token.
+    kind.filter(|kind| ![TOKENS, UTF16].contains(kind))
+}
+
+/// The same as a refusal.
+pub(super) fn refused(kind: Kind, format: DataFormat) -> Problem {
+    let Kind { what, remedy } = kind;
+    match format {
+        DataFormat::Auto | DataFormat::Bytes => Problem::Foreign {
+            what,
+            remedy,
+            insist: "; or set data.format: Bytes to train on its bytes as they are",
+        },
+        DataFormat::U16 | DataFormat::U32 => Problem::Foreign { what, remedy, insist: "" },
+    }
+}
+
+/// What a file beside token files holds, if that may be tokens too.
+pub(super) fn of_tokens_elsewhere(path: &Path) -> Option<Kind> {
+    by_name(path).filter(|kind| ![TOKENS, INDEX, JSON, JSON_LINES].contains(kind))
+}
+
+/// Whether it begins as UTF-8 without zero bytes; the last character may be cut.
+pub(super) fn is_text(head: &[u8]) -> bool {
+    let cut = |e: std::str::Utf8Error| e.error_len().is_none();
+    !head.contains(&0) && str::from_utf8(head).map_or_else(cut, |_| true)
+}
+
+fn by_head(head: &[u8]) -> Option<Kind> {
+    BY_HEAD.iter().find(|(start, _)| head.starts_with(start)).map(|(_, kind)| *kind)
+}
+
+fn by_name(path: &Path) -> Option<Kind> {
+    let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+    BY_NAME.iter().find(|(name, _)| *name == extension).map(|(_, kind)| *kind)
+}
+
+/// Whether the first two lines are each a JSON object.
+fn is_json_lines(head: &[u8]) -> bool {
+    let is_object = |line: &[u8]| {
+        line.starts_with(b"{") && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok()
+    };
+    let mut lines = head.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let mut next_is_object = || lines.next().is_some_and(is_object);
+    next_is_object() && next_is_object()
+}
+
+/// The type of tokens that a Megatron index beside a file of tokens states; none without an index.
+pub(super) fn index_of(tokens: &Path) -> Option<&'static str> {
+    let mut start = [0; 18];
+    open_regular(&tokens.with_extension("idx")).ok()?.read_exact(&mut start).ok()?;
+    // The mark, a version of 8 bytes, the code of the type.
+    let code = start.strip_prefix(b"MMIDIDX\0\0")?.last()?;
+    Some(match code {
+        1 => "uint8",
+        2 => "int8",
+        3 => "int16",
+        4 => "int32",
+        5 => "int64",
+        6 => "float64",
+        7 => "float32",
+        8 => "uint16",
+        _ => "an unknown type",
+    })
+}
+
+/// The format of tokens of this type.
+pub(super) fn format_of(dtype: &str) -> Option<DataFormat> {
+    match dtype {
+        "int16" | "uint16" => Some(DataFormat::U16),
+        "int32" => Some(DataFormat::U32),
+        _ => None,
+    }
+}

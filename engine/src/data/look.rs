@@ -1,0 +1,78 @@
+//! What can be said of the data without reading it: whether the files are there, what they seem to hold, how long they are.
+
+use super::lengths;
+use super::problem::{DataError, Failure, Problem, at, in_key};
+use super::read::{named, open_regular};
+use super::text::MAX_FILE;
+use crate::config::{Config, DataConfig};
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::Path;
+
+/// Bytes of text by which a tokenizer is measured.
+const SAMPLE: u64 = 64 << 10;
+
+/// The files of both parts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Look {
+    /// Bytes that will be read; of a directory also those of files that turn out to be no UTF-8.
+    pub(crate) bytes: u64,
+    /// The beginning of the first file that is text.
+    pub(crate) sample: String,
+}
+
+impl Look {
+    /// Opens every file and reads its beginning. `warn`: says what `Dataset::open` would warn of.
+    pub(crate) fn at(config: &Config, warn: bool) -> Result<Self, DataError> {
+        let (data, mut look) = (&config.data, Self::default());
+        look.part(&data.train, (data, warn)).map_err(in_key("data.train"))?;
+        let train = look.bytes;
+        if let Some(validation) = &data.validation {
+            look.part(validation, (data, warn)).map_err(in_key("data.validation"))?;
+        }
+        if data.tokenizer.is_none() {
+            let tokens = |bytes: u64| bytes as usize / data.format.width();
+            let split = match data.validation {
+                Some(_) => tokens(train),
+                None => lengths::to_train(tokens(train), data.validation_fraction),
+            };
+            let names = (data.train.as_str(), data.validation.as_deref());
+            lengths::check(names, (split, tokens(look.bytes)), config.model.seq_len)?;
+        }
+        Ok(look)
+    }
+
+    fn part(&mut self, text: &str, (data, warn): (&DataConfig, bool)) -> Result<(), Failure> {
+        let (files, mut source) = named(text, data.format, usize::MAX, warn)?;
+        let before = self.bytes;
+        for path in &files {
+            let mut file = open_regular(path).map_err(at(path))?;
+            if !source.takes(path, &mut file).map_err(at(path))? {
+                continue;
+            }
+            self.add(&mut file, data).map_err(at(path))?;
+        }
+        source.end(Path::new(text), self.bytes - before).map(drop).map_err(at(Path::new(text)))
+    }
+
+    fn add(&mut self, file: &mut File, data: &DataConfig) -> Result<(), Problem> {
+        let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
+        if data.tokenizer.is_some() {
+            if bytes > MAX_FILE {
+                return Err(Problem::TextTooLong { bytes, most: MAX_FILE });
+            }
+            if self.sample.is_empty() {
+                let mut head = Vec::new();
+                file.rewind().map_err(Problem::Unreadable)?;
+                file.take(SAMPLE).read_to_end(&mut head).map_err(Problem::Unreadable)?;
+                self.sample = String::from_utf8_lossy(&head).into_owned();
+            }
+        }
+        let width = data.format.width();
+        if !bytes.is_multiple_of(width as u64) {
+            return Err(Problem::PartialToken { bytes: bytes as usize, width });
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+}

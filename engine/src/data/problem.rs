@@ -1,0 +1,118 @@
+//! Why a run has no tokens, in words that name the key, the file and the remedy.
+
+use super::left_out::LeftOut;
+use crate::config::DataFormat;
+use crate::shown::Shown;
+use std::io;
+use std::path::{Path, PathBuf, absolute};
+use topology::format_bytes;
+
+/// Why a run has no tokens.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}: {}: {problem}", Shown(path))]
+pub struct DataError {
+    /// The config key to change.
+    pub key: &'static str,
+    /// What was tried, absolute.
+    pub path: PathBuf,
+    /// What is wrong with it, and the remedy.
+    pub problem: Problem,
+}
+
+/// What is wrong with a path of the data.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum Problem {
+    #[error("the key is empty: name a text file, a directory or a glob")]
+    NotSet,
+    #[error(
+        "does not exist; paths in a config are relative to it, those in --set to where you are"
+    )]
+    Missing,
+    #[error("no file matches (the pattern knows `*`, `?`, `[a-z]`, `[!a-z]` and `**`)")]
+    NoMatch,
+    #[error(
+        "does not exist, but {} does: a token file and its index, as Megatron writes them; name the .bin file, with \
+         data.format: {format}",
+        Shown(tokens)
+    )]
+    Prefix { tokens: PathBuf, format: String },
+    #[error(
+        "no usable file: {0}. A directory gives its UTF-8 files, or *.bin for U16 and U32, without hidden ones, \
+         target, runs, node_modules, Cargo.lock and links; name a file or a glob to take it as it is"
+    )]
+    NoUsableFile(Box<LeftOut>),
+    #[error(
+        "more would be left out than taken ({}): {left}; or name files or a glob instead of the directory",
+        format_bytes(*taken)
+    )]
+    MoreLeftOut { left: Box<LeftOut>, taken: u64 },
+    #[error("it is {what}: {remedy}{insist}")]
+    Foreign { what: &'static str, remedy: &'static str, insist: &'static str },
+    #[error(
+        "it has {} beside {}, which would be trained on too: set data.train to the one and data.validation to the other, \
+         or name both by a glob",
+        Shown(held_out),
+        Shown(train)
+    )]
+    HeldOutToo { train: PathBuf, held_out: PathBuf },
+    #[error(
+        "{} says that its tokens are {dtype}, but data.format is {format:?}: {remedy}",
+        Shown(index)
+    )]
+    OtherTokens { index: PathBuf, dtype: &'static str, format: DataFormat, remedy: String },
+    #[error("empty: put text into it, or name another file")]
+    Empty,
+    #[error("neither a regular file nor a directory: copy its content to a file")]
+    NotAFile,
+    #[error("cannot read it: {0}; check its permissions, and that nothing else writes to it")]
+    Unreadable(io::Error),
+    #[error("{bytes} bytes do not fit into memory beside {held} read before; give less text")]
+    OutOfMemory { bytes: u64, held: usize },
+    #[error(
+        "{bytes} bytes are no whole number of {width}-byte tokens; check data.format and the end \
+         of the file"
+    )]
+    PartialToken { bytes: usize, width: usize },
+    #[error(
+        "token {index} is {token}, but model.vocab is {vocab}; set model.vocab to more than the \
+         largest token, or check data.format"
+    )]
+    TokenOutOfVocab { index: usize, token: u32, vocab: usize },
+    #[error("cannot be used as a tokenizer.json: {0}")]
+    NoTokenizer(String),
+    #[error(
+        "its largest token is {}, but model.vocab is {vocab}; set model.vocab to {tokenizer} or more",
+        tokenizer - 1
+    )]
+    TokenizerVocab { tokenizer: usize, vocab: usize },
+    #[error("not UTF-8, and data.tokenizer takes text; leave the file out, or convert it")]
+    NotUtf8,
+    #[error("{bytes} bytes are more than a tokenizer takes at once ({most}); split the file")]
+    TextTooLong { bytes: u64, most: u64 },
+    #[error(
+        "the {part} part has {tokens} tokens ({arithmetic}), but model.seq_len {seq_len} needs \
+         seq_len + 1 = {}; lower model.seq_len to at most {}, or {remedy}",
+        seq_len + 1, tokens.saturating_sub(1).max(1)
+    )]
+    TooShort {
+        part: &'static str,
+        tokens: usize,
+        arithmetic: String,
+        seq_len: usize,
+        remedy: &'static str,
+    },
+}
+
+/// A problem, where it is.
+pub(super) type Failure = (PathBuf, Problem);
+
+/// The failure as one of this config key.
+pub(super) fn in_key(key: &'static str) -> impl FnOnce(Failure) -> DataError {
+    move |(path, problem)| DataError { key, path: absolute(&path).unwrap_or(path), problem }
+}
+
+/// The problem, at this path.
+pub(super) fn at(path: &Path) -> impl FnOnce(Problem) -> Failure {
+    |problem| (path.to_owned(), problem)
+}

@@ -1,0 +1,188 @@
+//! The bytes of files that a text in the config names.
+
+use super::files::{find_files, held_out_among};
+use super::kind::{self, NOT_UTF8};
+use super::left_out::LeftOut;
+use super::problem::{Failure, Problem, at};
+use super::{Dataset, cores};
+use crate::config::DataFormat;
+use crate::shown::Shown;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Tokens that a thread checks at once.
+const CHECKED: usize = 1 << 20;
+
+/// How files are taken.
+pub(super) struct Source {
+    pub(super) format: DataFormat,
+    /// Tokens are below it.
+    pub(super) vocab: usize,
+    pub(super) from_directory: bool,
+    pub(super) left_out: LeftOut,
+    /// Says what it finds strange and takes all the same.
+    warns: bool,
+}
+
+/// Opens a regular file for reading, and nothing else: to open a pipe would wait for a writer.
+pub(super) fn open_regular(path: &Path) -> Result<File, Problem> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = file.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Problem::Missing,
+        _ => Problem::Unreadable(error),
+    })?;
+    let is_file = file.metadata().map_err(Problem::Unreadable)?.is_file();
+    is_file.then_some(file).ok_or(Problem::NotAFile)
+}
+
+/// The files that `text` names, and how they are taken.
+pub(super) fn named(
+    text: &str,
+    format: DataFormat,
+    vocab: usize,
+    warns: bool,
+) -> Result<(Vec<PathBuf>, Source), Failure> {
+    let (files, from_directory) = find_files(text)?;
+    if from_directory && let Some((train, held_out)) = held_out_among(&files) {
+        let problem = Problem::HeldOutToo { train, held_out };
+        if !format.is_bytes() {
+            return Err(at(Path::new(text))(problem));
+        }
+        if warns {
+            tracing::warn!("{}: {problem}", Shown(Path::new(text)));
+        }
+    }
+    Ok((files, Source { format, vocab, from_directory, left_out: LeftOut::default(), warns }))
+}
+
+impl Source {
+    /// Whether a file is taken; notes it where a directory has it and it is not.
+    pub(super) fn takes(&mut self, path: &Path, file: &mut File) -> Result<bool, Problem> {
+        let tokens = !self.format.is_bytes();
+        let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
+        if tokens && self.from_directory && path.extension().is_none_or(|e| e != "bin") {
+            if let Some(kind) = kind::of_tokens_elsewhere(path) {
+                self.left_out.add(path, bytes, kind);
+            }
+            return Ok(false);
+        }
+        let head = kind::head(file).map_err(Problem::Unreadable)?;
+        file.rewind().map_err(Problem::Unreadable)?;
+        let Some(kind) = kind::of(path, &head, self.format) else {
+            if tokens {
+                self.check_index(path)?;
+            }
+            return Ok(true);
+        };
+        // Who writes `Bytes` into a config wants bytes, be they what they may; a directory still gives only text.
+        let insisted = self.format == DataFormat::Bytes;
+        if self.from_directory && !(insisted && kind::is_text(&head)) {
+            self.left_out.add(path, bytes, kind);
+            return Ok(false);
+        }
+        if !insisted {
+            return Err(kind::refused(kind, self.format));
+        }
+        if self.warns {
+            let path = Shown(path);
+            tracing::warn!("{path} is {}; its bytes are taken as data.format says", kind.what);
+        }
+        Ok(true)
+    }
+
+    /// Looks at what a name came to: `taken` bytes, and what was left out.
+    pub(super) fn end(self, named: &Path, taken: u64) -> Result<LeftOut, Problem> {
+        if taken == 0 {
+            return Err(match self.from_directory {
+                true => Problem::NoUsableFile(Box::new(self.left_out)),
+                false => Problem::Empty,
+            });
+        }
+        self.left_out.judge(named, taken, self.warns)?;
+        Ok(self.left_out)
+    }
+
+    /// Compares the format with what a Megatron index says.
+    fn check_index(&self, path: &Path) -> Result<(), Problem> {
+        let Some(dtype) = kind::index_of(path) else { return Ok(()) };
+        let format = kind::format_of(dtype);
+        if format == Some(self.format) {
+            return Ok(());
+        }
+        let remedy = match format {
+            Some(format) => format!("set data.format: {format:?}"),
+            None => "onebox reads 16-bit and 32-bit tokens: convert it".to_owned(),
+        };
+        let index = path.with_extension("idx");
+        Err(Problem::OtherTokens { index, dtype, format: self.format, remedy })
+    }
+}
+
+impl Dataset {
+    /// Appends the tokens of all files that `text` names, in order; returns the files.
+    pub(super) fn read(
+        &mut self,
+        text: &str,
+        format: DataFormat,
+        vocab: usize,
+    ) -> Result<Vec<PathBuf>, Failure> {
+        let before = self.bytes.len();
+        let (files, mut source) = named(text, format, vocab, true)?;
+        for file in &files {
+            self.read_file(file, &mut source).map_err(at(file))?;
+        }
+        let taken = (self.bytes.len() - before) as u64;
+        self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
+        Ok(files)
+    }
+
+    /// Appends one file, or leaves it out.
+    pub(super) fn read_file(&mut self, path: &Path, source: &mut Source) -> Result<(), Problem> {
+        let before = self.bytes.len();
+        let mut file = open_regular(path)?;
+        if !source.takes(path, &mut file)? {
+            return Ok(());
+        }
+        let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
+        let fits = usize::try_from(bytes).is_ok_and(|n| self.bytes.try_reserve(n).is_ok());
+        if !fits {
+            return Err(Problem::OutOfMemory { bytes, held: before });
+        }
+        let read = file.take(bytes).read_to_end(&mut self.bytes);
+        if read.map_err(Problem::Unreadable)? as u64 != bytes {
+            return Err(Problem::Unreadable(io::ErrorKind::UnexpectedEof.into()));
+        }
+        let must_be_text = source.from_directory && self.width == 1;
+        if must_be_text && str::from_utf8(&self.bytes[before..]).is_err() {
+            source.left_out.add(path, bytes, NOT_UTF8);
+            self.bytes.truncate(before);
+            return Ok(());
+        }
+        self.num_files += usize::from(bytes > 0);
+        self.check_tokens(before, source.vocab)
+    }
+
+    /// Checks the file whose bytes are `before..`, on all cores.
+    fn check_tokens(&self, before: usize, vocab: usize) -> Result<(), Problem> {
+        let (width, bytes) = (self.width, self.bytes.len() - before);
+        if !bytes.is_multiple_of(width) {
+            return Err(Problem::PartialToken { bytes, width });
+        }
+        if width == 1 && vocab > usize::from(u8::MAX) {
+            return Ok(());
+        }
+        let (first, end) = (before / width, self.num_tokens());
+        let unknown = |part: usize| {
+            let from = first + part * CHECKED;
+            (from..end.min(from + CHECKED)).find(|&i| self.token(i) as usize >= vocab)
+        };
+        let unknown = cores::map((end - first).div_ceil(CHECKED), unknown);
+        unknown.into_iter().flatten().next().map_or(Ok(()), |i| {
+            Err(Problem::TokenOutOfVocab { index: i - first, token: self.token(i), vocab })
+        })
+    }
+}

@@ -1,0 +1,66 @@
+//! What of the host's memory a run's data takes. Its tokens belong to no rank: they are read before the ranks' memory is
+//! there, and lie on whichever nodes have room.
+
+use crate::config::{Config, DataConfig, DeviceConfig};
+use crate::data::{Look, Tokenizer};
+use serde::Serialize;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use topology::format_bytes;
+
+/// Bytes on the host for all ranks together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DataMemory {
+    /// Of the tokens, which stay.
+    pub tokens: u64,
+    /// Most while they are read: with a tokenizer the text, and the tokens three times.
+    pub reading: u64,
+    /// How many tokens a text comes to was measured on its beginning.
+    pub estimated: bool,
+}
+
+impl DataMemory {
+    /// Of the data of `config`; none where there is none to be read: on a described box, and where the files are not there.
+    pub fn of(config: &Config) -> Option<Self> {
+        /// Layouts are compared by the thousand, and files do not change for that.
+        static KNOWN: Mutex<Vec<(DataConfig, Option<DataMemory>)>> = Mutex::new(Vec::new());
+        if matches!(config.device, DeviceConfig::Sim { .. }) || config.data.train.is_empty() {
+            return None;
+        }
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, found)) = known.iter().find(|(data, _)| *data == config.data) {
+            return *found;
+        }
+        let found = measured(config);
+        known.push((config.data.clone(), found));
+        found
+    }
+
+    /// A sentence.
+    pub(crate) fn words(&self) -> String {
+        let about = if self.estimated { "about " } else { "" };
+        let reading = match self.reading > self.tokens {
+            true => format!(", {about}{} while the text is read", format_bytes(self.reading)),
+            false => String::new(),
+        };
+        format!(
+            "data: {about}{} of tokens{reading}, on the host once for all ranks, on any of its nodes",
+            format_bytes(self.tokens)
+        )
+    }
+}
+
+fn measured(config: &Config) -> Option<DataMemory> {
+    let look = Look::at(config, false).ok()?;
+    let Some(path) = &config.data.tokenizer else {
+        return Some(DataMemory { tokens: look.bytes, reading: look.bytes, estimated: false });
+    };
+    let tokenizer = Tokenizer::open(Path::new(path)).ok()?;
+    let sample = tokenizer.encode(&look.sample).ok()?;
+    let share = sample.len() as f64 / look.sample.len().max(1) as f64;
+    let tokens = (look.bytes as f64 * share).ceil() as u64;
+    let stored = tokens * if tokenizer.vocab() <= 1 << 16 { 2 } else { 4 };
+    // The tokens of each file, all of them in a row, and those as they are stored.
+    let reading = look.bytes + 2 * 4 * tokens + stored;
+    Some(DataMemory { tokens: stored, reading, estimated: true })
+}

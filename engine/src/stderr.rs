@@ -1,0 +1,178 @@
+//! Stderr, written by a thread of its own while a run trains: a reader that stalls holds up neither training nor, once
+//! the run was told to stop, its end.
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError};
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Pieces that wait for the reader. More are dropped.
+const ROOM: usize = 256;
+/// A run that was told to stop waits for the reader at most so long.
+const GRACE: Duration = Duration::from_secs(3);
+/// A waiting thread looks so often whether the run was told to stop.
+const LOOK_UP: Duration = Duration::from_millis(50);
+
+enum Job {
+    Bytes(Vec<u8>),
+    /// To be answered when all before it is written.
+    Flush(Sender<()>),
+}
+
+struct Thread {
+    jobs: Sender<Job>,
+    /// The run was told to stop.
+    told: Arc<AtomicBool>,
+    /// The reader did not come in time: nobody waits for it again.
+    gave_up: AtomicBool,
+}
+
+/// None: no thread could be started, so the caller writes by itself.
+static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
+
+/// From now on a thread writes. `told`: the run was told to stop.
+pub(crate) fn by_thread(told: &Arc<AtomicBool>) {
+    let _ = THREAD.get_or_init(|| {
+        let (jobs, queue) = crossbeam_channel::bounded(ROOM);
+        let started = std::thread::Builder::new().name("stderr".into());
+        started.spawn(move || write_all(&queue)).ok()?;
+        Some(Thread { jobs, told: Arc::clone(told), gave_up: AtomicBool::new(false) })
+    });
+}
+
+fn write_all(queue: &Receiver<Job>) {
+    for job in queue {
+        match job {
+            Job::Bytes(bytes) => write(&bytes),
+            Job::Flush(answer) => drop(answer.send(())),
+        }
+    }
+}
+
+/// Ignores errors: nobody may be reading any more.
+fn write(bytes: &[u8]) {
+    let mut out = io::stderr().lock();
+    let _ = out.write_all(bytes).and_then(|()| out.flush());
+}
+
+/// Writes soon. Dropped where too much waits for the reader.
+pub(crate) fn offer(bytes: Vec<u8>) {
+    match THREAD.get() {
+        Some(Some(thread)) => thread.offer(bytes),
+        _ => write(&bytes),
+    }
+}
+
+/// Writes a line, and returns when it has gone out with all before it.
+pub(crate) fn line(text: &str) {
+    let bytes = format!("{text}\n").into_bytes();
+    match THREAD.get() {
+        Some(Some(thread)) => thread.put(Job::Bytes(bytes)),
+        _ => write(&bytes),
+    }
+    flush();
+}
+
+/// Returns when all has gone out, or the reader does not come in time.
+pub(crate) fn flush() {
+    let Some(Some(thread)) = THREAD.get() else { return };
+    let (answer, answered) = crossbeam_channel::bounded(1);
+    thread.put(Job::Flush(answer));
+    thread.wait(|| match answered.recv_timeout(LOOK_UP) {
+        Err(RecvTimeoutError::Timeout) => false,
+        Ok(()) | Err(RecvTimeoutError::Disconnected) => true,
+    });
+}
+
+impl Thread {
+    fn offer(&self, bytes: Vec<u8>) {
+        drop(self.jobs.try_send(Job::Bytes(bytes)));
+    }
+
+    fn put(&self, job: Job) {
+        let mut job = Some(job);
+        self.wait(|| {
+            let Some(now) = job.take() else { return true };
+            match self.jobs.send_timeout(now, LOOK_UP) {
+                Err(SendTimeoutError::Timeout(back)) => {
+                    job = Some(back);
+                    false
+                }
+                Ok(()) | Err(SendTimeoutError::Disconnected(_)) => true,
+            }
+        });
+    }
+
+    /// Tries until it is done. Once the run was told to stop, for as long as is granted.
+    fn wait(&self, mut done: impl FnMut() -> bool) {
+        let mut since = None;
+        while !done() {
+            if self.gave_up.load(Ordering::Relaxed) {
+                return;
+            }
+            if self.told.load(Ordering::Relaxed)
+                && since.get_or_insert_with(Instant::now).elapsed() >= GRACE
+            {
+                self.gave_up.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// For lines of progress: what cannot be taken at once is dropped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queue;
+
+impl Write for Queue {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        offer(bytes.to_vec());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// For the log: what cannot be taken within a second is dropped, since ranks write it too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Log;
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match THREAD.get() {
+            Some(Some(thread)) => {
+                let job = Job::Bytes(bytes.to_vec());
+                if let Err(TrySendError::Full(job)) = thread.jobs.try_send(job) {
+                    drop(thread.jobs.send_timeout(job, Duration::from_secs(1)));
+                }
+            }
+            _ => write(bytes),
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_that_stalls_is_waited_for_only_once_and_by_nobody_who_trains() {
+        let (jobs, unread) = crossbeam_channel::bounded(1);
+        let told = Arc::new(AtomicBool::new(true));
+        let stuck = Thread { jobs, told, gave_up: AtomicBool::new(false) };
+        (0..3).for_each(|_| stuck.offer(b"progress".to_vec()));
+        assert!(!stuck.gave_up.load(Ordering::Relaxed), "nobody waited");
+        let since = Instant::now();
+        stuck.put(Job::Bytes(b"last words".to_vec()));
+        assert!(since.elapsed() >= GRACE && stuck.gave_up.load(Ordering::Relaxed));
+        stuck.put(Job::Bytes(b"more of them".to_vec()));
+        assert_eq!(unread.len(), 1, "the first line waits for its reader");
+    }
+}

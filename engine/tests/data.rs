@@ -1,0 +1,347 @@
+//! The data of a run as a user meets it: what is the same data, what is left out, what is no text.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+mod common;
+
+use common::{Done, Folder};
+use std::fs;
+
+const SAVED: [&str; 3] = ["train.steps=2", "schedule.decay_steps=4", "train.checkpoint_every=2"];
+
+fn sets<'a>(sets: &[&'a str]) -> Vec<&'a str> {
+    sets.iter().flat_map(|set| ["--set", *set]).collect()
+}
+
+/// A run of two steps of `train` that is saved and may go on.
+fn start(folder: &Folder, run: &str, train: &str) {
+    let train = format!("data.train={train:?}");
+    folder.train(run, &[&["-q"], &sets(&[&SAVED[..], &[&train]].concat())[..]].concat()).ok();
+}
+
+/// Two more steps.
+fn go_on(folder: &Folder, run: &str, how: &str, train: &str) -> Done {
+    let train = format!("data.train={train:?}");
+    let four = ["train.steps=4", "schedule.decay_steps=4", "train.checkpoint_every=2", &train];
+    folder.train(run, &[&[how], &sets(&four)[..]].concat())
+}
+
+#[test]
+fn other_text_of_equal_length_is_another_experiment() {
+    let folder = Folder::new();
+    start(&folder, "run", "text.txt");
+    let text = folder.read("text.txt");
+    let metrics = folder.read("run/metrics.jsonl");
+    // The same bytes in another order, and one changed in the held-out part.
+    let (a, b) = text.split_at(text.len() / 3);
+    let mut held_out = text.clone().into_bytes();
+    *held_out.last_mut().unwrap() ^= 1;
+    for other in [format!("{b}{a}").into_bytes(), held_out] {
+        fs::write(folder.path("text.txt"), other).unwrap();
+        let texts = ["another experiment", "data (what the files hold)", "xxh3", "--fork"];
+        let refused = go_on(&folder, "run", "--resume", "text.txt").refused(78, &texts);
+        let line = refused.stderr.lines().find(|line| line.contains("xxh3")).unwrap();
+        assert!(line.contains(" -> ") && line.len() < 200, "{line}");
+        assert_eq!(folder.read("run/metrics.jsonl"), metrics);
+    }
+    let fork = go_on(&folder, "run", "--fork", "text.txt").ok().stderr;
+    assert!(fork.contains("another experiment from here on") && fork.contains("xxh3"), "{fork}");
+    fs::write(folder.path("text.txt"), &text).unwrap();
+    go_on(&folder, "run", "--resume", "text.txt").ok();
+}
+
+#[test]
+fn files_that_sort_otherwise_are_other_data_and_another_place_is_not() {
+    let folder = Folder::new();
+    let text = folder.read("text.txt");
+    let (a, b) = text.split_at(text.len() / 3);
+    for (name, text) in [("one/a.txt", a), ("one/b.txt", b), ("two/b.txt", a), ("two/a.txt", b)] {
+        fs::create_dir_all(folder.path(name).parent().unwrap()).unwrap();
+        fs::write(folder.path(name), text).unwrap();
+    }
+    start(&folder, "run", "one");
+    go_on(&folder, "run", "--resume", "two").refused(78, &["data (what the files hold)", "two"]);
+    // Another mount, another cut into files: the same tokens.
+    fs::create_dir(folder.path("mnt")).unwrap();
+    fs::rename(folder.path("one"), folder.path("mnt/one")).unwrap();
+    let moved = go_on(&folder, "run", "--resume", "mnt/one").ok().stderr;
+    assert!(moved.contains("data.train") && moved.contains("mnt/one"), "{moved}");
+    assert!(!moved.contains("another experiment"), "{moved}");
+    start(&folder, "whole", "text.txt");
+    go_on(&folder, "whole", "--resume", "mnt/one").ok();
+    assert_eq!(folder.hash("run"), folder.hash("whole"));
+}
+
+#[test]
+fn a_checkpoint_without_the_hash_of_its_data_is_compared_by_what_it_has() {
+    let folder = Folder::new();
+    start(&folder, "run", "text.txt");
+    let manifest = folder.path("run/checkpoints/step-00000002/MANIFEST");
+    let mut json: serde_json::Value =
+        serde_json::from_str(fs::read_to_string(&manifest).unwrap().lines().next().unwrap())
+            .unwrap();
+    let seen = json["data"].as_object_mut().unwrap();
+    let hashes = ["train_hash", "held_out_hash"].map(|key| seen.remove(key).unwrap());
+    assert!(hashes.iter().all(|hash| hash.as_str().unwrap().len() == 32), "{hashes:?}");
+    let json = json.to_string();
+    let seal = xxhash_rust::xxh3::xxh3_128(json.as_bytes());
+    fs::write(&manifest, format!("{json}\n{seal:032x}\n")).unwrap();
+    fs::copy(folder.path("text.txt"), folder.path("copy.txt")).unwrap();
+    // A path is all that it knows of what the files hold.
+    go_on(&folder, "run", "--resume", "copy.txt").refused(78, &["data.train", "copy.txt"]);
+    let text = folder.read("text.txt");
+    fs::write(folder.path("text.txt"), &text[1..]).unwrap();
+    go_on(&folder, "run", "--resume", "text.txt").refused(78, &["tokens"]);
+    fs::write(folder.path("text.txt"), text).unwrap();
+    let said = go_on(&folder, "run", "--resume", "text.txt").ok().stderr;
+    assert!(said.contains("has no hash of its data"), "{said}");
+}
+
+/// `--dry-run --quiet` on this `data.train`.
+fn dry(folder: &Folder, train: &str, more: &[&str]) -> Done {
+    let train = format!("data.train={train:?}");
+    let args = ["--dry-run", "-q", "--set", &train];
+    folder.train("run", &[&args[..], &sets(more)].concat())
+}
+
+/// A header or a name of something that is no text, then enough of bytes.
+fn foreign() -> Vec<(&'static str, Vec<u8>, &'static str)> {
+    let record = b"{\"text\": \"the box holds\"}\n".repeat(100);
+    let with = |head: &[u8]| [head, b"the box holds a model ".repeat(50).as_slice()].concat();
+    vec![
+        ("rows.jsonl", record.clone(), "JSON lines"),
+        ("rows.txt", record, "JSON lines"),
+        ("one.json", with(b"[\"a\", "), "JSON"),
+        ("text.gz", with(b""), "gzip"),
+        ("packed.txt", with(b"\x1f\x8b\x08\x00"), "gzip"),
+        ("packed", with(b"\x28\xb5\x2f\xfd"), "zstd"),
+        ("table.parquet", with(b""), "Parquet"),
+        ("table", with(b"PAR1"), "Parquet"),
+        ("rows.arrow", with(b""), "Arrow"),
+        ("array.npy", with(b""), "NumPy"),
+        ("array", with(b"\x93NUMPY\x01\x00"), "NumPy"),
+        ("train.bin", with(b""), "data.format: U16"),
+        ("corpus.idx", with(b"MMIDIDX\x00\x00"), "Megatron"),
+        ("utf16.txt", with(b"\xff\xfeT\x00"), "UTF-16"),
+        ("raw", with(b"a\x00b\x00"), "zero bytes"),
+    ]
+}
+
+#[test]
+fn what_is_no_text_is_refused_by_name_and_by_content() {
+    let folder = Folder::new();
+    for (name, content, kind) in foreign() {
+        fs::write(folder.path(name), content).unwrap();
+        dry(&folder, name, &[]).refused(66, &["data.train", name, kind, "data.format: Bytes"]);
+        // Insisted on.
+        let taken = dry(&folder, name, &["data.format=Bytes"]).ok().stderr;
+        assert!(taken.contains(name) && taken.contains("WARN"), "{name}: {taken}");
+        let tokenizer = ["data.tokenizer=\"text.txt\""];
+        assert_eq!(dry(&folder, name, &tokenizer).code, 66, "{name}");
+    }
+    let plain = dry(&folder, "text.txt", &[]).ok().stderr;
+    assert!(!plain.contains("WARN"), "{plain}");
+    // A glob names each of its files.
+    dry(&folder, "*.jsonl", &[]).refused(66, &["rows.jsonl", "JSON lines"]);
+    // Files of tokens have no header either.
+    for (name, kind) in [("array.npy", "NumPy"), ("text.gz", "gzip"), ("corpus.idx", "Megatron")] {
+        dry(&folder, name, &["data.format=U16"]).refused(66, &["data.train", name, kind]);
+    }
+}
+
+#[test]
+fn a_directory_says_what_it_leaves_out_and_refuses_to_lose_most() {
+    let folder = Folder::new();
+    let latin = b"caf\xe9 and more\n".repeat(100);
+    let put = |name: &str, content: &[u8]| {
+        fs::create_dir_all(folder.path(name).parent().unwrap()).unwrap();
+        fs::write(folder.path(name), content).unwrap();
+    };
+    put("c/long.txt", &b"the box holds a model\n".repeat((9 << 20) / 22));
+    let long = dry(&folder, "c", &[]).ok().stderr;
+    assert!(long.contains("1 file, 9437") && !long.contains("WARN"), "{long}");
+    put("c/latin.txt", &latin);
+    put("c/small.txt", b"\xff\xff");
+    put("c/rows.jsonl", b"{}\n");
+    // A picture or a program is not text that is lost.
+    put("c/picture.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR");
+    let said = dry(&folder, "c", &[]).ok().stderr;
+    for text in ["WARN", "3 files", "latin.txt", "1.37 KiB", "not UTF-8", "UTF-8"] {
+        assert!(said.contains(text), "`{text}` is not in:\n{said}");
+    }
+    put("d/small.txt", &b"the box\n".repeat(100));
+    put("d/latin.txt", &latin);
+    let more = ["1.37 KiB", "left out", "latin.txt", "not UTF-8", "800 B"];
+    dry(&folder, "d", &[]).refused(66, &more);
+    put("e/rows.jsonl", &b"{\"text\": 1}\n".repeat(100));
+    dry(&folder, "e", &[]).refused(66, &["no usable file", "rows.jsonl", "JSON lines"]);
+    put("f/part.bin", &[1; 400]);
+    put("f/part.npy", &[1; 800]);
+    let u16 = ["data.format=U16", "model.vocab=300"];
+    dry(&folder, "f", &u16).refused(66, &["left out", "part.npy", "NumPy"]);
+}
+
+#[test]
+fn what_is_held_out_by_its_name_is_not_trained_on() {
+    let folder = Folder::new();
+    for name in ["d/train.bin", "d/val.bin", "e/train.bin", "e/other.bin"] {
+        fs::create_dir_all(folder.path(name).parent().unwrap()).unwrap();
+        fs::write(folder.path(name), [1, 0].repeat(400)).unwrap();
+    }
+    let u16 = ["data.format=U16", "model.vocab=300"];
+    let texts = ["data.train", "train.bin", "val.bin", "data.validation"];
+    dry(&folder, "d", &u16).refused(66, &texts);
+    for train in ["e", "d/*.bin"] {
+        dry(&folder, train, &u16).ok();
+    }
+}
+
+#[test]
+fn megatrons_prefix_and_index_are_understood() {
+    let folder = Folder::new();
+    fs::write(folder.path("corpus.bin"), [1, 0, 0, 0].repeat(400)).unwrap();
+    let index = |dtype: u8| {
+        let head = [b"MMIDIDX\0\0".as_slice(), &1u64.to_le_bytes(), &[dtype], &[0; 40]].concat();
+        fs::write(folder.path("corpus.idx"), head).unwrap();
+    };
+    index(4);
+    dry(&folder, "corpus", &[]).refused(66, &["corpus.bin", "U32", "does not exist"]);
+    // Numbers of 4 bytes, read as twice as many of 2, would be every other token 0.
+    let u16 = ["data.format=U16", "model.vocab=300"];
+    dry(&folder, "corpus.bin", &u16).refused(66, &["corpus.idx", "int32", "U32"]);
+    dry(&folder, "corpus.bin", &["data.format=U32"]).ok();
+    index(8);
+    dry(&folder, "corpus", &[]).refused(66, &["U16"]);
+    dry(&folder, "corpus.bin", &u16).ok();
+    index(5);
+    dry(&folder, "corpus.bin", &u16).refused(66, &["corpus.idx", "int64"]);
+}
+
+#[test]
+fn the_plan_counts_what_the_data_takes() {
+    let folder = Folder::new();
+    let sparse = |name: &str, bytes: u64| {
+        fs::File::create(folder.path(name)).unwrap().set_len(bytes).unwrap();
+    };
+    let plan = |train: &str, more: &[&str]| {
+        let train = format!("data.train={train:?}");
+        let args = ["plan", "tiny.ron", "--json", "--set", &train];
+        folder.onebox(&[&args[..], &sets(more)].concat())
+    };
+    let json = |done: Done| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
+    let host = |plan: &serde_json::Value| plan["host_per_rank"]["bytes"].as_u64().unwrap();
+    sparse("tokens.bin", 3 << 20);
+    let counted = json(plan("tokens.bin", &["data.format=U16", "device.memory=\"1MiB\""]));
+    assert_eq!(counted["data_memory"]["tokens"], 3 << 20);
+    assert!(host(&counted) < 3 << 20, "the data is no rank's");
+    // More than any machine has: refused before a byte of it is read, and by the plan.
+    sparse("huge.bin", 8 << 40);
+    let huge = ["data.format=U16"];
+    let planned = json(plan("huge.bin", &huge).refused(1, &[]));
+    assert_eq!((&planned["fits"], &planned["binding"]["what"]), (&false.into(), &"host".into()));
+    assert!(planned["binding"]["bytes"].as_u64().unwrap() > 8 << 40);
+    let run = [&["-q"], &sets(&["data.train=\"huge.bin\"", "data.format=U16"])[..]].concat();
+    folder.train("run", &run).refused(80, &["out of host memory", "8.00 TiB of tokens"]);
+    // Text, and what comes out of it.
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/tokenizer-tiny.json");
+    fs::copy(fixture, folder.path("tokenizer.json")).unwrap();
+    let text = folder.read("text.txt").len() as u64;
+    let memory = json(plan("text.txt", &["data.tokenizer=\"tokenizer.json\"", "model.vocab=300"]));
+    let memory = &memory["data_memory"];
+    let [tokens, reading] = ["tokens", "reading"].map(|key| memory[key].as_u64().unwrap());
+    assert!(tokens > 0 && tokens < 2 * text && reading == text + 5 * tokens, "{memory}");
+    // Where it is not there, the rest is planned.
+    assert!(json(plan("absent", &[]).ok())["data_memory"].is_null());
+}
+
+#[test]
+fn a_finished_run_says_what_differs_and_refuses_another_experiment() {
+    let folder = Folder::new();
+    for (run, saved) in
+        [("saved", "train.checkpoint_every=2"), ("bare", "train.checkpoint_every=0")]
+    {
+        folder.train(run, &[&["-q"], &sets(&[saved])[..]].concat()).ok();
+        let metrics = folder.read(&format!("{run}/metrics.jsonl"));
+        let resume = |more: &[&str]| {
+            let all = [&[saved], more].concat();
+            folder.train(run, &[&["--resume"], &sets(&all)[..]].concat())
+        };
+        for (set, text) in [("optimizer.lr=1", "0.003 -> 1"), ("model.layers=3", "2 -> 3")] {
+            resume(&[set]).refused(78, &["another experiment", text, "--fork"]);
+        }
+        let same = resume(&[]).ok().stderr;
+        assert!(same.contains("nothing to do") && !same.contains("no effect"), "{same}");
+        let said =
+            resume(&["train.eval_every=3", "parallel.tensor=1", "parallel.data=4"]).ok().stderr;
+        for text in [
+            "nothing to do",
+            "no effect",
+            "train.eval_every",
+            "2 -> 3",
+            "parallel.tensor",
+            "train.steps",
+        ] {
+            assert!(said.contains(text), "`{text}` is not in:\n{said}");
+        }
+        assert_eq!(folder.read(&format!("{run}/metrics.jsonl")), metrics);
+    }
+    // The same tokens under another name.
+    fs::rename(folder.path("text.txt"), folder.path("moved.txt")).unwrap();
+    let resume = |train: &str| {
+        let train = format!("data.train={train:?}");
+        let all = ["train.checkpoint_every=2", &train];
+        folder.train("saved", &[&["--resume"], &sets(&all)[..]].concat())
+    };
+    assert!(resume("moved.txt").ok().stderr.contains("moved.txt"));
+    fs::write(folder.path("moved.txt"), folder.read("moved.txt").to_uppercase()).unwrap();
+    resume("moved.txt").refused(78, &["data (what the files hold)"]);
+    // Nothing is to be read where nothing is to be done.
+    folder.train("saved", &["--resume", "--set", "train.checkpoint_every=2"]).ok();
+}
+
+#[test]
+fn config_check_looks_at_the_data_beside_everything_else() {
+    let folder = Folder::new();
+    let check = |more: &[&str]| {
+        folder.onebox(&[&["config", "check", "tiny.ron"], &sets(more)[..]].concat())
+    };
+    check(&[]).ok();
+    fs::write(folder.path("tokens.bin"), [44, 1].repeat(400)).unwrap();
+    fs::write(folder.path("rows.jsonl"), "{}\n").unwrap();
+    fs::write(folder.path("bad.json"), "[]").unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (&["data.train=\"nosuch.txt\""], "nosuch.txt: does not exist"),
+        (&["data.validation=\"nosuch.txt\""], "nosuch.txt: does not exist"),
+        (&["data.train=\"rows.jsonl\""], "JSON lines"),
+        (&["data.train=\"tokens.bin\"", "data.format=U16"], "token 0 is 300"),
+        (&["data.tokenizer=\"bad.json\""], "bad.json: cannot be used"),
+        (&["model.seq_len=20000"], "training part has"),
+    ];
+    for (set, text) in cases {
+        let checked = check(set).refused(66, &["error: data.", text, "1 error in tiny.ron"]);
+        let dry = folder.train("run", &[&["--dry-run"], &sets(set)[..]].concat());
+        // The same words, after the place.
+        assert!(dry.code == 66 && dry.stderr.contains(text), "{}", dry.stderr);
+        assert_eq!(checked.stderr.contains("--set data."), set[0].starts_with("data."), "{set:?}");
+    }
+    let texts = ["optimizer.lr", "nosuch.txt: does not exist", "2 errors in tiny.ron"];
+    check(&["optimizer.lr=-1", "data.train=\"nosuch.txt\""]).refused(78, &texts);
+    // A place in the file.
+    let config = common::TINY.replace("text.txt", "nosuch.txt");
+    fs::write(folder.path("tiny.ron"), config).unwrap();
+    check(&[]).refused(66, &["--> tiny.ron:8:", "data: (train: \"nosuch.txt\")"]);
+}
+
+#[test]
+fn no_name_of_a_file_reaches_the_terminal_as_it_is() {
+    let folder = Folder::new();
+    let name = "a\u{1b}]0;pwn\u{7}\u{1b}[31m\u{202e}\nX.txt";
+    fs::create_dir(folder.path("d")).unwrap();
+    fs::write(folder.path("d").join(name), b"{}\n{}\n").unwrap();
+    for command in [&["train", "tiny.ron", "--dry-run"][..], &["config", "check", "tiny.ron"]] {
+        let refused = folder.onebox(&[command, &sets(&["data.train=\"d/*.txt\""])[..]].concat());
+        let said = refused.refused(66, &["X.txt"]).stderr;
+        assert!(!said.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{said:?}");
+    }
+}

@@ -1,0 +1,121 @@
+//! What happens to a run whose directory is not what it was, or never was fit for one.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+mod common;
+
+use common::Folder;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A run that `meanwhile` is called beside, then ended by SIGTERM. Its code and messages.
+fn beside(folder: &Folder, meanwhile: impl FnOnce()) -> (Option<i32>, String) {
+    let mut command = folder.command(&["train", "tiny.ron", "--run-dir", "run"]);
+    for set in [
+        "train.steps=1000000",
+        "schedule.kind=Constant",
+        "train.eval_every=0",
+        "train.checkpoint_every=20",
+    ] {
+        command.args(["--set", set]);
+    }
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let (since, saved) = (Instant::now(), folder.path("run/checkpoints/step-00000020"));
+    while !saved.exists() && since.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    meanwhile();
+    std::thread::sleep(Duration::from_millis(300));
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_run_whose_directory_is_moved_or_removed_makes_no_other_one() {
+    let folder = Folder::new();
+    let (code, stderr) =
+        beside(&folder, || std::fs::rename(folder.path("run"), folder.path("moved")).unwrap());
+    assert!(!folder.path("run").exists(), "{stderr}");
+    assert!(stderr.contains("NOT SAVED: the run's directory is gone"), "{stderr}");
+    assert!(code.is_some_and(|code| ![0, 75].contains(&code)), "{code:?}: {stderr}");
+    // What is whole stays whole.
+    folder.onebox(&["checkpoint", "verify", "moved"]).ok();
+    // Another run has the place meanwhile.
+    let (_, stderr) = beside(&folder, || {
+        std::fs::rename(folder.path("run"), folder.path("gone")).unwrap();
+        let sets = ["--set", "train.steps=2", "--set", "train.checkpoint_overhead=None"];
+        folder.train("run", &[&["-q"], &sets[..]].concat()).ok();
+    });
+    assert!(stderr.contains("NOT SAVED: another directory is in the place"), "{stderr}");
+    assert!(!folder.path("run/checkpoints").exists(), "{stderr}");
+    assert_eq!(folder.metrics("run").last().unwrap()["step"], 2);
+}
+
+#[test]
+fn nothing_that_is_planted_in_a_run_directory_is_overwritten_or_waited_for() {
+    let folder = Folder::new();
+    let sets = ["-q", "--set", "train.checkpoint_every=2"];
+    folder.train("run", &sets).ok();
+    let victim = folder.path("victim");
+    let plant = |name: &str, pipe: bool| {
+        std::fs::write(&victim, "theirs").unwrap();
+        let path = folder.path("run").join(name);
+        let _ = std::fs::remove_file(&path);
+        if pipe {
+            assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        } else {
+            symlink(&victim, &path).unwrap();
+        }
+    };
+    let temporary = [".config.ron.tmp", ".weights.safetensors.tmp", "checkpoints/.latest.tmp"];
+    for (steps, pipe) in [("train.steps=6", false), ("train.steps=8", true)] {
+        temporary.iter().for_each(|name| plant(name, pipe));
+        let keeps = ["--resume", "--set", steps, "--set", "schedule.decay_steps=4"];
+        folder.train("run", &[&sets[..], &keeps].concat()).ok();
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "theirs");
+    }
+    for name in [".lock", "metrics.jsonl"] {
+        for pipe in [false, true] {
+            std::fs::rename(folder.path("run").join(name), folder.path("kept")).unwrap();
+            plant(name, pipe);
+            let more = ["--resume", "--set", "train.steps=10", "--set", "schedule.decay_steps=4"];
+            let done = folder.train("run", &more);
+            done.refused(74, &[name, if pipe { "file" } else { "symbolic link" }]);
+            assert_eq!(std::fs::read_to_string(&victim).unwrap(), "theirs");
+            std::fs::rename(folder.path("kept"), folder.path("run").join(name)).unwrap();
+        }
+    }
+    plant("config.ron", true);
+    folder.onebox(&["generate", "run"]).refused(66, &["config.ron"]);
+}
+
+#[test]
+fn the_home_directory_is_no_place_for_a_run() {
+    let folder = Folder::new();
+    let mut command = folder.command(&["train", "tiny.ron", "--run-dir", "."]);
+    command.env("HOME", folder.path(""));
+    Folder::done(command).refused(73, &["your home directory", "--run-dir"]);
+    assert!(!folder.path("metrics.jsonl").exists());
+}
+
+#[test]
+fn a_name_that_no_directory_can_have_and_a_key_of_a_megabyte_are_refused_briefly() {
+    let folder = Folder::new();
+    for (length, fits) in [(230, true), (231, false), (255, false)] {
+        let name = format!("name=\"{}\"", "n".repeat(length));
+        let done = folder.onebox(&["config", "check", "tiny.ron", "--set", &name]);
+        assert_eq!(done.code, if fits { 0 } else { 78 }, "{length}: {}", done.stderr);
+        if fits {
+            folder
+                .onebox(&["train", "tiny.ron", "-q", "--set", &name, "--set", "train.steps=1"])
+                .ok();
+        }
+    }
+    std::fs::write(folder.path("long.ron"), format!("({}: 1)", "k".repeat(1_000_000))).unwrap();
+    let done = folder.onebox(&["config", "check", "long.ron"]).refused(78, &["unknown key"]);
+    assert!(done.stderr.len() < 10_000, "{} bytes", done.stderr.len());
+}

@@ -1,0 +1,201 @@
+//! Where a GPU's memory goes beside a plan: what is free after each thing that a run makes, and how long that took.
+
+use crate::small;
+use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig, result as blaslt};
+use cudarc::driver::{CudaContext, CudaStream, DeviceRepr, ValidAsZeroBits, sys};
+use cudarc::nccl::{Comm, Id, ReduceOp};
+use device::cuda::testing;
+use half::{bf16, f16};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+const MIB: usize = 1 << 20;
+
+struct Ledger {
+    context: Arc<CudaContext>,
+    free: usize,
+    since: Instant,
+}
+
+impl Ledger {
+    fn free(&self) -> usize {
+        self.context.bind_to_thread().unwrap();
+        cudarc::driver::result::mem_get_info().unwrap().0
+    }
+
+    /// Prints what was taken since the last entry.
+    fn entry(&mut self, name: &str) {
+        let (free, seconds) = (self.free(), self.since.elapsed().as_secs_f64());
+        let taken = (self.free as f64 - free as f64) / MIB as f64;
+        eprintln!("figure ledger stage={name} mib={taken:.1} seconds={seconds:.3}");
+        (self.free, self.since) = (free, Instant::now());
+    }
+}
+
+pub(crate) fn print() {
+    let since = Instant::now();
+    let context = CudaContext::new(0).unwrap();
+    let mut ledger = Ledger { context: context.clone(), free: 0, since };
+    let (free, total) = {
+        context.bind_to_thread().unwrap();
+        cudarc::driver::result::mem_get_info().unwrap()
+    };
+    // Until now: the context, and whatever else runs on the GPU.
+    ledger.free = total;
+    ledger.entry("context");
+    assert!(free <= total);
+    let (major, minor) = context.compute_capability().unwrap();
+    let cubins = testing::cubins((10 * major + minor) as u32).unwrap();
+    ledger.since = Instant::now();
+    let modules: Vec<_> = cubins.iter().map(|cubin| load(cubin)).collect();
+    ledger.entry("modules");
+    let streams: Vec<_> = (0..6).map(|_| context.new_stream().unwrap()).collect();
+    ledger.entry("streams");
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+    let events: Vec<_> = (0..5 * 1024).map(|_| context.new_event(Some(flags)).unwrap()).collect();
+    ledger.entry("events");
+    let handle = blaslt::create_handle().unwrap();
+    ledger.entry("cublaslt");
+    let library = CudaBlasLT::new(streams[0].clone()).unwrap();
+    ledger.entry("its-workspace");
+    product::<f32>(&library, &streams[0], &mut ledger, "gemm-fp32");
+    product::<bf16>(&library, &streams[0], &mut ledger, "gemm-bf16");
+    product::<f16>(&library, &streams[0], &mut ledger, "gemm-fp16");
+    registrations(&mut ledger);
+    let connected = catch_unwind(AssertUnwindSafe(|| collectives(&mut ledger)));
+    if connected.is_err() {
+        eprintln!("figure ledger stage=nccl note=not here, or it does not connect");
+    }
+    // SAFETY: made above, used by nobody.
+    unsafe { blaslt::destroy_handle(handle) }.unwrap();
+    drop((modules, events, library));
+}
+
+fn load(cubin: &[u8]) -> sys::CUmodule {
+    // SAFETY: a whole cubin.
+    unsafe { cudarc::driver::result::module::load_data(cubin.as_ptr().cast()) }.unwrap()
+}
+
+/// The first product of a type; the operands are given back.
+fn product<T: DeviceRepr + ValidAsZeroBits>(
+    library: &CudaBlasLT,
+    stream: &Arc<CudaStream>,
+    ledger: &mut Ledger,
+    name: &str,
+) where
+    CudaBlasLT: Matmul<T>,
+{
+    let n = if small() { 16 } else { 1024 };
+    let [a, b] = [(); 2].map(|()| stream.alloc_zeros::<T>(n * n).unwrap());
+    let mut c = stream.alloc_zeros::<T>(n * n).unwrap();
+    let (m, n, k, ld) = (n as u64, n as u64, n as u64, n as i64);
+    let config = MatmulConfig {
+        transa: false,
+        transb: false,
+        transc: false,
+        m,
+        n,
+        k,
+        alpha: 1.0,
+        lda: ld,
+        ldb: ld,
+        beta: 0.0,
+        ldc: ld,
+        stride_a: None,
+        stride_b: None,
+        stride_c: None,
+        stride_bias: None,
+        batch_size: None,
+    };
+    // SAFETY: three matrices of n x n.
+    unsafe { library.matmul(config, &a, &b, &mut c, None, None) }.unwrap();
+    stream.synchronize().unwrap();
+    drop((a, b, c));
+    stream.synchronize().unwrap();
+    ledger.entry(name);
+}
+
+/// Host memory of 1, 8 and 32 GiB, as far as half of what is available reaches; for one GPU's context and for all.
+fn registrations(ledger: &mut Ledger) {
+    let unit = if small() { MIB } else { 1 << 30 };
+    for count in [1usize, 8, 32] {
+        let bytes = count * unit;
+        if bytes as u64 > topology_available() / 2 {
+            eprintln!("figure register stage={count} note=not enough host memory");
+            continue;
+        }
+        let memory = touched(bytes);
+        for (name, flags) in [
+            ("own", sys::CU_MEMHOSTREGISTER_DEVICEMAP),
+            ("portable", sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE),
+        ] {
+            ledger.since = Instant::now();
+            let start = memory.as_ptr() as *mut std::ffi::c_void;
+            // SAFETY: memory that lives until it is unregistered below.
+            unsafe { sys::cuMemHostRegister_v2(start, bytes, flags) }.result().unwrap();
+            let size = if small() { "MiB" } else { "GiB" };
+            ledger.entry(&format!("register-{count}-{size}-{name}"));
+            // SAFETY: registered above.
+            unsafe { sys::cuMemHostUnregister(start) }.result().unwrap();
+            ledger.free = ledger.free();
+        }
+    }
+}
+
+/// Bytes of this machine that are available, by the kernel's word.
+fn topology_available() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+/// Memory whose pages are there, brought in by all cores.
+fn touched(bytes: usize) -> Vec<u8> {
+    let mut memory = vec![0u8; bytes];
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for part in memory.chunks_mut(bytes.div_ceil(threads)) {
+            scope.spawn(move || part.iter_mut().step_by(4096).for_each(|byte| *byte = 1));
+        }
+    });
+    memory
+}
+
+/// NCCL over all GPUs, a thread each: connected, then the first collective of each kind.
+fn collectives(ledger: &mut Ledger) {
+    let gpus = CudaContext::device_count().unwrap() as usize;
+    let (id, barrier) = (Id::new().unwrap(), Barrier::new(gpus + 1));
+    let mut contexts: Vec<_> = (1..gpus).map(|gpu| CudaContext::new(gpu).unwrap()).collect();
+    contexts.insert(0, ledger.context.clone());
+    ledger.free = ledger.free();
+    ledger.since = Instant::now();
+    std::thread::scope(|scope| {
+        for (rank, context) in contexts.iter().enumerate() {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                context.bind_to_thread().unwrap();
+                let stream = context.new_stream().unwrap();
+                let comm = Comm::from_rank(stream.clone(), rank, gpus, id).unwrap();
+                let count = if small() { 64 } else { 16 * MIB };
+                let whole = stream.alloc_zeros::<f32>(gpus * count).unwrap();
+                let mut part = stream.alloc_zeros::<f32>(count).unwrap();
+                stream.synchronize().unwrap();
+                barrier.wait();
+                barrier.wait();
+                comm.all_reduce_in_place(&mut part, &ReduceOp::Sum).unwrap();
+                comm.reduce_scatter(&whole, &mut part, &ReduceOp::Sum).unwrap();
+                stream.synchronize().unwrap();
+                barrier.wait();
+                barrier.wait();
+            });
+        }
+        barrier.wait();
+        ledger.entry(&format!("nccl-connect-{gpus}-ranks"));
+        barrier.wait();
+        barrier.wait();
+        ledger.entry("nccl-first-collectives");
+        barrier.wait();
+    });
+}

@@ -1,0 +1,62 @@
+//! What a first look at a GPU asks, for gpu-check: each test prints lines `figure NAME key=value ...` on stderr, and judges
+//! nothing that depends on time. Where ONEBOX_REAL_GPU is set they ask the machine's first GPU, else, small, the fake driver.
+#![expect(unsafe_code, reason = "raw driver calls")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::exit,
+    reason = "a test passes its own live buffers"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod ledger;
+mod ops;
+mod queue;
+mod rates;
+mod tiles;
+
+use common::in_child;
+
+/// Small enough for the emulator.
+fn small() -> bool {
+    fake_cuda::stats().is_some()
+}
+
+/// Runs `body` on the machine's GPU, or in a child under the fake driver, where it must print `figures` lines at least.
+fn probe(name: &str, variables: &[(&str, &str)], figures: usize, body: impl FnOnce()) {
+    if std::env::var_os("ONEBOX_REAL_GPU").is_some() {
+        body();
+    } else if let Some(said) = in_child(name, variables, body) {
+        let found = said.lines().filter(|line| line.starts_with("figure ")).count();
+        assert!(found >= figures, "{found} figures, not {figures}:\n{said}");
+        assert!(!said.contains(" note="), "something could not be measured:\n{said}");
+    }
+}
+
+#[test]
+fn memory_ledger() {
+    let variables = [("FAKECUDA_MEMORY", "2147483648"), ("FAKECUDA_DEVICES", "2")];
+    probe("memory_ledger", &variables, 15, ledger::print);
+}
+
+#[test]
+fn queries_behind_a_full_queue() {
+    probe("queries_behind_a_full_queue", &[("FAKECUDA_QUEUE", "300")], 4, queue::print);
+}
+
+#[test]
+fn products_of_a_block_and_head() {
+    probe("products_of_a_block_and_head", &[("FAKECUDA_SM", "90")], 60, rates::products);
+}
+
+#[test]
+fn ops_beside_their_ceilings() {
+    probe("ops_beside_their_ceilings", &[("FAKECUDA_SM", "90")], 15, rates::ops);
+}
+
+#[test]
+fn tiles_behind_words() {
+    probe("tiles_behind_words", &[], 5, tiles::print);
+}

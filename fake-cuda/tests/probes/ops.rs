@@ -1,0 +1,197 @@
+//! The ops of a step at the shapes of a 1.3B model: 8192 tokens, hidden 2048, 16 heads of 128, samples of 1024 tokens.
+
+use crate::rates::tensor;
+use crate::small;
+use device::numerics::control;
+use device::{Dropout, Dtype, Heads, Op, Plan, Rule, Tensor, VocabShard};
+
+/// An op, and what share of its ceiling is asked of it: `element-wise`, `reduction`, `attention`.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) make: fn(&mut Plan) -> Made,
+}
+
+type Values = Box<dyn Fn(usize) -> f64>;
+
+/// The same op on sets of tensors in turn, so that the caches do not hold them.
+#[derive(Default)]
+pub(crate) struct Made {
+    pub(crate) ops: Vec<Op>,
+    pub(crate) fill: Vec<Tensor>,
+    pub(crate) write: Vec<(Tensor, Values)>,
+    pub(crate) zero: Vec<Tensor>,
+}
+
+const NO_DROPOUT: Dropout = Dropout { p: 0.0, key: 0, first_row: 0 };
+const DROPOUT: Dropout = Dropout { p: 0.1, key: 1, first_row: 0 };
+const VALUE: Dtype = Dtype::Bf16;
+
+/// (tokens, hidden, vocabulary, heads, tokens of a sample)
+fn sizes() -> (usize, usize, usize, usize, usize) {
+    if small() { (8, 16, 24, 2, 8) } else { (8192, 2048, 50304, 16, 1024) }
+}
+
+const SETS: usize = 3;
+
+/// `op` on sets of tensors, each of a type and shape; the first `filled` of a set are written before.
+fn on_sets<const N: usize>(
+    plan: &mut Plan,
+    tensors: [(Dtype, (usize, usize)); N],
+    filled: usize,
+    op: impl Fn([Tensor; N]) -> Op,
+) -> Made {
+    let mut made = Made::default();
+    for _ in 0..SETS {
+        let set = tensors.map(|(dtype, shape)| tensor(plan, dtype, shape));
+        made.fill.extend(&set[..filled]);
+        made.ops.push(op(set));
+    }
+    made
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    let case = |name, kind, make| Case { name, kind, make };
+    let many = "element-wise";
+    vec![
+        case("layer_norm", many, layer_norm),
+        case("layer_norm_backward", "reduction", layer_norm_backward),
+        case("gelu", many, gelu),
+        case("gelu_backward", many, gelu_backward),
+        case("bias_dropout_add", many, |plan| bias_dropout_add(plan, NO_DROPOUT)),
+        case("bias_dropout_add-0.1", many, |plan| bias_dropout_add(plan, DROPOUT)),
+        case("add", many, |plan| add(plan, VALUE)),
+        case("accumulate", many, |plan| add(plan, Dtype::F32)),
+        case("cast", many, cast),
+        case("column_sum-2048", "reduction", |plan| column_sum(plan, 1)),
+        case("column_sum-6144", "reduction", |plan| column_sum(plan, 3)),
+        case("column_sum-8192", "reduction", |plan| column_sum(plan, 4)),
+        case("attention", "attention", |plan| attention(plan, NO_DROPOUT, false)),
+        case("attention-0.1", "attention", |plan| attention(plan, DROPOUT, false)),
+        case("attention_backward", "attention", |plan| attention(plan, NO_DROPOUT, true)),
+        case("row_max", many, |plan| cross_entropy(plan, 0)),
+        case("cross_entropy_stats", many, |plan| cross_entropy(plan, 1)),
+        case("cross_entropy_backward", many, |plan| cross_entropy(plan, 2)),
+        case("chunk_squares", many, chunk_squares),
+        case("update", many, update),
+    ]
+}
+
+fn layer_norm(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    let row = (VALUE, (1, cols));
+    let tensors = [(VALUE, (rows, cols)), row, row, (VALUE, (rows, cols)), (Dtype::F32, (rows, 2))];
+    on_sets(plan, tensors, 3, |[x, gain, bias, y, stats]| Op::LayerNorm { x, gain, bias, y, stats })
+}
+
+fn layer_norm_backward(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    let (all, row) = ((VALUE, (rows, cols)), (VALUE, (1, cols)));
+    let tensors = [all, row, (Dtype::F32, (rows, 2)), all, all, row, row];
+    on_sets(plan, tensors, 5, |[x, gain, stats, d_y, d_x, d_gain, d_bias]| Op::LayerNormBackward {
+        x,
+        gain,
+        stats,
+        d_y,
+        d_x,
+        add: true,
+        d_gain,
+        d_bias,
+    })
+}
+
+fn gelu(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    on_sets(plan, [(VALUE, (rows, 4 * cols)); 2], 1, |[x, y]| Op::Gelu { x, y })
+}
+
+fn gelu_backward(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    on_sets(plan, [(VALUE, (rows, 4 * cols)); 2], 2, |[x, d]| Op::GeluBackward { x, d })
+}
+
+fn bias_dropout_add(plan: &mut Plan, dropout: Dropout) -> Made {
+    let (rows, cols, ..) = sizes();
+    let all = (VALUE, (rows, cols));
+    on_sets(plan, [all, (VALUE, (1, cols)), all, all], 3, |[x, bias, residual, y]| {
+        Op::BiasDropoutAdd { x, bias, residual, y, dropout }
+    })
+}
+
+fn add(plan: &mut Plan, into: Dtype) -> Made {
+    let (rows, cols, ..) = sizes();
+    let shape = (rows, 4 * cols);
+    on_sets(plan, [(VALUE, shape), (into, shape)], 2, |[x, into]| Op::Add { x, into })
+}
+
+fn cast(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    let shape = (rows, 4 * cols);
+    on_sets(plan, [(Dtype::F32, shape), (VALUE, shape)], 1, |[x, y]| Op::Cast { x, y })
+}
+
+fn column_sum(plan: &mut Plan, times: usize) -> Made {
+    let (rows, cols, ..) = sizes();
+    let cols = times * cols;
+    on_sets(plan, [(VALUE, (rows, cols)), (VALUE, (1, cols))], 1, |[x, y]| Op::ColumnSum { x, y })
+}
+
+fn attention(plan: &mut Plan, dropout: Dropout, backward: bool) -> Made {
+    let (rows, cols, _, count, seq_len) = sizes();
+    let heads = Heads { count, first: 0, total: count, seq_len };
+    let (out, qkv) = ((VALUE, (rows, cols)), (VALUE, (rows, 3 * cols)));
+    let lse = (Dtype::F32, (rows / seq_len * count, seq_len));
+    on_sets(plan, [qkv, out, out, lse, qkv], 4, |[qkv, out, d_out, lse, d_qkv]| {
+        if backward {
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout }
+        } else {
+            Op::Attention { qkv, out, lse, heads, dropout }
+        }
+    })
+}
+
+/// The passes over the logits: their maxima, the sums, the gradient.
+fn cross_entropy(plan: &mut Plan, pass: usize) -> Made {
+    let (rows, _, vocab, ..) = sizes();
+    let shard = VocabShard { first: 0, valid: vocab };
+    let logits = tensor(plan, VALUE, (rows, vocab));
+    let [max, y] = [(); 2].map(|()| tensor(plan, Dtype::F32, (1, rows)));
+    let sums = tensor(plan, Dtype::F32, (2, rows));
+    let targets = tensor(plan, Dtype::I32, (1, rows));
+    let scale = tensor(plan, Dtype::F64, (1, 1));
+    let op = match pass {
+        0 => Op::RowMax { x: logits, y, shard },
+        1 => Op::CrossEntropyStats { logits, max, targets, shard, sums },
+        _ => Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor: 1.0 },
+    };
+    let write: Vec<(Tensor, Values)> = vec![
+        (targets, Box::new(move |i| (i * 7 % vocab) as f64)),
+        (max, Box::new(|_| 1.0)),
+        (sums, Box::new(|_| 1.0)),
+        (scale, Box::new(|_| 1e-4)),
+    ];
+    Made { ops: vec![op], fill: vec![logits], write, zero: Vec::new() }
+}
+
+fn chunk_squares(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    let (n, chunk) = (rows * 4 * cols, if small() { 64 } else { 1 << 16 });
+    let tensors = [(VALUE, (1, n)), (Dtype::F64, (1, n.div_ceil(chunk)))];
+    on_sets(plan, tensors, 1, |[x, partials]| Op::ChunkSquares { x, partials, chunk, counted: n })
+}
+
+fn update(plan: &mut Plan) -> Made {
+    let n = if small() { 256 } else { 64 << 20 };
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let [grad, master, momentum, variance] = [(); 4].map(|()| tensor(plan, Dtype::F32, (1, n)));
+    let param = tensor(plan, VALUE, (1, n));
+    let control = tensor(plan, Dtype::F64, (1, control::WORDS));
+    let op = Op::Update { rule, grad, master, momentum, variance, param, control, decayed: n };
+    let word = |i| match i {
+        control::FACTOR | control::MOMENTUM_CORRECTION | control::VARIANCE_CORRECTION => 1.0,
+        control::LR => 1e-4,
+        _ => 0.0,
+    };
+    let write: Vec<(Tensor, Values)> = vec![(control, Box::new(word))];
+    Made { ops: vec![op], fill: vec![grad, master], write, zero: vec![momentum, variance] }
+}

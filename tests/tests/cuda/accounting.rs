@@ -1,0 +1,109 @@
+//! Steps of whole configs on the accounting of the fake driver: nothing is computed, memory is addresses alone, and
+//! every byte that a GPU would hold, the plan's and what lies beside it, is charged.
+
+use super::under_fake;
+use engine::build::{build, device_bytes, device_limit, world_size};
+use engine::config::{Config, load};
+use engine::plan::memory_report;
+use engine::rehearsal::rehearse;
+use fake_cuda::{Stats, memory_use, stats};
+use std::path::Path;
+use std::sync::{Barrier, Mutex};
+
+/// Usable bytes of a V100 with 32 GB and of an H100 with 80 GB, as their drivers tell them.
+const V100: &str = "34089730048";
+const H100: &str = "85028765696";
+
+fn config(path: &str, sets: &[&str]) -> Config {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(path);
+    let mut all = vec!["device=Cuda".to_owned()];
+    all.extend(sets.iter().map(ToString::to_string));
+    load(&path, &all).unwrap_or_else(|e| panic!("{e}")).config
+}
+
+/// What may have grown since step 1 and must not.
+fn taken(stats: &Stats) -> (u64, u64, u64) {
+    (stats.allocations, stats.taken_beside, stats.pinned)
+}
+
+/// Three steps: all that a GPU holds is within its memory, and there before step 1 ends.
+fn plays_within_memory(config: &Config) {
+    let (built, ranks) = (build(config), world_size(config));
+    let report = memory_report(config, &built);
+    // This machine's own memory is another matter.
+    let fits = report.gpu.limit.is_some_and(|limit| report.gpu.bytes <= limit);
+    assert!(fits && report.not_checked.is_none(), "{}", report.binding.words);
+    let beside: Vec<_> = report.gpu.beside.iter().map(|part| (part.name, part.bytes)).collect();
+    println!("planned {}, limit {:?}, beside {beside:?}", report.gpu.bytes, report.gpu.limit);
+    let (barrier, first, last) = (Barrier::new(ranks), Mutex::new(None), Mutex::new(None));
+    let passed = |_rank: usize, step: u64| {
+        // The leader looks while all others stand still.
+        if barrier.wait().is_leader() {
+            let seen = if step == 1 { &first } else { &last };
+            *seen.lock().unwrap() = stats();
+        }
+        barrier.wait();
+    };
+    rehearse(config, &built, 3, &passed).unwrap_or_else(|e| panic!("{e}"));
+    let [first, last] = [first, last].map(|seen| seen.into_inner().unwrap().expect("steps"));
+    println!("after step 1 {first:?}\nafter step 3 {last:?}");
+    assert_eq!(taken(&first), taken(&last), "nothing is allocated after step 1");
+    assert!(last.gemms > first.gemms && last.pageable_copies == 0);
+    let memory: u64 = std::env::var("FAKECUDA_MEMORY").expect("set").parse().expect("a number");
+    for gpu in 0..ranks {
+        let held = memory_use(gpu as i32).expect("the fake driver");
+        println!("GPU {gpu}: {held:?} of {memory}");
+        assert!(held.peak >= device_bytes(config, &built.plan) && held.peak_in_all <= memory);
+    }
+    // Once connected, the plan counts what was measured.
+    let limit = device_limit(config, &built.plan).expect("a limit");
+    let told = memory_report(config, &built).gpu;
+    assert!(told.bytes <= limit, "{} of {limit}", told.bytes);
+    if ranks > 1 {
+        assert!(told.beside.iter().any(|part| part.name == "NCCL, as the last run measured"));
+    }
+}
+
+pub(super) fn seventy_billion() {
+    // Two micro-batches of the same plan.
+    plays_within_memory(&config("dgx2-70b.ron", &["batch.global=32"]));
+}
+
+pub(super) fn seventy_billion_shortened() {
+    plays_within_memory(&config("dgx2-70b.ron", &["batch.global=32", "model.layers=2"]));
+}
+
+pub(super) fn thirteen_billion() {
+    let one = ["parallel.data=1", "batch.global=8"];
+    plays_within_memory(&config("paper/dgx2-13b.ron", &one));
+}
+
+pub(super) fn h100() {
+    plays_within_memory(&config("h100-1.3b.ron", &["batch.global=16"]));
+}
+
+fn accounted(case: &str, sm: &str, devices: &str, memory: &str) {
+    let variables = [
+        ("FAKECUDA_ACCOUNTING", "1"),
+        ("FAKECUDA_SM", sm),
+        ("FAKECUDA_DEVICES", devices),
+        ("FAKECUDA_MEMORY", memory),
+    ];
+    under_fake(case, &variables);
+}
+
+#[test]
+fn thirteen_billion_parameters_start_and_step_on_one_v100() {
+    accounted("account_13b", "70", "1", V100);
+}
+
+#[test]
+fn the_h100_config_starts_and_steps_on_one_h100() {
+    accounted("account_h100", "90", "1", H100);
+}
+
+#[test]
+fn seventy_billion_parameters_start_and_step_on_sixteen_v100() {
+    let case = if tests::compare::full() { "account_70b" } else { "account_70b_shortened" };
+    accounted(case, "70", "16", V100);
+}

@@ -1,0 +1,180 @@
+//! A run that is told to stop ends after the step that is running, on all ranks.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use device::cpu::Lanes;
+use engine::build::build;
+use engine::checkpoint::newest;
+use engine::run::{Message, Place, RunOptions, Watcher, train};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tests::compare::with;
+use tests::{Ran, text, tiny, try_run};
+
+/// How many ranks, and their layout.
+const GRIDS: [(usize, &[&str]); 4] = [
+    (1, &[]),
+    (2, &["parallel.tensor=2"]),
+    (2, &["parallel.data=2"]),
+    (4, &["parallel.tensor=2", "parallel.data=2"]),
+];
+const UPDATES: [&str; 3] =
+    ["offload.update=Overlapped", "offload.update=Serial", "offload.update=Delayed(after_step: 1)"];
+const LANES: [Lanes; 2] = [Lanes::Inline, Lanes::Threads { chaos_us: 20 }];
+
+/// A run that `rank` tells to stop at `place` of `step`; any rank where it is none.
+fn told(sets: &[&str], lanes: Lanes, at: (Option<usize>, Place, u64)) -> Ran {
+    let stop = Arc::new(AtomicBool::new(false));
+    let tell = Arc::clone(&stop);
+    let watcher = Watcher::new(move |rank, place, step| {
+        if at == (Some(rank), place, step) || at == (None, place, step) {
+            tell.store(true, Ordering::SeqCst);
+        }
+    });
+    let options = RunOptions { lanes, stop, watcher: Some(watcher), ..RunOptions::default() };
+    try_run(&tiny(sets), &options).unwrap_or_else(|e| panic!("{sets:?}, {at:?}: {e}"))
+}
+
+#[test]
+fn a_run_that_is_told_to_stop_during_a_step_ends_after_it() {
+    for (ranks, grid) in GRIDS {
+        for update in &UPDATES[..if ranks == 4 { 3 } else { 1 }] {
+            let sets = with(grid, &[update, "train.eval_batches=1"]);
+            let whole = try_run(&tiny(&sets), &RunOptions::default()).unwrap();
+            let told = |lanes, at| {
+                let ran = told(&sets, lanes, at);
+                assert_eq!(ran.outcome.step, 3, "{sets:?}, {lanes:?}, {at:?}");
+                assert!(!ran.outcome.complete);
+                // The steps before it are those of a run that nobody stops.
+                let losses = |ran: &Ran| -> Vec<u64> {
+                    ran.steps.iter().take(3).map(|s| s.loss.to_bits()).collect()
+                };
+                assert_eq!((losses(&ran), ran.steps.len()), (losses(&whole), 3));
+            };
+            (0..ranks).for_each(|rank| told(LANES[0], (Some(rank), Place::Step, 3)));
+            LANES.iter().for_each(|lanes| told(*lanes, (None, Place::Decided, 3)));
+        }
+    }
+}
+
+/// Evaluations of a run: (step, over everything).
+fn evaluated(sets: &[&str], options: &RunOptions) -> (Vec<(u64, bool)>, bool) {
+    let (config, mut evals) = (tiny(sets), Vec::new());
+    let outcome = train(&config, &build(&config), &text(), options, &mut |message| {
+        if let Message::Eval { step, whole, .. } = message {
+            evals.push((step, whole));
+        }
+    });
+    (evals, outcome.unwrap().complete)
+}
+
+#[test]
+fn every_evaluation_has_a_bound_and_hears_a_stop() {
+    let sets = ["train.steps=2", "train.eval_every=1"];
+    let bounded = |bound: &str| evaluated(&with(&sets, &[bound]), &RunOptions::default()).0;
+    assert_eq!(bounded("train.eval_batches=1"), [(1, false), (2, false)]);
+    assert_eq!(bounded("train.eval_batches=0"), [(1, true), (2, true)]);
+    // A small held-out part is evaluated whole at the end.
+    assert_eq!(bounded("train.eval_batches=None"), [(1, false), (2, true)]);
+    for (step, heard) in [(1, vec![]), (2, vec![(1, false)])] {
+        let stop = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&stop);
+        let watcher = Some(Watcher::new(move |_, place, at| {
+            tell.fetch_or((place, at) == (Place::Evaluating, step), Ordering::SeqCst);
+        }));
+        let options = RunOptions { stop, watcher, ..RunOptions::default() };
+        let sets = with(&sets, &["parallel.data=2"]);
+        assert_eq!(evaluated(&sets, &options), (heard, false), "step {step}");
+    }
+}
+
+/// A run that was told to stop before it began, and how many ranks came to have all their states.
+fn told_at_once(sets: &[&str], options: RunOptions) -> (Ran, usize) {
+    let loaded = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&loaded);
+    let watcher = Watcher::new(move |_, place, _| {
+        count.fetch_add(usize::from(place == Place::Loaded), Ordering::SeqCst);
+    });
+    let stop = Arc::new(AtomicBool::new(true));
+    let ran = try_run(&tiny(sets), &RunOptions { stop, watcher: Some(watcher), ..options });
+    (ran.unwrap(), loaded.load(Ordering::SeqCst))
+}
+
+#[test]
+fn a_stop_is_heard_while_initial_weights_are_made_and_while_states_are_read() {
+    for (ranks, grid) in GRIDS {
+        let (ran, loaded) = told_at_once(grid, RunOptions::default());
+        assert_eq!((ran.outcome.step, ran.steps.len(), loaded), (0, 0, 0), "{grid:?}");
+        // One rank alone hears of it, when another may have all its states.
+        for rank in 0..ranks {
+            let ran = told(grid, Lanes::Inline, (Some(rank), Place::Opened, 0));
+            assert_eq!((ran.outcome.step, ran.steps.len()), (0, 0), "{grid:?}, rank {rank}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = || Some(folder.path().join("checkpoints"));
+        let sets =
+            with(grid, &["train.steps=2", "train.checkpoint_every=2", "train.eval_batches=1"]);
+        let options = RunOptions { checkpoints: checkpoints(), ..RunOptions::default() };
+        try_run(&tiny(&sets), &options).unwrap();
+        let from = || newest(&checkpoints().unwrap()).unwrap().0.map(Arc::new);
+        let sets = with(&sets, &["train.steps=5"]);
+        let weights = folder.path().join("weights.safetensors");
+        let options = RunOptions {
+            checkpoints: checkpoints(),
+            resume: from(),
+            weights: Some(weights.clone()),
+            ..RunOptions::default()
+        };
+        let (ran, loaded) = told_at_once(&sets, options.clone());
+        assert_eq!((ran.outcome.step, ran.steps.len(), loaded), (2, 0, 0), "{grid:?}");
+        // Nothing is lost, and nothing is written that a checkpoint holds.
+        assert!(!ran.outcome.complete && !weights.exists());
+        assert_eq!(from().unwrap().step(), 2);
+        let ran = try_run(&tiny(&sets), &options).unwrap();
+        assert!(ran.outcome.complete && ran.outcome.step == 5 && weights.exists());
+    }
+}
+
+#[test]
+fn weights_are_written_when_the_run_is_done_and_at_an_interrupt_where_nothing_else_holds_them() {
+    // (weights, checkpoints, told to stop): written, hash
+    let cases = [
+        ("Complete", true, false, true, true),
+        ("Complete", true, true, false, false),
+        ("Complete", false, true, true, true),
+        ("Always", true, true, true, true),
+        ("Never", true, false, false, true),
+        ("Never", true, true, false, false),
+    ];
+    for (policy, saves, stops, written, hashed) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let weights = folder.path().join("weights.safetensors");
+        let (key, every) = (
+            format!("train.weights={policy}"),
+            format!("train.checkpoint_every={}", 4 * u8::from(saves)),
+        );
+        let mut sets = vec!["parallel.tensor=2", "parallel.data=2", "train.eval_batches=1"];
+        // Without a rhythm of its own a run saves by what saving costs.
+        sets.extend([&every, &key, "train.checkpoint_overhead=None"]);
+        let config = tiny(&sets);
+        let stop = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&stop);
+        let watcher = Watcher::new(move |_, place, step| {
+            tell.fetch_or(stops && (place, step) == (Place::Step, 3), Ordering::SeqCst);
+        });
+        let options = RunOptions {
+            stop,
+            watcher: Some(watcher),
+            weights: Some(weights.clone()),
+            checkpoints: Some(folder.path().join("checkpoints")),
+            ..RunOptions::default()
+        };
+        let built = build(&config);
+        let ran = tests::try_run_built(&config, &built, &options).unwrap();
+        let what = (policy, saves, stops);
+        assert_eq!((weights.exists(), ran.outcome.weights_written), (written, written), "{what:?}");
+        assert_eq!(!ran.outcome.state_hash.is_empty(), hashed, "{what:?}");
+        assert_eq!(ran.outcome.complete, !stops, "{what:?}");
+    }
+}
