@@ -80,6 +80,13 @@ pub enum RunDirError {
          another --run-dir", .0.display()
     )]
     NotOurs(PathBuf),
+    #[error("{} already holds a run, and nothing was replaced; give another directory", .0.display())]
+    Taken(PathBuf),
+    #[error(
+        "{} is there and is not what would be written, and nothing was replaced; remove it, or give \
+         another directory", .0.display()
+    )]
+    Differs(PathBuf),
     #[error("{} holds no run ({METRICS} or {CONFIG}) for --fork to start from", .0.display())]
     NothingToFork(PathBuf),
     #[error("{0} needs --run-dir: it names the run to start from")]
@@ -139,6 +146,26 @@ impl RunDir {
         }
     }
 
+    /// Makes or opens the directory of a run that is written whole, and locks it: `files` first, then its only checkpoint.
+    /// Without a checkpoint it is what such a process left when it died, and is no obstacle; nothing of others is replaced.
+    ///
+    /// # Errors
+    /// [`RunDirError`] if a run is in it, or one of the files with other contents, another process has it, or it cannot
+    /// be written.
+    pub fn create_whole(dir: &Path, files: &[(&str, Vec<u8>)]) -> Result<Self, RunDirError> {
+        let run = Self::lock_at(dir)?;
+        if is_there(&dir.join(METRICS)) || checkpoint::any(&dir.join(FOLDER)) {
+            return Err(RunDirError::Taken(dir.to_owned()));
+        }
+        for (name, bytes) in files {
+            let path = dir.join(name);
+            if is_there(&path) && !is(&path, bytes) {
+                return Err(RunDirError::Differs(path));
+            }
+        }
+        Ok(run)
+    }
+
     /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
@@ -190,7 +217,8 @@ impl RunDir {
         })
     }
 
-    fn at(dir: &Path, mode: RunMode) -> Result<Self, RunDirError> {
+    /// The directory `dir`, made where it is not there.
+    fn lock_at(dir: &Path) -> Result<Self, RunDirError> {
         if fs::metadata(dir).is_ok_and(|metadata| !metadata.is_dir()) {
             return Err(RunDirError::NotADirectory(dir.to_owned()));
         }
@@ -198,7 +226,11 @@ impl RunDir {
             return Err(RunDirError::Unfit { path: dir.to_owned(), what });
         }
         fs::create_dir_all(dir).map_err(cannot("create", dir))?;
-        let run = Self::lock(dir.to_owned(), None)?;
+        Self::lock(dir.to_owned(), None)
+    }
+
+    fn at(dir: &Path, mode: RunMode) -> Result<Self, RunDirError> {
+        let run = Self::lock_at(dir)?;
         if mode == RunMode::Fresh && holds_run(dir) {
             return Err(RunDirError::HoldsRun(dir.to_owned()));
         }
@@ -285,9 +317,19 @@ fn unfit(dir: &Path) -> Option<&'static str> {
 }
 
 fn holds_run(dir: &Path) -> bool {
-    // A link that leads nowhere is a sign of a run, too.
-    [METRICS, CONFIG].iter().any(|name| fs::symlink_metadata(dir.join(name)).is_ok())
+    [METRICS, CONFIG].iter().any(|name| is_there(&dir.join(name)))
         || checkpoint::any(&dir.join(FOLDER))
+}
+
+/// A link that leads nowhere is there, too.
+fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+/// Whether `path` is a file of just these `bytes`.
+fn is(path: &Path, bytes: &[u8]) -> bool {
+    let of_size = |file: fs::Metadata| file.is_file() && file.len() == bytes.len() as u64;
+    fs::symlink_metadata(path).is_ok_and(of_size) && fs::read(path).is_ok_and(|is| is == bytes)
 }
 
 /// Makes the first of `path` (`suffix` 1), `path-2`, `path-3`, .. that does not exist.

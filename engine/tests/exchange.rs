@@ -7,7 +7,8 @@ mod common;
 
 use common::{Done, Folder};
 use serde_json::Value;
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 fn sets<'a>(sets: &[&'a str]) -> Vec<&'a str> {
     sets.iter().flat_map(|set| ["--set", *set]).collect()
@@ -231,4 +232,106 @@ fn nothing_leads_out_of_a_folder() {
     import(&folder, "hf", "new", &[]).refused(66, &["both model.safetensors and"]);
     folder.shell("rm hf/model.safetensors").ok();
     import(&folder, "hf", "new", &[]).ok();
+}
+
+fn reshard(folder: &Folder, out: &str) -> Done {
+    folder.onebox(&["checkpoint", "reshard", "run", out, "--tp", "1", "--dp", "1"])
+}
+
+fn export(folder: &Folder, out: &str) -> Done {
+    folder.onebox(&["checkpoint", "export", "run", out, "--to", "safetensors"])
+}
+
+/// Every file below `path` but the lock, with its bytes.
+fn tree(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![path.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let at = entry.unwrap().path();
+            match at.is_dir() {
+                true => folders.push(at),
+                false if at.ends_with(".lock") => {}
+                false => {
+                    let bytes = std::fs::read(&at).unwrap();
+                    found.insert(at.strip_prefix(path).unwrap().to_owned(), bytes);
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn what_a_killed_command_left_is_in_nobodys_way() {
+    let folder = Folder::new();
+    exported(&folder, &[]);
+    import(&folder, "hf", "imported", &[]).ok();
+    reshard(&folder, "resharded").ok();
+    let again = |out: &str| match out {
+        "imported" => import(&folder, "hf", "new", &[]),
+        _ => reshard(&folder, "new"),
+    };
+    for (whole, step) in [("imported", "step-00000000"), ("resharded", "step-00000004")] {
+        let half = format!(
+            "mkdir -p new/checkpoints && cp -r {whole}/checkpoints/{step} new/checkpoints/{step}.tmp"
+        );
+        let files = format!("cp {whole}/config.ron new/ && echo half > new/.config.ron.tmp");
+        for left in [
+            format!("{half} && rm new/checkpoints/{step}.tmp/MANIFEST"),
+            half.clone(),
+            format!("{half} && {files}"),
+        ] {
+            folder.shell(&left).ok();
+            again(whole).ok();
+            assert!(tree(&folder.path("new")) == tree(&folder.path(whole)), "{whole}: {left}");
+            again(whole).refused(73, &["new already holds a run, and nothing was replaced"]);
+            std::fs::remove_dir_all(folder.path("new")).unwrap();
+        }
+        // What others wrote stays as it is.
+        for theirs in ["config.ron", "metrics.jsonl"] {
+            folder.shell(&format!("{half} && echo mine > new/{theirs}")).ok();
+            let before = tree(&folder.path("new"));
+            again(whole).refused(73, &["nothing was replaced; ", "another directory"]);
+            assert!(tree(&folder.path("new")) == before, "{whole}: {theirs}");
+            std::fs::remove_dir_all(folder.path("new")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_export_begins_again_and_replaces_nothing_of_others() {
+    let folder = Folder::new();
+    exported(&folder, &[]);
+    for left in [
+        "mkdir new.unfinished",
+        "mkdir new.unfinished && touch new.unfinished/.lock",
+        "cp -r hf new.unfinished && echo 1 > new.unfinished/.lock",
+        "cp -r hf new.unfinished && cd new.unfinished && touch .lock && mv model.safetensors model-00001-of-00002.safetensors",
+    ] {
+        folder.shell(left).ok();
+        export(&folder, "new").ok();
+        assert!(tree(&folder.path("new")) == tree(&folder.path("hf")), "{left}");
+        assert!(!folder.path("new/.lock").exists() && !folder.path("new.unfinished").exists());
+        std::fs::remove_dir_all(folder.path("new")).unwrap();
+    }
+    for theirs in [
+        "cp -r hf new.unfinished",
+        "cp -r hf new.unfinished && cd new.unfinished && touch .lock notes.txt",
+        "mkdir elsewhere && touch elsewhere/.lock && ln -s elsewhere new.unfinished",
+        "echo mine > new.unfinished",
+    ] {
+        folder.shell(theirs).ok();
+        let before = folder.shell("find -L new.unfinished elsewhere | sort").stdout;
+        export(&folder, "new").refused(73, &["new.unfinished is not what an export left"]);
+        assert_eq!(folder.shell("find -L new.unfinished elsewhere | sort").stdout, before);
+        folder.shell("rm -r new.unfinished").ok();
+    }
+    // One that is under way keeps its lock.
+    folder.shell("cp -r hf new.unfinished && touch new.unfinished/.lock").ok();
+    let lock = std::fs::File::open(folder.path("new.unfinished/.lock")).unwrap();
+    lock.try_lock().unwrap();
+    let before = tree(&folder.path("new.unfinished"));
+    export(&folder, "new").refused(73, &["another onebox is writing new.unfinished"]);
+    assert!(tree(&folder.path("new.unfinished")) == before);
 }

@@ -57,7 +57,8 @@ fn imported(config: &Config, data: &Dataset, run: &Path) -> Checkpoint {
     let from = Folder::open(&folder()).unwrap_or_else(|e| panic!("{e}"));
     let built = build(config);
     from.check_model(&config.model, &built.gpt).unwrap_or_else(|e| panic!("{e}"));
-    let path = import(&from, (config, &built, data), run).unwrap_or_else(|e| panic!("{e}"));
+    let sealed = import(&from, (config, &built, data), run).unwrap_or_else(|e| panic!("{e}"));
+    let path = sealed.publish().unwrap_or_else(|e| panic!("{e}"));
     Checkpoint::open(&path, 0).unwrap()
 }
 

@@ -6,7 +6,7 @@ use super::header::{Entry, encode};
 use super::inspect::distances;
 use super::manifest::{Control, FileEntry, Hash, Manifest, RangeEntry};
 use super::room::{checkpoint_bytes, room};
-use super::write::{Piece, Pieces, Written, piece_entries, pieces, publish, tensors};
+use super::write::{self, Piece, Pieces, Written, begin, piece_entries, pieces, seal, tensors};
 use super::{Checkpoint, CheckpointError, FOLDER, file_name};
 use crate::build::Built;
 use crate::config::Config;
@@ -56,6 +56,34 @@ pub enum RewriteError {
 pub(crate) type Values<'a> =
     dyn Fn((usize, usize), Range<usize>, &mut [f32]) -> Result<(), RewriteError> + Sync + 'a;
 
+/// A checkpoint that is whole, on the disk and checked, and has its name only when everything beside it is there too: so a
+/// run directory without one is what a killed command left, and the command may begin again. Gone where it gets no name.
+#[derive(Debug)]
+pub struct Sealed {
+    run: PathBuf,
+    unfinished: PathBuf,
+    path: PathBuf,
+}
+
+impl Sealed {
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// [`RewriteError::Write`]
+    pub fn publish(self) -> Result<PathBuf, RewriteError> {
+        let named = write::name(&self.unfinished, &self.path);
+        named.and_then(|()| sync_folder(&self.run)).map_err(failed(&self.path))?;
+        Ok(self.path.clone())
+    }
+}
+
+impl Drop for Sealed {
+    fn drop(&mut self) {
+        // Not there when it has its name; and whatever went wrong before is the error to tell.
+        drop(fs::remove_dir_all(&self.unfinished));
+    }
+}
+
 /// Writes `from` as the ranks of `config` would, into the run directory `run`; every bit of it is compared afterwards.
 ///
 /// # Errors
@@ -64,23 +92,25 @@ pub fn reshard(
     from: &Checkpoint,
     (config, built): (&Config, &Built),
     run: &Path,
-) -> Result<PathBuf, RewriteError> {
+) -> Result<Sealed, RewriteError> {
     from.check_model(&built.gpt)?;
     let mut manifest = from.manifest().clone();
     manifest.config = config.to_ron();
     manifest.onebox = env!("CARGO_PKG_VERSION").into();
     let reader = from.reader();
     let values = |which, wanted, out: &mut [f32]| Ok(reader.read(which, wanted, out)?);
-    let path = write(manifest, built, run, &values)?;
-    let written = Checkpoint::open(&path, from.step())?;
+    let sealed = write(manifest, built, run, &values)?;
+    let written = Checkpoint::open(&sealed.unfinished, from.step())?;
     let mut unequal = None;
     distances(from, &written, &mut |d| {
         if d.states != Ok([None; 4]) {
             unequal.get_or_insert(d.name);
         }
     })?;
-    unequal.map_or(Ok(()), |problem| Err(RewriteError::Unequal { path: path.clone(), problem }))?;
-    Ok(path)
+    match unequal {
+        Some(problem) => Err(RewriteError::Unequal { path: sealed.unfinished.clone(), problem }),
+        None => Ok(sealed),
+    }
 }
 
 /// Writes parameters before the first step, with moments of zero, into the run directory `run`.
@@ -91,50 +121,40 @@ pub(crate) fn start(
     (config, built, data): (&Config, &Built, &Dataset),
     run: &Path,
     parameters: &Values<'_>,
-) -> Result<PathBuf, RewriteError> {
+) -> Result<Sealed, RewriteError> {
     let mut manifest = Manifest::new(config, data);
     manifest.control = Control::of(&built.layout.initial_control(), manifest.control.scaled, false);
-    let path = write(manifest, built, run, &|(tensor, state), wanted, out| match state {
+    let sealed = write(manifest, built, run, &|(tensor, state), wanted, out| match state {
         0 => parameters((tensor, state), wanted, out),
         _ => {
             out.fill(0.0);
             Ok(())
         }
     })?;
-    Checkpoint::open(&path, 0)?;
-    Ok(path)
+    Checkpoint::open(&sealed.unfinished, 0)?;
+    Ok(sealed)
 }
 
-/// All files under another name, then the manifest, then the name.
+/// All files, then the manifest, under another name than its own.
 fn write(
     mut manifest: Manifest,
     built: &Built,
     run: &Path,
     values: &Values<'_>,
-) -> Result<PathBuf, RewriteError> {
+) -> Result<Sealed, RewriteError> {
     let folder = run.join(FOLDER);
     let unfinished = folder.join(name(manifest.step) + ".tmp");
     manifest.tensors = tensors(&built.gpt);
     manifest.files = Vec::new();
-    let at = |path: &Path| {
-        let path = path.to_owned();
-        move |source| RewriteError::Write { path, source }
-    };
-    fs::create_dir_all(&folder).map_err(at(&folder))?;
     let states: usize =
         manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.len()).sum();
-    room(&folder, checkpoint_bytes(states as u64)).map_err(at(&folder))?;
-    fs::create_dir(&unfinished).map_err(at(&unfinished))?;
+    let make_room = || room(&folder, checkpoint_bytes(states as u64));
+    begin(&folder, &unfinished, make_room).map_err(failed(&folder))?;
     let path = folder.join(name(manifest.step));
-    let done = write_files(&manifest, built, &unfinished, values).and_then(|files| {
-        let published = publish((&unfinished, &path), manifest, files);
-        published.and_then(|()| sync_folder(run)).map_err(at(&path))
-    });
-    if done.is_err() {
-        // The first error is the one to tell.
-        drop(fs::remove_dir_all(&unfinished));
-    }
-    done.map(|()| path)
+    let sealed = Sealed { run: run.to_owned(), unfinished, path };
+    let files = write_files(&manifest, built, &sealed.unfinished, values)?;
+    seal(&sealed.unfinished, manifest, files).map_err(failed(&sealed.path))?;
+    Ok(sealed)
 }
 
 /// Of every rank, in order. Tensor by tensor, so that what they come from is read once, and on all cores: every state of every
@@ -286,7 +306,8 @@ mod tests {
             out.iter_mut().zip(wanted).for_each(|(x, i)| *x = (tensor * 300_000 + i) as f32);
             Ok(())
         };
-        let path = start((&config, &built, &data), folder.path(), &note).unwrap();
+        let sealed = start((&config, &built, &data), folder.path(), &note).unwrap();
+        let path = sealed.publish().unwrap();
         let asked = asked.into_inner().unwrap();
         // Rank by rank every tensor would come up again in each file.
         assert!(asked.is_sorted(), "{asked:?}");
@@ -319,7 +340,8 @@ mod tests {
             out.fill(0.0);
             Ok(())
         };
-        let path = start((&config, &built, &data), folder.path(), &zeros).unwrap();
+        let sealed = start((&config, &built, &data), folder.path(), &zeros).unwrap();
+        let path = sealed.publish().unwrap();
         let written = Checkpoint::open(&path, 0).unwrap();
         let tensors = written.tensors();
         let (tensor, of) =

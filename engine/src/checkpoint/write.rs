@@ -66,6 +66,16 @@ pub(super) fn begin(
 /// The manifest of what ranks wrote into `unfinished`, then the name `whole`, all of it on the disk.
 pub(super) fn publish(
     (unfinished, whole): (&Path, &Path),
+    manifest: Manifest,
+    files: Vec<Option<Written>>,
+) -> io::Result<()> {
+    seal(unfinished, manifest, files)?;
+    name(unfinished, whole)
+}
+
+/// The manifest of what ranks wrote into `unfinished`, all of it on the disk.
+pub(super) fn seal(
+    unfinished: &Path,
     mut manifest: Manifest,
     files: Vec<Option<Written>>,
 ) -> io::Result<()> {
@@ -79,7 +89,11 @@ pub(super) fn publish(
     }
     let path = unfinished.join(MANIFEST);
     of(&path, write_whole(&path, &manifest.encode()?))?;
-    of(unfinished, sync_folder(unfinished))?;
+    of(unfinished, sync_folder(unfinished))
+}
+
+/// Gives `unfinished` the name `whole`, which is on the disk then.
+pub(super) fn name(unfinished: &Path, whole: &Path) -> io::Result<()> {
     of(unfinished, fs::rename(unfinished, whole))?;
     let folder = whole.parent().unwrap_or(whole);
     of(folder, sync_folder(folder))

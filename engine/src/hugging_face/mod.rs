@@ -10,7 +10,7 @@ pub use folder::Folder;
 pub use write::{ExportError, export};
 
 use crate::build::Built;
-use crate::checkpoint::rewrite::{RewriteError, start};
+use crate::checkpoint::rewrite::{RewriteError, Sealed, start};
 use crate::config::{Config, ModelConfig};
 use crate::data::Dataset;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
@@ -44,7 +44,7 @@ fn lines(problems: &[String]) -> String {
     problems.iter().map(|line| format!("\n  {line}")).collect()
 }
 
-/// Writes the weights of `folder` into the run directory `run` as a checkpoint of step 0 with moments of zero; returns it.
+/// Writes the weights of `folder` into the run directory `run` as a checkpoint of step 0 with moments of zero.
 ///
 /// # Errors
 /// [`FolderError::OtherModel`] with every key of `config.json` that differs; what cannot be read or written.
@@ -52,7 +52,7 @@ pub fn import(
     folder: &Folder,
     (config, built, data): (&Config, &Built, &Dataset),
     run: &Path,
-) -> Result<PathBuf, FolderError> {
+) -> Result<Sealed, FolderError> {
     let places = folder.places(&built.gpt)?;
     // The tensor that is being written: the files of all ranks ask for it in many pieces.
     let now = RwLock::new((usize::MAX, Vec::new()));

@@ -6,10 +6,13 @@ use crate::build::Built;
 use crate::checkpoint::inspect::TensorSummary;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::Config;
+use crate::own::{self, LOCK};
 use crate::run_dir::{TOKENIZER, sync_folder};
 use serde_json::json;
-use std::fs::{self, File};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Why nothing was exported.
@@ -22,6 +25,13 @@ pub enum ExportError {
     To(#[from] FolderError),
     #[error("{} exists; give another folder", .0.display())]
     Exists(PathBuf),
+    #[error(
+        "{} is not what an export left that was interrupted, and nothing was removed; remove it, or \
+         give another folder", .0.display()
+    )]
+    NotOurs(PathBuf),
+    #[error("another onebox is writing {}; wait for it, or give another folder", .0.display())]
+    InUse(PathBuf),
     #[error("`{tensor}` was written to {} and reads otherwise", path.display())]
     Unequal { path: PathBuf, tensor: String },
 }
@@ -47,18 +57,14 @@ pub fn export(
     if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         fs::create_dir_all(parent).map_err(cannot_write(parent))?;
     }
-    match fs::create_dir(&unfinished) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            return Err(ExportError::Exists(unfinished));
-        }
-        made => made.map_err(cannot_write(&unfinished))?,
-    }
+    let _lock = begin(&unfinished)?;
     let done = fill(from, config, tokenizer, &unfinished, most)
         .and_then(|files| read_back(from, built, &unfinished).map(|()| files))
         .and_then(|files| {
             let named = sync_folder(&unfinished)
                 .and_then(|()| fs::rename(&unfinished, out))
-                .and_then(|()| out.parent().map_or(Ok(()), sync_folder));
+                .and_then(|()| out.parent().map_or(Ok(()), sync_folder))
+                .and_then(|()| fs::remove_file(out.join(LOCK)));
             named.map(|()| files).map_err(|e| cannot_write(out)(e).into())
         });
     if done.is_err() {
@@ -66,6 +72,54 @@ pub fn export(
         drop(fs::remove_dir_all(&unfinished));
     }
     done
+}
+
+/// Makes the folder in which an export grows, or empties what a killed one left. Its lock is its first file and goes when
+/// it has its name: what has none is not ours, and one whose lock is held is another's.
+fn begin(unfinished: &Path) -> Result<File, ExportError> {
+    let failed = cannot_write(unfinished);
+    match fs::create_dir(unfinished) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.map_err(&failed)?,
+    }
+    let foreign = || ExportError::NotOurs(unfinished.to_owned());
+    if !fs::symlink_metadata(unfinished).map_err(&failed)?.is_dir() {
+        return Err(foreign());
+    }
+    let names = |entry: io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name());
+    let listed = fs::read_dir(unfinished).and_then(|all| all.map(names).collect());
+    let left: Vec<OsString> = listed.map_err(&failed)?;
+    if !left.is_empty()
+        && !(left.iter().any(|name| name == LOCK) && left.iter().all(|n| is_ours(n)))
+    {
+        return Err(foreign());
+    }
+    let path = unfinished.join(LOCK);
+    let mut options = OpenOptions::new();
+    let lock = own::open(&path, options.write(true).create(true).truncate(false));
+    let lock = lock.map_err(cannot_write(&path))?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(ExportError::InUse(unfinished.to_owned())),
+        Err(TryLockError::Error(source)) => return Err(cannot_write(&path)(source).into()),
+    }
+    // Who held it may have given the folder its name meanwhile.
+    let (held, here) = (lock.metadata().map_err(&failed)?, fs::symlink_metadata(&path));
+    if !here.is_ok_and(|here| (here.dev(), here.ino()) == (held.dev(), held.ino())) {
+        return Err(ExportError::InUse(unfinished.to_owned()));
+    }
+    for name in left.iter().filter(|name| *name != LOCK) {
+        let path = unfinished.join(name);
+        fs::remove_file(&path).map_err(cannot_write(&path))?;
+    }
+    Ok(lock)
+}
+
+/// Whether an export writes a file of this name.
+fn is_ours(name: &OsStr) -> bool {
+    let part = |name: &str| name.starts_with("model-") && name.ends_with(".safetensors");
+    let whole = [LOCK, WHOLE, INDEX, CONFIG, TOKENIZER];
+    name.to_str().is_some_and(|name| whole.contains(&name) || part(name))
 }
 
 fn fill(

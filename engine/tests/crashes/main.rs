@@ -7,6 +7,7 @@
 #![allow(clippy::integer_division, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+mod commands;
 #[path = "../common/mod.rs"]
 mod common;
 mod disk;
@@ -233,27 +234,12 @@ fn targets(folder: &Folder) -> Vec<Target> {
     let run = folder.absolute("recorded");
     let calls = "openat,write,fsync,rename,mkdir,unlinkat,rmdir";
     folder.traced(&["-y", "-e", &format!("trace={calls}")], &run, &[]).ok();
-    // Of each thread by itself: so does strace count.
-    let mut counts: BTreeMap<(String, String), BTreeMap<String, usize>> = BTreeMap::new();
-    for line in folder.read("strace.log").lines() {
-        let (thread, line) = line.split_once(' ').unwrap();
-        let line = line.trim_start();
-        let Some((call, rest)) = line.split_once('(').filter(|(call, _)| !call.contains(' '))
-        else {
-            continue;
-        };
-        // The first path below: what the call is about, by its name or its descriptor's.
-        let Some(at) = rest.find(&format!("{run}/checkpoints")) else { continue };
-        let path = &rest[at + run.len() + 1..];
-        let path = path.split(['"', '>']).next().unwrap();
-        let threads = counts.entry((path.to_owned(), call.to_owned())).or_default();
-        *threads.entry(thread.to_owned()).or_default() += 1;
-    }
-    let target = |((path, call), threads): (_, BTreeMap<String, usize>)| {
-        let count = threads.into_values().max().unwrap_or(0);
+    let found = trace::changes(&folder.read("strace.log"), &format!("{run}/checkpoints"));
+    let target = |(path, call, count): (String, _, _)| {
+        let path = path[run.len() + 1..].to_owned();
         Target { path, call, count }
     };
-    counts.into_iter().map(target).collect()
+    found.into_iter().map(target).collect()
 }
 
 /// Every n-th of them where the run is not a full one.

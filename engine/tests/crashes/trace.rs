@@ -277,3 +277,20 @@ impl Follow<'_> {
         self.ops.push(Op::Unlink { dir, name });
     }
 }
+
+/// The calls in a log of strace whose first path begins with `root`, by its name or its descriptor's: the path, the call, and
+/// how often a thread makes it, as strace counts.
+pub(crate) fn changes(log: &str, root: &str) -> Vec<(String, String, usize)> {
+    let mut counts: BTreeMap<(String, String), BTreeMap<String, usize>> = BTreeMap::new();
+    for line in log.lines() {
+        let (thread, line) = line.split_once(' ').unwrap();
+        let Some((call, rest)) = line.trim_start().split_once('(') else { continue };
+        let Some(at) = rest.find(root).filter(|_| !call.contains(' ')) else { continue };
+        let path = rest[at..].split(['"', '>']).next().unwrap();
+        let threads = counts.entry((path.to_owned(), call.to_owned())).or_default();
+        *threads.entry(thread.to_owned()).or_default() += 1;
+    }
+    let most = |threads: BTreeMap<String, usize>| threads.into_values().max().unwrap_or(0);
+    let change = |((path, call), threads)| (path, call, most(threads));
+    counts.into_iter().map(change).collect()
+}

@@ -1,13 +1,13 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
 use super::super::exit::{Failed, code};
-use super::super::{ConfigArgs, data, ending, say, train};
-use super::{failed, open, rewrite_failed, run_of};
+use super::super::{ConfigArgs, data, ending, say};
+use super::{NewRun, failed, open, rewrite_failed, run_of};
 use crate::build::build;
 use crate::checkpoint::inspect::Summary;
 use crate::data::Tokenizer;
 use crate::hugging_face::{ExportError, Folder, FolderError, export, import};
-use crate::run_dir::{CONFIG, RunDir, RunMode, TOKENIZER};
+use crate::run_dir::TOKENIZER;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
@@ -55,7 +55,9 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
     let files = files.map_err(|error| {
         let code = match &error {
             ExportError::From(_) | ExportError::To(_) => code::IO,
-            ExportError::Exists(_) => code::NO_RUN_DIR,
+            ExportError::Exists(_) | ExportError::NotOurs(_) | ExportError::InUse(_) => {
+                code::NO_RUN_DIR
+            }
             ExportError::Unequal { .. } => code::INTERNAL,
         };
         Failed::new(code, error)
@@ -80,14 +82,10 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), false)?;
-    let dir = RunDir::create(Some(&args.out), &config.name, RunMode::Fresh);
-    let dir = dir.map_err(train::refused)?;
-    let written = import(&folder, (config, &built, &opened), dir.path()).map_err(unusable)?;
-    let file = |e| Failed::new(code::IO, e);
-    dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
-    if let Some(tokenizer) = &tokenizer {
-        dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
-    } else if args.folder.join(TOKENIZER).exists() {
+    let new = NewRun::create(&args.out, config, tokenizer.as_ref())?;
+    let sealed = import(&folder, (config, &built, &opened), new.path()).map_err(unusable)?;
+    let written = new.finish(sealed)?;
+    if tokenizer.is_none() && args.folder.join(TOKENIZER).exists() {
         let path = args.folder.join(TOKENIZER);
         say(&format!("note: {} is not used: data.tokenizer names none", path.display()));
     }

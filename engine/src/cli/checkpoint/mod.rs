@@ -6,10 +6,13 @@ mod reshard;
 mod show;
 
 use super::exit::{Failed, code};
-use super::{print, say};
+use super::{print, say, train};
 use crate::checkpoint::inspect::{checkpoints_of, open_newest, verify};
-use crate::checkpoint::rewrite::RewriteError;
+use crate::checkpoint::rewrite::{RewriteError, Sealed};
 use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::config::Config;
+use crate::data::Tokenizer;
+use crate::run_dir::{CONFIG, RunDir, TOKENIZER};
 use clap::Subcommand;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -88,6 +91,33 @@ fn open(path: &Path) -> Result<Checkpoint, Failed> {
 fn run_of(checkpoint: &Checkpoint) -> &Path {
     let run = checkpoint.path().parent().and_then(Path::parent);
     run.unwrap_or(checkpoint.path())
+}
+
+/// The directory of a run that is all there when its only checkpoint gets its name.
+struct NewRun {
+    dir: RunDir,
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl NewRun {
+    /// What the same command left when it was killed is in nobody's way.
+    fn create(out: &Path, config: &Config, tokenizer: Option<&Tokenizer>) -> Result<Self, Failed> {
+        let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
+        files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));
+        let dir = RunDir::create_whole(out, &files).map_err(train::refused)?;
+        Ok(Self { dir, files })
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn finish(self, checkpoint: Sealed) -> Result<PathBuf, Failed> {
+        for (name, bytes) in &self.files {
+            self.dir.write_atomically(name, bytes).map_err(|e| Failed::new(code::IO, e))?;
+        }
+        checkpoint.publish().map_err(rewrite_failed)
+    }
 }
 
 fn failed(error: CheckpointError) -> Failed {

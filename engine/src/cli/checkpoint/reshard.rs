@@ -1,13 +1,12 @@
 //! `onebox checkpoint reshard`.
 
 use super::super::exit::{Failed, code};
-use super::super::{data, say, train};
-use super::{failed, open, rewrite_failed, run_of};
+use super::super::{data, say};
+use super::{NewRun, failed, open, rewrite_failed, run_of};
 use crate::build::build;
 use crate::checkpoint::inspect::Summary;
 use crate::checkpoint::rewrite::reshard;
 use crate::config::{Config, DeviceConfig, Loaded, load_stored};
-use crate::run_dir::{CONFIG, RunDir, RunMode, TOKENIZER};
 use std::path::PathBuf;
 
 /// Write a checkpoint as ranks of another layout would have.
@@ -34,14 +33,10 @@ pub(super) fn run(args: &ReshardArgs) -> Result<(), Failed> {
     let now = moved(&stored.config, from.config(), args)?;
     super::diff::only_layout(&stored, &now)?;
     let built = build(&now.config);
-    let dir = RunDir::create(Some(&args.out), &now.config.name, RunMode::Fresh);
-    let dir = dir.map_err(train::refused)?;
-    let written = reshard(&from, (&now.config, &built), dir.path()).map_err(rewrite_failed)?;
-    let file = |e| Failed::new(code::IO, e);
-    dir.write_atomically(CONFIG, now.config.to_ron().as_bytes()).map_err(file)?;
-    if let Some(tokenizer) = data::tokenizer_of(run_of(&from), &now.config)? {
-        dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
-    }
+    let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;
+    let new = NewRun::create(&args.out, &now.config, tokenizer.as_ref())?;
+    let sealed = reshard(&from, (&now.config, &built), new.path()).map_err(rewrite_failed)?;
+    let written = new.finish(sealed)?;
     say(&format!(
         "{}: TP {} x DP {}, every tensor bit-equal to {}\n\
          training needs no such thing: any layout goes on from any checkpoint; here each rank finds its part in one file",
