@@ -60,8 +60,8 @@ const RUN_ROWS: usize = 96;
 const PACK_A: usize = 32;
 /// What packing an element of b takes, in multiply-adds.
 const PACK_B: usize = 16;
-/// Products below this number of operations are not worth waking other threads.
-const SHARED_FLOP: usize = 20_000_000;
+/// Products below this number of operations, some ten microseconds of a core, are computed by one thread.
+const SHARED_FLOP: usize = 1_000_000;
 
 const _: () = assert!(MC.is_multiple_of(A_ROWS) && MT.is_multiple_of(MC));
 const _: () = assert!(A_PAD <= A_STRIDE - KC);
