@@ -32,7 +32,7 @@ pub(crate) fn distinct(config: &Config, built: &Built, rank: Rank) -> Result<Dis
     Ok(distinct.take())
 }
 
-/// `steps` steps without data; `passed` hears the number of each when it is over.
+/// `steps` steps without data; `passed` hears 0 before the first, and the number of each when it is over.
 fn play(
     config: &Config,
     built: &Built,
@@ -45,6 +45,8 @@ fn play(
     let mut trainer = trainer(config, built, (&data, &detours), dev.rank());
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
+    dev.sync_all()?;
+    passed(0);
     for step in 1..=steps {
         dev.begin_step(step);
         let decided = trainer.train_step(dev, step);
@@ -58,7 +60,7 @@ fn play(
 
 /// Opens the GPUs of all ranks as a run does and plays `steps` steps on them, without data and without tasks on the host, whose
 /// memory is addresses alone. For the accounting of a stand-in driver: it moves nothing, and real GPUs would work on zeros.
-/// `passed` hears the rank and the step when one is over.
+/// `passed` hears the rank and 0 before the first step, then the rank and the step when one is over.
 ///
 /// # Errors
 /// The first that a rank meets: a plan that does not fit beside what else lies on its GPU.

@@ -45,12 +45,13 @@ fn every_config_of_the_repository_is_right_and_fits() {
 /// This machine has no GPU that could be asked.
 #[test]
 fn gpus_that_are_not_there_are_not_said_to_be_large_enough() {
+    // A machine with a GPU asks it.
+    if Path::new("/dev/nvidiactl").exists() {
+        return;
+    }
     let folder = Folder::new();
     let plan = ["plan", "tiny.ron", "--set", "device=Cuda"];
     let done = folder.onebox(&plan);
-    if done.code == 0 {
-        return;
-    }
     assert_eq!(done.code, 1, "{}", done.stderr);
     assert!(!done.stdout.contains("it fits"), "{}", done.stdout);
     for text in ["GPU memory was not checked: no NVIDIA driver", "--box configs/boxes/"] {

@@ -342,18 +342,15 @@ mod tests {
 
     #[test]
     fn what_is_large_is_waited_for_longer_and_a_step_is_not() {
-        let world = World::new(2, 1, Duration::from_millis(1));
-        let at = |tp| Rank { tp, tp_size: 2, dp: 0, dp_size: 1 };
-        let post = Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
-        let meet = |tp| world.meet(at(tp), Lane::Compute, Group::Tp, post).map(drop);
+        let step = Duration::from_millis(1);
+        let world = World::new(2, 1, step);
         world.wait_longer(Duration::from_secs(60));
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(|| meet(0));
-            std::thread::sleep(Duration::from_millis(50));
-            meet(1).unwrap();
-            waits.join().unwrap().unwrap();
-        });
+        assert_eq!(world.timeout(), step + Duration::from_secs(60));
         world.wait_longer(Duration::ZERO);
-        assert!(matches!(meet(0), Err(Error::Timeout { .. })));
+        assert_eq!(world.timeout(), step);
+        let alone = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
+        let post = Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
+        let met = world.meet(alone, Lane::Compute, Group::Tp, post).map(drop);
+        assert!(matches!(met, Err(Error::Timeout { .. })), "{met:?}");
     }
 }
