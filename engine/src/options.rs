@@ -34,7 +34,7 @@ pub struct RunOptions {
     pub stall_at: Option<(usize, Lane, u64, Duration)>,
     /// For tests: this rank returns before this step.
     pub leave_at: Option<(usize, u64)>,
-    /// For tests: see [`crate::run::Place`].
+    /// Told where ranks are: see [`crate::run::Place`].
     pub watcher: Option<Watcher>,
     /// Parameters by global name; those that it lacks start at random.
     pub initial: Option<Arc<Weights>>,

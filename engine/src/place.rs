@@ -1,4 +1,4 @@
-//! Where a rank's own thread is: for tests that have something go wrong there.
+//! Where a rank's own thread is: for tests that have something go wrong there, and for who waits until ranks hear of a stop.
 
 use std::fmt;
 use std::sync::Arc;

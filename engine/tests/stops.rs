@@ -203,3 +203,72 @@ fn a_second_ctrl_c_ends_the_process_at_once() {
     // Whatever it was doing.
     folder.train("run", &["--resume", "--dry-run"]).ok();
 }
+
+/// Waits for what comes within a minute.
+fn wait_for(what: &str, mut came: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !came() {
+        assert!(since.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends SIGTERM to `onebox train` as soon as it holds `open` open, while one kind of system call, on `path` where that is
+/// given, takes longer than this test waits: no thread that makes one gets on.
+fn stuck(folder: &Folder, (call, path): (&str, Option<&str>), open: &str, more: &[&str]) -> Done {
+    let (calls, delay) = (format!("trace={call}"), format!("inject={call}:delay_enter=100000000"));
+    let mut command = Command::new("strace");
+    // The process itself is the child, and the tracer is nobody's.
+    command.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e", &calls, "-e", &delay]);
+    if let Some(path) = path {
+        command.arg("-P").arg(folder.path(path));
+    }
+    command.arg(env!("CARGO_BIN_EXE_onebox")).args(["train", "tiny.ron", "--run-dir", "run"]);
+    command.args(more).current_dir(folder.path(".")).stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(std::fs::File::create(folder.path("stderr")).unwrap());
+    let mut child = Running::spawn(&mut command);
+    let (process, open) = (format!("/proc/{}", child.id()), folder.path(open));
+    wait_for("the file is open", || {
+        let fds = std::fs::read_dir(format!("{process}/fd"));
+        let mut all = fds.into_iter().flatten().flatten();
+        all.any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == open))
+    });
+    send("-TERM", &child.id().to_string());
+    wait_for("the last words", || folder.read("stderr").contains("interrupted "));
+    // The tracer keeps even the dead to the end of their calls.
+    let status = std::fs::read_to_string(format!("{process}/status")).unwrap_or_default();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    if let Some(tracer) = tracer.map(str::trim).filter(|tracer| *tracer != "0") {
+        send("-9", tracer);
+    }
+    let status = child.0.take().unwrap().wait().unwrap();
+    let stderr = folder.read("stderr");
+    Done { code: status.code().unwrap_or(-1), stdout: String::new(), stderr }
+}
+
+#[test]
+fn a_signal_is_heard_before_the_first_step_whatever_the_process_waits_for() {
+    if !common::has_strace() {
+        return;
+    }
+    let folder = Folder::new();
+    let nothing = "interrupted before the first step; nothing is lost\n";
+    let done = stuck(&folder, ("read", Some("text.txt")), "text.txt", &[]).refused(75, &[nothing]);
+    assert!(done.stderr.starts_with(nothing), "{}", done.stderr);
+    assert!(!folder.path("run").exists());
+    // Memory of the ranks, which is asked for behind the metrics.
+    let step_0 = ["interrupted after step 0; nothing is lost: --resume starts at step 1\n"];
+    stuck(&folder, ("madvise", None), "run/metrics.jsonl", &[]).refused(75, &step_0);
+    let every = ["--set", "train.checkpoint_every=4"];
+    folder.train("run", &[&["--resume", "-q"], &every[..]].concat()).ok();
+    let more = ["--resume", "--set", "train.steps=6", "--set", "schedule.decay_steps=4"];
+    let file = "run/checkpoints/step-00000004/rank-00000.safetensors";
+    let hashed = stuck(&folder, ("pread64", Some(file)), file, &more);
+    hashed.refused(75, &[nothing]);
+    let step_4 = ["interrupted after step 4; --resume goes on after step 4\n"];
+    stuck(&folder, ("madvise", None), "run/metrics.jsonl", &more).refused(75, &step_4);
+    // Nothing is lost.
+    folder.train("run", &[&more[..], &["-q"]].concat()).ok();
+    folder.train("whole", &[&more[1..], &every[..], &["-q"]].concat()).ok();
+    assert_eq!(folder.hash("run"), folder.hash("whole"));
+}

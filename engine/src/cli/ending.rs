@@ -83,12 +83,14 @@ impl Session<'_> {
             true => format!("; its weights are in {}", weights.display()),
             false => String::new(),
         };
-        let back = match saved {
-            Some(step) => format!("--resume goes on after step {step}"),
-            None if outcome.step == 0 => "nothing is lost: --resume starts at step 1".into(),
-            None => "there is no checkpoint of it to go on from".into(),
-        };
+        let back = back(outcome.step, saved);
         format!("interrupted after step {}{weights}; {back}", outcome.step)
+    }
+
+    /// The same of a run that ends before it takes a step.
+    pub(super) fn stopped_at_start(&self) -> String {
+        let (step, saved) = (self.done(), self.start.as_ref().map(|from| from.step()));
+        format!("interrupted after step {step}; {}", back(step, saved))
     }
 
     fn diverged(&self, outcome: &Outcome, watch: &Watch, (from, to): (u64, u64)) -> String {
@@ -224,6 +226,15 @@ impl Session<'_> {
             crate::config::load(&self.args.config.config, &sets).ok()?;
             Some(more.iter().map(|set| format!(" --set {set}")).collect())
         })
+    }
+}
+
+/// Where a run goes on that is interrupted after `step`.
+fn back(step: u64, saved: Option<u64>) -> String {
+    match saved {
+        Some(step) => format!("--resume goes on after step {step}"),
+        None if step == 0 => "nothing is lost: --resume starts at step 1".into(),
+        None => "there is no checkpoint of it to go on from".into(),
     }
 }
 

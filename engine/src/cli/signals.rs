@@ -2,13 +2,17 @@
 //!
 //! `timeout`, a closed terminal and others signal twice within microseconds. So one more signal never ends the process at
 //! once, but for a second Ctrl-C that comes a second or more after the first.
+//!
+//! Before the first step nothing is to be saved, and what is written is written as if power could fail. There the first
+//! signal ends the process, whatever its threads wait for: data, hashes, memory or a driver.
 
 use super::exit::code;
 use crate::progress::announce;
+use crate::stderr;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
-use signal_hook::iterator::Signals;
-use std::sync::Arc;
+use signal_hook::iterator::Signals as Heard;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// All that ask a run to stop in order: Ctrl-C, `kill`, a closed terminal, Slurm's warnings, a limit of CPU time.
@@ -16,18 +20,47 @@ const HEARD: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU];
 /// A second Ctrl-C counts after so long.
 const APART: Duration = Duration::from_secs(1);
 
-/// True after the first signal that asks the run to stop. What is ignored when the process starts, as under `nohup`, stays
-/// ignored.
-pub(super) fn stop_at_signal() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
+/// How signals reach a run.
+pub(super) struct Signals {
+    /// True after the first one that asks the run to stop.
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) starting: Starting,
+}
+
+/// Whether the ranks do not hear yet of a stop, and what is said then of a run that ends.
+#[derive(Clone)]
+pub(super) struct Starting(Arc<Mutex<Option<String>>>);
+
+impl Starting {
+    fn words(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until [`over`](Self::over) a signal ends the process with these words.
+    pub(super) fn say(&self, words: String) {
+        *self.words() = Some(words);
+    }
+
+    pub(super) fn over(&self) {
+        *self.words() = None;
+    }
+}
+
+/// Hears signals from now on. What is ignored when the process starts, as under `nohup`, stays ignored.
+pub(super) fn hear() -> Signals {
+    let (stop, told) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let words = "interrupted before the first step; nothing is lost".to_owned();
+    let starting = Starting(Arc::new(Mutex::new(Some(words))));
+    stderr::by_thread(&told);
     // Caught, so that a write over the limit of a file's size is an error, not the end.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
     let heard = HEARD.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    if let Err(error) = listen(heard, &stop) {
+    let signals = Signals { stop: Arc::clone(&stop), starting: starting.clone() };
+    if let Err(error) = listen(heard, signals, told) {
         tracing::warn!("Ctrl-C will end the run at once: {error}");
     }
-    stop
+    Signals { stop, starting }
 }
 
 /// The set of ignored signals, a bit for each, of a process's status; empty where it does not say.
@@ -36,12 +69,23 @@ fn ignored(status: &str) -> u64 {
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-fn listen(heard: impl Iterator<Item = i32>, stop: &Arc<AtomicBool>) -> std::io::Result<()> {
-    let mut signals = Signals::new(heard)?;
-    let stop = Arc::clone(stop);
+/// `told`: any signal came.
+fn listen(
+    heard: impl Iterator<Item = i32>,
+    Signals { stop, starting }: Signals,
+    told: Arc<AtomicBool>,
+) -> std::io::Result<()> {
+    let mut heard = Heard::new(heard)?;
     let hear = move || {
         let mut interrupted = None;
-        for signal in signals.forever() {
+        for signal in heard.forever() {
+            told.store(true, Ordering::SeqCst);
+            // Held to the end: no step begins meanwhile.
+            if let Some(words) = &*starting.words() {
+                announce(words);
+                stderr::flush();
+                signal_hook::low_level::exit(i32::from(code::INTERRUPTED));
+            }
             if counts_twice(signal, &mut interrupted, Instant::now()) {
                 signal_hook::low_level::exit(i32::from(code::ABORTED));
             }

@@ -2,7 +2,7 @@
 
 use super::check::count;
 use super::exit::{Failed, code};
-use super::signals::stop_at_signal;
+use super::signals::{self, Signals};
 use super::trace::TraceArgs;
 use super::watch::Watch;
 use super::{ConfigArgs, SimdArg, data, plan, print, resume, rollback, say};
@@ -14,14 +14,13 @@ use crate::detours::Detours;
 use crate::metrics::MetricsWriter;
 use crate::plan::{Disk, memory_report};
 use crate::progress::Progress;
-use crate::run::{Outcome, RunError, RunOptions, Unread, train};
+use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
 use crate::run_dir::{CONFIG, RUNS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
-use crate::stderr;
 use device::Error;
 use device::numerics::SimdPath;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Train a model.
@@ -55,6 +54,8 @@ pub(super) struct TrainArgs {
 
 pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     args.simd.choose()?;
+    // A dry run writes nothing: any signal may end it.
+    let signals = (!args.dry_run).then(signals::hear);
     let loaded = args.config.load()?;
     if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
         return Err(Failed::new(code::CONFIG, not_built));
@@ -78,11 +79,11 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     // Before the data is read: it is part of what must fit.
     let saving = check_memory(&loaded, &built, args.dry_run)?;
     let data = data::open(&loaded.config, tokenizer, args.dry_run)?;
-    if args.dry_run {
+    let Some(signals) = signals else {
         say(&format!("data: {}", data.describe()));
         say("dry run: everything is in order; nothing was written");
         return Ok(());
-    }
+    };
     check_disk(&loaded, &built, (args.run_dir.as_deref(), mode))?;
     let dir =
         RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused)?;
@@ -97,7 +98,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         dir.remove(WEIGHTS).map_err(refused)?;
     }
     let (loaded, built, data, dir) = (&loaded, &built, &data, &dir);
-    Session { args, loaded, built, data, tokenizer, dir, saving, start }.train()
+    Session { args, loaded, built, data, tokenizer, dir, saving, start }.train(&signals)
 }
 
 /// Refuses with numbers before anything is allocated. Only what is shown has its step counted. What the introduction
@@ -175,7 +176,7 @@ pub(super) struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn train(&mut self) -> Result<(), Failed> {
+    fn train(&mut self, signals: &Signals) -> Result<(), Failed> {
         let config = &self.loaded.config;
         let file = |e| Failed::new(code::IO, e);
         self.dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
@@ -183,17 +184,22 @@ impl Session<'_> {
             self.dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
         }
         self.introduce();
-        let (stop, started) = (stop_at_signal(), Instant::now());
-        stderr::by_thread(&stop);
+        let started = Instant::now();
+        if self.dir.forked_from().is_none() {
+            signals.starting.say(self.stopped_at_start());
+        }
         let stored = self.start.as_ref().map(|from| from.detours().clone());
         let (mut detours, mut done) = (stored.unwrap_or_default(), 0);
         loop {
-            let (outcome, mut watch) = self.attempt(&stop, &detours)?;
-            let interrupted = stop.load(Ordering::Relaxed);
+            let (outcome, mut watch) = self.attempt(signals, &detours)?;
+            let interrupted = signals.stop.load(Ordering::Relaxed);
             let allowed = if interrupted { 0 } else { config.train.rollbacks };
             let left = allowed.saturating_sub(done);
+            let again = "interrupted while the run is taken back; --resume goes on after its newest checkpoint";
+            signals.starting.say(again.to_owned());
             let earlier = rollback::start(self.dir, self.start.as_ref(), (left, &outcome))?;
             let Some(earlier) = earlier else {
+                signals.starting.over();
                 return self.end(&outcome, &mut watch, started.elapsed().as_secs_f64());
             };
             detours = detours.and(earlier.step());
@@ -205,17 +211,25 @@ impl Session<'_> {
     /// To the end, or as far as it comes.
     fn attempt(
         &self,
-        stop: &Arc<AtomicBool>,
+        Signals { stop, starting }: &Signals,
         detours: &Detours,
     ) -> Result<(Outcome, Watch), Failed> {
         let config = &self.loaded.config;
         let metrics = MetricsWriter::open(&self.dir.metrics_path(), self.done());
         let metrics = metrics.map_err(|e| Failed::new(code::IO, e))?;
         let trace = self.args.trace.start();
+        let starting = starting.clone();
+        // From there on every rank hears of a stop.
+        let watcher = Watcher::new(move |_, place, _| {
+            if place == Place::Loaded {
+                starting.over();
+            }
+        });
         let options = RunOptions {
             trace: trace.clone(),
             bind: true,
             stop: Arc::clone(stop),
+            watcher: Some(watcher),
             weights: Some(self.dir.path().join(WEIGHTS)),
             checkpoints: Some(self.dir.path().join(FOLDER)),
             held: Some(Arc::clone(self.dir.held())),

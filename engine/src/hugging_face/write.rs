@@ -89,9 +89,8 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
     let names = |entry: io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name());
     let listed = fs::read_dir(unfinished).and_then(|all| all.map(names).collect());
     let left: Vec<OsString> = listed.map_err(&failed)?;
-    if !left.is_empty()
-        && !(left.iter().any(|name| name == LOCK) && left.iter().all(|n| is_ours(n)))
-    {
+    let ours = left.iter().any(|name| name == LOCK) && left.iter().all(|name| is_ours(name));
+    if !left.is_empty() && !ours {
         return Err(foreign());
     }
     let path = unfinished.join(LOCK);
