@@ -251,3 +251,35 @@ fn a_config_of_another_version_is_read_with_what_is_known_of_it() {
     let more = ["--set", "train.warp_speed=9"];
     folder.onebox(&[&args, &more[..]].concat()).refused(78, &["unknown key", "warp_speed"]);
 }
+
+/// What draws a text needs of a run's config how large its model is and what its tokens are.
+#[test]
+fn a_text_is_drawn_by_a_config_of_another_version_and_without_its_box() {
+    let folder = Folder::new();
+    trained(&folder, "run", &[]);
+    let args = ["generate", "run", "--prompt", "the ", "--tokens", "8", "--temperature", "0"];
+    let drawn = folder.onebox(&args).ok().stdout;
+    folder.shell("mkfifo box.ron").ok();
+    let (path, config) =
+        (folder.path("box.ron").display().to_string(), folder.read("run/config.ron"));
+    let (from, to) = (config.find("device: Cpu(").unwrap(), config.find("    model: ").unwrap());
+    let device = format!("device: Sim(box: {path:?}),\n");
+    let known = |line: &&str| !line.contains("checkpoint_overhead:");
+    let text = [&config[..from], &device, &config[to..]].concat();
+    let text = text.lines().filter(known).collect::<Vec<_>>().join("\n");
+    let text = text.replacen("train: (", "train: (warp_speed: 9, ", 1);
+    let text = text.replacen("model: (", "flux: (capacitor: true), model: (", 1);
+    std::fs::write(folder.path("run/config.ron"), text).unwrap();
+    for left in ["weights.safetensors", "checkpoints"] {
+        let mut command = Command::new("timeout");
+        command.args(["20", env!("CARGO_BIN_EXE_onebox")]).args(args);
+        command.current_dir(folder.path("."));
+        let done = Folder::done(command).ok();
+        assert_eq!(done.stdout, drawn);
+        for text in ["run/config.ron", "`flux`, `train.warp_speed`, which", "not know: ignored"] {
+            assert!(done.stderr.contains(text), "`{text}` is not in:\n{}", done.stderr);
+        }
+        // Then from the newest checkpoint.
+        folder.shell(&format!("rm -rf run/{left}")).ok();
+    }
+}

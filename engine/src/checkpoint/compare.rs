@@ -72,25 +72,13 @@ pub fn differences(
     Ok(between((&stored, &checkpoint.manifest().data), (now, &Seen::of(data))))
 }
 
-/// Unknown keys that are named; there may be very many.
-const NAMED: usize = 10;
-
 /// The config that a checkpoint holds. Keys of another version are ignored with a warning.
 pub(super) fn stored_config(path: &Path, ron: &str) -> Result<Loaded, CheckpointError> {
     let stored = load_stored(ron, &[]).map_err(|error| CheckpointError::Broken {
         path: path.to_owned(),
         problem: error.to_string(),
     })?;
-    let all = stored.ignored.len();
-    if all > 0 {
-        let keys = stored.ignored[..all.min(NAMED)].join("`, `");
-        let more = if all > NAMED { format!(" and {} more", all - NAMED) } else { String::new() };
-        tracing::warn!(
-            "{}: its config has `{keys}`{more}, which onebox {} does not know: ignored",
-            path.display(),
-            env!("CARGO_PKG_VERSION")
-        );
-    }
+    stored.warn_of_ignored(path);
     Ok(stored)
 }
 

@@ -4,6 +4,7 @@ use super::exit::{Failed, code};
 use super::{data, print, say, seen};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::open_newest;
+use crate::config::load_of_run;
 use crate::generate::{GenerateError, Sampling, Trained, generate, next_logits};
 use crate::run_dir::{CONFIG, WEIGHTS};
 use std::io::Write;
@@ -60,7 +61,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
         let why = format!("{path} is not a run directory: it has no {CONFIG} (see runs/)");
         return Err(Failed::new(code::DATA, why));
     }
-    let loaded = crate::config::load(&config, &[]).map_err(|e| Failed::new(code::CONFIG, e))?;
+    let loaded = load_of_run(&config).map_err(|e| Failed::new(code::CONFIG, e))?;
     let weights = args.run.join(WEIGHTS);
     let checkpoint = if weights.exists() { None } else { Some(newest(args)?) };
     let tokenizer = data::tokenizer_of(&args.run, &loaded.config)?;

@@ -5,7 +5,7 @@ use super::{data, say};
 use crate::build::Built;
 use crate::checkpoint::inspect::{Summary, differences_of};
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, differences};
-use crate::config::{Loaded, load_str};
+use crate::config::{Loaded, load_of_run};
 use crate::data::{Dataset, Tokenizer};
 use crate::run_dir::{CONFIG, RunDir, RunMode, TOKENIZER};
 use std::path::Path;
@@ -107,8 +107,7 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Fai
 /// The config that a run has written.
 fn config_of(dir: &Path) -> Option<Loaded> {
     let path = Some(dir.join(CONFIG)).filter(|path| path.is_file())?;
-    let text = std::fs::read_to_string(&path).ok()?;
-    load_str(&text, &path.display().to_string(), dir, &[]).ok()
+    load_of_run(&path).ok()
 }
 
 /// A run keeps a copy of its tokenizer: another content under the same name is another experiment.

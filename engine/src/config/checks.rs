@@ -13,7 +13,7 @@ use crate::gpu;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 28] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 26] {
     [
         Checks::heads_over_ranks,
         Checks::hidden_over_heads,
@@ -25,8 +25,6 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 28] {
         Checks::schedule_length,
         Checks::least_rate,
         Checks::loss_scale,
-        Checks::precision,
-        Checks::hardware_queues,
         Checks::place_of_sums,
         Checks::blocking_update,
         Checks::blocking_sums,
@@ -46,10 +44,16 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 28] {
     ]
 }
 
+/// Rules about the machine: where a stored config was trained they held.
+const fn rules_of_machine<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 2] {
+    [Checks::precision, Checks::hardware_queues]
+}
+
 /// Applies every rule whose values are valid by themselves.
 pub(super) fn all(reader: &mut Reader, config: &Config) {
     let checks = Checks { config };
-    for rule in rules() {
+    let of_machine = if reader.stored { None } else { Some(rules_of_machine()) };
+    for rule in rules().into_iter().chain(of_machine.into_iter().flatten()) {
         if let Some(broken) = rule(&checks)
             && broken.values.iter().all(|(key, _)| reader.ok(&[key]))
         {
@@ -65,7 +69,7 @@ impl Config {
     /// Whether a config that was changed in place keeps every rule between keys.
     pub(crate) fn is_sound(&self) -> bool {
         let checks = Checks { config: self };
-        rules().iter().all(|rule| rule(&checks).is_none())
+        rules().iter().chain(&rules_of_machine()).all(|rule| rule(&checks).is_none())
     }
 }
 

@@ -35,13 +35,22 @@ pub fn load_and_look(
     sets: &[String],
     trouble: &Trouble<'_>,
 ) -> Result<Loaded, ConfigError> {
+    load_file(Reader::default(), path, sets, trouble)
+}
+
+fn load_file(
+    reader: Reader,
+    path: &Path,
+    sets: &[String],
+    trouble: &Trouble<'_>,
+) -> Result<Loaded, ConfigError> {
     let name = path.display().to_string();
     let text = read(path).map_err(|unreadable| {
         let Complaint { message, help } = unreadable;
         ConfigError::plain(&name, format!("cannot read the config `{name}`: {message}"), help)
     })?;
     let dir = path.parent().unwrap_or(Path::new(""));
-    read_all(Reader::default(), &text, (&name, dir), sets, trouble)
+    read_all(reader, &text, (&name, dir), sets, trouble)
 }
 
 /// [`load`] for a text that was read already; messages call it `name`, and its relative paths are
@@ -65,6 +74,37 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {
         sets,
         &|_, _| None,
     )
+}
+
+/// The config that a run has written, for who looks at what it trained. As with a checkpoint's, unknown keys are ignored,
+/// with a warning, and no file that it names is opened: of a box only the name is there.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn load_of_run(path: &Path) -> Result<Loaded, ConfigError> {
+    let loaded = load_file(Reader::of_a_run(), path, &[], &|_, _| None)?;
+    loaded.warn_of_ignored(path);
+    Ok(loaded)
+}
+
+/// Unknown keys that are named; there may be very many.
+const NAMED: usize = 10;
+
+impl Loaded {
+    /// Says which keys of a stored config, of `path`, this version does not know.
+    pub(crate) fn warn_of_ignored(&self, path: &Path) {
+        let all = self.ignored.len();
+        if all > 0 {
+            let keys = self.ignored[..all.min(NAMED)].join("`, `");
+            let more =
+                if all > NAMED { format!(" and {} more", all - NAMED) } else { String::new() };
+            tracing::warn!(
+                "{}: its config has `{keys}`{more}, which onebox {} does not know: ignored",
+                path.display(),
+                env!("CARGO_PKG_VERSION")
+            );
+        }
+    }
 }
 
 fn read_all(
@@ -114,10 +154,10 @@ pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
 pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
     let mut inner = Reader::default();
     let mut described = no_box();
-    if reader.stored && reader.ok(&[key]) {
+    if reader.stored && !reader.boxless && reader.ok(&[key]) {
         reader.report_box(key, path);
     }
-    if !reader.ok(&[key]) {
+    if reader.boxless || !reader.ok(&[key]) {
         reader.mark_bad(&format!("{key}.gpus"));
         return described;
     }

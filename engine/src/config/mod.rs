@@ -27,6 +27,7 @@ mod write;
 mod tests;
 
 pub use bytes::{format_bytes, parse_bytes};
+pub(crate) use load::load_of_run;
 pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str};
 pub use report::{ConfigError, Problem};
 pub(crate) use schema::MEASURED_OPS;
@@ -46,7 +47,7 @@ pub struct Loaded {
     pub origins: Vec<(String, String, Origin)>,
     /// The text of the file, without a byte order mark.
     pub source: String,
-    /// Keys of a checkpoint's config that this version does not know, dotted. Any other config with such keys is refused.
+    /// Keys of a stored config that this version does not know, dotted. Any other config with such keys is refused.
     pub ignored: Vec<String>,
 }
 

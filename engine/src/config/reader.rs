@@ -24,8 +24,10 @@ pub(super) struct Reader {
     pub(super) unknown: Vec<Unknown>,
     /// Errors about missing keys, held back until the unknown ones are known.
     pub(super) missing: Vec<Problem>,
-    /// The text comes from a checkpoint: it may be of another version, or made up.
+    /// The text comes from a checkpoint or a run: it may be of another version, of another machine, or made up.
     pub(super) stored: bool,
+    /// A box that it names is nobody's concern.
+    pub(super) boxless: bool,
     /// Unknown keys of such a text.
     pub(super) ignored: Vec<String>,
     bad: HashSet<String>,
@@ -43,6 +45,11 @@ impl Reader {
     /// For the config that a checkpoint holds.
     pub(super) fn of_a_checkpoint() -> Self {
         Self { stored: true, ..Self::default() }
+    }
+
+    /// For the config that a run has written.
+    pub(super) fn of_a_run() -> Self {
+        Self { stored: true, boxless: true, ..Self::default() }
     }
 
     /// Adds a text and returns its number.
@@ -132,7 +139,7 @@ impl Reader {
         self.problems.append(&mut missing);
     }
 
-    /// Takes the keys of a checkpoint's text out of `unknown`, and leaves those of `--set`.
+    /// Takes the keys of a stored text out of `unknown`, and leaves those of `--set`.
     fn ignore(&mut self, unknown: &mut Vec<Unknown>) {
         if !self.stored {
             return;
