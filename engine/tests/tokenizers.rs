@@ -142,3 +142,27 @@ fn a_hostile_tokenizer_is_refused_by_name() {
     folder.shell("mkfifo tokenizer.json").ok();
     train(&folder, "run", &[], &[]).refused(66, &["tokenizer.json", "neither a regular file"]);
 }
+
+/// Whoever makes a run or a checkpoint up may name any file in its config.
+#[test]
+fn a_stored_config_opens_no_tokenizer_outside_of_its_run() {
+    let folder = folder();
+    train(&folder, "run", &["-q"], &[]).ok();
+    let all: [&[&str]; 3] = [
+        &["generate", "run", "--tokens", "4"],
+        &["checkpoint", "export", "run", "out", "--to", "safetensors"],
+        &["checkpoint", "reshard", "run", "resharded", "--tp", "1", "--dp", "1"],
+    ];
+    let outside = folder.path("tokenizer.json").display().to_string();
+    for (left, why) in [
+        ("rm run/tokenizer.json", "run/tokenizer.json is not there"),
+        ("ln -s ../tokenizer.json run/tokenizer.json", "run/tokenizer.json is no file of it"),
+    ] {
+        folder.shell(left).ok();
+        let words = [why, "opens no file outside", "to trust it, copy", &outside];
+        all.iter().for_each(|args| drop(onebox(&folder, args).refused(66, &words)));
+        assert!(!folder.path("out").exists() && !folder.path("resharded").exists());
+    }
+    folder.shell("rm run/tokenizer.json && cp tokenizer.json run/").ok();
+    all.iter().for_each(|args| drop(onebox(&folder, args).ok()));
+}

@@ -5,6 +5,8 @@ use crate::config::{Config, DeviceConfig};
 use crate::data::{Cache, DataError, Dataset, Look, Problem, Tokenized, Tokenizer};
 use crate::run_dir::TOKENIZER;
 use crate::shown::Shown;
+use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,13 +15,21 @@ pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, Failed> {
     config.data.tokenizer.as_ref().map(|path| open_tokenizer(Path::new(path))).transpose()
 }
 
-/// The one that a run was trained with: its own copy, or where there is none what its config names.
+/// The one that a run was trained with: its own copy. What its stored config names may be any file.
 pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokenizer>, Failed> {
+    let Some(named) = &config.data.tokenizer else { return Ok(None) };
     let copy = run.join(TOKENIZER);
-    match config.data.tokenizer {
-        Some(_) if copy.exists() => open_tokenizer(&copy).map(Some),
-        _ => tokenizer(config),
-    }
+    let what = match fs::symlink_metadata(&copy) {
+        Ok(metadata) if metadata.is_file() => return open_tokenizer(&copy).map(Some),
+        Ok(_) => "is no file of it".to_owned(),
+        Err(error) if error.kind() == ErrorKind::NotFound => "is not there".to_owned(),
+        Err(error) => format!("cannot be read ({error})"),
+    };
+    let (copy, named) = (copy.display(), Shown(Path::new(named)));
+    let why = format!(
+        "data.tokenizer: {copy} {what}, and the config of a run opens no file outside of it: to trust it, copy {named} there"
+    );
+    Err(Failed::new(code::DATA, why))
 }
 
 fn open_tokenizer(path: &Path) -> Result<Tokenizer, Failed> {
