@@ -5,6 +5,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -67,6 +68,18 @@ impl Held {
         Ok(Self { path: path.to_owned(), directory, lock: Mutex::new(lock) })
     }
 
+    /// Where the directory is now; none where that is not known, as when it was removed.
+    pub(crate) fn place(&self) -> Option<PathBuf> {
+        let is = |place: &Path| {
+            fs::metadata(place).is_ok_and(|found| identity(&found) == self.directory)
+        };
+        if is(&self.path) {
+            return Some(self.path.clone());
+        }
+        let lock = name_of(&self.lock.lock().unwrap_or_else(|e| e.into_inner())).ok()?;
+        lock.parent().filter(|place| is(place)).map(Path::to_owned)
+    }
+
     /// That the path still leads to the directory that this process has locked. A lock that was removed is taken again.
     ///
     /// # Errors
@@ -88,6 +101,11 @@ impl Held {
             _ => Err(other("another process has locked the run's directory")),
         }
     }
+}
+
+/// What an open file is called now, as the system knows it.
+fn name_of(file: &File) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Locks `file` and writes this process into it.
@@ -146,6 +164,7 @@ mod tests {
         assert!(File::open(run.join(LOCK)).unwrap().try_lock().is_err());
         fs::rename(&run, &moved).unwrap();
         assert!(held.check().unwrap_err().to_string().contains("is gone"));
+        assert_eq!(held.place().unwrap(), moved.canonicalize().unwrap());
         let other = make();
         assert!(held.check().unwrap_err().to_string().contains("another directory"));
         fs::remove_file(run.join(LOCK)).unwrap();

@@ -34,6 +34,10 @@ fn beside(folder: &Folder, meanwhile: impl FnOnce()) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+fn checkpoints(folder: &Folder, run: &str) -> String {
+    folder.path(run).canonicalize().unwrap().join("checkpoints").display().to_string()
+}
+
 #[test]
 fn a_run_whose_directory_is_moved_or_removed_makes_no_other_one() {
     let folder = Folder::new();
@@ -42,6 +46,9 @@ fn a_run_whose_directory_is_moved_or_removed_makes_no_other_one() {
     assert!(!folder.path("run").exists(), "{stderr}");
     assert!(stderr.contains("NOT SAVED: the run's directory is gone"), "{stderr}");
     assert!(code.is_some_and(|code| ![0, 75].contains(&code)), "{code:?}: {stderr}");
+    // Where it is now, not where it was.
+    let place = format!("in {} the newest that is whole is of step", checkpoints(&folder, "moved"));
+    assert!(stderr.contains(&place) && !stderr.contains("in run/"), "{stderr}");
     // What is whole stays whole.
     folder.onebox(&["checkpoint", "verify", "moved"]).ok();
     // Another run has the place meanwhile.
@@ -52,7 +59,20 @@ fn a_run_whose_directory_is_moved_or_removed_makes_no_other_one() {
     });
     assert!(stderr.contains("NOT SAVED: another directory is in the place"), "{stderr}");
     assert!(!folder.path("run/checkpoints").exists(), "{stderr}");
+    let place = format!("in {} the newest", checkpoints(&folder, "gone"));
+    assert!(stderr.contains(&place) && !stderr.contains("in run/"), "{stderr}");
     assert_eq!(folder.metrics("run").last().unwrap()["step"], 2);
+    std::fs::remove_dir_all(folder.path("run")).unwrap();
+    let (_, stderr) = beside(&folder, || {
+        let removed = folder.path("removed");
+        std::fs::rename(folder.path("run"), &removed).unwrap();
+        // A file that was being written may come up meanwhile.
+        while removed.exists() {
+            let _ = std::fs::remove_dir_all(&removed);
+        }
+    });
+    let unknown = "NOT SAVED: the run's directory is gone: it was removed or moved; where its checkpoints are is not known";
+    assert!(stderr.contains(unknown) && !stderr.contains("in run/"), "{stderr}");
 }
 
 #[test]

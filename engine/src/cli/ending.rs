@@ -66,13 +66,18 @@ impl Session<'_> {
 
     /// The run has ended after `step` without the checkpoint that it owes.
     fn unsaved(&self, watch: &Watch, step: u64, why: &str) -> String {
-        let before = match watch.saved {
-            Some(saved) => format!("the newest that is whole is of step {saved}"),
-            None => "there is none before it".into(),
+        let before = match (self.dir.held().place(), watch.saved) {
+            (None, _) => "where its checkpoints are is not known".into(),
+            (Some(place), Some(saved)) => {
+                let folder = place.join(FOLDER);
+                format!("in {} the newest that is whole is of step {saved}", folder.display())
+            }
+            (Some(place), None) => {
+                format!("in {} there is none before it", place.join(FOLDER).display())
+            }
         };
         format!(
-            "the run has ended after step {step}, whose checkpoint is NOT SAVED: {why}; in {} {before}",
-            self.dir.path().join(FOLDER).display()
+            "the run has ended after step {step}, whose checkpoint is NOT SAVED: {why}; {before}"
         )
     }
 
@@ -141,16 +146,17 @@ impl Session<'_> {
             hash => format!("\nstate   {hash}"),
         };
         let weights = if outcome.weights_written { format!(", {WEIGHTS}") } else { String::new() };
+        let files = self.dir.held().place().map_or_else(String::new, |place| {
+            format!("\nfiles   {}: {METRICS}, {CONFIG}{weights}", place.display())
+        });
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
         self.say(&format!(
             "\n{ended}{} steps in {} ({} in training, {}tok/s), {skipped} skipped\n\
-             loss    {loss:.4} {unit} in the last step{held_out}{state}\n\
-             files   {}: {METRICS}, {CONFIG}{weights}",
+             loss    {loss:.4} {unit} in the last step{held_out}{state}{files}",
             outcome.step,
             clock(seconds),
             clock(watch.train_seconds),
             si(tokens / watch.train_seconds.max(1e-9)),
-            self.dir.path().display(),
         ));
     }
 

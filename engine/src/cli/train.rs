@@ -333,11 +333,10 @@ impl Session<'_> {
             Error::NoCuda { .. } => code::CONFIG,
             _ => code::RANK,
         };
-        let dir = self.dir.path().display();
-        Failed::new(
-            unread.unwrap_or(code),
-            format!("{error}\nthe metrics up to there are in {dir}"),
-        )
+        let metrics = self.dir.held().place().map_or_else(String::new, |place| {
+            format!("\nthe metrics up to there are in {}", place.display())
+        });
+        Failed::new(unread.unwrap_or(code), format!("{error}{metrics}"))
     }
 }
 
