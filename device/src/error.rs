@@ -28,6 +28,11 @@ pub enum Error {
     /// The machine itself refused memory.
     #[error("this machine gives no {wanted} bytes for the {arena} memory of rank {rank}")]
     HostMemory { rank: usize, arena: Arena, wanted: u64 },
+    /// The machine starts no more threads.
+    #[error(
+        "no thread for {whom}: {problem}; raise the limit of processes (`ulimit -u`, or the container's)"
+    )]
+    NoThread { whom: String, problem: String },
     /// A host task or a kernel gave up.
     #[error("rank {rank}: {op} at {site}: {problem}")]
     Task { rank: usize, op: &'static str, site: Site, problem: String },

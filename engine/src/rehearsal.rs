@@ -87,9 +87,13 @@ pub fn rehearse(
         dev.finish()
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            Rank::all(tp, dp).map(|rank| scope.spawn(move || one(rank))).collect();
-        let ended = threads.into_iter().map(|thread| thread.join());
+        let spawn = |rank: Rank| {
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || one(rank));
+            started.inspect_err(|error| world.not_started(rank, error))
+        };
+        let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
+        // One that has not started has told the world.
+        let ended = threads.into_iter().flatten().map(|thread| thread.join());
         let died = |why: String| Error::RankDied { rank: 0, step: 0, why };
         let all: Vec<Result<(), Error>> = ended
             .map(|end| end.unwrap_or_else(|_| Err(died("its thread panicked".into()))))

@@ -119,7 +119,7 @@ pub fn train(
             let (ranks, sender) = (&ranks, (rank.index() == 0).then(|| sender.clone()));
             let builder = std::thread::Builder::new().name(format!("rank {}", rank.index()));
             let started = builder.spawn_scoped(scope, move || ranks.run(rank, sender.as_ref()));
-            started.inspect_err(|error| ranks.world.not_started(rank, error.to_string()))
+            started.inspect_err(|error| ranks.world.not_started(rank, error))
         };
         let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
         drop(sender);

@@ -272,3 +272,31 @@ fn a_signal_is_heard_before_the_first_step_whatever_the_process_waits_for() {
     folder.train("whole", &[&more[1..], &every[..], &["-q"]].concat()).ok();
     assert_eq!(folder.hash("run"), folder.hash("whole"));
 }
+
+#[test]
+fn without_a_thread_to_hear_it_a_signal_ends_the_process() {
+    if !common::has_strace() {
+        return;
+    }
+    let folder = Folder::new();
+    let mut command = Command::new("strace");
+    // The second thread is the one that would hear.
+    let refused = "inject=clone3,clone:error=EAGAIN:when=2";
+    command.args(["-D", "-qq", "-o", "/dev/null", "-e", "trace=clone3,clone", "-e", refused]);
+    command.arg(env!("CARGO_BIN_EXE_onebox")).args(["train", "tiny.ron", "--run-dir", "run"]);
+    command.args(LONG).current_dir(folder.path(".")).stdin(Stdio::null());
+    command.stdout(Stdio::null());
+    command.stderr(std::fs::File::create(folder.path("stderr")).unwrap());
+    let mut child = Running::spawn(&mut command);
+    until(&folder, "run", 3);
+    send("-TERM", &child.id().to_string());
+    let mut status = None;
+    wait_for("the end", || {
+        status = child.0.as_mut().unwrap().try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status.unwrap()), Some(15));
+    assert!(
+        folder.read("stderr").contains("Ctrl-C will end the run at once: Resource temporarily")
+    );
+}

@@ -27,6 +27,7 @@ use lanes::{Chaos, Meter};
 use memory::Memory;
 use queue::Queue;
 use std::cell::RefCell;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -100,7 +101,8 @@ pub fn open(
     let memory = memory.inspect_err(|error| world.fail(rank, 0, error))?;
     let (work, threads) = (options.work.clone(), options.lanes != Lanes::Inline);
     let shared = Arc::new(Shared::new(rank, memory, plan, world, work, threads));
-    Ok(Device::new(rank, Arc::clone(plan), Box::new(Cpu::new(shared, options))))
+    let cpu = Cpu::new(&shared, options).inspect_err(|error| world.fail(rank, 0, error))?;
+    Ok(Device::new(rank, Arc::clone(plan), Box::new(cpu)))
 }
 
 fn check_limit(rank: Rank, plan: &Plan, limit: u64) -> Result<(), Error> {
@@ -154,23 +156,26 @@ pub(crate) struct Shared {
 }
 
 impl Cpu {
-    fn new(shared: Arc<Shared>, options: &CpuOptions) -> Self {
-        let (mut queues, mut threads) = (Vec::new(), Vec::new());
+    fn new(shared: &Arc<Shared>, options: &CpuOptions) -> Result<Self, Error> {
         let scratch = options.scratch;
+        let workers = shared.workers(scratch);
+        let (queues, threads, pending) = (Vec::new(), Vec::new(), RefCell::default());
+        let mut cpu = Self { shared: Arc::clone(shared), queues, threads, pending, workers };
         if let Lanes::Threads { chaos_us } = options.lanes {
             for lane in Lane::ALL {
                 let jobs = if lane == Lane::Host { options.work.jobs } else { 0 };
                 let queue = Arc::new(Queue::new(jobs));
-                queues.push(Arc::clone(&queue));
-                let (shared, chaos) =
-                    (Arc::clone(&shared), Chaos::new(shared.rank, lane, chaos_us));
-                threads.push(std::thread::spawn(move || {
-                    shared.run_lane(&queue, &shared.workers(scratch), chaos);
-                }));
+                cpu.queues.push(Arc::clone(&queue));
+                let (shared, chaos) = (Arc::clone(shared), Chaos::new(shared.rank, lane, chaos_us));
+                let whom = format!("the {lane:?} lane of rank {}", shared.rank.index());
+                let run = move || shared.run_lane(&queue, &shared.workers(scratch), chaos);
+                let started = std::thread::Builder::new().spawn(run);
+                let refused =
+                    |error: io::Error| Error::NoThread { whom, problem: error.to_string() };
+                cpu.threads.push(started.map_err(refused)?);
             }
         }
-        let workers = shared.workers(scratch);
-        Self { shared, queues, threads, pending: RefCell::default(), workers }
+        Ok(cpu)
     }
 }
 

@@ -131,7 +131,8 @@ impl World {
     }
 
     /// Ends the run: `rank`'s thread did not even start.
-    pub fn not_started(&self, rank: Rank, why: String) {
+    pub fn not_started(&self, rank: Rank, error: &std::io::Error) {
+        let why = format!("no thread for it: {error}");
         self.fail(rank, 0, &Error::RankDied { rank: rank.index(), step: 0, why });
     }
 

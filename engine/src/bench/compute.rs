@@ -162,10 +162,15 @@ fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
         Ok::<f64, Error>(median(&seconds[1..]))
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (1..ranks).map(|dp| scope.spawn(move || run(dp))).collect();
+        let spawn = |dp: usize| {
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || run(dp));
+            let rank = Rank { tp: 0, tp_size: 1, dp, dp_size: ranks };
+            started.inspect_err(|error| world.not_started(rank, error))
+        };
+        let threads: Vec<_> = (1..ranks).map(spawn).collect();
         let first = run(0);
-        // A rank that failed has told the first.
-        threads.into_iter().for_each(|thread| drop(thread.join()));
+        // A rank that failed, or was never there, has told the first.
+        threads.into_iter().flatten().for_each(|thread| drop(thread.join()));
         first
     })
 }

@@ -8,6 +8,7 @@ use device::{
     Arena, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
 };
 use serde::Serialize;
+use std::io;
 use std::time::Instant;
 use topology::Machine;
 
@@ -101,8 +102,14 @@ pub fn memory(bytes: u64) -> Result<Vec<NodeMemory>, Error> {
     nodes
         .filter(|(_, cpus)| !cpus.is_empty())
         .map(|(id, cpus)| {
-            let measured = std::thread::scope(|s| s.spawn(|| node(Some(id), cpus, bytes)).join());
-            measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            std::thread::scope(|scope| {
+                let measure = || node(Some(id), cpus, bytes);
+                let started = std::thread::Builder::new().spawn_scoped(scope, measure);
+                let whom = format!("the memory of NUMA node {id}");
+                let refused = |e: io::Error| Error::NoThread { whom, problem: e.to_string() };
+                let measured = started.map_err(refused)?.join();
+                measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
         })
         .collect()
 }

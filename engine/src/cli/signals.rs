@@ -11,7 +11,9 @@ use crate::progress::announce;
 use crate::stderr;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
 use signal_hook::iterator::Signals as Heard;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -74,9 +76,13 @@ fn listen(
     heard: impl Iterator<Item = i32>,
     Signals { stop, starting }: Signals,
     told: Arc<AtomicBool>,
-) -> std::io::Result<()> {
-    let mut heard = Heard::new(heard)?;
+) -> io::Result<()> {
+    let (heard, (registered, outcome)) = (heard.collect::<Vec<_>>(), channel());
     let hear = move || {
+        // Here, so that without this thread signals do what they do to any process.
+        let heard = Heard::new(heard).map_err(|error| drop(registered.send(Err(error))));
+        let Ok(mut heard) = heard else { return };
+        drop(registered.send(Ok(())));
         let mut interrupted = None;
         for signal in heard.forever() {
             told.store(true, Ordering::SeqCst);
@@ -94,7 +100,8 @@ fn listen(
             }
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(hear).map(drop)
+    std::thread::Builder::new().name("signals".into()).spawn(hear)?;
+    outcome.recv().unwrap_or_else(|_| Err(io::Error::other("its thread has panicked")))
 }
 
 /// Whether `signal` is the Ctrl-C that ends the process at once. `interrupted`: when the first one came.
