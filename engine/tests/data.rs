@@ -250,7 +250,7 @@ fn the_plan_counts_what_the_data_takes() {
     let memory = json(plan("text.txt", &["data.tokenizer=\"tokenizer.json\"", "model.vocab=300"]));
     let memory = &memory["data_memory"];
     let [tokens, reading] = ["tokens", "reading"].map(|key| memory[key].as_u64().unwrap());
-    assert!(tokens > 0 && tokens < 2 * text && reading == text + 5 * tokens, "{memory}");
+    assert!(tokens > 0 && tokens < 2 * text && reading > 64 * text + 96 * tokens, "{memory}");
     // Where it is not there, the rest is planned.
     assert!(json(plan("absent", &[]).ok())["data_memory"].is_null());
 }

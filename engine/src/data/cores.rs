@@ -5,9 +5,18 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, scope};
 
-/// `f(0)..f(count - 1)`, in this order. The calling thread works too, and where the system gives no more threads it
+/// `f(0)..f(count - 1)`, in this order, by all cores. The calling thread works too, and where the system gives no more threads it
 /// works alone.
 pub(super) fn map<T: Send>(count: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    map_by(usize::MAX, count, f)
+}
+
+/// The same by at most `threads` threads.
+pub(super) fn map_by<T: Send>(
+    threads: usize,
+    count: usize,
+    f: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
@@ -20,7 +29,7 @@ pub(super) fn map<T: Send>(count: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T
         }
     };
     let mut all = scope(|scope| {
-        let helpers = 1..cores().min(count);
+        let helpers = 1..threads.min(cores()).min(count);
         let helpers = helpers.map_while(|_| Builder::new().spawn_scoped(scope, work).ok());
         let helpers: Vec<_> = helpers.collect();
         let mut all = work();

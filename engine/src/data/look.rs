@@ -17,6 +17,8 @@ const SAMPLE: u64 = 64 << 10;
 pub(crate) struct Look {
     /// Bytes that will be read; of a directory also those of files that turn out to be no UTF-8.
     pub(crate) bytes: u64,
+    /// Bytes of the longest file.
+    pub(crate) longest: u64,
     /// The beginning of the first file that is text.
     pub(crate) sample: String,
 }
@@ -73,6 +75,7 @@ impl Look {
             return Err(Problem::PartialToken { bytes: bytes as usize, width });
         }
         self.bytes += bytes;
+        self.longest = self.longest.max(bytes);
         Ok(())
     }
 }

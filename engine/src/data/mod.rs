@@ -33,6 +33,7 @@ pub(crate) use look::Look;
 pub use problem::{DataError, Problem};
 use problem::{Failure, in_key};
 pub use text::Tokenized;
+pub(crate) use text::texts_at_once;
 pub use tokenizer::Tokenizer;
 pub use tokens::Cache;
 

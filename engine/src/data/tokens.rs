@@ -3,6 +3,7 @@
 //! runs at once write the same bytes, and the later name stays.
 
 use super::cores;
+use super::text::texts_at_once;
 use super::tokenizer::Tokenizer;
 use crate::run_dir::sync_folder;
 use std::fs::{self, File};
@@ -49,7 +50,10 @@ impl Cache {
             return Ok(found);
         }
         let encode = |i: usize| tokenizer.encode(texts[i]).map_err(|why| (i, why));
-        let parts = cores::map(texts.len(), encode).into_iter().collect::<Result<Vec<_>, _>>()?;
+        let longest = texts.iter().map(|text| text.len() as u64).max().unwrap_or(0);
+        let parts = cores::map_by(texts_at_once(longest), texts.len(), encode)
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()?;
         let tokens = parts.concat();
         if let Some(path) = path.filter(|_| !self.read_only)
             && let Err(error) = write(&path, &tokens)
