@@ -28,16 +28,19 @@ fn few(built: &Built, config: &Config) -> Built {
 pub(crate) fn distinct(config: &Config, built: &Built, rank: Rank) -> Result<Distinct, Error> {
     let built = few(built, config);
     let (dev, distinct) = warm::open(rank, &built.plan);
-    play(config, &built, &dev, typical_step(config) + 1, &|_| {})?;
+    let typical = typical_step(config);
+    // The first, and two like all behind them: those between are like the first.
+    let steps = std::iter::once(1).chain(typical.max(2)..=typical + 1);
+    play(config, &built, &dev, steps, &|_| {})?;
     Ok(distinct.take())
 }
 
-/// `steps` steps without data; `passed` hears 0 before the first, and the number of each when it is over.
+/// These steps without data; `passed` hears 0 before the first, and the number of each when it is over.
 fn play(
     config: &Config,
     built: &Built,
     dev: &Device,
-    steps: u64,
+    steps: impl Iterator<Item = u64>,
     passed: &dyn Fn(u64),
 ) -> Result<(), Error> {
     let data = Arc::new(Dataset::none(config.model.seq_len));
@@ -47,7 +50,7 @@ fn play(
     trainer.loader.prefetch(dev);
     dev.sync_all()?;
     passed(0);
-    for step in 1..=steps {
+    for step in steps {
         dev.begin_step(step);
         let decided = trainer.train_step(dev, step);
         dev.sync(decided)?;
@@ -83,7 +86,7 @@ pub fn rehearse(
             warm_up: Arc::new(distinct(config, built, rank)?),
         };
         let dev = cuda::open(rank, &built.plan, &world, &options)?;
-        play(config, built, &dev, steps, &|step| passed(rank.index(), step))?;
+        play(config, built, &dev, 1..=steps, &|step| passed(rank.index(), step))?;
         dev.finish()
     };
     std::thread::scope(|scope| {

@@ -119,8 +119,14 @@ fn major(version: &str) -> Option<i32> {
 /// Looks for the driver, GPUs and libraries. Call it before other threads are started: it sets two variables that
 /// the driver reads from the environment when it starts, unless they are set.
 pub fn probe() -> Probe {
-    let driver = guarded(driver_version);
-    let gpus = if driver.is_ok() { guarded(gpus).unwrap_or_default() } else { Vec::new() };
+    let asked = guarded(driver_version).and_then(|version| {
+        let all = guarded(gpus).map_err(|why| format!("the driver does not list its GPUs: {why}"));
+        all.map(|gpus| (version, gpus))
+    });
+    let (driver, gpus) = match asked {
+        Ok((version, gpus)) => (Ok(version), gpus),
+        Err(why) => (Err(why), Vec::new()),
+    };
     let library =
         |name, required, version: Result<String, String>| LibraryInfo { name, version, required };
     let libraries = vec![

@@ -148,6 +148,9 @@ impl<'a> Solver<'a> {
             let step = self.running.iter().map(seconds).fold(f64::INFINITY, f64::min);
             let wake = self.next_wake();
             if step.is_infinite() && wake.is_infinite() {
+                let over =
+                    |player: &Player| (0..LANES).all(|q| player.next[q] == self.queues[q].len());
+                assert!(self.players.iter().all(over), "ranks wait for each other in a circle");
                 return;
             }
             // What would end within rounding of the next event ends with it.

@@ -120,7 +120,8 @@ pub(super) fn modes() {
 }
 
 /// The library adds 16-bit numbers hop by hop, rounding each time: with `reduce_fp32` it is given none. Then its sums are those
-/// in-process, which are fp32 in rank order, rounded once. Where each group has two ranks one sum is one rounding anyway.
+/// in-process, which are fp32 in rank order, rounded once. Where each group has two ranks one sum is one rounding anyway. Of four
+/// ranks the library itself chooses the order of fp32 sums, and only the fake one promises that of ranks.
 pub(super) fn sums_in_fp32(layout: &[&str]) {
     let base = with(&with(BASE, layout), &["precision=Bf16", "parallel.reduce_fp32=true"]);
     let base = with(&base, &["train.steps=2", "train.eval_every=0"]);
@@ -129,6 +130,9 @@ pub(super) fn sums_in_fp32(layout: &[&str]) {
         let ran = try_run_on(data(), &config, &engine::build::build(&config), options);
         ran.unwrap_or_else(|e| panic!("{sets:?}: {e}"))
     };
+    if layout != GRID && fake_cuda::stats().is_none() {
+        return near(&base, &[&[]], &[RunOptions::default()], limit("Bf16"));
+    }
     let in_process = run(&[], &in_process());
     let variants: Vec<&[&str]> = PLACES.into_iter().chain([&[][..], PIECES[1]]).collect();
     let few = if full() || layout != GRID { 0 } else { PLACES.len() };
@@ -136,7 +140,7 @@ pub(super) fn sums_in_fp32(layout: &[&str]) {
         let by_nccl = run(variant, &RunOptions::default());
         assert_same_bits(&in_process, &by_nccl, &format!("{layout:?} {variant:?}"));
     }
-    if layout != GRID && fake_cuda::stats().is_some() {
+    if layout != GRID {
         let hops = run(&["parallel.reduce_fp32=false"], &RunOptions::default());
         let once = run(&["parallel.reduce_fp32=false"], &super::in_process());
         assert!(hops.bits() != once.bits(), "sums by hops should differ");
