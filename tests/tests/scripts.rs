@@ -1,0 +1,25 @@
+//! Scripts as somebody meets them who asks what they are for.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+#[test]
+#[expect(clippy::unwrap_used, reason = "a test")]
+fn every_script_says_how_it_is_used_and_does_nothing_else() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts");
+    let mut asked = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(text) = std::fs::read_to_string(&path) else { continue };
+        let Some(rest) = text.strip_prefix("#!/usr/bin/env bash\n# ") else { continue };
+        let mut command = Command::new(&path);
+        let done = command.arg("--help").stdin(Stdio::null()).output();
+        let done = done.unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        let first = rest.lines().next().unwrap();
+        assert!(done.status.success() && said.starts_with(first), "{}: {said}", path.display());
+        assert!(done.stderr.is_empty(), "{}: {:?}", path.display(), done.stderr);
+        asked += 1;
+    }
+    assert!(asked >= 15, "{asked} scripts");
+}
