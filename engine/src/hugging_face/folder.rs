@@ -18,9 +18,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use tensor_parallel::{Gpt, Param};
 
-/// Bytes of a JSON file; more is none.
 /// Bytes that a thread reads at once.
 const AT_ONCE: usize = 8 << 20;
+/// Bytes of the longest JSON file that is read.
 const LONGEST: u64 = 64 << 20;
 /// Most files of an index.
 const MOST_FILES: usize = 10_000;
