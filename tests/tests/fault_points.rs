@@ -30,7 +30,7 @@ const WRITERS: [&str; 2] =
     ["train.checkpoint_writer=Foreground", "train.checkpoint_writer=Background"];
 
 /// The promise is a second. This only tells a hang from a slow machine.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(120);
 
 /// A run that saves into `folder`, and the newest step that it said is saved.
 fn run(

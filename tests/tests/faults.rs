@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tests::{run, text, tiny, try_run};
 
 /// The promise is a second. This only tells a hang from a slow machine.
-const WATCHDOG: Duration = Duration::from_secs(60);
+const WATCHDOG: Duration = Duration::from_secs(180);
 
 const GRID: [&str; 2] = ["parallel.tensor=2", "parallel.data=2"];
 

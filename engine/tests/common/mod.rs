@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 /// Nothing here takes as long; what hangs is killed, so that the test can say so.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(100);
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(300);
 
 pub(crate) const TINY: &str = r#"(
     device: Cpu(count: 4, memory: "16MiB", threads: 1),
