@@ -56,6 +56,16 @@ pub enum RewriteError {
 pub(crate) type Values<'a> =
     dyn Fn((usize, usize), Range<usize>, &mut [f32]) -> Result<(), RewriteError> + Sync + 'a;
 
+/// What a checkpoint is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    /// Brings in a tensor, by its number in the order of the model. It is called between the pieces of work that all cores
+    /// share, so it may use all cores itself.
+    pub(crate) begin: &'a dyn Fn(usize) -> Result<(), RewriteError>,
+    /// Elements of the tensor that was begun last. All cores ask, so it waits for none of them.
+    pub(crate) values: &'a Values<'a>,
+}
+
 /// A checkpoint that is whole, on the disk and checked, and has its name only when everything beside it is there too: so a
 /// run directory without one is what a killed command left, and the command may begin again. Gone where it gets no name.
 #[derive(Debug)]
@@ -99,7 +109,8 @@ pub fn reshard(
     manifest.onebox = env!("CARGO_PKG_VERSION").into();
     let reader = from.reader();
     let values = |which, wanted, out: &mut [f32]| Ok(reader.read(which, wanted, out)?);
-    let sealed = write(manifest, built, run, &values)?;
+    let source = Source { begin: &|_| Ok(()), values: &values };
+    let sealed = write(manifest, built, run, source)?;
     let written = Checkpoint::open(&sealed.unfinished, from.step())?;
     let mut unequal = None;
     distances(from, &written, &mut |d| {
@@ -120,17 +131,19 @@ pub fn reshard(
 pub(crate) fn start(
     (config, built, data): (&Config, &Built, &Dataset),
     run: &Path,
-    parameters: &Values<'_>,
+    parameters: Source<'_>,
 ) -> Result<Sealed, RewriteError> {
     let mut manifest = Manifest::new(config, data);
     manifest.control = Control::of(&built.layout.initial_control(), manifest.control.scaled, false);
-    let sealed = write(manifest, built, run, &|(tensor, state), wanted, out| match state {
-        0 => parameters((tensor, state), wanted, out),
-        _ => {
-            out.fill(0.0);
-            Ok(())
-        }
-    })?;
+    let values =
+        |(tensor, state): (usize, usize), wanted: Range<usize>, out: &mut [f32]| match state {
+            0 => (parameters.values)((tensor, state), wanted, out),
+            _ => {
+                out.fill(0.0);
+                Ok(())
+            }
+        };
+    let sealed = write(manifest, built, run, Source { values: &values, ..parameters })?;
     Checkpoint::open(&sealed.unfinished, 0)?;
     Ok(sealed)
 }
@@ -140,7 +153,7 @@ fn write(
     mut manifest: Manifest,
     built: &Built,
     run: &Path,
-    values: &Values<'_>,
+    source: Source<'_>,
 ) -> Result<Sealed, RewriteError> {
     let folder = run.join(FOLDER);
     let unfinished = folder.join(name(manifest.step) + ".tmp");
@@ -152,7 +165,7 @@ fn write(
     begin(&folder, &unfinished, make_room).map_err(failed(&folder))?;
     let path = folder.join(name(manifest.step));
     let sealed = Sealed { run: run.to_owned(), unfinished, path };
-    let files = write_files(&manifest, built, &sealed.unfinished, values)?;
+    let files = write_files(&manifest, built, &sealed.unfinished, source)?;
     seal(&sealed.unfinished, manifest, files).map_err(failed(&sealed.path))?;
     Ok(sealed)
 }
@@ -163,14 +176,16 @@ fn write_files(
     manifest: &Manifest,
     built: &Built,
     folder: &Path,
-    values: &Values<'_>,
+    source: Source<'_>,
 ) -> Result<Vec<Option<Written>>, RewriteError> {
     let (tp_size, dp_size) = (built.gpt.shape().tp_size, built.layout.dp_size());
     let open = |rank: Rank| RankFile::open(manifest, built, rank, folder);
     let mut files = Rank::all(tp_size, dp_size).map(open).collect::<Result<Vec<_>, _>>()?;
     for tensor in 0..manifest.tensors.len() {
+        (source.begin)(tensor)?;
         let here = files.iter_mut().filter(|file| file.next() == Some(tensor));
-        here.par_bridge().try_for_each(|file| file.write(manifest.states().len(), values))?;
+        here.par_bridge()
+            .try_for_each(|file| file.write(manifest.states().len(), source.values))?;
     }
     files.into_par_iter().map(|file| file.close().map(Some)).collect()
 }
@@ -301,12 +316,21 @@ mod tests {
         let (built, folder) = (build(&config), tempfile::tempdir().unwrap());
         let data = Dataset::noise(config.model.seq_len);
         let asked = Mutex::new(Vec::new());
+        let begun = Mutex::new(None);
+        let begin = |tensor| {
+            // Whoever waits here for all cores may be given a piece of work that asks for values.
+            assert!(rayon::current_thread_index().is_none(), "begun by one of the cores that ask");
+            *begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(tensor);
+            Ok(())
+        };
         let note = |(tensor, _): (usize, usize), wanted: Range<usize>, out: &mut [f32]| {
+            assert_eq!(*begun.lock().unwrap_or_else(PoisonError::into_inner), Some(tensor));
             asked.lock().unwrap_or_else(PoisonError::into_inner).push(tensor);
             out.iter_mut().zip(wanted).for_each(|(x, i)| *x = (tensor * 300_000 + i) as f32);
             Ok(())
         };
-        let sealed = start((&config, &built, &data), folder.path(), &note).unwrap();
+        let source = Source { begin: &begin, values: &note };
+        let sealed = start((&config, &built, &data), folder.path(), source).unwrap();
         let path = sealed.publish().unwrap();
         let asked = asked.into_inner().unwrap();
         // Rank by rank every tensor would come up again in each file.
@@ -340,7 +364,8 @@ mod tests {
             out.fill(0.0);
             Ok(())
         };
-        let sealed = start((&config, &built, &data), folder.path(), &zeros).unwrap();
+        let source = Source { begin: &|_| Ok(()), values: &zeros };
+        let sealed = start((&config, &built, &data), folder.path(), source).unwrap();
         let path = sealed.publish().unwrap();
         let written = Checkpoint::open(&path, 0).unwrap();
         let tensors = written.tensors();

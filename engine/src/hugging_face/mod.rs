@@ -10,7 +10,7 @@ pub use folder::Folder;
 pub use write::{ExportError, export};
 
 use crate::build::Built;
-use crate::checkpoint::rewrite::{RewriteError, Sealed, start};
+use crate::checkpoint::rewrite::{RewriteError, Sealed, Source, start};
 use crate::config::{Config, ModelConfig};
 use crate::data::Dataset;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
@@ -54,24 +54,21 @@ pub fn import(
     run: &Path,
 ) -> Result<Sealed, FolderError> {
     let places = folder.places(&built.gpt)?;
-    // The tensor that is being written: the files of all ranks ask for it in many pieces.
-    let now = RwLock::new((usize::MAX, Vec::new()));
-    let parameters = |(tensor, _), wanted: Range<usize>, out: &mut [f32]| {
-        let known = now.read().unwrap_or_else(PoisonError::into_inner);
-        if known.0 == tensor {
-            out.copy_from_slice(&known.1[wanted]);
-            return Ok(());
-        }
-        drop(known);
-        let mut known = now.write().unwrap_or_else(PoisonError::into_inner);
-        if known.0 != tensor {
-            let values = folder.read(&places[tensor]);
-            *known = (tensor, values.map_err(|e| RewriteError::Source(e.to_string()))?);
-        }
-        out.copy_from_slice(&known.1[wanted]);
+    // The tensor that is being written: the files of all ranks ask for it in many pieces. Nobody asks while it changes.
+    let now = RwLock::new(Vec::new());
+    let begin = |tensor: usize| {
+        // The one before makes room first.
+        *now.write().unwrap_or_else(PoisonError::into_inner) = Vec::new();
+        let values = folder.read(&places[tensor]);
+        let values = values.map_err(|e| RewriteError::Source(e.to_string()))?;
+        *now.write().unwrap_or_else(PoisonError::into_inner) = values;
         Ok(())
     };
-    Ok(start((config, built, data), run, &parameters)?)
+    let values = |_, wanted: Range<usize>, out: &mut [f32]| {
+        out.copy_from_slice(&now.read().unwrap_or_else(PoisonError::into_inner)[wanted]);
+        Ok(())
+    };
+    Ok(start((config, built, data), run, Source { begin: &begin, values: &values })?)
 }
 
 impl FolderError {
