@@ -24,12 +24,16 @@ pub(crate) const RUNS: &str = "runs";
 pub(crate) const CONFIG: &str = "config.ron";
 /// What the run has trained.
 pub(crate) const WEIGHTS: &str = "weights.safetensors";
+/// The checkpoint that a fork starts from, until it has one of its own.
+pub(crate) const FORKED: &str = "forked-from";
 /// What made tokens of its text.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// The name under which weights grow, beside their own.
 pub(crate) const UNFINISHED: &str = ".weights.safetensors.tmp";
 /// All that onebox writes into a run directory, and that `Overwrite` removes.
-const WRITTEN: [&str; 8] = [
+const WRITTEN: [&str; 10] = [
+    FORKED,
+    ".forked-from.tmp",
     METRICS,
     DAMAGED,
     CONFIG,

@@ -378,3 +378,56 @@ fn a_dumb_terminal_shows_what_a_pipe_shows() {
         assert!(done.stdout.contains(text), "`{text}` is not in:\n{}", done.stdout);
     }
 }
+
+#[test]
+fn where_checkpoints_were_no_run_begins_at_step_1() {
+    let folder = Folder::new();
+    let rest = sets(&["train.steps=2", "schedule.decay_steps=4"]);
+    folder.train("run", &[&["-q"], &EVERY_2[..], &rest].concat()).ok();
+    let more = sets(&["train.steps=4", "train.checkpoint_every=2"]);
+    let resume = || folder.train("run", &[&["--resume"], &more[..]].concat());
+    let there = folder.path("run/checkpoints");
+    let metrics = folder.read("run/metrics.jsonl");
+    let unfinished: String = metrics.lines().take(2).map(|line| line.to_owned() + "\n").collect();
+    std::fs::write(folder.path("run/metrics.jsonl"), &unfinished).unwrap();
+    // On a disk that is not mounted.
+    std::fs::rename(&there, folder.path("elsewhere")).unwrap();
+    std::os::unix::fs::symlink(folder.path("absent"), &there).unwrap();
+    resume().refused(82, &["a link to", "absent", "bring the checkpoints back", "--overwrite"]);
+    std::fs::remove_file(&there).unwrap();
+    // Removed by hand, but for the hint.
+    std::fs::create_dir(&there).unwrap();
+    std::fs::copy(folder.path("elsewhere/latest"), there.join("latest")).unwrap();
+    resume().refused(82, &["latest names step-00000002, which is not there"]);
+    assert_eq!(folder.read("run/metrics.jsonl"), unfinished);
+    // Back again.
+    std::fs::remove_dir_all(&there).unwrap();
+    std::fs::rename(folder.path("elsewhere"), &there).unwrap();
+    resume().ok();
+}
+
+#[test]
+fn a_fork_without_a_checkpoint_of_its_own_goes_on_from_its_source() {
+    let folder = Folder::new();
+    let rest = sets(&["train.steps=2", "schedule.decay_steps=4"]);
+    folder.train("run", &[&["-q"], &EVERY_2[..], &rest].concat()).ok();
+    let other = ["optimizer.lr=1e-3", "train.steps=4", "train.checkpoint_overhead=None"];
+    let other = sets(&[&other[..], &["schedule.decay_steps=4"]].concat());
+    folder.train("run", &[&["--fork", "-q"], &other[..]].concat()).ok();
+    let (whole, metrics) = (timeless(&folder, "run-2"), folder.read("run-2/metrics.jsonl"));
+    // As if it had been killed in its last step.
+    let begun: String = metrics.lines().take(1).map(|line| line.to_owned() + "\n").collect();
+    let killed = || {
+        std::fs::write(folder.path("run-2/metrics.jsonl"), &begun).unwrap();
+        std::fs::remove_file(folder.path("run-2/weights.safetensors")).unwrap();
+    };
+    killed();
+    let resume = || folder.train("run-2", &[&["--resume"], &other[..]].concat());
+    let done = resume().ok();
+    assert!(done.stderr.contains("going on after step 2"), "{}", done.stderr);
+    assert_eq!(timeless(&folder, "run-2"), whole);
+    killed();
+    std::fs::rename(folder.path("run"), folder.path("gone")).unwrap();
+    resume().refused(82, &["run/checkpoints/step-00000002", "is a fork of that checkpoint"]);
+    assert_eq!(folder.read("run-2/metrics.jsonl"), begun);
+}

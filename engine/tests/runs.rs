@@ -100,9 +100,9 @@ fn a_directory_with_a_run_is_refused_unless_the_user_says_what_to_do() {
     std::fs::rename(folder.path("moved.txt"), folder.path("text.txt")).unwrap();
     assert!(done.stderr.contains("finished at step 4; nothing to do"), "{}", done.stderr);
     assert_eq!(folder.read("run/metrics.jsonl"), before);
-    let done = folder.train("run", &["--fork"]).ok();
-    assert!(done.stderr.contains("starting at step 1"), "{}", done.stderr);
-    assert_eq!(folder.hash("run-2"), folder.hash("run"));
+    folder
+        .train("run", &["--fork"])
+        .refused(82, &["no checkpoint to start from", "without --fork"]);
     folder.train("run", &["-q", "--overwrite", "--set", "train.steps=2"]).ok();
     assert_eq!(folder.metrics("run").last().unwrap()["step"], 2);
     folder.train("run", &["--resume", "--fork"]).refused(2, &["cannot be used with"]);
@@ -110,7 +110,7 @@ fn a_directory_with_a_run_is_refused_unless_the_user_says_what_to_do() {
 }
 
 #[test]
-fn an_interrupt_ends_the_run_in_order_and_resume_starts_over() {
+fn an_interrupt_ends_the_run_in_order_and_resume_never_starts_over_what_it_left() {
     let folder = Folder::new();
     let args = [
         "train",
@@ -145,7 +145,11 @@ fn an_interrupt_ends_the_run_in_order_and_resume_starts_over() {
     assert!(folder.path("run/weights.safetensors").exists());
     let metrics = folder.metrics("run");
     assert!(metrics.iter().all(|line| line["kind"] != "end"));
-    folder.train("run", &["--resume", "-q"]).refused(0, &["starting at step 1"]);
+    let read = || std::fs::read(folder.path("run/weights.safetensors")).unwrap();
+    let weights = read();
+    folder.train("run", &["--resume"]).refused(82, &["kept its weights", "--overwrite"]);
+    assert!(read() == weights && folder.metrics("run") == metrics);
+    folder.train("run", &["--overwrite", "-q"]).ok();
     folder.train("whole", &["-q"]).ok();
     assert_eq!(folder.hash("run"), folder.hash("whole"));
 }

@@ -75,6 +75,27 @@ pub(crate) fn newest_name(folder: &Path) -> Option<PathBuf> {
     entries(folder, &[""]).ok()?.pop().map(|(_, path)| path)
 }
 
+/// Opens the checkpoint `path`, whose name says its step.
+///
+/// # Errors
+/// As [`Checkpoint::open`].
+pub(crate) fn open_named(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
+    let step = step_of(&file, &[""]).ok_or_else(|| io::Error::other("no name of a checkpoint"));
+    Checkpoint::open(path, step.map_err(unreadable(path))?)
+}
+
+/// What must have been in `folder`, where no checkpoint is, and is gone; none where nothing speaks for it.
+pub(crate) fn gone(folder: &Path) -> Option<String> {
+    if let Ok(to) = fs::read_link(folder)
+        && !folder.exists()
+    {
+        return Some(format!("it is a link to {}, which is not there", to.display()));
+    }
+    let latest = fs::read_to_string(folder.join(LATEST)).ok()?;
+    Some(format!("{LATEST} names {}, which is not there", latest.trim().escape_debug()))
+}
+
 /// Whether `folder` holds checkpoints, whole or broken.
 pub(crate) fn any(folder: &Path) -> bool {
     entries(folder, &[""]).is_ok_and(|all| !all.is_empty())

@@ -22,7 +22,7 @@ mod write;
 pub use compare::{Difference, Kind, differences};
 pub use folder::newest;
 pub(crate) use folder::{
-    any, newest_name, newest_until, remove_after, remove_all, set_aside, sizes,
+    any, gone, newest_name, newest_until, open_named, remove_after, remove_all, set_aside, sizes,
 };
 pub use read::Checkpoint;
 pub(crate) use read::Reader;

@@ -4,15 +4,20 @@ use super::exit::{Failed, code};
 use super::{data, say};
 use crate::build::Built;
 use crate::checkpoint::inspect::{Summary, differences_of};
-use crate::checkpoint::{self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, differences};
+use crate::checkpoint::{
+    self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, differences, gone, open_named,
+};
 use crate::config::{Loaded, load_of_run};
 use crate::data::{Dataset, Tokenizer};
-use crate::run_dir::{CONFIG, RunDir, RunMode, TOKENIZER};
+use crate::run_dir::{CONFIG, FORKED, RunDir, RunMode, TOKENIZER, WEIGHTS};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The newest whole checkpoint of the run; none when there is none, which is said. Broken ones that are newer are
-/// named, and where the run goes on in its own directory they are set aside.
+/// The newest whole checkpoint of the run, or that which a fork without one of its own starts from; none of a run that was
+/// ended before it had any, which is said. Broken ones that are newer are named, and where the run goes on in its own
+/// directory they are set aside.
 pub(super) fn start(
     dir: &RunDir,
     loaded: &Loaded,
@@ -23,6 +28,13 @@ pub(super) fn start(
     let from = dir.forked_from().unwrap_or(dir.path());
     let (found, broken) = checkpoint::newest(&from.join(FOLDER)).map_err(unusable)?;
     let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
+    let (found, mode) = match found {
+        None if broken.is_empty() && mode == RunMode::Resume => match fork_source(dir.path())? {
+            Some(found) => (Some(found), RunMode::Fork),
+            None => (None, mode),
+        },
+        found => (found, mode),
+    };
     let Some(found) = found else {
         if let Some(step) = RunDir::finished_in(dir.path()).filter(|_| why.is_empty()) {
             let why = format!(
@@ -33,6 +45,7 @@ pub(super) fn start(
             return Err(Failed::new(code::CHECKPOINT, why));
         }
         if why.is_empty() {
+            may_start_over(from, mode)?;
             say(&format!("{}: no complete checkpoint there; starting at step 1", from.display()));
             return Ok(None);
         }
@@ -67,8 +80,50 @@ pub(super) fn start(
             say(&format!("it is set aside as {}", to.display()));
         }
     }
+    if mode == RunMode::Fork {
+        let path = found.path().as_os_str().as_bytes();
+        dir.write_atomically(FORKED, path).map_err(|e| Failed::new(code::IO, e))?;
+    }
     say(&format!("{}: going on after step {}", found.path().display(), found.step()));
     Ok(Some(Arc::new(found)))
+}
+
+/// What the fork in `dir` starts from; none of a run that is no fork.
+fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, Failed> {
+    let Ok(source) = std::fs::read(dir.join(FORKED)) else { return Ok(None) };
+    let source = Path::new(OsStr::from_bytes(&source));
+    let opened = open_named(source).map_err(|error| {
+        let error = match source.exists() {
+            true => failed(error),
+            false => Failed::new(code::CHECKPOINT, error),
+        };
+        error.and(&format!(
+            "{} is a fork of that checkpoint, and has none of its own yet: bring it back, or fork another run",
+            dir.display()
+        ))
+    });
+    opened.map(Some)
+}
+
+/// Refuses to begin at step 1 where there was more: then something is lost or elsewhere, and the start would remove the rest.
+fn may_start_over(from: &Path, mode: RunMode) -> Result<(), Failed> {
+    let folder = from.join(FOLDER);
+    let (why, remedy) = if let Some(gone) = gone(&folder) {
+        let why = format!("{}: no checkpoint is there, but {gone}", folder.display());
+        (why, "bring the checkpoints back")
+    } else if mode == RunMode::Fork {
+        (format!("{}: no checkpoint to start from", from.display()), "train without --fork")
+    } else if from.join(WEIGHTS).exists() {
+        let why = format!(
+            "{}: the run kept its weights and no checkpoint, and without the optimizer's states nothing goes on from them",
+            from.display()
+        );
+        (why, "take another --run-dir")
+    } else {
+        return Ok(());
+    };
+    let anew = if mode == RunMode::Fork { "" } else { ", or give --overwrite to start anew" };
+    Err(Failed::new(code::CHECKPOINT, format!("{why}; {remedy}{anew}")))
 }
 
 /// A run that has finished at `step`, of which no more steps are asked: says what differs from it. Its data is read only
