@@ -7,6 +7,7 @@ use crate::options::RunOptions;
 use crate::own::{self, Held};
 use crate::run::meet;
 use crate::run_dir::{UNFINISHED, sync_folder};
+use device::cpu::World;
 use device::{Device, Error, Rank, Tensor};
 use offload::Optimizer;
 use std::fs::File;
@@ -93,16 +94,17 @@ impl Gathering {
         Self { segments, path, held, windows, left: Mutex::new(left) }
     }
 
-    /// Every rank calls it after its last step, with all lanes at rest; `weights`: the file is written too.
+    /// Every rank calls it after its last step, with all lanes at rest; `weights`: the file is written too, for which the ranks
+    /// of `world` wait.
     pub(crate) fn run(
         &self,
-        dev: &Device,
+        (dev, world): (&Device, &World),
         optimizer: &Optimizer,
         meeting: Tensor,
         weights: bool,
     ) -> Result<(), Error> {
         if dev.rank().index() > 0 {
-            return self.walk(dev, optimizer, meeting, None);
+            return self.walk((dev, world), optimizer, meeting, None);
         }
         if weights {
             self.start_file();
@@ -117,16 +119,16 @@ impl Gathering {
                     Hashing::Own
                 }
             };
-            self.walk(dev, optimizer, meeting, Some(&hashing))
+            self.walk((dev, world), optimizer, meeting, Some(&hashing))
         })?;
-        self.left().finish(self.path.as_deref());
+        world.held_up(|| self.left().finish(self.path.as_deref()));
         Ok(())
     }
 
     /// All windows of all states of all tensors, in order.
     fn walk(
         &self,
-        dev: &Device,
+        (dev, world): (&Device, &World),
         optimizer: &Optimizer,
         meeting: Tensor,
         hashing: Option<&Hashing>,
@@ -141,7 +143,7 @@ impl Gathering {
                     let part = Part { segment, param, state, runs: &runs, range };
                     if number >= WINDOWS
                         && let Some(Hashing::Thread(_, freed)) = hashing
-                        && freed.recv().is_err()
+                        && world.held_up(|| freed.recv()).is_err()
                     {
                         // The thread that hashes has panicked, and this one will when it is joined.
                         return Ok(());

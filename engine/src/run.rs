@@ -280,7 +280,12 @@ impl Ranks<'_> {
         self.drives(place, false);
         self.passes(rank, Place::Ending, reached.step);
         if let Some(weights) = self.gathers(&dev, done, &reached, listener)? {
-            self.gathering.run(&dev, &trainer.optimizer, self.built.meeting, weights)?;
+            self.gathering.run(
+                (&dev, &self.world),
+                &trainer.optimizer,
+                self.built.meeting,
+                weights,
+            )?;
         }
         if !reached.stopped && reached.step == self.config.train.steps {
             self.evaluate(&dev, &mut trainer, reached.step, (&mut turns, listener))?;

@@ -360,6 +360,15 @@ fn a_run_that_ends_without_its_checkpoint_says_so_in_every_mode_and_by_its_exit_
         assert!(matches!(steps[..], [(2, a), (4, b)] if a == b && a.contains(run)), "{steps:?}");
         assert!(folder.path(&format!("{run}/weights.safetensors")).exists());
     }
+    // Of this one nothing but metrics is left: it has not finished, and goes on when there is a way.
+    let bare = [&EVERY_2[..], &["--set", "train.weights=Never"]].concat();
+    std::fs::create_dir(folder.path("bare")).unwrap();
+    std::fs::write(folder.path("bare/checkpoints"), "").unwrap();
+    folder.train("bare", &bare).refused(83, &["NOT SAVED"]);
+    assert!(folder.metrics("bare").iter().all(|line| line["kind"] != "end"));
+    std::fs::remove_file(folder.path("bare/checkpoints")).unwrap();
+    folder.train("bare", &[&["--resume"], &bare[..]].concat()).ok();
+    assert_eq!(checkpoints(&folder, "bare"), ["latest", "step-00000002", "step-00000004"]);
     // One that is made good later costs nothing.
     std::fs::remove_file(folder.path("quiet/checkpoints")).unwrap();
     folder.train("later", &[&["-q"], &EVERY_2[..]].concat()).ok();

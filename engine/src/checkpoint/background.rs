@@ -6,6 +6,7 @@ use super::write::{Pieces, in_order, write_file};
 use crate::messages::{Message, Post};
 use crate::run::Place;
 use crossbeam_channel::Sender;
+use device::cpu::World;
 use device::{Device, Error};
 use offload::State;
 use std::io;
@@ -36,8 +37,14 @@ impl Snapshot {
 }
 
 impl Saver {
-    /// Writes the copies on a thread; `waited` is how long training has waited for them to be made.
-    pub(super) fn start(self: &Arc<Self>, job: Job, waited: Duration, sender: Sender<Post>) {
+    /// Writes the copies on a thread; `waited` is how long training has waited for them to be made. Where there is no thread,
+    /// the ranks of `world` wait.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        (job, waited): (Job, Duration),
+        sender: Sender<Post>,
+        world: &World,
+    ) {
         let (saver, writing) = (Arc::clone(self), self.under_way.begin());
         let write = Arc::new(move |waited: Option<Duration>| {
             let _until_then = &writing;
@@ -54,7 +61,7 @@ impl Saver {
             Ok(thread) => *lock(&self.writing) = Some(thread),
             Err(error) => {
                 tracing::warn!("training waits for the checkpoint: no thread to write it: {error}");
-                write(None);
+                world.held_up(|| write(None));
             }
         }
     }

@@ -241,7 +241,7 @@ impl Saver {
         let job = Job { step, skipped_in_a_row, words, late, started, waited: None };
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
-                self.start(job, started.elapsed(), sender.clone());
+                self.start((job, started.elapsed()), sender.clone(), world);
             }
             _ => {
                 let writing = self.under_way.begin();

@@ -53,8 +53,8 @@ pub(super) fn begin(
     make_room: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
     if !folder.is_dir() {
-        // A run has looked before whether its directory is still there: `Held`.
-        of(folder, fs::create_dir_all(folder))?;
+        // In the run's directory, which is not made again where somebody has moved it.
+        of(folder, fs::create_dir(folder))?;
         let parent = folder.parent().unwrap_or(folder);
         of(parent, sync_folder(parent))?;
     }

@@ -40,14 +40,17 @@ impl Session<'_> {
         if let Some(steps) = outcome.diverged.or(hopeless) {
             return Err(Failed::new(code::NUMERIC, self.diverged(outcome, watch, steps)));
         }
-        // Only now: a run that has its end line is finished for good.
-        if outcome.complete {
+        // Only now, and where something of its end is on the disk: a run that has its end line is finished for good.
+        if outcome.complete && (owed.is_none() || outcome.weights_written) {
             watch.metrics.end(outcome.step, &outcome.state_hash);
         }
         if watch.metrics.dropped() > 0 {
             let (lines, path) = (watch.metrics.dropped(), self.dir.metrics_path());
             let why = format!("{lines} lines are missing in {}", path.display());
-            return Err(Failed::new(code::IO, why));
+            return Err(match owed {
+                Some(owed) => Failed::new(code::NOT_SAVED, format!("{owed}\n{why}")),
+                None => Failed::new(code::IO, why),
+            });
         }
         if outcome.complete || watch.last.is_some() {
             self.summary(outcome, watch, seconds);
