@@ -61,6 +61,7 @@ const CASES: &[(&str, fn())] = &[
     ("allocated", memory::is_allocated_as_planned),
     ("lost", lost_case),
     ("hanging", hanging_case),
+    ("hanging_at_first", hanging_at_first_case),
     ("missing", missing_case),
     ("stopped", stopped_case),
     ("task", task_case),
@@ -172,6 +173,13 @@ fn hanging_case() {
     assert!(matches!(error.error, Error::Gpu { .. } | Error::Timeout { .. }), "{error}");
 }
 
+/// Before the first step.
+fn hanging_at_first_case() {
+    let options = RunOptions { timeout: Duration::from_secs(2), ..RunOptions::default() };
+    let error = failed(&on_cuda(tiny(GRID)), &options).to_string();
+    assert!(error.contains("first collectives have not ended in 2 s"), "{error}");
+}
+
 /// A rank is told to stop in step 2, which all end after.
 fn stopped_case() {
     let options = in_process();
@@ -260,7 +268,7 @@ fn traced_case() {
 
 #[test]
 fn a_trace_has_the_ops_of_all_lanes() {
-    under_fake("traced", &[("FAKECUDA_CHAOS_US", "30")]);
+    under_fake("traced", &[("FAKECUDA_CHAOS_US", "30"), ("FAKECUDA_DRIVER", "12020")]);
 }
 
 #[test]
@@ -366,6 +374,7 @@ fn a_run_that_is_told_to_stop_ends_after_the_same_step_on_every_gpu() {
 
 #[test]
 fn a_collective_that_never_ends_is_aborted() {
+    under_fake("hanging_at_first", &[("FAKECUDA_FAIL", "nccl:1")]);
     under_fake("hanging", &[("FAKECUDA_FAIL", "nccl:40")]);
     under_fake("hanging", &[("FAKECUDA_FAIL", "nccl-error:40")]);
 }

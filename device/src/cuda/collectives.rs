@@ -8,7 +8,7 @@
 use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
 use super::memory::Peer;
 use super::nccl::{self, ByParts, Communicator};
-use super::watchdog::Watchdog;
+use super::watchdog::{Watchdog, abort_all};
 use super::{Gpu, launch};
 use crate::cpu::World;
 use crate::cpu::collectives::{divisible, meet};
@@ -91,13 +91,16 @@ pub(super) fn warm_up(
         }
     }
     let ended = Event::new().and_then(|event| stream.record(&event).map(|()| event));
-    let ended = await_all(world, communicators, &ended.map_err(text)?).map_err(failed)?;
-    if !ended {
-        // Their kernels spin, and the memory that they use cannot be freed before they end.
-        communicators.iter().flatten().for_each(|comm| comm.abort());
-        return Err(given_up(rank, world));
-    }
-    Ok(())
+    let error = match await_all(world, communicators, &ended.map_err(text)?) {
+        Ok(true) => return Ok(()),
+        Ok(false) => given_up(rank, world),
+        Err(problem) => failed(problem),
+    };
+    // Before anything that may block: the first error is the one to tell.
+    world.fail(rank, 0, &error);
+    // Their kernels spin, and the memory that they use cannot be freed before they end.
+    abort_all(communicators.iter().flatten());
+    Err(error)
 }
 
 /// Whether the collectives before `ended` have; no: another rank has failed, or they take too long.
@@ -106,7 +109,6 @@ fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Res
     while !ended.has_passed().map_err(|e| e.to_string())? {
         let wrong = communicators.iter().flatten().find_map(|comm| comm.check().err());
         if let Some(problem) = wrong {
-            communicators.iter().flatten().for_each(|comm| comm.abort());
             return Err(format!("the first collectives: {problem}"));
         }
         if world.failed() {
@@ -114,9 +116,7 @@ fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Res
         }
         if started.elapsed() > world.timeout() {
             let seconds = world.timeout().as_secs();
-            let problem = format!("NCCL's first collectives have not ended in {seconds} s");
-            communicators.iter().flatten().for_each(|comm| comm.abort());
-            return Err(problem);
+            return Err(format!("NCCL's first collectives have not ended in {seconds} s"));
         }
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -140,7 +140,7 @@ impl Watchdog {
 
     /// Ends whatever is under way, within seconds.
     pub(super) fn abort(&self) {
-        self.watch.abort();
+        abort_all(self.watch.communicators.iter());
     }
 }
 
@@ -188,14 +188,14 @@ impl Watch {
             if let Some(error) = self.overdue(&state) {
                 drop(state);
                 self.fail(&error);
-                self.abort();
+                abort_all(self.communicators.iter());
                 return;
             }
             if self.shared.world.failed() {
                 let since = *failed_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > GRACE && !state.is_idle() {
                     drop(state);
-                    self.abort();
+                    abort_all(self.communicators.iter());
                     return;
                 }
             }
@@ -292,26 +292,26 @@ impl Watch {
         let step = self.shared.step.load(Ordering::Relaxed);
         self.shared.world.fail(self.shared.rank, step, error);
     }
+}
 
-    /// Each in a thread of its own: the library may block until the communicator's stream is empty, and in that
-    /// stream the other's collective may stand before.
-    fn abort(&self) {
-        let (sender, aborted) = std::sync::mpsc::channel();
-        let start = |comm: &Arc<Communicator>| {
-            let (comm, sender) = (Arc::clone(comm), sender.clone());
-            let aborter = std::thread::Builder::new().name("abort".into());
-            let abort = move || {
-                comm.abort();
-                let _ = sender.send(());
-            };
-            aborter.spawn(abort).is_ok()
+/// Aborts each in a thread of its own: the library may block until the communicator's stream is empty, and in that stream the
+/// other's collective may stand before.
+pub(super) fn abort_all<'a>(communicators: impl Iterator<Item = &'a Arc<Communicator>>) {
+    let (sender, aborted) = std::sync::mpsc::channel();
+    let start = |comm: &Arc<Communicator>| {
+        let (comm, sender) = (Arc::clone(comm), sender.clone());
+        let aborter = std::thread::Builder::new().name("abort".into());
+        let abort = move || {
+            comm.abort();
+            let _ = sender.send(());
         };
-        let started = self.communicators.iter().filter(|comm| start(comm)).count();
-        let since = Instant::now();
-        for _ in 0..started {
-            if aborted.recv_timeout(PATIENCE.saturating_sub(since.elapsed())).is_err() {
-                return;
-            }
+        aborter.spawn(abort).is_ok()
+    };
+    let started = communicators.filter(|comm| start(comm)).count();
+    let since = Instant::now();
+    for _ in 0..started {
+        if aborted.recv_timeout(PATIENCE.saturating_sub(since.elapsed())).is_err() {
+            return;
         }
     }
 }

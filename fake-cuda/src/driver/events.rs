@@ -141,7 +141,11 @@ driver_functions! {
         elapsed(out, start, end)
     }
 
+    /// Of CUDA 12.8 and later. An older driver has no such symbol at all.
     fn cuEventElapsedTime_v2(out: *mut f32, start: *mut c_void, end: *mut c_void) {
+        if machine().config.driver_version < 12080 {
+            return Err(code::NOT_SUPPORTED);
+        }
         elapsed(out, start, end)
     }
 

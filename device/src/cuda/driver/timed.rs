@@ -1,8 +1,29 @@
 //! Events that know when the GPU passed them.
 #![expect(unsafe_code, reason = "the driver's C interface")]
 
-use super::{Failure, Stream, check, sys};
+use super::{CUresult, Failure, Stream, check, sys};
+use libloading::Library;
+use std::sync::OnceLock;
 use std::time::Duration;
+
+/// cuda.h's.
+type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
+
+/// The driver's `cuEventElapsedTime`, which every driver has: the bindings know only its successor of CUDA 12.8.
+fn elapsed_time() -> Option<ElapsedTime> {
+    static FOUND: OnceLock<Option<(ElapsedTime, Library)>> = OnceLock::new();
+    let find = || {
+        let open = |name: &&str| {
+            // SAFETY: the driver is loaded already.
+            unsafe { Library::new(*name) }.ok()
+        };
+        let library = ["libcuda.so.1", "libcuda.so"].iter().find_map(open)?;
+        // SAFETY: the type is that of cuda.h.
+        let function = *unsafe { library.get::<ElapsedTime>(b"cuEventElapsedTime\0") }.ok()?;
+        Some((function, library))
+    };
+    FOUND.get_or_init(find).as_ref().map(|(function, _)| *function)
+}
 
 /// A point of a stream with the time of its passing.
 #[derive(Debug)]
@@ -21,7 +42,11 @@ impl TimedEvent {
     /// How long after `earlier`, both of which have passed.
     pub(in crate::cuda) fn since(&self, earlier: &Self) -> Result<Duration, Failure> {
         let mut milliseconds = 0f32;
-        call!(cuEventElapsedTime_v2(&raw mut milliseconds, earlier.0, self.0))?;
+        const NAME: &str = "cuEventElapsedTime";
+        let absent = Failure { call: NAME, code: CUresult::CUDA_ERROR_NOT_FOUND };
+        let elapsed = elapsed_time().ok_or(absent)?;
+        // SAFETY: both events are alive, and the out-pointer is to a local.
+        check(NAME, unsafe { elapsed(&raw mut milliseconds, earlier.0, self.0) })?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }
 }
