@@ -22,8 +22,8 @@ pub(crate) enum Kind {
     Broadcast,
 }
 
-/// A kind of collective of a program, with the most elements that it has.
-#[derive(Clone, Copy, Debug)]
+/// A collective of a program, with its elements: NCCL chooses an algorithm by size, and connects it when it is first taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Call {
     pub(crate) group: Group,
     pub(crate) kind: Kind,
@@ -32,7 +32,7 @@ pub(crate) struct Call {
 }
 
 /// What a program asks of a GPU, each kind once: products and kernels by shapes, types and alignment, collectives by
-/// group, kind and type.
+/// group, kind, type and length.
 #[derive(Debug, Default)]
 pub struct Distinct {
     pub(crate) ops: Vec<Admitted>,
@@ -42,14 +42,8 @@ pub struct Distinct {
 
 impl Distinct {
     fn note(&mut self, op: Admitted) {
-        if let Some(call) = call(&op.op) {
-            let same = |other: &&mut Call| {
-                (other.group, other.kind, other.dtype) == (call.group, call.kind, call.dtype)
-            };
-            match self.calls.iter_mut().find(same) {
-                Some(other) => other.len = other.len.max(call.len),
-                None => self.calls.push(call),
-            }
+        if let Some(call) = call(&op.op).filter(|call| !self.calls.contains(call)) {
+            self.calls.push(call);
         }
         if self.seen.insert(key(&op.op)) {
             self.ops.push(op);
@@ -114,7 +108,7 @@ mod tests {
     use crate::Arena;
 
     #[test]
-    fn ops_of_one_kind_are_noted_once_and_collectives_by_their_largest() -> Result<(), Error> {
+    fn ops_of_one_kind_are_noted_once_and_collectives_of_every_length() -> Result<(), Error> {
         let mut plan = Plan::default();
         let mut tensor =
             |name: &str, shape| plan.tensor((Arena::Device, "test"), name, Dtype::F32, shape);
@@ -136,7 +130,7 @@ mod tests {
         let distinct = distinct.borrow();
         assert_eq!(distinct.ops.iter().filter(|op| op.op.name() == "gemm").count(), 2);
         let lens: Vec<usize> = distinct.calls.iter().map(|call| call.len).collect();
-        assert_eq!(lens, [1000]);
+        assert_eq!(lens, [8, 1000]);
         Ok(())
     }
 }

@@ -93,7 +93,7 @@ fn nccl((gpu, memory): (usize, u64), config: &Config) -> Option<(&'static str, u
     }
     let communicators = u64::from(tp > 1) + u64::from(dp > 1);
     Some(match connected(gpu, (tp, dp)) {
-        Some(bytes) => ("NCCL, as the last run measured", bytes),
+        Some(bytes) => ("NCCL, the most that a run has measured", bytes),
         None => (
             "NCCL, at most: no run has measured it yet",
             communicators * COMMUNICATOR.min(memory / 16),

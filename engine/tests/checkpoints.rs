@@ -436,6 +436,11 @@ fn a_fork_without_a_checkpoint_of_its_own_goes_on_from_its_source() {
     assert!(done.stderr.contains("going on after step 2"), "{}", done.stderr);
     assert_eq!(timeless(&folder, "run-2"), whole);
     killed();
+    // Its own are elsewhere: then its source is not what it goes on from.
+    let own = folder.path("run-2/checkpoints");
+    std::os::unix::fs::symlink(folder.path("absent"), &own).unwrap();
+    resume().refused(82, &["a link to", "bring the checkpoints back"]);
+    std::fs::remove_file(&own).unwrap();
     std::fs::rename(folder.path("run"), folder.path("gone")).unwrap();
     resume().refused(82, &["run/checkpoints/step-00000002", "is a fork of that checkpoint"]);
     assert_eq!(folder.read("run-2/metrics.jsonl"), begun);

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 #[test]
-#[expect(clippy::unwrap_used, reason = "a test")]
 fn every_script_says_how_it_is_used_and_does_nothing_else() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts");
     let mut asked = 0;

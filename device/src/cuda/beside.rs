@@ -75,7 +75,8 @@ fn find(ordinal: usize) -> Result<Found, String> {
     Ok(Found { total, free, beside: Beside { products, kernels, streams } })
 }
 
-/// Bytes that NCCL takes of this GPU for a grid of TP x DP ranks, all communicators together, as a run has measured.
+/// Bytes that NCCL takes of this GPU for a grid of TP x DP ranks, all communicators together: the most that a run has
+/// measured.
 pub fn connected(ordinal: usize, grid: (usize, usize)) -> Option<u64> {
     let path = file(ordinal, &grid_text(grid)).ok().flatten()?;
     figures(&path).map(|[bytes, ..]| bytes)
@@ -84,7 +85,9 @@ pub fn connected(ordinal: usize, grid: (usize, usize)) -> Option<u64> {
 /// A run has measured it.
 pub(super) fn note_connected(ordinal: usize, grid: (usize, usize), bytes: u64) {
     if let Ok(path) = file(ordinal, &grid_text(grid)) {
-        keep(path.as_deref(), [bytes, 0, 0]);
+        // A small model takes fewer algorithms than a large one, which must still fit.
+        let most = connected(ordinal, grid).map_or(bytes, |known| known.max(bytes));
+        keep(path.as_deref(), [most, 0, 0]);
     }
 }
 

@@ -61,7 +61,7 @@ pub(super) fn connect(rank: Rank, world: &World, gpu: usize) -> Result<Communica
     Ok(communicators)
 }
 
-/// Sends every kind of collective of the program through its communicator, with 8 bytes and with the most that it has:
+/// Sends every collective of the program through its communicator, and each kind with 8 bytes:
 /// NCCL connects an algorithm, and allocates for it, when a collective first takes it.
 pub(super) fn warm_up(
     (rank, world): (Rank, &World),

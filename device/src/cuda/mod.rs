@@ -379,7 +379,7 @@ impl Executor for Gpu {
         } else if let Err(failure) = self.wait_on_stream(lane, event)
             && !self.host.world.failed()
         {
-            self.fail_run(&self.failed_at(lane, event.tick(), &failure));
+            self.fail_run(&self.failed_at(Lane::ALL[event.lane as usize], event.tick(), &failure));
         }
     }
 

@@ -11,6 +11,7 @@ use crate::config::{Loaded, load_of_run};
 use crate::data::{Dataset, Tokenizer};
 use crate::run_dir::{CONFIG, FORKED, RunDir, RunMode, TOKENIZER, WEIGHTS};
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -29,10 +30,14 @@ pub(super) fn start(
     let (found, broken) = checkpoint::newest(&from.join(FOLDER)).map_err(unusable)?;
     let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
     let (found, mode) = match found {
-        None if broken.is_empty() && mode == RunMode::Resume => match fork_source(dir.path())? {
-            Some(found) => (Some(found), RunMode::Fork),
-            None => (None, mode),
-        },
+        None if broken.is_empty() && mode == RunMode::Resume => {
+            nothing_gone(from, mode)?;
+            match fork_source(dir.path())? {
+                // Its settings differ from the source's.
+                Some(found) => (Some(found), RunMode::Fork),
+                None => (None, mode),
+            }
+        }
         found => (found, mode),
     };
     let Some(found) = found else {
@@ -90,7 +95,15 @@ pub(super) fn start(
 
 /// What the fork in `dir` starts from; none of a run that is no fork.
 fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, Failed> {
-    let Ok(source) = std::fs::read(dir.join(FORKED)) else { return Ok(None) };
+    let path = dir.join(FORKED);
+    let source = match std::fs::read(&path) {
+        Ok(source) => source,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            let why = format!("cannot read {}: {error}", path.display());
+            return Err(Failed::new(code::IO, why));
+        }
+    };
     let source = Path::new(OsStr::from_bytes(&source));
     let opened = open_named(source).map_err(|error| {
         let error = match source.exists() {
@@ -105,25 +118,34 @@ fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, Failed> {
     opened.map(Some)
 }
 
-/// Refuses to begin at step 1 where there was more: then something is lost or elsewhere, and the start would remove the rest.
-fn may_start_over(from: &Path, mode: RunMode) -> Result<(), Failed> {
+/// Refuses where checkpoints were and are gone or elsewhere: a start at another step would remove the rest.
+fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), Failed> {
     let folder = from.join(FOLDER);
-    let (why, remedy) = if let Some(gone) = gone(&folder) {
-        let why = format!("{}: no checkpoint is there, but {gone}", folder.display());
-        (why, "bring the checkpoints back")
-    } else if mode == RunMode::Fork {
-        (format!("{}: no checkpoint to start from", from.display()), "train without --fork")
-    } else if from.join(WEIGHTS).exists() {
+    let Some(gone) = gone(&folder) else { return Ok(()) };
+    let why = format!("{}: no checkpoint is there, but {gone}", folder.display());
+    Err(not_anew((&why, "bring the checkpoints back"), mode))
+}
+
+/// Refuses to begin at step 1 where there was more.
+fn may_start_over(from: &Path, mode: RunMode) -> Result<(), Failed> {
+    nothing_gone(from, mode)?;
+    let from_here = from.display();
+    if mode == RunMode::Fork {
+        let why = format!("{from_here}: no checkpoint to start from");
+        return Err(not_anew((&why, "train without --fork"), mode));
+    }
+    if from.join(WEIGHTS).exists() {
         let why = format!(
-            "{}: the run kept its weights and no checkpoint, and without the optimizer's states nothing goes on from them",
-            from.display()
+            "{from_here}: the run kept its weights and no checkpoint, and without the optimizer's states nothing goes on from them"
         );
-        (why, "take another --run-dir")
-    } else {
-        return Ok(());
-    };
+        return Err(not_anew((&why, "take another --run-dir"), mode));
+    }
+    Ok(())
+}
+
+fn not_anew((why, remedy): (&str, &str), mode: RunMode) -> Failed {
     let anew = if mode == RunMode::Fork { "" } else { ", or give --overwrite to start anew" };
-    Err(Failed::new(code::CHECKPOINT, format!("{why}; {remedy}{anew}")))
+    Failed::new(code::CHECKPOINT, format!("{why}; {remedy}{anew}"))
 }
 
 /// A run that has finished at `step`, of which no more steps are asked: says what differs from it. Its data is read only
