@@ -40,7 +40,9 @@ impl Folder {
     }
 
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_onebox"));
+        // Signals that the tests' own caller ignores, as a shell does for what runs beside it, would stay ignored.
+        let mut command = Command::new("env");
+        command.args(["--default-signal", env!("CARGO_BIN_EXE_onebox")]);
         command.args(args).current_dir(self.0.path()).stdin(Stdio::null());
         command
     }
