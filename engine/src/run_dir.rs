@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::checkpoint::manifest::MANIFEST;
 use crate::checkpoint::{self, FOLDER, remove_all};
 use crate::metrics::{DAMAGED, finished_step};
 pub use crate::own::Held;
@@ -111,6 +112,10 @@ pub enum RunDirError {
     Unfit { path: PathBuf, what: &'static str },
     #[error("{} is not a directory; give another --run-dir", .0.display())]
     NotADirectory(PathBuf),
+    #[error("{} is {what} of the run {}: give --run-dir {}", path.display(), run.display(), run.display())]
+    AmongCheckpoints { path: PathBuf, what: &'static str, run: PathBuf },
+    #[error("{} is a checkpoint, not a run: give --run-dir the directory of a run, or a new one", .0.display())]
+    Checkpoint(PathBuf),
     #[error(
         "cannot {action} {}: {source}; check permissions and free space, or give another --run-dir",
         path.display()
@@ -142,6 +147,7 @@ impl RunDir {
     /// [`RunDirError`] if `mode` does not allow what is there, another process has it, or it cannot
     /// be written.
     pub fn create(dir: Option<&Path>, name: &str, mode: RunMode) -> Result<Self, RunDirError> {
+        dir.map_or(Ok(()), no_checkpoint)?;
         match (dir, mode) {
             (Some(dir), RunMode::Fork) => Self::fork(dir),
             (Some(dir), _) => Self::at(dir, mode),
@@ -157,6 +163,7 @@ impl RunDir {
     /// [`RunDirError`] if a run is in it, or one of the files with other contents, another process has it, or it cannot
     /// be written.
     pub fn create_whole(dir: &Path, files: &[(&str, Vec<u8>)]) -> Result<Self, RunDirError> {
+        no_checkpoint(dir)?;
         let run = Self::lock_at(dir)?;
         if is_there(&dir.join(METRICS)) || checkpoint::any(&dir.join(FOLDER)) {
             return Err(RunDirError::Taken(dir.to_owned()));
@@ -318,6 +325,39 @@ fn unfit(dir: &Path) -> Option<&'static str> {
         None => Some("the root of all files"),
         Some(_) => (home == Some(dir)).then_some("your home directory"),
     }
+}
+
+/// Refuses a checkpoint, and a place among those of a run, which come and go.
+fn no_checkpoint(dir: &Path) -> Result<(), RunDirError> {
+    let is_checkpoint = is_there(&dir.join(MANIFEST));
+    let real = resolved(dir);
+    let of_run = |folder: &&Path| {
+        let run = folder.parent().filter(|_| folder.ends_with(FOLDER));
+        run.is_some_and(|run| is_there(&run.join(METRICS)) || checkpoint::any(folder))
+    };
+    let folder = real.ancestors().find(of_run);
+    let Some((folder, run)) = folder.and_then(|folder| Some((folder, folder.parent()?))) else {
+        return if is_checkpoint { Err(RunDirError::Checkpoint(dir.to_owned())) } else { Ok(()) };
+    };
+    let what = match is_checkpoint {
+        true => "a checkpoint",
+        false if folder == real => "the folder of checkpoints",
+        false => "in the folder of checkpoints",
+    };
+    // As it was named, where that can be.
+    let named = dir.ancestors().find(|up| up.canonicalize().is_ok_and(|up| up == run));
+    let run = named.unwrap_or(run).to_owned();
+    Err(RunDirError::AmongCheckpoints { path: dir.to_owned(), what, run })
+}
+
+/// Where `path` leads, also when its end is not there yet.
+pub(crate) fn resolved(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let real = path.ancestors().find_map(|up| {
+        let rest = path.strip_prefix(up).ok()?;
+        up.canonicalize().ok().map(|up| up.join(rest))
+    });
+    real.unwrap_or(path)
 }
 
 fn holds_run(dir: &Path) -> bool {

@@ -139,3 +139,25 @@ fn a_name_that_no_directory_can_have_and_a_key_of_a_megabyte_are_refused_briefly
     let done = folder.onebox(&["config", "check", "long.ron"]).refused(78, &["unknown key"]);
     assert!(done.stderr.len() < 10_000, "{} bytes", done.stderr.len());
 }
+
+#[test]
+fn no_run_starts_among_the_checkpoints_of_another() {
+    let folder = Folder::new();
+    folder.train("r/a", &["-q", "--set", "train.checkpoint_every=2"]).ok();
+    folder.shell("cp -r r/a/checkpoints/step-00000004 copy").ok();
+    for mode in [&[][..], &["--resume"], &["--overwrite"], &["--fork"]] {
+        for (place, what) in [
+            ("r/a/checkpoints/step-00000004", "a checkpoint of the run r/a"),
+            ("r/a/checkpoints/", "the folder of checkpoints of the run r/a"),
+            ("r/a/../a/checkpoints/new", "in the folder of checkpoints of the run r/a"),
+        ] {
+            folder.train(place, mode).refused(73, &[what, "give --run-dir r/a"]);
+        }
+        folder.train("copy", mode).refused(73, &["copy is a checkpoint, not a run"]);
+    }
+    for made in ["checkpoints/new", "checkpoints/.lock", "checkpoints/step-00000004/.lock"] {
+        assert!(!folder.path("r/a").join(made).exists(), "{made}");
+    }
+    // A folder of runs may have the name.
+    folder.train("checkpoints/a", &["-q"]).ok();
+}

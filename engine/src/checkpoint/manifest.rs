@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 /// Of this version.
 pub(super) const FORMAT: u32 = 1;
 /// Its name in the directory of a checkpoint.
-pub(super) const MANIFEST: &str = "MANIFEST";
+pub(crate) const MANIFEST: &str = "MANIFEST";
 /// Bytes; more is no manifest of ours.
 pub(super) const LONGEST: u64 = 256 << 20;
 /// Of a hash in hexadecimal.
