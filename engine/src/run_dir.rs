@@ -114,6 +114,11 @@ pub enum RunDirError {
     NotADirectory(PathBuf),
     #[error("{} is {what} of the run {}: give --run-dir {}", path.display(), run.display(), run.display())]
     AmongCheckpoints { path: PathBuf, what: &'static str, run: PathBuf },
+    #[error(
+        "{} is where {key} takes its files from: what a run writes there would become its data; give another --run-dir",
+        path.display()
+    )]
+    AmongData { path: PathBuf, key: &'static str },
     #[error("{} is a checkpoint, not a run: give --run-dir the directory of a run, or a new one", .0.display())]
     Checkpoint(PathBuf),
     #[error(
@@ -358,6 +363,11 @@ pub(crate) fn resolved(path: &Path) -> PathBuf {
         up.canonicalize().ok().map(|up| up.join(rest))
     });
     real.unwrap_or(path)
+}
+
+/// Whether a run of onebox was locked in `dir`, by which its directory is told from any with files of such names.
+pub(crate) fn is_run(dir: &Path) -> bool {
+    is_there(&dir.join(LOCK)) && holds_run(dir)
 }
 
 fn holds_run(dir: &Path) -> bool {

@@ -161,3 +161,34 @@ fn no_run_starts_among_the_checkpoints_of_another() {
     // A folder of runs may have the name.
     folder.train("checkpoints/a", &["-q"]).ok();
 }
+
+#[test]
+fn a_run_inside_of_its_data_goes_on() {
+    let folder = Folder::new();
+    folder.shell("mkdir -p text/more && cp text.txt text && cp text.txt text/more").ok();
+    for (name, train) in [("dir", "text"), ("glob", "text/**"), ("stars", "text/*/*")] {
+        let (run, data) = (format!("text/{name}"), format!("data.train={train:?}"));
+        let steps = |steps| ["-q", "--set", &data, "--set", steps].map(str::to_owned);
+        let first = steps("train.steps=2");
+        let first: Vec<&str> = first.iter().map(String::as_str).collect();
+        let saves = ["--set", "train.checkpoint_every=1", "--set", "schedule.decay_steps=4"];
+        folder.train(&run, &[&first[..], &saves].concat()).ok();
+        let more = ["--resume", "--set", &data, "--set", "train.steps=4"];
+        let done = folder.train(&run, &[&more[..], &saves].concat()).ok();
+        assert!(done.stderr.contains("going on after step 2"), "{}", done.stderr);
+        assert!(done.stderr.contains(" of onebox left out"), "{}", done.stderr);
+        // A fork goes beside it, and goes on there.
+        folder.train(&run, &[&["--fork", "--set", &data], &saves[..]].concat()).ok();
+        let more = ["--resume", "--set", &data, "--set", "train.steps=6"];
+        let done = folder.train(&format!("{run}-2"), &[&more[..], &saves].concat()).ok();
+        assert!(done.stderr.contains("going on after step 4"), "{}", done.stderr);
+    }
+    for train in ["text", "text/*", "text/**"] {
+        let data = format!("data.train={train:?}");
+        let done = folder.train("text/../text", &["--set", &data]);
+        done.refused(73, &["text/../text", "data.train", "another --run-dir"]);
+    }
+    assert!(!folder.path("text/.lock").exists());
+    // What is named for itself is no trouble.
+    folder.train("text", &["-q", "--set", "data.train=\"text/*.txt\""]).ok();
+}

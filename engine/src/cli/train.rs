@@ -9,7 +9,7 @@ use super::{ConfigArgs, SimdArg, data, plan, print, resume, rollback, say};
 use crate::build::{Built, build, world_size};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
 use crate::config::{DeviceConfig, Loaded, update_text};
-use crate::data::{Dataset, Tokenizer};
+use crate::data::{Dataset, Tokenizer, takes_from};
 use crate::detours::Detours;
 use crate::metrics::MetricsWriter;
 use crate::plan::{Disk, memory_report};
@@ -76,6 +76,12 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     let tokenizer = data::tokenizer(&loaded.config)?;
     let tokenizer = tokenizer.as_ref();
     data::look(&loaded.config)?;
+    // A fork goes beside it.
+    if let Some(path) = args.run_dir.as_ref().filter(|_| mode != RunMode::Fork)
+        && let Some(key) = takes_from(&loaded.config.data, path)
+    {
+        return Err(refused(RunDirError::AmongData { path: path.clone(), key }));
+    }
     // Before the data is read: it is part of what must fit.
     let saving = check_memory(&loaded, &built, args.dry_run)?;
     let data = data::open(&loaded.config, tokenizer, args.dry_run)?;

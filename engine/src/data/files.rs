@@ -1,5 +1,6 @@
 //! Files by name: what a file, a directory or a glob in the config stands for.
 
+use std::collections::BTreeSet;
 use std::fs::{self, FileType};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,21 +8,35 @@ use std::path::{Path, PathBuf};
 use super::Problem;
 use super::kind::{format_of, index_of};
 use super::problem::{Failure, at};
+use crate::run_dir::{CONFIG, METRICS, is_run, resolved};
 
 /// Build products and earlier runs.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", "runs", "node_modules"];
 const WILDCARDS: [char; 3] = ['*', '?', '['];
 
-/// The files that `text` names, sorted by path, and whether it names a directory.
-pub(super) fn find_files(text: &str) -> Result<(Vec<PathBuf>, bool), Failure> {
-    let (path, mut files) = (Path::new(text), Vec::new());
+/// What a text in the config stands for.
+#[derive(Default)]
+pub(super) struct Found {
+    /// Sorted by path.
+    pub(super) files: Vec<PathBuf>,
+    /// It names a directory.
+    pub(super) from_directory: bool,
+    /// Directories of runs that were passed over: what a run writes is not its data, nor a later one's.
+    pub(super) runs: BTreeSet<PathBuf>,
+}
+
+/// The files that `text` names.
+pub(super) fn find_files(text: &str) -> Result<Found, Failure> {
+    let (path, mut found) = (Path::new(text), Found::default());
     let problem = match fs::metadata(path) {
         _ if text.is_empty() => Problem::NotSet,
-        Ok(metadata) if metadata.is_file() => return Ok((vec![path.to_owned()], false)),
+        Ok(metadata) if metadata.is_file() => {
+            return Ok(Found { files: vec![path.to_owned()], ..found });
+        }
         Ok(metadata) if metadata.is_dir() => {
-            walk(path, &mut files)?;
-            files.sort();
-            return Ok((files, true));
+            walk(path, &mut found)?;
+            found.files.sort();
+            return Ok(Found { from_directory: true, ..found });
         }
         Ok(_) => Problem::NotAFile,
         Err(error) if error.kind() != io::ErrorKind::NotFound => Problem::Unreadable(error),
@@ -29,11 +44,11 @@ pub(super) fn find_files(text: &str) -> Result<(Vec<PathBuf>, bool), Failure> {
         Err(_) => {
             let mut pattern: Vec<_> = text.split('/').collect();
             pattern.dedup_by(|part, before| *part == "**" && *before == "**");
-            glob(Path::new(""), &pattern, &mut files)?;
-            files.sort();
-            files.dedup();
-            if !files.is_empty() {
-                return Ok((files, false));
+            glob(Path::new(""), &pattern, &mut found)?;
+            found.files.sort();
+            found.files.dedup();
+            if !found.files.is_empty() {
+                return Ok(found);
             }
             Problem::NoMatch
         }
@@ -69,12 +84,15 @@ pub(super) fn held_out_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
 }
 
 /// Adds the files of a directory. Links are not followed.
-fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
+fn walk(directory: &Path, found: &mut Found) -> Result<(), Failure> {
     for (path, name, kind) in list(directory)? {
         if kind.is_dir() && enters(&name) {
-            walk(&path, files)?;
+            match is_run(&path) {
+                true => drop(found.runs.insert(path)),
+                false => walk(&path, found)?,
+            }
         } else if kind.is_file() && name != "Cargo.lock" && !name.starts_with('.') {
-            files.push(path);
+            found.files.push(path);
         }
     }
     Ok(())
@@ -82,33 +100,51 @@ fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Failure> {
 
 /// Adds the files below `base` that match the components of a pattern. As in a shell, a wildcard
 /// leaves hidden names out and follows links; `**` is any number of the folders that `walk` enters.
-fn glob(base: &Path, pattern: &[&str], files: &mut Vec<PathBuf>) -> Result<(), Failure> {
+fn glob(base: &Path, pattern: &[&str], found: &mut Found) -> Result<(), Failure> {
     let Some((&part, rest)) = pattern.split_first() else {
         if base.is_file() {
-            files.push(base.to_owned());
+            found.files.push(base.to_owned());
         }
         return Ok(());
     };
     let at_start = base.as_os_str().is_empty();
     if !part.contains(WILDCARDS) {
         // The empty first component of an absolute pattern is the root.
-        return glob(&base.join(if at_start && part.is_empty() { "/" } else { part }), rest, files);
+        return glob(&base.join(if at_start && part.is_empty() { "/" } else { part }), rest, found);
     }
     if part == "**" {
-        glob(base, if rest.is_empty() { &["*"] } else { rest }, files)?;
+        glob(base, if rest.is_empty() { &["*"] } else { rest }, found)?;
     }
     if !at_start && !base.is_dir() {
         return Ok(());
     }
     for (path, name, kind) in list(base)? {
         let hidden = name.starts_with('.') && !part.starts_with('.');
-        if part == "**" && kind.is_dir() && enters(&name) {
-            glob(&path, pattern, files)?;
-        } else if part != "**" && !hidden && matches(part, &name) {
-            glob(&path, rest, files)?;
+        let enters = part == "**" && kind.is_dir() && enters(&name);
+        let matches = part != "**" && !hidden && matches(part, &name);
+        if (enters || matches && !rest.is_empty()) && is_run(&path) {
+            found.runs.insert(path);
+        } else if enters {
+            glob(&path, pattern, found)?;
+        } else if matches {
+            glob(&path, rest, found)?;
         }
     }
     Ok(())
+}
+
+/// Whether what is written into `directory` would be among the files that `text` names.
+pub(super) fn takes_from(text: &str, directory: &Path) -> bool {
+    let is = |path: &Path| resolved(path) == resolved(directory);
+    if Path::new(text).is_dir() {
+        return is(Path::new(text));
+    }
+    let last = text.rsplit('/').next().unwrap_or(text);
+    if Path::new(text).exists() || ![CONFIG, METRICS].iter().any(|name| matches(last, name)) {
+        return false;
+    }
+    let folders = |file: &PathBuf| file.parent().is_some_and(is);
+    find_files(text).is_ok_and(|found| found.files.iter().any(folders))
 }
 
 fn enters(folder: &str) -> bool {
@@ -199,7 +235,7 @@ pub(super) mod tests {
 
     /// Names below `folder` that a text names.
     fn found(folder: &TempDir, pattern: &str) -> Vec<String> {
-        let (files, _) = find_files(&path(folder, pattern)).unwrap();
+        let files = find_files(&path(folder, pattern)).unwrap().files;
         let name =
             |file: PathBuf| file.strip_prefix(folder.path()).unwrap().to_str().unwrap().to_owned();
         files.into_iter().map(name).collect()

@@ -3,6 +3,7 @@
 use super::Problem;
 use super::kind::{BINARY, Kind};
 use crate::shown::Shown;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use topology::format_bytes;
@@ -18,6 +19,8 @@ pub struct LeftOut {
     pub(super) largest: Option<(PathBuf, u64, Kind)>,
     /// Others: pictures, programs and so on.
     pub binary: usize,
+    /// Directories of runs of onebox.
+    pub runs: BTreeSet<PathBuf>,
 }
 
 impl LeftOut {
@@ -37,6 +40,7 @@ impl LeftOut {
         self.files += other.files;
         self.bytes += other.bytes;
         self.binary += other.binary;
+        self.runs.extend(other.runs);
         let mut both: Vec<_> = self.largest.take().into_iter().chain(other.largest).collect();
         both.sort_by_key(|(_, bytes, _)| *bytes);
         self.largest = both.pop();
@@ -66,6 +70,10 @@ impl LeftOut {
         }
         if self.binary > 0 {
             text += &format!("; {} binary {} passed over", self.binary, files(self.binary));
+        }
+        if !self.runs.is_empty() {
+            let runs = if self.runs.len() == 1 { "run" } else { "runs" };
+            text += &format!("; {} {runs} of onebox left out", self.runs.len());
         }
         text
     }

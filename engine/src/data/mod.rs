@@ -5,12 +5,13 @@
 //! Invariant: sample i of step k is a function of (seed, k, i) only, never of rank or layout, so a
 //! resumed or re-sharded run needs no replay.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use device::random;
 
-use crate::config::DataFormat;
+use crate::config::{DataConfig, DataFormat};
 use crate::shown::Shown;
 
 mod cores;
@@ -36,6 +37,13 @@ pub use text::Tokenized;
 pub(crate) use text::texts_at_once;
 pub use tokenizer::Tokenizer;
 pub use tokens::Cache;
+
+/// The key of the data that would take what a run writes into `directory`.
+pub(crate) fn takes_from(data: &DataConfig, directory: &Path) -> Option<&'static str> {
+    let named = [("data.train", Some(&data.train)), ("data.validation", data.validation.as_ref())];
+    let takes = |text: &String| files::takes_from(text, directory);
+    named.into_iter().find_map(|(key, text)| text.is_some_and(takes).then_some(key))
+}
 
 /// Word that keys the data stream under the seed of a run.
 const DATA_STREAM: u64 = 0x6461_7461;
@@ -101,7 +109,8 @@ impl Dataset {
 
     /// No tokens: for a step that is counted, not run.
     pub(crate) const fn none(seq_len: usize) -> Self {
-        let left_out = LeftOut { files: 0, bytes: 0, largest: None, binary: 0 };
+        let left_out =
+            LeftOut { files: 0, bytes: 0, largest: None, binary: 0, runs: BTreeSet::new() };
         let identity = Identity::NONE;
         Self {
             bytes: Vec::new(),

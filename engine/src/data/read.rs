@@ -1,6 +1,6 @@
 //! The bytes of files that a text in the config names.
 
-use super::files::{find_files, held_out_among};
+use super::files::{Found, find_files, held_out_among};
 use super::kind::{self, NOT_UTF8};
 use super::left_out::LeftOut;
 use super::problem::{Failure, Problem, at};
@@ -46,7 +46,7 @@ pub(super) fn named(
     vocab: usize,
     warns: bool,
 ) -> Result<(Vec<PathBuf>, Source), Failure> {
-    let (files, from_directory) = find_files(text)?;
+    let Found { files, from_directory, runs } = find_files(text)?;
     if from_directory && let Some((train, held_out)) = held_out_among(&files) {
         let problem = Problem::HeldOutToo { train, held_out };
         if !format.is_bytes() {
@@ -56,7 +56,8 @@ pub(super) fn named(
             tracing::warn!("{}: {problem}", Shown(Path::new(text)));
         }
     }
-    Ok((files, Source { format, vocab, from_directory, left_out: LeftOut::default(), warns }))
+    let left_out = LeftOut { runs, ..LeftOut::default() };
+    Ok((files, Source { format, vocab, from_directory, left_out, warns }))
 }
 
 impl Source {
