@@ -5,6 +5,7 @@ use crate::build::build;
 use crate::config::{Config, MeasuredConfig, load_str};
 use crate::data::Dataset;
 use crate::metrics::median;
+use crate::output::Output;
 use crate::places::cores;
 use crate::run::{RunOptions, train};
 use crate::simulate::{RECORDED_STEPS, record};
@@ -13,6 +14,11 @@ use device::sim::{Kind, Work};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Of every box that is written here.
+const BEGINNING: &str =
+    "// The cores of one machine as virtual GPUs, measured by `onebox bench --save-box`.";
+pub(crate) const OUTPUT: Output = Output { what: "box", beginning: BEGINNING };
 
 /// Runs of a calibration: (hidden, sequence, micro-batch, TP, DP).
 const SHAPES: [(usize, usize, usize, usize, usize); 4] =
@@ -227,7 +233,7 @@ pub fn to_ron(
         rates += "        ),\n";
     }
     format!(
-        "// The cores of one machine as virtual GPUs, measured by `onebox bench --save-box`. What is\n\
+        "{BEGINNING} What is\n\
          // simulated on it predicts `onebox train` with `device: Cpu` on that machine.\n\
          (\n    gpus: {gpus},\n    gpu_memory: \"{gpu_memory}\",\n    node_memory: \"{node_memory}\",\n    \
          measured: (\n        cores: {},\n        thread_us: {:.4},\n        thread_share: {:.4},\n{rates}        other_gb_per_s: {:.4},\n        op_us: {:.4},\n        \

@@ -26,6 +26,7 @@ pub mod metrics;
 mod open;
 mod options;
 mod outcome;
+mod output;
 mod own;
 pub mod parsers;
 mod place;

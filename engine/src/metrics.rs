@@ -4,6 +4,7 @@
 //! of, lines that are lost are counted, and later ones are tried again.
 
 use crate::own;
+use crate::run_dir::sync_folder;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -101,6 +102,8 @@ impl MetricsWriter {
             if file.metadata()?.len() > length {
                 file.set_len(length)?;
             }
+            // Its name too: a checkpoint that is on the disk has the lines of its steps beside it.
+            path.parent().map_or(Ok(()), sync_folder)?;
             Ok((file, length))
         };
         let (file, length) = open().map_err(failed)?;

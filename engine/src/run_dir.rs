@@ -17,6 +17,10 @@ use crate::metrics::{DAMAGED, finished_step};
 pub use crate::own::Held;
 use crate::own::{self, LOCK};
 
+mod error;
+pub use error::RunDirError;
+use error::cannot;
+
 /// A line for each step, evaluation and end.
 pub(crate) const METRICS: &str = "metrics.jsonl";
 /// Where runs go that are told no directory.
@@ -69,71 +73,6 @@ impl fmt::Display for RunMode {
             Self::Overwrite => "--overwrite",
         })
     }
-}
-
-/// Why there is no run directory, or why it could not be written.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what variants and fields are")]
-pub enum RunDirError {
-    #[error(
-        "{} already holds a run; give --resume to go on with it, --fork to start from it in a new \
-         directory, --overwrite to remove it, or another --run-dir", .0.display()
-    )]
-    HoldsRun(PathBuf),
-    #[error(
-        "{} has a {CONFIG} and no {METRICS}: that is no run of onebox, and nothing was removed; give \
-         another --run-dir", .0.display()
-    )]
-    NotOurs(PathBuf),
-    #[error("{} already holds a run, and nothing was replaced; give another directory", .0.display())]
-    Taken(PathBuf),
-    #[error(
-        "{} is there and is not what would be written, and nothing was replaced; remove it, or give \
-         another directory", .0.display()
-    )]
-    Differs(PathBuf),
-    #[error("{} holds no run ({METRICS} or {CONFIG}) for --fork to start from", .0.display())]
-    NothingToFork(PathBuf),
-    #[error("{0} needs --run-dir: it names the run to start from")]
-    NeedsDirectory(RunMode),
-    #[error(
-        "{} is in use by another onebox{}; wait for it, or give another --run-dir",
-        path.display(), of(*pid)
-    )]
-    InUse { path: PathBuf, pid: Option<u32> },
-    #[error(
-        "the run name {0:?} cannot name a directory; set `name` to one without / and a leading dot"
-    )]
-    BadName(String),
-    #[error(
-        "{} is {what}, not a place for the files of a run; give a directory of its own, such as --run-dir {}",
-        path.display(), path.join("run").display()
-    )]
-    Unfit { path: PathBuf, what: &'static str },
-    #[error("{} is not a directory; give another --run-dir", .0.display())]
-    NotADirectory(PathBuf),
-    #[error("{} is {what} of the run {}: give --run-dir {}", path.display(), run.display(), run.display())]
-    AmongCheckpoints { path: PathBuf, what: &'static str, run: PathBuf },
-    #[error(
-        "{} is where {key} takes its files from: what a run writes there would become its data; give another --run-dir",
-        path.display()
-    )]
-    AmongData { path: PathBuf, key: &'static str },
-    #[error("{} is a checkpoint, not a run: give --run-dir the directory of a run, or a new one", .0.display())]
-    Checkpoint(PathBuf),
-    #[error(
-        "cannot {action} {}: {source}; check permissions and free space, or give another --run-dir",
-        path.display()
-    )]
-    Io { action: &'static str, path: PathBuf, source: io::Error },
-}
-
-fn of(pid: Option<u32>) -> String {
-    pid.map_or(String::new(), |pid| format!(" (process {pid})"))
-}
-
-fn cannot(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RunDirError {
-    move |source| RunDirError::Io { action, path: path.to_owned(), source }
 }
 
 /// A run directory, locked while this lives.
@@ -210,6 +149,20 @@ impl RunDir {
         let mut tail = Vec::new();
         file.take(TAIL).read_to_end(&mut tail).ok()?;
         finished_step(&tail)
+    }
+
+    /// Makes the folder of its checkpoints, so that a folder that is missing later was taken away.
+    ///
+    /// # Errors
+    /// [`RunDirError::Io`]
+    pub(crate) fn make_folder(&self) -> Result<(), RunDirError> {
+        let folder = self.path.join(FOLDER);
+        match fs::create_dir(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(cannot("create", &folder)(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Replaces the file `name` in one step: whatever happens, it has its old or its new content,

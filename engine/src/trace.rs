@@ -1,5 +1,6 @@
 //! Chrome traces, which Perfetto and chrome://tracing open: one process per rank, one track per lane.
 
+use crate::output::Output;
 use device::cpu::{Span, Trace};
 use device::sim::Timeline;
 use device::{LANES, Lane};
@@ -9,6 +10,10 @@ use std::path::Path;
 
 /// Most events of a simulated trace; of more, one rank of each kind is written.
 const MOST: usize = 2_000_000;
+
+/// Of every trace.
+const BEGINNING: &str = r#"{"displayTimeUnit":"ms","traceEvents":["#;
+pub(crate) const OUTPUT: Output = Output { what: "trace", beginning: BEGINNING };
 
 /// An op on its lane. Times in seconds.
 #[derive(Clone, Copy, Debug)]
@@ -33,13 +38,14 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates or replaces the file.
+    /// Creates the file, or replaces another trace.
     ///
     /// # Errors
     /// Of the file system; of every function here.
     pub fn create(path: &Path) -> Result<Self> {
+        OUTPUT.may_replace(path)?;
         let mut file = BufWriter::new(File::create(path)?);
-        file.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n")?;
+        writeln!(file, "{BEGINNING}")?;
         Ok(Self { file, first: true })
     }
 

@@ -367,6 +367,7 @@ fn a_run_that_ends_without_its_checkpoint_says_so_in_every_mode_and_by_its_exit_
     folder.train("bare", &bare).refused(83, &["NOT SAVED"]);
     assert!(folder.metrics("bare").iter().all(|line| line["kind"] != "end"));
     std::fs::remove_file(folder.path("bare/checkpoints")).unwrap();
+    std::fs::create_dir(folder.path("bare/checkpoints")).unwrap();
     folder.train("bare", &[&["--resume"], &bare[..]].concat()).ok();
     assert_eq!(checkpoints(&folder, "bare"), ["latest", "step-00000002", "step-00000004"]);
     // One that is made good later costs nothing.
@@ -408,9 +409,11 @@ fn where_checkpoints_were_no_run_begins_at_step_1() {
     std::fs::create_dir(&there).unwrap();
     std::fs::copy(folder.path("elsewhere/latest"), there.join("latest")).unwrap();
     resume().refused(82, &["latest names step-00000002, which is not there"]);
+    std::fs::remove_dir_all(&there).unwrap();
+    // Moved away as a whole.
+    resume().refused(82, &["made this folder before its first step", "bring the checkpoints back"]);
     assert_eq!(folder.read("run/metrics.jsonl"), unfinished);
     // Back again.
-    std::fs::remove_dir_all(&there).unwrap();
     std::fs::rename(folder.path("elsewhere"), &there).unwrap();
     resume().ok();
 }

@@ -176,3 +176,37 @@ fn a_log_that_cannot_be_written_does_not_end_a_run() {
     assert!(folder.path("run/weights.safetensors").exists());
     assert_eq!(folder.read("run/metrics.jsonl"), "");
 }
+
+#[test]
+fn no_output_replaces_what_onebox_did_not_write_as_one() {
+    let folder = Folder::new();
+    let tiny = folder.read("tiny.ron");
+    let bare = "(gpus: 4, gpu_memory: \"8GiB\", node_memory: \"64GiB\")";
+    std::fs::write(folder.path("bare.ron"), bare).unwrap();
+    for (args, what) in [
+        (&["bench", "--save-box"][..], "box"),
+        (&["bench", "step", "tiny.ron", "--trace"], "trace"),
+        (&["simulate", "tiny.ron", "--box", "bare.ron", "--trace"], "trace"),
+        (&["train", "tiny.ron", "--run-dir", "run", "--trace-steps", "1..2", "--trace"], "trace"),
+    ] {
+        let theirs = format!("no {what} that onebox wrote");
+        for (path, texts) in [
+            ("tiny.ron", ["tiny.ron", &theirs, "another name"]),
+            ("text.txt", ["text.txt", &theirs, "another name"]),
+            ("nope/h.ron", ["nope/h.ron", "no directory nope", ""]),
+            (".", [".", "it is a directory", ""]),
+        ] {
+            let done = folder.onebox(&[args, &[path]].concat()).refused(74, &texts);
+            assert!(!done.stderr.contains("measuring"), "{}", done.stderr);
+        }
+    }
+    assert_eq!(folder.read("tiny.ron"), tiny);
+    assert!(!folder.path("run").exists());
+    // Its own it replaces, and a run may have its trace inside; an empty file is nobody's.
+    std::fs::write(folder.path("empty"), "").unwrap();
+    for path in ["run/trace.json", "run/trace.json", "empty"] {
+        let traced = ["-q", "--overwrite", "--trace", path, "--trace-steps", "1..2"];
+        folder.train("run", &traced).ok();
+        assert!(folder.read(path).contains("traceEvents"), "{path}");
+    }
+}

@@ -3,15 +3,15 @@
 use super::data;
 use super::exit::{Failed, code};
 use super::train::check_memory;
-use super::{ConfigArgs, plan, print, say};
+use super::{ConfigArgs, may_write, plan, print, say, unwritten};
 
 mod host;
 use crate::bench::{Copies, Steps, copies, is_on_cuda, product, steps};
 use crate::build::{build, dtype};
 use crate::calibrate::{measure, to_ron};
-use crate::gpu;
 use crate::places::cores;
 use crate::progress::si;
+use crate::{calibrate, gpu, trace};
 use device::cpu::Trace;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -86,19 +86,20 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), Failed> {
 }
 
 fn save_box(path: &Path) -> Result<(), Failed> {
+    may_write(calibrate::OUTPUT, path)?;
     let measured = measure(&mut |what| say(&format!("measuring: {what}")));
     let measured = measured.map_err(|e| Failed::new(code::INTERNAL, e))?;
     let memory = format_bytes(available_memory()).replace(' ', "");
     let gpus = 4 * cores();
     let ron = to_ron(&measured, gpus, &memory, &memory);
-    let failed = |e| Failed::new(code::IO, format!("cannot write {}: {e}", path.display()));
-    std::fs::write(path, ron).map_err(failed)?;
+    std::fs::write(path, ron).map_err(|e| unwritten(path, &e))?;
     let path = path.display();
     say(&format!("{path}: written\nnext: onebox simulate configs/quickstart.ron --box {path}"));
     Ok(())
 }
 
 fn step(args: &StepArgs) -> Result<(), Failed> {
+    args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
     let loaded = args.config.load()?;
     let config = &loaded.config;
     if let Some(not_built) = config.not_built(&loaded.origins) {
@@ -112,13 +113,12 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
     let ceiling = product(is_on_cuda(config), dtype(config.precision));
     let ceiling = ceiling.map_err(|e| Failed::new(code::RANK, e))?;
     let last = u64::from(args.steps) + 1;
-    let trace = args.trace.as_ref().map(|_| Arc::new(Trace::of_steps(last..=last)));
+    let noted = args.trace.as_ref().map(|_| Arc::new(Trace::of_steps(last..=last)));
     let count = usize::from(args.steps);
-    let measured = steps(config, &built, &data, (count, flops, ceiling), trace.clone());
+    let measured = steps(config, &built, &data, (count, flops, ceiling), noted.clone());
     let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
-    if let (Some(path), Some(trace)) = (&args.trace, trace) {
-        let failed = |e| Failed::new(code::IO, format!("cannot write {}: {e}", path.display()));
-        crate::trace::measured(path, &trace).map_err(failed)?;
+    if let (Some(path), Some(noted)) = (&args.trace, noted) {
+        trace::measured(path, &noted).map_err(|e| unwritten(path, &e))?;
     }
     shown(args.json, &measured, || step_text(&measured))
 }

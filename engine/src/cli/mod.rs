@@ -19,12 +19,13 @@ mod trace;
 mod train;
 mod watch;
 
+use crate::output::Output;
 use crate::shown::lines;
 use clap::{Args, Parser, Subcommand};
 use device::numerics::SimdPath;
 use exit::{Failed, code};
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Trains transformer language models that are too large for the GPUs of one box.
@@ -156,6 +157,15 @@ fn log_to_stderr(verbose: u8) {
     let log = log.with_target(false).with_max_level(level).log_internal_errors(false);
     // There is one already only where this is called twice.
     let _ = log.try_init();
+}
+
+/// Refuses a file that the result of a command may not replace, or cannot be written to, before the work.
+fn may_write(output: Output, path: &Path) -> Result<(), Failed> {
+    output.check(path).map_err(|e| unwritten(path, &e))
+}
+
+fn unwritten(path: &Path, error: &std::io::Error) -> Failed {
+    Failed::new(code::IO, format!("cannot write {}: {error}", path.display()))
 }
 
 /// To stdout, with nothing in it that acts on a terminal. Who closes it early, as `head` does, has seen enough.

@@ -9,7 +9,7 @@ use crate::checkpoint::{
 };
 use crate::config::{Loaded, load_of_run};
 use crate::data::{Dataset, Tokenizer};
-use crate::run_dir::{CONFIG, FORKED, RunDir, RunMode, TOKENIZER, WEIGHTS};
+use crate::run_dir::{CONFIG, FORKED, METRICS, RunDir, RunMode, TOKENIZER, WEIGHTS};
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -121,7 +121,14 @@ fn fork_source(dir: &Path) -> Result<Option<Checkpoint>, Failed> {
 /// Refuses where checkpoints were and are gone or elsewhere: a start at another step would remove the rest.
 fn nothing_gone(from: &Path, mode: RunMode) -> Result<(), Failed> {
     let folder = from.join(FOLDER);
-    let Some(gone) = gone(&folder) else { return Ok(()) };
+    let made = || {
+        let steps = std::fs::metadata(from.join(METRICS)).is_ok_and(|file| file.len() > 0);
+        let saves = config_of(from).is_some_and(|loaded| loaded.config.train.saves());
+        let why =
+            || format!("the run made this folder before its first step, and {METRICS} holds steps");
+        (steps && saves && !folder.exists()).then(why)
+    };
+    let Some(gone) = gone(&folder).or_else(made) else { return Ok(()) };
     let why = format!("{}: no checkpoint is there, but {gone}", folder.display());
     Err(not_anew((&why, "bring the checkpoints back"), mode))
 }

@@ -1,7 +1,7 @@
 //! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
 
 use super::exit::{Failed, code};
-use super::{ConfigArgs, OnBox, print, say};
+use super::{ConfigArgs, OnBox, may_write, print, say, unwritten};
 use crate::build::{build, world_size};
 use crate::config::Config;
 use crate::metrics::median_step;
@@ -36,6 +36,7 @@ pub(super) struct SimulateArgs {
 }
 
 pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
+    args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
     let loaded = args.on_box.load(&args.config)?;
     let config = &loaded.config;
     let built = build(config);
@@ -44,8 +45,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     let mut told = summary(config, &memory, &timeline);
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, world_size(config));
-        let ranks = written
-            .map_err(|e| Failed::new(code::IO, format!("cannot write {}: {e}", path.display())))?;
+        let ranks = written.map_err(|e| unwritten(path, &e))?;
         say(&format!("trace of {ranks} written to {}", path.display()));
     }
     if !args.no_schedules {

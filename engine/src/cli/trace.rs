@@ -1,10 +1,11 @@
 //! `train --trace FILE --trace-steps A..B`.
 
-use super::exit::{Failed, code};
-use crate::trace::measured;
+use super::exit::Failed;
+use super::{may_write, unwritten};
+use crate::trace::{OUTPUT, measured};
 use device::cpu::Trace;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// When ops of a real run ran.
@@ -28,6 +29,16 @@ fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
 }
 
 impl TraceArgs {
+    /// Refuses what cannot be traced or written, before the run. It may be written into the run's directory, which is made
+    /// later.
+    pub(super) fn check(&self, run_dir: Option<&Path>) -> Result<(), Failed> {
+        let Some(path) = &self.trace else { return Ok(()) };
+        if run_dir.is_some_and(|dir| path.parent() == Some(dir) && !dir.exists()) {
+            return Ok(());
+        }
+        may_write(OUTPUT, path)
+    }
+
     /// What the run notes its ops in.
     pub(super) fn start(&self) -> Option<Arc<Trace>> {
         self.trace_steps.clone().map(|steps| Arc::new(Trace::of_steps(steps)))
@@ -36,7 +47,6 @@ impl TraceArgs {
     /// After the run, whether it ended well or not.
     pub(super) fn write(&self, trace: Option<&Trace>) -> Result<(), Failed> {
         let (Some(path), Some(trace)) = (&self.trace, trace) else { return Ok(()) };
-        let failed = |e| Failed::new(code::IO, format!("cannot write {}: {e}", path.display()));
-        measured(path, trace).map_err(failed)
+        measured(path, trace).map_err(|e| unwritten(path, &e))
     }
 }

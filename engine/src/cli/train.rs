@@ -72,6 +72,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     {
         return resume::finished(dir, step, &loaded);
     }
+    args.trace.check(args.run_dir.as_deref())?;
     let built = build(&loaded.config);
     let tokenizer = data::tokenizer(&loaded.config)?;
     let tokenizer = tokenizer.as_ref();
@@ -188,6 +189,9 @@ impl Session<'_> {
         self.dir.write_atomically(CONFIG, config.to_ron().as_bytes()).map_err(file)?;
         if let Some(tokenizer) = self.tokenizer {
             self.dir.write_atomically(TOKENIZER, tokenizer.bytes()).map_err(file)?;
+        }
+        if config.train.saves() {
+            self.dir.make_folder().map_err(file)?;
         }
         self.introduce();
         let started = Instant::now();

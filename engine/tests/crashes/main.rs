@@ -313,6 +313,7 @@ fn a_run_directory_that_refuses_ends_the_run_before_it_starts() {
         ("openat", "EACCES", "run/.lock", ["cannot lock ", "Permission denied"]),
         ("openat", "EROFS", "run/.config.ron.tmp", ["cannot write ", "Read-only file system"]),
         ("openat", "EACCES", "run/metrics.jsonl", ["cannot write ", "Permission denied"]),
+        ("mkdir", "EACCES", "run/checkpoints", ["cannot create ", "Permission denied"]),
     ] {
         let (path, run) = (folder.absolute(name), folder.absolute("run"));
         let (traced, inject) = (format!("trace={call}"), format!("inject={call}:error={error}"));
@@ -321,12 +322,14 @@ fn a_run_directory_that_refuses_ends_the_run_before_it_starts() {
         let _ = std::fs::remove_dir_all(run);
     }
     // Later it costs checkpoints, which is said, and no run.
-    let (path, run) = (folder.absolute("run/checkpoints"), folder.absolute("run"));
-    let inject = "inject=mkdir:error=EACCES";
-    let done = folder.traced(&["-P", &path, "-e", "trace=mkdir", "-e", inject], &run, &[]);
-    let done = done.refused(83, &["whose checkpoint is NOT SAVED"]);
-    let not = format!("NOT SAVED: {path}: Permission denied");
-    assert_eq!(done.stderr.matches(&not).count(), 5, "four, and the end: {}", done.stderr);
+    let run = folder.absolute("run");
+    let paths = [1, 2, 3, 4].map(|step| format!("{run}/checkpoints/step-{step:08}.tmp"));
+    let mut strace: Vec<_> = paths.iter().flat_map(|path| ["-P", path]).collect();
+    strace.extend(["-e", "trace=mkdir", "-e", "inject=mkdir:error=EACCES"]);
+    let done = folder.traced(&strace, &run, &[]).refused(83, &["whose checkpoint is NOT SAVED"]);
+    let refused = |path: &String| format!("NOT SAVED: {path}: Permission denied");
+    let said = paths.iter().map(|path| done.stderr.matches(&refused(path)).count());
+    assert_eq!(said.sum::<usize>(), 5, "four, and the end: {}", done.stderr);
 }
 
 #[test]

@@ -1,0 +1,70 @@
+//! Why a run has no directory.
+
+use super::{CONFIG, METRICS, RunMode};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why there is no run directory, or why it could not be written.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what variants and fields are")]
+pub enum RunDirError {
+    #[error(
+        "{} already holds a run; give --resume to go on with it, --fork to start from it in a new \
+         directory, --overwrite to remove it, or another --run-dir", .0.display()
+    )]
+    HoldsRun(PathBuf),
+    #[error(
+        "{} has a {CONFIG} and no {METRICS}: that is no run of onebox, and nothing was removed; give \
+         another --run-dir", .0.display()
+    )]
+    NotOurs(PathBuf),
+    #[error("{} already holds a run, and nothing was replaced; give another directory", .0.display())]
+    Taken(PathBuf),
+    #[error(
+        "{} is there and is not what would be written, and nothing was replaced; remove it, or give \
+         another directory", .0.display()
+    )]
+    Differs(PathBuf),
+    #[error("{} holds no run ({METRICS} or {CONFIG}) for --fork to start from", .0.display())]
+    NothingToFork(PathBuf),
+    #[error("{0} needs --run-dir: it names the run to start from")]
+    NeedsDirectory(RunMode),
+    #[error(
+        "{} is in use by another onebox{}; wait for it, or give another --run-dir",
+        path.display(), of(*pid)
+    )]
+    InUse { path: PathBuf, pid: Option<u32> },
+    #[error(
+        "the run name {0:?} cannot name a directory; set `name` to one without / and a leading dot"
+    )]
+    BadName(String),
+    #[error(
+        "{} is {what}, not a place for the files of a run; give a directory of its own, such as --run-dir {}",
+        path.display(), path.join("run").display()
+    )]
+    Unfit { path: PathBuf, what: &'static str },
+    #[error("{} is not a directory; give another --run-dir", .0.display())]
+    NotADirectory(PathBuf),
+    #[error("{} is {what} of the run {}: give --run-dir {}", path.display(), run.display(), run.display())]
+    AmongCheckpoints { path: PathBuf, what: &'static str, run: PathBuf },
+    #[error(
+        "{} is where {key} takes its files from: what a run writes there would become its data; give another --run-dir",
+        path.display()
+    )]
+    AmongData { path: PathBuf, key: &'static str },
+    #[error("{} is a checkpoint, not a run: give --run-dir the directory of a run, or a new one", .0.display())]
+    Checkpoint(PathBuf),
+    #[error(
+        "cannot {action} {}: {source}; check permissions and free space, or give another --run-dir",
+        path.display()
+    )]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+}
+
+fn of(pid: Option<u32>) -> String {
+    pid.map_or(String::new(), |pid| format!(" (process {pid})"))
+}
+
+pub(super) fn cannot(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RunDirError {
+    move |source| RunDirError::Io { action, path: path.to_owned(), source }
+}
