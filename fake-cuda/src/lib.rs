@@ -36,7 +36,7 @@
 //! | `alloc` | device allocation | `OUT_OF_MEMORY` |
 //! | `hostalloc` | pinned allocation or registration | `OUT_OF_MEMORY` |
 //! | `lost` | stream op | the device is lost: `ILLEGAL_ADDRESS` from every later call |
-//! | `stall` | kernel that runs | takes five seconds |
+//! | `stall` | kernel that runs | takes eight seconds |
 //! | `compile` | NVRTC compilation | a compilation error |
 //! | `gemm` | matrix product | the call is refused: `EXECUTION_FAILED` |
 //! | `nccl-init` | communicator rank | `ncclSystemError` |

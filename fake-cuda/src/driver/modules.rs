@@ -132,7 +132,7 @@ fn launch(
         }
         if fails("stall", device.ordinal) {
             // Longer than the deadlines of tests.
-            std::thread::sleep(Duration::from_secs(5));
+            std::thread::sleep(Duration::from_secs(8));
         }
         if machine().config.accounting {
             return Ok(());
