@@ -71,4 +71,4 @@ mod stream;
 mod sync;
 
 pub use folder::library_folder;
-pub use stats::{MemoryUse, Stats, memory_use, stats};
+pub use stats::{MemoryUse, Stats, advance, memory_use, stats};

@@ -128,6 +128,12 @@ unsafe extern "C" fn fakecuda_memory(device: c_int, out: *mut MemoryUse) -> c_in
     0
 }
 
+/// Sets the clock of events forward.
+#[unsafe(no_mangle)]
+extern "C" fn fakecuda_advance(seconds: u64) {
+    crate::driver::events::advance(seconds);
+}
+
 /// The counters of the libraries that this process opened by name; `None` when they are not fake.
 pub fn stats() -> Option<Stats> {
     let mut stats = Stats::default();
@@ -156,6 +162,16 @@ pub fn memory_use(device: i32) -> Option<MemoryUse> {
     // SAFETY: a pointer to a local.
     let result = unsafe { function(device, &raw mut memory) };
     (result == 0).then_some(memory)
+}
+
+/// From here on the events of the libraries that this process opened by name say that so much more time has gone by.
+/// False: these are not fake.
+pub fn advance(seconds: u64) -> bool {
+    let Some(function) = symbol(c"fakecuda_advance") else { return false };
+    // SAFETY: the function of this name, above, has this type.
+    let function = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(u64)>(function) };
+    function(seconds);
+    true
 }
 
 unsafe extern "C" {

@@ -53,6 +53,7 @@ const CASES: &[(&str, fn())] = &[
     ("ahead", ahead_case),
     ("tiles", lanes::update_beside_the_next_forward),
     ("paced", lanes::nobody_sits_in_a_full_queue),
+    ("paced_and_traced", lanes::nor_where_a_trace_is_made),
     ("bound", lanes::threads_are_bound),
     ("aliased", lanes::ranks_share_hardware_queues),
     ("pinned", pinned_case),
@@ -69,6 +70,7 @@ const CASES: &[(&str, fn())] = &[
     ("stopped", stopped_case),
     ("task", task_case),
     ("traced", traced_case),
+    ("traced_late", traced_late_case),
 ];
 
 /// The fake driver does what real ones are known to do, and the worst that is reported of them.
@@ -269,6 +271,38 @@ fn traced_case() {
     assert!(gemms > 10 && spans.iter().all(|span| span.start <= span.end), "{gemms} products");
 }
 
+/// An hour goes by before each of the two steps that a trace covers. The first is where the run's clock has it, and in the second
+/// times are not rounded to what single precision has left of milliseconds after an hour.
+fn traced_late_case() {
+    const HOUR: u64 = 3600;
+    let later = |_: usize, place: Place, step: u64| {
+        if place == Place::Step && step >= 2 && !fake_cuda::advance(HOUR) {
+            assert!(on_a_real_gpu(), "the fake driver was not loaded");
+        }
+    };
+    let trace = std::sync::Arc::new(device::cpu::Trace::of_steps(2..=3));
+    let watcher = Some(Watcher::new(later));
+    let options = RunOptions { trace: Some(trace.clone()), watcher, ..RunOptions::default() };
+    try_run(&on_cuda(tiny(&["train.steps=3"])), &options).unwrap_or_else(|e| panic!("{e}"));
+    if on_a_real_gpu() {
+        return;
+    }
+    let hour = Duration::from_secs(HOUR);
+    let streams = trace.spans().into_iter().filter(|span| span.lane != Lane::Host);
+    let (first, second): (Vec<_>, Vec<_>) = streams.partition(|span| span.start < hour);
+    assert!(first.len() > 10 && second.len() > 10, "{} and {}", first.len(), second.len());
+    let apart = second.iter().map(|span| (span.start - hour).as_micros() % 250);
+    let mut apart: Vec<_> = apart.collect();
+    apart.sort_unstable();
+    apart.dedup_by_key(|micros| *micros / 2);
+    assert!(apart.len() > 5, "ops start at {apart:?} us of each 250");
+}
+
+#[test]
+fn a_trace_is_as_exact_after_an_hour_as_at_the_start() {
+    under_fake("traced_late", &[("FAKECUDA_CHAOS_US", "30")]);
+}
+
 #[test]
 fn a_trace_has_the_ops_of_all_lanes() {
     under_fake("traced", &[("FAKECUDA_CHAOS_US", "30"), ("FAKECUDA_DRIVER", "12020")]);
@@ -331,6 +365,13 @@ fn an_update_of_more_tiles_than_a_queue_holds_runs_beside_the_next_forward() {
 #[test]
 fn no_thread_sits_in_a_full_queue_of_launches() {
     under_fake("paced", &[("FAKECUDA_CHAOS_US", "100")]);
+}
+
+/// Little more than the 600 launches that a thread is ahead at most.
+#[test]
+fn a_trace_makes_nobody_sit_in_a_full_queue_of_launches() {
+    let queue = ("FAKECUDA_QUEUE", "700");
+    under_fake("paced_and_traced", &[("FAKECUDA_CHAOS_US", "100"), queue]);
 }
 
 #[test]

@@ -119,7 +119,7 @@ impl Opening<'_> {
         let host = Shared::new(self.rank, host_memory, self.plan, self.world, work, threads);
         let host = Arc::new(host);
         let transport = self.transport(&host, &context, communicators)?;
-        let timeline = Timeline::of(&host, own).map_err(made)?;
+        let timeline = Timeline::of(&host, own);
         let queue = Arc::new(Queue::new(self.options.work.jobs));
         let lane = HostLane {
             shared: Arc::clone(&host),

@@ -5,36 +5,71 @@ use super::driver::{Failure, Stream, TimedEvent};
 use crate::cpu::{Shared, Span, Trace};
 use crate::{Admitted, Lane};
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// The beginning of a traced step on the GPU. The longer two events are apart the more microseconds the driver loses, so
+/// an op is timed from here, and this from the traced step before.
+#[derive(Debug)]
+struct Anchor {
+    step: u64,
+    event: TimedEvent,
+    /// When that was by the trace's clock, in seconds.
+    at: f64,
+}
 
 #[derive(Debug)]
 struct Ran {
     lane: Lane,
     name: &'static str,
     wrote: String,
+    anchor: Rc<Anchor>,
     start: TimedEvent,
     end: TimedEvent,
+}
+
+impl Ran {
+    fn times(&self) -> Result<[Duration; 2], Failure> {
+        let at = |event: &TimedEvent| {
+            let seconds = self.anchor.at + event.since(&self.anchor.event)?;
+            Ok(Duration::from_secs_f64(seconds.max(0.0)))
+        };
+        Ok([at(&self.start)?, at(&self.end)?])
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Timeline {
     trace: Arc<Trace>,
-    /// The GPU's zero, and when that was by the trace's clock.
-    zero: TimedEvent,
-    at: Duration,
+    /// One that is idle during steps.
+    stream: Rc<Stream>,
+    newest: RefCell<Option<Rc<Anchor>>>,
     ran: RefCell<Vec<Ran>>,
 }
 
 impl Timeline {
-    /// `None`: nothing is traced.
-    pub(super) fn of(shared: &Shared, stream: &Stream) -> Result<Option<Self>, Failure> {
-        let Some(trace) = shared.work.trace.clone() else { return Ok(None) };
-        let zero = TimedEvent::record(stream)?;
-        stream.synchronize()?;
-        let at = trace.now();
-        Ok(Some(Self { trace, zero, at, ran: RefCell::default() }))
+    /// `None`: nothing is traced. `own`: a stream that no lane has.
+    pub(super) fn of(shared: &Shared, own: &Rc<Stream>) -> Option<Self> {
+        let (trace, stream) = (shared.work.trace.clone()?, Rc::clone(own));
+        Some(Self { trace, stream, newest: RefCell::default(), ran: RefCell::default() })
+    }
+
+    /// That of `step`, which begins with its first op.
+    fn anchor(&self, step: u64) -> Result<Rc<Anchor>, Failure> {
+        let mut newest = self.newest.borrow_mut();
+        if let Some(anchor) = newest.as_ref().filter(|anchor| anchor.step == step) {
+            return Ok(Rc::clone(anchor));
+        }
+        let event = TimedEvent::record(&self.stream)?;
+        self.stream.synchronize()?;
+        let at = match newest.as_ref() {
+            // By the GPU's clock again, or the spans of two steps could overlap.
+            Some(before) => before.at + event.since(&before.event)?,
+            None => self.trace.now().as_secs_f64(),
+        };
+        Ok(Rc::clone(newest.insert(Rc::new(Anchor { step, event, at }))))
     }
 
     /// Enqueues an op by `enqueue`, between two events where the step is traced.
@@ -44,27 +79,28 @@ impl Timeline {
         (op, stream): (&Admitted, &Stream),
         enqueue: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        if !self.trace.covers(shared.step.load(Ordering::Relaxed)) {
+        let step = shared.step.load(Ordering::Relaxed);
+        if !self.trace.covers(step) {
             return enqueue();
         }
         // A trace that the driver refuses is no reason to end a run.
-        let start = TimedEvent::record(stream);
+        let started =
+            self.anchor(step).and_then(|anchor| Ok((anchor, TimedEvent::record(stream)?)));
         enqueue()?;
-        if let (Ok(start), Ok(end)) = (start, TimedEvent::record(stream)) {
+        if let (Ok((anchor, start)), Ok(end)) = (started, TimedEvent::record(stream)) {
             let (lane, name) = (op.lane, op.op.name());
             let wrote = Trace::first_written(op, &shared.plan);
-            self.ran.borrow_mut().push(Ran { lane, name, wrote, start, end });
+            self.ran.borrow_mut().push(Ran { lane, name, wrote, anchor, start, end });
         }
         Ok(())
     }
 
     /// After all streams have ended: into the trace.
     pub(super) fn finish(&self, shared: &Shared) {
-        for Ran { lane, name, wrote, start, end } in self.ran.take() {
-            let (Ok(start), Ok(end)) = (start.since(&self.zero), end.since(&self.zero)) else {
-                continue;
-            };
-            let (rank, start, end) = (shared.rank.index(), self.at + start, self.at + end);
+        let rank = shared.rank.index();
+        for ran in self.ran.take() {
+            let Ok([start, end]) = ran.times() else { continue };
+            let Ran { lane, name, wrote, .. } = ran;
             self.trace.add(Span { rank, lane, name, wrote, start, end, computed: 0 });
         }
     }

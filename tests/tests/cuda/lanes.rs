@@ -67,6 +67,15 @@ pub(super) fn nobody_sits_in_a_full_queue() {
     assert_never_blocked();
 }
 
+/// The same where a trace puts two events around each op.
+pub(super) fn nor_where_a_trace_is_made() {
+    let config = on_cuda(tiny(&["batch.micro=1", "batch.global=20", "train.steps=1"]));
+    let trace = Some(Arc::new(Trace::default()));
+    let options = RunOptions { trace, ..RunOptions::default() };
+    try_run(&config, &options).unwrap_or_else(|e| panic!("{e}"));
+    assert_never_blocked();
+}
+
 /// The CPUs that a thread of this process may run on, as Linux lists them.
 fn allowed(thread: &str) -> String {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap();

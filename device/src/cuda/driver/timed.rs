@@ -4,7 +4,6 @@
 use super::{CUresult, Failure, Stream, check, sys};
 use libloading::Library;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 /// cuda.h's.
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
@@ -35,19 +34,21 @@ impl TimedEvent {
         let (mut raw, flags) = (std::ptr::null_mut(), sys::CUevent_flags_enum::CU_EVENT_DEFAULT);
         call!(cuEventCreate(&raw mut raw, flags as u32))?;
         let event = Self(raw);
+        stream.count(1);
         call!(cuEventRecord(event.0, stream.raw))?;
         Ok(event)
     }
 
-    /// How long after `earlier`, both of which have passed.
-    pub(in crate::cuda) fn since(&self, earlier: &Self) -> Result<Duration, Failure> {
+    /// How many seconds after `earlier`, both of which have passed; negative: before. To some microseconds where no more
+    /// than a minute lies between them: the driver tells milliseconds in 24 bits.
+    pub(in crate::cuda) fn since(&self, earlier: &Self) -> Result<f64, Failure> {
         let mut milliseconds = 0f32;
         const NAME: &str = "cuEventElapsedTime";
         let absent = Failure { call: NAME, code: CUresult::CUDA_ERROR_NOT_FOUND };
         let elapsed = elapsed_time().ok_or(absent)?;
         // SAFETY: both events are alive, and the out-pointer is to a local.
         check(NAME, unsafe { elapsed(&raw mut milliseconds, earlier.0, self.0) })?;
-        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+        Ok(f64::from(milliseconds) / 1e3)
     }
 }
 
