@@ -47,7 +47,8 @@
 //! from pageable memory blocks and one from pinned memory does not; new memory is filled with `0xFF`
 //! (NaN), freed memory with `0xEE`; addresses are checked before a copy, matrix product or
 //! collective runs; contexts, code and buffers of libraries take device memory, some at their first use;
-//! memory registered without `PORTABLE` is pinned for one context. What it does not: timing, races within a kernel, legacy default-stream ordering.
+//! memory registered without `PORTABLE` is pinned for one context; a kernel with an argument in another device's memory
+//! needs peer access, and a copy does not. What it does not: timing, races within a kernel, legacy default-stream ordering.
 
 #![expect(
     clippy::undocumented_unsafe_blocks,

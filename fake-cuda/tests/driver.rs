@@ -248,6 +248,52 @@ fn wrong_addresses_and_handles_are_refused() {
     });
 }
 
+/// What a kernel of device 0 does to memory of device 1, after peer access was enabled on these devices for the other.
+fn fill_of_a_peer(enabled_on: &[usize]) -> Result<(), sys::CUresult> {
+    let contexts = [0, 1].map(|gpu| CudaContext::new(gpu).unwrap());
+    let (own, peer) = (contexts[0].new_stream().unwrap(), contexts[1].new_stream().unwrap());
+    let x = peer.alloc_zeros::<f32>(4).unwrap();
+    peer.synchronize().unwrap();
+    for &gpu in enabled_on {
+        contexts[gpu].bind_to_thread().unwrap();
+        // SAFETY: a living context of another device.
+        unsafe { sys::cuCtxEnablePeerAccess(contexts[1 - gpu].cu_ctx(), 0) }.result().unwrap();
+    }
+    contexts[0].bind_to_thread().unwrap();
+    // A copy needs no peer access.
+    let mut copy = own.alloc_zeros::<f32>(4).unwrap();
+    own.memcpy_dtod(&x, &mut copy).unwrap();
+    own.synchronize().unwrap();
+    let kernel = function(&contexts[0], "fake_fill");
+    let address = x.device_ptr(&peer).0;
+    let mut launch = own.launch_builder(&kernel);
+    launch.arg(&address).arg(&1f32).arg(&4i32);
+    // SAFETY: the kernel takes these three; whether it may reach four elements there is what is tried.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }.unwrap();
+    let ended = own.synchronize().map_err(|e| e.0);
+    // It stays.
+    assert_eq!(own.synchronize().map_err(|e| e.0), ended);
+    peer.synchronize().unwrap();
+    std::mem::forget((x, copy));
+    ended
+}
+
+#[test]
+fn a_kernel_reaches_another_gpu_only_where_its_own_has_peer_access() {
+    let name = "a_kernel_reaches_another_gpu_only_where_its_own_has_peer_access";
+    in_child(name, &[("FAKECUDA_DEVICES", "2")], || {
+        assert_eq!(fill_of_a_peer(&[0]), Ok(()));
+    });
+}
+
+#[test]
+fn a_kernel_without_peer_access_loses_its_gpu() {
+    // The other direction does not help.
+    in_child("a_kernel_without_peer_access_loses_its_gpu", &[("FAKECUDA_DEVICES", "2")], || {
+        assert_eq!(fill_of_a_peer(&[1]), Err(sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+    });
+}
+
 #[test]
 fn nvrtc_refuses_what_the_real_one_would() {
     in_child("nvrtc_refuses_what_the_real_one_would", &[], || {

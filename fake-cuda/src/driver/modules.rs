@@ -10,13 +10,18 @@ use std::{
     time::Duration,
 };
 
-use super::{code, put};
+use super::{
+    code,
+    memory::{Place, place},
+    put,
+};
 use crate::{
     beside, emulator,
     failure::fails,
-    machine::{Done, current_device, driver_functions, machine, stream},
+    machine::{Device, Done, current_device, driver_functions, machine, stream},
     nvrtc::Image,
     stats::STATS,
+    sync::{complain, lock},
 };
 
 #[derive(Debug)]
@@ -126,7 +131,9 @@ fn launch(
     let values: Vec<u64> = function.parameters.iter().enumerate().map(argument).collect();
     STATS.launches.add(1);
     let &Launch { grid, block, shared } = launch;
+    let reached: Vec<usize> = function.parameters.iter().zip(&values).filter_map(reached).collect();
     stream.push(move |device| {
+        reached.iter().try_for_each(|&peer| reach(device, peer, &function.name))?;
         if fails("kernel", device.ordinal) {
             return Err(code::LAUNCH_FAILED);
         }
@@ -141,6 +148,26 @@ fn launch(
             .map_err(|()| code::LAUNCH_FAILED)
     });
     Ok(())
+}
+
+/// The device whose memory an argument points to.
+fn reached((&bytes, &value): (&usize, &u64)) -> Option<usize> {
+    match place(value as usize, 1) {
+        Place::Device(device) if bytes == size_of::<u64>() => Some(device),
+        _ => None,
+    }
+}
+
+/// A kernel reads another device's memory only where its own may access that.
+fn reach(device: &Device, peer: usize, kernel: &CStr) -> Done {
+    if peer == device.ordinal || lock(&device.peers).contains(&peer) {
+        return Ok(());
+    }
+    let own = device.ordinal;
+    complain(&format!(
+        "kernel {kernel:?} of device {own} reaches the memory of device {peer}, to which it has no peer access"
+    ));
+    Err(code::ILLEGAL_ADDRESS)
 }
 
 driver_functions! {
