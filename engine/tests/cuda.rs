@@ -59,6 +59,24 @@ fn doctor_and_plan_tell_what_lies_beside_a_plan() {
     assert!(said.contains("NCCL, at most"), "{said}");
 }
 
+/// Another process took memory of the GPU during the first look.
+#[test]
+fn what_lies_beside_a_plan_is_measured_until_two_looks_agree() {
+    let folder = Folder::new();
+    let look = |percent| {
+        let variables = [("FAKECUDA_DEVICES", "1"), ("FAKECUDA_BESIDE", percent)];
+        let done = onebox(&folder, &["doctor"], &variables).ok();
+        let products =
+            |bytes: &str| done.stdout.contains(&format!("beside a plan: cuBLASLt {bytes} MiB"));
+        assert!(products("442.00") != products("221.00"), "{}", done.stdout);
+        (products("442.00"), done.stderr.contains("until two looks agree"))
+    };
+    assert_eq!(look("200"), (true, false));
+    assert_eq!(look("100"), (true, true), "the most of two that differ, and a warning");
+    assert_eq!(look("100"), (false, false), "two in a row agree");
+    assert_eq!(look("200"), (false, false), "and nobody looks any more");
+}
+
 #[test]
 fn what_these_gpus_cannot_do_is_refused_before_anything_starts() {
     let folder = Folder::new();
@@ -122,7 +140,8 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
 fn a_failing_gpu_ends_the_run_with_its_name() {
     let lost = train(&[("FAKECUDA_FAIL", "lost:720@3")]);
     lost.refused(76, &["rank 3", "GPU 3", "ILLEGAL_ADDRESS"]);
-    train(&[("FAKECUDA_FAIL", "gemm:40@1")]).refused(76, &["rank 1, GPU 1: gemm at "]);
+    // Fewer than 80 products are made at a look and at the rank's start.
+    train(&[("FAKECUDA_FAIL", "gemm:90@1")]).refused(76, &["rank 1, GPU 1: gemm at "]);
     train(&[("FAKECUDA_FAIL", "kernel:60@2")]).refused(76, &["rank 2", "LAUNCH_FAILED"]);
     train(&[("FAKECUDA_FAIL", "launch:60@0")]).refused(76, &["rank 0, GPU 0", "OUT_OF_RESOURCES"]);
     train(&[("FAKECUDA_FAIL", "memcpy:50@1")]).refused(76, &["rank 1, GPU 1"]);

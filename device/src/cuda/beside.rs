@@ -1,6 +1,6 @@
 //! What lies on a GPU beside the plans of its ranks, and who tells: kernels, cuBLASLt's code, streams and events, made
-//! for a look and measured by the driver's free bytes; NCCL's buffers, once a run has connected. Figures are kept in
-//! the cache folder under the GPU's model and the versions of driver and libraries.
+//! for a look and measured by the driver's free bytes, until two looks in a row agree; NCCL's buffers, once a run has
+//! connected. Figures are kept in the cache folder under the GPU's model and the versions of driver and libraries.
 
 use super::blas::Blas;
 use super::compile::{Kernels, cache_folder, read, write};
@@ -13,6 +13,7 @@ use super::watchdog::WATCHED;
 use super::{blaslt, nccl, nvrtc};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use topology::format_bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Streams of a rank: one for each lane that is a stream, and its own.
@@ -63,13 +64,22 @@ fn find(ordinal: usize) -> Result<Found, String> {
     // Before anything is loaded: code that is stays to the end of the process.
     let (free, total) = context.memory().map_err(text)?;
     let path = file(ordinal, "gpu")?;
-    let kept = path.as_deref().and_then(figures);
-    let [products, kernels, streams] = match kept {
-        Some(kept) => kept,
-        None => {
+    let [products, kernels, streams] = match path.as_deref().and_then(figures) {
+        Some((kept, AGREED)) => kept,
+        kept => {
             let measured = measure(&context)?;
-            keep(path.as_deref(), measured);
-            measured
+            let before = kept.map_or(measured, |(before, _)| before);
+            let looks = if kept.is_some() && before == measured { AGREED } else { 1 };
+            keep(path.as_deref(), (measured, looks));
+            if before != measured {
+                tracing::warn!(
+                    "what lies on GPU {ordinal} beside a plan took {} at this look and {} at the one before: another \
+                     process may have taken or given back memory meanwhile. The most of both counts, until two looks agree",
+                    format_bytes(measured.iter().sum()),
+                    format_bytes(before.iter().sum())
+                );
+            }
+            std::array::from_fn(|i| measured[i].max(before[i]))
         }
     };
     Ok(Found { total, free, beside: Beside { products, kernels, streams } })
@@ -79,16 +89,25 @@ fn find(ordinal: usize) -> Result<Found, String> {
 /// measured.
 pub fn connected(ordinal: usize, grid: (usize, usize)) -> Option<u64> {
     let path = file(ordinal, &grid_text(grid)).ok().flatten()?;
-    figures(&path).map(|[bytes, ..]| bytes)
+    figures(&path).map(|([bytes, ..], _)| bytes)
 }
 
 /// A run has measured it.
 pub(super) fn note_connected(ordinal: usize, grid: (usize, usize), bytes: u64) {
-    if let Ok(path) = file(ordinal, &grid_text(grid)) {
-        // A small model takes fewer algorithms than a large one, which must still fit.
-        let most = connected(ordinal, grid).map_or(bytes, |known| known.max(bytes));
-        keep(path.as_deref(), [most, 0, 0]);
+    let Ok(Some(path)) = file(ordinal, &grid_text(grid)) else { return };
+    // A small model takes fewer algorithms than a large one, which must still fit.
+    match connected(ordinal, grid) {
+        Some(known) if known >= bytes => return,
+        Some(known) => tracing::warn!(
+            "NCCL took {} of GPU {ordinal}, and {} in earlier runs; plans keep back the most from now on. If another \
+             process took memory meanwhile, delete {}",
+            format_bytes(bytes),
+            format_bytes(known),
+            path.display()
+        ),
+        None => {}
     }
+    keep(Some(&path), ([bytes, 0, 0], 1));
 }
 
 fn grid_text((tp, dp): (usize, usize)) -> String {
@@ -135,16 +154,22 @@ fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
     Ok(Some(folder.join(format!("beside-{:032x}.txt", xxh3_128(key.as_bytes())))))
 }
 
-fn figures(path: &Path) -> Option<[u64; 3]> {
+/// Bytes, and how often they were found one look after another.
+type Figures = ([u64; 3], u64);
+
+/// So often on an idle GPU: nobody else took or gave back memory during a look.
+const AGREED: u64 = 2;
+
+fn figures(path: &Path) -> Option<Figures> {
     let text = String::from_utf8(read(path)?).ok()?;
     let mut numbers = text.split_whitespace().map(str::parse);
     let mut next = || numbers.next()?.ok();
-    Some([next()?, next()?, next()?])
+    Some(([next()?, next()?, next()?], next()?))
 }
 
-fn keep(path: Option<&Path>, [a, b, c]: [u64; 3]) {
+fn keep(path: Option<&Path>, ([a, b, c], looks): Figures) {
     let Some(path) = path else { return };
-    if let Err(error) = write(path, format!("{a} {b} {c}").as_bytes()) {
+    if let Err(error) = write(path, format!("{a} {b} {c} {looks}").as_bytes()) {
         tracing::warn!("GPUs are measured at every start: {}: {error}", path.display());
     }
 }
