@@ -17,6 +17,7 @@ mod lane;
 pub mod numerics;
 mod op;
 pub mod panics;
+mod patience;
 pub mod random;
 pub mod recorder;
 pub mod sim;

@@ -12,10 +12,11 @@ use super::watchdog::{Watchdog, abort_all};
 use super::{Gpu, launch};
 use crate::cpu::World;
 use crate::cpu::collectives::{divisible, meet};
+use crate::patience::Patience;
 use crate::warm::{Call, Kind};
 use crate::{Admitted, Error, Group, Op, Rank, Reduce, Tensor};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How data moves between ranks.
 #[derive(Debug)]
@@ -105,7 +106,7 @@ pub(super) fn warm_up(
 
 /// Whether the collectives before `ended` have; no: another rank has failed, or they take too long.
 fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Result<bool, String> {
-    let started = Instant::now();
+    let mut patience = Patience::new();
     while !ended.has_passed().map_err(|e| e.to_string())? {
         let wrong = communicators.iter().flatten().find_map(|comm| comm.check().err());
         if let Some(problem) = wrong {
@@ -114,7 +115,7 @@ fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Res
         if world.failed() {
             return Ok(false);
         }
-        if started.elapsed() > world.timeout() {
+        if patience.waited() > world.timeout() {
             let seconds = world.timeout().as_secs();
             return Err(format!("NCCL's first collectives have not ended in {seconds} s"));
         }
@@ -138,12 +139,12 @@ fn communicator(
     };
     let thread = std::thread::Builder::new().name(format!("connect {}", rank.index()));
     thread.spawn(make).map_err(|e| format!("no thread to connect ranks: {e}"))?;
-    let started = Instant::now();
+    let mut patience = Patience::new();
     loop {
         match made.recv_timeout(LOOK) {
             Ok(made) => return made.map(Some),
             Err(_) if world.failed() => return Ok(None),
-            Err(_) if started.elapsed() > world.timeout() => {
+            Err(_) if patience.waited() > world.timeout() => {
                 let seconds = world.timeout().as_secs();
                 return Err(format!("NCCL has not connected the ranks in {seconds} s"));
             }

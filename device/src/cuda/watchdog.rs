@@ -5,6 +5,7 @@ use super::driver::{Context, Event, Failure, Stream};
 use super::nccl::Communicator;
 use crate::cpu::Shared;
 use crate::error::Site;
+use crate::patience::Patience;
 use crate::{Admitted, Error, Group};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -35,7 +36,8 @@ struct Entry {
     events: Arc<Events>,
     /// Both are recorded.
     enqueued: bool,
-    started: Option<Instant>,
+    /// By the watching thread's patience.
+    started: Option<Duration>,
 }
 
 /// Around a collective.
@@ -173,7 +175,7 @@ impl Watch {
     fn run(&self) {
         crate::panics::watch_this_thread();
         let bound = Context::of(self.gpu).and_then(|context| context.bind());
-        let mut failed_since = None;
+        let (mut failed_since, mut patience) = (None, Patience::new());
         let mut state = self.lock();
         while !state.closed && bound.is_ok() {
             if state.is_idle() {
@@ -181,11 +183,12 @@ impl Watch {
                 continue;
             }
             drop(state);
-            if self.look().is_err() {
+            let now = patience.waited();
+            if self.look(now).is_err() {
                 return; // the context is lost; whoever waits for a stream is told
             }
             state = self.lock();
-            if let Some(error) = self.overdue(&state) {
+            if let Some(error) = self.overdue(&state, now) {
                 drop(state);
                 self.fail(&error);
                 abort_all(self.communicators.iter());
@@ -206,7 +209,7 @@ impl Watch {
 
     /// Takes out what has ended, notes what has started. Who enqueues collectives does not wait for this: the driver is
     /// asked while nobody holds the lock.
-    fn look(&self) -> Result<(), Failure> {
+    fn look(&self, now: Duration) -> Result<(), Failure> {
         let mut held_up = false;
         for group in 0..2 {
             while let Some(first) = self.first(group) {
@@ -223,7 +226,7 @@ impl Watch {
                     held_up = true;
                     self.note_start(&first);
                     if let Some(first) = self.lock().under_way[group].front_mut() {
-                        first.started = Some(Instant::now());
+                        first.started = Some(now);
                     }
                 }
                 break;
@@ -247,7 +250,7 @@ impl Watch {
     }
 
     /// What has gone on for too long, or gone wrong.
-    fn overdue(&self, state: &State) -> Option<Error> {
+    fn overdue(&self, state: &State, now: Duration) -> Option<Error> {
         let rank = self.shared.rank;
         let firsts = state.under_way.iter().filter_map(VecDeque::front);
         let oldest = firsts.filter(|entry| entry.started.is_some()).min_by_key(|e| e.started)?;
@@ -258,7 +261,7 @@ impl Watch {
             return Some(named(problem));
         }
         let timeout = self.shared.world.timeout();
-        let waited = oldest.started?.elapsed();
+        let waited = now.saturating_sub(oldest.started?);
         if waited < timeout {
             return None;
         }

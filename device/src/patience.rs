@@ -1,0 +1,50 @@
+//! How long someone has waited who looks up at least once a second.
+
+use std::time::{Duration, Instant};
+
+/// A longer pause between two looks was the whole process's, stopped by a signal or a debugger, and nobody who is waited
+/// for could use it.
+const PAUSE: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(crate) struct Patience {
+    last: Instant,
+    waited: Duration,
+}
+
+impl Patience {
+    pub(crate) fn new() -> Self {
+        Self { last: Instant::now(), waited: Duration::ZERO }
+    }
+
+    /// So far, to be asked at each look.
+    pub(crate) fn waited(&mut self) -> Duration {
+        self.at(Instant::now())
+    }
+
+    fn at(&mut self, now: Instant) -> Duration {
+        self.waited += now.saturating_duration_since(self.last).min(PAUSE);
+        self.last = now;
+        self.waited
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stopped_process_has_not_waited() {
+        let mut patience = Patience::new();
+        let second = Duration::from_secs(1);
+        let mut now = patience.last;
+        for waited in 1..=100 {
+            now += second;
+            assert_eq!(patience.at(now), waited * second);
+        }
+        now += Duration::from_secs(3600);
+        assert!(patience.at(now) <= 100 * second + PAUSE);
+        let before = patience.at(now);
+        assert_eq!(patience.at(now + second), before + second);
+    }
+}
