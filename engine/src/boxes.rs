@@ -69,9 +69,7 @@ pub fn hardware(
     host: (u64, u64),
 ) -> Result<Hardware, BoxError> {
     let measured = described.measured.as_ref().map(|measured| virtual_gpus(config, measured));
-    if measured.is_none() {
-        check_rates(described)?;
-    }
+    check_rates(described)?;
     let Layout { seats, nodes, links, nvlink, .. } = layout(config, described, host)?;
     Ok(Hardware {
         gpu: gpu(described),
@@ -108,7 +106,14 @@ pub fn layout(
     Ok(one)
 }
 
-fn check_rates(b: &BoxConfig) -> Result<(), BoxError> {
+/// Whether `b` says what a simulation needs; what was measured does.
+///
+/// # Errors
+/// The first rate that is missing.
+pub fn check_rates(b: &BoxConfig) -> Result<(), BoxError> {
+    if b.measured.is_some() {
+        return Ok(());
+    }
     let needed = [
         ("gpu.gemm_tflops", b.gpu.gemm_tflops),
         ("gpu.fp32_tflops", b.gpu.fp32_tflops),

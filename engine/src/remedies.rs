@@ -148,7 +148,7 @@ pub fn largest(loaded: &Loaded) -> Option<Largest> {
     let with = |layers: usize| -> Option<Config> {
         let mut config = loaded.config.clone();
         config.model.layers = layers;
-        if fits(&config, &build(&config)) {
+        if config.is_sound() && fits(&config, &build(&config)) {
             return Some(config);
         }
         fitting(&config).into_iter().next().map(|(_, config)| config)

@@ -10,9 +10,9 @@ pub(crate) use brief::Brief;
 use self::choices::{Screened, with_choices};
 use crate::build::{Built, build, first_forward, shape, world_size};
 use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
-use crate::config::{Accumulate, Config, DeviceConfig, Loaded, Placement, Recompute};
+use crate::config::{Accumulate, Config, Loaded, Placement, Recompute};
 use crate::plan::{fits, memory_report, with_micro_batches};
-use crate::simulate::{SimulateError, Simulated, groups, hardware, simulate, summary};
+use crate::simulate::{SimulateError, Simulated, described, groups, simulate, summary};
 use device::sim::TooFewSeats;
 use offload::Sum;
 use rayon::prelude::*;
@@ -140,12 +140,9 @@ struct Candidate {
 /// No box, or one that says too little.
 pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateError> {
     let given = &loaded.config;
-    // No box, no search.
-    hardware(given, (0, 0))?;
-    let (box_name, of_box) = match &given.device {
-        DeviceConfig::Sim { box_, .. } => (box_.name.clone(), box_.gpus),
-        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => Default::default(),
-    };
+    // No box, no search. The ranks of the config may be too many for it.
+    let box_ = described(given)?;
+    let (box_name, of_box) = (box_.name.clone(), box_.gpus);
     let world = gpus.unwrap_or(of_box);
     if world > of_box {
         return Err(TooFewSeats { ranks: world, seats: of_box }.into());
@@ -299,7 +296,7 @@ fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
 
 /// `all`, and the config itself where it is of another kind, such as one on fewer GPUs, and fits.
 fn with_given(given: &Config, mut all: Vec<Candidate>) -> Vec<Candidate> {
-    if !all.iter().any(|c| c.given) {
+    if !all.iter().any(|c| c.given) && given.is_sound() {
         let built = build(given);
         if fits(given, &built) {
             let number = all.iter().map(|c| c.number + 1).max().unwrap_or(0);

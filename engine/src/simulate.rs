@@ -2,7 +2,9 @@
 
 use crate::boxes::{self, BoxError};
 use crate::build::{Built, build, first_forward, shape, update_mode, world_size};
-use crate::config::{Config, DeviceConfig, Placement, Transfer, UpdateMode, update_text};
+use crate::config::{
+    BoxConfig, Config, DeviceConfig, Placement, Transfer, UpdateMode, update_text,
+};
 use crate::data::Dataset;
 use crate::plan::{Report, memory_report};
 use crate::trainer::trainer;
@@ -174,11 +176,23 @@ pub fn simulate(config: &Config, built: &Built) -> Result<Timeline, SimulateErro
 /// # Errors
 /// No box, or one that says too little.
 pub fn hardware(config: &Config, host: (u64, u64)) -> Result<Hardware, SimulateError> {
-    match &config.device {
-        DeviceConfig::Sim { box_, .. } => Ok(boxes::hardware(config, box_, host)?),
-        DeviceConfig::Cpu { .. } => Err(SimulateError::NoBox("virtual GPUs of this machine")),
-        DeviceConfig::Cuda => Err(SimulateError::NoBox("GPUs of this machine")),
-    }
+    Ok(boxes::hardware(config, described(config)?, host)?)
+}
+
+/// The box of `config`, whatever ranks it has.
+///
+/// # Errors
+/// No box, or one that says too little.
+pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
+    let box_ = match &config.device {
+        DeviceConfig::Sim { box_, .. } => box_,
+        DeviceConfig::Cpu { .. } => {
+            return Err(SimulateError::NoBox("virtual GPUs of this machine"));
+        }
+        DeviceConfig::Cuda => return Err(SimulateError::NoBox("GPUs of this machine")),
+    };
+    boxes::check_rates(box_)?;
+    Ok(box_)
 }
 
 /// What every rank submits in a few steps.

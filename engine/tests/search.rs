@@ -313,3 +313,27 @@ fn what_nothing_helps_is_told_the_largest_model_that_fits() {
     let plan = remedies_fit(&folder, &["tiny.ron", "--set", &more]);
     assert!(plan["remedies"].as_array().unwrap().is_empty(), "{plan}");
 }
+
+#[test]
+fn a_search_starts_from_the_box_whatever_ranks_the_config_has() {
+    let folder = folder("2GiB", "1GiB");
+    let many = CONFIG.replace("tensor: 2, data: 2", "tensor: 4, data: 4");
+    std::fs::write(folder.path("many.ron"), many).unwrap();
+    folder.onebox(&["plan", "many.ron"]).refused(78, &["the box has 4 GPUs", "= 16 ranks"]);
+    let found = json(&folder, &["plan", "many.ron", "--search"]);
+    assert_eq!((&found["gpus"], &found["given"]), (&4.into(), &Value::Null));
+    is_so(&folder, "many.ron", &[], &found);
+    // The batch is the config's: 16 samples. So the layouts are those that a config with fewer ranks finds.
+    let fewer = json(&folder, &["plan", "tiny.ron", "--search"]);
+    let best = |found: &Value| found["layouts"][0]["tokens_per_second"].clone();
+    assert_eq!(best(&found), best(&fewer));
+    let told = folder.onebox(&["plan", "many.ron", "--search", "--gpus", "2"]).ok().stdout;
+    assert!(told.contains("the config as it is does not fit"), "{told}");
+    // What the search does not change is judged as ever, and where nothing fits this is told too.
+    let wrong = ["plan", "many.ron", "--search", "--set", "model.heads=5"];
+    folder.onebox(&wrong).refused(78, &["model.heads", "5 heads"]);
+    let none = ["plan", "many.ron", "--search", "--set", "model.hidden=4096"];
+    let none = folder.onebox(&none);
+    assert_eq!(none.code, 1, "{}", none.stderr);
+    assert!(none.stdout.contains("no layout fits"), "{}", none.stdout);
+}

@@ -101,10 +101,20 @@ struct OnBox {
 
 impl OnBox {
     fn load(&self, config: &ConfigArgs) -> Result<crate::config::Loaded, Failed> {
+        self.with(config).load()
+    }
+
+    /// For a search of layouts.
+    fn load_to_search(&self, config: &ConfigArgs) -> Result<crate::config::Loaded, Failed> {
+        let ConfigArgs { config, sets } = self.with(config);
+        crate::config::load_to_search(&config, &sets).map_err(|e| Failed::new(code::CONFIG, e))
+    }
+
+    fn with(&self, config: &ConfigArgs) -> ConfigArgs {
         let mut config = config.clone();
         let set = |path: &PathBuf| format!("device=Sim(box: {:?})", path.display().to_string());
         config.sets.extend(self.on.as_ref().map(set));
-        config.load()
+        config
     }
 }
 

@@ -34,11 +34,12 @@ pub(super) struct PlanArgs {
 }
 
 pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
-    let loaded = args.on_box.load(&args.config)?;
-    let config = &loaded.config;
     if args.search {
+        let loaded = args.on_box.load_to_search(&args.config)?;
         return search::run(&loaded, args.gpus.map(usize::from), args.json);
     }
+    let loaded = args.on_box.load(&args.config)?;
+    let config = &loaded.config;
     let report = made(config, &build(config))?;
     if args.json {
         let json = serde_json::to_string_pretty(&Document::of(&loaded, &report));

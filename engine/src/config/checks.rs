@@ -51,7 +51,7 @@ const fn rules_of_machine<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 2] {
 
 /// Applies every rule whose values are valid by themselves.
 pub(super) fn all(reader: &mut Reader, config: &Config) {
-    let checks = Checks { config };
+    let checks = Checks { config, searched: reader.searched };
     let of_machine = if reader.stored { None } else { Some(rules_of_machine()) };
     for rule in rules().into_iter().chain(of_machine.into_iter().flatten()) {
         if let Some(broken) = rule(&checks)
@@ -68,7 +68,7 @@ pub(super) fn all(reader: &mut Reader, config: &Config) {
 impl Config {
     /// Whether a config that was changed in place keeps every rule between keys.
     pub(crate) fn is_sound(&self) -> bool {
-        let checks = Checks { config: self };
+        let checks = Checks { config: self, searched: false };
         rules().iter().chain(&rules_of_machine()).all(|rule| rule(&checks).is_none())
     }
 }
@@ -111,6 +111,8 @@ impl Deal {
 
 pub(super) struct Checks<'a> {
     pub(super) config: &'a Config,
+    /// A search finds other ranks for the box.
+    pub(super) searched: bool,
 }
 
 /// The first compute capability with bf16 products.
@@ -325,6 +327,11 @@ impl Checks<'_> {
                 values.insert(0, ("device.count", format!("{count} devices")));
                 let help = format!("set `device.count` to {world}, or leave it out: it follows");
                 (format!("{count} devices, but {grid}: each rank has one device"), help)
+            }
+            DeviceConfig::Sim { box_, .. }
+                if self.searched && box_.gpus.is_multiple_of(box_.machines) =>
+            {
+                return None;
             }
             DeviceConfig::Sim { box_, .. } if world > box_.gpus => {
                 let gpus = box_.gpus;

@@ -29,6 +29,14 @@ pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, ConfigError> {
 pub type Trouble<'a> =
     dyn Fn(&Config, &dyn Fn(&[&str]) -> bool) -> Option<(&'static str, String, String)> + 'a;
 
+/// [`load`] for a search of layouts: ranks of the file's own that its box has no room for are no error.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_to_search(path: &Path, sets: &[String]) -> Result<Loaded, ConfigError> {
+    load_file(Reader::to_search(), path, sets, &|_, _| None)
+}
+
 /// [`load`], with what `trouble` finds among the errors.
 pub fn load_and_look(
     path: &Path,

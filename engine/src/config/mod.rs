@@ -28,7 +28,7 @@ mod tests;
 
 pub use bytes::{format_bytes, parse_bytes};
 pub(crate) use load::load_of_run;
-pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str};
+pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str, load_to_search};
 pub use report::{ConfigError, Problem};
 pub(crate) use schema::MEASURED_OPS;
 pub(crate) use write::{placement_text, update_text};

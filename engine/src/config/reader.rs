@@ -28,6 +28,8 @@ pub(super) struct Reader {
     pub(super) stored: bool,
     /// A box that it names is nobody's concern.
     pub(super) boxless: bool,
+    /// The ranks are looked for: the box need not hold those of the text.
+    pub(super) searched: bool,
     /// Unknown keys of such a text.
     pub(super) ignored: Vec<String>,
     bad: HashSet<String>,
@@ -50,6 +52,11 @@ impl Reader {
     /// For the config that a run has written.
     pub(super) fn of_a_run() -> Self {
         Self { stored: true, boxless: true, ..Self::default() }
+    }
+
+    /// For a search of layouts.
+    pub(super) fn to_search() -> Self {
+        Self { searched: true, ..Self::default() }
     }
 
     /// Adds a text and returns its number.
