@@ -47,6 +47,8 @@ fn each_mistake_names_key_value_and_remedy() {
         (&["optimizer.beta2=1.0"], &["optimizer.beta2", "1"]),
         (&["precision=Fp8"], &["precision", "Fp8", "Bf16"]),
         (&["model.heads=5"], &["model.heads", "5", "parallel.tensor"]),
+        (&["device.count=1"], &["1 device, but tensor 2 x data 2 = 4 ranks"]),
+        (&["device.count=1", "parallel.data=1"], &["1 device, but tensor 2 x data 1 = 2 ranks"]),
         (&["parallel.tensor=3", "device.count=6"], &["3 tensor-parallel ranks"]),
         (&["batch.global=7"], &["batch.global", "7"]),
         (&["device.count=3"], &["device", "3"]),

@@ -34,7 +34,7 @@ pub enum Error {
         why: String,
     },
     /// More ranks are asked for than there are GPUs.
-    #[error("{ranks} ranks are asked for, but the box has {gpus} GPUs")]
+    #[error("{ranks} ranks are asked for, but the box has {}", crate::counted(.gpus, "GPU"))]
     TooFewGpus {
         /// TP x DP.
         ranks: usize,

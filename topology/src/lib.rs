@@ -41,5 +41,5 @@ pub use memory::available_memory;
 pub use paths::{Hop, Path};
 pub use pci::{Link, PciAddress, PciKind, PciNode};
 pub use place::{Placement, RankPlace, Request, Seats, Sockets, place, place_ranks};
-pub use units::{format_bytes, parse_bytes};
+pub use units::{counted, format_bytes, parse_bytes};
 pub use warnings::{Environment, Severity, Warning, warnings};

@@ -10,7 +10,7 @@ use crate::machine::{Machine, format_cpu_list};
 use crate::paths::Path;
 use crate::pci::PciAddress;
 use crate::warnings::{Severity, Warning};
-use crate::{Error, format_bytes, groups};
+use crate::{Error, counted, format_bytes, groups};
 
 /// What ranks sit on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -212,9 +212,9 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
             id: "more-ranks-than-cores",
             severity: Severity::Warning,
             text: format!(
-                "{} ranks on {} allowed cores: several ranks share a core",
-                ranks.len(),
-                allowed_cores(machine)
+                "{} on {}: several ranks share a core",
+                counted(ranks.len(), "rank"),
+                counted(allowed_cores(machine), "allowed core")
             ),
             remedy: "fewer ranks, or a wider cpuset".into(),
         });
@@ -367,9 +367,9 @@ fn group_reasons(machine: &Machine, groups: &[Vec<Option<usize>>]) -> Vec<String
         let speed = speed.min_by(f64::total_cmp).map_or(String::new(), |gb_per_s| {
             format!(", {gb_per_s:.2} GB/s each when all ranks copy")
         });
-        let (uplinks, s) = (ports.len(), if ports.len() == 1 { "" } else { "s" });
+        let uplinks = counted(ports.len(), "uplink");
         Some(format!(
-            "TP group {index}: {} to {}: {joined}; {} {}, {uplinks} uplink{s}{speed}",
+            "TP group {index}: {} to {}: {joined}; {} {}, {uplinks}{speed}",
             machine.gpus[*first].pci,
             gpus.last().map_or(machine.gpus[*first].pci, |last| machine.gpus[*last].pci),
             if nodes.len() == 1 { "node" } else { "nodes" },

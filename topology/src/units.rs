@@ -13,6 +13,17 @@ const UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
 ];
 
+/// `1 file`, `2 files`; `1 micro-batch`, `2 micro-batches`.
+pub fn counted(n: impl std::fmt::Display, one: &str) -> String {
+    let n = n.to_string();
+    let more = match n == "1" {
+        true => "",
+        false if one.ends_with("ch") || one.ends_with('s') => "es",
+        false => "s",
+    };
+    format!("{n} {one}{more}")
+}
+
 /// Writes bytes with two decimals in the largest binary unit that is not above them, `1.50 GiB`; below 1 KiB exactly,
 /// `512 B`.
 pub fn format_bytes(bytes: u64) -> String {
@@ -139,6 +150,13 @@ mod tests {
             assert!(error.contains(reason), "{text}: {error}");
             assert!(error.contains(&format!("{text:?}")), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn one_of_a_thing_is_not_several() {
+        assert_eq!(["file", "batch"].map(|one| counted(1, one)), ["1 file", "1 batch"]);
+        assert_eq!(["file", "batch"].map(|one| counted(0, one)), ["0 files", "0 batches"]);
+        assert_eq!([counted(11, "GPU"), counted(2u64, "bus")], ["11 GPUs", "2 buses"]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ use solve::{Problem, kind_number, solve};
 
 /// The box has fewer seats than the grid has ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{ranks} ranks on {seats} GPUs")]
+#[error("{} on {}", topology::counted(.ranks, "rank"), topology::counted(.seats, "GPU"))]
 pub struct TooFewSeats {
     /// Of the grid.
     pub ranks: usize,

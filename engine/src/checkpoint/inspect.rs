@@ -10,6 +10,7 @@ use crate::data::Dataset;
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
+use topology::counted;
 
 /// Elements read of a tensor at once.
 const BLOCK: usize = 1 << 16;
@@ -181,7 +182,7 @@ impl Summary {
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let Manifest { step, tokens, onebox, format, control, data, .. } = &self.manifest;
         vec![
-            ("step", format!("{step}, trained on {tokens} tokens; {control}")),
+            ("step", format!("{step}, trained on {}; {control}", counted(tokens, "token"))),
             ("written by", format!("onebox {}, format {format}", onebox.escape_debug())),
             ("data", data.to_string()),
         ]

@@ -25,7 +25,7 @@ fn enough(free: u64, bytes: u64) -> io::Result<()> {
     if free >= bytes {
         return Ok(());
     }
-    let size = crate::config::format_bytes;
+    let size = topology::format_bytes;
     let why = format!("no space: {} needed, {} free", size(bytes), size(free));
     Err(io::Error::new(ErrorKind::StorageFull, why))
 }

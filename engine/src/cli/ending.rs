@@ -118,6 +118,7 @@ impl Session<'_> {
         let first = outcome.not_finite.as_ref().map_or_else(String::new, |name| {
             format!("; the backward pass came to such a gradient first in `{name}`")
         });
+        let clip = config.optimizer.clip.map_or("off".to_owned(), |clip| clip.to_string());
         let back = match watch.saved {
             Some(step) => format!(
                 "; --fork starts from the checkpoint of step {step} with other settings, and the states are those of the \
@@ -127,8 +128,8 @@ impl Session<'_> {
         };
         format!(
             "the gradients of steps {from} to {to} were not finite{scale}{first}, and nothing was updated: training \
-             has diverged. Remedy: {advice} (optimizer.lr is {}, clip {:?}){back}",
-            config.optimizer.lr, config.optimizer.clip
+             has diverged. Remedy: {advice} (optimizer.lr is {}, optimizer.clip {clip}){back}",
+            config.optimizer.lr
         )
     }
 

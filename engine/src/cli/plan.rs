@@ -13,7 +13,7 @@ use crate::run_dir::RUNS;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
-use topology::format_bytes;
+use topology::{counted, format_bytes};
 
 /// Show what a config needs of every GPU and NUMA node; with --search, which layout is the fastest.
 #[derive(Debug, clap::Args)]
@@ -205,10 +205,10 @@ fn step(out: &mut String, report: &Report) {
     let world = (report.tensor * report.data) as f64;
     let _ = writeln!(
         out,
-        "\na step of {} tokens, {} micro-batches, summed on: {}\n  {}FLOP of the model, {}FLOP as \
+        "\na step of {}, {}, summed on: {}\n  {}FLOP of the model, {}FLOP as \
          run on all GPUs\n  rank 0, by lane:",
-        step.tokens,
-        report.micro_batches,
+        counted(step.tokens, "token"),
+        counted(report.micro_batches, "micro-batch"),
         report.accumulate,
         si(step.model_flops),
         si(step.hardware_flops * world),
@@ -252,8 +252,9 @@ fn nothing_fits(largest: Option<&Largest>) -> String {
         return "no change of layout makes it fit, not even with one layer\n".into();
     };
     format!(
-        "no change or two of layout makes it fit; the largest model of this shape that would has {layers} layers, {} \
+        "no change or two of layout makes it fit; the largest model of this shape that would has {}, {} \
          parameters:\n  {}\n",
+        counted(layers, "layer"),
         count(*parameters as f64),
         arguments(sets)
     )

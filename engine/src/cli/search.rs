@@ -9,7 +9,7 @@ use crate::progress::si;
 use crate::remedies::largest;
 use crate::search::{Found, Layout, search};
 use std::fmt::Write as _;
-use topology::format_bytes;
+use topology::{counted, format_bytes};
 
 pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<(), Failed> {
     let found = search(loaded, gpus).map_err(failed)?;
@@ -25,7 +25,7 @@ pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<()
 fn text(loaded: &Loaded, found: &Found) -> String {
     let Found { name, box_name, gpus, enumerated, fit, .. } = found;
     let mut out = format!("{name} on {box_name}: simulated, not measured\n");
-    let _ = write!(out, "{enumerated} layouts on {gpus} GPUs, {fit} fit");
+    let _ = write!(out, "{} on {}, {fit} fit", counted(enumerated, "layout"), counted(gpus, "GPU"));
     if *fit == 0 {
         out += "\nno layout fits\n";
         if let Some(largest) = largest(loaded) {

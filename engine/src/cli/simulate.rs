@@ -12,7 +12,7 @@ use crate::simulate::{SimulateError, Simulated, groups, schedules, simulate, sum
 use crate::trace;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use topology::format_bytes;
+use topology::{counted, format_bytes};
 
 /// Say how long a step takes on a described box, and what it waits for. Nothing is measured.
 #[derive(Debug, clap::Args)]
@@ -97,9 +97,9 @@ fn text(config: &Config, told: &Simulated) -> String {
     );
     let _ = writeln!(
         out,
-        "a step of {} samples takes {}: {}tok/s\n\
+        "a step of {} takes {}: {}tok/s\n\
          {:.1} TFLOPS per GPU as run, {:.1} of the model ({:.0} % of the rate of large products)",
-        config.batch.global,
+        counted(config.batch.global, "sample"),
         seconds(told.step_seconds),
         si(told.tokens_per_second),
         told.hardware_tflops_per_gpu,

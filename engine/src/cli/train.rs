@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use topology::counted;
 
 /// Train a model.
 #[derive(Debug, clap::Args)]
@@ -276,15 +277,15 @@ impl Session<'_> {
         let config = &self.loaded.config;
         let (m, p) = (&config.model, &config.parallel);
         self.say(&format!(
-            "run     {}\nmodel   {} parameters: {} layers, hidden {}, {} heads, {} tokens, vocabulary {}\n\
+            "run     {}\nmodel   {} parameters: {}, hidden {}, {}, {}, vocabulary {}\n\
              layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {} by {}\n\
-             batch   {} x {} tokens in {} micro-batch{} per rank\ndata    {}",
+             batch   {} x {} in {} per rank\ndata    {}",
             self.dir.path().display(),
             count(self.built.gpt.shape().parameters() as f64),
-            m.layers,
+            counted(m.layers, "layer"),
             m.hidden,
-            m.heads,
-            m.seq_len,
+            counted(m.heads, "head"),
+            counted(m.seq_len, "token"),
             m.vocab,
             p.tensor,
             p.data,
@@ -295,9 +296,8 @@ impl Session<'_> {
             update_text(config.offload.update),
             SimdPath::current(),
             config.batch.global,
-            m.seq_len,
-            self.built.micro_batches,
-            if self.built.micro_batches == 1 { "" } else { "es" },
+            counted(m.seq_len, "token"),
+            counted(self.built.micro_batches, "micro-batch"),
             self.data.describe(),
         ));
         if let Some(words) = &self.saving {
@@ -316,12 +316,12 @@ impl Session<'_> {
         let config = &self.loaded.config;
         let ranks = world_size(config);
         if config.device != DeviceConfig::Cuda {
-            return format!("{ranks} virtual GPUs");
+            return counted(ranks, "virtual GPU");
         }
         let all = &crate::gpu::machine().gpus;
         let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
         match all.len() {
-            n if n < ranks => format!("{n} x {name}, shared by {ranks} ranks"),
+            n if n < ranks => format!("{n} x {name}, shared by {}", counted(ranks, "rank")),
             _ => format!("{ranks} x {name}"),
         }
     }

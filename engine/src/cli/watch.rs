@@ -60,7 +60,7 @@ impl Watch {
             Message::Saving { .. } => self.metrics.sync(),
             Message::Saved { step, waited, seconds, hashing, bytes } => {
                 self.saved = Some(step);
-                let size = crate::config::format_bytes(bytes);
+                let size = topology::format_bytes(bytes);
                 let text = format!(
                     "checkpoint of step {step} saved: {size} in {seconds:.3} s, training waited {waited:.3} s, checksums took {hashing:.3} s"
                 );

@@ -8,6 +8,7 @@ use super::{
     WeightsPolicy,
 };
 use crate::gpu;
+use topology::counted;
 
 /// Most samples of a step, also of a product that nobody wrote down.
 const MOST_SAMPLES: u64 = 1 << 31;
@@ -89,12 +90,14 @@ struct Deal {
 
 impl Deal {
     fn check(&self) -> Option<Broken> {
-        let ((key, total, things), (part_key, parts, takers)) = (self.total, self.parts);
+        let ((key, total, thing), (part_key, parts, taker)) = (self.total, self.parts);
         if parts == 0 || total.is_multiple_of(parts) {
             return None;
         }
         let message = format!(
-            "{total} {things} cannot be split evenly over {parts} {takers}: {}",
+            "{} cannot be split evenly over {}: {}",
+            counted(total, thing),
+            counted(parts, taker),
             remainder(total, parts)
         );
         let divisors = nearest_divisors(total, parts);
@@ -103,8 +106,7 @@ impl Deal {
             nearest_multiples(total, parts),
             either(&divisors)
         );
-        let values =
-            vec![(key, format!("{total} {things}")), (part_key, format!("{parts} {takers}"))];
+        let values = vec![(key, counted(total, thing)), (part_key, counted(parts, taker))];
         Some(Broken { message, help, values })
     }
 }
@@ -267,11 +269,11 @@ impl Checks<'_> {
     }
 
     fn ranks(&self) -> (&'static str, u64, &'static str) {
-        ("parallel.tensor", self.config.parallel.tensor as u64, "tensor-parallel ranks")
+        ("parallel.tensor", self.config.parallel.tensor as u64, "tensor-parallel rank")
     }
 
     fn heads(&self) -> (&'static str, u64, &'static str) {
-        ("model.heads", self.config.model.heads as u64, "heads")
+        ("model.heads", self.config.model.heads as u64, "head")
     }
 
     fn heads_over_ranks(&self) -> Option<Broken> {
@@ -279,12 +281,12 @@ impl Checks<'_> {
     }
 
     fn hidden_over_heads(&self) -> Option<Broken> {
-        let hidden = ("model.hidden", self.config.model.hidden as u64, "hidden channels");
+        let hidden = ("model.hidden", self.config.model.hidden as u64, "hidden channel");
         Deal { total: hidden, parts: self.heads() }.check()
     }
 
     fn ffn_over_ranks(&self) -> Option<Broken> {
-        let ffn = ("model.ffn_hidden", self.config.model.ffn_hidden as u64, "channels");
+        let ffn = ("model.ffn_hidden", self.config.model.ffn_hidden as u64, "channel");
         Deal { total: ffn, parts: self.ranks() }.check()
     }
 
@@ -307,8 +309,8 @@ impl Checks<'_> {
             ),
             values: vec![
                 ("model.seq_len", format!("{seq_len} tokens each")),
-                ("batch.micro", format!("{micro} samples")),
-                ("parallel.tensor", format!("{ranks} ranks")),
+                ("batch.micro", counted(micro, "sample")),
+                ("parallel.tensor", counted(ranks, "rank")),
                 ("parallel.sequence", "tokens are split over the ranks".into()),
             ],
         })
@@ -317,16 +319,17 @@ impl Checks<'_> {
     fn world(&self) -> Option<Broken> {
         let (tensor, data) = (self.config.parallel.tensor, self.config.parallel.data);
         let world = tensor * data;
-        let grid = format!("tensor {tensor} x data {data} = {world} ranks");
+        let grid = format!("tensor {tensor} x data {data} = {}", counted(world, "rank"));
         let mut values = vec![
             ("parallel.tensor", format!("tensor {tensor}")),
             ("parallel.data", format!("data {data}")),
         ];
         let (message, help) = match &self.config.device {
             DeviceConfig::Cpu { count, .. } if *count != world => {
-                values.insert(0, ("device.count", format!("{count} devices")));
+                values.insert(0, ("device.count", counted(count, "device")));
                 let help = format!("set `device.count` to {world}, or leave it out: it follows");
-                (format!("{count} devices, but {grid}: each rank has one device"), help)
+                let devices = counted(count, "device");
+                (format!("{devices}, but {grid}: each rank has one device"), help)
             }
             DeviceConfig::Sim { box_, .. }
                 if self.searched && box_.gpus.is_multiple_of(box_.machines) =>
@@ -335,9 +338,9 @@ impl Checks<'_> {
             }
             DeviceConfig::Sim { box_, .. } if world > box_.gpus => {
                 let gpus = box_.gpus;
-                values.insert(0, ("device.box.gpus", format!("{gpus} GPUs")));
+                values.insert(0, ("device.box.gpus", counted(gpus, "GPU")));
                 let help = format!("choose `tensor` x `data` of at most {gpus}");
-                (format!("the box has {gpus} GPUs, but {grid}"), help)
+                (format!("the box has {}, but {grid}", counted(gpus, "GPU")), help)
             }
             DeviceConfig::Sim { box_, .. } => {
                 let why = box_.ranks_per_machine(self.config).err()?;
@@ -345,7 +348,7 @@ impl Checks<'_> {
                 let help = format!(
                     "use whole machines: `tensor` a divisor of {of_one}, `tensor` x `data` a multiple of it"
                 );
-                values.insert(0, ("device.box.machines", format!("{} machines", box_.machines)));
+                values.insert(0, ("device.box.machines", counted(box_.machines, "machine")));
                 (why, help)
             }
             _ => return None,
@@ -362,8 +365,8 @@ impl Checks<'_> {
                 message: format!("micro {micro} x data {data} = {pass} samples, more than 2^31"),
                 help: "use a smaller `batch.micro`".into(),
                 values: vec![
-                    ("batch.micro", format!("{micro} samples")),
-                    ("parallel.data", format!("{data} replicas")),
+                    ("batch.micro", counted(micro, "sample")),
+                    ("parallel.data", counted(data, "replica")),
                 ],
             });
         }
@@ -372,15 +375,16 @@ impl Checks<'_> {
         }
         Some(Broken {
             message: format!(
-                "a global batch of {global} samples is no multiple of micro {micro} x data {data} \
+                "a global batch of {} is no multiple of micro {micro} x data {data} \
                  = {pass}: {}",
+                counted(global, "sample"),
                 remainder(global, pass)
             ),
             help: format!("the nearest legal values are {}", nearest_multiples(global, pass)),
             values: vec![
-                ("batch.global", format!("{global} samples")),
-                ("batch.micro", format!("{micro} samples")),
-                ("parallel.data", format!("{data} replicas")),
+                ("batch.global", counted(global, "sample")),
+                ("batch.micro", counted(micro, "sample")),
+                ("parallel.data", counted(data, "replica")),
             ],
         })
     }
@@ -393,8 +397,8 @@ impl Checks<'_> {
             ),
             help: format!("choose at most {decay} warm-up steps, or a later `decay_steps`"),
             values: vec![
-                ("schedule.warmup_steps", format!("{warmup} steps")),
-                ("schedule.decay_steps", format!("{decay} steps")),
+                ("schedule.warmup_steps", counted(warmup, "step")),
+                ("schedule.decay_steps", counted(decay, "step")),
             ],
         })
     }
@@ -435,7 +439,7 @@ impl Checks<'_> {
             message: format!("{vocab} tokens are too few for bytes, of which there are 256"),
             help: "use 256 or more, or leave it out; or use the format `U16` or `U32`".into(),
             values: vec![
-                ("model.vocab", format!("{vocab} tokens")),
+                ("model.vocab", counted(vocab, "token")),
                 ("data.format", "one token per byte".into()),
             ],
         })

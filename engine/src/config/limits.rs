@@ -3,6 +3,7 @@
 use super::DeviceConfig;
 use super::checks::{Broken, Checks};
 use super::value::grouped;
+use topology::counted;
 
 /// Most parameters of a model: 2^50. Sums over them, in bytes, stay far below 2^64.
 const MOST_PARAMETERS: u128 = 1 << 50;
@@ -23,7 +24,7 @@ impl Checks<'_> {
             help: "use fewer devices or less memory".into(),
             values: vec![
                 ("device.memory", format!("{memory} bytes")),
-                ("device.count", format!("{count} devices")),
+                ("device.count", counted(count, "device")),
             ],
         })
     }
@@ -41,9 +42,9 @@ impl Checks<'_> {
             ),
             help: "use fewer layers or a smaller `hidden`".into(),
             values: vec![
-                ("model.hidden", format!("{c} channels")),
-                ("model.layers", format!("{l} layers")),
-                ("model.ffn_hidden", format!("{f} channels")),
+                ("model.hidden", counted(c, "channel")),
+                ("model.layers", counted(l, "layer")),
+                ("model.ffn_hidden", counted(f, "channel")),
             ],
         })
     }
@@ -67,7 +68,7 @@ impl Checks<'_> {
             ),
             help: "use a smaller `batch.micro` or `model.seq_len`".into(),
             values: vec![
-                ("batch.micro", format!("{micro} samples")),
+                ("batch.micro", counted(micro, "sample")),
                 ("model.seq_len", format!("{t} tokens each")),
                 (wide, format!("a width of {width}")),
             ],
@@ -87,8 +88,8 @@ impl Checks<'_> {
             ),
             help: "use fewer steps or a smaller batch".into(),
             values: vec![
-                ("train.steps", format!("{steps} steps")),
-                ("batch.global", format!("{global} samples")),
+                ("train.steps", counted(steps, "step")),
+                ("batch.global", counted(global, "sample")),
                 ("model.seq_len", format!("{seq_len} tokens each")),
             ],
         })

@@ -7,7 +7,7 @@ use super::value::Complaint;
 use super::{BoxConfig, Config};
 use std::path::Path;
 use std::sync::Arc;
-use topology::Machine;
+use topology::{Machine, counted};
 
 /// The machine in the XML of `topology`, if there is one; errors of the XML are reported.
 pub(super) fn read(s: &mut Section<'_, '_>, path: Option<&str>) -> Option<Arc<Machine>> {
@@ -38,7 +38,7 @@ pub(super) fn with_node_memory(machine: Arc<Machine>, node_memory: u64) -> Arc<M
 /// A number that the topology tells too.
 pub(super) struct Told {
     pub(super) key: &'static str,
-    /// `GPUs`
+    /// `GPU`
     pub(super) what: &'static str,
     pub(super) most: u64,
     /// Without a topology.
@@ -72,13 +72,13 @@ fn disagree(
     let product =
         if machines > 1 { format!(" ({machines} machines of {of_one})") } else { String::new() };
     let spots = vec![
-        reader.spot(key, format!("{said} {what}")),
-        reader.spot("topology", format!("{there} {what}{product}")),
+        reader.spot(key, counted(said, what)),
+        reader.spot("topology", format!("{}{product}", counted(there, what))),
     ];
     reader.mark_bad(key);
     reader.problems.push(Problem {
         key: key.into(),
-        message: format!("{said} {what}, but the topology has {there}{product}"),
+        message: format!("{}, but the topology has {there}{product}", counted(said, what)),
         help: format!("leave `{key}` out: it follows from the topology"),
         spots,
     });
@@ -93,14 +93,19 @@ impl BoxConfig {
         let (tensor, data) = (config.parallel.tensor, config.parallel.data);
         let (world, of_one) = (tensor * data, self.gpus / self.machines);
         if !self.gpus.is_multiple_of(self.machines) {
-            return Err(format!("{} GPUs on {} machines do not divide", self.gpus, self.machines));
+            return Err(format!(
+                "{} on {} do not divide",
+                counted(self.gpus, "GPU"),
+                counted(self.machines, "machine")
+            ));
         }
         if world <= of_one {
             return Ok(world);
         }
         if !world.is_multiple_of(of_one) || !of_one.is_multiple_of(tensor) {
             return Err(format!(
-                "{world} ranks in groups of {tensor} do not fill machines of {of_one} GPUs"
+                "{world} ranks in groups of {tensor} do not fill machines of {}",
+                counted(of_one, "GPU")
             ));
         }
         Ok(of_one)

@@ -141,9 +141,9 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
     let machine = machine::read(s, topology.as_deref());
     let machines = s.uint("machines", 1..=1024, Or::Default(1));
     let or = Or::Required("gpus: 16");
-    let told = Told { key: "gpus", what: "GPUs", most: 4096, or, machines };
+    let told = Told { key: "gpus", what: "GPU", most: 4096, or, machines };
     let gpus = machine::number(s, told, machine.as_ref().map(|m| m.gpus.len()));
-    let (or, what) = (Or::Default(1), "NUMA nodes");
+    let (or, what) = (Or::Default(1), "NUMA node");
     let told = Told { key: "numa_nodes", what, most: 1024, or, machines: 1 };
     let numa_nodes = machine::number(s, told, machine.as_ref().map(|m| m.numa_nodes.len()));
     let gpu_memory = s.bytes("gpu_memory", 1 << 50, Or::Required("gpu_memory: \"31.7GiB\""));

@@ -10,6 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use device::random;
+use topology::counted;
 
 use crate::config::{DataConfig, DataFormat};
 use crate::shown::Shown;
@@ -168,9 +169,9 @@ impl Dataset {
         let (files, tokens) = (self.num_files, self.num_tokens());
         let bytes = self.text.unwrap_or(self.bytes.len());
         let (train, held_out) = (self.split, tokens - self.split);
-        let plural = if files == 1 { "" } else { "s" };
+        let files = counted(files, "file");
         let text = format!(
-            "{files} file{plural}, {bytes} bytes, {tokens} tokens: {train} to train, {held_out} \
+            "{files}, {bytes} bytes, {tokens} tokens: {train} to train, {held_out} \
              held out"
         );
         let text = match self.bytes_per_token() {

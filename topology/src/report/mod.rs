@@ -12,6 +12,7 @@ pub use svg::svg;
 pub use table::table;
 pub use tree::tree;
 
+use crate::counted;
 use crate::machine::Machine;
 use crate::place::Placement;
 use crate::warnings::Warning;
@@ -36,8 +37,7 @@ impl Shown<'_> {
         });
         match machine.gpus.len() {
             0 => name,
-            1 => format!("{name}: 1 GPU"),
-            n => format!("{name}: {n} GPUs"),
+            n => format!("{name}: {}", counted(n, "GPU")),
         }
     }
 }

@@ -5,7 +5,7 @@ use super::Shown;
 use super::canvas::{Anchor, Canvas};
 use crate::machine::{Machine, NumaNode};
 use crate::pci::PciKind;
-use crate::{RankPlace, format_bytes};
+use crate::{RankPlace, counted, format_bytes};
 
 pub(super) const MARGIN: f64 = 28.0;
 pub(super) const GAP: f64 = 8.0;
@@ -187,7 +187,7 @@ impl<'a> Picture<'a> {
         let machine = self.machine;
         let mut parts = Vec::new();
         parts.extend(machine.cpu_model.clone());
-        parts.push(format!("{} cores", machine.cores.len()));
+        parts.push(counted(machine.cores.len(), "core"));
         parts.push(format_bytes(machine.total_memory));
         parts.extend(machine.gpus.first().and_then(|gpu| gpu.model.clone()));
         let all: Vec<usize> = (0..machine.gpus.len()).collect();
@@ -255,7 +255,8 @@ impl<'a> Picture<'a> {
         let name = format!("NUMA node {}", node.id);
         self.canvas.text((at.0 + 12.0, at.1 + 19.0), Anchor::Start, BOLD, &name);
         let cores = self.cores_of(node.id);
-        let facts = format!("{} cores · {}", cores.len(), format_bytes(node.memory_bytes));
+        let facts =
+            format!("{} · {}", counted(cores.len(), "core"), format_bytes(node.memory_bytes));
         self.canvas.text((at.0 + 12.0, at.1 + 35.0), Anchor::Start, FAINT, &facts);
         let per_row = self.cores_per_row(column);
         for (index, cpu) in cores.iter().enumerate() {

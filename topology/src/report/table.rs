@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{Shown, link, speed};
-use crate::{RankPlace, Severity, format_bytes, format_cpu_list};
+use crate::{RankPlace, Severity, counted, format_bytes, format_cpu_list};
 
 /// Everything in lines that fit a terminal.
 pub fn table(shown: &Shown<'_>) -> String {
@@ -15,8 +15,9 @@ pub fn table(shown: &Shown<'_>) -> String {
     let threads: usize = machine.cores.iter().map(|core| core.cpus.len()).sum();
     let _ = writeln!(
         out,
-        "{} cores, {threads} CPUs, {} allowed; {}",
-        machine.cores.len(),
+        "{}, {}, {} allowed; {}",
+        counted(machine.cores.len(), "core"),
+        counted(threads, "CPU"),
         machine.allowed_cpus.len(),
         format_bytes(machine.total_memory)
     );

@@ -8,6 +8,7 @@ use crate::checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
 use crate::progress::si;
 use std::fmt::Write;
 use std::path::Path;
+use topology::counted;
 
 pub(super) fn run(path: &Path, json: bool) -> Result<(), Failed> {
     let all = checkpoints_of(path).map_err(failed)?;
@@ -34,24 +35,23 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, Failed> {
         lines.push(("others", format!("{} of this run", others.join(", "))));
     }
     lines.extend(summary.lines());
-    let files = summary.num_files();
     lines.push((
         "states",
         format!(
-            "{}B in {files} file{}: fp32 parameters and Adam's two moments",
+            "{}B in {}: fp32 parameters and Adam's two moments",
             si(summary.bytes() as f64),
-            if files == 1 { "" } else { "s" }
+            counted(summary.num_files(), "file")
         ),
     ));
     lines.push((
         "model",
         format!(
-            "{} parameters: {} layers, hidden {}, {} heads, {} tokens, vocabulary {}",
+            "{} parameters: {}, hidden {}, {}, {}, vocabulary {}",
             count(parameters as f64),
-            m.layers,
+            counted(m.layers, "layer"),
             m.hidden,
-            m.heads,
-            m.seq_len,
+            counted(m.heads, "head"),
+            counted(m.seq_len, "token"),
             m.vocab
         ),
     ));
