@@ -98,7 +98,7 @@ fn data_that_cannot_be_used_is_refused_by_name() {
         (&["data.train=\"absent.txt\""], &["data.train", "absent.txt", "does not exist"]),
         (&["data.train=\"empty.txt\""], &["data.train", "empty.txt", "empty"]),
         (&["data.train=\"short.txt\""], &["short.txt", "9 in all", "seq_len 16"]),
-        (&["data.train=\"nothing\""], &["nothing", "no usable file"]),
+        (&["data.train=\"nothing\""], &["nothing", "no usable file: it has none. A"]),
         (&["data.train=\"*.absent\""], &["*.absent", "no file matches"]),
         (&["data.validation=\"absent.txt\""], &["data.validation", "absent.txt"]),
         (&["data.train=\"odd.bin\"", "data.format=U16"], &["odd.bin", "1001 bytes"]),

@@ -6,7 +6,7 @@ use crate::shown::Shown;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use topology::format_bytes;
+use topology::{counted, format_bytes};
 
 /// What was left out, and why.
 #[derive(Clone, Debug, Default)]
@@ -62,14 +62,13 @@ impl LeftOut {
 
     /// For the line that describes a data set; empty when nothing was left out.
     pub(super) fn brief(&self) -> String {
-        let files = |n: usize| if n == 1 { "file" } else { "files" };
         let mut text = String::new();
         if self.files > 0 {
             let bytes = format_bytes(self.bytes);
-            text += &format!("; {} {} ({bytes}) left out", self.files, files(self.files));
+            text += &format!("; {} ({bytes}) left out", counted(self.files, "file"));
         }
         if self.binary > 0 {
-            text += &format!("; {} binary {} passed over", self.binary, files(self.binary));
+            text += &format!("; {} passed over", counted(self.binary, "binary file"));
         }
         if !self.runs.is_empty() {
             let runs = if self.runs.len() == 1 { "run" } else { "runs" };
@@ -82,7 +81,10 @@ impl LeftOut {
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((path, most, kind)) = &self.largest else {
-            return write!(f, "nothing but {} binary files", self.binary);
+            return match self.binary {
+                0 => write!(f, "it has none"),
+                binary => write!(f, "nothing but {}", counted(binary, "binary file")),
+            };
         };
         let (files, bytes) = (self.files, format_bytes(self.bytes));
         let (path, most) = (Shown(path), format_bytes(*most));
