@@ -46,6 +46,8 @@ fn each_mistake_names_key_value_and_remedy() {
         (&["optimizer.lr=-1"], &["optimizer.lr", "-1"]),
         (&["optimizer.beta2=1.0"], &["optimizer.beta2", "1"]),
         (&["precision=Fp8"], &["precision", "Fp8", "Bf16"]),
+        (&["device=Gpu"], &["`Gpu`", "did you mean `Cuda`?"]),
+        (&["offload.optimizer=Gpu"], &["`Gpu`", "did you mean `Device`?"]),
         (&["model.heads=5"], &["model.heads", "5", "parallel.tensor"]),
         (&["device.count=1"], &["1 device, but tensor 2 x data 2 = 4 ranks"]),
         (&["device.count=1", "parallel.data=1"], &["1 device, but tensor 2 x data 1 = 2 ranks"]),

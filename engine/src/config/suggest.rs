@@ -40,6 +40,38 @@ const ALIASES: [(&str, &str); 34] = [
     ("wd", "optimizer.weight_decay"),
 ];
 
+/// What others call a value, in lower case, and what it may be here.
+const VALUE_ALIASES: [(&str, &[&str]); 12] = [
+    ("adam", &["AdamW"]),
+    ("bfloat16", &["Bf16"]),
+    ("cpu", &["Host"]),
+    ("fixed", &["Constant"]),
+    ("float16", &["Fp16"]),
+    ("float32", &["Fp32"]),
+    ("full", &["Block"]),
+    ("gpu", &["Cuda", "Device"]),
+    ("gpus", &["Cuda", "Device"]),
+    ("half", &["Fp16"]),
+    ("nvidia", &["Cuda"]),
+    ("single", &["Fp32"]),
+];
+
+/// Of `names`, those that the value `typed` means: what others call so, else the nearest ones.
+pub(super) fn meant<'a>(
+    typed: &str,
+    names: impl IntoIterator<Item = &'a str> + Clone,
+) -> Vec<&'a str> {
+    let lower = typed.to_lowercase();
+    let called = VALUE_ALIASES.iter().find(|(alias, _)| *alias == lower);
+    let called = called.map_or(&[][..], |(_, called)| *called);
+    let same = |name: &&str| name.to_lowercase() == lower;
+    let found: Vec<&str> = match names.clone().into_iter().find(same) {
+        Some(name) => vec![name],
+        None => names.clone().into_iter().filter(|name| called.contains(name)).collect(),
+    };
+    if found.is_empty() { nearest(typed, names) } else { found }
+}
+
 /// The names nearest to `typed`: all at the smallest distance, if that is small enough; else those
 /// that `typed` is the beginning of.
 pub(super) fn nearest<'a>(
@@ -74,14 +106,14 @@ pub(super) fn key_help(section: &str, owner: &str, typed: &str, known: &[String]
     if !moved.is_empty() {
         return format!("`{typed}` exists elsewhere: {}", ticked(&moved));
     }
-    let near = nearest(typed, here.iter().copied());
-    if !near.is_empty() {
-        return format!("did you mean {}?", ticked(&near));
-    }
     if let Some((_, key)) = ALIASES.iter().find(|(alias, _)| *alias == typed)
         && known.iter().any(|known| known == key)
     {
         return format!("here it is called `{key}`");
+    }
+    let near = nearest(typed, here.iter().copied());
+    if !near.is_empty() {
+        return format!("did you mean {}?", ticked(&near));
     }
     let leaves = known.iter().filter_map(|key| key.rsplit('.').next());
     if let Some(leaf) = nearest(typed, leaves).first() {
@@ -130,19 +162,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn help_prefers_the_exact_key_elsewhere_then_the_nearest_here_then_other_trainers_names() {
+    fn help_prefers_the_exact_key_elsewhere_then_other_trainers_names_then_the_nearest_here() {
         let known = ["model", "model.layers", "optimizer", "optimizer.lr", "optimizer.beta1"]
             .map(String::from);
         assert!(key_help("", "here", "lr", &known).contains("`optimizer.lr`"));
         assert!(key_help("model", "here", "layer", &known).contains("did you mean `layers`?"));
         assert!(key_help("", "here", "layer", &known).contains("did you mean `model.layers`?"));
         assert!(key_help("", "here", "learning_rate", &known).contains("`optimizer.lr`"));
+        assert!(key_help("optimizer", "here", "wd", &known).contains("are `lr` or `beta1`"));
         assert!(key_help("optimizer", "here", "bet", &known).contains("`beta1`"));
         assert!(key_help("optimizer", "here", "zzz", &known).contains("are `lr` or `beta1`"));
     }
 
     #[test]
     fn aliases_are_sorted() {
-        assert!(ALIASES.is_sorted());
+        assert!(ALIASES.is_sorted() && VALUE_ALIASES.is_sorted());
+    }
+
+    #[test]
+    fn a_value_means_what_others_call_so_before_what_is_spelled_like_it() {
+        let devices = ["Cpu", "Cuda", "Sim"];
+        assert_eq!(meant("Gpu", devices), ["Cuda"]);
+        assert_eq!(meant("cpu", devices), ["Cpu"]);
+        assert_eq!(meant("CUDA", devices), ["Cuda"]);
+        assert_eq!(meant("Cdua", devices), ["Cuda"]);
+        let places = ["Host", "Device", "Split"];
+        assert_eq!([meant("gpu", places), meant("Cpu", places)], [["Device"], ["Host"]]);
+        assert_eq!(meant("half", ["Fp16", "Bf16", "Fp32"]), ["Fp16"]);
+        assert_eq!(meant("gpu", ["Auto", "Near"]), [""; 0]);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::bytes::{format_bytes, parse_bytes};
 use super::report::short;
-use super::suggest::{nearest, ticked};
+use super::suggest::{meant, ticked};
 use super::tree::Kind;
 
 /// A value as it stands in a text.
@@ -226,7 +226,7 @@ impl Item<'_> {
         if let Some(index) = names.clone().position(|name| name == typed) {
             return Ok(index);
         }
-        let near = nearest(typed, names);
+        let near = meant(typed, names);
         let meant: Vec<&str> =
             examples.iter().copied().filter(|example| near.contains(&name_of(example))).collect();
         let message = format!("expected {}, found {}", ticked(examples), self.found());

@@ -84,7 +84,7 @@ fn single_values() {
         ("device=Cpu(memory: \"2gib\")", "device.memory", &["is written `GiB`"]),
         ("device=Cpu(memory: \"2EiB\")", "device.memory", &["unknown unit `EiB`"]),
         ("device=Cpu(memory: \"0B\")", "device.memory", &["from 1KiB to 1048576TiB"]),
-        ("device=Gpu", "device", &["did you mean `Cpu(count: 4, memory: \"512MiB\")`?"]),
+        ("device=Gpu", "device", &["did you mean `Cuda`?"]),
         ("device=(box: \"x\")", "device.box", &["`Cpu` has no key `box`"]),
         ("device=Sim", "device.box", &["required and missing"]),
         (
