@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Done, Folder};
+use common::{Done, Folder, has_strace};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -87,6 +87,40 @@ fn verify_names_the_file_and_the_tensor() {
     // Both are named, not only the first.
     let found = folder.onebox(&["checkpoint", "verify", "run/checkpoints/step-00000004"]);
     assert_eq!(found.stdout.matches("is broken").count(), 2, "{}", found.stdout);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_not_said_to_be_broken() {
+    if !has_strace() {
+        return;
+    }
+    let folder = Folder::new();
+    trained(&folder, "run", &[]);
+    // The test may be root, who may read anything: so the system refuses one file.
+    let refused = |file: &str| {
+        let path = folder.path("run/checkpoints/step-00000004").canonicalize().unwrap().join(file);
+        let mut command = Command::new("strace");
+        command.args(["-f", "-o", "/dev/null", "-e", "trace=read,pread64", "-P"]).arg(path);
+        command.args(["-e", "inject=read,pread64:error=EIO"]);
+        let onebox = [env!("CARGO_BIN_EXE_onebox"), "checkpoint", "verify", "run"];
+        Folder::done({
+            command.args(onebox).current_dir(folder.path(""));
+            command
+        })
+    };
+    for file in ["rank-00001.safetensors", "MANIFEST"] {
+        let done = refused(file);
+        assert!(done.stdout.contains("step-00000002: whole"), "{}", done.stdout);
+        assert!(done.stdout.contains(&format!("{file}: Input/output error")), "{}", done.stdout);
+        done.refused(74, &["1 of 2 checkpoints could not be read"]);
+    }
+    // With another file that is broken, it is: nobody needs to read the rest.
+    std::fs::write(folder.path("run/checkpoints/step-00000004/rank-00003.safetensors"), "")
+        .unwrap();
+    refused("rank-00001.safetensors").refused(82, &["1 of 2 checkpoints cannot be used"]);
+    // A file that is gone is no trouble of the system.
+    std::fs::remove_file(folder.path("run/checkpoints/step-00000002/MANIFEST")).unwrap();
+    folder.onebox(&["checkpoint", "verify", "run"]).refused(82, &["cannot be used"]);
 }
 
 #[test]

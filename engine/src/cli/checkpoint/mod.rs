@@ -16,6 +16,7 @@ use crate::run_dir::{CONFIG, RunDir, TOKENIZER};
 use clap::Subcommand;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use topology::counted;
 
 /// What to do with checkpoints. A PATH is one of them, or a run directory.
 #[derive(Debug, Subcommand)]
@@ -28,7 +29,7 @@ pub(super) enum CheckpointVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Compare every byte with the hashes of what was written; of a run every checkpoint (exit code 82 if one is broken)
+    /// Compare every byte with the hashes of what was written; of a run every checkpoint (exit code 82 if one is broken, 74 if one cannot be read)
     Verify {
         /// Checkpoint, or run directory
         path: PathBuf,
@@ -63,21 +64,29 @@ pub(super) fn run(verb: &CheckpointVerb) -> Result<(), Failed> {
 }
 
 fn verified(path: &Path) -> Result<(), Failed> {
-    let mut broken = 0;
+    let (mut broken, mut unread) = (0, 0);
     let all = checkpoints_of(path).map_err(failed)?;
     for checkpoint in &all {
         let problems = verify(checkpoint);
-        broken += usize::from(!problems.is_empty());
+        let unreadable = problems.iter().filter(|why| why.is_of_the_system()).count();
+        broken += usize::from(unreadable < problems.len());
+        unread += usize::from(unreadable > 0 && unreadable == problems.len());
         match &problems[..] {
             [] => print(&format!("{}: whole\n", checkpoint.display()))?,
             _ => problems.iter().try_for_each(|problem| print(&format!("{problem}\n")))?,
         }
     }
-    if broken == 0 {
-        return Ok(());
+    let of = counted(all.len(), "checkpoint");
+    // What could not be read may be whole.
+    let not_read =
+        format!("{unread} of {of} could not be read, which says nothing of what is in it");
+    match (broken, unread) {
+        (0, 0) => Ok(()),
+        (0, _) => Err(Failed::new(code::IO, not_read)),
+        (_, 0) => Err(Failed::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"))),
+        _ => Err(Failed::new(code::CHECKPOINT, format!("{broken} of {of} cannot be used"))
+            .and(&not_read)),
     }
-    let why = format!("{broken} of {} checkpoints cannot be used", all.len());
-    Err(Failed::new(code::CHECKPOINT, why))
 }
 
 /// The newest whole one of what `path` names; what is broken is said.
