@@ -90,6 +90,50 @@ fn each_mistake_names_key_value_and_remedy() {
 }
 
 #[test]
+fn a_config_that_cannot_be_read_is_not_said_to_be_missing() {
+    let folder = Folder::new();
+    // Root may read anything, so the file is one that nobody can.
+    std::os::unix::fs::symlink("loop.ron", folder.path("loop.ron")).unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path("tiny2.ron")).unwrap();
+    std::fs::create_dir_all(folder.path("folder.ron/empty")).unwrap();
+    std::fs::copy(folder.path("tiny.ron"), folder.path("folder.ron/other.ron")).unwrap();
+    let cases: [(&str, &str, &str); 6] = [
+        ("loop.ron", "symbolic links", "check the file and its permissions"),
+        ("tiny2.ron", "No such file", "did you mean `./tiny.ron`?"),
+        ("tniy.ron", "No such file", "did you mean `./tiny.ron`?"),
+        ("tiny.ron/x.ron", "Not a directory", "check the file and its permissions"),
+        ("folder.ron", "it is a directory", "in `folder.ron` there is `other.ron`"),
+        ("folder.ron/empty", "it is a directory", "no `.ron` file in `folder.ron/empty`"),
+    ];
+    for (name, why, help) in cases {
+        let done = folder.onebox(&["plan", name]).refused(78, &[why, help]);
+        assert!(!done.stderr.contains(&format!("mean `./{name}`")), "{}", done.stderr);
+    }
+}
+
+#[test]
+fn a_file_of_another_kind_is_told_where_it_belongs() {
+    let folder = Folder::new();
+    let box_ = r#"(gpus: 4, gpu_memory: "2GiB", node_memory: "8GiB")"#;
+    std::fs::write(folder.path("box.ron"), box_).unwrap();
+    let xml = "<?xml version=\"1.0\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<topology/>\n";
+    std::fs::write(folder.path("box.xml"), xml).unwrap();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["tiny.ron", "--box", "tiny.ron"], &["is a training config, not a box", "dgx2.ron"]),
+        (&["tiny.ron", "--box", "box.xml"], &["is an XML", "not a box", "topology --xml FILE"]),
+        (&["box.ron"], &["is the description of a box, not a config", "`--box FILE`"]),
+        (&["box.xml"], &["is an XML", "not a config", "`onebox topology --xml FILE`"]),
+    ];
+    for (arguments, texts) in cases {
+        let done = folder.onebox(&[&["plan"], *arguments].concat()).refused(78, texts);
+        assert!(done.stderr.contains("1 error in"), "{}", done.stderr);
+    }
+    // A key of a box in a config is an unknown key, as any other.
+    let more = ["plan", "tiny.ron", "--set", "gpu_memory=\"2GiB\""];
+    folder.onebox(&more).refused(78, &["a config has no key `gpu_memory`"]);
+}
+
+#[test]
 fn data_that_cannot_be_used_is_refused_by_name() {
     let folder = Folder::new();
     std::fs::write(folder.path("empty.txt"), "").unwrap();

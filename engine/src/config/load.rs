@@ -1,7 +1,7 @@
 //! From a file and `--set` arguments to a checked [`Config`](super::Config).
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 use super::checks;
@@ -123,7 +123,7 @@ fn read_all(
     trouble: &Trouble<'_>,
 ) -> Result<Loaded, ConfigError> {
     let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
-    let root = parse(&mut reader, text, name, base_dir);
+    let root = parse(&mut reader, text, (name, base_dir), &A_CONFIG);
     let mut tree = root.unwrap_or_else(empty);
     let parsed = reader.problems.is_empty();
     reader.report_duplicates(&tree, "");
@@ -173,7 +173,7 @@ pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
         Ok(text) => {
             let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
             let dir = Path::new(path).parent().unwrap_or(Path::new(""));
-            if let Some(root) = parse(&mut inner, text, path, dir) {
+            if let Some(root) = parse(&mut inner, text, (path, dir), &A_BOX) {
                 inner.report_duplicates(&root, "");
                 described = inner.read(&root, "a box", |s| schema::described_box(s, &stem(path)));
             }
@@ -193,8 +193,66 @@ pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
     described
 }
 
-/// Adds a file's text and parses it; a syntax error is reported.
-fn parse(reader: &mut Reader, text: &str, name: &str, dir: &Path) -> Option<Node> {
+/// What a file is to hold, and what to do with one that holds something else that onebox reads.
+struct Wanted {
+    /// `a config`
+    what: &'static str,
+    /// Keys of which every such file has one.
+    own: &'static [&'static str],
+    /// Those of the other kind of file.
+    others: &'static [&'static str],
+    /// What that other kind is.
+    other: &'static str,
+    /// Where that belongs.
+    help: &'static str,
+    /// Where the XML of a topology belongs.
+    xml_help: &'static str,
+}
+
+const OF_A_CONFIG: &[&str] = &["model", "train"];
+const OF_A_BOX: &[&str] = &["gpu_memory", "node_memory"];
+
+const A_CONFIG: Wanted = Wanted {
+    what: "a config",
+    own: OF_A_CONFIG,
+    others: OF_A_BOX,
+    other: "the description of a box",
+    help: "name a config, such as configs/quickstart.ron, and give the box by `--box FILE`",
+    xml_help: "see it with `onebox topology --xml FILE`; a config names a box, and a box its topology",
+};
+
+const A_BOX: Wanted = Wanted {
+    what: "a box",
+    own: OF_A_BOX,
+    others: OF_A_CONFIG,
+    other: "a training config",
+    help: "name the description of a box, such as configs/boxes/dgx2.ron; the config stands before `--box`",
+    xml_help: "see it with `onebox topology --xml FILE`; the description of a box names it, as configs/boxes/dgx2.ron \
+               does: `topology: \"FILE\"`",
+};
+
+impl Wanted {
+    /// Whether a text that was parsed to `root` is of the other kind.
+    fn refuses(&self, root: &Node) -> bool {
+        let Kind::Struct { fields, .. } = &root.kind else { return false };
+        let has = |keys: &[&str]| fields.iter().any(|field| keys.contains(&field.key.as_str()));
+        has(self.others) && !has(self.own)
+    }
+}
+
+/// An export of hwloc, or another XML.
+fn is_xml(text: &str) -> bool {
+    let text = text.trim_start();
+    ["<?xml", "<!DOCTYPE", "<topology"].iter().any(|start| text.starts_with(start))
+}
+
+/// Adds a file's text and parses it; a syntax error is reported, and a file of another kind.
+fn parse(
+    reader: &mut Reader,
+    text: &str,
+    (name, dir): (&str, &Path),
+    wanted: &Wanted,
+) -> Option<Node> {
     let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     let dir = std::path::absolute(dir).unwrap_or_else(|_| PathBuf::from(dir));
     let source = Source { kind: SourceKind::File { dir }, name: name.into(), text: text.into() };
@@ -206,8 +264,18 @@ fn parse(reader: &mut Reader, text: &str, name: &str, dir: &Path) -> Option<Node
         reader.problems.push(problem);
         return None;
     }
+    let mut another = |other: &str, help: &str| {
+        let message = format!("`{name}` is {other}, not {}", wanted.what);
+        let problem = Problem { key: String::new(), message, help: help.into(), spots: Vec::new() };
+        reader.problems.push(problem);
+        None
+    };
+    if is_xml(text) {
+        return another("an XML, as of hwloc's topologies", wanted.xml_help);
+    }
     let parsed = reader.sources.get(index).map(|source| tree::parse(source, index, 0))?;
     match parsed {
+        Ok(node) if wanted.refuses(&node) => another(wanted.other, wanted.help),
         Ok(node) => Some(node),
         Err(error) => {
             let help = syntax_help(text, &error);
@@ -249,11 +317,15 @@ fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
 fn read(path: &Path) -> Result<String, Complaint> {
     let complain = |message: String, help: &str| Complaint { message, help: help.into() };
     if path.is_dir() {
-        let help = "name a file in it, such as `quickstart.ron`";
-        return Err(complain("it is a directory".into(), help));
+        return Err(complain("it is a directory".into(), &folder_help(path)));
     }
-    let file =
-        File::open(path).map_err(|error| complain(error.to_string(), &missing_help(path)))?;
+    let file = File::open(path).map_err(|error| {
+        let help = match error.kind() {
+            ErrorKind::NotFound => missing_help(path),
+            _ => "check the file and its permissions".into(),
+        };
+        complain(error.to_string(), &help)
+    })?;
     let mut bytes = Vec::new();
     file.take(LARGEST + 1)
         .read_to_end(&mut bytes)
@@ -269,25 +341,52 @@ fn read(path: &Path) -> Result<String, Complaint> {
     })
 }
 
-/// For a file that cannot be opened: the nearest name that is there.
+/// For a file that is not there: the nearest name that is.
 fn missing_help(path: &Path) -> String {
     let wanted = path.file_name().map(|name| name.to_string_lossy().into_owned());
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Ok(entries) = std::fs::read_dir(dir) else {
-        return format!("there is no directory `{}`", dir.display());
+    let names = match ron_files(dir) {
+        Ok(names) => names,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return format!("there is no directory `{}`", dir.display());
+        }
+        Err(error) => return format!("the directory `{}` cannot be read: {error}", dir.display()),
     };
-    let mut names: Vec<String> = entries
-        .take(1000)
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name.ends_with(".ron"))
-        .collect();
-    names.sort();
-    let near = nearest(&wanted.unwrap_or_default(), names.iter().map(String::as_str));
+    // A link that leads nowhere has the very name.
+    let others = names.iter().filter(|name| wanted.as_ref() != Some(name));
+    let near = nearest(wanted.as_deref().unwrap_or_default(), others.map(String::as_str));
     match near.first() {
         Some(name) => format!("did you mean `{}`?", dir.join(name).display()),
-        None if names.is_empty() => format!("there is no `.ron` file in `{}`", dir.display()),
-        None => format!("in `{}` there are: {}", dir.display(), short(&names.join(", "))),
+        None => in_folder(dir, &names),
     }
+}
+
+/// For a directory: what of it could be meant.
+fn folder_help(dir: &Path) -> String {
+    match ron_files(dir) {
+        Ok(names) => format!("name a file; {}", in_folder(dir, &names)),
+        Err(error) => format!("name a file; the directory cannot be read: {error}"),
+    }
+}
+
+fn in_folder(dir: &Path, names: &[String]) -> String {
+    match names {
+        [] => format!("there is no `.ron` file in `{}`", dir.display()),
+        [only] => format!("in `{}` there is `{}`", dir.display(), short(only)),
+        _ => format!("in `{}` there are: {}", dir.display(), short(&names.join(", "))),
+    }
+}
+
+/// Names of the first files of `dir` that end so, in order.
+fn ron_files(dir: &Path) -> std::io::Result<Vec<String>> {
+    let file = |entry: std::io::Result<std::fs::DirEntry>| {
+        let path = entry.ok()?.path();
+        let name = path.file_name()?.to_str()?.to_owned();
+        (name.ends_with(".ron") && !path.is_dir()).then_some(name)
+    };
+    let mut names: Vec<String> = std::fs::read_dir(dir)?.take(1000).filter_map(file).collect();
+    names.sort();
+    Ok(names)
 }
 
 fn stem(name: &str) -> String {
