@@ -173,9 +173,28 @@ pub const fn reserved(described: &BoxConfig) -> u64 {
 /// they are, and so how many threads they have: then everything is laid out again, with theirs.
 pub fn build(config: &Config) -> Built {
     let near = kernel_scratch(config, (0, 0));
-    let built = build_with(config, near);
+    let built = with_room(config, near);
     let scratch = kernel_scratch(config, built.host_bytes(config));
-    if scratch.threads == near.threads { built } else { build_with(config, scratch) }
+    if scratch.threads == near.threads { built } else { with_room(config, scratch) }
+}
+
+/// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one of
+/// few cores takes. Where the config says how many, that is so.
+fn with_room(config: &Config, mut scratch: KernelScratch) -> Built {
+    let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
+    loop {
+        let built = build_with(config, scratch);
+        if said || scratch.threads < 2 {
+            return built;
+        }
+        let limit = device_limit(config, &built.plan).unwrap_or(u64::MAX);
+        let over = device_bytes(config, &built.plan).saturating_sub(limit);
+        if over == 0 {
+            return built;
+        }
+        let each = scratch.floats.bytes(2) - scratch.floats.bytes(1);
+        scratch.threads = scratch.threads.saturating_sub(over.div_ceil(each) as usize).max(1);
+    }
 }
 
 fn build_with(config: &Config, scratch: KernelScratch) -> Built {
@@ -278,5 +297,40 @@ const fn rule(o: &OptimizerConfig) -> Rule {
     match o.kind {
         OptimizerKind::AdamW => Rule::AdamW { beta1, beta2, eps, weight_decay },
         OptimizerKind::Sgd => Rule::Sgd { weight_decay },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// The quick start on one rank, and on as many as it has.
+    #[test]
+    fn the_quick_start_fits_on_machines_of_any_number_of_cores() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = folder.join("../configs/quickstart.ron");
+        for sets in [&[][..], &["parallel.tensor=1", "parallel.data=1", "device.count=1"]] {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            let config = crate::config::load(&path, &sets).unwrap().config;
+            let of = |threads| {
+                let scratch = KernelScratch { threads, ..kernel_scratch(&config, (0, 0)) };
+                let built = with_room(&config, scratch);
+                let bytes = device_bytes(&config, &built.plan);
+                let limit = device_limit(&config, &built.plan).unwrap();
+                assert!(bytes <= limit, "{threads} threads: {bytes} of {limit}");
+                (built.scratch.threads, limit - bytes)
+            };
+            assert_eq!([1, 2, 64].map(|threads| of(threads).0), [1, 2, 64]);
+            let [(few, _), (most, left), (more, _)] = [128, 256, 4096].map(of);
+            // All that there is room for, and what is said is done.
+            let each = kernel_scratch(&config, (0, 0)).floats;
+            let each = each.bytes(2) - each.bytes(1);
+            assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");
+            assert!((64..256).contains(&most), "{most}");
+            let said = [sets.clone(), vec!["device.threads=256".into()]].concat();
+            let said = build(&crate::config::load(&path, &said).unwrap().config);
+            assert_eq!(said.scratch.threads, 256);
+        }
     }
 }

@@ -107,6 +107,11 @@ fn real_sizes_are_trained_and_the_next_is_refused() {
     let (device, host) = (number(&rows[0][3]), number(&rows[1][3]));
     assert!(device >= 1.0 && host > 2.0 * device, "{device} {host}");
     assert!(!page(&folder, "out", "trained").contains("class=\"tag\""), "nothing is simulated");
+    // A size of nothing is no result.
+    let args = ["--real", "--gpus", "1", "--memory", "2MiB", "--hidden", "64", "--out", "none"];
+    let texts = ["data parallel on 1 virtual GPU: not even one layer fits", "--memory than 2MiB"];
+    script(&folder, "max-model-size", &args).refused(1, &texts);
+    assert!(!folder.path("none/index.html").exists());
 }
 
 #[test]
