@@ -475,18 +475,19 @@ mod tests {
 
     #[test]
     fn a_skipped_step_is_shown_at_once() {
-        let (mut progress, log) = plain();
+        let ((mut progress, log), now) = (plain(), Instant::now());
         for step in 1..=20 {
-            progress.step(&StepLine { step, skipped: u64::from(step >= 10), ..LINE });
+            let skipped = u64::from(step >= 10);
+            progress.step_at(&StepLine { step, skipped, ..LINE }, now);
         }
         assert_eq!(steps(&log), [1, 2, 3, 10]);
     }
 
     #[test]
     fn an_evaluation_is_shown_below_its_step() {
-        let (mut progress, log) = plain();
+        let ((mut progress, log), now) = (plain(), Instant::now());
         for step in 1..=10 {
-            progress.step(&StepLine { step, ..LINE });
+            progress.step_at(&StepLine { step, ..LINE }, now);
         }
         progress.eval(10, 400, (2.5, true));
         progress.finish();
@@ -511,8 +512,8 @@ mod tests {
 
     #[test]
     fn a_run_cut_short_ends_with_its_last_step() {
-        let (mut progress, log) = plain();
-        (1..=10).for_each(|step| progress.step(&StepLine { step, ..LINE }));
+        let ((mut progress, log), now) = (plain(), Instant::now());
+        (1..=10).for_each(|step| progress.step_at(&StepLine { step, ..LINE }, now));
         progress.finish();
         progress.finish();
         assert_eq!(steps(&log), [1, 2, 3, 10]);

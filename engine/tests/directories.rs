@@ -6,9 +6,13 @@
 mod common;
 
 use common::Folder;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// Nothing here takes as long.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A run that `meanwhile` is called beside, then ended by SIGTERM. Its code and messages.
 fn beside(folder: &Folder, meanwhile: impl FnOnce()) -> (Option<i32>, String) {
@@ -21,17 +25,27 @@ fn beside(folder: &Folder, meanwhile: impl FnOnce()) -> (Option<i32>, String) {
     ] {
         command.args(["--set", set]);
     }
-    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let (since, saved) = (Instant::now(), folder.path("run/checkpoints/step-00000020"));
-    while !saved.exists() && since.elapsed() < Duration::from_secs(60) {
+    while !saved.exists() {
+        assert!(since.elapsed() < PATIENCE, "no checkpoint of step 20");
         std::thread::sleep(Duration::from_millis(5));
     }
     meanwhile();
-    std::thread::sleep(Duration::from_millis(300));
+    let (sender, lines) = std::sync::mpsc::channel();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    std::thread::spawn(move || {
+        stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+    });
+    // The next checkpoint has no place any more.
+    let mut said: Vec<String> = Vec::new();
+    while !said.last().is_some_and(|line| line.contains("NOT SAVED")) {
+        said.push(lines.recv_timeout(PATIENCE).unwrap());
+    }
     let id = child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-    let output = child.wait_with_output().unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    said.extend(lines);
+    (child.wait().unwrap().code(), said.join("\n"))
 }
 
 fn checkpoints(folder: &Folder, run: &str) -> String {

@@ -58,7 +58,6 @@ fn each_mistake_names_key_value_and_remedy() {
         (&["train.steps=0"], &["train.steps", "0"]),
         (&["model.layers=18446744073709551616"], &["model.layers", "18446744073709551616"]),
         (&["model.hidden=1000000", "model.layers=10000", "model.heads=1000000"], &["model."]),
-        (&["device=Cuda"], &["Cuda", "Cpu(count: N)"]),
         (
             &["offload.first_forward=2"],
             &["offload.first_forward", "2 micro-batches at once", "`recompute` to `Block`"],
@@ -87,6 +86,12 @@ fn each_mistake_names_key_value_and_remedy() {
         folder.train("run", &sets).refused(78, texts);
         assert!(!folder.path("run").exists());
     }
+    let cuda = ["train", "tiny.ron", "--run-dir", "run", "--set", "device=Cuda"];
+    let mut command = folder.command(&cuda);
+    // A machine with GPUs shows none.
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    Folder::done(command).refused(78, &["`Cuda` cannot be used here", "Cpu(count: N)"]);
+    assert!(!folder.path("run").exists());
 }
 
 #[test]

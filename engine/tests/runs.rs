@@ -81,7 +81,10 @@ fn the_suggested_commands_work() {
 fn quiet_says_nothing_and_a_dry_run_writes_nothing() {
     let folder = Folder::new();
     let done = folder.train("quiet", &["--quiet"]).ok();
-    assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("", ""));
+    // What is wrong with the machine, such as cores that it may not bind, it does say.
+    let mut said = done.stderr.lines();
+    let warns = |line: &str| line.trim_start().starts_with("WARN") || line.starts_with("warning:");
+    assert!(done.stdout.is_empty() && said.all(warns), "{}{}", done.stdout, done.stderr);
     let done = folder.train("dry", &["--dry-run"]).ok();
     assert!(done.stdout.contains("it fits") && done.stderr.contains("nothing was written"));
     assert!(!folder.path("dry").exists());

@@ -117,14 +117,23 @@ pub(super) fn try_out(
     inner: &Arc<tokenizers::Tokenizer>,
     patience: Duration,
 ) -> Result<(), String> {
-    let (sender, receiver) = mpsc::channel();
     let tokenizer = Arc::clone(inner);
+    within(patience, move || samples(&tokenizer))
+}
+
+/// What `tries` comes to, on a thread where there can be one, unless it takes longer.
+pub(super) fn within(
+    patience: Duration,
+    tries: impl Fn() -> Result<(), String> + Clone + Send + 'static,
+) -> Result<(), String> {
+    let (sender, receiver) = mpsc::channel();
+    let on_thread = tries.clone();
     let tried = thread::Builder::new().spawn(move || {
         // Nobody listens any more where it took too long.
-        let _ = sender.send(samples(&tokenizer));
+        let _ = sender.send(on_thread());
     });
     if tried.is_err() {
-        return samples(inner);
+        return tries();
     }
     receiver.recv_timeout(patience).unwrap_or_else(|error| match error {
         RecvTimeoutError::Timeout => {
