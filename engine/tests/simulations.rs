@@ -264,6 +264,25 @@ fn what_cannot_be_simulated_is_said() {
 }
 
 #[test]
+fn steps_that_a_run_never_comes_to_are_no_empty_trace() {
+    let folder = Folder::new();
+    let traced = |path: &str, steps: &str, more: &[&str]| {
+        folder.train("run", &[&["-q", "--trace", path, "--trace-steps", steps], more].concat())
+    };
+    let texts = ["--trace-steps 5..7", "the last step of the run is 4 (train.steps)"];
+    traced("t.json", "5..7", &[]).refused(78, &texts);
+    assert!(!folder.path("run").exists() && !folder.path("t.json").exists());
+    // As far as there are steps.
+    traced("t.json", "4..9", &[]).ok();
+    assert!(folder.read("t.json").contains("\"ph\":\"X\""));
+    // The run goes on behind them.
+    let more = ["--resume", "--set", "train.steps=6", "--set", "schedule.decay_steps=4"];
+    let said = traced("late.json", "1..2", &more).ok().stderr;
+    assert!(said.contains("nothing was traced") && said.contains("no step of 1..2"), "{said}");
+    assert!(!folder.path("late.json").exists());
+}
+
+#[test]
 fn bench_measures_steps_or_copies_or_writes_a_box() {
     let folder = Folder::new();
     let usage = ["onebox bench step", "onebox bench copy", "onebox bench --save-box <FILE>"];

@@ -1,7 +1,8 @@
 //! `train --trace FILE --trace-steps A..B`.
 
-use super::exit::Failed;
-use super::{may_write, unwritten};
+use super::exit::{Failed, code};
+use super::{may_write, say, unwritten};
+use crate::shown::Shown;
 use crate::trace::{OUTPUT, measured};
 use device::cpu::Trace;
 use std::ops::RangeInclusive;
@@ -28,11 +29,25 @@ fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
     }
 }
 
+/// As they were given.
+fn words(steps: &RangeInclusive<u64>) -> String {
+    format!("{}..{}", steps.start(), steps.end())
+}
+
 impl TraceArgs {
-    /// Refuses what cannot be traced or written, before the run. It may be written into the run's directory, which is made
-    /// later.
-    pub(super) fn check(&self, run_dir: Option<&Path>) -> Result<(), Failed> {
-        let Some(path) = &self.trace else { return Ok(()) };
+    /// Refuses what cannot be traced, in a run that ends with step `last`, or written, before the run. It may be written into
+    /// the run's directory, which is made later.
+    pub(super) fn check(&self, run_dir: Option<&Path>, last: u64) -> Result<(), Failed> {
+        let (Some(path), Some(steps)) = (&self.trace, &self.trace_steps) else { return Ok(()) };
+        if *steps.start() > last {
+            return Err(Failed::new(
+                code::CONFIG,
+                format!(
+                    "--trace-steps {}: the last step of the run is {last} (train.steps), so nothing would be traced",
+                    words(steps)
+                ),
+            ));
+        }
         if run_dir.is_some_and(|dir| path.parent() == Some(dir) && !dir.exists()) {
             return Ok(());
         }
@@ -46,7 +61,18 @@ impl TraceArgs {
 
     /// After the run, whether it ended well or not.
     pub(super) fn write(&self, trace: Option<&Trace>) -> Result<(), Failed> {
-        let (Some(path), Some(trace)) = (&self.trace, trace) else { return Ok(()) };
+        let (Some(path), Some(steps), Some(trace)) = (&self.trace, &self.trace_steps, trace) else {
+            return Ok(());
+        };
+        if trace.spans().is_empty() {
+            // It went on after them, or ended before.
+            say(&format!(
+                "warning: nothing was traced, and {} was not written: the run came to no step of {}",
+                Shown(path),
+                words(steps)
+            ));
+            return Ok(());
+        }
         measured(path, trace).map_err(|e| unwritten(path, &e))
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     {
         return resume::finished(dir, step, &loaded);
     }
-    args.trace.check(args.run_dir.as_deref())?;
+    args.trace.check(args.run_dir.as_deref(), loaded.config.train.steps)?;
     let built = build(&loaded.config);
     let tokenizer = data::tokenizer(&loaded.config)?;
     let tokenizer = tokenizer.as_ref();
