@@ -166,5 +166,8 @@ pub(super) fn sixteen(tensor: usize, data: usize) {
     let bf16 = with(&base, &["precision=Bf16"]);
     no_bit_changes(&bf16, &PLACES, &in_process());
     no_bit_changes(&bf16, &[PIECES[1], PIECES[3], &[]], &in_process());
-    no_bit_changes(&bf16, &PLACES, &RunOptions::default());
+    // NCCL adds around a ring that begins elsewhere in each piece: of more than two ranks the order of a sum, and so its
+    // rounding, follows from where pieces are cut, which `Split` cuts otherwise.
+    let places = if data > 2 { &PLACES[..3] } else { &PLACES };
+    no_bit_changes(&bf16, places, &RunOptions::default());
 }
