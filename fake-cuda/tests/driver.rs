@@ -274,7 +274,6 @@ fn fill_of_a_peer(enabled_on: &[usize]) -> Result<(), sys::CUresult> {
     // It stays.
     assert_eq!(own.synchronize().map_err(|e| e.0), ended);
     peer.synchronize().unwrap();
-    std::mem::forget((x, copy));
     ended
 }
 
