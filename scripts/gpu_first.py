@@ -47,10 +47,11 @@ class First:
         return ("not over in time" if code is None else f"exit code {code}"), said
 
     def ledger(self):
-        taken, wrong, log = {}, [], ""
+        taken, charged, wrong, log = {}, [], [], ""
         for mode in ["EAGER", "LAZY"]:
             # The fake driver is asked with all that lies beside allocations.
-            fake = {"FAKECUDA_MEMORY": str(8 << 30), "FAKECUDA_BESIDE": "100"} if self.fake else {}
+            fake = {"FAKECUDA_MEMORY": str(8 << 30), "FAKECUDA_BESIDE": "100",
+                    "FAKECUDA_DEVICES": "4"} if self.fake else {}
             problem, said = self.probe("memory_ledger", 30, CUDA_MODULE_LOADING=mode, **fake)
             if problem:
                 wrong.append(f"{mode}: {problem}")
@@ -58,6 +59,9 @@ class First:
             for entry in figures(said, "ledger"):
                 if "mib" in entry:
                     taken.setdefault(entry["stage"], {})[mode] = float(entry["mib"]), float(entry["seconds"])
+            # Page tables are the same in both modes.
+            charged = [[f"GPU {entry['gpu']}, {entry['how']}, {entry['mib']} MiB", *(entry[at].replace(",", " ") for at in ["before", "after"])]
+                       for entry in figures(said, "charged") if "gpu" in entry] or charged
         rows = [[stage, *(f"{x:.1f}" for mode in ["EAGER", "LAZY"] for x in found.get(mode, (float("nan"),) * 2))]
                 for stage, found in taken.items()]
         beside = {mode: sum(found[mode][0] for stage, found in taken.items()
@@ -67,7 +71,8 @@ class First:
         if largest:
             words.append(f"{largest[-1]} takes {taken[largest[-1]].get('EAGER', (0, 0))[0]:.0f} MiB of the GPU")
         stages = table(["made", "MiB, EAGER", "s", "MiB, LAZY", "s"], rows)
-        return not wrong and len(taken) >= 12, "; ".join(wrong + words), stages + "\n\n" + log
+        by_gpu = table(["registered by", "free KiB of each GPU before", "and after"], charged)
+        return not wrong and len(taken) >= 12 and bool(charged), "; ".join(wrong + words), "\n\n".join([stages, by_gpu, log])
 
     def queue(self):
         problem, said = self.probe("queries_behind_a_full_queue", 25)

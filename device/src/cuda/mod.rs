@@ -38,6 +38,7 @@ pub mod testing {
     pub use super::launch::{
         Args, Launch, MAX_PEERS, OPTIONS, SOURCES, add_bias, combine_peers, launches, scratch_bytes,
     };
+    pub use super::nccl::NAMES as NCCL_NAMES;
 }
 
 use crate::cpu::Shared;

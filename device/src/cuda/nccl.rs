@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Names it goes by, in the order in which they are tried.
-pub(super) const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+pub const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// Codes are numbers here: a newer library may return one that the binding does not know.
 type Code = c_int;

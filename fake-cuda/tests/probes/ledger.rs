@@ -1,16 +1,23 @@
 //! Where a GPU's memory goes beside a plan: what is free after each thing that a run makes, and how long that took.
 
+use crate::nccl::Nccl;
 use crate::small;
 use cudarc::cublaslt::{CudaBlasLT, Matmul, MatmulConfig, result as blaslt};
-use cudarc::driver::{CudaContext, CudaStream, DeviceRepr, ValidAsZeroBits, sys};
-use cudarc::nccl::{Comm, Id, ReduceOp};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr, ValidAsZeroBits, sys};
 use device::cuda::testing;
 use half::{bf16, f16};
+use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 const MIB: usize = 1 << 20;
+
+/// For the current context, and for all.
+const REGISTERED: [(&str, u32); 2] = [
+    ("own", sys::CU_MEMHOSTREGISTER_DEVICEMAP),
+    ("portable", sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE),
+];
 
 struct Ledger {
     context: Arc<CudaContext>,
@@ -63,7 +70,11 @@ pub(crate) fn print() {
     product::<bf16>(&library, &streams[0], &mut ledger, "gemm-bf16");
     product::<f16>(&library, &streams[0], &mut ledger, "gemm-fp16");
     registrations(&mut ledger);
-    let connected = catch_unwind(AssertUnwindSafe(|| collectives(&mut ledger)));
+    let gpus = CudaContext::device_count().unwrap() as usize;
+    let mut contexts: Vec<_> = (1..gpus).map(|gpu| CudaContext::new(gpu).unwrap()).collect();
+    contexts.insert(0, context);
+    who_is_charged(&contexts);
+    let connected = catch_unwind(AssertUnwindSafe(|| collectives(&mut ledger, &contexts)));
     if connected.is_err() {
         eprintln!("figure ledger stage=nccl note=not here, or it does not connect");
     }
@@ -126,10 +137,7 @@ fn registrations(ledger: &mut Ledger) {
             continue;
         }
         let memory = touched(bytes);
-        for (name, flags) in [
-            ("own", sys::CU_MEMHOSTREGISTER_DEVICEMAP),
-            ("portable", sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE),
-        ] {
+        for (name, flags) in REGISTERED {
             ledger.since = Instant::now();
             let start = memory.as_ptr() as *mut std::ffi::c_void;
             // SAFETY: memory that lives until it is unregistered below.
@@ -141,6 +149,47 @@ fn registrations(ledger: &mut Ledger) {
             ledger.free = ledger.free();
         }
     }
+}
+
+/// Which GPUs' memory the page tables of a registration take: registered in the context of GPU 0, 2 and 3 in turn, while
+/// all GPUs have a context.
+fn who_is_charged(contexts: &[Arc<CudaContext>]) {
+    let mib = if small() { 32 } else { 4096 };
+    let bytes = mib * MIB;
+    if bytes as u64 > topology_available() / 2 {
+        eprintln!("figure charged note=not enough host memory");
+        return;
+    }
+    let memory = touched(bytes);
+    let start = memory.as_ptr() as *mut std::ffi::c_void;
+    for own in [0, 2, 3].iter().filter_map(|gpu| contexts.get(*gpu)) {
+        for (name, flags) in REGISTERED {
+            let before = free_of(contexts);
+            own.bind_to_thread().unwrap();
+            // SAFETY: memory that lives until it is unregistered below.
+            unsafe { sys::cuMemHostRegister_v2(start, bytes, flags) }.result().unwrap();
+            let after = free_of(contexts);
+            own.bind_to_thread().unwrap();
+            // SAFETY: registered above.
+            unsafe { sys::cuMemHostUnregister(start) }.result().unwrap();
+            let gpu = own.ordinal();
+            eprintln!(
+                "figure charged gpu={gpu} mib={mib} how={name} before={before} after={after}"
+            );
+        }
+    }
+    contexts[0].bind_to_thread().unwrap();
+}
+
+/// Free KiB of each GPU.
+fn free_of(contexts: &[Arc<CudaContext>]) -> String {
+    let mut text = String::new();
+    for context in contexts {
+        context.bind_to_thread().unwrap();
+        let free = cudarc::driver::result::mem_get_info().unwrap().0;
+        write!(text, "{}{}", if text.is_empty() { "" } else { "," }, free >> 10).unwrap();
+    }
+    text
 }
 
 /// Bytes of this machine that are available, by the kernel's word.
@@ -164,11 +213,9 @@ fn touched(bytes: usize) -> Vec<u8> {
 }
 
 /// NCCL over all GPUs, a thread each: connected, then the first collective of each kind.
-fn collectives(ledger: &mut Ledger) {
-    let gpus = CudaContext::device_count().unwrap() as usize;
-    let (id, barrier) = (Id::new().unwrap(), Barrier::new(gpus + 1));
-    let mut contexts: Vec<_> = (1..gpus).map(|gpu| CudaContext::new(gpu).unwrap()).collect();
-    contexts.insert(0, ledger.context.clone());
+fn collectives(ledger: &mut Ledger, contexts: &[Arc<CudaContext>]) {
+    let (gpus, nccl) = (contexts.len(), &Nccl::open());
+    let (id, barrier) = (nccl.new_id(), Barrier::new(gpus + 1));
     ledger.free = ledger.free();
     ledger.since = Instant::now();
     std::thread::scope(|scope| {
@@ -177,18 +224,21 @@ fn collectives(ledger: &mut Ledger) {
             scope.spawn(move || {
                 context.bind_to_thread().unwrap();
                 let stream = context.new_stream().unwrap();
-                let comm = Comm::from_rank(stream.clone(), rank, gpus, id).unwrap();
+                let comm = nccl.connect(rank, gpus, id);
                 let count = if small() { 64 } else { 16 * MIB };
                 let whole = stream.alloc_zeros::<f32>(gpus * count).unwrap();
-                let mut part = stream.alloc_zeros::<f32>(count).unwrap();
+                let part = stream.alloc_zeros::<f32>(count).unwrap();
                 stream.synchronize().unwrap();
                 barrier.wait();
                 barrier.wait();
-                comm.all_reduce_in_place(&mut part, &ReduceOp::Sum).unwrap();
-                comm.reduce_scatter(&whole, &mut part, &ReduceOp::Sum).unwrap();
+                let ([whole, part], raw) =
+                    ([&whole, &part].map(|x| x.device_ptr(&stream).0), stream.cu_stream());
+                nccl.all_reduce(comm, part, count, raw);
+                nccl.reduce_scatter(comm, (whole, part), count, raw);
                 stream.synchronize().unwrap();
                 barrier.wait();
                 barrier.wait();
+                nccl.disconnect(comm);
             });
         }
         barrier.wait();
