@@ -9,15 +9,18 @@
 mod common;
 
 use std::{
-    sync::Arc,
-    time::{Duration, Instant},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
 };
 
 use common::in_child;
 use cudarc::{
     driver::{
-        CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg,
-        result, sys,
+        CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, DevicePtr, LaunchConfig,
+        PushKernelArg, result, sys,
     },
     nvrtc::{CompileOptions, compile_ptx, compile_ptx_with_opts},
 };
@@ -136,16 +139,16 @@ fn a_wait_takes_the_record_that_was_the_latest_when_it_was_called() {
         event.record(&first).unwrap(); // later than the wait
         second.synchronize().unwrap();
         assert!(!event.is_complete());
-        flag.store(1, std::sync::atomic::Ordering::SeqCst);
+        flag.store(1, SeqCst);
         event.synchronize().unwrap();
         assert!(event.is_complete());
     });
 }
 
 /// A word of registered host memory, and its address on the device.
-fn flag(context: &CudaContext) -> (&'static std::sync::atomic::AtomicU32, u64) {
+fn flag(context: &CudaContext) -> (&'static AtomicU32, u64) {
     context.bind_to_thread().unwrap();
-    let flag: &'static _ = Box::leak(Box::new(std::sync::atomic::AtomicU32::new(0)));
+    let flag: &'static _ = Box::leak(Box::new(AtomicU32::new(0)));
     let pointer = std::ptr::from_ref(flag).cast_mut().cast();
     let mut address = 0;
     // SAFETY: the word is leaked, hence there as long as the process; the address is written to a live variable.
@@ -172,11 +175,10 @@ fn a_stream_waits_for_a_flag_of_the_host() {
         let handle = stream.cu_stream();
         // SAFETY: as in `hold`.
         unsafe { sys::cuStreamWriteValue32_v2(handle, address, 7, 0) }.result().unwrap();
-        std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(flag.load(std::sync::atomic::Ordering::SeqCst), 0);
-        flag.store(1, std::sync::atomic::Ordering::SeqCst);
+        never(|| flag.load(SeqCst) != 0);
+        flag.store(1, SeqCst);
         stream.synchronize().unwrap();
-        assert_eq!(flag.load(std::sync::atomic::Ordering::SeqCst), 7);
+        assert_eq!(flag.load(SeqCst), 7);
     });
 }
 
@@ -198,12 +200,14 @@ fn pageable_copies_block_and_pinned_ones_do_not() {
         let pointer = host.as_mut_ptr().cast();
         // SAFETY: 64 bytes, which are there until they are unregistered.
         unsafe { sys::cuMemHostRegister_v2(pointer, 64, 1) }.result().unwrap();
-        let begin = Instant::now();
+        let (flag, word) = flag(&context);
+        hold(&stream, word);
         for _ in 0..10 {
             // SAFETY: as above; `host` outlives the stream's work, which is synchronized with below.
             unsafe { result::memcpy_dtoh_async(&mut host, address, handle) }.unwrap();
         }
-        assert!(begin.elapsed() < Duration::from_millis(100));
+        assert_eq!(host, [9; 64]);
+        flag.store(1, SeqCst);
         stream.synchronize().unwrap();
         assert_eq!(host, [0; 64]);
         // SAFETY: registered above, and nothing uses it any more.
@@ -316,34 +320,33 @@ fn nvrtc_refuses_what_the_real_one_would() {
 
 #[test]
 fn timing_events_measure() {
-    in_child("timing_events_measure", &CHAOS, || {
+    in_child("timing_events_measure", &[], || {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
         let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         let start = stream.record_event(flags).unwrap();
-        for _ in 0..20 {
-            stream.alloc_zeros::<u8>(8).unwrap();
-        }
+        stream.synchronize().unwrap();
+        assert!(fake_cuda::advance(5));
         let end = stream.record_event(flags).unwrap();
-        assert!(start.elapsed_ms(&end).unwrap() > 1.0);
+        assert!(start.elapsed_ms(&end).unwrap() >= 5000.0);
     });
 }
 
-/// Whether work of a stream that waits for nothing ends while another stream waits for the host.
-fn ends_beside_a_waiting_stream(device: usize, streams: usize) -> bool {
+/// Work of a stream that waits for nothing, while another stream waits for a flag of the host.
+fn beside_a_waiting_stream(device: usize, streams: usize) -> (CudaEvent, &'static AtomicU32) {
     let context = CudaContext::new(device).unwrap();
     let streams: Vec<_> = (0..streams).map(|_| context.new_stream().unwrap()).collect();
     let (flag, address) = flag(&context);
     hold(&streams[0], address);
-    let done = streams[streams.len() - 1].record_event(None).unwrap();
-    let deadline = Instant::now() + Duration::from_millis(200);
-    while !done.is_complete() && Instant::now() < deadline {
+    (streams[streams.len() - 1].record_event(None).unwrap(), flag)
+}
+
+/// What must not happen before the host acts has some time to do so.
+fn never(happens: impl Fn() -> bool) {
+    for _ in 0..100 {
+        assert!(!happens());
         std::thread::sleep(Duration::from_millis(1));
     }
-    let beside = done.is_complete();
-    flag.store(1, std::sync::atomic::Ordering::SeqCst);
-    done.synchronize().unwrap();
-    beside
 }
 
 #[test]
@@ -355,13 +358,19 @@ fn streams_that_share_a_hardware_queue_wait_for_each_other() {
         ("FAKECUDA_DEVICES", "2"),
     ];
     in_child(name, &variables, || {
-        assert!(!ends_beside_a_waiting_stream(0, 4));
-        assert!(ends_beside_a_waiting_stream(1, 3));
+        let (behind, flag) = beside_a_waiting_stream(0, 4);
+        never(|| behind.is_complete());
+        flag.store(1, SeqCst);
+        behind.synchronize().unwrap();
+        let (beside, flag) = beside_a_waiting_stream(1, 3);
+        beside.synchronize().unwrap();
+        flag.store(1, SeqCst);
     });
 }
 
-/// Two threads at one full queue; then whether an event of another stream can be asked for meanwhile.
-fn is_held_up_by_a_full_queue() -> bool {
+/// Two threads, one of them at a full queue, the other asks for an event of another stream; `look` sees whether it has been
+/// told, before the queue moves on.
+fn ask_beside_a_full_queue(look: impl FnOnce(&AtomicBool)) {
     let context = CudaContext::new(0).unwrap();
     let (full, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let done = other.record_event(None).unwrap();
@@ -369,31 +378,36 @@ fn is_held_up_by_a_full_queue() -> bool {
     let (flag, address) = flag(&context);
     hold(&full, address);
     let event = context.new_event(None).unwrap();
-    let asked = std::sync::atomic::AtomicBool::new(false);
-    let early = std::thread::scope(|scope| {
+    let asked = AtomicBool::new(false);
+    std::thread::scope(|scope| {
         scope.spawn(|| (0..20).for_each(|_| event.record(&full).unwrap()));
         while fake_cuda::stats().unwrap().blocked == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        scope.spawn(|| asked.store(done.is_complete(), std::sync::atomic::Ordering::SeqCst));
-        std::thread::sleep(Duration::from_millis(100));
-        let early = asked.load(std::sync::atomic::Ordering::SeqCst);
-        flag.store(1, std::sync::atomic::Ordering::SeqCst);
-        early
+        scope.spawn(|| asked.store(done.is_complete(), SeqCst));
+        look(&asked);
+        flag.store(1, SeqCst);
     });
-    assert!(asked.load(std::sync::atomic::Ordering::SeqCst));
-    !early
+    assert!(asked.load(SeqCst));
 }
 
 #[test]
 fn a_full_queue_holds_up_who_asks_for_an_event() {
     let name = "a_full_queue_holds_up_who_asks_for_an_event";
     let variables = [("FAKECUDA_QUEUE", "16"), ("FAKECUDA_BLOCKING", "1")];
-    in_child(name, &variables, || assert!(is_held_up_by_a_full_queue()));
+    in_child(name, &variables, || {
+        ask_beside_a_full_queue(|asked| never(|| asked.load(SeqCst)));
+    });
 }
 
 #[test]
 fn a_full_queue_holds_up_launches_alone_unless_asked_for() {
     let name = "a_full_queue_holds_up_launches_alone_unless_asked_for";
-    in_child(name, &[("FAKECUDA_QUEUE", "16")], || assert!(!is_held_up_by_a_full_queue()));
+    in_child(name, &[("FAKECUDA_QUEUE", "16")], || {
+        ask_beside_a_full_queue(|asked| {
+            while !asked.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+    });
 }
