@@ -5,7 +5,7 @@ use super::nccl;
 use crate::cpu::memory::Memory;
 use crate::{Arena, Group, LANES, Plan, Tensor};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Bytes of host memory that are pinned at once: drivers refuse some sizes, and a piece at a time shows how far
@@ -86,8 +86,6 @@ pub(crate) struct Peer {
     events: Vec<Event>,
     /// Collectives that this rank's streams have started, by group: TP, DP.
     pub(super) started: [AtomicU64; 2],
-    /// One of them has not ended: what this rank is late for, others keep from it.
-    pub(super) held_up: AtomicBool,
     // Declared before the memory, which it must not outlive.
     _pinned: Registration,
     /// Ranges of the host arena that are pinned.
@@ -115,7 +113,6 @@ impl Peer {
             device,
             events,
             started: Default::default(),
-            held_up: AtomicBool::new(false),
             _pinned: pinned,
             copied,
             host,
@@ -155,13 +152,27 @@ impl Drop for Peer {
 #[derive(Debug)]
 pub(crate) struct Board {
     peers: Vec<OnceLock<Arc<Peer>>>,
+    /// By rank: its GPU is in a collective, and what it is late for others keep from it.
+    held_up: Vec<AtomicBool>,
     /// Of each group of more than one rank, by its first rank.
     ids: Mutex<Vec<((Group, usize), nccl::Id)>>,
 }
 
 impl Board {
     pub(crate) fn new(world_size: usize) -> Self {
-        Self { peers: (0..world_size).map(|_| OnceLock::new()).collect(), ids: Mutex::default() }
+        Self {
+            peers: (0..world_size).map(|_| OnceLock::new()).collect(),
+            held_up: (0..world_size).map(|_| AtomicBool::new(false)).collect(),
+            ids: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn hold_up(&self, rank: usize, held_up: bool) {
+        self.held_up[rank].store(held_up, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_held_up(&self, rank: usize) -> bool {
+        self.held_up[rank].load(Ordering::SeqCst)
     }
 
     pub(super) fn join(&self, rank: usize, peer: &Arc<Peer>) {

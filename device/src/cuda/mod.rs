@@ -30,6 +30,7 @@ pub(crate) use memory::Board;
 pub use memory::{page_tables, pinned_bytes};
 pub use open::{Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe};
+pub(crate) use watchdog::DOUBT;
 
 /// For the tests of the kernels, which run them on an emulator.
 #[doc(hidden)]

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Who is itself held up by others is blamed only when nobody else has been for so long.
-const DOUBT: Duration = Duration::from_secs(2);
+pub(crate) const DOUBT: Duration = Duration::from_secs(2);
 /// Collectives under watch at once, far more than a rank's thread enqueues ahead; more are not watched until some have ended.
 pub(super) const WATCHED: usize = 256;
 /// With so few left the thread is woken to take out what has ended; else nobody wakes it but the clock.
@@ -232,9 +232,7 @@ impl Watch {
                 break;
             }
         }
-        if let Some(own) = self.shared.world.gpus.peer(self.shared.rank.index()) {
-            own.held_up.store(held_up, Ordering::SeqCst);
-        }
+        self.shared.world.gpus.hold_up(self.shared.rank.index(), held_up);
         Ok(())
     }
 
@@ -278,10 +276,7 @@ impl Watch {
             let problem = format!("all ranks have started it, and it has not ended in {seconds} s");
             return Some(named(problem));
         }
-        let held_up = |index: &usize| {
-            let peer = self.shared.world.gpus.peer(*index);
-            peer.is_some_and(|peer| peer.held_up.load(Ordering::SeqCst))
-        };
+        let held_up = |index: &usize| self.shared.world.gpus.is_held_up(*index);
         let free: Vec<usize> = missing.iter().copied().filter(|index| !held_up(index)).collect();
         let missing = match free.is_empty() {
             true if waited < timeout + DOUBT => return None,
