@@ -1,7 +1,9 @@
 //! A backend that runs nothing: it checks a program and counts its ops. `onebox plan` and `--dry-run` send
 //! the very step through it, so that what they print is what a run would do.
 
-use crate::{Admitted, Device, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Tensor};
+use crate::error::Site;
+use crate::lane::{Clock, join};
+use crate::{Admitted, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank, Tensor};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -42,6 +44,100 @@ impl Executor for Recorder {
         totals.flops += op.flops();
     }
     fn wait(&self, _: Lane, _: &Event) {}
+    fn sync(&self, _: Lane, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn write(&self, _: Tensor, _: &dyn Fn(usize) -> f64) -> Result<(), Error> {
+        Ok(())
+    }
+    fn fail(&self, _: u64, _: &Error) {}
+    fn finish(&self) {}
+}
+
+/// An op of a program, as a listing shows it.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its place in the program, from 1, over all lanes.
+    pub number: u64,
+    /// The line that submitted it.
+    pub site: Site,
+    /// Where it runs.
+    pub lane: Lane,
+    /// As in errors and traces.
+    pub name: &'static str,
+    /// The ranges that it touches, with the names that the plan gives them.
+    pub tensors: Vec<(Mode, String, Tensor)>,
+    /// Bytes that cross a link or a memory bus.
+    pub bytes: u64,
+    /// Multiply-adds times two of the dense work.
+    pub flops: f64,
+    /// Numbers of the ops of other lanes that its lane was told to wait for since the op before it.
+    pub waits: Vec<u64>,
+}
+
+/// Is told every op in the order of the program.
+pub type Listener = Box<dyn FnMut(Listed)>;
+
+/// What is known while a program is listed.
+struct Listing {
+    plan: Arc<Plan>,
+    tell: Listener,
+    count: u64,
+    /// By lane and tick: the number of the op.
+    numbers: [Vec<u64>; LANES],
+    /// By lane: what it has waited for.
+    known: [Clock; LANES],
+    /// By lane: waits of the op that comes next.
+    waits: [Vec<u64>; LANES],
+}
+
+struct Lister(RefCell<Listing>);
+
+/// A device that runs nothing and tells every op to `tell`.
+pub fn list(rank: Rank, plan: &Arc<Plan>, tell: Listener) -> Device {
+    let listing = Listing {
+        plan: Arc::clone(plan),
+        tell,
+        count: 0,
+        numbers: Default::default(),
+        known: [Clock::default(); LANES],
+        waits: Default::default(),
+    };
+    Device::new(rank, Arc::clone(plan), Box::new(Lister(RefCell::new(listing))))
+}
+
+impl Executor for Lister {
+    fn submit(&self, Admitted { op, lane, site, .. }: Admitted) {
+        let listing = &mut *self.0.borrow_mut();
+        listing.count += 1;
+        listing.numbers[lane as usize].push(listing.count);
+        let mut tensors = Vec::new();
+        let plan = &listing.plan;
+        op.accesses(&mut |mode, t| tensors.push((mode, plan.name(t).to_owned(), t)));
+        (listing.tell)(Listed {
+            number: listing.count,
+            site,
+            lane,
+            name: op.name(),
+            tensors,
+            bytes: moved(&op),
+            flops: op.flops(),
+            waits: std::mem::take(&mut listing.waits[lane as usize]),
+        });
+    }
+
+    /// Of what the event knows, the op that it marks stands for all that this one waited for.
+    fn wait(&self, lane: Lane, event: &Event) {
+        let listing = &mut *self.0.borrow_mut();
+        let known = &mut listing.known[lane as usize];
+        let is_new = |of: usize| of != lane as usize && event.clock[of] > known[of];
+        let marked = usize::from(event.lane);
+        let all = if is_new(marked) { marked..marked + 1 } else { 0..LANES };
+        let ticks = all.filter(|&of| is_new(of)).map(|of| (of, event.clock[of] as usize));
+        let numbers = ticks.map(|(of, tick)| listing.numbers[of][tick - 1]);
+        listing.waits[lane as usize].extend(numbers);
+        join(known, &event.clock);
+    }
     fn sync(&self, _: Lane, _: u64) -> Result<(), Error> {
         Ok(())
     }

@@ -4,11 +4,13 @@
 mod beside;
 mod data;
 mod disk;
+mod ops;
 mod saving;
 
 use beside::beside;
 pub use data::DataMemory;
 pub use disk::Disk;
+pub use ops::{Op, Touched, list};
 pub(crate) use saving::{checkpoint_copy, saved_states};
 
 use crate::boxes;
@@ -20,7 +22,7 @@ use crate::places::{self, this_machine};
 use crate::simulate::typical_step;
 use crate::trainer::trainer;
 use device::recorder::{self, Totals};
-use device::{Arena, Dtype, Error, Lane, Rank};
+use device::{Arena, Device, Dtype, Error, Lane, Rank};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -464,27 +466,43 @@ fn step(config: &Config, built: &Built) -> Result<Step, Error> {
 
 /// The second step: the first has no update to publish.
 pub(crate) fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
-    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
-    let (dev, totals) = recorder::open(rank, &built.plan);
-    let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
-    let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), rank);
-    trainer.optimizer.init_blank(&dev)?;
-    trainer.loader.prefetch(&dev);
+    let (dev, totals) = recorder::open(first_rank(config), &built.plan);
     let mut before = Totals::default();
-    let first = typical_step(config);
-    for step in first..=first + 1 {
-        before.clone_from(&totals.borrow());
-        dev.begin_step(step);
-        let decided = trainer.train_step(&dev, step);
-        dev.sync(decided)?;
-    }
+    play(config, built, &dev, &mut || before.clone_from(&totals.borrow()))?;
     let after = totals.borrow();
     Ok(Totals {
         ops: std::array::from_fn(|i| after.ops[i] - before.ops[i]),
         bytes: std::array::from_fn(|i| after.bytes[i] - before.bytes[i]),
         flops: after.flops - before.flops,
     })
+}
+
+fn first_rank(config: &Config) -> Rank {
+    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
+    Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data }
+}
+
+/// A step like most, without data, on a device that runs nothing, and the one before it; `begins` is called in between.
+fn play(
+    config: &Config,
+    built: &Built,
+    dev: &Device,
+    begins: &mut dyn FnMut(),
+) -> Result<(), Error> {
+    let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
+    let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
+    trainer.optimizer.init_blank(dev)?;
+    trainer.loader.prefetch(dev);
+    let first = typical_step(config);
+    for step in first..=first + 1 {
+        if step > first {
+            begins();
+        }
+        dev.begin_step(step);
+        let decided = trainer.train_step(dev, step);
+        dev.sync(decided)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -258,3 +258,65 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     };
     assert!(seconds("offload.sockets=All") < 0.9 * seconds("offload.sockets=Near"));
 }
+
+/// The listing and the totals of `plan` are counted apart; waits name what was submitted before.
+#[test]
+fn every_op_of_a_step_is_listed_with_its_place_and_what_it_waits_for() {
+    let folder = Folder::new();
+    for update in ["Overlapped", "Serial", "Delayed(after_step: 3)"] {
+        let set = format!("offload.update={update}");
+        let json = |args: &[&str]| {
+            let args = [&["plan", "tiny.ron", "--json", "--set", &set], args].concat();
+            let done = folder.onebox(&args).ok();
+            serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()
+        };
+        let (listed, plan) = (json(&["--ops"]), json(&[]));
+        let ops = listed["ops"].as_array().unwrap();
+        for (number, op) in (1..).zip(ops) {
+            assert_eq!(op["number"], number, "{op}");
+            let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+            let source = std::fs::read_to_string(place.join(op["file"].as_str().unwrap())).unwrap();
+            let line = op["line"].as_u64().unwrap() as usize;
+            assert!((1..=source.lines().count()).contains(&line), "{op}");
+            assert!(!op["tensors"].as_array().unwrap().is_empty(), "{op}");
+            for wait in op["waits"].as_array().unwrap() {
+                let wait = wait.as_i64().unwrap();
+                assert!(wait < number, "{op}");
+                let other = usize::try_from(wait - 1).ok().map(|i| &ops[i]["lane"]);
+                assert!(other.is_none_or(|lane| *lane != op["lane"]), "{op}");
+            }
+        }
+        for lane in plan["step"]["lanes"].as_array().unwrap() {
+            let of_lane = || ops.iter().filter(|op| op["lane"] == lane["lane"]);
+            assert_eq!(lane["ops"], of_lane().count(), "{update}: {lane}");
+            let bytes: u64 = of_lane().map(|op| op["bytes"].as_u64().unwrap()).sum();
+            assert_eq!(lane["bytes"], bytes, "{update}: {lane}");
+        }
+        let flops: f64 = ops.iter().map(|op| op["flops"].as_f64().unwrap()).sum();
+        let of_plan = plan["step"]["hardware_flops"].as_f64().unwrap();
+        assert!((flops / of_plan - 1.0).abs() < 1e-12, "{flops} {of_plan}");
+        // The sum over ranks waits for the product before it; the forward pass for the update of the step before.
+        let sum = ops.iter().find(|op| op["name"] == "all_reduce" && op["lane"] == "TpComm");
+        let product =
+            sum.unwrap()["waits"].as_array().unwrap().last().unwrap().as_u64().unwrap() as usize;
+        assert_eq!(ops[product - 1]["name"], "embedding");
+        let before = ops.iter().flat_map(|op| op["waits"].as_array().unwrap());
+        let before = before.filter(|wait| wait.as_i64().unwrap() < 1).count();
+        assert!(update == "Serial" || before > 0, "{update}: {before}");
+    }
+    let text = folder.onebox(&["plan", "tiny.ron", "--ops"]).ok().stdout;
+    let line = text.lines().find(|line| line.contains(" adam_tile ")).unwrap();
+    for part in ["Host", "offload/src/optimizer.rs:", "control ", "-> +embedding.master"] {
+        assert!(line.contains(part), "{line}");
+    }
+    folder.onebox(&["plan", "tiny.ron", "--ops", "--search"]).refused(2, &["--search"]);
+    assert_eq!(
+        folder
+            .shell(&format!("{} plan tiny.ron --ops | head -1", env!("CARGO_BIN_EXE_onebox")))
+            .ok()
+            .stdout
+            .lines()
+            .count(),
+        1
+    );
+}

@@ -10,10 +10,13 @@ use crate::plan::{Buffer, Disk, Memory, Report, report};
 use crate::progress::si;
 use crate::remedies::{Largest, Remedy, largest, remedies};
 use crate::run_dir::RUNS;
+use device::Error;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
 use topology::{counted, format_bytes};
+
+mod ops;
 
 /// Show what a config needs of every GPU and NUMA node; with --search, which layout is the fastest.
 #[derive(Debug, clap::Args)]
@@ -25,6 +28,9 @@ pub(super) struct PlanArgs {
     /// One JSON document on stdout, with every buffer
     #[arg(long)]
     json: bool,
+    /// List every op of a step in program order: its number, lane, name, source line, bytes, FLOPs, waits and tensors
+    #[arg(long, conflicts_with = "search")]
+    ops: bool,
     /// Simulate every layout of the model that fits its described box, and show the fastest
     #[arg(long)]
     search: bool,
@@ -40,6 +46,9 @@ pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
     }
     let loaded = args.on_box.load(&args.config)?;
     let config = &loaded.config;
+    if args.ops {
+        return ops::run(config, &build(config), args.json);
+    }
     let report = made(config, &build(config))?;
     if args.json {
         let json = serde_json::to_string_pretty(&Document::of(&loaded, &report));
@@ -60,9 +69,11 @@ pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
 }
 
 pub(super) fn made(config: &Config, built: &Built) -> Result<Report, Failed> {
-    let defect =
-        |e| Failed::new(code::INTERNAL, format!("the step does not pass its own checks: {e}"));
-    report(config, built).map_err(defect)
+    report(config, built).map_err(|e| defect(&e))
+}
+
+fn defect(error: &Error) -> Failed {
+    Failed::new(code::INTERNAL, format!("the step does not pass its own checks: {error}"))
 }
 
 /// The whole report.
