@@ -8,6 +8,7 @@ mod doctor;
 mod ending;
 mod exit;
 mod generate;
+mod install;
 mod plan;
 mod resume;
 mod rollback;
@@ -21,16 +22,19 @@ mod watch;
 
 use crate::output::Output;
 use crate::shown::lines;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, FromArgMatches, Parser, Subcommand};
 use device::numerics::SimdPath;
 use exit::{Failed, code};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// `0.1.0`; with the commit, where the build knows it.
+const VERSION: &str = env!("ONEBOX_VERSION");
+
 /// Trains transformer language models that are too large for the GPUs of one box.
 #[derive(Debug, Parser)]
-#[command(name = "onebox", version, arg_required_else_help = true, after_help = exit::HELP)]
+#[command(name = "onebox", version = VERSION, arg_required_else_help = true, after_help = exit::HELP)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -43,27 +47,39 @@ struct Cli {
 enum Verb {
     /// Train a model
     Train(train::TrainArgs),
-    /// Show what a config needs of every GPU and NUMA node, and whether it fits (exit code 1 if not); find the fastest layout
+    /// Show what a run needs of every memory; find the fastest layout
     Plan(plan::PlanArgs),
-    /// Say how long a step takes on a described box, and what it waits for
+    /// Predict the time of a step on a described box
     Simulate(simulate::SimulateArgs),
-    /// Show this box, or another one: NUMA nodes, GPUs, who shares a link and what that costs, where ranks would go
+    /// Show a box: NUMA nodes, GPUs, links, and the place of each rank
     Topology(topology::TopologyArgs),
-    /// Measure this machine: steps of a config, copies, or a box to simulate
+    /// Measure this machine: steps, copies, the update, products
     Bench(bench::BenchArgs),
-    /// Draw text from a model that `train` left
+    /// Write text with a trained model
     Generate(generate::GenerateArgs),
-    /// Look at checkpoints, compare them, lay them out anew
+    /// Show, verify, compare, reshard, export and import checkpoints
     Checkpoint {
         #[command(subcommand)]
         verb: checkpoint::CheckpointVerb,
     },
-    /// Say what this machine can train on: driver, libraries, GPUs, memory
+    /// Check this machine: driver, libraries, GPUs, memory
     Doctor,
     /// Check a config, or show all its values
     Config {
         #[command(subcommand)]
         verb: ConfigVerb,
+    },
+    /// Print the completions of a shell
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        #[arg(value_name = "SHELL")]
+        shell: clap_complete::Shell,
+    },
+    /// Write manual pages into a directory
+    Man {
+        /// The directory, which is made where it is not there
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
     },
 }
 
@@ -138,7 +154,8 @@ impl SimdArg {
 
 /// Runs the command that the process was given.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = install::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     log_to_stderr(cli.verbose);
     let done = match cli.verb {
         Verb::Train(args) => train::run(&args),
@@ -149,6 +166,8 @@ pub fn main() -> ExitCode {
         Verb::Generate(args) => generate::run(&args),
         Verb::Checkpoint { verb } => checkpoint::run(&verb),
         Verb::Doctor => doctor::run(),
+        Verb::Completions { shell } => install::completions(shell),
+        Verb::Man { dir } => install::manual(&dir),
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
         Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args),
     };

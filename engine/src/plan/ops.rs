@@ -1,6 +1,7 @@
 //! Every op of a step, in the order of the program: what `onebox plan --ops` shows.
 
-use super::{dtype_name, first_rank, play};
+use super::dtype_name;
+use super::step::{first_rank, play};
 use crate::build::Built;
 use crate::config::Config;
 use device::recorder::{self, Listed};

@@ -1,0 +1,56 @@
+//! What a shell and `man` need to know of onebox, and its help by groups.
+
+use super::exit::{Failed, code};
+use super::{Cli, seen};
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Every command stands in one.
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("Train", &["train", "generate", "checkpoint"]),
+    ("Before a run", &["plan", "simulate", "config"]),
+    ("The machine", &["doctor", "topology", "bench"]),
+    ("The program", &["completions", "man", "help"]),
+];
+
+/// Of help: it fits every terminal, and is easier to read on a wide one.
+const COLUMNS: usize = 80;
+
+/// The command line, with its commands by groups.
+pub(super) fn command() -> Command {
+    let mut command = Cli::command();
+    command.build();
+    let mut groups = String::new();
+    for (title, names) in GROUPS {
+        let _ = writeln!(groups, "{title}:");
+        for name in names {
+            let about = command.find_subcommand(name).and_then(|verb| verb.get_about());
+            let about = about.map_or_else(String::new, ToString::to_string);
+            let _ = writeln!(groups, "  {name:<12}{about}");
+        }
+        groups.push('\n');
+    }
+    let template = format!(
+        "{{about}}\n\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}{{after-help}}\n"
+    );
+    Cli::command().help_template(template).max_term_width(COLUMNS)
+}
+
+/// To stdout.
+pub(super) fn completions(shell: Shell) -> Result<(), Failed> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "onebox", &mut text);
+    let mut out = std::io::stdout().lock();
+    seen(std::io::Write::write_all(&mut out, &text)).map(drop)
+}
+
+/// `onebox.1` and a page for each command, `onebox-train.1`, into `dir`.
+pub(super) fn manual(dir: &Path) -> Result<(), Failed> {
+    let written =
+        std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));
+    let failed =
+        |e| Failed::new(code::IO, format!("cannot write manual pages to {}: {e}", dir.display()));
+    written.map_err(failed)
+}
