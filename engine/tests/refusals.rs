@@ -263,3 +263,22 @@ fn no_output_replaces_what_onebox_did_not_write_as_one() {
         assert!(folder.read(path).contains("traceEvents"), "{path}");
     }
 }
+
+/// A file in the place of the folder of checkpoints makes a run end without the one that it owes.
+#[test]
+fn a_trace_that_cannot_be_written_hides_nothing_of_how_a_run_ends() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path("owing")).unwrap();
+    std::fs::write(folder.path("owing/checkpoints"), "").unwrap();
+    let traced = ["--trace", "/dev/full", "--trace-steps", "1..2"];
+    let saving = ["--set", "train.checkpoint_every=4"];
+    let cannot = "cannot write /dev/full: No space left";
+    let owing = folder.train("owing", &[&traced[..], &saving].concat());
+    let warned = format!("warning: {cannot}");
+    owing.refused(83, &["the run has ended after step 4, whose checkpoint is NOT SAVED", &warned]);
+    assert!(folder.path("owing/weights.safetensors").exists());
+    // Where nothing else is wrong it is what is wrong.
+    let done = folder.train("run", &traced).refused(74, &["done    4 steps", "error: ", cannot]);
+    assert!(!done.stderr.contains("warning"), "{}", done.stderr);
+    assert_eq!(folder.metrics("run").last().unwrap()["kind"], "end");
+}

@@ -64,6 +64,11 @@ impl Failed {
         Self { code, message: String::new() }
     }
 
+    /// Says it of what fails beside something else, whose code it is.
+    pub(super) fn warn(&self) {
+        super::say(&format!("warning: {}", self.message));
+    }
+
     pub(super) fn report(self) -> ExitCode {
         if !self.message.is_empty() {
             let prefix = if self.message.starts_with("error") { "" } else { "error: " };

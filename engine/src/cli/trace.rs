@@ -76,3 +76,14 @@ impl TraceArgs {
         measured(path, trace).map_err(|e| unwritten(path, &e))
     }
 }
+
+/// How a run has ended that was traced: a trace that is not written hides none of it.
+pub(super) fn after(ended: Result<(), Failed>, traced: Result<(), Failed>) -> Result<(), Failed> {
+    match (ended, traced) {
+        (Err(ended), Err(traced)) => {
+            traced.warn();
+            Err(ended)
+        }
+        (ended, traced) => ended.and(traced),
+    }
+}

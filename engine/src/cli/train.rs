@@ -3,7 +3,7 @@
 use super::check::count;
 use super::exit::{Failed, code};
 use super::signals::{self, Signals};
-use super::trace::TraceArgs;
+use super::trace::{self, TraceArgs};
 use super::watch::Watch;
 use super::{ConfigArgs, SimdArg, data, plan, print, resume, rollback, say};
 use crate::build::{Built, build, world_size};
@@ -195,14 +195,26 @@ impl Session<'_> {
             self.dir.make_folder().map_err(file)?;
         }
         self.introduce();
-        let started = Instant::now();
         if self.dir.forked_from().is_none() {
             signals.starting.say(self.stopped_at_start());
         }
+        let mut traced = Ok(());
+        let ended = self.to_the_end(signals, &mut traced);
+        trace::after(ended, traced)
+    }
+
+    /// Trains, and is taken back as often as it may be. `traced`: whether the trace is written.
+    fn to_the_end(
+        &mut self,
+        signals: &Signals,
+        traced: &mut Result<(), Failed>,
+    ) -> Result<(), Failed> {
+        let config = &self.loaded.config;
+        let started = Instant::now();
         let stored = self.start.as_ref().map(|from| from.detours().clone());
         let (mut detours, mut done) = (stored.unwrap_or_default(), 0);
         loop {
-            let (outcome, mut watch) = self.attempt(signals, &detours)?;
+            let (outcome, mut watch) = self.attempt((signals, traced), &detours)?;
             let interrupted = signals.stop.load(Ordering::Relaxed);
             let allowed = if interrupted { 0 } else { config.train.rollbacks };
             let left = allowed.saturating_sub(done);
@@ -222,7 +234,7 @@ impl Session<'_> {
     /// To the end, or as far as it comes.
     fn attempt(
         &self,
-        Signals { stop, starting }: &Signals,
+        (Signals { stop, starting }, traced): (&Signals, &mut Result<(), Failed>),
         detours: &Detours,
     ) -> Result<(Outcome, Watch), Failed> {
         let config = &self.loaded.config;
@@ -258,7 +270,7 @@ impl Session<'_> {
             watch.hear(self, message);
         });
         watch.progress.finish();
-        self.args.trace.write(trace.as_deref())?;
+        *traced = self.args.trace.write(trace.as_deref());
         Ok((outcome.map_err(|e| self.failed(&e))?, watch))
     }
 
