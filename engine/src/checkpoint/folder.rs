@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 /// A hint for people and scripts, never read: the name of the newest checkpoint.
 const LATEST: &str = "latest";
 
+/// What a checkpoint's name gets that is set aside, and a number where there are several of it.
+const BROKEN: &str = ".broken";
+
 /// `step-00000120`
 pub(super) fn name(step: u64) -> String {
     format!("step-{step:08}")
@@ -117,7 +120,10 @@ pub(crate) fn sizes(folder: &Path) -> Vec<u64> {
 pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let named = |i: u32| {
         let mut name = path.as_os_str().to_owned();
-        name.push(if i == 1 { ".broken".to_owned() } else { format!(".broken-{i}") });
+        name.push(BROKEN);
+        if i > 1 {
+            name.push(format!("-{i}"));
+        }
         PathBuf::from(name)
     };
     let free = (1..1000).map(named).find(|path| fs::symlink_metadata(path).is_err());
@@ -125,17 +131,31 @@ pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     fs::rename(path, &free).map(|()| free)
 }
 
-/// Removes every checkpoint, whole or not, and the folder if nothing else is in it.
+/// Whether [`set_aside`] gave this name.
+fn is_set_aside(file: &str) -> bool {
+    let Some((bare, number)) = file.split_once(BROKEN) else { return false };
+    let number = number.strip_prefix('-').map_or(number.is_empty(), |number| {
+        number.parse().is_ok_and(|i: u32| i > 1 && i.to_string() == number)
+    });
+    number && step_of(bare, &[""]).is_some()
+}
+
+/// Removes every checkpoint, whole or not, also those that were set aside, and the folder if nothing else is in it.
 ///
 /// # Errors
 /// The first that cannot be removed.
 pub(crate) fn remove_all(folder: &Path) -> io::Result<()> {
-    let found = match entries(folder, &["", ".tmp", ".old"]) {
+    let found = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other?,
     };
-    for (_, path) in found {
-        remove(&path)?;
+    for entry in found {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if step_of(&name, &["", ".tmp", ".old"]).is_some() || is_set_aside(&name) {
+            remove(&entry.path())?;
+        }
     }
     let hints = [LATEST, ".latest.tmp"].map(|name| fs::remove_file(folder.join(name)));
     // Neither needs to be there, and what else is in the folder stays.
@@ -227,5 +247,22 @@ mod tests {
         ] {
             assert_eq!(step_of(stray, &[""]), None, "{stray}");
         }
+    }
+
+    #[test]
+    fn what_is_set_aside_is_removed_with_all_and_nothing_that_only_looks_like_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("checkpoints");
+        let broken = folder.join(name(2));
+        for ending in ["", "-2", "-3"] {
+            fs::create_dir_all(&broken).unwrap();
+            let to = folder.join(format!("step-00000002.broken{ending}"));
+            assert_eq!(set_aside(&broken).unwrap(), to);
+        }
+        let theirs = ["step-2.broken", "step-00000002.broken-02", "step-00000002.broken.kept"];
+        theirs.iter().for_each(|name| fs::create_dir(folder.join(name)).unwrap());
+        remove_all(&folder).unwrap();
+        assert!(theirs.iter().all(|name| folder.join(name).exists()));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), theirs.len());
     }
 }
