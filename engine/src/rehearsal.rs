@@ -92,7 +92,7 @@ pub fn rehearse(
     std::thread::scope(|scope| {
         let spawn = |rank: Rank| {
             let started = std::thread::Builder::new().spawn_scoped(scope, move || one(rank));
-            started.inspect_err(|error| world.not_started(rank, error))
+            started.map_err(|error| world.not_started(rank, &error))
         };
         let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
         // One that has not started has told the world.

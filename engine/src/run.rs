@@ -26,6 +26,7 @@ use offload::Optimizer;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 /// Where the gradients of a skipped step are not finite.
@@ -119,7 +120,7 @@ pub fn train(
             let (ranks, sender) = (&ranks, (rank.index() == 0).then(|| sender.clone()));
             let builder = std::thread::Builder::new().name(format!("rank {}", rank.index()));
             let started = builder.spawn_scoped(scope, move || ranks.run(rank, sender.as_ref()));
-            started.inspect_err(|error| ranks.world.not_started(rank, error))
+            started.map_err(|error| ranks.world.not_started(rank, &error))
         };
         let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
         drop(sender);
@@ -138,16 +139,11 @@ pub fn train(
             overdue.look(&threads);
             std::thread::sleep(Duration::from_millis(1));
         }
-        let joined =
-            |(i, thread): (usize, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
-                let died = |why: String| Err(Error::RankDied { rank: i, step: 0, why });
-                match thread {
-                    Ok(thread) => {
-                        thread.join().unwrap_or_else(|_| died("its thread panicked".into()))
-                    }
-                    Err(error) => died(format!("no thread for it: {error}")),
-                }
-            };
+        let joined = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, _>, Error>)| {
+            let why = "its thread panicked".to_owned();
+            let died = |_| Err(Error::RankDied { rank, step: 0, why });
+            thread.and_then(|thread| thread.join().unwrap_or_else(died))
+        };
         threads.into_iter().enumerate().map(joined).collect::<Vec<Result<u64, Error>>>()
     });
     outcome(results, ranks, config.train.steps)
@@ -169,7 +165,7 @@ struct Overdue<'a> {
 }
 
 impl Overdue<'_> {
-    fn look<T>(&mut self, threads: &[std::io::Result<std::thread::ScopedJoinHandle<'_, T>>]) {
+    fn look<T>(&mut self, threads: &[Result<ScopedJoinHandle<'_, T>, Error>]) {
         let Some((grace, tell)) = self.ranks.options.stuck else { return };
         let Some((rank, step, error)) = self.ranks.world.failure() else { return };
         let progress = self.ranks.saver.as_ref().and_then(|saver| saver.progress());
@@ -181,9 +177,8 @@ impl Overdue<'_> {
         if self.since.get_or_insert_with(Instant::now).elapsed() < patience {
             return;
         }
-        let stuck = |t: &std::io::Result<std::thread::ScopedJoinHandle<'_, T>>| {
-            t.as_ref().is_ok_and(|t| !t.is_finished())
-        };
+        let stuck =
+            |t: &Result<ScopedJoinHandle<'_, T>, Error>| t.as_ref().is_ok_and(|t| !t.is_finished());
         let all = threads.iter().enumerate().map(|(rank, t)| {
             let why = "it is stuck: it does not end".to_owned();
             stuck(t).then_some(Error::RankDied { rank, step, why })

@@ -42,6 +42,7 @@ fn a_thread_that_the_machine_does_not_give_is_an_error_with_its_reason() {
                     refused += 1;
                     assert!(said.contains("no thread for"), "{what}: {said}");
                     assert!(said.contains("Resource temporarily unavailable"), "{what}: {said}");
+                    assert!(said.contains("raise the limit of processes"), "{what}: {said}");
                 }
                 code => panic!("{what}: {code}: {said}"),
             }

@@ -131,10 +131,12 @@ impl World {
         result
     }
 
-    /// Ends the run: `rank`'s thread did not even start.
-    pub fn not_started(&self, rank: Rank, error: &std::io::Error) {
-        let why = format!("no thread for it: {error}");
-        self.fail(rank, 0, &Error::RankDied { rank: rank.index(), step: 0, why });
+    /// Ends the run with the error that it returns: `rank`'s thread did not even start.
+    pub fn not_started(&self, rank: Rank, error: &std::io::Error) -> Error {
+        let whom = format!("rank {}", rank.index());
+        let error = Error::NoThread { whom, problem: error.to_string() };
+        self.fail(rank, 0, &error);
+        error
     }
 
     pub(crate) fn failed(&self) -> bool {

@@ -165,7 +165,7 @@ fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
         let spawn = |dp: usize| {
             let started = std::thread::Builder::new().spawn_scoped(scope, move || run(dp));
             let rank = Rank { tp: 0, tp_size: 1, dp, dp_size: ranks };
-            started.inspect_err(|error| world.not_started(rank, error))
+            started.map_err(|error| world.not_started(rank, &error))
         };
         let threads: Vec<_> = (1..ranks).map(spawn).collect();
         let first = run(0);
