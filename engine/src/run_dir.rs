@@ -216,12 +216,20 @@ impl RunDir {
         Ok(run)
     }
 
-    fn fork(dir: &Path) -> Result<Self, RunDirError> {
+    /// The run in `dir` that a fork starts from, without links, trailing slashes and dots: a suffix may follow.
+    ///
+    /// # Errors
+    /// [`RunDirError`] where there is none.
+    pub fn source(dir: Option<&Path>) -> Result<PathBuf, RunDirError> {
+        let dir = dir.ok_or(RunDirError::NeedsDirectory(RunMode::Fork))?;
         if !holds_run(dir) {
             return Err(RunDirError::NothingToFork(dir.to_owned()));
         }
-        // Without trailing slashes and dots, which a suffix must not follow.
-        let source = dir.canonicalize().map_err(cannot("find", dir))?;
+        dir.canonicalize().map_err(cannot("find", dir))
+    }
+
+    fn fork(dir: &Path) -> Result<Self, RunDirError> {
+        let source = Self::source(Some(dir))?;
         Self::lock(create_beside(&source, 2)?, Some(source))
     }
 

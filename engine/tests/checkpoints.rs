@@ -148,10 +148,12 @@ fn another_experiment_is_refused_and_another_layout_is_not() {
         assert_eq!(checkpoints(&folder, "run"), ["latest", "step-00000002"]);
     }
     resume("--fork", &["model.hidden=64"]).refused(78, &["of another model", "wte"]);
+    // One that is refused leaves no directory.
+    assert!(!folder.path("run-2").exists());
     let fork = resume("--fork", &["optimizer.lr=1e-3"]).ok();
     assert!(fork.stderr.contains("another experiment from here on"), "{}", fork.stderr);
     let forks: Vec<_> =
-        folder.metrics("run-3").iter().map(|l| l["step"].as_u64().unwrap()).collect();
+        folder.metrics("run-2").iter().map(|l| l["step"].as_u64().unwrap()).collect();
     assert_eq!(forks, [2, 3, 4, 4, 4], "an evaluation after 2 and 4, and the end");
     let moved = resume("--resume", &["parallel.tensor=1", "parallel.data=4"]).ok();
     assert!(moved.stderr.contains("the same mathematics"), "{}", moved.stderr);
@@ -435,6 +437,9 @@ fn a_fork_without_a_checkpoint_of_its_own_goes_on_from_its_source() {
     };
     killed();
     let resume = || folder.train("run-2", &[&["--resume"], &other[..]].concat());
+    let set_otherwise = [&["--resume"], &other[..], &sets(&["optimizer.lr=2e-3"])].concat();
+    let refused = folder.train("run-2", &set_otherwise);
+    refused.refused(78, &["the fork is of another experiment", "optimizer.lr", "0.001 -> 0.002"]);
     let done = resume().ok();
     assert!(done.stderr.contains("going on after step 2"), "{}", done.stderr);
     assert_eq!(timeless(&folder, "run-2"), whole);
@@ -447,4 +452,22 @@ fn a_fork_without_a_checkpoint_of_its_own_goes_on_from_its_source() {
     std::fs::rename(folder.path("run"), folder.path("gone")).unwrap();
     resume().refused(82, &["run/checkpoints/step-00000002", "is a fork of that checkpoint"]);
     assert_eq!(folder.read("run-2/metrics.jsonl"), begun);
+}
+
+/// Of a fork the messages name the checkpoint of its source as that, and not as one of its own.
+#[test]
+fn a_fork_that_saves_nothing_does_not_name_the_checkpoint_of_its_source_as_its_own() {
+    let folder = Folder::new();
+    let rest = sets(&["train.steps=2", "schedule.decay_steps=4"]);
+    folder.train("run", &[&["-q"], &EVERY_2[..], &rest].concat()).ok();
+    // Less than a rank's file, and more than the metrics.
+    let program = env!("CARGO_BIN_EXE_onebox");
+    let done = folder.shell(&format!(
+        "ulimit -f 16; exec '{program}' train tiny.ron --run-dir run --fork --set train.checkpoint_every=2"
+    ));
+    let none = "run-2/checkpoints there is none before it; --resume starts again from ";
+    done.refused(
+        83,
+        &["step 4, whose checkpoint is NOT SAVED", none, "run/checkpoints/step-00000002"],
+    );
 }

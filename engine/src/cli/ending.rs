@@ -76,7 +76,10 @@ impl Session<'_> {
                 format!("in {} the newest that is whole is of step {saved}", folder.display())
             }
             (Some(place), None) => {
-                format!("in {} there is none before it", place.join(FOLDER).display())
+                let again = self.source().map_or_else(String::new, |source| {
+                    format!("; --resume starts again from {}", source.display())
+                });
+                format!("in {} there is none before it{again}", place.join(FOLDER).display())
             }
         };
         format!(
@@ -91,7 +94,8 @@ impl Session<'_> {
             true => format!("; its weights are in {}", weights.display()),
             false => String::new(),
         };
-        let back = back(outcome.step, saved);
+        let source = self.source().map(|_| self.done());
+        let back = back(outcome.step, saved.or(source));
         format!("interrupted after step {}{weights}; {back}", outcome.step)
     }
 
@@ -124,7 +128,10 @@ impl Session<'_> {
                 "; --fork starts from the checkpoint of step {step} with other settings, and the states are those of the \
                  last step that was not skipped"
             ),
-            None => String::new(),
+            None => self.source().map_or_else(String::new, |source| {
+                let source = source.display();
+                format!("; it started from {source}, and --fork of that run tries other settings")
+            }),
         };
         format!(
             "the gradients of steps {from} to {to} were not finite{scale}{first}, and nothing was updated: training \

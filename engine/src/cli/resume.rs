@@ -18,34 +18,39 @@ use std::sync::Arc;
 
 /// The newest whole checkpoint of the run, or that which a fork without one of its own starts from; none of a run that was
 /// ended before it had any, which is said. Broken ones that are newer are named, and where the run goes on in its own
-/// directory they are set aside.
+/// directory they are set aside. `from`: the run's directory, of a fork that of its source.
 pub(super) fn start(
-    dir: &RunDir,
+    from: &Path,
     loaded: &Loaded,
     built: &Built,
     (data, tokenizer): (&Dataset, Option<&Tokenizer>),
     mode: RunMode,
 ) -> Result<Option<Arc<Checkpoint>>, Failed> {
-    let from = dir.forked_from().unwrap_or(dir.path());
     let (found, broken) = checkpoint::newest(&from.join(FOLDER)).map_err(unusable)?;
     let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
     let (found, mode) = match found {
         None if broken.is_empty() && mode == RunMode::Resume => {
             nothing_gone(from, mode)?;
-            match fork_source(dir.path())? {
-                // Its settings differ from the source's.
-                Some(found) => (Some(found), RunMode::Fork),
+            match fork_source(from)? {
+                // Its settings differ from the source's, and are still its own.
+                Some(found) => {
+                    still_its_own(from, loaded, tokenizer)?;
+                    (Some(found), RunMode::Fork)
+                }
                 None => (None, mode),
             }
         }
         found => (found, mode),
     };
     let Some(found) = found else {
-        if let Some(step) = RunDir::finished_in(dir.path()).filter(|_| why.is_empty()) {
+        if let Some(step) = RunDir::finished_in(from)
+            && why.is_empty()
+            && mode == RunMode::Resume
+        {
             let why = format!(
                 "{}: the run finished at step {step} without a checkpoint, so nothing can go on from there; \
                  --overwrite starts it anew",
-                dir.path().display()
+                from.display()
             );
             return Err(Failed::new(code::CHECKPOINT, why));
         }
@@ -60,7 +65,7 @@ pub(super) fn start(
     why.iter().for_each(|why| say(&format!("warning: {why}")));
     let mut all = differences(&found, loaded, data).map_err(failed)?;
     all.extend(other_tokenizer(from, tokenizer)?);
-    permitted(&all, mode)?;
+    permitted(&all, mode, CHECKPOINT)?;
     if !found.knows_its_data() {
         say(&format!(
             "{}: it has no hash of its data, as an earlier version wrote it: path and number of tokens were compared, \
@@ -85,12 +90,28 @@ pub(super) fn start(
             say(&format!("it is set aside as {}", to.display()));
         }
     }
-    if mode == RunMode::Fork {
-        let path = found.path().as_os_str().as_bytes();
-        dir.write_atomically(FORKED, path).map_err(|e| Failed::new(code::IO, e))?;
-    }
     say(&format!("{}: going on after step {}", found.path().display(), found.step()));
     Ok(Some(Arc::new(found)))
+}
+
+/// Notes in `dir` what the fork there starts from.
+pub(super) fn note_source(dir: &RunDir, source: &Checkpoint) -> Result<(), Failed> {
+    let path = source.path().as_os_str().as_bytes();
+    dir.write_atomically(FORKED, path).map_err(|e| Failed::new(code::IO, e))
+}
+
+/// Refuses to go on with the fork in `dir`, which has no checkpoint of its own that would know them, with other settings than
+/// it began with.
+fn still_its_own(dir: &Path, now: &Loaded, tokenizer: Option<&Tokenizer>) -> Result<(), Failed> {
+    let Some(stored) = config_of(dir) else {
+        let (dir, why) = (dir.display(), "its config cannot be read");
+        say(&format!("{dir}: {why}, so this one was not compared with it"));
+        return Ok(());
+    };
+    let mut all = differences_of(&stored, now);
+    all.extend(other_tokenizer(dir, tokenizer)?);
+    all.retain(|difference| difference.kind == Kind::Experiment);
+    permitted(&all, RunMode::Resume, FORK)
 }
 
 /// What the fork in `dir` starts from; none of a run that is no fork.
@@ -177,7 +198,7 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Fai
     }
     let (experiment, idle): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|d| d.kind == Kind::Experiment);
-    permitted(&experiment, RunMode::Resume)?;
+    permitted(&experiment, RunMode::Resume, CHECKPOINT)?;
     let idle: String = idle.iter().map(|d| format!("\n  {d}")).collect();
     say(&match idle.as_str() {
         "" => nothing,
@@ -224,8 +245,13 @@ fn unusable(error: CheckpointError) -> Failed {
         .and("nothing is set aside: make it readable, or move it away to go on from the one before")
 }
 
+/// What is of another experiment, and what else to do than to set it back.
+type Whose = (&'static str, &'static str);
+const CHECKPOINT: Whose = ("checkpoint", "give --fork to start from it in a new directory");
+const FORK: Whose = ("fork", "give --fork with the --run-dir of its source");
+
 /// Says what differs; another experiment is a fork.
-fn permitted(all: &[Difference], mode: RunMode) -> Result<(), Failed> {
+fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(), Failed> {
     let table = |kind: Kind| {
         let lines = all.iter().filter(|d| d.kind == kind).map(|d| format!("\n  {d}"));
         lines.collect::<String>()
@@ -253,8 +279,8 @@ fn permitted(all: &[Difference], mode: RunMode) -> Result<(), Failed> {
         )
     });
     let why = format!(
-        "the checkpoint is of another experiment than this config:{experiment}{schedule}\n\
-         set them back, or give --fork to start from it in a new directory"
+        "the {what} is of another experiment than this config:{experiment}{schedule}\n\
+         set them back, or {or}"
     );
     Err(Failed::new(code::CONFIG, why))
 }

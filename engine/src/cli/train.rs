@@ -93,18 +93,27 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         return Ok(());
     };
     check_disk(&loaded, &built, (args.run_dir.as_deref(), mode))?;
-    let dir =
-        RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused)?;
-    let start = match mode {
-        RunMode::Resume | RunMode::Fork => {
-            resume::start(&dir, &loaded, &built, (&data, tokenizer), mode)?
+    let create =
+        || RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused);
+    let start = |from: &Path| resume::start(from, &loaded, &built, (&data, tokenizer), mode);
+    let (dir, start) = match mode {
+        RunMode::Fork => {
+            // A fork that is refused leaves no directory.
+            let source = RunDir::source(args.run_dir.as_deref()).map_err(refused)?;
+            let start = start(&source)?;
+            let dir = create()?;
+            start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
+            (dir, start)
         }
-        RunMode::Fresh | RunMode::Overwrite => None,
+        RunMode::Resume => {
+            let dir = create()?;
+            let start = start(dir.path())?;
+            // They are another model's than the one that is trained now.
+            dir.remove(WEIGHTS).map_err(refused)?;
+            (dir, start)
+        }
+        RunMode::Fresh | RunMode::Overwrite => (create()?, None),
     };
-    if mode == RunMode::Resume {
-        // They are another model's than the one that is trained now.
-        dir.remove(WEIGHTS).map_err(refused)?;
-    }
     let (loaded, built, data, dir) = (&loaded, &built, &data, &dir);
     Session { args, loaded, built, data, tokenizer, dir, saving, start }.train(&signals)
 }
@@ -264,7 +273,8 @@ impl Session<'_> {
             ..RunOptions::default()
         };
         let progress = Progress::on_stderr(config.train.steps, self.args.quiet);
-        let saved = self.start.as_ref().map(|from| from.step());
+        let own = self.start.as_ref().filter(|_| self.source().is_none());
+        let saved = own.map(|from| from.step());
         let mut watch = Watch::new(metrics, progress, Arc::clone(stop), saved);
         let outcome = train(config, self.built, self.data, &options, &mut |message| {
             watch.hear(self, message);
@@ -283,6 +293,12 @@ impl Session<'_> {
     /// Steps that were done before.
     pub(super) fn done(&self) -> u64 {
         self.start.as_ref().map_or(0, |checkpoint| checkpoint.step())
+    }
+
+    /// The checkpoint that it goes on from, where that is another run's.
+    pub(super) fn source(&self) -> Option<&Path> {
+        let own = self.dir.path().join(FOLDER);
+        self.start.as_ref().map(|from| from.path()).filter(|path| path.parent() != Some(&own))
     }
 
     fn introduce(&self) {
