@@ -53,12 +53,21 @@ fn identity(metadata: &fs::Metadata) -> Identity {
     (metadata.dev(), metadata.ino())
 }
 
-/// A run's directory, held by its lock.
+/// A run's directory, held by its lock; free for others when it is dropped.
 #[derive(Debug)]
 pub struct Held {
     path: PathBuf,
     directory: Identity,
     lock: Mutex<File>,
+}
+
+impl Drop for Held {
+    /// Closing the file is not enough: a process that this one is just starting has a copy of the descriptor until it runs its
+    /// own program.
+    fn drop(&mut self) {
+        // Where it fails, the end of the descriptor does the same.
+        let _ = self.lock.get_mut().unwrap_or_else(|e| e.into_inner()).unlock();
+    }
 }
 
 impl Held {
@@ -145,6 +154,18 @@ mod tests {
             assert_eq!(fs::read(path).unwrap(), b"ours");
         }
         assert_eq!(fs::read(&victim).unwrap(), b"theirs");
+    }
+
+    #[test]
+    fn a_lock_that_is_let_go_is_free_whoever_has_a_copy_of_its_descriptor() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOCK);
+        let lock = File::create(&path).unwrap();
+        lock.try_lock().unwrap();
+        let copy = lock.try_clone().unwrap();
+        drop(Held::new(folder.path(), lock).unwrap());
+        File::open(&path).unwrap().try_lock().unwrap();
+        drop(copy);
     }
 
     #[test]
