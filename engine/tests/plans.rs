@@ -320,3 +320,18 @@ fn every_op_of_a_step_is_listed_with_its_place_and_what_it_waits_for() {
         1
     );
 }
+
+#[test]
+fn the_page_of_config_keys_is_what_the_program_says() {
+    let folder = Folder::new();
+    let page = folder.onebox(&["config", "keys", "--markdown"]).ok().stdout;
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/config.md");
+    let kept = std::fs::read_to_string(kept).unwrap();
+    assert!(page == kept, "write it anew: onebox config keys --markdown > docs/config.md");
+    let of_train = folder.onebox(&["config", "keys", "train.seed"]).ok().stdout;
+    assert!(of_train.starts_with("train.seed: whole number from 0 to"), "{of_train}");
+    assert!(of_train.contains("; default 1337\n"), "{of_train}");
+    folder.onebox(&["config", "keys", "nothing"]).refused(78, &["`nothing`", "--box"]);
+    let of_box = folder.onebox(&["config", "keys", "--box", "gpu."]).ok().stdout;
+    assert!(of_box.contains("gpu.gemm_tflops: number"), "{of_box}");
+}

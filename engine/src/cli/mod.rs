@@ -9,6 +9,7 @@ mod ending;
 mod exit;
 mod generate;
 mod install;
+mod keys;
 mod plan;
 mod resume;
 mod rollback;
@@ -64,7 +65,7 @@ enum Verb {
     },
     /// Check this machine: driver, libraries, GPUs, memory
     Doctor,
-    /// Check a config, or show all its values
+    /// Check a config, show its values, list all keys
     Config {
         #[command(subcommand)]
         verb: ConfigVerb,
@@ -89,6 +90,8 @@ enum ConfigVerb {
     Check(ConfigArgs),
     /// Every value, and where it comes from
     Show(ConfigArgs),
+    /// Every key that a config may have: values, default, meaning
+    Keys(keys::KeysArgs),
 }
 
 /// A config, and changes to it.
@@ -170,6 +173,7 @@ pub fn main() -> ExitCode {
         Verb::Man { dir } => install::manual(&dir),
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
         Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args),
+        Verb::Config { verb: ConfigVerb::Keys(args) } => keys::run(&args),
     };
     let code = done.err().map_or(ExitCode::SUCCESS, |failed| failed.report());
     crate::stderr::flush();

@@ -208,12 +208,12 @@ impl Session<'_> {
             signals.starting.say(self.stopped_at_start());
         }
         let mut traced = Ok(());
-        let ended = self.to_the_end(signals, &mut traced);
+        let ended = self.run_to_end(signals, &mut traced);
         trace::after(ended, traced)
     }
 
     /// Trains, and is taken back as often as it may be. `traced`: whether the trace is written.
-    fn to_the_end(
+    fn run_to_end(
         &mut self,
         signals: &Signals,
         traced: &mut Result<(), Failed>,

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use super::bytes::format_bytes;
 use super::reader::Reader;
-use super::section::{Or, Section};
+use super::section::{About, Or, Section};
 use super::source::Kind as SourceKind;
 use super::tree::{Kind, Node};
-use super::value::{Complaint, Interval, Parsed, float_text, quoted};
+use super::value::{Complaint, Interval, Parsed, float_text, grouped, quoted};
 
 /// An enum without fields, by the names of its variants.
 pub(super) trait Named: Copy + PartialEq + 'static {
@@ -29,8 +29,10 @@ impl Section<'_, '_> {
         key: &'static str,
         range: RangeInclusive<u64>,
         or: Or<T>,
+        doc: &'static str,
     ) -> T {
-        self.leaf(key, or, T::to_string, |reader, node| whole(reader, node, &range))
+        let about = About { doc, values: &|| whole_words(&range) };
+        self.leaf(key, or, about, T::to_string, |reader, node| whole(reader, node, &range))
     }
 
     /// A whole number or `None`.
@@ -38,16 +40,25 @@ impl Section<'_, '_> {
         &mut self,
         key: &'static str,
         range: RangeInclusive<u64>,
+        doc: &'static str,
     ) -> Option<usize> {
-        self.leaf(key, Or::Default(None), some_text(usize::to_string), |reader, node| {
+        let about = About { doc, values: &|| format!("{}, or `None`", whole_words(&range)) };
+        self.leaf(key, Or::Default(None), about, some_text(usize::to_string), |reader, node| {
             optional(node, |node| whole(reader, node, &range))
         })
     }
 
     /// A finite number.
-    pub(super) fn float(&mut self, key: &'static str, within: Interval, or: Or<f32>) -> f32 {
+    pub(super) fn float(
+        &mut self,
+        key: &'static str,
+        within: Interval,
+        or: Or<f32>,
+        doc: &'static str,
+    ) -> f32 {
         let show = |value: &f32| float_text(*value);
-        self.leaf(key, or, show, |reader, node| reader.item(node).float(within))
+        let about = About { doc, values: &|| format!("number {}", within.words()) };
+        self.leaf(key, or, about, show, |reader, node| reader.item(node).float(within))
     }
 
     /// A finite number or `None`.
@@ -56,23 +67,36 @@ impl Section<'_, '_> {
         key: &'static str,
         within: Interval,
         or: Or<Option<f32>>,
+        doc: &'static str,
     ) -> Option<f32> {
-        self.leaf(key, or, some_text(|value: &f32| float_text(*value)), |reader, node| {
+        let about = About { doc, values: &|| format!("number {}, or `None`", within.words()) };
+        let show = some_text(|value: &f32| float_text(*value));
+        self.leaf(key, or, about, show, |reader, node| {
             optional(node, |node| reader.item(node).float(within))
         })
     }
 
     /// `true` or `false`.
-    pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
+    pub(super) fn flag(&mut self, key: &'static str, default: bool, doc: &'static str) -> bool {
         let or = Or::Default(default);
-        self.leaf(key, or, bool::to_string, |reader, node| reader.item(node).bool())
+        let about = About { doc, values: &|| "`true` or `false`".into() };
+        self.leaf(key, or, about, bool::to_string, |reader, node| reader.item(node).bool())
     }
 
     /// A size in bytes, from 1 KiB to `most`.
-    pub(super) fn bytes(&mut self, key: &'static str, most: u64, or: Or<u64>) -> u64 {
+    pub(super) fn bytes(
+        &mut self,
+        key: &'static str,
+        most: u64,
+        or: Or<u64>,
+        doc: &'static str,
+    ) -> u64 {
         let range = 1 << 10..=most;
         let show = |bytes: &u64| quoted(&format_bytes(*bytes));
-        self.leaf(key, or, show, |reader, node| reader.item(node).bytes(&range))
+        let values = || format!("size such as `\"512MiB\"`, at most {}", format_bytes(most));
+        self.leaf(key, or, About { doc, values: &values }, show, |reader, node| {
+            reader.item(node).bytes(&range)
+        })
     }
 
     /// A string that `check` finds nothing wrong with.
@@ -81,10 +105,12 @@ impl Section<'_, '_> {
         key: &'static str,
         or: Or<String>,
         check: fn(&str) -> Result<(), &'static str>,
+        doc: &'static str,
     ) -> String {
         self.leaf(
             key,
             or,
+            About { doc, values: &|| "text in quotes".into() },
             |text| quoted(text),
             |reader, node| {
                 let text = reader.item(node).string()?;
@@ -99,26 +125,37 @@ impl Section<'_, '_> {
     }
 
     /// A path, made absolute.
-    pub(super) fn path(&mut self, key: &'static str, or: Or<String>) -> String {
-        self.leaf(key, or, |text| quoted(text), absolute)
+    pub(super) fn path(&mut self, key: &'static str, or: Or<String>, doc: &'static str) -> String {
+        let about = About { doc, values: &|| "path in quotes".into() };
+        self.leaf(key, or, about, |text| quoted(text), absolute)
     }
 
     /// A path or `None`.
-    pub(super) fn path_or_none(&mut self, key: &'static str) -> Option<String> {
+    pub(super) fn path_or_none(&mut self, key: &'static str, doc: &'static str) -> Option<String> {
         let show = some_text(|text: &String| quoted(text));
-        self.leaf(key, Or::Default(None), show, |reader, node| {
+        let about = About { doc, values: &|| "path in quotes, or `None`".into() };
+        self.leaf(key, Or::Default(None), about, show, |reader, node| {
             optional(node, |node| absolute(reader, node))
         })
     }
 
     /// One of an enum without fields.
-    pub(super) fn named<T: Named>(&mut self, key: &'static str, default: T) -> T {
+    pub(super) fn named<T: Named>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        doc: &'static str,
+    ) -> T {
         let names: Vec<&'static str> = T::ALL.iter().map(|(name, _)| *name).collect();
         let index = T::ALL.iter().position(|(_, variant)| *variant == default).unwrap_or(0);
-        self.choice(key, &names, Or::Default(index), |index, _| {
+        self.choice(key, &names, Or::Default(index), doc, |index, _| {
             T::ALL.get(index).map_or(default, |(_, variant)| *variant)
         })
     }
+}
+
+fn whole_words(range: &RangeInclusive<u64>) -> String {
+    format!("whole number from {} to {}", grouped(*range.start()), grouped(*range.end()))
 }
 
 fn whole<T: TryFrom<u64>>(reader: &Reader, node: &Node, range: &RangeInclusive<u64>) -> Parsed<T> {
@@ -142,8 +179,8 @@ fn optional<T>(node: &Node, parse: impl FnOnce(&Node) -> Parsed<T>) -> Parsed<Op
 }
 
 /// RON without `Some`: a config takes the plain value.
-fn some_text<T>(show: impl Fn(&T) -> String) -> impl FnOnce(&Option<T>) -> String {
-    move |value| value.as_ref().map_or_else(|| "None".into(), show)
+fn some_text<T>(show: impl Fn(&T) -> String) -> impl Fn(&Option<T>) -> String {
+    move |value| value.as_ref().map_or_else(|| "None".into(), &show)
 }
 
 /// A path joined to the directory of its file, or to the working directory from `--set`.

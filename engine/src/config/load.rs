@@ -11,7 +11,7 @@ use super::source::{Kind as SourceKind, Place, Source};
 use super::suggest::nearest;
 use super::tree::{self, Kind, Node};
 use super::value::Complaint;
-use super::{BoxConfig, Config, GpuConfig, HostConfig, Loaded, schema, set};
+use super::{BoxConfig, Config, GpuConfig, HostConfig, Loaded, box_schema, schema, set};
 
 /// Larger than any config; a bound on the work that a wrong file can cause.
 const LARGEST: u64 = 1 << 20;
@@ -175,7 +175,8 @@ pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
             let dir = Path::new(path).parent().unwrap_or(Path::new(""));
             if let Some(root) = parse(&mut inner, text, (path, dir), &A_BOX) {
                 inner.report_duplicates(&root, "");
-                described = inner.read(&root, "a box", |s| schema::described_box(s, &stem(path)));
+                described =
+                    inner.read(&root, "a box", |s| box_schema::described_box(s, &stem(path)));
             }
         }
         Err(Complaint { message, help }) => {

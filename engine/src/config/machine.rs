@@ -45,17 +45,19 @@ pub(super) struct Told {
     pub(super) or: Or<usize>,
     /// Machines alike, where the number is of all of them.
     pub(super) machines: usize,
+    /// For its documentation.
+    pub(super) doc: &'static str,
 }
 
 /// Reads a number that the topology tells too: `of_one` on each machine.
 pub(super) fn number(s: &mut Section<'_, '_>, told: Told, of_one: Option<usize>) -> usize {
-    let Told { key, what, most, or, machines } = told;
+    let Told { key, what, most, or, machines, doc } = told;
     if !s.reader.ok(&["topology"]) {
-        return s.uint(key, 1..=most, Or::Derived(1, "of the topology", &["topology"]));
+        return s.uint(key, 1..=most, Or::Derived(1, "of the topology", &["topology"]), doc);
     }
-    let Some(of_one) = of_one else { return s.uint(key, 1..=most, or) };
+    let Some(of_one) = of_one else { return s.uint(key, 1..=most, or, doc) };
     let there = of_one * machines;
-    let value = s.uint(key, 1..=most, Or::Derived(there, "of the topology", &["topology"]));
+    let value = s.uint(key, 1..=most, Or::Derived(there, "of the topology", &["topology"]), doc);
     if s.reader.ok(&[key]) && value != there {
         disagree(s.reader, (key, what), value, (of_one, machines));
     }

@@ -4,12 +4,15 @@
 //! `tree` keeps the place of every value, `schema` says what each may be, `checks` what several may
 //! be together, and `report` prints what is not so.
 
+mod box_schema;
 mod bytes;
 mod checks;
 mod fields;
+mod keys;
 mod limits;
 mod load;
 mod machine;
+mod names;
 mod not_built;
 mod reader;
 mod report;
@@ -26,11 +29,12 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use box_schema::MEASURED_OPS;
 pub use bytes::{format_bytes, parse_bytes};
+pub use keys::{Key, box_keys, keys};
 pub(crate) use load::load_of_run;
 pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str, load_to_search};
 pub use report::{ConfigError, Problem};
-pub(crate) use schema::MEASURED_OPS;
 pub(crate) use write::{placement_text, update_text};
 
 use device::sim::Fact;

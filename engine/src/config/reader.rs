@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::Origin;
+use super::keys::Key;
 use super::report::{Problem, SHOWN, Spot, short};
 use super::source::{Kind as SourceKind, Place, Source};
 use super::suggest;
@@ -33,6 +34,8 @@ pub(super) struct Reader {
     /// Unknown keys of such a text.
     pub(super) ignored: Vec<String>,
     bad: HashSet<String>,
+    /// Every key that can be read, where that is what is asked for.
+    pub(super) described: Option<Vec<Key>>,
 }
 
 /// A key that nobody asked for.
@@ -57,6 +60,11 @@ impl Reader {
     /// For a search of layouts.
     pub(super) fn to_search() -> Self {
         Self { searched: true, ..Self::default() }
+    }
+
+    /// For a list of all keys.
+    pub(super) fn to_describe() -> Self {
+        Self { boxless: true, described: Some(Vec::new()), ..Self::default() }
     }
 
     /// Adds a text and returns its number.

@@ -1,7 +1,5 @@
-//! Every key: its type, its range and its default.
+//! Every key of a config: its type, its range, its default, its meaning.
 
-use super::fields::Named;
-use super::machine::{self, Told};
 use super::section::{Or, Section};
 use super::value::Interval;
 use super::*;
@@ -11,62 +9,6 @@ const STEPS: u64 = 1_000_000_000_000;
 
 /// Samples of any kind: 2^31.
 const SAMPLES: u64 = 1 << 31;
-
-impl Named for Precision {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("Fp16", Self::Fp16), ("Bf16", Self::Bf16), ("Fp32", Self::Fp32)];
-}
-
-impl Named for Transfer {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("Streamed", Self::Streamed), ("Blocking", Self::Blocking)];
-}
-
-impl Named for Moments {
-    const ALL: &'static [(&'static str, Self)] = &[("Fp32", Self::Fp32), ("Bf16", Self::Bf16)];
-}
-
-impl Named for Master {
-    const ALL: &'static [(&'static str, Self)] = &[("Fp32", Self::Fp32), ("Split", Self::Split)];
-}
-
-impl Named for Accumulate {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("Auto", Self::Auto), ("Device", Self::Device), ("Host", Self::Host)];
-}
-
-impl Named for Sockets {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("Auto", Self::Auto), ("Near", Self::Near), ("All", Self::All)];
-}
-
-impl Named for OptimizerKind {
-    const ALL: &'static [(&'static str, Self)] = &[("AdamW", Self::AdamW), ("Sgd", Self::Sgd)];
-}
-
-impl Named for ScheduleKind {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("Cosine", Self::Cosine), ("Constant", Self::Constant)];
-}
-
-impl Named for Recompute {
-    const ALL: &'static [(&'static str, Self)] = &[("None", Self::None), ("Block", Self::Block)];
-}
-
-impl Named for CheckpointWriter {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("Auto", Self::Auto), ("Background", Self::Background), ("Foreground", Self::Foreground)];
-}
-
-impl Named for WeightsPolicy {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("Complete", Self::Complete), ("Always", Self::Always), ("Never", Self::Never)];
-}
-
-impl Named for DataFormat {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("Auto", Self::Auto), ("Bytes", Self::Bytes), ("U16", Self::U16), ("U32", Self::U32)];
-}
 
 /// The keys at the top, in the order in which people want to see them.
 const ORDER: [&str; 16] = [
@@ -96,24 +38,39 @@ pub(super) fn rank(key: &str) -> usize {
 
 /// Reads a whole config. `stem` names a run that does not name itself.
 pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
-    let name = s.text("name", Or::Derived(stem.into(), "the file's name", &[]), run_name);
+    let name = s.text(
+        "name",
+        Or::Derived(stem.into(), "the file's name", &[]),
+        run_name,
+        "Name of the run, a part of its directory's name.",
+    );
     // Its default depends on the grid, so the grid is read first.
-    let parallel = s.section("parallel", parallel);
+    let parallel = s.section("parallel", "How the network is split over the GPUs.", parallel);
     let device = device(s, &parallel);
-    let model = s.section("model", model);
-    let precision = s.named("precision", Precision::Bf16);
-    let loss_scale = s.section("loss_scale", loss_scale);
-    let offload = s.section("offload", offload);
-    let optimizer = s.section("optimizer", optimizer);
+    let model = s.section("model", "The network: a GPT-2 with learned positions, pre-norm, GELU (tanh form) and a tied embedding.", model);
+    let precision = s.named("precision", Precision::Bf16, "Storage type of parameters, activations and gradients on the GPU. Arithmetic is fp32. `Fp16` has a dynamic loss scale.");
+    let loss_scale =
+        s.section("loss_scale", "Dynamic loss scale. With `precision: Fp16` only.", loss_scale);
+    let offload =
+        s.section("offload", "Where the optimizer is and when it runs (ZeRO-Offload).", offload);
+    let optimizer = s.section("optimizer", "The update rule.", optimizer);
     // The schedule is as long as the run unless it says otherwise.
-    let train = s.section("train", |s| train(s, loss_scale.hysteresis));
-    let schedule = s.section("schedule", |s| schedule(s, &optimizer, &train));
-    let batch = s.section("batch", |s| batch(s, &parallel));
-    let recompute = s.named("recompute", Recompute::None);
-    let partition_checkpoints = s.flag("partition_checkpoints", false);
-    let host_checkpoints = s.flag("host_checkpoints", false);
-    let data = s.section("data", data);
-    let sample = s.section("sample", sample);
+    let train = s.section("train", "Length of the run, evaluations, checkpoints, seed.", |s| {
+        train(s, loss_scale.hysteresis)
+    });
+    let schedule = s.section(
+        "schedule",
+        "Learning rate over the steps: linear warm-up, then the kind's curve.",
+        |s| schedule(s, &optimizer, &train),
+    );
+    let batch = s.section("batch", "Batch sizes in samples of `model.seq_len` tokens.", |s| {
+        batch(s, &parallel)
+    });
+    let recompute = s.named("recompute", Recompute::None, "What is kept for the backward pass: everything, or with `Block` only the input of each block, which then runs again.");
+    let partition_checkpoints = s.flag("partition_checkpoints", false, "Each TP rank keeps its share of the inputs that `recompute: Block` keeps, and gathers them for the backward pass. Not with `parallel.sequence`, which splits them already; idle with `parallel.tensor: 1`.");
+    let host_checkpoints = s.flag("host_checkpoints", false, "The inputs that `recompute: Block` keeps go to host memory, each TP rank's share of them, and come back for the backward pass.");
+    let data = s.section("data", "Text or tokens.", data);
+    let sample = s.section("sample", "The text that a run writes after its last step.", sample);
     Config {
         name,
         device,
@@ -134,125 +91,6 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     }
 }
 
-/// Reads the description of a box.
-pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
-    let name = s.text("name", Or::Derived(stem.into(), "the file's name", &[]), |_| Ok(()));
-    let topology = s.path_or_none("topology");
-    let machine = machine::read(s, topology.as_deref());
-    let machines = s.uint("machines", 1..=1024, Or::Default(1));
-    let or = Or::Required("gpus: 16");
-    let told = Told { key: "gpus", what: "GPU", most: 4096, or, machines };
-    let gpus = machine::number(s, told, machine.as_ref().map(|m| m.gpus.len()));
-    let (or, what) = (Or::Default(1), "NUMA node");
-    let told = Told { key: "numa_nodes", what, most: 1024, or, machines: 1 };
-    let numa_nodes = machine::number(s, told, machine.as_ref().map(|m| m.numa_nodes.len()));
-    let gpu_memory = s.bytes("gpu_memory", 1 << 50, Or::Required("gpu_memory: \"31.7GiB\""));
-    let node_memory = s.bytes("node_memory", 1 << 50, Or::Required("node_memory: \"755GiB\""));
-    BoxConfig {
-        name,
-        gpus,
-        gpu_memory,
-        numa_nodes,
-        node_memory,
-        topology,
-        machine: machine.map(|machine| machine::with_node_memory(machine, node_memory)),
-        machines,
-        network_gb_per_s: rate(s, "network_gb_per_s"),
-        gpu: s.section("gpu", |s| GpuConfig {
-            gemm_tflops: rate(s, "gemm_tflops"),
-            fp32_tflops: rate(s, "fp32_tflops"),
-            memory_gb_per_s: rate(s, "memory_gb_per_s"),
-            processors: s.uint("processors", 0..=100_000, Or::Default(0)),
-            sm: s.uint("sm", 0..=200, Or::Default(0)),
-            fused_attention: s.flag("fused_attention", false),
-            as_of_2020: s.flag("as_of_2020", false),
-            as_of_2020_without: facts(s),
-        }),
-        host: s.section("host", |s| HostConfig {
-            node_gb_per_s: rate(s, "node_gb_per_s"),
-            core_gb_per_s: rate(s, "core_gb_per_s"),
-            cores: s.uint("cores", 0..=100_000, Or::Default(0)),
-            link_gb_per_s: rate(s, "link_gb_per_s"),
-        }),
-        measured: s.section("measured", measured),
-    }
-}
-
-/// What of 2020 is left out: `"pageable scores"`.
-fn facts(s: &mut Section<'_, '_>) -> Vec<Fact> {
-    let known = |text: &str| {
-        let all = text.split_whitespace().all(|name| Fact::named(name).is_some());
-        all.then_some(()).ok_or(
-            "these are words of: scores heads small_kernels pageable one_copier adam_rate unscaling",
-        )
-    };
-    let names = s.text("as_of_2020_without", Or::Default(String::new()), known);
-    names.split_whitespace().filter_map(Fact::named).collect()
-}
-
-/// A rate that may be unknown.
-fn rate(s: &mut Section<'_, '_>, key: &'static str) -> f32 {
-    s.float(key, Interval::closed(0.0, 1e9), Or::Default(0.0))
-}
-
-/// Ops of virtual GPUs whose speed `bench --save-box` measures.
-pub(crate) const MEASURED_OPS: [&str; 23] = [
-    "layer_norm",
-    "layer_norm_backward",
-    "gelu",
-    "gelu_backward",
-    "bias_dropout_add",
-    "dropout",
-    "column_sum",
-    "row_max",
-    "cross_entropy_stats",
-    "cross_entropy_backward",
-    "embedding",
-    "embedding_backward",
-    "add_positions",
-    "positions_backward",
-    "add",
-    "cast",
-    "copy",
-    "update",
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "accumulate",
-    "adam_tile",
-];
-
-fn measured(s: &mut Section<'_, '_>) -> Option<MeasuredConfig> {
-    let cores = s.uint("cores", 0..=100_000, Or::Default(0));
-    let pair = |s: &mut Section<'_, '_>, keys: [&'static str; 2]| keys.map(|key| rate(s, key));
-    let gemm = [
-        pair(s, ["gemm_gflops_16", "gemm_gb_per_s_16"]),
-        pair(s, ["gemm_gflops_32", "gemm_gb_per_s_32"]),
-    ];
-    let attention = [
-        pair(s, ["attention_gflops", "attention_gb_per_s"]),
-        pair(s, ["attention_backward_gflops", "attention_backward_gb_per_s"]),
-    ];
-    let ops = |s: &mut Section<'_, '_>| MEASURED_OPS.map(|name| rate(s, name));
-    let of_16 = s.section("gb_per_s_16", ops);
-    let of_32 = s.section("gb_per_s_32", ops);
-    let measured = MeasuredConfig {
-        cores,
-        thread_us: rate(s, "thread_us"),
-        thread_share: s.float("thread_share", Interval::closed(0.0, 1.0), Or::Default(1.0)),
-        gemm,
-        attention,
-        ops_gb_per_s: MEASURED_OPS
-            .into_iter()
-            .zip(of_16.into_iter().zip(of_32).map(|(a, b)| [a, b]))
-            .collect(),
-        other_gb_per_s: rate(s, "other_gb_per_s"),
-        op_us: rate(s, "op_us"),
-        meeting_us: rate(s, "meeting_us"),
-    };
-    (cores > 0).then_some(measured)
-}
-
 /// The name becomes a part of a directory's name.
 fn run_name(name: &str) -> Result<(), &'static str> {
     let bad = |c: char| c == '/' || c.is_control();
@@ -267,19 +105,20 @@ fn device(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> DeviceConfig {
     let examples = ["Cpu(count: 4, memory: \"512MiB\")", "Cuda", "Sim(box: \"boxes/dgx2.ron\")"];
     let world = parallel.tensor * parallel.data;
     let or = Or::Derived(0, "virtual GPUs on this machine", &[]);
-    s.choice("device", &examples, or, |index, s| match index {
+    s.choice("device", &examples, or, "What the ranks run on: virtual GPUs on this machine, NVIDIA GPUs, or a described box (for `plan` and `simulate`).", |index, s| match index {
         0 => DeviceConfig::Cpu {
             count: s.uint(
                 "count",
                 1..=4096 * 4096,
                 Or::Derived(world, "tensor x data", &["parallel.tensor", "parallel.data"]),
+                "Virtual GPUs, one for each rank.",
             ),
-            memory: s.bytes("memory", 1 << 60, Or::Default(2 << 30)),
-            threads: s.uint_or_none("threads", 1..=4096),
+            memory: s.bytes("memory", 1 << 60, Or::Default(2 << 30), "Memory that each virtual GPU may hold."),
+            threads: s.uint_or_none("threads", 1..=4096, "Kernel threads of each virtual GPU. None: the cores of this machine divided by `count`, at least 1."),
         },
         1 => DeviceConfig::Cuda,
         _ => {
-            let path = s.path("box", Or::Required("box: \"boxes/dgx2.ron\""));
+            let path = s.path("box", Or::Required("box: \"boxes/dgx2.ron\""), "File that describes the box.");
             let box_ = load::box_of(s.reader, "device.box", &path);
             DeviceConfig::Sim { box_: Box::new(box_), path: path.into() }
         }
@@ -287,40 +126,61 @@ fn device(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> DeviceConfig {
 }
 
 fn model(s: &mut Section<'_, '_>) -> ModelConfig {
-    let layers = s.uint("layers", 1..=10_000, Or::Required("layers: 12"));
-    let hidden = s.uint("hidden", 1..=1_000_000, Or::Required("hidden: 768"));
+    let layers = s.uint("layers", 1..=10_000, Or::Required("layers: 12"), "Blocks.");
+    let hidden = s.uint(
+        "hidden",
+        1..=1_000_000,
+        Or::Required("hidden: 768"),
+        "Width of the residual stream.",
+    );
     ModelConfig {
         layers,
         hidden,
-        heads: s.uint("heads", 1..=65_536, Or::Required("heads: 12")),
-        seq_len: s.uint("seq_len", 1..=16_777_216, Or::Required("seq_len: 1024")),
-        vocab: s.uint("vocab", 2..=16_777_216, Or::Default(256)),
+        heads: s.uint("heads", 1..=65_536, Or::Required("heads: 12"), "Attention heads. They divide `hidden`, and are a multiple of `parallel.tensor`."),
+        seq_len: s.uint("seq_len", 1..=16_777_216, Or::Required("seq_len: 1024"), "Tokens of a sample."),
+        vocab: s.uint("vocab", 2..=16_777_216, Or::Default(256), "Tokens of the vocabulary, without padding. 256 is one for each byte."),
         ffn_hidden: s.uint(
             "ffn_hidden",
             1..=4_000_000,
             Or::Derived(4 * hidden, "4 x hidden", &["model.hidden"]),
+            "Inner width of the feed-forward part; a multiple of `parallel.tensor`.",
         ),
-        dropout: s.float("dropout", Interval::below(0.0, 1.0), Or::Default(0.0)),
-        init_std: s.float("init_std", Interval::closed(0.0, 10.0), Or::Default(0.02)),
+        dropout: s.float("dropout", Interval::below(0.0, 1.0), Or::Default(0.0), "Probability of dropping, at the embedding, the attention weights and both residual branches."),
+        init_std: s.float("init_std", Interval::closed(0.0, 10.0), Or::Default(0.02), "Standard deviation of the initial weights. Residual projections divide it by sqrt(2 layers)."),
     }
 }
 
 fn parallel(s: &mut Section<'_, '_>) -> ParallelConfig {
     ParallelConfig {
-        tensor: s.uint("tensor", 1..=4096, Or::Default(1)),
-        data: s.uint("data", 1..=4096, Or::Default(1)),
-        sequence: s.flag("sequence", false),
-        reduce_fp32: s.flag("reduce_fp32", false),
+        tensor: s.uint("tensor", 1..=4096, Or::Default(1), "TP degree: GPUs that share one replica of the model."),
+        data: s.uint("data", 1..=4096, Or::Default(1), "DP degree: replicas of the model."),
+        sequence: s.flag("sequence", false, "Sequence parallelism: norms, dropout and residuals are split by tokens over TP."),
+        reduce_fp32: s.flag("reduce_fp32", false, "Sums over ranks exchange 32-bit numbers: TP's partial sums, and gradients over DP, whose sum is rounded once. NCCL otherwise rounds 16-bit sums at each hop; in-process sums are fp32 in any case. With DP it takes 4 bytes for each element of the longest bucket."),
     }
 }
 
 fn loss_scale(s: &mut Section<'_, '_>) -> LossScaleConfig {
     let scale = Interval::above(0.0, 16_777_216.0);
     LossScaleConfig {
-        initial: s.float("initial", scale, Or::Default(65536.0)),
-        window: s.uint("window", 1..=STEPS, Or::Default(1000)),
-        hysteresis: s.uint("hysteresis", 1..=1000, Or::Default(2)),
-        floor: s.float("floor", scale, Or::Default(1.0)),
+        initial: s.float(
+            "initial",
+            scale,
+            Or::Default(65536.0),
+            "Scale at step 1: a power of two, at least `floor`.",
+        ),
+        window: s.uint(
+            "window",
+            1..=STEPS,
+            Or::Default(1000),
+            "Good steps before the scale doubles.",
+        ),
+        hysteresis: s.uint(
+            "hysteresis",
+            1..=1000,
+            Or::Default(2),
+            "Overflows in a row before the scale halves.",
+        ),
+        floor: s.float("floor", scale, Or::Default(1.0), "The scale never falls below it."),
     }
 }
 
@@ -329,69 +189,105 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
     OffloadConfig {
         optimizer: placement(s),
         update: update(s),
-        transfer: s.named("transfer", Transfer::Streamed),
-        accumulate: s.named("accumulate", Accumulate::Auto),
-        moments: s.named("moments", Moments::Fp32),
-        master: s.named("master", Master::Fp32),
-        bucket_elements: s.uint("bucket_elements", elements.clone(), Or::Default(50_000_000)),
-        tile_elements: s.uint("tile_elements", elements, Or::Default(1_048_576)),
-        lookahead: s.uint("lookahead", 1..=64, Or::Default(1)),
-        keep_gradients: s.flag("keep_gradients", false),
-        first_forward: s.uint("first_forward", 1..=4096, Or::Default(1)),
-        sockets: s.named("sockets", Sockets::Auto),
+        transfer: s.named("transfer", Transfer::Streamed, "How gradients and parameters cross PCIe. `Blocking` is what DeepSpeed did in 2020, to compare with; it needs `update: Serial` and the optimizer on the host."),
+        accumulate: s.named("accumulate", Accumulate::Auto, "Where gradients of several micro-batches are summed, in fp32: on the GPU (4/DP bytes for each parameter) or on the host (4 bytes for each owned parameter). `Auto`: on the GPU where the plan fits."),
+        moments: s.named("moments", Moments::Fp32, "How the moments of AdamW are kept in host memory. `Bf16` takes 2 bytes for each and rounds up or down by chance: close to fp32, not equal. Only with the whole optimizer on the host."),
+        master: s.named("master", Master::Fp32, "How fp32 parameters are kept in host memory. `Split` keeps the bf16 parameter and the 2 bytes that make it fp32: the same bits in 2 bytes less. It needs `precision: Bf16`, and some of the optimizer on the host."),
+        bucket_elements: s.uint("bucket_elements", elements.clone(), Or::Default(50_000_000), "Most elements of a gradient bucket before it is reduced in pieces."),
+        tile_elements: s.uint("tile_elements", elements, Or::Default(1_048_576), "Most elements of a tile of the update on the host."),
+        lookahead: s.uint("lookahead", 1..=64, Or::Default(1), "Segments by which uploads of parameters run ahead of the forward pass."),
+        keep_gradients: s.flag("keep_gradients", false, "Every block has a gradient buffer of its own, as in PyTorch, to compare with. Otherwise two take turns."),
+        first_forward: s.uint("first_forward", 1..=4096, Or::Default(1), "Micro-batches whose first forward pass goes through each block together, so that an exact update hides behind all of them. It takes a set of block inputs for each, and `recompute: Block`."),
+        sockets: s.named("sockets", Sockets::Auto, "Sockets whose cores and memory a rank uses: its own (`Near`), or `All`. `Auto`: its own, and all where its own do not hold its states and another socket has no rank."),
     }
 }
 
 fn placement(s: &mut Section<'_, '_>) -> Placement {
     let examples = ["Host", "Device", "Split(device_fraction: 0.2)"];
-    s.choice("optimizer", &examples, Or::Default(0), |index, s| match index {
+    s.choice("optimizer", &examples, Or::Default(0), "Where the optimizer states and the update are.", |index, s| match index {
         0 => Placement::Host,
         1 => Placement::Device,
         _ => {
             let within = Interval::closed(0.0, 1.0);
             let or = Or::Required("device_fraction: 0.2");
-            Placement::Split { device_fraction: s.float("device_fraction", within, or) }
+            Placement::Split { device_fraction: s.float("device_fraction", within, or, "Share of the parameters whose states are on the GPUs, rounded to what every rank can own alike.") }
         }
     })
 }
 
 fn update(s: &mut Section<'_, '_>) -> UpdateMode {
     let examples = ["Serial", "Overlapped", "Delayed(after_step: 40)"];
-    s.choice("update", &examples, Or::Default(1), |index, s| match index {
+    s.choice("update", &examples, Or::Default(1), "When the update runs. `Overlapped` gives the bits of `Serial`; with `Delayed` each step computes on parameters of one step earlier.", |index, s| match index {
         0 => UpdateMode::Serial,
         1 => UpdateMode::Overlapped,
         _ => {
             let or = Or::Required("after_step: 40");
-            UpdateMode::Delayed { after_step: s.uint("after_step", 0..=STEPS, or) }
+            UpdateMode::Delayed { after_step: s.uint("after_step", 0..=STEPS, or, "The update of this step is the first delayed one.") }
         }
     })
 }
 
 fn optimizer(s: &mut Section<'_, '_>) -> OptimizerConfig {
     OptimizerConfig {
-        kind: s.named("kind", OptimizerKind::AdamW),
-        lr: s.float("lr", Interval::above(0.0, 10.0), Or::Default(6e-4)),
-        beta1: s.float("beta1", Interval::below(0.0, 1.0), Or::Default(0.9)),
-        beta2: s.float("beta2", Interval::below(0.0, 1.0), Or::Default(0.95)),
-        eps: s.float("eps", Interval::above(0.0, 1.0), Or::Default(1e-8)),
-        weight_decay: s.float("weight_decay", Interval::closed(0.0, 10.0), Or::Default(0.1)),
-        clip: s.float_or_none("clip", Interval::above(0.0, 1e9), Or::Default(Some(1.0))),
+        kind: s.named(
+            "kind",
+            OptimizerKind::AdamW,
+            "AdamW (arXiv 1711.05101), or plain gradient descent with decoupled weight decay.",
+        ),
+        lr: s.float("lr", Interval::above(0.0, 10.0), Or::Default(6e-4), "Peak learning rate."),
+        beta1: s.float(
+            "beta1",
+            Interval::below(0.0, 1.0),
+            Or::Default(0.9),
+            "Decay of the first moment.",
+        ),
+        beta2: s.float(
+            "beta2",
+            Interval::below(0.0, 1.0),
+            Or::Default(0.95),
+            "Decay of the second moment.",
+        ),
+        eps: s.float(
+            "eps",
+            Interval::above(0.0, 1.0),
+            Or::Default(1e-8),
+            "Added to the root of the second moment.",
+        ),
+        weight_decay: s.float(
+            "weight_decay",
+            Interval::closed(0.0, 10.0),
+            Or::Default(0.1),
+            "Decoupled weight decay, on matrices only.",
+        ),
+        clip: s.float_or_none(
+            "clip",
+            Interval::above(0.0, 1e9),
+            Or::Default(Some(1.0)),
+            "Global gradient norm above which gradients are scaled down. None: never.",
+        ),
     }
 }
 
 fn schedule(s: &mut Section<'_, '_>, opt: &OptimizerConfig, train: &TrainConfig) -> ScheduleConfig {
     ScheduleConfig {
-        kind: s.named("kind", ScheduleKind::Cosine),
-        warmup_steps: s.uint("warmup_steps", 0..=STEPS, Or::Default(0)),
+        kind: s.named("kind", ScheduleKind::Cosine, "Curve after the warm-up."),
+        warmup_steps: s.uint(
+            "warmup_steps",
+            0..=STEPS,
+            Or::Default(0),
+            "Steps from 0 to the peak; at most `decay_steps`.",
+        ),
         decay_steps: s.uint(
             "decay_steps",
             1..=STEPS,
             Or::Derived(train.steps, "train.steps", &["train.steps"]),
+            "Step that reaches the minimum. It may exceed `train.steps`.",
         ),
         min_lr: s.float(
             "min_lr",
             Interval::closed(0.0, 10.0),
             Or::Derived(tenth(opt.lr), "lr / 10", &["optimizer.lr"]),
+            "Learning rate at the minimum; at most `optimizer.lr`.",
         ),
     }
 }
@@ -402,7 +298,7 @@ fn tenth(rate: f32) -> f32 {
 }
 
 fn batch(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> BatchConfig {
-    let micro = s.uint("micro", 1..=SAMPLES, Or::Default(1));
+    let micro = s.uint("micro", 1..=SAMPLES, Or::Default(1), "Samples of a rank in one pass.");
     let from = &["batch.micro", "parallel.data"];
     BatchConfig {
         micro,
@@ -410,20 +306,22 @@ fn batch(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> BatchConfig {
             "global",
             1..=SAMPLES,
             Or::Derived(micro * parallel.data, "micro x data", from),
+            "Samples of an optimizer step over all ranks; a multiple of micro x data.",
         ),
     }
 }
 
 fn data(s: &mut Section<'_, '_>) -> DataConfig {
     DataConfig {
-        train: s.path("train", Or::Default(String::new())),
-        validation: s.path_or_none("validation"),
-        tokenizer: s.path_or_none("tokenizer"),
-        format: s.named("format", DataFormat::Auto),
+        train: s.path("train", Or::Default(String::new()), "File, directory or glob to train on. Relative to the config file; in `--set` to the working directory. `train` needs it, `plan` does not."),
+        validation: s.path_or_none("validation", "The same for evaluations. None: the last `validation_fraction` of `train`."),
+        tokenizer: s.path_or_none("tokenizer", "A `tokenizer.json` for text. None: a byte is a token. With `format` `Auto` and `Bytes` only."),
+        format: s.named("format", DataFormat::Auto, "`Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files."),
         validation_fraction: s.float(
             "validation_fraction",
             Interval::above(0.0, 0.5),
             Or::Default(0.1),
+            "Share of `train` that is held out where there is no `validation`.",
         ),
     }
 }
@@ -434,12 +332,22 @@ const OVERHEAD: f32 = 0.01;
 fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
     // A loss scale would have come down from 2^24 to 1 by then.
     let hopeless = 24 * (u64::from(hysteresis) + 1) + 28;
-    let steps = s.uint("steps", 1..=STEPS, Or::Required("steps: 1000"));
-    let eval_every = s.uint("eval_every", 0..=STEPS, Or::Default(0));
-    let eval_batches = s.uint_or_none("eval_batches", 0..=STEPS);
-    let checkpoint_every = s.uint("checkpoint_every", 0..=STEPS, Or::Default(0));
+    let steps = s.uint("steps", 1..=STEPS, Or::Required("steps: 1000"), "Optimizer steps.");
+    let eval_every = s.uint(
+        "eval_every",
+        0..=STEPS,
+        Or::Default(0),
+        "Steps between evaluations. 0: only after the last step.",
+    );
+    let eval_batches = s.uint_or_none("eval_batches", 0..=STEPS, "Most global batches of an evaluation. 0: all. None: 8 between steps, and 600 after the last step.");
+    let checkpoint_every = s.uint("checkpoint_every", 0..=STEPS, Or::Default(0), "Steps between checkpoints. 0: not by steps. A run that saves any checkpoint also saves one at its end.");
     let minutes = Interval::above(0.0, 1e6);
-    let checkpoint_minutes = s.float_or_none("checkpoint_minutes", minutes, Or::Default(None));
+    let checkpoint_minutes = s.float_or_none(
+        "checkpoint_minutes",
+        minutes,
+        Or::Default(None),
+        "Minutes between checkpoints. None: not by the clock.",
+    );
     let rhythm = checkpoint_every > 0 || checkpoint_minutes.is_some();
     TrainConfig {
         steps,
@@ -455,17 +363,19 @@ fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
                 "0.01 where neither checkpoint_every nor checkpoint_minutes is given",
                 &["train.checkpoint_every", "train.checkpoint_minutes"],
             ),
+            "Share of its time that training may wait for checkpoints, as the last one made it wait; they are at least ten minutes apart. None: not by this. With none of the three keys the run leaves no checkpoint.",
         ),
-        checkpoint_writer: s.named("checkpoint_writer", CheckpointWriter::Auto),
-        checkpoint_keep: s.uint("checkpoint_keep", 1..=1_000_000, Or::Default(2)),
-        weights: s.named("weights", WeightsPolicy::Complete),
+        checkpoint_writer: s.named("checkpoint_writer", CheckpointWriter::Auto, "`Background`: ranks copy their states, 12 bytes for each parameter, and go on. `Foreground`: ranks wait for the disk. `Auto`: in the background where the copy fits the host's memory."),
+        checkpoint_keep: s.uint("checkpoint_keep", 1..=1_000_000, Or::Default(2), "Number of newest checkpoints that stay."),
+        weights: s.named("weights", WeightsPolicy::Complete, "When a run writes `weights.safetensors`, its fp32 parameters: when it is done (and at an interrupt where no checkpoint holds the states), at every end, or never."),
         stop_after_skipped: s.uint(
             "stop_after_skipped",
             1..=STEPS,
             Or::Derived(hopeless, "24 x (hysteresis + 1) + 28", &["loss_scale.hysteresis"]),
+            "Skipped steps in a row that end the run. The default is the steps for a loss scale to fall from 2^24 to 1, plus a margin.",
         ),
-        rollbacks: s.uint("rollbacks", 0..=1_000_000, Or::Default(0)),
-        seed: s.uint("seed", 0..=u64::MAX, Or::Default(1337)),
+        rollbacks: s.uint("rollbacks", 0..=1_000_000, Or::Default(0), "Times that the run goes back to the newest checkpoint from before such steps, and on from there with other samples, before it ends."),
+        seed: s.uint("seed", 0..=u64::MAX, Or::Default(1337), "Seed of weights, samples and dropout."),
     }
 }
 
@@ -475,8 +385,13 @@ fn sample(s: &mut Section<'_, '_>) -> SampleConfig {
         _ => Ok(()),
     };
     SampleConfig {
-        prompt: s.text("prompt", Or::Default("\n".into()), nonempty),
-        tokens: s.uint("tokens", 0..=1_000_000, Or::Default(0)),
-        temperature: s.float("temperature", Interval::closed(0.0, 10.0), Or::Default(0.8)),
+        prompt: s.text("prompt", Or::Default("\n".into()), nonempty, "Start of the text."),
+        tokens: s.uint("tokens", 0..=1_000_000, Or::Default(0), "Tokens to draw. 0: none."),
+        temperature: s.float(
+            "temperature",
+            Interval::closed(0.0, 10.0),
+            Or::Default(0.8),
+            "Temperature of the draw. 0: always the likeliest token.",
+        ),
     }
 }

@@ -1,6 +1,7 @@
 //! One `( ... )` of a tree, read key by key.
 
 use super::Origin;
+use super::keys::Key;
 use super::reader::{Reader, Unknown};
 use super::report::{Problem, Spot};
 use super::source::{Kind as SourceKind, Place};
@@ -15,6 +16,15 @@ pub(super) enum Or<T> {
     Default(T),
     /// Computed, how in words, from these keys.
     Derived(T, &'static str, &'static [&'static str]),
+}
+
+/// What is said of a key.
+#[derive(Clone, Copy)]
+pub(super) struct About<'a> {
+    /// What it means, and its unit.
+    pub(super) doc: &'static str,
+    /// The values that it takes, in words.
+    pub(super) values: &'a dyn Fn() -> String,
 }
 
 impl Reader {
@@ -46,6 +56,7 @@ impl Reader {
             reader: self,
             path: String::new(),
             owner: owner.into(),
+            variant: None,
             fields,
             at: start,
             broken,
@@ -64,6 +75,8 @@ pub(super) struct Section<'r, 'n> {
     path: String,
     /// Who has these keys, for messages: "`model`", "`Cpu`".
     owner: String,
+    /// Of a choice with keys.
+    variant: Option<&'static str>,
     fields: &'n [Field],
     /// Where a missing key is missing.
     at: Place,
@@ -93,10 +106,12 @@ impl<'n> Section<'_, 'n> {
         &mut self,
         key: &'static str,
         or: Or<T>,
-        show: impl FnOnce(&T) -> String,
+        about: About<'_>,
+        show: impl Fn(&T) -> String,
         parse: impl FnOnce(&Reader, &Node) -> Parsed<T>,
     ) -> T {
         let (path, field) = self.take(key);
+        self.describe(&path, &or, about, &show);
         let Some(field) = field else {
             return self.absent(path, or, show);
         };
@@ -114,12 +129,29 @@ impl<'n> Section<'_, 'n> {
         }
     }
 
-    fn absent<T: Default>(
+    /// Notes what can be said of a key, where that is asked for.
+    fn describe<T>(
         &mut self,
-        path: String,
-        or: Or<T>,
-        show: impl FnOnce(&T) -> String,
-    ) -> T {
+        path: &str,
+        or: &Or<T>,
+        about: About<'_>,
+        show: &dyn Fn(&T) -> String,
+    ) {
+        let Some(keys) = &mut self.reader.described else { return };
+        keys.push(Key {
+            name: path.to_owned(),
+            of: self.variant,
+            values: (about.values)(),
+            default: match or {
+                Or::Required(_) => None,
+                Or::Default(value) => Some(show(value)),
+                Or::Derived(_, how, _) => Some((*how).to_owned()),
+            },
+            doc: about.doc,
+        });
+    }
+
+    fn absent<T: Default>(&mut self, path: String, or: Or<T>, show: impl Fn(&T) -> String) -> T {
         let origin = match &or {
             Or::Required(example) => {
                 self.missing(&path, example);
@@ -167,9 +199,12 @@ impl<'n> Section<'_, 'n> {
     pub(super) fn section<T>(
         &mut self,
         key: &'static str,
+        doc: &'static str,
         inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
     ) -> T {
         let (path, field) = self.take(key);
+        let about = About { doc, values: &|| "a section".into() };
+        self.describe(&path, &Or::Default(()), about, &|()| String::new());
         let (mut fields, mut broken, mut at): (&'n [Field], _, _) = (&[], self.broken, self.at);
         if let Some(field) = field {
             if self.in_file(field.key_place) {
@@ -187,7 +222,7 @@ impl<'n> Section<'_, 'n> {
             }
         }
         let owner = format!("`{path}`");
-        self.enter(path, owner, (fields, at, broken), inside)
+        self.enter((path, owner, None), (fields, at, broken), inside)
     }
 
     fn in_file(&self, place: Place) -> bool {
@@ -201,10 +236,14 @@ impl<'n> Section<'_, 'n> {
         key: &'static str,
         examples: &[&'static str],
         or: Or<usize>,
-        inside: impl FnOnce(usize, &mut Section<'_, 'n>) -> T,
+        doc: &'static str,
+        mut inside: impl FnMut(usize, &mut Section<'_, 'n>) -> T,
     ) -> T {
-        let show = |index: &usize| examples.get(*index).map_or("", |e| name_of(e)).to_string();
-        let index = self.leaf(key, or, show, |reader, node| reader.item(node).variant(examples));
+        let name = |index: usize| examples.get(index).map_or("", |e| name_of(e));
+        let show = |index: &usize| name(*index).to_string();
+        let about = About { doc, values: &|| ticked_or(examples) };
+        let parse = |reader: &Reader, node: &Node| reader.item(node).variant(examples);
+        let index = self.leaf(key, or, about, show, parse);
         let path = join(&self.path, key);
         let node = self.fields.iter().find(|field| field.key == key).map(|field| &field.value);
         let fields: &'n [Field] = match node.map(|node| &node.kind) {
@@ -213,19 +252,28 @@ impl<'n> Section<'_, 'n> {
         };
         let broken = !self.reader.ok(&[&path]) && node.is_some() || self.broken;
         let at = node.map_or(self.at, |node| node.place);
-        let owner = format!("`{}`", show(&index));
-        self.enter(path, owner, (fields, at, broken), |section| inside(index, section))
+        if self.reader.described.is_some() {
+            for index in (0..examples.len()).filter(|index| examples[*index].contains('(')) {
+                let variant = (path.clone(), String::new(), Some(name(index)));
+                self.enter(variant, (&[], at, true), |section| inside(index, section));
+            }
+        }
+        let described = self.reader.described.take();
+        let variant = (path, format!("`{}`", show(&index)), Some(name(index)));
+        let value = self.enter(variant, (fields, at, broken), |section| inside(index, section));
+        self.reader.described = described;
+        value
     }
 
     fn enter<T>(
         &mut self,
-        path: String,
-        owner: String,
+        (path, owner, variant): (String, String, Option<&'static str>),
         (fields, at, broken): (&'n [Field], Place, bool),
         inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
     ) -> T {
         let reader = &mut *self.reader;
-        let mut section = Section { reader, path, owner, fields, at, broken, keys: Vec::new() };
+        let keys = Vec::new();
+        let mut section = Section { reader, path, owner, variant, fields, at, broken, keys };
         let value = inside(&mut section);
         section.close();
         value
@@ -255,5 +303,14 @@ impl<T: Default> Or<T> {
             Self::Required(_) => T::default(),
             Self::Default(value) | Self::Derived(value, ..) => value,
         }
+    }
+}
+
+/// `` `Host`, `Device` or `Split(device_fraction: 0.2)` ``
+fn ticked_or(examples: &[&str]) -> String {
+    let all: Vec<String> = examples.iter().map(|example| format!("`{example}`")).collect();
+    match all.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => all.concat(),
     }
 }

@@ -256,3 +256,37 @@ fn every_update_mode_and_placement_is_built() {
     let loaded = loaded(RICH, &split).unwrap();
     assert_eq!(loaded.config.not_built(&loaded.origins).map(|e| e.to_string()), None);
 }
+
+/// The list of keys is what the reader asks for; here its defaults are given to it, and its names compared with what it read.
+#[test]
+fn every_key_is_listed_once_with_its_default() {
+    let all = keys();
+    let names: Vec<&str> = all.iter().map(|key| &*key.name).collect();
+    for (name, ..) in loaded(RICH, &[]).unwrap().origins {
+        assert_eq!(names.iter().filter(|listed| **listed == name).count(), 1, "{name}");
+    }
+    let least = loaded(LEAST, &[]).unwrap();
+    for key in all.iter().filter(|key| !key.is_section() && key.of.is_none()) {
+        let origin = least.origins.iter().find(|(name, ..)| *name == key.name);
+        let (_, value, origin) = origin.unwrap_or_else(|| panic!("{} is not read", key.name));
+        match (&key.default, origin) {
+            (Some(how), Origin::Derived(derived)) => assert_eq!(how, derived, "{}", key.name),
+            (Some(default), _) => {
+                assert_eq!(default, value, "{}", key.name);
+                // No path, and so not to be given as one.
+                let set = format!("{}={default}", key.name);
+                let unset = key.name == "data.train";
+                assert!(unset || config(LEAST, &[&set]) == least.config, "{set}");
+            }
+            (None, origin) => assert!(matches!(origin, Origin::File { .. }), "{}", key.name),
+        }
+    }
+    for key in all.iter().chain(&box_keys()) {
+        let plain = key.doc.ends_with('.') && key.doc.starts_with(|c: char| !c.is_lowercase());
+        assert!(plain && !key.values.is_empty(), "{key:?}");
+    }
+    let of = |name: &str| all.iter().find(|key| key.name == name).and_then(|key| key.of);
+    assert_eq!((of("device.count"), of("device.box")), (Some("Cpu"), Some("Sim")));
+    assert_eq!(of("offload.update.after_step"), Some("Delayed"));
+    assert!(box_keys().iter().any(|key| key.name == "gpu.gemm_tflops"));
+}

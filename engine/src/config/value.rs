@@ -52,7 +52,7 @@ impl Interval {
             && (value < self.high || (value == self.high && !self.high_open))
     }
 
-    fn words(self) -> String {
+    pub(super) fn words(self) -> String {
         let plain =
             |bound: f32| if bound >= 1e8 { format!("{bound:e}") } else { bound.to_string() };
         let (low, high) = (plain(self.low), plain(self.high));

@@ -1,0 +1,60 @@
+//! Names of variants, as a config writes them.
+
+use super::fields::Named;
+use super::*;
+
+impl Named for Precision {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Fp16", Self::Fp16), ("Bf16", Self::Bf16), ("Fp32", Self::Fp32)];
+}
+
+impl Named for Transfer {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Streamed", Self::Streamed), ("Blocking", Self::Blocking)];
+}
+
+impl Named for Moments {
+    const ALL: &'static [(&'static str, Self)] = &[("Fp32", Self::Fp32), ("Bf16", Self::Bf16)];
+}
+
+impl Named for Master {
+    const ALL: &'static [(&'static str, Self)] = &[("Fp32", Self::Fp32), ("Split", Self::Split)];
+}
+
+impl Named for Accumulate {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Auto", Self::Auto), ("Device", Self::Device), ("Host", Self::Host)];
+}
+
+impl Named for Sockets {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Auto", Self::Auto), ("Near", Self::Near), ("All", Self::All)];
+}
+
+impl Named for OptimizerKind {
+    const ALL: &'static [(&'static str, Self)] = &[("AdamW", Self::AdamW), ("Sgd", Self::Sgd)];
+}
+
+impl Named for ScheduleKind {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Cosine", Self::Cosine), ("Constant", Self::Constant)];
+}
+
+impl Named for Recompute {
+    const ALL: &'static [(&'static str, Self)] = &[("None", Self::None), ("Block", Self::Block)];
+}
+
+impl Named for CheckpointWriter {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Auto", Self::Auto), ("Background", Self::Background), ("Foreground", Self::Foreground)];
+}
+
+impl Named for WeightsPolicy {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Complete", Self::Complete), ("Always", Self::Always), ("Never", Self::Never)];
+}
+
+impl Named for DataFormat {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Auto", Self::Auto), ("Bytes", Self::Bytes), ("U16", Self::U16), ("U32", Self::U32)];
+}
