@@ -56,6 +56,9 @@ pub struct RunOptions {
     pub weights: Option<PathBuf>,
     /// Where checkpoints go, if anywhere.
     pub checkpoints: Option<PathBuf>,
+    /// Whether ranks copy their states and go on while these are written, as a plan has decided; `None`: decided when the run
+    /// starts.
+    pub copies_states: Option<bool>,
     /// The directory of both; nothing is written when it is not the run's any more.
     pub held: Option<Arc<Held>>,
     /// What the run goes on from; of the same model.
@@ -98,6 +101,7 @@ impl Default for RunOptions {
             checkpoint_pause: Duration::from_secs(600),
             weights: None,
             checkpoints: None,
+            copies_states: None,
             held: None,
             resume: None,
             detours: None,

@@ -12,6 +12,7 @@ use beside::beside;
 pub use data::DataMemory;
 pub use disk::Disk;
 pub use ops::{Op, Touched, list};
+use saving::decided;
 pub(crate) use saving::{checkpoint_copy, saved_states};
 pub(crate) use step::count;
 use step::step;
@@ -64,6 +65,8 @@ pub struct Report {
     pub placed: Vec<String>,
     /// How checkpoints are written, where there are any: a sentence.
     pub saving: Option<String>,
+    /// Whether ranks copy their states and go on while these are written.
+    pub copies_states: bool,
     /// The memory that is nearest its limit.
     pub binding: Binding,
     /// One optimizer step of rank 0; not counted by [`memory_report`], nor for what does not fit, which may be
@@ -156,17 +159,19 @@ pub fn report(config: &Config, built: &Built) -> Result<Report, Error> {
 pub fn memory_report(config: &Config, built: &Built) -> Report {
     let gpu = gpu(config, built);
     let mut host_per_rank = memory("host, per rank", built, Arena::Pinned);
-    let copy = checkpoint_copy(config, built);
+    let memories = decided(config, built);
+    let copy = memories.copy;
     if copy > 0 {
         host_per_rank.bytes += copy;
         host_per_rank.pools.push(Pool { name: "checkpoint copy", bytes: copy });
         host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
     }
-    let (nodes, placed, memories) = memories(config, built, copy);
     let (staging, states) = built.host_bytes(config);
     let planned = (staging + states + copy) * world_size(config) as u64;
-    let binding = binding(&memories);
-    let (fits, not_checked) = (all_fit(&memories), not_checked(config, built));
+    let saving = saving::saving(config, built, &memories);
+    let Memories { nodes, placed, limited, .. } = memories;
+    let binding = binding(&limited);
+    let (fits, not_checked) = (all_fit(&limited), not_checked(config, built));
     Report {
         name: config.name.clone(),
         fits,
@@ -182,7 +187,8 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
             offload::Sum::Host => "host",
         },
         data_memory: DataMemory::of(config),
-        saving: saving::saving(config, built, copy),
+        saving,
+        copies_states: copy > 0,
         binding,
         step: None,
         gpu,
@@ -266,7 +272,7 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
 
 /// Whether every memory holds what it must, as in [`memory_report`].
 pub(crate) fn fits(config: &Config, built: &Built) -> bool {
-    all_fit(&memories(config, built, checkpoint_copy(config, built)).2)
+    all_fit(&decided(config, built).limited)
 }
 
 /// (name, bytes, limit) of a memory.
@@ -276,15 +282,36 @@ fn all_fit(memories: &[Limited]) -> bool {
     memories.iter().all(|(_, bytes, limit)| bytes <= limit)
 }
 
-/// The nodes, why ranks are there, and everything that has a limit.
-fn memories(config: &Config, built: &Built, copy: u64) -> (Vec<Node>, Vec<String>, Vec<Limited>) {
+/// What a run takes of every memory, as looked at once.
+struct Memories {
+    /// Bytes of each rank's copy of its states; 0: none.
+    copy: u64,
+    nodes: Vec<Node>,
+    /// Why ranks are there, where that is not plain.
+    placed: Vec<String>,
+    /// Everything that has a limit.
+    limited: Vec<Limited>,
+}
+
+impl Memories {
+    /// Whether the host's memories hold what they must.
+    fn host_fits(&self) -> bool {
+        self.limited.iter().all(|(name, bytes, limit)| name == GPU || bytes <= limit)
+    }
+}
+
+/// The name of a GPU's memory among those that have a limit.
+const GPU: &str = "gpu";
+
+/// The memories where each rank keeps a copy of `copy` bytes.
+fn memories(config: &Config, built: &Built, copy: u64) -> Memories {
     let gpu = device_bytes(config, &built.plan);
     let (nodes, placed, whole) = nodes(config, built, copy);
-    let gpu = device_limit(config, &built.plan).map(|limit| ("gpu".to_owned(), gpu, limit));
+    let gpu = device_limit(config, &built.plan).map(|limit| (GPU.to_owned(), gpu, limit));
     let node = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
     let whole = whole.map(|(bytes, limit)| ("host".to_owned(), bytes, limit));
-    let all = gpu.into_iter().chain(nodes.iter().map(node)).chain(whole).collect();
-    (nodes, placed, all)
+    let limited = gpu.into_iter().chain(nodes.iter().map(node)).chain(whole).collect();
+    Memories { copy, nodes, placed, limited }
 }
 
 /// The nodes under the ranks, each of which has `copy` bytes more than the plan says for a checkpoint, why ranks are where they
@@ -386,7 +413,7 @@ fn binding(memories: &[Limited]) -> Binding {
 
 fn name(what: &str) -> String {
     match what {
-        "gpu" => "GPU memory".into(),
+        GPU => "GPU memory".into(),
         "host" => "free host memory".into(),
         node => format!("{node}'s memory"),
     }

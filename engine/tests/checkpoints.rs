@@ -471,3 +471,16 @@ fn a_fork_that_saves_nothing_does_not_name_the_checkpoint_of_its_source_as_its_o
         &["step 4, whose checkpoint is NOT SAVED", none, "run/checkpoints/step-00000002"],
     );
 }
+
+/// `/proc` is another file system, and never has room.
+#[test]
+fn room_is_looked_for_where_a_link_leads_to() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path("run")).unwrap();
+    std::os::unix::fs::symlink("/proc", folder.path("run/checkpoints")).unwrap();
+    let text = ["no room on the disk of the checkpoints", "0 B are free", "nothing was written"];
+    folder.train("run", &EVERY_2).refused(74, &text);
+    // Weights alone go elsewhere.
+    let none = ["--set", "train.checkpoint_overhead=None"];
+    folder.train("run", &none).ok();
+}

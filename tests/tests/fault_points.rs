@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tests::compare::{excerpt, full, with};
-use tests::tiny;
+use tests::{text, tiny};
 
 const SETS: [&str; 7] = [
     "parallel.tensor=2",
@@ -323,4 +323,27 @@ fn a_stuck_rank_is_given_up_after_the_save_and_a_stuck_save_at_all() {
     let (outcome, ..) = run(&[WRITERS[1]], tempfile::tempdir().unwrap().path(), options);
     assert_eq!(outcome.unwrap_err().rank, 2);
     assert_eq!(WITHOUT.load(Ordering::SeqCst), 0, "only the save was stuck");
+}
+
+/// What a plan has decided holds: free memory may be another when the run starts.
+#[test]
+fn whether_states_are_copied_is_decided_once() {
+    for copies in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let config =
+            tiny(&["train.checkpoint_every=2", "train.steps=4", "train.checkpoint_keep=9"]);
+        let options = RunOptions {
+            checkpoints: Some(folder.path().to_owned()),
+            copies_states: Some(copies),
+            ..RunOptions::default()
+        };
+        let mut background = Vec::new();
+        let outcome = train(&config, &build(&config), &text(), &options, &mut |message| {
+            if let Message::Saved { waited, seconds, .. } = message {
+                background.push(waited < seconds);
+            }
+        });
+        assert!(outcome.is_ok_and(|outcome| outcome.complete));
+        assert_eq!(background, [copies; 2]);
+    }
 }

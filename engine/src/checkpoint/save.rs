@@ -127,7 +127,8 @@ impl Saver {
         let here = options.resume.as_deref().filter(|from| from.path().parent() == Some(folder));
         let good = here.map(Checkpoint::step).into_iter().collect();
         let ranks = 0..crate::build::world_size(config);
-        let copies = crate::plan::checkpoint_copy(config, built) > 0;
+        let decide = || crate::plan::checkpoint_copy(config, built) > 0;
+        let copies = options.copies_states.unwrap_or_else(decide);
         let pace = Pace::new(train, options.checkpoint_pause);
         let files = ranks.clone().map(|_| None).collect();
         Some(Arc::new(Self {

@@ -85,7 +85,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         return Err(refused(RunDirError::AmongData { path: path.clone(), key }));
     }
     // Before the data is read: it is part of what must fit.
-    let saving = check_memory(&loaded, &built, args.dry_run)?;
+    let looked = check_memory(&loaded, &built, args.dry_run)?;
     let data = data::open(&loaded.config, tokenizer, args.dry_run)?;
     let Some(signals) = signals else {
         say(&format!("data: {}", data.describe()));
@@ -115,16 +115,12 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         RunMode::Fresh | RunMode::Overwrite => (create()?, None),
     };
     let (loaded, built, data, dir) = (&loaded, &built, &data, &dir);
-    Session { args, loaded, built, data, tokenizer, dir, saving, start }.train(&signals)
+    Session { args, loaded, built, data, tokenizer, dir, looked, start }.train(&signals)
 }
 
 /// Refuses with numbers before anything is allocated. Only what is shown has its step counted. What the introduction
 /// says of memory: whose sockets are used, how checkpoints are written, where that is not plain.
-pub(super) fn check_memory(
-    loaded: &Loaded,
-    built: &Built,
-    show: bool,
-) -> Result<Option<String>, Failed> {
+pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result<Looked, Failed> {
     let config = &loaded.config;
     let report = if show { plan::made(config, built)? } else { memory_report(config, built) };
     if show {
@@ -145,7 +141,16 @@ pub(super) fn check_memory(
         return Err(Failed::new(code::HOST_MEMORY, why));
     }
     let words: Vec<String> = report.placed.into_iter().chain(report.saving).collect();
-    Ok((!words.is_empty()).then(|| words.join("\n")))
+    let words = (!words.is_empty()).then(|| words.join("\n"));
+    Ok(Looked { words, copies_states: report.copies_states })
+}
+
+/// What a look at the memories has decided for the run.
+pub(super) struct Looked {
+    /// Whose sockets are used, how checkpoints are written, where that is not plain.
+    words: Option<String>,
+    /// Whether ranks copy their states and go on while these are written.
+    copies_states: bool,
 }
 
 /// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
@@ -155,7 +160,14 @@ fn check_disk(
     (dir, mode): (Option<&Path>, RunMode),
 ) -> Result<(), Failed> {
     let parameters = built.gpt.shape().parameters();
-    let disk = Disk::new(&loaded.config, parameters, dir.unwrap_or(Path::new(RUNS)));
+    // A fork goes beside its source.
+    let beside =
+        |dir: &Path| dir.canonicalize().map_or(dir.to_owned(), |dir| dir.with_extension("new"));
+    let place = match (dir, mode) {
+        (Some(dir), RunMode::Fork) => beside(dir),
+        (dir, _) => dir.unwrap_or(Path::new(RUNS)).to_owned(),
+    };
+    let disk = Disk::new(&loaded.config, parameters, &place);
     let found = match (dir, mode) {
         (Some(dir), RunMode::Resume | RunMode::Overwrite) => sizes(&dir.join(FOLDER)),
         (None, _) | (_, RunMode::Fresh | RunMode::Fork) => Vec::new(),
@@ -186,8 +198,7 @@ pub(super) struct Session<'a> {
     data: &'a Arc<Dataset>,
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) dir: &'a RunDir,
-    /// How checkpoints are written, where there are any.
-    saving: Option<String>,
+    looked: Looked,
     /// What it goes on from.
     pub(super) start: Option<Arc<Checkpoint>>,
 }
@@ -264,6 +275,7 @@ impl Session<'_> {
             watcher: Some(watcher),
             weights: Some(self.dir.path().join(WEIGHTS)),
             checkpoints: Some(self.dir.path().join(FOLDER)),
+            copies_states: Some(self.looked.copies_states),
             held: Some(Arc::clone(self.dir.held())),
             resume: self.start.clone(),
             detours: Some(detours.clone()),
@@ -328,7 +340,7 @@ impl Session<'_> {
             counted(self.built.micro_batches, "micro-batch"),
             self.data.describe(),
         ));
-        if let Some(words) = &self.saving {
+        if let Some(words) = &self.looked.words {
             self.say(words);
         }
         if !config.train.saves() {

@@ -1,9 +1,11 @@
 //! What a run takes of its disk: checkpoints, those that are kept and the one that is written, and weights.
 
 use super::saved_states;
+use crate::checkpoint::FOLDER;
 use crate::checkpoint::room::{checkpoint_bytes, free};
 use crate::config::{Config, DeviceConfig, WeightsPolicy};
 use serde::Serialize;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use topology::format_bytes;
 
@@ -21,6 +23,8 @@ pub struct Disk {
     /// Bytes that are free in the file system of the run directory; none where that is another machine's, or cannot be
     /// asked.
     pub free: Option<u64>,
+    /// Bytes that are free for checkpoints where their folder is a link to another file system.
+    pub free_for_checkpoints: Option<u64>,
     /// Bytes of checkpoints that this run finds in its directory and goes on from or removes.
     pub held: u64,
     /// Of these, what may go before the first checkpoint is written: all but the newest one.
@@ -39,8 +43,13 @@ impl Disk {
         let weights = if train.weights == WeightsPolicy::Never { 0 } else { 4 * parameters };
         let most = checkpoint.saturating_mul(checkpoints).saturating_add(weights);
         let here = !matches!(config.device, DeviceConfig::Sim { .. });
-        let free = here.then(|| free(&existing(run)).ok()).flatten();
-        Self { checkpoint, checkpoints, weights, most, free, held: 0, spare: 0 }
+        let (run, folder) = (existing(run), existing(&run.join(FOLDER)));
+        let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
+        let apart = here && device(&run) != device(&folder);
+        let free_for_checkpoints = apart.then(|| free(&folder).ok()).flatten();
+        let free = here.then(|| free(&run).ok()).flatten();
+        let (held, spare) = (0, 0);
+        Self { checkpoint, checkpoints, weights, most, free, free_for_checkpoints, held, spare }
     }
 
     /// With checkpoints of these sizes in the run directory, oldest first, of which those before the newest may go; of a run
@@ -75,13 +84,19 @@ impl Disk {
             (1.., 1..) => format!(", weights {}", size(self.weights)),
             _ => String::new(),
         };
-        let free = self.free.map_or(String::new(), |free| format!("; {} free", size(free)));
+        let free = match (self.free, self.free_for_checkpoints) {
+            (Some(free), Some(apart)) => {
+                format!("; {} free, {} on the disk of the checkpoints", size(free), size(apart))
+            }
+            (free, _) => free.map_or(String::new(), |free| format!("; {} free", size(free))),
+        };
         Some(format!("disk: {} at most: {what}{and}{free}", size(self.most)))
     }
 
     /// Why nothing that the run owes could be written, if so.
     pub fn refusal(&self) -> Option<String> {
-        let room = self.free?.saturating_add(self.spare);
+        let free = self.free_for_checkpoints.filter(|_| self.checkpoint > 0).or(self.free)?;
+        let room = free.saturating_add(self.spare);
         let (first, what, remedy) = match self.checkpoint {
             0 => (self.weights, "the weights take", ""),
             bytes => {
@@ -91,8 +106,9 @@ impl Disk {
             }
         };
         (first > room).then(|| {
+            let disk = if self.is_apart() { "disk of the checkpoints" } else { "disk" };
             format!(
-                "no room on the disk: {what} {}, and {} are free; free some, or give a --run-dir on another disk{remedy}",
+                "no room on the {disk}: {what} {}, and {} are free; free some, or give a --run-dir on another disk{remedy}",
                 format_bytes(first),
                 format_bytes(room)
             )
@@ -101,21 +117,34 @@ impl Disk {
 
     /// What cannot be held, if anything.
     pub fn shortage(&self) -> Option<String> {
-        let room = self.free?.saturating_add(self.held);
-        (self.most > room).then(|| {
-            let saved = match self.checkpoint {
-                0 => "",
-                _ => {
-                    "; checkpoints before the newest go where the next finds no room, and weights that find none can be \
-                     exported from a checkpoint"
-                }
-            };
-            format!(
-                "the disk may get full: the run takes {} of it, and {} are free{saved}",
-                format_bytes(self.most),
-                format_bytes(room)
-            )
-        })
+        let all = self.most - self.weights;
+        let disks = match self.free_for_checkpoints {
+            Some(apart) if self.is_apart() => {
+                let own = self.free.map(|free| ("disk", self.weights, free));
+                let of_them = ("disk of the checkpoints", all, apart.saturating_add(self.held));
+                [own, Some(of_them)]
+            }
+            _ => [self.free.map(|free| ("disk", self.most, free.saturating_add(self.held))), None],
+        };
+        let (disk, takes, room) =
+            disks.into_iter().flatten().find(|(_, takes, room)| takes > room)?;
+        let saved = match self.checkpoint {
+            0 => "",
+            _ => {
+                "; where a checkpoint finds no room, the oldest ones are removed first, and the newest stays; weights that find \
+                 none can be exported from a checkpoint"
+            }
+        };
+        Some(format!(
+            "the {disk} may get full: the run takes {} of it, and {} are free{saved}",
+            format_bytes(takes),
+            format_bytes(room)
+        ))
+    }
+
+    /// Whether checkpoints go to another file system than the rest.
+    const fn is_apart(&self) -> bool {
+        self.checkpoint > 0 && self.free_for_checkpoints.is_some()
     }
 }
 

@@ -1,6 +1,6 @@
 //! What of the host's memory a checkpoint takes while it is written, and in which words that is said.
 
-use super::{all_fit, memories};
+use super::{Memories, memories};
 use crate::build::{Built, update_mode};
 use crate::config::{CheckpointWriter, Config, UpdateMode};
 use topology::format_bytes;
@@ -8,14 +8,20 @@ use topology::format_bytes;
 /// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
 /// instead, or saves nothing.
 pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
-    let copy = states(config, built);
-    match config.train.checkpoint_writer {
-        _ if !config.train.saves() => 0,
-        CheckpointWriter::Foreground => 0,
-        CheckpointWriter::Background => copy,
-        CheckpointWriter::Auto if all_fit(&memories(config, built, copy).2) => copy,
-        CheckpointWriter::Auto => 0,
-    }
+    decided(config, built).copy
+}
+
+/// The memories with the copies of states in them, where there are any. `Auto` is decided here and nowhere else: free memory
+/// changes from look to look.
+pub(super) fn decided(config: &Config, built: &Built) -> Memories {
+    let with = || memories(config, built, states(config, built));
+    let auto = match config.train.checkpoint_writer {
+        _ if !config.train.saves() => None,
+        CheckpointWriter::Foreground => None,
+        CheckpointWriter::Background => return with(),
+        CheckpointWriter::Auto => Some(with()).filter(Memories::host_fits),
+    };
+    auto.unwrap_or_else(|| memories(config, built, 0))
 }
 
 /// fp32 arrays of what a rank owns in a checkpoint: the states, and the gradient of an update that waits.
@@ -32,12 +38,12 @@ fn states(config: &Config, built: &Built) -> u64 {
 }
 
 /// How checkpoints are written, where there are any.
-pub(super) fn saving(config: &Config, built: &Built, copy: u64) -> Option<String> {
+pub(super) fn saving(config: &Config, built: &Built, memories: &Memories) -> Option<String> {
     let needed = format_bytes(states(config, built));
     let why = match config.train.checkpoint_writer {
         _ if !config.train.saves() => return None,
-        _ if copy > 0 => {
-            let without = match all_fit(&memories(config, built, copy).2) {
+        _ if memories.copy > 0 => {
+            let without = match memories.host_fits() {
                 true => "",
                 false => ", which does not fit; train.checkpoint_writer=Foreground needs none",
             };
