@@ -222,6 +222,7 @@ impl RunDir {
     /// [`RunDirError`] where there is none.
     pub fn source(dir: Option<&Path>) -> Result<PathBuf, RunDirError> {
         let dir = dir.ok_or(RunDirError::NeedsDirectory(RunMode::Fork))?;
+        no_checkpoint(dir)?;
         if !holds_run(dir) {
             return Err(RunDirError::NothingToFork(dir.to_owned()));
         }
