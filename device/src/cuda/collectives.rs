@@ -206,7 +206,12 @@ impl Gpu {
             Op::Broadcast { root, .. } => comm.broadcast(buffer, root, stream),
             _ => Ok(()),
         };
-        enqueued.map_err(|problem| self.refused(op, &problem))?;
+        // NCCL says of a lost GPU that CUDA failed, and not how.
+        let with_loss = |problem: String| match stream.loss() {
+            Some(loss) => format!("{problem}: {loss}"),
+            None => problem,
+        };
+        enqueued.map_err(|problem| self.refused(op, &with_loss(problem)))?;
         watchdog.ends(stream, group).map_err(|e| self.failed(op, &e))
     }
 }
@@ -282,7 +287,7 @@ impl Exchange<'_> {
         let own = self.gpu.failed(self.op, failure);
         let index = self.gpu.host.rank.member(self.group, i);
         match own {
-            Error::Gpu { op, site, .. } if self.stream.is_sound() => {
+            Error::Gpu { op, site, .. } if self.stream.loss().is_none() => {
                 let from = self.gpu.host.rank.index();
                 let problem = format!("rank {from} waits for it in vain: {failure}");
                 Error::Gpu { rank: index, gpu: peer.context.ordinal, op, site, problem }

@@ -239,10 +239,10 @@ impl Stream {
         self.entries.set(self.entries.get() + more);
     }
 
-    /// The GPU works: a lost one says so at every call.
-    pub(super) fn is_sound(&self) -> bool {
+    /// Why the GPU is lost, which it says at every call; none while it works.
+    pub(super) fn loss(&self) -> Option<Failure> {
         let state = call!(cuStreamQuery(self.raw));
-        !state.is_err_and(|e| e.code != CUresult::CUDA_ERROR_NOT_READY)
+        state.err().filter(|e| e.code != CUresult::CUDA_ERROR_NOT_READY)
     }
 
     pub(super) fn synchronize(&self) -> Result<(), Failure> {
