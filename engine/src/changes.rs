@@ -1,35 +1,43 @@
 //! Changes to a config that keep its model, batch and results, and the `--set` arguments that make them.
 
 use crate::build::world_size;
-use crate::config::{Accumulate, Config, DeviceConfig, Loaded, OffloadConfig, Origin};
-use crate::config::{Placement, Recompute, placement_text};
+use crate::config::{Accumulate, Config, DeviceConfig, Loaded, Origin};
+use crate::config::{Placement, Recompute, in_line};
+use std::collections::BTreeSet;
+
+/// A setting that a search may change, and its value in RON.
+type Setting = (&'static str, fn(&Config) -> String);
+
+/// Every one of them.
+const SETTINGS: [Setting; 11] = [
+    ("parallel.tensor", |c| in_line(&c.parallel.tensor)),
+    ("parallel.data", |c| in_line(&c.parallel.data)),
+    ("batch.micro", |c| in_line(&c.batch.micro)),
+    ("recompute", |c| in_line(&c.recompute)),
+    ("partition_checkpoints", |c| in_line(&c.partition_checkpoints)),
+    ("host_checkpoints", |c| in_line(&c.host_checkpoints)),
+    ("parallel.sequence", |c| in_line(&c.parallel.sequence)),
+    ("offload.optimizer", |c| in_line(&c.offload.optimizer)),
+    ("offload.accumulate", |c| in_line(&c.offload.accumulate)),
+    ("offload.first_forward", |c| in_line(&c.offload.first_forward)),
+    ("model.layers", |c| in_line(&c.model.layers)),
+];
+
+/// Names and new values of the settings that differ.
+fn changed_settings(given: &Config, changed: &Config) -> Vec<(&'static str, String)> {
+    let differ = |(key, value): &Setting| {
+        let (was, is) = (value(given), value(changed));
+        (was != is).then_some((*key, is))
+    };
+    SETTINGS.iter().filter_map(differ).collect()
+}
 
 /// What makes `loaded` the config `changed`, as `key=value`. Values that would follow from a changed one, such as the
 /// global batch where the file leaves it out, are held.
 pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
     let given = &loaded.config;
-    let mut sets = Vec::new();
-    let mut set = |key: &str, was: String, is: String| {
-        if was != is {
-            sets.push(format!("{key}={is}"));
-        }
-    };
-    let (old, new) = (&given.parallel, &changed.parallel);
-    set("parallel.tensor", old.tensor.to_string(), new.tensor.to_string());
-    set("parallel.data", old.data.to_string(), new.data.to_string());
-    set("batch.micro", given.batch.micro.to_string(), changed.batch.micro.to_string());
-    set("recompute", format!("{:?}", given.recompute), format!("{:?}", changed.recompute));
-    let (old_shares, shares) = (given.partition_checkpoints, changed.partition_checkpoints);
-    set("partition_checkpoints", old_shares.to_string(), shares.to_string());
-    let (old_host, host) = (given.host_checkpoints, changed.host_checkpoints);
-    set("host_checkpoints", old_host.to_string(), host.to_string());
-    set("parallel.sequence", old.sequence.to_string(), new.sequence.to_string());
-    let (old, new) = (&given.offload, &changed.offload);
-    set("offload.optimizer", placement_text(old.optimizer), placement_text(new.optimizer));
-    set("offload.accumulate", format!("{:?}", old.accumulate), format!("{:?}", new.accumulate));
-    let together = |o: &OffloadConfig| o.first_forward.to_string();
-    set("offload.first_forward", together(old), together(new));
-    set("model.layers", given.model.layers.to_string(), changed.model.layers.to_string());
+    let differ = changed_settings(given, changed).into_iter();
+    let mut sets: Vec<String> = differ.map(|(key, is)| format!("{key}={is}")).collect();
     let pass = |c: &Config| c.batch.micro * c.parallel.data;
     if is_derived(loaded, "batch.global") && pass(given) != pass(changed) {
         sets.push(format!("batch.global={}", changed.batch.global));
@@ -57,19 +65,11 @@ pub fn arguments(sets: &[String]) -> String {
 
 /// How many settings differ; a TP x DP grid is one.
 pub fn count(given: &Config, changed: &Config) -> usize {
-    let (old, new) = (&given.parallel, &changed.parallel);
-    let differ = [
-        (old.tensor, old.data) != (new.tensor, new.data),
-        old.sequence != new.sequence,
-        given.batch.micro != changed.batch.micro,
-        given.recompute != changed.recompute,
-        given.partition_checkpoints != changed.partition_checkpoints,
-        given.host_checkpoints != changed.host_checkpoints,
-        given.offload.optimizer != changed.offload.optimizer,
-        given.offload.accumulate != changed.offload.accumulate,
-        given.offload.first_forward != changed.offload.first_forward,
-    ];
-    differ.into_iter().filter(|differs| *differs).count()
+    let keys = changed_settings(given, changed).into_iter().map(|(key, _)| match key {
+        "parallel.data" => "parallel.tensor",
+        key => key,
+    });
+    keys.collect::<BTreeSet<_>>().len()
 }
 
 /// Every TP x DP grid of `world` ranks.

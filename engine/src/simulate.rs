@@ -2,9 +2,7 @@
 
 use crate::boxes::{self, BoxError};
 use crate::build::{Built, build, first_forward, shape, update_mode, world_size};
-use crate::config::{
-    BoxConfig, Config, DeviceConfig, Placement, Transfer, UpdateMode, update_text,
-};
+use crate::config::{BoxConfig, Config, DeviceConfig, Placement, Transfer, UpdateMode, in_line};
 use crate::data::Dataset;
 use crate::plan::{Report, memory_report};
 use crate::trainer::trainer;
@@ -304,7 +302,7 @@ pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateErr
     let told = |config: &Config, step_seconds: f64| {
         let (offload, memory) = (&config.offload, memory_report(config, &build(config)));
         let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
-        let mut update = update_text(offload.update);
+        let mut update = in_line(&offload.update);
         if first_forward(config) > 1 {
             update = format!("{update}, first_forward {}", first_forward(config));
         }

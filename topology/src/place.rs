@@ -27,7 +27,7 @@ pub enum Seats {
 }
 
 /// Whose cores and memory ranks may use besides those of the sockets that they are on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub enum Sockets {
     /// Nobody's, unless those do not hold the ranks' memory: then as `All`.
     #[default]

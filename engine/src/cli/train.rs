@@ -8,7 +8,7 @@ use super::watch::Watch;
 use super::{ConfigArgs, SimdArg, data, plan, print, resume, rollback, say};
 use crate::build::{Built, build, world_size};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
-use crate::config::{DeviceConfig, Loaded, update_text};
+use crate::config::{DeviceConfig, Loaded, in_line};
 use crate::data::{Dataset, Tokenizer, takes_from};
 use crate::detours::Detours;
 use crate::metrics::MetricsWriter;
@@ -333,7 +333,7 @@ impl Session<'_> {
             self.gpus(),
             config.precision,
             config.offload.optimizer,
-            update_text(config.offload.update),
+            in_line(&config.offload.update),
             SimdPath::current(),
             config.batch.global,
             counted(m.seq_len, "token"),

@@ -15,11 +15,6 @@ use super::value::{Complaint, Interval, Parsed, float_text, grouped, quoted};
 pub(super) trait Named: Copy + PartialEq + 'static {
     /// Every variant.
     const ALL: &'static [(&'static str, Self)];
-
-    /// The name of this one.
-    fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, variant)| *variant == self).map_or("", |(name, _)| name)
-    }
 }
 
 impl Section<'_, '_> {

@@ -35,9 +35,10 @@ pub use keys::{Key, box_keys, keys};
 pub(crate) use load::load_of_run;
 pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str, load_to_search};
 pub use report::{ConfigError, Problem};
-pub(crate) use write::{placement_text, update_text};
+pub(crate) use write::in_line;
 
 use device::sim::Fact;
+use serde::Serialize;
 use std::sync::Arc;
 use topology::Machine;
 pub use topology::Sockets;
@@ -72,7 +73,7 @@ pub enum Origin {
 }
 
 /// A whole run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Config {
     /// Names the run directory. Default: the config file's stem.
     pub name: String,
@@ -226,7 +227,7 @@ pub struct MeasuredConfig {
 }
 
 /// A GPT-2: learned positions, pre-norm, GELU (tanh form), tied embedding.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelConfig {
     /// L. 1..=10,000
     pub layers: usize,
@@ -249,7 +250,7 @@ pub struct ModelConfig {
 }
 
 /// The rank grid.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ParallelConfig {
     /// TP degree. 1..=4096, default 1.
     pub tensor: usize,
@@ -265,7 +266,7 @@ pub struct ParallelConfig {
 }
 
 /// 16-bit storage with fp32 arithmetic, or all fp32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Precision {
     /// IEEE half with dynamic loss scale.
     Fp16,
@@ -276,7 +277,7 @@ pub enum Precision {
 }
 
 /// Dynamic loss scale of `Fp16`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LossScaleConfig {
     /// At step 1, a power of two in [floor, 2^24]. Default 65536.
     pub initial: f32,
@@ -289,7 +290,7 @@ pub struct LossScaleConfig {
 }
 
 /// ZeRO-Offload.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OffloadConfig {
     /// Where states and the Adam step are. Default `Host`.
     pub optimizer: Placement,
@@ -322,7 +323,7 @@ pub struct OffloadConfig {
 }
 
 /// Where the optimizer is.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum Placement {
     /// States and step on the host.
     Host,
@@ -336,7 +337,7 @@ pub enum Placement {
 }
 
 /// How the moments of AdamW are kept in host memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Moments {
     /// 4 bytes each.
     Fp32,
@@ -346,7 +347,7 @@ pub enum Moments {
 }
 
 /// How master weights are kept in host memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Master {
     /// 4 bytes each, besides the 16-bit parameter.
     Fp32,
@@ -356,7 +357,7 @@ pub enum Master {
 }
 
 /// When the update runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum UpdateMode {
     /// All of it before the next step.
     Serial,
@@ -371,7 +372,7 @@ pub enum UpdateMode {
 }
 
 /// How gradients and parameters cross PCIe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Transfer {
     /// 16-bit shards as they are ready.
     Streamed,
@@ -382,7 +383,7 @@ pub enum Transfer {
 }
 
 /// Where gradients of several micro-batches are summed, in fp32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Accumulate {
     /// The device when the plan fits it.
     Auto,
@@ -393,7 +394,7 @@ pub enum Accumulate {
 }
 
 /// The update rule's kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum OptimizerKind {
     /// Decoupled weight decay (arXiv 1711.05101).
     AdamW,
@@ -402,7 +403,7 @@ pub enum OptimizerKind {
 }
 
 /// The update rule.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OptimizerConfig {
     /// Default `AdamW`.
     pub kind: OptimizerKind,
@@ -421,7 +422,7 @@ pub struct OptimizerConfig {
 }
 
 /// Linear warm-up, then cosine (or constant).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ScheduleConfig {
     /// `Cosine` or `Constant`. Default `Cosine`.
     pub kind: ScheduleKind,
@@ -434,7 +435,7 @@ pub struct ScheduleConfig {
 }
 
 /// What follows the warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum ScheduleKind {
     /// Cosine to `min_lr`.
     Cosine,
@@ -443,7 +444,7 @@ pub enum ScheduleKind {
 }
 
 /// Batch sizes in samples of `seq_len` tokens.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BatchConfig {
     /// Per rank and pass. 1..=2^31, default 1.
     pub micro: usize,
@@ -452,7 +453,7 @@ pub struct BatchConfig {
 }
 
 /// Activation recomputation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Recompute {
     /// Everything is kept.
     None,
@@ -461,7 +462,7 @@ pub enum Recompute {
 }
 
 /// How bytes of the files become tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum DataFormat {
     /// Text, one token per byte or what `tokenizer` makes of it. A file that seems to be something else is refused.
     Auto,
@@ -490,11 +491,12 @@ impl DataFormat {
 }
 
 /// Where tokens come from.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataConfig {
     /// File, directory or glob, made absolute (relative to the config file, or to the working
     /// directory from `--set`).
     /// Empty when the config leaves it out (then `train` asks for it; `plan` does not need it).
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub train: String,
     /// The same; absent: the last `validation_fraction` of `train`.
     pub validation: Option<String>,
@@ -507,7 +509,7 @@ pub struct DataConfig {
 }
 
 /// Whether training goes on while a checkpoint is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum CheckpointWriter {
     /// In the background where the copy of the states fits the host's memory.
     Auto,
@@ -518,7 +520,7 @@ pub enum CheckpointWriter {
 }
 
 /// When a run writes `weights.safetensors`, its fp32 parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum WeightsPolicy {
     /// When it is done; at an interrupt only where no checkpoint holds the states.
     Complete,
@@ -538,7 +540,7 @@ impl TrainConfig {
 }
 
 /// Length and rhythm of a run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrainConfig {
     /// Optimizer steps. 1..=10^12, as every number of steps.
     pub steps: u64,
@@ -571,7 +573,7 @@ pub struct TrainConfig {
 }
 
 /// The text sampled after the last step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SampleConfig {
     /// Start of the text, not empty. Default "\n".
     pub prompt: String,
