@@ -444,8 +444,12 @@ impl Store {
     /// What the update of the step that used `side` reads.
     pub(crate) fn gradient(&self, side: usize) -> Tensor {
         let on_device = if self.place == Place::Device { self.kept } else { None };
-        // One of them is there.
-        on_device.or(self.host_sum).or(self.down).map_or(self.master, |sides| sides[side])
+        match on_device.or(self.host_sum).or(self.down) {
+            Some(sides) => sides[side],
+            None => unreachable!(
+                "a store keeps its gradient on the device, sums it on the host, or has it come down"
+            ),
+        }
     }
 }
 

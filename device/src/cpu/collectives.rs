@@ -50,8 +50,10 @@ fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
     if mine.dtype() == Dtype::F64 {
         for e in 0..mine.len() {
             let one = mine.slice(e..e + 1);
-            let value =
-                |i| met.peer(i).and_then(|m| m.view(one).as_slice::<f64>()).map_or(0.0, |s| s[0]);
+            let value = |i| match met.peer(i).view(one).as_slice::<f64>() {
+                Some(values) => values[0],
+                None => unreachable!("the range is of 64 bits, as was looked at above"),
+            };
             let mut total = value(0);
             for i in 1..met.size() {
                 total = match reduce {
@@ -70,8 +72,7 @@ fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
         let n = BLOCK.min(mine.len() - start);
         let part = mine.reshape(1, mine.len()).slice(start..start + n);
         for i in 0..met.size() {
-            let Some(memory) = met.peer(i) else { continue };
-            let theirs: View<'_> = memory.view(part);
+            let theirs: View<'_> = met.peer(i).view(part);
             if i == 0 {
                 theirs.load(0, &mut sum[..n]);
                 continue;
@@ -90,9 +91,7 @@ fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
 /// Copies every other rank's part into this rank's `x`. `part(i)` is what rank i owns.
 fn gather(met: &Met<'_>, shared: &Shared, part: impl Fn(usize) -> Tensor) {
     for i in (0..met.size()).filter(|&i| i != met.me) {
-        if let Some(memory) = met.peer(i) {
-            copy(memory.view(part(i)), &mut shared.memory.view_mut(part(i)));
-        }
+        copy(met.peer(i).view(part(i)), &mut shared.memory.view_mut(part(i)));
     }
 }
 
@@ -135,7 +134,7 @@ fn broadcast(
     root: usize,
 ) -> Result<(), Error> {
     let met = meet(op, shared, x, group, root)?;
-    if let Some(memory) = (met.me != root).then(|| met.peer(root)).flatten() {
+    if let Some(memory) = (met.me != root).then(|| met.peer(root)) {
         copy(memory.view(x), &mut shared.memory.view_mut(x));
     }
     meet(op, shared, x, group, root).map(drop)

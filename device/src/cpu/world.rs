@@ -296,8 +296,14 @@ impl<'a> Met<'a> {
     }
 
     /// The memory of member `i`.
-    pub(crate) fn peer(&self, i: usize) -> Option<&'a Memory> {
-        self.world.memories[self.meeting.members[i]].get().map(Arc::as_ref)
+    pub(crate) fn peer(&self, i: usize) -> &'a Memory {
+        let rank = self.meeting.members[i];
+        match self.world.memories[rank].get() {
+            Some(memory) => memory,
+            None => unreachable!(
+                "rank {rank} has come to a collective, and opens its memory before it comes to any"
+            ),
+        }
     }
 
     fn compare(&self, rank: Rank, mine: Post) -> Result<(), Error> {

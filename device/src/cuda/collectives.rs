@@ -192,7 +192,9 @@ impl Gpu {
         (group, comm): (Group, &Communicator),
         watchdog: &Watchdog,
     ) -> Result<(), Error> {
-        let Some((x, detail)) = described(&op.op) else { return Ok(()) };
+        let Some((x, detail)) = described(&op.op) else {
+            return Err(self.refused(op, "no collective that NCCL is given"));
+        };
         if matches!(op.op, Op::ReduceScatter { .. } | Op::AllGather { .. }) {
             divisible(op, &self.host, x, comm.size)?;
         }
@@ -204,7 +206,7 @@ impl Gpu {
             Op::ReduceScatter { .. } => comm.by_parts(buffer, ByParts::ReduceScatter, stream),
             Op::AllGather { .. } => comm.by_parts(buffer, ByParts::AllGather, stream),
             Op::Broadcast { root, .. } => comm.broadcast(buffer, root, stream),
-            _ => Ok(()),
+            _ => Err("no collective that NCCL is given".to_owned()),
         };
         // NCCL says of a lost GPU that CUDA failed, and not how.
         let with_loss = |problem: String| match stream.loss() {

@@ -44,7 +44,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let (rows, cols) = logits.shape();
             let targets = slice::<i32>(m, targets)?;
             let (max, sums) = (slice::<f32>(m, max)?, slice::<f32>(m, sums)?);
-            let scale = slice::<f64>(m, scale)?.first().copied().unwrap_or(0.0);
+            let scale = slice::<f64>(m, scale)?[0]; // one element, by the op's check
             let scale = (scale * f64::from(factor)) as f32;
             let work = logits.len();
             let logits = Rows { view: values_mut(m, logits)?, each: cols };
