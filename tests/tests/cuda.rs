@@ -21,6 +21,8 @@ mod accounting;
 mod collectives;
 #[path = "cuda/lanes.rs"]
 mod lanes;
+#[path = "cuda/lost.rs"]
+mod lost;
 #[path = "cuda/matrix.rs"]
 mod matrix;
 #[path = "cuda/memory.rs"]
@@ -64,6 +66,7 @@ const CASES: &[(&str, fn())] = &[
     ("account_70b_shortened", accounting::seventy_billion_shortened),
     ("allocated", memory::is_allocated_as_planned),
     ("lost", lost_case),
+    ("lost_at_a_product", lost::at_a_product),
     ("hanging", hanging_case),
     ("hanging_at_first", hanging_at_first_case),
     ("missing", missing_case),
@@ -409,6 +412,11 @@ fn what_is_allocated_is_what_is_planned() {
 fn a_lost_gpu_ends_the_run_and_is_named() {
     under_fake("lost", &[("FAKECUDA_FAIL", "lost:400@1")]);
     under_fake("lost", &[("FAKECUDA_FAIL", "lost:1500@1"), ("FAKECUDA_CHAOS_US", "30")]);
+}
+
+#[test]
+fn a_library_that_finds_a_gpu_lost_says_how() {
+    under_fake("lost_at_a_product", &[("FAKECUDA_FAIL", "lost:100@0")]);
 }
 
 #[test]

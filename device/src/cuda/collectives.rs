@@ -208,12 +208,7 @@ impl Gpu {
             Op::Broadcast { root, .. } => comm.broadcast(buffer, root, stream),
             _ => Err("no collective that NCCL is given".to_owned()),
         };
-        // NCCL says of a lost GPU that CUDA failed, and not how.
-        let with_loss = |problem: String| match stream.loss() {
-            Some(loss) => format!("{problem}: {loss}"),
-            None => problem,
-        };
-        enqueued.map_err(|problem| self.refused(op, &with_loss(problem)))?;
+        enqueued.map_err(|problem| self.library_failed(op, stream, &problem))?;
         watchdog.ends(stream, group).map_err(|e| self.failed(op, &e))
     }
 }

@@ -147,6 +147,14 @@ impl Gpu {
         Error::Gpu { rank, gpu, op: op.op.name(), site: op.site, problem: problem.into() }
     }
 
+    /// A library cannot enqueue `op` on a stream. Of a lost GPU it says that CUDA failed, and not how.
+    fn library_failed(&self, op: &Admitted, stream: &Stream, problem: &str) -> Error {
+        match stream.loss() {
+            Some(loss) => self.refused(op, &format!("{problem}: {loss}")),
+            None => self.refused(op, problem),
+        }
+    }
+
     /// Enqueues an op of a stream.
     fn enqueue(&self, op: &Admitted) -> Result<(), Error> {
         let stream = self.stream(op.lane);
@@ -185,7 +193,7 @@ impl Gpu {
     fn gemm(&self, op: &Admitted, stream: &Stream, gemm: &Gemm) -> Result<(), Error> {
         let at = |t: Tensor| self.peer.at(t);
         let done = self.blas.borrow_mut().gemm(stream, gemm, &at);
-        done.map_err(|problem| self.refused(op, &problem))?;
+        done.map_err(|problem| self.library_failed(op, stream, &problem))?;
         let Some(bias) = gemm.bias.filter(|_| !gemm.takes_bias()) else { return Ok(()) };
         let mut result = Ok(());
         launch::add_bias((gemm.c, bias), &at, &mut |launch| {
