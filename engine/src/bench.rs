@@ -9,11 +9,11 @@ pub use adam::{Case, Row, adam, cases, state_name};
 pub use compute::{Collective, Product, collectives, products};
 pub use memory::{NodeMemory, memory};
 
-use crate::build::Built;
 use crate::config::{Config, DeviceConfig};
 use crate::data::Dataset;
 use crate::run::{Message, RunError, RunOptions, StepReport, train};
-use crate::{gpu, places};
+use crate::run::{gpu, placement};
+use crate::train::build::Built;
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::cuda::{self, Collectives, CudaOptions};
 use device::{Arena, Crew, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
@@ -84,7 +84,7 @@ fn place() -> Place {
     let Ok(machine) = Machine::discover() else { return Place::default() };
     let lone = topology::Request { tp: 1, dp: 1, ..topology::Request::default() };
     let gpus: Vec<_> = gpu::machine().gpus.iter().map(|gpu| gpu.pci).collect();
-    let Ok((placement, numbers)) = places::on(&machine, &lone, &gpus) else {
+    let Ok((placement, numbers)) = placement::on(&machine, &lone, &gpus) else {
         return Place::default();
     };
     let Some(rank) = placement.ranks.first() else { return Place::default() };

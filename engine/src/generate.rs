@@ -1,13 +1,13 @@
 //! Text from a trained model: the weights that a run left, on one virtual GPU in fp32, one whole forward pass
 //! for each token. There is no cache of keys and values: it is for a look at what a run has learned.
 
-use crate::build::shape;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::TensorSummary;
 use crate::config::{Config, DataFormat};
 use crate::data::Tokenizer;
-use crate::open::kernel_crew;
-use crate::places::cores;
+use crate::run::open::kernel_crew;
+use crate::run::placement::cores;
+use crate::train::build::shape;
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor, random};
 use safetensors::tensor::Metadata;

@@ -1,48 +1,27 @@
 //! The loop: config, plan, step, rank threads, data, metrics and the command line of onebox.
 //!
-//! `step.rs` is the place to start reading.
+//! Start with `step.rs`: one training step in program order. Then, in the order in which a run meets them:
+//!
+//! 1. `cli`: a command, its arguments, its exit code;
+//! 2. [`config`]: a RON file becomes a checked [`Config`](config::Config);
+//! 3. [`data`]: files become tokens;
+//! 4. [`train`]: what one rank walks: its layout, initial weights, batches, learning rate;
+//! 5. [`run`]: the rank threads, and what they hear and say;
+//! 6. [`run_dir`], [`checkpoint`], [`report`]: what a run writes;
+//! 7. [`predict`]: plan, search and simulation, which send the same step through other devices;
+//! 8. [`bench`], [`generate`], [`hugging_face`]: what else a user asks for.
 
-pub mod batch;
 pub mod bench;
-pub mod boxes;
-pub mod build;
-pub mod calibrate;
-pub mod changes;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
-pub mod detours;
-mod evaluate;
-mod export;
 pub mod generate;
-mod gpu;
-mod host_jobs;
 pub mod hugging_face;
-mod init;
-mod load;
-mod messages;
-pub mod metrics;
-mod open;
-mod options;
-mod outcome;
-mod output;
-mod own;
 pub mod parsers;
-mod place;
-mod places;
-pub mod plan;
-pub mod progress;
-pub mod rehearsal;
-pub mod remedies;
+pub mod predict;
+pub mod report;
 pub mod run;
 pub mod run_dir;
-pub mod schedule;
-pub mod search;
-mod shown;
-pub mod simulate;
-mod stderr;
 mod step;
-mod stop;
-pub mod trace;
-mod trainer;
+pub mod train;

@@ -1,27 +1,43 @@
 //! The rank threads of a run: one per GPU, each with its device and its part of the model, all walking the same
 //! program. What they have to say goes to the calling thread as plain messages.
 
-use crate::build::Built;
+mod evaluate;
+pub(crate) mod export;
+pub(crate) mod fault_point;
+pub(crate) mod gpu;
+pub(crate) mod gpu_room;
+pub(crate) mod host_jobs;
+pub(crate) mod load;
+pub(crate) mod meet;
+pub(crate) mod messages;
+pub(crate) mod open;
+pub(crate) mod options;
+pub(crate) mod outcome;
+pub(crate) mod placement;
+pub(crate) mod stop;
+
 use crate::checkpoint::Saver;
 use crate::config::{Config, WeightsPolicy};
 use crate::data::Dataset;
-use crate::detours::Detours;
-use crate::export::{Finished, Gathering};
-use crate::host_jobs::host_jobs;
-pub use crate::init::Weights;
-use crate::messages::{Listener, Post};
-pub use crate::messages::{Message, StepReport};
-pub use crate::options::{RunOptions, Stuck};
-pub use crate::outcome::{Outcome, RunError, Unread};
-pub use crate::place::{Place, Watcher};
-use crate::places::{Places, places};
+use crate::run::export::{Finished, Gathering};
+pub use crate::run::fault_point::{Place, Watcher};
+use crate::run::host_jobs::host_jobs;
+use crate::run::meet::meet;
+use crate::run::messages::{Listener, Post};
+pub use crate::run::messages::{Message, StepReport};
+pub use crate::run::options::{RunOptions, Stuck};
+pub use crate::run::outcome::{Outcome, RunError, Unread};
+use crate::run::placement::{Places, places};
+use crate::run::stop::{Stop, Turns};
 use crate::step::Trainer;
-use crate::stop::{Stop, Turns};
-use crate::trainer::trainer;
+use crate::train::build::Built;
+use crate::train::detours::Detours;
+pub use crate::train::init::Weights;
+use crate::train::trainer::trainer;
 use crossbeam_channel::RecvTimeoutError;
 use device::cpu::World;
 use device::numerics::control;
-use device::{Arena, Device, Error, Group, Lane, Op, Rank, Reduce};
+use device::{Arena, Device, Error, Rank};
 use offload::Optimizer;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -446,11 +462,4 @@ impl Ranks<'_> {
             activity: dev.activity(),
         })
     }
-}
-
-/// All ranks meet; returns when all have come. Outside a step only.
-pub(crate) fn meet(dev: &Device, meeting: device::Tensor) -> Result<(), Error> {
-    let (group, reduce) = (Group::World, Reduce::Max);
-    dev.submit(Lane::Host, Op::AllReduce { x: meeting, group, reduce });
-    dev.sync(dev.record(Lane::Host))
 }

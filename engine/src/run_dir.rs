@@ -5,7 +5,7 @@
 //! `kill -9`.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,11 +13,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::checkpoint::manifest::MANIFEST;
 use crate::checkpoint::{self, FOLDER, remove_all};
-use crate::metrics::{DAMAGED, finished_step};
-pub use crate::own::Held;
-use crate::own::{self, LOCK};
+use crate::report::metrics::{DAMAGED, finished_step};
+use crate::run_dir::durable::sync_folder;
+pub use crate::run_dir::own::Held;
+use crate::run_dir::own::LOCK;
 
+pub(crate) mod durable;
 mod error;
+pub(crate) mod output;
+pub(crate) mod own;
 pub use error::RunDirError;
 use error::cannot;
 
@@ -362,13 +366,6 @@ fn create_beside(path: &Path, mut suffix: usize) -> Result<PathBuf, RunDirError>
             Err(error) => return Err(cannot("create", &candidate)(error)),
         }
     }
-}
-
-/// Makes names in a folder durable.
-pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
-    // The parent of a bare name.
-    let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    File::open(here)?.sync_all()
 }
 
 /// `YYYYmmdd-HHMMSS`. Days to dates as in Hinnant, "chrono-Compatible Low-Level Date Algorithms":

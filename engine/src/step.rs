@@ -6,9 +6,9 @@
 //! events alone, so the same calls train on virtual GPUs and real ones. Segments: 0 the embedding, 1..=L the
 //! blocks, L + 1 the final norm.
 
-use crate::batch::{Batch, Deal, Loader};
-use crate::build::Built;
 use crate::config::UpdateMode;
+use crate::train::batch::{Batch, Deal, Loader};
+use crate::train::build::Built;
 use device::{
     Device, Event, Group,
     Lane::{Compute, D2h, H2d, Host},

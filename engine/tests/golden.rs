@@ -8,11 +8,11 @@
 mod common;
 
 use common::Folder;
-use engine::build::build;
 use engine::checkpoint::Checkpoint;
 use engine::config::{Config, DataFormat, load_str};
 use engine::data::Dataset;
 use engine::run::{Message, RunOptions, train};
+use engine::train::build::build;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

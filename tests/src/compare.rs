@@ -2,10 +2,10 @@
 
 use crate::{Ran, dataset, prose, tiny, try_run_on};
 use device::cpu::Lanes;
-use engine::build::build;
 use engine::config::{Config, DataFormat};
 use engine::data::Dataset;
 use engine::run::RunOptions;
+use engine::train::build::build;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};

@@ -2,10 +2,10 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use engine::build::{Built, build};
 use engine::config::{Config, load_str};
 use engine::data::Dataset;
 use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
+use engine::train::build::{Built, build};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 

@@ -7,9 +7,9 @@
 
 use device::cuda::Collectives;
 use device::{Error, Lane};
-use engine::build::build;
 use engine::config::{Config, DeviceConfig};
 use engine::run::{Place, RunError, RunOptions, Watcher};
+use engine::train::build::build;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::compare::full;

@@ -5,9 +5,9 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::{Error, Lane};
-use engine::build::build;
 use engine::checkpoint::{Checkpoint, newest};
 use engine::run::{Message, Outcome, Place, RunError, RunOptions, Stuck, Watcher, train};
+use engine::train::build::build;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -123,7 +123,7 @@ fn a_panic_at_any_place_of_any_rank_ends_all_and_leaves_the_checkpoints_whole() 
 /// Ops of each lane from the first step's start to the run's end, as far as a fault can be placed.
 fn ops(lane: Lane) -> u64 {
     let config = tiny(&SETS);
-    let report = engine::plan::report(&config, &build(&config)).unwrap();
+    let report = engine::predict::plan::report(&config, &build(&config)).unwrap();
     let lanes = report.step.unwrap().lanes;
     let ops = lanes.iter().find(|l| l.lane == format!("{lane:?}")).map_or(0, |l| l.ops);
     // The first step and a half.

@@ -6,8 +6,8 @@
 
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
-use engine::build::build;
 use engine::run::{Message, Place, RunError, RunOptions, Watcher, train};
+use engine::train::build::build;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};

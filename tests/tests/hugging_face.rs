@@ -4,13 +4,13 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use engine::build::build;
 use engine::checkpoint::Checkpoint;
 use engine::config::Config;
 use engine::data::Dataset;
 use engine::generate::{Trained, next_logits};
 use engine::hugging_face::{Folder, export, import};
 use engine::run::{Message, RunOptions, train};
+use engine::train::build::build;
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

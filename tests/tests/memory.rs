@@ -5,9 +5,9 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::{Arena, Error};
-use engine::build::{Built, build, shape};
 use engine::config::Config;
 use engine::run::{RunError, RunOptions};
+use engine::train::build::{Built, build, shape};
 use tests::{Ran, config, short_text, try_run_on};
 
 /// 3.9 MB of it are kernel scratch, 1 MB buckets, activations and the embedding's.
@@ -81,7 +81,11 @@ fn a_model_that_does_not_fit_is_told_what_it_wanted_what_was_free_and_which_pool
 }
 
 /// One micro-batch a step, where `device` has no sum; two where it has one.
-fn on_an_h100(optimizer: &str, layers: usize, micro_batches: usize) -> engine::plan::Report {
+fn on_an_h100(
+    optimizer: &str,
+    layers: usize,
+    micro_batches: usize,
+) -> engine::predict::plan::Report {
     let text = r#"(
         model: (layers: 1, hidden: 4096, heads: 32, seq_len: 1024, vocab: 50257),
         precision: Bf16, recompute: Block, batch: (micro: 1), data: (train: "unused"), train: (steps: 2),
@@ -96,7 +100,7 @@ fn on_an_h100(optimizer: &str, layers: usize, micro_batches: usize) -> engine::p
             format!("batch.global={micro_batches}"),
         ],
     );
-    engine::plan::memory_report(&config, &build(&config))
+    engine::predict::plan::memory_report(&config, &build(&config))
 }
 
 /// Plans, nothing is run. 128 GB are what bounds the optimizer on the host: 18 bytes of each parameter.
@@ -156,7 +160,7 @@ fn blocking_transfer_crosses_with_every_micro_batch_and_at_last_in_fp32() {
         ];
         let config = config(MODEL, &sets);
         let built = build(&config);
-        let step = engine::plan::report(&config, &built).unwrap().step.unwrap();
+        let step = engine::predict::plan::report(&config, &built).unwrap().step.unwrap();
         let lane = |lane| step.lanes.iter().find(|l| l.lane == format!("{lane:?}")).unwrap().bytes;
         let states = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
         let owned: u64 = states.map(|e| (e.shape.0 * e.shape.1) as u64).sum();

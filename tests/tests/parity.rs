@@ -301,7 +301,7 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     let initial = Some(Arc::new(initial));
     let options = RunOptions { initial, weights: Some(path.clone()), ..RunOptions::default() };
     let mut steps: Vec<StepReport> = Vec::new();
-    let built = engine::build::build(&config);
+    let built = engine::train::build::build(&config);
     train(&config, &built, &data, &options, &mut |message| {
         if let Message::Step(step) = message {
             steps.push(step);

@@ -6,10 +6,10 @@
 #[path = "resume/told.rs"]
 mod told;
 
-use engine::build::build;
 use engine::checkpoint::{Checkpoint, newest};
-use engine::detours::Detours;
 use engine::run::{Message, Place, RunOptions, Unread, Watcher, train};
+use engine::train::build::build;
+use engine::train::detours::Detours;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -3,9 +3,9 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
-use engine::build::build;
 use engine::checkpoint::Checkpoint;
 use engine::run::{Outcome, Place, RunOptions, Watcher, train};
+use engine::train::build::build;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

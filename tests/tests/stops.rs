@@ -4,9 +4,9 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::cpu::Lanes;
-use engine::build::build;
 use engine::checkpoint::newest;
 use engine::run::{Message, Place, RunOptions, Watcher, train};
+use engine::train::build::build;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tests::compare::with;

@@ -2,8 +2,8 @@
 //! compute nothing, and with those of other states and instructions. Whatever else the machine does meets them all.
 
 use super::on_host;
-use crate::metrics;
-use crate::open::kernel_crew;
+use crate::report::metrics;
+use crate::run::open::kernel_crew;
 use device::numerics::{SimdPath, control};
 use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Rule, Tensor};
 use offload::{AdamTile, Storage, TrafficTile};

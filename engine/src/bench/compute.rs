@@ -2,7 +2,7 @@
 
 use super::adam::median;
 use super::{PATIENCE, memcpy, on_host};
-use crate::open::kernel_crew;
+use crate::run::open::kernel_crew;
 use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
 use device::numerics::multiply_add;
 use device::{Arena, Crew, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};

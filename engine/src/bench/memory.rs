@@ -2,7 +2,7 @@
 
 use super::adam::median;
 use super::on_host;
-use crate::open::kernel_crew;
+use crate::run::open::kernel_crew;
 use device::numerics::{Pass, sweep};
 use device::{
     Arena, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
@@ -115,7 +115,7 @@ pub fn memory(bytes: u64) -> Result<Vec<NodeMemory>, Error> {
 }
 
 fn node(id: Option<u32>, cpus: Vec<u32>, bytes: u64) -> Result<NodeMemory, Error> {
-    let threads = if cpus.is_empty() { crate::places::cores() } else { cpus.len() };
+    let threads = if cpus.is_empty() { crate::run::placement::cores() } else { cpus.len() };
     let mut plan = Plan::default();
     let mut array = |name: &str| {
         let at = (Arena::Pinned, "of the measurement");

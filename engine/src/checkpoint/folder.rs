@@ -1,8 +1,8 @@
 //! The directory that holds the checkpoints of a run: what is in it, in which order, and what goes.
 
 use super::{Checkpoint, CheckpointError, unreadable};
-use crate::own;
-use crate::run_dir::sync_folder;
+use crate::run_dir::durable::sync_folder;
+use crate::run_dir::own;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

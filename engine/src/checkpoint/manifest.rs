@@ -5,7 +5,7 @@ use super::header::is_name;
 use super::span::{Span, cover};
 use crate::config::{Config, Precision};
 use crate::data::{Dataset, Identity};
-use crate::detours::Detours;
+use crate::train::detours::Detours;
 use device::numerics::control;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};

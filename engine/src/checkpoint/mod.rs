@@ -4,13 +4,11 @@
 //! Invariant: a directory named `step-N` is whole and on the disk. It grows as `step-N.tmp` and is renamed when
 //! every byte is there; it leaves as `step-N.old`.
 
-mod background;
 mod compare;
 mod folder;
 pub(crate) mod header;
 pub mod inspect;
 pub(crate) mod manifest;
-mod pace;
 pub(crate) mod read;
 pub mod rewrite;
 pub(crate) mod room;

@@ -5,7 +5,7 @@ use super::header::{self, Entry};
 use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
-use crate::detours::Detours;
+use crate::train::detours::Detours;
 use device::numerics::control;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use rustix::fs::{Mode, OFlags};

@@ -8,10 +8,10 @@ use super::manifest::{Control, FileEntry, Hash, Manifest, RangeEntry};
 use super::room::{checkpoint_bytes, room};
 use super::write::{self, Piece, Pieces, Written, begin, piece_entries, pieces, seal, tensors};
 use super::{Checkpoint, CheckpointError, FOLDER, file_name};
-use crate::build::Built;
 use crate::config::Config;
 use crate::data::Dataset;
-use crate::run_dir::sync_folder;
+use crate::run_dir::durable::sync_folder;
+use crate::train::build::Built;
 use device::Rank;
 use rayon::iter::{IntoParallelIterator, ParallelBridge, ParallelIterator};
 use std::fs::{self, File};
@@ -302,8 +302,8 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> RewriteError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::build;
     use crate::config::load_str;
+    use crate::train::build::build;
     use std::sync::{Mutex, PoisonError};
 
     #[test]

@@ -3,21 +3,25 @@
 //!
 //! Invariant: one checkpoint is written at a time. Who wants the next one waits for it, and so does the run's end.
 
+mod background;
+mod pace;
+
+use self::background::Snapshot;
+use self::pace::Pace;
 use super::Checkpoint;
-use super::background::Snapshot;
 use super::folder::{clean, hint, name, retain_from};
 use super::manifest::{Control, Manifest, TensorEntry, states};
-use super::pace::Pace;
 use super::room::{checkpoint_bytes, free, is_full, make_room};
 use super::under_way::UnderWay;
 use super::write::{Fill, Pieces, Written, begin, bytes, pieces, publish, tensors, write_file};
-use crate::build::Built;
 use crate::config::Config;
 use crate::data::Dataset;
-use crate::messages::{Listener, Message, Post, flush};
-use crate::places::Places;
-use crate::run::{Place, RunOptions, Watcher, meet};
+use crate::run::meet::meet;
+use crate::run::messages::{Listener, Message, Post, flush};
+use crate::run::placement::Places;
+use crate::run::{Place, RunOptions, Watcher};
 use crate::run_dir::Held;
+use crate::train::build::Built;
 use crossbeam_channel::Sender;
 use device::numerics::control;
 use device::{Arena, Device, Error, Tensor};
@@ -38,7 +42,7 @@ pub(crate) struct Saver {
     folder: PathBuf,
     pace: Pace,
     keep: usize,
-    /// The run may be: see [`crate::detours`].
+    /// The run may be: see [`crate::train::detours`].
     takes_back: bool,
     tokens_per_step: u64,
     /// What all checkpoints of this run say, and the tensors without ranges.
@@ -46,7 +50,7 @@ pub(crate) struct Saver {
     /// Of each tensor.
     most_states: usize,
     /// By rank, where training goes on meanwhile.
-    pub(super) copies: Option<Vec<Mutex<Snapshot>>>,
+    copies: Option<Vec<Mutex<Snapshot>>>,
     shared: Mutex<Shared>,
     pub(super) writing: Mutex<Option<JoinHandle<()>>>,
     pub(super) under_way: Arc<UnderWay>,
@@ -126,8 +130,8 @@ impl Saver {
         base.detours = options.detours();
         let here = options.resume.as_deref().filter(|from| from.path().parent() == Some(folder));
         let good = here.map(Checkpoint::step).into_iter().collect();
-        let ranks = 0..crate::build::world_size(config);
-        let decide = || crate::plan::checkpoint_copy(config, built) > 0;
+        let ranks = 0..config.world_size();
+        let decide = || crate::predict::plan::checkpoint_copy(config, built) > 0;
         let copies = options.copies_states.unwrap_or_else(decide);
         let pace = Pace::new(train, options.checkpoint_pause);
         let files = ranks.clone().map(|_| None).collect();
@@ -138,7 +142,7 @@ impl Saver {
             takes_back: train.rollbacks > 0,
             tokens_per_step: (config.batch.global * config.model.seq_len) as u64,
             base,
-            most_states: crate::plan::saved_states(config),
+            most_states: crate::predict::plan::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
             shared: Mutex::new(Shared { problem: None, full: false, files, good }),
             writing: Mutex::new(None),

@@ -7,7 +7,7 @@ use super::header::{Entry, encode};
 use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
 use super::span::{Span, spans};
 use super::under_way::UnderWay;
-use crate::run_dir::sync_folder;
+use crate::run_dir::durable::sync_folder;
 use device::Rank;
 use offload::{Owned, State};
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! `onebox bench`: [`crate::bench`] in words or as JSON, and [`crate::calibrate`] as a box file.
+//! `onebox bench`: [`crate::bench`] in words or as JSON, and [`crate::predict::calibrate`] as a box file.
 
 use super::data;
 use super::exit::{Failed, code};
@@ -7,11 +7,13 @@ use super::{ConfigArgs, may_write, plan, print, say, unwritten};
 
 mod host;
 use crate::bench::{Copies, Steps, copies, is_on_cuda, product, steps};
-use crate::build::{build, dtype};
-use crate::calibrate::{measure, to_ron};
-use crate::places::cores;
-use crate::progress::si;
-use crate::{calibrate, gpu, trace};
+use crate::predict::calibrate;
+use crate::predict::calibrate::{measure, to_ron};
+use crate::report::progress::si;
+use crate::report::trace;
+use crate::run::gpu;
+use crate::run::placement::cores;
+use crate::train::build::{build, dtype};
 use device::cpu::Trace;
 use serde::Serialize;
 use std::fmt::Write as _;

@@ -14,7 +14,7 @@ pub(super) fn check(args: &ConfigArgs) -> Result<(), Failed> {
     })?;
     let config = &loaded.config;
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    let parameters = crate::build::shape(config).parameters();
+    let parameters = crate::train::build::shape(config).parameters();
     print(&format!(
         "{}: ok: {} parameters, TP {tensor} x DP {data}, global batch {} x {} tokens\n",
         args.config.display(),

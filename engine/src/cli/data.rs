@@ -3,8 +3,8 @@
 use super::exit::{Failed, code};
 use crate::config::{Config, DeviceConfig};
 use crate::data::{Cache, DataError, Dataset, Look, Problem, Tokenized, Tokenizer};
+use crate::report::shown::Shown;
 use crate::run_dir::TOKENIZER;
-use crate::shown::Shown;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;

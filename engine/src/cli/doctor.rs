@@ -2,8 +2,8 @@
 
 use super::exit::{Failed, code};
 use super::print;
-use crate::gpu;
-use crate::places::cores;
+use crate::run::gpu;
+use crate::run::placement::cores;
 use device::cuda::{Beside, Found, GpuInfo, LibraryInfo, Probe, free_memory, look};
 use rustix::process::{Resource, getrlimit};
 use topology::{Machine, available_memory, format_bytes};

@@ -5,24 +5,21 @@ mod check;
 mod checkpoint;
 mod data;
 mod doctor;
-mod ending;
 mod exit;
 mod generate;
 mod install;
 mod keys;
 mod plan;
 mod resume;
-mod rollback;
 mod search;
 mod signals;
 mod simulate;
 mod topology;
 mod trace;
 mod train;
-mod watch;
 
-use crate::output::Output;
-use crate::shown::lines;
+use crate::report::shown::lines;
+use crate::run_dir::output::Output;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use device::numerics::SimdPath;
 use exit::{Failed, code};
@@ -176,7 +173,7 @@ pub fn main() -> ExitCode {
         Verb::Config { verb: ConfigVerb::Keys(args) } => keys::run(&args),
     };
     let code = done.err().map_or(ExitCode::SUCCESS, |failed| failed.report());
-    crate::stderr::flush();
+    crate::report::stderr::flush();
     code
 }
 
@@ -184,7 +181,7 @@ fn log_to_stderr(verbose: u8) {
     use tracing_subscriber::filter::LevelFilter;
     let level =
         [LevelFilter::WARN, LevelFilter::INFO, LevelFilter::DEBUG][usize::from(verbose.min(2))];
-    let log = tracing_subscriber::fmt().with_writer(|| crate::stderr::Log).without_time();
+    let log = tracing_subscriber::fmt().with_writer(|| crate::report::stderr::Log).without_time();
     let log = log.with_ansi(std::io::stderr().is_terminal());
     // A log that cannot be written, on a full disk, must not end a run: no panic about it either.
     let log = log.with_target(false).with_max_level(level).log_internal_errors(false);
@@ -216,7 +213,16 @@ fn seen(written: std::io::Result<()>) -> Result<bool, Failed> {
     }
 }
 
+/// For a POSIX shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
 /// To stderr, as a line, with nothing in it that acts on a terminal.
 fn say(text: &str) {
-    crate::stderr::line(&lines(text));
+    crate::report::stderr::line(&lines(text));
 }

@@ -1,15 +1,15 @@
-//! `onebox plan`: the report of [`crate::plan`] in words and tables, or as JSON.
+//! `onebox plan`: the report of [`crate::predict::plan`] in words and tables, or as JSON.
 
 use super::check::count;
 use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, print, say, search};
-use crate::build::{Built, build};
-use crate::changes::arguments;
 use crate::config::{Config, Loaded};
-use crate::plan::{Buffer, Disk, Memory, Report, report};
-use crate::progress::si;
-use crate::remedies::{Largest, Remedy, largest, remedies};
+use crate::predict::changes::arguments;
+use crate::predict::plan::{Buffer, Disk, Memory, Report, report};
+use crate::predict::remedies::{Largest, Remedy, largest, remedies};
+use crate::report::progress::si;
 use crate::run_dir::RUNS;
+use crate::train::build::{Built, build};
 use device::Error;
 use serde::Serialize;
 use std::fmt::Write as _;

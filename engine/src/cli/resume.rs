@@ -2,7 +2,6 @@
 
 use super::exit::{Failed, code};
 use super::{data, say};
-use crate::build::Built;
 use crate::checkpoint::inspect::{Summary, differences_of};
 use crate::checkpoint::{
     self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, differences, gone, open_named,
@@ -10,6 +9,7 @@ use crate::checkpoint::{
 use crate::config::{Loaded, load_of_run};
 use crate::data::{Dataset, Tokenizer};
 use crate::run_dir::{CONFIG, FORKED, METRICS, RunDir, RunMode, TOKENIZER, WEIGHTS};
+use crate::train::build::Built;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;

@@ -1,13 +1,13 @@
-//! `onebox plan --search`: what [`crate::search`] found, in words, or as JSON.
+//! `onebox plan --search`: what [`crate::predict::search`] found, in words, or as JSON.
 
 use super::exit::{Failed, code};
 use super::print;
 use super::simulate::{failed, seconds};
-use crate::changes::arguments;
 use crate::config::Loaded;
-use crate::progress::si;
-use crate::remedies::largest;
-use crate::search::{Found, Layout, search};
+use crate::predict::changes::arguments;
+use crate::predict::remedies::largest;
+use crate::predict::search::{Found, Layout, search};
+use crate::report::progress::si;
 use std::fmt::Write as _;
 use topology::{counted, format_bytes};
 

@@ -7,8 +7,8 @@
 //! signal ends the process, whatever its threads wait for: data, hashes, memory or a driver.
 
 use super::exit::code;
-use crate::progress::announce;
-use crate::stderr;
+use crate::report::progress::announce;
+use crate::report::stderr;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
 use signal_hook::iterator::Signals as Heard;
 use std::io;

@@ -2,14 +2,14 @@
 
 use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, may_write, print, say, unwritten};
-use crate::build::{build, world_size};
 use crate::config::Config;
-use crate::metrics::median_step;
-use crate::plan::memory_report;
-use crate::progress::si;
+use crate::predict::plan::memory_report;
+use crate::predict::simulate::{SimulateError, Simulated, groups, schedules, simulate, summary};
+use crate::report::metrics::median_step;
+use crate::report::progress::si;
+use crate::report::trace;
 use crate::run_dir::METRICS;
-use crate::simulate::{SimulateError, Simulated, groups, schedules, simulate, summary};
-use crate::trace;
+use crate::train::build::build;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
@@ -44,7 +44,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     let timeline = simulate(config, &built).map_err(failed)?;
     let mut told = summary(config, &memory, &timeline);
     if let Some(path) = &args.trace {
-        let written = trace::simulated(path, &timeline, world_size(config));
+        let written = trace::simulated(path, &timeline, config.world_size());
         let ranks = written.map_err(|e| unwritten(path, &e))?;
         say(&format!("trace of {ranks} written to {}", path.display()));
     }

@@ -2,8 +2,8 @@
 
 use super::exit::{Failed, code};
 use super::{may_write, say, unwritten};
-use crate::shown::Shown;
-use crate::trace::{OUTPUT, measured};
+use crate::report::shown::Shown;
+use crate::report::trace::{OUTPUT, measured};
 use device::cpu::Trace;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};

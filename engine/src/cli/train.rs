@@ -1,21 +1,25 @@
 //! `onebox train`: what happens before, beside and after the steps.
 
+mod ending;
+mod rollback;
+mod watch;
+
+use self::watch::Watch;
 use super::check::count;
 use super::exit::{Failed, code};
 use super::signals::{self, Signals};
 use super::trace::{self, TraceArgs};
-use super::watch::Watch;
-use super::{ConfigArgs, SimdArg, data, plan, print, resume, rollback, say};
-use crate::build::{Built, build, world_size};
+use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
 use crate::config::{DeviceConfig, Loaded, in_line};
 use crate::data::{Dataset, Tokenizer, takes_from};
-use crate::detours::Detours;
-use crate::metrics::MetricsWriter;
-use crate::plan::{Disk, memory_report};
-use crate::progress::Progress;
+use crate::predict::plan::{Disk, memory_report};
+use crate::report::metrics::MetricsWriter;
+use crate::report::progress::Progress;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
 use crate::run_dir::{CONFIG, RUNS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
+use crate::train::build::{Built, build};
+use crate::train::detours::Detours;
 use device::Error;
 use device::numerics::SimdPath;
 use std::path::{Path, PathBuf};
@@ -354,11 +358,11 @@ impl Session<'_> {
     /// `4 virtual GPUs`
     fn gpus(&self) -> String {
         let config = &self.loaded.config;
-        let ranks = world_size(config);
+        let ranks = config.world_size();
         if config.device != DeviceConfig::Cuda {
             return counted(ranks, "virtual GPU");
         }
-        let all = &crate::gpu::machine().gpus;
+        let all = &crate::run::gpu::machine().gpus;
         let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
         match all.len() {
             n if n < ranks => format!("{n} x {name}, shared by {}", counted(ranks, "rank")),

@@ -1,8 +1,8 @@
 //! Every key of the description of a box: its type, its range, its default, its meaning.
 
 use super::machine::{self, Told};
-use super::section::{Or, Section};
-use super::value::Interval;
+use super::reading::section::{Or, Section};
+use super::reading::value::Interval;
 use super::*;
 
 /// Reads the description of a box.

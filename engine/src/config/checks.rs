@@ -1,13 +1,13 @@
 //! Rules between keys. Each error shows every value that takes part, and the arithmetic.
 
-use super::reader::Reader;
-use super::report::Problem;
-use super::value::float_text;
+use super::reading::reader::Reader;
+use super::reading::report::Problem;
+use super::reading::value::float_text;
 use super::{
     Accumulate, Config, DeviceConfig, Placement, Precision, Recompute, Transfer, UpdateMode,
     WeightsPolicy,
 };
-use crate::gpu;
+use crate::run::{gpu, gpu_room};
 use topology::counted;
 
 /// Most samples of a step, also of a product that nobody wrote down.
@@ -141,7 +141,7 @@ impl Checks<'_> {
             DeviceConfig::Cuda => {
                 let (tp, dp) = (self.config.parallel.tensor, self.config.parallel.data);
                 let all = &gpu::machine().gpus;
-                let taken = gpu::taken((tp, dp)).into_iter().filter_map(|gpu| all.get(gpu));
+                let taken = gpu_room::taken((tp, dp)).into_iter().filter_map(|gpu| all.get(gpu));
                 let oldest = taken.min_by_key(|gpu| gpu.sm)?;
                 (format!("GPU {}, {},", oldest.ordinal, oldest.name), oldest.sm)
             }

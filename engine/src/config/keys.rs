@@ -1,33 +1,12 @@
 //! Every key that a config or a box may have, as the reader itself asks for it: what `onebox config keys` prints and
 //! `docs/config.md` is made of.
 
-use super::reader::Reader;
-use super::section::Section;
-use super::source::Place;
-use super::tree::{Kind, Node};
+use super::reading::key::Key;
+use super::reading::reader::Reader;
+use super::reading::section::Section;
+use super::reading::source::Place;
+use super::reading::tree::{Kind, Node};
 use super::{box_schema, schema};
-
-/// A key, and what can be said of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Key {
-    /// Dotted: `model.layers`.
-    pub name: String,
-    /// The variant that has it: `Cpu`, for `device.count`.
-    pub of: Option<&'static str>,
-    /// The values that it takes, in words; `a section` of one that holds others.
-    pub values: String,
-    /// What it is where it is left out, in RON or in words; none of a required key.
-    pub default: Option<String>,
-    /// What it means, and its unit.
-    pub doc: &'static str,
-}
-
-impl Key {
-    /// Whether it holds other keys.
-    pub fn is_section(&self) -> bool {
-        self.values == "a section"
-    }
-}
 
 /// Every key of a config, in reading order, a section before the keys in it.
 pub fn keys() -> Vec<Key> {

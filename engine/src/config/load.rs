@@ -5,13 +5,14 @@ use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 use super::checks;
-use super::reader::Reader;
-use super::report::{ConfigError, Problem, Spot, short};
-use super::source::{Kind as SourceKind, Place, Source};
-use super::suggest::nearest;
-use super::tree::{self, Kind, Node};
-use super::value::Complaint;
-use super::{BoxConfig, Config, GpuConfig, HostConfig, Loaded, box_schema, schema, set};
+use super::reading::reader::Reader;
+use super::reading::report::{ConfigError, Problem, Spot, short};
+use super::reading::set;
+use super::reading::source::{Kind as SourceKind, Place, Source};
+use super::reading::suggest::nearest;
+use super::reading::tree::{self, Kind, Node};
+use super::reading::value::Complaint;
+use super::{BoxConfig, Config, GpuConfig, HostConfig, Loaded, box_schema, schema};
 
 /// Larger than any config; a bound on the work that a wrong file can cause.
 const LARGEST: u64 = 1 << 20;

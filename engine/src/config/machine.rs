@@ -1,9 +1,9 @@
 //! What the topology of a described box says, against what its file says.
 
-use super::reader::Reader;
-use super::report::Problem;
-use super::section::{Or, Section};
-use super::value::Complaint;
+use super::reading::reader::Reader;
+use super::reading::report::Problem;
+use super::reading::section::{Or, Section};
+use super::reading::value::Complaint;
 use super::{BoxConfig, Config};
 use std::path::Path;
 use std::sync::Arc;

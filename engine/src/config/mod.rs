@@ -1,40 +1,32 @@
 //! The configuration of a run, checked: whoever holds a [`Config`] holds one that makes sense.
 //!
 //! [`load()`] reads RON, applies `--set` overrides, and reports every error at once with its place:
-//! `tree` keeps the place of every value, `schema` says what each may be, `checks` what several may
-//! be together, and `report` prints what is not so.
+//! `schema` says what each key may be, `checks` what several may be together. `reading` knows no key: it keeps the
+//! place of every value, and prints what is wrong there.
 
 mod box_schema;
-mod bytes;
 mod checks;
-mod fields;
 mod keys;
 mod limits;
 mod load;
 mod machine;
 mod names;
 mod not_built;
-mod reader;
-mod report;
+mod reading;
 mod schema;
-mod section;
-mod set;
-mod source;
 mod states;
-mod suggest;
-mod tree;
-mod value;
 mod write;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use box_schema::MEASURED_OPS;
-pub use bytes::{format_bytes, parse_bytes};
-pub use keys::{Key, box_keys, keys};
+pub use keys::{box_keys, keys};
 pub(crate) use load::load_of_run;
 pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str, load_to_search};
-pub use report::{ConfigError, Problem};
+pub use reading::bytes::{format_bytes, parse_bytes};
+pub use reading::key::Key;
+pub use reading::report::{ConfigError, Problem};
 pub(crate) use write::in_line;
 
 use device::sim::Fact;
@@ -110,6 +102,13 @@ pub struct Config {
     pub train: TrainConfig,
     /// What is sampled at the end of a run.
     pub sample: SampleConfig,
+}
+
+impl Config {
+    /// Ranks of a run.
+    pub const fn world_size(&self) -> usize {
+        self.parallel.tensor * self.parallel.data
+    }
 }
 
 /// `Cpu(count: 4, memory: "512MiB")`, `Cuda`, `Sim(box: "boxes/dgx2.ron")`.

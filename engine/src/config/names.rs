@@ -1,6 +1,6 @@
 //! Names of variants, as a config writes them.
 
-use super::fields::Named;
+use super::reading::fields::Named;
 use super::*;
 
 impl Named for Precision {

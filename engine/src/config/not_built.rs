@@ -1,6 +1,6 @@
 //! What a config may name and `train` cannot do on this machine.
 
-use super::report::{ConfigError, Problem, Spot};
+use super::reading::report::{ConfigError, Problem, Spot};
 use super::{Config, DeviceConfig, Origin};
 
 impl Config {
@@ -21,7 +21,7 @@ impl Config {
         match self.device {
             DeviceConfig::Cpu { .. } => {}
             DeviceConfig::Cuda => {
-                if let Some(missing) = crate::gpu::machine().missing() {
+                if let Some(missing) = crate::run::gpu::machine().missing() {
                     let help = "see `onebox doctor`, or use `Cpu(count: N)`: virtual GPUs on this \
                                 machine run the same step";
                     refuse("device", missing, help);

@@ -1,7 +1,7 @@
 //! Every key of a config: its type, its range, its default, its meaning.
 
-use super::section::{Or, Section};
-use super::value::Interval;
+use super::reading::section::{Or, Section};
+use super::reading::value::Interval;
 use super::*;
 
 /// Steps of any kind: 10^12.

@@ -166,18 +166,18 @@ fn origins_name_every_key_of_the_written_config_in_its_order() {
 
 /// Every dotted key of a text, sections left out.
 fn loaded_keys(text: &str) -> Vec<String> {
-    fn walk(node: &tree::Node, path: &str, keys: &mut Vec<String>) {
+    fn walk(node: &reading::tree::Node, path: &str, keys: &mut Vec<String>) {
         if !node.is_group() {
             keys.push(path.to_string());
         }
-        if let tree::Kind::Struct { fields, .. } = &node.kind {
-            fields.iter().for_each(|f| walk(&f.value, &tree::join(path, &f.key), keys));
+        if let reading::tree::Kind::Struct { fields, .. } = &node.kind {
+            fields.iter().for_each(|f| walk(&f.value, &reading::tree::join(path, &f.key), keys));
         }
     }
-    let kind = source::Kind::Set;
-    let source = source::Source { kind, name: String::new(), text: text.into() };
+    let kind = reading::source::Kind::Set;
+    let source = reading::source::Source { kind, name: String::new(), text: text.into() };
     let mut keys = Vec::new();
-    walk(&tree::parse(&source, 0, 0).unwrap(), "", &mut keys);
+    walk(&reading::tree::parse(&source, 0, 0).unwrap(), "", &mut keys);
     keys
 }
 

@@ -5,7 +5,7 @@ use ron::ser::{PrettyConfig, to_string_pretty};
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 
-use super::bytes::format_bytes;
+use super::reading::bytes::format_bytes;
 use super::{Config, DeviceConfig};
 
 impl Config {

@@ -1,9 +1,17 @@
 //! Work on parts of the data, on all cores that this process may use.
 
-use crate::places::cores;
+use crate::run::placement::cores;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, scope};
+
+/// Bytes of text that are tokenized at a time, if no file is longer.
+const TEXT_AT_ONCE: u64 = 64 << 20;
+
+/// Texts that are tokenized at a time, where the longest has `longest` bytes.
+pub(crate) fn texts_at_once(longest: u64) -> usize {
+    (TEXT_AT_ONCE / longest.max(1)).clamp(1, cores() as u64) as usize
+}
 
 /// `f(0)..f(count - 1)`, in this order, by all cores. The calling thread works too, and where the system gives no more threads it
 /// works alone.

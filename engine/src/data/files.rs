@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Problem;
-use super::kind::{format_of, index_of};
+use super::megatron::{format_of, index_of};
 use super::problem::{Failure, at};
 use crate::run_dir::{CONFIG, METRICS, is_run, resolved};
 

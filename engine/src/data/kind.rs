@@ -1,8 +1,6 @@
 //! What a file seems to hold, by its first bytes and by its name: bytes of anything can be trained on, and nobody wants
 //! most of them.
 
-use super::problem::Problem;
-use super::read::open_regular;
 use crate::config::DataFormat;
 use std::fs::File;
 use std::io::{self, Read};
@@ -105,19 +103,6 @@ pub(super) fn of(path: &Path, head: &[u8], format: DataFormat) -> Option<Kind> {
     kind.filter(|kind| ![TOKENS, UTF16].contains(kind))
 }
 
-/// The same as a refusal.
-pub(super) fn refused(kind: Kind, format: DataFormat) -> Problem {
-    let Kind { what, remedy } = kind;
-    match format {
-        DataFormat::Auto | DataFormat::Bytes => Problem::Foreign {
-            what,
-            remedy,
-            insist: "; or set data.format: Bytes to train on its bytes as they are",
-        },
-        DataFormat::U16 | DataFormat::U32 => Problem::Foreign { what, remedy, insist: "" },
-    }
-}
-
 /// What a file beside token files holds, if that may be tokens too.
 pub(super) fn of_tokens_elsewhere(path: &Path) -> Option<Kind> {
     by_name(path).filter(|kind| ![TOKENS, INDEX, JSON, JSON_LINES].contains(kind))
@@ -146,32 +131,4 @@ fn is_json_lines(head: &[u8]) -> bool {
     let mut lines = head.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
     let mut next_is_object = || lines.next().is_some_and(is_object);
     next_is_object() && next_is_object()
-}
-
-/// The type of tokens that a Megatron index beside a file of tokens states; none without an index.
-pub(super) fn index_of(tokens: &Path) -> Option<&'static str> {
-    let mut start = [0; 18];
-    open_regular(&tokens.with_extension("idx")).ok()?.read_exact(&mut start).ok()?;
-    // The mark, a version of 8 bytes, the code of the type.
-    let code = start.strip_prefix(b"MMIDIDX\0\0")?.last()?;
-    Some(match code {
-        1 => "uint8",
-        2 => "int8",
-        3 => "int16",
-        4 => "int32",
-        5 => "int64",
-        6 => "float64",
-        7 => "float32",
-        8 => "uint16",
-        _ => "an unknown type",
-    })
-}
-
-/// The format of tokens of this type.
-pub(super) fn format_of(dtype: &str) -> Option<DataFormat> {
-    match dtype {
-        "int16" | "uint16" => Some(DataFormat::U16),
-        "int32" => Some(DataFormat::U32),
-        _ => None,
-    }
 }

@@ -1,8 +1,7 @@
 //! Files of a directory that are not taken. A directory is named by a wish, not by its files, so what it loses is said.
 
-use super::Problem;
 use super::kind::{BINARY, Kind};
-use crate::shown::Shown;
+use crate::report::shown::Shown;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -44,20 +43,6 @@ impl LeftOut {
         let mut both: Vec<_> = self.largest.take().into_iter().chain(other.largest).collect();
         both.sort_by_key(|(_, bytes, _)| *bytes);
         self.largest = both.pop();
-    }
-
-    /// Says what a directory of `taken` bytes loses, where it `warns`.
-    ///
-    /// # Errors
-    /// When that is more than is taken.
-    pub(super) fn judge(&self, directory: &Path, taken: u64, warns: bool) -> Result<(), Problem> {
-        if self.bytes > taken {
-            return Err(Problem::MoreLeftOut { left: Box::new(self.clone()), taken });
-        }
-        if self.files > 0 && warns {
-            tracing::warn!("{}: {self}", Shown(directory));
-        }
-        Ok(())
     }
 
     /// For the line that describes a data set; empty when nothing was left out.

@@ -1,8 +1,9 @@
 //! What can be said of the data without reading it: whether the files are there, what they seem to hold, how long they are.
 
 use super::lengths;
+use super::open::open_regular;
 use super::problem::{DataError, Failure, Problem, at, in_key};
-use super::read::{named, open_regular};
+use super::read::named;
 use super::text::MAX_FILE;
 use crate::config::{Config, DataConfig};
 use std::fs::File;

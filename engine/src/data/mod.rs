@@ -13,7 +13,7 @@ use device::random;
 use topology::counted;
 
 use crate::config::{DataConfig, DataFormat};
-use crate::shown::Shown;
+use crate::report::shown::Shown;
 
 mod cores;
 mod files;
@@ -22,6 +22,8 @@ mod kind;
 mod left_out;
 mod lengths;
 mod look;
+mod megatron;
+mod open;
 mod problem;
 mod read;
 mod text;
@@ -29,13 +31,13 @@ mod tokenizer;
 mod tokens;
 mod untrusted;
 
+pub(crate) use cores::texts_at_once;
 pub use identity::Identity;
 pub use left_out::LeftOut;
 pub(crate) use look::Look;
 pub use problem::{DataError, Problem};
 use problem::{Failure, in_key};
 pub use text::Tokenized;
-pub(crate) use text::texts_at_once;
 pub use tokenizer::Tokenizer;
 pub use tokens::Cache;
 

@@ -2,7 +2,7 @@
 
 use super::left_out::LeftOut;
 use crate::config::DataFormat;
-use crate::shown::Shown;
+use crate::report::shown::Shown;
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 use topology::format_bytes;

@@ -1,16 +1,15 @@
 //! The bytes of files that a text in the config names.
 
 use super::files::{Found, find_files, held_out_among};
-use super::kind::{self, NOT_UTF8};
+use super::kind::{self, Kind, NOT_UTF8};
 use super::left_out::LeftOut;
+use super::open::open_regular;
 use super::problem::{Failure, Problem, at};
-use super::{Dataset, cores};
+use super::{Dataset, cores, megatron};
 use crate::config::DataFormat;
-use crate::shown::Shown;
-use rustix::fs::OFlags;
-use std::fs::{File, OpenOptions};
+use crate::report::shown::Shown;
+use std::fs::File;
 use std::io::{self, Read, Seek};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Tokens that a thread checks at once.
@@ -27,16 +26,17 @@ pub(super) struct Source {
     warns: bool,
 }
 
-/// Opens a regular file for reading, and nothing else: to open a pipe would wait for a writer.
-pub(super) fn open_regular(path: &Path) -> Result<File, Problem> {
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    let file = file.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Problem::Missing,
-        _ => Problem::Unreadable(error),
-    })?;
-    let is_file = file.metadata().map_err(Problem::Unreadable)?.is_file();
-    is_file.then_some(file).ok_or(Problem::NotAFile)
+/// Why a file of this kind is not taken as `format`.
+const fn refusal(kind: Kind, format: DataFormat) -> Problem {
+    let Kind { what, remedy } = kind;
+    match format {
+        DataFormat::Auto | DataFormat::Bytes => Problem::Foreign {
+            what,
+            remedy,
+            insist: "; or set data.format: Bytes to train on its bytes as they are",
+        },
+        DataFormat::U16 | DataFormat::U32 => Problem::Foreign { what, remedy, insist: "" },
+    }
 }
 
 /// The files that `text` names, and how they are taken.
@@ -86,7 +86,7 @@ impl Source {
             return Ok(false);
         }
         if !insisted {
-            return Err(kind::refused(kind, self.format));
+            return Err(refusal(kind, self.format));
         }
         if self.warns {
             let path = Shown(path);
@@ -103,14 +103,19 @@ impl Source {
                 false => Problem::Empty,
             });
         }
-        self.left_out.judge(named, taken, self.warns)?;
+        if self.left_out.bytes > taken {
+            return Err(Problem::MoreLeftOut { left: Box::new(self.left_out), taken });
+        }
+        if self.left_out.files > 0 && self.warns {
+            tracing::warn!("{}: {}", Shown(named), self.left_out);
+        }
         Ok(self.left_out)
     }
 
     /// Compares the format with what a Megatron index says.
     fn check_index(&self, path: &Path) -> Result<(), Problem> {
-        let Some(dtype) = kind::index_of(path) else { return Ok(()) };
-        let format = kind::format_of(dtype);
+        let Some(dtype) = megatron::index_of(path) else { return Ok(()) };
+        let format = megatron::format_of(dtype);
         if format == Some(self.format) {
             return Ok(());
         }

@@ -6,18 +6,10 @@ use super::tokenizer::Tokenizer;
 use super::tokens::Cache;
 use super::{DataError, Dataset, Problem};
 use crate::config::DataFormat;
-use crate::places::cores;
 use std::path::{Path, PathBuf};
 
 /// Longest file, in bytes. A tokenizer takes some 240 times as much memory for a moment.
 pub(super) const MAX_FILE: u64 = 256 << 20;
-/// Bytes of text that are tokenized at a time, if no file is longer.
-const TEXT_AT_ONCE: u64 = 64 << 20;
-
-/// Texts that are tokenized at a time, where the longest has `longest` bytes.
-pub(crate) fn texts_at_once(longest: u64) -> usize {
-    (TEXT_AT_ONCE / longest.max(1)).clamp(1, cores() as u64) as usize
-}
 
 /// How texts become tokens.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
 
-use super::read::open_regular;
+use super::open::open_regular;
 use super::{Problem, untrusted};
 use std::fmt;
 use std::io::Read;

@@ -3,9 +3,8 @@
 //! runs at once write the same bytes, and the later name stays.
 
 use super::cores;
-use super::text::texts_at_once;
 use super::tokenizer::Tokenizer;
-use crate::run_dir::sync_folder;
+use crate::run_dir::durable::sync_folder;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -51,7 +50,7 @@ impl Cache {
         }
         let encode = |i: usize| tokenizer.encode(texts[i]).map_err(|why| (i, why));
         let longest = texts.iter().map(|text| text.len() as u64).max().unwrap_or(0);
-        let parts = cores::map_by(texts_at_once(longest), texts.len(), encode)
+        let parts = cores::map_by(cores::texts_at_once(longest), texts.len(), encode)
             .into_iter()
             .collect::<Result<Vec<_>, _>>()?;
         let tokens = parts.concat();

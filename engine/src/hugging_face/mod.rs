@@ -9,10 +9,10 @@ mod write;
 pub use folder::Folder;
 pub use write::{ExportError, export};
 
-use crate::build::Built;
 use crate::checkpoint::rewrite::{RewriteError, Sealed, Source, start};
 use crate::config::{Config, ModelConfig};
 use crate::data::Dataset;
+use crate::train::build::Built;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use std::io;

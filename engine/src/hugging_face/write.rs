@@ -2,12 +2,13 @@
 
 use super::folder::Folder;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, foreign, transposed};
-use crate::build::Built;
 use crate::checkpoint::inspect::TensorSummary;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::Config;
-use crate::own::{self, LOCK};
-use crate::run_dir::{TOKENIZER, sync_folder};
+use crate::run_dir::TOKENIZER;
+use crate::run_dir::durable::sync_folder;
+use crate::run_dir::own::{self, LOCK};
+use crate::train::build::Built;
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, TryLockError};

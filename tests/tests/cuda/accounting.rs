@@ -2,10 +2,10 @@
 //! every byte that a GPU would hold, the plan's and what lies beside it, is charged.
 
 use super::under_fake;
-use engine::build::{build, device_bytes, device_limit, world_size};
 use engine::config::{Config, load};
-use engine::plan::memory_report;
-use engine::rehearsal::rehearse;
+use engine::predict::plan::memory_report;
+use engine::predict::rehearsal::rehearse;
+use engine::train::build::{build, device_bytes, device_limit};
 use fake_cuda::{Stats, memory_use, stats};
 use std::path::Path;
 use std::sync::{Barrier, Mutex};
@@ -28,7 +28,7 @@ fn taken(stats: &Stats) -> (u64, u64, u64) {
 
 /// Three steps: all that a GPU holds is within its memory, and there before step 1 begins.
 fn plays_within_memory(config: &Config) {
-    let (built, ranks) = (build(config), world_size(config));
+    let (built, ranks) = (build(config), config.world_size());
     let report = memory_report(config, &built);
     // This machine's own memory is another matter.
     let fits = report.gpu.limit.is_some_and(|limit| report.gpu.bytes <= limit);

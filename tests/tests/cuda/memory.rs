@@ -1,10 +1,10 @@
 //! The largest models of a small GPU: what the plan says and what the driver was asked for.
 
 use super::{on_cuda, try_run};
-use engine::build::build;
 use engine::config::Config;
-use engine::plan::{Report, memory_report};
+use engine::predict::plan::{Report, memory_report};
 use engine::run::RunOptions;
+use engine::train::build::build;
 use tests::tiny;
 
 /// What products take of each GPU: much of one this small.

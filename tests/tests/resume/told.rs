@@ -1,10 +1,10 @@
 //! Runs that tell what they did, and the comparison of a run that goes on with the one that was never stopped.
 
 use super::PAUSE;
-use engine::build::build;
 use engine::checkpoint::Checkpoint;
-use engine::detours::Detours;
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
+use engine::train::build::build;
+use engine::train::detours::Detours;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
 use super::super::exit::{Failed, code};
-use super::super::{ConfigArgs, data, ending, say};
+use super::super::{ConfigArgs, data, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
-use crate::build::build;
 use crate::checkpoint::inspect::Summary;
 use crate::data::Tokenizer;
 use crate::hugging_face::{ExportError, Folder, FolderError, export, import};
 use crate::run_dir::TOKENIZER;
+use crate::train::build::build;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
@@ -89,14 +89,14 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
         let path = args.folder.join(TOKENIZER);
         say(&format!("note: {} is not used: data.tokenizer names none", path.display()));
     }
-    let sets = args.config.sets.iter().map(|set| format!(" --set {}", ending::quoted(set)));
-    let quoted = |path: &std::path::Path| ending::quoted(&path.display().to_string());
+    let sets = args.config.sets.iter().map(|set| format!(" --set {}", quoted(set)));
+    let path_quoted = |path: &std::path::Path| quoted(&path.display().to_string());
     say(&format!(
         "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
         written.display(),
         folder.path().display(),
-        quoted(&args.config.config),
-        quoted(&args.out),
+        path_quoted(&args.config.config),
+        path_quoted(&args.out),
         sets.collect::<String>()
     ));
     Ok(())

@@ -3,10 +3,10 @@
 use super::super::exit::{Failed, code};
 use super::super::{data, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
-use crate::build::build;
 use crate::checkpoint::inspect::Summary;
 use crate::checkpoint::rewrite::reshard;
 use crate::config::{Config, DeviceConfig, Loaded, load_stored};
+use crate::train::build::build;
 use std::path::PathBuf;
 
 /// Write a checkpoint as ranks of another layout would have.

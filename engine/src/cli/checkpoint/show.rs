@@ -5,7 +5,7 @@ use super::super::exit::{Failed, code};
 use super::super::print;
 use super::failed;
 use crate::checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
-use crate::progress::si;
+use crate::report::progress::si;
 use std::fmt::Write;
 use std::path::Path;
 use topology::counted;

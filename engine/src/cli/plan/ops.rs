@@ -2,13 +2,13 @@
 //! large models have millions of them.
 
 use super::defect;
-use crate::build::Built;
 use crate::cli::exit::{Failed, code};
 use crate::cli::seen;
 use crate::config::Config;
-use crate::plan::{Op, Touched, list};
-use crate::progress::si;
-use crate::shown::lines;
+use crate::predict::plan::{Op, Touched, list};
+use crate::report::progress::si;
+use crate::report::shown::lines;
+use crate::train::build::Built;
 use std::cell::RefCell;
 use std::io::{BufWriter, Result, Stdout, Write, stdout};
 use std::rc::Rc;

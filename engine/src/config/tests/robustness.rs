@@ -1,6 +1,6 @@
 //! Typing errors of every key, and texts that nobody would write.
 
-use super::super::*;
+use super::super::reading::{source, tree};
 use super::{LEAST, RICH, loaded};
 
 /// Every field of a text: its dotted path, its key, and the byte range of the key.

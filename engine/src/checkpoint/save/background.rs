@@ -1,0 +1,131 @@
+//! Writing beside training: from the copies that ranks have made, on a thread for each of them. Where the machine gives no
+//! thread, the one that asked for it writes itself, and whoever waits for that one waits.
+
+use super::{Job, Saver, lock, read};
+use crate::checkpoint::write::{Pieces, in_order, write_file};
+use crate::run::Place;
+use crate::run::messages::{Message, Post};
+use crossbeam_channel::Sender;
+use device::cpu::World;
+use device::{Device, Error};
+use offload::State;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A rank's states as they were after a step, in the order of its file.
+#[derive(Default)]
+pub(super) struct Snapshot {
+    pub(super) pieces: Pieces,
+    pub(super) late: bool,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Snapshot {
+    /// The states as they are now: `pieces`, with the gradient of a late update or without.
+    pub(super) fn take(&mut self, dev: &Device, pieces: Pieces, late: bool) -> Result<(), Error> {
+        (self.pieces, self.late) = (pieces, late);
+        let mut rest = &mut self.bytes[..];
+        in_order(&self.pieces, &mut |state| {
+            let (to, after) = std::mem::take(&mut rest).split_at_mut(4 * state.len());
+            rest = after;
+            read(dev, state, to)
+        })
+    }
+}
+
+impl Saver {
+    /// Writes the copies on a thread; `waited` is how long training has waited for them to be made. Where there is no thread,
+    /// the ranks of `world` wait.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        (job, waited): (Job, Duration),
+        sender: Sender<Post>,
+        world: &World,
+    ) {
+        let (saver, writing) = (Arc::clone(self), self.under_way.begin());
+        let write = Arc::new(move |waited: Option<Duration>| {
+            let _until_then = &writing;
+            let message = saver.write_and_conclude(&job.after(waited), &sender);
+            // A run does not end because no one listens.
+            drop(sender.send(Post::Tell(message)));
+        });
+        let beside = Arc::clone(&write);
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || {
+            device::panics::watch_this_thread();
+            beside(Some(waited));
+        });
+        match thread {
+            Ok(thread) => *lock(&self.writing) = Some(thread),
+            Err(error) => {
+                tracing::warn!("training waits for the checkpoint: no thread to write it: {error}");
+                world.held_up(|| write(None));
+            }
+        }
+    }
+
+    fn write_and_conclude(&self, job: &Job, sender: &Sender<Post>) -> Message {
+        let message = catch_unwind(AssertUnwindSafe(|| {
+            self.write_copies(job);
+            self.conclude(job, Some(sender))
+        }));
+        message.unwrap_or_else(|_| {
+            let why = format!("the thread that wrote it: {}", panicked());
+            Message::NotSaved { step: job.step, why }
+        })
+    }
+
+    /// Each rank's file by a thread of its own.
+    fn write_copies(&self, &Job { step, late, skipped_in_a_row, .. }: &Job) {
+        let unfinished = self.unfinished(step);
+        self.begin(&unfinished, (late, skipped_in_a_row));
+        if !self.is_well() {
+            return;
+        }
+        std::thread::scope(|scope| {
+            for number in 0..self.copies.as_ref().map_or(0, Vec::len) {
+                let unfinished = &unfinished;
+                let write = move || {
+                    device::panics::watch_this_thread();
+                    self.bind(number);
+                    self.write_copy(number, step, unfinished);
+                };
+                if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, write) {
+                    tracing::warn!("no thread to write the file of rank {number}: {error}");
+                    self.write_copy(number, step, unfinished);
+                }
+            }
+        });
+    }
+
+    fn write_copy(&self, number: usize, step: u64, unfinished: &Path) {
+        let Some(copy) = self.copies.as_ref().and_then(|copies| copies.get(number)) else { return };
+        let write = || {
+            self.passes(number, Place::Writing, step);
+            let Snapshot { pieces, late, bytes } = &*lock(copy);
+            let mut rest = &bytes[..];
+            let mut fill = |_: State, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
+            let to = (unfinished, &*self.under_way);
+            write_file(number, &self.base, (pieces, *late), to, &mut fill)
+        };
+        match catch_unwind(AssertUnwindSafe(write)) {
+            Ok(written) => self.wrote(number, written),
+            Err(_) => self.give_up(format!("the thread that wrote it: {}", panicked())),
+        }
+    }
+
+    /// The calling thread stays on the cores of a rank: it would else share those of the one that started it.
+    fn bind(&self, rank: usize) {
+        if let Some(cores) = self.cores.get(rank)
+            && let Err(error) = topology::bind_current_thread(cores)
+        {
+            tracing::warn!("the thread that writes for rank {rank} is not bound: {error}");
+        }
+    }
+}
+
+fn panicked() -> String {
+    device::panics::last().unwrap_or_else(|| "it panicked".to_owned())
+}

@@ -1,0 +1,116 @@
+//! What the messages of a run add up to: lines, progress, and when it is hopeless.
+
+use super::Session;
+use crate::config::Precision;
+use crate::report::metrics::{MetricsWriter, StepMetrics};
+use crate::report::progress::{Progress, StepLine};
+use crate::run::{Message, StepReport};
+use crate::train::build::device_bytes;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What the messages of a run add up to.
+pub(super) struct Watch {
+    pub(super) metrics: MetricsWriter,
+    pub(super) progress: Progress,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) last: Option<StepReport>,
+    /// The newest checkpoint.
+    pub(super) saved: Option<u64>,
+    /// The newest step that could not be saved, and why.
+    pub(super) not_saved: Option<(u64, String)>,
+    /// After the last step; over all of it.
+    pub(super) held_out: Option<(f64, bool)>,
+    pub(super) train_seconds: f64,
+}
+
+impl Watch {
+    pub(super) const fn new(
+        metrics: MetricsWriter,
+        progress: Progress,
+        stop: Arc<AtomicBool>,
+        saved: Option<u64>,
+    ) -> Self {
+        Self {
+            metrics,
+            progress,
+            stop,
+            last: None,
+            saved,
+            not_saved: None,
+            held_out: None,
+            train_seconds: 0.0,
+        }
+    }
+
+    pub(super) fn hear(&mut self, session: &Session<'_>, message: Message) {
+        let config = &session.loaded.config;
+        match message {
+            Message::Step(step) => self.step(session, &step),
+            Message::Eval { step, loss, whole } => {
+                self.metrics.eval(step, loss, whole);
+                self.progress.eval(step, config.train.steps, (loss as f32, whole));
+                if step == config.train.steps {
+                    self.held_out = Some((loss, whole));
+                }
+            }
+            Message::Evaluating { step, done, batches } => {
+                self.progress.evaluating((step, config.train.steps), (done, batches));
+            }
+            Message::Saving { .. } => self.metrics.sync(),
+            Message::Saved { step, waited, seconds, hashing, bytes } => {
+                self.saved = Some(step);
+                let size = topology::format_bytes(bytes);
+                let text = format!(
+                    "checkpoint of step {step} saved: {size} in {seconds:.3} s, training waited {waited:.3} s, checksums took {hashing:.3} s"
+                );
+                self.progress.message(&text);
+            }
+            Message::NotSaved { step, why } => {
+                self.progress.warn(&format!("checkpoint of step {step} NOT SAVED: {why}"));
+                self.metrics.checkpoint_failed(step, &why);
+                self.not_saved = Some((step, why));
+            }
+        }
+    }
+
+    fn step(&mut self, session: &Session<'_>, step: &StepReport) {
+        let config = &session.loaded.config;
+        let tokens = (config.batch.global * config.model.seq_len) as u64;
+        let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
+        self.train_seconds += step.seconds;
+        self.last = Some(*step);
+        self.metrics.step(&StepMetrics {
+            step: step.step,
+            loss: step.loss,
+            grad_norm: step.grad_norm,
+            loss_scale: step.loss_scale as f32,
+            lr: step.lr as f32,
+            step_seconds: step.seconds,
+            tokens_per_second,
+            skipped: step.skipped,
+            tokens: step.step * tokens,
+            skipped_total: step.skipped_total,
+        });
+        let shape = session.built.gpt.shape();
+        let activity = step.activity;
+        let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
+        let left = config.train.steps.saturating_sub(step.step) as f64;
+        let limit =
+            crate::train::build::device_limit(config, &session.built.plan).unwrap_or(u64::MAX);
+        self.progress.step(&StepLine {
+            step: step.step,
+            steps: config.train.steps,
+            loss: step.loss as f32,
+            grad_norm: step.grad_norm as f32,
+            loss_scale: (config.precision == Precision::Fp16).then_some(step.loss_scale as f32),
+            lr: step.lr as f32,
+            tokens_per_second,
+            flops_per_second: tokens_per_second * shape.model_flops_per_token(),
+            device_memory: (device_bytes(config, &session.built.plan), limit),
+            overlap,
+            skipped: step.skipped_total,
+            eta_seconds: left * self.train_seconds / (step.step - session.done()).max(1) as f64,
+        });
+    }
+}

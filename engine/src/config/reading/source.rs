@@ -1,0 +1,84 @@
+//! The texts a configuration is read from, and places in them.
+
+use std::path::PathBuf;
+
+/// Where a text came from.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::config) enum Kind {
+    /// A RON file; `dir` is what its relative paths are relative to, absolute.
+    File {
+        /// Directory of the file.
+        dir: PathBuf,
+    },
+    /// One `--set key=value`; the text is `key=value`.
+    Set,
+}
+
+/// One text.
+#[derive(Clone, Debug)]
+pub(in crate::config) struct Source {
+    pub(in crate::config) kind: Kind,
+    /// The file as the user named it; for `--set` the argument.
+    pub(in crate::config) name: String,
+    pub(in crate::config) text: String,
+}
+
+/// A range of bytes of one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::config) struct Place {
+    pub(in crate::config) source: usize,
+    pub(in crate::config) start: usize,
+    pub(in crate::config) end: usize,
+}
+
+/// A place for people: 1-based line and column, and the text of that line.
+#[derive(Debug)]
+pub(in crate::config) struct Spotted<'a> {
+    pub(in crate::config) line: usize,
+    pub(in crate::config) col: usize,
+    pub(in crate::config) text: &'a str,
+    /// Byte range of the place within `text`; ends with the line at the latest.
+    pub(in crate::config) within: std::ops::Range<usize>,
+}
+
+impl Source {
+    /// The text at `place`; empty when `place` is not in here.
+    pub(in crate::config) fn at(&self, place: Place) -> &str {
+        self.text.get(place.start..place.end).unwrap_or_default()
+    }
+
+    /// Line, column and line text of a place.
+    pub(in crate::config) fn spot(&self, place: Place) -> Spotted<'_> {
+        let start = floor_char(&self.text, place.start);
+        let before = self.text.get(..start).unwrap_or_default();
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        let rest = self.text.get(line_start..).unwrap_or_default();
+        let text = rest.split('\n').next().unwrap_or_default().trim_end_matches('\r');
+        let from = (start - line_start).min(text.len());
+        let to = (floor_char(&self.text, place.end).max(start) - line_start).min(text.len());
+        Spotted {
+            line: before.matches('\n').count() + 1,
+            col: text.get(..from).unwrap_or_default().chars().count() + 1,
+            text,
+            within: from..to.max(from),
+        }
+    }
+
+    /// Byte offset of a 1-based line and column (in characters).
+    pub(in crate::config) fn offset(&self, line: usize, col: usize) -> usize {
+        let start: usize =
+            self.text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+        let rest = self.text.get(start..).unwrap_or_default();
+        let column =
+            rest.char_indices().nth(col.saturating_sub(1)).map_or(rest.len(), |(at, _)| at);
+        start + column
+    }
+}
+
+fn floor_char(text: &str, at: usize) -> usize {
+    let mut at = at.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}

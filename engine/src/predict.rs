@@ -1,0 +1,11 @@
+//! What is known before a run: memory by [`plan`], time by [`simulate`], and the layouts that [`search`] compares. Each
+//! sends the very step through a device that only counts or keeps a virtual clock.
+
+pub mod boxes;
+pub mod calibrate;
+pub mod changes;
+pub mod plan;
+pub mod rehearsal;
+pub mod remedies;
+pub mod search;
+pub mod simulate;

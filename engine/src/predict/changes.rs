@@ -1,0 +1,110 @@
+//! Changes to a config that keep its model, batch and results, and the `--set` arguments that make them.
+
+use crate::config::{Accumulate, Config, DeviceConfig, Loaded, Origin};
+use crate::config::{Placement, Recompute, in_line};
+use std::collections::BTreeSet;
+
+/// A setting that a search may change, and its value in RON.
+type Setting = (&'static str, fn(&Config) -> String);
+
+/// Every one of them.
+const SETTINGS: [Setting; 11] = [
+    ("parallel.tensor", |c| in_line(&c.parallel.tensor)),
+    ("parallel.data", |c| in_line(&c.parallel.data)),
+    ("batch.micro", |c| in_line(&c.batch.micro)),
+    ("recompute", |c| in_line(&c.recompute)),
+    ("partition_checkpoints", |c| in_line(&c.partition_checkpoints)),
+    ("host_checkpoints", |c| in_line(&c.host_checkpoints)),
+    ("parallel.sequence", |c| in_line(&c.parallel.sequence)),
+    ("offload.optimizer", |c| in_line(&c.offload.optimizer)),
+    ("offload.accumulate", |c| in_line(&c.offload.accumulate)),
+    ("offload.first_forward", |c| in_line(&c.offload.first_forward)),
+    ("model.layers", |c| in_line(&c.model.layers)),
+];
+
+/// Names and new values of the settings that differ.
+fn changed_settings(given: &Config, changed: &Config) -> Vec<(&'static str, String)> {
+    let differ = |(key, value): &Setting| {
+        let (was, is) = (value(given), value(changed));
+        (was != is).then_some((*key, is))
+    };
+    SETTINGS.iter().filter_map(differ).collect()
+}
+
+/// What makes `loaded` the config `changed`, as `key=value`. Values that would follow from a changed one, such as the
+/// global batch where the file leaves it out, are held.
+pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
+    let given = &loaded.config;
+    let differ = changed_settings(given, changed).into_iter();
+    let mut sets: Vec<String> = differ.map(|(key, is)| format!("{key}={is}")).collect();
+    let pass = |c: &Config| c.batch.micro * c.parallel.data;
+    if is_derived(loaded, "batch.global") && pass(given) != pass(changed) {
+        sets.push(format!("batch.global={}", changed.batch.global));
+    }
+    if let DeviceConfig::Cpu { count, .. } = changed.device
+        && !is_derived(loaded, "device.count")
+        && given.world_size() != changed.world_size()
+    {
+        sets.push(format!("device.count={count}"));
+    }
+    sets
+}
+
+fn is_derived(loaded: &Loaded, key: &str) -> bool {
+    let origin = loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin);
+    matches!(origin, Some(Origin::Derived(_)))
+}
+
+/// `--set a=1 --set 'b=C(d: 2)'`, for a shell.
+pub fn arguments(sets: &[String]) -> String {
+    let quoted = |set: &String| if set.contains(' ') { format!("'{set}'") } else { set.clone() };
+    let all: Vec<String> = sets.iter().map(|set| format!("--set {}", quoted(set))).collect();
+    all.join(" ")
+}
+
+/// How many settings differ; a TP x DP grid is one.
+pub fn count(given: &Config, changed: &Config) -> usize {
+    let keys = changed_settings(given, changed).into_iter().map(|(key, _)| match key {
+        "parallel.data" => "parallel.tensor",
+        key => key,
+    });
+    keys.collect::<BTreeSet<_>>().len()
+}
+
+/// Every TP x DP grid of `world` ranks.
+pub fn grids(world: usize) -> Vec<(usize, usize)> {
+    divisors(world).into_iter().map(|tensor| (tensor, world / tensor)).collect()
+}
+
+/// Divisors in ascending order; none of 0.
+pub fn divisors(n: usize) -> Vec<usize> {
+    let small: Vec<usize> =
+        (1..).take_while(|d| d * d <= n).filter(|d| n.is_multiple_of(*d)).collect();
+    let large = small.iter().rev().filter(|d| *d * *d != n).map(|d| n / d);
+    small.iter().copied().chain(large).collect()
+}
+
+/// What of the activations is kept: (recompute, partition_checkpoints).
+pub const CHECKPOINTS: [(Recompute, bool); 3] =
+    [(Recompute::None, false), (Recompute::Block, false), (Recompute::Block, true)];
+
+/// Where the optimizer and the sums of micro-batches can be.
+pub const PLACES: [(Placement, Accumulate); 3] = [
+    (Placement::Host, Accumulate::Device),
+    (Placement::Host, Accumulate::Host),
+    (Placement::Device, Accumulate::Device),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisors_are_all_there_in_order() {
+        for n in 0..200 {
+            let all: Vec<usize> = (1..=n).filter(|d| n % d == 0).collect();
+            assert_eq!(divisors(n), all, "{n}");
+        }
+        assert_eq!(grids(6), [(1, 6), (2, 3), (3, 2), (6, 1)]);
+    }
+}

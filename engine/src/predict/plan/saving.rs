@@ -1,0 +1,62 @@
+//! What of the host's memory a checkpoint takes while it is written, and in which words that is said.
+
+use super::{Memories, memories};
+use crate::config::{CheckpointWriter, Config, UpdateMode};
+use crate::train::build::{Built, update_mode};
+use topology::format_bytes;
+
+/// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits
+/// instead, or saves nothing.
+pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
+    decided(config, built).copy
+}
+
+/// The memories with the copies of states in them, where there are any. `Auto` is decided here and nowhere else: free memory
+/// changes from look to look.
+pub(super) fn decided(config: &Config, built: &Built) -> Memories {
+    let with = || memories(config, built, states(config, built));
+    let auto = match config.train.checkpoint_writer {
+        _ if !config.train.saves() => None,
+        CheckpointWriter::Foreground => None,
+        CheckpointWriter::Background => return with(),
+        CheckpointWriter::Auto => Some(with()).filter(Memories::host_fits),
+    };
+    auto.unwrap_or_else(|| memories(config, built, 0))
+}
+
+/// fp32 arrays of what a rank owns in a checkpoint: the states, and the gradient of an update that waits.
+pub(crate) fn saved_states(config: &Config) -> usize {
+    let late = matches!(update_mode(config), UpdateMode::Delayed { .. });
+    3 + usize::from(late)
+}
+
+/// Bytes of the states of a rank as a checkpoint has them.
+fn states(config: &Config, built: &Built) -> u64 {
+    let masters = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
+    let elements: u64 = masters.map(|e| (e.shape.0 * e.shape.1) as u64).sum();
+    4 * saved_states(config) as u64 * elements
+}
+
+/// How checkpoints are written, where there are any.
+pub(super) fn saving(config: &Config, built: &Built, memories: &Memories) -> Option<String> {
+    let needed = format_bytes(states(config, built));
+    let why = match config.train.checkpoint_writer {
+        _ if !config.train.saves() => return None,
+        _ if memories.copy > 0 => {
+            let without = match memories.host_fits() {
+                true => "",
+                false => ", which does not fit; train.checkpoint_writer=Foreground needs none",
+            };
+            return Some(format!(
+                "checkpoints are written while training goes on, from a copy of {needed} per rank{without}"
+            ));
+        }
+        CheckpointWriter::Foreground | CheckpointWriter::Background => {
+            "as the config says".to_owned()
+        }
+        CheckpointWriter::Auto => {
+            format!("a copy of {needed} per rank does not fit the host's memory")
+        }
+    };
+    Some(format!("training waits while checkpoints are written: {why}"))
+}

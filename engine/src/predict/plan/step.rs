@@ -1,0 +1,145 @@
+//! A step in figures: ops, bytes and FLOPs by lane, counted on a device that runs nothing.
+
+use super::with_micro_batches;
+use crate::config::Config;
+use crate::data::Dataset;
+use crate::predict::simulate::typical_step;
+use crate::train::build::{Built, build, shape};
+use crate::train::trainer::trainer;
+use device::recorder::{self, Totals};
+use device::{Device, Error, Lane, Rank};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// What a rank does in one optimizer step, as counted.
+#[derive(Clone, Debug, Serialize)]
+pub struct Step {
+    /// Over all ranks.
+    pub tokens: u64,
+    /// Of the model, over all ranks, without recomputation.
+    pub model_flops: f64,
+    /// Of this rank, as run, with recomputation.
+    pub hardware_flops: f64,
+    /// By lane.
+    pub lanes: Vec<LaneTotals>,
+}
+
+/// What a lane does in one step.
+#[derive(Clone, Debug, Serialize)]
+pub struct LaneTotals {
+    /// `Compute`, ...
+    pub lane: String,
+    /// Ops.
+    pub ops: u64,
+    /// Copies: their length. Others: all that they read and write.
+    pub bytes: u64,
+}
+
+/// One step. Of many micro-batches three and four are counted: all between the first and the last are alike.
+fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
+    let (few, all) = (3, built.micro_batches as u64);
+    Ok(if all <= few + 1 {
+        count(config, built)?
+    } else {
+        let of = |micro_batches: u64| {
+            let config = with_micro_batches(config, built, micro_batches as usize);
+            count(&config, &build(&config))
+        };
+        let (less, more) = (of(few)?, of(few + 1)?);
+        let line = |a: u64, b: u64| a + (b - a) * (all - few);
+        Totals {
+            ops: std::array::from_fn(|i| line(less.ops[i], more.ops[i])),
+            bytes: std::array::from_fn(|i| line(less.bytes[i], more.bytes[i])),
+            flops: less.flops + (more.flops - less.flops) * (all - few) as f64,
+        }
+    })
+}
+
+pub(super) fn step(config: &Config, built: &Built) -> Result<Step, Error> {
+    let totals = totals(config, built)?;
+    let lane = |lane: Lane| LaneTotals {
+        lane: format!("{lane:?}"),
+        ops: totals.ops[lane as usize],
+        bytes: totals.bytes[lane as usize],
+    };
+    let tokens = (config.batch.global * config.model.seq_len) as u64;
+    Ok(Step {
+        tokens,
+        model_flops: tokens as f64 * shape(config).model_flops_per_token(),
+        hardware_flops: totals.flops,
+        lanes: Lane::ALL.into_iter().map(lane).collect(),
+    })
+}
+
+/// The second step: the first has no update to publish.
+pub(crate) fn count(config: &Config, built: &Built) -> Result<Totals, Error> {
+    let (dev, totals) = recorder::open(first_rank(config), &built.plan);
+    let mut before = Totals::default();
+    play(config, built, &dev, &mut || before.clone_from(&totals.borrow()))?;
+    let after = totals.borrow();
+    Ok(Totals {
+        ops: std::array::from_fn(|i| after.ops[i] - before.ops[i]),
+        bytes: std::array::from_fn(|i| after.bytes[i] - before.bytes[i]),
+        flops: after.flops - before.flops,
+    })
+}
+
+pub(super) fn first_rank(config: &Config) -> Rank {
+    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
+    Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data }
+}
+
+/// A step like most, without data, on a device that runs nothing, and the one before it; `begins` is called in between.
+pub(super) fn play(
+    config: &Config,
+    built: &Built,
+    dev: &Device,
+    begins: &mut dyn FnMut(),
+) -> Result<(), Error> {
+    let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
+    let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
+    trainer.optimizer.init_blank(dev)?;
+    trainer.loader.prefetch(dev);
+    let first = typical_step(config);
+    for step in first..=first + 1 {
+        if step > first {
+            begins();
+        }
+        dev.begin_step(step);
+        let decided = trainer.train_step(dev, step);
+        dev.sync(decided)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_micro_batches_are_counted_as_if_each_were() {
+        let ron = r#"(
+            device: Cpu(count: 2, memory: "64MiB", threads: 1),
+            model: (layers: 2, hidden: 32, heads: 4, seq_len: 16),
+            parallel: (data: 2), precision: Bf16, batch: (micro: 1, global: 18),
+            data: (train: "unused"), train: (steps: 6),
+        )"#;
+        for sum in ["offload.accumulate=Host", "offload.accumulate=Device"] {
+            let folder = std::path::Path::new(".");
+            let loaded = crate::config::load_str(ron, "test.ron", folder, &[sum.to_owned()]);
+            let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
+            let built = build(&config);
+            let (counted, said) = (count(&config, &built).unwrap(), step(&config, &built).unwrap());
+            for lane in &said.lanes {
+                let i = Lane::ALL.iter().position(|l| format!("{l:?}") == lane.lane).unwrap();
+                assert_eq!(
+                    (lane.ops, lane.bytes),
+                    (counted.ops[i], counted.bytes[i]),
+                    "{}",
+                    lane.lane
+                );
+            }
+            assert!((said.hardware_flops / counted.flops - 1.0).abs() < 1e-12);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! A step without data: what it asks of a GPU, gathered before a run, and played on a stand-in driver that only
+//! accounts for memory.
+
+use crate::config::Config;
+use crate::data::Dataset;
+use crate::predict::simulate::typical_step;
+use crate::run::RunOptions;
+use crate::train::build::{Built, attention_scratch};
+use crate::train::detours::Detours;
+use crate::train::trainer::trainer;
+use device::cpu::{HostPlace, HostWork, World};
+use device::cuda::{self, CudaOptions};
+use device::warm::{self, Distinct};
+use device::{Device, Error, Rank};
+use std::sync::Arc;
+
+/// Micro-batches in which every kind of op of a step comes: the first ones, one between, the last.
+fn few(built: &Built, config: &Config) -> Built {
+    let micro_batches = built.micro_batches.min(crate::train::build::first_forward(config) + 2);
+    let layout = Arc::new(built.layout.with_micro_batches(micro_batches));
+    Built { micro_batches, layout, ..built.clone() }
+}
+
+/// The distinct ops of `rank`'s first steps, at the addresses of `built`.
+///
+/// # Errors
+/// A step that its own checks refuse; that is a defect of onebox.
+pub(crate) fn distinct(config: &Config, built: &Built, rank: Rank) -> Result<Distinct, Error> {
+    let built = few(built, config);
+    let (dev, distinct) = warm::open(rank, &built.plan);
+    let typical = typical_step(config);
+    // The first, and two like all behind them: those between are like the first.
+    let steps = std::iter::once(1).chain(typical.max(2)..=typical + 1);
+    play(config, &built, &dev, steps, &|_| {})?;
+    Ok(distinct.take())
+}
+
+/// These steps without data; `passed` hears 0 before the first, and the number of each when it is over.
+fn play(
+    config: &Config,
+    built: &Built,
+    dev: &Device,
+    steps: impl Iterator<Item = u64>,
+    passed: &dyn Fn(u64),
+) -> Result<(), Error> {
+    let data = Arc::new(Dataset::none(config.model.seq_len));
+    let detours: Arc<Detours> = Arc::default();
+    let mut trainer = trainer(config, built, (&data, &detours), dev.rank());
+    trainer.optimizer.init_blank(dev)?;
+    trainer.loader.prefetch(dev);
+    dev.sync_all()?;
+    passed(0);
+    for step in steps {
+        dev.begin_step(step);
+        let decided = trainer.train_step(dev, step);
+        dev.sync(decided)?;
+        dev.sync_all()?;
+        passed(step);
+    }
+    trainer.finish_update(dev);
+    dev.sync_all()
+}
+
+/// Opens the GPUs of all ranks as a run does and plays `steps` steps on them, without data and without tasks on the host, whose
+/// memory is addresses alone. For the accounting of a stand-in driver: it moves nothing, and real GPUs would work on zeros.
+/// `passed` hears the rank and 0 before the first step, then the rank and the step when one is over.
+///
+/// # Errors
+/// The first that a rank meets: a plan that does not fit beside what else lies on its GPU.
+pub fn rehearse(
+    config: &Config,
+    built: &Built,
+    steps: u64,
+    passed: &(dyn Fn(usize, u64) + Sync),
+) -> Result<(), Error> {
+    let (tp, dp) = (config.parallel.tensor, config.parallel.data);
+    let RunOptions { timeout, collectives, .. } = RunOptions::default();
+    let world = World::new(tp, dp, timeout);
+    let one = |rank: Rank| {
+        let options = CudaOptions {
+            gpu: None,
+            host: HostPlace { untouched: true, ..HostPlace::default() },
+            collectives,
+            scratch: attention_scratch(config),
+            work: HostWork { rehearsal: true, ..HostWork::default() },
+            warm_up: Arc::new(distinct(config, built, rank)?),
+        };
+        let dev = cuda::open(rank, &built.plan, &world, &options)?;
+        play(config, built, &dev, 1..=steps, &|step| passed(rank.index(), step))?;
+        dev.finish()
+    };
+    std::thread::scope(|scope| {
+        let spawn = |rank: Rank| {
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || one(rank));
+            started.map_err(|error| world.not_started(rank, &error))
+        };
+        let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
+        // One that has not started has told the world.
+        let ended = threads.into_iter().flatten().map(|thread| thread.join());
+        let died = |why: String| Error::RankDied { rank: 0, step: 0, why };
+        let all: Vec<Result<(), Error>> = ended
+            .map(|end| end.unwrap_or_else(|_| Err(died("its thread panicked".into()))))
+            .collect();
+        match world.failure() {
+            Some((_, _, error)) => Err(error),
+            None => all.into_iter().collect(),
+        }
+    })
+}

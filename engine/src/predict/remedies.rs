@@ -1,0 +1,167 @@
+//! What would make a config fit: single changes and pairs of them, each laid out before it is named.
+
+use crate::config::{Config, DeviceConfig, Loaded, Placement};
+use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
+use crate::predict::plan::fits;
+use crate::predict::search::Brief;
+use crate::train::build::build;
+use rayon::prelude::*;
+use serde::Serialize;
+
+/// Remedies that are named.
+const NAMED: usize = 3;
+
+/// Remedies whose step is simulated, those with fewest changes first.
+const SIMULATED: usize = 16;
+
+/// A change after which everything fits.
+#[derive(Clone, Debug, Serialize)]
+pub struct Remedy {
+    /// `key=value`, to give with `--set`.
+    pub sets: Vec<String>,
+    /// How many times longer the step takes, simulated; absent where there is no box to simulate.
+    pub slower: Option<f64>,
+}
+
+/// The largest model of the same shape that fits.
+#[derive(Clone, Debug, Serialize)]
+pub struct Largest {
+    /// Of it.
+    pub layers: usize,
+    /// Of it.
+    pub parameters: u64,
+    /// `key=value`, the layers and what else must change.
+    pub sets: Vec<String>,
+}
+
+/// A setting that is changed, by number: two changes of the same one are no pair.
+type Change = (usize, Box<dyn Fn(&mut Config) + Sync>);
+
+/// A changed config that fits: which settings, and how.
+type Fitting = (Vec<usize>, Config);
+
+/// The nearest changes that keep the model and the batch, and fit: with least predicted slowdown where the config
+/// names a box that can be simulated, else with fewest changes.
+pub fn remedies(loaded: &Loaded) -> Vec<Remedy> {
+    let given = &loaded.config;
+    let all = fitting(given);
+    let before = predicted(given);
+    let remedies: Vec<(Vec<usize>, Remedy)> = if let Some(before) = before {
+        let timed = |(settings, config): &Fitting| {
+            let slower = predicted(config).map(|seconds| seconds / before);
+            (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower })
+        };
+        let mut timed: Vec<_> = all[..all.len().min(SIMULATED)].par_iter().map(timed).collect();
+        let time = |remedy: &Remedy| remedy.slower.unwrap_or(f64::INFINITY);
+        timed.sort_by(|a, b| time(&a.1).total_cmp(&time(&b.1)));
+        timed
+    } else {
+        let untimed = |(settings, config): &Fitting| {
+            (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower: None })
+        };
+        all.iter().map(untimed).collect()
+    };
+    // One for each choice of settings; others of the same settings where these are few.
+    let mut named: Vec<Vec<usize>> = Vec::new();
+    let first = |(settings, _): &(Vec<usize>, Remedy)| {
+        let first = !named.contains(settings);
+        named.push(settings.clone());
+        first
+    };
+    let (first, further): (Vec<_>, Vec<_>) = remedies.into_iter().partition(first);
+    first.into_iter().chain(further).map(|(_, remedy)| remedy).take(NAMED).collect()
+}
+
+fn predicted(config: &Config) -> Option<f64> {
+    Brief::of(config, &build(config)).ok().map(|brief| brief.seconds)
+}
+
+/// Single changes that fit, then pairs, of which neither half fits by itself.
+fn fitting(given: &Config) -> Vec<Fitting> {
+    let changes = changes_of(given);
+    let mut found: Vec<Fitting> = changes.iter().filter_map(|one| fit(given, &[one])).collect();
+    let alone: Vec<Config> = found.iter().map(|(_, config)| config.clone()).collect();
+    let pairs: Vec<[&Change; 2]> = changes
+        .iter()
+        .enumerate()
+        .flat_map(|(i, a)| changes[i + 1..].iter().map(move |b| [a, b]))
+        .filter(|[a, b]| a.0 != b.0)
+        .collect();
+    let fits_alone =
+        |change: &Change| changed(given, &[change]).is_some_and(|c| alone.contains(&c));
+    let pairs = pairs.par_iter().filter(|pair| !pair.iter().any(|change| fits_alone(change)));
+    found.extend(pairs.filter_map(|pair| fit(given, pair)).collect::<Vec<_>>());
+    found
+}
+
+fn fit(given: &Config, changes: &[&Change]) -> Option<Fitting> {
+    let config = changed(given, changes)?;
+    let settings = changes.iter().map(|(setting, _)| *setting).collect();
+    fits(&config, &build(&config)).then_some((settings, config))
+}
+
+/// `given` after `changes`, if that is another config and a sound one.
+fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
+    let mut config = given.clone();
+    changes.iter().for_each(|(_, change)| change(&mut config));
+    (config != *given && config.is_sound()).then_some(config)
+}
+
+/// Everything that can be changed, those changes first that cost least as a rule.
+fn changes_of(given: &Config) -> Vec<Change> {
+    let mut all: Vec<Change> = Vec::new();
+    all.push((0, Box::new(|c| c.parallel.sequence = c.parallel.tensor > 1)));
+    for accumulate in PLACES.map(|(_, accumulate)| accumulate) {
+        all.push((1, Box::new(move |c| c.offload.accumulate = accumulate)));
+    }
+    all.push((1, Box::new(|c| c.offload.first_forward = 1)));
+    // The largest first; larger ones than now too, since one pass needs no sums.
+    for micro in divisors(given.batch.global / given.parallel.data).into_iter().rev() {
+        all.push((2, Box::new(move |c| c.batch.micro = micro)));
+    }
+    for (recompute, shares) in CHECKPOINTS {
+        let set =
+            move |c: &mut Config| (c.recompute, c.partition_checkpoints) = (recompute, shares);
+        all.push((3, Box::new(set)));
+    }
+    for (tensor, data) in worlds(given).into_iter().flat_map(grids) {
+        all.push((4, Box::new(move |c| (c.parallel.tensor, c.parallel.data) = (tensor, data))));
+    }
+    for optimizer in [Placement::Host, Placement::Device] {
+        all.push((5, Box::new(move |c| c.offload.optimizer = optimizer)));
+    }
+    all
+}
+
+/// Numbers of ranks: as now, and all GPUs of a described box.
+fn worlds(given: &Config) -> Vec<usize> {
+    let now = given.world_size();
+    match &given.device {
+        DeviceConfig::Sim { box_, .. } if box_.gpus != now => vec![now, box_.gpus],
+        _ => vec![now],
+    }
+}
+
+/// The most layers with which the model fits, as it is laid out now or after a change or two; `None` where not even
+/// one does.
+pub fn largest(loaded: &Loaded) -> Option<Largest> {
+    let with = |layers: usize| -> Option<Config> {
+        let mut config = loaded.config.clone();
+        config.model.layers = layers;
+        if config.is_sound() && fits(&config, &build(&config)) {
+            return Some(config);
+        }
+        fitting(&config).into_iter().next().map(|(_, config)| config)
+    };
+    let mut best = with(1)?;
+    let (mut least, mut too_many) = (1, loaded.config.model.layers);
+    while too_many - least > 1 {
+        let layers = least.midpoint(too_many);
+        match with(layers) {
+            Some(config) => (least, best) = (layers, config),
+            None => too_many = layers,
+        }
+    }
+    let parameters = build(&best).gpt.shape().parameters();
+    Some(Largest { layers: least, parameters, sets: changes::sets(loaded, &best) })
+}

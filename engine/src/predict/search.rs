@@ -1,0 +1,492 @@
+//! Which layout of a model on its box is the fastest: every grid of its GPUs, micro-batch and place is laid out, what
+//! fits is simulated with a few micro-batches, where that waits for the host it is given less of the optimizer or more to
+//! hide behind, and the best are played in full.
+
+mod brief;
+mod choices;
+
+pub(crate) use brief::Brief;
+
+use self::choices::{Screened, with_choices};
+use crate::config::{Accumulate, Config, Loaded, Placement, Recompute};
+use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
+use crate::predict::plan::{fits, memory_report, with_micro_batches};
+use crate::predict::simulate::{SimulateError, Simulated, described, groups, simulate, summary};
+use crate::train::build::{Built, build, first_forward, shape};
+use device::sim::TooFewSeats;
+use offload::Sum;
+use rayon::prelude::*;
+use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+/// Layouts with more micro-batches than this are extrapolated to the end, from half as many.
+const MOST_MICRO_BATCHES: usize = 64;
+
+/// Of layouts that differ in the micro-batch alone, so many of the largest are simulated.
+const LARGEST: usize = 3;
+
+/// Most layouts that are simulated at all.
+const MOST_SIMULATED: usize = 240;
+
+/// Layouts that are played in full.
+const IN_FULL: usize = 8;
+
+/// Layouts that are told.
+const TOLD: usize = 5;
+
+/// What a search found. Times are simulated seconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Found {
+    /// Always true: none of this was measured.
+    pub simulated: bool,
+    /// Of the run.
+    pub name: String,
+    /// Of the box.
+    pub box_name: String,
+    /// That were used.
+    pub gpus: usize,
+    /// Layouts that the model allows.
+    pub enumerated: usize,
+    /// Of these, layouts whose every memory holds what it must.
+    pub fit: usize,
+    /// Of these, layouts that do more work than another that fits: the same with smaller micro-batches, or with
+    /// recomputation that is not needed.
+    pub set_aside: usize,
+    /// Of the rest, layouts that were too many.
+    pub left_out: usize,
+    /// Layouts that were simulated with a few micro-batches.
+    pub simulated_briefly: usize,
+    /// Shares of the optimizer and numbers of first forward passes that were simulated so for some of them; of each
+    /// layout the fastest choice counts.
+    pub choices: usize,
+    /// Of both, what was played in full.
+    pub simulated_in_full: usize,
+    /// How far the brief simulations of the layouts that were then played in full were off, at most.
+    pub brief_error: f64,
+    /// Where the given config stands, from 1; absent where it does not fit.
+    pub given: Option<Given>,
+    /// The best, the fastest first.
+    pub layouts: Vec<Layout>,
+}
+
+/// The given config among the layouts.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Given {
+    /// 1: nothing is faster.
+    pub rank: usize,
+    /// Over all GPUs.
+    pub tokens_per_second: f64,
+}
+
+/// One layout and its step.
+#[derive(Clone, Debug, Serialize)]
+pub struct Layout {
+    /// `key=value`, to give with `--set`; none: the config as it is.
+    pub sets: Vec<String>,
+    /// Settings that differ from the config's.
+    pub changes: usize,
+    /// TP degree.
+    pub tensor: usize,
+    /// DP degree.
+    pub data: usize,
+    /// Samples of a micro-batch.
+    pub micro: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Of the parameters, those whose states and update are on the GPUs.
+    pub device_fraction: f32,
+    /// Micro-batches whose first forward passes go through each block together.
+    pub first_forward: usize,
+    /// In words: recomputation, split, places.
+    pub words: String,
+    /// Over all GPUs.
+    pub tokens_per_second: f64,
+    /// One optimizer step.
+    pub step_seconds: f64,
+    /// Operations as run, recomputation included, per second and GPU, in 10^12.
+    pub hardware_tflops_per_gpu: f64,
+    /// Operations of the model alone.
+    pub model_tflops_per_gpu: f64,
+    /// Bytes of each GPU.
+    pub gpu_bytes: u64,
+    /// Bytes of each NUMA node.
+    pub node_bytes: Vec<u64>,
+    /// The step was not played to its end: more micro-batches than are looked at.
+    pub extrapolated: bool,
+    /// What it waits for, in seconds.
+    pub waits: Vec<(&'static str, f64)>,
+    /// Why it is not the first: what it waits for longer, largest first, and much shorter instead; as shares of the
+    /// first one's step.
+    pub loses_by: Vec<(String, f64)>,
+}
+
+/// A layout that fits.
+#[derive(Clone)]
+struct Candidate {
+    /// Of the layout; choices of one layout share it.
+    number: usize,
+    config: Config,
+    built: Built,
+    /// Settings that differ from the config's.
+    changes: usize,
+    /// It is the config.
+    given: bool,
+}
+
+/// Searches the layouts of the config's model on `gpus` GPUs of its box, or on all.
+///
+/// # Errors
+/// No box, or one that says too little.
+pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateError> {
+    let given = &loaded.config;
+    // No box, no search. The ranks of the config may be too many for it.
+    let box_ = described(given)?;
+    let (box_name, of_box) = (box_.name.clone(), box_.gpus);
+    let world = gpus.unwrap_or(of_box);
+    if world > of_box {
+        return Err(TooFewSeats { ranks: world, seats: of_box }.into());
+    }
+    let all = enumerate(given, world);
+    let enumerated = all.len();
+    let all: Vec<(usize, Config)> = all.into_iter().enumerate().collect();
+    let laid_out = |(number, config)| laid_out(given, config, number);
+    let fitting = with_given(given, all.into_par_iter().filter_map(laid_out).collect());
+    let fit = fitting.len();
+    let (mut kept, aside) = without_dominated(fitting);
+    let left_out = kept.len().saturating_sub(MOST_SIMULATED);
+    let not_dominated = kept.len();
+    let effort = |c: &Config| (c.recompute == Recompute::Block, Reverse(c.batch.micro));
+    kept.sort_by_key(|c| (!c.given, effort(&c.config), c.config.parallel.tensor));
+    kept.truncate(MOST_SIMULATED);
+    let brief = |c: Candidate| Ok((Brief::of(&c.config, &c.built)?, c));
+    let screened: Vec<Screened> =
+        kept.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
+    let numbers_aside: BTreeSet<usize> = aside.iter().map(|(c, _)| c.number).collect();
+    let screened = with_choices(given, screened, aside)?;
+    let tried: BTreeSet<usize> = screened.iter().map(|(_, c)| c.number).collect();
+    let revived = tried.intersection(&numbers_aside).count();
+    let set_aside = fit - not_dominated - revived;
+    let simulated_briefly = not_dominated - left_out + revived;
+    let choices = screened.len() - simulated_briefly;
+    let screened = fastest_choices(screened);
+    let given_at = screened.iter().position(|(_, c)| c.given);
+    let finalists = screened.iter().enumerate().filter(|(at, (_, c))| *at < IN_FULL || c.given);
+    let finalists: Vec<&Screened> = finalists.map(|(_, screened)| screened).collect();
+    let mut played: Vec<(Layout, bool)> = finalists
+        .par_iter()
+        .map(|(_, c)| Ok((layout(loaded, c)?, c.given)))
+        .collect::<Result<_, SimulateError>>()?;
+    let simulated_in_full = played.len();
+    let off = |((brief, _), (layout, _)): (&&Screened, &(Layout, bool))| {
+        (brief.seconds / layout.step_seconds - 1.0).abs()
+    };
+    let brief_error = finalists.iter().zip(&played).map(off).fold(0.0, f64::max);
+    sort(&mut played, |(layout, _)| (layout.step_seconds, layout.changes));
+    let given = played.iter().position(|(_, given)| *given).map(|at| Given {
+        // Behind the finalists the order is that of the brief simulations.
+        rank: given_at.filter(|at| *at >= IN_FULL).unwrap_or(at) + 1,
+        tokens_per_second: played[at].0.tokens_per_second,
+    });
+    let mut layouts: Vec<Layout> =
+        played.into_iter().map(|(layout, _)| layout).take(TOLD).collect();
+    compare(&mut layouts);
+    Ok(Found {
+        simulated: true,
+        name: loaded.config.name.clone(),
+        box_name,
+        gpus: world,
+        enumerated,
+        fit,
+        set_aside,
+        left_out,
+        simulated_briefly,
+        choices,
+        simulated_in_full,
+        brief_error,
+        given,
+        layouts,
+    })
+}
+
+/// Of each layout the fastest choice, and the config itself; in order.
+fn fastest_choices(mut screened: Vec<Screened>) -> Vec<Screened> {
+    sort(&mut screened, |(brief, c)| (brief.seconds, c.changes));
+    let mut seen = BTreeSet::new();
+    screened.retain(|(_, c)| seen.insert(c.number) || c.given);
+    screened
+}
+
+/// By time, and where that is the same to five digits by fewer changes; else as before.
+fn sort<T>(all: &mut [T], key: impl Fn(&T) -> (f64, usize)) {
+    let digits = |seconds: f64| {
+        let unit = 10f64.powf(seconds.max(1e-12).log10().floor() - 4.0);
+        (seconds / unit).round() * unit
+    };
+    all.sort_by(|a, b| {
+        let ((a, fewer), (b, more)) = (key(a), key(b));
+        digits(a).total_cmp(&digits(b)).then(fewer.cmp(&more))
+    });
+}
+
+/// Everything that the model and the batch of `given` allow on `world` ranks.
+fn enumerate(given: &Config, world: usize) -> Vec<Config> {
+    let mut all = Vec::new();
+    for (tensor, data) in grids(world) {
+        for micro in divisors(given.batch.global / data) {
+            let mut of_grid = given.clone();
+            (of_grid.parallel.tensor, of_grid.parallel.data) = (tensor, data);
+            (of_grid.batch.micro, of_grid.offload.first_forward) = (micro, 1);
+            // The batch does not change: micro x data divides it.
+            let one_pass = micro * data == given.batch.global;
+            all.extend(memory_choices(&of_grid, one_pass).into_iter().filter(Config::is_sound));
+        }
+    }
+    all
+}
+
+/// What a grid and a micro-batch leave open.
+fn memory_choices(of_grid: &Config, one_pass: bool) -> Vec<Config> {
+    // On one rank there is nothing to split, in one pass nothing to sum.
+    let split = if of_grid.parallel.tensor > 1 { &[false, true][..] } else { &[false] };
+    let places = PLACES.iter().filter(|(_, sum)| !(one_pass && *sum == Accumulate::Host));
+    let mut all = Vec::new();
+    for &(optimizer, accumulate) in places {
+        let on_one = split.len() == 1;
+        for (recompute, shares) in CHECKPOINTS.into_iter().filter(|(_, s)| !(*s && on_one)) {
+            for &sequence in split {
+                let mut c = of_grid.clone();
+                (c.offload.optimizer, c.offload.accumulate) = (optimizer, accumulate);
+                c.recompute = recompute;
+                if !on_one {
+                    (c.parallel.sequence, c.partition_checkpoints) = (sequence, shares);
+                } else if recompute == Recompute::None {
+                    c.partition_checkpoints = false;
+                }
+                all.push(c);
+            }
+        }
+    }
+    all
+}
+
+/// `config` with its handles, if it fits.
+fn laid_out(given: &Config, config: Config, number: usize) -> Option<Candidate> {
+    fits(&config, &build(&config)).then(|| worded(given, config, number))
+}
+
+/// `config` with its handles, in the words of `given` where these mean the same.
+fn worded(given: &Config, mut config: Config, number: usize) -> Candidate {
+    let mut built = build(&config);
+    let mut same = config.clone();
+    same.offload.accumulate = given.offload.accumulate;
+    same.offload.first_forward = given.offload.first_forward;
+    if first_forward(&same) != first_forward(&config) || !same.is_sound() {
+        same.offload.first_forward = config.offload.first_forward;
+    }
+    if same != config && same.is_sound() {
+        let as_given = build(&same);
+        if as_given.sum == built.sum {
+            (config, built) = (same, as_given);
+        }
+    }
+    let changes = changes::count(given, &config);
+    Candidate { number, given: config == *given, config, built, changes }
+}
+
+/// `all`, and the config itself where it is of another kind, such as one on fewer GPUs, and fits.
+fn with_given(given: &Config, mut all: Vec<Candidate>) -> Vec<Candidate> {
+    if !all.iter().any(|c| c.given) && given.is_sound() {
+        let built = build(given);
+        if fits(given, &built) {
+            let number = all.iter().map(|c| c.number + 1).max().unwrap_or(0);
+            all.push(Candidate { number, config: given.clone(), built, changes: 0, given: true });
+        }
+    }
+    all
+}
+
+/// Without layouts that do more work than another that fits, and is the same but for that. The config itself stays. And
+/// what was set aside because it recomputes, with the number of that other one: it leaves more room.
+fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, usize)>) {
+    let alike = |a: &Candidate, b: &Candidate| {
+        let (x, y) = (&a.config, &b.config);
+        x.parallel == y.parallel && x.offload.optimizer == y.offload.optimizer
+    };
+    // All activations, whole inputs, shares of inputs: what keeps less works more.
+    let checkpoints = |c: &Candidate| match (c.config.recompute, c.config.partition_checkpoints) {
+        (Recompute::None, _) => 0,
+        (Recompute::Block, false) => 1,
+        (Recompute::Block, true) => 2,
+    };
+    // Whether it goes, and for whom.
+    let dominated = |c: &Candidate| {
+        let others = || all.iter().filter(|other| alike(other, c));
+        let (micro, sum) = (c.config.batch.micro, c.built.sum);
+        let less = |o: &&Candidate| {
+            o.config.batch.micro == micro && o.built.sum == sum && checkpoints(o) < checkpoints(c)
+        };
+        let larger = |o: &&Candidate| {
+            let same = o.built.sum == sum || o.built.sum == Sum::None;
+            o.config.batch.micro > micro && same && checkpoints(o) == checkpoints(c)
+        };
+        // The config itself may be there twice, in its own words and in others.
+        let larger: BTreeSet<usize> =
+            others().filter(larger).map(|o| o.config.batch.micro).collect();
+        if larger.len() >= LARGEST {
+            return (true, None);
+        }
+        let least = others().filter(less).min_by_key(|o| checkpoints(o)).map(|o| o.number);
+        (least.is_some(), least)
+    };
+    let goes: Vec<(bool, Option<usize>)> =
+        all.iter().map(|c| if c.given { (false, None) } else { dominated(c) }).collect();
+    let (mut kept, mut aside) = (Vec::new(), Vec::new());
+    for (candidate, (goes, works_less)) in all.into_iter().zip(goes) {
+        match works_less {
+            Some(works_less) => aside.push((candidate, works_less)),
+            None if !goes => kept.push(candidate),
+            None => {}
+        }
+    }
+    (kept, aside)
+}
+
+/// A layout with its step, played to the end if that is not too long.
+fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
+    let (config, built) = (&c.config, &c.built);
+    let memory = memory_report(config, built);
+    let play = |config: &Config, built: &Built| -> Result<Told, SimulateError> {
+        Ok(Told::of(&summary(config, &memory, &simulate(config, built)?)))
+    };
+    let extrapolated = built.micro_batches > MOST_MICRO_BATCHES;
+    let told = if extrapolated {
+        let of = |micro_batches| {
+            let few = with_micro_batches(config, built, micro_batches);
+            play(&few, &build(&few))
+        };
+        let half = (MOST_MICRO_BATCHES / 2).max(first_forward(config) + 1);
+        Told::extrapolated(&of(half)?, &of(half + 1)?, (built.micro_batches - half) as f64)
+    } else {
+        play(config, built)?
+    };
+    let tokens = (config.batch.global * config.model.seq_len) as f64;
+    let model_flops = tokens * shape(config).model_flops_per_token() / config.world_size() as f64;
+    Ok(Layout {
+        sets: changes::sets(loaded, config),
+        changes: c.changes,
+        tensor: config.parallel.tensor,
+        data: config.parallel.data,
+        micro: config.batch.micro,
+        micro_batches: built.micro_batches,
+        device_fraction: match config.offload.optimizer {
+            Placement::Host => 0.0,
+            Placement::Device => 1.0,
+            Placement::Split { device_fraction } => device_fraction,
+        },
+        first_forward: first_forward(config),
+        words: words(config, built),
+        tokens_per_second: tokens / told.seconds,
+        step_seconds: told.seconds,
+        hardware_tflops_per_gpu: told.flops / told.seconds / 1e12,
+        model_tflops_per_gpu: model_flops / told.seconds / 1e12,
+        gpu_bytes: memory.gpu.bytes,
+        node_bytes: memory.nodes.iter().map(|node| node.bytes).collect(),
+        extrapolated,
+        waits: told.waits,
+        loses_by: Vec::new(),
+    })
+}
+
+fn words(config: &Config, built: &Built) -> String {
+    let mut words: Vec<String> = Vec::new();
+    words.push(match config.recompute {
+        Recompute::None => "no recomputation".into(),
+        Recompute::Block if config.partition_checkpoints => "recompute from shares".into(),
+        Recompute::Block => "recompute".into(),
+    });
+    if config.parallel.sequence && config.parallel.tensor > 1 {
+        words.push("sequence".into());
+    }
+    words.push(match built.sum {
+        Sum::None => "one pass".into(),
+        Sum::Device => "sums on GPU".into(),
+        Sum::Host => "sums on host".into(),
+    });
+    words.push(match config.offload.optimizer {
+        Placement::Host => "optimizer on host".into(),
+        Placement::Device => "optimizer on GPU".into(),
+        Placement::Split { device_fraction } => {
+            format!("{:.1} % of the optimizer on GPU", 100.0 * device_fraction)
+        }
+    });
+    if first_forward(config) > 1 {
+        words.push(format!("{} first forward passes together", first_forward(config)));
+    }
+    words.join(", ")
+}
+
+/// A played step: seconds, operations of a GPU, and what it waits for.
+struct Told {
+    seconds: f64,
+    flops: f64,
+    waits: Vec<(&'static str, f64)>,
+}
+
+impl Told {
+    fn of(simulated: &Simulated) -> Self {
+        let seconds = simulated.step_seconds;
+        let flops = simulated.hardware_tflops_per_gpu * 1e12 * seconds;
+        Self { seconds, flops, waits: groups(&simulated.critical_path) }
+    }
+
+    /// On the line through `less` and `more`, so many micro-batches behind `less`.
+    fn extrapolated(less: &Self, more: &Self, behind: f64) -> Self {
+        let line = |a: f64, b: f64| a + (b - a) * behind;
+        let waits = less.waits.iter().zip(&more.waits);
+        Self {
+            seconds: line(less.seconds, more.seconds),
+            flops: line(less.flops, more.flops),
+            waits: waits.map(|((what, a), (_, b))| (*what, line(*a, *b))).collect(),
+        }
+    }
+}
+
+/// Fills in why each loses to the first.
+fn compare(layouts: &mut [Layout]) {
+    let Some((first, rest)) = layouts.split_first_mut() else { return };
+    let operations =
+        |l: &Layout| l.hardware_tflops_per_gpu * l.step_seconds * (l.tensor * l.data) as f64;
+    for layout in rest {
+        let more = operations(layout) / operations(first) - 1.0;
+        let longer = layout.waits.iter().zip(&first.waits).map(|((what, is), (_, was))| {
+            let what = match *what {
+                "matrix products" if more > 0.005 => "more matrix products, run again".to_owned(),
+                "matrix products" if is > was => "smaller matrix products".to_owned(),
+                what => what.to_owned(),
+            };
+            (what, (is - was) / first.step_seconds)
+        });
+        let mut differ: Vec<(String, f64)> =
+            longer.filter(|(_, share)| *share > 0.001 || *share < -0.02).collect();
+        differ.sort_by(|a, b| b.1.total_cmp(&a.1));
+        // The two that are longer by most, and what is waited for less instead.
+        let shorter = differ.last().filter(|(_, share)| *share < 0.0).cloned();
+        differ.retain(|(_, share)| *share > 0.0);
+        differ.truncate(2);
+        differ.extend(shorter);
+        layout.loses_by = differ;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_is_as_fast_to_five_digits_is_ordered_by_fewer_changes() {
+        let mut all =
+            [(0.2, 3, 'd'), (0.100001, 2, 'c'), (0.1, 3, 'x'), (0.0999996, 1, 'b'), (0.09, 9, 'a')];
+        super::sort(&mut all, |(seconds, changes, _)| (*seconds, *changes));
+        let names: String = all.iter().map(|(.., name)| name).collect();
+        assert_eq!(names, "abcxd");
+    }
+}

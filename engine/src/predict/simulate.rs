@@ -1,0 +1,345 @@
+//! A step of a config on a described box: the very step, on the simulator's clock.
+
+use crate::config::{BoxConfig, Config, DeviceConfig, Placement, Transfer, UpdateMode, in_line};
+use crate::data::Dataset;
+use crate::predict::boxes::{self, BoxError};
+use crate::predict::plan::{Report, memory_report};
+use crate::train::build::{Built, build, first_forward, shape, update_mode};
+use crate::train::trainer::trainer;
+use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
+use device::{Lane, Rank};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Steps that are played; the last is looked at.
+pub(crate) const RECORDED_STEPS: u64 = 3;
+
+/// Micro-batches whose first forward passes go together, in the comparison of schedules.
+const TOGETHER: usize = 8;
+
+/// Why there is no simulation.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulateError {
+    /// The config names no box.
+    #[error(
+        "the config runs on {0}, and only a described box can be simulated: say \
+         --set 'device=Sim(box: \"configs/boxes/dgx2.ron\")', or measure this machine with \
+         `onebox bench --save-box FILE` and name that file"
+    )]
+    NoBox(&'static str),
+    /// The box.
+    #[error(transparent)]
+    Box(#[from] BoxError),
+    /// The grid is larger than the box.
+    #[error(transparent)]
+    Seats(#[from] sim::TooFewSeats),
+    /// The step's own checks.
+    #[error("the step does not pass its own checks: {0}")]
+    Step(#[from] device::Error),
+}
+
+/// All that `onebox simulate` says. Times are simulated seconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Simulated {
+    /// Always true: none of this was measured.
+    pub simulated: bool,
+    /// Of the run.
+    pub name: String,
+    /// Of the box.
+    pub box_name: String,
+    /// TP degree.
+    pub tensor: usize,
+    /// DP degree.
+    pub data: usize,
+    /// One optimizer step.
+    pub step_seconds: f64,
+    /// Over all ranks.
+    pub tokens_per_second: f64,
+    /// Operations as run, recomputation included, per second and GPU, in 10^12.
+    pub hardware_tflops_per_gpu: f64,
+    /// Operations of the model alone.
+    pub model_tflops_per_gpu: f64,
+    /// Those against the rate of large matrix products.
+    pub share_of_gemm_rate: f64,
+    /// By lane of rank 0.
+    pub lanes: Vec<LaneUse>,
+    /// Share of the host's work and copies beside which Compute worked.
+    pub overlap: f64,
+    /// In which a rank's thread submits, meetings with its peers included.
+    pub submitting_seconds: f64,
+    /// Calls of the driver in a step.
+    pub driver_calls: u64,
+    /// Collectives of both groups stand in one queue, in the order of the program.
+    pub one_communication_queue: bool,
+    /// What the step waited for, longest first; adds up to the step.
+    pub critical_path: Vec<Part>,
+    /// Ranks that behave differently.
+    pub kinds_of_ranks: usize,
+    /// Bytes of each GPU, of each rank's host memory.
+    pub gpu_bytes: u64,
+    /// Of each rank.
+    pub host_bytes_per_rank: u64,
+    /// Whether it fits the box.
+    pub fits: bool,
+    /// The same step under each update mode, its own first.
+    pub schedules: Vec<Schedule>,
+    /// Of a real run: the median of its steps, in seconds.
+    pub measured: Option<f64>,
+}
+
+/// The step under one update mode.
+#[derive(Clone, Debug, Serialize)]
+pub struct Schedule {
+    /// As `offload.update` has it.
+    pub schedule: String,
+    /// The results are those of `Serial`.
+    pub exact: bool,
+    /// One optimizer step, simulated.
+    pub step_seconds: f64,
+    /// Of the config's own step.
+    pub ratio: f64,
+    /// What the host must hold.
+    pub host_bytes_per_rank: u64,
+    /// Whether that fits the box.
+    pub fits: bool,
+}
+
+/// A lane's share of the step.
+#[derive(Clone, Debug, Serialize)]
+pub struct LaneUse {
+    /// `Compute`, ...
+    pub lane: String,
+    /// In which it worked.
+    pub seconds: f64,
+    /// Of the step.
+    pub share: f64,
+    /// Copies' and collectives' payload, everything else's accesses.
+    pub bytes: u64,
+    /// Ops.
+    pub ops: u64,
+}
+
+/// A part of the critical path.
+#[derive(Clone, Debug, Serialize)]
+pub struct Part {
+    /// `Compute`, ...; `Thread`: the rank's own, which submits.
+    pub lane: String,
+    /// `gemm`, ...
+    pub op: &'static str,
+    /// Of the step.
+    pub seconds: f64,
+}
+
+/// The critical path by what is waited for, in seconds: always the same groups, in the same order.
+pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
+    let group = |part: &Part| match (part.lane.as_str(), part.op) {
+        ("Compute", "gemm") => 0,
+        ("Compute", op) if op.starts_with("attention") => 1,
+        ("Compute", _) => 2,
+        ("TpComm", _) => 3,
+        ("DpComm", _) => 4,
+        ("H2d" | "D2h", _) => 5,
+        ("Host", _) => 6,
+        _ => 7,
+    };
+    let mut groups: Vec<(&'static str, f64)> = [
+        "matrix products",
+        "attention",
+        "small kernels",
+        "tensor-parallel collectives",
+        "data-parallel collectives",
+        "copies to and from the host",
+        "work of the host",
+        "submission of kernels",
+    ]
+    .map(|name| (name, 0.0))
+    .into();
+    parts.iter().for_each(|part| groups[group(part)].1 += part.seconds);
+    groups
+}
+
+/// Plays a step of `config` on its box.
+///
+/// # Errors
+/// No box, or one that says too little; a grid that is larger.
+pub fn simulate(config: &Config, built: &Built) -> Result<Timeline, SimulateError> {
+    let hardware = hardware(config, built.host_bytes(config))?;
+    let program = record(config, built)?;
+    let (tp, dp) = (config.parallel.tensor, config.parallel.data);
+    Ok(sim::simulate(program, &hardware, (tp, dp))?)
+}
+
+/// What `config` would run on, each rank with (staging, states) of host memory.
+///
+/// # Errors
+/// No box, or one that says too little.
+pub fn hardware(config: &Config, host: (u64, u64)) -> Result<Hardware, SimulateError> {
+    Ok(boxes::hardware(config, described(config)?, host)?)
+}
+
+/// The box of `config`, whatever ranks it has.
+///
+/// # Errors
+/// No box, or one that says too little.
+pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
+    let box_ = match &config.device {
+        DeviceConfig::Sim { box_, .. } => box_,
+        DeviceConfig::Cpu { .. } => {
+            return Err(SimulateError::NoBox("virtual GPUs of this machine"));
+        }
+        DeviceConfig::Cuda => return Err(SimulateError::NoBox("GPUs of this machine")),
+    };
+    boxes::check_rates(box_)?;
+    Ok(box_)
+}
+
+/// What every rank submits in a few steps.
+///
+/// # Errors
+/// The step's own checks.
+pub fn record(config: &Config, built: &Built) -> Result<Program, device::Error> {
+    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
+    let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
+    let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
+    let mut config = config.clone();
+    config.train.steps = config.train.steps.max(RECORDED_STEPS + 1);
+    let first = typical_step(&config);
+    let mut trainer = trainer(&config, built, (&no_tokens, &Arc::default()), rank);
+    sim::record(rank, &built.plan, |dev| {
+        trainer.optimizer.init_blank(dev)?;
+        trainer.loader.prefetch(dev);
+        for step in first..first + RECORDED_STEPS {
+            dev.begin_step(step);
+            let decided = trainer.train_step(dev, step);
+            dev.sync(decided)?;
+        }
+        Ok(())
+    })
+}
+
+/// A step that, like all behind it, leaves its update as most steps of the run do.
+pub(crate) fn typical_step(config: &Config) -> u64 {
+    match update_mode(config) {
+        UpdateMode::Delayed { after_step } => after_step.max(1),
+        UpdateMode::Serial | UpdateMode::Overlapped => 1,
+    }
+}
+
+/// The timeline in figures; `memory` is the plan's.
+pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulated {
+    let (begin, end) = timeline.window();
+    let seconds = timeline.step_seconds();
+    let inside = |p: &Played<'_>| p.start >= begin && p.start < end;
+    let flops: f64 = timeline
+        .played(0)
+        .filter(|p| inside(p) && !matches!(p.work.kind, Kind::Host))
+        .map(|p| p.work.flops)
+        .sum();
+    let tokens = (config.batch.global * config.model.seq_len) as f64;
+    let model_flops = tokens * shape(config).model_flops_per_token() / config.world_size() as f64;
+    let model = model_flops / seconds / 1e12;
+    let (box_name, rate) = match &config.device {
+        DeviceConfig::Sim { box_, .. } => (box_.name.clone(), f64::from(box_.gpu.gemm_tflops)),
+        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => Default::default(),
+    };
+    let lane = |lane: Lane| {
+        let ops = || timeline.played(0).filter(|p| p.lane == lane && inside(p));
+        let busy = timeline.busy(0, lane);
+        let bytes = ops().map(|p| p.work.bytes).sum();
+        let ops = ops().count() as u64;
+        LaneUse { lane: format!("{lane:?}"), seconds: busy, share: busy / seconds, bytes, ops }
+    };
+    let part = |(lane, op, seconds): (Option<Lane>, &'static str, f64)| {
+        let lane = lane.map_or_else(|| "Thread".into(), |lane| format!("{lane:?}"));
+        Part { lane, op, seconds }
+    };
+    let (submitting_seconds, driver_calls) = timeline.submitting(0);
+    Simulated {
+        simulated: true,
+        name: config.name.clone(),
+        box_name,
+        tensor: config.parallel.tensor,
+        data: config.parallel.data,
+        step_seconds: seconds,
+        tokens_per_second: tokens / seconds,
+        hardware_tflops_per_gpu: flops / seconds / 1e12,
+        model_tflops_per_gpu: model,
+        share_of_gemm_rate: if rate > 0.0 { model / rate } else { 0.0 },
+        lanes: Lane::ALL.into_iter().map(lane).collect(),
+        overlap: overlap(timeline),
+        submitting_seconds,
+        driver_calls,
+        one_communication_queue: timeline.shares_communication(),
+        critical_path: timeline.critical_path().into_iter().map(part).collect(),
+        kinds_of_ranks: timeline.classes(),
+        gpu_bytes: memory.gpu.bytes,
+        host_bytes_per_rank: memory.host_per_rank.bytes,
+        fits: memory.fits,
+        schedules: Vec::new(),
+        measured: None,
+    }
+}
+
+/// Work of the host and its links: with the reduction and gathering over the data-parallel ranks.
+const fn is_offload(p: &Played<'_>) -> bool {
+    matches!(p.lane, Lane::Host | Lane::H2d | Lane::D2h | Lane::DpComm)
+}
+
+/// Share of the offload's time in which Compute or a tensor-parallel collective worked too.
+fn overlap(timeline: &Timeline) -> f64 {
+    let alone = timeline.together(0, is_offload, is_offload);
+    let hidden = timeline.together(0, is_offload, |p| !is_offload(p));
+    if alone > 0.0 { hidden / alone } else { 1.0 }
+}
+
+/// The step of `config` under each update mode, its own first, which takes `own` seconds, and with several first forward
+/// passes together. Where all updates are on the
+/// device there is no other. What blocks is compared with what streams.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateError> {
+    let told = |config: &Config, step_seconds: f64| {
+        let (offload, memory) = (&config.offload, memory_report(config, &build(config)));
+        let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
+        let mut update = in_line(&offload.update);
+        if first_forward(config) > 1 {
+            update = format!("{update}, first_forward {}", first_forward(config));
+        }
+        let blocking = offload.transfer == Transfer::Blocking;
+        Schedule {
+            schedule: if blocking { format!("{update}, Blocking") } else { update },
+            exact: !delayed,
+            step_seconds,
+            ratio: step_seconds / own,
+            host_bytes_per_rank: memory.host_per_rank.bytes,
+            fits: memory.fits,
+        }
+    };
+    let mut all = vec![told(config, own)];
+    if config.offload.optimizer == Placement::Device {
+        return Ok(all);
+    }
+    let mut others = Vec::new();
+    let delayed = UpdateMode::Delayed { after_step: 40 };
+    for update in [UpdateMode::Serial, UpdateMode::Overlapped, delayed] {
+        let mut other = config.clone();
+        (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
+        let mode = |c: &Config| std::mem::discriminant(&c.offload.update);
+        if mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed {
+            others.push(other);
+        }
+    }
+    let mut together = config.clone();
+    (together.offload.update, together.offload.transfer) =
+        (UpdateMode::Overlapped, Transfer::Streamed);
+    together.offload.first_forward = TOGETHER;
+    if first_forward(config) == 1 && first_forward(&together) > 1 && together.is_sound() {
+        others.push(together);
+    }
+    for other in others {
+        let timeline = simulate(&other, &build(&other))?;
+        all.push(told(&other, timeline.step_seconds()));
+    }
+    Ok(all)
+}

@@ -1,0 +1,7 @@
+//! What a run shows and writes while it goes on: metrics, progress, traces.
+
+pub mod metrics;
+pub mod progress;
+pub(crate) mod shown;
+pub(crate) mod stderr;
+pub mod trace;

@@ -1,0 +1,543 @@
+//! What a training run shows on stderr: a bar on a terminal, else plain lines that stay the same
+//! for `grep`. `run` reports every step; this decides what is shown. It cannot fail: a closed
+//! stderr loses the lines, not the run.
+
+use std::fmt::{self, Display, Write as _};
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+
+use crate::report::stderr;
+
+/// Steps that are always shown, counted from where this process starts.
+const FIRST_STEPS: u64 = 3;
+/// Between plain lines, after the first steps.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// The state of a run after a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepLine {
+    /// From 1.
+    pub step: u64,
+    /// Of the run.
+    pub steps: u64,
+    /// Mean over the global batch.
+    pub loss: f32,
+    /// Before clipping.
+    pub grad_norm: f32,
+    /// `None` without loss scaling.
+    pub loss_scale: Option<f32>,
+    /// Learning rate.
+    pub lr: f32,
+    /// Over all ranks.
+    pub tokens_per_second: f64,
+    /// Model FLOPs: without recomputation, over all ranks.
+    pub flops_per_second: f64,
+    /// Bytes used and allowed, of the fullest device.
+    pub device_memory: (u64, u64),
+    /// Share of the offload traffic and update that computing hid, 0 to 1; `None`: not measured.
+    pub overlap: Option<f64>,
+    /// Skipped steps so far.
+    pub skipped: u64,
+    /// To the end of the run; not finite when unknown.
+    pub eta_seconds: f64,
+}
+
+/// One line; the fields are always there, in this order, "-" where there is no value:
+/// `step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s
+/// 8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42`.
+pub fn format_line(line: &StepLine) -> String {
+    let (used, limit) = line.device_memory;
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    format!(
+        "step {:>5}/{}  loss {}  norm {}  lr {:.1e}  scale {}  {}tok/s  {}FLOP/s (model)  mem {}  \
+         overlap {}  skipped {}  eta {}",
+        line.step,
+        line.steps,
+        fixed(line.loss.into(), 4),
+        norm(line.grad_norm.into()),
+        line.lr,
+        or_dash(line.loss_scale.map(|scale| scale.to_string())),
+        si(line.tokens_per_second),
+        si(line.flops_per_second),
+        memory(used, limit),
+        or_dash(line.overlap.map(|share| format!("{:.0}%", 100.0 * share))),
+        line.skipped,
+        clock(line.eta_seconds),
+    )
+}
+
+/// The progress of a run on stderr.
+pub struct Progress {
+    sink: Sink,
+    reported: u64,
+    shown: Option<(Instant, StepLine)>,
+    /// The last step, if it was not shown.
+    pending: Option<StepLine>,
+    /// When a line said how far an evaluation has come.
+    evaluated: Option<Instant>,
+}
+
+enum Sink {
+    Quiet,
+    Plain(Box<dyn Write + Send>),
+    Bar(ProgressBar),
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress").field("reported", &self.reported).finish_non_exhaustive()
+    }
+}
+
+impl Progress {
+    /// Of a run of `steps`. `quiet` shows nothing at all.
+    pub fn on_stderr(steps: u64, quiet: bool) -> Self {
+        if quiet {
+            return Self::new(Sink::Quiet);
+        }
+        // The template is valid; if it were not, the default style would do.
+        let style = ProgressStyle::with_template("{wide_bar} {percent:>3}%\n{msg}");
+        // A terminal that cannot move its cursor gets lines, too.
+        let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+        if dumb || !io::stderr().is_terminal() {
+            return Self::to_writer(Box::new(stderr::Queue));
+        }
+        let target = ProgressDrawTarget::term_like_with_hz(Box::<Screen>::default(), 20);
+        let bar = ProgressBar::with_draw_target(Some(steps), target);
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        *shown_bar() = Some(bar.clone());
+        Self::new(Sink::Bar(bar))
+    }
+
+    /// Plain lines to `writer`, which gets one write per line.
+    pub fn to_writer(writer: Box<dyn Write + Send>) -> Self {
+        Self::new(Sink::Plain(writer))
+    }
+
+    fn new(sink: Sink) -> Self {
+        Self { sink, reported: 0, shown: None, pending: None, evaluated: None }
+    }
+
+    /// After every step. A plain line is shown for the first steps, the last one, a newly skipped
+    /// one, and about every two seconds.
+    pub fn step(&mut self, line: &StepLine) {
+        self.step_at(line, Instant::now());
+    }
+
+    /// After an evaluation: a line of its own, below the one of its step.
+    pub fn eval(&mut self, step: u64, steps: u64, (loss, whole): (f32, bool)) {
+        let of = if whole { "" } else { "  over a part" };
+        self.message(&format!("eval {step:>5}/{steps}  loss {}{of}", fixed(loss.into(), 4)));
+    }
+
+    /// During an evaluation: batches that are done, and all.
+    pub fn evaluating(&mut self, (step, steps): (u64, u64), (done, batches): (u64, u64)) {
+        self.evaluating_at((step, steps), (done, batches), Instant::now());
+    }
+
+    fn evaluating_at(&mut self, of: (u64, u64), (done, batches): (u64, u64), now: Instant) {
+        let text = format!("eval {:>5}/{}  batch {done}/{batches}", of.0, of.1);
+        match &mut self.sink {
+            Sink::Quiet => {}
+            Sink::Bar(bar) => bar.set_message(text),
+            Sink::Plain(_) => {
+                let since =
+                    self.evaluated.map_or(INTERVAL, |then| now.saturating_duration_since(then));
+                if since >= INTERVAL {
+                    self.evaluated = Some(now);
+                    self.message(&text);
+                }
+            }
+        }
+    }
+
+    /// Any other line, between those of steps or above the bar.
+    pub fn message(&mut self, text: &str) {
+        if let Some(line) = self.pending.take() {
+            self.show(&line, Instant::now());
+        }
+        match &mut self.sink {
+            Sink::Quiet => {}
+            Sink::Plain(writer) => write_line(writer, text),
+            Sink::Bar(bar) => bar.println(text),
+        }
+    }
+
+    /// What nobody must miss: a line that is shown with `quiet` as well.
+    pub fn warn(&mut self, text: &str) {
+        match self.sink {
+            Sink::Quiet => write_line(&mut stderr::Queue, text),
+            Sink::Plain(_) | Sink::Bar(_) => self.message(text),
+        }
+    }
+
+    /// At the end of the run: a last line that was held back is shown, a bar stands still.
+    pub fn finish(&mut self) {
+        if let Some(line) = self.pending.take() {
+            self.show(&line, Instant::now());
+        }
+        if let Sink::Bar(bar) = &self.sink {
+            bar.abandon();
+            *shown_bar() = None;
+        }
+    }
+
+    fn step_at(&mut self, line: &StepLine, now: Instant) {
+        self.reported += 1;
+        if let Sink::Bar(bar) = &self.sink {
+            // indicatif draws at most 20 times a second.
+            bar.set_position(line.step);
+            // In two lines it fits 80 columns.
+            bar.set_message(format_line(line).replacen("tok/s  ", "tok/s\n", 1));
+            return;
+        }
+        let due = self.shown.is_none_or(|(then, shown)| {
+            now.saturating_duration_since(then) >= INTERVAL || line.skipped > shown.skipped
+        });
+        if due || self.reported <= FIRST_STEPS || line.step >= line.steps {
+            self.show(line, now);
+        } else {
+            self.pending = Some(*line);
+        }
+    }
+
+    fn show(&mut self, line: &StepLine, now: Instant) {
+        self.shown = Some((now, *line));
+        self.pending = None;
+        if let Sink::Plain(writer) = &mut self.sink {
+            write_line(writer, &format_line(line));
+        }
+    }
+}
+
+/// The bar on the terminal, while there is one.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+fn shown_bar() -> MutexGuard<'static, Option<ProgressBar>> {
+    BAR.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A line on stderr, above the bar where there is one; from any thread.
+pub(crate) fn announce(text: &str) {
+    match &*shown_bar() {
+        Some(bar) => bar.println(text),
+        None => stderr::offer(format!("{text}\n").into_bytes()),
+    }
+}
+
+/// The terminal on stderr. What is drawn goes out as a whole, by the thread that writes there.
+#[derive(Debug, Default)]
+struct Screen(Mutex<String>);
+
+impl Screen {
+    fn add(&self, text: impl Display) -> io::Result<()> {
+        let mut drawn = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let _ = write!(drawn, "{text}");
+        Ok(())
+    }
+
+    /// Moves by `n`, if that is not 0, which terminals take for 1.
+    fn go(&self, n: usize, direction: char) -> io::Result<()> {
+        if n == 0 { Ok(()) } else { self.add(format_args!("\x1b[{n}{direction}")) }
+    }
+}
+
+impl TermLike for Screen {
+    fn width(&self) -> u16 {
+        let size = rustix::termios::tcgetwinsize(io::stderr());
+        size.map_or(80, |size| if size.ws_col == 0 { 80 } else { size.ws_col })
+    }
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'A')
+    }
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'B')
+    }
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'C')
+    }
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'D')
+    }
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.add(format_args!("{text}\n"))
+    }
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        self.add(text)
+    }
+    fn clear_line(&self) -> io::Result<()> {
+        self.add("\r\x1b[2K")
+    }
+    fn flush(&self) -> io::Result<()> {
+        let drawn = std::mem::take(&mut *self.0.lock().unwrap_or_else(|e| e.into_inner()));
+        if !drawn.is_empty() {
+            stderr::offer(drawn.into_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// Ignores errors: nobody may be reading any more.
+fn write_line(writer: &mut dyn Write, text: &str) {
+    let _ = writer.write_all(format!("{text}\n").as_bytes()).and_then(|()| writer.flush());
+}
+
+/// With "nan" and "inf" in small letters.
+fn fixed(value: f64, digits: usize) -> String {
+    format!("{value:.digits$}").to_lowercase()
+}
+
+/// Two digits after the point, unless they hide the value.
+fn norm(value: f64) -> String {
+    let plain = value == 0.0 || (0.01..1e5).contains(&value) || !value.is_finite();
+    if plain { fixed(value, 2) } else { format!("{value:.1e}") }
+}
+
+/// `12.3 k`, for a unit to follow.
+pub(crate) fn si(mut value: f64) -> String {
+    for prefix in ["", "k", "M", "G", "T"] {
+        // Not 1000, as which 999.95 would print.
+        if value < 999.95 || !value.is_finite() {
+            return format!("{} {prefix}", fixed(value, 1));
+        }
+        value /= 1000.0;
+    }
+    format!("{} P", fixed(value, 1))
+}
+
+/// `41.2/256 MiB`, in the unit of the limit; `41.2 MiB/2 GiB` where that would show little.
+fn memory(used: u64, limit: u64) -> String {
+    let unit = |bytes: u64| match bytes {
+        0x4000_0000.. => (30, "GiB"),
+        0x10_0000.. => (20, "MiB"),
+        0x400.. => (10, "KiB"),
+        _ => (0, "B"),
+    };
+    let scaled = |bytes: u64, shift: u32| {
+        let text = format!("{:.1}", bytes as f64 / (1u64 << shift) as f64);
+        text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+    };
+    let ((shift, name), (used_shift, used_name)) = (unit(limit), unit(used));
+    if used_shift == shift || used >> (shift - 4) > 0 {
+        return format!("{}/{} {name}", scaled(used, shift), scaled(limit, shift));
+    }
+    format!("{} {used_name}/{} {name}", scaled(used, used_shift), scaled(limit, shift))
+}
+
+/// `0:42` or `1:02:03`.
+pub(crate) fn clock(seconds: f64) -> String {
+    if !(0.0..1e9).contains(&seconds) {
+        return "-".to_owned();
+    }
+    let seconds = seconds.round() as u64;
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 {
+        format!("{hours}:{minutes:02}:{seconds:02}")
+    } else {
+        format!("{minutes}:{seconds:02}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    const LINE: StepLine = StepLine {
+        step: 120,
+        steps: 400,
+        loss: 2.4312,
+        grad_norm: 0.83,
+        loss_scale: Some(65536.0),
+        lr: 1.9e-3,
+        tokens_per_second: 12_300.0,
+        flops_per_second: 8.1e9,
+        device_memory: (43_201_331, 256 << 20),
+        overlap: Some(0.63),
+        skipped: 0,
+        eta_seconds: 42.0,
+    };
+
+    /// What was written, by its writes.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<String>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().push(String::from_utf8(bytes.to_vec()).unwrap());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Steps in which lines were written.
+    fn steps(log: &Log) -> Vec<u64> {
+        let step =
+            |line: &String| line.split(['/', ' ']).find_map(|word| word.parse().ok()).unwrap();
+        log.0.lock().unwrap().iter().map(step).collect()
+    }
+
+    fn plain() -> (Progress, Log) {
+        let log = Log::default();
+        (Progress::to_writer(Box::new(log.clone())), log)
+    }
+
+    #[test]
+    fn a_line_has_all_fields_in_their_order() {
+        assert_eq!(
+            format_line(&LINE),
+            "step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s  \
+             8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42"
+        );
+    }
+
+    #[test]
+    fn a_broken_loss_is_seen_and_missing_values_are_dashes() {
+        let line = StepLine {
+            loss: f32::NAN,
+            grad_norm: f32::INFINITY,
+            loss_scale: None,
+            tokens_per_second: f64::NAN,
+            overlap: None,
+            eta_seconds: f64::INFINITY,
+            ..LINE
+        };
+        assert_eq!(
+            format_line(&line),
+            "step   120/400  loss nan  norm inf  lr 1.9e-3  scale -  nan tok/s  \
+             8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap -  skipped 0  eta -"
+        );
+    }
+
+    #[test]
+    fn rates_take_the_prefix_that_leaves_three_digits() {
+        for (value, text) in [
+            (0.0, "0.0 "),
+            (999.9, "999.9 "),
+            (999.96, "1.0 k"),
+            (1.25e6, "1.2 M"),
+            (9.8e12, "9.8 T"),
+            (2.1e15, "2.1 P"),
+            (5e19, "50000.0 P"),
+        ] {
+            assert_eq!(si(value), text);
+        }
+    }
+
+    #[test]
+    fn memory_is_in_the_unit_of_the_limit() {
+        assert_eq!(memory(24_589_934_592, 34_037_983_641), "22.9/31.7 GiB");
+        assert_eq!(memory(512 << 20, 1 << 30), "0.5/1 GiB");
+        assert_eq!(memory(42 << 20, 1 << 30), "42 MiB/1 GiB");
+        assert_eq!(memory(1536, 1 << 16), "1.5/64 KiB");
+        assert_eq!(memory(0, 0), "0/0 B");
+    }
+
+    #[test]
+    fn times_have_hours_only_when_needed() {
+        for (seconds, text) in [
+            (0.0, "0:00"),
+            (59.6, "1:00"),
+            (3599.0, "59:59"),
+            (93_784.0, "26:03:04"),
+            (f64::NAN, "-"),
+            (-1.0, "-"),
+        ] {
+            assert_eq!(clock(seconds), text);
+        }
+    }
+
+    #[test]
+    fn small_and_large_norms_keep_their_digits() {
+        for (value, text) in [(0.0, "0.00"), (0.004, "4.0e-3"), (99.5, "99.50"), (3e7, "3.0e7")] {
+            assert_eq!(norm(value), text);
+        }
+    }
+
+    #[test]
+    fn plain_lines_come_for_the_first_steps_then_every_two_seconds_and_at_the_end() {
+        let (mut progress, log) = plain();
+        let start = Instant::now();
+        for step in 1..=100 {
+            let now = start + Duration::from_millis(100 * step);
+            progress.step_at(&StepLine { step, steps: 100, ..LINE }, now);
+        }
+        progress.finish();
+        assert_eq!(steps(&log), [1, 2, 3, 23, 43, 63, 83, 100]);
+        assert!(log.0.lock().unwrap().iter().all(|line| line.ends_with('\n')));
+    }
+
+    #[test]
+    fn a_skipped_step_is_shown_at_once() {
+        let ((mut progress, log), now) = (plain(), Instant::now());
+        for step in 1..=20 {
+            let skipped = u64::from(step >= 10);
+            progress.step_at(&StepLine { step, skipped, ..LINE }, now);
+        }
+        assert_eq!(steps(&log), [1, 2, 3, 10]);
+    }
+
+    #[test]
+    fn an_evaluation_is_shown_below_its_step() {
+        let ((mut progress, log), now) = (plain(), Instant::now());
+        for step in 1..=10 {
+            progress.step_at(&StepLine { step, ..LINE }, now);
+        }
+        progress.eval(10, 400, (2.5, true));
+        progress.finish();
+        assert_eq!(steps(&log), [1, 2, 3, 10, 10]);
+        assert_eq!(log.0.lock().unwrap()[4], "eval    10/400  loss 2.5000\n");
+    }
+
+    #[test]
+    fn an_evaluation_shows_how_far_it_is_every_two_seconds() {
+        let (mut progress, log) = plain();
+        let start = Instant::now();
+        for done in 1..=100 {
+            let now = start + Duration::from_millis(100 * done);
+            progress.evaluating_at((10, 400), (done, 200), now);
+        }
+        progress.eval(10, 400, (2.5, false));
+        let lines = log.0.lock().unwrap();
+        let shown = [1, 21, 41, 61, 81].map(|done| format!("eval    10/400  batch {done}/200\n"));
+        assert_eq!(lines[..5], shown);
+        assert_eq!(lines[5], "eval    10/400  loss 2.5000  over a part\n");
+    }
+
+    #[test]
+    fn a_run_cut_short_ends_with_its_last_step() {
+        let ((mut progress, log), now) = (plain(), Instant::now());
+        (1..=10).for_each(|step| progress.step_at(&StepLine { step, ..LINE }, now));
+        progress.finish();
+        progress.finish();
+        assert_eq!(steps(&log), [1, 2, 3, 10]);
+    }
+
+    #[test]
+    fn nothing_is_shown_when_quiet_and_a_closed_stream_is_ignored() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        }
+        let closed = Progress::to_writer(Box::new(Closed));
+        for mut progress in [closed, Progress::on_stderr(400, true)] {
+            progress.step(&LINE);
+            progress.eval(120, 400, (f32::NAN, false));
+            progress.evaluating((120, 400), (1, 2));
+            progress.message("text");
+            progress.finish();
+        }
+    }
+}

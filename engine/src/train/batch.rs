@@ -1,0 +1,213 @@
+//! Micro-batches on their way to the device: a host task fills a pinned one, a copy brings it up, one ahead of
+//! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
+
+use crate::data::Dataset;
+use crate::train::detours::Detours;
+use device::{
+    Arena, Device, Dtype, Event, HostContext, HostOp, HostTask,
+    Lane::{Compute, H2d, Host},
+    Mode, Op, Plan, Rank, Tensor,
+};
+use std::sync::Arc;
+use tensor_parallel::BatchTensors;
+
+/// Handles of the batches, the same on every rank: (3, B T) I32 each: tokens, targets, order. Those for training take turns,
+/// the last is an evaluation's.
+#[derive(Clone, Debug)]
+pub struct BatchLayout {
+    host: Vec<Tensor>,
+    device: Vec<Tensor>,
+}
+
+impl BatchLayout {
+    /// With room for `at_once` training batches and the next one.
+    pub(crate) fn plan(plan: &mut Plan, tokens: usize, at_once: usize) -> Self {
+        let mut slots = |arena, name: &str| {
+            let at = (arena, "batches and losses");
+            let slot = |i| plan.tensor(at, format!("{name}.{i}"), Dtype::I32, (3, tokens));
+            (0..at_once + 2).map(slot).collect()
+        };
+        Self { host: slots(Arena::Pinned, "batch_host"), device: slots(Arena::Device, "batch") }
+    }
+}
+
+/// The data loader of one rank.
+#[derive(Debug)]
+pub(crate) struct Loader {
+    layout: BatchLayout,
+    tasks: Vec<Arc<HostOp>>,
+    /// Training micro-batches that were fetched, taken, and given back: the numbers of the next ones.
+    next: u64,
+    taken: u64,
+    released: u64,
+    /// Training micro-batches there are.
+    end: u64,
+    /// Of a step.
+    micro_batches: u64,
+    on_device: Vec<Event>,
+    consumed: Vec<Event>,
+}
+
+/// A micro-batch on the device, and where its samples stand in the step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch {
+    pub(crate) tensors: BatchTensors,
+    slot: usize,
+}
+
+/// How a step's samples are dealt out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deal {
+    pub(crate) seed: u64,
+    pub(crate) micro_batch: usize,
+    pub(crate) micro_batches: usize,
+    pub(crate) rank: Rank,
+    pub(crate) seq_len: usize,
+}
+
+impl Deal {
+    /// Number within the step of the first sample of micro-batch `micro`.
+    pub(crate) const fn first_sample(&self, micro: usize) -> usize {
+        (micro * self.rank.dp_size + self.rank.dp) * self.micro_batch
+    }
+}
+
+impl Loader {
+    /// For training steps `1..=steps`.
+    pub(crate) fn new(
+        layout: &BatchLayout,
+        (data, detours): (&Arc<Dataset>, &Arc<Detours>),
+        deal: Deal,
+        steps: u64,
+    ) -> Self {
+        let slots = layout.host.len();
+        let task = |slot| {
+            let (data, detours) = (Arc::clone(data), Arc::clone(detours));
+            let training = slot + 1 < slots;
+            HostOp::new(Fill { to: layout.host[slot], data, detours, deal, training })
+        };
+        let micro_batches = deal.micro_batches as u64;
+        Self {
+            layout: layout.clone(),
+            tasks: (0..slots).map(task).collect(),
+            next: 0,
+            taken: 0,
+            released: 0,
+            end: steps * micro_batches,
+            micro_batches,
+            on_device: vec![Event::default(); slots],
+            consumed: vec![Event::default(); slots],
+        }
+    }
+
+    /// The next training batch is the first after `done` steps.
+    pub(crate) const fn skip_to(&mut self, done: u64) {
+        self.next = done * self.micro_batches;
+        (self.taken, self.released) = (self.next, self.next);
+    }
+
+    /// Starts the batches on their way that are needed after those that were taken: the next one, or all that the next step
+    /// begins with, as far as there is room; nothing after the last.
+    pub(crate) fn prefetch(&mut self, dev: &Device) {
+        let room = self.slots() - 1;
+        let ahead = if self.taken.is_multiple_of(self.micro_batches) { room } else { 1 };
+        let until = (self.taken + ahead).min(self.released + room + 1).min(self.end);
+        while self.next < until {
+            self.send(dev, self.slot(self.next), self.next);
+            self.next += 1;
+        }
+    }
+
+    /// For training.
+    const fn slots(&self) -> u64 {
+        self.tasks.len() as u64 - 1
+    }
+
+    const fn slot(&self, batch: u64) -> usize {
+        (batch % self.slots()) as usize
+    }
+
+    /// Fill (Host), then up (H2d) once the slot's former batch is consumed.
+    fn send(&mut self, dev: &Device, slot: usize, index: u64) {
+        dev.wait(Host, self.on_device[slot]); // the former copy has read the pinned side
+        dev.submit_host(&self.tasks[slot], index);
+        dev.follow(H2d, Host);
+        dev.wait(H2d, self.consumed[slot]);
+        let (src, dst) = (self.layout.host[slot], self.layout.device[slot]);
+        dev.submit(H2d, Op::Copy { src, dst });
+        self.on_device[slot] = dev.record(H2d);
+    }
+
+    /// The next training batch. Compute waits for it.
+    pub(crate) fn take(&mut self, dev: &Device) -> Batch {
+        let batch = self.arrived(dev, self.slot(self.taken));
+        self.taken += 1;
+        batch
+    }
+
+    /// Micro-batch `index` of an evaluation. Compute waits for it.
+    pub(crate) fn evaluation(&mut self, dev: &Device, index: u64) -> Batch {
+        let last = self.tasks.len() - 1;
+        self.send(dev, last, index);
+        self.arrived(dev, last)
+    }
+
+    fn arrived(&self, dev: &Device, slot: usize) -> Batch {
+        dev.wait(Compute, self.on_device[slot]);
+        let row = |i: usize| {
+            let t = self.layout.device[slot].rows(i..i + 1);
+            t.reshape(1, t.len())
+        };
+        let tensors = BatchTensors { tokens: row(0), targets: row(1), order: row(2) };
+        Batch { tensors, slot }
+    }
+
+    /// Compute is done with `batch` where it stands now.
+    pub(crate) fn release(&mut self, dev: &Device, batch: &Batch) {
+        self.consumed[batch.slot] = dev.record(Compute);
+        self.released += u64::from(batch.slot + 1 < self.tasks.len());
+    }
+}
+
+/// Writes one micro-batch. `arg` is its number.
+#[derive(Debug)]
+struct Fill {
+    to: Tensor,
+    data: Arc<Dataset>,
+    detours: Arc<Detours>,
+    deal: Deal,
+    training: bool,
+}
+
+impl HostTask for Fill {
+    fn name(&self) -> &'static str {
+        "fill_batch"
+    }
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        visit(Mode::Write, self.to);
+    }
+    fn run(&self, index: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        let all = host.write_as::<i32>(self.to)?;
+        let n = all.len() / 3;
+        let (tokens, rest) = all.split_at_mut(n);
+        let (targets, order) = rest.split_at_mut(n);
+        let (deal, t) = (&self.deal, self.deal.seq_len);
+        let (step, micro) = (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
+        let seed = self.detours.seed(deal.seed, step + 1);
+        let samples = tokens.chunks_mut(t).zip(targets.chunks_mut(t)).enumerate();
+        for (b, (inputs, targets)) in samples {
+            if self.training {
+                let sample = deal.first_sample(micro as usize) + b;
+                let start = self.data.sample(seed, step + 1, sample as u64);
+                self.data.fill_train(start, inputs, targets);
+            } else {
+                let window = (index as usize * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;
+                self.data.fill_eval(window + b, inputs, targets);
+            }
+        }
+        order.iter_mut().enumerate().for_each(|(i, o)| *o = i as i32);
+        // By token, then by position: the order of a stable sort, without its buffer.
+        order.sort_unstable_by_key(|&i| (tokens[i as usize], i));
+        Ok(())
+    }
+}

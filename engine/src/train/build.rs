@@ -1,0 +1,331 @@
+//! From a config to handles: every byte of a rank, laid out once, the same for all ranks.
+
+use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig, Placement, Precision, Recompute};
+use crate::config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
+use crate::run::gpu_room;
+use crate::run::placement::{kernel_threads, virtual_threads};
+use crate::train::batch::BatchLayout;
+use device::cpu::ScratchFloats;
+use device::{Arena, Dtype, Group, Plan, Rule, Tensor, cuda};
+use offload::{Layout, LossScale, SegmentSpec, Spec, Storage, Sum, chunk_elements};
+use std::sync::Arc;
+use tensor_parallel::{Gpt, GptShape, Keep};
+
+/// The model, the optimizer and their memory.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// Every tensor by name.
+    pub plan: Arc<Plan>,
+    /// The model's handles.
+    pub gpt: Gpt,
+    /// The optimizer's.
+    pub layout: Arc<Layout>,
+    /// The batches'.
+    pub batches: BatchLayout,
+    /// F64 (micro-batches + 1) on the device and on the host: sums of losses, the last one an evaluation's.
+    pub losses: [Tensor; 2],
+    /// F64 (1), host: where ranks meet outside a step.
+    pub meeting: Tensor,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Where micro-batches are summed.
+    pub sum: Sum,
+    /// What kernels need besides.
+    pub scratch: KernelScratch,
+}
+
+impl Built {
+    /// Bytes of host memory that the plan takes for a rank: staging, which is next to its GPU, and all else, which is where the
+    /// rank's cores are. Virtual GPUs are host memory too.
+    pub fn host_bytes(&self, config: &Config) -> (u64, u64) {
+        let pinned = self.plan.entries().iter().filter(|e| e.arena == Arena::Pinned);
+        let staging: u64 =
+            pinned.filter(|e| e.is_staging()).map(|e| e.range.end - e.range.start).sum();
+        let is_virtual = match &config.device {
+            DeviceConfig::Cpu { .. } => true,
+            DeviceConfig::Sim { box_, .. } => box_.measured.is_some(),
+            DeviceConfig::Cuda => false,
+        };
+        let gpu = if is_virtual { self.plan.bytes(Arena::Device) } else { 0 };
+        (staging, self.plan.bytes(Arena::Pinned) - staging + gpu)
+    }
+}
+
+/// What kernels need besides their operands.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelScratch {
+    /// How much.
+    pub floats: ScratchFloats,
+    /// Kernel threads of a rank.
+    pub threads: usize,
+}
+
+/// The model's shapes under a config.
+pub fn shape(config: &Config) -> GptShape {
+    let (m, dtype) = (&config.model, dtype(config.precision));
+    GptShape {
+        layers: m.layers,
+        hidden: m.hidden,
+        heads: m.heads,
+        seq_len: m.seq_len,
+        vocab: m.vocab,
+        ffn_hidden: m.ffn_hidden,
+        micro_batch: config.batch.micro,
+        tp_size: config.parallel.tensor,
+        sequence: config.parallel.sequence && config.parallel.tensor > 1,
+        recompute: config.recompute == Recompute::Block,
+        partition_checkpoints: config.partition_checkpoints,
+        keep: match (config.host_checkpoints, config.offload.transfer) {
+            (false, _) => Keep::Device,
+            (true, Transfer::Streamed) => Keep::Host,
+            (true, Transfer::Blocking) => Keep::HostBlocking,
+        },
+        checkpoint_sets: first_forward(config),
+        dtype,
+        partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
+        dropout: m.dropout,
+        init_std: f64::from(m.init_std),
+    }
+}
+
+/// Storage of a precision.
+pub const fn dtype(precision: Precision) -> Dtype {
+    match precision {
+        Precision::Fp16 => Dtype::F16,
+        Precision::Bf16 => Dtype::Bf16,
+        Precision::Fp32 => Dtype::F32,
+    }
+}
+
+/// Scratch of the cpu backend's kernels; none elsewhere. Of ranks that take (staging, states) of host memory.
+fn kernel_scratch(config: &Config, host: (u64, u64)) -> KernelScratch {
+    let threads = match &config.device {
+        DeviceConfig::Cpu { threads, .. } => {
+            threads.unwrap_or_else(|| virtual_threads(config, host))
+        }
+        DeviceConfig::Sim { box_, .. } => match &box_.measured {
+            Some(measured) => kernel_threads(measured.cores, config.world_size(), None),
+            None => return KernelScratch::default(),
+        },
+        DeviceConfig::Cuda => return KernelScratch::default(),
+    };
+    let m = &config.model;
+    let widest = m.ffn_hidden.max(3 * m.hidden);
+    let floats = ScratchFloats::new(m.seq_len, m.hidden / m.heads, m.hidden, widest);
+    KernelScratch { floats, threads }
+}
+
+/// Bytes of each GPU that `plan` takes: on real ones with what kernels and products need behind it.
+pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
+    match config.device {
+        DeviceConfig::Cuda => cuda::device_bytes(plan, attention_scratch(config)),
+        DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => plan.bytes(Arena::Device),
+    }
+}
+
+/// Most bytes of a GPU that one op of `config` needs besides its operands: the backward pass of the attention has a number
+/// for each row of each head.
+pub(crate) fn attention_scratch(config: &Config) -> u64 {
+    let shape = shape(config);
+    (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes()
+}
+
+/// Bytes that a GPU of `config` may hold, where that is known before it is opened.
+pub fn device_limit(config: &Config, plan: &Plan) -> Option<u64> {
+    match &config.device {
+        DeviceConfig::Cpu { memory, .. } => Some(*memory),
+        DeviceConfig::Sim { box_, .. } => Some(box_.gpu_memory.saturating_sub(reserved(box_))),
+        DeviceConfig::Cuda => gpu_room::room(config, plan).ok().map(|room| room.limit),
+    }
+}
+
+/// Micro-batches whose first forward pass goes through each block together.
+pub fn first_forward(config: &Config) -> usize {
+    config.offload.first_forward.min(micro_batches(config))
+}
+
+/// Micro-batches of a step.
+const fn micro_batches(config: &Config) -> usize {
+    config.batch.global / (config.batch.micro * config.parallel.data)
+}
+
+/// When the update runs; on the device right after it was decided, whatever `offload.update` says.
+pub fn update_mode(config: &Config) -> UpdateMode {
+    match (config.offload.optimizer, config.offload.update) {
+        (Placement::Device, UpdateMode::Delayed { .. }) => UpdateMode::Overlapped,
+        (_, update) => update,
+    }
+}
+
+/// What a CUDA context and NCCL take of a described GPU before the first tensor; of a virtual one, nothing.
+pub const fn reserved(described: &BoxConfig) -> u64 {
+    if described.measured.is_some() { 0 } else { 3 << 29 }
+}
+
+/// Lays everything out. `accumulate: Auto` sums on the device when that fits its limit.
+///
+/// Kernel threads are counted here, on a thread that is not bound. How much memory ranks take can decide on how many sockets
+/// they are, and so how many threads they have: then everything is laid out again, with theirs.
+pub fn build(config: &Config) -> Built {
+    let near = kernel_scratch(config, (0, 0));
+    let built = with_room(config, near);
+    let scratch = kernel_scratch(config, built.host_bytes(config));
+    if scratch.threads == near.threads { built } else { with_room(config, scratch) }
+}
+
+/// With fewer kernel threads where the scratch of so many does not fit into the GPU: a machine of many cores takes what one of
+/// few cores takes. Where the config says how many, that is so.
+fn with_room(config: &Config, mut scratch: KernelScratch) -> Built {
+    let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
+    loop {
+        let built = build_with(config, scratch);
+        if said || scratch.threads < 2 {
+            return built;
+        }
+        let limit = device_limit(config, &built.plan).unwrap_or(u64::MAX);
+        let over = device_bytes(config, &built.plan).saturating_sub(limit);
+        if over == 0 {
+            return built;
+        }
+        let each = scratch.floats.bytes(2) - scratch.floats.bytes(1);
+        scratch.threads = scratch.threads.saturating_sub(over.div_ceil(each) as usize).max(1);
+    }
+}
+
+fn build_with(config: &Config, scratch: KernelScratch) -> Built {
+    let micro_batches = micro_batches(config);
+    let with = |sum| lay_out(config, micro_batches, sum, scratch);
+    if micro_batches == 1 {
+        return with(Sum::None);
+    }
+    if config.offload.optimizer == Placement::Device {
+        return with(Sum::Device);
+    }
+    if config.offload.transfer == Transfer::Blocking {
+        return with(Sum::Host);
+    }
+    match config.offload.accumulate {
+        Accumulate::Device => with(Sum::Device),
+        Accumulate::Host => with(Sum::Host),
+        Accumulate::Auto => {
+            let on_device = with(Sum::Device);
+            let bytes = device_bytes(config, &on_device.plan);
+            let fits = device_limit(config, &on_device.plan).is_some_and(|limit| bytes <= limit);
+            if fits { on_device } else { with(Sum::Host) }
+        }
+    }
+}
+
+fn lay_out(config: &Config, micro_batches: usize, sum: Sum, scratch: KernelScratch) -> Built {
+    let (shape, mut plan) = (shape(config), Plan::default());
+    let chunk = chunk_elements(Gpt::longest_segment(&shape));
+    let gpt = Gpt::plan(&mut plan, &shape, chunk * config.parallel.data);
+    let segments: Vec<SegmentSpec> = gpt
+        .segments()
+        .iter()
+        .enumerate()
+        .map(|(i, s)| SegmentSpec {
+            name: s.name.clone(),
+            params: gpt.params(i),
+            len: s.len,
+            decayed: s.decayed,
+            shares_buckets: i > 0 && i <= shape.layers && !config.offload.keep_gradients,
+        })
+        .collect();
+    let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
+    let batches = BatchLayout::plan(&mut plan, shape.tokens(), first_forward(config));
+    let mut small =
+        |arena, name, len| plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len));
+    let losses = [
+        small(Arena::Device, "losses", micro_batches + 1),
+        small(Arena::Pinned, "losses_host", micro_batches + 1),
+    ];
+    let meeting = small(Arena::Pinned, "meeting", 1);
+    if scratch.threads > 0 {
+        let shape = (1, scratch.floats.bytes(scratch.threads).div_ceil(4) as usize);
+        plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
+    }
+    let (plan, layout) = (Arc::new(plan), Arc::new(layout));
+    Built { plan, gpt, layout, batches, losses, meeting, micro_batches, sum, scratch }
+}
+
+fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
+    let (offload, scale) = (&config.offload, &config.loss_scale);
+    Spec {
+        rule: rule(&config.optimizer),
+        device_fraction: match offload.optimizer {
+            Placement::Host => 0.0,
+            Placement::Device => 1.0,
+            Placement::Split { device_fraction } => f64::from(device_fraction),
+        },
+        delayed: matches!(update_mode(config), UpdateMode::Delayed { .. }),
+        sum,
+        transfer: match offload.transfer {
+            Transfer::Streamed => offload::Transfer::Streamed,
+            Transfer::Blocking => offload::Transfer::Blocking,
+        },
+        storage: Storage {
+            moments: match offload.moments {
+                Moments::Fp32 => Dtype::F32,
+                Moments::Bf16 => Dtype::Bf16,
+            },
+            split_master: offload.master == Master::Split,
+        },
+        micro_batches,
+        dp_size: config.parallel.data,
+        reduce_fp32: config.parallel.reduce_fp32,
+        norm_group: Group::Tp,
+        clip: config.optimizer.clip.map(f64::from),
+        loss_scale: (config.precision == Precision::Fp16).then(|| LossScale {
+            initial: f64::from(scale.initial),
+            window: scale.window,
+            hysteresis: scale.hysteresis,
+            floor: f64::from(scale.floor),
+        }),
+        bucket_elements: offload.bucket_elements,
+        tile_elements: offload.tile_elements,
+    }
+}
+
+const fn rule(o: &OptimizerConfig) -> Rule {
+    let OptimizerConfig { beta1, beta2, eps, weight_decay, .. } = *o;
+    match o.kind {
+        OptimizerKind::AdamW => Rule::AdamW { beta1, beta2, eps, weight_decay },
+        OptimizerKind::Sgd => Rule::Sgd { weight_decay },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// The quick start on one rank, and on as many as it has.
+    #[test]
+    fn the_quick_start_fits_on_machines_of_any_number_of_cores() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = folder.join("../configs/quickstart.ron");
+        for sets in [&[][..], &["parallel.tensor=1", "parallel.data=1", "device.count=1"]] {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            let config = crate::config::load(&path, &sets).unwrap().config;
+            let of = |threads| {
+                let scratch = KernelScratch { threads, ..kernel_scratch(&config, (0, 0)) };
+                let built = with_room(&config, scratch);
+                let bytes = device_bytes(&config, &built.plan);
+                let limit = device_limit(&config, &built.plan).unwrap();
+                assert!(bytes <= limit, "{threads} threads: {bytes} of {limit}");
+                (built.scratch.threads, limit - bytes)
+            };
+            assert_eq!([1, 2, 64].map(|threads| of(threads).0), [1, 2, 64]);
+            let [(few, _), (most, left), (more, _)] = [128, 256, 4096].map(of);
+            // All that there is room for, and what is said is done.
+            let each = kernel_scratch(&config, (0, 0)).floats;
+            let each = each.bytes(2) - each.bytes(1);
+            assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");
+            assert!((64..256).contains(&most), "{most}");
+            let said = [sets.clone(), vec!["device.threads=256".into()]].concat();
+            let said = build(&crate::config::load(&path, &said).unwrap().config);
+            assert_eq!(said.scratch.threads, 256);
+        }
+    }
+}
