@@ -5,32 +5,30 @@
 //! what is not ordered. Behind [`Device`] stands an executor: [`cpu`] runs virtual GPUs with real arithmetic,
 //! [`cuda`] real ones.
 
-mod bulk;
 pub mod cpu;
-mod crew;
 pub mod cuda;
-mod device;
 mod error;
-mod hazard;
-mod host;
-mod lane;
 pub mod numerics;
 mod op;
-pub mod panics;
-mod patience;
 pub mod random;
-pub mod recorder;
+mod ranks;
 pub mod sim;
+mod submit;
 mod tensor;
 mod view;
-pub mod warm;
 
-pub use crew::{Crew, Pieces};
-pub use device::{Activity, Device, Rank};
-pub(crate) use device::{Admitted, Executor};
 pub use error::{Error, Hazard, OutOfMemory, Site};
-pub use host::{HostContext, HostOp, HostTask};
-pub use lane::{Event, LANES, Lane};
 pub use op::{Dropout, Group, Heads, Mode, Op, Reduce, Rule, VocabShard};
+pub use ranks::crew::{Crew, Pieces};
+pub use ranks::memory::HostPlace;
+pub use ranks::panics;
+pub use ranks::shared::HostWork;
+pub use ranks::trace::{Span, Trace};
+pub use ranks::world::World;
+pub use submit::device::{Activity, Device, Rank};
+pub(crate) use submit::device::{Admitted, Executor};
+pub use submit::lane::{Event, LANES, Lane};
+pub use submit::task::{HostContext, HostOp, HostTask};
+pub use submit::{recorder, warm};
 pub use tensor::{Arena, Dtype, Entry, Plan, Tensor};
 pub use view::{BLOCK, Element, View, ViewMut};

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use device::cpu::{self, CpuOptions, HostPlace, HostWork, Lanes, ScratchFloats, World};
+use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
 use device::{Arena, Dtype, Error, HostContext, HostOp, HostTask, Mode, Plan, Rank, Tensor};
+use device::{HostPlace, HostWork, World};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

@@ -14,9 +14,10 @@ use crate::data::Dataset;
 use crate::run::{Message, RunError, RunOptions, StepReport, train};
 use crate::run::{gpu, placement};
 use crate::train::build::Built;
-use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
-use device::cuda::{self, Collectives, CudaOptions};
+use device::cpu::{self, CpuOptions, Lanes};
+use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Crew, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
+use device::{HostWork, World};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -75,7 +76,7 @@ const REPEATS: usize = 5;
 #[derive(Default)]
 struct Place {
     gpu: Option<usize>,
-    host: cpu::HostPlace,
+    host: device::HostPlace,
     link: Option<f64>,
 }
 
@@ -101,13 +102,14 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
         let collectives = Collectives::Auto;
         let (gpu, host) = (place.gpu, place.host.clone());
         let (work, warm_up) = (HostWork::default(), Arc::default());
-        let options = CudaOptions { gpu, host, collectives, scratch: 0, work, warm_up };
+        let peers = Arc::new(Peers::new(1));
+        let options = CudaOptions { gpu, host, peers, collectives, scratch: 0, work, warm_up };
         return cuda::open(rank, &plan, &world, &options);
     }
     let options = CpuOptions {
         lanes: Lanes::Threads { chaos_us: 0 },
         memory_limit: u64::MAX,
-        host: cpu::HostPlace::default(),
+        host: device::HostPlace::default(),
         scratch: cpu::ScratchFloats::new(1, 1, PRODUCT_ON_CPU, 0),
         work: HostWork::default(),
     };
@@ -123,11 +125,11 @@ fn on_host(
 ) -> Result<Device, Error> {
     let (world, rank) = (World::new(1, 1, PATIENCE), Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 });
     let nodes = node.iter().map(|(id, _)| *id).collect();
-    let host = cpu::HostPlace {
+    let host = device::HostPlace {
         nodes,
         cpus: node.first().map(|(_, cpus)| cpus.clone()).unwrap_or_default(),
         small_pages,
-        ..cpu::HostPlace::default()
+        ..device::HostPlace::default()
     };
     let options = CpuOptions {
         lanes: Lanes::Inline,
@@ -233,7 +235,7 @@ pub fn steps(
     built: &Built,
     data: &Arc<Dataset>,
     (count, model_flops, ceiling_tflops): (usize, f64, f64),
-    trace: Option<Arc<cpu::Trace>>,
+    trace: Option<Arc<device::Trace>>,
 ) -> Result<Steps, RunError> {
     let mut config = config.clone();
     // More than are measured: the last step of a run is followed by an evaluation.

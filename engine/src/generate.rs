@@ -8,8 +8,9 @@ use crate::data::Tokenizer;
 use crate::run::open::kernel_crew;
 use crate::run::placement::cores;
 use crate::train::build::shape;
-use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
+use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor, random};
+use device::{HostWork, World};
 use safetensors::tensor::Metadata;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -198,7 +199,7 @@ impl Model {
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
-            host: cpu::HostPlace::default(),
+            host: device::HostPlace::default(),
             scratch: cpu::ScratchFloats::new(context, shape.hidden / shape.heads, shape.hidden, 0),
             work: HostWork { crew: kernel_crew(cores(), None), ..HostWork::default() },
         };

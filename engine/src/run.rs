@@ -35,7 +35,8 @@ use crate::train::detours::Detours;
 pub use crate::train::init::Weights;
 use crate::train::trainer::trainer;
 use crossbeam_channel::RecvTimeoutError;
-use device::cpu::World;
+use device::World;
+use device::cuda::Peers;
 use device::numerics::control;
 use device::{Arena, Device, Error, Rank};
 use offload::Optimizer;
@@ -75,6 +76,8 @@ pub(crate) struct Ranks<'a> {
     pub(crate) data: &'a Arc<Dataset>,
     pub(crate) options: &'a RunOptions,
     pub(crate) world: Arc<World>,
+    /// Of ranks on real GPUs.
+    pub(crate) peers: Arc<Peers>,
     pub(crate) places: Places,
     pub(crate) stop: Stop,
     /// A checkpoint holds the states that an interrupted run ends with.
@@ -113,6 +116,7 @@ pub fn train(
         data,
         options,
         world: World::new(tp, dp, options.timeout),
+        peers: Arc::new(Peers::new(tp * dp)),
         stop: Stop::new(Arc::clone(&options.stop)),
         held: AtomicBool::new(false),
         evaluated: AtomicBool::new(false),

@@ -255,7 +255,7 @@ fn task_case() {
 
 /// A trace has the ops of all lanes of the steps that it covers, those of a lane one after another.
 fn traced_case() {
-    let trace = std::sync::Arc::new(device::cpu::Trace::of_steps(2..=2));
+    let trace = std::sync::Arc::new(device::Trace::of_steps(2..=2));
     let options = RunOptions { trace: Some(trace.clone()), ..RunOptions::default() };
     let config = on_cuda(tiny(ALONE));
     try_run(&config, &options).unwrap_or_else(|e| panic!("{e}"));
@@ -283,7 +283,7 @@ fn traced_late_case() {
             assert!(on_a_real_gpu(), "the fake driver was not loaded");
         }
     };
-    let trace = std::sync::Arc::new(device::cpu::Trace::of_steps(2..=3));
+    let trace = std::sync::Arc::new(device::Trace::of_steps(2..=3));
     let watcher = Some(Watcher::new(later));
     let options = RunOptions { trace: Some(trace.clone()), watcher, ..RunOptions::default() };
     try_run(&on_cuda(tiny(&["train.steps=3"])), &options).unwrap_or_else(|e| panic!("{e}"));

@@ -4,8 +4,9 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
+use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
+use device::{HostWork, World};
 use engine::run::{Message, Place, RunError, RunOptions, Watcher, train};
 use engine::train::build::build;
 use std::sync::Arc;
@@ -150,7 +151,7 @@ fn two_ranks(
             let options = CpuOptions {
                 lanes,
                 memory_limit: u64::MAX,
-                host: cpu::HostPlace::default(),
+                host: device::HostPlace::default(),
                 scratch: cpu::ScratchFloats::default(),
                 work: HostWork::default(),
             };

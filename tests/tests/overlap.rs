@@ -6,7 +6,8 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::Lane;
-use device::cpu::{Lanes, Span, Trace};
+use device::cpu::Lanes;
+use device::{Span, Trace};
 use engine::run::RunOptions;
 use engine::train::build::build;
 use std::sync::Arc;

@@ -4,8 +4,9 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
+use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor};
+use device::{HostWork, World};
 use engine::run::{Message, RunOptions, StepReport, Weights, train};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -136,7 +137,7 @@ impl Handles {
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
-            host: cpu::HostPlace::default(),
+            host: device::HostPlace::default(),
             scratch: cpu::ScratchFloats::new(T, C / 4, C, 4 * C),
             work: HostWork::default(),
         };

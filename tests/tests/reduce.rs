@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use device::cpu::{self, CpuOptions, HostPlace, HostWork, Lanes, ScratchFloats, World};
+use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
 use device::{Arena, Dtype, Group, Plan, Rank, Rule, Tensor, random};
+use device::{HostPlace, HostWork, World};
 use half::bf16;
 use offload::{Layout, LearningRate, Optimizer, SegmentSpec, Spec, Storage, Sum, Transfer};
 use std::sync::Arc;

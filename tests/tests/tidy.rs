@@ -120,8 +120,8 @@ fn words_of_others(name: &str, source: &str) -> Option<String> {
 fn unsafe_outside_its_fence(name: &str, source: &str) -> Option<String> {
     let fenced = [
         "device/src/numerics/simd.rs",
-        "device/src/crew.rs",
-        "device/src/cpu/memory.rs",
+        "device/src/ranks/crew.rs",
+        "device/src/ranks/memory.rs",
         "device/src/cpu/gemm/kernel.rs",
         "device/src/cpu/gemm/task.rs",
         "device/src/cuda/driver",

@@ -78,11 +78,6 @@ impl Workers {
         Self { crew, scratch, sums: Mutex::new(vec![0.0; floats.sums]) }
     }
 
-    /// The threads besides the calling one, if any.
-    pub(crate) fn crew(&self) -> Option<&Crew> {
-        self.crew.as_deref()
-    }
-
     /// That each thread's scratch holds `floats`.
     pub(super) fn need(&self, floats: usize) -> Result<(), String> {
         let have = self.scratch(0).floats.len();

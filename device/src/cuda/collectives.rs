@@ -6,14 +6,14 @@
 //! meet again in between and at the end, because ranks read each other's memory.
 
 use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
-use super::memory::Peer;
+use super::memory::{Peer, Peers};
 use super::nccl::{self, ByParts, Communicator};
 use super::watchdog::{Watchdog, abort_all};
 use super::{Gpu, launch};
-use crate::cpu::World;
-use crate::cpu::collectives::{divisible, meet};
-use crate::patience::Patience;
-use crate::warm::{Call, Kind};
+use crate::ranks::patience::Patience;
+use crate::ranks::shared::collectives::{divisible, meet};
+use crate::ranks::world::World;
+use crate::submit::warm::{Call, Kind};
 use crate::{Admitted, Error, Group, Op, Rank, Reduce, Tensor};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,12 +36,16 @@ const GATHERED: usize = 2;
 pub(super) type Communicators = [Option<Arc<Communicator>>; 2];
 
 /// Communicators of `rank`; blocks until the peers make theirs.
-pub(super) fn connect(rank: Rank, world: &World, gpu: usize) -> Result<Communicators, Error> {
+pub(super) fn connect(
+    rank: Rank,
+    (world, peers): (&World, &Peers),
+    gpu: usize,
+) -> Result<Communicators, Error> {
     let failed = |problem| Error::GpuSetup { rank: rank.index(), gpu, problem };
     for group in [Group::Tp, Group::Dp] {
         let (me, size) = rank.within(group);
         if size > 1 && me == 0 {
-            world.gpus.post_id((group, rank.index()), nccl::new_id().map_err(failed)?);
+            peers.post_id((group, rank.index()), nccl::new_id().map_err(failed)?);
         }
     }
     world.gather(rank, "open: communicators")?;
@@ -50,7 +54,7 @@ pub(super) fn connect(rank: Rank, world: &World, gpu: usize) -> Result<Communica
         if size == 1 {
             return Ok(None);
         }
-        let id = world.gpus.id((group, rank.member(group, 0)));
+        let id = peers.id((group, rank.member(group, 0)));
         let id = id.ok_or_else(|| failed("no identity of its communicator".into()))?;
         let made = communicator((rank, world), gpu, (id, me, size));
         let gone = || given_up(rank, world);
@@ -294,8 +298,8 @@ impl Exchange<'_> {
     }
 
     fn peer(&self, i: usize) -> Result<&Arc<Peer>, Error> {
-        let (shared, index) = (&self.gpu.host, self.gpu.host.rank.member(self.group, i));
-        let peer = shared.world.gpus.peer(index);
+        let index = self.gpu.host.rank.member(self.group, i);
+        let peer = self.gpu.peers.peer(index);
         peer.ok_or_else(|| self.gpu.refused(self.op, &format!("rank {index} has no memory")))
     }
 

@@ -5,9 +5,10 @@ use super::driver::{Context, Event, Word};
 use super::history::{History, Place};
 use super::marks::STREAMS;
 use super::progress::Passed;
-use crate::cpu::queue::Queue;
-use crate::cpu::{ScratchFloats, Shared};
-use crate::{Admitted, Crew, Error, Lane};
+use crate::ranks::queue::Queue;
+use crate::ranks::shared::Shared;
+use crate::view::copy;
+use crate::{Admitted, Crew, Error, Lane, Op};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -39,7 +40,7 @@ impl HostLane {
     }
 
     fn run(&self, jobs: &Queue<Job>) {
-        crate::panics::watch_this_thread();
+        crate::ranks::panics::watch_this_thread();
         if let Err(failure) = self.context.bind() {
             self.fail(&Error::GpuSetup {
                 rank: self.shared.rank.index(),
@@ -47,20 +48,28 @@ impl HostLane {
                 problem: failure.to_string(),
             });
         }
-        let workers = self.shared.workers(ScratchFloats::default());
-        self.bind(workers.crew());
+        self.bind(self.shared.crew());
         while let Some(Job { op, after }) = jobs.pop() {
             self.await_streams(&op, &after);
             let before = self.compute.look();
             self.shared.note_done(Lane::Compute, before.tick);
             let started = Instant::now();
-            self.shared.run(&op, &workers);
+            self.shared.run(&op, &|op| self.copy(op));
             let after = self.compute.look();
             if after.tick != before.tick || before.busy && after.busy {
                 self.shared.meter.add_overlap(started.elapsed());
             }
             self.done.set(op.tick as u32);
         }
+    }
+
+    /// What the lane runs besides host tasks and collectives: copies inside the host's memory.
+    fn copy(&self, op: &Op) -> Result<(), String> {
+        let Op::Copy { src, dst } = *op else {
+            return Err("the Host lane of a GPU has no such kernel".into());
+        };
+        copy(self.shared.memory.view(src), &mut self.shared.memory.view_mut(dst));
+        Ok(())
     }
 
     /// To the cores of the kernels: the rank's thread has one of its own.

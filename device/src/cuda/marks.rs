@@ -5,7 +5,7 @@
 //! is marked was submitted before.
 
 use super::driver::{Event, Failure};
-use crate::lane::{Clock, join};
+use crate::submit::lane::{Clock, join};
 use crate::{LANES, Lane};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 
 use super::driver::{Context, DeviceMemory, Event, Failure, Mapped, Registration};
 use super::nccl;
-use crate::cpu::memory::Memory;
+use crate::ranks::memory::Memory;
 use crate::{Arena, Group, LANES, Plan, Tensor};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Bytes of host memory that are pinned at once: drivers refuse some sizes, and a piece at a time shows how far
@@ -150,38 +150,26 @@ impl Drop for Peer {
 
 /// Where the ranks of a run on GPUs find each other.
 #[derive(Debug)]
-pub(crate) struct Board {
-    peers: Vec<OnceLock<Arc<Peer>>>,
-    /// By rank: its GPU is in a collective, and what it is late for others keep from it.
-    held_up: Vec<AtomicBool>,
+pub struct Peers {
+    by_rank: Vec<OnceLock<Arc<Peer>>>,
     /// Of each group of more than one rank, by its first rank.
     ids: Mutex<Vec<((Group, usize), nccl::Id)>>,
 }
 
-impl Board {
-    pub(crate) fn new(world_size: usize) -> Self {
-        Self {
-            peers: (0..world_size).map(|_| OnceLock::new()).collect(),
-            held_up: (0..world_size).map(|_| AtomicBool::new(false)).collect(),
-            ids: Mutex::default(),
-        }
-    }
-
-    pub(crate) fn hold_up(&self, rank: usize, held_up: bool) {
-        self.held_up[rank].store(held_up, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_held_up(&self, rank: usize) -> bool {
-        self.held_up[rank].load(Ordering::SeqCst)
+impl Peers {
+    /// Of a run of so many ranks.
+    pub fn new(world_size: usize) -> Self {
+        let by_rank = (0..world_size).map(|_| OnceLock::new()).collect();
+        Self { by_rank, ids: Mutex::default() }
     }
 
     pub(super) fn join(&self, rank: usize, peer: &Arc<Peer>) {
         // A rank opens one device.
-        let _ = self.peers[rank].set(Arc::clone(peer));
+        let _ = self.by_rank[rank].set(Arc::clone(peer));
     }
 
     pub(super) fn peer(&self, rank: usize) -> Option<&Arc<Peer>> {
-        self.peers.get(rank)?.get()
+        self.by_rank.get(rank)?.get()
     }
 
     pub(super) fn post_id(&self, group: (Group, usize), id: nccl::Id) {

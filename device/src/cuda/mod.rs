@@ -26,11 +26,10 @@ mod timeline;
 mod watchdog;
 
 pub use beside::{Beside, Found, STREAMS_PER_RANK, connected, look};
-pub(crate) use memory::Board;
+pub use memory::Peers;
 pub use memory::{page_tables, pinned_bytes};
 pub use open::{Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe};
-pub(crate) use watchdog::DOUBT;
 
 /// For the tests of the kernels, which run them on an emulator.
 #[doc(hidden)]
@@ -42,9 +41,9 @@ pub mod testing {
     pub use super::nccl::NAMES as NCCL_NAMES;
 }
 
-use crate::cpu::Shared;
-use crate::cpu::queue::Queue;
-use crate::lane::{Clock, join};
+use crate::ranks::queue::Queue;
+use crate::ranks::shared::Shared;
+use crate::submit::lane::{Clock, join};
 use crate::view::{View, ViewMut};
 use crate::{
     Activity, Admitted, Arena, Crew, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Reduce,
@@ -82,6 +81,7 @@ struct Gpu {
     host: Arc<Shared>,
     context: Arc<Context>,
     peer: Arc<Peer>,
+    peers: Arc<Peers>,
     sm: u32,
     /// Where kernels have room besides their tensors, and how much.
     scratch: (u64, u64),

@@ -8,16 +8,17 @@ use super::driver::{self, Context, DeviceMemory, Failure, Stream, Words};
 use super::history::History;
 use super::host::HostLane;
 use super::marks::{Marks, STREAMS};
-use super::memory::{Arrangement, Peer};
+use super::memory::{Arrangement, Peer, Peers};
 use super::pace::Pace;
 use super::progress::Progress;
 use super::timeline::Timeline;
 use super::watchdog::Watchdog;
 use super::{Gpu, HOST_WORD, nccl};
-use crate::cpu::memory::Memory;
-use crate::cpu::queue::Queue;
-use crate::cpu::{self, HostWork, Shared, World};
-use crate::warm::Distinct;
+use crate::ranks::memory::{HostPlace, Memory, out_of_memory};
+use crate::ranks::queue::Queue;
+use crate::ranks::shared::{HostWork, Shared};
+use crate::ranks::world::World;
+use crate::submit::warm::Distinct;
 use crate::{Arena, Device, Error, Group, Lane, Plan, Rank};
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
@@ -40,7 +41,9 @@ pub struct CudaOptions {
     /// The driver's number of the rank's GPU; `None`: rank mod GPUs.
     pub gpu: Option<usize>,
     /// Where host memory goes.
-    pub host: cpu::HostPlace,
+    pub host: HostPlace,
+    /// Where the ranks of the run find each other: one for all.
+    pub peers: Arc<Peers>,
     /// How data moves between ranks.
     pub collectives: Collectives,
     /// Most that one op needs besides its operands: see [`device_bytes`](super::device_bytes).
@@ -113,7 +116,7 @@ impl Opening<'_> {
         let progress = Progress::new(&words.words[..STREAMS]);
         let passed = Lane::ALL[..STREAMS].iter().map(|lane| progress.of(*lane)).collect();
         let history = Arc::new(History::new(passed));
-        self.world.gpus.join(self.rank.index(), &peer);
+        self.options.peers.join(self.rank.index(), &peer);
         // The Host lane is the cpu backend's, on memory that the driver has pinned.
         let (work, threads) = (self.options.work.clone(), true);
         let host = Shared::new(self.rank, host_memory, self.plan, self.world, work, threads);
@@ -133,6 +136,7 @@ impl Opening<'_> {
             host,
             context,
             peer,
+            peers: Arc::clone(&self.options.peers),
             sm,
             scratch,
             kernels: RefCell::new(kernels),
@@ -191,7 +195,7 @@ impl Opening<'_> {
     fn check(&self, context: &Context, bytes: u64) -> Result<(), Error> {
         let free = context.memory().map_err(|e| self.problem(context.ordinal, "free memory", e))?.0;
         let fits = bytes <= free;
-        if fits { Ok(()) } else { Err(cpu::out_of_memory(self.rank, self.plan, bytes, free)) }
+        if fits { Ok(()) } else { Err(out_of_memory(self.rank, self.plan, bytes, free)) }
     }
 
     /// The driver, or a library, had no memory for what lies beside the plan: then there is none for the plan.
@@ -199,7 +203,7 @@ impl Opening<'_> {
         let text = error.to_string();
         let short = ["OUT_OF_MEMORY", "ALLOC_FAILED"].iter().any(|code| text.contains(code));
         match context.memory() {
-            Ok((free, _)) if short => cpu::out_of_memory(self.rank, self.plan, bytes, free),
+            Ok((free, _)) if short => out_of_memory(self.rank, self.plan, bytes, free),
             _ => error,
         }
     }
@@ -213,7 +217,7 @@ impl Opening<'_> {
     ) -> Result<DeviceMemory, Error> {
         let gpu = context.ordinal;
         let (free, _) = context.memory().map_err(|e| self.problem(gpu, "free memory", e))?;
-        let too_much = |free| cpu::out_of_memory(self.rank, self.plan, bytes, free);
+        let too_much = |free| out_of_memory(self.rank, self.plan, bytes, free);
         if bytes > free {
             return Err(too_much(free));
         }
@@ -264,7 +268,7 @@ impl Opening<'_> {
         let gpu = context.ordinal;
         let free = || context.memory().map_err(|e| self.problem(gpu, "free memory", e));
         let (before, _) = free()?;
-        let communicators = connect(self.rank, self.world, gpu)?;
+        let communicators = connect(self.rank, (self.world, &self.options.peers), gpu)?;
         let calls = &self.options.warm_up.calls;
         warm_up((self.rank, self.world), context, (&communicators, stream), calls)?;
         let taken = before.saturating_sub(free()?.0);
@@ -284,7 +288,7 @@ impl Opening<'_> {
         self.world.gather(self.rank, "open: memory")?;
         if let Some(communicators) = communicators {
             let gpu = context.ordinal;
-            let watchdog = Watchdog::start(host, gpu, &communicators);
+            let watchdog = Watchdog::start(host, (gpu, &self.options.peers), &communicators);
             let watchdog = watchdog.map_err(|e| self.problem(gpu, "collectives", e))?;
             return Ok(Transport::Nccl(communicators, watchdog));
         }
@@ -298,7 +302,7 @@ impl Opening<'_> {
         for group in [Group::Tp, Group::Dp] {
             for i in 0..self.rank.within(group).1 {
                 let index = self.rank.member(group, i);
-                let Some(peer) = self.world.gpus.peer(index) else { continue };
+                let Some(peer) = self.options.peers.peer(index) else { continue };
                 let (gpu, other) = (context.ordinal, peer.context.ordinal);
                 let reached = context.reach(&peer.context);
                 if !reached.map_err(|e| self.problem(gpu, "peer access", e))? {

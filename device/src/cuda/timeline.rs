@@ -2,7 +2,8 @@
 //! made as they are needed: only steps that are not traced allocate nothing.
 
 use super::driver::{Failure, Stream, TimedEvent};
-use crate::cpu::{Shared, Span, Trace};
+use crate::ranks::shared::Shared;
+use crate::ranks::trace::{Span, Trace};
 use crate::{Admitted, Lane};
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -2,10 +2,12 @@
 //! collectives that have started, ends the run with the name of the rank that is missing, and aborts.
 
 use super::driver::{Context, Event, Failure, Stream};
+use super::memory::Peers;
 use super::nccl::Communicator;
-use crate::cpu::Shared;
 use crate::error::Site;
-use crate::patience::Patience;
+use crate::ranks::patience::Patience;
+use crate::ranks::shared::Shared;
+use crate::ranks::world::DOUBT;
 use crate::{Admitted, Error, Group};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -13,8 +15,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Who is itself held up by others is blamed only when nobody else has been for so long.
-pub(crate) const DOUBT: Duration = Duration::from_secs(2);
 /// Collectives under watch at once, far more than a rank's thread enqueues ahead; more are not watched until some have ended.
 pub(super) const WATCHED: usize = 256;
 /// With so few left the thread is woken to take out what has ended; else nobody wakes it but the clock.
@@ -60,6 +60,7 @@ struct State {
 struct Watch {
     shared: Arc<Shared>,
     gpu: usize,
+    peers: Arc<Peers>,
     communicators: Vec<Arc<Communicator>>,
     state: Mutex<State>,
     turned: Condvar,
@@ -80,7 +81,7 @@ impl Watchdog {
     /// On the bound context.
     pub(super) fn start(
         shared: &Arc<Shared>,
-        gpu: usize,
+        (gpu, peers): (usize, &Arc<Peers>),
         communicators: &[Option<Arc<Communicator>>],
     ) -> Result<Self, String> {
         let pair = |_| Ok(Arc::new(Events { starts: Event::new()?, ends: Event::new()? }));
@@ -94,6 +95,7 @@ impl Watchdog {
         let watch = Arc::new(Watch {
             shared: Arc::clone(shared),
             gpu,
+            peers: Arc::clone(peers),
             communicators: communicators.iter().flatten().cloned().collect(),
             state: Mutex::new(state),
             turned: Condvar::new(),
@@ -173,7 +175,7 @@ impl Watch {
     }
 
     fn run(&self) {
-        crate::panics::watch_this_thread();
+        crate::ranks::panics::watch_this_thread();
         let bound = Context::of(self.gpu).and_then(|context| context.bind());
         let (mut failed_since, mut patience) = (None, Patience::new());
         let mut state = self.lock();
@@ -232,7 +234,7 @@ impl Watch {
                 break;
             }
         }
-        self.shared.world.gpus.hold_up(self.shared.rank.index(), held_up);
+        self.shared.world.hold_gpu_up(self.shared.rank.index(), held_up);
         Ok(())
     }
 
@@ -242,7 +244,7 @@ impl Watch {
     }
 
     fn note_start(&self, entry: &Entry) {
-        if let Some(peer) = self.shared.world.gpus.peer(self.shared.rank.index()) {
+        if let Some(peer) = self.peers.peer(self.shared.rank.index()) {
             peer.started[entry.group as usize].fetch_max(entry.number, Ordering::SeqCst);
         }
     }
@@ -266,7 +268,7 @@ impl Watch {
         let missing: Vec<usize> = (0..rank.within(oldest.group).1)
             .map(|i| rank.member(oldest.group, i))
             .filter(|&index| {
-                let peer = self.shared.world.gpus.peer(index);
+                let peer = self.peers.peer(index);
                 let started = &peer.map(|p| &p.started[oldest.group as usize]);
                 started.is_none_or(|s| s.load(Ordering::SeqCst) < oldest.number)
             })
@@ -276,7 +278,7 @@ impl Watch {
             let problem = format!("all ranks have started it, and it has not ended in {seconds} s");
             return Some(named(problem));
         }
-        let held_up = |index: &usize| self.shared.world.gpus.is_held_up(*index);
+        let held_up = |index: &usize| self.shared.world.is_gpu_held_up(*index);
         let free: Vec<usize> = missing.iter().copied().filter(|index| !held_up(index)).collect();
         let missing = match free.is_empty() {
             true if waited < timeout + DOUBT => return None,

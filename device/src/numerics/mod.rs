@@ -9,7 +9,6 @@ mod elements;
 mod lanes;
 mod noise;
 mod normals;
-mod padded;
 mod path;
 mod round;
 mod rules;

@@ -1,17 +1,19 @@
 //! The update rule: unscale, clip, weight decay, AdamW and the new parameter in one pass over memory.
 
+mod padded;
+
 use super::elements::{
     F16, F16Mut, Halves, Source, Target, Words, WordsMut, aligned, wide, wide_mut, words, words_mut,
 };
 use super::lanes::{self, Kernel, Lanes, WIDEST};
 use super::noise::{Draw, Noise};
-use super::padded::{PAD, Padded};
 use super::path::SimdPath;
 use super::rules::{AdamW, Sgd, keep};
 use super::{Scalars, elements, simd};
 use crate::op::Rule;
 use crate::{View, ViewMut};
 use half::slice::HalfFloatSliceExt;
+use padded::{PAD, Padded};
 use std::ops::Range;
 
 /// Master weights of a run of parameters.

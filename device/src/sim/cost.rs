@@ -3,10 +3,12 @@
 //! A resource is something with a rate that several ops may use at once. The constants here are few, the same for
 //! every box and model, and none is fitted to a whole step: each is what one kind of op reaches of its data sheet.
 
-use super::era::Fact;
+mod kernels;
+
+use super::hardware::era::Fact;
 use super::hardware::{Hardware, Measured};
-use super::kernels::kernel;
 use super::program::{Cargo, Kind, Work};
+use kernels::kernel;
 
 /// Of a GPU's memory, streaming kernels.
 pub(super) const MEMORY_SHARE: f64 = 0.8;

@@ -1,7 +1,9 @@
 //! A described box, in plain numbers. Rates are per second: bytes, multiplications and additions.
 
-use super::era::AsOf2020;
+pub(super) mod era;
+
 use crate::{Group, Rank};
+use era::AsOf2020;
 
 /// GPUs of one kind.
 #[derive(Clone, Debug, PartialEq)]

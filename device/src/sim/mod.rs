@@ -6,16 +6,14 @@
 
 mod classes;
 mod cost;
-mod era;
 mod hardware;
-mod kernels;
 mod program;
 mod share;
 mod solve;
 mod submit;
 mod timeline;
 
-pub use era::{AsOf2020, Fact};
+pub use hardware::era::{AsOf2020, Fact};
 pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
 pub use program::{Cargo, Kind, Program, Work, record};
 pub use timeline::{Played, Timeline};

@@ -1,7 +1,7 @@
 //! What one rank submits, as recorded: the very step, with sizes instead of data.
 
 use crate::cuda::testing::launches;
-use crate::lane::join;
+use crate::submit::lane::join;
 use crate::{
     Admitted, Arena, Device, Entry, Error, Event, Executor, Group, Heads, LANES, Lane, Mode, Op,
     Plan, Rank, Tensor,
@@ -249,11 +249,11 @@ struct Recording {
     program: Program,
     by_key: HashMap<Key, u32>,
     /// Per lane: what its next op waits for.
-    pending: [crate::lane::Clock; LANES],
+    pending: [crate::submit::lane::Clock; LANES],
     /// What the rank's thread has seen over.
-    main: crate::lane::Clock,
+    main: crate::submit::lane::Clock,
     /// By lane: the last op behind which an event was recorded.
-    marked: crate::lane::Clock,
+    marked: crate::submit::lane::Clock,
     /// Calls of the driver since the last op.
     calls: u16,
 }

@@ -3,9 +3,10 @@
 use super::adam::median;
 use super::{PATIENCE, memcpy, on_host};
 use crate::run::open::kernel_crew;
-use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
+use device::cpu::{self, CpuOptions, Lanes};
 use device::numerics::multiply_add;
 use device::{Arena, Crew, Dtype, Error, Group, Lane, Op, Plan, Rank, Reduce};
+use device::{HostWork, World};
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -145,7 +146,7 @@ fn collective(which: usize, ranks: usize, n: usize) -> Result<f64, Error> {
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
-            host: cpu::HostPlace::default(),
+            host: device::HostPlace::default(),
             scratch: cpu::ScratchFloats::default(),
             work: HostWork::default(),
         };

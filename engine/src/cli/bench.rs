@@ -14,7 +14,7 @@ use crate::report::trace;
 use crate::run::gpu;
 use crate::run::placement::cores;
 use crate::train::build::{build, dtype};
-use device::cpu::Trace;
+use device::Trace;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

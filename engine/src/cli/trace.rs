@@ -4,7 +4,7 @@ use super::exit::{Failed, code};
 use super::{may_write, say, unwritten};
 use crate::report::shown::Shown;
 use crate::report::trace::{OUTPUT, measured};
-use device::cpu::Trace;
+use device::Trace;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use crate::run::placement::cores;
 use crate::run::{RunOptions, train};
 use crate::run_dir::output::Output;
 use crate::train::build::build;
-use device::cpu::Trace;
+use device::Trace;
 use device::sim::{Kind, Work};
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -8,10 +8,10 @@ use crate::run::RunOptions;
 use crate::train::build::{Built, attention_scratch};
 use crate::train::detours::Detours;
 use crate::train::trainer::trainer;
-use device::cpu::{HostPlace, HostWork, World};
-use device::cuda::{self, CudaOptions};
+use device::cuda::{self, CudaOptions, Peers};
 use device::warm::{self, Distinct};
 use device::{Device, Error, Rank};
+use device::{HostPlace, HostWork, World};
 use std::sync::Arc;
 
 /// Micro-batches in which every kind of op of a step comes: the first ones, one between, the last.
@@ -76,10 +76,12 @@ pub fn rehearse(
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
     let RunOptions { timeout, collectives, .. } = RunOptions::default();
     let world = World::new(tp, dp, timeout);
+    let peers = Arc::new(Peers::new(tp * dp));
     let one = |rank: Rank| {
         let options = CudaOptions {
             gpu: None,
             host: HostPlace { untouched: true, ..HostPlace::default() },
+            peers: Arc::clone(&peers),
             collectives,
             scratch: attention_scratch(config),
             work: HostWork { rehearsal: true, ..HostWork::default() },

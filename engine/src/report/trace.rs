@@ -1,9 +1,9 @@
 //! Chrome traces, which Perfetto and chrome://tracing open: one process per rank, one track per lane.
 
 use crate::run_dir::output::Output;
-use device::cpu::{Span, Trace};
 use device::sim::Timeline;
 use device::{LANES, Lane};
+use device::{Span, Trace};
 use std::fs::File;
 use std::io::{BufWriter, Result, Write};
 use std::path::Path;

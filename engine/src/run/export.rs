@@ -8,7 +8,7 @@ use crate::run::options::RunOptions;
 use crate::run_dir::UNFINISHED;
 use crate::run_dir::durable::sync_folder;
 use crate::run_dir::own::{self, Held};
-use device::cpu::World;
+use device::World;
 use device::{Device, Error, Rank, Tensor};
 use offload::Optimizer;
 use std::fs::File;

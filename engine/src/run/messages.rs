@@ -1,7 +1,7 @@
 //! What the ranks have to say, and its way to the calling thread.
 
 use device::Activity;
-use device::cpu::World;
+use device::World;
 
 /// What a step ended with, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,7 +5,8 @@ use crate::predict::rehearsal::distinct;
 use crate::run::placement::{cores, kernel_threads};
 use crate::run::{Place, Ranks, RunOptions};
 use crate::train::build::{KernelScratch, attention_scratch};
-use device::cpu::{self, CpuOptions, HostWork};
+use device::HostWork;
+use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
 use device::{Crew, Device, Error, Rank};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ impl Ranks<'_> {
         if self.config.device == DeviceConfig::Cuda {
             return self.open_cuda(rank, place);
         }
-        let host = place.map_or_else(Default::default, cpu::HostPlace::from);
+        let host = place.map_or_else(Default::default, device::HostPlace::from);
         let cpus = place.map(|place| place.cpus.clone());
         let KernelScratch { floats, threads } = self.built.scratch;
         let memory_limit = match &self.config.device {
@@ -40,7 +41,8 @@ impl Ranks<'_> {
             .map_or_else(|| kernel_threads(cores(), rank.world_size(), None), Vec::len);
         let options = CudaOptions {
             gpu: self.places.gpus.get(rank.index()).copied(),
-            host: place.map_or_else(Default::default, cpu::HostPlace::from),
+            host: place.map_or_else(Default::default, device::HostPlace::from),
+            peers: Arc::clone(&self.peers),
             collectives: self.options.collectives,
             scratch: attention_scratch(self.config),
             work: HostWork {

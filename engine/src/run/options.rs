@@ -7,7 +7,8 @@ use crate::run_dir::Held;
 use crate::train::detours::Detours;
 use crate::train::init::Weights;
 use device::Lane;
-use device::cpu::{Lanes, Trace};
+use device::Trace;
+use device::cpu::Lanes;
 use device::cuda::Collectives;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,11 +27,11 @@ pub struct RunOptions {
     pub collectives: Collectives,
     /// Where spans of ops are noted.
     pub trace: Option<Arc<Trace>>,
-    /// For tests: see [`device::cpu::HostWork::slow`].
+    /// For tests: see [`device::HostWork::slow`].
     pub slow: Option<(&'static str, u32)>,
-    /// For tests: see [`device::cpu::HostWork::panic_at`].
+    /// For tests: see [`device::HostWork::panic_at`].
     pub panic_at: Option<(usize, Lane, u64)>,
-    /// For tests: see [`device::cpu::HostWork::stall_at`].
+    /// For tests: see [`device::HostWork::stall_at`].
     pub stall_at: Option<(usize, Lane, u64, Duration)>,
     /// For tests: this rank returns before this step.
     pub leave_at: Option<(usize, u64)>,

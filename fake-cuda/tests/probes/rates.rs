@@ -1,9 +1,9 @@
 //! How fast products and ops run at the shapes of a 1.3B model, by the clock around many of each in a queue.
 
 use crate::{ops, small};
-use device::cpu::{self, HostWork, World};
-use device::cuda::{self, Collectives, CudaOptions};
+use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Device, Dtype, Lane, Op, Plan, Rank, Tensor, random};
+use device::{HostWork, World};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,8 @@ pub(crate) fn open(plan: Plan) -> Device {
     let world = World::new(1, 1, Duration::from_secs(60));
     let options = CudaOptions {
         gpu: None,
-        host: cpu::HostPlace::default(),
+        host: device::HostPlace::default(),
+        peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
         scratch: 256 << 20 >> if small() { 8 } else { 0 },
         work: HostWork::default(),

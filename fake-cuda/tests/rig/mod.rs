@@ -4,10 +4,11 @@
 #![expect(unsafe_code, reason = "the emulator is C++ and its kernels take addresses")]
 #![expect(clippy::expect_used, clippy::panic, reason = "a test")]
 
-use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
+use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::testing::{self, Launch};
-use device::cuda::{self, Collectives, CudaOptions};
+use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Device, Dtype, Lane, Mode, Op, Plan, Rank, Tensor, random};
+use device::{HostWork, World};
 use half::{bf16, f16};
 use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
@@ -98,7 +99,7 @@ impl Rig {
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
-            host: cpu::HostPlace::default(),
+            host: device::HostPlace::default(),
             scratch: cpu::ScratchFloats::new(300, 256, 4000, 0),
             work: HostWork::default(),
         };
@@ -125,7 +126,8 @@ fn open_gpu(rank: Rank, plan: &Arc<Plan>) -> Device {
     let world = World::new(1, 1, Duration::from_secs(60));
     let options = CudaOptions {
         gpu: None,
-        host: cpu::HostPlace::default(),
+        host: device::HostPlace::default(),
+        peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
         scratch: 1 << 20,
         work: HostWork::default(),

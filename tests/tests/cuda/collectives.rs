@@ -1,8 +1,9 @@
 //! In-process collectives on GPUs: the bits of the cpu backend, whatever the number of ranks, the length and the type.
 
-use device::cpu::{self, CpuOptions, HostWork, Lanes, World};
-use device::cuda::{self, Collectives, CudaOptions};
+use device::cpu::{self, CpuOptions, Lanes};
+use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Device, Dtype, Group, Lane, Op, Plan, Rank, Reduce, Tensor, random};
+use device::{HostWork, World};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,17 +99,18 @@ fn on_cpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
     let options = CpuOptions {
         lanes: Lanes::Inline,
         memory_limit: u64::MAX,
-        host: cpu::HostPlace::default(),
+        host: device::HostPlace::default(),
         scratch: cpu::ScratchFloats { each: 1 << 16, sums: 1 << 16 },
         work: HostWork::default(),
     };
     cpu::open(rank, plan, world, &options).unwrap()
 }
 
-fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>) -> Device {
+fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>, peers: &Arc<Peers>) -> Device {
     let options = CudaOptions {
         gpu: None,
-        host: cpu::HostPlace::default(),
+        host: device::HostPlace::default(),
+        peers: Arc::clone(peers),
         collectives: Collectives::InProcess,
         scratch: 0,
         work: HostWork::default(),
@@ -121,7 +123,9 @@ pub(super) fn are_those_of_the_cpu() {
     for (tp, dp) in [(2, 1), (4, 1), (1, 3), (1, 4)] {
         let case = case(if tp > 1 { Group::Tp } else { Group::Dp }, tp * dp);
         let cpus = results(&case, (tp, dp), |rank, world| on_cpu(rank, &case.plan, world));
-        let gpus = results(&case, (tp, dp), |rank, world| on_gpu(rank, &case.plan, world));
+        let peers = Arc::new(Peers::new(tp * dp));
+        let on_gpu = |rank: Rank, world: &_| on_gpu(rank, &case.plan, world, &peers);
+        let gpus = results(&case, (tp, dp), on_gpu);
         for (rank, (cpu, gpu)) in cpus.iter().zip(&gpus).enumerate() {
             for (Round { op, x, .. }, (cpu, gpu)) in case.rounds.iter().zip(cpu.iter().zip(gpu)) {
                 let same = cpu.iter().zip(gpu).all(|(a, b)| a.to_bits() == b.to_bits());

@@ -2,7 +2,7 @@
 
 use super::{GRID, on_cuda, try_run};
 use device::Lane;
-use device::cpu::Trace;
+use device::Trace;
 use engine::run::{Place, RunOptions, Watcher};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn first_block_done() -> Vec<u64> {
     let trace = Arc::new(Trace::default());
     run(&tiny(MANY_TILES), &RunOptions { trace: Some(trace.clone()), ..RunOptions::default() });
     let spans = trace.spans().into_iter().filter(|s| s.lane == Lane::Compute).zip(1..);
-    let is = |s: &device::cpu::Span| s.name == "bias_dropout_add" && s.wrote == "x.1";
+    let is = |s: &device::Span| s.name == "bias_dropout_add" && s.wrote == "x.1";
     spans.filter(|(span, _)| is(span)).map(|(_, tick)| tick).collect()
 }
 

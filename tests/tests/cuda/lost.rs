@@ -1,8 +1,8 @@
 //! A GPU that is lost: whatever finds it so says how it was lost.
 
-use device::cpu::{self, HostWork, World};
-use device::cuda::{self, Collectives, CudaOptions};
+use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::{Arena, Dtype, Error, Lane, Op, Plan, Rank};
+use device::{HostWork, World};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ pub(super) fn at_a_product() {
     let [a, b, c] = [tensor(), tensor(), tensor()];
     let options = CudaOptions {
         gpu: None,
-        host: cpu::HostPlace::default(),
+        host: device::HostPlace::default(),
+        peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
         scratch: 0,
         work: HostWork::default(),

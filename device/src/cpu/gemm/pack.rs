@@ -1,10 +1,26 @@
 //! Blocks of a and b in the order in which the microkernels read them.
 
 use super::element::Element;
-use super::task::{Order, chunks};
 use super::{A_PAD, A_ROWS, A_STRIDE, B_PAD, KC, MAX_LANES, Matrix, Parts, Src, VECS};
 use core::ops::Range;
 use pulp::Simd;
+
+/// `range` in pieces of `len`, the last one shorter.
+#[inline(always)]
+pub(super) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(len).map(move |start| start..(start + len).min(end))
+}
+
+/// How a block of a lies in memory.
+pub(super) enum Order {
+    /// Not packed: f32 that are read where they are.
+    InPlace,
+    /// Element (i, p) at `i * A_STRIDE + p`.
+    AlongK,
+    /// Element (i, p) at `i / A_ROWS * A_ROWS * (kc + A_PAD) + p * A_ROWS + i % A_ROWS`.
+    AlongM,
+}
 
 /// Elements of a [`Matrix`] of known type.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 
 use super::element::Element;
 use super::kernel::{Out, Rows, height, kernels};
-use super::pack::{pack_a, pack_b};
+use super::pack::{Order, chunks, pack_a, pack_b};
 use super::{
     A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PACK_A, PACK_B,
     PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP, Scratch, Src, VECS, has_room,
@@ -224,23 +224,6 @@ impl WithSimd for Panel<'_, '_> {
             }
         }
     }
-}
-
-/// `range` in pieces of `len`, the last one shorter.
-#[inline(always)]
-pub(super) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(len).map(move |start| start..(start + len).min(end))
-}
-
-/// How a block of a lies in memory.
-pub(super) enum Order {
-    /// Not packed: f32 that are read where they are.
-    InPlace,
-    /// Element (i, p) at `i * A_STRIDE + p`.
-    AlongK,
-    /// Element (i, p) at `i / A_ROWS * A_ROWS * (kc + A_PAD) + p * A_ROWS + i % A_ROWS`.
-    AlongM,
 }
 
 /// A block of b.

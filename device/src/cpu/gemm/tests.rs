@@ -1,5 +1,6 @@
 use super::element::Element;
-use super::task::{Panel, chunks, grid};
+use super::pack::chunks;
+use super::task::{Panel, grid};
 use super::*;
 use core::ops::Range;
 use pulp::Simd;

@@ -27,6 +27,15 @@ pub(crate) trait Memory {
     fn write(&self, t: Tensor) -> ViewMut<'_>;
 }
 
+impl Memory for crate::ranks::memory::Memory {
+    fn read(&self, t: Tensor) -> View<'_> {
+        self.view(t)
+    }
+    fn write(&self, t: Tensor) -> ViewMut<'_> {
+        self.view_mut(t)
+    }
+}
+
 /// Computes `op`.
 ///
 /// # Errors

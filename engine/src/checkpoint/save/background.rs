@@ -6,7 +6,7 @@ use crate::checkpoint::write::{Pieces, in_order, write_file};
 use crate::run::Place;
 use crate::run::messages::{Message, Post};
 use crossbeam_channel::Sender;
-use device::cpu::World;
+use device::World;
 use device::{Device, Error};
 use offload::State;
 use std::io;

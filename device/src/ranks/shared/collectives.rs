@@ -5,12 +5,12 @@
 //! every rank ends with the same bits.
 
 use super::Shared;
-use super::world::{Met, Post};
+use crate::ranks::world::{Met, Post};
 use crate::view::copy;
 use crate::{Admitted, BLOCK, Dtype, Error, Group, Op, Reduce, Tensor, View, ViewMut};
 
 /// Runs a collective on the calling thread; blocks until all ranks of its group have come and gone.
-pub(super) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
+pub(crate) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
     match op.op {
         Op::AllReduce { x, group, reduce } => all_reduce(op, shared, x, group, reduce),
         Op::ReduceScatter { x, group } => reduce_scatter(op, shared, x, group),

@@ -1,11 +1,11 @@
-//! The two arenas of a rank on the cpu backend.
+//! The two arenas of a rank: of its virtual GPU, and of the host.
 #![expect(
     unsafe_code,
     reason = "typed views of raw arenas; sound because ops are admitted in order"
 )]
 
-use super::kernels;
-use crate::{Arena, Dtype, Plan, Tensor, View, ViewMut};
+use crate::error::OutOfMemory;
+use crate::{Arena, Dtype, Error, Plan, Rank, Tensor, View, ViewMut};
 use half::{bf16, f16};
 
 const PAGE: usize = 4096;
@@ -158,13 +158,17 @@ impl Memory {
     }
 }
 
-impl kernels::Memory for Memory {
-    fn read(&self, t: Tensor) -> View<'_> {
-        self.view(t)
-    }
-    fn write(&self, t: Tensor) -> ViewMut<'_> {
-        self.view_mut(t)
-    }
+/// The plan, which makes `wanted` bytes with what comes beside it, does not fit `limit`.
+pub(crate) fn out_of_memory(rank: Rank, plan: &Plan, wanted: u64, limit: u64) -> Error {
+    let mut entries = plan.entries().iter().filter(|e| e.arena == Arena::Device);
+    let first = entries.find(|e| e.range.end > limit);
+    let free_at = first.map_or((plan.bytes(Arena::Device), "what kernels need".into()), |e| {
+        (e.range.start, e.name.clone())
+    });
+    let mut pools = plan.pools(Arena::Device);
+    pools.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let (rank, arena) = (rank.index(), Arena::Device);
+    Error::from(Box::new(OutOfMemory { rank, arena, wanted, limit, free_at, pools }))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Runs of elements that are no whole vectors, or lie between words: copied to where they are, with others around.
 
-use super::lanes::WIDEST;
-use super::update::{Master, States, Update};
+use super::{Master, States, Update};
+use crate::numerics::lanes::WIDEST;
 use crate::{View, ViewMut};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 

@@ -1,9 +1,9 @@
 //! What a kernel of a GPU costs.
 
-use super::cost::{Asked, KERNEL_GAP, MEMORY_SHARE, Resource};
-use super::era::{BATCHED_SHARE, Fact};
-use super::hardware::{Gpu, Hardware};
-use super::program::{Kind, Work};
+use super::{Asked, KERNEL_GAP, MEMORY_SHARE, Resource};
+use crate::sim::hardware::era::{BATCHED_SHARE, Fact};
+use crate::sim::hardware::{Gpu, Hardware};
+use crate::sim::program::{Kind, Work};
 
 /// Sides of the tile of a matrix product that one multiprocessor works on.
 const TILE: f64 = 128.0;

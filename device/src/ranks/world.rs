@@ -1,7 +1,6 @@
 //! Where rank threads meet: collectives, and the news that a rank has failed.
 
 use super::memory::Memory;
-use crate::cuda::DOUBT;
 use crate::error::Site;
 use crate::{Error, Group, LANES, Lane, Rank, Tensor};
 use std::panic::Location;
@@ -49,8 +48,8 @@ pub struct World {
     timeout: Duration,
     /// Milliseconds more for what takes long only because it is large.
     more: AtomicU64,
-    /// Of ranks on GPUs.
-    pub(crate) gpus: crate::cuda::Board,
+    /// By rank: its GPU is in a collective, and what it is late for others keep from it.
+    gpus_held_up: Vec<AtomicBool>,
     /// Ranks that someone outside holds up; the others' deadlines stand still.
     held_up: AtomicUsize,
 }
@@ -58,6 +57,9 @@ pub struct World {
 /// A waiting thread looks up so often. A longer pause was the whole process's, stopped by a signal or a
 /// debugger, and no rank is to blame for it.
 const LOOK_UP: Duration = Duration::from_secs(1);
+
+/// Who is itself held up by others is blamed only when nobody else has been for so long.
+pub(crate) const DOUBT: Duration = Duration::from_secs(2);
 
 /// A waiting thread gives its core away so often before it sleeps.
 const YIELDS: usize = 50;
@@ -94,9 +96,17 @@ impl World {
             all: (0..LANES).map(|_| meeting(first, Group::World)).collect(),
             timeout,
             more: AtomicU64::new(0),
-            gpus: crate::cuda::Board::new(world_size),
+            gpus_held_up: (0..world_size).map(|_| AtomicBool::new(false)).collect(),
             held_up: AtomicUsize::new(0),
         })
+    }
+
+    pub(crate) fn hold_gpu_up(&self, rank: usize, held_up: bool) {
+        self.gpus_held_up[rank].store(held_up, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_gpu_held_up(&self, rank: usize) -> bool {
+        self.gpus_held_up[rank].load(Ordering::SeqCst)
     }
 
     /// How long a rank waits for the others.
@@ -229,7 +239,7 @@ impl World {
                 drop(board);
                 let missing = self.culprits(absent);
                 // Those whose GPU waits for another's have a watchdog, which names that one.
-                let excused = missing.iter().all(|rank| self.gpus.is_held_up(*rank));
+                let excused = missing.iter().all(|rank| self.is_gpu_held_up(*rank));
                 if !excused || waited >= self.timeout() + DOUBT {
                     let (op, site, seconds) = (post.op, post.site, self.timeout().as_secs());
                     return Err(Error::Timeout { rank: rank.index(), op, site, seconds, missing });
@@ -355,7 +365,7 @@ mod tests {
         let world = World::new(2, 1, Duration::from_millis(1));
         let alone = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
         let post = Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
-        world.gpus.hold_up(1, true);
+        world.hold_gpu_up(1, true);
         let began = Instant::now();
         let met = world.meet(alone, Lane::Compute, Group::Tp, post).map(drop);
         assert!(matches!(met, Err(Error::Timeout { .. })), "{met:?}");

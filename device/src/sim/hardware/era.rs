@@ -1,10 +1,10 @@
 //! What the software of 2020 did otherwise: the system of the authors of ZeRO-Offload, to compare with. Each fact is
 //! counted or published, and each can be left out, to see what it changes.
 
-use super::hardware::Gpu;
+use super::Gpu;
 
 /// Of the rate of matrix products, those of attention when each is a kernel of its own for all heads.
-pub(super) const BATCHED_SHARE: f64 = 0.6;
+pub(in crate::sim) const BATCHED_SHARE: f64 = 0.6;
 
 /// How often attention in several kernels moves the scores: forward (products, softmax, dropout) and backward.
 const SCORE_PASSES: [f64; 2] = [4.0, 9.0];
@@ -88,32 +88,32 @@ impl AsOf2020 {
 
 impl Gpu {
     /// Whether `fact` is played.
-    pub(super) fn did(&self, fact: Fact) -> bool {
+    pub(in crate::sim) fn did(&self, fact: Fact) -> bool {
         self.as_of_2020.is_some_and(|era| era.0[fact as usize])
     }
 
     /// How often kernels other than products and attention move their bytes.
-    pub(super) fn passes_2020(&self, name: &str) -> f64 {
+    pub(in crate::sim) fn passes_2020(&self, name: &str) -> f64 {
         let times = EAGER_BYTES.iter().find(|(known, _)| *known == name);
         times.filter(|_| self.did(Fact::SmallKernels)).map_or(1.0, |(_, times)| *times)
     }
 
-    pub(super) fn head_copies_2020(&self, backward: bool) -> f64 {
+    pub(in crate::sim) fn head_copies_2020(&self, backward: bool) -> f64 {
         if self.did(Fact::Heads) { EAGER_HEADS[usize::from(backward)] } else { 0.0 }
     }
 
-    pub(super) fn score_passes_2020(&self, backward: bool) -> f64 {
+    pub(in crate::sim) fn score_passes_2020(&self, backward: bool) -> f64 {
         let passes = if self.did(Fact::Scores) { EAGER_SCORE_PASSES } else { SCORE_PASSES };
         passes[usize::from(backward)]
     }
 
     /// Of a link, copies of checkpoints.
-    pub(super) fn checkpoint_share_2020(&self) -> f64 {
+    pub(in crate::sim) fn checkpoint_share_2020(&self) -> f64 {
         if self.did(Fact::Pageable) { PAGEABLE_SHARE } else { 1.0 }
     }
 
     /// Of the memory channels of a box, Adam on all ranks; and how many times its bytes it moves.
-    pub(super) fn adam_2020(&self) -> (Option<f64>, f64) {
+    pub(in crate::sim) fn adam_2020(&self) -> (Option<f64>, f64) {
         let share = self.did(Fact::AdamRate).then_some(ADAM_SHARE);
         (share, if self.did(Fact::Unscaling) { ADAM_BYTES } else { 1.0 })
     }

@@ -2,7 +2,7 @@
 //! the very step through it, so that what they print is what a run would do.
 
 use crate::error::Site;
-use crate::lane::{Clock, join};
+use crate::submit::lane::{Clock, join};
 use crate::{Admitted, Device, Error, Event, Executor, LANES, Lane, Mode, Op, Plan, Rank, Tensor};
 use std::cell::RefCell;
 use std::rc::Rc;

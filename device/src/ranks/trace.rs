@@ -44,7 +44,7 @@ impl Trace {
         Self { steps, zero: Instant::now(), spans: Mutex::default() }
     }
 
-    pub(super) fn note(
+    pub(crate) fn note(
         &self,
         (rank, step): (Rank, u64),
         op: &Admitted,
@@ -125,7 +125,7 @@ impl Now {
 }
 
 impl Meter {
-    pub(super) fn new(concurrent: bool) -> Self {
+    pub(crate) fn new(concurrent: bool) -> Self {
         let since = Instant::now();
         let now = Now { host: false, compute: false, since, host_seconds: 0.0, both_seconds: 0.0 };
         Self { concurrent, now: Mutex::new(now) }
@@ -163,17 +163,17 @@ impl Meter {
 }
 
 /// Seeded delays before ops, so that tests see other interleavings.
-pub(super) struct Chaos {
+pub(crate) struct Chaos {
     state: u64,
     limit_us: u64,
 }
 
 impl Chaos {
-    pub(super) const fn new(rank: Rank, lane: Lane, limit_us: u64) -> Self {
+    pub(crate) const fn new(rank: Rank, lane: Lane, limit_us: u64) -> Self {
         Self { state: crate::random::key(rank.index() as u64, lane as u64), limit_us }
     }
 
-    pub(super) fn pause(&mut self) {
+    pub(crate) fn pause(&mut self) {
         if self.limit_us > 0 {
             self.state = crate::random::key(self.state, 0);
             std::thread::sleep(Duration::from_micros(self.state % self.limit_us));

@@ -6,7 +6,7 @@
 //! the views that `cpu` forms of raw memory are sound because of it.
 
 use crate::error::{Hazard, Site};
-use crate::lane::Clock;
+use crate::submit::lane::Clock;
 use crate::{LANES, Lane, Mode, Plan, Tensor};
 use std::collections::BTreeMap;
 

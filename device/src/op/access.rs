@@ -1,0 +1,86 @@
+//! Which ranges an op touches, and how.
+
+use crate::{Op, Tensor};
+
+/// How an op touches a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Read only.
+    Read,
+    /// Every byte is written; what was there does not matter.
+    Write,
+    /// Read and written in place.
+    Update,
+}
+
+impl Op {
+    /// Every range the op touches, and how.
+    pub fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        use Mode::{Read, Update, Write};
+        let mut all = |list: &[(Mode, Tensor)]| list.iter().for_each(|&(mode, t)| visit(mode, t));
+        match *self {
+            Self::Gemm { a, b, c, bias } => {
+                all(&[(Read, a), (Read, b), (Write, c)]);
+                bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
+            }
+            Self::Embedding { tokens, table, y, .. } => {
+                all(&[(Read, tokens), (Read, table), (Write, y)]);
+            }
+            Self::EmbeddingBackward { tokens, order, d_y, d_table, .. } => {
+                all(&[(Read, tokens), (Read, order), (Read, d_y), (Update, d_table)]);
+            }
+            Self::AddPositions { x, table, .. } => all(&[(Update, x), (Read, table)]),
+            Self::PositionsBackward { d_y, d_table, .. } => all(&[(Read, d_y), (Write, d_table)]),
+            Self::LayerNorm { x, gain, bias, y, stats } => {
+                all(&[(Read, x), (Read, gain), (Read, bias), (Write, y), (Write, stats)]);
+            }
+            Self::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
+                all(&[(Read, x), (Read, gain), (Read, stats), (Read, d_y)]);
+                all(&[(if add { Update } else { Write }, d_x), (Write, d_gain), (Write, d_bias)]);
+            }
+            Self::Gelu { x, y } | Self::ColumnSum { x, y } | Self::Cast { x, y } => {
+                all(&[(Read, x), (Write, y)]);
+            }
+            Self::GeluBackward { x, d } => all(&[(Read, x), (Update, d)]),
+            Self::Attention { qkv, out, lse, .. } => {
+                all(&[(Read, qkv), (Write, out), (Write, lse)]);
+            }
+            Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, .. } => {
+                all(&[(Read, qkv), (Read, out), (Read, lse), (Read, d_out), (Write, d_qkv)]);
+            }
+            Self::BiasDropoutAdd { x, bias, residual, y, .. } => {
+                all(&[(Read, x), (Read, bias), (Read, residual), (Write, y)]);
+            }
+            Self::Dropout { x, y, .. } if x == y => all(&[(Update, x)]),
+            Self::Dropout { x, y, .. } | Self::RowMax { x, y, .. } => all(&[(Read, x), (Write, y)]),
+            Self::CrossEntropyStats { logits, max, targets, sums, .. } => {
+                all(&[(Read, logits), (Read, max), (Read, targets), (Write, sums)]);
+            }
+            Self::CrossEntropyLoss { sums, targets, loss } => {
+                all(&[(Read, sums), (Read, targets), (Write, loss)]);
+            }
+            Self::CrossEntropyBackward { logits, max, sums, targets, scale, .. } => {
+                all(&[(Update, logits), (Read, max), (Read, sums), (Read, targets), (Read, scale)]);
+            }
+            Self::Add { x, into } => all(&[(Read, x), (Update, into)]),
+            Self::Zero { x } => all(&[(Write, x)]),
+            Self::ChunkSquares { x, partials, .. } => all(&[(Read, x), (Write, partials)]),
+            Self::Update { grad, master, momentum, variance, param, control, .. } => {
+                all(&[(Read, control), (Read, grad), (Update, master), (Update, momentum)]);
+                all(&[(Update, variance), (Write, param)]);
+            }
+            Self::Copy { src, dst } => all(&[(Read, src), (Write, dst)]),
+            Self::AllReduce { x, .. } | Self::ReduceScatter { x, .. } => all(&[(Update, x)]),
+            // Ordered like an update; but the parts that come from peers need not hold anything before.
+            Self::AllGather { x, .. } | Self::Broadcast { x, .. } => all(&[(Write, x)]),
+            Self::Host { ref task, .. } => all(task.accesses()),
+        }
+    }
+
+    /// Bytes read plus bytes written.
+    pub fn bytes(&self) -> u64 {
+        let mut sum = 0;
+        self.accesses(&mut |mode, t| sum += t.bytes() * if mode == Mode::Update { 2 } else { 1 });
+        sum
+    }
+}

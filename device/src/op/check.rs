@@ -1,0 +1,158 @@
+//! What can be wrong about an op on its own: its lane, shapes and types.
+
+use crate::{Arena, Dtype, Heads, Lane, Op, Tensor};
+
+impl Op {
+    /// Lanes on which it may run.
+    fn lanes(&self) -> &'static [Lane] {
+        use Lane::{Compute, D2h, DpComm, H2d, Host, TpComm};
+        match self {
+            Self::Copy { src, dst } => match (src.arena(), dst.arena()) {
+                (Arena::Pinned, Arena::Device) => &[H2d],
+                (Arena::Device, Arena::Pinned) => &[D2h],
+                (Arena::Device, Arena::Device) => &[Compute, TpComm, DpComm],
+                (Arena::Pinned, Arena::Pinned) => &[Host],
+            },
+            Self::Host { .. } => &[Host],
+            Self::AllReduce { x, .. } if x.arena() == Arena::Pinned => &[Host],
+            Self::AllReduce { .. }
+            | Self::ReduceScatter { .. }
+            | Self::AllGather { .. }
+            | Self::Broadcast { .. } => &[Compute, TpComm, DpComm],
+            // Small kernels that follow a reduction may stay on its lane.
+            Self::Add { .. } | Self::Cast { .. } | Self::ChunkSquares { .. } => &[Compute, DpComm],
+            _ => &[Compute],
+        }
+    }
+
+    /// Shapes, types and lane: what can be wrong about an op on its own.
+    pub(crate) fn check(&self, lane: Lane) -> Result<(), String> {
+        if !self.lanes().contains(&lane) {
+            return Err(format!("{} belongs on {:?}, not on {lane:?}", self.name(), self.lanes()));
+        }
+        if let Self::Gemm { a, b, c, bias, .. } = *self {
+            let ((m, k), (k2, n)) = (a.shape(), b.shape());
+            let bias_fits = bias.is_none_or(|b| b.len() == n && !b.is_transposed());
+            return if k == k2 && c.shape() == (m, n) && !c.is_transposed() && bias_fits {
+                Ok(())
+            } else {
+                Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()))
+            };
+        }
+        let mut transposed = false;
+        self.accesses(&mut |_, t| transposed |= t.is_transposed());
+        if transposed {
+            Err("only a GEMM reads a transposed view".into())
+        } else {
+            self.check_shapes()
+        }
+    }
+
+    fn check_shapes(&self) -> Result<(), String> {
+        match *self {
+            Self::Embedding { tokens, table, y, .. } => {
+                all_of(&[same(y.shape().0, tokens.len()), same(y.shape().1, table.shape().1)])
+            }
+            Self::EmbeddingBackward { tokens, order, d_y, d_table, .. } => all_of(&[
+                same(tokens.len(), order.len()),
+                same(d_y.shape().0, tokens.len()),
+                same(d_y.shape().1, d_table.shape().1),
+            ]),
+            Self::AddPositions { x, table, .. } => same(x.shape().1, table.shape().1),
+            Self::PositionsBackward { d_y, d_table, .. } => same(d_y.shape().1, d_table.shape().1),
+            Self::LayerNorm { x, gain, bias, y, stats } => all_of(&[
+                same(x.len(), y.len()),
+                same(gain.len(), x.shape().1),
+                same(bias.len(), x.shape().1),
+                same(stats.len(), 2 * x.shape().0),
+            ]),
+            Self::LayerNormBackward { x, gain, stats, d_y, d_x, d_gain, d_bias, .. } => all_of(&[
+                same(x.len(), d_y.len()),
+                same(x.len(), d_x.len()),
+                same(gain.len(), x.shape().1),
+                same(d_gain.len(), gain.len()),
+                same(d_bias.len(), gain.len()),
+                same(stats.len(), 2 * x.shape().0),
+            ]),
+            Self::ColumnSum { x, y } => same(x.shape().1, y.len()),
+            Self::Attention { qkv, out, lse, heads, .. } => check_attention(qkv, out, lse, heads),
+            Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, .. } => all_of(&[
+                check_attention(qkv, out, lse, heads),
+                same(out.len(), d_out.len()),
+                same(qkv.len(), d_qkv.len()),
+            ]),
+            Self::BiasDropoutAdd { x, bias, residual, y, .. } => all_of(&[
+                same(x.len(), residual.len()),
+                same(x.len(), y.len()),
+                same(bias.len(), x.shape().1),
+            ]),
+            Self::Gelu { x, y } | Self::Dropout { x, y, .. } | Self::Cast { x, y } => {
+                same(x.len(), y.len())
+            }
+            Self::GeluBackward { x, d: y } | Self::Add { x, into: y } => same(x.len(), y.len()),
+            Self::RowMax { x, y, shard } => {
+                all_of(&[same(x.shape().0, y.len()), at_most(shard.valid, x.shape().1)])
+            }
+            Self::CrossEntropyStats { logits, max, targets, shard, sums } => all_of(&[
+                same(max.len(), logits.shape().0),
+                same(targets.len(), logits.shape().0),
+                same(sums.len(), 2 * logits.shape().0),
+                at_most(shard.valid, logits.shape().1),
+            ]),
+            Self::CrossEntropyLoss { sums, targets, loss } => {
+                all_of(&[same(sums.len(), 2 * targets.len()), same(loss.len(), 1)])
+            }
+            Self::CrossEntropyBackward { logits, max, sums, targets, scale, shard, .. } => {
+                all_of(&[
+                    same(max.len(), logits.shape().0),
+                    same(sums.len(), 2 * max.len()),
+                    same(targets.len(), max.len()),
+                    same(scale.len(), 1),
+                    at_most(shard.valid, logits.shape().1),
+                ])
+            }
+            Self::ChunkSquares { x, partials, chunk, .. } => {
+                same(partials.len(), x.len().div_ceil(chunk.max(1)))
+            }
+            Self::Update { grad, master, momentum, variance, param, .. } => all_of(&[
+                same(grad.len(), master.len()),
+                same(momentum.len(), master.len()),
+                same(variance.len(), master.len()),
+                same(param.len(), master.len()),
+            ]),
+            Self::Copy { src, dst } if src.dtype() != dst.dtype() => {
+                Err("a copy does not convert".into())
+            }
+            Self::Copy { src, dst } => same(src.len(), dst.len()),
+            Self::AllReduce { x, .. } if matches!(x.dtype(), Dtype::I32 | Dtype::U16) => {
+                Err("only values add up".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_attention(qkv: Tensor, out: Tensor, lse: Tensor, heads: Heads) -> Result<(), String> {
+    let (rows, width) = out.shape();
+    if heads.count == 0 || heads.seq_len == 0 || !width.is_multiple_of(heads.count) {
+        return Err(format!("{width} columns do not divide by {} heads", heads.count));
+    }
+    all_of(&[
+        same(qkv.shape().0, rows),
+        same(qkv.shape().1, 3 * width),
+        same(rows % heads.seq_len, 0),
+        same(lse.len(), rows * heads.count),
+    ])
+}
+
+fn same(x: usize, y: usize) -> Result<(), String> {
+    if x == y { Ok(()) } else { Err(format!("sizes differ: {x} and {y}")) }
+}
+
+fn at_most(x: usize, y: usize) -> Result<(), String> {
+    if x <= y { Ok(()) } else { Err(format!("{x} valid columns of {y}")) }
+}
+
+fn all_of(checks: &[Result<(), String>]) -> Result<(), String> {
+    checks.iter().find(|c| c.is_err()).cloned().unwrap_or(Ok(()))
+}

@@ -1,0 +1,261 @@
+//! Operations as data. What an op reads and writes decides its hazards, its bytes, its cost and its trace;
+//! [`Op::accesses`] is the one place that says so.
+
+mod access;
+mod check;
+
+pub use access::Mode;
+
+use crate::Tensor;
+use crate::submit::task::HostOp;
+use std::sync::Arc;
+
+/// Which ranks take part in a collective.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Group {
+    /// Ranks that share a model replica.
+    Tp,
+    /// Ranks that hold the same part of different replicas.
+    Dp,
+    /// All.
+    World,
+}
+
+/// How a collective combines.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reduce {
+    /// In rank order, in fp32 (fp64 for F64), rounded once.
+    Sum,
+    /// Elementwise maximum.
+    Max,
+}
+
+/// Which elements are dropped: a pure function of `key` and the global index of an element, so that it
+/// does not depend on ranks or micro-batches.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Dropout {
+    /// Probability of dropping, in [0, 1). 0: the op leaves values as they are.
+    pub p: f32,
+    /// From seed, step, layer and site ([`crate::random::key`]).
+    pub key: u64,
+    /// Global index (sample of the step times tokens plus position) of the tensor's first row.
+    pub first_row: u64,
+}
+
+/// Shape of an attention op. `qkv` is (B T, 3 H D): q, then k, then v, each with the heads side by side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Heads {
+    /// Heads of this rank.
+    pub count: usize,
+    /// Global number of this rank's first head.
+    pub first: usize,
+    /// Heads of all ranks.
+    pub total: usize,
+    /// T: tokens of a sample.
+    pub seq_len: usize,
+}
+
+/// The columns of vocabulary-parallel logits that a rank holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VocabShard {
+    /// Global number of the first column.
+    pub first: usize,
+    /// Columns that are real tokens; the rest is padding and takes no part.
+    pub valid: usize,
+}
+
+/// The update rule; what changes from step to step is in the control block.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Rule {
+    /// Adam with decoupled weight decay (arXiv 1711.05101, algorithm 2).
+    AdamW {
+        /// Decay of the momentum.
+        beta1: f32,
+        /// Decay of the variance.
+        beta2: f32,
+        /// Added to the root of the variance.
+        eps: f32,
+        /// Times the learning rate.
+        weight_decay: f32,
+    },
+    /// p -= lr g, with decoupled weight decay.
+    Sgd {
+        /// Times the learning rate.
+        weight_decay: f32,
+    },
+}
+
+/// Everything a lane can be given. Shapes are (rows, columns); B samples, T tokens each, C hidden.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "each variant's formula names its fields")]
+pub enum Op {
+    /// c (m, n) = a (m, k) b (k, n) + bias (n); fp32 inside, one rounding.
+    Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor> },
+    /// y (B T, C) = rows of the table (V/tp, C); zero where the token is another rank's (or negative).
+    Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
+    /// d_table += sums of the rows of d_y by token. `order` lists token positions sorted by token (stable).
+    EmbeddingBackward {
+        tokens: Tensor,
+        order: Tensor,
+        d_y: Tensor,
+        shard: VocabShard,
+        d_table: Tensor,
+    },
+    /// x (rows, C) += table (T, C) row (first_row + r) mod T.
+    AddPositions { x: Tensor, table: Tensor, first_row: usize },
+    /// d_table (T, C) = sums of d_y (rows, C) by position; positions without a row become zero.
+    PositionsBackward { d_y: Tensor, first_row: usize, d_table: Tensor },
+    /// y = (x - mean) / sqrt(variance + 1e-5) gain + bias by row; stats (rows, 2) F32 = mean, 1/deviation.
+    LayerNorm { x: Tensor, gain: Tensor, bias: Tensor, y: Tensor, stats: Tensor },
+    /// d_x = (add ? d_x : 0) + the gradient by x; d_gain and d_bias are written.
+    LayerNormBackward {
+        x: Tensor,
+        gain: Tensor,
+        stats: Tensor,
+        d_y: Tensor,
+        d_x: Tensor,
+        add: bool,
+        d_gain: Tensor,
+        d_bias: Tensor,
+    },
+    /// y = gelu(x), tanh form.
+    Gelu { x: Tensor, y: Tensor },
+    /// d = d gelu'(x), in place.
+    GeluBackward { x: Tensor, d: Tensor },
+    /// y (n) = sums over the rows of x (m, n), in an order that depends on m alone.
+    ColumnSum { x: Tensor, y: Tensor },
+    /// out (B T, H D) = causal softmax(q k' / sqrt(D)) v with dropout of the weights;
+    /// lse (B, H, T) F32 = log of the sums.
+    Attention { qkv: Tensor, out: Tensor, lse: Tensor, heads: Heads, dropout: Dropout },
+    /// d_qkv from d_out; the weights are computed again from qkv and lse.
+    AttentionBackward {
+        qkv: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        d_out: Tensor,
+        d_qkv: Tensor,
+        heads: Heads,
+        dropout: Dropout,
+    },
+    /// y = residual + dropout(x + bias).
+    BiasDropoutAdd { x: Tensor, bias: Tensor, residual: Tensor, y: Tensor, dropout: Dropout },
+    /// y = dropout(x); x and y may be the same. Backward is the same op on gradients.
+    Dropout { x: Tensor, y: Tensor, dropout: Dropout },
+    /// y (rows) F32 = maximum over the valid columns of x (rows, V/tp).
+    RowMax { x: Tensor, y: Tensor, shard: VocabShard },
+    /// sums (2, rows) F32 = [sum of exp(logit - max), logit of the target - max or 0 if another rank's].
+    CrossEntropyStats {
+        logits: Tensor,
+        max: Tensor,
+        targets: Tensor,
+        shard: VocabShard,
+        sums: Tensor,
+    },
+    /// loss (1) F64 = sum over rows of log(sum of exp) - target logit; rows with a negative target count 0.
+    CrossEntropyLoss { sums: Tensor, targets: Tensor, loss: Tensor },
+    /// logits become their gradient: (softmax - one-hot) times `scale` (1, F64, on the device) times factor;
+    /// 0 in padded columns and in rows with a negative target.
+    CrossEntropyBackward {
+        logits: Tensor,
+        max: Tensor,
+        sums: Tensor,
+        targets: Tensor,
+        shard: VocabShard,
+        scale: Tensor,
+        factor: f32,
+    },
+    /// into += x.
+    Add { x: Tensor, into: Tensor },
+    /// y = x in y's storage type.
+    Cast { x: Tensor, y: Tensor },
+    /// x = 0.
+    Zero { x: Tensor },
+    /// partials (chunks) F64 = sum of squares of each run of `chunk` elements of x, in fp64, of which the
+    /// first `counted` elements of x count. Not finite if any of those is not.
+    ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: usize },
+    /// One update of states that live on the device; see [`crate::numerics::update`].
+    Update {
+        rule: Rule,
+        grad: Tensor,
+        master: Tensor,
+        momentum: Tensor,
+        variance: Tensor,
+        param: Tensor,
+        control: Tensor,
+        decayed: usize,
+    },
+    /// Between the arenas, or inside the device.
+    Copy { src: Tensor, dst: Tensor },
+    /// Every rank's x becomes the combination of all.
+    AllReduce { x: Tensor, group: Group, reduce: Reduce },
+    /// In place: rank i ends with the sum in `x.shard(i, n)`; the other parts are left undefined.
+    ReduceScatter { x: Tensor, group: Group },
+    /// In place: rank i gives `x.shard(i, n)`; all end with all parts.
+    AllGather { x: Tensor, group: Group },
+    /// Everyone's x becomes that of the group's rank `root`.
+    Broadcast { x: Tensor, group: Group, root: usize },
+    /// Work for the host's CPUs, written outside this crate. `arg` is what changes from step to step.
+    Host { task: Arc<HostOp>, arg: u64 },
+}
+
+impl Op {
+    /// As it appears in errors and traces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Gemm { .. } => "gemm",
+            Self::Embedding { .. } => "embedding",
+            Self::EmbeddingBackward { .. } => "embedding_backward",
+            Self::AddPositions { .. } => "add_positions",
+            Self::PositionsBackward { .. } => "positions_backward",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::LayerNormBackward { .. } => "layer_norm_backward",
+            Self::Gelu { .. } => "gelu",
+            Self::GeluBackward { .. } => "gelu_backward",
+            Self::ColumnSum { .. } => "column_sum",
+            Self::Attention { .. } => "attention",
+            Self::AttentionBackward { .. } => "attention_backward",
+            Self::BiasDropoutAdd { .. } => "bias_dropout_add",
+            Self::Dropout { .. } => "dropout",
+            Self::RowMax { .. } => "row_max",
+            Self::CrossEntropyStats { .. } => "cross_entropy_stats",
+            Self::CrossEntropyLoss { .. } => "cross_entropy_loss",
+            Self::CrossEntropyBackward { .. } => "cross_entropy_backward",
+            Self::Add { .. } => "add",
+            Self::Cast { .. } => "cast",
+            Self::Zero { .. } => "zero",
+            Self::ChunkSquares { .. } => "chunk_squares",
+            Self::Update { .. } => "update",
+            Self::Copy { .. } => "copy",
+            Self::AllReduce { .. } => "all_reduce",
+            Self::ReduceScatter { .. } => "reduce_scatter",
+            Self::AllGather { .. } => "all_gather",
+            Self::Broadcast { .. } => "broadcast",
+            Self::Host { task, .. } => task.name(),
+        }
+    }
+
+    /// Multiplications and additions of the dense work (a multiply-add counts 2); small ops count 0.
+    pub fn flops(&self) -> f64 {
+        match self {
+            Self::Gemm { a, b, .. } => 2.0 * a.len() as f64 * b.shape().1 as f64,
+            // Causal: half of the square. Forward scores and values; backward five products of that size.
+            Self::Attention { out, heads, .. } => 2.0 * out.len() as f64 * heads.seq_len as f64,
+            Self::AttentionBackward { out, heads, .. } => {
+                5.0 * out.len() as f64 * heads.seq_len as f64
+            }
+            Self::Host { task, .. } => task.flops(),
+            _ => 0.0,
+        }
+    }
+
+    /// The ranks it needs, if it is a collective.
+    pub const fn group(&self) -> Option<Group> {
+        match self {
+            Self::AllReduce { group, .. }
+            | Self::ReduceScatter { group, .. }
+            | Self::AllGather { group, .. }
+            | Self::Broadcast { group, .. } => Some(*group),
+            _ => None,
+        }
+    }
+}
