@@ -7,11 +7,21 @@
 //! changes a bit.
 
 use crate::norm::LossScale;
-use crate::optimizer::Owned;
 use crate::state::{State, Storage};
 use device::numerics::control;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
 use std::ops::Range;
+
+/// A run of a segment that this rank owns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Owned {
+    /// Its first element in the segment's flat buffer.
+    pub start: usize,
+    /// Masters, first and second moment.
+    pub states: [State; 3],
+    /// The gradient of the update that waits, where one does.
+    pub gradient: Option<State>,
+}
 
 /// Where states and update are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -22,9 +22,9 @@ mod state;
 mod work;
 
 pub use adam::{AdamTile, TrafficTile};
-pub use layout::{Layout, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
+pub use layout::{Layout, Owned, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
 pub use norm::LossScale;
-pub use optimizer::{Optimizer, Owned};
+pub use optimizer::Optimizer;
 pub use schedule::LearningRate;
 pub use start::{Fill, Parameters, Told};
 pub use state::{State, Storage};

@@ -1,26 +1,14 @@
 //! The optimizer of one rank: what it submits, and what it waits for.
 
 use crate::blocking::{add_sum, keep_sum, widen};
-use crate::layout::{Layout, Place, Segment, Sum, Transfer};
+use crate::layout::{Layout, Owned, Place, Segment, Sum, Transfer};
 use crate::norm::{Decide, FoldPartials, SpreadPartials, Turn};
 use crate::schedule::LearningRate;
-use crate::state::State;
 use crate::work::{PieceWork, SegmentWork, device_update, segment_work, spread_runs};
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
 use device::numerics::NoiseRun;
 use device::{Device, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
 use std::sync::Arc;
-
-/// A run of a segment that this rank owns.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Owned {
-    /// Its first element in the segment's flat buffer.
-    pub start: usize,
-    /// Masters, first and second moment.
-    pub states: [State; 3],
-    /// The gradient of the update that waits, where one does.
-    pub gradient: Option<State>,
-}
 
 /// The optimizer of one rank.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Causal self-attention with the heads split over the ranks: a column-parallel projection to q, k and v,
 //! attention over this rank's heads, a row-parallel projection back.
 
-use crate::block::{Branch, Scratch};
+use crate::branch::{Branch, Scratch};
 use device::{Arena, Device, Dropout, Dtype, Heads, Lane::Compute, Op, Plan, Tensor};
 
 /// What the forward pass leaves for the backward pass.

@@ -5,20 +5,9 @@
 //! share of an input before it is overwritten; the backward pass makes it whole again, one block ahead, while the block
 //! above is at work. The last two inputs are still whole when the backward pass comes to them, and are not kept.
 
-use crate::gpt::GptShape;
+use crate::shape::{GptShape, Keep};
 use device::Lane::{Compute, D2h, H2d, TpComm};
 use device::{Arena, Device, Group, Lane, Op, Plan, Tensor};
-
-/// Where the inputs are until the backward pass needs them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keep {
-    /// On the device.
-    Device,
-    /// In host memory; copied down under the next block, and up under the block above.
-    Host,
-    /// In host memory, and Compute waits for every copy: as DeepSpeed's checkpoints on the CPU did, to compare with.
-    HostBlocking,
-}
 
 /// Handles of x[0] to x[L]: the input of block l, and of the final norm.
 #[derive(Clone, Debug)]

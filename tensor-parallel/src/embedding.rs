@@ -1,7 +1,7 @@
 //! Vocabulary-parallel token embedding plus learned positions.
 
-use crate::gpt::{BatchTensors, GptShape, Pass};
 use crate::params::{Init, SegmentLayout, Split};
+use crate::shape::{BatchTensors, GptShape, Pass};
 use device::{Device, Lane::Compute, Op, Tensor};
 
 /// Dropout's "layer" of the embedding; blocks count from 1.

@@ -10,6 +10,7 @@
 
 mod attention;
 mod block;
+mod branch;
 mod checkpoints;
 mod embedding;
 mod gpt;
@@ -18,7 +19,8 @@ mod mlp;
 mod norm;
 mod params;
 mod region;
+mod shape;
 
-pub use checkpoints::Keep;
-pub use gpt::{BatchTensors, Gpt, GptShape, Pass};
+pub use gpt::Gpt;
 pub use params::{Init, Param, Run, SegmentLayout, Split};
+pub use shape::{BatchTensors, GptShape, Keep, Pass};

@@ -1,8 +1,8 @@
 //! Vocabulary-parallel output projection and cross-entropy: the logits are never gathered, three numbers per
 //! token are (arXiv 1909.08053, section 3).
 
-use crate::gpt::{BatchTensors, GptShape};
 use crate::region::sum_over_ranks;
+use crate::shape::{BatchTensors, GptShape};
 use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Reduce, Tensor};
 
 /// Activations of the output layer.

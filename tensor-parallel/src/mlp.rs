@@ -1,6 +1,6 @@
 //! The MLP: a column-parallel linear, GELU, a row-parallel linear.
 
-use crate::block::{Branch, Scratch};
+use crate::branch::{Branch, Scratch};
 use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Tensor};
 
 /// What the forward pass leaves for the backward pass.

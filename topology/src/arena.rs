@@ -14,7 +14,7 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use crate::bind::Live;
-use crate::machine::format_cpu_list;
+use crate::cpu_list::format_cpu_list;
 use crate::{Error, format_bytes};
 
 /// Bytes of a page.

@@ -6,9 +6,9 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::Error;
+use crate::cpu_list::format_cpu_list;
 use crate::hwloc::Hwloc;
 use crate::hwloc_ext::{Handle, Input};
-use crate::machine::format_cpu_list;
 
 /// This machine, for binding. hwloc accepts a binding through the description of another box, does nothing and reports
 /// success; so a [`Machine`](crate::Machine) cannot bind, and this type exists for the live machine alone.

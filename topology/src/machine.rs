@@ -1,5 +1,10 @@
 //! The description of a box: plain data, made once at start-up, or read from a file that describes another box.
 
+mod build;
+mod kind;
+pub(crate) mod nvlink;
+pub(crate) mod sysfs;
+
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::PoisonError;
@@ -8,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hwloc_ext::{Handle, Input, c_text};
 use crate::pci::{PciAddress, PciNode};
-use crate::{Error, build, guard, hwloc_ext, nvlink, nvml, sysfs, trial};
+use crate::{Error, guard, hwloc_ext, nvml, trial};
 
 /// A box as onebox sees it. CPU numbers are the logical CPUs of Linux.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -178,18 +183,10 @@ fn elsewhere(input: Input<'_>) -> Result<Machine, Error> {
     build::machine(&Handle::load(input)?.read(), false)
 }
 
-/// The kernel's form of a set of CPUs, `0-3,8`. `cpus` ascends.
-pub fn format_cpu_list(cpus: &[u32]) -> String {
-    let runs = cpus.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
-        [first, .., last] => format!("{first}-{last}"),
-        single => single.iter().map(u32::to_string).collect(),
-    });
-    runs.collect::<Vec<_>>().join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format_cpu_list;
     use crate::memory::tests::Tree;
 
     #[test]

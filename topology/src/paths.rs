@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::nvlink;
+use crate::machine::nvlink;
 use crate::pci::{Link, PciAddress, PciKind};
 
 /// How two GPUs reach each other, nearest first, in the letters of `nvidia-smi topo`.

@@ -5,11 +5,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cpu_list::format_cpu_list;
 use crate::deal::{Share, deal};
-use crate::machine::{Machine, format_cpu_list};
+use crate::machine::Machine;
 use crate::paths::Path;
 use crate::pci::PciAddress;
-use crate::warnings::{Severity, Warning};
+use crate::warning::{Severity, Warning};
 use crate::{Error, counted, format_bytes, groups};
 
 /// What ranks sit on.

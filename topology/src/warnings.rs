@@ -3,36 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
-
-use crate::machine::{Machine, format_cpu_list};
+use crate::cpu_list::format_cpu_list;
+use crate::machine::{Machine, sysfs};
 use crate::place::Placement;
-use crate::sysfs;
-
-/// How bad it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// Good to know.
-    Info,
-    /// Costs speed.
-    Warning,
-    /// A run would fail, or crawl.
-    Error,
-}
-
-/// One finding.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Warning {
-    /// Its name, which stays the same between versions.
-    pub id: &'static str,
-    /// How bad it is.
-    pub severity: Severity,
-    /// What is found, with numbers.
-    pub text: String,
-    /// What to do.
-    pub remedy: String,
-}
+use crate::warning::{Severity, Warning};
 
 /// What surrounds the process: only for a live box.
 #[derive(Debug, Clone, Default)]

@@ -15,7 +15,7 @@ pub use tree::tree;
 use crate::counted;
 use crate::machine::Machine;
 use crate::place::Placement;
-use crate::warnings::Warning;
+use crate::warning::Warning;
 
 /// What is shown.
 #[derive(Debug, Clone, Copy)]

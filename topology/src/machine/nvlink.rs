@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use crate::build::pci_kind;
+use super::kind::pci_kind;
 use crate::machine::Machine;
 use crate::nvml::{self, NvLink, Told};
 use crate::pci::PciKind;

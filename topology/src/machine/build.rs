@@ -1,12 +1,11 @@
 //! From hwloc's objects to a [`Machine`].
 
+use super::kind::{os_devices, pci_kind};
+use super::nvlink;
+use crate::Error;
 use crate::machine::{Core, Gpu, Machine, NumaNode};
 use crate::pci::{Link, PciAddress, PciKind, PciNode};
 use crate::raw::{RawBox, RawKind, RawObject};
-use crate::{Error, nvlink};
-
-/// PCI's number of NVIDIA.
-const NVIDIA: u16 = 0x10de;
 
 /// The box that `raw` describes.
 pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
@@ -194,39 +193,6 @@ fn gpu(raw: &RawBox, index: usize, pci: PciAddress, node: usize, numa_node: Opti
             .or_else(|| nvlink::model_name(device_id).map(str::to_owned)),
         device_id,
         numa_node,
-    }
-}
-
-fn os_devices(raw: &RawBox, index: usize) -> impl Iterator<Item = &RawObject> {
-    let objects = raw.objects.iter();
-    objects.filter(move |o| o.kind == RawKind::OsDevice && o.parent == Some(index))
-}
-
-/// What an object of the PCI tree is; `None` for what is not in it.
-pub(crate) fn pci_kind(raw: &RawBox, index: usize) -> Option<PciKind> {
-    let object = &raw.objects[index];
-    match object.kind {
-        RawKind::HostBridge => Some(PciKind::HostBridge),
-        RawKind::PciBridge => Some(PciKind::Bridge),
-        RawKind::PciDevice => {
-            let pci = object.pci?;
-            // Exports without class numbers still have the driver's device below.
-            let computes = || {
-                os_devices(raw, index).any(|device| {
-                    let name = device.name.as_deref().unwrap_or("");
-                    name.starts_with("nvml") || name.starts_with("cuda")
-                })
-            };
-            Some(match (pci.class >> 8, pci.vendor_id) {
-                (0x03, NVIDIA) => PciKind::Gpu,
-                (_, NVIDIA) if computes() => PciKind::Gpu,
-                (0x06, NVIDIA) => PciKind::NvSwitch,
-                (0x02, _) => PciKind::Network,
-                (0x01, _) => PciKind::Storage,
-                _ => PciKind::Other,
-            })
-        }
-        _ => None,
     }
 }
 

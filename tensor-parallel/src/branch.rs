@@ -1,0 +1,44 @@
+//! What the two branches of a block share on their way.
+
+use crate::region::Region;
+use crate::shape::GptShape;
+use device::{Arena, Plan, Tensor};
+
+/// Transients of one block at a time, shared by all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scratch {
+    /// (B T, C): partial sums of a row-parallel linear, then of a column-parallel one's input gradient.
+    pub(crate) partial: Tensor,
+    /// (B T, C): gradient of a branch's sum, where it is not the running gradient itself.
+    pub(crate) d_branch: Option<Tensor>,
+    pub(crate) d_attention: Tensor, // (B T, C/t)
+    pub(crate) d_qkv: Tensor,       // (B T, 3C/t)
+    pub(crate) d_inner: Tensor,     // (B T, F/t)
+}
+
+/// Gradients on their way through one branch, backward.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Branch {
+    pub(crate) region: Region,
+    /// (B T, C): gradient of the summed output, whole on every rank.
+    pub(crate) d_sum: Tensor,
+    /// (B T, C): gradient of the normed input; this rank's rows are whole when the branch returns.
+    pub(crate) d_normed: Tensor,
+}
+
+impl Scratch {
+    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
+        let (tokens, c, t) = (shape.tokens(), shape.hidden, shape.tp_size);
+        let mut transient = |name: &str, dtype, cols| {
+            plan.tensor((Arena::Device, "transients"), name, dtype, (tokens, cols))
+        };
+        let copies = shape.dropout > 0.0 || shape.sequence;
+        Self {
+            partial: transient("partial", shape.partial_dtype, c),
+            d_branch: copies.then(|| transient("d_branch", shape.dtype, c)),
+            d_attention: transient("d_attention", shape.dtype, c / t),
+            d_qkv: transient("d_qkv", shape.dtype, 3 * c / t),
+            d_inner: transient("d_inner", shape.dtype, shape.ffn_hidden / t),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Sets of CPUs in words.
+
+/// The kernel's form of a set of CPUs, `0-3,8`. `cpus` ascends.
+pub fn format_cpu_list(cpus: &[u32]) -> String {
+    let runs = cpus.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        single => single.iter().map(u32::to_string).collect(),
+    });
+    runs.collect::<Vec<_>>().join(",")
+}

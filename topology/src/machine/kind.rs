@@ -1,0 +1,40 @@
+//! What the objects of hwloc's PCI tree are.
+
+use crate::pci::PciKind;
+use crate::raw::{RawBox, RawKind, RawObject};
+
+/// PCI's number of NVIDIA.
+const NVIDIA: u16 = 0x10de;
+
+/// What an object of the PCI tree is; `None` for what is not in it.
+pub(super) fn pci_kind(raw: &RawBox, index: usize) -> Option<PciKind> {
+    let object = &raw.objects[index];
+    match object.kind {
+        RawKind::HostBridge => Some(PciKind::HostBridge),
+        RawKind::PciBridge => Some(PciKind::Bridge),
+        RawKind::PciDevice => {
+            let pci = object.pci?;
+            // Exports without class numbers still have the driver's device below.
+            let computes = || {
+                os_devices(raw, index).any(|device| {
+                    let name = device.name.as_deref().unwrap_or("");
+                    name.starts_with("nvml") || name.starts_with("cuda")
+                })
+            };
+            Some(match (pci.class >> 8, pci.vendor_id) {
+                (0x03, NVIDIA) => PciKind::Gpu,
+                (_, NVIDIA) if computes() => PciKind::Gpu,
+                (0x06, NVIDIA) => PciKind::NvSwitch,
+                (0x02, _) => PciKind::Network,
+                (0x01, _) => PciKind::Storage,
+                _ => PciKind::Other,
+            })
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn os_devices(raw: &RawBox, index: usize) -> impl Iterator<Item = &RawObject> {
+    let objects = raw.objects.iter();
+    objects.filter(move |o| o.kind == RawKind::OsDevice && o.parent == Some(index))
+}
