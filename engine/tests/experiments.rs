@@ -188,3 +188,11 @@ fn the_experiments_explain_themselves_and_refuse_what_they_cannot_do() {
     let more = ["model.ron", "--gpus", "2 3", "--out", "out", "box.ron"];
     script(&folder, "scale-gpus", &more).refused(1, &["onebox simulate", "78"]);
 }
+
+/// The table in ARCHITECTURE.md and the picture in docs, drawn anew from the program.
+#[test]
+fn the_step_is_drawn_as_it_runs() {
+    let folder = Folder::new();
+    script(&folder, "draw-step", &["--check"]).ok();
+    script(&folder, "draw-step", &["--chek"]).refused(2, &["no option --chek"]);
+}
