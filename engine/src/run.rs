@@ -45,6 +45,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
+use tracing::{debug_span, info_span};
 
 /// Where the gradients of a skipped step are not finite.
 #[derive(Default)]
@@ -266,20 +267,22 @@ impl Ranks<'_> {
         sender: Option<&crossbeam_channel::Sender<Post>>,
     ) -> Result<u64, Error> {
         device::panics::watch_this_thread();
+        let _rank = info_span!("rank", number = rank.index()).entered();
         let place = self.places.ranks.get(rank.index());
         if let Some(place) = place
             && let Err(error) = topology::bind_current_thread(&place.cpus)
         {
             tracing::warn!("rank {} is not bound: {error}", rank.index());
         }
-        let dev = self.open(rank, place)?;
+        let dev = debug_span!("open").in_scope(|| self.open(rank, place))?;
         let mut trainer = trainer(self.config, self.built, (self.data, &self.detours), rank);
         self.passes(rank, Place::Opened, 0);
         if let Some(saver) = &self.saver {
             saver.open(&dev, (&trainer.optimizer, &self.built.gpt))?;
         }
         dev.write(self.built.meeting, &|_| 0.0)?;
-        let Some(done) = self.start(&dev, &mut trainer)? else {
+        let states = debug_span!("load").in_scope(|| self.start(&dev, &mut trainer));
+        let Some(done) = states? else {
             dev.finish()?;
             return Ok(self.steps_before());
         };
@@ -295,6 +298,7 @@ impl Ranks<'_> {
         self.drives(place, false);
         self.passes(rank, Place::Ending, reached.step);
         if let Some(weights) = self.gathers(&dev, done, &reached, listener)? {
+            let _gathering = debug_span!("gather").entered();
             self.gathering.run(
                 (&dev, &self.world),
                 &trainer.optimizer,
@@ -338,8 +342,10 @@ impl Ranks<'_> {
                 return Ok(None);
             }
             self.passes(dev.rank(), Place::Step, step);
+            let stepping = debug_span!("step", number = step).entered();
             let decided = trainer.train_step(dev, step);
             dev.sync(decided)?;
+            drop(stepping);
             if step == done + 1 {
                 self.world.wait_longer(Duration::ZERO);
             }
@@ -437,6 +443,7 @@ impl Ranks<'_> {
     ) -> Result<(), Error> {
         let model = (&trainer.optimizer, &self.built.gpt, self.built.meeting);
         let Some(saver) = &self.saver else { return Ok(()) };
+        let _saving = debug_span!("save", step = steps.0).entered();
         self.world.wait_longer(self.while_large());
         saver.save(dev, model, steps, listener)?;
         // Who comes late finds the others still in their next step.

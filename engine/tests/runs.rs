@@ -91,6 +91,29 @@ fn quiet_says_nothing_and_a_dry_run_writes_nothing() {
 }
 
 #[test]
+fn phases_of_a_run_are_shown_with_their_times() {
+    let folder = Folder::new();
+    let done = folder.train("run", &["--log", "debug"]).ok();
+    let closed = |phase: &str| {
+        let lines = done.stderr.lines().filter(|line| line.contains(phase));
+        lines.filter(|line| line.contains("time.busy=")).count()
+    };
+    for (phase, times) in [("layout", 1), ("data", 1), (":open", 4), (":load", 4)] {
+        assert_eq!(closed(&format!("{phase}: close")), times, "{phase}: {}", done.stderr);
+    }
+    for (phase, times) in [("step{number=1}", 4), ("step{number=4}", 4), ("save{step=4}", 4)] {
+        assert_eq!(closed(&format!(":{phase}: close")), times, "{phase}: {}", done.stderr);
+    }
+    assert!(!folder.train("other", &[]).ok().stderr.contains("close"));
+    let asked = |level| {
+        let command = format!("ONEBOX_LOG={level} {} doctor", env!("CARGO_BIN_EXE_onebox"));
+        folder.shell(&command)
+    };
+    asked("loud").refused(2, &["ONEBOX_LOG", "`loud`", "debug"]);
+    asked("debug").ok();
+}
+
+#[test]
 fn a_directory_with_a_run_is_refused_unless_the_user_says_what_to_do() {
     let folder = Folder::new();
     folder.train("run", &["-q", "--set", "train.checkpoint_overhead=None"]).ok();

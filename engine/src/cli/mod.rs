@@ -9,6 +9,7 @@ mod exit;
 mod generate;
 mod install;
 mod keys;
+mod log;
 mod plan;
 mod resume;
 mod search;
@@ -23,7 +24,7 @@ use crate::run_dir::output::Output;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use device::numerics::SimdPath;
 use exit::{Failed, code};
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -36,9 +37,8 @@ const VERSION: &str = env!("ONEBOX_VERSION");
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
-    /// More messages; twice: still more
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    verbose: u8,
+    #[command(flatten)]
+    log: log::LogArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -156,7 +156,7 @@ impl SimdArg {
 pub fn main() -> ExitCode {
     let matches = install::command().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    log_to_stderr(cli.verbose);
+    cli.log.start();
     let done = match cli.verb {
         Verb::Train(args) => train::run(&args),
         Verb::Plan(args) => plan::run(&args),
@@ -175,18 +175,6 @@ pub fn main() -> ExitCode {
     let code = done.err().map_or(ExitCode::SUCCESS, |failed| failed.report());
     crate::report::stderr::flush();
     code
-}
-
-fn log_to_stderr(verbose: u8) {
-    use tracing_subscriber::filter::LevelFilter;
-    let level =
-        [LevelFilter::WARN, LevelFilter::INFO, LevelFilter::DEBUG][usize::from(verbose.min(2))];
-    let log = tracing_subscriber::fmt().with_writer(|| crate::report::stderr::Log).without_time();
-    let log = log.with_ansi(std::io::stderr().is_terminal());
-    // A log that cannot be written, on a full disk, must not end a run: no panic about it either.
-    let log = log.with_target(false).with_max_level(level).log_internal_errors(false);
-    // There is one already only where this is called twice.
-    let _ = log.try_init();
 }
 
 /// Refuses a file that the result of a command may not replace, or cannot be written to, before the work.

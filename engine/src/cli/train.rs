@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use topology::counted;
+use tracing::debug_span;
 
 /// Train a model.
 #[derive(Debug, clap::Args)]
@@ -78,7 +79,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         return resume::finished(dir, step, &loaded);
     }
     args.trace.check(args.run_dir.as_deref(), loaded.config.train.steps)?;
-    let built = build(&loaded.config);
+    let built = debug_span!("layout").in_scope(|| build(&loaded.config));
     let tokenizer = data::tokenizer(&loaded.config)?;
     let tokenizer = tokenizer.as_ref();
     data::look(&loaded.config)?;
@@ -90,7 +91,8 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     }
     // Before the data is read: it is part of what must fit.
     let looked = check_memory(&loaded, &built, args.dry_run)?;
-    let data = data::open(&loaded.config, tokenizer, args.dry_run)?;
+    let read = || data::open(&loaded.config, tokenizer, args.dry_run);
+    let data = debug_span!("data").in_scope(read)?;
     let Some(signals) = signals else {
         say(&format!("data: {}", data.describe()));
         say("dry run: everything is in order; nothing was written");

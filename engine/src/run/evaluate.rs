@@ -46,6 +46,7 @@ impl Ranks<'_> {
         step: u64,
         (turns, listener): (&mut Turns<'_>, Listener<'_>),
     ) -> Result<bool, Error> {
+        let _evaluating = tracing::debug_span!("evaluate", step).entered();
         self.passes(dev.rank(), Place::Evaluating, step);
         let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
         let all = (self.data.num_eval_windows() as u64).div_ceil(per_batch);
