@@ -9,6 +9,15 @@
 //! micro-batch's backward pass, then [`Optimizer::decide`], then [`Optimizer::update`] for each segment, and
 //! [`Optimizer::publish`] before the next forward pass reads it. Or [`Optimizer::defer`], and the update beside the
 //! next step.
+//!
+//! Read in this order:
+//!
+//! 1. `layout`: segments, buckets, pieces, and who owns what;
+//! 2. `optimizer`: the calls above, op by op; `work` has what each segment's pieces have under way;
+//! 3. `norm`: the norm over all ranks, and the decision to skip and to clip; `locate` finds the gradient that is not finite;
+//! 4. `adam`, `state`: the update of a tile, and how states are kept;
+//! 5. `schedule`, `start`: the learning rate that the loop gives; initial and restored states;
+//! 6. `blocking`: transfers as DeepSpeed had them in 2020, to compare with.
 
 mod adam;
 mod blocking;

@@ -7,6 +7,16 @@
 //! Letters: B samples of a micro-batch, T tokens of a sample, C hidden, H heads, F inner width of the MLP,
 //! V padded vocabulary, L layers, t ranks of the tensor-parallel group. `rows` = B T, or B T / t where sequence
 //! parallelism (arXiv 2205.05198) splits the tokens.
+//!
+//! Read in this order:
+//!
+//! 1. `shape`: the sizes of a model and of a pass; `params`: how parameters are laid out and split;
+//! 2. `gpt`: the whole model, called by the step segment by segment;
+//! 3. `block`: attention and MLP between norms, forward and backward; `branch` is what its two halves share;
+//! 4. `attention`, `mlp`, `norm`: the parts of a block;
+//! 5. `region`: where the ranks meet inside a layer;
+//! 6. `embedding`, `loss`: both ends, split over the vocabulary;
+//! 7. `checkpoints`: the inputs of blocks that recomputation keeps, and where.
 
 mod attention;
 mod block;

@@ -5,6 +5,8 @@
 
 #[path = "tidy/circles.rs"]
 mod circles;
+#[path = "tidy/links.rs"]
+mod links;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -182,10 +184,6 @@ fn what_the_documents_name_exists() {
             if let Some((section, key)) = quoted.split_once('.').filter(|_| plain) {
                 assert!(keys.contains(section) && keys.contains(key), "{document} names {quoted}");
             }
-        }
-        let linked = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-        for link in linked.filter(|link| !link.starts_with("http")) {
-            assert!(root().join(link).exists(), "{document} links to {link}");
         }
     }
 }

@@ -9,6 +9,16 @@
 //! XML, list NUMA nodes (it panics, Ichbinjoe/hwloc2-rs#3), see PCI or bind memory, and some of its safe functions are
 //! not (`TopologyObject::name`, `Display for TopologyObject`, `cpuset`, `nodeset`, `cache_attributes`), so
 //! `hwloc_ext.rs` declares the dozen functions that are missing. No hwloc type leaves these two files.
+//!
+//! Read in this order:
+//!
+//! 1. `machine`: a box as plain data; [`units`]: bytes and speeds as text;
+//! 2. `machine/`: how it is made; `hwloc`, `hwloc_ext`, `pci`, `nvml` are its sources, and `raw` what hwloc gives;
+//! 3. `guard`, `trial`: a description from outside is checked, and loaded in a child process;
+//! 4. `paths`: links and what a shared one leaves; `memory`: what may be allocated;
+//! 5. `place`: where each rank goes; `groups` chooses GPUs, `deal` cores;
+//! 6. `bind`, `arena`: threads and memory are put there;
+//! 7. `warnings`, [`report`]: what is wrong with a box, and how it is shown.
 
 mod arena;
 mod bind;

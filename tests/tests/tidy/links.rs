@@ -1,0 +1,115 @@
+//! Links between documents: each relative one leads to a file of the repository, and its anchor to a heading there.
+
+use std::collections::BTreeSet;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+/// The repository's files, and all folders of these. Without git what is on the disk counts.
+fn repository() -> BTreeSet<PathBuf> {
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(super::root()).output();
+    let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let names = listed.unwrap_or_default();
+    let mut all: BTreeSet<PathBuf> = names.split('\0').map(PathBuf::from).collect();
+    if !all.contains(Path::new("README.md")) {
+        let root = super::root();
+        let found = super::files(&root, &[""]);
+        all = found.iter().map(|path| path.strip_prefix(&root).expect("below").into()).collect();
+    }
+    let folders: Vec<PathBuf> =
+        all.iter().flat_map(|path| path.ancestors().skip(1).map(PathBuf::from)).collect();
+    all.extend(folders);
+    all
+}
+
+/// Lines of a document outside of its blocks of code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut fenced = false;
+    text.lines().filter(move |line| {
+        fenced ^= line.starts_with("```");
+        !fenced && !line.starts_with("    ")
+    })
+}
+
+/// What stands in a line outside of its `code`.
+fn spoken(line: &str) -> String {
+    line.split('`').step_by(2).collect()
+}
+
+/// Where the links of a document lead, but for those to other sites.
+fn links(text: &str) -> Vec<String> {
+    let lines = prose(text).map(spoken).collect::<Vec<_>>().join(" ");
+    let targets = lines.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    targets.filter(|link| !link.contains("://")).map(str::to_owned).collect()
+}
+
+/// The anchors of a document's headings, as sites that show Markdown make them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    let anchor = |line: &str| {
+        let title = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        title.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// `folder` and then `link`, without `.` and `..`; `None` where that leads out of the repository.
+fn resolved(folder: &Path, link: &str) -> Option<PathBuf> {
+    let mut path = PathBuf::new();
+    for part in folder.join(link).components() {
+        match part {
+            Component::Normal(name) => path.push(name),
+            Component::ParentDir if path.pop() => {}
+            Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    Some(path)
+}
+
+/// What is wrong with the links of `document`, whose text is `text`; `read` gives the text of another document.
+fn broken(
+    (document, text): (&Path, &str),
+    known: &BTreeSet<PathBuf>,
+    read: &dyn Fn(&Path) -> String,
+) -> Vec<String> {
+    let folder = document.parent().unwrap_or(Path::new(""));
+    let wrong = |link: &String| {
+        let (file, anchor) = link.split_once('#').map_or((&**link, None), |(f, a)| (f, Some(a)));
+        let target = match file {
+            "" => Some(document.to_owned()),
+            file => resolved(folder, file),
+        };
+        let Some(target) = target.filter(|target| known.contains(target)) else {
+            return Some(format!("{}: no file `{link}`", document.display()));
+        };
+        let found = anchor.is_none_or(|anchor| anchors(&read(&target)).contains(anchor));
+        (!found).then(|| format!("{}: no heading for `{link}`", document.display()))
+    };
+    links(text).iter().filter_map(wrong).collect()
+}
+
+#[test]
+fn every_link_of_a_document_leads_to_a_file_or_a_heading() {
+    let (root, known) = (super::root(), repository());
+    let read = |path: &Path| super::read(&root.join(path));
+    let documents = known.iter().filter(|path| path.extension().is_some_and(|e| e == "md"));
+    let documents: Vec<_> = documents.filter(|path| root.join(path).exists()).collect();
+    assert!(documents.len() > 15, "{documents:?}");
+    let wrong: Vec<String> = documents
+        .iter()
+        .flat_map(|path| broken((path.as_path(), &read(path)), &known, &read))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_found() {
+    let known = ["README.md", "docs/a.md", "docs"].map(PathBuf::from).into();
+    let read = |_: &Path| "# The box, `Host` and us\n".to_owned();
+    let text = "[1](../README.md) [2](a.md#the-box-host-and-us) [3](#here) [4](https://x.y/z) [5](../docs)\n\
+                [6](b.md) [7](../../README.md) [8](a.md#the-box) `[9](c.md)`\n    [10](d.md)\n";
+    let wrong = broken((Path::new("docs/a.md"), text), &known, &read);
+    let says = |link: &str| wrong.iter().any(|text| text.contains(&format!("`{link}`")));
+    assert!(["b.md", "../../README.md", "a.md#the-box", "#here"].iter().all(|link| says(link)));
+    assert_eq!(wrong.len(), 4, "{wrong:?}");
+}
