@@ -15,7 +15,8 @@ use device::{
     Op, Reduce, Tensor, random,
 };
 use offload::Optimizer;
-use tensor_parallel::{Gpt, Pass};
+use tensor_parallel::Part::{Block, Embedding, FinalNorm};
+use tensor_parallel::{Gpt, HeadBuckets, Pass};
 
 /// Word that keys dropout under the seed of a run.
 const DROPOUT_STREAM: u64 = 0x6472_6f70;
@@ -97,33 +98,35 @@ impl Trainer {
             dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
             self.gpt.loss(dev, &batch.tensors, self.losses.slice(micro..micro + 1));
 
-            let embedding = self.optimizer.bucket(dev, 0);
-            let final_norm = self.optimizer.bucket(dev, num_blocks + 1);
+            let embedding = self.optimizer.bucket(dev, self.gpt.segment(Embedding));
+            let final_norm = self.optimizer.bucket(dev, self.gpt.segment(FinalNorm));
             let loss_scale = self.optimizer.loss_scale();
             dev.wait(Compute, self.optimizer.loss_scale_ready());
             self.gpt.loss_backward(
                 dev,
                 (&pass, &batch.tensors),
                 loss_scale,
-                (final_norm, embedding),
+                HeadBuckets { final_norm, embedding },
             );
-            self.optimizer.reduce(dev, num_blocks + 1, final_norm, micro);
+            self.optimizer.reduce(dev, self.gpt.segment(FinalNorm), final_norm, micro);
             let last = micro + 1 == self.deal.micro_batches;
             if last {
-                self.replace(dev, 0); // the output layer, which is the embedding, was its last reader
-                self.replace(dev, num_blocks + 1);
+                // The output layer, which is the embedding, was its last reader.
+                self.replace(dev, self.gpt.segment(Embedding));
+                self.replace(dev, self.gpt.segment(FinalNorm));
             }
             for layer in (0..num_blocks).rev() {
-                let bucket = self.optimizer.bucket(dev, layer + 1);
+                let segment = self.gpt.segment(Block(layer));
+                let bucket = self.optimizer.bucket(dev, segment);
                 self.gpt.block_backward(dev, &pass, layer, bucket);
-                self.optimizer.reduce(dev, layer + 1, bucket, micro);
+                self.optimizer.reduce(dev, segment, bucket, micro);
                 self.catch_up(dev, &mut late);
                 if last {
-                    self.replace(dev, layer + 1);
+                    self.replace(dev, segment);
                 }
             }
             self.gpt.embed_backward(dev, &pass, &batch.tensors, embedding);
-            self.optimizer.reduce(dev, 0, embedding, micro);
+            self.optimizer.reduce(dev, self.gpt.segment(Embedding), embedding, micro);
             self.loader.release(dev, &batch);
         }
         self.fetch_losses(dev, 0..self.deal.micro_batches);
@@ -196,7 +199,7 @@ impl Trainer {
     }
 
     const fn num_segments(&self) -> usize {
-        self.gpt.shape().layers + 2
+        self.gpt.num_segments()
     }
 
     /// Takes the batches of some micro-batches, to go through the blocks together.
@@ -211,12 +214,12 @@ impl Trainer {
     /// Tokens to the last block's output, of what goes together. Each segment's parameters are sent up a little ahead and
     /// waited for where they are first read; the update of later segments goes on meanwhile.
     fn forward(&mut self, dev: &Device, late: &mut Beside) {
-        self.await_params(dev, 0);
+        self.await_params(dev, self.gpt.segment(Embedding));
         for (pass, batch) in &self.together {
             self.gpt.embed(dev, pass, &batch.tensors);
         }
         for layer in 0..self.gpt.shape().layers {
-            self.await_params(dev, layer + 1);
+            self.await_params(dev, self.gpt.segment(Block(layer)));
             for i in 0..self.together.len() {
                 let pass = self.together[i].0;
                 self.gpt.block_forward(dev, &pass, layer);
@@ -225,13 +228,13 @@ impl Trainer {
                 }
             }
         }
-        self.await_params(dev, self.gpt.shape().layers + 1);
+        self.await_params(dev, self.gpt.segment(FinalNorm));
     }
 
     /// Publishes the update of the segments up to `segment` + lookahead, no further: a lane is a queue, and
     /// what stands behind a copy that waits for Adam waits too. Compute waits for `segment`.
     fn await_params(&mut self, dev: &Device, segment: usize) {
-        let last = self.gpt.shape().layers + 1;
+        let last = self.num_segments() - 1;
         for ahead in segment..=(segment + self.schedule.lookahead).min(last) {
             // What a late update has left in staging is for the next step.
             if !(self.optimizer.is_late() && self.late_order(ahead) < self.caught_up) {

@@ -2,6 +2,8 @@
 //! attention over this rank's heads, a row-parallel projection back.
 
 use crate::branch::{Branch, Scratch};
+use crate::params::{Declared, Flat, Init, Split};
+use crate::shape::GptShape;
 use device::{Arena, Device, Dropout, Dtype, Heads, Lane::Compute, Op, Plan, Tensor};
 
 /// What the forward pass leaves for the backward pass.
@@ -15,9 +17,10 @@ pub(crate) struct AttentionSaved {
 /// Parameters, or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention {
-    pub(crate) qkv_weight: Tensor,  // (3C/t, C)
-    pub(crate) qkv_bias: Tensor,    // (3C/t)
-    pub(crate) proj_weight: Tensor, // (C, C/t)
+    qkv_weight: Tensor,           // (3C/t, C)
+    qkv_bias: Tensor,             // (3C/t)
+    proj_weight: Tensor,          // (C, C/t)
+    pub(crate) proj_bias: Tensor, // (C), added after the sum over the ranks
 }
 
 impl AttentionSaved {
@@ -37,6 +40,24 @@ impl AttentionSaved {
 }
 
 impl Attention {
+    /// Declares its parameters behind `attn.`.
+    pub(crate) fn declare(params: &mut Declared, shape: &GptShape) {
+        let (c, zero) = (shape.hidden, Init::Constant(0.0));
+        params.add("attn.qkv.weight", (3 * c, c), Split::ThreeRows, shape.weight_init());
+        params.add("attn.qkv.bias", (3 * c, 1), Split::ThreeRows, zero);
+        params.add("attn.proj.weight", (c, c), Split::Columns, shape.residual_init());
+        params.add("attn.proj.bias", (c, 1), Split::Replicated, zero);
+    }
+
+    pub(crate) fn cut(flat: Flat<'_>) -> Self {
+        Self {
+            qkv_weight: flat.get("attn.qkv", "weight"),
+            qkv_bias: flat.get("attn.qkv", "bias"),
+            proj_weight: flat.get("attn.proj", "weight"),
+            proj_bias: flat.get("attn.proj", "bias"),
+        }
+    }
+
     /// normed (B T, C) -> attention over this rank's heads, in `saved`.
     pub(crate) fn heads_forward(
         &self,

@@ -7,7 +7,7 @@ use crate::attention::{Attention, AttentionSaved};
 use crate::branch::{Branch, Scratch};
 use crate::mlp::{Mlp, MlpSaved};
 use crate::norm::{Norm, NormSaved};
-use crate::params::{Init, SegmentLayout, Split};
+use crate::params::{Flat, SegmentLayout};
 use crate::region::Region;
 use crate::shape::{GptShape, Pass};
 use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
@@ -17,10 +17,8 @@ use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
 pub(crate) struct BlockParams {
     norm_1: Norm,
     attention: Attention,
-    attention_bias: Tensor, // (C), added after the sum
     norm_2: Norm,
     mlp: Mlp,
-    mlp_bias: Tensor, // (C), added after the sum
 }
 
 /// What a block's forward pass leaves for its backward pass. With recomputation all blocks share one.
@@ -38,40 +36,25 @@ const ATTENTION_WEIGHTS: u64 = 0;
 const ATTENTION_OUTPUT: u64 = 1;
 const MLP_OUTPUT: u64 = 2;
 
-/// Names, shapes and order of a block's parameters.
+/// The parameters of a block: its parts declare them, in the order of the forward pass.
 pub(crate) fn layout(shape: &GptShape, layer: usize, align: usize) -> SegmentLayout {
-    let (c, f, t) = (shape.hidden, shape.ffn_hidden, shape.tp_size);
-    let weight = Init::Normal(shape.init_std);
-    let residual = Init::Normal(shape.init_std / (2.0 * shape.layers as f64).sqrt());
-    let (zero, one) = (Init::Constant(0.0), Init::Constant(1.0));
-    let name = |part: &str| format!("h.{layer}.{part}");
-    SegmentLayout::new(format!("block.{layer}"), align)
-        .add(&name("attn.qkv.weight"), (3 * c, c), (Split::ThreeRows, t), weight)
-        .add(&name("attn.proj.weight"), (c, c), (Split::Columns, t), residual)
-        .add(&name("mlp.fc.weight"), (f, c), (Split::Rows, t), weight)
-        .add(&name("mlp.proj.weight"), (c, f), (Split::Columns, t), residual)
-        .add(&name("attn.qkv.bias"), (3 * c, 1), (Split::ThreeRows, t), zero)
-        .add(&name("mlp.fc.bias"), (f, 1), (Split::Rows, t), zero)
-        .add(&name("ln_1.weight"), (c, 1), (Split::Replicated, t), one)
-        .add(&name("ln_1.bias"), (c, 1), (Split::Replicated, t), zero)
-        .add(&name("attn.proj.bias"), (c, 1), (Split::Replicated, t), zero)
-        .add(&name("ln_2.weight"), (c, 1), (Split::Replicated, t), one)
-        .add(&name("ln_2.bias"), (c, 1), (Split::Replicated, t), zero)
-        .add(&name("mlp.proj.bias"), (c, 1), (Split::Replicated, t), zero)
-        .close(align)
+    let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
+    SegmentLayout::new(name, prefix, (shape.tp_size, align), |params| {
+        Norm::declare(params, "ln_1", shape.hidden);
+        Attention::declare(params, shape);
+        Norm::declare(params, "ln_2", shape.hidden);
+        Mlp::declare(params, shape);
+    })
 }
 
 impl BlockParams {
     /// Cuts a flat buffer as [`layout`] lays it out.
-    pub(crate) fn cut(layout: &SegmentLayout, flat: Tensor) -> Self {
-        let part = |index| layout.cut(flat, index);
+    pub(crate) fn cut(flat: Flat<'_>) -> Self {
         Self {
-            attention: Attention { qkv_weight: part(0), proj_weight: part(1), qkv_bias: part(4) },
-            mlp: Mlp { fc_weight: part(2), proj_weight: part(3), fc_bias: part(5) },
-            norm_1: Norm { gain: part(6), bias: part(7) },
-            attention_bias: part(8),
-            norm_2: Norm { gain: part(9), bias: part(10) },
-            mlp_bias: part(11),
+            norm_1: Norm::cut(flat, "ln_1"),
+            attention: Attention::cut(flat),
+            norm_2: Norm::cut(flat, "ln_2"),
+            mlp: Mlp::cut(flat),
         }
     }
 }
@@ -118,7 +101,7 @@ impl Block {
         p.mlp.proj_forward(dev, s.mlp, partial);
         let summed = shape.region().sum(dev, partial);
         let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
-        let (bias, residual) = (p.mlp_bias, s.h);
+        let (bias, residual) = (p.mlp.proj_bias, s.h);
         dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual, y, dropout });
     }
 
@@ -132,7 +115,7 @@ impl Block {
         p.attention.proj_forward(dev, s.attention, partial);
         let summed = region.sum(dev, partial);
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
-        let bias = p.attention_bias;
+        let bias = p.attention.proj_bias;
         dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual: x, y: s.h, dropout });
         p.norm_2.forward(dev, region, s.h, s.norm_2);
         p.mlp.inner_forward(dev, s.norm_2.normed, s.mlp);
@@ -149,19 +132,19 @@ impl Block {
         bucket: Tensor,
     ) {
         let (p, s, region) = (&self.params, &self.saved, shape.region());
-        let grads = BlockParams::cut(&self.layout, bucket);
+        let grads = BlockParams::cut(self.layout.of(bucket));
         if shape.recompute {
             self.forward_to_mlp(dev, shape, pass, x);
         }
         let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
-        let branch = self.enter_branch(dev, region, d, dropout, grads.mlp_bias);
+        let branch = self.enter_branch(dev, region, d, dropout, grads.mlp.proj_bias);
         let scratch = &self.scratch;
         p.mlp.backward(dev, (s.norm_2.normed, s.mlp), branch, (grads.mlp, scratch));
         let d_normed = region.rows(dev, branch.d_normed);
         p.norm_2.backward(dev, (s.h, s.norm_2), d_normed, (d, true), grads.norm_2);
 
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
-        let branch = self.enter_branch(dev, region, d, dropout, grads.attention_bias);
+        let branch = self.enter_branch(dev, region, d, dropout, grads.attention.proj_bias);
         let heads = (shape.heads_of(dev), self.weight_dropout(shape, pass));
         let saved = (s.norm_1.normed, s.attention);
         p.attention.backward(dev, saved, heads, branch, (grads.attention, scratch));

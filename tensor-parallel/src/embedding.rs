@@ -1,6 +1,6 @@
 //! Vocabulary-parallel token embedding plus learned positions.
 
-use crate::params::{Init, SegmentLayout, Split};
+use crate::params::{Flat, SegmentLayout, Split};
 use crate::shape::{BatchTensors, GptShape, Pass};
 use device::{Device, Lane::Compute, Op, Tensor};
 
@@ -14,18 +14,18 @@ pub(crate) struct Embedding {
     positions: Tensor,         // (T, C)
 }
 
-/// Names, shapes and order of the embedding's parameters.
+/// The parameters of the embedding.
 pub(crate) fn layout(shape: &GptShape, align: usize) -> SegmentLayout {
-    let init = Init::Normal(shape.init_std);
-    SegmentLayout::new("embedding".into(), align)
-        .add_padded("wte", (shape.vocab, shape.hidden), shape.vocab_per_rank(), init)
-        .add("wpe", (shape.seq_len, shape.hidden), (Split::Replicated, shape.tp_size), init)
-        .close(align)
+    SegmentLayout::new("embedding".into(), String::new(), (shape.tp_size, align), |params| {
+        let (c, init) = (shape.hidden, shape.weight_init());
+        params.add_padded("wte", (shape.vocab, c), shape.vocab_per_rank(), init);
+        params.add("wpe", (shape.seq_len, c), Split::Replicated, init);
+    })
 }
 
 impl Embedding {
-    pub(crate) fn cut(layout: &SegmentLayout, flat: Tensor) -> Self {
-        Self { tokens: layout.cut(flat, 0), positions: layout.cut(flat, 1) }
+    pub(crate) fn cut(flat: Flat<'_>) -> Self {
+        Self { tokens: flat.whole("wte"), positions: flat.whole("wpe") }
     }
 
     /// tokens (B T) -> x (rows, C); `partial` (B T, C) is a transient.

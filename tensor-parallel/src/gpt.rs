@@ -9,7 +9,7 @@ use crate::checkpoints::Checkpoints;
 use crate::embedding::{self, Embedding};
 use crate::loss::Head;
 use crate::norm::{Norm, NormSaved};
-use crate::params::{Init, SegmentLayout, Split};
+use crate::params::SegmentLayout;
 use crate::shape::{BatchTensors, GptShape, Pass};
 use device::{Arena, Device, Plan, Tensor};
 
@@ -29,15 +29,46 @@ pub struct Gpt {
     d_x: Tensor,         // (rows, C): the running gradient
 }
 
-/// Layouts of all segments; flat lengths are multiples of `align`.
+/// A segment of the parameters by what it is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// The token table, which is the output projection too, and the positions.
+    Embedding,
+    /// A block, from 0.
+    Block(usize),
+    /// The norm before the output projection.
+    FinalNorm,
+}
+
+/// Gradients that the loss's backward pass writes, or begins: flat buckets of their segments.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadBuckets {
+    /// Of [`Part::FinalNorm`].
+    pub final_norm: Tensor,
+    /// Of [`Part::Embedding`].
+    pub embedding: Tensor,
+}
+
+/// The final norm in the names of its parameters.
+const FINAL_NORM: &str = "ln_f";
+
+/// Layouts of all segments in the order of the forward pass, which is that of their numbers; flat lengths are multiples of `align`.
 fn layouts(shape: &GptShape, align: usize) -> Vec<SegmentLayout> {
-    let (c, t) = (shape.hidden, shape.tp_size);
-    let final_norm = SegmentLayout::new("final_norm".into(), align)
-        .add("ln_f.weight", (c, 1), (Split::Replicated, t), Init::Constant(1.0))
-        .add("ln_f.bias", (c, 1), (Split::Replicated, t), Init::Constant(0.0))
-        .close(align);
+    let final_norm =
+        SegmentLayout::new("final_norm".into(), String::new(), (shape.tp_size, align), |params| {
+            Norm::declare(params, FINAL_NORM, shape.hidden);
+        });
     let blocks = (0..shape.layers).map(|layer| block::layout(shape, layer, align));
     std::iter::once(embedding::layout(shape, align)).chain(blocks).chain([final_norm]).collect()
+}
+
+/// The number of a segment.
+const fn number(shape: &GptShape, part: Part) -> usize {
+    match part {
+        Part::Embedding => 0,
+        Part::Block(layer) => 1 + layer,
+        Part::FinalNorm => 1 + shape.layers,
+    }
 }
 
 impl Gpt {
@@ -66,17 +97,20 @@ impl Gpt {
         let d_x = plan.tensor((Arena::Device, "transients"), "d_x", dtype, (rows, c));
         let shared = shape.recompute.then(|| BlockSaved::plan(plan, shape, "block"));
         let mut block = |layer: usize| {
-            let (layout, flat) = (segments[layer + 1].clone(), params[layer + 1]);
+            let at = number(shape, Part::Block(layer));
+            let (layout, flat) = (segments[at].clone(), params[at]);
             let own = || BlockSaved::plan(plan, shape, &format!("block.{layer}"));
             let saved = shared.unwrap_or_else(own);
-            Block { layer, params: BlockParams::cut(&layout, flat), layout, saved, scratch }
+            Block { layer, params: BlockParams::cut(layout.of(flat)), layout, saved, scratch }
         };
         let blocks = (0..shape.layers).map(&mut block).collect();
-        let last = &segments[shape.layers + 1];
-        let final_flat = params[shape.layers + 1];
+        let flat = |part| {
+            let at = number(shape, part);
+            segments[at].of(params[at])
+        };
         Self {
-            embedding: Embedding::cut(&segments[0], params[0]),
-            final_norm: Norm { gain: last.cut(final_flat, 0), bias: last.cut(final_flat, 1) },
+            embedding: Embedding::cut(flat(Part::Embedding)),
+            final_norm: Norm::cut(flat(Part::FinalNorm), FINAL_NORM),
             final_saved: NormSaved::plan(plan, "final_norm", dtype, (rows, shape.tokens(), c)),
             head: Head::plan(plan, shape),
             shape: shape.clone(),
@@ -94,6 +128,22 @@ impl Gpt {
         &self.shape
     }
 
+    /// The number of a segment, which is its place in the forward pass.
+    pub const fn segment(&self, part: Part) -> usize {
+        number(&self.shape, part)
+    }
+
+    /// What the segments are for, in the order of their numbers.
+    pub fn parts(&self) -> impl Iterator<Item = Part> {
+        let blocks = (0..self.shape.layers).map(Part::Block);
+        std::iter::once(Part::Embedding).chain(blocks).chain([Part::FinalNorm])
+    }
+
+    /// Segments of the parameters.
+    pub const fn num_segments(&self) -> usize {
+        self.segment(Part::FinalNorm) + 1
+    }
+
     /// Layouts by segment.
     pub fn segments(&self) -> &[SegmentLayout] {
         &self.segments
@@ -104,13 +154,13 @@ impl Gpt {
         self.params[segment]
     }
 
-    /// Tokens to the first block's input. Reads segment 0.
+    /// Tokens to the first block's input. Reads the embedding.
     pub fn embed(&self, dev: &Device, pass: &Pass, batch: &BatchTensors) {
         let (x, partial) = (self.x[pass.set].input(0), self.scratch.partial);
         self.embedding.forward(dev, &self.shape, (pass, batch), x, partial);
     }
 
-    /// Block `layer`: x[layer] to x[layer + 1]. Reads segment `layer + 1`.
+    /// Block `layer`: its input to that of the next. Reads the block's segment.
     pub fn block_forward(&self, dev: &Device, pass: &Pass, layer: usize) {
         if pass.training {
             self.x[pass.set].keep(dev, layer);
@@ -119,7 +169,7 @@ impl Gpt {
         self.blocks[layer].forward(dev, &self.shape, pass, x, y);
     }
 
-    /// Final norm and logits. Reads segments L + 1 and 0.
+    /// Final norm and logits. Reads the final norm and the embedding.
     pub fn project(&self, dev: &Device, pass: &Pass) {
         let x = self.x[pass.set].input(self.shape.layers);
         self.final_norm.forward(dev, self.shape.region(), x, self.final_saved);
@@ -136,41 +186,43 @@ impl Gpt {
         self.head.forward(dev, &self.shape, batch, loss);
     }
 
-    /// From the loss to the last block's output. `grads` are the buckets of segments L + 1 and 0; of the
-    /// latter the token table's part is written, and completed by [`embed_backward`](Self::embed_backward).
+    /// From the loss to the last block's output. Of the embedding's bucket the token table's part is written, and completed by
+    /// [`embed_backward`](Self::embed_backward).
     pub fn loss_backward(
         &self,
         dev: &Device,
         (pass, batch): (&Pass, &BatchTensors),
         scale: Tensor,
-        (final_bucket, embedding_bucket): (Tensor, Tensor),
+        buckets: HeadBuckets,
     ) {
         let (shape, region) = (&self.shape, self.shape.region());
         self.head.backward(dev, shape, batch, scale);
         let d_normed = self.scratch.partial;
-        let d_table = self.segments[0].cut(embedding_bucket, 0);
+        let embedding = &self.segments[self.segment(Part::Embedding)];
+        let d_table = Embedding::cut(embedding.of(buckets.embedding)).tokens;
         let forward = (self.final_saved.normed, self.embedding.tokens);
         self.head.project_backward(dev, shape, forward, (d_normed, d_table));
-        let layout = &self.segments[shape.layers + 1];
-        let (gain, bias) = (layout.cut(final_bucket, 0), layout.cut(final_bucket, 1));
+        let layout = &self.segments[self.segment(Part::FinalNorm)];
+        let grads = Norm::cut(layout.of(buckets.final_norm), FINAL_NORM);
         let saved = (self.x[pass.set].input(shape.layers), self.final_saved);
         let d_normed = region.rows(dev, d_normed);
-        self.final_norm.backward(dev, saved, d_normed, (self.d_x, false), Norm { gain, bias });
-        region.sum_replicated_grads(dev, layout.replicated(final_bucket));
+        self.final_norm.backward(dev, saved, d_normed, (self.d_x, false), grads);
+        region.sum_replicated_grads(dev, layout.replicated(buckets.final_norm));
     }
 
-    /// Block `layer` backward; `bucket` is that of segment `layer + 1`, whole at `record(Compute)`.
+    /// Block `layer` backward; `bucket` is that of its segment, whole at `record(Compute)`.
     pub fn block_backward(&self, dev: &Device, pass: &Pass, layer: usize, bucket: Tensor) {
         self.x[pass.set].restore(dev, layer);
         let x = self.x[pass.set].input(layer);
         self.blocks[layer].backward(dev, &self.shape, pass, (x, self.d_x), bucket);
     }
 
-    /// The embedding backward; `bucket` is that of segment 0, whole at `record(Compute)`.
+    /// The embedding backward; `bucket` is that of its segment, whole at `record(Compute)`.
     pub fn embed_backward(&self, dev: &Device, pass: &Pass, batch: &BatchTensors, bucket: Tensor) {
-        let grads = Embedding::cut(&self.segments[0], bucket);
+        let layout = &self.segments[self.segment(Part::Embedding)];
+        let grads = Embedding::cut(layout.of(bucket));
         let d = (self.d_x, self.scratch.d_branch);
         self.embedding.backward(dev, &self.shape, (pass, batch), d, grads);
-        self.shape.region().sum_replicated_grads(dev, self.segments[0].replicated(bucket));
+        self.shape.region().sum_replicated_grads(dev, layout.replicated(bucket));
     }
 }

@@ -31,6 +31,6 @@ mod params;
 mod region;
 mod shape;
 
-pub use gpt::Gpt;
+pub use gpt::{Gpt, HeadBuckets, Part};
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use shape::{BatchTensors, GptShape, Keep, Pass};

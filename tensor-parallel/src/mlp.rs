@@ -1,6 +1,8 @@
 //! The MLP: a column-parallel linear, GELU, a row-parallel linear.
 
 use crate::branch::{Branch, Scratch};
+use crate::params::{Declared, Flat, Init, Split};
+use crate::shape::GptShape;
 use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Tensor};
 
 /// What the forward pass leaves for the backward pass.
@@ -13,9 +15,10 @@ pub(crate) struct MlpSaved {
 /// Parameters, or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mlp {
-    pub(crate) fc_weight: Tensor,   // (F/t, C)
-    pub(crate) fc_bias: Tensor,     // (F/t)
-    pub(crate) proj_weight: Tensor, // (C, F/t)
+    fc_weight: Tensor,            // (F/t, C)
+    fc_bias: Tensor,              // (F/t)
+    proj_weight: Tensor,          // (C, F/t)
+    pub(crate) proj_bias: Tensor, // (C), added after the sum over the ranks
 }
 
 impl MlpSaved {
@@ -34,6 +37,24 @@ impl MlpSaved {
 }
 
 impl Mlp {
+    /// Declares its parameters behind `mlp.`.
+    pub(crate) fn declare(params: &mut Declared, shape: &GptShape) {
+        let (c, f, zero) = (shape.hidden, shape.ffn_hidden, Init::Constant(0.0));
+        params.add("mlp.fc.weight", (f, c), Split::Rows, shape.weight_init());
+        params.add("mlp.fc.bias", (f, 1), Split::Rows, zero);
+        params.add("mlp.proj.weight", (c, f), Split::Columns, shape.residual_init());
+        params.add("mlp.proj.bias", (c, 1), Split::Replicated, zero);
+    }
+
+    pub(crate) fn cut(flat: Flat<'_>) -> Self {
+        Self {
+            fc_weight: flat.get("mlp.fc", "weight"),
+            fc_bias: flat.get("mlp.fc", "bias"),
+            proj_weight: flat.get("mlp.proj", "weight"),
+            proj_bias: flat.get("mlp.proj", "bias"),
+        }
+    }
+
     /// normed (B T, C) -> GELU of this rank's columns, in `saved`.
     pub(crate) fn inner_forward(&self, dev: &Device, normed: Tensor, saved: MlpSaved) {
         let (weight, bias) = (self.fc_weight.t(), Some(self.fc_bias));

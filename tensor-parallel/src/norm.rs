@@ -1,5 +1,6 @@
 //! Layer norm over this rank's tokens, before a column-parallel linear.
 
+use crate::params::{Declared, Flat, Init, Split};
 use crate::region::Region;
 use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Tensor};
 
@@ -35,6 +36,17 @@ impl NormSaved {
 }
 
 impl Norm {
+    /// Declares gain and bias of (C) each, as `name.weight` and `name.bias`.
+    pub(crate) fn declare(params: &mut Declared, name: &str, hidden: usize) {
+        let (shape, split) = ((hidden, 1), Split::Replicated);
+        params.add(&format!("{name}.weight"), shape, split, Init::Constant(1.0));
+        params.add(&format!("{name}.bias"), shape, split, Init::Constant(0.0));
+    }
+
+    pub(crate) fn cut(flat: Flat<'_>, name: &str) -> Self {
+        Self { gain: flat.get(name, "weight"), bias: flat.get(name, "bias") }
+    }
+
     /// x (rows, C) -> `saved.normed` (B T, C), gathered. Whole at `record(Compute)`.
     pub(crate) fn forward(&self, dev: &Device, region: Region, x: Tensor, saved: NormSaved) {
         let y = region.rows(dev, saved.normed);

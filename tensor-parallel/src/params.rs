@@ -84,6 +84,11 @@ impl Param {
         runs
     }
 
+    /// It has rows and columns: matrices take weight decay, vectors do not.
+    const fn is_matrix(&self) -> bool {
+        self.global.1 > 1
+    }
+
     /// Elements of the global tensor.
     pub const fn global_len(&self) -> usize {
         self.global.0 * self.global.1
@@ -95,6 +100,8 @@ impl Param {
 pub struct SegmentLayout {
     /// `embedding`, `block.3`, `final_norm`.
     pub name: String,
+    /// What the names of its parameters begin with: `h.3.`.
+    prefix: String,
     /// In order of their ranges, without gaps.
     pub params: Vec<Param>,
     /// Leading elements that take weight decay (matrices).
@@ -107,39 +114,33 @@ pub struct SegmentLayout {
     pub padded: usize,
 }
 
-impl SegmentLayout {
-    pub(crate) fn new(name: String, align: usize) -> Self {
-        let params = Vec::new();
-        Self { name, params, decayed: 0, sharded: 0, len: 0, padded: 0 }.close(align)
-    }
+/// The parameters of a segment while its parts declare them, in the order in which a reader would.
+pub(crate) struct Declared {
+    t: usize,
+    prefix: String,
+    params: Vec<Param>,
+}
 
-    /// Adds a parameter, cut over `t` ranks, behind the others.
-    pub(crate) fn add(
-        mut self,
-        name: &str,
-        global: (usize, usize),
-        (split, t): (Split, usize),
-        init: Init,
-    ) -> Self {
+impl Declared {
+    /// Declares a tensor that is cut over the ranks as `split` says.
+    pub(crate) fn add(&mut self, name: &str, global: (usize, usize), split: Split, init: Init) {
         let local = match split {
             Split::Replicated => global,
-            Split::Rows | Split::ThreeRows => (global.0.div_ceil(t), global.1),
-            Split::Columns => (global.0, global.1 / t),
+            Split::Rows | Split::ThreeRows => (global.0.div_ceil(self.t), global.1),
+            Split::Columns => (global.0, global.1 / self.t),
         };
         self.push(name, global, local, split, init);
-        self
     }
 
-    /// Adds a vocabulary-parallel table whose parts are padded to `local_rows`.
+    /// Declares a vocabulary-parallel table; the part of a rank is padded to `local_rows`.
     pub(crate) fn add_padded(
-        mut self,
+        &mut self,
         name: &str,
         global: (usize, usize),
         local_rows: usize,
         init: Init,
-    ) -> Self {
+    ) {
         self.push(name, global, (local_rows, global.1), Split::Rows, init);
-        self
     }
 
     fn push(
@@ -150,29 +151,52 @@ impl SegmentLayout {
         split: Split,
         init: Init,
     ) {
-        let range = self.len..self.len + local.0 * local.1;
-        self.len = range.end;
-        if global.1 > 1 {
-            self.decayed = range.end;
+        let name = format!("{}{name}", self.prefix);
+        self.params.push(Param { name, global, local, split, init, range: 0..0 });
+    }
+}
+
+impl SegmentLayout {
+    /// Lays out what `declare` declares, each name behind `prefix`; a rank has one of `t` parts, and the flat length is a
+    /// multiple of `align`.
+    pub(crate) fn new(
+        name: String,
+        prefix: String,
+        (t, align): (usize, usize),
+        declare: impl FnOnce(&mut Declared),
+    ) -> Self {
+        let mut declared = Declared { t, prefix, params: Vec::new() };
+        declare(&mut declared);
+        let Declared { prefix, mut params, .. } = declared;
+        // Stable: what is declared first stands first among its like.
+        params.sort_by_key(|param| match (param.split, param.is_matrix()) {
+            (Split::Replicated, _) => 2,
+            (_, false) => 1,
+            (_, true) => 0,
+        });
+        let mut layout = Self { name, prefix, params, decayed: 0, sharded: 0, len: 0, padded: 0 };
+        for param in &mut layout.params {
+            param.range = layout.len..layout.len + param.local.0 * param.local.1;
+            layout.len = param.range.end;
+            if param.is_matrix() {
+                assert_eq!(
+                    layout.decayed, param.range.start,
+                    "{}: matrices come first",
+                    param.name
+                );
+                layout.decayed = param.range.end;
+            }
+            if param.split != Split::Replicated {
+                layout.sharded = param.range.end;
+            }
         }
-        if split != Split::Replicated {
-            self.sharded = range.end;
-        }
-        let name = name.to_owned();
-        self.params.push(Param { name, global, local, split, init, range });
+        layout.padded = layout.len.next_multiple_of(align);
+        layout
     }
 
-    /// Rounds the flat length up to a multiple of `align`.
-    pub(crate) fn close(mut self, align: usize) -> Self {
-        self.padded = self.len.next_multiple_of(align);
-        self
-    }
-
-    /// Parameter `index` inside a flat buffer of this layout: (local rows, local columns), or one row.
-    pub(crate) fn cut(&self, flat: Tensor, index: usize) -> Tensor {
-        let param = &self.params[index];
-        let t = flat.slice(param.range.clone());
-        if param.local.1 > 1 { t.reshape(param.local.0, param.local.1) } else { t }
+    /// A flat buffer of this layout, to cut parameters or gradients out of by their names.
+    pub(crate) const fn of(&self, flat: Tensor) -> Flat<'_> {
+        Flat { layout: self, flat }
     }
 
     /// The replicated tail of a flat buffer.
@@ -181,9 +205,42 @@ impl SegmentLayout {
     }
 }
 
+/// A flat buffer of parameters or gradients, with its layout.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flat<'a> {
+    layout: &'a SegmentLayout,
+    flat: Tensor,
+}
+
+impl Flat<'_> {
+    /// A tensor by its name: that of the part of the model, and its own behind a dot. (local rows, local columns), or one row.
+    pub(crate) fn get(self, part: &str, own: &str) -> Tensor {
+        let is = |param: &&Param| {
+            let name = param.name.strip_prefix(&self.layout.prefix);
+            name.and_then(|name| name.strip_prefix(part)?.strip_prefix('.')) == Some(own)
+        };
+        self.found(self.layout.params.iter().find(is), part)
+    }
+
+    /// A tensor that is a part of the model by itself.
+    pub(crate) fn whole(self, name: &str) -> Tensor {
+        let is = |param: &&Param| param.name.strip_prefix(&self.layout.prefix) == Some(name);
+        self.found(self.layout.params.iter().find(is), name)
+    }
+
+    fn found(self, param: Option<&Param>, name: &str) -> Tensor {
+        let Some(param) = param else {
+            unreachable!("{} declares what it cuts, and has no `{name}`", self.layout.name)
+        };
+        let t = self.flat.slice(param.range.clone());
+        if param.local.1 > 1 { t.reshape(param.local.0, param.local.1) } else { t }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use device::{Arena, Dtype, Plan};
 
     /// Every rank's runs together cover the global tensor exactly once.
     fn covers(param: &Param, t: usize) {
@@ -202,13 +259,27 @@ mod tests {
     #[test]
     fn the_parts_of_all_ranks_are_the_whole() {
         for t in [1, 2, 4] {
-            let segment = SegmentLayout::new("s".into(), 64)
-                .add_padded("wte", (61, 8), 61usize.div_ceil(8 * t) * 8, Init::Normal(0.02))
-                .add("qkv", (3 * 16, 8), (Split::ThreeRows, t), Init::Normal(0.02))
-                .add("proj", (8, 16), (Split::Columns, t), Init::Normal(0.02))
-                .add("bias", (16, 1), (Split::Rows, t), Init::Constant(0.0))
-                .add("gain", (8, 1), (Split::Replicated, t), Init::Constant(1.0))
-                .close(64);
+            let segment = SegmentLayout::new("s".into(), "s.".into(), (t, 64), |p| {
+                p.add("norm.gain", (8, 1), Split::Replicated, Init::Constant(1.0));
+                p.add("qkv.bias", (3 * 16, 1), Split::ThreeRows, Init::Constant(0.0));
+                p.add("qkv.weight", (3 * 16, 8), Split::ThreeRows, Init::Normal(0.02));
+                p.add("proj", (8, 16), Split::Columns, Init::Normal(0.02));
+                p.add_padded("wte", (61, 8), 61usize.div_ceil(8 * t) * 8, Init::Normal(0.02));
+            });
+            let names: Vec<&str> = segment.params.iter().map(|p| p.name.as_str()).collect();
+            assert_eq!(names, ["s.qkv.weight", "s.proj", "s.wte", "s.qkv.bias", "s.norm.gain"]);
+            let flat = Plan::default().tensor(
+                (Arena::Device, "test"),
+                "flat",
+                Dtype::F32,
+                (1, segment.padded),
+            );
+            assert_eq!(segment.of(flat).get("qkv", "weight").shape(), (3 * 16 / t, 8));
+            assert_eq!(segment.of(flat).get("qkv", "bias").shape(), (1, 3 * 16 / t));
+            assert_eq!(
+                segment.of(flat).whole("proj").range(),
+                flat.slice(segment.params[1].range.clone()).range()
+            );
             segment.params.iter().for_each(|p| covers(p, t));
             assert!(segment.decayed < segment.sharded && segment.sharded < segment.len);
             assert!(segment.padded.is_multiple_of(64));

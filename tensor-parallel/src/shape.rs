@@ -1,5 +1,6 @@
 //! The shape of a model, cut over the ranks of a group, and what changes from one micro-batch to the next.
 
+use crate::params::Init;
 use crate::region::Region;
 use device::{Device, Dropout, Dtype, Heads, Tensor, VocabShard, random};
 
@@ -54,6 +55,16 @@ pub struct GptShape {
 }
 
 impl GptShape {
+    /// Of weights.
+    pub(crate) const fn weight_init(&self) -> Init {
+        Init::Normal(self.init_std)
+    }
+
+    /// Of weights whose output is added to the residual stream: smaller, by the number of such additions (GPT-2, section 2.3).
+    pub(crate) fn residual_init(&self) -> Init {
+        Init::Normal(self.init_std / (2.0 * self.layers as f64).sqrt())
+    }
+
     /// B T
     pub const fn tokens(&self) -> usize {
         self.micro_batch * self.seq_len

@@ -12,7 +12,7 @@ use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tensor_parallel::{BatchTensors, Gpt, GptShape, Pass};
+use tensor_parallel::{BatchTensors, Gpt, GptShape, HeadBuckets, Part as Segment, Pass};
 use tests::{config, dataset_of_windows};
 
 /// Vocabulary, tokens of a sample, hidden, samples, steps of the fixture.
@@ -155,11 +155,21 @@ impl Handles {
             &dev,
             (&pass, batch),
             self.scale,
-            (self.buckets[layers + 1], self.buckets[0]),
+            HeadBuckets {
+                final_norm: self.buckets[gpt.segment(Segment::FinalNorm)],
+                embedding: self.buckets[gpt.segment(Segment::Embedding)],
+            },
         );
-        let backward = |layer| gpt.block_backward(&dev, &pass, layer, self.buckets[layer + 1]);
+        let backward = |layer| {
+            gpt.block_backward(
+                &dev,
+                &pass,
+                layer,
+                self.buckets[gpt.segment(Segment::Block(layer))],
+            );
+        };
         (0..layers).rev().for_each(backward);
-        gpt.embed_backward(&dev, &pass, batch, self.buckets[0]);
+        gpt.embed_backward(&dev, &pass, batch, self.buckets[gpt.segment(Segment::Embedding)]);
         dev.sync(dev.record(Lane::Compute)).unwrap();
         let used = |(bucket, s): (&Tensor, &tensor_parallel::SegmentLayout)| {
             read(&dev, bucket.slice(0..s.len))

@@ -9,7 +9,7 @@ use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor, cuda};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Storage, Sum, chunk_elements};
 use std::sync::Arc;
-use tensor_parallel::{Gpt, GptShape, Keep};
+use tensor_parallel::{Gpt, GptShape, Keep, Part};
 
 /// The model, the optimizer and their memory.
 #[derive(Clone, Debug)]
@@ -220,18 +220,18 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum, scratch: KernelScrat
     let (shape, mut plan) = (shape(config), Plan::default());
     let chunk = chunk_elements(Gpt::longest_segment(&shape));
     let gpt = Gpt::plan(&mut plan, &shape, chunk * config.parallel.data);
-    let segments: Vec<SegmentSpec> = gpt
-        .segments()
-        .iter()
-        .enumerate()
-        .map(|(i, s)| SegmentSpec {
-            name: s.name.clone(),
-            params: gpt.params(i),
-            len: s.len,
-            decayed: s.decayed,
-            shares_buckets: i > 0 && i <= shape.layers && !config.offload.keep_gradients,
-        })
-        .collect();
+    let spec_of = |part| {
+        let segment = gpt.segment(part);
+        let layout = &gpt.segments()[segment];
+        SegmentSpec {
+            name: layout.name.clone(),
+            params: gpt.params(segment),
+            len: layout.len,
+            decayed: layout.decayed,
+            shares_buckets: matches!(part, Part::Block(_)) && !config.offload.keep_gradients,
+        }
+    };
+    let segments: Vec<SegmentSpec> = gpt.parts().map(spec_of).collect();
     let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
     let batches = BatchLayout::plan(&mut plan, shape.tokens(), first_forward(config));
     let mut small =
