@@ -1,5 +1,6 @@
 //! What a run shows and writes while it goes on: metrics, progress, traces.
 
+pub(crate) mod colour;
 pub mod metrics;
 pub mod progress;
 pub(crate) mod shown;

@@ -5,7 +5,6 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, ValueEnum};
 use std::ffi::OsStr;
 use std::fmt;
-use std::io::IsTerminal;
 use std::time::Instant;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::{FmtSpan, Writer};
@@ -70,7 +69,7 @@ impl LogArgs {
         let phases = level >= Level::Debug;
         let log = tracing_subscriber::fmt()
             .with_writer(|| crate::report::stderr::Log)
-            .with_ansi(std::io::stderr().is_terminal())
+            .with_ansi(crate::report::colour::wanted(&std::io::stderr()))
             .with_target(false)
             .with_max_level(filter)
             .with_timer(Since(phases.then(Instant::now)))

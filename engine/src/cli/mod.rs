@@ -19,6 +19,7 @@ mod topology;
 mod trace;
 mod train;
 
+use crate::report::colour;
 use crate::report::shown::lines;
 use crate::run_dir::output::Output;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
@@ -189,7 +190,8 @@ fn unwritten(path: &Path, error: &std::io::Error) -> Failed {
 /// To stdout, with nothing in it that acts on a terminal. Who closes it early, as `head` does, has seen enough.
 fn print(text: &str) -> Result<(), Failed> {
     let mut out = std::io::stdout().lock();
-    seen(out.write_all(lines(text).as_bytes()).and_then(|()| out.flush())).map(drop)
+    seen(out.write_all(colour::on_stdout(&lines(text)).as_bytes()).and_then(|()| out.flush()))
+        .map(drop)
 }
 
 /// Whether what was written to stdout has arrived; false when nobody reads any more.
@@ -212,5 +214,5 @@ fn quoted(text: &str) -> String {
 
 /// To stderr, as a line, with nothing in it that acts on a terminal.
 fn say(text: &str) {
-    crate::report::stderr::line(&lines(text));
+    crate::report::stderr::line(&colour::on_stderr(&lines(text)));
 }

@@ -9,7 +9,7 @@
 use super::exit::code;
 use crate::report::progress::announce;
 use crate::report::stderr;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGXCPU, SIGXFSZ};
 use signal_hook::iterator::Signals as Heard;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,10 +23,13 @@ const HEARD: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU];
 const APART: Duration = Duration::from_secs(1);
 
 /// How signals reach a run.
+#[derive(Clone)]
 pub(super) struct Signals {
     /// True after the first one that asks the run to stop.
     pub(super) stop: Arc<AtomicBool>,
     pub(super) starting: Starting,
+    /// Whether the run saves checkpoints, which is what it does when it stops.
+    pub(super) saves: Arc<AtomicBool>,
 }
 
 /// Whether the ranks do not hear yet of a stop, and what is said then of a run that ends.
@@ -50,7 +53,7 @@ impl Starting {
 
 /// Hears signals from now on. What is ignored when the process starts, as under `nohup`, stays ignored.
 pub(super) fn hear() -> Signals {
-    let (stop, told) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (stop, told) = (Arc::default(), Arc::default());
     let words = "interrupted before the first step; nothing is lost".to_owned();
     let starting = Starting(Arc::new(Mutex::new(Some(words))));
     stderr::by_thread(&told);
@@ -58,11 +61,12 @@ pub(super) fn hear() -> Signals {
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
     let heard = HEARD.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    let signals = Signals { stop: Arc::clone(&stop), starting: starting.clone() };
-    if let Err(error) = listen(heard, signals, told) {
+    let saves = Arc::new(AtomicBool::new(true));
+    let signals = Signals { stop, starting, saves };
+    if let Err(error) = listen(heard, signals.clone(), told) {
         tracing::warn!("Ctrl-C will end the run at once: {error}");
     }
-    Signals { stop, starting }
+    signals
 }
 
 /// The set of ignored signals, a bit for each, of a process's status; empty where it does not say.
@@ -74,10 +78,11 @@ fn ignored(status: &str) -> u64 {
 /// `told`: any signal came.
 fn listen(
     heard: impl Iterator<Item = i32>,
-    Signals { stop, starting }: Signals,
+    Signals { stop, starting, saves }: Signals,
     told: Arc<AtomicBool>,
 ) -> io::Result<()> {
-    let (heard, (registered, outcome)) = (heard.collect::<Vec<_>>(), channel());
+    let heard: Vec<_> = heard.chain([SIGWINCH]).collect();
+    let (registered, outcome) = channel();
     let hear = move || {
         // Here, so that without this thread signals do what they do to any process.
         let heard = Heard::new(heard).map_err(|error| drop(registered.send(Err(error))));
@@ -85,6 +90,10 @@ fn listen(
         drop(registered.send(Ok(())));
         let mut interrupted = None;
         for signal in heard.forever() {
+            if signal == SIGWINCH {
+                stderr::redraw();
+                continue;
+            }
             told.store(true, Ordering::SeqCst);
             // Held to the end: no step begins meanwhile.
             if let Some(words) = &*starting.words() {
@@ -93,10 +102,11 @@ fn listen(
                 signal_hook::low_level::exit(i32::from(code::INTERRUPTED));
             }
             if counts_twice(signal, &mut interrupted, Instant::now()) {
+                stderr::leave();
                 signal_hook::low_level::exit(i32::from(code::ABORTED));
             }
             if !stop.swap(true, Ordering::SeqCst) || signal == SIGINT {
-                announce(said(signal));
+                announce(&said(signal, saves.load(Ordering::SeqCst)));
             }
         }
     };
@@ -109,14 +119,18 @@ fn counts_twice(signal: i32, interrupted: &mut Option<Instant>, now: Instant) ->
     signal == SIGINT && now.saturating_duration_since(*interrupted.get_or_insert(now)) >= APART
 }
 
-const fn said(signal: i32) -> &'static str {
+fn said(signal: i32, saves: bool) -> String {
+    let what = match saves {
+        true => "topping after this step and saving.",
+        false => "topping after this step and writing the weights; this run saves no checkpoints.",
+    };
     match signal {
-        SIGINT => "Stopping after this step and saving. Press Ctrl-C again to quit now.",
-        SIGTERM => "SIGTERM: stopping after this step and saving.",
-        SIGHUP => "SIGHUP: stopping after this step and saving.",
-        SIGUSR1 => "SIGUSR1: stopping after this step and saving.",
-        SIGUSR2 => "SIGUSR2: stopping after this step and saving.",
-        _ => "The limit of CPU time is near: stopping after this step and saving.",
+        SIGINT => format!("S{what} Press Ctrl-C again to quit now."),
+        SIGTERM => format!("SIGTERM: s{what}"),
+        SIGHUP => format!("SIGHUP: s{what}"),
+        SIGUSR1 => format!("SIGUSR1: s{what}"),
+        SIGUSR2 => format!("SIGUSR2: s{what}"),
+        _ => format!("The limit of CPU time is near: s{what}"),
     }
 }
 

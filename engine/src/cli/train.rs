@@ -16,6 +16,7 @@ use crate::data::{Dataset, Tokenizer, takes_from};
 use crate::predict::plan::{Disk, memory_report};
 use crate::report::metrics::MetricsWriter;
 use crate::report::progress::Progress;
+use crate::report::stderr;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
 use crate::run_dir::{CONFIG, RUNS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
 use crate::train::build::{Built, build};
@@ -220,6 +221,7 @@ impl Session<'_> {
         if config.train.saves() {
             self.dir.make_folder().map_err(file)?;
         }
+        signals.saves.store(config.train.saves(), Ordering::SeqCst);
         self.introduce();
         if self.dir.forked_from().is_none() {
             signals.starting.say(self.stopped_at_start());
@@ -260,7 +262,7 @@ impl Session<'_> {
     /// To the end, or as far as it comes.
     fn attempt(
         &self,
-        (Signals { stop, starting }, traced): (&Signals, &mut Result<(), Failed>),
+        (Signals { stop, starting, .. }, traced): (&Signals, &mut Result<(), Failed>),
         detours: &Detours,
     ) -> Result<(Outcome, Watch), Failed> {
         let config = &self.loaded.config;
@@ -290,7 +292,7 @@ impl Session<'_> {
             stuck: Some((Duration::from_secs(10), end_without)),
             ..RunOptions::default()
         };
-        let progress = Progress::on_stderr(config.train.steps, self.args.quiet);
+        let progress = Progress::on_stderr(self.args.quiet);
         let own = self.start.as_ref().filter(|_| self.source().is_none());
         let saved = own.map(|from| from.step());
         let mut watch = Watch::new(metrics, progress, Arc::clone(stop), saved);
@@ -408,5 +410,6 @@ fn end_without(error: &RunError) {
     say(&format!(
         "error: {error}\n{who}, so the process ends; checkpoints that are saved are whole"
     ));
+    stderr::leave();
     std::process::exit(i32::from(code::RANK));
 }

@@ -1,20 +1,19 @@
-//! What a training run shows on stderr: a bar on a terminal, else plain lines that stay the same
-//! for `grep`. `run` reports every step; this decides what is shown. It cannot fail: a closed
+//! What a training run shows on stderr: lines that stay the same for `grep`, and on a terminal, where they have only the
+//! fields that fit, a status below them. `run` reports every step; this decides what is shown. It cannot fail: a closed
 //! stderr loses the lines, not the run.
 
-use std::fmt::{self, Display, Write as _};
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
-
-use crate::report::stderr;
+use crate::report::{colour, stderr};
 
 /// Steps that are always shown, counted from where this process starts.
 const FIRST_STEPS: u64 = 3;
 /// Between plain lines, after the first steps.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// Between two drawings of the status.
+const REDRAW: Duration = Duration::from_millis(100);
 
 /// The state of a run after a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,41 +48,73 @@ pub struct StepLine {
 /// `step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s
 /// 8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42`.
 pub fn format_line(line: &StepLine) -> String {
+    fitted(line, usize::MAX)
+}
+
+/// The same with as many fields as `width` columns hold.
+fn fitted(line: &StepLine, width: usize) -> String {
+    let fields = fields(line);
+    let up_to = |most: u8| {
+        let kept = fields.iter().filter(|(rank, _)| *rank <= most);
+        kept.map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("  ")
+    };
+    let fits = |text: &String| text.chars().count() <= width;
+    let text = (0..=LAST).rev().map(up_to).find(fits);
+    text.unwrap_or_else(|| cut(&up_to(0), width))
+}
+
+/// The rank of the field that goes first where there is no room for all.
+const LAST: u8 = 10;
+
+/// The fields in their order, each with its rank.
+fn fields(line: &StepLine) -> [(u8, String); 11] {
     let (used, limit) = line.device_memory;
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    format!(
-        "step {:>5}/{}  loss {}  norm {}  lr {:.1e}  scale {}  {}tok/s  {}FLOP/s (model)  mem {}  \
-         overlap {}  skipped {}  eta {}",
-        line.step,
-        line.steps,
-        fixed(line.loss.into(), 4),
-        norm(line.grad_norm.into()),
-        line.lr,
-        or_dash(line.loss_scale.map(|scale| scale.to_string())),
-        si(line.tokens_per_second),
-        si(line.flops_per_second),
-        memory(used, limit),
-        or_dash(line.overlap.map(|share| format!("{:.0}%", 100.0 * share))),
-        line.skipped,
-        clock(line.eta_seconds),
-    )
+    [
+        (0, format!("step {:>5}/{}", line.step, line.steps)),
+        (1, format!("loss {}", fixed(line.loss.into(), 4))),
+        (5, format!("norm {}", norm(line.grad_norm.into()))),
+        (6, format!("lr {:.1e}", line.lr)),
+        (9, format!("scale {}", or_dash(line.loss_scale.map(|scale| scale.to_string())))),
+        (4, format!("{}tok/s", si(line.tokens_per_second))),
+        (8, format!("{}FLOP/s (model)", si(line.flops_per_second))),
+        (7, format!("mem {}", memory(used, limit))),
+        (LAST, format!("overlap {}", or_dash(line.overlap.map(|o| format!("{:.0}%", 100.0 * o))))),
+        // None is no news.
+        (if line.skipped == 0 { LAST } else { 3 }, format!("skipped {}", line.skipped)),
+        (2, format!("eta {}", clock(line.eta_seconds))),
+    ]
+}
+
+fn cut(text: &str, width: usize) -> String {
+    text.chars().take(width).collect()
+}
+
+/// What a terminal of `width` columns shows below all lines: `███░░░░░░░  30%  step ...`.
+fn status((step, steps): (u64, u64), width: usize, rest: impl Fn(usize) -> String) -> String {
+    let done = step as f64 / steps.max(1) as f64;
+    let cells = (width / 8).min(20);
+    let full = (done * cells as f64) as usize;
+    let bar = format!("{}{}", "█".repeat(full), "░".repeat(cells.saturating_sub(full)));
+    let bar = format!("{bar} {:>3.0}%  ", (100.0 * done).floor());
+    let left = width.saturating_sub(bar.chars().count());
+    cut(&format!("{bar}{}", rest(left)), width)
 }
 
 /// The progress of a run on stderr.
 pub struct Progress {
-    sink: Sink,
+    /// None shows nothing.
+    lines: Option<Box<dyn Write + Send>>,
+    /// They go to a terminal, with a status below them.
+    on_terminal: bool,
     reported: u64,
     shown: Option<(Instant, StepLine)>,
     /// The last step, if it was not shown.
     pending: Option<StepLine>,
     /// When a line said how far an evaluation has come.
     evaluated: Option<Instant>,
-}
-
-enum Sink {
-    Quiet,
-    Plain(Box<dyn Write + Send>),
-    Bar(ProgressBar),
+    /// When the status was drawn.
+    drawn: Option<Instant>,
 }
 
 impl fmt::Debug for Progress {
@@ -93,35 +124,35 @@ impl fmt::Debug for Progress {
 }
 
 impl Progress {
-    /// Of a run of `steps`. `quiet` shows nothing at all.
-    pub fn on_stderr(steps: u64, quiet: bool) -> Self {
+    /// Of a run. `quiet` shows nothing but warnings.
+    pub fn on_stderr(quiet: bool) -> Self {
         if quiet {
-            return Self::new(Sink::Quiet);
+            return Self::new(None);
         }
-        // The template is valid; if it were not, the default style would do.
-        let style = ProgressStyle::with_template("{wide_bar} {percent:>3}%\n{msg}");
-        // A terminal that cannot move its cursor gets lines, too.
+        // A terminal that cannot move its cursor gets lines alone.
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-        if dumb || !io::stderr().is_terminal() {
-            return Self::to_writer(Box::new(stderr::Queue));
-        }
-        let target = ProgressDrawTarget::term_like_with_hz(Box::<Screen>::default(), 20);
-        let bar = ProgressBar::with_draw_target(Some(steps), target);
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        *shown_bar() = Some(bar.clone());
-        Self::new(Sink::Bar(bar))
+        let on_terminal = !dumb && io::stderr().is_terminal();
+        Self { on_terminal, ..Self::to_writer(Box::new(stderr::Queue)) }
     }
 
     /// Plain lines to `writer`, which gets one write per line.
     pub fn to_writer(writer: Box<dyn Write + Send>) -> Self {
-        Self::new(Sink::Plain(writer))
+        Self::new(Some(writer))
     }
 
-    fn new(sink: Sink) -> Self {
-        Self { sink, reported: 0, shown: None, pending: None, evaluated: None }
+    const fn new(lines: Option<Box<dyn Write + Send>>) -> Self {
+        Self {
+            lines,
+            on_terminal: false,
+            reported: 0,
+            shown: None,
+            pending: None,
+            evaluated: None,
+            drawn: None,
+        }
     }
 
-    /// After every step. A plain line is shown for the first steps, the last one, a newly skipped
+    /// After every step. A line is shown for the first steps, the last one, a newly skipped
     /// one, and about every two seconds.
     pub fn step(&mut self, line: &StepLine) {
         self.step_at(line, Instant::now());
@@ -140,60 +171,47 @@ impl Progress {
 
     fn evaluating_at(&mut self, of: (u64, u64), (done, batches): (u64, u64), now: Instant) {
         let text = format!("eval {:>5}/{}  batch {done}/{batches}", of.0, of.1);
-        match &mut self.sink {
-            Sink::Quiet => {}
-            Sink::Bar(bar) => bar.set_message(text),
-            Sink::Plain(_) => {
-                let since =
-                    self.evaluated.map_or(INTERVAL, |then| now.saturating_duration_since(then));
-                if since >= INTERVAL {
-                    self.evaluated = Some(now);
-                    self.message(&text);
-                }
-            }
+        if self.on_terminal {
+            return self.draw(of, now, move |width| cut(&text, width));
+        }
+        let since = self.evaluated.map_or(INTERVAL, |then| now.saturating_duration_since(then));
+        if since >= INTERVAL {
+            self.evaluated = Some(now);
+            self.message(&text);
         }
     }
 
-    /// Any other line, between those of steps or above the bar.
+    /// Any other line, between those of steps.
     pub fn message(&mut self, text: &str) {
         if let Some(line) = self.pending.take() {
             self.show(&line, Instant::now());
         }
-        match &mut self.sink {
-            Sink::Quiet => {}
-            Sink::Plain(writer) => write_line(writer, text),
-            Sink::Bar(bar) => bar.println(text),
+        if let Some(lines) = &mut self.lines {
+            write_line(lines, text);
         }
     }
 
     /// What nobody must miss: a line that is shown with `quiet` as well.
     pub fn warn(&mut self, text: &str) {
-        match self.sink {
-            Sink::Quiet => write_line(&mut stderr::Queue, text),
-            Sink::Plain(_) | Sink::Bar(_) => self.message(text),
+        let text = colour::on_stderr(text);
+        match self.lines {
+            None => write_line(&mut stderr::Queue, &text),
+            Some(_) => self.message(&text),
         }
     }
 
-    /// At the end of the run: a last line that was held back is shown, a bar stands still.
+    /// At the end of the run: a last line that was held back is shown, and the status goes.
     pub fn finish(&mut self) {
         if let Some(line) = self.pending.take() {
             self.show(&line, Instant::now());
         }
-        if let Sink::Bar(bar) = &self.sink {
-            bar.abandon();
-            *shown_bar() = None;
+        if self.on_terminal {
+            stderr::clear();
         }
     }
 
     fn step_at(&mut self, line: &StepLine, now: Instant) {
         self.reported += 1;
-        if let Sink::Bar(bar) = &self.sink {
-            // indicatif draws at most 20 times a second.
-            bar.set_position(line.step);
-            // In two lines it fits 80 columns.
-            bar.set_message(format_line(line).replacen("tok/s  ", "tok/s\n", 1));
-            return;
-        }
         let due = self.shown.is_none_or(|(then, shown)| {
             now.saturating_duration_since(then) >= INTERVAL || line.skipped > shown.skipped
         });
@@ -202,82 +220,38 @@ impl Progress {
         } else {
             self.pending = Some(*line);
         }
+        if self.on_terminal {
+            let line = *line;
+            self.draw((line.step, line.steps), now, move |width| fitted(&line, width));
+        }
+    }
+
+    /// The status, if the last one was not drawn just now. `rest` is what stands behind its bar.
+    fn draw(
+        &mut self,
+        of: (u64, u64),
+        now: Instant,
+        rest: impl Fn(usize) -> String + Send + 'static,
+    ) {
+        if self.drawn.is_none_or(|then| now.saturating_duration_since(then) >= REDRAW) {
+            self.drawn = Some(now);
+            stderr::status(Box::new(move |width| status(of, width, &rest)));
+        }
     }
 
     fn show(&mut self, line: &StepLine, now: Instant) {
         self.shown = Some((now, *line));
         self.pending = None;
-        if let Sink::Plain(writer) = &mut self.sink {
-            write_line(writer, &format_line(line));
+        let width = if self.on_terminal { stderr::width() } else { usize::MAX };
+        if let Some(lines) = &mut self.lines {
+            write_line(lines, &fitted(line, width));
         }
     }
 }
 
-/// The bar on the terminal, while there is one.
-static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
-
-fn shown_bar() -> MutexGuard<'static, Option<ProgressBar>> {
-    BAR.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-/// A line on stderr, above the bar where there is one; from any thread.
+/// A line on stderr, from any thread.
 pub(crate) fn announce(text: &str) {
-    match &*shown_bar() {
-        Some(bar) => bar.println(text),
-        None => stderr::offer(format!("{text}\n").into_bytes()),
-    }
-}
-
-/// The terminal on stderr. What is drawn goes out as a whole, by the thread that writes there.
-#[derive(Debug, Default)]
-struct Screen(Mutex<String>);
-
-impl Screen {
-    fn add(&self, text: impl Display) -> io::Result<()> {
-        let mut drawn = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        let _ = write!(drawn, "{text}");
-        Ok(())
-    }
-
-    /// Moves by `n`, if that is not 0, which terminals take for 1.
-    fn go(&self, n: usize, direction: char) -> io::Result<()> {
-        if n == 0 { Ok(()) } else { self.add(format_args!("\x1b[{n}{direction}")) }
-    }
-}
-
-impl TermLike for Screen {
-    fn width(&self) -> u16 {
-        let size = rustix::termios::tcgetwinsize(io::stderr());
-        size.map_or(80, |size| if size.ws_col == 0 { 80 } else { size.ws_col })
-    }
-    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
-        self.go(n, 'A')
-    }
-    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
-        self.go(n, 'B')
-    }
-    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
-        self.go(n, 'C')
-    }
-    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
-        self.go(n, 'D')
-    }
-    fn write_line(&self, text: &str) -> io::Result<()> {
-        self.add(format_args!("{text}\n"))
-    }
-    fn write_str(&self, text: &str) -> io::Result<()> {
-        self.add(text)
-    }
-    fn clear_line(&self) -> io::Result<()> {
-        self.add("\r\x1b[2K")
-    }
-    fn flush(&self) -> io::Result<()> {
-        let drawn = std::mem::take(&mut *self.0.lock().unwrap_or_else(|e| e.into_inner()));
-        if !drawn.is_empty() {
-            stderr::offer(drawn.into_bytes());
-        }
-        Ok(())
-    }
+    stderr::offer(format!("{text}\n").into_bytes());
 }
 
 /// Ignores errors: nobody may be reading any more.
@@ -394,6 +368,33 @@ mod tests {
             format_line(&LINE),
             "step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s  \
              8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42"
+        );
+    }
+
+    #[test]
+    fn a_terminal_gets_the_fields_that_fit_it() {
+        let line = |width| fitted(&LINE, width);
+        assert_eq!(line(149), format_line(&LINE));
+        assert_eq!(
+            line(140),
+            "step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s  \
+             8.1 GFLOP/s (model)  mem 41.2/256 MiB  eta 0:42"
+        );
+        assert_eq!(
+            line(80),
+            "step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  12.3 ktok/s  eta 0:42"
+        );
+        assert_eq!([line(30), line(7)], ["step   120/400  loss 2.4312", "step   "]);
+        let skipped = fitted(&StepLine { skipped: 3, ..LINE }, 60);
+        assert_eq!(skipped, "step   120/400  loss 2.4312  skipped 3  eta 0:42");
+        for width in 0..200 {
+            let shown = status((120, 400), width, |left| fitted(&LINE, left));
+            assert!(shown.chars().count() <= width && line(width).len() <= width, "{shown}");
+        }
+        let shown = status((120, 400), 80, |left| fitted(&LINE, left));
+        assert_eq!(
+            shown,
+            "███░░░░░░░  30%  step   120/400  loss 2.4312  norm 0.83  12.3 ktok/s  eta 0:42"
         );
     }
 
@@ -532,7 +533,7 @@ mod tests {
             }
         }
         let closed = Progress::to_writer(Box::new(Closed));
-        for mut progress in [closed, Progress::on_stderr(400, true)] {
+        for mut progress in [closed, Progress::on_stderr(true)] {
             progress.step(&LINE);
             progress.eval(120, 400, (f32::NAN, false));
             progress.evaluating((120, 400), (1, 2));

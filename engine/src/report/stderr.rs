@@ -1,10 +1,13 @@
 //! Stderr, written by a thread of its own while a run trains: a reader that stalls holds up neither training nor, once
 //! the run was told to stop, its end.
+//!
+//! On a terminal a status may stand below all that is written. The cursor waits at its first column, so that one order
+//! erases it all, whatever rows a terminal that was made narrower has broken it into.
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Pieces that wait for the reader. More are dropped.
@@ -14,8 +17,13 @@ const GRACE: Duration = Duration::from_secs(3);
 /// A waiting thread looks so often whether the run was told to stop.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
+/// A status, as a terminal of so many columns shows it.
+pub(crate) type Status = Box<dyn Fn(usize) -> String + Send>;
+
 enum Job {
+    /// Whole lines; none draw the status again.
     Bytes(Vec<u8>),
+    Status(Option<Status>),
     /// To be answered when all before it is written.
     Flush(Sender<()>),
 }
@@ -45,15 +53,79 @@ fn write_all(queue: &Receiver<Job>) {
     for job in queue {
         match job {
             Job::Bytes(bytes) => write(&bytes),
+            Job::Status(status) => show(status),
             Job::Flush(answer) => drop(answer.send(())),
         }
     }
 }
 
+/// What stands below all that is written.
+static STATUS: Mutex<Option<Status>> = Mutex::new(None);
+
+/// From the cursor, in the status's first column, to the end of the screen.
+const ERASE: &str = "\r\x1b[J";
+
+fn shown() -> MutexGuard<'static, Option<Status>> {
+    STATUS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Ignores errors: nobody may be reading any more.
 fn write(bytes: &[u8]) {
+    let status = shown();
+    let mut all = Vec::new();
+    if status.is_some() {
+        all.extend_from_slice(ERASE.as_bytes());
+    }
+    all.extend_from_slice(bytes);
+    if let Some(status) = &*status {
+        // Cut, not broken, where the terminal has become narrower meanwhile.
+        all.extend_from_slice(format!("\x1b[?7l{}\x1b[?7h\r", status(width())).as_bytes());
+    }
     let mut out = io::stderr().lock();
-    let _ = out.write_all(bytes).and_then(|()| out.flush());
+    let _ = out.write_all(&all).and_then(|()| out.flush());
+}
+
+fn show(status: Option<Status>) {
+    let erased = shown().take().map_or("", |_| ERASE);
+    *shown() = status;
+    write(erased.as_bytes());
+}
+
+/// Columns of the terminal.
+pub(crate) fn width() -> usize {
+    let size = rustix::termios::tcgetwinsize(io::stderr());
+    size.map_or(80, |size| if size.ws_col == 0 { 80 } else { usize::from(size.ws_col) })
+}
+
+/// Shows a status soon, for the one before. Dropped where too much waits for the reader.
+pub(crate) fn status(status: Status) {
+    match THREAD.get() {
+        Some(Some(thread)) => drop(thread.jobs.try_send(Job::Status(Some(status)))),
+        _ => show(Some(status)),
+    }
+}
+
+/// Draws the status again, as for another width.
+pub(crate) fn redraw() {
+    offer(Vec::new());
+}
+
+/// No status from now on.
+pub(crate) fn clear() {
+    match THREAD.get() {
+        Some(Some(thread)) => thread.put(Job::Status(None)),
+        _ => show(None),
+    }
+}
+
+/// The same before the process ends at once: the reader is hardly waited for.
+pub(crate) fn leave() {
+    if let Some(Some(thread)) = THREAD.get() {
+        let (answer, answered) = crossbeam_channel::bounded(1);
+        drop(thread.jobs.try_send(Job::Status(None)));
+        drop(thread.jobs.try_send(Job::Flush(answer)));
+        let _ = answered.recv_timeout(LOOK_UP);
+    }
 }
 
 /// Writes soon. Dropped where too much waits for the reader.

@@ -14,6 +14,7 @@ use crate::run::Outcome;
 use crate::run_dir::{CONFIG, METRICS, WEIGHTS};
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
+use topology::counted;
 
 impl Session<'_> {
     /// After the last step: the closing line, the summary, a sample. The weights are in place.
@@ -151,7 +152,11 @@ impl Session<'_> {
         let held_out = watch
             .held_out
             .map_or(String::new(), |(loss, whole)| format!(", {loss:.4} over {}", part(whole)));
-        let ended = if outcome.complete { "done    " } else { "interrupted after " };
+        let steps = counted(config.train.steps, "step");
+        let ended = match outcome.complete {
+            true => format!("done    {steps}"),
+            false => format!("interrupted after {} of {steps}", outcome.step),
+        };
         let state = match outcome.state_hash.as_str() {
             "" => String::new(),
             hash => format!("\nstate   {hash}"),
@@ -162,9 +167,8 @@ impl Session<'_> {
         });
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
         self.say(&format!(
-            "\n{ended}{} steps in {} ({} in training, {}tok/s), {skipped} skipped\n\
+            "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped\n\
              loss    {loss:.4} {unit} in the last step{held_out}{state}{files}",
-            outcome.step,
             clock(seconds),
             clock(watch.train_seconds),
             si(tokens / watch.train_seconds.max(1e-9)),

@@ -1,0 +1,105 @@
+//! Colours of what a person reads on a terminal. They repeat what words say.
+
+use anstream::{AutoStream, ColorChoice, stream::RawStream};
+use clap::builder::styling::{AnsiColor, Style};
+use std::io;
+use std::ops::Range;
+
+/// Whether a stream is a terminal that shows colours, and NO_COLOR does not forbid them.
+pub(crate) fn wanted(stream: &impl RawStream) -> bool {
+    AutoStream::choice(stream) != ColorChoice::Never
+}
+
+/// A text for stderr.
+pub(crate) fn on_stderr(text: &str) -> String {
+    if wanted(&io::stderr()) { painted(text) } else { text.to_owned() }
+}
+
+/// A text for stdout.
+pub(crate) fn on_stdout(text: &str) -> String {
+    if wanted(&io::stdout()) { painted(text) } else { text.to_owned() }
+}
+
+const GOOD: Style = AnsiColor::Green.on_default();
+const DOUBTFUL: Style = AnsiColor::Yellow.on_default().bold();
+const BAD: Style = AnsiColor::Red.on_default().bold();
+
+/// Words at the start of a line that say how a thing stands, and what follows them.
+const STARTS: [(&str, &str, Style); 9] = [
+    ("error:", " ", BAD),
+    ("error", " [", BAD),
+    ("warning:", " ", DOUBTFUL),
+    ("warning", " [", DOUBTFUL),
+    ("ok", "    ", GOOD),
+    ("warn", "  ", DOUBTFUL),
+    ("fail", "  ", BAD),
+    ("it does not fit", "", BAD),
+    ("GPU memory was not checked", ":", DOUBTFUL),
+];
+
+/// The same at the end of a line, after what stands before them.
+const ENDS: [(&str, &str, Style); 2] = [("it fits", "", GOOD), ("whole", ": ", GOOD)];
+
+fn painted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        match verdict(line) {
+            None => out += line,
+            Some((words, style)) => {
+                let Range { start, end } = words;
+                let (before, words, after) = (&line[..start], &line[start..end], &line[end..]);
+                out += &format!("{before}{style}{words}{style:#}{after}");
+            }
+        }
+    }
+    out
+}
+
+/// Where a line says how a thing stands.
+fn verdict(line: &str) -> Option<(Range<usize>, Style)> {
+    let starts = STARTS.iter().find_map(|(words, then, style)| {
+        let begins = line.strip_prefix(words)?.starts_with(then);
+        begins.then_some((0..words.len(), *style))
+    });
+    let ends = || {
+        let end = line.trim_end_matches('\n');
+        ENDS.iter().find_map(|(words, first, style)| {
+            let before = end.strip_suffix(words)?;
+            // A sentence that ends so is no verdict.
+            let alone = if first.is_empty() { before.is_empty() } else { before.ends_with(first) };
+            alone.then_some((before.len()..end.len(), *style))
+        })
+    };
+    let not_saved = || {
+        let at = line.find("NOT SAVED")?;
+        Some((at..at + "NOT SAVED".len(), BAD))
+    };
+    starts.or_else(ends).or_else(not_saved)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_are_painted_and_sentences_are_not() {
+        for (line, words) in [
+            ("error: no such file", Some("error:")),
+            ("warning [memlock]: few", Some("warning")),
+            ("fail  driver        none", Some("fail")),
+            ("ok    memlock       unlimited\n", Some("ok")),
+            ("it fits\n", Some("it fits")),
+            ("it does not fit\n", Some("it does not fit")),
+            ("runs/a/step-4: whole\n", Some("whole")),
+            ("checkpoint of step 4 NOT SAVED: full", Some("NOT SAVED")),
+            ("errors are rare", None),
+            ("okay", None),
+            ("nobody knows whether it fits\n", None),
+            ("no checkpoint is whole\n", None),
+        ] {
+            assert_eq!(verdict(line).map(|(at, _)| &line[at]), words, "{line}");
+            let plain = anstream::adapter::strip_str(&painted(line)).to_string();
+            assert_eq!(plain, line);
+        }
+    }
+}
