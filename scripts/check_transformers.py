@@ -4,7 +4,7 @@
     python3 -m venv venv && venv/bin/pip install torch transformers
     venv/bin/python scripts/check_transformers.py runs/NAME [--onebox target/release/onebox]
 
-The run needs a checkpoint of its end (train.checkpoint_every). Exit code 1 when logits differ by more than --tolerance or
+The run needs a checkpoint, which it saves at its end unless told otherwise. Exit code 1 when logits differ by more than --tolerance or
 a text differs before a token that two logits, closer than that, could have given.
 """
 
@@ -44,7 +44,9 @@ def main():
     assert not any(report.values()), report
     model.eval()
     config = model.config
-    as_bytes = "format: Bytes" in (args.run / "config.ron").read_text()
+    # Without a tokenizer a text is its bytes, unless the config says that it is tokens.
+    tokens = any(f"format: {name}" in (args.run / "config.ron").read_text() for name in ("U16", "U32"))
+    as_bytes = not tokens and not (args.run / "tokenizer.json").exists()
     rng = random.Random(1)
     worst = largest = 0.0
     same, texts = 0, 0

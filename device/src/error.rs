@@ -116,6 +116,15 @@ impl std::fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { rank, arena, wanted, limit, free_at: (taken, tensor), pools } = self;
         let size = topology::format_bytes;
+        if wanted <= limit {
+            return write!(
+                f,
+                "out of {arena} memory on rank {rank}: {} were refused although {} were free; another process may have \
+                 taken them meanwhile, or no piece of memory is so large",
+                size(*wanted),
+                size(*limit)
+            );
+        }
         writeln!(
             f,
             "out of {arena} memory on rank {rank}: wanted {}, limit {}, {} too much",

@@ -174,6 +174,10 @@ fn a_directory_says_what_it_leaves_out_and_refuses_to_lose_most() {
     put("d/latin.txt", &latin);
     let more = ["1.37 KiB", "left out", "latin.txt", "not UTF-8", "800 B"];
     dry(&folder, "d", &[]).refused(66, &more);
+    // Named by itself it is refused, unless its bytes are asked for.
+    let convert = ["latin.txt", "not UTF-8", "iconv", "data.format: Bytes"];
+    dry(&folder, "d/latin.txt", &[]).refused(66, &convert);
+    dry(&folder, "d/latin.txt", &["data.format=Bytes"]).ok();
     put("e/rows.jsonl", &b"{\"text\": 1}\n".repeat(100));
     dry(&folder, "e", &[]).refused(66, &["no usable file", "rows.jsonl", "JSON lines"]);
     put("f/part.bin", &[1; 400]);

@@ -66,27 +66,28 @@ impl LogArgs {
             Level::Debug => LevelFilter::DEBUG,
             Level::Trace => LevelFilter::TRACE,
         };
-        let phases = level >= Level::Debug;
         let log = tracing_subscriber::fmt()
             .with_writer(|| crate::report::stderr::Log)
             .with_ansi(crate::report::colour::wanted(&std::io::stderr()))
             .with_target(false)
             .with_max_level(filter)
-            .with_timer(Since(phases.then(Instant::now)))
-            .with_span_events(if phases { FmtSpan::CLOSE } else { FmtSpan::NONE })
             // A log that cannot be written, on a full disk, must not end a run: no panic about it either.
             .log_internal_errors(false);
         // There is one already only where this is called twice.
-        let _ = log.try_init();
+        let _ = if level >= Level::Debug {
+            log.with_timer(Since(Instant::now())).with_span_events(FmtSpan::CLOSE).try_init()
+        } else {
+            log.without_time().try_init()
+        };
     }
 }
 
-/// Seconds since the start of the program, where phases are shown.
-struct Since(Option<Instant>);
+/// Seconds since the start of the program.
+struct Since(Instant);
 
 impl FormatTime for Since {
     fn format_time(&self, w: &mut Writer<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |start| write!(w, "{:10.6}", start.elapsed().as_secs_f64()))
+        write!(w, "{:10.6}", self.0.elapsed().as_secs_f64())
     }
 }
 

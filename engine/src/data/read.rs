@@ -139,7 +139,12 @@ impl Dataset {
         let before = self.bytes.len();
         let (files, mut source) = named(text, format, vocab, true)?;
         for file in &files {
+            let start = self.bytes.len();
             self.read_file(file, &mut source).map_err(at(file))?;
+            let as_text = self.width == 1 && format == DataFormat::Auto;
+            if as_text && str::from_utf8(&self.bytes[start..]).is_err() {
+                return Err(at(file)(refusal(NOT_UTF8, format)));
+            }
         }
         let taken = (self.bytes.len() - before) as u64;
         self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);

@@ -46,7 +46,7 @@ pub struct Found {
     pub box_name: String,
     /// That were used.
     pub gpus: usize,
-    /// Layouts that the model allows.
+    /// Layouts that the model allows on these GPUs; and the config as it is, where it fits and is none of them.
     pub enumerated: usize,
     /// Of these, layouts whose every memory holds what it must.
     pub fit: usize,
@@ -151,7 +151,10 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
     let enumerated = all.len();
     let all: Vec<(usize, Config)> = all.into_iter().enumerate().collect();
     let laid_out = |(number, config)| laid_out(given, config, number);
-    let fitting = with_given(given, all.into_par_iter().filter_map(laid_out).collect());
+    let fitting: Vec<Candidate> = all.into_par_iter().filter_map(laid_out).collect();
+    let of_these = fitting.len();
+    let fitting = with_given(given, fitting);
+    let enumerated = enumerated + fitting.len() - of_these;
     let fit = fitting.len();
     let (mut kept, aside) = without_dominated(fitting);
     let left_out = kept.len().saturating_sub(MOST_SIMULATED);
