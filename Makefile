@@ -35,8 +35,9 @@ test: ## every test, then formatting and lints
 		[ "$${CI:-}" != true ]; \
 	fi
 
-test-full: ## the same with every size and layout, not the quick selection (ONEBOX_FULL=1)
+test-full: ## the same with every size and layout (ONEBOX_FULL=1), documentation, races, Arm
 	@ONEBOX_FULL=1 $(MAKE) --no-print-directory test
+	@RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked --offline --quiet
 	@scripts/check-races --or-skip
 	@scripts/check-arm --or-skip
 

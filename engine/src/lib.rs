@@ -9,7 +9,7 @@
 //! 5. [`run`]: the rank threads, and what they hear and say;
 //! 6. [`run_dir`], [`checkpoint`], [`report`]: what a run writes;
 //! 7. [`predict`]: plan, search and simulation, which send the same step through other devices;
-//! 8. [`bench`], [`generate`], [`hugging_face`]: what else a user asks for.
+//! 8. [`mod@bench`], [`generate`], [`hugging_face`]: what else a user asks for.
 
 pub mod bench;
 pub mod checkpoint;

@@ -1,0 +1,46 @@
+//! What a million parameters take of a GPU and of the host, with the optimizer on either: `cargo run -p offload --example memory`.
+#![allow(clippy::print_stdout, reason = "an example shows what it found")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use device::{Arena, Dtype, Group, Plan, Rule};
+use offload::{Layout, SegmentSpec, Spec, Storage, Sum, Transfer, chunk_elements};
+
+const PARAMETERS: usize = 1 << 20;
+const DATA_PARALLEL_RANKS: usize = 4;
+
+fn main() {
+    for (place, device_fraction) in [("host", 0.0), ("GPUs", 1.0)] {
+        let mut plan = Plan::default();
+        let params = plan.tensor((Arena::Device, "parameters"), "p", Dtype::Bf16, (1, PARAMETERS));
+        let segment = SegmentSpec {
+            name: "segment".into(),
+            params,
+            len: PARAMETERS,
+            decayed: PARAMETERS,
+            shares_buckets: false,
+        };
+        let spec = Spec {
+            rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+            device_fraction,
+            delayed: false,
+            sum: Sum::None,
+            transfer: Transfer::Streamed,
+            storage: Storage::default(),
+            micro_batches: 1,
+            dp_size: DATA_PARALLEL_RANKS,
+            reduce_fp32: false,
+            norm_group: Group::Tp,
+            clip: Some(1.0),
+            loss_scale: None,
+            bucket_elements: 1 << 18,
+            tile_elements: 1 << 16,
+        };
+        Layout::plan(&mut plan, &spec, chunk_elements(PARAMETERS), &[segment]);
+        println!("optimizer on the {place}, {DATA_PARALLEL_RANKS} data-parallel ranks, by rank:");
+        for arena in [Arena::Device, Arena::Pinned] {
+            for (pool, bytes) in plan.pools(arena) {
+                println!("  {bytes:>9} bytes of {arena} memory: {pool}");
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Which part of each parameter of a small GPT the second of two ranks holds: `cargo run -p tensor-parallel --example shards`.
+#![allow(clippy::print_stdout, reason = "an example shows what it found")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use device::{Arena, Dtype, Plan};
+use tensor_parallel::{Gpt, GptShape, Keep};
+
+fn main() {
+    let shape = GptShape {
+        layers: 2,
+        hidden: 64,
+        heads: 4,
+        seq_len: 32,
+        vocab: 256,
+        ffn_hidden: 256,
+        micro_batch: 4,
+        tp_size: 2,
+        sequence: false,
+        recompute: false,
+        partition_checkpoints: false,
+        keep: Keep::Device,
+        checkpoint_sets: 1,
+        dtype: Dtype::Bf16,
+        partial_dtype: Dtype::Bf16,
+        dropout: 0.0,
+        init_std: 0.02,
+    };
+    let mut plan = Plan::default();
+    let gpt = Gpt::plan(&mut plan, &shape, 64);
+    for param in gpt.segments().iter().flat_map(|segment| &segment.params) {
+        let runs = param.runs(1, shape.tp_size);
+        let elements: usize = runs.iter().map(|run| run.local.len()).sum();
+        println!(
+            "{:24} {:?} of {:?}: {elements} elements in {} run(s) of the whole tensor",
+            param.name,
+            param.local,
+            param.global,
+            runs.len()
+        );
+    }
+    println!("{} bytes of device memory on each rank", plan.bytes(Arena::Device));
+}
