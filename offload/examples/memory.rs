@@ -29,7 +29,7 @@ fn main() {
             micro_batches: 1,
             dp_size: DATA_PARALLEL_RANKS,
             reduce_fp32: false,
-            norm_group: Group::Tp,
+            norm_group: Group::World,
             clip: Some(1.0),
             loss_scale: None,
             bucket_elements: 1 << 18,
