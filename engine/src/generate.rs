@@ -145,7 +145,7 @@ fn prompt(
         }
     };
     if tokens.is_empty() {
-        return Err(refuse("it is empty of tokens; give at least one character".into()));
+        return Err(refuse("it is empty; give at least one character".into()));
     }
     Ok(tokens)
 }

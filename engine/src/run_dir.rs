@@ -547,7 +547,7 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         let message = create(&file, RunMode::Overwrite).unwrap_err().to_string();
-        assert!(message.ends_with("file is not a directory; give another --run-dir"), "{message}");
+        assert!(message.ends_with("file is not a directory; give another one"), "{message}");
         for path in [file.join("run"), PathBuf::from("/proc/run")] {
             let message = create(&path, RunMode::Fresh).unwrap_err().to_string();
             assert!(

@@ -156,7 +156,7 @@ fn another_experiment_is_refused_and_another_layout_is_not() {
         folder.metrics("run-2").iter().map(|l| l["step"].as_u64().unwrap()).collect();
     assert_eq!(forks, [2, 3, 4, 4, 4], "an evaluation after 2 and 4, and the end");
     let moved = resume("--resume", &["parallel.tensor=1", "parallel.data=4"]).ok();
-    assert!(moved.stderr.contains("the same mathematics"), "{}", moved.stderr);
+    assert!(moved.stderr.contains("same experiment, different layout"), "{}", moved.stderr);
     assert!(moved.stderr.contains("parallel.tensor"), "{}", moved.stderr);
     assert_eq!(folder.metrics("run").last().unwrap()["kind"], "end");
     folder.train("run", &["--overwrite", "-q"]).ok();
@@ -193,7 +193,7 @@ fn a_finished_run_goes_on_when_it_is_given_more_steps() {
     assert_eq!(steps("run"), steps("straight"));
     // The schedule follows the steps unless it is set: that is another experiment, and how to keep it is said.
     let args = ["--resume", "--set", "train.steps=9", "--set", "train.checkpoint_every=3"];
-    folder.train("run", &args).refused(78, &["--set schedule.decay_steps=4 keeps the schedule"]);
+    folder.train("run", &args).refused(78, &["add --set schedule.decay_steps=4."]);
 
     // An unfinished one that has gone further than it is asked to.
     with_two(&folder, "further");
@@ -441,7 +441,10 @@ fn a_fork_without_a_checkpoint_of_its_own_goes_on_from_its_source() {
     let resume = || folder.train("run-2", &[&["--resume"], &other[..]].concat());
     let set_otherwise = [&["--resume"], &other[..], &sets(&["optimizer.lr=2e-3"])].concat();
     let refused = folder.train("run-2", &set_otherwise);
-    refused.refused(78, &["the fork is of another experiment", "optimizer.lr", "0.001 -> 0.002"]);
+    refused.refused(
+        78,
+        &["differs from the one that the fork was trained with", "optimizer.lr", "0.001 -> 0.002"],
+    );
     let done = resume().ok();
     assert!(done.stderr.contains("going on after step 2"), "{}", done.stderr);
     assert_eq!(timeless(&folder, "run-2"), whole);

@@ -32,7 +32,8 @@ fn doctor_lists_gpus_and_libraries() {
         assert!(said.contains(text), "`{text}` is not in:\n{said}");
     }
     assert!(said.contains("this machine trains on its GPUs"), "{said}");
-    let none = onebox(&folder, &["doctor"], &[("FAKECUDA_DEVICES", "0")]).ok().stdout;
+    // A driver without a GPU is a failure; with none, nobody expects GPUs.
+    let none = onebox(&folder, &["doctor"], &[("FAKECUDA_DEVICES", "0")]).refused(1, &[]).stdout;
     assert!(none.contains("fail") && none.contains("`device: Cuda` is refused"), "{none}");
 }
 

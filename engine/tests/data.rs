@@ -39,7 +39,8 @@ fn other_text_of_equal_length_is_another_experiment() {
     *held_out.last_mut().unwrap() ^= 1;
     for other in [format!("{b}{a}").into_bytes(), held_out] {
         fs::write(folder.path("text.txt"), other).unwrap();
-        let texts = ["another experiment", "data (what the files hold)", "xxh3", "--fork"];
+        let texts =
+            ["this config differs from the one", "data (what the files hold)", "xxh3", "--fork"];
         let refused = go_on(&folder, "run", "--resume", "text.txt").refused(78, &texts);
         let line = refused.stderr.lines().find(|line| line.contains("xxh3")).unwrap();
         assert!(line.contains(" -> ") && line.len() < 200, "{line}");
@@ -160,7 +161,7 @@ fn a_directory_says_what_it_leaves_out_and_refuses_to_lose_most() {
     };
     put("c/long.txt", &b"the box holds a model\n".repeat((9 << 20) / 22));
     let long = dry(&folder, "c", &[]).ok().stderr;
-    assert!(long.contains("1 file, 9437") && !long.contains("WARN"), "{long}");
+    assert!(long.contains("1 file, 9.00 MiB, 9437") && !long.contains("WARN"), "{long}");
     put("c/latin.txt", &latin);
     put("c/small.txt", b"\xff\xff");
     put("c/rows.jsonl", b"{}\n");
@@ -272,7 +273,7 @@ fn a_finished_run_says_what_differs_and_refuses_another_experiment() {
             folder.train(run, &[&["--resume"], &sets(&all)[..]].concat())
         };
         for (set, text) in [("optimizer.lr=1", "0.003 -> 1"), ("model.layers=3", "2 -> 3")] {
-            resume(&[set]).refused(78, &["another experiment", text, "--fork"]);
+            resume(&[set]).refused(78, &["this config differs from the one", text, "--fork"]);
         }
         let same = resume(&[]).ok().stderr;
         assert!(same.contains("nothing to do") && !same.contains("no effect"), "{same}");
@@ -315,8 +316,8 @@ fn config_check_looks_at_the_data_beside_everything_else() {
     fs::write(folder.path("rows.jsonl"), "{}\n").unwrap();
     fs::write(folder.path("bad.json"), "[]").unwrap();
     let cases: &[(&[&str], &str)] = &[
-        (&["data.train=\"nosuch.txt\""], "nosuch.txt: does not exist"),
-        (&["data.validation=\"nosuch.txt\""], "nosuch.txt: does not exist"),
+        (&["data.train=\"nosuch.txt\""], "nosuch.txt: no such file"),
+        (&["data.validation=\"nosuch.txt\""], "nosuch.txt: no such file"),
         (&["data.train=\"rows.jsonl\""], "JSON lines"),
         (&["data.train=\"tokens.bin\"", "data.format=U16"], "token 0 is 300"),
         (&["data.tokenizer=\"bad.json\""], "bad.json: cannot be used"),
@@ -329,7 +330,7 @@ fn config_check_looks_at_the_data_beside_everything_else() {
         assert!(dry.code == 66 && dry.stderr.contains(text), "{}", dry.stderr);
         assert_eq!(checked.stderr.contains("--set data."), set[0].starts_with("data."), "{set:?}");
     }
-    let texts = ["optimizer.lr", "nosuch.txt: does not exist", "2 errors in tiny.ron"];
+    let texts = ["optimizer.lr", "nosuch.txt: no such file", "2 errors in tiny.ron"];
     check(&["optimizer.lr=-1", "data.train=\"nosuch.txt\""]).refused(78, &texts);
     // A place in the file.
     let config = common::TINY.replace("text.txt", "nosuch.txt");

@@ -132,7 +132,7 @@ fn the_home_directory_is_no_place_for_a_run() {
     let folder = Folder::new();
     let mut command = folder.command(&["train", "tiny.ron", "--run-dir", "."]);
     command.env("HOME", folder.path(""));
-    Folder::done(command).refused(73, &["your home directory", "--run-dir"]);
+    Folder::done(command).refused(73, &["your home directory", "such as ./run"]);
     assert!(!folder.path("metrics.jsonl").exists());
 }
 
@@ -165,7 +165,7 @@ fn no_run_starts_among_the_checkpoints_of_another() {
             ("r/a/checkpoints/", "the folder of checkpoints of the run r/a"),
             ("r/a/../a/checkpoints/new", "in the folder of checkpoints of the run r/a"),
         ] {
-            folder.train(place, mode).refused(73, &[what, "give --run-dir r/a"]);
+            folder.train(place, mode).refused(73, &[what, "name r/a"]);
         }
         folder.train("copy", mode).refused(73, &["copy is a checkpoint, not a run"]);
     }

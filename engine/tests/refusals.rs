@@ -146,7 +146,7 @@ fn data_that_cannot_be_used_is_refused_by_name() {
     std::fs::write(folder.path("odd.bin"), [0; 1001]).unwrap();
     std::fs::create_dir(folder.path("nothing")).unwrap();
     let cases: &[(&[&str], &[&str])] = &[
-        (&["data.train=\"absent.txt\""], &["data.train", "absent.txt", "does not exist"]),
+        (&["data.train=\"absent.txt\""], &["data.train", "absent.txt", "no such file"]),
         (&["data.train=\"empty.txt\""], &["data.train", "empty.txt", "empty"]),
         (&["data.train=\"short.txt\""], &["short.txt", "9 in all", "seq_len 16"]),
         (&["data.train=\"nothing\""], &["nothing", "no usable file: it has none. A"]),

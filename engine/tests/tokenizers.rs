@@ -95,7 +95,7 @@ fn a_tokenizer_that_does_not_fit_is_refused() {
         .refused(66, &["data.tokenizer", "tokenizer.json", "model.vocab to 300"]);
     with(&["data.format=U16"])
         .refused(78, &["data.tokenizer", "files of tokens need no tokenizer"]);
-    with(&["data.tokenizer=\"none.json\""]).refused(66, &["none.json", "does not exist"]);
+    with(&["data.tokenizer=\"none.json\""]).refused(66, &["none.json", "no such file"]);
     with(&["data.tokenizer=\"text.txt\""]).refused(66, &["text.txt", "tokenizer.json"]);
     std::fs::write(folder.path("text.txt"), b"\xff\xfe and more text").unwrap();
     with(&[]).refused(66, &["text.txt", "not UTF-8"]);
@@ -116,7 +116,7 @@ fn another_tokenizer_under_the_same_name_is_another_experiment() {
     let kept = metrics.lines().filter(|l| !l.contains("\"end\"")).map(|l| l.to_owned() + "\n");
     std::fs::write(folder.path("run/metrics.jsonl"), kept.collect::<String>()).unwrap();
     train(&folder, "run", &["--resume", "-q"], &longer)
-        .refused(78, &["data.tokenizer", "another experiment", "--fork"]);
+        .refused(78, &["data.tokenizer", "differs from the one", "--fork"]);
     assert_eq!(folder.read("run/tokenizer.json"), text);
     let fork = train(&folder, "run", &["--fork", "-q"], &longer).ok();
     assert!(fork.stderr.contains("data.tokenizer"), "{}", fork.stderr);

@@ -34,6 +34,15 @@ each_row() {
     cat "$folder"/*/commands >> "$commands"
 }
 
+# Whether there is a row to play.
+has_rows() {
+    local figure system gpus billions rest
+    while IFS=, read -r figure system gpus billions rest; do
+        [[ ! $figure =~ ^(#|figure) && $figure,$system,$gpus,$billions =~ $rows ]] && return 0
+    done < "$lib/paper.csv"
+    return 1
+}
+
 config_of() { if [ "$1" = 70 ]; then echo configs/dgx2-70b.ron; else echo "configs/paper/dgx2-${1}b.ron"; fi; }
 
 # A number under the key $2 of the config file $1.

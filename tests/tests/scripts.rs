@@ -4,6 +4,19 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 #[test]
+fn no_page_is_written_of_rows_that_are_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/reproduce-paper");
+    let mut command = Command::new(script);
+    command.args(["--rows", "nothing", "--out"]).arg(folder.path().join("page"));
+    let done = command.env("ONEBOX", "/bin/false").stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(2), "{said}");
+    assert!(said.contains("--rows nothing matches no row of scripts/lib/paper.csv"), "{said}");
+    assert!(!folder.path().join("page").exists());
+}
+
+#[test]
 fn every_script_says_how_it_is_used_and_does_nothing_else() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts");
     let mut asked = 0;

@@ -1,40 +1,110 @@
 //! `onebox config check` and `onebox config show`.
 
 use super::exit::{Failed, code};
-use super::{ConfigArgs, data, print, say};
-use crate::config::{Origin, load_and_look};
+use super::{ConfigArgs, data, print, print_json, say};
+use crate::config::{ConfigError, DeviceConfig, Origin, Problem, load_and_look};
+use serde_json::{Value, json};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct CheckArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
 
 /// All errors, or a line that says what the config is, and what of it this version cannot run.
-pub(super) fn check(args: &ConfigArgs) -> Result<(), Failed> {
-    let loaded = load_and_look(&args.config, &args.sets, &data::trouble).map_err(|errors| {
-        // Only of the data: as `train` says it.
-        let data =
-            errors.errors().iter().all(|e| data::KEYS.contains(&&*e.key) && e.help.is_empty());
-        Failed::new(if data { code::DATA } else { code::CONFIG }, errors)
-    })?;
+pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), Failed> {
+    let loaded = match load_and_look(&args.config, &args.sets, &data::trouble) {
+        Ok(loaded) => loaded,
+        Err(errors) => {
+            // Only of the data: as `train` says it.
+            let data =
+                errors.errors().iter().all(|e| data::KEYS.contains(&&*e.key) && e.help.is_empty());
+            let code = if data { code::DATA } else { code::CONFIG };
+            if *json {
+                print_json(&json!({ "ok": false, "errors": in_json(&errors) }))?;
+                return Err(Failed::silent(code));
+            }
+            return Err(Failed::new(code, errors));
+        }
+    };
     let config = &loaded.config;
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let parameters = crate::train::build::shape(config).parameters();
+    let not_built = config.not_built(&loaded.origins);
+    if *json {
+        let cannot = not_built.as_ref().map_or_else(Vec::new, in_json);
+        return print_json(&json!({
+            "ok": true,
+            "errors": [],
+            "parameters": parameters,
+            "tensor": tensor,
+            "data": data,
+            "global_batch": config.batch.global,
+            "seq_len": config.model.seq_len,
+            "train_refuses": cannot,
+        }));
+    }
     print(&format!(
         "{}: ok: {} parameters, TP {tensor} x DP {data}, global batch {} x {} tokens\n",
-        args.config.display(),
+        args.name(),
         count(parameters as f64),
         config.batch.global,
         config.model.seq_len,
     ))?;
-    if let Some(not_built) = config.not_built(&loaded.origins) {
+    if let Some(not_built) = not_built {
         let keys: Vec<&str> = not_built.errors().iter().map(|p| p.key.as_str()).collect();
-        say(&format!(
-            "note: `onebox train` would refuse it here: it cannot do what {} asks for",
-            keys.join(", ")
-        ));
+        say(&match config.device {
+            DeviceConfig::Sim { .. } => {
+                "note: this config is for a simulated box. To train, set device to Cuda or Cpu(..)."
+                    .to_owned()
+            }
+            _ => format!(
+                "note: `onebox train` refuses this config here, because of {}",
+                keys.join(", ")
+            ),
+        });
     }
     Ok(())
 }
 
+fn in_json(errors: &ConfigError) -> Vec<Value> {
+    let error = |problem: &Problem| {
+        let place = errors.place(problem);
+        json!({
+            "key": problem.key,
+            "message": problem.message,
+            "help": problem.help,
+            "file": place.as_ref().map(|(file, ..)| file),
+            "line": place.as_ref().map(|(_, line, _)| line),
+            "column": place.as_ref().map(|(.., column)| column),
+        })
+    };
+    errors.errors().iter().map(error).collect()
+}
+
 /// Every key with its value and origin.
-pub(super) fn show(args: &ConfigArgs) -> Result<(), Failed> {
-    let loaded = args.load()?;
+pub(super) fn show(args: &CheckArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    if args.json {
+        let key = |(key, value, origin): &(String, String, Origin)| {
+            let (line, how) = match origin {
+                Origin::File { line } => (Some(line), None),
+                Origin::Derived(how) => (None, Some(how)),
+                Origin::Set | Origin::Default => (None, None),
+            };
+            let from = match origin {
+                Origin::File { .. } => "file",
+                Origin::Set => "set",
+                Origin::Default => "default",
+                Origin::Derived(_) => "derived",
+            };
+            json!({ "key": key, "value": value, "from": from, "line": line, "how": how })
+        };
+        return print_json(&json!({ "keys": loaded.origins.iter().map(key).collect::<Vec<_>>() }));
+    }
     let widest = |pick: fn(&(String, String, Origin)) -> &String, most: usize| {
         loaded.origins.iter().map(|o| pick(o).chars().count()).max().unwrap_or(0).min(most)
     };

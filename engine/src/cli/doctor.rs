@@ -1,17 +1,31 @@
 //! `onebox doctor`: what this machine can train on, and what would help where it cannot.
 
 use super::exit::{Failed, code};
-use super::print;
+use super::{print, print_json};
 use crate::run::gpu;
 use crate::run::placement::cores;
 use device::cuda::{Beside, Found, GpuInfo, LibraryInfo, Probe, free_memory, look};
 use rustix::process::{Resource, getrlimit};
-use topology::{Machine, available_memory, format_bytes};
+use serde::Serialize;
+use serde_json::json;
+use topology::{Machine, available_memory, counted, format_bytes};
 
 /// Below it not even the quickstart trains.
 const LEAST_MEMORY: u64 = 256 << 20;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Look at what training needs of this machine.
+#[derive(Debug, clap::Args)]
+pub(super) struct DoctorArgs {
+    /// GPUs are wanted: fail where there is none too
+    #[arg(long)]
+    cuda: bool,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 enum Verdict {
     Ok,
     Warn,
@@ -19,7 +33,7 @@ enum Verdict {
 }
 
 /// One thing looked at.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 struct Finding {
     verdict: Verdict,
     what: &'static str,
@@ -37,14 +51,31 @@ impl Finding {
     }
 }
 
-/// Prints the findings. Only a machine that cannot train at all is a failure.
-pub(super) fn run() -> Result<(), Failed> {
+/// Prints the findings. Whatever fails is told by the exit code.
+pub(super) fn run(args: &DoctorArgs) -> Result<(), Failed> {
     let probe = gpu::machine();
+    let machine = Machine::discover();
     let mut findings = cuda(probe);
-    findings.extend(host(probe));
-    print(&report(&findings, probe))?;
-    let cpu_fails = findings.iter().any(|f| f.what == HOST_MEMORY && f.verdict == Verdict::Fail);
-    if cpu_fails { Err(Failed::silent(code::HOST_MEMORY)) } else { Ok(()) }
+    // A machine without GPUs lacks nothing, unless it is said to have some.
+    let has_gpus = probe.driver.is_ok() || machine.as_ref().is_ok_and(|m| !m.gpus.is_empty());
+    if !args.cuda && !has_gpus {
+        let failed = findings.iter_mut().filter(|f| f.verdict == Verdict::Fail);
+        failed.for_each(|finding| finding.verdict = Verdict::Warn);
+    }
+    findings.extend(host(probe, machine.as_ref()));
+    let fails = |f: &Finding| f.verdict == Verdict::Fail;
+    if args.json {
+        let trains_on: &[&str] =
+            if probe.missing().is_none() { &["Cuda", "Cpu"] } else { &["Cpu"] };
+        let ok = !findings.iter().any(fails);
+        print_json(&json!({ "ok": ok, "trains_on": trains_on, "findings": findings }))?;
+    } else {
+        print(&report(&findings, probe))?;
+    }
+    if findings.iter().any(|f| f.what == HOST_MEMORY && fails(f)) {
+        return Err(Failed::silent(code::HOST_MEMORY));
+    }
+    if findings.iter().any(fails) { Err(Failed::silent(code::UNFIT)) } else { Ok(()) }
 }
 
 fn report(findings: &[Finding], probe: &Probe) -> String {
@@ -143,7 +174,7 @@ fn library(library: &LibraryInfo) -> Finding {
     }
 }
 
-fn host(probe: &Probe) -> Vec<Finding> {
+fn host(probe: &Probe, machine: Result<&Machine, &topology::Error>) -> Vec<Finding> {
     let available = available_memory();
     let text = match available {
         u64::MAX => "unknown".to_owned(),
@@ -155,10 +186,11 @@ fn host(probe: &Probe) -> Vec<Finding> {
     } else {
         Finding::new(Verdict::Ok, HOST_MEMORY, text)
     };
-    let nodes = match Machine::discover() {
+    let nodes = match machine {
         Ok(machine) => {
             let (nodes, cores) = (machine.numa_nodes.len(), cores());
-            Finding::new(Verdict::Ok, "NUMA", format!("{nodes} node(s), {cores} hardware threads"))
+            let text = format!("{}, {}", counted(nodes, "node"), counted(cores, "hardware thread"));
+            Finding::new(Verdict::Ok, "NUMA", text)
         }
         Err(error) => Finding::new(Verdict::Warn, "NUMA", format!("unknown: {error}"))
             .remedy("threads are not bound to cores"),

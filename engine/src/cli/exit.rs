@@ -7,6 +7,8 @@ use std::process::ExitCode;
 pub(super) mod code {
     pub(crate) const DOES_NOT_FIT: u8 = 1;
     pub(crate) const DIFFERS: u8 = 1;
+    /// Of a machine, by `doctor`.
+    pub(crate) const UNFIT: u8 = 1;
     pub(crate) const DATA: u8 = 66;
     pub(crate) const INTERNAL: u8 = 70;
     pub(crate) const NO_RUN_DIR: u8 = 73;
@@ -29,15 +31,16 @@ Exit codes:
   0   done                            76  a rank failed
   1   plan, topology: does not fit, or
       plan: GPU memory was not checked;
-      checkpoint diff: differs        78  the config is wrong
+      checkpoint diff: differs;       78  the config is wrong
+      doctor: something fails
   2   wrong arguments                 79  training diverged: every step is skipped
   66  the data cannot be used         80  not enough host memory
-  70  a defect of onebox              81  not enough GPU memory
+  70  internal error (bug)            81  not enough GPU memory
   73  the run directory is refused    74  a file cannot be written or read
-  75  interrupted, ended in order     82  no checkpoint is whole
+  75  interrupted, stopped cleanly    82  no intact checkpoint
   83  the run has ended, and the
       checkpoint of its end is not saved
-  130 interrupted twice, ended at once
+  130 interrupted twice, quit at once
   134 aborted, as when the machine gives no memory for something small";
 
 /// Why a command did not do what it was asked for.

@@ -1,9 +1,10 @@
 //! `onebox generate`.
 
+use super::checkpoint::run_of;
 use super::exit::{Failed, code};
 use super::{data, print, say, seen};
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::inspect::open_newest;
+use crate::checkpoint::inspect::{Summary, open_newest};
 use crate::config::load_of_run;
 use crate::generate::{GenerateError, Sampling, Trained, generate, next_logits};
 use crate::run_dir::{CONFIG, WEIGHTS};
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 /// Draw text from a model that `train` left.
 #[derive(Debug, clap::Args)]
 pub(super) struct GenerateArgs {
-    /// Run directory, with config.ron and weights.safetensors
+    /// Run directory, with config.ron and weights.safetensors, or a checkpoint
     run: PathBuf,
     /// Start of the text; token numbers for a model of token files
     #[arg(long, default_value = "\n")]
@@ -33,12 +34,9 @@ pub(super) struct GenerateArgs {
 }
 
 /// For a run that has not ended: what it would go on from.
-fn newest(args: &GenerateArgs) -> Result<Checkpoint, Failed> {
+fn newest(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, Failed> {
     let found = open_newest(&args.run).map_err(|error| {
-        let why = format!(
-            "{} has no {WEIGHTS}, which a run writes when it ends, and no checkpoint: {error}",
-            args.run.display()
-        );
+        let why = format!("{} {lacks}, and no checkpoint: {error}", args.run.display());
         Failed::new(code::DATA, why)
     })?;
     let (found, broken) = found;
@@ -55,16 +53,25 @@ fn temperature(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
-    let config = args.run.join(CONFIG);
-    if !config.is_file() {
-        let path = args.run.display();
-        let why = format!("{path} is not a run directory: it has no {CONFIG} (see runs/)");
-        return Err(Failed::new(code::DATA, why));
-    }
-    let loaded = load_of_run(&config).map_err(|e| Failed::new(code::CONFIG, e))?;
-    let weights = args.run.join(WEIGHTS);
-    let checkpoint = if weights.exists() { None } else { Some(newest(args)?) };
-    let tokenizer = data::tokenizer_of(&args.run, &loaded.config)?;
+    let (config, weights) = (args.run.join(CONFIG), args.run.join(WEIGHTS));
+    let (loaded, checkpoint) = if config.is_file() {
+        let loaded = load_of_run(&config).map_err(|e| Failed::new(code::CONFIG, e))?;
+        let lacks = format!("has no {WEIGHTS}, which a run writes when it ends");
+        let checkpoint = if weights.exists() { None } else { Some(newest(args, &lacks)?) };
+        (loaded, checkpoint)
+    } else if config.symlink_metadata().is_ok() {
+        return Err(Failed::new(code::DATA, format!("{} is not a file", config.display())));
+    } else {
+        let found =
+            newest(args, &format!("is not a run directory (it has no {CONFIG}; see runs/)"))?;
+        let stored = Summary::read(found.path()).and_then(|summary| summary.config());
+        (stored.map_err(|e| Failed::new(code::CHECKPOINT, e))?, Some(found))
+    };
+    let run = match &checkpoint {
+        Some(checkpoint) if !config.is_file() => run_of(checkpoint),
+        _ => &args.run,
+    };
+    let tokenizer = data::tokenizer_of(run, &loaded.config)?;
     let trained = checkpoint.as_ref().map_or(Trained::Weights(&weights), Trained::Checkpoint);
     let trained = (trained, tokenizer.as_ref());
     if args.logits {

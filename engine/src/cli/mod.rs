@@ -19,6 +19,7 @@ mod topology;
 mod trace;
 mod train;
 
+use crate::config::{BOX, find_box};
 use crate::report::colour;
 use crate::report::shown::lines;
 use crate::run_dir::output::Output;
@@ -62,7 +63,7 @@ enum Verb {
         verb: checkpoint::CheckpointVerb,
     },
     /// Check this machine: driver, libraries, GPUs, memory
-    Doctor,
+    Doctor(doctor::DoctorArgs),
     /// Check a config, show its values, list all keys
     Config {
         #[command(subcommand)]
@@ -85,9 +86,9 @@ enum Verb {
 #[derive(Debug, Subcommand)]
 enum ConfigVerb {
     /// Every error at once, each with its place
-    Check(ConfigArgs),
+    Check(check::CheckArgs),
     /// Every value, and where it comes from
-    Show(ConfigArgs),
+    Show(check::CheckArgs),
     /// Every key that a config may have: values, default, meaning
     Keys(keys::KeysArgs),
 }
@@ -95,7 +96,7 @@ enum ConfigVerb {
 /// A config, and changes to it.
 #[derive(Clone, Debug, Args)]
 struct ConfigArgs {
-    /// RON file, such as configs/quickstart.ron
+    /// RON file, such as configs/quickstart.ron; - is the standard input
     config: PathBuf,
     /// Change a key, such as parallel.tensor=4 or 'data.train="my.txt"'; may be given many times
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -103,6 +104,15 @@ struct ConfigArgs {
 }
 
 impl ConfigArgs {
+    /// As messages say it.
+    fn name(&self) -> String {
+        if self.config == Path::new("-") {
+            "stdin".into()
+        } else {
+            self.config.display().to_string()
+        }
+    }
+
     fn load(&self) -> Result<crate::config::Loaded, Failed> {
         crate::config::load(&self.config, &self.sets).map_err(|e| Failed::new(code::CONFIG, e))
     }
@@ -111,35 +121,38 @@ impl ConfigArgs {
 /// A box to look at a config on.
 #[derive(Debug, Args)]
 struct OnBox {
-    /// On this described box, such as configs/boxes/dgx2.ron, whatever the config runs on
+    /// On this described box, whatever the config runs on: a file such as configs/boxes/dgx2.ron, or its name, dgx2
     #[arg(long = "box", value_name = "FILE")]
     on: Option<PathBuf>,
 }
 
 impl OnBox {
     fn load(&self, config: &ConfigArgs) -> Result<crate::config::Loaded, Failed> {
-        self.with(config).load()
+        self.with(config)?.load()
     }
 
     /// For a search of layouts.
     fn load_to_search(&self, config: &ConfigArgs) -> Result<crate::config::Loaded, Failed> {
-        let ConfigArgs { config, sets } = self.with(config);
+        let ConfigArgs { config, sets } = self.with(config)?;
         crate::config::load_to_search(&config, &sets).map_err(|e| Failed::new(code::CONFIG, e))
     }
 
-    fn with(&self, config: &ConfigArgs) -> ConfigArgs {
+    fn with(&self, config: &ConfigArgs) -> Result<ConfigArgs, Failed> {
         let mut config = config.clone();
-        let set = |path: &PathBuf| format!("device=Sim(box: {:?})", path.display().to_string());
-        config.sets.extend(self.on.as_ref().map(set));
-        config
+        if let Some(named) = &self.on {
+            let found = find_box(named, &config.config);
+            let found = found.map_err(|why| Failed::new(code::CONFIG, why))?;
+            config.sets.push(format!("{BOX}{}", found.display()));
+        }
+        Ok(config)
     }
 }
 
 /// Which instructions the update is compiled for.
 #[derive(Clone, Copy, Debug, Args)]
 struct SimdArg {
-    /// Instructions of the update on the host [default: the best that this machine has]; the results are the same
-    #[arg(long, value_name = "PATH", value_parser = |name: &str| name.parse::<SimdPath>())]
+    /// CPU instructions for the host optimizer: avx512, avx2, neon, portable [default: the best here]. Results do not change
+    #[arg(long, value_name = "SET", value_parser = |name: &str| name.parse::<SimdPath>())]
     simd: Option<SimdPath>,
 }
 
@@ -166,7 +179,7 @@ pub fn main() -> ExitCode {
         Verb::Bench(args) => bench::run(&args),
         Verb::Generate(args) => generate::run(&args),
         Verb::Checkpoint { verb } => checkpoint::run(&verb),
-        Verb::Doctor => doctor::run(),
+        Verb::Doctor(args) => doctor::run(&args),
         Verb::Completions { shell } => install::completions(shell),
         Verb::Man { dir } => install::manual(&dir),
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),
@@ -192,6 +205,12 @@ fn print(text: &str) -> Result<(), Failed> {
     let mut out = std::io::stdout().lock();
     seen(out.write_all(colour::on_stdout(&lines(text)).as_bytes()).and_then(|()| out.flush()))
         .map(drop)
+}
+
+/// One JSON document to stdout.
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failed> {
+    let json = serde_json::to_string_pretty(value);
+    print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))
 }
 
 /// Whether what was written to stdout has arrived; false when nobody reads any more.

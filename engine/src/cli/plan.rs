@@ -263,7 +263,7 @@ fn nothing_fits(largest: Option<&Largest>) -> String {
         return "no change of layout makes it fit, not even with one layer\n".into();
     };
     format!(
-        "no change or two of layout makes it fit; the largest model of this shape that would has {}, {} \
+        "no one or two layout changes make it fit; the largest model of this shape that would has {}, {} \
          parameters:\n  {}\n",
         counted(layers, "layer"),
         count(*parameters as f64),

@@ -15,6 +15,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use topology::format_bytes;
 
 /// The newest whole checkpoint of the run, or that which a fork without one of its own starts from; none of a run that was
 /// ended before it had any, which is said. Broken ones that are newer are named, and where the run goes on in its own
@@ -221,7 +222,7 @@ fn other_tokenizer(from: &Path, now: Option<&Tokenizer>) -> Result<Option<Differ
     let (Some(now), true) = (now, path.exists()) else { return Ok(None) };
     let was = std::fs::read(&path)
         .map_err(|e| Failed::new(code::IO, format!("cannot read {}: {e}", path.display())))?;
-    let values = [was.len(), now.bytes().len()].map(|bytes| format!("{bytes} bytes"));
+    let values = [was.len(), now.bytes().len()].map(|bytes| format_bytes(bytes as u64));
     let key = format!("data.tokenizer (not {} any more)", path.display());
     let differs = was != now.bytes();
     Ok(differs.then_some(Difference { key, values, kind: Kind::Experiment }))
@@ -263,7 +264,9 @@ fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(),
     }
     let (layout, experiment) = (table(Kind::Layout), table(Kind::Experiment));
     if !layout.is_empty() {
-        say(&format!("the same mathematics, laid out or rounded otherwise:{layout}"));
+        say(&format!(
+            "same experiment, different layout (results may differ by rounding):{layout}"
+        ));
     }
     if experiment.is_empty() {
         return Ok(());
@@ -275,11 +278,11 @@ fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(),
     let schedule = all.iter().find(|d| d.key == "schedule.decay_steps");
     let schedule = schedule.map_or(String::new(), |Difference { values: [was, _], .. }| {
         format!(
-            "\n(it is train.steps unless set: --set schedule.decay_steps={was} keeps the schedule)"
+            "\nschedule.decay_steps follows train.steps. To train longer on the old schedule, add --set schedule.decay_steps={was}."
         )
     });
     let why = format!(
-        "the {what} is of another experiment than this config:{experiment}{schedule}\n\
+        "this config differs from the one that the {what} was trained with:{experiment}{schedule}\n\
          set them back, or {or}"
     );
     Err(Failed::new(code::CONFIG, why))

@@ -36,13 +36,16 @@ fn text(loaded: &Loaded, found: &Found) -> String {
     }
     let _ = writeln!(
         out,
-        "; {} set aside that do more work than another, {} left out\n{} simulated with a few micro-batches, {} choices of \
-         the optimizer's share on the GPUs and of first forward passes together besides, the best {} in full (the few \
-         were off by at most {:.1} %)",
+        "; {} skipped: another layout does the same with less work{}\nscreened {} and {} (optimizer's share on the GPUs, first \
+         forward passes together) with a shortened step, then simulated the best {} in full (the shortened step was within \
+         {:.1} %)",
         found.set_aside,
-        found.left_out,
-        found.simulated_briefly,
-        found.choices,
+        match found.left_out {
+            0 => String::new(),
+            out => format!(", {out} left out"),
+        },
+        counted(found.simulated_briefly, "layout"),
+        counted(found.choices, "variant"),
         found.simulated_in_full,
         100.0 * found.brief_error,
     );

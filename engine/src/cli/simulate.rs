@@ -60,7 +60,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
         if let Some(measured) = told.measured {
             let ratio = told.step_seconds / measured;
             print(&format!(
-                "\nmeasured: a step took {} (median); simulated {}, {ratio:.2} of it\n",
+                "\nmeasured {} per step (median); simulated {}, {ratio:.2}x as long\n",
                 seconds(measured),
                 seconds(told.step_seconds),
             ))?;

@@ -22,6 +22,9 @@ pub(super) struct TopologyArgs {
     /// How to show it
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
+    /// The same as --format json
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
     /// Plan for groups of this many tensor-parallel ranks [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     tp: Option<u16>,
@@ -79,7 +82,7 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), Failed> {
     let placement = placed(&machine, args)?;
     let warnings = warnings(&machine, placement.as_ref(), &environment);
     let shown = Shown { machine: &machine, placement: placement.as_ref(), warnings: &warnings };
-    let text = match args.format {
+    let text = match if args.json { Format::Json } else { args.format } {
         Format::Table => report::table(&shown),
         Format::Tree => report::tree(&shown),
         Format::Matrix => report::matrix(&shown),

@@ -1,7 +1,7 @@
 //! From a file and `--set` arguments to a checked [`Config`](super::Config).
 
 use std::fs::File;
-use std::io::{ErrorKind, Read as _};
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::checks;
@@ -17,7 +17,7 @@ use super::{BoxConfig, Config, GpuConfig, HostConfig, Loaded, box_schema, schema
 /// Larger than any config; a bound on the work that a wrong file can cause.
 const LARGEST: u64 = 1 << 20;
 
-/// Reads the config at `path`, applies the `--set` arguments, and checks everything.
+/// Reads the config at `path`, or from the standard input where that is `-`, applies the `--set` arguments, and checks everything.
 ///
 /// All errors come out together. Relative paths in the file are relative to it, those in `sets`
 /// to the working directory; both come out absolute.
@@ -53,8 +53,10 @@ fn load_file(
     sets: &[String],
     trouble: &Trouble<'_>,
 ) -> Result<Loaded, ConfigError> {
-    let name = path.display().to_string();
-    let text = read(path).map_err(|unreadable| {
+    let stdin = path == Path::new("-");
+    let name = if stdin { "stdin".to_owned() } else { path.display().to_string() };
+    let text = if stdin { utf8(std::io::stdin().lock()) } else { read(path) };
+    let text = text.map_err(|unreadable| {
         let Complaint { message, help } = unreadable;
         ConfigError::plain(&name, format!("cannot read the config `{name}`: {message}"), help)
     })?;
@@ -293,6 +295,11 @@ fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
     let message = error.message.as_str();
     let first = text.trim_start().chars().next();
     let here = text.get(error.place.start..).unwrap_or_default();
+    if let Some(format) = other_format(text) {
+        return format!(
+            "this looks like {format}, and a config is RON: `( model: (layers: 12, ...), train: (steps: 100) )`"
+        );
+    }
     let help = match first {
         None => "the file is empty: write `( model: ( ... ), train: ( ... ) )`",
         Some('#') if !text.trim_start().starts_with("#!") => "comments start with `//`",
@@ -315,6 +322,29 @@ fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
     help.into()
 }
 
+/// Another format that people write configs in, told by the first line that is no comment.
+fn other_format(text: &str) -> Option<&'static str> {
+    let lines = text.lines().map(str::trim);
+    let line = lines.filter(|line| !line.is_empty()).find(|line| !line.starts_with(['#', '/']))?;
+    let word = |c: char| c.is_ascii_alphanumeric() || "_-.\"".contains(c);
+    let end = line.find(|c| !word(c)).unwrap_or(line.len());
+    let (key, rest) = line.split_at(end);
+    let rest = rest.trim_start();
+    if line.starts_with('{') {
+        Some("JSON")
+    } else if line.starts_with('[') && line.ends_with(']')
+        || !key.is_empty() && rest.starts_with('=')
+    {
+        Some("TOML")
+    } else if line == "---"
+        || !key.is_empty() && (rest == ":" || rest.starts_with(": ") && !rest.starts_with(": ("))
+    {
+        Some("YAML")
+    } else {
+        None
+    }
+}
+
 /// The text of a file, or why there is none.
 fn read(path: &Path) -> Result<String, Complaint> {
     let complain = |message: String, help: &str| Complaint { message, help: help.into() };
@@ -328,8 +358,14 @@ fn read(path: &Path) -> Result<String, Complaint> {
         };
         complain(error.to_string(), &help)
     })?;
+    utf8(file)
+}
+
+/// All of a text.
+fn utf8(from: impl Read) -> Result<String, Complaint> {
+    let complain = |message: String, help: &str| Complaint { message, help: help.into() };
     let mut bytes = Vec::new();
-    file.take(LARGEST + 1)
+    from.take(LARGEST + 1)
         .read_to_end(&mut bytes)
         .map_err(|error| complain(error.to_string(), "check the file and its permissions"))?;
     if bytes.len() as u64 > LARGEST {
@@ -380,7 +416,7 @@ fn in_folder(dir: &Path, names: &[String]) -> String {
 }
 
 /// Names of the first files of `dir` that end so, in order.
-fn ron_files(dir: &Path) -> std::io::Result<Vec<String>> {
+pub(super) fn ron_files(dir: &Path) -> std::io::Result<Vec<String>> {
     let file = |entry: std::io::Result<std::fs::DirEntry>| {
         let path = entry.ok()?.path();
         let name = path.file_name()?.to_str()?.to_owned();

@@ -6,6 +6,7 @@
 
 mod box_schema;
 mod checks;
+mod find_box;
 mod keys;
 mod limits;
 mod load;
@@ -21,12 +22,14 @@ mod write;
 mod tests;
 
 pub(crate) use box_schema::MEASURED_OPS;
+pub use find_box::find_box;
 pub use keys::{box_keys, keys};
 pub(crate) use load::load_of_run;
 pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str, load_to_search};
 pub use reading::bytes::{format_bytes, parse_bytes};
 pub use reading::key::Key;
 pub use reading::report::{ConfigError, Problem};
+pub(crate) use reading::set::BOX;
 pub(crate) use write::in_line;
 
 use device::sim::Fact;

@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use device::random;
-use topology::counted;
+use topology::{counted, format_bytes};
 
 use crate::config::{DataConfig, DataFormat};
 use crate::report::shown::Shown;
@@ -172,8 +172,9 @@ impl Dataset {
         let bytes = self.text.unwrap_or(self.bytes.len());
         let (train, held_out) = (self.split, tokens - self.split);
         let files = counted(files, "file");
+        let bytes = format_bytes(bytes as u64);
         let text = format!(
-            "{files}, {bytes} bytes, {tokens} tokens: {train} to train, {held_out} \
+            "{files}, {bytes}, {tokens} tokens: {train} to train, {held_out} \
              held out"
         );
         let text = match self.bytes_per_token() {

@@ -26,7 +26,7 @@ pub enum Problem {
     #[error("the key is empty: name a text file, a directory or a glob")]
     NotSet,
     #[error(
-        "does not exist; paths in a config are relative to it, those in --set to where you are"
+        "no such file (config paths are relative to the config file, --set paths to the current directory)"
     )]
     Missing,
     #[error("no file matches (the pattern knows `*`, `?`, `[a-z]`, `[!a-z]` and `**`)")]
@@ -67,7 +67,9 @@ pub enum Problem {
     NotAFile,
     #[error("cannot read it: {0}; check its permissions, and that nothing else writes to it")]
     Unreadable(io::Error),
-    #[error("{bytes} bytes do not fit into memory beside {held} read before; give less text")]
+    #[error("its {} do not fit in memory beside {} read before. onebox loads the whole data set; use a smaller file or more RAM",
+        format_bytes(*bytes), format_bytes(*held as u64)
+    )]
     OutOfMemory { bytes: u64, held: usize },
     #[error(
         "{bytes} bytes are no whole number of {width}-byte tokens; check data.format and the end \
@@ -88,7 +90,7 @@ pub enum Problem {
     TokenizerVocab { tokenizer: usize, vocab: usize },
     #[error("not UTF-8, and data.tokenizer takes text; leave the file out, or convert it")]
     NotUtf8,
-    #[error("{bytes} bytes are more than a tokenizer takes at once ({most}); split the file")]
+    #[error("{} are more than a tokenizer takes at once ({}); split the file", format_bytes(*bytes), format_bytes(*most))]
     TextTooLong { bytes: u64, most: u64 },
     #[error(
         "the {part} part has {tokens} tokens ({arithmetic}), but model.seq_len {seq_len} needs \

@@ -23,7 +23,7 @@ fn a_directory_gives_its_text_in_sorted_path_order() {
     assert_eq!(data.bytes, b"ddzzaabb");
     assert_eq!(
         data.describe(),
-        "4 files, 8 bytes, 8 tokens: 4 to train, 4 held out; 1 file (2 B) left out"
+        "4 files, 8 B, 8 tokens: 4 to train, 4 held out; 1 file (2 B) left out"
     );
 }
 
@@ -54,7 +54,7 @@ fn what_gives_no_text_is_refused_with_key_absolute_path_and_remedy() {
     let folder = folder(&[("empty.txt", b""), ("sub/.hidden", b"x"), ("none", b"")]);
     let root = folder.path().to_str().unwrap();
     for (name, text) in [
-        ("missing.txt", "missing.txt: does not exist"),
+        ("missing.txt", "missing.txt: no such file"),
         ("*.md", "*.md: no file matches"),
         ("missing/*", "missing/*: no file matches"),
         ("empty.txt", "empty.txt: empty"),
@@ -72,7 +72,7 @@ fn what_gives_no_text_is_refused_with_key_absolute_path_and_remedy() {
     fs::write(&train, "0123456789").unwrap();
     let (train, missing) = (train.to_str().unwrap(), path(&folder, "missing"));
     let result = Dataset::open(train, Some(&missing), DataFormat::Bytes, 0.1, 256, 4);
-    assert!(error(result).starts_with(&format!("data.validation: {missing}: does not exist")));
+    assert!(error(result).starts_with(&format!("data.validation: {missing}: no such file")));
 }
 
 #[test]
@@ -213,5 +213,5 @@ fn the_last_tenth_is_held_out_by_default() {
     let folder = folder(&[("t", &text)]);
     let data = Dataset::open(&path(&folder, "t"), None, DataFormat::Bytes, 0.1, 256, 4).unwrap();
     assert_eq!((data.split, data.num_eval_targets()), (180, 19));
-    assert_eq!(data.describe(), "1 file, 200 bytes, 200 tokens: 180 to train, 20 held out");
+    assert_eq!(data.describe(), "1 file, 200 B, 200 tokens: 180 to train, 20 held out");
 }

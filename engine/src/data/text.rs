@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(data.token(first.num_tokens()), data.token(0));
         assert!(data.bytes_per_token().unwrap() > 2.0, "{data:?}");
         let said = data.describe();
-        for text in ["2 files, 199 bytes", "bytes per token", "1 file (1 B) left out"] {
+        for text in ["2 files, 199 B", "bytes per token", "1 file (1 B) left out"] {
             assert!(said.contains(text), "{said}");
         }
         let refused =

@@ -28,7 +28,7 @@ const INDEX: &str = "model.safetensors.index.json";
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
 pub enum FolderError {
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {source}{}", path.display(), local(path, source))]
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -38,6 +38,18 @@ pub enum FolderError {
     OtherModel { path: PathBuf, problems: Vec<String> },
     #[error(transparent)]
     Rewrite(#[from] RewriteError),
+}
+
+/// For the name of a model in the place of a folder.
+fn local(path: &Path, error: &io::Error) -> &'static str {
+    let inside =
+        path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && folder.is_dir());
+    match error.kind() {
+        io::ErrorKind::NotFound if !inside => {
+            "; nothing is downloaded: name a folder on this machine, with config.json and model.safetensors"
+        }
+        _ => "",
+    }
 }
 
 fn lines(problems: &[String]) -> String {

@@ -408,7 +408,7 @@ fn binding(memories: &[Limited]) -> Binding {
         let over = format_bytes(bytes - limit);
         format!("{who} does not fit: {used} wanted, {all} there, {over} too much{rest}")
     } else {
-        format!("{who} is nearest its limit: {used} of {all}, {:.0} %{rest}", 100.0 * share(first))
+        format!("tightest limit: {who}, {used} of {all} ({:.0} %){rest}", 100.0 * share(first))
     };
     Binding { what, bytes, limit, words }
 }

@@ -30,7 +30,7 @@ pub enum RunDirError {
     #[error("{0} needs --run-dir: it names the run to start from")]
     NeedsDirectory(RunMode),
     #[error(
-        "{} is in use by another onebox{}; wait for it, or give another --run-dir",
+        "{} is in use by another onebox{}; wait for it, or give another directory",
         path.display(), of(*pid)
     )]
     InUse { path: PathBuf, pid: Option<u32> },
@@ -39,23 +39,23 @@ pub enum RunDirError {
     )]
     BadName(String),
     #[error(
-        "{} is {what}, not a place for the files of a run; give a directory of its own, such as --run-dir {}",
+        "{} is {what}, not a place for the files of a run; give a directory of its own, such as {}",
         path.display(), path.join("run").display()
     )]
     Unfit { path: PathBuf, what: &'static str },
-    #[error("{} is not a directory; give another --run-dir", .0.display())]
+    #[error("{} is not a directory; give another one", .0.display())]
     NotADirectory(PathBuf),
-    #[error("{} is {what} of the run {}: give --run-dir {}", path.display(), run.display(), run.display())]
+    #[error("{} is {what} of the run {}: name {}", path.display(), run.display(), run.display())]
     AmongCheckpoints { path: PathBuf, what: &'static str, run: PathBuf },
     #[error(
         "{} is where {key} takes its files from: what a run writes there would become its data; give another --run-dir",
         path.display()
     )]
     AmongData { path: PathBuf, key: &'static str },
-    #[error("{} is a checkpoint, not a run: give --run-dir the directory of a run, or a new one", .0.display())]
+    #[error("{} is a checkpoint, not a run: name the directory of a run, or a new one", .0.display())]
     Checkpoint(PathBuf),
     #[error(
-        "cannot {action} {}: {source}; check permissions and free space, or give another --run-dir",
+        "cannot {action} {}: {source}; check permissions and free space, or give another directory",
         path.display()
     )]
     Io { action: &'static str, path: PathBuf, source: io::Error },

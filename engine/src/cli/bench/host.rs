@@ -7,6 +7,7 @@ use crate::bench::{self, Collective, Product, Row, cases, state_name};
 use crate::run::placement::cores;
 use serde::Serialize;
 use std::fmt::Write as _;
+use topology::counted;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::cli) struct AdamArgs {
@@ -58,6 +59,15 @@ struct Rows<T> {
     rows: Vec<T>,
 }
 
+/// A remark on shares that no machine has.
+fn above(shares: impl IntoIterator<Item = f64>) -> &'static str {
+    if shares.into_iter().all(|share| share <= 1.0) {
+        return "";
+    }
+    "a share above 100 %: the ceiling was measured in another moment than the work, and on a machine that does more, or with\n\
+     buffers that caches hold, both vary. Measure again with the machine idle, and with more data\n"
+}
+
 fn failed(error: device::Error) -> Failed {
     Failed::new(code::RANK, error)
 }
@@ -76,7 +86,8 @@ pub(super) fn adam(args: &AdamArgs) -> Result<(), Failed> {
             let pages = if case.small_pages { "4 KiB" } else { "2 MiB" };
             let state = state_name(case.storage);
             let (path, threads) = (case.path, case.threads);
-            say(&format!("measuring: {path}, {state}, {threads} threads, pages of {pages}"));
+            let threads = counted(threads, "thread");
+            say(&format!("measuring: {path}, {state}, {threads}, pages of {pages}"));
         }
         rows.extend(bench::adam(in_turn, params, usize::from(args.rounds)).map_err(failed)?);
     }
@@ -105,6 +116,7 @@ fn adam_text(rows: &[Row]) -> String {
     }
     out + "ceiling: the same loads and stores without arithmetic, in turn with the update; medians; rows of the same\n\
            threads and pages are measured in turn\n"
+        + above(rows.iter().map(|r| r.share_of_ceiling))
 }
 
 pub(super) fn gemm(args: &GemmArgs) -> Result<(), Failed> {
@@ -128,7 +140,9 @@ fn gemm_text(rows: &[Product]) -> String {
             100.0 * r.share_of_ceiling
         );
     }
+    let remark = above(rows.iter().map(|r| r.share_of_ceiling));
     out + "ceiling: fp32 fused multiply-adds in registers, in turn with the product; medians\n"
+        + remark
 }
 
 pub(super) fn collective(args: &CollectiveArgs) -> Result<(), Failed> {
@@ -152,5 +166,17 @@ fn collective_text(rows: &[Collective]) -> String {
             100.0 * r.share_of_memcpy
         );
     }
-    out + "GB/s: a rank's buffer over the time; memcpy: a plain copy by one thread\n"
+    let remark = above(rows.iter().map(|r| r.share_of_memcpy));
+    out + "GB/s: a rank's buffer over the time; memcpy: a plain copy by one thread\n" + remark
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_share_above_its_ceiling_is_remarked_on() {
+        assert_eq!(super::above([0.4, 1.0]), "");
+        assert!(
+            super::above([0.4, 1.47]).starts_with("a share above 100 %: the ceiling was measured")
+        );
+    }
 }

@@ -49,7 +49,9 @@ fn is_equal(all: &[Distance]) -> bool {
 const fn class(kind: Kind) -> (&'static str, &'static str) {
     match kind {
         Kind::Harmless => ("harmless", "of no consequence for what is computed"),
-        Kind::Layout => ("layout", "the same mathematics, laid out or rounded otherwise"),
+        Kind::Layout => {
+            ("layout", "same experiment, different layout (results may differ by rounding)")
+        }
         Kind::Experiment => {
             ("experiment", "another experiment: --resume refuses it, --fork does not")
         }

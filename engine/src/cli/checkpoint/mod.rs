@@ -1,4 +1,4 @@
-//! `onebox checkpoint`: looking at what a run has saved, and laying it out anew.
+//! `onebox checkpoint`: looking at what a run has saved, and writing it for another layout.
 
 mod diff;
 mod exchange;
@@ -6,7 +6,7 @@ mod reshard;
 mod show;
 
 use super::exit::{Failed, code};
-use super::{print, say, train};
+use super::{print, print_json, say, train};
 use crate::checkpoint::inspect::{checkpoints_of, open_newest, verify};
 use crate::checkpoint::rewrite::{RewriteError, Sealed};
 use crate::checkpoint::{Checkpoint, CheckpointError};
@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::data::Tokenizer;
 use crate::run_dir::{CONFIG, RunDir, TOKENIZER};
 use clap::Subcommand;
+use serde_json::json;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use topology::counted;
@@ -33,6 +34,9 @@ pub(super) enum CheckpointVerb {
     Verify {
         /// Checkpoint, or run directory
         path: PathBuf,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
     },
     /// Compare configs, and every tensor of all states (exit code 1 if a bit of them differs)
     Diff {
@@ -44,7 +48,7 @@ pub(super) enum CheckpointVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Write it as ranks of another layout would have, into a new run directory. `train` needs no such thing
+    /// Rewrite a checkpoint for another TP x DP, into a new run directory. Not needed to train: --resume takes any layout
     Reshard(reshard::ReshardArgs),
     /// Write its parameters for other programs: a GPT-2 of Hugging Face's transformers
     Export(exchange::ExportArgs),
@@ -55,7 +59,7 @@ pub(super) enum CheckpointVerb {
 pub(super) fn run(verb: &CheckpointVerb) -> Result<(), Failed> {
     match verb {
         CheckpointVerb::Show { path, json } => show::run(path, *json),
-        CheckpointVerb::Verify { path } => verified(path),
+        CheckpointVerb::Verify { path, json } => verified(path, *json),
         CheckpointVerb::Diff { a, b, json } => diff::run([a, b], *json),
         CheckpointVerb::Reshard(args) => reshard::run(args),
         CheckpointVerb::Export(args) => exchange::exported(args),
@@ -63,8 +67,8 @@ pub(super) fn run(verb: &CheckpointVerb) -> Result<(), Failed> {
     }
 }
 
-fn verified(path: &Path) -> Result<(), Failed> {
-    let (mut broken, mut unread) = (0, 0);
+fn verified(path: &Path, as_json: bool) -> Result<(), Failed> {
+    let (mut broken, mut unread, mut told) = (0, 0, Vec::new());
     let all = checkpoints_of(path).map_err(failed)?;
     for checkpoint in &all {
         let problems = verify(checkpoint);
@@ -72,9 +76,16 @@ fn verified(path: &Path) -> Result<(), Failed> {
         broken += usize::from(unreadable < problems.len());
         unread += usize::from(unreadable > 0 && unreadable == problems.len());
         match &problems[..] {
+            _ if as_json => {
+                let why: Vec<String> = problems.iter().map(ToString::to_string).collect();
+                told.push(json!({ "path": checkpoint, "whole": why.is_empty(), "problems": why }));
+            }
             [] => print(&format!("{}: whole\n", checkpoint.display()))?,
             _ => problems.iter().try_for_each(|problem| print(&format!("{problem}\n")))?,
         }
+    }
+    if as_json {
+        print_json(&json!({ "checkpoints": told, "broken": broken, "not_read": unread }))?;
     }
     let of = counted(all.len(), "checkpoint");
     // What could not be read may be whole.
@@ -97,7 +108,7 @@ fn open(path: &Path) -> Result<Checkpoint, Failed> {
 }
 
 /// The directory of the run that wrote it, where that is still around it.
-fn run_of(checkpoint: &Checkpoint) -> &Path {
+pub(super) fn run_of(checkpoint: &Checkpoint) -> &Path {
     let run = checkpoint.path().parent().and_then(Path::parent);
     run.unwrap_or(checkpoint.path())
 }

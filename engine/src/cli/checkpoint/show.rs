@@ -5,10 +5,9 @@ use super::super::exit::{Failed, code};
 use super::super::print;
 use super::failed;
 use crate::checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
-use crate::report::progress::si;
 use std::fmt::Write;
 use std::path::Path;
-use topology::counted;
+use topology::{counted, format_bytes};
 
 pub(super) fn run(path: &Path, json: bool) -> Result<(), Failed> {
     let all = checkpoints_of(path).map_err(failed)?;
@@ -38,8 +37,8 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, Failed> {
     lines.push((
         "states",
         format!(
-            "{}B in {}: fp32 parameters and Adam's two moments",
-            si(summary.bytes() as f64),
+            "{} in {}: fp32 parameters and Adam's two moments",
+            format_bytes(summary.bytes()),
             counted(summary.num_files(), "file")
         ),
     ));

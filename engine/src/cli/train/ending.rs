@@ -5,14 +5,14 @@ use super::watch::Watch;
 use crate::checkpoint::FOLDER;
 use crate::checkpoint::inspect::open_newest;
 use crate::cli::exit::{Failed, code};
-use crate::cli::quoted;
-use crate::cli::say;
+use crate::cli::{ConfigArgs, quoted, say};
 use crate::config::{DeviceConfig, Precision};
 use crate::generate::{Sampling, Trained, generate};
 use crate::report::progress::{clock, si};
 use crate::run::Outcome;
 use crate::run_dir::{CONFIG, METRICS, WEIGHTS};
 use std::fmt::Display;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use topology::counted;
 
@@ -223,16 +223,32 @@ impl Session<'_> {
             _ => format!(" --prompt {}", quoted(sample)),
         };
         let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
-        let given = self.args.config.sets.iter().map(|set| format!(" --set {}", quoted(set)));
-        let config =
-            quoted(&self.args.config.config.display().to_string()) + &given.collect::<String>();
-        lines.extend(self.other_layout().map(|sets| format!("{program} train {config}{sets}")));
-        lines.push(format!("{program} plan {config}"));
+        // The standard input is read.
+        let own = self.dir.path().join(CONFIG);
+        let ConfigArgs { config, sets } = &self.args.config;
+        let (path, given): (_, &[String]) = match config == Path::new("-") {
+            true => (&own, &[]),
+            false => (config, sets),
+        };
+        let path = quoted(&path.display().to_string());
+        let arguments = |sets: &[String]| -> String {
+            sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()
+        };
+        if let Some(more) = self.other_layout() {
+            // Each key once.
+            let key = |set: &String| set.split('=').next().unwrap_or_default().trim().to_owned();
+            let new: Vec<String> = more.iter().map(key).collect();
+            let mut sets = given.to_vec();
+            sets.retain(|set| !new.contains(&key(set)));
+            sets.extend(more);
+            lines.push(format!("{program} train {path}{}", arguments(&sets)));
+        }
+        lines.push(format!("{program} plan {path}{}", arguments(given)));
         self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
     }
 
-    /// `--set` arguments for another grid of ranks that this config allows.
-    fn other_layout(&self) -> Option<String> {
+    /// What to set for another grid of ranks that this config allows.
+    fn other_layout(&self) -> Option<Vec<String>> {
         let parallel = &self.loaded.config.parallel;
         let world = self.loaded.config.world_size();
         let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
@@ -245,7 +261,7 @@ impl Session<'_> {
             }
             let sets = [&self.args.config.sets[..], &more[..]].concat();
             crate::config::load(&self.args.config.config, &sets).ok()?;
-            Some(more.iter().map(|set| format!(" --set {set}")).collect())
+            Some(more)
         })
     }
 }

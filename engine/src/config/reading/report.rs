@@ -48,6 +48,17 @@ impl ConfigError {
         &self.problems
     }
 
+    /// The text that an error stands in, such as a file, with its line and column.
+    pub fn place(&self, problem: &Problem) -> Option<(&str, usize, usize)> {
+        let at = problem.spots.iter().find_map(|spot| match spot {
+            Spot::At(place, _) => Some(place),
+            Spot::Note(_) => None,
+        })?;
+        let source = self.sources.get(at.source)?;
+        let spotted = source.spot(*at);
+        Some((&source.name, spotted.line, spotted.col))
+    }
+
     /// An error without a place in a text, such as an unreadable file.
     pub(in crate::config) fn plain(name: &str, message: String, help: String) -> Self {
         let problem = Problem { key: String::new(), message, help, spots: Vec::new() };
@@ -140,6 +151,7 @@ fn render_spots(
         let (number, prefix) = match source.kind {
             Kind::File { .. } => (spotted.line.to_string(), ""),
             Kind::Set => (String::new(), "--set "),
+            Kind::Box => (String::new(), "--box "),
         };
         if previous != here {
             writeln!(out, "{number:>gutter$} | {prefix}{text}")?;
@@ -158,7 +170,7 @@ fn address(source: &Source, place: Place) -> String {
             let spotted = source.spot(place);
             format!("{}:{}:{}", clean(&source.name), spotted.line, spotted.col)
         }
-        Kind::Set => "command line".into(),
+        Kind::Set | Kind::Box => "command line".into(),
     }
 }
 

@@ -188,7 +188,7 @@ impl<'n> Section<'_, 'n> {
 
     fn origin(&self, field: &Field) -> Origin {
         match self.reader.sources.get(field.value.place.source) {
-            Some(source) if source.kind != SourceKind::Set => {
+            Some(source) if matches!(source.kind, SourceKind::File { .. }) => {
                 Origin::File { line: source.spot(field.value.place).line }
             }
             _ => Origin::Set,
@@ -226,7 +226,8 @@ impl<'n> Section<'_, 'n> {
     }
 
     fn in_file(&self, place: Place) -> bool {
-        self.reader.sources.get(place.source).is_some_and(|source| source.kind != SourceKind::Set)
+        let source = self.reader.sources.get(place.source);
+        source.is_some_and(|source| matches!(source.kind, SourceKind::File { .. }))
     }
 
     /// `key: Variant` or `key: Variant(...)`, one of `examples`; the fields are read by `inside`,

@@ -19,6 +19,11 @@ pub(in crate::config) fn apply(reader: &mut Reader, root: &mut Node, sets: &[Str
         return; // which the reader says
     }
     for set in sets {
+        if let Some(path) = set.strip_prefix(BOX) {
+            let source = Source { kind: SourceKind::Box, name: "--box".into(), text: path.into() };
+            on_box(reader, root, source);
+            continue;
+        }
         let source = Source { kind: SourceKind::Set, name: "--set".into(), text: set.clone() };
         let index = reader.add(source.clone());
         let merged = assignment(&source, index).and_then(|(mut target, value)| {
@@ -29,6 +34,23 @@ pub(in crate::config) fn apply(reader: &mut Reader, root: &mut Node, sets: &[Str
         if let Err((key, place, complaint)) = merged {
             reader.report(&key, place, complaint);
         }
+    }
+}
+
+/// What begins the argument that puts a config on a box, in the place of a key: as the command line's `--box FILE`.
+pub(crate) const BOX: &str = "--box=";
+
+/// The device is this box, whatever the file says.
+fn on_box(reader: &mut Reader, root: &mut Node, source: Source) {
+    let end = source.text.len();
+    let place = Place { source: reader.add(source), start: 0, end };
+    let path = Node { place, kind: Kind::Bare };
+    let fields = vec![Field { key: "box".into(), key_place: place, value: path }];
+    let value = Node { place, kind: Kind::Struct { name: Some("Sim".into()), fields } };
+    let device = Field { key: "device".into(), key_place: place, value };
+    if let Some(all) = fields_of(root) {
+        all.retain(|field| field.key != "device");
+        all.push(device);
     }
 }
 

@@ -12,6 +12,8 @@ pub(in crate::config) enum Kind {
     },
     /// One `--set key=value`; the text is `key=value`.
     Set,
+    /// `--box FILE`; the text is `FILE`.
+    Box,
 }
 
 /// One text.

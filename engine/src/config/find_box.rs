@@ -1,0 +1,54 @@
+//! The box that `--box` names: a file, or the name of one among the boxes beside a config.
+
+use super::load::ron_files;
+use super::reading::report::short;
+use super::reading::suggest::nearest;
+use std::path::{Path, PathBuf};
+
+/// The file of the box `named` for `config`.
+///
+/// # Errors
+/// That there is none, and what could be meant.
+pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
+    if named.symlink_metadata().is_ok() {
+        return Ok(named.to_owned());
+    }
+    let beside = config.parent().unwrap_or(Path::new(""));
+    let folders = [beside.join("boxes"), beside.join("configs/boxes"), "configs/boxes".into()];
+    let is_name = named.components().count() == 1 && named.extension().is_none();
+    let file = |folder: &PathBuf| folder.join(named).with_extension("ron");
+    if let Some(found) = folders.iter().map(file).find(|file| is_name && file.is_file()) {
+        return Ok(found);
+    }
+    let wanted = named.display();
+    if is_name && let Some(folder) = folders.iter().find(|folder| folder.is_dir()) {
+        let names: Vec<String> = boxes(folder).iter().map(|n| n.replace(".ron", "")).collect();
+        let near = nearest(&wanted.to_string(), names.iter().map(String::as_str));
+        let help = match near.first() {
+            Some(name) => format!("did you mean `--box {name}`?"),
+            None => format!("there are: {}", names.join(", ")),
+        };
+        let folder = folder.display();
+        return Err(format!(
+            "--box {wanted}: there is no such file, and no such box in {folder}; {help}"
+        ));
+    }
+    let folder = named.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let names = boxes(folder);
+    let file = named.file_name().map(|name| name.to_string_lossy().into_owned());
+    let near = nearest(&file.unwrap_or_default(), names.iter().map(String::as_str));
+    let help = match (near.first(), &names[..]) {
+        (Some(name), _) => format!("did you mean `--box {}`?", folder.join(name).display()),
+        (None, []) => "name the description of a box, such as configs/boxes/dgx2.ron".into(),
+        (None, names) => format!("boxes in {}: {}", folder.display(), short(&names.join(", "))),
+    };
+    Err(format!("--box {wanted}: there is no such file; {help}"))
+}
+
+/// Names of the files in `folder` that describe boxes.
+fn boxes(folder: &Path) -> Vec<String> {
+    let mut names = ron_files(folder).unwrap_or_default();
+    let describes = |text: String| text.contains("gpu_memory:") || text.contains("node_memory:");
+    names.retain(|name| std::fs::read_to_string(folder.join(name)).is_ok_and(describes));
+    names
+}
