@@ -117,27 +117,24 @@ impl std::fmt::Display for OutOfMemory {
         let Self { rank, arena, wanted, limit, free_at: (taken, tensor), pools } = self;
         let size = topology::format_bytes;
         if wanted <= limit {
-            return write!(
+            write!(
                 f,
                 "out of {arena} memory on rank {rank}: {} were refused although {} were free; another process may have \
-                 taken them meanwhile, or no piece of memory is so large",
+                 taken them meanwhile, or no piece of memory is so large\n  by pool:",
                 size(*wanted),
                 size(*limit)
-            );
+            )?;
+        } else {
+            write!(
+                f,
+                "out of {arena} memory on rank {rank}: wanted {}, limit {}, {} too much\n  \
+                 `{tensor}` is the first that does not fit ({} were free); by pool:",
+                size(*wanted),
+                size(*limit),
+                size(wanted - limit),
+                size(limit.saturating_sub(*taken))
+            )?;
         }
-        writeln!(
-            f,
-            "out of {arena} memory on rank {rank}: wanted {}, limit {}, {} too much",
-            size(*wanted),
-            size(*limit),
-            size(wanted.saturating_sub(*limit))
-        )?;
-        let free = limit.saturating_sub(*taken);
-        write!(
-            f,
-            "  `{tensor}` is the first that does not fit ({} were free); by pool:",
-            size(free)
-        )?;
         for (pool, bytes) in pools {
             write!(f, "\n  {:>12}  {pool}", size(*bytes))?;
         }

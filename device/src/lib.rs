@@ -42,5 +42,5 @@ pub(crate) use submit::device::{Admitted, Executor};
 pub use submit::lane::{Event, LANES, Lane};
 pub use submit::task::{HostContext, HostOp, HostTask};
 pub use submit::{recorder, warm};
-pub use tensor::{Arena, Dtype, Entry, Plan, Tensor};
+pub use tensor::{Arena, Cargo, Copies, Dtype, Entry, Plan, Pool, Tensor};
 pub use view::{BLOCK, Element, View, ViewMut};

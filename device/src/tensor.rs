@@ -154,13 +154,76 @@ impl Tensor {
     }
 }
 
+/// What kind of thing a range of memory holds, and what copies between host and GPU do with it where it is host memory.
+/// Memory is reported by pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pool {
+    /// `parameters`, `activations`, ...
+    pub name: &'static str,
+    /// What copies do with it.
+    pub copies: Copies,
+    /// What they carry.
+    pub cargo: Cargo,
+}
+
+/// What copies between host and GPU do with host memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Copies {
+    /// They read or write it: a driver has to pin it.
+    Touch,
+    /// They read or write it in bulk, and nothing else does for long: it belongs on the GPU's own NUMA node.
+    Stage,
+    /// They never touch it: it is the host's alone.
+    Avoid,
+}
+
+/// What a copy between host and GPU carries, as far as its speed depends on that.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub enum Cargo {
+    /// Inputs of blocks, kept on the host.
+    Checkpoint,
+    /// Gradients, and their sums on the way back.
+    Gradient,
+    /// Anything else.
+    #[default]
+    Other,
+}
+
+impl Pool {
+    /// Copies may touch it.
+    pub const fn new(name: &'static str) -> Self {
+        Self { name, copies: Copies::Touch, cargo: Cargo::Other }
+    }
+
+    /// Staging: copies read or write it in bulk.
+    pub const fn staging(name: &'static str) -> Self {
+        Self { copies: Copies::Stage, ..Self::new(name) }
+    }
+
+    /// Copies never touch it.
+    pub const fn of_the_host(name: &'static str) -> Self {
+        Self { copies: Copies::Avoid, ..Self::new(name) }
+    }
+
+    /// The same pool, with what its copies carry.
+    pub const fn carrying(self, cargo: Cargo) -> Self {
+        Self { cargo, ..self }
+    }
+}
+
+impl From<&'static str> for Pool {
+    fn from(name: &'static str) -> Self {
+        Self::new(name)
+    }
+}
+
 /// One named range of a plan.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// Unique in its arena by convention: `block.3.params`.
     pub name: String,
-    /// What kind of thing it is: `parameters`, `activations`, ... Memory is reported by pool.
-    pub pool: &'static str,
+    /// What kind of thing it is.
+    pub pool: Pool,
     /// Where.
     pub arena: Arena,
     /// Bytes of the arena.
@@ -174,13 +237,12 @@ pub struct Entry {
 impl Entry {
     /// Host memory that copies between host and GPU read or write in bulk, and nothing else does for long.
     pub fn is_staging(&self) -> bool {
-        self.arena == Arena::Pinned && self.pool.ends_with("staging")
+        self.arena == Arena::Pinned && self.pool.copies == Copies::Stage
     }
 
-    /// Host memory that copies between host and GPU read or write, and a driver has to pin. The optimizer's states and
-    /// the host's sums of gradients are the host's alone.
+    /// Host memory that copies between host and GPU read or write, and a driver has to pin.
     pub fn is_copied(&self) -> bool {
-        self.arena == Arena::Pinned && !matches!(self.pool, "optimizer states" | "gradient sums")
+        self.arena == Arena::Pinned && self.pool.copies != Copies::Avoid
     }
 }
 
@@ -198,7 +260,7 @@ impl Plan {
     /// Lays out a (rows, cols) tensor behind everything planned so far.
     pub fn tensor(
         &mut self,
-        (arena, pool): (Arena, &'static str),
+        (arena, pool): (Arena, impl Into<Pool>),
         name: impl Into<String>,
         dtype: Dtype,
         (rows, cols): (usize, usize),
@@ -209,7 +271,7 @@ impl Plan {
         let entry = self.entries.len() as u32;
         self.entries.push(Entry {
             name: name.into(),
-            pool,
+            pool: pool.into(),
             arena,
             range,
             dtype,
@@ -235,9 +297,9 @@ impl Plan {
         for entry in self.entries.iter().filter(|e| e.arena == arena) {
             let bytes = entry.range.end - end;
             end = entry.range.end;
-            match pools.iter_mut().find(|(pool, _)| *pool == entry.pool) {
+            match pools.iter_mut().find(|(pool, _)| *pool == entry.pool.name) {
                 Some((_, sum)) => *sum += bytes,
-                None => pools.push((entry.pool, bytes)),
+                None => pools.push((entry.pool.name, bytes)),
             }
         }
         pools

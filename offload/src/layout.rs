@@ -9,8 +9,21 @@
 use crate::norm::LossScale;
 use crate::state::{State, Storage};
 use device::numerics::control;
-use device::{Arena, Dtype, Group, Plan, Rule, Tensor};
+use device::{Arena, Cargo, Dtype, Group, Plan, Pool, Rule, Tensor};
 use std::ops::Range;
+
+/// Masters and moments.
+const STATES: Pool = Pool::of_the_host("optimizer states");
+/// fp32 sums of gradients over micro-batches.
+const SUMS: Pool = Pool::of_the_host("gradient sums");
+/// Sums that go back to the device, where the next micro-batch's gradient is added.
+const SUMS_TO_ADD: Pool = Pool::new("gradient sums to add").carrying(Cargo::Gradient);
+/// Gradients of a rank's shard, where the optimizer is on the device.
+const SHARDS: Pool = Pool::new("gradient shards");
+/// Gradients on their way down.
+const GRADIENT_STAGING: Pool = Pool::staging("gradient staging").carrying(Cargo::Gradient);
+/// Parameters on their way up.
+const PARAMETER_STAGING: Pool = Pool::staging("parameter staging");
 
 /// A run of a segment that this rank owns.
 #[derive(Clone, Debug, PartialEq)]
@@ -332,6 +345,12 @@ impl Layout {
         self.spec.dp_size
     }
 
+    /// Parameters that a rank owns, padding included: elements of each of its states.
+    pub fn owned_elements(&self) -> u64 {
+        let stores = self.segments.iter().flat_map(|segment| &segment.stores);
+        stores.map(|store| store.master.len() as u64).sum()
+    }
+
     /// What rank `dp` owns of a segment, in order; `late` is the side of the gradient whose update waits.
     pub fn owned(&self, segment: usize, dp: usize, late: Option<usize>) -> Vec<Owned> {
         let s = &self.segments[segment];
@@ -403,27 +422,26 @@ impl Store {
         let mut tensor =
             |at, what: &str, dtype| plan.tensor(at, format!("{name}.{what}"), dtype, (1, owned));
         let sum_so_far = (host && spec.transfer == Transfer::Blocking && sum == Sum::Host)
-            .then(|| tensor((Arena::Pinned, "gradient sums to add"), "grad_sum", storage));
+            .then(|| tensor((Arena::Pinned, SUMS_TO_ADD), "grad_sum", storage));
         let mut gradient = |at, what: &str, dtype, read_by_update: bool| {
             let first = tensor(at, what, dtype);
             let twice = spec.delayed && read_by_update;
             [first, if twice { tensor(at, &format!("{what}.late"), dtype) } else { first }]
         };
-        let (kept_dtype, kept_pool) = match sum {
-            Sum::Device => (Some(Dtype::F32), "gradient sums"),
-            Sum::None if !host => (Some(storage), "gradient shards"),
-            Sum::None | Sum::Host => (None, ""),
+        let kept = match sum {
+            Sum::Device => Some((Dtype::F32, SUMS)),
+            Sum::None if !host => Some((storage, SHARDS)),
+            Sum::None | Sum::Host => None,
         };
         let fp32_down = sum == Sum::Device || spec.transfer == Transfer::Blocking;
         let down_dtype = if fp32_down { Dtype::F32 } else { storage };
         let host_adds = host && spec.host_adds();
-        let kept =
-            kept_dtype.map(|dtype| gradient((Arena::Device, kept_pool), "grad", dtype, !host));
+        let kept = kept.map(|(dtype, pool)| gradient((Arena::Device, pool), "grad", dtype, !host));
         let down = host.then(|| {
-            gradient((Arena::Pinned, "gradient staging"), "grad_down", down_dtype, !host_adds)
+            gradient((Arena::Pinned, GRADIENT_STAGING), "grad_down", down_dtype, !host_adds)
         });
-        let host_sum = host_adds
-            .then(|| gradient((Arena::Pinned, "gradient sums"), "grad_sum", Dtype::F32, true));
+        let host_sum =
+            host_adds.then(|| gradient((Arena::Pinned, SUMS), "grad_sum", Dtype::F32, true));
         // On the device all states are fp32.
         let small = if host { spec.storage } else { Storage::default() };
         let (master, moments) =
@@ -435,10 +453,10 @@ impl Store {
             down,
             sum_so_far,
             host_sum,
-            master: tensor((states, "optimizer states"), "master", master),
-            momentum: tensor((states, "optimizer states"), "momentum", moments),
-            variance: tensor((states, "optimizer states"), "variance", moments),
-            up: host.then(|| tensor((Arena::Pinned, "parameter staging"), "params_up", storage)),
+            master: tensor((states, STATES), "master", master),
+            momentum: tensor((states, STATES), "momentum", moments),
+            variance: tensor((states, STATES), "variance", moments),
+            up: host.then(|| tensor((Arena::Pinned, PARAMETER_STAGING), "params_up", storage)),
         }
     }
 

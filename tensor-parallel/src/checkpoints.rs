@@ -7,7 +7,10 @@
 
 use crate::shape::{GptShape, Keep};
 use device::Lane::{Compute, D2h, H2d, TpComm};
-use device::{Arena, Device, Group, Lane, Op, Plan, Tensor};
+use device::{Arena, Cargo, Device, Group, Lane, Op, Plan, Pool, Tensor};
+
+/// Inputs of blocks on their way down and up, and between.
+const STAGING: Pool = Pool::staging("checkpoint staging").carrying(Cargo::Checkpoint);
 
 /// Handles of x[0] to x[L]: the input of block l, and of the final norm.
 #[derive(Clone, Debug)]
@@ -35,13 +38,13 @@ impl Checkpoints {
         };
         let x = if set == 0 { "x".to_owned() } else { format!("set.{set}.x") };
         let mut tensor = |at, name: String, shape| plan.tensor(at, name, dtype, shape);
-        let on_device = |pool| (Arena::Device, pool);
+        let on_device = |pool| (Arena::Device, Pool::new(pool));
         let one = |i| tensor(on_device(pool), format!("{x}.{i}"), (rows, c));
         let whole = (0..count).map(one).collect();
         let kept = if all_whole { 0 } else { shape.layers.saturating_sub(1) };
         let at = match keep {
             Keep::Device => on_device("checkpoints"),
-            Keep::Host | Keep::HostBlocking => (Arena::Pinned, "checkpoint staging"),
+            Keep::Host | Keep::HostBlocking => (Arena::Pinned, STAGING),
         };
         let share = |l| tensor(at, format!("{x}.{l}.share"), (1, rows * c / parts));
         Self { whole, shares: (0..kept).map(share).collect(), parts, keep }

@@ -193,7 +193,7 @@ fn sixteen_bit_buffers_hold_sixteen_bits() {
             assert_eq!(each, elements * entry.dtype.bytes(), "{}", entry.name);
         }
         let of = |pool: &str| {
-            let entries = built.plan.entries().iter().filter(|e| e.pool == pool);
+            let entries = built.plan.entries().iter().filter(|e| e.pool.name == pool);
             entries.map(|e| (e.dtype, e.range.end - e.range.start)).collect::<Vec<_>>()
         };
         ["parameters", "gradient buckets", "activations", "parameter staging", "gradient staging"]

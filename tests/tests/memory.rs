@@ -168,6 +168,9 @@ fn blocking_transfer_crosses_with_every_micro_batch_and_at_last_in_fp32() {
         let staging = hosts.iter().find(|(pool, _)| *pool == "gradient staging").unwrap().1;
         let sums = hosts.iter().find(|(pool, _)| *pool == "gradient sums to add");
         let sums = sums.map_or(0, |(_, bytes)| *bytes);
+        let crosses = |e: &&device::Entry| e.pool.name.starts_with("gradient s") && e.is_copied();
+        let mut gradients = built.plan.entries().iter().filter(crosses);
+        assert!(gradients.all(|e| e.pool.cargo == device::Cargo::Gradient));
         assert_eq!(sums, if transfer == "Blocking" && micro_batches > 1 { 2 * owned } else { 0 });
         (lane(D2h), lane(H2d), staging, owned)
     };

@@ -474,7 +474,7 @@ const _: () = assert!(HOST_WORD < LANES);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Dtype;
+    use crate::{Dtype, Pool};
 
     #[test]
     fn copies_stay_within_pieces_of_pinned_memory() {
@@ -497,15 +497,16 @@ mod tests {
     fn what_copies_touch_is_pinned_in_whole_pages_and_states_are_not() {
         let mut plan = Plan::default();
         let mut tensor = |arena, pool, bytes: usize| {
-            plan.tensor((arena, pool), pool, Dtype::U16, (1, bytes / 2));
+            plan.tensor((arena, pool), "t", Dtype::U16, (1, bytes / 2));
         };
-        tensor(Arena::Pinned, "gradient staging", 5000);
-        tensor(Arena::Pinned, "optimizer states", 20_000);
-        tensor(Arena::Device, "parameters", 4096);
-        tensor(Arena::Pinned, "parameter staging", 3000);
-        tensor(Arena::Pinned, "gradient staging", 9000);
-        tensor(Arena::Pinned, "gradient sums", 3 * 4096);
-        tensor(Arena::Pinned, "batches and losses", 64);
+        let (staging, states) = (Pool::staging("staging"), Pool::of_the_host("states"));
+        tensor(Arena::Pinned, staging, 5000);
+        tensor(Arena::Pinned, states, 20_000);
+        tensor(Arena::Device, Pool::new("parameters"), 4096);
+        tensor(Arena::Pinned, staging, 3000);
+        tensor(Arena::Pinned, staging, 9000);
+        tensor(Arena::Pinned, states, 3 * 4096);
+        tensor(Arena::Pinned, Pool::new("batches"), 64);
         // 0..5000; 25088..28160 and 28160..37160; 49664..49728.
         let expected = [0..8192, 24_576..40_960, 49_152..53_248];
         assert_eq!(memory::copied(&plan), expected);

@@ -7,7 +7,8 @@ mod kernels;
 
 use super::hardware::era::Fact;
 use super::hardware::{Hardware, Measured};
-use super::program::{Cargo, Kind, Work};
+use super::program::{Kind, Work};
+use crate::tensor::Cargo;
 use kernels::kernel;
 
 /// Of a GPU's memory, streaming kernels.

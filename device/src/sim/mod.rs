@@ -13,9 +13,10 @@ mod solve;
 mod submit;
 mod timeline;
 
+pub use crate::tensor::Cargo;
 pub use hardware::era::{AsOf2020, Fact};
 pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
-pub use program::{Cargo, Kind, Program, Work, record};
+pub use program::{Kind, Program, Work, record};
 pub use timeline::{Played, Timeline};
 
 use crate::{Group, LANES, Lane, Rank};

@@ -3,8 +3,8 @@
 use crate::cuda::testing::launches;
 use crate::submit::lane::join;
 use crate::{
-    Admitted, Arena, Device, Entry, Error, Event, Executor, Group, Heads, LANES, Lane, Mode, Op,
-    Plan, Rank, Tensor,
+    Admitted, Arena, Cargo, Device, Entry, Error, Event, Executor, Group, Heads, LANES, Lane, Mode,
+    Op, Plan, Rank, Tensor,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -31,18 +31,6 @@ pub struct Work {
     pub cargo: Cargo,
     /// Calls of the driver that enqueue it; none of an op of the Host lane.
     pub calls: u32,
-}
-
-/// What a copy between host and device carries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Cargo {
-    /// Parameters, or anything small.
-    #[default]
-    Other,
-    /// Gradients, or their sum so far.
-    Gradient,
-    /// What is kept of a block for the backward pass.
-    Checkpoint,
 }
 
 /// Ops by what limits them.
@@ -186,11 +174,7 @@ type Key = (&'static str, Kind, u64, u64, bool, Cargo);
 fn cargo(plan: &Plan, on_host: Tensor) -> Cargo {
     let at = on_host.range().start;
     let holds = |e: &&Entry| e.arena == Arena::Pinned && e.range.contains(&at);
-    match plan.entries().iter().find(holds).map(|e| e.pool) {
-        Some("checkpoint staging") => Cargo::Checkpoint,
-        Some("gradient staging" | "gradient sums to add") => Cargo::Gradient,
-        _ => Cargo::Other,
-    }
+    plan.entries().iter().find(holds).map_or(Cargo::Other, |e| e.pool.cargo)
 }
 
 fn is_wide(op: &Op) -> bool {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    Arena, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Reduce, Tensor, random,
+    Arena, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Pool, Reduce, Tensor, random,
 };
 use std::sync::Arc;
 
@@ -312,10 +312,11 @@ fn gradients_and_their_sums_cross_a_link_of_2020_one_rank_at_a_time() {
         play(program.unwrap(), &hardware, (1, 2), true).unwrap().busy(0, lane)
     };
     // Two ranks share the link either way; an eighth of it is a quarter of that half.
-    let other = seconds("parameter staging", Lane::H2d);
-    for (pool, lane) in [("gradient staging", Lane::D2h), ("gradient sums to add", Lane::H2d)] {
-        let times = seconds(pool, lane) / other;
-        assert!((3.9..4.1).contains(&times), "{pool}: {times}");
+    let pool = Pool::new("p");
+    let other = seconds(pool, Lane::H2d);
+    for lane in [Lane::D2h, Lane::H2d] {
+        let times = seconds(pool.carrying(Cargo::Gradient), lane) / other;
+        assert!((3.9..4.1).contains(&times), "{lane:?}: {times}");
     }
 }
 

@@ -244,7 +244,7 @@ fn memory(what: &str, built: &Built, arena: Arena) -> Memory {
     let entries = built.plan.entries().iter().filter(|e| e.arena == arena);
     let buffer = |e: &device::Entry| Buffer {
         name: e.name.clone(),
-        pool: e.pool,
+        pool: e.pool.name,
         dtype: dtype_name(e.dtype),
         shape: e.shape,
         offset: e.range.start,

@@ -2,7 +2,9 @@
 
 use crate::rates::{fill, open, tensor};
 use crate::small;
-use device::{Arena, Device, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Tensor};
+use device::{
+    Arena, Device, Dtype, HostContext, HostOp, HostTask, Lane, Mode, Op, Plan, Pool, Tensor,
+};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,8 +41,9 @@ fn elements() -> usize {
 fn rig() -> Rig {
     let (mut plan, n) = (Plan::default(), elements());
     let [up, down] = [(); 2].map(|()| tensor(&mut plan, Dtype::F32, (1, n)));
-    let on_host =
-        ["a", "b"].map(|name| plan.tensor((Arena::Pinned, "staging"), name, Dtype::F32, (1, n)));
+    let on_host = ["a", "b"].map(|name| {
+        plan.tensor((Arena::Pinned, Pool::staging("staging")), name, Dtype::F32, (1, n))
+    });
     let side = if small() { 16 } else { 4096 };
     let product = [(); 3].map(|()| tensor(&mut plan, Dtype::Bf16, (side, side)));
     let dev = open(plan);

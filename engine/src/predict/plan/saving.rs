@@ -32,9 +32,7 @@ pub(crate) fn saved_states(config: &Config) -> usize {
 
 /// Bytes of the states of a rank as a checkpoint has them.
 fn states(config: &Config, built: &Built) -> u64 {
-    let masters = built.plan.entries().iter().filter(|e| e.name.ends_with(".master"));
-    let elements: u64 = masters.map(|e| (e.shape.0 * e.shape.1) as u64).sum();
-    4 * saved_states(config) as u64 * elements
+    4 * saved_states(config) as u64 * built.layout.owned_elements()
 }
 
 /// How checkpoints are written, where there are any.
