@@ -281,3 +281,12 @@ pub fn add_bias(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_kernels_epsilon_is_that_of_the_op() {
+        let line = format!("#define NORM_EPS {:e}f\n", crate::LAYER_NORM_EPSILON);
+        assert!(super::SOURCES.iter().any(|(_, source)| source.contains(&line)), "{line}");
+    }
+}

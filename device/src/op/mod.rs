@@ -10,6 +10,9 @@ use crate::Tensor;
 use crate::submit::task::HostOp;
 use std::sync::Arc;
 
+/// Added to the variance of a layer norm. The CUDA kernel defines the same.
+pub const LAYER_NORM_EPSILON: f64 = 1e-5;
+
 /// Which ranks take part in a collective.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Group {
@@ -105,7 +108,7 @@ pub enum Op {
     AddPositions { x: Tensor, table: Tensor, first_row: usize },
     /// d_table (T, C) = sums of d_y (rows, C) by position; positions without a row become zero.
     PositionsBackward { d_y: Tensor, first_row: usize, d_table: Tensor },
-    /// y = (x - mean) / sqrt(variance + 1e-5) gain + bias by row; stats (rows, 2) F32 = mean, 1/deviation.
+    /// y = (x - mean) / sqrt(variance + [`LAYER_NORM_EPSILON`]) gain + bias by row; stats (rows, 2) F32 = mean, 1/deviation.
     LayerNorm { x: Tensor, gain: Tensor, bias: Tensor, y: Tensor, stats: Tensor },
     /// d_x = (add ? d_x : 0) + the gradient by x; d_gain and d_bias are written.
     LayerNormBackward {

@@ -38,7 +38,7 @@ const COLLECTIVE_HOP: f64 = 2e-6;
 
 /// Seconds until a host task is picked up, and until ranks have met there.
 const TASK_START: f64 = 2e-6;
-const MEETING: f64 = 3e-5;
+pub(super) const MEETING: f64 = 3e-5;
 
 /// An op's use of resources, and its time alone.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,7 @@
 //! The thread of a rank that submits, on the virtual clock. It takes its time for every op, waits for an op where the
 //! step does, meets the other ranks of a collective, and sleeps before it fills a stream's queue (`cuda/pace.rs`).
 
+use super::cost::MEETING;
 use super::program::{Kind, Node, Program, Sync, Ticks, Work};
 use crate::Lane;
 
@@ -18,9 +19,8 @@ const CALL: f64 = 2.8e-6;
 /// Seconds until an op has passed the hazard check: `onebox plan` takes 0.7e-6 for each of a step, on one core of a Xeon.
 const CHECK: f64 = 1e-6;
 
-/// How often the threads of a collective's ranks meet before it is on its way (`cuda/collectives.rs`), and seconds of it.
+/// How often the threads of a collective's ranks meet before it is on its way (`cuda/collectives.rs`).
 const MEETINGS: f64 = 1.0;
-const MEETING: f64 = 3e-5;
 
 /// Seconds in which `node` is submitted. `peers`: other ranks take part.
 pub(super) fn seconds(work: &Work, node: &Node, peers: bool) -> f64 {

@@ -1,14 +1,12 @@
 //! `config.json`: what of it must be so for the model to be the one that onebox computes.
 
 use crate::config::ModelConfig;
+use device::LAYER_NORM_EPSILON;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-
-/// The epsilon of every layer norm here.
-const EPSILON: f64 = 1e-5;
 
 /// An object in which no key stands twice.
 #[derive(Debug)]
@@ -54,7 +52,7 @@ pub(super) fn text(model: &ModelConfig) -> String {
         "embd_pdrop": dropout,
         "eos_token_id": null,
         "initializer_range": f64::from(model.init_std),
-        "layer_norm_epsilon": EPSILON,
+        "layer_norm_epsilon": LAYER_NORM_EPSILON,
         "model_type": "gpt2",
         "n_embd": model.hidden,
         "n_head": model.heads,
@@ -110,8 +108,8 @@ pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Result<Vec<String
     if !found.contains_key("model_type") {
         wrong.push("`model_type` is missing: only \"gpt2\" can be imported".into());
     }
-    let epsilon = found.get("layer_norm_epsilon").map_or(Some(EPSILON), Value::as_f64);
-    if epsilon.is_none_or(|e| (e - EPSILON).abs() > 1e-12) {
+    let epsilon = found.get("layer_norm_epsilon").map_or(Some(LAYER_NORM_EPSILON), Value::as_f64);
+    if epsilon.is_none_or(|e| (e - LAYER_NORM_EPSILON).abs() > 1e-12) {
         let value = found.get("layer_norm_epsilon").map_or_else(String::new, shown);
         wrong.push(format!("`layer_norm_epsilon` is {value}, and every layer norm here has 1e-5"));
     }

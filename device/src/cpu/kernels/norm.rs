@@ -7,7 +7,7 @@ use crate::op::Op;
 use crate::{View, ViewMut};
 use std::ops::Range;
 
-const EPS: f32 = 1e-5;
+const EPS: f32 = crate::LAYER_NORM_EPSILON as f32;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
