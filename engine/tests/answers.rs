@@ -57,6 +57,13 @@ fn every_command_that_looks_at_something_answers_in_json() {
     let [short, long] =
         [short, long].map(|how| folder.onebox(&[&synthetic[..], how].concat()).ok());
     assert_eq!(json(&short), json(&long));
+    let flat = "/../configs/boxes/topologies/vm-flat-8xH100.xml";
+    let flat = format!("{}{flat}", env!("CARGO_MANIFEST_DIR"));
+    let flat = json(&folder.onebox(&["topology", "--json", "--xml", &flat]).ok());
+    assert_eq!(
+        (&flat["virtual_machine"], &flat["warnings"][0]["id"]),
+        (&true.into(), &"tree-hidden".into())
+    );
 }
 
 #[test]

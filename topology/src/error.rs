@@ -42,7 +42,7 @@ pub enum Error {
         gpus: usize,
     },
     /// The operating system refused memory.
-    #[error("cannot map {bytes} bytes of host memory: {source}")]
+    #[error("cannot map {} of host memory: {source}", crate::format_bytes(*bytes as u64))]
     Map {
         /// Bytes asked for.
         bytes: usize,

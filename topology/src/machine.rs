@@ -20,6 +20,9 @@ use crate::{Error, guard, hwloc_ext, nvml, trial};
 pub struct Machine {
     /// The product's name where the firmware tells one.
     pub name: Option<String>,
+    /// Whether it is a virtual machine, whose hypervisor decides what it shows.
+    #[serde(default)]
+    pub virtual_machine: bool,
     /// The processor's name.
     pub cpu_model: Option<String>,
     /// Whether this is the machine on which the process runs.

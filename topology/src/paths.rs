@@ -73,6 +73,21 @@ impl Machine {
         (0..self.gpus.len()).filter(|other| self.root_port_node(*other) == Some(port)).count()
     }
 
+    /// Whether a hypervisor shows every GPU on a port of its own, so that nobody knows what they share.
+    pub fn hides_its_tree(&self) -> bool {
+        let alone = |gpu: usize| self.sharers(gpu) == 1 && self.pci[self.gpus[gpu].node].depth <= 2;
+        self.virtual_machine && self.gpus.len() > 1 && (0..self.gpus.len()).all(alone)
+    }
+
+    /// What the best GPU of the same model gets, where this one gets clearly less of the host by itself.
+    pub fn outdone_by(&self, gpu: usize) -> Option<f64> {
+        let model = self.gpus[gpu].device_id;
+        let peers = (0..self.gpus.len()).filter(|peer| self.gpus[*peer].device_id == model);
+        let best =
+            peers.filter_map(|peer| self.host_gb_per_s_alone(peer)).max_by(f64::total_cmp)?;
+        (self.host_gb_per_s_alone(gpu)? < 0.9 * best).then_some(best)
+    }
+
     /// The links on the way to the host whose speed is known, nearest first.
     ///
     /// The chain alternates: at even depth below the host bridge stands the lower end of a link (a switch's upper port

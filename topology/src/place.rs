@@ -459,6 +459,7 @@ mod tests {
         let core = |cpus, id| Core { cpus, numa_node: id, package: Some(id), l3: None };
         Machine {
             name: None,
+            virtual_machine: false,
             cpu_model: None,
             live: false,
             numa_nodes: (0..nodes).map(numa_node).collect(),

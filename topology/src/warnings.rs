@@ -141,21 +141,27 @@ impl Found {
             }
         }
         self.slower_than_peers(machine);
+        if machine.hides_its_tree() {
+            self.say(
+                "tree-hidden",
+                Severity::Warning,
+                format!(
+                    "a virtual machine shows its {} GPUs each on a port of its own: its hypervisor hides which of them share \
+                     an uplink, and which node they are next to",
+                    machine.gpus.len()
+                ),
+                "look at the host, or at what is known of the product; name that box by `--box FILE` to `onebox plan` and \
+                 `simulate`, and measure with `onebox bench copy`",
+            );
+        }
         self.ends_differ(machine);
     }
 
     /// From a file no maximum is known, but cards of one model should run alike.
     fn slower_than_peers(&mut self, machine: &Machine) {
         for (index, gpu) in machine.gpus.iter().enumerate() {
-            let peers =
-                machine.gpus.iter().enumerate().filter(|(_, o)| o.device_id == gpu.device_id);
-            let best = peers.filter_map(|(peer, _)| machine.host_gb_per_s_alone(peer));
-            let (Some(best), Some(own)) =
-                (best.max_by(f64::total_cmp), machine.host_gb_per_s_alone(index))
-            else {
-                continue;
-            };
-            if own < 0.9 * best {
+            let own = machine.host_gb_per_s_alone(index);
+            if let (Some(own), Some(best)) = (own, machine.outdone_by(index)) {
                 self.say(
                     "link-below-maximum",
                     Severity::Warning,

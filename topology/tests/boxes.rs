@@ -440,3 +440,27 @@ fn a_file_that_is_not_there_or_no_box_is_named() {
     let third = text_of("desktop-2x3090").replace("version=\"2.0\"", "version=\"3.0\"");
     assert!(Machine::from_xml(&third).unwrap_err().to_string().contains("3.0"));
 }
+
+#[test]
+fn a_picture_shows_a_slow_link_and_what_a_hypervisor_hides() {
+    let shown = |name| {
+        let machine = load(name);
+        let placement = placed(&machine, 1, machine.gpus.len());
+        let found = warnings(&machine, Some(&placement), &Environment::default());
+        let shown = Shown { machine: &machine, placement: Some(&placement), warnings: &found };
+        (report::svg(&shown), report::table(&shown))
+    };
+    let (svg, _) = shown("workstation-tr-4xA6000");
+    assert_eq!(svg.matches("slow: peers 31.51").count(), 1, "the card with 8 lanes");
+    assert_eq!(svg.matches("not shared").count(), 3);
+    assert!(svg.contains("#b7791f"), "in a colour of its own");
+    let (svg, table) = shown("vm-flat-8xH100");
+    assert_eq!((svg.matches("sharing hidden").count(), svg.matches("not shared").count()), (8, 0));
+    assert!(svg.contains("KVM (virtual machine): 8 GPUs"));
+    assert!(
+        table.contains("        ?  ") && table.contains("warning [tree-hidden]: a virtual machine"),
+        "{table}"
+    );
+    let (svg, _) = shown("dgx2");
+    assert!(!svg.contains("hidden") && !svg.contains("slow"));
+}

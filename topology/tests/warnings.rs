@@ -102,6 +102,7 @@ fn every_warning_can_be_triggered_and_has_a_text_and_a_remedy() {
             }),
         ),
         ("link-ends-differ", of("dgx2", 0, |machine, _| link(machine, 0).gb_per_s = Some(2.0))),
+        ("tree-hidden", of("vm-flat-8xH100", 0, unchanged)),
         ("gpu-far", of("dgx2-cgroup-8cores", 0, unchanged)),
         ("memory-denied", of("dgx2-cpuset-node0-8cores", 0, unchanged)),
         ("gpu-node-unknown", of("dgx2", 0, |machine, _| machine.gpus[0].numa_node = None)),

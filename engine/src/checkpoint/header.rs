@@ -43,7 +43,10 @@ pub(crate) fn length(first: [u8; 8], file: u64) -> Result<usize, String> {
     let json = u64::from_le_bytes(first);
     match json.checked_add(8) {
         Some(bytes) if json <= LONGEST && bytes <= file => Ok(bytes as usize),
-        _ => Err(format!("its header of {json} bytes is longer than the file or {LONGEST} bytes")),
+        _ => {
+            let [json, most] = [json, LONGEST].map(topology::format_bytes);
+            Err(format!("its header of {json} is longer than the file or {most}"))
+        }
     }
 }
 

@@ -316,7 +316,7 @@ pub(crate) fn open_at(
 fn read_manifest(folder: &File) -> io::Result<Vec<u8>> {
     let file = open_at(folder, Path::new(MANIFEST), OFlags::empty())?;
     if file.metadata()?.len() > LONGEST {
-        return Err(io::Error::other(format!("longer than {LONGEST} bytes")));
+        return Err(io::Error::other(format!("longer than {}", topology::format_bytes(LONGEST))));
     }
     let mut bytes = Vec::new();
     file.take(LONGEST).read_to_end(&mut bytes).map(|_| bytes)

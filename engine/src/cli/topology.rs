@@ -159,6 +159,7 @@ fn document(shown: &Shown<'_>) -> Value {
     json!({
         "schema": 1,
         "name": machine.name,
+        "virtual_machine": machine.virtual_machine,
         "cpu_model": machine.cpu_model,
         "live": machine.live,
         "allowed_cpus": machine.allowed_cpus,

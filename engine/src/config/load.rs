@@ -263,7 +263,7 @@ fn parse(
     let index = reader.add(source);
     if text.len() as u64 > LARGEST {
         let help = "a config is a few kilobytes of RON: is this the right file?".into();
-        let message = format!("the text is larger than {LARGEST} bytes");
+        let message = format!("the text is larger than {}", topology::format_bytes(LARGEST));
         let problem = Problem { key: String::new(), message, help, spots: Vec::new() };
         reader.problems.push(problem);
         return None;
@@ -370,7 +370,10 @@ fn utf8(from: impl Read) -> Result<String, Complaint> {
         .map_err(|error| complain(error.to_string(), "check the file and its permissions"))?;
     if bytes.len() as u64 > LARGEST {
         let help = "a config is a few kilobytes of RON: is this the right file?";
-        return Err(complain(format!("it is larger than {LARGEST} bytes"), help));
+        return Err(complain(
+            format!("it is larger than {}", topology::format_bytes(LARGEST)),
+            help,
+        ));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();

@@ -32,7 +32,7 @@ impl Tokenizer {
     fn from_bytes(bytes: Vec<u8>) -> Result<Self, Problem> {
         let wrong = |why: String| Problem::NoTokenizer(why);
         if bytes.len() as u64 > LONGEST {
-            return Err(wrong(format!("it is longer than {LONGEST} bytes")));
+            return Err(wrong(format!("it is longer than {}", topology::format_bytes(LONGEST))));
         }
         let value: serde_json::Value =
             serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;

@@ -291,7 +291,10 @@ fn small(folder: &File, path: &Path, name: &str) -> Result<Vec<u8>, FolderError>
     let file = open_at(folder, Path::new(name), OFlags::empty());
     let file = file.map_err(|e| unreadable(&at, e))?;
     if file.metadata().map_err(|e| unreadable(&at, e))?.len() > LONGEST {
-        return Err(FolderError::refused(&at, format!("it is longer than {LONGEST} bytes")));
+        return Err(FolderError::refused(
+            &at,
+            format!("it is longer than {}", topology::format_bytes(LONGEST)),
+        ));
     }
     let mut bytes = Vec::new();
     let read = file.take(LONGEST).read_to_end(&mut bytes);

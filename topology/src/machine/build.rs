@@ -25,6 +25,9 @@ pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
     let nvlink = nvlink::between_gpus(raw, &gpu_objects);
     Ok(Machine {
         name: info(raw, "DMIProductName").or_else(|| info(raw, "PlatformModel")),
+        virtual_machine: ["DMIProductName", "DMIBoardName", "DMISysVendor"]
+            .iter()
+            .any(|key| info(raw, key).is_some_and(|name| names_a_hypervisor(&name))),
         cpu_model: info(raw, "CPUModel"),
         live,
         allowed_cpus: raw.allowed_cpus.iter().copied().filter(exists).collect(),
@@ -40,6 +43,23 @@ pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
         pci,
         gpus,
     })
+}
+
+/// Whether firmware that calls a product, board or vendor so is a hypervisor's.
+fn names_a_hypervisor(name: &str) -> bool {
+    let known = [
+        "KVM",
+        "QEMU",
+        "Standard PC (",
+        "VMware",
+        "VirtualBox",
+        "Virtual Machine",
+        "HVM domU",
+        "Google Compute Engine",
+        "Amazon EC2",
+        "OpenStack",
+    ];
+    known.iter().any(|known| name.contains(known))
 }
 
 /// A fact about the machine or its first socket.

@@ -17,6 +17,9 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
             only.memory_bytes = total;
         }
     }
+    let cpu = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    machine.virtual_machine |= flags.split_whitespace().any(|flag| flag == "hypervisor");
     let available = available_memory_under(root);
     machine.available_memory = (available < u64::MAX).then_some(available);
     for node in &mut machine.numa_nodes {

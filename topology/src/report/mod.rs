@@ -35,6 +35,7 @@ impl Shown<'_> {
         let name = machine.name.clone().unwrap_or_else(|| {
             if machine.live { "this machine".into() } else { "a box without a name".into() }
         });
+        let name = if machine.virtual_machine { name + " (virtual machine)" } else { name };
         match machine.gpus.len() {
             0 => name,
             n => format!("{name}: {}", counted(n, "GPU")),

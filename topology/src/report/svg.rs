@@ -210,7 +210,7 @@ impl<'a> Picture<'a> {
             self.canvas.text((x + 20.0, 88.0), Anchor::Start, INK, &text);
             x += 104.0;
         }
-        let text = "squares: cores, in the colour of the ranks whose parameters they update";
+        let text = "squares: cores, in the colour of the ranks whose parameters they update; every other rank has a dark outline";
         self.canvas.text((x, 88.0), Anchor::Start, FAINT, text);
     }
 
@@ -290,7 +290,14 @@ impl<'a> Picture<'a> {
         // The link that is nearest the host.
         let link = gpus.first().and_then(|gpu| machine.hops(*gpu).last().copied());
         let shared = gpus.len() > 1;
-        let ink = if shared { "#c2410c" } else { "#2f855a" };
+        let hidden = machine.hides_its_tree();
+        let slow = gpus.iter().find_map(|gpu| machine.outdone_by(*gpu));
+        let ink = match (shared, slow) {
+            (true, _) => "#c2410c",
+            (false, Some(_)) => "#b7791f",
+            (false, None) if hidden => "#616e7c",
+            (false, None) => "#2f855a",
+        };
         let width = link.map_or(2.0, |link| (link.gb_per_s / 6.0).clamp(2.0, 9.0));
         let style = format!("stroke=\"{ink}\" stroke-width=\"{width:.1}\"");
         let from = centre.clamp(column.x + 6.0, column.x + column.width - 6.0);
@@ -298,8 +305,10 @@ impl<'a> Picture<'a> {
         let end = first.map_or_else(|| self.gpu_top(), |_| bottom);
         self.canvas.line((from, top), (centre, end), &style);
         let label = link.map_or("uplink".to_owned(), |link| format!("{:.2} GB/s", link.gb_per_s));
-        let detail = match (shared, all) {
-            (true, Some(all)) => format!("÷ {} = {all:.2} each", gpus.len()),
+        let detail = match (shared, all, slow) {
+            (true, Some(all), _) => format!("÷ {} = {all:.2} each", gpus.len()),
+            (_, _, Some(best)) => format!("slow: peers {best:.2}"),
+            _ if hidden => "sharing hidden".to_owned(),
             _ => "not shared".to_owned(),
         };
         let address = machine.pci[root.at].address.map_or(String::new(), |a| a.to_string());

@@ -62,7 +62,10 @@ fn gpus(out: &mut String, shown: &Shown<'_>) {
             gpu.pci,
             gpu.numa_node.map_or("-".into(), |node| node.to_string()),
             machine.root_port(index).map_or("-".into(), |port| port.to_string()),
-            machine.sharers(index),
+            match machine.hides_its_tree() {
+                true => "?".to_owned(),
+                false => machine.sharers(index).to_string(),
+            },
             speed(machine.host_gb_per_s_alone(index)),
             speed(machine.host_gb_per_s_all(index)),
             link(machine.pci[gpu.node].link),

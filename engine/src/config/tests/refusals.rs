@@ -357,7 +357,7 @@ fn files_that_cannot_be_read_are_named() {
         ("quikstart.ron", "did you mean"),
         ("none/x.ron", "there is no directory"),
         ("", "it is a directory"),
-        ("large.ron", "larger than 1048576 bytes"),
+        ("large.ron", "larger than 1.00 MiB"),
         ("latin.ron", "line 2 is not UTF-8"),
     ] {
         let error = load(&path(name), &[]).unwrap_err().to_string();
