@@ -47,6 +47,11 @@ pub struct Probe {
 }
 
 impl Probe {
+    /// The driver's library is installed, whether or not it works: this machine is meant to have GPUs.
+    pub fn has_driver(&self) -> bool {
+        self.driver.is_ok() || driver::is_present()
+    }
+
     /// Why nothing can be trained on GPUs here; `None`: it can.
     pub fn missing(&self) -> Option<String> {
         if let Err(why) = &self.driver {

@@ -57,7 +57,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<(), Failed> {
     let machine = Machine::discover();
     let mut findings = cuda(probe);
     // A machine without GPUs lacks nothing, unless it is said to have some.
-    let has_gpus = probe.driver.is_ok() || machine.as_ref().is_ok_and(|m| !m.gpus.is_empty());
+    let has_gpus = probe.has_driver() || machine.as_ref().is_ok_and(|m| !m.gpus.is_empty());
     if !args.cuda && !has_gpus {
         let failed = findings.iter_mut().filter(|f| f.verdict == Verdict::Fail);
         failed.for_each(|finding| finding.verdict = Verdict::Warn);
