@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use crate::counted;
 use crate::cpu_list::format_cpu_list;
 use crate::machine::{Machine, sysfs};
 use crate::place::Placement;
@@ -192,9 +193,8 @@ impl Found {
                 "link-ends-differ",
                 Severity::Info,
                 format!(
-                    "the ends of the links of {} GPUs ({} ...) tell different speeds: the higher is counted",
-                    odd.len(),
-                    odd[0]
+                    "the ends of the links of {} tell different speeds: the higher is counted",
+                    first_of(&odd)
                 ),
                 "a hypervisor's port, or an idle link: read the box itself, or measure it",
             );
@@ -204,6 +204,7 @@ impl Found {
     fn nodes(&mut self, machine: &Machine) {
         let allowed = |cpu: &u32| machine.allowed_cpus.binary_search(cpu).is_ok();
         let (mut far, mut denied, mut unknown) = (Vec::new(), Vec::new(), 0);
+        let mut far_nodes = BTreeSet::new();
         for gpu in &machine.gpus {
             let Some(id) = gpu.numa_node else {
                 unknown += 1;
@@ -211,22 +212,22 @@ impl Found {
             };
             let has_cpu = machine.numa_node(id).is_some_and(|node| node.cpus.iter().any(allowed));
             if !has_cpu {
-                far.push((gpu.pci.to_string(), id));
+                far.push(gpu.pci.to_string());
+                far_nodes.insert(id);
             }
             if !machine.allowed_nodes.contains(&id) {
                 denied.push(gpu.pci.to_string());
             }
         }
         if !far.is_empty() {
-            let ids: BTreeSet<u32> = far.iter().map(|(_, id)| *id).collect();
-            let ids: Vec<u32> = ids.into_iter().collect();
+            let ids: Vec<u32> = far_nodes.into_iter().collect();
             self.say(
                 "gpu-far",
                 Severity::Error,
                 format!(
-                    "{} GPUs ({} ...) are on node {}, where this process may use no CPU",
-                    far.len(),
-                    far[0].0,
+                    "{} {} on node {}, where this process may use no CPU",
+                    first_of(&far),
+                    if far.len() == 1 { "is" } else { "are" },
                     format_cpu_list(&ids)
                 ),
                 "widen the cpuset (cgroup, taskset, Slurm, docker --cpuset-cpus) to CPUs of that \
@@ -237,11 +238,7 @@ impl Found {
             self.say(
                 "memory-denied",
                 Severity::Warning,
-                format!(
-                    "no memory may be used on the node of {} GPUs ({} ...)",
-                    denied.len(),
-                    denied[0]
-                ),
+                format!("no memory may be used on the node of {}", first_of(&denied)),
                 "widen cpuset.mems (docker --cpuset-mems)",
             );
         }
@@ -249,7 +246,7 @@ impl Found {
             self.say(
                 "gpu-node-unknown",
                 Severity::Warning,
-                format!("the box does not tell the node of {unknown} GPUs"),
+                format!("the box does not tell the node of {}", counted(unknown, "GPU")),
                 "update the firmware; a virtual machine needs its host's NUMA nodes passed through",
             );
         }
@@ -349,6 +346,12 @@ impl Found {
             );
         }
     }
+}
+
+/// `8 GPUs (0000:b7:00.0 ...)`
+fn first_of(gpus: &[String]) -> String {
+    let more = if gpus.len() > 1 { " ..." } else { "" };
+    format!("{} ({}{more})", counted(gpus.len(), "GPU"), gpus[0])
 }
 
 /// Whether a list of numbers does not ascend; UUIDs cannot be told.
