@@ -111,6 +111,18 @@ fn phases_of_a_run_are_shown_with_their_times() {
     };
     asked("loud").refused(2, &["ONEBOX_LOG", "`loud`", "debug"]);
     asked("debug").ok();
+    asked("").ok();
+}
+
+#[test]
+fn a_config_from_the_standard_input_is_read_once_and_named_by_the_runs_own() {
+    let folder = Folder::new();
+    let onebox = env!("CARGO_BIN_EXE_onebox");
+    let done = folder.shell(&format!("{onebox} train - --run-dir run < tiny.ron")).ok();
+    let hints = done.stderr.split("next, try:").nth(1).unwrap();
+    assert!(hints.contains(" train run/config.ron --set parallel.tensor="), "{hints}");
+    let hint = hints.trim().lines().nth(1).unwrap();
+    folder.shell(&format!("{hint} --set train.steps=1")).ok();
 }
 
 #[test]

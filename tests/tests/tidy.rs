@@ -189,7 +189,8 @@ fn unknown_keys(text: &str) -> Vec<&str> {
     let keys: BTreeSet<String> = engine::config::keys().into_iter().map(|key| key.name).collect();
     let is_unknown = |quoted: &&str| {
         let name = quoted.split([':', '=']).next().unwrap_or(quoted);
-        let plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '.');
+        let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_.".contains(c);
+        let plain = name.chars().all(is_plain);
         let section = name.split_once('.').map(|(section, _)| section);
         // nanoGPT's tokens, and a file of ours.
         plain

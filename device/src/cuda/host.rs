@@ -63,7 +63,7 @@ impl HostLane {
         }
     }
 
-    /// What the lane runs besides host tasks and collectives: copies inside the host's memory.
+    /// What the lane runs besides host tasks and collectives: copies inside the host's memory, on this thread alone: no step has any.
     fn copy(&self, op: &Op) -> Result<(), String> {
         let Op::Copy { src, dst } = *op else {
             return Err("the Host lane of a GPU has no such kernel".into());

@@ -77,7 +77,7 @@ pub(super) const PHASES: usize = 3;
 /// Events of a rank for its in-process collectives.
 pub(super) const EVENTS: usize = LANES * 3 * PHASES;
 
-/// One rank's memory and events. The world keeps it to the end of the run, so that no peer reads freed memory.
+/// One rank's memory and events. [`Peers`] keeps it to the end of the run, so that no peer reads freed memory.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(super) context: Arc<Context>,

@@ -455,7 +455,7 @@ impl Drop for Gpu {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        // Memory outlives this: the world holds it. Events, words and the library's workspace do not.
+        // Memory outlives this: `peers` holds it. Events, words and the library's workspace do not.
         let _ = self.context.bind();
         for stream in &self.streams {
             let _ = stream.synchronize();

@@ -44,7 +44,7 @@ impl LogArgs {
     fn level(&self, set: Option<&OsStr>) -> Result<Level, String> {
         let verbose = [None, Some(Level::Info), Some(Level::Debug)];
         let asked = self.log.max(verbose[usize::from(self.verbose.min(2))]);
-        let Some(set) = set.filter(|_| asked.is_none()) else {
+        let Some(set) = set.filter(|set| asked.is_none() && !set.is_empty()) else {
             return Ok(asked.unwrap_or_default());
         };
         let text = set.to_string_lossy();

@@ -141,7 +141,8 @@ impl Dataset {
         for file in &files {
             let start = self.bytes.len();
             self.read_file(file, &mut source).map_err(at(file))?;
-            let as_text = self.width == 1 && format == DataFormat::Auto;
+            // Those of a directory were looked at.
+            let as_text = self.width == 1 && format == DataFormat::Auto && !source.from_directory;
             if as_text && str::from_utf8(&self.bytes[start..]).is_err() {
                 return Err(at(file)(refusal(NOT_UTF8, format)));
             }

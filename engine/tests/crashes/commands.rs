@@ -50,6 +50,7 @@ fn a_command_that_was_killed_at_any_system_call_works_again() {
             clean();
         }
         println!("{}: {tried} points, {killed} killed", args[1]);
-        assert!(4 * killed > 3 * tried, "{killed} of {tried} were killed");
+        // The tracer counts calls by thread, and which thread makes one differs from run to run.
+        assert!(2 * killed > tried, "{killed} of {tried} were killed");
     }
 }

@@ -1,5 +1,5 @@
-//! Files use each other in one direction: whoever reads one can read what it uses first. Only a module and its own
-//! children may use each other.
+//! Files use each other in one direction: a reader can read what a file uses before the file itself. A module and what lies
+//! below it may use each other; a circle that closes only through such a pair is not looked for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::{self, Visit};

@@ -12,7 +12,7 @@ use crate::report::progress::{clock, si};
 use crate::run::Outcome;
 use crate::run_dir::{CONFIG, METRICS, WEIGHTS};
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use topology::counted;
 
@@ -223,18 +223,12 @@ impl Session<'_> {
             _ => format!(" --prompt {}", quoted(sample)),
         };
         let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
-        // The standard input is read.
-        let own = self.dir.path().join(CONFIG);
-        let ConfigArgs { config, sets } = &self.args.config;
-        let (path, given): (_, &[String]) = match config == Path::new("-") {
-            true => (&own, &[]),
-            false => (config, sets),
-        };
-        let path = quoted(&path.display().to_string());
+        let (file, given) = self.config_again();
+        let path = quoted(&file.display().to_string());
         let arguments = |sets: &[String]| -> String {
             sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()
         };
-        if let Some(more) = self.other_layout() {
+        if let Some(more) = self.other_layout(&file, given) {
             // Each key once.
             let key = |set: &String| set.split('=').next().unwrap_or_default().trim().to_owned();
             let new: Vec<String> = more.iter().map(key).collect();
@@ -247,8 +241,18 @@ impl Session<'_> {
         self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
     }
 
+    /// The config's file and its `--set` arguments, to be read again. The standard input is read only once: for it, the run's
+    /// own config.
+    fn config_again(&self) -> (PathBuf, &[String]) {
+        let ConfigArgs { config, sets } = &self.args.config;
+        match config == Path::new("-") {
+            true => (self.dir.path().join(CONFIG), &[]),
+            false => (config.clone(), sets),
+        }
+    }
+
     /// What to set for another grid of ranks that this config allows.
-    fn other_layout(&self) -> Option<Vec<String>> {
+    fn other_layout(&self, file: &Path, given: &[String]) -> Option<Vec<String>> {
         let parallel = &self.loaded.config.parallel;
         let world = self.loaded.config.world_size();
         let grids = [(1, world), (world, 1), (2, 2), (2, 1), (1, 2)];
@@ -259,8 +263,7 @@ impl Session<'_> {
             if matches!(self.loaded.config.device, DeviceConfig::Cpu { .. }) {
                 more.push(format!("device.count={}", tensor * data));
             }
-            let sets = [&self.args.config.sets[..], &more[..]].concat();
-            crate::config::load(&self.args.config.config, &sets).ok()?;
+            crate::config::load(file, &[given, &more[..]].concat()).ok()?;
             Some(more)
         })
     }
