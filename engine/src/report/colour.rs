@@ -5,9 +5,11 @@ use clap::builder::styling::{AnsiColor, Style};
 use std::io;
 use std::ops::Range;
 
-/// Whether a stream is a terminal that shows colours, and NO_COLOR does not forbid them.
+/// Whether a stream is a terminal that shows colours, and NO_COLOR does not forbid them. A dumb terminal shows none, also where
+/// CI is set, for which anstream assumes colours.
 pub(crate) fn wanted(stream: &impl RawStream) -> bool {
-    AutoStream::choice(stream) != ColorChoice::Never
+    let dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+    !dumb && AutoStream::choice(stream) != ColorChoice::Never
 }
 
 /// A text for stderr.
