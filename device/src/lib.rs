@@ -30,7 +30,7 @@ mod tensor;
 mod view;
 
 pub use error::{Error, Hazard, OutOfMemory, Site};
-pub use op::{Dropout, Group, Heads, LAYER_NORM_EPSILON, Mode, Op, Reduce, Rule, VocabShard};
+pub use op::{Dropout, Group, HeadNorm, HeadNormGrads, Heads, Mode, Op, Reduce, Rule, VocabShard};
 pub use ranks::crew::{Crew, Pieces};
 pub use ranks::memory::HostPlace;
 pub use ranks::panics;

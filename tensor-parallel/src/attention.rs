@@ -68,14 +68,14 @@ impl Attention {
     ) {
         let AttentionSaved { qkv, out, lse } = saved;
         let (weight, bias) = (self.qkv_weight.t(), Some(self.qkv_bias));
-        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c: qkv, bias });
+        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c: qkv, bias, add: false });
         dev.submit(Compute, Op::Attention { qkv, out, lse, heads, dropout });
     }
 
     /// The row-parallel projection: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: AttentionSaved, partial: Tensor) {
         let (a, b) = (saved.out, self.proj_weight.t());
-        dev.submit(Compute, Op::Gemm { a, b, c: partial, bias: None });
+        dev.submit(Compute, Op::Gemm { a, b, c: partial, bias: None, add: false });
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed projection, to `branch.d_normed` (B T, C),
@@ -90,15 +90,18 @@ impl Attention {
     ) {
         let (AttentionSaved { qkv, out, lse }, d_sum) = (saved, branch.d_sum);
         let (d_out, d_qkv) = (scratch.d_attention, scratch.d_qkv);
-        dev.submit(Compute, Op::Gemm { a: d_sum, b: self.proj_weight, c: d_out, bias: None });
+        dev.submit(
+            Compute,
+            Op::Gemm { a: d_sum, b: self.proj_weight, c: d_out, bias: None, add: false },
+        );
         let (a, c) = (d_sum.t(), grads.proj_weight);
-        dev.submit(Compute, Op::Gemm { a, b: out, c, bias: None });
+        dev.submit(Compute, Op::Gemm { a, b: out, c, bias: None, add: false });
         dev.submit(Compute, Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout });
         let c = branch.d_normed;
-        dev.submit(Compute, Op::Gemm { a: d_qkv, b: self.qkv_weight, c, bias: None });
+        dev.submit(Compute, Op::Gemm { a: d_qkv, b: self.qkv_weight, c, bias: None, add: false });
         let summed = branch.region.start_sum(dev, branch.d_normed);
         let (a, c) = (d_qkv.t(), grads.qkv_weight);
-        dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None });
+        dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None, add: false });
         dev.submit(Compute, Op::ColumnSum { x: d_qkv, y: grads.qkv_bias });
         dev.wait(Compute, summed);
     }

@@ -102,7 +102,10 @@ impl Block {
         let summed = shape.region().sum(dev, partial);
         let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
         let (bias, residual) = (p.mlp.proj_bias, s.h);
-        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual, y, dropout });
+        dev.submit(
+            Compute,
+            Op::BiasDropoutAdd { x: summed, bias: Some(bias), residual, y, dropout },
+        );
     }
 
     /// Everything that the backward pass needs: all but the MLP's last linear.
@@ -116,7 +119,10 @@ impl Block {
         let summed = region.sum(dev, partial);
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
         let bias = p.attention.proj_bias;
-        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual: x, y: s.h, dropout });
+        dev.submit(
+            Compute,
+            Op::BiasDropoutAdd { x: summed, bias: Some(bias), residual: x, y: s.h, dropout },
+        );
         p.norm_2.forward(dev, region, s.h, s.norm_2);
         p.mlp.inner_forward(dev, s.norm_2.normed, s.mlp);
     }

@@ -32,5 +32,6 @@ mod region;
 mod shape;
 
 pub use gpt::{Gpt, HeadBuckets, Part};
+pub use norm::LAYER_NORM_EPSILON;
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use shape::{BatchTensors, GptShape, Keep, Pass};

@@ -58,14 +58,14 @@ impl Mlp {
     /// normed (B T, C) -> GELU of this rank's columns, in `saved`.
     pub(crate) fn inner_forward(&self, dev: &Device, normed: Tensor, saved: MlpSaved) {
         let (weight, bias) = (self.fc_weight.t(), Some(self.fc_bias));
-        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c: saved.pre, bias });
+        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c: saved.pre, bias, add: false });
         dev.submit(Compute, Op::Gelu { x: saved.pre, y: saved.act });
     }
 
     /// The row-parallel linear: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: MlpSaved, partial: Tensor) {
         let (a, b) = (saved.act, self.proj_weight.t());
-        dev.submit(Compute, Op::Gemm { a, b, c: partial, bias: None });
+        dev.submit(Compute, Op::Gemm { a, b, c: partial, bias: None, add: false });
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed output, to `branch.d_normed` (B T, C), whose
@@ -78,15 +78,18 @@ impl Mlp {
         (grads, scratch): (Self, &Scratch),
     ) {
         let (d_sum, d_inner) = (branch.d_sum, scratch.d_inner);
-        dev.submit(Compute, Op::Gemm { a: d_sum, b: self.proj_weight, c: d_inner, bias: None });
+        dev.submit(
+            Compute,
+            Op::Gemm { a: d_sum, b: self.proj_weight, c: d_inner, bias: None, add: false },
+        );
         let (a, c) = (d_sum.t(), grads.proj_weight);
-        dev.submit(Compute, Op::Gemm { a, b: saved.act, c, bias: None });
+        dev.submit(Compute, Op::Gemm { a, b: saved.act, c, bias: None, add: false });
         dev.submit(Compute, Op::GeluBackward { x: saved.pre, d: d_inner });
         let c = branch.d_normed;
-        dev.submit(Compute, Op::Gemm { a: d_inner, b: self.fc_weight, c, bias: None });
+        dev.submit(Compute, Op::Gemm { a: d_inner, b: self.fc_weight, c, bias: None, add: false });
         let summed = branch.region.start_sum(dev, branch.d_normed);
         let (a, c) = (d_inner.t(), grads.fc_weight);
-        dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None });
+        dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None, add: false });
         dev.submit(Compute, Op::ColumnSum { x: d_inner, y: grads.fc_bias });
         dev.wait(Compute, summed);
     }

@@ -4,6 +4,9 @@ use crate::params::{Declared, Flat, Init, Split};
 use crate::region::Region;
 use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Tensor};
 
+/// Added to the variance of a layer norm (GPT-2).
+pub const LAYER_NORM_EPSILON: f64 = 1e-5;
+
 /// What a norm leaves for its backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormSaved {
@@ -52,7 +55,14 @@ impl Norm {
         let y = region.rows(dev, saved.normed);
         dev.submit(
             Compute,
-            Op::LayerNorm { x, gain: self.gain, bias: self.bias, y, stats: saved.stats },
+            Op::LayerNorm {
+                x,
+                gain: self.gain,
+                bias: self.bias,
+                y,
+                stats: saved.stats,
+                epsilon: LAYER_NORM_EPSILON as f32,
+            },
         );
         region.gather(dev, saved.normed);
     }

@@ -102,7 +102,7 @@ impl GptShape {
     pub(crate) fn heads_of(&self, dev: &Device) -> Heads {
         let count = self.heads / self.tp_size;
         let (first, total) = (dev.rank().tp * count, self.heads);
-        Heads { count, first, total, seq_len: self.seq_len }
+        Heads { count, kv_count: count, first, total, seq_len: self.seq_len }
     }
 
     pub(crate) fn vocab_shard(&self, dev: &Device) -> VocabShard {

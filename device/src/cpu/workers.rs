@@ -31,7 +31,8 @@ impl ScratchFloats {
     /// of `widest` elements or fewer.
     pub fn new(seq_len: usize, head_dim: usize, hidden: usize, widest: usize) -> Self {
         let each = attention_floats(seq_len, head_dim).max(norm_floats(hidden));
-        Self { each, sums: ROW_BLOCKS * widest.max(2 * hidden) }
+        let each = each.max(rotary_floats(head_dim));
+        Self { each, sums: ROW_BLOCKS * widest.max(2 * hidden).max(2 * head_dim) }
     }
 
     /// Bytes with `threads` kernel threads, which have what a matrix product packs into besides.
@@ -44,6 +45,11 @@ impl ScratchFloats {
 /// Two blocks of scores, d_q, d_k and d_v of a head, and a number per token.
 pub(super) const fn attention_floats(seq_len: usize, head_dim: usize) -> usize {
     2 * QUERY_ROWS * seq_len + 3 * seq_len * head_dim + seq_len
+}
+
+/// A head, its norm and a gain.
+pub(super) const fn rotary_floats(head_dim: usize) -> usize {
+    3 * head_dim
 }
 
 /// Gain, bias, and two rows.

@@ -51,6 +51,8 @@ pub(super) struct Gemm {
     pub(super) b: Tensor,
     pub(super) c: Tensor,
     pub(super) bias: Option<Tensor>,
+    /// The product is added to what is there.
+    pub(super) add: bool,
 }
 
 impl Gemm {
@@ -88,7 +90,7 @@ impl Blas {
             product.run(
                 &self.handle,
                 stream,
-                Addresses { a: at(0), b: at(1), d: at(2), bias },
+                Addresses { a: at(0), b: at(1), d: at(2), bias, add: false },
                 0,
             )?;
         }
@@ -104,8 +106,13 @@ impl Blas {
     ) -> Result<(), String> {
         // The library thinks in columns, so it is asked for the transposed product: c' = b' a'.
         let bias = gemm.bias.filter(|_| gemm.takes_bias());
-        let addresses =
-            Addresses { a: at(gemm.b), b: at(gemm.a), d: at(gemm.c), bias: bias.map(at) };
+        let addresses = Addresses {
+            a: at(gemm.b),
+            b: at(gemm.a),
+            d: at(gemm.c),
+            bias: bias.map(at),
+            add: gemm.add,
+        };
         let shape = Shape {
             a: operand(gemm.b, addresses.a),
             b: operand(gemm.a, addresses.b),

@@ -79,6 +79,8 @@ pub(super) struct Addresses {
     pub(super) b: u64,
     pub(super) d: u64,
     pub(super) bias: Option<u64>,
+    /// The product is added to what is at `d`.
+    pub(super) add: bool,
 }
 
 struct Layout(sys::cublasLtMatrixLayout_t);
@@ -219,7 +221,7 @@ impl Product {
             let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             self.description.set(pointer, &bias)?;
         }
-        let (alpha, beta) = (1.0f32, 0.0f32);
+        let (alpha, beta) = (1.0f32, f32::from(u8::from(at.add)));
         call!(cublasLtMatmul(
             handle.0,
             self.description.0,

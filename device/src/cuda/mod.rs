@@ -163,7 +163,7 @@ impl Gpu {
             Op::Zero { x } => {
                 stream.zero(self.peer.at(x), x.bytes()).map_err(|e| self.failed(op, &e))
             }
-            Op::Gemm { a, b, c, bias } => self.gemm(op, stream, &Gemm { a, b, c, bias }),
+            Op::Gemm { a, b, c, bias, add } => self.gemm(op, stream, &Gemm { a, b, c, bias, add }),
             _ if op.op.group().is_some() => self.collective(op, stream),
             _ => self.kernels(op, stream),
         }
@@ -304,7 +304,9 @@ impl Gpu {
         for op in ops {
             let stream = self.stream(op.lane);
             match op.op {
-                Op::Gemm { a, b, c, bias } => self.gemm(op, stream, &Gemm { a, b, c, bias })?,
+                Op::Gemm { a, b, c, bias, add } => {
+                    self.gemm(op, stream, &Gemm { a, b, c, bias, add })?;
+                }
                 _ if op.op.group().is_some() => self.warm_up_sum(op, stream)?,
                 Op::Copy { .. } | Op::Zero { .. } => {}
                 _ => self.kernels(op, stream)?,

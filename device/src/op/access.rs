@@ -1,6 +1,6 @@
 //! Which ranges an op touches, and how.
 
-use crate::{Op, Tensor};
+use crate::{HeadNorm, Op, Tensor};
 
 /// How an op touches a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,8 +19,8 @@ impl Op {
         use Mode::{Read, Update, Write};
         let mut all = |list: &[(Mode, Tensor)]| list.iter().for_each(|&(mode, t)| visit(mode, t));
         match *self {
-            Self::Gemm { a, b, c, bias } => {
-                all(&[(Read, a), (Read, b), (Write, c)]);
+            Self::Gemm { a, b, c, bias, add } => {
+                all(&[(Read, a), (Read, b), (if add { Update } else { Write }, c)]);
                 bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
             }
             Self::Embedding { tokens, table, y, .. } => {
@@ -31,13 +31,35 @@ impl Op {
             }
             Self::AddPositions { x, table, .. } => all(&[(Update, x), (Read, table)]),
             Self::PositionsBackward { d_y, d_table, .. } => all(&[(Read, d_y), (Write, d_table)]),
-            Self::LayerNorm { x, gain, bias, y, stats } => {
+            Self::LayerNorm { x, gain, bias, y, stats, .. } => {
                 all(&[(Read, x), (Read, gain), (Read, bias), (Write, y), (Write, stats)]);
             }
             Self::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
                 all(&[(Read, x), (Read, gain), (Read, stats), (Read, d_y)]);
                 all(&[(if add { Update } else { Write }, d_x), (Write, d_gain), (Write, d_bias)]);
             }
+            Self::RmsNorm { x, gain, y, stats, .. } => {
+                all(&[(Read, x), (Read, gain), (Write, y), (Write, stats)]);
+            }
+            Self::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
+                all(&[(Read, x), (Read, gain), (Read, stats), (Read, d_y)]);
+                all(&[(if add { Update } else { Write }, d_x), (Write, d_gain)]);
+            }
+            Self::Rotary { qkv, table, norm, .. } => {
+                all(&[(Update, qkv), (Read, table)]);
+                if let Some(HeadNorm { q_gain, k_gain, raw, .. }) = norm {
+                    all(&[(Read, q_gain), (Read, k_gain), (Write, raw)]);
+                }
+            }
+            Self::RotaryBackward { d_qkv, table, norm, .. } => {
+                all(&[(Update, d_qkv), (Read, table)]);
+                if let Some((HeadNorm { q_gain, k_gain, raw, .. }, grads)) = norm {
+                    all(&[(Read, q_gain), (Read, k_gain), (Read, raw)]);
+                    all(&[(Write, grads.q_gain), (Write, grads.k_gain)]);
+                }
+            }
+            Self::SwiGlu { x, y } => all(&[(Read, x), (Write, y)]),
+            Self::SwiGluBackward { x, d } => all(&[(Update, x), (Read, d)]),
             Self::Gelu { x, y } | Self::ColumnSum { x, y } | Self::Cast { x, y } => {
                 all(&[(Read, x), (Write, y)]);
             }
@@ -49,7 +71,8 @@ impl Op {
                 all(&[(Read, qkv), (Read, out), (Read, lse), (Read, d_out), (Write, d_qkv)]);
             }
             Self::BiasDropoutAdd { x, bias, residual, y, .. } => {
-                all(&[(Read, x), (Read, bias), (Read, residual), (Write, y)]);
+                all(&[(Read, x), (Read, residual), (Write, y)]);
+                bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
             }
             Self::Dropout { x, y, .. } if x == y => all(&[(Update, x)]),
             Self::Dropout { x, y, .. } | Self::RowMax { x, y, .. } => all(&[(Read, x), (Write, y)]),

@@ -1,6 +1,6 @@
 //! What can be wrong about an op on its own: its lane, shapes and types.
 
-use crate::{Arena, Dtype, Heads, Lane, Op, Tensor};
+use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Tensor};
 
 impl Op {
     /// Lanes on which it may run.
@@ -60,7 +60,7 @@ impl Op {
             ]),
             Self::AddPositions { x, table, .. } => same(x.shape().1, table.shape().1),
             Self::PositionsBackward { d_y, d_table, .. } => same(d_y.shape().1, d_table.shape().1),
-            Self::LayerNorm { x, gain, bias, y, stats } => all_of(&[
+            Self::LayerNorm { x, gain, bias, y, stats, .. } => all_of(&[
                 same(x.len(), y.len()),
                 same(gain.len(), x.shape().1),
                 same(bias.len(), x.shape().1),
@@ -74,6 +74,31 @@ impl Op {
                 same(d_bias.len(), gain.len()),
                 same(stats.len(), 2 * x.shape().0),
             ]),
+            Self::RmsNorm { x, gain, y, stats, .. } => all_of(&[
+                same(x.len(), y.len()),
+                same(gain.len(), x.shape().1),
+                same(stats.len(), x.shape().0),
+            ]),
+            Self::RmsNormBackward { x, gain, stats, d_y, d_x, d_gain, .. } => all_of(&[
+                same(x.len(), d_y.len()),
+                same(x.len(), d_x.len()),
+                same(gain.len(), x.shape().1),
+                same(d_gain.len(), gain.len()),
+                same(stats.len(), x.shape().0),
+            ]),
+            Self::Rotary { qkv, table, heads, norm } => check_rotary(qkv, table, heads, norm),
+            Self::RotaryBackward { d_qkv, table, heads, norm } => all_of(&[
+                check_rotary(d_qkv, table, heads, norm.map(|(norm, _)| norm)),
+                norm.map_or(Ok(()), |(norm, grads)| {
+                    all_of(&[
+                        same(grads.q_gain.len(), norm.q_gain.len()),
+                        same(grads.k_gain.len(), norm.k_gain.len()),
+                    ])
+                }),
+            ]),
+            Self::SwiGlu { x, y: d } | Self::SwiGluBackward { x, d } => {
+                all_of(&[same(x.shape().0, d.shape().0), same(x.shape().1, 2 * d.shape().1)])
+            }
             Self::ColumnSum { x, y } => same(x.shape().1, y.len()),
             Self::Attention { qkv, out, lse, heads, .. } => check_attention(qkv, out, lse, heads),
             Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, .. } => all_of(&[
@@ -84,7 +109,7 @@ impl Op {
             Self::BiasDropoutAdd { x, bias, residual, y, .. } => all_of(&[
                 same(x.len(), residual.len()),
                 same(x.len(), y.len()),
-                same(bias.len(), x.shape().1),
+                bias.map_or(Ok(()), |bias| same(bias.len(), x.shape().1)),
             ]),
             Self::Gelu { x, y } | Self::Dropout { x, y, .. } | Self::Cast { x, y } => {
                 same(x.len(), y.len())
@@ -134,14 +159,46 @@ impl Op {
 
 fn check_attention(qkv: Tensor, out: Tensor, lse: Tensor, heads: Heads) -> Result<(), String> {
     let (rows, width) = out.shape();
-    if heads.count == 0 || heads.seq_len == 0 || !width.is_multiple_of(heads.count) {
+    check_heads(heads)?;
+    if !width.is_multiple_of(heads.count) {
         return Err(format!("{width} columns do not divide by {} heads", heads.count));
     }
     all_of(&[
         same(qkv.shape().0, rows),
-        same(qkv.shape().1, 3 * width),
+        same(qkv.shape().1, width / heads.count * (heads.count + 2 * heads.kv_count)),
         same(rows % heads.seq_len, 0),
         same(lse.len(), rows * heads.count),
+    ])
+}
+
+fn check_heads(heads: Heads) -> Result<(), String> {
+    let Heads { count, kv_count, seq_len, .. } = heads;
+    if count == 0 || kv_count == 0 || seq_len == 0 || !count.is_multiple_of(kv_count) {
+        return Err(format!("{count} heads of queries share {kv_count} of keys, {seq_len} tokens"));
+    }
+    Ok(())
+}
+
+fn check_rotary(
+    qkv: Tensor,
+    table: Tensor,
+    heads: Heads,
+    norm: Option<HeadNorm>,
+) -> Result<(), String> {
+    check_heads(heads)?;
+    let ((rows, columns), dim) = (qkv.shape(), heads.dim(qkv.shape().1));
+    all_of(&[
+        same(columns, dim * (heads.count + 2 * heads.kv_count)),
+        same(dim % 2, 0),
+        same(rows % heads.seq_len, 0),
+        same(table.len(), heads.seq_len * dim),
+        norm.map_or(Ok(()), |norm| {
+            all_of(&[
+                same(norm.q_gain.len(), dim),
+                same(norm.k_gain.len(), dim),
+                same(norm.raw.len(), rows * dim * (heads.count + heads.kv_count)),
+            ])
+        }),
     ])
 }
 

@@ -10,9 +10,6 @@ use crate::Tensor;
 use crate::submit::task::HostOp;
 use std::sync::Arc;
 
-/// Added to the variance of a layer norm. The CUDA kernel defines the same.
-pub const LAYER_NORM_EPSILON: f64 = 1e-5;
-
 /// Which ranks take part in a collective.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Group {
@@ -45,17 +42,54 @@ pub struct Dropout {
     pub first_row: u64,
 }
 
-/// Shape of an attention op. `qkv` is (B T, 3 H D): q, then k, then v, each with the heads side by side.
+/// Shape of an attention op. `qkv` is (B T, (H + 2 K) D): q with its H heads side by side, then k and v with K heads each.
+/// Queries of H / K heads in turn share a head of keys and values (grouped-query attention, arXiv 2305.13245).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Heads {
-    /// Heads of this rank.
+    /// H: heads of queries of this rank.
     pub count: usize,
+    /// K: heads of keys and values of this rank; divides `count`.
+    pub kv_count: usize,
     /// Global number of this rank's first head.
     pub first: usize,
     /// Heads of all ranks.
     pub total: usize,
     /// T: tokens of a sample.
     pub seq_len: usize,
+}
+
+impl Heads {
+    /// D, from the columns of `qkv`.
+    pub const fn dim(&self, columns: usize) -> usize {
+        columns / (self.count + 2 * self.kv_count)
+    }
+
+    /// Heads of queries that share a head of keys and values.
+    pub const fn group(&self) -> usize {
+        self.count / self.kv_count
+    }
+}
+
+/// The norm of each head of q and k before they are rotated (Qwen3): x / sqrt(mean(x^2) + `epsilon`) gain.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct HeadNorm {
+    /// (D) of q.
+    pub q_gain: Tensor,
+    /// (D) of k.
+    pub k_gain: Tensor,
+    /// (B T, (H + K) D): q and k as they were before.
+    pub raw: Tensor,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+/// Gradients of the gains of a [`HeadNorm`]: (D) each, summed over the heads of this rank.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct HeadNormGrads {
+    /// Of q's.
+    pub q_gain: Tensor,
+    /// Of k's.
+    pub k_gain: Tensor,
 }
 
 /// The columns of vocabulary-parallel logits that a rank holds.
@@ -92,8 +126,8 @@ pub enum Rule {
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Op {
-    /// c (m, n) = a (m, k) b (k, n) + bias (n); fp32 inside, one rounding.
-    Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor> },
+    /// c (m, n) = (add ? c : 0) + a (m, k) b (k, n) + bias (n); fp32 inside, one rounding.
+    Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, add: bool },
     /// y (B T, C) = rows of the table (V/tp, C); zero where the token is another rank's (or negative).
     Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
     /// d_table += sums of the rows of d_y by token. `order` lists token positions sorted by token (stable).
@@ -108,8 +142,8 @@ pub enum Op {
     AddPositions { x: Tensor, table: Tensor, first_row: usize },
     /// d_table (T, C) = sums of d_y (rows, C) by position; positions without a row become zero.
     PositionsBackward { d_y: Tensor, first_row: usize, d_table: Tensor },
-    /// y = (x - mean) / sqrt(variance + [`LAYER_NORM_EPSILON`]) gain + bias by row; stats (rows, 2) F32 = mean, 1/deviation.
-    LayerNorm { x: Tensor, gain: Tensor, bias: Tensor, y: Tensor, stats: Tensor },
+    /// y = (x - mean) / sqrt(variance + epsilon) gain + bias by row; stats (rows, 2) F32 = mean, 1/deviation.
+    LayerNorm { x: Tensor, gain: Tensor, bias: Tensor, y: Tensor, stats: Tensor, epsilon: f32 },
     /// d_x = (add ? d_x : 0) + the gradient by x; d_gain and d_bias are written.
     LayerNormBackward {
         x: Tensor,
@@ -121,6 +155,33 @@ pub enum Op {
         d_gain: Tensor,
         d_bias: Tensor,
     },
+    /// y = x / sqrt(mean(x^2) + epsilon) gain by row; stats (rows) F32 = 1/root (RMSNorm, arXiv 1910.07467).
+    RmsNorm { x: Tensor, gain: Tensor, y: Tensor, stats: Tensor, epsilon: f32 },
+    /// d_x = (add ? d_x : 0) + the gradient by x; d_gain is written.
+    RmsNormBackward {
+        x: Tensor,
+        gain: Tensor,
+        stats: Tensor,
+        d_y: Tensor,
+        d_x: Tensor,
+        add: bool,
+        d_gain: Tensor,
+    },
+    /// Each head of q and k, normed first where there is a norm, turns by its position: with x1 and x2 the halves of a head
+    /// and a = angles of the position, (x1, x2) = (x1 cos a - x2 sin a, x2 cos a + x1 sin a), in place (arXiv 2104.09864).
+    /// `table` (T, D) F32 = cosines of D/2 angles, then their sines. Row r of `qkv` has position r mod T.
+    Rotary { qkv: Tensor, table: Tensor, heads: Heads, norm: Option<HeadNorm> },
+    /// d_qkv, the gradient by the rotated q and k, becomes that by what [`Rotary`](Self::Rotary) was given. Gradients of gains are written.
+    RotaryBackward {
+        d_qkv: Tensor,
+        table: Tensor,
+        heads: Heads,
+        norm: Option<(HeadNorm, HeadNormGrads)>,
+    },
+    /// y (rows, F) = silu(gate) up, where x (rows, 2 F) = gate, then up; silu(z) = z / (1 + e^-z) (arXiv 2002.05202).
+    SwiGlu { x: Tensor, y: Tensor },
+    /// x (rows, 2 F) becomes its own gradient, from d (rows, F).
+    SwiGluBackward { x: Tensor, d: Tensor },
     /// y = gelu(x), tanh form.
     Gelu { x: Tensor, y: Tensor },
     /// d = d gelu'(x), in place.
@@ -141,7 +202,13 @@ pub enum Op {
         dropout: Dropout,
     },
     /// y = residual + dropout(x + bias).
-    BiasDropoutAdd { x: Tensor, bias: Tensor, residual: Tensor, y: Tensor, dropout: Dropout },
+    BiasDropoutAdd {
+        x: Tensor,
+        bias: Option<Tensor>,
+        residual: Tensor,
+        y: Tensor,
+        dropout: Dropout,
+    },
     /// y = dropout(x); x and y may be the same. Backward is the same op on gradients.
     Dropout { x: Tensor, y: Tensor, dropout: Dropout },
     /// y (rows) F32 = maximum over the valid columns of x (rows, V/tp).
@@ -212,6 +279,12 @@ impl Op {
             Self::PositionsBackward { .. } => "positions_backward",
             Self::LayerNorm { .. } => "layer_norm",
             Self::LayerNormBackward { .. } => "layer_norm_backward",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::RmsNormBackward { .. } => "rms_norm_backward",
+            Self::Rotary { .. } => "rotary",
+            Self::RotaryBackward { .. } => "rotary_backward",
+            Self::SwiGlu { .. } => "swiglu",
+            Self::SwiGluBackward { .. } => "swiglu_backward",
             Self::Gelu { .. } => "gelu",
             Self::GeluBackward { .. } => "gelu_backward",
             Self::ColumnSum { .. } => "column_sum",

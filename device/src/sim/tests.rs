@@ -402,7 +402,8 @@ fn attention_costs_what_its_kernel_executes() {
         let lse = plan.tensor(on_device, "lse", Dtype::F32, (1, heads * tokens));
         let d_out = plan.tensor(on_device, "d_out", dtype, (tokens, heads * dim));
         let d_qkv = plan.tensor(on_device, "d_qkv", dtype, (tokens, 3 * heads * dim));
-        let heads = crate::Heads { count: heads, first: 0, total: heads, seq_len: tokens };
+        let heads =
+            crate::Heads { count: heads, kv_count: heads, first: 0, total: heads, seq_len: tokens };
         let dropout = crate::Dropout { p: 0.0, key: 0, first_row: 0 };
         let program = record(rank_of(1, 1), &Arc::new(plan), |d| {
             [qkv, d_out].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;

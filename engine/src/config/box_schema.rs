@@ -90,9 +90,15 @@ fn rate(s: &mut Section<'_, '_>, key: &'static str, doc: &'static str) -> f32 {
 }
 
 /// Ops of virtual GPUs whose speed `bench --save-box` measures.
-pub(crate) const MEASURED_OPS: [&str; 23] = [
+pub(crate) const MEASURED_OPS: [&str; 29] = [
     "layer_norm",
     "layer_norm_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "rotary",
+    "rotary_backward",
+    "swiglu",
+    "swiglu_backward",
     "gelu",
     "gelu_backward",
     "bias_dropout_add",

@@ -1,12 +1,12 @@
 //! `config.json`: what of it must be so for the model to be the one that onebox computes.
 
 use crate::config::ModelConfig;
-use device::LAYER_NORM_EPSILON;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
+use tensor_parallel::LAYER_NORM_EPSILON;
 
 /// An object in which no key stands twice.
 #[derive(Debug)]

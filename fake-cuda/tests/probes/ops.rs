@@ -81,7 +81,14 @@ fn layer_norm(plan: &mut Plan) -> Made {
     let (rows, cols, ..) = sizes();
     let row = (VALUE, (1, cols));
     let tensors = [(VALUE, (rows, cols)), row, row, (VALUE, (rows, cols)), (Dtype::F32, (rows, 2))];
-    on_sets(plan, tensors, 3, |[x, gain, bias, y, stats]| Op::LayerNorm { x, gain, bias, y, stats })
+    on_sets(plan, tensors, 3, |[x, gain, bias, y, stats]| Op::LayerNorm {
+        x,
+        gain,
+        bias,
+        y,
+        stats,
+        epsilon: 1e-5,
+    })
 }
 
 fn layer_norm_backward(plan: &mut Plan) -> Made {
@@ -114,7 +121,7 @@ fn bias_dropout_add(plan: &mut Plan, dropout: Dropout) -> Made {
     let (rows, cols, ..) = sizes();
     let all = (VALUE, (rows, cols));
     on_sets(plan, [all, (VALUE, (1, cols)), all, all], 3, |[x, bias, residual, y]| {
-        Op::BiasDropoutAdd { x, bias, residual, y, dropout }
+        Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout }
     })
 }
 
@@ -138,7 +145,7 @@ fn column_sum(plan: &mut Plan, times: usize) -> Made {
 
 fn attention(plan: &mut Plan, dropout: Dropout, backward: bool) -> Made {
     let (rows, cols, _, count, seq_len) = sizes();
-    let heads = Heads { count, first: 0, total: count, seq_len };
+    let heads = Heads { count, kv_count: count, first: 0, total: count, seq_len };
     let (out, qkv) = ((VALUE, (rows, cols)), (VALUE, (rows, 3 * cols)));
     let lse = (Dtype::F32, (rows / seq_len * count, seq_len));
     on_sets(plan, [qkv, out, out, lse, qkv], 4, |[qkv, out, d_out, lse, d_qkv]| {

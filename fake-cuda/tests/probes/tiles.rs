@@ -64,7 +64,9 @@ impl Rig {
     /// Products that take about as long as a copy of all.
     fn products(&self, count: usize) {
         let [a, b, c] = self.product;
-        (0..count).for_each(|_| self.dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None }));
+        (0..count).for_each(|_| {
+            self.dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None, add: false })
+        });
     }
 
     /// All of it in tiles of `tile` elements, each behind its own op of the Host lane.

@@ -1,7 +1,7 @@
 //! Causal attention, one (sample, head) at a time in blocks of [`LANES`] queries: two products with a softmax between
 //! them. Only the keys up to the block's end are touched. Scores lie by keys, (keys, queries): what is done for a query is
 //! done in its lane of the vectors, for all of a block at once, and no operand of a product but q' and d_out' has to be
-//! transposed.
+//! transposed. The backward pass takes all heads of queries that share keys and values in turn, and adds up theirs.
 
 use super::dense::{src, tail};
 use super::math::{Mask, dot, exp, read, vectorised};
@@ -30,13 +30,15 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let shape = Shape::new(out, heads, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = src(values(m, qkv)?)?;
+            let groups = shape.units / heads.group();
             let saved =
                 Saved { out: values(m, out)?, lse: slice(m, lse)?, d_out: values(m, d_out)? };
             let operand = src(saved.d_out)?;
             let results = Mutex::new(values_mut(m, d_qkv)?);
-            workers.split(shape.units, shape.work, (), &|units, (), scratch| {
-                for unit in units {
-                    backward(Head { shape, unit, qkv }, (saved, operand), scratch, &results);
+            workers.split(groups, shape.work, (), &|groups, (), scratch| {
+                for group in groups {
+                    let first = Head { shape, unit: group * heads.group(), qkv };
+                    backward(first, (saved, operand), scratch, &results);
                 }
             });
         }
@@ -62,7 +64,7 @@ struct Shape {
 impl Shape {
     fn new(out: Tensor, heads: Heads, dropout: Dropout) -> Result<Self, String> {
         let (rows, width) = out.shape();
-        if heads.count == 0 || heads.seq_len == 0 {
+        if heads.count == 0 || heads.kv_count == 0 || heads.seq_len == 0 {
             return Err("no heads, or samples without tokens".into());
         }
         let head_dim = width / heads.count;
@@ -77,9 +79,14 @@ impl Shape {
         })
     }
 
-    /// H D: elements of a row of `out`; a row of `qkv` has three times as many.
+    /// H D: elements of a row of `out`.
     const fn width(&self) -> usize {
         self.heads.count * self.head_dim
+    }
+
+    /// (H + 2 K) D: elements of a row of `qkv`.
+    const fn qkv_width(&self) -> usize {
+        (self.heads.count + 2 * self.heads.kv_count) * self.head_dim
     }
 }
 
@@ -101,18 +108,24 @@ impl<'a> Head<'a> {
 
     /// Where element (token, 0) of q (0), k (1) or v (2) lies in `qkv`.
     const fn at_qkv(&self, token: usize, part: usize) -> usize {
-        let column = self.unit % self.shape.heads.count * self.shape.head_dim;
-        (self.at(token) - column) * 3 + part * self.shape.width() + column
+        let heads = self.shape.heads;
+        let (sample, head) = (self.unit / heads.count, self.unit % heads.count);
+        let first = match part {
+            0 => head,
+            _ => heads.count + (part - 1) * heads.kv_count + head / heads.group(),
+        };
+        let row = (sample * heads.seq_len + token) * self.shape.qkv_width();
+        row + first * self.shape.head_dim
     }
 
     /// q, k or v (T, D) from `token` on.
     fn rows(&self, token: usize, part: usize) -> Matrix<'a> {
-        Matrix::by_rows(tail(self.qkv, self.at_qkv(token, part)), 3 * self.shape.width())
+        Matrix::by_rows(tail(self.qkv, self.at_qkv(token, part)), self.shape.qkv_width())
     }
 
     /// Of a block's q, the transpose.
     fn columns(&self, token: usize) -> Matrix<'a> {
-        Matrix::transposed(tail(self.qkv, self.at_qkv(token, 0)), 3 * self.shape.width())
+        Matrix::transposed(tail(self.qkv, self.at_qkv(token, 0)), self.shape.qkv_width())
     }
 
     /// Index in the dropout mask of the weight of key 0 for a query.
@@ -248,14 +261,14 @@ struct Saved<'a> {
 }
 
 /// With weights P and their mask M: d_v = (P M)' d_out, d_scores = P (M (d_out v') - delta),
-/// d_q = d_scores k / sqrt(D), d_k = d_scores' q / sqrt(D).
+/// d_q = d_scores k / sqrt(D), d_k = d_scores' q / sqrt(D). For the heads that share the keys and values of `first`, from it on.
 fn backward(
-    head: Head<'_>,
+    first: Head<'_>,
     (saved, d_out): (Saved<'_>, Src<'_>),
     scratch: &mut Scratch,
     results: &Mutex<ViewMut<'_>>,
 ) {
-    let Shape { heads: Heads { seq_len, .. }, head_dim, .. } = head.shape;
+    let Shape { heads: Heads { seq_len, .. }, head_dim, .. } = first.shape;
     let Scratch { gemm, floats } = scratch;
     let (delta, floats) = floats.split_at_mut(seq_len);
     let (d_q, floats) = floats.split_at_mut(seq_len * head_dim);
@@ -264,31 +277,37 @@ fn backward(
     let (weights, d_scores) = floats.split_at_mut(floats.len() / 2);
     d_k.fill(0.0);
     d_v.fill(0.0);
-    row_dots(head, saved, delta);
-    let lse = &saved.lse[head.unit * seq_len..][..seq_len];
-    for block in head.blocks() {
-        let Block { first, rows, keys } = block;
-        let (at, width) = (head.at(first), head.shape.width());
-        let kq = (head.rows(0, 1), head.columns(first));
-        product((keys, rows, head_dim), kq, (weights, LANES), 0.0, gemm);
-        let d_weights = (head.rows(0, 2), Matrix::transposed(tail(d_out, at), width));
-        product((keys, rows, head_dim), d_weights, (d_scores, LANES), 0.0, gemm);
-        scores_backward(head, block, (lse, delta), weights, d_scores);
-        let (weights, d_scores) = (Src::F32(weights), Src::F32(d_scores));
-        let to_q = (Matrix::transposed(d_scores, LANES), head.rows(0, 1));
-        let d_q = &mut d_q[first * head_dim..];
-        product((rows, head_dim, keys), to_q, (d_q, head_dim), 0.0, gemm);
-        let to_k = (Matrix::by_rows(d_scores, LANES), head.rows(first, 0));
-        product((keys, head_dim, rows), to_k, (d_k, head_dim), 1.0, gemm);
-        let to_v = (Matrix::by_rows(weights, LANES), Matrix::by_rows(tail(d_out, at), width));
-        product((keys, head_dim, rows), to_v, (d_v, head_dim), 1.0, gemm);
-    }
-    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-    for (part, gradient) in [d_q, d_k, d_v].into_iter().enumerate() {
+    let store = |head: Head<'_>, part, gradient: &[f32]| {
+        let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
         for (token, row) in gradient.chunks_exact(head_dim.max(1)).enumerate() {
             results.store(head.at_qkv(token, part), row);
         }
+    };
+    for unit in first.unit..first.unit + first.shape.heads.group() {
+        let head = Head { unit, ..first };
+        row_dots(head, saved, delta);
+        let lse = &saved.lse[unit * seq_len..][..seq_len];
+        for block in head.blocks() {
+            let Block { first, rows, keys } = block;
+            let (at, width) = (head.at(first), head.shape.width());
+            let kq = (head.rows(0, 1), head.columns(first));
+            product((keys, rows, head_dim), kq, (weights, LANES), 0.0, gemm);
+            let d_weights = (head.rows(0, 2), Matrix::transposed(tail(d_out, at), width));
+            product((keys, rows, head_dim), d_weights, (d_scores, LANES), 0.0, gemm);
+            scores_backward(head, block, (lse, delta), weights, d_scores);
+            let (weights, d_scores) = (Src::F32(weights), Src::F32(d_scores));
+            let to_q = (Matrix::transposed(d_scores, LANES), head.rows(0, 1));
+            let d_q = &mut d_q[first * head_dim..];
+            product((rows, head_dim, keys), to_q, (d_q, head_dim), 0.0, gemm);
+            let to_k = (Matrix::by_rows(d_scores, LANES), head.rows(first, 0));
+            product((keys, head_dim, rows), to_k, (d_k, head_dim), 1.0, gemm);
+            let to_v = (Matrix::by_rows(weights, LANES), Matrix::by_rows(tail(d_out, at), width));
+            product((keys, head_dim, rows), to_v, (d_v, head_dim), 1.0, gemm);
+        }
+        store(head, 0, d_q);
     }
+    store(first, 1, d_k);
+    store(first, 2, d_v);
 }
 
 /// delta (T) = sums over the head's columns of d_out out.
@@ -354,7 +373,17 @@ mod tests {
     type Size = (usize, usize, Heads);
 
     fn size(samples: usize, seq_len: usize, count: usize, head_dim: usize) -> Size {
-        (samples, head_dim, Heads { count, first: 1, total: count + 2, seq_len })
+        grouped(samples, seq_len, (count, count), head_dim)
+    }
+
+    /// `count` heads of queries share `kv_count` of keys and values.
+    fn grouped(
+        samples: usize,
+        seq_len: usize,
+        (count, kv_count): (usize, usize),
+        head_dim: usize,
+    ) -> Size {
+        (samples, head_dim, Heads { count, kv_count, first: 1, total: count + 2, seq_len })
     }
 
     /// Plain formula: out and lse.
@@ -363,11 +392,13 @@ mod tests {
         (samples, d, heads): Size,
         dropout: Dropout,
     ) -> (Vec<f64>, Vec<f64>) {
-        let Heads { count, first, total, seq_len: t } = heads;
+        let Heads { count, kv_count, first, total, seq_len: t } = heads;
         let width = count * d;
         let (mut out, mut lse) = (vec![0.0; samples * t * width], vec![0.0; samples * count * t]);
         let at = |b: usize, token: usize, part: usize, h: usize| {
-            &qkv[(b * t + token) * 3 * width + part * width + h * d..][..d]
+            let (all, shared) = (count + 2 * kv_count, h * kv_count / count);
+            let head = [h, count + shared, count + kv_count + shared][part];
+            &qkv[((b * t + token) * all + head) * d..][..d]
         };
         for (b, h, q) in (0..samples * count * t).map(|i| (i / t / count, i / t % count, i % t)) {
             let score = |k| inner(at(b, q, 0, h), at(b, k, 1, h)) / (d as f64).sqrt();
@@ -385,8 +416,9 @@ mod tests {
     }
 
     fn inputs((samples, d, heads): Size) -> (Vec<f64>, Vec<f64>) {
-        let n = samples * heads.seq_len * heads.count * d;
-        (noise(1, 3 * n).iter().map(|x| 2.0 * x).collect(), noise(2, n))
+        let n = samples * heads.seq_len * d;
+        let all = heads.count + 2 * heads.kv_count;
+        (noise(1, all * n).iter().map(|x| 2.0 * x).collect(), noise(2, heads.count * n))
     }
 
     /// Out, lse and d_qkv by the ops.
@@ -401,9 +433,10 @@ mod tests {
         let (samples, d, heads) = size;
         let (rows, width) = (samples * heads.seq_len, heads.count * d);
         let mut rig = Rig::new(threads);
+        let qkv_width = (heads.count + 2 * heads.kv_count) * d;
         let (qkv, d_out) =
-            (rig.put(dtype, (rows, 3 * width), qkv), rig.put(dtype, (rows, width), d_out));
-        let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, 3 * width)));
+            (rig.put(dtype, (rows, qkv_width), qkv), rig.put(dtype, (rows, width), d_out));
+        let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, qkv_width)));
         let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
         rig.run(&Op::Attention { qkv, out, lse, heads, dropout });
         rig.run(&Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout });
@@ -420,6 +453,8 @@ mod tests {
                     size(1, 130, 3, 16),
                     size(2, 31, 1, 80),
                     size(1, 300, 1, 7),
+                    grouped(2, 65, (6, 2), 4),
+                    grouped(1, 40, (3, 1), 6),
                 ] {
                     let dropout = Dropout { first_row: 3 * size.2.seq_len as u64, ..dropout };
                     let (qkv, d_out) = inputs(size);
@@ -436,7 +471,13 @@ mod tests {
     fn gradients_are_central_differences_of_the_formula() {
         for (dtype, ulp) in TYPES {
             for dropout in [NO_DROPOUT, DROPOUT] {
-                for size in [size(2, 2, 1, 2), size(2, 7, 2, 5), size(1, 67, 1, 3)] {
+                for size in [
+                    size(2, 2, 1, 2),
+                    size(2, 7, 2, 5),
+                    size(1, 67, 1, 3),
+                    grouped(2, 5, (6, 2), 2),
+                    grouped(1, 35, (3, 1), 2),
+                ] {
                     let dropout = Dropout { first_row: size.2.seq_len as u64, ..dropout };
                     let (qkv, d_out) = inputs(size);
                     let [_, _, got] = run_ops(1, dtype, size, dropout, &qkv, &d_out);
@@ -488,7 +529,7 @@ mod tests {
             let of_head = |x: &Vec<f64>| -> Vec<f64> {
                 x.chunks(2 * d).flat_map(|row| row[head * d..][..d].to_vec()).collect()
             };
-            let one = (2, d, Heads { count: 1, first: 1 + head, ..both.2 });
+            let one = (2, d, Heads { count: 1, kv_count: 1, first: 1 + head, ..both.2 });
             let [out, ..] = run_ops(1, Dtype::F32, one, DROPOUT, &of_head(&qkv), &of_head(&d_out));
             assert_eq!(out, of_head(&whole));
         }

@@ -7,7 +7,7 @@ use crate::op::Op;
 use crate::{Tensor, View, ViewMut};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
-    let Op::Gemm { a, b, c, bias } = *op else { return not_a_kernel() };
+    let Op::Gemm { a, b, c, bias, add } = *op else { return not_a_kernel() };
     let ((rows, k), (_, n)) = (a.shape(), b.shape());
     let product = Gemm {
         m: rows,
@@ -16,7 +16,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         a: matrix(m, a)?,
         b: matrix(m, b)?,
         c: MatrixMut { data: dst(values_mut(m, c)?)?, row_stride: n },
-        beta: 0.0,
+        beta: f32::from(u8::from(add)),
         bias: bias.map(|bias| values(m, bias).and_then(src)).transpose()?,
     };
     workers.multiply(product);
@@ -84,12 +84,12 @@ mod tests {
             };
             let (ta, tb) = (put(&a, (m, k), flip_a), put(&b, (k, n), flip_b));
             let (tc, t_bias) = (rig.put(dtype, (m, n), &c), rig.put(Dtype::F32, (1, n), &bias));
-            let with_bias = (variant < 4).then_some(t_bias);
-            rig.run(&Op::Gemm { a: ta, b: tb, c: tc, bias: with_bias });
+            let (with_bias, add) = ((variant < 4).then_some(t_bias), variant % 3 == 0);
+            rig.run(&Op::Gemm { a: ta, b: tb, c: tc, bias: with_bias, add });
             let want: Vec<f64> = (0..m * n)
                 .map(|i| {
                     let sum: f64 = (0..k).map(|p| a[i / n * k + p] * b[p * n + i % n]).sum();
-                    sum + with_bias.map_or(0.0, |_| bias[i % n])
+                    sum + with_bias.map_or(0.0, |_| bias[i % n]) + if add { c[i] } else { 0.0 }
                 })
                 .collect();
             assert_close(&rig.get(tc), &want, 1e-5, ulp);
@@ -104,7 +104,7 @@ mod tests {
             let a = rig.put(Dtype::Bf16, (m, k), &noise(1, m * k));
             let b = rig.put(Dtype::Bf16, (k, n), &noise(2, k * n));
             let c = rig.out(Dtype::F32, (m, n));
-            rig.run(&Op::Gemm { a, b, c, bias: None });
+            rig.run(&Op::Gemm { a, b, c, bias: None, add: false });
             rig.get(c)
         };
         assert_eq!(run(1), run(3));

@@ -1,6 +1,6 @@
 //! Activations, bias, dropout, additions and conversions; and sums of columns.
 
-use super::math::{AHEAD, Mask, gelu, gelu_slope, masked, read, vectorised, write};
+use super::math::{AHEAD, Mask, gelu, gelu_slope, masked, read, sigmoid, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Workers};
 use crate::op::Op;
@@ -36,13 +36,20 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         }
         Op::BiasDropoutAdd { x, bias, residual, y, dropout } => {
             let shape = x.shape();
-            let inputs = [values(m, x)?, values(m, bias)?, values(m, residual)?];
+            let bias = bias.map(|bias| values(m, bias)).transpose()?;
+            let inputs = (values(m, x)?, bias, values(m, residual)?);
             bias_dropout_add(workers, inputs, values_mut(m, y)?, shape, dropout);
         }
         Op::Dropout { x, y, dropout } => {
             let first = dropout.first_row * x.shape().1 as u64;
             let from = if x == y { None } else { Some(values(m, x)?) };
             drop_elements(workers, from, values_mut(m, y)?, first, Mask::new(dropout));
+        }
+        Op::SwiGlu { x, y } => {
+            swiglu(workers, values(m, x)?, values_mut(m, y)?, y.shape());
+        }
+        Op::SwiGluBackward { x, d } => {
+            swiglu_backward(workers, values_mut(m, x)?, values(m, d)?, d.shape());
         }
         _ => return not_a_kernel(),
     }
@@ -145,7 +152,7 @@ fn drop_elements(
 /// y (rows, cols) = residual (rows, cols) + dropout(x (rows, cols) + bias (cols)).
 fn bias_dropout_add(
     workers: &Workers,
-    [x, bias, residual]: [View<'_>; 3],
+    (x, bias, residual): (View<'_>, Option<View<'_>>, View<'_>),
     y: ViewMut<'_>,
     (rows, cols): (usize, usize),
     dropout: Dropout,
@@ -157,11 +164,15 @@ fn bias_dropout_add(
             || {
                 let mut buffers = [[0.0; BLOCK]; 4];
                 let [xs, biases, residuals, ys] = &mut buffers;
-                let mut factors = [0.0; BLOCK];
+                let (mut factors, zeros) = ([0.0; BLOCK], [-0.0; BLOCK]);
                 for row in rows.clone() {
                     for col in (0..cols).step_by(BLOCK) {
                         let (at, n) = (row * cols + col, BLOCK.min(cols - col));
-                        let (x, bias) = (read(&x, at, n, xs), read(&bias, col, n, biases));
+                        let x = read(&x, at, n, xs);
+                        let bias = match &bias {
+                            Some(bias) => read(bias, col, n, biases),
+                            None => &zeros[..n],
+                        };
                         let residual = read(&residual, at, n, residuals);
                         let sums = ((x, bias), residual);
                         if let Some(mask) = mask {
@@ -193,6 +204,63 @@ fn add(y: &mut [f32], ((x, bias), residual): ((&[f32], &[f32]), &[f32]), factors
             terms.zip(factors).for_each(|((((y, x), b), r), f)| *y = masked(x + b, *f) + r);
         }
     }
+}
+
+/// y (rows, width) = silu(gate) up, where a row of x is the gate's `width` elements, then those of up.
+fn swiglu(workers: &Workers, x: View<'_>, y: ViewMut<'_>, (rows, width): (usize, usize)) {
+    workers.split(rows, x.len(), Rows { view: y, each: width }, &|rows, mut y, _| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let [mut gates, mut ups, mut ys] = [[0.0; BLOCK]; 3];
+                for (at, row) in rows.clone().enumerate() {
+                    for col in (0..width).step_by(BLOCK) {
+                        let (from, n) = (2 * row * width + col, BLOCK.min(width - col));
+                        let gate = read(&x, from, n, &mut gates);
+                        let up = read(&x, from + width, n, &mut ups);
+                        write(
+                            &mut y.view,
+                            (at * width + col, n),
+                            &mut ys,
+                            false,
+                            #[inline(always)]
+                            |y| {
+                                let terms = y.iter_mut().zip(gate).zip(up);
+                                terms.for_each(|((y, g), up)| *y = g * sigmoid(*g) * up);
+                            },
+                        );
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// x, as in [`swiglu`], becomes its gradient: (d up s (1 + g (1 - s)), d g s), where g is the gate and s its sigmoid.
+fn swiglu_backward(workers: &Workers, x: ViewMut<'_>, d: View<'_>, (rows, width): (usize, usize)) {
+    workers.split(rows, 2 * d.len(), Rows { view: x, each: 2 * width }, &|rows, mut x, _| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let [mut gates, mut ups, mut ds] = [[0.0; BLOCK]; 3];
+                for (at, row) in rows.clone().enumerate() {
+                    for col in (0..width).step_by(BLOCK) {
+                        let (to, n) = (2 * at * width + col, BLOCK.min(width - col));
+                        x.view.as_view().load(to, &mut gates[..n]);
+                        x.view.as_view().load(to + width, &mut ups[..n]);
+                        let d = read(&d, row * width + col, n, &mut ds);
+                        for ((g, up), d) in gates[..n].iter_mut().zip(&mut ups[..n]).zip(d) {
+                            let s = sigmoid(*g);
+                            let slope = (*g * (1.0 - s)).mul_add(s, s);
+                            (*g, *up) = (d * *up * slope, d * (*g * s));
+                        }
+                        x.view.store(to, &gates[..n]);
+                        x.view.store(to + width, &ups[..n]);
+                    }
+                }
+            },
+        );
+    });
 }
 
 /// y (cols) = sums over the rows of x (rows, cols).
@@ -255,6 +323,55 @@ mod tests {
     }
 
     #[test]
+    fn swiglu_and_its_gradient_are_the_formula_in_every_type() {
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        for (dtype, ulp) in TYPES {
+            for (rows, width) in [(3, 5), (1, 1031), (7, 64)] {
+                let mut rig = Rig::new(1);
+                let x: Vec<f64> = noise(1, 2 * rows * width).iter().map(|x| x * 6.0).collect();
+                let d = noise(2, rows * width);
+                let (tx, ty) =
+                    (rig.put(dtype, (rows, 2 * width), &x), rig.out(dtype, (rows, width)));
+                let td = rig.put(dtype, (rows, width), &d);
+                let x = rig.get(tx);
+                rig.run(&Op::SwiGlu { x: tx, y: ty });
+                rig.run(&Op::SwiGluBackward { x: tx, d: td });
+                let formula = |x: &[f64]| {
+                    let row = |x: &[f64]| {
+                        (0..width).map(|i| silu(x[i]) * x[width + i]).collect::<Vec<f64>>()
+                    };
+                    x.chunks(2 * width).flat_map(row).collect::<Vec<f64>>()
+                };
+                assert_close(&rig.get(ty), &formula(&x), 3e-6, 1e-6 + ulp);
+                let d = rig.get(td);
+                let want: Vec<f64> = (0..x.len())
+                    .map(|i| {
+                        let (row, col) = (i / (2 * width), i % (2 * width));
+                        let (at, d) = (row * 2 * width + col % width, d[row * width + col % width]);
+                        let (g, up, s) = (x[at], x[at + width], 1.0 / (1.0 + (-x[at]).exp()));
+                        if col < width { d * up * s * (1.0 + g * (1.0 - s)) } else { d * g * s }
+                    })
+                    .collect();
+                assert_close(&rig.get(tx), &want, 3e-6, 1e-6 + ulp);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_without_a_bias_is_that_with_zeros() {
+        let mut rig = Rig::new(1);
+        let (x, residual) = (
+            rig.put(Dtype::Bf16, (3, 70), &noise(1, 210)),
+            rig.put(Dtype::Bf16, (3, 70), &noise(2, 210)),
+        );
+        let bias = rig.put(Dtype::Bf16, (1, 70), &[0.0; 70]);
+        let (y, z) = (rig.out(Dtype::Bf16, (3, 70)), rig.out(Dtype::Bf16, (3, 70)));
+        rig.run(&Op::BiasDropoutAdd { x, bias: None, residual, y, dropout: DROPOUT });
+        rig.run(&Op::BiasDropoutAdd { x, bias: Some(bias), residual, y: z, dropout: DROPOUT });
+        assert_eq!(rig.get(y), rig.get(z));
+    }
+
+    #[test]
     fn bias_dropout_add_drops_by_global_index_in_mixed_types() {
         for (dtype, ulp) in TYPES {
             for (dropout, (rows, cols)) in
@@ -270,7 +387,13 @@ mod tests {
                     rig.out(dtype, (rows, cols)),
                 ];
                 let [tx, tb, tr, ty] = tensors;
-                rig.run(&Op::BiasDropoutAdd { x: tx, bias: tb, residual: tr, y: ty, dropout });
+                rig.run(&Op::BiasDropoutAdd {
+                    x: tx,
+                    bias: Some(tb),
+                    residual: tr,
+                    y: ty,
+                    dropout,
+                });
                 let first = dropout.first_row as usize * cols;
                 let y = |i: usize| residual[i] + (x[i] + bias[i % cols]) * kept(dropout, first + i);
                 let want: Vec<f64> = (0..n).map(y).collect();
@@ -359,7 +482,13 @@ mod tests {
             let sums = rig.out(Dtype::F32, (1, cols));
             rig.run(&Op::Gelu { x, y });
             rig.run(&Op::GeluBackward { x: y, d: z });
-            rig.run(&Op::BiasDropoutAdd { x: y, bias, residual: z, y: w, dropout: DROPOUT });
+            rig.run(&Op::BiasDropoutAdd {
+                x: y,
+                bias: Some(bias),
+                residual: z,
+                y: w,
+                dropout: DROPOUT,
+            });
             rig.run(&Op::Dropout { x: w, y: w, dropout: DROPOUT });
             rig.run(&Op::Add { x: z, into: w });
             rig.run(&Op::ColumnSum { x: w, y: sums });

@@ -44,6 +44,12 @@ pub(super) const fn exp(x: f32) -> f32 {
     p * f32::from_bits(n << 23)
 }
 
+/// 1 / (1 + e^-x)
+#[inline(always)]
+pub(super) const fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
 /// 2 sqrt(2 / pi)
 const GELU_1: f32 = 1.595_769;
 /// 2 sqrt(2 / pi) 0.044715

@@ -11,6 +11,7 @@ mod embedding;
 mod loss;
 mod math;
 mod norm;
+mod rotary;
 #[cfg(test)]
 mod testing;
 mod update;
@@ -47,7 +48,11 @@ pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<()
         | Op::EmbeddingBackward { .. }
         | Op::AddPositions { .. }
         | Op::PositionsBackward { .. } => embedding::run(op, memory, workers),
-        Op::LayerNorm { .. } | Op::LayerNormBackward { .. } => norm::run(op, memory, workers),
+        Op::LayerNorm { .. }
+        | Op::LayerNormBackward { .. }
+        | Op::RmsNorm { .. }
+        | Op::RmsNormBackward { .. } => norm::run(op, memory, workers),
+        Op::Rotary { .. } | Op::RotaryBackward { .. } => rotary::run(op, memory, workers),
         Op::Attention { .. } | Op::AttentionBackward { .. } => attention::run(op, memory, workers),
         Op::RowMax { .. }
         | Op::CrossEntropyStats { .. }
@@ -55,6 +60,8 @@ pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<()
         | Op::CrossEntropyBackward { .. } => loss::run(op, memory, workers),
         Op::Gelu { .. }
         | Op::GeluBackward { .. }
+        | Op::SwiGlu { .. }
+        | Op::SwiGluBackward { .. }
         | Op::ColumnSum { .. }
         | Op::BiasDropoutAdd { .. }
         | Op::Dropout { .. }

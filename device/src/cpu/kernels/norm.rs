@@ -1,4 +1,4 @@
-//! Layer norm. Statistics are f32, in an order that depends on the row's length alone.
+//! Layer norm and RMSNorm. Statistics are f32, in an order that depends on the row's length alone.
 
 use super::math::{AHEAD, dot, read, sum, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
@@ -7,11 +7,9 @@ use crate::op::Op;
 use crate::{View, ViewMut};
 use std::ops::Range;
 
-const EPS: f32 = crate::LAYER_NORM_EPSILON as f32;
-
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::LayerNorm { x, gain, bias, y, stats } => {
+        Op::LayerNorm { x, gain, bias, y, stats, epsilon } => {
             let (rows, cols) = x.shape();
             workers.need(norm_floats(cols))?;
             let (x, gain, bias) = (values(m, x)?, values(m, gain)?, values(m, bias)?);
@@ -19,7 +17,8 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let stats = Slice { data: slice_mut::<f32>(m, stats)?, each: 2 };
             workers.split(rows, x.len(), (y, stats), &|rows, (mut y, stats), scratch| {
                 let x = x.slice(rows.start * cols..rows.end * cols);
-                forward(x, [gain, bias], &mut y.view, stats.data, &mut scratch.floats, cols);
+                let floats = &mut scratch.floats;
+                forward(x, [gain, bias], epsilon, &mut y.view, stats.data, floats);
             });
         }
         Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
@@ -51,6 +50,38 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 },
             );
         }
+        Op::RmsNorm { x, gain, y, stats, epsilon } => {
+            let (rows, cols) = x.shape();
+            workers.need(norm_floats(cols))?;
+            let (x, gain) = (values(m, x)?, values(m, gain)?);
+            let y = Rows { view: values_mut(m, y)?, each: cols };
+            let stats = Slice { data: slice_mut::<f32>(m, stats)?, each: 1 };
+            workers.split(rows, x.len(), (y, stats), &|rows, (mut y, stats), scratch| {
+                let x = x.slice(rows.start * cols..rows.end * cols);
+                rms_forward(x, gain, epsilon, &mut y.view, stats.data, &mut scratch.floats);
+            });
+        }
+        Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
+            let (rows, cols) = x.shape();
+            workers.need(norm_floats(cols))?;
+            let inputs = Inputs {
+                x: values(m, x)?,
+                gain: values(m, gain)?,
+                stats: slice(m, stats)?,
+                d_y: values(m, d_y)?,
+                cols,
+            };
+            let (d_x, mut d_gain) = (values_mut(m, d_x)?, values_mut(m, d_gain)?);
+            let each_block =
+                |rows: Range<usize>, mut d_x: Rows<'_>, sums: &mut [f32], floats: &mut [f32]| {
+                    let inputs = inputs.rows(rows.start, rows.end);
+                    rms_backward(inputs, (&mut d_x.view, add), sums, floats);
+                };
+            let d_x = Rows { view: d_x, each: cols };
+            return workers.sum_rows((rows, cols), x.len(), d_x, &each_block, |sums| {
+                d_gain.store(0, sums);
+            });
+        }
         _ => return not_a_kernel(),
     }
     Ok(())
@@ -68,11 +99,12 @@ fn four(floats: &mut [f32], cols: usize) -> [&mut [f32]; 4] {
 fn forward(
     x: View<'_>,
     [gain, bias]: [View<'_>; 2],
+    epsilon: f32,
     y: &mut ViewMut<'_>,
     stats: &mut [f32],
     floats: &mut [f32],
-    cols: usize,
 ) {
+    let cols = gain.len();
     vectorised(
         #[inline(always)]
         || {
@@ -86,7 +118,7 @@ fn forward(
                 let x = read(&x, row * cols, cols, xs);
                 let mean = sum(x, |x| x) * per_element;
                 let variance = sum(x, |x| (x - mean) * (x - mean)) * per_element;
-                let scale = 1.0 / (variance + EPS).sqrt();
+                let scale = 1.0 / (variance + epsilon).sqrt();
                 let terms = x.iter().zip(gain).zip(bias);
                 let new = |((x, gain), bias): ((&f32, &f32), &f32)| {
                     ((x - mean) * scale).mul_add(*gain, *bias)
@@ -105,7 +137,99 @@ fn forward(
     );
 }
 
-/// What the backward pass reads: x and d_y (rows, cols), gain (cols), stats (rows, 2).
+/// y (rows, cols) from x (rows, cols) and gain (cols); stats (rows).
+fn rms_forward(
+    x: View<'_>,
+    gain: View<'_>,
+    epsilon: f32,
+    y: &mut ViewMut<'_>,
+    stats: &mut [f32],
+    floats: &mut [f32],
+) {
+    let cols = gain.len();
+    vectorised(
+        #[inline(always)]
+        || {
+            let [gains, _, xs, ys] = four(floats, cols);
+            let gain = read(&gain, 0, cols, gains);
+            let per_element = 1.0 / cols as f32;
+            for (row, stat) in stats.iter_mut().enumerate() {
+                let later = row * cols + AHEAD..row * cols + AHEAD + cols;
+                x.ask(later.clone());
+                y.as_view().ask(later);
+                let x = read(&x, row * cols, cols, xs);
+                let scale = 1.0 / sum(x, |x| x * x).mul_add(per_element, epsilon).sqrt();
+                write(
+                    y,
+                    (row * cols, cols),
+                    ys,
+                    false,
+                    #[inline(always)]
+                    |y| {
+                        let terms = y.iter_mut().zip(x).zip(gain);
+                        terms.for_each(|((y, x), gain)| *y = x * scale * gain);
+                    },
+                );
+                *stat = scale;
+            }
+        },
+    );
+}
+
+/// d_x = (add ? d_x : 0) + (g - n mean(g n)) / root, where g = d_y gain and n is the normalised x; and the sums over the
+/// rows, in order, of d_y n (d_gain).
+fn rms_backward(
+    inputs: Inputs<'_>,
+    (d_x, add): (&mut ViewMut<'_>, bool),
+    d_gain: &mut [f32],
+    floats: &mut [f32],
+) {
+    let Inputs { x, gain, stats, d_y, cols } = inputs;
+    vectorised(
+        #[inline(always)]
+        || {
+            let [gains, normal, g, xs] = four(floats, cols);
+            let gain = read(&gain, 0, cols, gains);
+            d_gain.fill(0.0);
+            let per_element = 1.0 / cols as f32;
+            for (row, scale) in stats.iter().enumerate() {
+                let at = row * cols;
+                let later = at + AHEAD..at + AHEAD + cols;
+                x.ask(later.clone());
+                d_y.ask(later.clone());
+                d_x.as_view().ask(later);
+                let x = read(&x, at, cols, xs);
+                normal.iter_mut().zip(x).for_each(|(n, x)| *n = x * scale);
+                let d_y = read(&d_y, at, cols, xs);
+                let terms = g.iter_mut().zip(d_y).zip(gain).zip(&*normal);
+                for ((((g, d), gain), n), d_gain) in terms.zip(&mut *d_gain) {
+                    *g = d * gain;
+                    *d_gain = d.mul_add(*n, *d_gain);
+                }
+                let mean_gn = dot(g, normal) * per_element;
+                let terms = g.iter().zip(&*normal);
+                let new = |(g, n): (&f32, &f32)| n.mul_add(-mean_gn, *g) * scale;
+                write(
+                    d_x,
+                    (at, cols),
+                    xs,
+                    add,
+                    #[inline(always)]
+                    |d_x| {
+                        let both = d_x.iter_mut().zip(terms);
+                        if add {
+                            both.for_each(|(d, t)| *d += new(t));
+                        } else {
+                            both.for_each(|(d, t)| *d = new(t));
+                        }
+                    },
+                );
+            }
+        },
+    );
+}
+
+/// What the backward pass reads: x and d_y (rows, cols), gain (cols), stats (rows, 2), of RMSNorm (rows).
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     x: View<'a>,
@@ -119,7 +243,8 @@ impl Inputs<'_> {
     fn rows(self, start: usize, end: usize) -> Self {
         let range = start * self.cols..end * self.cols;
         let (x, d_y) = (self.x.slice(range.clone()), self.d_y.slice(range));
-        Self { x, d_y, stats: &self.stats[2 * start..2 * end], ..self }
+        let each = self.stats.len() * self.cols / self.x.len().max(1);
+        Self { x, d_y, stats: &self.stats[each * start..each * end], ..self }
     }
 }
 
@@ -226,7 +351,7 @@ mod tests {
         let (y, stats) = (rig.out(dtype, shape), rig.out(Dtype::F32, (rows.len(), 2)));
         let d_x = rig.put(dtype, shape, &part(5));
         let (d_gain, d_bias) = (rig.out(dtype, (1, cols)), rig.out(Dtype::F32, (1, cols)));
-        rig.run(&Op::LayerNorm { x, gain, bias, y, stats });
+        rig.run(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 });
         rig.run(&Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias });
         Case { rig, y, stats, d_x, d_gain, d_bias }
     }
@@ -253,6 +378,66 @@ mod tests {
                 assert_close(&c.rig.get(c.d_bias), &d_bias, 1e-5, 0.0);
             }
         }
+    }
+
+    fn rms_norm_f64(x: &[f64], gain: &[f64]) -> Vec<f64> {
+        let row = |x: &[f64]| {
+            let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            let scale = 1.0 / (square + 1e-2).sqrt();
+            x.iter().zip(gain).map(|(x, gain)| x * scale * gain).collect::<Vec<_>>()
+        };
+        x.chunks(gain.len()).flat_map(row).collect()
+    }
+
+    /// y, stats, d_x and d_gain of RMSNorm on some rows of an input.
+    fn rms_case(
+        threads: usize,
+        dtype: Dtype,
+        rows: std::ops::Range<usize>,
+        cols: usize,
+        add: bool,
+    ) -> [Vec<f64>; 4] {
+        let mut rig = Rig::new(threads);
+        let shape = (rows.len(), cols);
+        let part = |seed| noise(seed, rows.end * cols)[rows.start * cols..].to_vec();
+        let (x, d_y) = (rig.put(dtype, shape, &part(1)), rig.put(dtype, shape, &part(2)));
+        let gain = rig.put(dtype, (1, cols), &noise(3, cols));
+        let (y, stats) = (rig.out(dtype, shape), rig.out(Dtype::F32, (rows.len(), 1)));
+        let (d_x, d_gain) = (rig.put(dtype, shape, &part(5)), rig.out(Dtype::F32, (1, cols)));
+        rig.run(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-2 });
+        rig.run(&Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain });
+        [y, stats, d_x, d_gain].map(|t| rig.get(t))
+    }
+
+    #[test]
+    fn rms_norm_and_its_gradients_are_the_formula_in_every_type() {
+        for (dtype, ulp) in TYPES {
+            for (rows, cols, add) in [(3, 2, false), (5, 37, true), (2, 128, false), (1, 300, true)]
+            {
+                let (x, d_y) = (noise(1, rows * cols), noise(2, rows * cols));
+                let (gain, old) = (noise(3, cols), noise(5, rows * cols));
+                let [y, _, got_x, got_gain] = rms_case(1, dtype, 0..rows, cols, add);
+                assert_close(&y, &rms_norm_f64(&x, &gain), 3e-6, ulp);
+                let mut d_x = differences(&x, |x| inner(&d_y, &rms_norm_f64(x, &gain)));
+                if add {
+                    d_x.iter_mut().zip(old).for_each(|(d, old)| *d += old);
+                }
+                assert_close(&got_x, &d_x, 2e-5, ulp);
+                let d_gain = differences(&gain, |gain| inner(&d_y, &rms_norm_f64(&x, gain)));
+                assert_close(&got_gain, &d_gain, 1e-5, 2.0 * ulp);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_and_threads_of_rms_norm_change_no_bit() {
+        let (all, part) =
+            (rms_case(1, Dtype::Bf16, 0..9, 333, true), rms_case(1, Dtype::Bf16, 4..7, 333, true));
+        for (of, each) in [(0, 333), (1, 1), (2, 333)] {
+            assert_eq!(all[of][4 * each..7 * each], part[of]);
+        }
+        let run = |threads| rms_case(threads, Dtype::Bf16, 0..101, 777, true);
+        assert_eq!(run(1), run(3));
     }
 
     #[test]
@@ -285,7 +470,7 @@ mod tests {
         let cols = 1 << 20;
         let [x, gain, bias, y] = [(); 4].map(|()| rig.out(Dtype::F16, (1, cols)));
         let stats = rig.out(Dtype::F32, (1, 2));
-        let error = rig.try_run(&Op::LayerNorm { x, gain, bias, y, stats });
+        let error = rig.try_run(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 });
         assert!(error.expect_err("scratch").contains("scratch"));
     }
 }

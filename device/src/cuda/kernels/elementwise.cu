@@ -127,7 +127,7 @@ KERNEL(256) dropout(const void* x, void* y, u32 types, i64 n, u64 first, u64 key
   }
 }
 
-// y (rows, cols) = residual + dropout(x + bias (cols)).
+// y (rows, cols) = residual + dropout(x + bias (cols)); without a bias, bias is null.
 KERNEL(256) bias_dropout_add(const void* x, const void* bias, const void* residual, void* y, u32 types, i64 rows,
                              i64 cols, u64 first, u64 key, u32 threshold, float scale) {
   Mask mask = {key, threshold, scale};
@@ -137,7 +137,9 @@ KERNEL(256) bias_dropout_add(const void* x, const void* bias, const void* residu
       i64 i = row * cols + col;
       float v[8], b[8], r[8];
       load8(x, type_of(types, 0), i, count, v);
-      load8(bias, type_of(types, 1), col, count, b);
+#pragma unroll
+      for (int j = 0; j < 8; j++) b[j] = -0.0f;
+      if (bias) load8(bias, type_of(types, 1), col, count, b);
       load8(residual, type_of(types, 2), i, count, r);
 #pragma unroll
       for (int j = 0; j < 8; j++) v[j] = masked(mask, first + i + j, v[j] + b[j]) + r[j];

@@ -1,7 +1,5 @@
 // Layer norm. A block has one row at a time; a row's result depends on that row alone.
 
-#define NORM_EPS 1e-5f
-
 // Sum over the row of f(x, column), every thread's the same.
 template <class F>
 INLINE float row_sum(i64 cols, float (&shared)[32], F f) {
@@ -12,7 +10,7 @@ INLINE float row_sum(i64 cols, float (&shared)[32], F f) {
 
 // y = (x - mean) / deviation gain + bias; stats (rows, 2) = mean, 1 / deviation.
 KERNEL(256) layer_norm(const void* x, const void* gain, const void* bias, void* y, float* stats, u32 types, i64 rows,
-                       i64 cols) {
+                       i64 cols, float epsilon) {
   __shared__ float shared[2][32];
   float per_element = 1.0f / (float)cols;
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -32,7 +30,7 @@ KERNEL(256) layer_norm(const void* x, const void* gain, const void* bias, void* 
         if (j < count) sum = fmaf(v[j] - mean, v[j] - mean, sum);
       return sum;
     });
-    float scale = 1.0f / sqrtf(variance + NORM_EPS);
+    float scale = 1.0f / sqrtf(variance + epsilon);
     for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
       int count = run_length(col, cols);
       float v[8], g[8], b[8];

@@ -37,6 +37,12 @@ impl Shape {
         if heads.count == 0 || heads.seq_len == 0 {
             return Err("no heads, or samples without tokens".into());
         }
+        if heads.kv_count != heads.count {
+            return Err(format!(
+                "{} heads of queries share {} of keys: no kernel does that yet",
+                heads.count, heads.kv_count
+            ));
+        }
         let head_dim = width / heads.count;
         let half = matches!(out.dtype(), Dtype::F16 | Dtype::Bf16);
         let one_type = tensors.iter().all(|t| t.dtype() == out.dtype());
@@ -65,7 +71,7 @@ impl Shape {
 
     /// HEAD_PARAMETERS of the prelude.
     fn head(&self, args: Args, dropout: Dropout) -> Args {
-        let Heads { count, first, total, seq_len } = self.heads;
+        let Heads { count, first, total, seq_len, .. } = self.heads;
         let first_sample = dropout.first_row / seq_len as u64;
         let first_mask_head = first_sample * total as u64 + first as u64;
         args.with(&[count, seq_len, self.head_dim].map(|n| n as u64))

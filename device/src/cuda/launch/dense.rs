@@ -37,10 +37,11 @@ impl Launcher<'_> {
             }
             Op::BiasDropoutAdd { x, bias, residual, y, dropout } => {
                 let (rows, cols) = x.shape();
-                let tensors = [x, bias, residual, y];
                 let sizes = [rows as u64, cols as u64, dropout.first_row.wrapping_mul(cols as u64)];
-                let args = self.args(&tensors).with(&[values(&tensors)?]).with(&sizes);
-                let args = args.mask(dropout);
+                let bias_at = bias.map_or(0, |bias| (self.at)(bias));
+                let args = self.args(&[x]).with(&[bias_at, (self.at)(residual), (self.at)(y)]);
+                let types = values(&[x, bias.unwrap_or(x), residual, y])?;
+                let args = args.with(&[types]).with(&sizes).mask(dropout);
                 self.launch(Launch::by_rows("bias_dropout_add", (rows, cols), 256, args));
                 Ok(())
             }
@@ -112,11 +113,12 @@ impl Launcher<'_> {
 
     pub(super) fn norm(&mut self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::LayerNorm { x, gain, bias, y, stats } => {
+            Op::LayerNorm { x, gain, bias, y, stats, epsilon } => {
                 is(stats, Dtype::F32)?;
                 let (rows, cols) = x.shape();
                 let args = self.args(&[x, gain, bias, y, stats]);
                 let args = args.with(&[values(&[x, gain, bias, y])?, rows as u64, cols as u64]);
+                let args = args.float(epsilon);
                 self.launch(Launch::by_rows("layer_norm", (rows, cols), 256, args));
             }
             Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
@@ -133,6 +135,10 @@ impl Launcher<'_> {
             _ => return no_kernel(op),
         }
         Ok(())
+    }
+
+    pub(super) fn rotary(&mut self, op: &Op) -> Result<(), String> {
+        no_kernel(op)
     }
 
     pub(super) fn loss(&mut self, op: &Op) -> Result<(), String> {
