@@ -29,14 +29,14 @@ fn main() -> Result<(), Error> {
     dev.write(a, &|i| i as f64)?;
     dev.write(b, &|i| 1.0 + i as f64)?;
 
-    dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None, add: false });
+    dev.submit(Lane::Compute, Op::product(a, b, c));
     dev.sync(dev.record(Lane::Compute))?;
     let mut values = [0.0; 4];
     dev.read(c, &mut values)?;
     println!("a b = {values:?}");
 
     // The copy is on another lane, and nothing says that it comes after the second product.
-    dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None, add: false });
+    dev.submit(Lane::Compute, Op::product(a, b, c));
     dev.submit(Lane::D2h, Op::Copy { src: c, dst: below });
     if let Err(refused) = dev.sync_all() {
         println!("{refused}");

@@ -218,7 +218,7 @@ pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
     let count = if large { 10 } else { 1 };
     let seconds = fastest(|| {
         for _ in 0..count {
-            dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None, add: false });
+            dev.submit(Lane::Compute, Op::product(a, b, c));
         }
         dev.sync_all()
     })?;

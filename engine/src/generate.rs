@@ -7,7 +7,7 @@ use crate::config::{Config, DataFormat};
 use crate::data::Tokenizer;
 use crate::run::open::kernel_crew;
 use crate::run::placement::cores;
-use crate::train::build::shape;
+use crate::train::build::{scratch_floats, shape};
 use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Device, Dtype, Lane, Plan, Rank, Tensor, random};
 use device::{HostWork, World};
@@ -200,11 +200,12 @@ impl Model {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: device::HostPlace::default(),
-            scratch: cpu::ScratchFloats::new(context, shape.hidden / shape.heads, shape.hidden, 0),
+            scratch: scratch_floats(&shape),
             work: HostWork { crew: kernel_crew(cores(), None), ..HostWork::default() },
         };
         let world = World::new(1, 1, Duration::from_secs(60));
         let dev = cpu::open(rank, &Arc::new(plan), &world, &options)?;
+        gpt.write_constants(&dev)?;
         match trained {
             Trained::Weights(path) => load(&dev, &gpt, path)?,
             Trained::Checkpoint(from) => load_checkpoint(&dev, &gpt, from)?,

@@ -4,7 +4,7 @@
 //! Nothing here waits for anything: [`Trainer::train_step`] returns when all is queued, with the update still
 //! running; the next forward pass waits for it layer by layer. What may run at once is decided by lanes and
 //! events alone, so the same calls train on virtual GPUs and real ones. Segments: 0 the embedding, 1..=L the
-//! blocks, L + 1 the final norm.
+//! blocks, L + 1 the final norm, and L + 2 the output projection where it is not tied to the embedding.
 
 use crate::config::UpdateMode;
 use crate::train::batch::{Batch, Deal, Loader};
@@ -15,7 +15,7 @@ use device::{
     Op, Reduce, Tensor, random,
 };
 use offload::Optimizer;
-use tensor_parallel::Part::{Block, Embedding, FinalNorm};
+use tensor_parallel::Part::{Block, Embedding, FinalNorm, Head};
 use tensor_parallel::{Gpt, HeadBuckets, Pass};
 
 /// Word that keys dropout under the seed of a run.
@@ -98,7 +98,8 @@ impl Trainer {
             dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
             self.gpt.loss(dev, &batch.tensors, self.losses.slice(micro..micro + 1));
 
-            let embedding = self.optimizer.bucket(dev, self.gpt.segment(Embedding));
+            let tied = self.gpt.head() == Embedding;
+            let head = self.optimizer.bucket(dev, self.gpt.segment(self.gpt.head()));
             let final_norm = self.optimizer.bucket(dev, self.gpt.segment(FinalNorm));
             let loss_scale = self.optimizer.loss_scale();
             dev.wait(Compute, self.optimizer.loss_scale_ready());
@@ -106,13 +107,19 @@ impl Trainer {
                 dev,
                 (&pass, &batch.tensors),
                 loss_scale,
-                HeadBuckets { final_norm, embedding },
+                HeadBuckets { final_norm, head },
             );
             self.optimizer.reduce(dev, self.gpt.segment(FinalNorm), final_norm, micro);
+            if !tied {
+                self.optimizer.reduce(dev, self.gpt.segment(Head), head, micro);
+            }
             let last = micro + 1 == self.deal.micro_batches;
             if last {
-                // The output layer, which is the embedding, was its last reader.
+                // The output layer was the last reader of its table, and of a tied embedding.
                 self.replace(dev, self.gpt.segment(Embedding));
+                if !tied {
+                    self.replace(dev, self.gpt.segment(Head));
+                }
                 self.replace(dev, self.gpt.segment(FinalNorm));
             }
             for layer in (0..num_blocks).rev() {
@@ -125,6 +132,8 @@ impl Trainer {
                     self.replace(dev, segment);
                 }
             }
+            let own = || self.optimizer.bucket(dev, self.gpt.segment(Embedding));
+            let embedding = if tied { head } else { own() };
             self.gpt.embed_backward(dev, &pass, &batch.tensors, embedding);
             self.optimizer.reduce(dev, self.gpt.segment(Embedding), embedding, micro);
             self.loader.release(dev, &batch);
@@ -192,8 +201,8 @@ impl Trainer {
         }
     }
 
-    /// The order in which a late update replaces parameters, that of their last readers: the embedding, then from the final
-    /// norm backward. Its own inverse.
+    /// The order in which a late update replaces parameters, that of their last readers: the embedding, then from the last
+    /// segment backward. Its own inverse.
     const fn late_order(&self, index: usize) -> usize {
         if index == 0 { 0 } else { self.num_segments() - index }
     }
@@ -229,6 +238,9 @@ impl Trainer {
             }
         }
         self.await_params(dev, self.gpt.segment(FinalNorm));
+        if self.gpt.head() == Head {
+            self.await_params(dev, self.gpt.segment(Head));
+        }
     }
 
     /// Publishes the update of the segments up to `segment` + lookahead, no further: a lane is a queue, and

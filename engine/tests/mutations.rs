@@ -6,7 +6,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::random::below;
-use engine::config::{ModelConfig, load_str};
+use engine::config::{Family, ModelConfig, RopeConfig, RopeScaling, load_str};
 use engine::parsers::{checkpoint_header, config_json, foreign_header, index, manifest};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -146,6 +146,15 @@ fn what_a_folder_of_transformers_holds_survives() {
         ffn_hidden: 96,
         dropout: 0.0,
         init_std: 0.02,
+        family: Family::Gpt2,
+        kv_heads: 4,
+        head_dim: 8,
+        norm_eps: 1e-5,
+        rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
+        tied: true,
+        qkv_bias: true,
+        proj_bias: true,
+        qk_norm: false,
     };
     let config = std::fs::read(fixture("hf-gpt2-tiny/config.json")).unwrap();
     assert_eq!(config_json(&config, &model), Ok(0));

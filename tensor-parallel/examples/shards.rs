@@ -3,13 +3,16 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::{Arena, Dtype, Plan};
-use tensor_parallel::{Gpt, GptShape, Keep};
+use tensor_parallel::{Gpt, GptShape, Keep, Parts};
 
 fn main() {
     let shape = GptShape {
+        parts: Parts::GPT2,
         layers: 2,
         hidden: 64,
         heads: 4,
+        kv_heads: 4,
+        head_dim: 16,
         seq_len: 32,
         vocab: 256,
         ffn_hidden: 256,

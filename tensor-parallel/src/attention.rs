@@ -1,81 +1,143 @@
-//! Causal self-attention with the heads split over the ranks: a column-parallel projection to q, k and v,
-//! attention over this rank's heads, a row-parallel projection back.
+//! Causal self-attention with the heads split over the ranks: a column-parallel projection to q, k and v, rotary
+//! positions where the model has them, attention over this rank's heads, a row-parallel projection back.
 
 use crate::branch::{Branch, Scratch};
 use crate::params::{Declared, Flat, Init, Split};
+use crate::region::sum_over_ranks;
 use crate::shape::GptShape;
-use device::{Arena, Device, Dropout, Dtype, Heads, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads};
+use device::{Lane::Compute, Op, Plan, Reduce, Tensor};
 
 /// What the forward pass leaves for the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionSaved {
-    qkv: Tensor, // (B T, 3C/t)
-    out: Tensor, // (B T, C/t)
-    lse: Tensor, // (B H/t T)
+    qkv: Tensor,         // (B T, (H + 2 K) D/t), rotated
+    raw: Option<Tensor>, // (B T, (H + K) D/t): q and k before their norm
+    out: Tensor,         // (B T, H D/t)
+    lse: Tensor,         // (B H/t T)
 }
 
 /// Parameters, or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention {
-    qkv_weight: Tensor,           // (3C/t, C)
-    qkv_bias: Tensor,             // (3C/t)
-    proj_weight: Tensor,          // (C, C/t)
-    pub(crate) proj_bias: Tensor, // (C), added after the sum over the ranks
+    qkv_weight: Tensor,                   // ((H + 2 K) D/t, C)
+    qkv_bias: Option<Tensor>,             // ((H + 2 K) D/t)
+    gains: Option<HeadNormGrads>,         // (D) each, of the norm of q's and k's heads
+    proj_weight: Tensor,                  // (C, H D/t)
+    pub(crate) proj_bias: Option<Tensor>, // (C), added after the sum over the ranks
+}
+
+/// What attention needs to know of a pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionPass {
+    pub(crate) heads: Heads,
+    pub(crate) dropout: Dropout,
+    /// Cosines and sines, where positions are rotary.
+    pub(crate) table: Option<Tensor>,
 }
 
 impl AttentionSaved {
-    pub(crate) fn plan(
-        plan: &mut Plan,
-        name: &str,
-        dtype: Dtype,
-        (tokens, width, heads): (usize, usize, usize),
-    ) -> Self {
-        let at = (Arena::Device, "activations");
-        Self {
-            qkv: plan.tensor(at, format!("{name}.qkv"), dtype, (tokens, 3 * width)),
-            out: plan.tensor(at, format!("{name}.attention"), dtype, (tokens, width)),
-            lse: plan.tensor(at, format!("{name}.lse"), Dtype::F32, (1, tokens * heads)),
-        }
+    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape) -> Self {
+        let (at, tokens, dtype) = ((Arena::Device, "activations"), shape.tokens(), shape.dtype);
+        let rotated = (shape.heads + shape.kv_heads) * shape.head_dim / shape.tp_size;
+        let mut one =
+            |what: &str, width| plan.tensor(at, format!("{name}.{what}"), dtype, (tokens, width));
+        let (qkv, out) = (one("qkv", shape.qkv_width()), one("attention", shape.heads_width()));
+        let raw = shape.parts.qk_norm.then(|| one("raw_qk", rotated));
+        let lse = (1, tokens * shape.heads / shape.tp_size);
+        Self { qkv, raw, out, lse: plan.tensor(at, format!("{name}.lse"), Dtype::F32, lse) }
     }
 }
 
+/// q, k and v, where they are tensors of their own.
+const APART: [&str; 3] = ["attn.q", "attn.k", "attn.v"];
+/// The gains of the norm of q's and k's heads.
+const GAINS: [&str; 2] = ["attn.q_norm", "attn.k_norm"];
+
 impl Attention {
-    /// Declares its parameters behind `attn.`.
+    /// Declares its parameters behind `attn.`. A rank's runs of q, k and v stand together, so that one product has all.
     pub(crate) fn declare(params: &mut Declared, shape: &GptShape) {
-        let (c, zero) = (shape.hidden, Init::Constant(0.0));
-        params.add("attn.qkv.weight", (3 * c, c), Split::ThreeRows, shape.weight_init());
-        params.add("attn.qkv.bias", (3 * c, 1), Split::ThreeRows, zero);
-        params.add("attn.proj.weight", (c, c), Split::Columns, shape.residual_init());
-        params.add("attn.proj.bias", (c, 1), Split::Replicated, zero);
+        let (c, d, zero) = (shape.hidden, shape.head_dim, Init::Constant(0.0));
+        let (q, kv, parts) = (shape.heads * d, shape.kv_heads * d, &shape.parts);
+        if parts.joined_qkv {
+            params.add("attn.qkv.weight", (3 * q, c), Split::ThreeRows, shape.weight_init());
+            if parts.qkv_bias {
+                params.add("attn.qkv.bias", (3 * q, 1), Split::ThreeRows, zero);
+            }
+        } else {
+            for (name, rows) in APART.into_iter().zip([q, kv, kv]) {
+                let weight = format!("{name}.weight");
+                params.add(&weight, (rows, c), Split::Rows, shape.weight_init());
+            }
+            for (name, rows) in APART.into_iter().zip([q, kv, kv]).filter(|_| parts.qkv_bias) {
+                params.add(&format!("{name}.bias"), (rows, 1), Split::Rows, zero);
+            }
+        }
+        for name in GAINS.into_iter().filter(|_| parts.qk_norm) {
+            let one = Init::Constant(1.0);
+            params.add(&format!("{name}.weight"), (d, 1), Split::Replicated, one);
+        }
+        params.add("attn.proj.weight", (c, q), Split::Columns, shape.residual_init());
+        if parts.proj_bias {
+            params.add("attn.proj.bias", (c, 1), Split::Replicated, zero);
+        }
     }
 
-    pub(crate) fn cut(flat: Flat<'_>) -> Self {
+    pub(crate) fn cut(flat: Flat<'_>, shape: &GptShape) -> Self {
+        let parts = &shape.parts;
+        let qkv = |own| match parts.joined_qkv {
+            true => flat.get("attn.qkv", own),
+            false => flat.joined(&APART, own),
+        };
+        let gain = |name| flat.get(name, "weight");
         Self {
-            qkv_weight: flat.get("attn.qkv", "weight"),
-            qkv_bias: flat.get("attn.qkv", "bias"),
+            qkv_weight: qkv("weight"),
+            qkv_bias: parts.qkv_bias.then(|| qkv("bias")),
+            gains: parts
+                .qk_norm
+                .then(|| HeadNormGrads { q_gain: gain(GAINS[0]), k_gain: gain(GAINS[1]) }),
             proj_weight: flat.get("attn.proj", "weight"),
-            proj_bias: flat.get("attn.proj", "bias"),
+            proj_bias: parts.proj_bias.then(|| flat.get("attn.proj", "bias")),
         }
+    }
+
+    /// Gradients of the gains of q's and k's heads are those of this rank's heads: adds up all ranks'. Where a sum of all
+    /// replicated gradients follows anyway, it does that.
+    pub(crate) fn sum_gains(flat: Flat<'_>, dev: &Device, shape: &GptShape) {
+        if shape.parts.qk_norm && !shape.sequence {
+            sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduce::Sum);
+        }
+    }
+
+    fn head_norm(&self, shape: &GptShape, saved: AttentionSaved) -> Option<HeadNorm> {
+        let epsilon = shape.parts.norm_epsilon as f32;
+        let (HeadNormGrads { q_gain, k_gain }, raw) = self.gains.zip(saved.raw)?;
+        Some(HeadNorm { q_gain, k_gain, raw, epsilon })
     }
 
     /// normed (B T, C) -> attention over this rank's heads, in `saved`.
     pub(crate) fn heads_forward(
         &self,
         dev: &Device,
+        shape: &GptShape,
         normed: Tensor,
         saved: AttentionSaved,
-        (heads, dropout): (Heads, Dropout),
+        pass: AttentionPass,
     ) {
-        let AttentionSaved { qkv, out, lse } = saved;
-        let (weight, bias) = (self.qkv_weight.t(), Some(self.qkv_bias));
+        let AttentionSaved { qkv, out, lse, .. } = saved;
+        let AttentionPass { heads, dropout, table } = pass;
+        let (weight, bias) = (self.qkv_weight.t(), self.qkv_bias);
         dev.submit(Compute, Op::Gemm { a: normed, b: weight, c: qkv, bias, add: false });
+        if let Some(table) = table {
+            let norm = self.head_norm(shape, saved);
+            dev.submit(Compute, Op::Rotary { qkv, table, heads, norm });
+        }
         dev.submit(Compute, Op::Attention { qkv, out, lse, heads, dropout });
     }
 
     /// The row-parallel projection: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: AttentionSaved, partial: Tensor) {
-        let (a, b) = (saved.out, self.proj_weight.t());
-        dev.submit(Compute, Op::Gemm { a, b, c: partial, bias: None, add: false });
+        dev.submit(Compute, Op::product(saved.out, self.proj_weight.t(), partial));
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed projection, to `branch.d_normed` (B T, C),
@@ -83,26 +145,28 @@ impl Attention {
     pub(crate) fn backward(
         &self,
         dev: &Device,
+        shape: &GptShape,
         (normed, saved): (Tensor, AttentionSaved),
-        (heads, dropout): (Heads, Dropout),
+        pass: AttentionPass,
         branch: Branch,
         (grads, scratch): (Self, &Scratch),
     ) {
-        let (AttentionSaved { qkv, out, lse }, d_sum) = (saved, branch.d_sum);
+        let (AttentionSaved { qkv, out, lse, .. }, d_sum) = (saved, branch.d_sum);
         let (d_out, d_qkv) = (scratch.d_attention, scratch.d_qkv);
-        dev.submit(
-            Compute,
-            Op::Gemm { a: d_sum, b: self.proj_weight, c: d_out, bias: None, add: false },
-        );
-        let (a, c) = (d_sum.t(), grads.proj_weight);
-        dev.submit(Compute, Op::Gemm { a, b: out, c, bias: None, add: false });
+        let AttentionPass { heads, dropout, table } = pass;
+        dev.submit(Compute, Op::product(d_sum, self.proj_weight, d_out));
+        dev.submit(Compute, Op::product(d_sum.t(), out, grads.proj_weight));
         dev.submit(Compute, Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout });
-        let c = branch.d_normed;
-        dev.submit(Compute, Op::Gemm { a: d_qkv, b: self.qkv_weight, c, bias: None, add: false });
+        if let Some(table) = table {
+            let norm = self.head_norm(shape, saved).zip(grads.gains);
+            dev.submit(Compute, Op::RotaryBackward { d_qkv, table, heads, norm });
+        }
+        dev.submit(Compute, Op::product(d_qkv, self.qkv_weight, branch.d_normed));
         let summed = branch.region.start_sum(dev, branch.d_normed);
-        let (a, c) = (d_qkv.t(), grads.qkv_weight);
-        dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None, add: false });
-        dev.submit(Compute, Op::ColumnSum { x: d_qkv, y: grads.qkv_bias });
+        dev.submit(Compute, Op::product(d_qkv.t(), normed, grads.qkv_weight));
+        if let Some(y) = grads.qkv_bias {
+            dev.submit(Compute, Op::ColumnSum { x: d_qkv, y });
+        }
         dev.wait(Compute, summed);
     }
 }

@@ -1,9 +1,9 @@
 //! A pre-norm transformer block:  h = x + dropout(attention(norm(x))),  y = h + dropout(mlp(norm(h))).
 //!
 //! Two branches of one form: norm, column-parallel, row-parallel, sum over the ranks, bias + dropout + add.
-//! A block of another family (RMSNorm, gated MLP, grouped queries) is other parts in the same form.
+//! GPT-2's block and Llama's are different parts in this one form: layer norm or RMSNorm, learned or rotary positions, GELU or a gate.
 
-use crate::attention::{Attention, AttentionSaved};
+use crate::attention::{Attention, AttentionPass, AttentionSaved};
 use crate::branch::{Branch, Scratch};
 use crate::mlp::{Mlp, MlpSaved};
 use crate::norm::{Norm, NormSaved};
@@ -40,38 +40,34 @@ const MLP_OUTPUT: u64 = 2;
 pub(crate) fn layout(shape: &GptShape, layer: usize, align: usize) -> SegmentLayout {
     let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
     SegmentLayout::new(name, prefix, (shape.tp_size, align), |params| {
-        Norm::declare(params, "ln_1", shape.hidden);
+        Norm::declare(params, "ln_1", shape);
         Attention::declare(params, shape);
-        Norm::declare(params, "ln_2", shape.hidden);
+        Norm::declare(params, "ln_2", shape);
         Mlp::declare(params, shape);
     })
 }
 
 impl BlockParams {
     /// Cuts a flat buffer as [`layout`] lays it out.
-    pub(crate) fn cut(flat: Flat<'_>) -> Self {
+    pub(crate) fn cut(flat: Flat<'_>, shape: &GptShape) -> Self {
         Self {
-            norm_1: Norm::cut(flat, "ln_1"),
-            attention: Attention::cut(flat),
-            norm_2: Norm::cut(flat, "ln_2"),
-            mlp: Mlp::cut(flat),
+            norm_1: Norm::cut(flat, "ln_1", shape),
+            attention: Attention::cut(flat, shape),
+            norm_2: Norm::cut(flat, "ln_2", shape),
+            mlp: Mlp::cut(flat, shape),
         }
     }
 }
 
 impl BlockSaved {
     pub(crate) fn plan(plan: &mut Plan, shape: &GptShape, name: &str) -> Self {
-        let (dtype, t) = (shape.dtype, shape.tp_size);
-        let (rows, tokens, c) = (shape.rows(), shape.tokens(), shape.hidden);
-        let norm = |plan: &mut Plan, n| {
-            NormSaved::plan(plan, &format!("{name}.norm_{n}"), dtype, (rows, tokens, c))
-        };
+        let (at, size) = ((Arena::Device, "activations"), (shape.rows(), shape.hidden));
         Self {
-            norm_1: norm(plan, 1),
-            attention: AttentionSaved::plan(plan, name, dtype, (tokens, c / t, shape.heads / t)),
-            h: plan.tensor((Arena::Device, "activations"), format!("{name}.h"), dtype, (rows, c)),
-            norm_2: norm(plan, 2),
-            mlp: MlpSaved::plan(plan, name, dtype, (tokens, shape.ffn_hidden / t)),
+            norm_1: NormSaved::plan(plan, &format!("{name}.norm_1"), shape),
+            attention: AttentionSaved::plan(plan, name, shape),
+            h: plan.tensor(at, format!("{name}.h"), shape.dtype, size),
+            norm_2: NormSaved::plan(plan, &format!("{name}.norm_2"), shape),
+            mlp: MlpSaved::plan(plan, name, shape),
         }
     }
 }
@@ -84,6 +80,8 @@ pub(crate) struct Block {
     pub(crate) params: BlockParams,
     pub(crate) saved: BlockSaved,
     pub(crate) scratch: Scratch,
+    /// Cosines and sines, where positions are rotary.
+    pub(crate) table: Option<Tensor>,
 }
 
 impl Block {
@@ -102,10 +100,7 @@ impl Block {
         let summed = shape.region().sum(dev, partial);
         let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
         let (bias, residual) = (p.mlp.proj_bias, s.h);
-        dev.submit(
-            Compute,
-            Op::BiasDropoutAdd { x: summed, bias: Some(bias), residual, y, dropout },
-        );
+        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual, y, dropout });
     }
 
     /// Everything that the backward pass needs: all but the MLP's last linear.
@@ -113,18 +108,15 @@ impl Block {
         let (p, s, region, partial) =
             (&self.params, &self.saved, shape.region(), self.scratch.partial);
         p.norm_1.forward(dev, region, x, s.norm_1);
-        let heads = (shape.heads_of(dev), self.weight_dropout(shape, pass));
-        p.attention.heads_forward(dev, s.norm_1.normed, s.attention, heads);
+        let heads = self.heads(dev, shape, pass);
+        p.attention.heads_forward(dev, shape, s.norm_1.normed, s.attention, heads);
         p.attention.proj_forward(dev, s.attention, partial);
         let summed = region.sum(dev, partial);
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
         let bias = p.attention.proj_bias;
-        dev.submit(
-            Compute,
-            Op::BiasDropoutAdd { x: summed, bias: Some(bias), residual: x, y: s.h, dropout },
-        );
+        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual: x, y: s.h, dropout });
         p.norm_2.forward(dev, region, s.h, s.norm_2);
-        p.mlp.inner_forward(dev, s.norm_2.normed, s.mlp);
+        p.mlp.inner_forward(dev, shape, s.norm_2.normed, s.mlp);
     }
 
     /// d (rows, C): the gradient of y becomes that of x, in place. Writes `grads`, the block's flat bucket.
@@ -138,24 +130,25 @@ impl Block {
         bucket: Tensor,
     ) {
         let (p, s, region) = (&self.params, &self.saved, shape.region());
-        let grads = BlockParams::cut(self.layout.of(bucket));
+        let grads = BlockParams::cut(self.layout.of(bucket), shape);
         if shape.recompute {
             self.forward_to_mlp(dev, shape, pass, x);
         }
         let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
         let branch = self.enter_branch(dev, region, d, dropout, grads.mlp.proj_bias);
         let scratch = &self.scratch;
-        p.mlp.backward(dev, (s.norm_2.normed, s.mlp), branch, (grads.mlp, scratch));
+        p.mlp.backward(dev, shape, (s.norm_2.normed, s.mlp), branch, (grads.mlp, scratch));
         let d_normed = region.rows(dev, branch.d_normed);
         p.norm_2.backward(dev, (s.h, s.norm_2), d_normed, (d, true), grads.norm_2);
 
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
         let branch = self.enter_branch(dev, region, d, dropout, grads.attention.proj_bias);
-        let heads = (shape.heads_of(dev), self.weight_dropout(shape, pass));
+        let heads = self.heads(dev, shape, pass);
         let saved = (s.norm_1.normed, s.attention);
-        p.attention.backward(dev, saved, heads, branch, (grads.attention, scratch));
+        p.attention.backward(dev, shape, saved, heads, branch, (grads.attention, scratch));
         let d_normed = region.rows(dev, branch.d_normed);
         p.norm_1.backward(dev, (x, s.norm_1), d_normed, (d, true), grads.norm_1);
+        Attention::sum_gains(self.layout.of(bucket), dev, shape);
         region.sum_replicated_grads(dev, self.layout.replicated(bucket));
     }
 
@@ -167,16 +160,20 @@ impl Block {
         region: Region,
         d: Tensor,
         dropout: Dropout,
-        d_bias: Tensor,
+        d_bias: Option<Tensor>,
     ) -> Branch {
         let d_normed = self.scratch.partial;
         let Some(full) = self.scratch.d_branch else {
-            dev.submit(Compute, Op::ColumnSum { x: d, y: d_bias });
+            if let Some(y) = d_bias {
+                dev.submit(Compute, Op::ColumnSum { x: d, y });
+            }
             return Branch { region, d_sum: d, d_normed };
         };
         let rows = region.rows(dev, full);
         dev.submit(Compute, Op::Dropout { x: d, y: rows, dropout });
-        dev.submit(Compute, Op::ColumnSum { x: rows, y: d_bias });
+        if let Some(y) = d_bias {
+            dev.submit(Compute, Op::ColumnSum { x: rows, y });
+        }
         region.gather(dev, full);
         Branch { region, d_sum: full, d_normed }
     }
@@ -186,7 +183,9 @@ impl Block {
     }
 
     /// Attention sees all tokens of its samples, whatever the region.
-    fn weight_dropout(&self, shape: &GptShape, pass: &Pass) -> Dropout {
-        pass.dropout(shape, self.layer as u64 + 1, ATTENTION_WEIGHTS, pass.first_token)
+    fn heads(&self, dev: &Device, shape: &GptShape, pass: &Pass) -> AttentionPass {
+        let (layer, first) = (self.layer as u64 + 1, pass.first_token);
+        let dropout = pass.dropout(shape, layer, ATTENTION_WEIGHTS, first);
+        AttentionPass { heads: shape.heads_of(dev), dropout, table: self.table }
     }
 }

@@ -11,8 +11,8 @@ pub(crate) struct Scratch {
     pub(crate) partial: Tensor,
     /// (B T, C): gradient of a branch's sum, where it is not the running gradient itself.
     pub(crate) d_branch: Option<Tensor>,
-    pub(crate) d_attention: Tensor, // (B T, C/t)
-    pub(crate) d_qkv: Tensor,       // (B T, 3C/t)
+    pub(crate) d_attention: Tensor, // (B T, H D/t)
+    pub(crate) d_qkv: Tensor,       // (B T, (H + 2 K) D/t)
     pub(crate) d_inner: Tensor,     // (B T, F/t)
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Branch {
 
 impl Scratch {
     pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
-        let (tokens, c, t) = (shape.tokens(), shape.hidden, shape.tp_size);
+        let (tokens, c) = (shape.tokens(), shape.hidden);
         let mut transient = |name: &str, dtype, cols| {
             plan.tensor((Arena::Device, "transients"), name, dtype, (tokens, cols))
         };
@@ -36,9 +36,9 @@ impl Scratch {
         Self {
             partial: transient("partial", shape.partial_dtype, c),
             d_branch: copies.then(|| transient("d_branch", shape.dtype, c)),
-            d_attention: transient("d_attention", shape.dtype, c / t),
-            d_qkv: transient("d_qkv", shape.dtype, 3 * c / t),
-            d_inner: transient("d_inner", shape.dtype, shape.ffn_hidden / t),
+            d_attention: transient("d_attention", shape.dtype, shape.heads_width()),
+            d_qkv: transient("d_qkv", shape.dtype, shape.qkv_width()),
+            d_inner: transient("d_inner", shape.dtype, shape.ffn_hidden / shape.tp_size),
         }
     }
 }

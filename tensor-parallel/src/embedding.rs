@@ -1,17 +1,17 @@
-//! Vocabulary-parallel token embedding plus learned positions.
+//! Vocabulary-parallel token embedding, plus learned positions where the model has them.
 
 use crate::params::{Flat, SegmentLayout, Split};
-use crate::shape::{BatchTensors, GptShape, Pass};
+use crate::shape::{BatchTensors, GptShape, Pass, Positions};
 use device::{Device, Lane::Compute, Op, Tensor};
 
 /// Dropout's "layer" of the embedding; blocks count from 1.
 const LAYER: u64 = 0;
 
-/// The tables, or their gradients. The token table is the output projection too.
+/// The tables, or their gradients. A tied token table is the output projection too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Embedding {
     pub(crate) tokens: Tensor, // (V/t, C)
-    positions: Tensor,         // (T, C)
+    positions: Option<Tensor>, // (T, C)
 }
 
 /// The parameters of the embedding.
@@ -19,13 +19,16 @@ pub(crate) fn layout(shape: &GptShape, align: usize) -> SegmentLayout {
     SegmentLayout::new("embedding".into(), String::new(), (shape.tp_size, align), |params| {
         let (c, init) = (shape.hidden, shape.weight_init());
         params.add_padded("wte", (shape.vocab, c), shape.vocab_per_rank(), init);
-        params.add("wpe", (shape.seq_len, c), Split::Replicated, init);
+        if shape.parts.positions == Positions::Learned {
+            params.add("wpe", (shape.seq_len, c), Split::Replicated, init);
+        }
     })
 }
 
 impl Embedding {
-    pub(crate) fn cut(flat: Flat<'_>) -> Self {
-        Self { tokens: flat.whole("wte"), positions: flat.whole("wpe") }
+    pub(crate) fn cut(flat: Flat<'_>, shape: &GptShape) -> Self {
+        let learned = shape.parts.positions == Positions::Learned;
+        Self { tokens: flat.whole("wte"), positions: learned.then(|| flat.whole("wpe")) }
     }
 
     /// tokens (B T) -> x (rows, C); `partial` (B T, C) is a transient.
@@ -45,16 +48,18 @@ impl Embedding {
             let summed = shape.region().sum(dev, partial);
             dev.submit(Compute, Op::Cast { x: summed, y: x });
         }
-        let first_row = self.first_position(dev, shape);
-        dev.submit(Compute, Op::AddPositions { x, table: self.positions, first_row });
+        if let Some(table) = self.positions {
+            let first_row = Self::first_position(dev, shape);
+            dev.submit(Compute, Op::AddPositions { x, table, first_row });
+        }
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
             dev.submit(Compute, Op::Dropout { x, y: x, dropout });
         }
     }
 
-    /// From d (rows, C), which dropout changes in place, to `grads`: the token table's is added to what the
-    /// output projection left there, the positions' is written.
+    /// From d (rows, C), which dropout changes in place, to `grads`: a tied token table's is added to what the
+    /// output projection left there; all else is written.
     pub(crate) fn backward(
         &self,
         dev: &Device,
@@ -67,9 +72,10 @@ impl Embedding {
         if dropout.p > 0.0 {
             dev.submit(Compute, Op::Dropout { x: d, y: d, dropout });
         }
-        let first_row = self.first_position(dev, shape);
-        let d_table = grads.positions;
-        dev.submit(Compute, Op::PositionsBackward { d_y: d, first_row, d_table });
+        if let Some(d_table) = grads.positions {
+            let first_row = Self::first_position(dev, shape);
+            dev.submit(Compute, Op::PositionsBackward { d_y: d, first_row, d_table });
+        }
         let region = shape.region();
         let d_y = match d_full {
             Some(full) if shape.sequence => {
@@ -81,11 +87,14 @@ impl Embedding {
         };
         let (tokens, order, shard) = (batch.tokens, batch.order, shape.vocab_shard(dev));
         let d_table = grads.tokens;
+        if !shape.parts.tied {
+            dev.submit(Compute, Op::Zero { x: d_table });
+        }
         dev.submit(Compute, Op::EmbeddingBackward { tokens, order, d_y, shard, d_table });
     }
 
     /// Position of this rank's first row.
-    fn first_position(&self, dev: &Device, shape: &GptShape) -> usize {
+    fn first_position(dev: &Device, shape: &GptShape) -> usize {
         if shape.sequence { dev.rank().tp * shape.rows() % shape.seq_len } else { 0 }
     }
 }

@@ -1,7 +1,7 @@
 //! The whole model: handles of every parameter and activation, and one call per part and direction.
 //!
-//! Segments: 0 the embedding, 1..=L the blocks, L + 1 the final norm. The caller walks them and decides what
-//! happens between; see the engine's step.
+//! Segments: 0 the embedding, 1..=L the blocks, L + 1 the final norm, L + 2 the output projection where it is a table of
+//! its own. The caller walks them and decides what happens between; see the engine's step.
 
 use crate::block::{self, Block, BlockParams, BlockSaved};
 use crate::branch::Scratch;
@@ -10,8 +10,9 @@ use crate::embedding::{self, Embedding};
 use crate::loss::Head;
 use crate::norm::{Norm, NormSaved};
 use crate::params::SegmentLayout;
-use crate::shape::{BatchTensors, GptShape, Pass};
-use device::{Arena, Device, Plan, Tensor};
+use crate::rotary::RotaryTable;
+use crate::shape::{BatchTensors, GptShape, Pass, Positions};
+use device::{Arena, Device, Error, Plan, Tensor};
 
 /// Handles of the model: the same on every rank.
 #[derive(Clone, Debug)]
@@ -23,7 +24,10 @@ pub struct Gpt {
     blocks: Vec<Block>,
     final_norm: Norm,
     final_saved: NormSaved,
+    /// (V/t, C): the output projection.
+    table: Tensor,
     head: Head,
+    rotary: Option<RotaryTable>,
     scratch: Scratch,
     x: Vec<Checkpoints>, // by set, (rows, C): input of block l; x[L] the final norm's
     d_x: Tensor,         // (rows, C): the running gradient
@@ -32,12 +36,14 @@ pub struct Gpt {
 /// A segment of the parameters by what it is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
-    /// The token table, which is the output projection too, and the positions.
+    /// The token table, which is the output projection too where the two are tied, and learned positions.
     Embedding,
     /// A block, from 0.
     Block(usize),
     /// The norm before the output projection.
     FinalNorm,
+    /// The output projection, where it is a table of its own.
+    Head,
 }
 
 /// Gradients that the loss's backward pass writes, or begins: flat buckets of their segments.
@@ -45,21 +51,30 @@ pub enum Part {
 pub struct HeadBuckets {
     /// Of [`Part::FinalNorm`].
     pub final_norm: Tensor,
-    /// Of [`Part::Embedding`].
-    pub embedding: Tensor,
+    /// Of [`Gpt::head`].
+    pub head: Tensor,
 }
 
 /// The final norm in the names of its parameters.
 const FINAL_NORM: &str = "ln_f";
+/// The output projection that is a table of its own.
+const HEAD: &str = "head";
 
 /// Layouts of all segments in the order of the forward pass, which is that of their numbers; flat lengths are multiples of `align`.
 fn layouts(shape: &GptShape, align: usize) -> Vec<SegmentLayout> {
-    let final_norm =
-        SegmentLayout::new("final_norm".into(), String::new(), (shape.tp_size, align), |params| {
-            Norm::declare(params, FINAL_NORM, shape.hidden);
-        });
-    let blocks = (0..shape.layers).map(|layer| block::layout(shape, layer, align));
-    std::iter::once(embedding::layout(shape, align)).chain(blocks).chain([final_norm]).collect()
+    let cut = (shape.tp_size, align);
+    let mut all = vec![embedding::layout(shape, align)];
+    all.extend((0..shape.layers).map(|layer| block::layout(shape, layer, align)));
+    all.push(SegmentLayout::new("final_norm".into(), String::new(), cut, |params| {
+        Norm::declare(params, FINAL_NORM, shape);
+    }));
+    if !shape.parts.tied {
+        all.push(SegmentLayout::new("head".into(), String::new(), cut, |params| {
+            let (size, init) = ((shape.vocab, shape.hidden), shape.weight_init());
+            params.add_padded(HEAD, size, shape.vocab_per_rank(), init);
+        }));
+    }
+    all
 }
 
 /// The number of a segment.
@@ -68,6 +83,25 @@ const fn number(shape: &GptShape, part: Part) -> usize {
         Part::Embedding => 0,
         Part::Block(layer) => 1 + layer,
         Part::FinalNorm => 1 + shape.layers,
+        Part::Head => 2 + shape.layers,
+    }
+}
+
+impl GptShape {
+    /// Parameters, without padding.
+    pub fn parameters(&self) -> u64 {
+        // All blocks are alike.
+        let one = Self { layers: self.layers.min(1), ..self.clone() };
+        let count = |s: &SegmentLayout| s.params.iter().map(|p| p.global_len() as u64).sum::<u64>();
+        let segments = layouts(&one, 1);
+        let blocks = one.layers as u64 * count(&segments[number(&one, Part::Block(0))]);
+        let all: u64 = segments.iter().map(count).sum();
+        all - blocks + self.layers as u64 * blocks
+    }
+
+    /// The segment that holds the output projection.
+    const fn head(&self) -> Part {
+        if self.parts.tied { Part::Embedding } else { Part::Head }
     }
 }
 
@@ -96,23 +130,35 @@ impl Gpt {
         let x = (0..shape.checkpoint_sets).map(|set| Checkpoints::plan(plan, shape, set)).collect();
         let d_x = plan.tensor((Arena::Device, "transients"), "d_x", dtype, (rows, c));
         let shared = shape.recompute.then(|| BlockSaved::plan(plan, shape, "block"));
+        let rotary = match shape.parts.positions {
+            Positions::Learned => None,
+            Positions::Rotary(rope) => {
+                Some(RotaryTable::plan(plan, rope, shape.seq_len, shape.head_dim))
+            }
+        };
+        let table = rotary.map(|rotary| rotary.table);
         let mut block = |layer: usize| {
             let at = number(shape, Part::Block(layer));
             let (layout, flat) = (segments[at].clone(), params[at]);
             let own = || BlockSaved::plan(plan, shape, &format!("block.{layer}"));
             let saved = shared.unwrap_or_else(own);
-            Block { layer, params: BlockParams::cut(layout.of(flat)), layout, saved, scratch }
+            let params = BlockParams::cut(layout.of(flat), shape);
+            Block { layer, params, layout, saved, scratch, table }
         };
         let blocks = (0..shape.layers).map(&mut block).collect();
         let flat = |part| {
             let at = number(shape, part);
             segments[at].of(params[at])
         };
+        let embedding = Embedding::cut(flat(Part::Embedding), shape);
+        let own_table = || flat(Part::Head).whole(HEAD);
         Self {
-            embedding: Embedding::cut(flat(Part::Embedding)),
-            final_norm: Norm::cut(flat(Part::FinalNorm), FINAL_NORM),
-            final_saved: NormSaved::plan(plan, "final_norm", dtype, (rows, shape.tokens(), c)),
+            table: if shape.parts.tied { embedding.tokens } else { own_table() },
+            embedding,
+            final_norm: Norm::cut(flat(Part::FinalNorm), FINAL_NORM, shape),
+            final_saved: NormSaved::plan(plan, "final_norm", shape),
             head: Head::plan(plan, shape),
+            rotary,
             shape: shape.clone(),
             segments,
             params,
@@ -136,12 +182,26 @@ impl Gpt {
     /// What the segments are for, in the order of their numbers.
     pub fn parts(&self) -> impl Iterator<Item = Part> {
         let blocks = (0..self.shape.layers).map(Part::Block);
-        std::iter::once(Part::Embedding).chain(blocks).chain([Part::FinalNorm])
+        let own_head = (!self.shape.parts.tied).then_some(Part::Head);
+        std::iter::once(Part::Embedding).chain(blocks).chain([Part::FinalNorm]).chain(own_head)
+    }
+
+    /// The segment that holds the output projection: the embedding, or one of its own.
+    pub const fn head(&self) -> Part {
+        self.shape.head()
     }
 
     /// Segments of the parameters.
     pub const fn num_segments(&self) -> usize {
-        self.segment(Part::FinalNorm) + 1
+        self.segments.len()
+    }
+
+    /// Puts what never changes on the device, once, before the first pass.
+    ///
+    /// # Errors
+    /// As [`Device::write`].
+    pub fn write_constants(&self, dev: &Device) -> Result<(), Error> {
+        self.rotary.iter().try_for_each(|rotary| rotary.write(dev))
     }
 
     /// Layouts by segment.
@@ -169,11 +229,11 @@ impl Gpt {
         self.blocks[layer].forward(dev, &self.shape, pass, x, y);
     }
 
-    /// Final norm and logits. Reads the final norm and the embedding.
+    /// Final norm and logits. Reads the final norm and the [`head`](Self::head).
     pub fn project(&self, dev: &Device, pass: &Pass) {
         let x = self.x[pass.set].input(self.shape.layers);
         self.final_norm.forward(dev, self.shape.region(), x, self.final_saved);
-        self.head.project(dev, self.final_saved.normed, self.embedding.tokens);
+        self.head.project(dev, self.final_saved.normed, self.table);
     }
 
     /// (B T, V/t): this rank's columns, until [`loss_backward`](Self::loss_backward) overwrites them.
@@ -186,8 +246,8 @@ impl Gpt {
         self.head.forward(dev, &self.shape, batch, loss);
     }
 
-    /// From the loss to the last block's output. Of the embedding's bucket the token table's part is written, and completed by
-    /// [`embed_backward`](Self::embed_backward).
+    /// From the loss to the last block's output. Of a tied embedding's bucket the token table's part is written, and completed
+    /// by [`embed_backward`](Self::embed_backward).
     pub fn loss_backward(
         &self,
         dev: &Device,
@@ -198,12 +258,13 @@ impl Gpt {
         let (shape, region) = (&self.shape, self.shape.region());
         self.head.backward(dev, shape, batch, scale);
         let d_normed = self.scratch.partial;
-        let embedding = &self.segments[self.segment(Part::Embedding)];
-        let d_table = Embedding::cut(embedding.of(buckets.embedding)).tokens;
-        let forward = (self.final_saved.normed, self.embedding.tokens);
+        let head = self.segments[self.segment(self.head())].of(buckets.head);
+        let d_table =
+            if shape.parts.tied { Embedding::cut(head, shape).tokens } else { head.whole(HEAD) };
+        let forward = (self.final_saved.normed, self.table);
         self.head.project_backward(dev, shape, forward, (d_normed, d_table));
         let layout = &self.segments[self.segment(Part::FinalNorm)];
-        let grads = Norm::cut(layout.of(buckets.final_norm), FINAL_NORM);
+        let grads = Norm::cut(layout.of(buckets.final_norm), FINAL_NORM, shape);
         let saved = (self.x[pass.set].input(shape.layers), self.final_saved);
         let d_normed = region.rows(dev, d_normed);
         self.final_norm.backward(dev, saved, d_normed, (self.d_x, false), grads);
@@ -220,7 +281,7 @@ impl Gpt {
     /// The embedding backward; `bucket` is that of its segment, whole at `record(Compute)`.
     pub fn embed_backward(&self, dev: &Device, pass: &Pass, batch: &BatchTensors, bucket: Tensor) {
         let layout = &self.segments[self.segment(Part::Embedding)];
-        let grads = Embedding::cut(layout.of(bucket));
+        let grads = Embedding::cut(layout.of(bucket), &self.shape);
         let d = (self.d_x, self.scratch.d_branch);
         self.embedding.backward(dev, &self.shape, (pass, batch), d, grads);
         self.shape.region().sum_replicated_grads(dev, layout.replicated(bucket));

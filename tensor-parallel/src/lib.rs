@@ -1,10 +1,11 @@
-//! A GPT cut over the tensor-parallel ranks as in Megatron-LM (arXiv 1909.08053, section 3), forward and
+//! A decoder (GPT-2, Llama and their like) cut over the tensor-parallel ranks as in Megatron-LM (arXiv 1909.08053, section 3), forward and
 //! backward side by side.
 //!
 //! Layers take a [`device::Device`] and handles; they submit ops and return. There is no graph: the backward
 //! pass is written out. Nothing here knows what is done with the gradients.
 //!
-//! Letters: B samples of a micro-batch, T tokens of a sample, C hidden, H heads, F inner width of the MLP,
+//! Letters: B samples of a micro-batch, T tokens of a sample, C hidden, H heads, K heads of keys and values, D elements of a
+//! head, F inner width of the MLP,
 //! V padded vocabulary, L layers, t ranks of the tensor-parallel group. `rows` = B T, or B T / t where sequence
 //! parallelism (arXiv 2205.05198) splits the tokens.
 //!
@@ -13,7 +14,7 @@
 //! 1. `shape`: the sizes of a model and of a pass; `params`: how parameters are laid out and split;
 //! 2. `gpt`: the whole model, called by the step segment by segment;
 //! 3. `block`: attention and MLP between norms, forward and backward; `branch` is what its two halves share;
-//! 4. `attention`, `mlp`, `norm`: the parts of a block;
+//! 4. `attention`, `rotary`, `mlp`, `norm`: the parts of a block;
 //! 5. `region`: where the ranks meet inside a layer;
 //! 6. `embedding`, `loss`: both ends, split over the vocabulary;
 //! 7. `checkpoints`: the inputs of blocks that recomputation keeps, and where.
@@ -29,9 +30,10 @@ mod mlp;
 mod norm;
 mod params;
 mod region;
+mod rotary;
 mod shape;
 
 pub use gpt::{Gpt, HeadBuckets, Part};
-pub use norm::LAYER_NORM_EPSILON;
 pub use params::{Init, Param, Run, SegmentLayout, Split};
-pub use shape::{BatchTensors, GptShape, Keep, Pass};
+pub use rotary::{Rope, RopeScaling};
+pub use shape::{BatchTensors, GptShape, Keep, Parts, Pass, Positions};

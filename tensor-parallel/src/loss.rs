@@ -27,8 +27,7 @@ impl Head {
 
     /// normed (B T, C), table (V/t, C) -> logits of this rank's columns.
     pub(crate) fn project(&self, dev: &Device, normed: Tensor, table: Tensor) {
-        let (b, c) = (table.t(), self.logits);
-        dev.submit(Compute, Op::Gemm { a: normed, b, c, bias: None, add: false });
+        dev.submit(Compute, Op::product(normed, table.t(), self.logits));
     }
 
     /// loss (1) F64 = sum over the micro-batch's tokens, the same on every rank.
@@ -74,13 +73,9 @@ impl Head {
         (d_normed, d_table): (Tensor, Tensor),
     ) {
         let d_logits = self.logits;
-        dev.submit(
-            Compute,
-            Op::Gemm { a: d_logits, b: table, c: d_normed, bias: None, add: false },
-        );
+        dev.submit(Compute, Op::product(d_logits, table, d_normed));
         let summed = shape.region().start_sum(dev, d_normed);
-        let a = d_logits.t();
-        dev.submit(Compute, Op::Gemm { a, b: normed, c: d_table, bias: None, add: false });
+        dev.submit(Compute, Op::product(d_logits.t(), normed, d_table));
         dev.wait(Compute, summed);
     }
 }

@@ -1,69 +1,64 @@
-//! Layer norm over this rank's tokens, before a column-parallel linear.
+//! Layer norm or RMSNorm over this rank's tokens, before a column-parallel linear.
 
 use crate::params::{Declared, Flat, Init, Split};
 use crate::region::Region;
+use crate::shape::GptShape;
 use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Tensor};
-
-/// Added to the variance of a layer norm (GPT-2).
-pub const LAYER_NORM_EPSILON: f64 = 1e-5;
 
 /// What a norm leaves for its backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormSaved {
     /// (B T, C): the normed input, whole on every rank.
     pub(crate) normed: Tensor,
-    /// (rows, 2)
+    /// (rows, 2); of RMSNorm (rows)
     stats: Tensor,
 }
 
-/// Gain and bias, or their gradients: (C) each.
+/// Gain and bias, or their gradients: (C) each. RMSNorm has no bias.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Norm {
     pub(crate) gain: Tensor,
-    pub(crate) bias: Tensor,
+    pub(crate) bias: Option<Tensor>,
+    epsilon: f32,
 }
 
 impl NormSaved {
-    pub(crate) fn plan(
-        plan: &mut Plan,
-        name: &str,
-        dtype: Dtype,
-        (rows, full_rows, hidden): (usize, usize, usize),
-    ) -> Self {
+    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape) -> Self {
         let at = (Arena::Device, "activations");
+        let (rows, stats) = (shape.rows(), if shape.parts.rms_norm { 1 } else { 2 });
+        let size = (shape.tokens(), shape.hidden);
         Self {
-            normed: plan.tensor(at, format!("{name}.normed"), dtype, (full_rows, hidden)),
-            stats: plan.tensor(at, format!("{name}.stats"), Dtype::F32, (rows, 2)),
+            normed: plan.tensor(at, format!("{name}.normed"), shape.dtype, size),
+            stats: plan.tensor(at, format!("{name}.stats"), Dtype::F32, (rows, stats)),
         }
     }
 }
 
 impl Norm {
     /// Declares gain and bias of (C) each, as `name.weight` and `name.bias`.
-    pub(crate) fn declare(params: &mut Declared, name: &str, hidden: usize) {
-        let (shape, split) = ((hidden, 1), Split::Replicated);
-        params.add(&format!("{name}.weight"), shape, split, Init::Constant(1.0));
-        params.add(&format!("{name}.bias"), shape, split, Init::Constant(0.0));
+    pub(crate) fn declare(params: &mut Declared, name: &str, shape: &GptShape) {
+        let (size, split) = ((shape.hidden, 1), Split::Replicated);
+        params.add(&format!("{name}.weight"), size, split, Init::Constant(1.0));
+        if !shape.parts.rms_norm {
+            params.add(&format!("{name}.bias"), size, split, Init::Constant(0.0));
+        }
     }
 
-    pub(crate) fn cut(flat: Flat<'_>, name: &str) -> Self {
-        Self { gain: flat.get(name, "weight"), bias: flat.get(name, "bias") }
+    pub(crate) fn cut(flat: Flat<'_>, name: &str, shape: &GptShape) -> Self {
+        let bias = (!shape.parts.rms_norm).then(|| flat.get(name, "bias"));
+        let epsilon = shape.parts.norm_epsilon as f32;
+        Self { gain: flat.get(name, "weight"), bias, epsilon }
     }
 
     /// x (rows, C) -> `saved.normed` (B T, C), gathered. Whole at `record(Compute)`.
     pub(crate) fn forward(&self, dev: &Device, region: Region, x: Tensor, saved: NormSaved) {
-        let y = region.rows(dev, saved.normed);
-        dev.submit(
-            Compute,
-            Op::LayerNorm {
-                x,
-                gain: self.gain,
-                bias: self.bias,
-                y,
-                stats: saved.stats,
-                epsilon: LAYER_NORM_EPSILON as f32,
-            },
-        );
+        let Self { gain, bias, epsilon } = *self;
+        let (y, stats) = (region.rows(dev, saved.normed), saved.stats);
+        let op = match bias {
+            Some(bias) => Op::LayerNorm { x, gain, bias, y, stats, epsilon },
+            None => Op::RmsNorm { x, gain, y, stats, epsilon },
+        };
+        dev.submit(Compute, op);
         region.gather(dev, saved.normed);
     }
 
@@ -77,15 +72,10 @@ impl Norm {
         (d_x, add): (Tensor, bool),
         grads: Self,
     ) {
-        let op = Op::LayerNormBackward {
-            x,
-            gain: self.gain,
-            stats: saved.stats,
-            d_y: d_normed,
-            d_x,
-            add,
-            d_gain: grads.gain,
-            d_bias: grads.bias,
+        let (gain, stats, d_y, d_gain) = (self.gain, saved.stats, d_normed, grads.gain);
+        let op = match grads.bias {
+            Some(d_bias) => Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias },
+            None => Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain },
         };
         dev.submit(Compute, op);
     }

@@ -222,6 +222,24 @@ impl Flat<'_> {
         self.found(self.layout.params.iter().find(is), part)
     }
 
+    /// Tensors of several parts that were declared one after the other, as one: their rows together.
+    pub(crate) fn joined(self, parts: &[&str], own: &str) -> Tensor {
+        let all: Vec<Tensor> = parts.iter().map(|part| self.get(part, own)).collect();
+        let (first, last) = (all[0], all[all.len() - 1]);
+        let rows: usize = all.iter().map(|t| t.shape().0).sum();
+        let range = (first.range().start - self.flat.range().start)
+            ..(last.range().end - self.flat.range().start);
+        let each = self.flat.dtype().bytes();
+        let t = self.flat.slice((range.start / each) as usize..(range.end / each) as usize);
+        assert_eq!(
+            t.len(),
+            all.iter().map(|t| t.len()).sum::<usize>(),
+            "{}: {parts:?} stand one after the other",
+            self.layout.name
+        );
+        if first.shape().0 > 1 { t.reshape(rows, first.shape().1) } else { t }
+    }
+
     /// A tensor that is a part of the model by itself.
     pub(crate) fn whole(self, name: &str) -> Tensor {
         let is = |param: &&Param| param.name.strip_prefix(&self.layout.prefix) == Some(name);

@@ -2,6 +2,7 @@
 
 use crate::params::Init;
 use crate::region::Region;
+use crate::rotary::Rope;
 use device::{Device, Dropout, Dtype, Heads, Tensor, VocabShard, random};
 
 /// Where the inputs are until the backward pass needs them.
@@ -15,15 +16,72 @@ pub enum Keep {
     HostBlocking,
 }
 
+/// How a token's place in its sample enters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Positions {
+    /// A learned row for each is added to the embedding.
+    Learned,
+    /// Queries and keys turn by it.
+    Rotary(Rope),
+}
+
+/// The parts of which a decoder is made: GPT-2 is one choice of these, Llama another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parts {
+    /// RMSNorm with a gain; else layer norm with gain and bias.
+    pub rms_norm: bool,
+    /// Added to the variance, or to the mean square, by every norm.
+    pub norm_epsilon: f64,
+    /// How a token's place in its sample enters.
+    pub positions: Positions,
+    /// The weights of q, k and v are one tensor in checkpoints, with as many heads each.
+    pub joined_qkv: bool,
+    /// The projections to q, k and v have biases.
+    pub qkv_bias: bool,
+    /// The projection back from the heads has a bias.
+    pub proj_bias: bool,
+    /// Each head of q and k is normed before it is rotated.
+    pub qk_norm: bool,
+    /// The MLP is gated, SwiGLU without biases; else GELU with biases.
+    pub swiglu: bool,
+    /// The output projection is the token table.
+    pub tied: bool,
+    /// Initial weights whose output is added to the residual stream are smaller, by the square root of the number of such
+    /// additions (GPT-2, section 2.3).
+    pub scaled_residuals: bool,
+}
+
+impl Parts {
+    /// Those of GPT-2.
+    pub const GPT2: Self = Self {
+        rms_norm: false,
+        norm_epsilon: 1e-5,
+        positions: Positions::Learned,
+        joined_qkv: true,
+        qkv_bias: true,
+        proj_bias: true,
+        qk_norm: false,
+        swiglu: false,
+        tied: true,
+        scaled_residuals: true,
+    };
+}
+
 /// Everything that decides shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptShape {
+    /// Which parts.
+    pub parts: Parts,
     /// L
     pub layers: usize,
     /// C
     pub hidden: usize,
-    /// H, of all ranks; a multiple of `tp_size`.
+    /// H, of all ranks; a multiple of `tp_size` and of `kv_heads`.
     pub heads: usize,
+    /// K: heads of keys and values, of all ranks; a multiple of `tp_size`.
+    pub kv_heads: usize,
+    /// D: elements of a head; even with rotary positions.
+    pub head_dim: usize,
     /// T
     pub seq_len: usize,
     /// Tokens, without padding.
@@ -60,9 +118,32 @@ impl GptShape {
         Init::Normal(self.init_std)
     }
 
-    /// Of weights whose output is added to the residual stream: smaller, by the number of such additions (GPT-2, section 2.3).
+    /// Of weights whose output is added to the residual stream.
     pub(crate) fn residual_init(&self) -> Init {
-        Init::Normal(self.init_std / (2.0 * self.layers as f64).sqrt())
+        let additions = if self.parts.scaled_residuals { 2.0 * self.layers as f64 } else { 1.0 };
+        Init::Normal(self.init_std / additions.sqrt())
+    }
+
+    /// (H + 2 K) D / t: columns of a rank's q, k and v.
+    pub(crate) const fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim / self.tp_size
+    }
+
+    /// H D / t: columns of a rank's heads.
+    pub(crate) const fn heads_width(&self) -> usize {
+        self.heads * self.head_dim / self.tp_size
+    }
+
+    /// Columns of a rank's first product of the MLP: F/t, twice that with a gate.
+    pub(crate) const fn inner_width(&self) -> usize {
+        let one = self.ffn_hidden / self.tp_size;
+        if self.parts.swiglu { 2 * one } else { one }
+    }
+
+    /// Columns of the widest tensor whose rows are summed, on one rank of any number.
+    pub fn widest_sum(&self) -> usize {
+        let one = Self { tp_size: 1, ..self.clone() };
+        one.qkv_width().max(one.inner_width()).max(one.hidden)
     }
 
     /// B T
@@ -80,19 +161,14 @@ impl GptShape {
         self.vocab.div_ceil(8 * self.tp_size) * 8
     }
 
-    /// Parameters, without padding.
-    pub const fn parameters(&self) -> u64 {
-        let (c, f, l) = (self.hidden as u64, self.ffn_hidden as u64, self.layers as u64);
-        let block = 4 * c * c + 2 * c * f + 9 * c + f;
-        (self.vocab as u64 + self.seq_len as u64) * c + l * block + 2 * c
-    }
-
     /// Operations of one token, forward and backward, without recomputation: 6 per parameter of the linears,
     /// plus attention's causal products.
     pub const fn model_flops_per_token(&self) -> f64 {
-        let (c, f, l) = (self.hidden as f64, self.ffn_hidden as f64, self.layers as f64);
-        let linears = l * (4.0 * c * c + 2.0 * c * f) + self.vocab as f64 * c;
-        6.0 * linears + 6.0 * l * self.seq_len as f64 * c
+        let (c, d, l) = (self.hidden as f64, self.head_dim as f64, self.layers as f64);
+        let (q, kv) = (self.heads as f64 * d, self.kv_heads as f64 * d);
+        let inner = self.ffn_hidden as f64 * if self.parts.swiglu { 3.0 } else { 2.0 };
+        let linears = l * c * (2.0 * q + 2.0 * kv + inner) + self.vocab as f64 * c;
+        6.0 * linears + 6.0 * l * self.seq_len as f64 * q
     }
 
     pub(crate) const fn region(&self) -> Region {
@@ -100,9 +176,9 @@ impl GptShape {
     }
 
     pub(crate) fn heads_of(&self, dev: &Device) -> Heads {
-        let count = self.heads / self.tp_size;
+        let (count, kv_count) = (self.heads / self.tp_size, self.kv_heads / self.tp_size);
         let (first, total) = (dev.rank().tp * count, self.heads);
-        Heads { count, kv_count: count, first, total, seq_len: self.seq_len }
+        Heads { count, kv_count, first, total, seq_len: self.seq_len }
     }
 
     pub(crate) fn vocab_shard(&self, dev: &Device) -> VocabShard {

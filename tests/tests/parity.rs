@@ -12,7 +12,7 @@ use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tensor_parallel::{BatchTensors, Gpt, GptShape, HeadBuckets, Part as Segment, Pass};
+use tensor_parallel::{BatchTensors, Gpt, GptShape, HeadBuckets, Part as Segment, Parts, Pass};
 use tests::{config, dataset_of_windows};
 
 /// Vocabulary, tokens of a sample, hidden, samples, steps of the fixture.
@@ -100,9 +100,12 @@ struct Handles {
 
 fn handles(tp_size: usize, dp_size: usize, sequence: bool) -> Handles {
     let shape = GptShape {
+        parts: Parts::GPT2,
         layers: 2,
         hidden: C,
         heads: 4,
+        kv_heads: 4,
+        head_dim: C / 4,
         seq_len: T,
         vocab: V,
         ffn_hidden: 4 * C,
@@ -157,7 +160,7 @@ impl Handles {
             self.scale,
             HeadBuckets {
                 final_norm: self.buckets[gpt.segment(Segment::FinalNorm)],
-                embedding: self.buckets[gpt.segment(Segment::Embedding)],
+                head: self.buckets[gpt.segment(Segment::Embedding)],
             },
         );
         let backward = |layer| {

@@ -269,6 +269,11 @@ pub enum Op {
 }
 
 impl Op {
+    /// c = a b.
+    pub const fn product(a: Tensor, b: Tensor, c: Tensor) -> Self {
+        Self::Gemm { a, b, c, bias: None, add: false }
+    }
+
     /// As it appears in errors and traces.
     pub fn name(&self) -> &'static str {
         match self {

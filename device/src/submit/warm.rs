@@ -118,7 +118,7 @@ mod tests {
         let (dev, distinct) = open(rank, &plan);
         [a, b, long].into_iter().try_for_each(|t| dev.write(t, &|_| 0.0))?;
         for _ in 0..2 {
-            dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None, add: false });
+            dev.submit(Lane::Compute, Op::product(a, b, c));
             dev.submit(Lane::Compute, Op::Gemm { a: b, b: a, c, bias: None, add: false });
             dev.submit(Lane::Compute, Op::Gemm { a: a.t(), b, c, bias: None, add: false });
         }

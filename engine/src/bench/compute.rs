@@ -84,7 +84,7 @@ fn product_of(
     let (mut product, mut peak) = (Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
         let started = Instant::now();
-        dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None, add: false });
+        dev.submit(Lane::Compute, Op::product(a, b, c));
         dev.sync_all()?;
         let seconds = started.elapsed().as_secs_f64();
         let fma = multiply_add_rate(crew.as_deref());

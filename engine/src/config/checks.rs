@@ -14,10 +14,15 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 26] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 31] {
     [
         Checks::heads_over_ranks,
+        Checks::parts_of_gpt2,
         Checks::hidden_over_heads,
+        Checks::heads_over_kv_heads,
+        Checks::kv_heads_over_ranks,
+        Checks::halves_of_heads,
+        Checks::rope_factors,
         Checks::ffn_over_ranks,
         Checks::tokens_over_ranks,
         Checks::world,
@@ -82,14 +87,17 @@ pub(super) struct Broken {
     pub(super) values: Vec<(&'static str, String)>,
 }
 
+/// A key, its value, and one of what it counts.
+pub(super) type Count = (&'static str, u64, &'static str);
+
 /// `total` things that have to be dealt evenly to `parts`.
-struct Deal {
-    total: (&'static str, u64, &'static str),
-    parts: (&'static str, u64, &'static str),
+pub(super) struct Deal {
+    pub(super) total: Count,
+    pub(super) parts: Count,
 }
 
 impl Deal {
-    fn check(&self) -> Option<Broken> {
+    pub(super) fn check(&self) -> Option<Broken> {
         let ((key, total, thing), (part_key, parts, taker)) = (self.total, self.parts);
         if parts == 0 || total.is_multiple_of(parts) {
             return None;
@@ -266,28 +274,6 @@ impl Checks<'_> {
                 ("recompute", "every activation is kept".into()),
             ],
         })
-    }
-
-    fn ranks(&self) -> (&'static str, u64, &'static str) {
-        ("parallel.tensor", self.config.parallel.tensor as u64, "tensor-parallel rank")
-    }
-
-    fn heads(&self) -> (&'static str, u64, &'static str) {
-        ("model.heads", self.config.model.heads as u64, "head")
-    }
-
-    fn heads_over_ranks(&self) -> Option<Broken> {
-        Deal { total: self.heads(), parts: self.ranks() }.check()
-    }
-
-    fn hidden_over_heads(&self) -> Option<Broken> {
-        let hidden = ("model.hidden", self.config.model.hidden as u64, "hidden channel");
-        Deal { total: hidden, parts: self.heads() }.check()
-    }
-
-    fn ffn_over_ranks(&self) -> Option<Broken> {
-        let ffn = ("model.ffn_hidden", self.config.model.ffn_hidden as u64, "channel");
-        Deal { total: ffn, parts: self.ranks() }.check()
     }
 
     fn tokens_over_ranks(&self) -> Option<Broken> {

@@ -33,11 +33,13 @@ impl Checks<'_> {
         let m = &self.config.model;
         let [l, c, t, v, f] =
             [m.layers, m.hidden, m.seq_len, m.vocab, m.ffn_hidden].map(|n| n as u128);
-        let block = 4 * c * c + 2 * c * f + 9 * c + f;
-        let total = (v + t) * c + l * block + 2 * c;
+        let [h, k, d] = [m.heads, m.kv_heads, m.head_dim].map(|n| n as u128);
+        // Of a gated MLP with a norm of heads, biases and an output projection of its own: no family has more.
+        let block = 2 * (h + k) * d * c + 3 * c * f + 9 * c + (h + 2 * k + 2) * d + f;
+        let total = (2 * v + t) * c + l * block + 2 * c;
         (total > MOST_PARAMETERS).then(|| Broken {
             message: format!(
-                "a model of {total} parameters, more than 2^50: (vocab {v} + seq_len {t}) x {c} + \
+                "a model of up to {total} parameters, more than 2^50: (2 vocab {v} + seq_len {t}) x {c} + \
                  {l} layers x {block}"
             ),
             help: "use fewer layers or a smaller `hidden`".into(),
@@ -53,8 +55,9 @@ impl Checks<'_> {
         let (m, micro) = (&self.config.model, self.config.batch.micro as u128);
         let t = m.seq_len as u128;
         let (wide, width) = [
-            ("model.hidden", 3 * m.hidden as u128),
-            ("model.ffn_hidden", m.ffn_hidden as u128),
+            ("model.hidden", m.hidden as u128),
+            ("model.head_dim", (m.heads + 2 * m.kv_heads) as u128 * m.head_dim as u128),
+            ("model.ffn_hidden", 2 * m.ffn_hidden as u128),
             ("model.vocab", m.vocab as u128),
             ("model.heads", m.heads as u128 * t),
         ]

@@ -11,8 +11,10 @@ mod keys;
 mod limits;
 mod load;
 mod machine;
+mod model;
 mod names;
 mod not_built;
+mod parts;
 mod reading;
 mod schema;
 mod states;
@@ -26,6 +28,7 @@ pub use find_box::find_box;
 pub use keys::{box_keys, keys};
 pub(crate) use load::load_of_run;
 pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str, load_to_search};
+pub use model::{Family, ModelConfig, RopeConfig, RopeScaling};
 pub use reading::bytes::{format_bytes, parse_bytes};
 pub use reading::key::Key;
 pub use reading::report::{ConfigError, Problem};
@@ -226,29 +229,6 @@ pub struct MeasuredConfig {
     pub op_us: f32,
     /// Microseconds until ranks have met.
     pub meeting_us: f32,
-}
-
-/// A GPT-2: learned positions, pre-norm, GELU (tanh form), tied embedding.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ModelConfig {
-    /// L. 1..=10,000
-    pub layers: usize,
-    /// C. 1..=1,000,000
-    pub hidden: usize,
-    /// H; divides hidden, a multiple of tensor. 1..=65,536
-    pub heads: usize,
-    /// T. 1..=16,777,216
-    pub seq_len: usize,
-    /// V, unpadded. 2..=16,777,216, default 256 (bytes).
-    pub vocab: usize,
-    /// F; a multiple of tensor. 1..=4,000,000, default 4 C.
-    pub ffn_hidden: usize,
-    /// Probability of dropping, at the embedding, attention weights and both residual branches.
-    /// [0, 1), default 0.
-    pub dropout: f32,
-    /// Standard deviation of the initial weights; residual projections divide by
-    /// sqrt(2 L). [0, 10], default 0.02.
-    pub init_std: f32,
 }
 
 /// The rank grid.

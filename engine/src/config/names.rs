@@ -3,6 +3,10 @@
 use super::reading::fields::Named;
 use super::*;
 
+impl Named for Family {
+    const ALL: &'static [(&'static str, Self)] = &[("Gpt2", Self::Gpt2), ("Llama", Self::Llama)];
+}
+
 impl Named for Precision {
     const ALL: &'static [(&'static str, Self)] =
         &[("Fp16", Self::Fp16), ("Bf16", Self::Bf16), ("Fp32", Self::Fp32)];

@@ -1,12 +1,12 @@
 //! `config.json`: what of it must be so for the model to be the one that onebox computes.
 
 use crate::config::ModelConfig;
+use crate::train::build::decimal;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use tensor_parallel::LAYER_NORM_EPSILON;
 
 /// An object in which no key stands twice.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(super) fn text(model: &ModelConfig) -> String {
         "embd_pdrop": dropout,
         "eos_token_id": null,
         "initializer_range": f64::from(model.init_std),
-        "layer_norm_epsilon": LAYER_NORM_EPSILON,
+        "layer_norm_epsilon": decimal(model.norm_eps),
         "model_type": "gpt2",
         "n_embd": model.hidden,
         "n_head": model.heads,
@@ -108,13 +108,11 @@ pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Result<Vec<String
     if !found.contains_key("model_type") {
         wrong.push("`model_type` is missing: only \"gpt2\" can be imported".into());
     }
-    let epsilon = found.get("layer_norm_epsilon").map_or(Some(LAYER_NORM_EPSILON), Value::as_f64);
-    if epsilon.is_none_or(|e| (e - LAYER_NORM_EPSILON).abs() > 1e-12) {
-        let value = found.get("layer_norm_epsilon").map_or_else(String::new, shown);
-        wrong.push(format!("`layer_norm_epsilon` is {value}, and every layer norm here has 1e-5"));
-    }
     Ok(wrong)
 }
+
+/// What a GPT-2 of transformers adds to variances where its config does not say so.
+const EPSILON: f64 = 1e-5;
 
 /// Numbers that the config must have too.
 fn sizes(found: &BTreeMap<String, Value>, model: &ModelConfig, wrong: &mut Vec<String>) {
@@ -135,6 +133,17 @@ fn sizes(found: &BTreeMap<String, Value>, model: &ModelConfig, wrong: &mut Vec<S
     let four = found.get("n_embd").and_then(Value::as_u64).map(|c| json!(c.saturating_mul(4)));
     if let Some(value) = inner.or(four.as_ref()) {
         size(("n_inner", value), ("model.ffn_hidden", model.ffn_hidden), wrong);
+    }
+    let (epsilon, ours) = (found.get("layer_norm_epsilon"), decimal(model.norm_eps));
+    match epsilon.map_or(Some(EPSILON), Value::as_f64) {
+        Some(e) if (e - ours).abs() <= 1e-6 * ours => {}
+        Some(e) => wrong.push(format!(
+            "`layer_norm_epsilon` is {e:e}, and model.norm_eps is {ours:e}: --set model.norm_eps={e:e}"
+        )),
+        None => {
+            let value = epsilon.map_or_else(String::new, shown);
+            wrong.push(format!("`layer_norm_epsilon` is {value}, not a number"));
+        }
     }
     if let Some(value) = found.get("n_ctx") {
         size(("n_ctx", value), ("model.seq_len", model.seq_len), wrong);
@@ -161,6 +170,7 @@ fn shown(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Family, RopeConfig, RopeScaling};
 
     fn model() -> ModelConfig {
         ModelConfig {
@@ -172,6 +182,15 @@ mod tests {
             ffn_hidden: 128,
             dropout: 0.0,
             init_std: 0.02,
+            family: Family::Gpt2,
+            kv_heads: 4,
+            head_dim: 8,
+            norm_eps: 1e-5,
+            rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
+            tied: true,
+            qkv_bias: true,
+            proj_bias: true,
+            qk_norm: false,
         }
     }
 
@@ -200,8 +219,8 @@ mod tests {
             ("vocab_size", json!(u64::MAX), "model.vocab is 61"),
             ("activation_function", json!("relu"), "not \"gelu_new\""),
             ("activation_function", json!("gelu"), "tanh form"),
-            ("layer_norm_epsilon", json!(1e-6), "1e-5"),
-            ("layer_norm_epsilon", json!("1e-5"), "1e-5"),
+            ("layer_norm_epsilon", json!(1e-6), "--set model.norm_eps=1e-6"),
+            ("layer_norm_epsilon", json!("1e-5"), "not a number"),
             ("model_type", json!("llama"), "only GPT-2"),
             ("tie_word_embeddings", json!(false), "the output is the embedding"),
             ("scale_attn_weights", json!(false), "sqrt"),

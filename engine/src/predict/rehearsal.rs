@@ -46,6 +46,7 @@ fn play(
     let data = Arc::new(Dataset::none(config.model.seq_len));
     let detours: Arc<Detours> = Arc::default();
     let mut trainer = trainer(config, built, (&data, &detours), dev.rank());
+    built.gpt.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
     dev.sync_all()?;

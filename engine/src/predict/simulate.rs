@@ -206,6 +206,7 @@ pub fn record(config: &Config, built: &Built) -> Result<Program, device::Error> 
     let first = typical_step(&config);
     let mut trainer = trainer(&config, built, (&no_tokens, &Arc::default()), rank);
     sim::record(rank, &built.plan, |dev| {
+        built.gpt.write_constants(dev)?;
         trainer.optimizer.init_blank(dev)?;
         trainer.loader.prefetch(dev);
         for step in first..first + RECORDED_STEPS {

@@ -11,6 +11,7 @@ impl Ranks<'_> {
     /// The states before the first step, or those of a checkpoint. Returns the steps that are done; none where the run was
     /// told to stop before all ranks had their states.
     pub(crate) fn start(&self, dev: &Device, trainer: &mut Trainer) -> Result<Option<u64>, Error> {
+        self.built.gpt.write_constants(dev)?;
         if !self.load(dev, trainer)? {
             self.stop.abandon();
         }

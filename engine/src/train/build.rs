@@ -1,7 +1,8 @@
 //! From a config to handles: every byte of a rank, laid out once, the same for all ranks.
 
-use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig, Placement, Precision, Recompute};
+use crate::config::{self, Accumulate, BoxConfig, Config, DeviceConfig, Family, ModelConfig};
 use crate::config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
+use crate::config::{Placement, Precision, Recompute};
 use crate::run::gpu_room;
 use crate::run::placement::{kernel_threads, virtual_threads};
 use crate::train::batch::BatchLayout;
@@ -9,7 +10,7 @@ use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor, cuda};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Storage, Sum, chunk_elements};
 use std::sync::Arc;
-use tensor_parallel::{Gpt, GptShape, Keep, Part};
+use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Rope, RopeScaling};
 
 /// The model, the optimizer and their memory.
 #[derive(Clone, Debug)]
@@ -64,9 +65,12 @@ pub struct KernelScratch {
 pub fn shape(config: &Config) -> GptShape {
     let (m, dtype) = (&config.model, dtype(config.precision));
     GptShape {
+        parts: parts(m),
         layers: m.layers,
         hidden: m.hidden,
         heads: m.heads,
+        kv_heads: m.kv_heads,
+        head_dim: m.head_dim,
         seq_len: m.seq_len,
         vocab: m.vocab,
         ffn_hidden: m.ffn_hidden,
@@ -86,6 +90,46 @@ pub fn shape(config: &Config) -> GptShape {
         dropout: m.dropout,
         init_std: f64::from(m.init_std),
     }
+}
+
+/// What a model is made of.
+fn parts(m: &ModelConfig) -> Parts {
+    let norm_epsilon = decimal(m.norm_eps);
+    if m.family == Family::Gpt2 {
+        return Parts { norm_epsilon, ..Parts::GPT2 };
+    }
+    let scaling = match m.rope.scaling {
+        config::RopeScaling::None => RopeScaling::None,
+        config::RopeScaling::Linear { factor } => RopeScaling::Linear { factor: decimal(factor) },
+        config::RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_seq_len,
+        } => RopeScaling::Llama3 {
+            factor: decimal(factor),
+            low_freq_factor: decimal(low_freq_factor),
+            high_freq_factor: decimal(high_freq_factor),
+            original_seq_len,
+        },
+    };
+    Parts {
+        rms_norm: true,
+        norm_epsilon,
+        positions: Positions::Rotary(Rope { theta: decimal(m.rope.theta), scaling }),
+        joined_qkv: false,
+        qkv_bias: m.qkv_bias,
+        proj_bias: m.proj_bias,
+        qk_norm: m.qk_norm,
+        swiglu: true,
+        tied: m.tied,
+        scaled_residuals: false,
+    }
+}
+
+/// The number that a person wrote, which f32 holds the nearest of.
+pub(crate) fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or_else(|e| unreachable!("{x} is not a number: {e}"))
 }
 
 /// Storage of a precision.
@@ -109,10 +153,13 @@ fn kernel_scratch(config: &Config, host: (u64, u64)) -> KernelScratch {
         },
         DeviceConfig::Cuda => return KernelScratch::default(),
     };
-    let m = &config.model;
-    let widest = m.ffn_hidden.max(3 * m.hidden);
-    let floats = ScratchFloats::new(m.seq_len, m.hidden / m.heads, m.hidden, widest);
+    let floats = scratch_floats(&shape(config));
     KernelScratch { floats, threads }
+}
+
+/// Scratch of the cpu backend's kernels.
+pub(crate) fn scratch_floats(shape: &GptShape) -> ScratchFloats {
+    ScratchFloats::new(shape.seq_len, shape.head_dim, shape.hidden, shape.widest_sum())
 }
 
 /// Bytes of each GPU that `plan` takes: on real ones with what kernels and products need behind it.
@@ -307,7 +354,7 @@ mod tests {
         let path = folder.join("../configs/quickstart.ron");
         for sets in [&[][..], &["parallel.tensor=1", "parallel.data=1", "device.count=1"]] {
             let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-            let config = crate::config::load(&path, &sets).unwrap().config;
+            let config = config::load(&path, &sets).unwrap().config;
             let of = |threads| {
                 let scratch = KernelScratch { threads, ..kernel_scratch(&config, (0, 0)) };
                 let built = with_room(&config, scratch);
@@ -324,7 +371,7 @@ mod tests {
             assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");
             assert!((64..256).contains(&most), "{most}");
             let said = [sets.clone(), vec!["device.threads=256".into()]].concat();
-            let said = build(&crate::config::load(&path, &said).unwrap().config);
+            let said = build(&config::load(&path, &said).unwrap().config);
             assert_eq!(said.scratch.threads, 256);
         }
     }

@@ -65,7 +65,7 @@ impl Rig {
     fn products(&self, count: usize) {
         let [a, b, c] = self.product;
         (0..count).for_each(|_| {
-            self.dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None, add: false })
+            self.dev.submit(Lane::Compute, Op::product(a, b, c));
         });
     }
 

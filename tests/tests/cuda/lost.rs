@@ -28,7 +28,7 @@ pub(super) fn at_a_product() {
     let dev = cuda::open(rank, &plan, &world, &options).unwrap();
     [a, b].into_iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x }));
     for _ in 0..TIMES {
-        dev.submit(Lane::Compute, Op::Gemm { a, b, c, bias: None, add: false });
+        dev.submit(Lane::Compute, Op::product(a, b, c));
         std::thread::sleep(Duration::from_millis(5));
     }
     let error = dev.sync_all().expect_err("the GPU is lost");

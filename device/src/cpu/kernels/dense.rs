@@ -104,7 +104,7 @@ mod tests {
             let a = rig.put(Dtype::Bf16, (m, k), &noise(1, m * k));
             let b = rig.put(Dtype::Bf16, (k, n), &noise(2, k * n));
             let c = rig.out(Dtype::F32, (m, n));
-            rig.run(&Op::Gemm { a, b, c, bias: None, add: false });
+            rig.run(&Op::product(a, b, c));
             rig.get(c)
         };
         assert_eq!(run(1), run(3));

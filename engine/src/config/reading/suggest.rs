@@ -3,7 +3,8 @@
 use super::tree::join;
 
 /// What other trainers call it, and what it is here.
-const ALIASES: [(&str, &str); 34] = [
+const ALIASES: [(&str, &str); 42] = [
+    ("attention_bias", "model.qkv_bias"),
     ("batch_size", "batch.micro"),
     ("block_size", "model.seq_len"),
     ("context", "model.seq_len"),
@@ -17,9 +18,11 @@ const ALIASES: [(&str, &str); 34] = [
     ("grad_clip", "optimizer.clip"),
     ("gradient_clipping", "optimizer.clip"),
     ("hidden_size", "model.hidden"),
+    ("intermediate_size", "model.ffn_hidden"),
     ("learning_rate", "optimizer.lr"),
     ("lr_decay_iters", "schedule.decay_steps"),
     ("max_iters", "train.steps"),
+    ("max_position_embeddings", "model.seq_len"),
     ("max_steps", "train.steps"),
     ("micro_batch_size", "batch.micro"),
     ("min_loss_scale", "loss_scale.floor"),
@@ -28,11 +31,16 @@ const ALIASES: [(&str, &str); 34] = [
     ("n_layer", "model.layers"),
     ("num_attention_heads", "model.heads"),
     ("num_heads", "model.heads"),
+    ("num_hidden_layers", "model.layers"),
+    ("num_key_value_heads", "model.kv_heads"),
     ("num_layers", "model.layers"),
+    ("rms_norm_eps", "model.norm_eps"),
+    ("rope_theta", "model.rope.theta"),
     ("seq_length", "model.seq_len"),
     ("sequence_length", "model.seq_len"),
     ("sequence_parallel", "parallel.sequence"),
     ("tensor_parallel", "parallel.tensor"),
+    ("tie_word_embeddings", "model.tied"),
     ("tp", "parallel.tensor"),
     ("train_batch_size", "batch.global"),
     ("vocab_size", "model.vocab"),

@@ -98,6 +98,7 @@ pub(super) fn play(
 ) -> Result<(), Error> {
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
     let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
+    built.gpt.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
     trainer.loader.prefetch(dev);
     let first = typical_step(config);

@@ -1,0 +1,91 @@
+//! What the parts of a model must be; refused among the `checks`.
+
+use super::checks::{Broken, Checks, Count, Deal};
+use super::{Family, RopeScaling};
+
+impl Checks<'_> {
+    fn ranks(&self) -> Count {
+        ("parallel.tensor", self.config.parallel.tensor as u64, "tensor-parallel rank")
+    }
+
+    fn heads(&self) -> Count {
+        ("model.heads", self.config.model.heads as u64, "head")
+    }
+
+    pub(super) fn heads_over_ranks(&self) -> Option<Broken> {
+        Deal { total: self.heads(), parts: self.ranks() }.check()
+    }
+
+    fn kv_heads(&self) -> Option<Count> {
+        let m = &self.config.model;
+        (m.kv_heads != m.heads).then_some(("model.kv_heads", m.kv_heads as u64, "kv head"))
+    }
+
+    pub(super) fn heads_over_kv_heads(&self) -> Option<Broken> {
+        Deal { total: self.heads(), parts: self.kv_heads()? }.check()
+    }
+
+    pub(super) fn kv_heads_over_ranks(&self) -> Option<Broken> {
+        Deal { total: self.kv_heads()?, parts: self.ranks() }.check()
+    }
+
+    /// What only a family of other parts can have.
+    pub(super) fn parts_of_gpt2(&self) -> Option<Broken> {
+        let m = &self.config.model;
+        let other = [
+            ("model.kv_heads", m.kv_heads != m.heads, "shared heads of keys and values"),
+            ("model.head_dim", m.head_dim != m.hidden / m.heads.max(1), "not hidden / heads"),
+            ("model.tied", !m.tied, "an output projection of its own"),
+            ("model.qkv_bias", !m.qkv_bias, "no biases"),
+            ("model.proj_bias", !m.proj_bias, "no bias"),
+            ("model.qk_norm", m.qk_norm, "a norm of queries and keys"),
+        ];
+        let (key, _, what) =
+            other.into_iter().find(|(_, differs, _)| *differs && m.family == Family::Gpt2)?;
+        Some(Broken {
+            message: "a GPT-2 is not made like that".into(),
+            help: format!("set `model.family` to `Llama`, or leave `{key}` out"),
+            values: vec![(key, what.into()), ("model.family", "a GPT-2".into())],
+        })
+    }
+
+    pub(super) fn halves_of_heads(&self) -> Option<Broken> {
+        let m = &self.config.model;
+        (m.family == Family::Llama && !m.head_dim.is_multiple_of(2)).then(|| Broken {
+            message: format!("a head of {} elements has no two halves to rotate", m.head_dim),
+            help: "use an even `model.head_dim`".into(),
+            values: vec![("model.head_dim", "an odd number".into())],
+        })
+    }
+
+    pub(super) fn rope_factors(&self) -> Option<Broken> {
+        let RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } =
+            self.config.model.rope.scaling
+        else {
+            return None;
+        };
+        (low >= high).then(|| Broken {
+            message: "low frequencies begin above high ones".into(),
+            help: "use a `high_freq_factor` above `low_freq_factor`".into(),
+            values: vec![
+                ("model.rope.scaling.low_freq_factor", format!("{low} turns")),
+                ("model.rope.scaling.high_freq_factor", format!("{high} turns")),
+            ],
+        })
+    }
+
+    /// A GPT-2's heads are the hidden channels.
+    pub(super) fn hidden_over_heads(&self) -> Option<Broken> {
+        let m = &self.config.model;
+        if m.family == Family::Llama && m.head_dim != m.hidden / m.heads.max(1) {
+            return None;
+        }
+        let hidden = ("model.hidden", self.config.model.hidden as u64, "hidden channel");
+        Deal { total: hidden, parts: self.heads() }.check()
+    }
+
+    pub(super) fn ffn_over_ranks(&self) -> Option<Broken> {
+        let ffn = ("model.ffn_hidden", self.config.model.ffn_hidden as u64, "channel");
+        Deal { total: ffn, parts: self.ranks() }.check()
+    }
+}

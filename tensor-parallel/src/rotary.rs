@@ -1,0 +1,122 @@
+//! Rotary positions: the angles by which halves of heads turn, one table for all layers.
+
+use device::{Arena, Device, Dtype, Error, Plan, Tensor};
+
+/// Angles of rotary positions (arXiv 2104.09864).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Rope {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// How frequencies are lowered for contexts longer than those of the first training.
+    pub scaling: RopeScaling,
+}
+
+/// How frequencies of rotary positions are lowered.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum RopeScaling {
+    /// They are not.
+    None,
+    /// All by one factor (arXiv 2306.15595).
+    Linear {
+        /// Divides every frequency.
+        factor: f64,
+    },
+    /// Low ones by a factor, high ones not at all, those between by a part (Llama 3.1).
+    Llama3 {
+        /// Divides low frequencies.
+        factor: f64,
+        /// Frequencies of fewer turns than this within `original_seq_len` are low.
+        low_freq_factor: f64,
+        /// Frequencies of more turns than this are high.
+        high_freq_factor: f64,
+        /// Tokens of the contexts of the first training.
+        original_seq_len: usize,
+    },
+}
+
+impl Rope {
+    /// Radians per position of the D/2 pairs of a head of `dim`, as fp32: pretrained models saw these.
+    fn frequencies(&self, dim: usize) -> Vec<f32> {
+        let frequency = |pair: usize| {
+            let plain = self.theta.powf(-2.0 * pair as f64 / dim as f64);
+            self.scaling.scaled(f64::from(plain as f32)) as f32
+        };
+        (0..dim / 2).map(frequency).collect()
+    }
+}
+
+impl RopeScaling {
+    fn scaled(self, frequency: f64) -> f64 {
+        match self {
+            Self::None => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len } => {
+                let turns = original_seq_len as f64 * frequency / std::f64::consts::TAU;
+                let share = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let kept = share.clamp(0.0, 1.0);
+                (1.0 - kept) * frequency / factor + kept * frequency
+            }
+        }
+    }
+}
+
+/// Cosines and sines of a model's positions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RotaryTable {
+    rope: Rope,
+    head_dim: usize,
+    /// (T, D) F32: D/2 cosines, then their sines.
+    pub(crate) table: Tensor,
+}
+
+impl RotaryTable {
+    pub(crate) fn plan(plan: &mut Plan, rope: Rope, seq_len: usize, head_dim: usize) -> Self {
+        let size = (seq_len, head_dim);
+        let table = plan.tensor((Arena::Device, "constants"), "rotary", Dtype::F32, size);
+        Self { rope, head_dim, table }
+    }
+
+    /// Puts the table on the device, once.
+    pub(crate) fn write(&self, dev: &Device) -> Result<(), Error> {
+        let (dim, frequencies) = (self.head_dim, self.rope.frequencies(self.head_dim));
+        dev.write(self.table, &|i| {
+            let (position, column) = (i / dim, i % dim);
+            let angle = f64::from(position as f32 * frequencies[column % (dim / 2)]);
+            if column < dim / 2 { angle.cos() } else { angle.sin() }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama3_keeps_high_frequencies_and_divides_low_ones() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_seq_len: 8192,
+        };
+        let plain = Rope { theta: 500_000.0, scaling: RopeScaling::None }.frequencies(128);
+        let scaled = Rope { theta: 500_000.0, scaling }.frequencies(128);
+        // One turn in 8192 tokens is 7.67e-4 radians a token; four are 3.07e-3.
+        for (plain, scaled) in plain.into_iter().zip(scaled) {
+            if plain > 3.07e-3 {
+                assert_eq!(plain, scaled);
+            } else if plain < 7.66e-4 {
+                assert_eq!(plain / 8.0, scaled);
+            } else {
+                assert!(plain / 8.0 <= scaled && scaled <= plain);
+            }
+        }
+    }
+
+    #[test]
+    fn linear_scaling_stretches_positions() {
+        let scaling = RopeScaling::Linear { factor: 4.0 };
+        let frequencies = Rope { theta: 10_000.0, scaling }.frequencies(4);
+        assert_eq!(frequencies, [0.25, 0.0025]);
+    }
+}
