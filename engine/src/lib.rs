@@ -18,6 +18,7 @@ pub mod config;
 pub mod data;
 pub mod generate;
 pub mod hugging_face;
+mod json;
 pub mod parsers;
 pub mod predict;
 pub mod report;

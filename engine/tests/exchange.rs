@@ -162,7 +162,7 @@ fn a_folder_that_is_not_what_it_says_is_refused() {
     let end = data.len();
     with_head["lm_head.weight"] = serde_json::json!({ "dtype": "F32", "shape": [256, 32], "data_offsets": [end, end + 32768] });
     write_tensors(&model, &with_head, &[data, &[0; 32768]].concat());
-    refused("an output of its own", &["`lm_head.weight` is not `wte.weight`"]);
+    refused("an output of its own", &["`lm_head.weight` is not the embedding"]);
     let first = header["transformer.wte.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
     write_tensors(&model, &with_head, &[data, &data[first..first + 32768]].concat());
     import(&folder, "hf", "tied", &[]).ok();

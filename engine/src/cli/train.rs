@@ -6,13 +6,15 @@ mod watch;
 
 use self::watch::Watch;
 use super::check::count;
+use super::checkpoint::unusable;
 use super::exit::{Failed, code};
 use super::signals::{self, Signals};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
-use crate::config::{DeviceConfig, Loaded, in_line};
+use crate::config::{Config, DeviceConfig, Loaded, Weights, in_line};
 use crate::data::{Dataset, Tokenizer, takes_from};
+use crate::hugging_face::Folder;
 use crate::predict::plan::{Disk, memory_report};
 use crate::report::metrics::MetricsWriter;
 use crate::report::progress::Progress;
@@ -99,6 +101,10 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         say("dry run: everything is in order; nothing was written");
         return Ok(());
     };
+    let pretrained = match mode {
+        RunMode::Fresh | RunMode::Overwrite => pretrained(&loaded.config, &built)?,
+        RunMode::Resume | RunMode::Fork => None,
+    };
     check_disk(&loaded, &built, (args.run_dir.as_deref(), mode))?;
     let create =
         || RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused);
@@ -122,7 +128,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         RunMode::Fresh | RunMode::Overwrite => (create()?, None),
     };
     let (loaded, built, data, dir) = (&loaded, &built, &data, &dir);
-    Session { args, loaded, built, data, tokenizer, dir, looked, start }.train(&signals)
+    Session { args, loaded, built, data, tokenizer, dir, looked, pretrained, start }.train(&signals)
 }
 
 /// Refuses with numbers before anything is allocated. Only what is shown has its step counted. What the introduction
@@ -158,6 +164,21 @@ pub(super) struct Looked {
     words: Option<String>,
     /// Whether ranks copy their states and go on while these are written.
     copies_states: bool,
+}
+
+/// The folder of `model.from`, opened, where its weights are what training starts from.
+fn pretrained(config: &Config, built: &Built) -> Result<Option<Arc<Folder>>, Failed> {
+    let model = &config.model;
+    let Some(from) = model.from.as_ref().filter(|_| model.weights == Weights::Pretrained) else {
+        return Ok(None);
+    };
+    if Path::new(from).is_file() {
+        let why = "model.from names a file, and weights stand beside it: name the folder, or set `model.weights=Random`";
+        return Err(Failed::new(code::CONFIG, why));
+    }
+    let folder = Folder::open(Path::new(from)).map_err(unusable)?;
+    folder.check_tensors(&built.gpt).map_err(unusable)?;
+    Ok(Some(Arc::new(folder)))
 }
 
 /// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
@@ -206,6 +227,8 @@ pub(super) struct Session<'a> {
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) dir: &'a RunDir,
     looked: Looked,
+    /// The folder whose weights a new run starts from.
+    pretrained: Option<Arc<Folder>>,
     /// What it goes on from.
     pub(super) start: Option<Arc<Checkpoint>>,
 }
@@ -285,6 +308,7 @@ impl Session<'_> {
             checkpoints: Some(self.dir.path().join(FOLDER)),
             copies_states: Some(self.looked.copies_states),
             held: Some(Arc::clone(self.dir.held())),
+            pretrained: self.pretrained.clone(),
             resume: self.start.clone(),
             detours: Some(detours.clone()),
             // Other settings deserve as many steps as any.

@@ -1,6 +1,6 @@
 //! The box that `--box` names: a file, or the name of one among the boxes beside a config.
 
-use super::load::ron_files;
+use super::file::ron_files;
 use super::reading::report::short;
 use super::reading::suggest::nearest;
 use std::path::{Path, PathBuf};

@@ -6,18 +6,22 @@
 
 mod box_schema;
 mod checks;
+mod file;
 mod find_box;
 mod keys;
 mod limits;
 mod load;
 mod machine;
 mod model;
+mod model_schema;
 mod names;
 mod not_built;
 mod parts;
 mod reading;
 mod schema;
 mod states;
+mod told;
+pub(crate) mod transformers;
 mod write;
 
 #[cfg(test)]
@@ -28,7 +32,7 @@ pub use find_box::find_box;
 pub use keys::{box_keys, keys};
 pub(crate) use load::load_of_run;
 pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str, load_to_search};
-pub use model::{Family, ModelConfig, RopeConfig, RopeScaling};
+pub use model::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
 pub use reading::bytes::{format_bytes, parse_bytes};
 pub use reading::key::Key;
 pub use reading::report::{ConfigError, Problem};

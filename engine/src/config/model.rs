@@ -5,6 +5,10 @@ use serde::Serialize;
 /// The network: a pre-norm decoder.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelConfig {
+    /// Folder of transformers, or its `config.json`: the shape, and where training starts.
+    pub from: Option<String>,
+    /// What training with `from` starts from.
+    pub weights: Weights,
     /// Which parts.
     pub family: Family,
     /// L. 1..=10,000
@@ -41,6 +45,15 @@ pub struct ModelConfig {
     pub proj_bias: bool,
     /// Each head of q and k is normed before it is rotated.
     pub qk_norm: bool,
+}
+
+/// Where parameters of a model of transformers start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Weights {
+    /// As its folder has them.
+    Pretrained,
+    /// At random, in its shape.
+    Random,
 }
 
 /// Families of decoders.

@@ -7,6 +7,11 @@ impl Named for Family {
     const ALL: &'static [(&'static str, Self)] = &[("Gpt2", Self::Gpt2), ("Llama", Self::Llama)];
 }
 
+impl Named for Weights {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Pretrained", Self::Pretrained), ("Random", Self::Random)];
+}
+
 impl Named for Precision {
     const ALL: &'static [(&'static str, Self)] =
         &[("Fp16", Self::Fp16), ("Bf16", Self::Bf16), ("Fp32", Self::Fp32)];

@@ -47,7 +47,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     // Its default depends on the grid, so the grid is read first.
     let parallel = s.section("parallel", "How the network is split over the GPUs.", parallel);
     let device = device(s, &parallel);
-    let model = s.section("model", "The network: a pre-norm decoder.", model);
+    let model = s.section("model", "The network: a pre-norm decoder.", model_schema::model);
     let precision = s.named("precision", Precision::Bf16, "Storage type of parameters, activations and gradients on the GPU. Arithmetic is fp32. `Fp16` has a dynamic loss scale.");
     let loss_scale =
         s.section("loss_scale", "Dynamic loss scale. With `precision: Fp16` only.", loss_scale);
@@ -69,7 +69,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     let recompute = s.named("recompute", Recompute::None, "What is kept for the backward pass: everything, or with `Block` only the input of each block, which then runs again.");
     let partition_checkpoints = s.flag("partition_checkpoints", false, "Each TP rank keeps its share of the inputs that `recompute: Block` keeps, and gathers them for the backward pass. Not with `parallel.sequence`, which splits them already; idle with `parallel.tensor: 1`.");
     let host_checkpoints = s.flag("host_checkpoints", false, "The inputs that `recompute: Block` keeps go to host memory, each TP rank's share of them, and come back for the backward pass.");
-    let data = s.section("data", "Text or tokens.", data);
+    let data = s.section("data", "Text or tokens.", |s| data(s, &model));
     let sample = s.section("sample", "The text that a run writes after its last step.", sample);
     Config {
         name,
@@ -123,89 +123,6 @@ fn device(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> DeviceConfig {
             DeviceConfig::Sim { box_: Box::new(box_), path: path.into() }
         }
     })
-}
-
-fn model(s: &mut Section<'_, '_>) -> ModelConfig {
-    let family = s.named("family", Family::Gpt2, "Its parts. `Gpt2`: layer norm, learned positions, GELU (tanh form), biases, a tied embedding. `Llama` (also Mistral, Qwen2, Qwen3): RMSNorm, rotary positions, SwiGLU, shared heads of keys and values.");
-    let gpt2 = family == Family::Gpt2;
-    let layers = s.uint("layers", 1..=10_000, Or::Required("layers: 12"), "Blocks.");
-    let hidden = s.uint(
-        "hidden",
-        1..=1_000_000,
-        Or::Required("hidden: 768"),
-        "Width of the residual stream.",
-    );
-    let heads = s.uint(
-        "heads",
-        1..=65_536,
-        Or::Required("heads: 12"),
-        "Attention heads; a multiple of `parallel.tensor`.",
-    );
-    let inner = match family {
-        Family::Gpt2 => Or::Derived(4 * hidden, "4 x hidden", &["model.hidden"]),
-        Family::Llama => Or::Derived(
-            usize::next_multiple_of(8 * hidden / 3, 64),
-            "8/3 x hidden, up to a multiple of 64",
-            &["model.hidden"],
-        ),
-    };
-    ModelConfig {
-        family,
-        layers,
-        hidden,
-        heads,
-        kv_heads: s.uint(
-            "kv_heads",
-            1..=65_536,
-            Or::Derived(heads, "heads", &["model.heads"]),
-            "Heads of keys and values, each shared by heads / kv_heads heads of queries (grouped-query attention); a multiple of `parallel.tensor`. With `family: Llama`.",
-        ),
-        head_dim: s.uint(
-            "head_dim",
-            1..=65_536,
-            Or::Derived(hidden / heads.max(1), "hidden / heads", &["model.hidden", "model.heads"]),
-            "Elements of a head; even with rotary positions. Other than hidden / heads with `family: Llama`.",
-        ),
-        seq_len: s.uint("seq_len", 1..=16_777_216, Or::Required("seq_len: 1024"), "Tokens of a sample."),
-        vocab: s.uint("vocab", 2..=16_777_216, Or::Default(256), "Tokens of the vocabulary, without padding. 256 is one for each byte."),
-        ffn_hidden: s.uint(
-            "ffn_hidden",
-            1..=4_000_000,
-            inner,
-            "Inner width of the feed-forward part; a multiple of `parallel.tensor`. Of `Llama` 8/3 x hidden, up to a multiple of 64, where it is left out.",
-        ),
-        dropout: s.float("dropout", Interval::below(0.0, 1.0), Or::Default(0.0), "Probability of dropping, at the embedding, the attention weights and both residual branches."),
-        init_std: s.float("init_std", Interval::closed(0.0, 10.0), Or::Default(0.02), "Standard deviation of the initial weights. Residual projections of a GPT-2 divide it by sqrt(2 layers)."),
-        norm_eps: s.float("norm_eps", Interval::closed(0.0, 1.0), Or::Default(1e-5), "Added to the variance, or to the mean square, by norms."),
-        rope: s.section("rope", "Rotary positions. With `family: Llama`.", rope),
-        tied: s.flag("tied", gpt2, "The output projection is the token table. A GPT-2's always is; of `Llama` false where it is left out."),
-        qkv_bias: s.flag("qkv_bias", gpt2, "The projections to queries, keys and values have biases (Qwen2). A GPT-2's always have."),
-        proj_bias: s.flag("proj_bias", gpt2, "The projection back from the heads has a bias. A GPT-2's always has."),
-        qk_norm: s.flag("qk_norm", false, "Each head of queries and keys passes an RMSNorm before it is rotated (Qwen3). With `family: Llama`."),
-    }
-}
-
-fn rope(s: &mut Section<'_, '_>) -> RopeConfig {
-    let examples = [
-        "None",
-        "Linear(factor: 4.0)",
-        "Llama3(factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_seq_len: 8192)",
-    ];
-    let factor =
-        |s: &mut Section<'_, '_>, key, or, doc| s.float(key, Interval::closed(0.01, 1e6), or, doc);
-    RopeConfig {
-        theta: s.float("theta", Interval::closed(1.0, 1e12), Or::Default(10_000.0), "Base of the frequencies."),
-        scaling: s.choice("scaling", &examples, Or::Default(0), "How frequencies are lowered for contexts longer than those of the first training.", |index, s| match index {
-            0 => RopeScaling::None,
-            1 => RopeScaling::Linear { factor: factor(s, "factor", Or::Required("factor: 4.0"), "Divides every frequency.") },
-            _ => RopeScaling::Llama3 {
-                factor: factor(s, "factor", Or::Required("factor: 8.0"), "Divides low frequencies."),
-                low_freq_factor: factor(s, "low_freq_factor", Or::Default(1.0), "Frequencies of fewer turns than this in `original_seq_len` tokens are low."),
-                high_freq_factor: factor(s, "high_freq_factor", Or::Default(4.0), "Frequencies of more turns than this are high, and stay."),
-                original_seq_len: s.uint("original_seq_len", 1..=16_777_216, Or::Default(8192), "Tokens of the contexts of the first training."),
-            },
-        }),
-    }
 }
 
 fn parallel(s: &mut Section<'_, '_>) -> ParallelConfig {
@@ -369,11 +286,15 @@ fn batch(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> BatchConfig {
     }
 }
 
-fn data(s: &mut Section<'_, '_>) -> DataConfig {
+fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
+    let tokenizer = match told::tokenizer_beside(s.reader, model) {
+        Some(path) => Or::Derived(Some(path), "beside config.json", &["model.from"]),
+        None => Or::Default(None),
+    };
     DataConfig {
         train: s.path("train", Or::Default(String::new()), "File, directory or glob to train on. Relative to the config file; in `--set` to the working directory. `train` needs it, `plan` does not."),
         validation: s.path_or_none("validation", "The same for evaluations. None: the last `validation_fraction` of `train`."),
-        tokenizer: s.path_or_none("tokenizer", "A `tokenizer.json` for text. None: a byte is a token. With `format` `Auto` and `Bytes` only."),
+        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text. None: a byte is a token. With `format` `Auto` and `Bytes` only. With `model.from` the one of its folder where this is left out."),
         format: s.named("format", DataFormat::Auto, "`Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files."),
         validation_fraction: s.float(
             "validation_fraction",

@@ -1,46 +1,95 @@
 //! `config.json`: what of it must be so for the model to be the one that onebox computes.
 
-use crate::config::ModelConfig;
+use crate::config::transformers::described;
+use crate::config::{Family, ModelConfig, RopeScaling, in_line};
 use crate::train::build::decimal;
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
-
-/// An object in which no key stands twice.
-#[derive(Debug)]
-pub(super) struct Object<T>(pub(super) BTreeMap<String, T>);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(ObjectVisitor(PhantomData))
-    }
-}
-
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = Object<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object<T>, A::Error> {
-        let mut found = BTreeMap::new();
-        while let Some((key, value)) = map.next_entry::<String, T>()? {
-            let shown = key.escape_debug().to_string();
-            if found.insert(key, value).is_some() {
-                return Err(A::Error::custom(format!("`{shown:.200}` stands there twice")));
-            }
-        }
-        Ok(Object(found))
-    }
-}
+use serde_json::json;
 
 /// For a model that onebox has trained.
-pub(super) fn text(model: &ModelConfig) -> String {
+///
+/// # Errors
+/// Why transformers has no class for it.
+pub(super) fn text(model: &ModelConfig) -> Result<String, String> {
+    match model.family {
+        Family::Gpt2 => Ok(gpt2(model)),
+        Family::Llama => llama(model),
+    }
+}
+
+/// The class whose blocks have these biases and norms.
+fn llama(m: &ModelConfig) -> Result<String, String> {
+    let (class, kind) = match (m.qk_norm, m.qkv_bias, m.proj_bias) {
+        (true, biased, proj) if biased == proj => ("Qwen3ForCausalLM", "qwen3"),
+        (false, true, false) => ("Qwen2ForCausalLM", "qwen2"),
+        (false, biased, proj) if biased == proj => ("LlamaForCausalLM", "llama"),
+        (qk_norm, qkv_bias, proj_bias) => {
+            return Err(format!(
+                "transformers has no model with qk_norm {qk_norm}, qkv_bias {qkv_bias} and \
+                 proj_bias {proj_bias}"
+            ));
+        }
+    };
+    if kind == "qwen2" && m.head_dim * m.heads != m.hidden {
+        return Err(format!(
+            "a Qwen2 of transformers has heads of hidden / heads = {}, not {}",
+            m.hidden / m.heads,
+            m.head_dim
+        ));
+    }
+    let theta = decimal(m.rope.theta);
+    let rope = match m.rope.scaling {
+        RopeScaling::None => json!({ "rope_type": "default", "rope_theta": theta }),
+        RopeScaling::Linear { factor } => {
+            json!({ "rope_type": "linear", "rope_theta": theta, "factor": decimal(factor) })
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len } => {
+            json!({
+                "rope_type": "llama3",
+                "rope_theta": theta,
+                "factor": decimal(factor),
+                "low_freq_factor": decimal(low_freq_factor),
+                "high_freq_factor": decimal(high_freq_factor),
+                "original_max_position_embeddings": original_seq_len,
+            })
+        }
+    };
+    // Version 4 of transformers reads `rope_theta` and `rope_scaling`, version 5 `rope_parameters`.
+    let mut scaling = rope.clone();
+    match m.rope.scaling {
+        RopeScaling::None => scaling = json!(null),
+        _ => drop(scaling.as_object_mut().and_then(|scaling| scaling.remove("rope_theta"))),
+    }
+    let mut all = json!({
+        "architectures": [class],
+        "attention_dropout": decimal(m.dropout),
+        "bos_token_id": null,
+        "dtype": "float32",
+        "eos_token_id": null,
+        "head_dim": m.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": m.hidden,
+        "initializer_range": decimal(m.init_std),
+        "intermediate_size": m.ffn_hidden,
+        "max_position_embeddings": m.seq_len,
+        "model_type": kind,
+        "num_attention_heads": m.heads,
+        "num_hidden_layers": m.layers,
+        "num_key_value_heads": m.kv_heads,
+        "rms_norm_eps": decimal(m.norm_eps),
+        "rope_parameters": rope,
+        "rope_scaling": scaling,
+        "rope_theta": theta,
+        "tie_word_embeddings": m.tied,
+        "use_cache": true,
+        "vocab_size": m.vocab,
+    });
+    if kind != "qwen2" {
+        all["attention_bias"] = json!(m.proj_bias);
+    }
+    Ok(format!("{all:#}\n"))
+}
+
+fn gpt2(model: &ModelConfig) -> String {
     let dropout = f64::from(model.dropout);
     let inner = (model.ffn_hidden != 4 * model.hidden).then_some(model.ffn_hidden);
     let all = json!({
@@ -70,107 +119,46 @@ pub(super) fn text(model: &ModelConfig) -> String {
     format!("{all:#}\n")
 }
 
-/// What of a `config.json` is not the model of `model`, each with its key and the remedy, where there is one.
-pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Result<Vec<String>, String> {
-    let Object(found) =
-        serde_json::from_slice::<Object<Value>>(bytes).map_err(|e| e.to_string())?;
-    // Of another kind of model no key says more.
-    if let Some(kind) = found.get("model_type").filter(|kind| **kind != "gpt2") {
-        return Ok(vec![format!(
-            "only GPT-2 can be imported; its `model_type` is {}",
-            shown(kind)
-        )]);
-    }
-    let mut wrong = Vec::new();
-    sizes(&found, model, &mut wrong);
-    // Left out, each is what it must be.
-    let fixed: [(&str, &[Value], &str); 8] = [
-        (
-            "activation_function",
-            &[json!("gelu_new"), json!("gelu_pytorch_tanh")],
-            "blocks here have the tanh form of GELU",
-        ),
-        ("tie_word_embeddings", &[json!(true)], "the output is the embedding here"),
-        ("scale_attn_weights", &[json!(true)], "scores are divided by sqrt(head size) here"),
-        ("scale_attn_by_inverse_layer_idx", &[json!(false)], "layers do not scale scores here"),
-        ("reorder_and_upcast_attn", &[json!(false)], "it rounds otherwise"),
-        ("add_cross_attention", &[json!(false)], "there is none here"),
-        ("quantization_config", &[Value::Null], "weights must be numbers, not codes"),
-        ("auto_map", &[Value::Null], "it is code of its own, which is not run"),
+/// What of a `config.json` is not the model of `model`, each with the remedy, where there is one.
+pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
+    let theirs = match described(bytes) {
+        Ok(described) => described.model,
+        Err(wrong) => return wrong,
+    };
+    let of = usize::from(theirs.family == Family::Llama);
+    let key = |names: [&str; 2], key: &str, value: fn(&ModelConfig) -> String| {
+        let (is, ours) = (value(&theirs), value(model));
+        let named = names[of];
+        (is != ours).then(|| {
+            format!("`{named}` is {is}, and model.{key} is {ours}: --set model.{key}={is}")
+        })
+    };
+    let (kv, dim) = ("num_key_value_heads", "head_dim");
+    let all = [
+        key(["model_type"; 2], "family", |m| in_line(&m.family)),
+        key(["n_layer", "num_hidden_layers"], "layers", |m| m.layers.to_string()),
+        key(["n_embd", "hidden_size"], "hidden", |m| m.hidden.to_string()),
+        key(["n_head", "num_attention_heads"], "heads", |m| m.heads.to_string()),
+        key(["n_head", kv], "kv_heads", |m| m.kv_heads.to_string()),
+        key(["n_embd", dim], "head_dim", |m| m.head_dim.to_string()),
+        key(["n_positions", "max_position_embeddings"], "seq_len", |m| m.seq_len.to_string()),
+        key(["vocab_size"; 2], "vocab", |m| m.vocab.to_string()),
+        key(["n_inner", "intermediate_size"], "ffn_hidden", |m| m.ffn_hidden.to_string()),
+        key(["layer_norm_epsilon", "rms_norm_eps"], "norm_eps", |m| m.norm_eps.to_string()),
+        key(["model_type", "rope_parameters"], "rope", |m| in_line(&m.rope)),
+        key(["model_type", "tie_word_embeddings"], "tied", |m| m.tied.to_string()),
+        key(["model_type", "attention_bias"], "qkv_bias", |m| m.qkv_bias.to_string()),
+        key(["model_type", "attention_bias"], "proj_bias", |m| m.proj_bias.to_string()),
+        key(["model_type"; 2], "qk_norm", |m| m.qk_norm.to_string()),
     ];
-    for (key, allowed, why) in fixed {
-        if let Some(value) = found.get(key).filter(|value| !allowed.contains(value)) {
-            let expected: Vec<String> = allowed.iter().map(Value::to_string).collect();
-            let value = shown(value);
-            wrong.push(format!("`{key}` is {value}, not {}: {why}", expected.join(" or ")));
-        }
-    }
-    if !found.contains_key("model_type") {
-        wrong.push("`model_type` is missing: only \"gpt2\" can be imported".into());
-    }
-    Ok(wrong)
-}
-
-/// What a GPT-2 of transformers adds to variances where its config does not say so.
-const EPSILON: f64 = 1e-5;
-
-/// Numbers that the config must have too.
-fn sizes(found: &BTreeMap<String, Value>, model: &ModelConfig, wrong: &mut Vec<String>) {
-    let wanted = [
-        ("n_layer", "model.layers", model.layers),
-        ("n_embd", "model.hidden", model.hidden),
-        ("n_head", "model.heads", model.heads),
-        ("n_positions", "model.seq_len", model.seq_len),
-        ("vocab_size", "model.vocab", model.vocab),
-    ];
-    for (key, ours, is) in wanted {
-        match found.get(key) {
-            None => wrong.push(format!("`{key}` is missing")),
-            Some(value) => size((key, value), (ours, is), wrong),
-        }
-    }
-    let inner = found.get("n_inner").filter(|value| !value.is_null());
-    let four = found.get("n_embd").and_then(Value::as_u64).map(|c| json!(c.saturating_mul(4)));
-    if let Some(value) = inner.or(four.as_ref()) {
-        size(("n_inner", value), ("model.ffn_hidden", model.ffn_hidden), wrong);
-    }
-    let (epsilon, ours) = (found.get("layer_norm_epsilon"), decimal(model.norm_eps));
-    match epsilon.map_or(Some(EPSILON), Value::as_f64) {
-        Some(e) if (e - ours).abs() <= 1e-6 * ours => {}
-        Some(e) => wrong.push(format!(
-            "`layer_norm_epsilon` is {e:e}, and model.norm_eps is {ours:e}: --set model.norm_eps={e:e}"
-        )),
-        None => {
-            let value = epsilon.map_or_else(String::new, shown);
-            wrong.push(format!("`layer_norm_epsilon` is {value}, not a number"));
-        }
-    }
-    if let Some(value) = found.get("n_ctx") {
-        size(("n_ctx", value), ("model.seq_len", model.seq_len), wrong);
-    }
-}
-
-fn size((key, value): (&str, &Value), (ours, is): (&str, usize), wrong: &mut Vec<String>) {
-    match value.as_u64() {
-        Some(n) if n == is as u64 => {}
-        Some(n) => wrong.push(format!("`{key}` is {n}, and {ours} is {is}: --set {ours}={n}")),
-        None => wrong.push(format!("`{key}` is {}, not a whole number", shown(value))),
-    }
-}
-
-/// A value, as far as a line shows it.
-fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}..", &text[..end]),
-        None => text,
-    }
+    all.into_iter().flatten().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Family, RopeConfig, RopeScaling};
+    use crate::config::{RopeConfig, Weights};
+    use serde_json::Value;
 
     fn model() -> ModelConfig {
         ModelConfig {
@@ -182,6 +170,8 @@ mod tests {
             ffn_hidden: 128,
             dropout: 0.0,
             init_std: 0.02,
+            from: None,
+            weights: Weights::Pretrained,
             family: Family::Gpt2,
             kv_heads: 4,
             head_dim: 8,
@@ -198,31 +188,31 @@ mod tests {
     fn what_is_exported_is_imported() {
         let wide = ModelConfig { ffn_hidden: 96, ..model() };
         for model in [model(), wide] {
-            assert!(mismatches(text(&model).as_bytes(), &model).unwrap().is_empty());
+            assert!(mismatches(text(&model).unwrap().as_bytes(), &model).is_empty());
         }
     }
 
     #[test]
     fn every_key_that_differs_is_named() {
-        let good: Value = serde_json::from_str(&text(&model())).unwrap();
+        let good: Value = serde_json::from_str(&text(&model()).unwrap()).unwrap();
         for (key, value, said) in [
             ("n_layer", json!(3), "--set model.layers=3"),
             ("n_embd", json!(48), "--set model.hidden=48"),
             ("n_head", json!(8), "--set model.heads=8"),
             ("n_positions", json!(32), "--set model.seq_len=32"),
-            ("n_ctx", json!(32), "--set model.seq_len=32"),
+            ("n_ctx", json!(32), "`n_positions` is 16"),
             ("vocab_size", json!(64), "--set model.vocab=64"),
             ("n_inner", json!(64), "--set model.ffn_hidden=64"),
             ("n_layer", json!(-2), "not a whole number"),
             ("n_layer", json!("2"), "not a whole number"),
             ("n_layer", json!(1e300), "not a whole number"),
-            ("vocab_size", json!(u64::MAX), "model.vocab is 61"),
+            ("vocab_size", json!(u64::MAX), "not from 2 to 16777216"),
             ("activation_function", json!("relu"), "not \"gelu_new\""),
             ("activation_function", json!("gelu"), "tanh form"),
-            ("layer_norm_epsilon", json!(1e-6), "--set model.norm_eps=1e-6"),
-            ("layer_norm_epsilon", json!("1e-5"), "not a number"),
-            ("model_type", json!("llama"), "only GPT-2"),
-            ("tie_word_embeddings", json!(false), "the output is the embedding"),
+            ("layer_norm_epsilon", json!(1e-6), "--set model.norm_eps=0.000001"),
+            ("layer_norm_epsilon", json!("1e-5"), "not a number from 0"),
+            ("model_type", json!("bert"), "llama"),
+            ("tie_word_embeddings", json!(false), "the output of a GPT-2 is the embedding"),
             ("scale_attn_weights", json!(false), "sqrt"),
             ("scale_attn_by_inverse_layer_idx", json!(true), "layers"),
             ("reorder_and_upcast_attn", json!(true), "rounds"),
@@ -232,20 +222,20 @@ mod tests {
         ] {
             let mut bad = good.clone();
             bad[key] = value;
-            let wrong = mismatches(bad.to_string().as_bytes(), &model()).unwrap();
-            let one = wrong.iter().find(|w| w.contains(&format!("`{key}`"))).unwrap();
-            assert!(one.contains(said) && one.len() < 200, "{one}");
+            let wrong = mismatches(bad.to_string().as_bytes(), &model());
+            let one = wrong.iter().find(|w| w.contains(said));
+            assert!(one.is_some_and(|one| one.len() < 200), "{key}: {said}: {wrong:?}");
         }
         for key in ["n_layer", "n_embd", "n_head", "n_positions", "vocab_size", "model_type"] {
             let mut bad = good.clone();
             bad.as_object_mut().unwrap().remove(key);
-            let wrong = mismatches(bad.to_string().as_bytes(), &model()).unwrap();
+            let wrong = mismatches(bad.to_string().as_bytes(), &model());
             assert!(wrong.iter().any(|w| w.contains(&format!("`{key}` is missing"))), "{wrong:?}");
         }
-        let twice = text(&model()).replacen('{', "{\"n_layer\": 9,", 1);
-        assert!(mismatches(twice.as_bytes(), &model()).unwrap_err().contains("twice"));
+        let twice = text(&model()).unwrap().replacen('{', "{\"n_layer\": 9,", 1);
+        assert!(mismatches(twice.as_bytes(), &model())[0].contains("twice"));
         for bad in ["", "[]", "{", "null", "{\"n_layer\": 1e999}", &"[".repeat(100_000)] {
-            assert!(mismatches(bad.as_bytes(), &model()).is_err(), "{bad:.20}");
+            assert_eq!(mismatches(bad.as_bytes(), &model()).len(), 1, "{bad:.20}");
         }
     }
 }

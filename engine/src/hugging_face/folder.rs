@@ -1,11 +1,13 @@
 //! A folder of transformers, opened: every file held, every tensor found, nothing followed out of it.
 
-use super::config_json::{Object, mismatches};
+use super::config_json::mismatches;
 use super::header::{self, Foreign, width};
-use super::{CONFIG, FolderError, INDEX, WHOLE, foreign, transposed};
+use super::names::{HEAD, Names, bare};
+use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
 use crate::checkpoint::header::length;
 use crate::checkpoint::read::open_at;
 use crate::config::ModelConfig;
+use crate::json::Object;
 use half::{bf16, f16};
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
@@ -24,11 +26,6 @@ const AT_ONCE: usize = 8 << 20;
 const LONGEST: u64 = 64 << 20;
 /// Most files of an index.
 const MOST_FILES: usize = 10_000;
-/// Where the tensors of the model stand under the language model's own.
-const PREFIX: &str = "transformer.";
-/// The output's weights, which are the embedding's.
-const HEAD: &str = "lm_head.weight";
-
 /// Opened and checked as far as it goes without its data.
 #[derive(Debug)]
 pub struct Folder {
@@ -46,7 +43,8 @@ pub(super) struct Place {
     foreign: Foreign,
     /// Of ours.
     shape: (usize, usize),
-    turned: bool,
+    /// It stands there transposed.
+    pub(super) turned: bool,
 }
 
 impl Folder {
@@ -114,7 +112,7 @@ impl Folder {
             }
             let bare = bare(&foreign.name).to_owned();
             if self.tensors.insert(bare.clone(), (self.files.len(), foreign)).is_some() {
-                return Err(refused(format!("`{bare}` stands there with and without `{PREFIX}`")));
+                return Err(refused(format!("`{bare}` stands there with and without a prefix")));
             }
         }
         self.files.push((name, file));
@@ -132,11 +130,19 @@ impl Folder {
     /// [`FolderError::OtherModel`] with every key of `config.json` that differs; a tensor that is not as it must be.
     pub fn check_model(&self, model: &ModelConfig, gpt: &Gpt) -> Result<(), FolderError> {
         let path = self.path.join(CONFIG);
-        let problems = mismatches(&self.config, model).unwrap_or_else(|why| vec![why]);
+        let problems = mismatches(&self.config, model);
         match problems[..] {
             [] => self.places(gpt).map(drop),
             _ => Err(FolderError::OtherModel { path, problems }),
         }
+    }
+
+    /// Whether it has every tensor of `gpt`, and no other.
+    ///
+    /// # Errors
+    /// A tensor that is not as it must be.
+    pub fn check_tensors(&self, gpt: &Gpt) -> Result<(), FolderError> {
+        self.places(gpt).map(drop)
     }
 
     /// Where each parameter of `gpt` stands, in the order of the model.
@@ -145,14 +151,15 @@ impl Folder {
     /// One that is not there, of another shape or type, and what is there besides.
     pub(super) fn places(&self, gpt: &Gpt) -> Result<Vec<Place>, FolderError> {
         let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| &s.params).collect();
-        let place = |param: &&Param| self.place(&param.name, param.global);
+        let names = Names::of(&gpt.shape().parts);
+        let place = |param: &&Param| self.place(names, &param.name, param.global);
         let places = params.iter().map(place).collect::<Result<Vec<_>, _>>()?;
-        let known: BTreeSet<String> = params.iter().map(|p| foreign(&p.name).0).collect();
+        let known: BTreeSet<String> = params.iter().map(|p| names.foreign(&p.name).0).collect();
         for (name, (file, foreign)) in &self.tensors {
             let path = self.path.join(&self.files[*file].0);
-            if name == HEAD {
+            if name == HEAD && gpt.shape().parts.tied {
                 self.check_head(&path, foreign, places.first())?;
-            } else if !known.contains(name) && !is_mask(name, gpt.shape().layers) {
+            } else if !known.contains(name) && !names.is_left_over(name, gpt.shape().layers) {
                 let why = format!("`{name}` is no tensor of this model");
                 return Err(FolderError::refused(&path, why));
             }
@@ -160,8 +167,8 @@ impl Folder {
         Ok(places)
     }
 
-    fn place(&self, name: &str, shape: (usize, usize)) -> Result<Place, FolderError> {
-        let (theirs, turned) = foreign(name);
+    fn place(&self, names: Names, name: &str, shape: (usize, usize)) -> Result<Place, FolderError> {
+        let (theirs, turned) = names.foreign(name);
         let Some((file, foreign)) = self.tensors.get(&theirs) else {
             return Err(FolderError::refused(&self.path, format!("it has no `{theirs}`")));
         };
@@ -195,11 +202,7 @@ impl Folder {
             }
             _ => false,
         };
-        let why = || {
-            format!(
-                "`{HEAD}` is not `wte.weight`: a model with an output of its own is not built here"
-            )
-        };
+        let why = || format!("`{HEAD}` is not the embedding, which config.json says it is");
         if same { Ok(()) } else { Err(FolderError::refused(path, why())) }
     }
 
@@ -214,6 +217,39 @@ impl Folder {
         let read = bytes.par_chunks_mut(AT_ONCE).enumerate().try_for_each(part);
         read.map_err(|e| cut_off(&path, e))?;
         Ok(bytes)
+    }
+
+    /// A part of a parameter that stands there as it does here: from element `first` on.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn read_part(
+        &self,
+        place: &Place,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), FolderError> {
+        let (name, file) = &self.files[place.file];
+        let each = width(&place.foreign.dtype).unwrap_or_else(|| unreachable!("it was decoded"));
+        let mut bytes = vec![0; out.len() * each as usize];
+        let read = file.read_exact_at(&mut bytes, place.foreign.at + first as u64 * each);
+        let path = || self.path.join(name);
+        read.map_err(|e| cut_off(&path(), e))?;
+        let number: fn(&[u8]) -> f32 = match place.foreign.dtype.as_str() {
+            "F16" => |b| f16::from_le_bytes([b[0], b[1]]).to_f32(),
+            "BF16" => |b| bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+            _ => |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        };
+        for (out, bytes) in out.iter_mut().zip(bytes.chunks_exact(each as usize)) {
+            *out = number(bytes);
+        }
+        match out.iter().find(|x| !x.is_finite()) {
+            Some(x) => {
+                let why = format!("`{}` has a {x}", place.foreign.name);
+                Err(FolderError::refused(&path(), why))
+            }
+            None => Ok(()),
+        }
     }
 
     /// A whole parameter, (rows, columns) row-major; on all cores.
@@ -239,18 +275,6 @@ impl Folder {
 /// Each N bytes as a number.
 fn converted<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32 + Sync) -> Vec<f32> {
     bytes.as_chunks::<N>().0.par_iter().with_min_len(1 << 14).map(|b| number(*b)).collect()
-}
-
-/// Without the prefix.
-fn bare(name: &str) -> &str {
-    name.strip_prefix(PREFIX).unwrap_or(name)
-}
-
-/// Causal masks, which older versions saved with the weights.
-fn is_mask(name: &str, layers: usize) -> bool {
-    let layer = |ending: &str| name.strip_prefix("h.")?.strip_suffix(ending)?.parse().ok();
-    let found: Option<usize> = layer(".attn.bias").or_else(|| layer(".attn.masked_bias"));
-    found.is_some_and(|layer| layer < layers)
 }
 
 /// Which file each tensor is in.
@@ -348,12 +372,5 @@ mod tests {
             assert!(index(bad.as_bytes()).is_err(), "{bad}");
         }
         assert!(index("[".repeat(100_000).as_bytes()).is_err());
-    }
-
-    #[test]
-    fn only_masks_of_layers_that_are_there_are_left_out() {
-        assert!(is_mask("h.0.attn.bias", 2) && is_mask("h.1.attn.masked_bias", 2));
-        assert!(!is_mask("h.2.attn.bias", 2) && !is_mask("h.0.mlp.bias", 2));
-        assert!(!is_mask("h.-1.attn.bias", 2) && !is_mask("attn.bias", 2));
     }
 }

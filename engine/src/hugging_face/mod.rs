@@ -1,12 +1,15 @@
-//! GPT-2 as Hugging Face's transformers keeps it: a folder with `config.json` and safetensors files. `onebox checkpoint`
-//! exports to it and imports from it. Nothing of such a folder is trusted, and nothing of another model is bent into shape.
+//! Models as Hugging Face's transformers keeps them: a folder with `config.json` and safetensors files. Training starts
+//! from one (`model.from`); `onebox checkpoint` exports to it and imports from it. Nothing of such a folder is trusted, and nothing of another model is bent into shape.
 
 mod config_json;
 mod folder;
 mod header;
+mod names;
+mod weights;
 mod write;
 
 pub use folder::Folder;
+pub(crate) use weights::Pretrained;
 pub use write::{ExportError, export};
 
 use crate::checkpoint::rewrite::{RewriteError, Sealed, Source, start};
@@ -102,24 +105,8 @@ pub(crate) fn check_index(json: &[u8]) -> Result<(), String> {
     folder::index(json).map(drop)
 }
 
-pub(crate) fn count_mismatches(json: &[u8], model: &ModelConfig) -> Result<usize, String> {
-    config_json::mismatches(json, model).map(|all| all.len())
-}
-
-/// The name of a tensor there, and whether its matrix stands there transposed: their linears keep (in, out).
-fn foreign(name: &str) -> (String, bool) {
-    const LINEARS: [(&str, &str); 4] = [
-        (".attn.qkv.", ".attn.c_attn."),
-        (".attn.proj.", ".attn.c_proj."),
-        (".mlp.fc.", ".mlp.c_fc."),
-        (".mlp.proj.", ".mlp.c_proj."),
-    ];
-    let linear = LINEARS.iter().find(|(ours, _)| name.contains(ours));
-    match linear {
-        Some((ours, theirs)) => (name.replace(ours, theirs), name.ends_with(".weight")),
-        None if name == "wte" || name == "wpe" => (format!("{name}.weight"), false),
-        None => (name.to_owned(), false),
-    }
+pub(crate) fn count_mismatches(json: &[u8], model: &ModelConfig) -> usize {
+    config_json::mismatches(json, model).len()
 }
 
 /// (columns, rows) row-major, of `values` that are (rows, columns) row-major.
@@ -144,22 +131,6 @@ fn transposed(values: &[f32], (rows, columns): (usize, usize)) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_those_of_transformers() {
-        for (ours, theirs, turned) in [
-            ("wte", "wte.weight", false),
-            ("h.3.ln_1.bias", "h.3.ln_1.bias", false),
-            ("h.3.attn.qkv.weight", "h.3.attn.c_attn.weight", true),
-            ("h.3.attn.qkv.bias", "h.3.attn.c_attn.bias", false),
-            ("h.11.attn.proj.weight", "h.11.attn.c_proj.weight", true),
-            ("h.11.mlp.fc.weight", "h.11.mlp.c_fc.weight", true),
-            ("h.11.mlp.proj.bias", "h.11.mlp.c_proj.bias", false),
-            ("ln_f.weight", "ln_f.weight", false),
-        ] {
-            assert_eq!(foreign(ours), (theirs.to_owned(), turned));
-        }
-    }
 
     #[test]
     fn a_matrix_turned_twice_is_itself() {

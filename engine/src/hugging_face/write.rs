@@ -1,7 +1,8 @@
 //! Export: a new folder, which gets its name when everything in it is on the disk and reads back as it was.
 
 use super::folder::Folder;
-use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, foreign, transposed};
+use super::names::Names;
+use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
 use crate::checkpoint::inspect::TensorSummary;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::Config;
@@ -59,7 +60,8 @@ pub fn export(
         fs::create_dir_all(parent).map_err(cannot_write(parent))?;
     }
     let _lock = begin(&unfinished)?;
-    let done = fill(from, config, tokenizer, &unfinished, most)
+    let names = Names::of(&built.gpt.shape().parts);
+    let done = fill(from, (config, names), tokenizer, &unfinished, most)
         .and_then(|files| read_back(from, built, &unfinished).map(|()| files))
         .and_then(|files| {
             let named = sync_folder(&unfinished)
@@ -124,7 +126,7 @@ fn is_ours(name: &OsStr) -> bool {
 
 fn fill(
     from: &Checkpoint,
-    config: &Config,
+    (config, spelled): (&Config, Names),
     tokenizer: Option<&[u8]>,
     folder: &Path,
     most: u64,
@@ -140,25 +142,22 @@ fn fill(
             n => format!("model-{:05}-of-{n:05}.safetensors", number + 1),
         };
         for tensor in &tensors[part.clone()] {
-            map.insert(theirs(tensor), name.clone().into());
+            map.insert(spelled.whole(&tensor.name), name.clone().into());
         }
-        write_part(from, part.start, &tensors[part.clone()], &folder.join(&name))?;
+        write_part((from, spelled), part.start, &tensors[part.clone()], &folder.join(&name))?;
         names.push(name);
     }
     if files.len() > 1 {
         let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
         write_small(folder, INDEX, format!("{index:#}\n").as_bytes(), &mut names)?;
     }
-    write_small(folder, CONFIG, config_json::text(&config.model).as_bytes(), &mut names)?;
+    let text = config_json::text(&config.model);
+    let text = text.map_err(|why| FolderError::refused(folder, why))?;
+    write_small(folder, CONFIG, text.as_bytes(), &mut names)?;
     if let Some(bytes) = tokenizer {
         write_small(folder, TOKENIZER, bytes, &mut names)?;
     }
     Ok(names)
-}
-
-/// As `GPT2LMHeadModel` has it.
-fn theirs(tensor: &TensorSummary) -> String {
-    format!("transformer.{}", foreign(&tensor.name).0)
 }
 
 /// Runs of tensors that fit into files of `most` bytes, or are one tensor.
@@ -182,7 +181,7 @@ fn parts(tensors: &[TensorSummary], most: u64) -> Vec<std::ops::Range<usize>> {
 }
 
 fn write_part(
-    from: &Checkpoint,
+    (from, spelled): (&Checkpoint, Names),
     first: usize,
     tensors: &[TensorSummary],
     path: &Path,
@@ -194,13 +193,13 @@ fn write_part(
     for tensor in tensors {
         let end = at + 4 * tensor.elements as u64;
         let [rows, columns] = tensor.shape;
-        let shape = match foreign(&tensor.name).1 {
+        let shape = match spelled.foreign(&tensor.name).1 {
             _ if columns == 1 => vec![rows],
             true => vec![columns, rows],
             false => vec![rows, columns],
         };
         let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
-        header.insert(theirs(tensor), entry);
+        header.insert(spelled.whole(&tensor.name), entry);
         at = end;
     }
     let mut json = serde_json::Value::Object(header).to_string().into_bytes();
@@ -210,7 +209,7 @@ fn write_part(
     file.write_all(&(json.len() as u64).to_le_bytes()).map_err(&failed)?;
     file.write_all(&json).map_err(&failed)?;
     for (index, tensor) in (first..).zip(tensors) {
-        for part in parameter(from, index, tensor)?.chunks(1 << 12) {
+        for part in parameter((from, spelled), index, tensor)?.chunks(1 << 12) {
             let bytes: Vec<u8> = part.iter().flat_map(|x| x.to_le_bytes()).collect();
             file.write_all(&bytes).map_err(&failed)?;
         }
@@ -221,14 +220,14 @@ fn write_part(
 
 /// As it stands there.
 fn parameter(
-    from: &Checkpoint,
+    (from, spelled): (&Checkpoint, Names),
     index: usize,
     tensor: &TensorSummary,
 ) -> Result<Vec<f32>, CheckpointError> {
     let mut values = vec![0.0; tensor.elements];
     from.reader().read((index, 0), 0..tensor.elements, &mut values)?;
     let [rows, columns] = tensor.shape;
-    Ok(if foreign(&tensor.name).1 { transposed(&values, (rows, columns)) } else { values })
+    Ok(if spelled.foreign(&tensor.name).1 { transposed(&values, (rows, columns)) } else { values })
 }
 
 /// The folder as an import would read it.

@@ -1,6 +1,7 @@
 //! What a rank has before the first step: fresh states, or those of a checkpoint.
 
 use crate::config::Precision;
+use crate::hugging_face::{Folder, FolderError, Pretrained};
 use crate::run::meet::meet;
 use crate::run::{Ranks, Unread};
 use crate::step::Trainer;
@@ -36,6 +37,9 @@ impl Ranks<'_> {
     /// This rank's states. False: the run was told to stop, and they are not whole.
     fn load(&self, dev: &Device, trainer: &mut Trainer) -> Result<bool, Error> {
         let told = || self.stop.is_told();
+        if let (Some(folder), None) = (&self.options.pretrained, &self.options.resume) {
+            return self.load_pretrained(dev, trainer, folder, &told);
+        }
         let Some(from) = &self.options.resume else {
             let given = self.options.initial.as_deref();
             let initial = Initial::new(self.config, &self.built.gpt, dev.rank().tp, given);
@@ -61,5 +65,32 @@ impl Ranks<'_> {
             })
         };
         trainer.optimizer.restore(dev, (&words, from.has_late_update()), &fill, &told)
+    }
+
+    /// Parameters as a folder of transformers has them, and moments of zero.
+    fn load_pretrained(
+        &self,
+        dev: &Device,
+        trainer: &mut Trainer,
+        folder: &Folder,
+        told: &offload::Told<'_>,
+    ) -> Result<bool, Error> {
+        let rank = dev.rank();
+        let failed = |error: FolderError| Error::Task {
+            rank: rank.index(),
+            op: "load",
+            site: std::panic::Location::caller(),
+            problem: error.to_string(),
+        };
+        let source = Pretrained::new(folder, &self.built.gpt, rank).map_err(failed)?;
+        let words = trainer.optimizer.initial_control();
+        let fill = |(segment, state), first, values: &mut [f32]| match state {
+            0 => source.fill(segment, first, values).map_err(failed),
+            _ => {
+                values.fill(0.0);
+                Ok(())
+            }
+        };
+        trainer.optimizer.restore(dev, (&words, false), &fill, told)
     }
 }

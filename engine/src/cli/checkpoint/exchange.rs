@@ -102,7 +102,7 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     Ok(())
 }
 
-fn unusable(error: FolderError) -> Failed {
+pub(in crate::cli) fn unusable(error: FolderError) -> Failed {
     let code = match error {
         FolderError::Read { ref source, .. } if source.kind() == ErrorKind::NotFound => code::DATA,
         FolderError::Read { .. } | FolderError::Write { .. } => code::IO,

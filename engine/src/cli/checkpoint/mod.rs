@@ -2,6 +2,7 @@
 
 mod diff;
 mod exchange;
+pub(super) use exchange::unusable;
 mod reshard;
 mod show;
 

@@ -78,7 +78,16 @@ impl Section<'_, '_> {
         default: bool,
         doc: &'static str,
     ) -> bool {
-        let or = Or::Default(default);
+        self.flag_or(key, Or::Default(default), doc)
+    }
+
+    /// `true` or `false`, where the default is not fixed.
+    pub(in crate::config) fn flag_or(
+        &mut self,
+        key: &'static str,
+        or: Or<bool>,
+        doc: &'static str,
+    ) -> bool {
         let about = About { doc, values: &|| "`true` or `false`".into() };
         self.leaf(key, or, about, bool::to_string, |reader, node| reader.item(node).bool())
     }
@@ -141,9 +150,19 @@ impl Section<'_, '_> {
         key: &'static str,
         doc: &'static str,
     ) -> Option<String> {
+        self.path_or(key, Or::Default(None), doc)
+    }
+
+    /// A path or `None`, where the default is not fixed.
+    pub(in crate::config) fn path_or(
+        &mut self,
+        key: &'static str,
+        or: Or<Option<String>>,
+        doc: &'static str,
+    ) -> Option<String> {
         let show = some_text(|text: &String| quoted(text));
         let about = About { doc, values: &|| "path in quotes, or `None`".into() };
-        self.leaf(key, Or::Default(None), about, show, |reader, node| {
+        self.leaf(key, or, about, show, |reader, node| {
             optional(node, |node| absolute(reader, node))
         })
     }
@@ -155,11 +174,22 @@ impl Section<'_, '_> {
         default: T,
         doc: &'static str,
     ) -> T {
+        self.named_or(key, Or::Default(default), doc)
+    }
+
+    /// One of an enum without fields, where the default is not fixed.
+    pub(in crate::config) fn named_or<T: Named>(
+        &mut self,
+        key: &'static str,
+        or: Or<T>,
+        doc: &'static str,
+    ) -> T {
         let names: Vec<&'static str> = T::ALL.iter().map(|(name, _)| *name).collect();
-        let index = T::ALL.iter().position(|(_, variant)| *variant == default).unwrap_or(0);
-        self.choice(key, &names, Or::Default(index), doc, |index, _| {
-            T::ALL.get(index).map_or(default, |(_, variant)| *variant)
-        })
+        let or = or.map(|default| {
+            let index = T::ALL.iter().position(|(_, variant)| *variant == default);
+            index.unwrap_or_else(|| unreachable!("{key} has a value without a name"))
+        });
+        self.choice(key, &names, or, doc, |index, _| T::ALL[index].1)
     }
 }
 

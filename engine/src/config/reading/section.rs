@@ -298,6 +298,22 @@ impl<'n> Section<'_, 'n> {
     }
 }
 
+impl<T> Or<T> {
+    /// The same, of another type.
+    pub(in crate::config) fn map<U>(self, f: impl FnOnce(T) -> U) -> Or<U> {
+        match self {
+            Self::Required(example) => Or::Required(example),
+            Self::Default(value) => Or::Default(f(value)),
+            Self::Derived(value, how, from) => Or::Derived(f(value), how, from),
+        }
+    }
+
+    /// `told` where there is one: what a folder's config.json says.
+    pub(in crate::config) fn told(self, told: Option<T>) -> Self {
+        told.map_or(self, |value| Self::Derived(value, "config.json", &["model.from"]))
+    }
+}
+
 impl<T: Default> Or<T> {
     fn stand_in(self) -> T {
         match self {

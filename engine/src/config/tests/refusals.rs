@@ -115,7 +115,7 @@ fn unknown_keys_name_the_nearest() {
         ("learning_rate=1", "learning_rate", "`optimizer.lr`"),
         ("batch.micro_batch_size=1", "batch.micro_batch_size", "`batch.micro`"),
         ("precison=Bf16", "precison", "did you mean `precision`?"),
-        ("model.zzzzzz=1", "model.zzzzzz", "the keys here are `family`"),
+        ("model.zzzzzz=1", "model.zzzzzz", "the keys here are `from`"),
         ("device.cuont=1", "device.cuont", "did you mean `count`?"),
     ];
     for (set, key, part) in cases {

@@ -1,0 +1,96 @@
+//! Text files that a config consists of, and what a name that is none of them was meant to be.
+
+use super::reading::report::short;
+use super::reading::suggest::nearest;
+use super::reading::value::Complaint;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+/// Larger than any config; a bound on the work that a wrong file can cause.
+pub(super) const LARGEST: u64 = 1 << 20;
+
+/// The text of a file, or why there is none.
+pub(super) fn read(path: &Path) -> Result<String, Complaint> {
+    let complain = |message: String, help: &str| Complaint { message, help: help.into() };
+    if path.is_dir() {
+        return Err(complain("it is a directory".into(), &folder_help(path)));
+    }
+    let file = File::open(path).map_err(|error| {
+        let help = match error.kind() {
+            ErrorKind::NotFound => missing_help(path),
+            _ => "check the file and its permissions".into(),
+        };
+        complain(error.to_string(), &help)
+    })?;
+    utf8(file)
+}
+
+/// All of a text.
+pub(super) fn utf8(from: impl Read) -> Result<String, Complaint> {
+    let complain = |message: String, help: &str| Complaint { message, help: help.into() };
+    let mut bytes = Vec::new();
+    from.take(LARGEST + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| complain(error.to_string(), "check the file and its permissions"))?;
+    if bytes.len() as u64 > LARGEST {
+        let help = "a config is a few kilobytes of RON: is this the right file?";
+        return Err(complain(
+            format!("it is larger than {}", topology::format_bytes(LARGEST)),
+            help,
+        ));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let line = error.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1;
+        complain(format!("line {line} is not UTF-8"), "save the file as UTF-8 text")
+    })
+}
+
+/// For a file that is not there: the nearest name that is.
+fn missing_help(path: &Path) -> String {
+    let wanted = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let names = match ron_files(dir) {
+        Ok(names) => names,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return format!("there is no directory `{}`", dir.display());
+        }
+        Err(error) => return format!("the directory `{}` cannot be read: {error}", dir.display()),
+    };
+    // A link that leads nowhere has the very name.
+    let others = names.iter().filter(|name| wanted.as_ref() != Some(name));
+    let near = nearest(wanted.as_deref().unwrap_or_default(), others.map(String::as_str));
+    match near.first() {
+        Some(name) => format!("did you mean `{}`?", dir.join(name).display()),
+        None => in_folder(dir, &names),
+    }
+}
+
+/// For a directory: what of it could be meant.
+fn folder_help(dir: &Path) -> String {
+    match ron_files(dir) {
+        Ok(names) => format!("name a file; {}", in_folder(dir, &names)),
+        Err(error) => format!("name a file; the directory cannot be read: {error}"),
+    }
+}
+
+fn in_folder(dir: &Path, names: &[String]) -> String {
+    match names {
+        [] => format!("there is no `.ron` file in `{}`", dir.display()),
+        [only] => format!("in `{}` there is `{}`", dir.display(), short(only)),
+        _ => format!("in `{}` there are: {}", dir.display(), short(&names.join(", "))),
+    }
+}
+
+/// Names of the first files of `dir` that end so, in order.
+pub(super) fn ron_files(dir: &Path) -> std::io::Result<Vec<String>> {
+    let file = |entry: std::io::Result<std::fs::DirEntry>| {
+        let path = entry.ok()?.path();
+        let name = path.file_name()?.to_str()?.to_owned();
+        (name.ends_with(".ron") && !path.is_dir()).then_some(name)
+    };
+    let mut names: Vec<String> = std::fs::read_dir(dir)?.take(1000).filter_map(file).collect();
+    names.sort();
+    Ok(names)
+}

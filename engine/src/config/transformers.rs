@@ -1,0 +1,451 @@
+//! `config.json` of a folder of transformers: the model that it describes, or every key of it that onebox does not compute.
+//! Versions 4 and 5 of transformers write positions differently; both are read.
+
+use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
+use crate::json::{Object, shown};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// A model as its folder has it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Described {
+    /// All of it; `seq_len` is the most that it was made for.
+    pub(crate) model: ModelConfig,
+    /// What decides `seq_len`.
+    pub(crate) positions: &'static str,
+}
+
+/// Reads `config.json`.
+///
+/// # Errors
+/// One line for each key that is missing, impossible, or means what onebox does not compute.
+pub(crate) fn described(bytes: &[u8]) -> Result<Described, Vec<String>> {
+    let found = match serde_json::from_slice::<Object<Value>>(bytes) {
+        Ok(Object(found)) => found,
+        Err(e) => return Err(vec![e.to_string()]),
+    };
+    let kinds = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
+    let kind = match found.get("model_type") {
+        Some(kind) => kinds.into_iter().find(|known| kind == known).ok_or_else(|| {
+            let kind = shown(kind);
+            vec![format!("`model_type` is {kind}: {} are built here", kinds.join(", "))]
+        })?,
+        None => {
+            return Err(vec![format!(
+                "`model_type` is missing: {} are built here",
+                kinds.join(", ")
+            )]);
+        }
+    };
+    let mut keys = Keys { found, wrong: Vec::new(), asked: Vec::new() };
+    keys.fixed("quantization_config", &[Value::Null], "weights must be numbers, not codes");
+    keys.fixed("auto_map", &[Value::Null], "it is code of its own, which is not run");
+    let class = match kind {
+        "gpt2" => "GPT2LMHeadModel",
+        "llama" => "LlamaForCausalLM",
+        "mistral" => "MistralForCausalLM",
+        "qwen2" => "Qwen2ForCausalLM",
+        _ => "Qwen3ForCausalLM",
+    };
+    let base = class.replace("LMHeadModel", "Model").replace("ForCausalLM", "Model");
+    keys.fixed(
+        "architectures",
+        &[Value::Null, json!([class]), json!([base])],
+        "only language models are built here",
+    );
+    let described = if kind == "gpt2" { gpt2(&mut keys) } else { llama(&mut keys, kind) };
+    if keys.wrong.is_empty() { Ok(described) } else { Err(keys.wrong) }
+}
+
+/// In the place of a model that cannot be read: nobody gets it.
+pub(crate) const fn none() -> Described {
+    let model = ModelConfig {
+        from: None,
+        weights: Weights::Pretrained,
+        family: Family::Llama,
+        layers: 1,
+        hidden: 2,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 2,
+        seq_len: 1,
+        vocab: 2,
+        ffn_hidden: 1,
+        dropout: 0.0,
+        init_std: 0.0,
+        norm_eps: 0.0,
+        rope: NO_ROPE,
+        tied: false,
+        qkv_bias: false,
+        proj_bias: false,
+        qk_norm: false,
+    };
+    Described { model, positions: "" }
+}
+
+/// The keys of a `config.json`, and what is wrong with them.
+struct Keys {
+    found: BTreeMap<String, Value>,
+    wrong: Vec<String>,
+    /// What is understood.
+    asked: Vec<&'static str>,
+}
+
+impl Keys {
+    /// A key's value; null is as if it were not there.
+    fn get(&mut self, key: &'static str) -> Option<Value> {
+        self.asked.push(key);
+        self.found.get(key).filter(|value| !value.is_null()).cloned()
+    }
+
+    /// That `key`, where it is there, has one of these values.
+    fn fixed(&mut self, key: &'static str, allowed: &[Value], why: &str) {
+        self.asked.push(key);
+        let odd = |value: &&Value| !value.is_null() && !allowed.contains(value);
+        if let Some(value) = self.found.get(key).filter(odd) {
+            let some = allowed.iter().filter(|value| !value.is_null());
+            let expected: Vec<String> = some.map(Value::to_string).collect();
+            let not = match expected.is_empty() {
+                true => String::new(),
+                false => format!(", not {}", expected.join(" or ")),
+            };
+            self.wrong.push(format!("`{key}` is {}{not}: {why}", shown(value)));
+        }
+    }
+
+    /// A whole number, `or` where the key is not there.
+    fn whole_or(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        or: Option<usize>,
+    ) -> usize {
+        let value = self.get(key);
+        match (value.as_ref().map(Value::as_u64), or) {
+            (Some(Some(n)), _) if range.contains(&n) => return n as usize,
+            (None, Some(or)) => return or,
+            (None, None) => self.wrong.push(format!("`{key}` is missing")),
+            (Some(Some(n)), _) => self.wrong.push(format!(
+                "`{key}` is {n}, not from {} to {}",
+                range.start(),
+                range.end()
+            )),
+            (Some(None), _) => {
+                let value = value.as_ref().map_or_else(String::new, shown);
+                self.wrong.push(format!("`{key}` is {value}, not a whole number"));
+            }
+        }
+        // Told: nobody gets this value.
+        1
+    }
+
+    fn whole(&mut self, key: &'static str, range: RangeInclusive<u64>) -> usize {
+        self.whole_or(key, range, None)
+    }
+
+    /// A number from `least` on, `or` where the key is not there.
+    fn number(&mut self, key: &'static str, least: f64, or: f64) -> f32 {
+        let value = self.get(key);
+        let number = value.as_ref().map_or(Some(or), Value::as_f64);
+        match number.filter(|n| *n >= least && *n <= 1e12) {
+            Some(number) => number as f32,
+            None => {
+                let value = value.as_ref().map_or_else(String::new, shown);
+                self.wrong.push(format!("`{key}` is {value}, not a number from {least} to 1e12"));
+                or as f32
+            }
+        }
+    }
+
+    fn flag(&mut self, key: &'static str, or: bool) -> bool {
+        match self.get(key) {
+            None => or,
+            Some(Value::Bool(flag)) => flag,
+            Some(other) => {
+                self.wrong.push(format!("`{key}` is {}, not true or false", shown(&other)));
+                or
+            }
+        }
+    }
+}
+
+const LAYERS: RangeInclusive<u64> = 1..=10_000;
+const HIDDEN: RangeInclusive<u64> = 1..=1_000_000;
+const HEADS: RangeInclusive<u64> = 1..=65_536;
+const TOKENS: RangeInclusive<u64> = 1..=16_777_216;
+const VOCAB: RangeInclusive<u64> = 2..=16_777_216;
+const INNER: RangeInclusive<u64> = 1..=4_000_000;
+
+/// Rotary positions of a model that has none.
+const NO_ROPE: RopeConfig = RopeConfig { theta: 10_000.0, scaling: RopeScaling::None };
+
+fn gpt2(keys: &mut Keys) -> Described {
+    keys.fixed(
+        "activation_function",
+        &[json!("gelu_new"), json!("gelu_pytorch_tanh")],
+        "blocks here have the tanh form of GELU",
+    );
+    let one = &[json!(true)];
+    keys.fixed("tie_word_embeddings", one, "the output of a GPT-2 is the embedding here");
+    keys.fixed("scale_attn_weights", one, "scores are divided by sqrt(head size) here");
+    let none = &[json!(false)];
+    keys.fixed("scale_attn_by_inverse_layer_idx", none, "layers do not scale scores here");
+    keys.fixed("reorder_and_upcast_attn", none, "it rounds otherwise");
+    keys.fixed("add_cross_attention", none, "there is none here");
+    let layers = keys.whole("n_layer", LAYERS);
+    let (hidden, heads) = (keys.whole("n_embd", HIDDEN), keys.whole("n_head", HEADS));
+    let seq_len = keys.whole("n_positions", TOKENS);
+    if let Some(context) = keys.get("n_ctx").filter(|context| *context != json!(seq_len)) {
+        let context = shown(&context);
+        keys.wrong.push(format!("`n_ctx` is {context}, and `n_positions` is {seq_len}"));
+    }
+    let model = ModelConfig {
+        from: None,
+        weights: Weights::Pretrained,
+        family: Family::Gpt2,
+        layers,
+        hidden,
+        heads,
+        kv_heads: heads,
+        head_dim: hidden / heads,
+        seq_len,
+        vocab: keys.whole("vocab_size", VOCAB),
+        ffn_hidden: keys.whole_or("n_inner", INNER, Some(hidden.saturating_mul(4))),
+        dropout: 0.0,
+        init_std: keys.number("initializer_range", 0.0, 0.02),
+        norm_eps: keys.number("layer_norm_epsilon", 0.0, 1e-5),
+        rope: NO_ROPE,
+        tied: true,
+        qkv_bias: true,
+        proj_bias: true,
+        qk_norm: false,
+    };
+    Described { model, positions: "n_positions" }
+}
+
+/// Keys that say nothing of what a model computes in training.
+const HARMLESS: [&str; 31] = [
+    "attention_dropout",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "decoder_start_token_id",
+    "dtype",
+    "eos_token_id",
+    "finetuning_task",
+    "hidden_dropout",
+    "id2label",
+    "label2id",
+    "max_length",
+    "model_type",
+    "num_labels",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "task_specific_params",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_cache",
+    "use_return_dict",
+    "vocab_file",
+];
+
+fn llama(keys: &mut Keys, kind: &str) -> Described {
+    let heads = keys.whole("num_attention_heads", HEADS);
+    let hidden = keys.whole("hidden_size", HIDDEN);
+    // Of a Qwen3 the class knows another default than the quotient; nobody leaves it out.
+    let head_dim = match kind {
+        "qwen3" => keys.whole("head_dim", HEADS),
+        _ => keys.whole_or("head_dim", HEADS, Some(hidden / heads)),
+    };
+    let kv_heads = match kind {
+        "llama" => keys.whole_or("num_key_value_heads", HEADS, Some(heads)),
+        _ => keys.whole("num_key_value_heads", HEADS),
+    };
+    keys.fixed("hidden_act", &[json!("silu"), json!("swish")], "gates here are SiLU");
+    keys.fixed("mlp_bias", &[json!(false)], "gated MLPs have no biases here");
+    keys.fixed("is_decoder", &[json!(false), json!(true)], "it says whether a model is a decoder");
+    keys.fixed("add_cross_attention", &[json!(false)], "there is none here");
+    keys.fixed("is_encoder_decoder", &[json!(false)], "there is no encoder here");
+    keys.fixed("cross_attention_hidden_size", &[Value::Null], "there is none here");
+    keys.fixed("pruned_heads", &[Value::Null, json!({})], "all heads are there");
+    keys.fixed("tie_encoder_decoder", &[json!(false)], "there is no encoder here");
+    let biases = match kind {
+        "llama" | "qwen3" => keys.flag("attention_bias", false),
+        _ => {
+            keys.fixed(
+                "attention_bias",
+                &[json!(kind == "qwen2")],
+                "its class does not have it so",
+            );
+            false
+        }
+    };
+    let most = keys.whole("max_position_embeddings", TOKENS);
+    let window = window(keys, kind);
+    let model = ModelConfig {
+        from: None,
+        weights: Weights::Pretrained,
+        family: Family::Llama,
+        layers: keys.whole("num_hidden_layers", LAYERS),
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        seq_len: most.min(window.unwrap_or(most)),
+        vocab: keys.whole("vocab_size", VOCAB),
+        ffn_hidden: keys.whole("intermediate_size", INNER),
+        dropout: 0.0,
+        init_std: keys.number("initializer_range", 0.0, 0.02),
+        norm_eps: keys.number("rms_norm_eps", 0.0, 1e-6),
+        rope: rope(keys),
+        tied: keys.flag("tie_word_embeddings", false),
+        qkv_bias: biases || kind == "qwen2",
+        proj_bias: biases,
+        qk_norm: kind == "qwen3",
+    };
+    let known = |key: &&String| {
+        key.starts_with('_')
+            || keys.asked.contains(&key.as_str())
+            || HARMLESS.contains(&key.as_str())
+    };
+    let strange: Vec<String> = keys
+        .found
+        .iter()
+        .filter(|(key, value)| !known(key) && !value.is_null() && **value != json!(false))
+        .map(|(key, value)| {
+            let key = key.escape_debug();
+            format!("`{key:.100}` is {}, and onebox does not know what it changes: if nothing, take it out", shown(value))
+        })
+        .collect();
+    keys.wrong.extend(strange);
+    let positions = match window {
+        Some(window) if window < most => "sliding_window",
+        _ => "max_position_embeddings",
+    };
+    Described { model, positions }
+}
+
+/// Tokens that attention looks back on, where that may be fewer than a sample has.
+fn window(keys: &mut Keys, kind: &str) -> Option<usize> {
+    let qwen = kind.starts_with("qwen");
+    let used = !qwen || keys.flag("use_sliding_window", false);
+    if let Some(types) = keys.get("layer_types") {
+        let full = |kind: &Value| kind == "full_attention" || (used && kind == "sliding_attention");
+        if !types.as_array().is_some_and(|all| all.iter().all(full)) {
+            let types = shown(&types);
+            keys.wrong
+                .push(format!("`layer_types` is {types}: all layers look at all tokens here"));
+        }
+    }
+    keys.asked.extend(["max_window_layers"]);
+    let given = keys.get("sliding_window");
+    if !used || given.is_none() {
+        return None;
+    }
+    let window = keys.whole("sliding_window", TOKENS);
+    Some(window)
+}
+
+/// Both forms: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.
+fn rope(keys: &mut Keys) -> RopeConfig {
+    keys.fixed("partial_rotary_factor", &[json!(1.0), json!(1)], "whole heads are rotated here");
+    let theta = keys.get("rope_theta");
+    let (scaling, parameters) = (keys.get("rope_scaling"), keys.get("rope_parameters"));
+    if let (Some(old), Some(new)) = (&scaling, &parameters)
+        && ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+            .iter()
+            .any(|key| old.get(key) != new.get(key))
+    {
+        keys.wrong.push(format!(
+            "`rope_scaling` is {}, and `rope_parameters` is {}: they contradict each other",
+            shown(old),
+            shown(new)
+        ));
+        return NO_ROPE;
+    }
+    let name = if parameters.is_some() { "rope_parameters" } else { "rope_scaling" };
+    let inner = match parameters.or(scaling).unwrap_or_else(|| json!({})) {
+        Value::Object(inner) => inner.into_iter().collect(),
+        other => {
+            keys.wrong.push(format!("`{name}` is {}, not an object", shown(&other)));
+            return NO_ROPE;
+        }
+    };
+    let mut inner = Keys { found: inner, wrong: Vec::new(), asked: Vec::new() };
+    let own = inner.get("rope_theta");
+    if let (Some(own), Some(theta)) = (&own, &theta)
+        && own.as_f64() != theta.as_f64()
+    {
+        let (own, theta) = (shown(own), shown(theta));
+        keys.wrong.push(format!("`rope_theta` is {theta}, and in `{name}` {own}"));
+    }
+    let theta = own.or(theta).unwrap_or_else(|| json!(10_000.0));
+    let scaling = rope_scaling(&mut inner);
+    inner.fixed("partial_rotary_factor", &[json!(1.0), json!(1)], "whole heads are rotated here");
+    let strange: Vec<String> =
+        inner.found.keys().filter(|key| !inner.asked.contains(&key.as_str())).cloned().collect();
+    inner.wrong.extend(strange.iter().map(|key| {
+        let key = key.escape_debug();
+        format!("`{key:.100}` is nothing that onebox computes")
+    }));
+    keys.wrong.extend(inner.wrong.iter().map(|wrong| format!("`{name}`: {wrong}")));
+    match theta.as_f64().filter(|theta| (1.0..=1e12).contains(theta)) {
+        Some(theta) => RopeConfig { theta: theta as f32, scaling },
+        None => {
+            let theta = shown(&theta);
+            keys.wrong.push(format!("`rope_theta` is {theta}, not a number from 1 to 1e12"));
+            NO_ROPE
+        }
+    }
+}
+
+fn rope_scaling(inner: &mut Keys) -> RopeScaling {
+    let (old, new) = (inner.get("type"), inner.get("rope_type"));
+    if let (Some(old), Some(new)) = (&old, &new)
+        && old != new
+    {
+        let (old, new) = (shown(old), shown(new));
+        inner.wrong.push(format!("`type` is {old}, and `rope_type` is {new}"));
+    }
+    match new.or(old).unwrap_or_else(|| json!("default")).as_str() {
+        Some("default") => RopeScaling::None,
+        Some("linear") => RopeScaling::Linear { factor: factor(inner, "factor") },
+        Some("llama3") => {
+            let original_seq_len = inner.whole("original_max_position_embeddings", TOKENS);
+            let [factor, low_freq_factor, high_freq_factor] =
+                ["factor", "low_freq_factor", "high_freq_factor"].map(|key| factor(inner, key));
+            if low_freq_factor >= high_freq_factor && inner.wrong.is_empty() {
+                inner.wrong.push(format!(
+                    "`low_freq_factor` is {low_freq_factor}, and `high_freq_factor` is \
+                     {high_freq_factor}: the first must be smaller"
+                ));
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len }
+        }
+        other => {
+            let other = other.map_or_else(|| "no name".to_owned(), |name| format!("{name:?}"));
+            let why = "default, linear and llama3 are built here";
+            inner.wrong.push(format!("`rope_type` is {other:.100}: {why}"));
+            // What it would need besides says no more.
+            inner.found.clear();
+            RopeScaling::None
+        }
+    }
+}
+
+fn factor(inner: &mut Keys, key: &'static str) -> f32 {
+    if !inner.found.contains_key(key) {
+        inner.wrong.push(format!("`{key}` is missing"));
+    }
+    inner.number(key, 0.01, 1.0)
+}

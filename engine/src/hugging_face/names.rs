@@ -1,0 +1,146 @@
+//! What transformers calls the tensors of a model, and how they stand there.
+
+use tensor_parallel::Parts;
+
+/// The names of a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Names {
+    /// `GPT2LMHeadModel`.
+    Gpt2,
+    /// `LlamaForCausalLM`, and Mistral's, Qwen2's and Qwen3's, which name alike.
+    Llama,
+}
+
+/// The output projection, which stands beside the language model's own tensors.
+pub(super) const HEAD: &str = "lm_head.weight";
+
+/// Parts of names: ours, and theirs.
+const GPT2: [(&str, &str); 4] = [
+    (".attn.qkv.", ".attn.c_attn."),
+    (".attn.proj.", ".attn.c_proj."),
+    (".mlp.fc.", ".mlp.c_fc."),
+    (".mlp.proj.", ".mlp.c_proj."),
+];
+const LLAMA: [(&str, &str); 11] = [
+    (".ln_1.", ".input_layernorm."),
+    (".attn.q.", ".self_attn.q_proj."),
+    (".attn.k.", ".self_attn.k_proj."),
+    (".attn.v.", ".self_attn.v_proj."),
+    (".attn.q_norm.", ".self_attn.q_norm."),
+    (".attn.k_norm.", ".self_attn.k_norm."),
+    (".attn.proj.", ".self_attn.o_proj."),
+    (".ln_2.", ".post_attention_layernorm."),
+    (".mlp.gate.", ".mlp.gate_proj."),
+    (".mlp.up.", ".mlp.up_proj."),
+    (".mlp.proj.", ".mlp.down_proj."),
+];
+
+impl Names {
+    pub(super) const fn of(parts: &Parts) -> Self {
+        if parts.joined_qkv { Self::Gpt2 } else { Self::Llama }
+    }
+
+    /// Where the tensors of the model stand under the language model's own.
+    pub(super) const fn prefix(self) -> &'static str {
+        match self {
+            Self::Gpt2 => "transformer.",
+            Self::Llama => "model.",
+        }
+    }
+
+    /// The name of a tensor there, without the prefix, and whether its matrix stands there transposed: linears of a GPT-2 keep
+    /// (in, out).
+    pub(super) fn foreign(self, name: &str) -> (String, bool) {
+        let replaced = |names: &[(&str, &str)], name: &str| {
+            let found = names.iter().find(|(ours, _)| name.contains(ours));
+            found.map(|(ours, theirs)| name.replace(ours, theirs))
+        };
+        match (self, name) {
+            (_, "head") => (HEAD.into(), false),
+            (Self::Gpt2, "wte" | "wpe") => (format!("{name}.weight"), false),
+            (Self::Gpt2, _) => match replaced(&GPT2, name) {
+                Some(theirs) => (theirs, name.ends_with(".weight")),
+                None => (name.to_owned(), false),
+            },
+            (Self::Llama, "wte") => ("embed_tokens.weight".into(), false),
+            (Self::Llama, "ln_f.weight") => ("norm.weight".into(), false),
+            (Self::Llama, _) => {
+                let name = name.strip_prefix("h.").map_or(name.into(), |n| format!("layers.{n}"));
+                (replaced(&LLAMA, &name).unwrap_or(name), false)
+            }
+        }
+    }
+
+    /// The name as `*ForCausalLM` has it.
+    pub(super) fn whole(self, name: &str) -> String {
+        match self.foreign(name).0 {
+            head if head == HEAD => head,
+            theirs => format!("{}{theirs}", self.prefix()),
+        }
+    }
+
+    /// Whether `name` is of no model's numbers: causal masks and frequencies, which older versions saved with the weights.
+    pub(super) fn is_left_over(self, name: &str, layers: usize) -> bool {
+        let layer = |start: &str, ending: &str| -> Option<usize> {
+            name.strip_prefix(start)?.strip_suffix(ending)?.parse().ok()
+        };
+        let found = match self {
+            Self::Gpt2 => layer("h.", ".attn.bias").or_else(|| layer("h.", ".attn.masked_bias")),
+            Self::Llama => layer("layers.", ".self_attn.rotary_emb.inv_freq"),
+        };
+        found.is_some_and(|layer| layer < layers)
+    }
+}
+
+/// A name without the prefix of any family.
+pub(super) fn bare(name: &str) -> &str {
+    let families = [Names::Gpt2, Names::Llama];
+    families.iter().find_map(|names| name.strip_prefix(names.prefix())).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_transformers() {
+        for (ours, theirs, turned) in [
+            ("wte", "wte.weight", false),
+            ("h.3.ln_1.bias", "h.3.ln_1.bias", false),
+            ("h.3.attn.qkv.weight", "h.3.attn.c_attn.weight", true),
+            ("h.3.attn.qkv.bias", "h.3.attn.c_attn.bias", false),
+            ("h.11.attn.proj.weight", "h.11.attn.c_proj.weight", true),
+            ("h.11.mlp.fc.weight", "h.11.mlp.c_fc.weight", true),
+            ("h.11.mlp.proj.bias", "h.11.mlp.c_proj.bias", false),
+            ("ln_f.weight", "ln_f.weight", false),
+        ] {
+            assert_eq!(Names::Gpt2.foreign(ours), (theirs.to_owned(), turned));
+        }
+        for (ours, theirs) in [
+            ("wte", "model.embed_tokens.weight"),
+            ("h.3.ln_1.weight", "model.layers.3.input_layernorm.weight"),
+            ("h.3.attn.q.weight", "model.layers.3.self_attn.q_proj.weight"),
+            ("h.3.attn.k.bias", "model.layers.3.self_attn.k_proj.bias"),
+            ("h.3.attn.k_norm.weight", "model.layers.3.self_attn.k_norm.weight"),
+            ("h.11.attn.proj.weight", "model.layers.11.self_attn.o_proj.weight"),
+            ("h.11.ln_2.weight", "model.layers.11.post_attention_layernorm.weight"),
+            ("h.11.mlp.gate.weight", "model.layers.11.mlp.gate_proj.weight"),
+            ("h.11.mlp.proj.weight", "model.layers.11.mlp.down_proj.weight"),
+            ("ln_f.weight", "model.norm.weight"),
+            ("head", "lm_head.weight"),
+        ] {
+            assert_eq!(Names::Llama.whole(ours), theirs);
+            assert!(!Names::Llama.foreign(ours).1);
+        }
+    }
+
+    #[test]
+    fn only_left_overs_of_layers_that_are_there_are_left_out() {
+        let gpt2 = |name| Names::Gpt2.is_left_over(name, 2);
+        assert!(gpt2("h.0.attn.bias") && gpt2("h.1.attn.masked_bias"));
+        assert!(!gpt2("h.2.attn.bias") && !gpt2("h.0.mlp.bias"));
+        assert!(!gpt2("h.-1.attn.bias") && !gpt2("attn.bias"));
+        assert!(Names::Llama.is_left_over("layers.1.self_attn.rotary_emb.inv_freq", 2));
+        assert!(!Names::Llama.is_left_over("layers.2.self_attn.rotary_emb.inv_freq", 2));
+    }
+}
