@@ -3,8 +3,9 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::TensorSummary;
-use crate::config::{Config, DataFormat};
+use crate::config::{Config, DataFormat, Family};
 use crate::data::Tokenizer;
+use crate::hugging_face::{Folder, FolderError, Pretrained};
 use crate::run::open::kernel_crew;
 use crate::run::placement::cores;
 use crate::train::build::{scratch_floats, shape};
@@ -36,6 +37,8 @@ pub enum GenerateError {
     Prompt(String, String),
     #[error(transparent)]
     Device(#[from] device::Error),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
 }
 
 /// Where the weights of a model are.
@@ -45,6 +48,8 @@ pub enum Trained<'a> {
     Weights(&'a Path),
     /// The fp32 parameters of a checkpoint.
     Checkpoint(&'a Checkpoint),
+    /// A folder of transformers.
+    Folder(&'a Folder),
 }
 
 /// How to draw.
@@ -179,6 +184,10 @@ struct Model {
 
 impl Model {
     fn open(config: &Config, trained: Trained<'_>, context: usize) -> Result<Self, GenerateError> {
+        // The positions of a folder are read whole.
+        let learned = config.model.family == Family::Gpt2;
+        let whole = learned && matches!(trained, Trained::Folder(_));
+        let context = if whole { config.model.seq_len } else { context };
         let shape = GptShape {
             seq_len: context,
             micro_batch: 1,
@@ -209,6 +218,16 @@ impl Model {
         match trained {
             Trained::Weights(path) => load(&dev, &gpt, path)?,
             Trained::Checkpoint(from) => load_checkpoint(&dev, &gpt, from)?,
+            Trained::Folder(from) => {
+                let rank = dev.rank();
+                let source = Pretrained::new(from, &gpt, rank)?;
+                for segment in 0..gpt.num_segments() {
+                    let mut values = vec![0.0; gpt.segments()[segment].len];
+                    source.fill(segment, 0, &mut values)?;
+                    let flat = gpt.params(segment).slice(0..values.len());
+                    dev.write(flat, &|i| f64::from(values[i]))?;
+                }
+            }
         }
         Ok(Self { dev, gpt, tokens, context })
     }

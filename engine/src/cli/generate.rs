@@ -1,20 +1,22 @@
 //! `onebox generate`.
 
-use super::checkpoint::run_of;
+use super::checkpoint::{run_of, unusable};
 use super::exit::{Failed, code};
 use super::{data, print, say, seen};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::{Summary, open_newest};
-use crate::config::load_of_run;
+use crate::config::{Config, Loaded, load_of_run, load_str};
+use crate::data::Tokenizer;
 use crate::generate::{GenerateError, Sampling, Trained, generate, next_logits};
-use crate::run_dir::{CONFIG, WEIGHTS};
+use crate::hugging_face::Folder;
+use crate::run_dir::{CONFIG, TOKENIZER, WEIGHTS};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Draw text from a model that `train` left.
 #[derive(Debug, clap::Args)]
 pub(super) struct GenerateArgs {
-    /// Run directory, with config.ron and weights.safetensors, or a checkpoint
+    /// Run directory, with config.ron and weights.safetensors; a checkpoint; or a folder of transformers
     run: PathBuf,
     /// Start of the text; token numbers for a model of token files
     #[arg(long, default_value = "\n")]
@@ -52,7 +54,32 @@ fn temperature(text: &str) -> Result<f64, String> {
     }
 }
 
+/// The config of a folder of transformers.
+fn config_of(folder: &Path) -> Result<Loaded, Failed> {
+    let absolute = folder
+        .canonicalize()
+        .map_err(|e| Failed::new(code::DATA, format!("cannot read {}: {e}", folder.display())))?;
+    let format = if folder.join(TOKENIZER).is_file() { "Auto" } else { "U32" };
+    let text = format!(
+        "(model: (from: {:?}), data: (train: \"\", format: {format}), train: (steps: 1))",
+        absolute.display().to_string()
+    );
+    load_str(&text, &folder.display().to_string(), Path::new(""), &[])
+        .map_err(|e| Failed::new(code::CONFIG, e))
+}
+
+/// From a folder of transformers.
+fn run_folder(args: &GenerateArgs) -> Result<(), Failed> {
+    let loaded = config_of(&args.run)?;
+    let folder = Folder::open(&args.run).map_err(unusable)?;
+    let tokenizer = data::tokenizer(&loaded.config)?;
+    draw(args, &loaded.config, (Trained::Folder(&folder), tokenizer.as_ref()))
+}
+
 pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
+    if args.run.join("config.json").is_file() && !args.run.join(CONFIG).exists() {
+        return run_folder(args);
+    }
     let (config, weights) = (args.run.join(CONFIG), args.run.join(WEIGHTS));
     let (loaded, checkpoint) = if config.is_file() {
         let loaded = load_of_run(&config).map_err(|e| Failed::new(code::CONFIG, e))?;
@@ -73,15 +100,23 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     };
     let tokenizer = data::tokenizer_of(run, &loaded.config)?;
     let trained = checkpoint.as_ref().map_or(Trained::Weights(&weights), Trained::Checkpoint);
-    let trained = (trained, tokenizer.as_ref());
+    draw(args, &loaded.config, (trained, tokenizer.as_ref()))
+}
+
+/// Draws and writes, or writes the logits that are asked for.
+fn draw(
+    args: &GenerateArgs,
+    config: &Config,
+    trained: (Trained<'_>, Option<&Tokenizer>),
+) -> Result<(), Failed> {
     if args.logits {
-        let prompt = crate::generate::default_prompt(&loaded.config, &args.prompt);
-        let logits = next_logits(&loaded.config, trained, &prompt).map_err(failed)?;
+        let prompt = crate::generate::default_prompt(config, &args.prompt);
+        let logits = next_logits(config, trained, &prompt).map_err(failed)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
     let GenerateArgs { prompt, tokens, temperature, seed, .. } = args;
     let sampling = Sampling {
-        prompt: crate::generate::default_prompt(&loaded.config, prompt),
+        prompt: crate::generate::default_prompt(config, prompt),
         tokens: *tokens,
         temperature: *temperature,
         seed: *seed,
@@ -95,7 +130,7 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
             false
         }
     };
-    generate(&loaded.config, trained, &sampling, &mut emit).map_err(failed)?;
+    generate(config, trained, &sampling, &mut emit).map_err(failed)?;
     emit(b"\n");
     unseen.map_or(Ok(()), Err)
 }
@@ -107,6 +142,7 @@ fn failed(error: GenerateError) -> Failed {
         GenerateError::Prompt(..) => 2,
         GenerateError::Device(device::Error::HostMemory { .. }) => code::HOST_MEMORY,
         GenerateError::Device(_) => code::INTERNAL,
+        GenerateError::Folder(_) => code::DATA,
     };
     Failed::new(code, error)
 }
