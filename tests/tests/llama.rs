@@ -362,7 +362,7 @@ fn a_folder_goes_back_as_it_came() {
         let built = build(&config);
         train(&config, &built, &data, &options, &mut |_| ()).unwrap();
         let path = run.path().join("checkpoints/step-00000010");
-        let checkpoint = Checkpoint::open(&path, 0).unwrap();
+        let checkpoint = Checkpoint::open(&path, 10).unwrap();
         let out = run.path().join("out");
         export(&checkpoint, (&config, &built), None, &out, u64::MAX)
             .unwrap_or_else(|e| panic!("{e}"));
