@@ -375,7 +375,7 @@ fn a_folder_goes_back_as_it_came() {
         }
         // The exported folder describes the same model.
         let again = engine::config::load_str(
-            "(model: (from: \"out\"), data: (train: \"x\"), train: (steps: 1))",
+            "(model: (from: \"out\"), data: (train: \"x\", format: U16), train: (steps: 1))",
             "a.ron",
             run.path(),
             &[],
