@@ -178,6 +178,10 @@ fn a_directory_says_what_it_leaves_out_and_refuses_to_lose_most() {
     // Named by itself it is refused, unless its bytes are asked for.
     let convert = ["latin.txt", "not UTF-8", "iconv", "data.format: Bytes"];
     dry(&folder, "d/latin.txt", &[]).refused(66, &convert);
+    dry(&folder, "d/latin.txt", &[]).refused(66, &["byte 0xe9 at offset 3"]);
+    put("d/cut.txt", &[&b"the box\n".repeat(100)[..], b"caf\xc3"].concat());
+    let whole = ["ends inside a character", "offset 803", "get the whole file"];
+    dry(&folder, "d/cut.txt", &[]).refused(66, &whole);
     dry(&folder, "d/latin.txt", &["data.format=Bytes"]).ok();
     put("e/rows.jsonl", &b"{\"text\": 1}\n".repeat(100));
     dry(&folder, "e", &[]).refused(66, &["no usable file", "rows.jsonl", "JSON lines"]);

@@ -49,9 +49,14 @@ pub(super) const BINARY: Kind = Kind {
     what: "not text: it has zero bytes",
     remedy: "name text, or set data.format: U16 or U32 for a file of tokens",
 };
-/// What is found only when all of it is read.
+/// What may be found only behind the first bytes.
 pub(super) const NOT_UTF8: Kind =
     Kind { what: "not UTF-8", remedy: "convert it, with iconv -t UTF-8" };
+/// What is found only at the end.
+pub(super) const TEXT_CUT: Kind = Kind {
+    what: "text that ends inside a character",
+    remedy: "get the whole file, or cut it before that character",
+};
 
 /// Where no text and no token file begins like it.
 const BY_HEAD: [(&[u8], Kind); 10] = [

@@ -30,6 +30,7 @@ mod text;
 mod tokenizer;
 mod tokens;
 mod untrusted;
+mod utf8;
 
 pub(crate) use cores::texts_at_once;
 pub use identity::Identity;
@@ -40,6 +41,7 @@ use problem::{Failure, in_key};
 pub use text::Tokenized;
 pub use tokenizer::Tokenizer;
 pub use tokens::Cache;
+pub use utf8::NotUtf8;
 
 /// The key of the data that would take what a run writes into `directory`.
 pub(crate) fn takes_from(data: &DataConfig, directory: &Path) -> Option<&'static str> {

@@ -1,6 +1,7 @@
 //! Why a run has no tokens, in words that name the key, the file and the remedy.
 
 use super::left_out::LeftOut;
+use super::utf8::NotUtf8;
 use crate::config::DataFormat;
 use crate::report::shown::Shown;
 use std::io;
@@ -88,8 +89,8 @@ pub enum Problem {
         tokenizer - 1
     )]
     TokenizerVocab { tokenizer: usize, vocab: usize },
-    #[error("not UTF-8, and data.tokenizer takes text; leave the file out, or convert it")]
-    NotUtf8,
+    #[error("{fault}; or {or_else}")]
+    NotUtf8 { fault: NotUtf8, or_else: &'static str },
     #[error("{} are more than a tokenizer takes at once ({}); split the file", format_bytes(*bytes), format_bytes(*most))]
     TextTooLong { bytes: u64, most: u64 },
     #[error(

@@ -1,10 +1,11 @@
 //! The bytes of files that a text in the config names.
 
 use super::files::{Found, find_files, held_out_among};
-use super::kind::{self, Kind, NOT_UTF8};
+use super::kind::{self, Kind};
 use super::left_out::LeftOut;
 use super::open::open_regular;
 use super::problem::{Failure, Problem, at};
+use super::utf8::{self, NotUtf8};
 use super::{Dataset, cores, megatron};
 use crate::config::DataFormat;
 use crate::report::shown::Shown;
@@ -14,6 +15,9 @@ use std::path::{Path, PathBuf};
 
 /// Tokens that a thread checks at once.
 const CHECKED: usize = 1 << 20;
+
+/// What else can be done with a named file that is no text.
+const TAKE_BYTES: &str = "set data.format: Bytes to train on its bytes as they are";
 
 /// How files are taken.
 pub(super) struct Source {
@@ -138,22 +142,22 @@ impl Dataset {
     ) -> Result<Vec<PathBuf>, Failure> {
         let before = self.bytes.len();
         let (files, mut source) = named(text, format, vocab, true)?;
+        let or_else = (format == DataFormat::Auto).then_some(TAKE_BYTES);
         for file in &files {
-            let start = self.bytes.len();
-            self.read_file(file, &mut source).map_err(at(file))?;
-            // Those of a directory were looked at.
-            let as_text = self.width == 1 && format == DataFormat::Auto && !source.from_directory;
-            if as_text && str::from_utf8(&self.bytes[start..]).is_err() {
-                return Err(at(file)(refusal(NOT_UTF8, format)));
-            }
+            self.read_file(file, &mut source, or_else).map_err(at(file))?;
         }
         let taken = (self.bytes.len() - before) as u64;
         self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
         Ok(files)
     }
 
-    /// Appends one file, or leaves it out.
-    pub(super) fn read_file(&mut self, path: &Path, source: &mut Source) -> Result<(), Problem> {
+    /// Appends one file, or leaves it out. Where a named one must be text, `or_else` says what can be done with another.
+    pub(super) fn read_file(
+        &mut self,
+        path: &Path,
+        source: &mut Source,
+        or_else: Option<&'static str>,
+    ) -> Result<(), Problem> {
         let before = self.bytes.len();
         let mut file = open_regular(path)?;
         if !source.takes(path, &mut file)? {
@@ -164,15 +168,26 @@ impl Dataset {
         if !fits {
             return Err(Problem::OutOfMemory { bytes, held: before });
         }
-        let read = file.take(bytes).read_to_end(&mut self.bytes);
-        if read.map_err(Problem::Unreadable)? as u64 != bytes {
+        let mut file = file.take(bytes);
+        let must_be_text = self.width == 1 && (source.from_directory || or_else.is_some());
+        let read = match must_be_text {
+            true => utf8::append(&mut file, &mut self.bytes),
+            false => file.read_to_end(&mut self.bytes).map(|_| None),
+        };
+        let fault = read.map_err(Problem::Unreadable)?;
+        let ended = !matches!(fault, Some(NotUtf8::BadByte { .. }));
+        if ended && (self.bytes.len() - before) as u64 != bytes {
             return Err(Problem::Unreadable(io::ErrorKind::UnexpectedEof.into()));
         }
-        let must_be_text = source.from_directory && self.width == 1;
-        if must_be_text && str::from_utf8(&self.bytes[before..]).is_err() {
-            source.left_out.add(path, bytes, NOT_UTF8);
+        if let Some(fault) = fault {
             self.bytes.truncate(before);
-            return Ok(());
+            return match or_else {
+                Some(or_else) if !source.from_directory => Err(Problem::NotUtf8 { fault, or_else }),
+                _ => {
+                    source.left_out.add(path, bytes, fault.kind());
+                    Ok(())
+                }
+            };
         }
         self.num_files += usize::from(bytes > 0);
         self.check_tokens(before, source.vocab)

@@ -60,7 +60,7 @@ impl Dataset {
         let mut ends = Vec::new();
         for file in &files {
             let before = raw.bytes.len();
-            raw.read_file(file, &mut source).map_err(at(file))?;
+            raw.read_file(file, &mut source, Some("leave it out")).map_err(at(file))?;
             let bytes = (raw.bytes.len() - before) as u64;
             if bytes > MAX_FILE {
                 return Err(at(file)(Problem::TextTooLong { bytes, most: MAX_FILE }));
@@ -71,8 +71,10 @@ impl Dataset {
         let mut texts = Vec::new();
         let mut start = 0;
         for (file, end) in files.iter().zip(&ends) {
-            let text = str::from_utf8(&raw.bytes[start..*end]);
-            texts.push(text.map_err(|_| at(file)(Problem::NotUtf8))?);
+            let Ok(text) = str::from_utf8(&raw.bytes[start..*end]) else {
+                unreachable!("{} was read as text", file.display());
+            };
+            texts.push(text);
             start = *end;
         }
         let tokens = with.cache.tokens(with.tokenizer, &texts);
@@ -120,8 +122,12 @@ mod tests {
     #[test]
     fn files_are_tokenized_each_by_itself() {
         let text = "the box holds the model ".repeat(8);
-        let folder =
-            folder(&[("a.txt", text.as_bytes()), ("b.txt", b"the box"), ("c.txt", b"\xff")]);
+        let folder = folder(&[
+            ("a.txt", text.as_bytes()),
+            ("b.txt", b"the box"),
+            ("c.txt", b"\xff"),
+            ("d.md", b"caf\xc3"),
+        ]);
         let data = open(&path(&folder, ""), 300).unwrap();
         // `the box` at the start of a file, after a blank: not one text.
         let both = open(&path(&folder, "[ab].txt"), 300).unwrap();
@@ -131,12 +137,18 @@ mod tests {
         assert_eq!(data.token(first.num_tokens()), data.token(0));
         assert!(data.bytes_per_token().unwrap() > 2.0, "{data:?}");
         let said = data.describe();
-        for text in ["2 files, 199 B", "bytes per token", "1 file (1 B) left out"] {
+        for text in ["2 files, 199 B", "bytes per token", "2 files (5 B) left out"] {
             assert!(said.contains(text), "{said}");
         }
         let refused =
             |name: &str, vocab| open(&path(&folder, name), vocab).unwrap_err().to_string();
-        assert!(refused("c.txt", 300).contains("c.txt: not UTF-8"));
+        for (name, text) in [
+            ("c.txt", "not UTF-8 (byte 0xff at offset 0)"),
+            ("d.md", "ends inside a character (which begins at offset 3)"),
+        ] {
+            let said = refused(name, 300);
+            assert!(said.contains(text) && said.ends_with("; or leave it out"), "{said}");
+        }
         let small = refused("a.txt", 299);
         assert!(small.starts_with("data.tokenizer") && small.contains("model.vocab"), "{small}");
         assert!(small.contains("300"), "{small}");
