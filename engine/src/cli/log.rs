@@ -67,7 +67,7 @@ impl LogArgs {
             Level::Trace => LevelFilter::TRACE,
         };
         let log = tracing_subscriber::fmt()
-            .with_writer(|| crate::report::stderr::Log)
+            .with_writer(crate::report::stderr::Log)
             .with_ansi(crate::report::colour::wanted(&std::io::stderr()))
             .with_target(false)
             .with_max_level(filter)

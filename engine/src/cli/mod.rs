@@ -186,6 +186,7 @@ pub fn main() -> ExitCode {
         Verb::Config { verb: ConfigVerb::Show(args) } => check::show(&args),
         Verb::Config { verb: ConfigVerb::Keys(args) } => keys::run(&args),
     };
+    crate::report::stderr::say_lost();
     let code = done.err().map_or(ExitCode::SUCCESS, |failed| failed.report());
     crate::report::stderr::flush();
     code

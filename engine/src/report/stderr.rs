@@ -4,11 +4,14 @@
 //! On a terminal a status may stand below all that is written. The cursor waits at its first column, so that one order
 //! erases it all, whatever rows a terminal that was made narrower has broken it into.
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender};
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use topology::counted;
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
 
 /// Pieces that wait for the reader. More are dropped.
 const ROOM: usize = 256;
@@ -34,6 +37,8 @@ struct Thread {
     told: Arc<AtomicBool>,
     /// The reader did not come in time: nobody waits for it again.
     gave_up: AtomicBool,
+    /// Lines of the log that the reader did not take in time, and that nobody was told of.
+    dropped: AtomicU64,
 }
 
 /// None: no thread could be started, so the caller writes by itself.
@@ -45,7 +50,7 @@ pub(crate) fn by_thread(told: &Arc<AtomicBool>) {
         let (jobs, queue) = crossbeam_channel::bounded(ROOM);
         let started = std::thread::Builder::new().name("stderr".into());
         started.spawn(move || write_all(&queue)).ok()?;
-        Some(Thread { jobs, told: Arc::clone(told), gave_up: AtomicBool::new(false) })
+        Some(Thread::new(jobs, Arc::clone(told)))
     });
 }
 
@@ -123,6 +128,7 @@ pub(crate) fn leave() {
     if let Some(Some(thread)) = THREAD.get() {
         let (answer, answered) = crossbeam_channel::bounded(1);
         drop(thread.jobs.try_send(Job::Status(None)));
+        thread.offer(thread.lost().into_bytes());
         drop(thread.jobs.try_send(Job::Flush(answer)));
         let _ = answered.recv_timeout(LOOK_UP);
     }
@@ -144,6 +150,16 @@ pub(crate) fn line(text: &str) {
         _ => write(&bytes),
     }
     flush();
+}
+
+/// Says once how many lines of the log were dropped.
+pub(crate) fn say_lost() {
+    if let Some(Some(thread)) = THREAD.get() {
+        let lost = thread.lost();
+        if !lost.is_empty() {
+            thread.put(Job::Bytes(lost.into_bytes()));
+        }
+    }
 }
 
 /// Returns when all has gone out, or the reader does not come in time.
@@ -190,6 +206,27 @@ impl Thread {
             }
         }
     }
+
+    const fn new(jobs: Sender<Job>, told: Arc<AtomicBool>) -> Self {
+        let (gave_up, dropped) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { jobs, told, gave_up, dropped }
+    }
+
+    fn log(&self, line: &[u8], patience: Duration) {
+        if self.jobs.send_timeout(Job::Bytes(line.to_vec()), patience).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A line about what was dropped, the first time after it; otherwise nothing.
+    fn lost(&self) -> String {
+        match self.dropped.swap(0, Ordering::Relaxed) {
+            0 => String::new(),
+            lines => {
+                format!("the log lacks {}: nobody read stderr in time\n", counted(lines, "line"))
+            }
+        }
+    }
 }
 
 /// For lines of progress: what cannot be taken at once is dropped.
@@ -207,19 +244,37 @@ impl Write for Queue {
     }
 }
 
-/// For the log: what cannot be taken within a second is dropped, since ranks write it too.
+/// For the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Log;
 
-impl Write for Log {
+impl MakeWriter<'_> for Log {
+    type Writer = LogLine;
+
+    fn make_writer(&self) -> LogLine {
+        LogLine { patience: patience(Level::ERROR) }
+    }
+
+    fn make_writer_for(&self, meta: &Metadata<'_>) -> LogLine {
+        LogLine { patience: patience(*meta.level()) }
+    }
+}
+
+/// How long a line of the log waits for the reader before it is dropped: ranks write it too.
+fn patience(level: Level) -> Duration {
+    if level <= Level::WARN { Duration::from_secs(1) } else { Duration::ZERO }
+}
+
+/// For one line of the log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogLine {
+    patience: Duration,
+}
+
+impl Write for LogLine {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match THREAD.get() {
-            Some(Some(thread)) => {
-                let job = Job::Bytes(bytes.to_vec());
-                if let Err(TrySendError::Full(job)) = thread.jobs.try_send(job) {
-                    drop(thread.jobs.send_timeout(job, Duration::from_secs(1)));
-                }
-            }
+            Some(Some(thread)) => thread.log(bytes, self.patience),
             _ => write(bytes),
         }
         Ok(bytes.len())
@@ -237,8 +292,7 @@ mod tests {
     #[test]
     fn a_reader_that_stalls_is_waited_for_only_once_and_by_nobody_who_trains() {
         let (jobs, unread) = crossbeam_channel::bounded(1);
-        let told = Arc::new(AtomicBool::new(true));
-        let stuck = Thread { jobs, told, gave_up: AtomicBool::new(false) };
+        let stuck = Thread::new(jobs, Arc::new(AtomicBool::new(true)));
         (0..3).for_each(|_| stuck.offer(b"progress".to_vec()));
         assert!(!stuck.gave_up.load(Ordering::Relaxed), "nobody waited");
         let since = Instant::now();
@@ -246,5 +300,19 @@ mod tests {
         assert!(since.elapsed() >= GRACE && stuck.gave_up.load(Ordering::Relaxed));
         stuck.put(Job::Bytes(b"more of them".to_vec()));
         assert_eq!(unread.len(), 1, "the first line waits for its reader");
+    }
+
+    #[test]
+    fn only_warnings_wait_for_a_reader_and_what_is_dropped_is_said_once() {
+        assert!(patience(Level::ERROR) > Duration::ZERO && patience(Level::WARN) > Duration::ZERO);
+        let hasty = [Level::INFO, Level::DEBUG, Level::TRACE].map(patience);
+        assert_eq!(hasty, [Duration::ZERO; 3]);
+        let (jobs, unread) = crossbeam_channel::bounded(1);
+        let stuck = Thread::new(jobs, Arc::default());
+        assert_eq!(stuck.lost(), "");
+        (0..4).for_each(|_| stuck.log(b"a phase\n", Duration::ZERO));
+        assert_eq!(unread.len(), 1);
+        assert!(stuck.lost().starts_with("the log lacks 3 lines"));
+        assert_eq!(stuck.lost(), "");
     }
 }
