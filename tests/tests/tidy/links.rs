@@ -21,12 +21,30 @@ fn repository() -> BTreeSet<PathBuf> {
     all
 }
 
-/// Lines of a document outside of its blocks of code.
+/// Whether a line, without its indentation, begins an item of a list.
+fn is_item(line: &str) -> bool {
+    let after_number = line.trim_start_matches(|c: char| c.is_ascii_digit());
+    let numbered = after_number.len() < line.len()
+        && (after_number.starts_with(". ") || after_number.starts_with(") "));
+    numbered || ["- ", "* ", "+ "].iter().any(|mark| line.starts_with(mark))
+}
+
+/// Lines of a document outside of its blocks of code. Indented lines are code behind a blank line, but not inside a list.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
-    let mut fenced = false;
+    let (mut fenced, mut list, mut code_may_follow) = (false, false, true);
     text.lines().filter(move |line| {
-        fenced ^= line.starts_with("```");
-        !fenced && !line.starts_with("    ")
+        let inner = line.trim_start();
+        fenced ^= inner.starts_with("```");
+        if fenced || inner.is_empty() {
+            code_may_follow = true;
+            return !fenced;
+        }
+        let is_code = line.starts_with("    ") && code_may_follow && !list;
+        if !is_code && (is_item(inner) || code_may_follow && !line.starts_with(' ')) {
+            list = is_item(inner);
+        }
+        code_may_follow = is_code;
+        !is_code
     })
 }
 
@@ -107,9 +125,12 @@ fn a_link_that_leads_nowhere_is_found() {
     let known = ["README.md", "docs/a.md", "docs"].map(PathBuf::from).into();
     let read = |_: &Path| "# The box, `Host` and us\n".to_owned();
     let text = "[1](../README.md) [2](a.md#the-box-host-and-us) [3](#here) [4](https://x.y/z) [5](../docs)\n\
-                [6](b.md) [7](../../README.md) [8](a.md#the-box) `[9](c.md)`\n    [10](d.md)\n";
+                [6](b.md) [7](../../README.md) [8](a.md#the-box) `[9](c.md)`\n\n    [10](d.md)\n\n    [11](d.md)\n\n\
+                1. [12](../docs)\n\n    - [13](nested.md)\n\n        more of it: [14](deep.md)\n    ```\n    [15](e.md)\n    ```\n\n\
+                No list:\n\n    [16](d.md)\n";
     let wrong = broken((Path::new("docs/a.md"), text), &known, &read);
     let says = |link: &str| wrong.iter().any(|text| text.contains(&format!("`{link}`")));
-    assert!(["b.md", "../../README.md", "a.md#the-box", "#here"].iter().all(|link| says(link)));
-    assert_eq!(wrong.len(), 4, "{wrong:?}");
+    let broken = ["b.md", "../../README.md", "a.md#the-box", "#here", "nested.md", "deep.md"];
+    assert!(broken.iter().all(|link| says(link)), "{wrong:?}");
+    assert_eq!(wrong.len(), broken.len(), "{wrong:?}");
 }
