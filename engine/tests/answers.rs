@@ -119,6 +119,8 @@ fn a_box_is_found_by_its_name_and_named_as_it_was_typed() {
             .stdout
             .contains("simulated on")
     );
+    std::fs::create_dir(folder.path("dgx2")).unwrap();
+    assert!(on("dgx2", &[]).ok().stdout.contains("simulated on"), "a folder of its name hides it");
     on("v100-32g", &[]).refused(78, &["--box v100-32g: ", "did you mean `--box v100-32gb`?"]);
     on("boxes/dgx3.ron", &[]).refused(78, &["did you mean `--box boxes/dgx2.ron`?"]);
     let many = on("v100-32gb", &[]).refused(78, &["the box has 1 GPU"]);

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// That there is none, and what could be meant.
 pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
-    if named.symlink_metadata().is_ok() {
+    // A folder may have the name of a box by chance.
+    let is_there = named.symlink_metadata().is_ok();
+    if is_there && !named.is_dir() {
         return Ok(named.to_owned());
     }
     let beside = config.parent().unwrap_or(Path::new(""));
@@ -19,6 +21,9 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
     let file = |folder: &PathBuf| folder.join(named).with_extension("ron");
     if let Some(found) = folders.iter().map(file).find(|file| is_name && file.is_file()) {
         return Ok(found);
+    }
+    if is_there {
+        return Ok(named.to_owned());
     }
     let wanted = named.display();
     if is_name && let Some(folder) = folders.iter().find(|folder| folder.is_dir()) {
