@@ -96,6 +96,13 @@ fn a_config_may_come_from_the_standard_input() {
     shell("plan - --set batch.micro=7").refused(78, &[" --> stdin:7:", "1 error in stdin"]);
     let trained = shell("train - --run-dir run").ok();
     assert!(trained.stderr.contains(" plan run/config.ron\n"), "{}", trained.stderr);
+    folder.onebox(&["checkpoint", "export", "run", "hf", "--to", "safetensors"]).ok();
+    let imported = shell("checkpoint import hf new - --set train.steps=2").ok().stderr;
+    let proposed = "train new/config.ron --run-dir new --resume";
+    assert!(imported.ends_with(&format!("\n  onebox {proposed}\n")), "{imported}");
+    let args: Vec<&str> = proposed.split(' ').collect();
+    assert_eq!(folder.onebox(&args).ok().stderr.matches("going on after step 0").count(), 1);
+    assert_eq!(folder.metrics("new").iter().filter(|line| line["kind"] == "step").count(), 2);
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod train;
 use crate::config::{BOX, find_box};
 use crate::report::colour;
 use crate::report::shown::lines;
+use crate::run_dir::CONFIG;
 use crate::run_dir::output::Output;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use device::numerics::SimdPath;
@@ -110,6 +111,14 @@ impl ConfigArgs {
             "stdin".into()
         } else {
             self.config.display().to_string()
+        }
+    }
+
+    /// What gives this config again, now that `run` has it too. The standard input is read only once: for it, the run's.
+    fn again(&self, run: &Path) -> (PathBuf, &[String]) {
+        match self.config == Path::new("-") {
+            true => (run.join(CONFIG), &[]),
+            false => (self.config.clone(), &self.sets),
         }
     }
 

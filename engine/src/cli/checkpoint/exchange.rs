@@ -89,13 +89,14 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
         let path = args.folder.join(TOKENIZER);
         say(&format!("note: {} is not used: data.tokenizer names none", path.display()));
     }
-    let sets = args.config.sets.iter().map(|set| format!(" --set {}", quoted(set)));
+    let (config, sets) = args.config.again(&args.out);
+    let sets = sets.iter().map(|set| format!(" --set {}", quoted(set)));
     let path_quoted = |path: &std::path::Path| quoted(&path.display().to_string());
     say(&format!(
         "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
         written.display(),
         folder.path().display(),
-        path_quoted(&args.config.config),
+        path_quoted(&config),
         path_quoted(&args.out),
         sets.collect::<String>()
     ));

@@ -5,14 +5,14 @@ use super::watch::Watch;
 use crate::checkpoint::FOLDER;
 use crate::checkpoint::inspect::open_newest;
 use crate::cli::exit::{Failed, code};
-use crate::cli::{ConfigArgs, quoted, say};
+use crate::cli::{quoted, say};
 use crate::config::{DeviceConfig, Precision};
 use crate::generate::{Sampling, Trained, generate};
 use crate::report::progress::{clock, si};
 use crate::run::Outcome;
 use crate::run_dir::{CONFIG, METRICS, WEIGHTS};
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use topology::counted;
 
@@ -223,7 +223,7 @@ impl Session<'_> {
             _ => format!(" --prompt {}", quoted(sample)),
         };
         let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
-        let (file, given) = self.config_again();
+        let (file, given) = self.args.config.again(self.dir.path());
         let path = quoted(&file.display().to_string());
         let arguments = |sets: &[String]| -> String {
             sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()
@@ -239,16 +239,6 @@ impl Session<'_> {
         }
         lines.push(format!("{program} plan {path}{}", arguments(given)));
         self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
-    }
-
-    /// The config's file and its `--set` arguments, to be read again. The standard input is read only once: for it, the run's
-    /// own config.
-    fn config_again(&self) -> (PathBuf, &[String]) {
-        let ConfigArgs { config, sets } = &self.args.config;
-        match config == Path::new("-") {
-            true => (self.dir.path().join(CONFIG), &[]),
-            false => (config.clone(), sets),
-        }
     }
 
     /// What to set for another grid of ranks that this config allows.
