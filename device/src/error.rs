@@ -26,7 +26,7 @@ pub enum Error {
     #[error(transparent)]
     OutOfMemory(#[from] Box<OutOfMemory>),
     /// The machine itself refused memory.
-    #[error("this machine gives no {wanted} bytes for the {arena} memory of rank {rank}")]
+    #[error("this machine does not give {} for the {arena} memory of rank {rank}", topology::format_bytes(*wanted))]
     HostMemory { rank: usize, arena: Arena, wanted: u64 },
     /// The machine starts no more threads.
     #[error(
