@@ -90,8 +90,30 @@ fn llama(m: &ModelConfig) -> Result<String, String> {
 }
 
 fn gpt2(model: &ModelConfig) -> String {
-    let dropout = f64::from(model.dropout);
-    let inner = (model.ffn_hidden != 4 * model.hidden).then_some(model.ffn_hidden);
+    // Without `..`: a new key of the model does not compile until it is said here, or refused.
+    let ModelConfig {
+        layers,
+        hidden,
+        heads,
+        seq_len,
+        vocab,
+        ffn_hidden,
+        dropout,
+        init_std,
+        norm_eps,
+        from: _,
+        weights: _,
+        family: _,
+        kv_heads: _,
+        head_dim: _,
+        rope: _,
+        tied: _,
+        qkv_bias: _,
+        proj_bias: _,
+        qk_norm: _,
+    } = model;
+    let dropout = f64::from(*dropout);
+    let inner = (*ffn_hidden != 4 * hidden).then_some(ffn_hidden);
     let all = json!({
         "activation_function": "gelu_new",
         "architectures": ["GPT2LMHeadModel"],
@@ -100,21 +122,21 @@ fn gpt2(model: &ModelConfig) -> String {
         "dtype": "float32",
         "embd_pdrop": dropout,
         "eos_token_id": null,
-        "initializer_range": f64::from(model.init_std),
-        "layer_norm_epsilon": decimal(model.norm_eps),
+        "initializer_range": f64::from(*init_std),
+        "layer_norm_epsilon": decimal(*norm_eps),
         "model_type": "gpt2",
-        "n_embd": model.hidden,
-        "n_head": model.heads,
+        "n_embd": hidden,
+        "n_head": heads,
         "n_inner": inner,
-        "n_layer": model.layers,
-        "n_positions": model.seq_len,
+        "n_layer": layers,
+        "n_positions": seq_len,
         "resid_pdrop": dropout,
         "scale_attn_by_inverse_layer_idx": false,
         "reorder_and_upcast_attn": false,
         "scale_attn_weights": true,
         "tie_word_embeddings": true,
         "use_cache": true,
-        "vocab_size": model.vocab,
+        "vocab_size": vocab,
     });
     format!("{all:#}\n")
 }

@@ -95,8 +95,9 @@ pub fn shape(config: &Config) -> GptShape {
 /// What a model is made of.
 fn parts(m: &ModelConfig) -> Parts {
     let norm_epsilon = decimal(m.norm_eps);
-    if m.family == Family::Gpt2 {
-        return Parts { norm_epsilon, ..Parts::GPT2 };
+    match m.family {
+        Family::Gpt2 => return Parts { norm_epsilon, ..Parts::GPT2 },
+        Family::Llama => {}
     }
     let scaling = match m.rope.scaling {
         config::RopeScaling::None => RopeScaling::None,
