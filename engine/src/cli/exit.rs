@@ -28,20 +28,24 @@ pub(super) mod code {
 
 pub(super) const HELP: &str = "\
 Exit codes:
-  0   done                            76  a rank failed
-  1   plan, topology: does not fit, or
-      plan: GPU memory was not checked;
-      checkpoint diff: differs;       78  the config is wrong
-      doctor: something fails
-  2   wrong arguments                 79  training diverged: every step is skipped
-  66  the data cannot be used         80  not enough host memory
-  70  internal error (bug)            81  not enough GPU memory
-  73  the run directory is refused    74  a file cannot be written or read
-  75  interrupted, stopped cleanly    82  no intact checkpoint
-  83  the run has ended, and the
-      checkpoint of its end is not saved
-  130 interrupted twice, quit at once
-  134 aborted, as when the machine gives no memory for something small";
+  0    done
+  1    plan, topology: does not fit; plan: GPU memory was not checked;
+       checkpoint diff: differs; doctor: something fails
+  2    wrong arguments
+  66   the data cannot be used
+  70   internal error (bug)
+  73   the run directory is refused
+  74   a file cannot be written or read
+  75   interrupted, stopped cleanly
+  76   a rank failed
+  78   the config is wrong
+  79   training diverged: every step is skipped
+  80   not enough host memory
+  81   not enough GPU memory
+  82   no intact checkpoint
+  83   the run has ended, and the checkpoint of its end is not saved
+  130  interrupted twice, quit at once
+  134  aborted, as when the machine gives no memory for something small";
 
 /// Why a command did not do what it was asked for.
 #[derive(Debug)]
@@ -78,5 +82,14 @@ impl Failed {
             super::say(&format!("{prefix}{}", self.message));
         }
         ExitCode::from(self.code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn no_row_of_the_codes_is_wrapped_at_80_columns() {
+        let long: Vec<&str> = super::HELP.lines().filter(|line| line.len() > 80).collect();
+        assert!(long.is_empty(), "{long:?}");
     }
 }
