@@ -37,18 +37,112 @@ impl fmt::Display for Difference {
     }
 }
 
-/// How far a key reaches.
-fn kind(key: &str) -> Kind {
-    let section = key.split('.').next().unwrap_or(key);
-    match (section, key) {
-        ("name" | "sample", _) => Kind::Harmless,
-        (_, "train.seed") => Kind::Experiment,
-        ("train", _) => Kind::Harmless,
-        ("device" | "parallel" | "offload" | "recompute", _)
-        | ("partition_checkpoints" | "host_checkpoints", _)
-        | (_, "batch.micro" | "precision") => Kind::Layout,
-        _ => Kind::Experiment,
-    }
+/// Keys that change nothing that training computes.
+const HARMLESS: [&str; 15] = [
+    "name",
+    "train.steps",
+    "train.eval_every",
+    "train.eval_batches",
+    "train.checkpoint_every",
+    "train.checkpoint_minutes",
+    "train.checkpoint_overhead",
+    "train.checkpoint_writer",
+    "train.checkpoint_keep",
+    "train.weights",
+    "train.stop_after_skipped",
+    "train.rollbacks",
+    "sample.prompt",
+    "sample.tokens",
+    "sample.temperature",
+];
+
+/// Keys of layout, placement and storage.
+const LAYOUT: [&str; 28] = [
+    "parallel.tensor",
+    "parallel.data",
+    "parallel.sequence",
+    "parallel.reduce_fp32",
+    "device",
+    "device.count",
+    "device.memory",
+    "device.threads",
+    "device.box",
+    "precision",
+    "offload.optimizer",
+    "offload.optimizer.device_fraction",
+    "offload.update",
+    "offload.update.after_step",
+    "offload.transfer",
+    "offload.accumulate",
+    "offload.moments",
+    "offload.master",
+    "offload.bucket_elements",
+    "offload.tile_elements",
+    "offload.lookahead",
+    "offload.keep_gradients",
+    "offload.first_forward",
+    "offload.sockets",
+    "batch.micro",
+    "recompute",
+    "partition_checkpoints",
+    "host_checkpoints",
+];
+
+/// Keys that make another experiment.
+const EXPERIMENT: [&str; 46] = [
+    "model.from",
+    "model.weights",
+    "model.family",
+    "model.layers",
+    "model.hidden",
+    "model.heads",
+    "model.kv_heads",
+    "model.head_dim",
+    "model.seq_len",
+    "model.vocab",
+    "model.ffn_hidden",
+    "model.dropout",
+    "model.init_std",
+    "model.norm_eps",
+    "model.rope.theta",
+    "model.rope.scaling",
+    "model.rope.scaling.factor",
+    "model.rope.scaling.low_freq_factor",
+    "model.rope.scaling.high_freq_factor",
+    "model.rope.scaling.original_seq_len",
+    "model.tied",
+    "model.qkv_bias",
+    "model.proj_bias",
+    "model.qk_norm",
+    "loss_scale.initial",
+    "loss_scale.window",
+    "loss_scale.hysteresis",
+    "loss_scale.floor",
+    "optimizer.kind",
+    "optimizer.lr",
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "optimizer.eps",
+    "optimizer.weight_decay",
+    "optimizer.clip",
+    "train.seed",
+    "schedule.kind",
+    "schedule.warmup_steps",
+    "schedule.decay_steps",
+    "schedule.min_lr",
+    "batch.global",
+    "data.train",
+    "data.validation",
+    "data.tokenizer",
+    "data.format",
+    "data.validation_fraction",
+];
+
+/// How far a key reaches, if one of the lists has it.
+fn kind_of(key: &str) -> Option<Kind> {
+    let lists: [(&[&str], Kind); 3] =
+        [(&HARMLESS, Kind::Harmless), (&LAYOUT, Kind::Layout), (&EXPERIMENT, Kind::Experiment)];
+    lists.into_iter().find(|(keys, _)| keys.contains(&key)).map(|(_, kind)| kind)
 }
 
 /// From which update on, if from any, they are one step late.
@@ -106,7 +200,9 @@ pub(super) fn between(
         // Earlier versions called `Bytes` what is `Auto` now.
         let text = |value: &String| ["Auto", "Bytes"].contains(&value.as_str());
         let differs = values[0] != values[1] && !(key == "data.format" && values.iter().all(text));
-        let kind = if known_same && key.starts_with("data.") { Kind::Harmless } else { kind(key) };
+        let listed =
+            || kind_of(key).unwrap_or_else(|| unreachable!("a test has `{key}` in a list"));
+        let kind = if known_same && key.starts_with("data.") { Kind::Harmless } else { listed() };
         differs.then(|| Difference { key: key.clone(), kind, values })
     };
     let mut found: Vec<Difference> = keys.into_iter().filter_map(difference).collect();
@@ -122,4 +218,28 @@ pub(super) fn between(
         found.push(Difference { key, values, kind: Kind::Experiment });
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_key_of_a_config_is_in_one_list() {
+        let keys = crate::config::keys();
+        let keys: BTreeSet<&str> =
+            keys.iter().filter(|key| !key.is_section()).map(|key| key.name.as_str()).collect();
+        let listed = [&HARMLESS[..], &LAYOUT, &EXPERIMENT].concat();
+        let twice = listed.len() - listed.iter().collect::<BTreeSet<_>>().len();
+        assert_eq!(twice, 0, "a key is listed twice");
+        let listed: BTreeSet<&str> = listed.into_iter().collect();
+        let missing: Vec<_> = keys.difference(&listed).collect();
+        assert!(
+            missing.is_empty(),
+            "say in compare.rs what a change of {missing:?} means for --resume"
+        );
+        let stale: Vec<_> = listed.difference(&keys).collect();
+        assert!(stale.is_empty(), "compare.rs lists {stale:?}, which are no keys");
+    }
 }
