@@ -7,6 +7,8 @@
 mod circles;
 #[path = "tidy/links.rs"]
 mod links;
+#[path = "tidy/ops.rs"]
+mod ops;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,0 +1,136 @@
+//! What an op needs beside what the compiler demands: shapes that are checked, a kernel that is compared with the cpu's, a
+//! rate in a measured box, a time by `gpu-check`. An op without one of these is named here.
+
+use std::collections::BTreeSet;
+
+/// Any shape fits, or the parts of its one tensor decide.
+const ANY_SHAPE: &[&str] = &["Zero", "ReduceScatter", "AllGather", "Broadcast"];
+/// Rates of their own, or as much work as an average op.
+const NOT_MEASURED: &[&str] = &[
+    "Gemm",
+    "Attention",
+    "AttentionBackward",
+    "CrossEntropyLoss",
+    "Zero",
+    "ChunkSquares",
+    "Broadcast",
+];
+/// A small part of a step, or timed as another op.
+const NOT_TIMED: &[&str] = &[
+    "Embedding",
+    "EmbeddingBackward",
+    "AddPositions",
+    "PositionsBackward",
+    "Dropout",
+    "CrossEntropyLoss",
+    "Zero",
+];
+
+/// The texts that name what each op has.
+struct Sources {
+    /// `Op::name`.
+    names: String,
+    /// What an op is checked for.
+    checks: String,
+    /// Launches of kernels.
+    launches: String,
+    /// Kernels against the cpu's.
+    compared: String,
+    /// Cases of `gpu-check`.
+    timed: String,
+    /// Names of measured ops.
+    measured: BTreeSet<String>,
+}
+
+impl Sources {
+    fn read() -> Self {
+        let read = |path: &str| super::read(&super::root().join(path));
+        let launches = super::files(&super::root().join("device/src/cuda/launch"), &[".rs"]);
+        let keys = engine::config::box_keys().into_iter();
+        let measured =
+            keys.filter_map(|key| Some(key.name.split_once(".gb_per_s_16.")?.1.to_owned()));
+        let check = read("device/src/op/check.rs");
+        let (_, checks) = check.split_once("fn check(").expect("the check of an op");
+        Self {
+            names: read("device/src/op/mod.rs"),
+            checks: checks.to_owned(),
+            launches: launches.iter().map(|path| super::read(path)).collect(),
+            compared: read("fake-cuda/tests/kernels.rs"),
+            timed: read("fake-cuda/tests/probes/ops.rs"),
+            measured: measured.collect(),
+        }
+    }
+
+    /// (variant, name) of each op.
+    fn ops(&self) -> Vec<(&str, &str)> {
+        let pairs = self.names.lines().filter_map(|line| {
+            let (variant, name) =
+                line.trim().strip_prefix("Self::")?.split_once(" { .. } => \"")?;
+            Some((variant, name.strip_suffix("\",")?))
+        });
+        pairs.collect()
+    }
+
+    /// What ops lack, and what is said to be lacking and is there.
+    fn problems(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut ask = |variant: &str, has: bool, without: &[&str], what: &str| {
+            let excused = without.contains(&variant);
+            if !has && !excused {
+                found.push(format!("{variant} has no {what}"));
+            } else if has && excused {
+                found.push(format!("{variant} has {what}: tests/tests/tidy/ops.rs excuses it"));
+            }
+        };
+        for (variant, name) in self.ops() {
+            let is_in = |text: &str| text.contains(&format!("::{variant} {{"));
+            ask(variant, is_in(&self.checks), ANY_SHAPE, "shapes in device/src/op/check.rs");
+            let measured = self.measured.contains(name);
+            ask(
+                variant,
+                measured,
+                NOT_MEASURED,
+                "name in MEASURED_OPS of engine/src/config/box_schema.rs",
+            );
+            if is_in(&self.launches) {
+                ask(
+                    variant,
+                    is_in(&self.compared),
+                    &[],
+                    "comparison in fake-cuda/tests/kernels.rs",
+                );
+                ask(
+                    variant,
+                    is_in(&self.timed),
+                    NOT_TIMED,
+                    "case in fake-cuda/tests/probes/ops.rs",
+                );
+            }
+        }
+        found
+    }
+}
+
+#[test]
+fn every_op_is_checked_compared_measured_and_timed() {
+    let sources = Sources::read();
+    assert!(sources.ops().len() > 30, "{:?}", sources.ops());
+    let problems = sources.problems();
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn an_op_that_is_only_named_and_launched_is_found() {
+    let mut sources = Sources::read();
+    sources.names.push_str("            Self::Planted { .. } => \"planted\",\n");
+    sources.launches.push_str("Op::Planted { x } =>");
+    let wants =
+        ["shapes", "name", "comparison", "case"].map(|what| format!("Planted has no {what} in "));
+    let problems = sources.problems();
+    assert_eq!(problems.len(), 4, "{problems:?}");
+    for (problem, want) in problems.iter().zip(wants) {
+        assert!(problem.starts_with(&want), "{problem}");
+    }
+    sources.measured.insert("zero".to_owned());
+    assert!(sources.problems().iter().any(|problem| problem.starts_with("Zero has name")));
+}
