@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 import torch
-from transformers import GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 
 def main():
@@ -38,7 +38,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "model"
         onebox("checkpoint", "export", args.run, out, "--to", "safetensors", "--max-shard-size", "1MB")
-        model, report = GPT2LMHeadModel.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             out, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
     assert not any(report.values()), report
@@ -51,7 +51,7 @@ def main():
     worst = largest = 0.0
     same, texts = 0, 0
     for i in range(args.prompts):
-        length = 1 + i * (config.n_positions - 1) // max(args.prompts - 1, 1)
+        length = 1 + i * (config.max_position_embeddings - 1) // max(args.prompts - 1, 1)
         low, high = (32, 127) if as_bytes else (0, config.vocab_size)
         tokens = [rng.randrange(low, high) for _ in range(length)]
         prompt = bytes(tokens).decode() if as_bytes else " ".join(map(str, tokens))
@@ -60,12 +60,12 @@ def main():
             theirs = model(torch.tensor([tokens])).logits[0, -1].double()
         worst = max(worst, (ours - theirs).abs().max().item())
         largest = max(largest, theirs.abs().max().item())
-        more = min(args.tokens, config.n_positions - length)
+        more = min(args.tokens, config.max_position_embeddings - length)
         if more > 0:
             drawn = onebox("generate", args.run, f"--prompt={prompt}", f"--tokens={more}", "--temperature=0")
             texts += 1
             same += greedy(model, tokens, more, args.tolerance, lambda t: spell(t, as_bytes), drawn)
-    print(f"{args.prompts} prompts of up to {config.n_positions} tokens: logits up to {largest:.1f}, at most {worst:.1e} apart")
+    print(f"{args.prompts} prompts of up to {config.max_position_embeddings} tokens: logits up to {largest:.1f}, at most {worst:.1e} apart")
     print(f"{same} of {texts} texts of up to {args.tokens} tokens drawn greedily are the same")
     return 0 if worst <= args.tolerance and same == texts else 1
 

@@ -21,6 +21,10 @@ fn llama(m: &ModelConfig) -> Result<String, String> {
     let (class, kind) = match (m.qk_norm, m.qkv_bias, m.proj_bias) {
         (true, biased, proj) if biased == proj => ("Qwen3ForCausalLM", "qwen3"),
         (false, true, false) => ("Qwen2ForCausalLM", "qwen2"),
+        // The same mathematics; a Llama of version 5 has heads of hidden / heads.
+        (false, false, false) if m.head_dim * m.heads != m.hidden => {
+            ("MistralForCausalLM", "mistral")
+        }
         (false, biased, proj) if biased == proj => ("LlamaForCausalLM", "llama"),
         (qk_norm, qkv_bias, proj_bias) => {
             return Err(format!(
@@ -29,9 +33,9 @@ fn llama(m: &ModelConfig) -> Result<String, String> {
             ));
         }
     };
-    if kind == "qwen2" && m.head_dim * m.heads != m.hidden {
+    if ["qwen2", "llama"].contains(&kind) && m.head_dim * m.heads != m.hidden {
         return Err(format!(
-            "a Qwen2 of transformers has heads of hidden / heads = {}, not {}",
+            "a {class} of transformers has heads of hidden / heads = {}, not {}",
             m.hidden / m.heads,
             m.head_dim
         ));
@@ -83,8 +87,11 @@ fn llama(m: &ModelConfig) -> Result<String, String> {
         "use_cache": true,
         "vocab_size": m.vocab,
     });
-    if kind != "qwen2" {
-        all["attention_bias"] = json!(m.proj_bias);
+    match kind {
+        "llama" | "qwen3" => all["attention_bias"] = json!(m.proj_bias),
+        // Its default looks back on fewer tokens than a sample may have.
+        "mistral" => all["sliding_window"] = json!(null),
+        _ => {}
     }
     Ok(format!("{all:#}\n"))
 }
