@@ -61,7 +61,7 @@ fn config_of(folder: &Path) -> Result<Loaded, Failed> {
         .map_err(|e| Failed::new(code::DATA, format!("cannot read {}: {e}", folder.display())))?;
     let format = if folder.join(TOKENIZER).is_file() { "Auto" } else { "U32" };
     let text = format!(
-        "(model: (from: {:?}), data: (train: \"\", format: {format}), train: (steps: 1))",
+        "(model: (from: {:?}), data: (format: {format}), train: (steps: 1))",
         absolute.display().to_string()
     );
     load_str(&text, &folder.display().to_string(), Path::new(""), &[])

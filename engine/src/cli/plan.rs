@@ -13,18 +13,29 @@ use crate::train::build::{Built, build};
 use device::Error;
 use serde::Serialize;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
 
+mod model;
 mod ops;
 
 /// Show what a config needs of every GPU and NUMA node; with --search, which layout is the fastest.
 #[derive(Debug, clap::Args)]
 pub(super) struct PlanArgs {
-    #[command(flatten)]
-    config: ConfigArgs,
+    /// RON file, such as configs/quickstart.ron; - is the standard input
+    #[arg(required_unless_present = "model")]
+    config: Option<PathBuf>,
+    /// Change a key, such as parallel.tensor=4 or 'data.train="my.txt"'; may be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
     #[command(flatten)]
     on_box: OnBox,
+    /// No config: whether this model of transformers (its folder, or its config.json) can be trained on --box, how, how fast
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "ops"], requires = "on")]
+    model: Option<PathBuf>,
+    /// With --model: say how long training on so many tokens takes
+    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u64).range(1..))]
+    tokens: Option<u64>,
     /// One JSON document on stdout, with every buffer
     #[arg(long)]
     json: bool,
@@ -34,17 +45,28 @@ pub(super) struct PlanArgs {
     /// Simulate every layout of the model that fits its described box, and show the fastest
     #[arg(long)]
     search: bool,
-    /// With --search: use so many GPUs, not all
-    #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u16).range(1..))]
+    /// With --search or --model: use so many GPUs, not all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     gpus: Option<u16>,
 }
 
 pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
+    if let Some(model) = &args.model {
+        return model::run(args, model);
+    }
+    if args.gpus.is_some() && !args.search {
+        return Err(Failed::new(
+            2,
+            "--gpus takes part in a search only: give --search or --model too",
+        ));
+    }
+    let config = args.config.clone().unwrap_or_else(|| unreachable!("clap asks for one"));
+    let given = ConfigArgs { config, sets: args.sets.clone() };
     if args.search {
-        let loaded = args.on_box.load_to_search(&args.config)?;
+        let loaded = args.on_box.load_to_search(&given)?;
         return search::run(&loaded, args.gpus.map(usize::from), args.json);
     }
-    let loaded = args.on_box.load(&args.config)?;
+    let loaded = args.on_box.load(&given)?;
     let config = &loaded.config;
     if args.ops {
         return ops::run(config, &build(config), args.json);

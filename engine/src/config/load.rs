@@ -70,6 +70,19 @@ pub fn load_str(
     read_all(Reader::default(), text, (name, base_dir), sets, &|_, _| None)
 }
 
+/// [`load_str`] for a search of layouts.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_text_to_search(
+    text: &str,
+    name: &str,
+    base_dir: &Path,
+    sets: &[String],
+) -> Result<Loaded, ConfigError> {
+    read_all(Reader::to_search(), text, (name, base_dir), sets, &|_, _| None)
+}
+
 /// The config that a checkpoint holds. It may be of another version or made up: keys that this version does not know are
 /// ignored, and no file that it names is opened.
 pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {

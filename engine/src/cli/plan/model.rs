@@ -1,0 +1,169 @@
+//! `onebox plan --model`: whether a model of transformers can be trained on a box, how, and how fast.
+
+use super::super::exit::{Failed, code};
+use super::super::simulate::{failed, seconds};
+use super::super::{find_box, print, search};
+use super::PlanArgs;
+use crate::config::{BOX, ConfigError, Family, Loaded, load_text_to_search};
+use crate::predict::changes::arguments;
+use crate::predict::plan::memory_report;
+use crate::predict::remedies::{largest, remedies};
+use crate::predict::search::{Found, Layout, search as search_layouts};
+use crate::report::progress::si;
+use crate::train::build::build;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::Path;
+use topology::{counted, format_bytes};
+
+/// Most tokens of a sample where nothing else is said.
+const SEQ_LEN: usize = 4096;
+/// Tokens of a step where nothing else is said.
+const STEP: usize = 1 << 18;
+
+/// The answer as JSON.
+#[derive(Serialize)]
+struct Answer<'a> {
+    parameters: u64,
+    seq_len: usize,
+    tokens_per_step: usize,
+    fits: bool,
+    /// Seconds for the tokens that were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<f64>,
+    search: &'a Found,
+}
+
+pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
+    let loaded = load(args, model)?;
+    let gpus = args.gpus.map(usize::from);
+    if args.search && !args.json {
+        return search::run(&loaded, gpus, false);
+    }
+    let found = search_layouts(&loaded, gpus).map_err(failed)?;
+    let config = &loaded.config;
+    let parameters = build(config).gpt.shape().parameters();
+    let best = found.layouts.first();
+    if args.json {
+        let answer = Answer {
+            parameters,
+            seq_len: config.model.seq_len,
+            tokens_per_step: config.batch.global * config.model.seq_len,
+            fits: best.is_some(),
+            seconds: args.tokens.zip(best).map(|(n, best)| n as f64 / best.tokens_per_second),
+            search: &found,
+        };
+        let json = serde_json::to_string_pretty(&answer);
+        print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
+    } else {
+        let mut out = introduction(&loaded, &found, parameters);
+        match best {
+            Some(best) => fits(&mut out, best, args.tokens),
+            None => does_not_fit(&mut out, &loaded),
+        }
+        print(&out)?;
+    }
+    if best.is_some() { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+}
+
+/// The model on the box, with a batch and a sample that people fine-tune with; `--set` changes both.
+fn load(args: &PlanArgs, model: &Path) -> Result<Loaded, Failed> {
+    let config = |e: ConfigError| Failed::new(code::CONFIG, e);
+    let named = |why| Failed::new(code::CONFIG, why);
+    let absolute = model.canonicalize().map_err(|e| {
+        let help = "nothing is downloaded: name a folder on this machine, or its config.json";
+        Failed::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.display()))
+    })?;
+    let on = args.on_box.on.as_deref().unwrap_or(Path::new(""));
+    let on = find_box(on, Path::new("")).map_err(named)?;
+    let name = match absolute.is_dir() {
+        true => absolute.file_name(),
+        false => absolute.parent().and_then(Path::file_name),
+    };
+    let name: String = name.map_or("model".into(), |name| name.to_string_lossy().into_owned());
+    let text = |seq_len: Option<usize>, global: usize| {
+        let seq_len = seq_len.map_or(String::new(), |n| format!(", seq_len: {n}"));
+        format!(
+            "(name: {name:?}, model: (from: {:?}, weights: Random{seq_len}), recompute: Block,
+              batch: (global: {global}), train: (steps: 1000))",
+            absolute.display().to_string()
+        )
+    };
+    let sets = [&args.sets[..], &[format!("{BOX}{}", on.display())]].concat();
+    let load = |text: &str| load_text_to_search(text, &name, Path::new(""), &sets);
+    // Twice: what the folder and `--set` say decides the batch.
+    let first = load(&text(None, 64)).map_err(config)?.config.model;
+    let said = args.sets.iter().any(|set| set.trim_start().starts_with("model.seq_len"));
+    let seq_len = if said { first.seq_len } else { first.seq_len.min(SEQ_LEN) };
+    let global = (STEP / seq_len).max(1).next_power_of_two();
+    load(&text((!said).then_some(seq_len), global)).map_err(config)
+}
+
+fn introduction(loaded: &Loaded, found: &Found, parameters: u64) -> String {
+    let config = &loaded.config;
+    let m = &config.model;
+    let kind = match m.family {
+        Family::Gpt2 => "GPT-2",
+        Family::Llama => "Llama family",
+    };
+    format!(
+        "{}: {kind}, {} parameters; {} of {} tokens a step, {:?}\non {}: {}, {fit} of {} fit (simulated, not measured)\n",
+        found.name,
+        super::count(parameters as f64),
+        counted(config.batch.global, "sample"),
+        m.seq_len,
+        config.precision,
+        found.box_name,
+        counted(found.gpus, "GPU"),
+        counted(found.enumerated, "layout"),
+        fit = found.fit,
+    )
+}
+
+fn fits(out: &mut String, best: &Layout, tokens: Option<u64>) {
+    let Layout { tensor, data, micro, micro_batches, words, .. } = best;
+    let _ = writeln!(
+        out,
+        "\nyes: TP {tensor} x DP {data}, micro {micro} x {micro_batches}, {words}\n  {}tok/s, a step in {}; {:.1} TFLOPS of the \
+         model per GPU\n  {} on each GPU, {} on the fullest node",
+        si(best.tokens_per_second),
+        seconds(best.step_seconds),
+        best.model_tflops_per_gpu,
+        format_bytes(best.gpu_bytes),
+        format_bytes(best.node_bytes.iter().max().copied().unwrap_or(0)),
+    );
+    let waits = best.waits.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    if let Some((what, waited)) = waits.filter(|(_, waited)| *waited > 0.01 * best.step_seconds) {
+        let share = 100.0 * waited / best.step_seconds;
+        let _ = writeln!(out, "  what binds: {what}, {share:.0} % of the step");
+    }
+    if let Some(tokens) = tokens {
+        let days = tokens as f64 / best.tokens_per_second / 86_400.0;
+        let time = if days >= 1.0 {
+            format!("{days:.1} days")
+        } else {
+            format!("{:.1} hours", 24.0 * days)
+        };
+        let _ = writeln!(out, "  {tokens} tokens in {time}");
+    }
+    if !best.sets.is_empty() {
+        let _ = writeln!(out, "  in a config: {}", arguments(&best.sets));
+    }
+}
+
+fn does_not_fit(out: &mut String, loaded: &Loaded) {
+    let config = &loaded.config;
+    let _ = writeln!(out, "\nno: {}", memory_report(config, &build(config)).binding.words);
+    for remedy in remedies(loaded).iter().take(3) {
+        let _ = writeln!(out, "  it would fit with {}", arguments(&remedy.sets));
+    }
+    if let Some(largest) = largest(loaded) {
+        let parameters = super::count(largest.parameters as f64);
+        let sets = arguments(&largest.sets);
+        let _ = writeln!(
+            out,
+            "  the largest model of this shape that fits: {} ({parameters} parameters): {sets}",
+            counted(largest.layers, "layer")
+        );
+    }
+}

@@ -1,0 +1,120 @@
+//! `onebox plan --model`, and configs that name a folder of transformers.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+mod common;
+
+use common::Folder;
+use serde_json::{Value, json};
+
+/// The `config.json` of a Qwen3 of 14.8 billion parameters.
+fn qwen3() -> Value {
+    json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": false, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 17408, "max_position_embeddings": 40960,
+        "max_window_layers": 40, "num_attention_heads": 40, "num_hidden_layers": 40, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 1_000_000, "sliding_window": null,
+        "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151_936, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0", "use_cache": true, "eos_token_id": 151_645
+    })
+}
+
+fn with(folder: &Folder, change: impl FnOnce(&mut Value)) {
+    let mut config = qwen3();
+    change(&mut config);
+    std::fs::create_dir_all(folder.path("Qwen3")).unwrap();
+    std::fs::write(folder.path("Qwen3/config.json"), config.to_string()).unwrap();
+}
+
+/// The path of a bundled box.
+fn bundled(name: &str) -> String {
+    format!("{}/../configs/boxes/{name}.ron", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_model_is_planned_from_its_config_json_alone() {
+    let folder = Folder::new();
+    with(&folder, |_| ());
+    let on = bundled("h100-128gib");
+    let said = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
+    assert_eq!(said.code, 1, "{}", said.stderr);
+    for text in ["Qwen3: Llama family, 14.8 B parameters", "no: node 0's memory", "17 layers"] {
+        assert!(said.stdout.contains(text), "`{text}` is not in:\n{}", said.stdout);
+    }
+    let on = bundled("dgx-h100");
+    let args =
+        ["plan", "--model", "Qwen3/config.json", "--box", &on, "--tokens", "1000000000", "--json"];
+    let answer: Value = serde_json::from_str(&folder.onebox(&args).ok().stdout).unwrap();
+    // 2 x 151936 x 5120 of the tables; 40 blocks of q, k, v, o, three linears, two norms and those of heads; the last norm.
+    let block = 5120 * (128 * (40 + 8 + 8 + 40) + 3 * 17408 + 2) + 2 * 128;
+    assert_eq!(answer["parameters"], json!(2u64 * 151_936 * 5120 + 40 * block + 5120));
+    assert_eq!(answer["seq_len"], 4096);
+    let rate = answer["search"]["layouts"][0]["tokens_per_second"].as_f64().unwrap();
+    let seconds = answer["seconds"].as_f64().unwrap();
+    assert!((seconds * rate / 1e9 - 1.0).abs() < 1e-6, "{seconds} s at {rate}");
+}
+
+#[test]
+fn what_onebox_does_not_compute_is_refused_with_its_key() {
+    let folder = Folder::new();
+    let on = bundled("dgx-h100");
+    let cases: [(&str, Value, &str); 19] = [
+        ("model_type", json!("mixtral"), "`model_type` is \"mixtral\""),
+        ("architectures", json!(["Qwen3ForSequenceClassification"]), "only language models"),
+        ("hidden_act", json!("gelu"), "gates here are SiLU"),
+        ("mlp_bias", json!(true), "have no biases here"),
+        ("use_sliding_window", json!("yes"), "not true or false"),
+        ("layer_types", json!(["sliding_attention"]), "all layers look at all tokens"),
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "`rope_type` is \"yarn\""),
+        ("rope_scaling", json!({"rope_type": "linear"}), "`factor` is missing"),
+        (
+            "rope_scaling",
+            json!({"type": "linear", "rope_type": "llama3", "factor": 2}),
+            "`type` is",
+        ),
+        (
+            "rope_scaling",
+            json!({"rope_type": "linear", "factor": 2, "mscale": 1}),
+            "`mscale` is nothing",
+        ),
+        (
+            "rope_parameters",
+            json!({"rope_type": "default", "rope_theta": 5.0}),
+            "`rope_theta` is 1000000",
+        ),
+        ("partial_rotary_factor", json!(0.5), "whole heads are rotated"),
+        ("quantization_config", json!({"bits": 4}), "not codes"),
+        ("auto_map", json!({"AutoModel": "x.py"}), "not run"),
+        ("num_experts", json!(128), "does not know what it changes"),
+        ("num_hidden_layers", json!(0), "not from 1 to 10000"),
+        ("hidden_size", json!("5120"), "not a whole number"),
+        ("vocab_size", Value::Null, "`vocab_size` is missing"),
+        ("rms_norm_eps", json!(-1), "not a number from 0"),
+    ];
+    for (key, value, said) in cases {
+        with(&folder, |config| config[key] = value);
+        folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]).refused(78, &[said]);
+    }
+    let nowhere = folder.onebox(&["plan", "--model", "nowhere", "--box", &on]);
+    nowhere.refused(78, &["nothing is downloaded"]);
+}
+
+#[test]
+fn keys_beside_a_folder_must_not_contradict_it() {
+    let folder = Folder::new();
+    with(&folder, |_| ());
+    let ron = |more: &str| {
+        format!(
+            "(model: (from: \"Qwen3\", weights: Random{more}), data: (train: \"x\"), train: (steps: 1))"
+        )
+    };
+    let check = |more: &str| {
+        std::fs::write(folder.path("a.ron"), ron(more)).unwrap();
+        folder.onebox(&["config", "show", "a.ron"])
+    };
+    check(", seq_len: 1024, hidden: 5120").ok();
+    check(", hidden: 4096").refused(78, &["4096, but the model of", "has 5120"]);
+    check(", seq_len: 65536").refused(78, &["at most 40960 (max_position_embeddings)"]);
+    check(", tied: true").refused(78, &["true, but the model of", "has false"]);
+    check(", rope: (theta: 5e5)").refused(78, &["model.rope", "1000000"]);
+}
