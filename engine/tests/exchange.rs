@@ -54,6 +54,11 @@ fn a_model_goes_out_and_comes_back_with_the_same_bits() {
         folder.onebox(&args).ok().stdout
     };
     assert_eq!(drawn("run"), drawn("new"));
+    // The folder without a tokenizer takes the bytes of `the ` as numbers.
+    let logits = |of: &str, prompt: &str| {
+        folder.onebox(&["generate", of, "--prompt", prompt, "--logits"]).ok().stdout
+    };
+    assert_eq!(logits("run", "the "), logits("hf", "116 104 101 32"));
     let resumed = folder.train("new", &["--resume", "-q"]).ok();
     assert!(resumed.stderr.contains("going on after step 0"), "{}", resumed.stderr);
     let [first, last] = ["new", "run"].map(|run| {
