@@ -148,6 +148,27 @@ fn gpt2(model: &ModelConfig) -> String {
     format!("{all:#}\n")
 }
 
+/// A key of a `config.json`, of a GPT-2 and of a Llama, the key of `model` that it is compared with, and that one's value.
+type Compared = ([&'static str; 2], &'static str, fn(&ModelConfig) -> String);
+
+const COMPARED: [Compared; 15] = [
+    (["model_type"; 2], "family", |m| in_line(&m.family)),
+    (["n_layer", "num_hidden_layers"], "layers", |m| m.layers.to_string()),
+    (["n_embd", "hidden_size"], "hidden", |m| m.hidden.to_string()),
+    (["n_head", "num_attention_heads"], "heads", |m| m.heads.to_string()),
+    (["n_head", "num_key_value_heads"], "kv_heads", |m| m.kv_heads.to_string()),
+    (["n_embd", "head_dim"], "head_dim", |m| m.head_dim.to_string()),
+    (["n_positions", "max_position_embeddings"], "seq_len", |m| m.seq_len.to_string()),
+    (["vocab_size"; 2], "vocab", |m| m.vocab.to_string()),
+    (["n_inner", "intermediate_size"], "ffn_hidden", |m| m.ffn_hidden.to_string()),
+    (["layer_norm_epsilon", "rms_norm_eps"], "norm_eps", |m| m.norm_eps.to_string()),
+    (["model_type", "rope_parameters"], "rope", |m| in_line(&m.rope)),
+    (["model_type", "tie_word_embeddings"], "tied", |m| m.tied.to_string()),
+    (["model_type", "attention_bias"], "qkv_bias", |m| m.qkv_bias.to_string()),
+    (["model_type", "attention_bias"], "proj_bias", |m| m.proj_bias.to_string()),
+    (["model_type"; 2], "qk_norm", |m| m.qk_norm.to_string()),
+];
+
 /// What of a `config.json` is not the model of `model`, each with the remedy, where there is one.
 pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
     let theirs = match described(bytes) {
@@ -155,32 +176,13 @@ pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
         Err(wrong) => return wrong,
     };
     let of = usize::from(theirs.family == Family::Llama);
-    let key = |names: [&str; 2], key: &str, value: fn(&ModelConfig) -> String| {
-        let (is, ours) = (value(&theirs), value(model));
-        let named = names[of];
+    let differs = |(names, key, value): Compared| {
+        let (named, is, ours) = (names[of], value(&theirs), value(model));
         (is != ours).then(|| {
             format!("`{named}` is {is}, and model.{key} is {ours}: --set model.{key}={is}")
         })
     };
-    let (kv, dim) = ("num_key_value_heads", "head_dim");
-    let all = [
-        key(["model_type"; 2], "family", |m| in_line(&m.family)),
-        key(["n_layer", "num_hidden_layers"], "layers", |m| m.layers.to_string()),
-        key(["n_embd", "hidden_size"], "hidden", |m| m.hidden.to_string()),
-        key(["n_head", "num_attention_heads"], "heads", |m| m.heads.to_string()),
-        key(["n_head", kv], "kv_heads", |m| m.kv_heads.to_string()),
-        key(["n_embd", dim], "head_dim", |m| m.head_dim.to_string()),
-        key(["n_positions", "max_position_embeddings"], "seq_len", |m| m.seq_len.to_string()),
-        key(["vocab_size"; 2], "vocab", |m| m.vocab.to_string()),
-        key(["n_inner", "intermediate_size"], "ffn_hidden", |m| m.ffn_hidden.to_string()),
-        key(["layer_norm_epsilon", "rms_norm_eps"], "norm_eps", |m| m.norm_eps.to_string()),
-        key(["model_type", "rope_parameters"], "rope", |m| in_line(&m.rope)),
-        key(["model_type", "tie_word_embeddings"], "tied", |m| m.tied.to_string()),
-        key(["model_type", "attention_bias"], "qkv_bias", |m| m.qkv_bias.to_string()),
-        key(["model_type", "attention_bias"], "proj_bias", |m| m.proj_bias.to_string()),
-        key(["model_type"; 2], "qk_norm", |m| m.qk_norm.to_string()),
-    ];
-    all.into_iter().flatten().collect()
+    COMPARED.into_iter().filter_map(differs).collect()
 }
 
 #[cfg(test)]
@@ -188,6 +190,7 @@ mod tests {
     use super::*;
     use crate::config::{RopeConfig, Weights};
     use serde_json::Value;
+    use std::collections::BTreeSet;
 
     fn model() -> ModelConfig {
         ModelConfig {
@@ -219,6 +222,17 @@ mod tests {
         for model in [model(), wide] {
             assert!(mismatches(text(&model).unwrap().as_bytes(), &model).is_empty());
         }
+    }
+
+    #[test]
+    fn every_key_of_the_model_is_compared() {
+        // The config's alone.
+        let free = ["from", "weights", "dropout", "init_std"];
+        let keys = crate::config::keys();
+        let keys = keys.iter().filter_map(|key| key.name.strip_prefix("model.")?.split('.').next());
+        let compared: BTreeSet<&str> =
+            COMPARED.iter().map(|(_, key, _)| *key).chain(free).collect();
+        assert_eq!(compared, keys.collect(), "COMPARED has each key of `model`, or it is free");
     }
 
     #[test]
