@@ -245,6 +245,50 @@ fn a_run_that_diverges_ends_with_advice() {
     assert!(steps.iter().rev().take(100).all(|line| line["skipped"] == true));
 }
 
+/// A rate that grows makes good states first, and then ruins them.
+#[test]
+fn advice_after_a_divergence_leads_to_states_that_are_good() {
+    let folder = Folder::new();
+    let sets = |more: &[&'static str]| -> Vec<&str> {
+        let both = ["train.eval_every=0", "train.checkpoint_every=20", "train.steps=600"];
+        both.iter().chain(more).flat_map(|set| ["--set", *set]).collect()
+    };
+    let growing = [
+        "optimizer.lr=10",
+        "optimizer.weight_decay=0",
+        "optimizer.clip=None",
+        "schedule.warmup_steps=600",
+        "train.stop_after_skipped=3",
+    ];
+    let kept = [&growing[..], &["train.checkpoint_keep=300"]].concat();
+    let told = folder.train("run", &sets(&kept)).refused(79, &["training has diverged"]).stderr;
+    let (_, step) = told.split_once("--fork starts from that of step ").unwrap();
+    let step: u64 = step.split(' ').next().unwrap().parse().unwrap();
+    assert!(
+        told.contains(&format!("move the checkpoints after step {step} out of run/checkpoints,"))
+    );
+    // The loss of these states is that of the next step.
+    let loss = |line: &&serde_json::Value| line["step"] == step + 1 && line["kind"] == "step";
+    let loss = folder.metrics("run").iter().find(loss).unwrap()["loss"].as_f64().unwrap();
+    assert!(loss < 1.1 * 5.56, "{loss} after step {step}");
+    let newer = |name: &str| name.trim_start_matches("step-").parse().is_ok_and(|n: u64| n > step);
+    for entry in std::fs::read_dir(folder.path("run/checkpoints")).unwrap() {
+        let entry = entry.unwrap();
+        if newer(&entry.file_name().to_string_lossy()) {
+            std::fs::remove_dir_all(entry.path()).unwrap();
+        }
+    }
+    let calm = format!("train.steps={}", step + 2);
+    let forked =
+        folder.train("run", &["--fork", "--set", &calm, "--set", "train.eval_every=0"]).ok();
+    assert!(forked.stderr.contains(&format!("going on after step {step}\n")), "{}", forked.stderr);
+    // A rate that ruins them at once leaves nothing to propose.
+    let once =
+        sets(&[&growing[..3], &["train.stop_after_skipped=3", "schedule.kind=Constant"]].concat());
+    let few = folder.train("few", &once).refused(79, &["no checkpoint is older"]).stderr;
+    assert!(!few.contains("--fork"), "{few}");
+}
+
 /// Some samples make gradients that this loss scale takes out of fp16's range, others do not.
 #[test]
 fn a_run_is_taken_back_as_often_as_it_may_be() {

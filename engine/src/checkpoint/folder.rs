@@ -78,6 +78,12 @@ pub(crate) fn newest_name(folder: &Path) -> Option<PathBuf> {
     entries(folder, &[""]).ok()?.pop().map(|(_, path)| path)
 }
 
+/// The newest step of at most `last` that a checkpoint in `folder` has by its name.
+pub(crate) fn newest_step_until(folder: &Path, last: u64) -> Option<u64> {
+    let steps = entries(folder, &[""]).ok()?.into_iter().map(|(step, _)| step);
+    steps.filter(|step| *step <= last).max()
+}
+
 /// Opens the checkpoint `path`, whose name says its step.
 ///
 /// # Errors

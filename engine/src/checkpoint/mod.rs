@@ -20,7 +20,8 @@ mod write;
 pub use compare::{Difference, Kind, differences};
 pub use folder::newest;
 pub(crate) use folder::{
-    any, gone, newest_name, newest_until, open_named, remove_after, remove_all, set_aside, sizes,
+    any, gone, newest_name, newest_step_until, newest_until, open_named, remove_after, remove_all,
+    set_aside, sizes,
 };
 pub use read::Checkpoint;
 pub(crate) use read::Reader;

@@ -1,5 +1,6 @@
 //! `onebox train`: what happens before, beside and after the steps.
 
+mod diverged;
 mod ending;
 mod rollback;
 mod watch;

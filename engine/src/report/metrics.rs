@@ -180,6 +180,19 @@ pub fn median_step(text: &str) -> Option<f64> {
     median(text.lines().filter_map(step))
 }
 
+/// Step and loss of every whole line of a step; the loss is NaN where it was not finite.
+pub(crate) fn losses(text: &[u8]) -> Vec<(u64, f64)> {
+    #[derive(Deserialize)]
+    struct Loss {
+        kind: String,
+        step: u64,
+        loss: Option<f64>,
+    }
+    let lines = whole_lines(text).filter_map(|line| serde_json::from_slice::<Loss>(line).ok());
+    let steps = lines.filter(|line| line.kind == "step");
+    steps.map(|line| (line.step, line.loss.unwrap_or(f64::NAN))).collect()
+}
+
 /// The middle one; of an even number the upper.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();

@@ -6,7 +6,7 @@ use crate::checkpoint::FOLDER;
 use crate::checkpoint::inspect::open_newest;
 use crate::cli::exit::{Failed, code};
 use crate::cli::{quoted, say};
-use crate::config::{DeviceConfig, Precision};
+use crate::config::DeviceConfig;
 use crate::generate::{Sampling, Trained, generate};
 use crate::report::progress::{clock, si};
 use crate::run::Outcome;
@@ -104,41 +104,6 @@ impl Session<'_> {
     pub(super) fn stopped_at_start(&self) -> String {
         let (step, saved) = (self.done(), self.start.as_ref().map(|from| from.step()));
         format!("interrupted after step {step}; {}", back(step, saved))
-    }
-
-    fn diverged(&self, outcome: &Outcome, watch: &Watch, (from, to): (u64, u64)) -> String {
-        let config = &self.loaded.config;
-        let (advice, scale) = match config.precision {
-            Precision::Fp16 => {
-                let scale = watch.last.map_or(f64::NAN, |last| last.loss_scale);
-                let floor = config.loss_scale.floor;
-                let scale =
-                    format!(", with a loss scale that came down to {scale} (its floor is {floor})");
-                ("lower optimizer.lr, or train in Bf16", scale)
-            }
-            Precision::Bf16 | Precision::Fp32 => {
-                ("lower optimizer.lr, or set optimizer.clip", String::new())
-            }
-        };
-        let first = outcome.not_finite.as_ref().map_or_else(String::new, |name| {
-            format!("; the backward pass came to such a gradient first in `{name}`")
-        });
-        let clip = config.optimizer.clip.map_or("off".to_owned(), |clip| clip.to_string());
-        let back = match watch.saved {
-            Some(step) => format!(
-                "; --fork starts from the checkpoint of step {step} with other settings, and the states are those of the \
-                 last step that was not skipped"
-            ),
-            None => self.source().map_or_else(String::new, |source| {
-                let source = source.display();
-                format!("; it started from {source}, and --fork of that run tries other settings")
-            }),
-        };
-        format!(
-            "the gradients of steps {from} to {to} were not finite{scale}{first}, and nothing was updated: training \
-             has diverged. Remedy: {advice} (optimizer.lr is {}, optimizer.clip {clip}){back}",
-            config.optimizer.lr
-        )
     }
 
     fn summary(&self, outcome: &Outcome, watch: &Watch, seconds: f64) {
