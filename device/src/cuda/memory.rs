@@ -163,6 +163,10 @@ impl Peers {
         Self { by_rank, ids: Mutex::default() }
     }
 
+    pub(super) fn size(&self) -> usize {
+        self.by_rank.len()
+    }
+
     pub(super) fn join(&self, rank: usize, peer: &Arc<Peer>) {
         // A rank opens one device.
         let _ = self.by_rank[rank].set(Arc::clone(peer));

@@ -59,12 +59,23 @@ pub struct CudaOptions {
 ///
 /// # Errors
 /// There is no GPU; the plan does not fit its free memory, or this machine's. The peers are told.
+///
+/// # Panics
+/// `options.peers` or `rank` is of a run of another size than `world`.
 pub fn open(
     rank: Rank,
     plan: &Arc<Plan>,
     world: &Arc<World>,
     options: &CudaOptions,
 ) -> Result<Device, Error> {
+    let sizes = [options.peers.size(), rank.world_size(), world.num_ranks()];
+    assert!(
+        sizes[0] == sizes[2] && sizes[1] == sizes[2],
+        "peers of {} ranks, a rank of {} and a world of {}: a collective would read the memory of others",
+        sizes[0],
+        sizes[1],
+        sizes[2]
+    );
     let gpu = Opening { rank, plan, world, options }.gpu();
     let gpu = gpu.inspect_err(|error| world.fail(rank, 0, error))?;
     Ok(Device::new(rank, Arc::clone(plan), Box::new(gpu)))
@@ -341,4 +352,27 @@ fn streams(
     }
     streams.push(own);
     Ok(streams)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    #[should_panic(expected = "peers of 4 ranks, a rank of 2 and a world of 2")]
+    fn peers_are_those_of_the_world() {
+        let options = CudaOptions {
+            gpu: None,
+            host: HostPlace::default(),
+            peers: Arc::new(Peers::new(4)),
+            collectives: Collectives::Auto,
+            scratch: 0,
+            work: HostWork::default(),
+            warm_up: Arc::default(),
+        };
+        let rank = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
+        let world = World::new(2, 1, Duration::from_millis(1));
+        let _ = open(rank, &Arc::new(Plan::default()), &world, &options);
+    }
 }

@@ -127,6 +127,11 @@ impl World {
         self.meet(rank, Lane::Compute, Group::World, post).map(drop)
     }
 
+    /// How many ranks meet here.
+    pub(crate) fn num_ranks(&self) -> usize {
+        self.memories.len()
+    }
+
     /// Lets peers read this rank's memory inside collectives, to the end of the run.
     pub(crate) fn join(&self, rank: Rank, memory: &Arc<Memory>) {
         // A rank opens one device; a second would meet nobody.
