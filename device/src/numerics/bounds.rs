@@ -17,6 +17,20 @@ pub fn traffic(update: Update<'_>) {
     simd::streamed();
 }
 
+/// As 32-bit words; a last element of 16 bits that has no neighbour is left out.
+#[inline(always)]
+fn words<T: NoUninit + AnyBitPattern>(x: &[T]) -> &[u32] {
+    let whole = x.len() - x.len() % (4 / size_of::<T>());
+    try_cast_slice(&x[..whole]).unwrap_or_else(|e| unreachable!("tiles begin at whole words: {e}"))
+}
+
+#[inline(always)]
+fn words_mut<T: NoUninit + AnyBitPattern>(x: &mut [T]) -> &mut [u32] {
+    let whole = x.len() - x.len() % (4 / size_of::<T>());
+    let words = try_cast_slice_mut(&mut x[..whole]);
+    words.unwrap_or_else(|e| unreachable!("tiles begin at whole words: {e}"))
+}
+
 struct Traffic<'a>(Update<'a>);
 
 impl Kernel for Traffic<'_> {
@@ -27,9 +41,9 @@ impl Kernel for Traffic<'_> {
         let grad: &[u16] = match grad {
             View::F16(grad) => grad.reinterpret_cast(),
             View::Bf16(grad) => grad.reinterpret_cast(),
-            _ => &[],
+            _ => unreachable!("the traffic of gradients of 16 bits is measured"),
         };
-        let grad = L::as_simd_u32s(try_cast_slice(grad).unwrap_or_default()).0;
+        let grad = L::as_simd_u32s(words(grad)).0;
         let [mut m, mut v] = [moment::<L>(&mut states.momentum), moment::<L>(&mut states.variance)];
         let (mut master, lower) = match &mut states.master {
             Master::Whole(x) => (Touched::<L>::new(x), false),
@@ -64,8 +78,7 @@ struct Touched<'a, L: Lanes> {
 impl<'a, L: Lanes> Touched<'a, L> {
     #[inline(always)]
     fn new<T: NoUninit + AnyBitPattern>(x: &'a mut [T]) -> Self {
-        let words: &mut [u32] = try_cast_slice_mut(x).unwrap_or_default();
-        Self { vectors: L::as_mut_simd_u32s(words).0, each: size_of::<T>() / 2 }
+        Self { vectors: L::as_mut_simd_u32s(words_mut(x)).0, each: size_of::<T>() / 2 }
     }
 
     #[inline(always)]
@@ -85,7 +98,7 @@ fn moment<'a, L: Lanes>(state: &'a mut ViewMut<'_>) -> Touched<'a, L> {
         ViewMut::F32(x) => Touched::new(x),
         ViewMut::F16(x) => Touched::new(x.reinterpret_cast_mut()),
         ViewMut::Bf16(x) => Touched::new(x.reinterpret_cast_mut()),
-        _ => Touched { vectors: &mut [], each: 1 },
+        _ => unreachable!("moments and parameters are numbers of 32 or 16 bits"),
     }
 }
 
@@ -114,8 +127,8 @@ impl Kernel for Sweep<'_> {
     #[inline(always)]
     fn run<L: Lanes>(&mut self, l: L, _: SimdPath) {
         let Self(pass, from, to) = self;
-        let from = L::as_simd_u32s(try_cast_slice(from).unwrap_or_default()).0;
-        let to = L::as_mut_simd_u32s(try_cast_slice_mut(to).unwrap_or_default()).0;
+        let from = L::as_simd_u32s(words(from)).0;
+        let to = L::as_mut_simd_u32s(words_mut(to)).0;
         let (each, one) = (L::PAIR / 2, l.splat_u32s(1));
         match pass {
             Pass::Read => {
@@ -172,6 +185,35 @@ pub fn multiply_add(rounds: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Rule;
+    use crate::numerics::{Noise, States};
+    use half::bf16;
+
+    /// A tile at the end of a run may have an odd number of elements.
+    #[test]
+    fn the_traffic_of_an_odd_tile_is_that_of_its_whole_vectors() {
+        let (whole, odd) = (64 * 40, 64 * 40 + 1);
+        let (grad, mut param) = (vec![bf16::ZERO; odd], vec![bf16::ONE; odd]);
+        let [mut master, mut m, mut v] = [0; 3].map(|_| vec![0.0f32; odd]);
+        traffic(Update {
+            rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+            control: &[],
+            grad: View::Bf16(&grad),
+            states: States {
+                master: Master::Whole(&mut master),
+                momentum: ViewMut::F32(&mut m),
+                variance: ViewMut::F32(&mut v),
+            },
+            param: ViewMut::Bf16(&mut param),
+            decayed: 0,
+            noise: Noise { runs: &[], start: 0 },
+            streams: false,
+        });
+        for touched in [&master, &m, &v] {
+            assert!(touched[..whole].iter().all(|x| x.to_bits() == 1));
+        }
+        assert!(param[..whole].iter().all(|x| *x == bf16::ZERO));
+    }
 
     #[test]
     fn sweeps_do_what_they_say_on_every_path() {
