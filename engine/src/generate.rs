@@ -158,7 +158,9 @@ fn prompt(
 /// Token number by its probability, softmax(logits / temperature): the first whose cumulative one exceeds
 /// `uniform` (in [0, 1)).
 fn draw(logits: &[f64], temperature: f64, uniform: f64) -> i32 {
-    let likeliest = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap_or(0);
+    let likeliest = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
+    let likeliest =
+        likeliest.unwrap_or_else(|| unreachable!("a vocabulary has two tokens or more"));
     if temperature <= 0.0 {
         return likeliest as i32;
     }

@@ -240,7 +240,8 @@ fn outcome(
     if let Some((rank, error)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.clone()?))) {
         return Err(RunError { rank, step: 0, error, all, unread });
     }
-    let step = results.into_iter().flatten().max().unwrap_or(0);
+    let step = results.into_iter().flatten().max();
+    let step = step.unwrap_or_else(|| unreachable!("a run without ranks has no plan"));
     let complete = step == steps && ranks.evaluated.load(Ordering::SeqCst);
     let noted = ranks.not_finite.into_inner().unwrap_or_else(|e| e.into_inner());
     let not_finite = noted.first.filter(|_| noted.step == step).map(|(_, _, name)| name);

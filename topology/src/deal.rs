@@ -112,8 +112,8 @@ fn homes(
             seats * 1000 / nodes[node].len().max(1)
         };
         let far = |node: &u32| seat.map_or(0, |from| machine.distance(from, *node));
-        let best = nodes.keys().min_by_key(|node| (far(node), crowd(node), **node));
-        let best = best.copied().unwrap_or(0);
+        let best = nodes.keys().min_by_key(|node| (far(node), crowd(node), **node)).copied();
+        let best = best.unwrap_or_else(|| unreachable!("some node has cores that may be used"));
         *load.entry(best).or_default() += 1;
         best
     };

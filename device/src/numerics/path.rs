@@ -83,7 +83,8 @@ impl SimdPath {
     }
 
     fn store(self) {
-        let place = Self::ALL.iter().position(|path| *path == self).unwrap_or(0);
+        let place = Self::ALL.iter().position(|path| *path == self);
+        let place = place.unwrap_or_else(|| unreachable!("{self:?} is not among all paths"));
         CHOSEN.store(place as u8 + 1, Ordering::Relaxed);
     }
 

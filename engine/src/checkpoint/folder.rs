@@ -79,9 +79,14 @@ pub(crate) fn newest_name(folder: &Path) -> Option<PathBuf> {
 }
 
 /// The newest step of at most `last` that a checkpoint in `folder` has by its name.
-pub(crate) fn newest_step_until(folder: &Path, last: u64) -> Option<u64> {
-    let steps = entries(folder, &[""]).ok()?.into_iter().map(|(step, _)| step);
-    steps.filter(|step| *step <= last).max()
+///
+/// # Errors
+/// The folder is there and cannot be read.
+pub(crate) fn newest_step_until(folder: &Path, last: u64) -> io::Result<Option<u64>> {
+    match entries(folder, &[""]) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => Ok(other?.into_iter().map(|(step, _)| step).filter(|step| *step <= last).max()),
+    }
 }
 
 /// Opens the checkpoint `path`, whose name says its step.

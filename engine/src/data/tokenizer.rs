@@ -76,12 +76,15 @@ impl Tokenizer {
         untrusted::encode(&self.inner, text)
     }
 
-    /// Text of one token after another: a piece as soon as it is whole characters.
+    /// Text of one token after another: a piece as soon as it is whole characters. What the library cannot decode is U+FFFD.
     pub fn decoder(&self) -> impl FnMut(u32) -> String {
         let mut stream = self.inner.decode_stream(false);
         move |token| {
             let step = untrusted::guarded("over a token", || stream.step(token));
-            step.ok().and_then(Result::ok).flatten().unwrap_or_default()
+            match step {
+                Ok(Ok(piece)) => piece.unwrap_or_default(),
+                Ok(Err(_)) | Err(_) => char::REPLACEMENT_CHARACTER.into(),
+            }
         }
     }
 }

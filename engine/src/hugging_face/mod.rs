@@ -96,7 +96,9 @@ impl FolderError {
 pub(crate) fn fills(header: &[u8], bytes: u64) -> Result<bool, String> {
     let found = header::decode(header, bytes)?;
     let size = |t: &header::Foreign| {
-        t.shape.iter().product::<usize>() as u64 * header::width(&t.dtype).unwrap_or(0)
+        let width = header::width(&t.dtype);
+        let width = width.unwrap_or_else(|| unreachable!("{} was accepted as a type", t.dtype));
+        t.shape.iter().product::<usize>() as u64 * width
     };
     Ok(found.iter().map(size).sum::<u64>() + header.len() as u64 == bytes)
 }

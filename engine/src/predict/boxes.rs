@@ -155,10 +155,15 @@ fn placed(
     let Placement { ranks: places, sockets: reasons, .. } =
         topology::place(machine, &request).map_err(refuse)?;
     let mut links: Vec<(usize, f64)> = Vec::new();
-    let node = |id: u32| machine.numa_nodes.iter().position(|node| node.id == id).unwrap_or(0);
+    let node = |id: u32| {
+        let found = machine.numa_nodes.iter().position(|node| node.id == id);
+        found.unwrap_or_else(|| {
+            unreachable!("a rank is placed on node {id}, which {} lacks", b.name)
+        })
+    };
     let gpu_of = |place: &RankPlace| {
         let found = machine.gpus.iter().position(|gpu| Some(gpu.pci) == place.gpu);
-        found.unwrap_or(0)
+        found.unwrap_or_else(|| unreachable!("a rank is placed on a GPU that {} lacks", b.name))
     };
     let seat = |place: &RankPlace| {
         let link = |hop: topology::Hop| {

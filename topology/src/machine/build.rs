@@ -9,7 +9,7 @@ use crate::raw::{RawBox, RawKind, RawObject};
 
 /// The box that `raw` describes.
 pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
-    let (numa_nodes, node_objects) = numa_nodes(raw);
+    let (numa_nodes, node_objects) = numa_nodes(raw)?;
     let cores = cores(raw, &numa_nodes);
     if cores.is_empty() {
         return Err(Error::NotABox { why: "it has no CPU".into() });
@@ -83,25 +83,26 @@ fn package(raw: &RawBox, index: usize) -> Option<u32> {
 }
 
 /// The nodes by number, and the object of each.
-fn numa_nodes(raw: &RawBox) -> (Vec<NumaNode>, Vec<usize>) {
+fn numa_nodes(raw: &RawBox) -> Result<(Vec<NumaNode>, Vec<usize>), Error> {
     let objects = raw.objects.iter().enumerate();
     let mut nodes: Vec<(NumaNode, usize)> = objects
         .filter(|(_, object)| object.kind == RawKind::NumaNode)
         .map(|(index, object)| {
+            let unnumbered = || Error::NotABox { why: "a NUMA node has no number".into() };
             let node = NumaNode {
-                id: object.os_index.unwrap_or(0),
+                id: object.os_index.ok_or_else(unnumbered)?,
                 cpus: object.cpus.clone(),
                 memory_bytes: object.memory,
                 free_bytes: None,
                 package: package(raw, index),
                 distances: Vec::new(),
             };
-            (node, index)
+            Ok((node, index))
         })
-        .collect();
+        .collect::<Result<_, Error>>()?;
     nodes.sort_by_key(|(node, _)| node.id);
     nodes.dedup_by_key(|(node, _)| node.id);
-    nodes.into_iter().unzip()
+    Ok(nodes.into_iter().unzip())
 }
 
 fn with_distances(raw: &RawBox, mut nodes: Vec<NumaNode>, objects: &[usize]) -> Vec<NumaNode> {

@@ -7,6 +7,8 @@ use crate::config::Precision;
 use crate::report::metrics::losses;
 use crate::run::Outcome;
 use std::fmt;
+use std::io;
+use std::path::Path;
 
 /// Losses above the worst of a sane model by this factor are those of ruined states.
 const MARGIN: f64 = 1.1;
@@ -45,22 +47,25 @@ impl Session<'_> {
 
     /// From which states to try again. `skipped`: the first of the steps that ended the run; `saved`: the newest checkpoint.
     fn way_back(&self, skipped: u64, saved: Option<u64>) -> String {
+        let unknown = |path: &Path, why: io::Error| {
+            let path = path.display();
+            format!("; which checkpoints are good is not known: {path} cannot be read: {why}")
+        };
         let path = self.dir.metrics_path();
         let text = match std::fs::read(&path) {
             Ok(text) => text,
-            Err(why) => {
-                let path = path.display();
-                return format!(
-                    "; which checkpoints are good is not known: {path} cannot be read: {why}"
-                );
-            }
+            Err(why) => return unknown(&path, why),
         };
         let guess = (self.loaded.config.model.vocab as f64).ln();
         let ruin = Ruin::of(&losses(&text), guess);
         let last = ruin.map_or(u64::MAX, Ruin::last_good);
         let source = self.source().filter(|_| self.done() <= last);
         let folder = self.dir.path().join(FOLDER);
-        match (saved, checkpoint::newest_step_until(&folder, last), source, ruin) {
+        let good = match checkpoint::newest_step_until(&folder, last) {
+            Ok(good) => good,
+            Err(why) => return unknown(&folder, why),
+        };
+        match (saved, good, source, ruin) {
             (Some(saved), Some(good), _, _) if saved == good => {
                 let states = match saved >= skipped {
                     true => format!(", and the states are those of step {}", skipped - 1),
