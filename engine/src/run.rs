@@ -45,6 +45,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
+use topology::HostBytes;
 use tracing::{debug_span, info_span};
 
 /// Where the gradients of a skipped step are not finite.
@@ -413,7 +414,7 @@ impl Ranks<'_> {
 
     /// What a rank may take besides the deadline to bring in its memory, or to read or write its states.
     fn while_large(&self) -> Duration {
-        let (staging, states) = self.built.host_bytes(self.config);
+        let HostBytes { staging, states } = self.built.host_bytes(self.config);
         let device = self.built.plan.bytes(Arena::Device);
         Duration::from_secs_f64((staging + states + device) as f64 / SLOWEST)
     }

@@ -50,7 +50,7 @@ pub use machine::{Core, Gpu, Machine, NumaNode};
 pub use memory::available_memory;
 pub use paths::{Hop, Path};
 pub use pci::{Link, PciAddress, PciKind, PciNode};
-pub use place::{Placement, RankPlace, Request, Seats, Sockets, place, place_ranks};
+pub use place::{HostBytes, Placement, RankPlace, Request, Seats, Sockets, place, place_ranks};
 pub use units::{counted, format_bytes, parse_bytes};
 pub use warning::{Severity, Warning};
 pub use warnings::{Environment, warnings};

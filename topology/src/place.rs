@@ -82,13 +82,22 @@ pub struct RankPlace {
     pub reasons: Vec<String>,
 }
 
+/// Bytes of host memory that a rank takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostBytes {
+    /// Next to its GPU.
+    pub staging: u64,
+    /// Where its cores are.
+    pub states: u64,
+}
+
 impl RankPlace {
     /// Bytes that each node has of a rank's memory: `staging` on its own, `states` where its cores bring them in, each an equal
     /// part.
     pub fn bytes_by_node(
         &self,
         machine: &Machine,
-        (staging, states): (u64, u64),
+        HostBytes { staging, states }: HostBytes,
     ) -> BTreeMap<u32, u64> {
         let node_of = |cpu: &u32| {
             let core = machine.cores.iter().find(|core| core.cpus.contains(cpu));
@@ -391,8 +400,9 @@ fn weakness(path: &Path) -> (Path, u64) {
 /// Bytes that all ranks need, by node.
 fn needed(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> BTreeMap<u32, u64> {
     let mut needed: BTreeMap<u32, u64> = BTreeMap::new();
+    let host = HostBytes { staging: request.staging_bytes, states: request.state_bytes };
     for place in ranks {
-        let of_rank = place.bytes_by_node(machine, (request.staging_bytes, request.state_bytes));
+        let of_rank = place.bytes_by_node(machine, host);
         for (node, bytes) in of_rank {
             let sum = needed.entry(node).or_default();
             *sum = sum.saturating_add(bytes);

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use topology::report::{self, Shown};
 use topology::{
-    Environment, Machine, Placement, Request, Seats, Severity, Sockets, parse_bytes, place,
-    warnings,
+    Environment, HostBytes, Machine, Placement, Request, Seats, Severity, Sockets, parse_bytes,
+    place, warnings,
 };
 
 fn folder() -> PathBuf {
@@ -289,7 +289,8 @@ fn a_lone_gpu_uses_both_sockets_where_its_states_need_them_or_it_is_told_to() {
         for part in ["401.00 GiB on node 0", "GiB are there", "all sockets", "crosses the link"] {
             assert!(why.contains(part), "{part}: {why}");
         }
-        let bytes = all.ranks[0].bytes_by_node(&machine, (1 << 30, 400 << 30));
+        let bytes =
+            all.ranks[0].bytes_by_node(&machine, HostBytes { staging: 1 << 30, states: 400 << 30 });
         assert_eq!(bytes, BTreeMap::from([(0, 201 << 30), (1, 200 << 30)]));
         let refused = on(Sockets::Near, "400GiB", 1);
         assert_eq!((cores(&refused), refused.warnings.len()), (vec![20], 1));

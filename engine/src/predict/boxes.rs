@@ -4,7 +4,7 @@ use crate::config::{BoxConfig, Config, MeasuredConfig};
 use crate::run::placement::{kernel_threads, request};
 use device::sim::{AsOf2020, Gpu, Hardware, Measured, Rates, Seat};
 use std::collections::BTreeMap;
-use topology::{Machine, Placement, RankPlace, Request, Sockets, format_bytes};
+use topology::{HostBytes, Machine, Placement, RankPlace, Request, Sockets, format_bytes};
 
 /// A box that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ pub struct Layout {
 pub fn hardware(
     config: &Config,
     described: &BoxConfig,
-    host: (u64, u64),
+    host: HostBytes,
 ) -> Result<Hardware, BoxError> {
     let measured = described.measured.as_ref().map(|measured| virtual_gpus(config, measured));
     check_rates(described)?;
@@ -90,11 +90,7 @@ pub fn hardware(
 ///
 /// # Errors
 /// Ranks and machines that do not go together.
-pub fn layout(
-    config: &Config,
-    described: &BoxConfig,
-    host: (u64, u64),
-) -> Result<Layout, BoxError> {
+pub fn layout(config: &Config, described: &BoxConfig, host: HostBytes) -> Result<Layout, BoxError> {
     let refuse = |why| BoxError::Machines { name: described.name.clone(), why };
     let per_machine = described.ranks_per_machine(config).map_err(refuse)?;
     let mut one = match &described.machine {
@@ -147,7 +143,7 @@ fn placed(
     config: &Config,
     b: &BoxConfig,
     (machine, ranks): (&Machine, usize),
-    host: (u64, u64),
+    host: HostBytes,
 ) -> Result<Layout, BoxError> {
     let refuse = |source| BoxError::Topology { name: b.name.clone(), source };
     let tp = config.parallel.tensor.min(ranks);

@@ -26,7 +26,7 @@ use crate::train::build::{Built, device_bytes, device_limit, reserved};
 use device::{Arena, Dtype, Error};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use topology::{Machine, NumaNode, Placement, RankPlace, format_bytes};
+use topology::{HostBytes, Machine, NumaNode, Placement, RankPlace, format_bytes};
 
 /// All that `onebox plan` says.
 #[derive(Clone, Debug, Serialize)]
@@ -166,8 +166,8 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
         host_per_rank.pools.push(Pool { name: "checkpoint copy", bytes: copy });
         host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
     }
-    let (staging, states) = built.host_bytes(config);
-    let planned = (staging + states + copy) * config.world_size() as u64;
+    let host = built.host_bytes(config);
+    let planned = (host.staging + host.states + copy) * config.world_size() as u64;
     let saving = saving::saving(config, built, &memories);
     let Memories { nodes, placed, limited, .. } = memories;
     let binding = binding(&limited);
@@ -323,26 +323,27 @@ fn nodes(
     built: &Built,
     copy: u64,
 ) -> (Vec<Node>, Vec<String>, Option<(u64, u64)>) {
-    let (staging, states) = built.host_bytes(config);
+    let host = built.host_bytes(config);
     if let DeviceConfig::Sim { box_, .. } = &config.device {
-        let (nodes, reasons) = of_box(config, box_, (built.host_bytes(config), copy));
+        let (nodes, reasons) = of_box(config, box_, (host, copy));
         return (nodes, reasons, None);
     }
-    let planned = (staging + states + copy) * config.world_size() as u64;
+    let planned = (host.staging + host.states + copy) * config.world_size() as u64;
     let data = DataMemory::of(config).unwrap_or_default();
     let bytes = (planned + data.tokens).max(data.reading) + beside(built, planned);
     let whole = Some((bytes, topology::available_memory()));
     let Some(machine) = this_machine() else { return (Vec::new(), Vec::new(), whole) };
-    let wanted = placement::request(config, (staging, states));
+    let wanted = placement::request(config, host);
     let placed = placement::on(machine, &wanted, &placement::gpus(config));
     let Ok((Placement { ranks, sockets, .. }, _)) = placed else {
         return (Vec::new(), Vec::new(), whole);
     };
-    (of_machine(machine, &ranks, (staging, states + copy)), sockets, whole)
+    let with_copy = HostBytes { states: host.states + copy, ..host };
+    (of_machine(machine, &ranks, with_copy), sockets, whole)
 }
 
-/// The nodes of `machine`, with (staging, states) of each rank where its arena has them, against what is free there.
-fn of_machine(machine: &Machine, ranks: &[RankPlace], host: (u64, u64)) -> Vec<Node> {
+/// The nodes of `machine`, with the memory of each rank where its arena has them, against what is free there.
+fn of_machine(machine: &Machine, ranks: &[RankPlace], host: HostBytes) -> Vec<Node> {
     let of_rank = |place: &RankPlace| place.bytes_by_node(machine, host);
     let bytes: Vec<BTreeMap<u32, u64>> = ranks.iter().map(of_rank).collect();
     let limit = |node: &NumaNode| (node.id, node.free_bytes.unwrap_or(node.memory_bytes));
@@ -353,10 +354,10 @@ fn of_machine(machine: &Machine, ranks: &[RankPlace], host: (u64, u64)) -> Vec<N
 fn of_box(
     config: &Config,
     box_: &BoxConfig,
-    ((staging, states), copy): ((u64, u64), u64),
+    (host, copy): (HostBytes, u64),
 ) -> (Vec<Node>, Vec<String>) {
     // A checked config has a place on its box. The copy is where the states are, and changes no seat.
-    let Ok(layout) = boxes::layout(config, box_, (staging, states)) else {
+    let Ok(layout) = boxes::layout(config, box_, host) else {
         return (Vec::new(), Vec::new());
     };
     let ranks = &layout.seats;

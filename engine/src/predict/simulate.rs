@@ -10,6 +10,7 @@ use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};
 use serde::Serialize;
 use std::sync::Arc;
+use topology::HostBytes;
 
 /// Steps that are played; the last is looked at.
 pub(crate) const RECORDED_STEPS: u64 = 3;
@@ -173,7 +174,7 @@ pub fn simulate(config: &Config, built: &Built) -> Result<Timeline, SimulateErro
 ///
 /// # Errors
 /// No box, or one that says too little.
-pub fn hardware(config: &Config, host: (u64, u64)) -> Result<Hardware, SimulateError> {
+pub fn hardware(config: &Config, host: HostBytes) -> Result<Hardware, SimulateError> {
     Ok(boxes::hardware(config, described(config)?, host)?)
 }
 

@@ -3,7 +3,7 @@
 use crate::config::{Config, DeviceConfig};
 use crate::run::gpu;
 use std::sync::OnceLock;
-use topology::{Machine, PciAddress, Placement, RankPlace, Request, Seats, place};
+use topology::{HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, place};
 
 /// Hardware threads that this process may use, cgroup limits counted; 1 where that is unknown. Whoever asks first, before any
 /// thread is bound, asks for all: the system's answer is what the asking thread is bound to.
@@ -23,22 +23,22 @@ pub(crate) fn kernel_threads(cpus: usize, ranks: usize, placed: Option<usize>) -
     (cpus / ranks).min(placed.unwrap_or(usize::MAX)).max(1)
 }
 
-/// Kernel threads of each virtual GPU of this machine, on which a rank takes (staging, states) of host memory.
-pub(crate) fn virtual_threads(config: &Config, host: (u64, u64)) -> usize {
+/// Kernel threads of each virtual GPU of this machine, on which a rank takes `host`.
+pub(crate) fn virtual_threads(config: &Config, host: HostBytes) -> usize {
     let wanted = Request { seats: Seats::Virtual, ..request(config, host) };
     let placed = this_machine().and_then(|machine| place(machine, &wanted).ok());
     let least = placed.and_then(|all| all.ranks.iter().map(|rank| rank.cpus.len()).min());
     kernel_threads(cores(), config.world_size(), least.filter(|cpus| *cpus > 0))
 }
 
-/// What is to be placed for `config`, each of whose ranks takes (staging, states) of host memory.
-pub(crate) fn request(config: &Config, (staging, states): (u64, u64)) -> Request {
+/// What is to be placed for `config`, each of whose ranks takes `host`.
+pub(crate) fn request(config: &Config, host: HostBytes) -> Request {
     Request {
         tp: config.parallel.tensor,
         dp: config.parallel.data,
         seats: Seats::default(),
-        staging_bytes: staging,
-        state_bytes: states,
+        staging_bytes: host.staging,
+        state_bytes: host.states,
         sockets: config.offload.sockets,
     }
 }
@@ -52,8 +52,8 @@ pub(crate) struct Places {
     pub(crate) gpus: Vec<usize>,
 }
 
-/// Places the ranks, each of which takes (staging, states) of host memory, and says where.
-pub(crate) fn places(config: &Config, host: (u64, u64), bind: bool) -> Places {
+/// Places the ranks, each of which takes `host`, and says where.
+pub(crate) fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
     let (gpus, world_size) = (gpus(config), config.world_size());
     if let Some(few) = gpu::few_queues().filter(|_| !gpus.is_empty()) {
         tracing::warn!("{few}");

@@ -11,6 +11,7 @@ use device::{Arena, Dtype, Group, Plan, Rule, Tensor, cuda};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Storage, Sum, chunk_elements};
 use std::sync::Arc;
 use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Rope, RopeScaling};
+use topology::HostBytes;
 
 /// The model, the optimizer and their memory.
 #[derive(Clone, Debug)]
@@ -38,7 +39,7 @@ pub struct Built {
 impl Built {
     /// Bytes of host memory that the plan takes for a rank: staging, which is next to its GPU, and all else, which is where the
     /// rank's cores are. Virtual GPUs are host memory too.
-    pub fn host_bytes(&self, config: &Config) -> (u64, u64) {
+    pub fn host_bytes(&self, config: &Config) -> HostBytes {
         let pinned = self.plan.entries().iter().filter(|e| e.arena == Arena::Pinned);
         let staging: u64 =
             pinned.filter(|e| e.is_staging()).map(|e| e.range.end - e.range.start).sum();
@@ -48,7 +49,7 @@ impl Built {
             DeviceConfig::Cuda => false,
         };
         let gpu = if is_virtual { self.plan.bytes(Arena::Device) } else { 0 };
-        (staging, self.plan.bytes(Arena::Pinned) - staging + gpu)
+        HostBytes { staging, states: self.plan.bytes(Arena::Pinned) - staging + gpu }
     }
 }
 
@@ -143,7 +144,7 @@ pub const fn dtype(precision: Precision) -> Dtype {
 }
 
 /// Scratch of the cpu backend's kernels; none elsewhere. Of ranks that take (staging, states) of host memory.
-fn kernel_scratch(config: &Config, host: (u64, u64)) -> KernelScratch {
+fn kernel_scratch(config: &Config, host: HostBytes) -> KernelScratch {
     let threads = match &config.device {
         DeviceConfig::Cpu { threads, .. } => {
             threads.unwrap_or_else(|| virtual_threads(config, host))
@@ -215,7 +216,7 @@ pub const fn reserved(described: &BoxConfig) -> u64 {
 /// Kernel threads are counted here, on a thread that is not bound. How much memory ranks take can decide on how many sockets
 /// they are, and so how many threads they have: then everything is laid out again, with theirs.
 pub fn build(config: &Config) -> Built {
-    let near = kernel_scratch(config, (0, 0));
+    let near = kernel_scratch(config, HostBytes::default());
     let built = with_room(config, near);
     let scratch = kernel_scratch(config, built.host_bytes(config));
     if scratch.threads == near.threads { built } else { with_room(config, scratch) }
@@ -357,7 +358,8 @@ mod tests {
             let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
             let config = config::load(&path, &sets).unwrap().config;
             let of = |threads| {
-                let scratch = KernelScratch { threads, ..kernel_scratch(&config, (0, 0)) };
+                let scratch =
+                    KernelScratch { threads, ..kernel_scratch(&config, HostBytes::default()) };
                 let built = with_room(&config, scratch);
                 let bytes = device_bytes(&config, &built.plan);
                 let limit = device_limit(&config, &built.plan).unwrap();
@@ -367,7 +369,7 @@ mod tests {
             assert_eq!([1, 2, 64].map(|threads| of(threads).0), [1, 2, 64]);
             let [(few, _), (most, left), (more, _)] = [128, 256, 4096].map(of);
             // All that there is room for, and what is said is done.
-            let each = kernel_scratch(&config, (0, 0)).floats;
+            let each = kernel_scratch(&config, HostBytes::default()).floats;
             let each = each.bytes(2) - each.bytes(1);
             assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");
             assert!((64..256).contains(&most), "{most}");
