@@ -16,7 +16,7 @@ pub(crate) mod outcome;
 pub(crate) mod placement;
 pub(crate) mod stop;
 
-use crate::checkpoint::Saver;
+use crate::checkpoint::{AfterStep, Saver};
 use crate::config::{Config, WeightsPolicy};
 use crate::data::Dataset;
 use crate::run::export::{Finished, Gathering};
@@ -368,13 +368,14 @@ impl Ranks<'_> {
             reached = Reached { step, stopped: turns.end_here(), diverged };
             // First the states: an evaluation changes nothing.
             let due = self.saver.as_ref().is_some_and(|saver| saver.is_due(step));
+            let after = AfterStep { step, skipped_in_a_row: step - last_good };
             if due || !reached.goes_on() || step == steps {
-                self.save(dev, trainer, (step, step - last_good), listener)?;
+                self.save(dev, trainer, after, listener)?;
             }
             if reached.goes_on() && self.is_eval_due(step) {
                 reached.stopped = !self.evaluate(dev, trainer, step, (turns, listener))?;
                 if reached.stopped && !due {
-                    self.save(dev, trainer, (step, step - last_good), listener)?;
+                    self.save(dev, trainer, after, listener)?;
                 }
             }
             ended = Instant::now();
@@ -435,19 +436,19 @@ impl Ranks<'_> {
         Ok(())
     }
 
-    /// A checkpoint of the states after a step, of which so many were skipped in a row, where this run has any.
+    /// A checkpoint, where this run has any.
     fn save(
         &self,
         dev: &Device,
         trainer: &Trainer,
-        steps: (u64, u64),
+        after: AfterStep,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let model = (&trainer.optimizer, &self.built.gpt, self.built.meeting);
         let Some(saver) = &self.saver else { return Ok(()) };
-        let _saving = debug_span!("save", step = steps.0).entered();
+        let _saving = debug_span!("save", step = after.step).entered();
         self.world.wait_longer(self.while_large());
-        saver.save(dev, model, steps, listener)?;
+        saver.save(dev, model, after, listener)?;
         // Who comes late finds the others still in their next step.
         self.world.wait_longer(Duration::ZERO);
         Ok(())

@@ -26,7 +26,7 @@ pub(crate) use folder::{
 pub use read::Checkpoint;
 pub(crate) use read::Reader;
 pub(crate) use room::room;
-pub(crate) use save::Saver;
+pub(crate) use save::{AfterStep, Saver};
 
 use rustix::io::Errno;
 use std::io;

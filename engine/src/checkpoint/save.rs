@@ -71,6 +71,14 @@ struct Shared {
     good: Vec<u64>,
 }
 
+/// When states are saved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AfterStep {
+    pub(crate) step: u64,
+    /// Of the steps up to it.
+    pub(crate) skipped_in_a_row: u64,
+}
+
 /// One checkpoint on its way.
 #[derive(Clone, Copy)]
 pub(super) struct Job {
@@ -187,7 +195,7 @@ impl Saver {
         self.pace.is_due(step)
     }
 
-    /// Saves the states after `step`; every rank calls it between steps. What came of it is told, then or later:
+    /// Saves the states after a step; every rank calls it between steps. What came of it is told, then or later:
     /// what the disk refuses ends no run.
     ///
     /// # Errors
@@ -196,7 +204,7 @@ impl Saver {
         self: &Arc<Self>,
         dev: &Device,
         (optimizer, gpt, meeting): (&Optimizer, &Gpt, Tensor),
-        (step, skipped_in_a_row): (u64, u64),
+        AfterStep { step, skipped_in_a_row }: AfterStep,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let started = Instant::now();

@@ -90,9 +90,18 @@ fn cut(text: &str, width: usize) -> String {
     text.chars().take(width).collect()
 }
 
+/// How many are done of how many.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// So far.
+    pub done: u64,
+    /// All.
+    pub of: u64,
+}
+
 /// What a terminal of `width` columns shows below all lines: `███░░░░░░░  30%  step ...`.
-fn status((step, steps): (u64, u64), width: usize, rest: impl Fn(usize) -> String) -> String {
-    let done = step as f64 / steps.max(1) as f64;
+fn status(steps: Part, width: usize, rest: impl Fn(usize) -> String) -> String {
+    let done = steps.done as f64 / steps.of.max(1) as f64;
     let cells = (width / 8).min(20);
     let full = (done * cells as f64) as usize;
     let bar = format!("{}{}", "█".repeat(full), "░".repeat(cells.saturating_sub(full)));
@@ -164,15 +173,16 @@ impl Progress {
         self.message(&format!("eval {step:>5}/{steps}  loss {}{of}", fixed(loss.into(), 4)));
     }
 
-    /// During an evaluation: batches that are done, and all.
-    pub fn evaluating(&mut self, (step, steps): (u64, u64), (done, batches): (u64, u64)) {
-        self.evaluating_at((step, steps), (done, batches), Instant::now());
+    /// During an evaluation after a step.
+    pub fn evaluating(&mut self, steps: Part, batches: Part) {
+        self.evaluating_at(steps, batches, Instant::now());
     }
 
-    fn evaluating_at(&mut self, of: (u64, u64), (done, batches): (u64, u64), now: Instant) {
-        let text = format!("eval {:>5}/{}  batch {done}/{batches}", of.0, of.1);
+    fn evaluating_at(&mut self, steps: Part, batches: Part, now: Instant) {
+        let Part { done, of } = batches;
+        let text = format!("eval {:>5}/{}  batch {done}/{of}", steps.done, steps.of);
         if self.on_terminal {
-            return self.draw(of, now, move |width| cut(&text, width));
+            return self.draw(steps, now, move |width| cut(&text, width));
         }
         let since = self.evaluated.map_or(INTERVAL, |then| now.saturating_duration_since(then));
         if since >= INTERVAL {
@@ -222,20 +232,17 @@ impl Progress {
         }
         if self.on_terminal {
             let line = *line;
-            self.draw((line.step, line.steps), now, move |width| fitted(&line, width));
+            self.draw(Part { done: line.step, of: line.steps }, now, move |width| {
+                fitted(&line, width)
+            });
         }
     }
 
     /// The status, if the last one was not drawn just now. `rest` is what stands behind its bar.
-    fn draw(
-        &mut self,
-        of: (u64, u64),
-        now: Instant,
-        rest: impl Fn(usize) -> String + Send + 'static,
-    ) {
+    fn draw(&mut self, steps: Part, now: Instant, rest: impl Fn(usize) -> String + Send + 'static) {
         if self.drawn.is_none_or(|then| now.saturating_duration_since(then) >= REDRAW) {
             self.drawn = Some(now);
-            stderr::status(Box::new(move |width| status(of, width, &rest)));
+            stderr::status(Box::new(move |width| status(steps, width, &rest)));
         }
     }
 
@@ -388,10 +395,10 @@ mod tests {
         let skipped = fitted(&StepLine { skipped: 3, ..LINE }, 60);
         assert_eq!(skipped, "step   120/400  loss 2.4312  skipped 3  eta 0:42");
         for width in 0..200 {
-            let shown = status((120, 400), width, |left| fitted(&LINE, left));
+            let shown = status(Part { done: 120, of: 400 }, width, |left| fitted(&LINE, left));
             assert!(shown.chars().count() <= width && line(width).len() <= width, "{shown}");
         }
-        let shown = status((120, 400), 80, |left| fitted(&LINE, left));
+        let shown = status(Part { done: 120, of: 400 }, 80, |left| fitted(&LINE, left));
         assert_eq!(
             shown,
             "███░░░░░░░  30%  step   120/400  loss 2.4312  norm 0.83  12.3 ktok/s  eta 0:42"
@@ -502,7 +509,7 @@ mod tests {
         let start = Instant::now();
         for done in 1..=100 {
             let now = start + Duration::from_millis(100 * done);
-            progress.evaluating_at((10, 400), (done, 200), now);
+            progress.evaluating_at(Part { done: 10, of: 400 }, Part { done, of: 200 }, now);
         }
         progress.eval(10, 400, (2.5, false));
         let lines = log.0.lock().unwrap();
@@ -536,7 +543,7 @@ mod tests {
         for mut progress in [closed, Progress::on_stderr(true)] {
             progress.step(&LINE);
             progress.eval(120, 400, (f32::NAN, false));
-            progress.evaluating((120, 400), (1, 2));
+            progress.evaluating(Part { done: 120, of: 400 }, Part { done: 1, of: 2 });
             progress.message("text");
             progress.finish();
         }

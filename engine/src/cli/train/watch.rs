@@ -3,7 +3,7 @@
 use super::Session;
 use crate::config::Precision;
 use crate::report::metrics::{MetricsWriter, StepMetrics};
-use crate::report::progress::{Progress, StepLine};
+use crate::report::progress::{Part, Progress, StepLine};
 use crate::run::{Message, StepReport};
 use crate::train::build::device_bytes;
 use std::sync::Arc;
@@ -55,7 +55,8 @@ impl Watch {
                 }
             }
             Message::Evaluating { step, done, batches } => {
-                self.progress.evaluating((step, config.train.steps), (done, batches));
+                let steps = Part { done: step, of: config.train.steps };
+                self.progress.evaluating(steps, Part { done, of: batches });
             }
             Message::Saving { .. } => self.metrics.sync(),
             Message::Saved { step, waited, seconds, hashing, bytes } => {
