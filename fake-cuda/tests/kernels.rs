@@ -1,11 +1,13 @@
 //! Every CUDA kernel, emulated, against the cpu backend: each op in each storage type, at odd shapes and at addresses
 //! that no wide load takes. What has no sum over a block is the same bits.
 
+#[path = "kernels/attention.rs"]
+mod attention;
 mod rig;
 
 use device::cuda::testing;
 use device::numerics::control;
-use device::{Dropout, Dtype, Heads, Op, Reduce, Rule, VocabShard};
+use device::{Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduce, Rule, VocabShard};
 use rig::{Rig, VALUES, noise, normal, ulp};
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -357,58 +359,72 @@ fn an_update_is_the_same_bits() {
     }
 }
 
-/// Samples, head dimension, heads.
-fn attention_sizes() -> Vec<(usize, usize, Heads)> {
-    let size = |samples, seq_len, count, dim| {
-        (samples, dim, Heads { count, kv_count: count, first: 1, total: count + 2, seq_len })
-    };
-    vec![
-        size(1, 2, 1, 2),
-        size(2, 65, 2, 3),
-        size(1, 130, 3, 16),
-        size(2, 31, 1, 80),
-        size(1, 128, 1, 64),
-        size(1, 70, 1, 128),
-        size(1, 66, 1, 200),
-    ]
-}
-
-/// Forward and backward for a compute capability; by type, the tolerances of both.
-fn check_attention(sm: u32, types: &[(Dtype, [(f64, f64); 2])]) {
-    for (i, (samples, dim, heads)) in attention_sizes().into_iter().enumerate() {
-        for ((dtype, tolerances), dropout) in
-            types.iter().flat_map(|t| [(*t, NO_DROPOUT), (*t, DROPOUT)])
-        {
-            let (rows, width) = (samples * heads.seq_len, heads.count * dim);
-            let dropout = Dropout { first_row: 3 * heads.seq_len as u64, ..dropout };
-            let mut rig = Rig::new(i % 2);
-            rig.sm = sm;
-            let qkv: Vec<f64> = noise(1, 3 * rows * width).iter().map(|x| 2.0 * x).collect();
-            let qkv = rig.put(dtype, (rows, 3 * width), &qkv);
-            let d_out = rig.put_noise(dtype, (rows, width), 2);
-            let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, 3 * width)));
-            let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
+#[test]
+fn rms_norm_and_its_gradients_agree() {
+    in_each_type(|dtype, skew| {
+        for (rows, cols, add) in [(3, 2, false), (7, 37, true), (5, 300, false), (70, 2056, true)] {
+            let mut rig = Rig::new(skew);
+            let (x, d_y) =
+                (rig.put_noise(dtype, (rows, cols), 1), rig.put_noise(dtype, (rows, cols), 2));
+            let gain = rig.put_noise(dtype, (1, cols), 3);
+            let (y, stats) = (rig.out(dtype, (rows, cols)), rig.out(Dtype::F32, (rows, 1)));
+            let d_x = rig.put_noise(dtype, (rows, cols), 5);
+            let d_gain = rig.out(dtype, (1, cols));
             let mut pair = rig.open();
-            pair.check(&Op::Attention { qkv, out, lse, heads, dropout }, tolerances[0]);
-            let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout };
-            pair.check(&op, tolerances[1]);
+            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, (3e-7, 1.0));
+            let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain };
+            pair.check(&op, (4e-6, 1.0));
         }
-    }
+    });
 }
 
 #[test]
-fn attention_and_its_gradients_agree() {
-    // A GPU takes its own kernels for 16 bits.
-    let types = if rig::real() { &VALUES[..1] } else { &VALUES[..] };
-    let types: Vec<_> = types.iter().map(|t| (*t, [(5e-7, 1.0), (2e-6, 1.0)])).collect();
-    check_attention(70, &types);
+fn swiglu_and_its_gradient_agree() {
+    in_each_type(|dtype, skew| {
+        for (rows, width) in [(3, 5), (1, 1031), (9, 64), (300, 33)] {
+            let mut rig = Rig::new(skew);
+            let values: Vec<f64> = normal(1, 2 * rows * width).iter().map(|x| 4.0 * x).collect();
+            let x = rig.put(dtype, (rows, 2 * width), &values);
+            let (y, d) = (rig.out(dtype, (rows, width)), rig.put_noise(dtype, (rows, width), 2));
+            let mut pair = rig.open();
+            pair.check_exact(&Op::SwiGlu { x, y });
+            pair.check_exact(&Op::SwiGluBackward { x, d });
+        }
+    });
 }
 
-/// Weights and gradients of scores are rounded before they are multiplied.
 #[test]
-fn attention_on_tensor_cores_agrees_within_the_rounding_of_weights() {
-    let of = |dtype, unit: f64| (dtype, [(2.0 * unit, 1.0), (8.0 * unit, 2.0)]);
-    check_attention(80, &[of(Dtype::Bf16, 1.0 / 256.0), of(Dtype::F16, 1.0 / 2048.0)]);
+fn rotations_and_their_gradients_agree() {
+    in_each_type(|dtype, skew| {
+        for (rows, (count, kv_count), dim) in
+            [(10, (6, 2), 2), (35, (3, 1), 10), (5, (4, 4), 128), (15, (2, 1), 256)]
+        {
+            for normed in [false, true] {
+                let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 5 };
+                let columns = (count + 2 * kv_count) * dim;
+                let mut rig = Rig::new(skew);
+                let angle = |i: usize| (i / dim * (1 + i % (dim / 2))) as f64;
+                let half =
+                    |i: usize| if i % dim < dim / 2 { angle(i).cos() } else { angle(i).sin() };
+                let table: Vec<f64> = (0..5 * dim).map(half).collect();
+                let table = rig.put(Dtype::F32, (5, dim), &table);
+                let qkv = rig.put_noise(dtype, (rows, columns), 1);
+                let d_qkv = rig.put_noise(dtype, (rows, columns), 2);
+                let (q_gain, k_gain) =
+                    (rig.put_noise(dtype, (1, dim), 3), rig.put_noise(dtype, (1, dim), 4));
+                let raw = rig.out(dtype, (rows, (count + kv_count) * dim));
+                let grads = HeadNormGrads {
+                    q_gain: rig.out(dtype, (1, dim)),
+                    k_gain: rig.out(dtype, (1, dim)),
+                };
+                let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 });
+                let mut pair = rig.open();
+                pair.check(&Op::Rotary { qkv, table, heads, norm }, (4e-7, 1.0));
+                let norm = norm.map(|norm| (norm, grads));
+                pair.check(&Op::RotaryBackward { d_qkv, table, heads, norm }, (8e-6, 1.0));
+            }
+        }
+    });
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Which kernels compute an [`Op`]: names, grids and arguments, as data. No CUDA call here, so the tests launch the same
 //! on an emulator. What each kernel computes is that of [`crate::cpu`].
 
-use crate::op::{Dropout, Heads, Op, Reduce, Rule, VocabShard};
+use crate::op::{Dropout, HeadNorm, Heads, Op, Reduce, Rule, VocabShard};
 use crate::random::keep_threshold;
 use crate::{Dtype, Tensor};
 
 mod attention;
 mod dense;
+mod rotary;
 
 macro_rules! program {
     ($name:literal) => {
@@ -32,6 +33,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     program!("loss.cu"),
     program!("norm.cu"),
     program!("optimizer.cu"),
+    program!("rotary.cu"),
 ];
 
 /// How NVRTC compiles them, besides the architecture. Without fmad: only explicit fma, as on the cpu backend.
@@ -176,10 +178,15 @@ fn is(t: Tensor, dtype: Dtype) -> Result<(), String> {
     }
 }
 
+pub(crate) use rotary::rotary_scratch_bytes;
+
 /// Bytes of scratch that `op` needs.
 pub const fn scratch_bytes(op: &Op) -> u64 {
     match op {
         Op::AttentionBackward { lse, .. } => lse.bytes(),
+        Op::RotaryBackward { d_qkv, heads, norm: Some(_), .. } => {
+            rotary_scratch_bytes(heads.dim(d_qkv.shape().1))
+        }
         _ => 0,
     }
 }

@@ -72,6 +72,11 @@ pub fn device_bytes(plan: &Plan, scratch: u64) -> u64 {
     Arrangement::new(plan, scratch, WORKSPACE).bytes
 }
 
+/// Bytes of scratch for the gradients of the gains of heads of `dim` elements.
+pub const fn gains_scratch(dim: usize) -> u64 {
+    launch::rotary_scratch_bytes(dim)
+}
+
 /// Numbers of the pinned words: how far each stream has come, then the Host lane.
 const HOST_WORD: usize = STREAMS;
 

@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::data::Dataset;
 use crate::predict::simulate::typical_step;
 use crate::run::RunOptions;
-use crate::train::build::{Built, attention_scratch};
+use crate::train::build::{Built, op_scratch};
 use crate::train::detours::Detours;
 use crate::train::trainer::trainer;
 use device::cuda::{self, CudaOptions, Peers};
@@ -84,7 +84,7 @@ pub fn rehearse(
             host: HostPlace { untouched: true, ..HostPlace::default() },
             peers: Arc::clone(&peers),
             collectives,
-            scratch: attention_scratch(config),
+            scratch: op_scratch(config),
             work: HostWork { rehearsal: true, ..HostWork::default() },
             warm_up: Arc::new(distinct(config, built, rank)?),
         };

@@ -4,7 +4,7 @@ use crate::config::DeviceConfig;
 use crate::predict::rehearsal::distinct;
 use crate::run::placement::{cores, kernel_threads};
 use crate::run::{Place, Ranks, RunOptions};
-use crate::train::build::{KernelScratch, attention_scratch};
+use crate::train::build::{KernelScratch, op_scratch};
 use device::HostWork;
 use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
@@ -44,7 +44,7 @@ impl Ranks<'_> {
             host: place.map_or_else(Default::default, device::HostPlace::from),
             peers: Arc::clone(&self.peers),
             collectives: self.options.collectives,
-            scratch: attention_scratch(self.config),
+            scratch: op_scratch(self.config),
             work: HostWork {
                 cpus: cpus.clone().unwrap_or_default(),
                 ..self.work(kernel_crew(threads, cpus))

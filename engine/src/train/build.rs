@@ -167,16 +167,18 @@ pub(crate) fn scratch_floats(shape: &GptShape) -> ScratchFloats {
 /// Bytes of each GPU that `plan` takes: on real ones with what kernels and products need behind it.
 pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
     match config.device {
-        DeviceConfig::Cuda => cuda::device_bytes(plan, attention_scratch(config)),
+        DeviceConfig::Cuda => cuda::device_bytes(plan, op_scratch(config)),
         DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => plan.bytes(Arena::Device),
     }
 }
 
 /// Most bytes of a GPU that one op of `config` needs besides its operands: the backward pass of the attention has a number
-/// for each row of each head.
-pub(crate) fn attention_scratch(config: &Config) -> u64 {
+/// for each row of each head, that of the norm of heads sums of the gains' gradients.
+pub(crate) fn op_scratch(config: &Config) -> u64 {
     let shape = shape(config);
-    (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes()
+    let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
+    let gains = if shape.parts.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
+    attention.max(gains)
 }
 
 /// Bytes that a GPU of `config` may hold, where that is known before it is opened.

@@ -3,7 +3,7 @@
 use crate::rates::tensor;
 use crate::small;
 use device::numerics::control;
-use device::{Dropout, Dtype, Heads, Op, Plan, Rule, Tensor, VocabShard};
+use device::{Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Plan, Rule, Tensor, VocabShard};
 
 /// An op, and what share of its ceiling is asked of it: `element-wise`, `reduction`, `attention`.
 pub(crate) struct Case {
@@ -56,6 +56,14 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![
         case("layer_norm", many, layer_norm),
         case("layer_norm_backward", "reduction", layer_norm_backward),
+        case("rms_norm", many, rms_norm),
+        case("rms_norm_backward", "reduction", rms_norm_backward),
+        case("rotary", many, |plan| rotary(plan, false)),
+        case("rotary-norm", many, |plan| rotary(plan, true)),
+        case("rotary_backward", many, |plan| rotary_backward(plan, false)),
+        case("rotary_backward-norm", "reduction", |plan| rotary_backward(plan, true)),
+        case("swiglu", many, swiglu),
+        case("swiglu_backward", many, swiglu_backward),
         case("gelu", many, gelu),
         case("gelu_backward", many, gelu_backward),
         case("bias_dropout_add", many, |plan| bias_dropout_add(plan, NO_DROPOUT)),
@@ -105,6 +113,76 @@ fn layer_norm_backward(plan: &mut Plan) -> Made {
         d_gain,
         d_bias,
     })
+}
+
+fn rms_norm(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    let all = (VALUE, (rows, cols));
+    let tensors = [all, (VALUE, (1, cols)), all, (Dtype::F32, (rows, 1))];
+    on_sets(plan, tensors, 2, |[x, gain, y, stats]| Op::RmsNorm {
+        x,
+        gain,
+        y,
+        stats,
+        epsilon: 1e-5,
+    })
+}
+
+fn rms_norm_backward(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    let (all, row) = ((VALUE, (rows, cols)), (VALUE, (1, cols)));
+    let tensors = [all, row, (Dtype::F32, (rows, 1)), all, all, row];
+    on_sets(plan, tensors, 5, |[x, gain, stats, d_y, d_x, d_gain]| Op::RmsNormBackward {
+        x,
+        gain,
+        stats,
+        d_y,
+        d_x,
+        add: true,
+        d_gain,
+    })
+}
+
+/// qkv, table, gains, raw, gradients of gains: a quarter as many heads of keys and values as of queries.
+fn turned(seq_len: usize) -> ([(Dtype, (usize, usize)); 7], Heads) {
+    let (rows, cols, _, count, _) = sizes();
+    let (dim, kv_count) = (cols / count, (count / 4).max(1));
+    let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
+    let (all, row) = (count + 2 * kv_count, (VALUE, (1, dim)));
+    let raw = (VALUE, (rows, (count + kv_count) * dim));
+    let table = (Dtype::F32, (seq_len, dim));
+    ([(VALUE, (rows, all * dim)), table, row, row, raw, row, row], heads)
+}
+
+fn rotary(plan: &mut Plan, normed: bool) -> Made {
+    let (.., seq_len) = sizes();
+    let (tensors, heads) = turned(seq_len);
+    on_sets(plan, tensors, 4, |[qkv, table, q_gain, k_gain, raw, ..]| {
+        let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 });
+        Op::Rotary { qkv, table, heads, norm }
+    })
+}
+
+fn rotary_backward(plan: &mut Plan, normed: bool) -> Made {
+    let (.., seq_len) = sizes();
+    let (tensors, heads) = turned(seq_len);
+    on_sets(plan, tensors, 5, |[d_qkv, table, q_gain, k_gain, raw, d_q, d_k]| {
+        let grads = HeadNormGrads { q_gain: d_q, k_gain: d_k };
+        let norm = normed.then_some((HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 }, grads));
+        Op::RotaryBackward { d_qkv, table, heads, norm }
+    })
+}
+
+fn swiglu(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    let (x, y) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
+    on_sets(plan, [x, y], 1, |[x, y]| Op::SwiGlu { x, y })
+}
+
+fn swiglu_backward(plan: &mut Plan) -> Made {
+    let (rows, cols, ..) = sizes();
+    let (x, d) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
+    on_sets(plan, [x, d], 2, |[x, d]| Op::SwiGluBackward { x, d })
 }
 
 fn gelu(plan: &mut Plan) -> Made {

@@ -215,29 +215,33 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
     keep_tile(tile, d);
     multiply_rows<N, false>(d_q, tile, panel, rows_of_qkv(saved.qkv, type_of(saved.types, 0), head, key, 1));
   }
-  store_rows<N>(d_q, ones, d_qkv, type_of(saved.types, 3), at_qkv(head, query, 0), 3 * row_width(head),
+  store_rows<N>(d_q, ones, d_qkv, type_of(saved.types, 3), at_qkv(head, query, 0), qkv_width(head),
                 head.seq_len - query, head.dim);
 }
 
-// d_k and d_v of a tile of keys, over the queries that see them.
+// d_k and d_v of a tile of keys, over the queries that see them, of all heads that share them in turn.
 template <int N>
-INLINE void backward_keys(const Saved& saved, void* d_qkv, const Head& head) {
+INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   __shared__ Slab slabs[2];
   __shared__ float tile[TILE][TILE];
   __shared__ float panel[DEPTH * 16 * N];
   int key = TILE * blockIdx.x, t = head.seq_len;
   float d_k[4][N] = {}, d_v[4][N] = {};
   const float ones[4] = {1, 1, 1, 1};
-  for (int query = key; query < t; query += TILE) {
-    float w[4][4], d[4][4];
-    scores_backward(w, d, slabs, saved, head, query, key);
-    keep_tile(tile, w);
-    multiply_rows<N, true>(d_v, tile, panel, rows_of_out(saved.d_out, type_of(saved.types, 2), head, query));
-    __syncthreads();
-    keep_tile(tile, d);
-    multiply_rows<N, true>(d_k, tile, panel, rows_of_qkv(saved.qkv, type_of(saved.types, 0), head, query, 0));
+  u32 end = (blockIdx.y + 1) * group_size(head);
+  head.shared = blockIdx.y;
+  for (head.number = blockIdx.y * group_size(head); head.number < end; head.number++) {
+    for (int query = key; query < t; query += TILE) {
+      float w[4][4], d[4][4];
+      scores_backward(w, d, slabs, saved, head, query, key);
+      keep_tile(tile, w);
+      multiply_rows<N, true>(d_v, tile, panel, rows_of_out(saved.d_out, type_of(saved.types, 2), head, query));
+      __syncthreads();
+      keep_tile(tile, d);
+      multiply_rows<N, true>(d_k, tile, panel, rows_of_qkv(saved.qkv, type_of(saved.types, 0), head, query, 0));
+    }
   }
-  i64 stride = 3 * row_width(head);
+  i64 stride = qkv_width(head);
   store_rows<N>(d_k, ones, d_qkv, type_of(saved.types, 3), at_qkv(head, key, 1), stride, t - key, head.dim);
   store_rows<N>(d_v, ones, d_qkv, type_of(saved.types, 3), at_qkv(head, key, 2), stride, t - key, head.dim);
 }

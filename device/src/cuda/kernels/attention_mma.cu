@@ -281,50 +281,54 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
       multiply_rows<T, D>(d_q, a, k, at);
     }
   }
-  store_rows<T, D>(d_q, 1, 1, d_qkv, at_qkv(head, query, 0), 3 * row_width(head), t - query, head.dim);
+  store_rows<T, D>(d_q, 1, 1, d_qkv, at_qkv(head, query, 0), qkv_width(head), t - query, head.dim);
 }
 
 template <class T, int D>
-INLINE void backward_keys(const Saved& saved, void* d_qkv, const Head& head) {
+INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   DYNAMIC_SHARED(shared);
   u16 *k = (u16*)shared, *v = k + Tile<D>::SIZE, *q = v + Tile<D>::SIZE, *d_out = q + Tile<D>::SIZE;
   float *lse = (float*)(d_out + Tile<D>::SIZE), *delta = lse + TILE;
   int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, t = head.seq_len;
   int key = TILE * blockIdx.x, row = key + first + lane / 4;
   float d_k[D / 8][4] = {}, d_v[D / 8][4] = {};
+  u32 end = (blockIdx.y + 1) * group_size(head);
+  head.shared = blockIdx.y;
   Tile<D>::load(k, rows_of_qkv(saved.qkv, 0, head, key, 1));
   Tile<D>::load(v, rows_of_qkv(saved.qkv, 0, head, key, 2));
-  for (int query = key; query < t; query += TILE) {
-    __syncthreads();
-    Tile<D>::load(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
-    Tile<D>::load(d_out, rows_of_out(saved.d_out, 0, head, query));
-    if (threadIdx.x < TILE) {
-      bool exists = query + (int)threadIdx.x < t;
-      lse[threadIdx.x] = exists ? saved.lse[at_lse(head, query + threadIdx.x)] : 0.0f;
-      delta[threadIdx.x] = exists ? saved.delta[at_lse(head, query + threadIdx.x)] : 0.0f;
-    }
-    __syncthreads();
-    for (int at = 0; at < TILE; at += 16) {
-      // Queries before this warp's first key see none of them.
-      if (query + at + 15 < key + first) continue;
-      // By keys: s and d are transposed.
-      float s[2][4], d[2][4];
-      two_products<T, D>(s, d, k, v, first, q, d_out, at);
-#pragma unroll
-      for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          int col = at + 8 * n + lane % 4 * 2 + e % 2;
-          score_backward(s[n][e], d[n][e], head, query + col, row + e / 2 * 8, lse[col], delta[col]);
-        }
-      u32 a[4];
-      as_rows<T>(a, s[0], s[1]);
-      multiply_rows<T, D>(d_v, a, d_out, at);
-      as_rows<T>(a, d[0], d[1]);
-      multiply_rows<T, D>(d_k, a, q, at);
+  for (head.number = blockIdx.y * group_size(head); head.number < end; head.number++) {
+    for (int query = key; query < t; query += TILE) {
+      __syncthreads();
+      Tile<D>::load(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
+      Tile<D>::load(d_out, rows_of_out(saved.d_out, 0, head, query));
+      if (threadIdx.x < TILE) {
+        bool exists = query + (int)threadIdx.x < t;
+        lse[threadIdx.x] = exists ? saved.lse[at_lse(head, query + threadIdx.x)] : 0.0f;
+        delta[threadIdx.x] = exists ? saved.delta[at_lse(head, query + threadIdx.x)] : 0.0f;
+      }
+      __syncthreads();
+      for (int at = 0; at < TILE; at += 16) {
+        // Queries before this warp's first key see none of them.
+        if (query + at + 15 < key + first) continue;
+        // By keys: s and d are transposed.
+        float s[2][4], d[2][4];
+        two_products<T, D>(s, d, k, v, first, q, d_out, at);
+  #pragma unroll
+        for (int n = 0; n < 2; n++)
+  #pragma unroll
+          for (int e = 0; e < 4; e++) {
+            int col = at + 8 * n + lane % 4 * 2 + e % 2;
+            score_backward(s[n][e], d[n][e], head, query + col, row + e / 2 * 8, lse[col], delta[col]);
+          }
+        u32 a[4];
+        as_rows<T>(a, s[0], s[1]);
+        multiply_rows<T, D>(d_v, a, d_out, at);
+        as_rows<T>(a, d[0], d[1]);
+        multiply_rows<T, D>(d_k, a, q, at);
+      }
     }
   }
-  i64 stride = 3 * row_width(head);
+  i64 stride = qkv_width(head);
   store_rows<T, D>(d_k, 1, 1, d_qkv, at_qkv(head, key, 1), stride, t - key, head.dim);
   store_rows<T, D>(d_v, 1, 1, d_qkv, at_qkv(head, key, 2), stride, t - key, head.dim);
 }

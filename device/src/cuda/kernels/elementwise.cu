@@ -224,3 +224,43 @@ KERNEL(256) combine_peers_f64(double* into, i64 n, u32 ranks, u32 largest, PEERS
     into[i] = total;
   }
 }
+
+// 1 / (1 + e^-x)
+INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// y (rows, width) = silu(gate) up, where a row of x is the gate's `width` elements, then those of up.
+KERNEL(256) swiglu(const void* x, void* y, u32 types, i64 rows, i64 width) {
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (i64 col = 8 * threadIdx.x; col < width; col += 8 * blockDim.x) {
+      int count = run_length(col, width);
+      float g[8], up[8];
+      load8(x, type_of(types, 0), 2 * row * width + col, count, g);
+      load8(x, type_of(types, 0), (2 * row + 1) * width + col, count, up);
+#pragma unroll
+      for (int j = 0; j < 8; j++) g[j] = g[j] * sigmoid(g[j]) * up[j];
+      store8(y, type_of(types, 1), row * width + col, count, g);
+    }
+  }
+}
+
+// x, as in swiglu, becomes its gradient: (d up s (1 + g (1 - s)), d g s), where g is the gate and s its sigmoid.
+KERNEL(256) swiglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width) {
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (i64 col = 8 * threadIdx.x; col < width; col += 8 * blockDim.x) {
+      int count = run_length(col, width);
+      i64 gate = 2 * row * width + col;
+      float g[8], up[8], d[8];
+      load8(x, type_of(types, 0), gate, count, g);
+      load8(x, type_of(types, 0), gate + width, count, up);
+      load8(d_y, type_of(types, 1), row * width + col, count, d);
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        float s = sigmoid(g[j]), slope = fmaf(g[j] * (1.0f - s), s, s), d_gate = d[j] * up[j] * slope;
+        up[j] = d[j] * (g[j] * s);
+        g[j] = d_gate;
+      }
+      store8(x, type_of(types, 0), gate, count, g);
+      store8(x, type_of(types, 0), gate + width, count, up);
+    }
+  }
+}

@@ -1,4 +1,4 @@
-// Layer norm. A block has one row at a time; a row's result depends on that row alone.
+// Layer norm and RMSNorm. A block has one row at a time; a row's result depends on that row alone.
 
 // Sum over the row of f(x, column), every thread's the same.
 template <class F>
@@ -118,5 +118,101 @@ KERNEL(1024) layer_norm_gradients(const void* x, const float* stats, const void*
     for (int other = 1; other < 32; other++) gain += gains[other][lane], bias += biases[other][lane];
     store1(d_gain, type_of(types, 2), col, gain);
     store1(d_bias, type_of(types, 3), col, bias);
+  }
+}
+
+// y = x / root gain, where root = sqrt(mean(x^2) + epsilon); stats (rows) = 1 / root.
+KERNEL(256) rms_norm(const void* x, const void* gain, void* y, float* stats, u32 types, i64 rows, i64 cols,
+                     float epsilon) {
+  __shared__ float shared[2][32];
+  u32 turn = 0;
+  float per_element = 1.0f / (float)cols;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    i64 at = row * cols;
+    float square = row_sum(cols, shared[turn ^= 1], [&](i64 col, int count) {
+      float v[8], sum = 0.0f;
+      load8(x, type_of(types, 0), at + col, count, v);
+#pragma unroll
+      for (int j = 0; j < 8; j++) sum = fmaf(v[j], v[j], sum);
+      return sum;
+    });
+    float scale = 1.0f / sqrtf(fmaf(square, per_element, epsilon));
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      float v[8], g[8];
+      load8(x, type_of(types, 0), at + col, count, v);
+      load8(gain, type_of(types, 1), col, count, g);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] = v[j] * scale * g[j];
+      store8(y, type_of(types, 2), at + col, count, v);
+    }
+    if (threadIdx.x == 0) stats[row] = scale;
+  }
+}
+
+// d_x = (add ? d_x : 0) + (g - n mean(g n)) / root, where g = d_y gain and n is the normalised x.
+KERNEL(256) rms_norm_backward(const void* x, const void* gain, const float* stats, const void* d_y, void* d_x,
+                              u32 types, u32 add, i64 rows, i64 cols) {
+  __shared__ float shared[2][32];
+  u32 turn = 0;
+  float per_element = 1.0f / (float)cols;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    float scale = stats[row];
+    i64 at = row * cols;
+    // g and n of a run of columns; 0 behind the row.
+    auto load = [&](i64 col, int count, float (&g)[8], float (&n)[8]) {
+      float b[8];
+      load8(d_y, type_of(types, 2), at + col, count, g);
+      load8(gain, type_of(types, 1), col, count, b);
+      load8(x, type_of(types, 0), at + col, count, n);
+#pragma unroll
+      for (int j = 0; j < 8; j++) g[j] *= b[j], n[j] *= scale;
+    };
+    float sum = 0.0f;
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      float g[8], n[8];
+      load(col, run_length(col, cols), g, n);
+#pragma unroll
+      for (int j = 0; j < 8; j++) sum = fmaf(g[j], n[j], sum);
+    }
+    float mean = block_sum(sum, shared[turn ^= 1]) * per_element;
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      float g[8], n[8];
+      load(col, count, g, n);
+#pragma unroll
+      for (int j = 0; j < 8; j++) g[j] = fmaf(n[j], -mean, g[j]) * scale;
+      if (add) {
+        load8(d_x, type_of(types, 3), at + col, count, n);
+#pragma unroll
+        for (int j = 0; j < 8; j++) g[j] += n[j];
+      }
+      store8(d_x, type_of(types, 3), at + col, count, g);
+    }
+  }
+}
+
+// d_gain (cols): sums over the rows of d_y n, added up as in column_sum.
+KERNEL(1024) rms_norm_gradients(const void* x, const float* stats, const void* d_y, void* d_gain, u32 types, i64 rows,
+                                i64 cols) {
+  __shared__ float gains[32][32];
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  i64 col = 32 * (i64)blockIdx.x + lane;
+  float gain = 0.0f;
+  with_type(type_of(types, 0), [&](auto type_x) {
+    with_type(type_of(types, 1), [&](auto type_d) {
+      if (col >= cols) return;
+#pragma unroll 4
+      for (i64 row = warp; row < rows; row += 32) {
+        float d = get<decltype(type_d)>(d_y, row * cols + col);
+        gain = fmaf(d, get<decltype(type_x)>(x, row * cols + col) * stats[row], gain);
+      }
+    });
+  });
+  gains[warp][lane] = gain;
+  __syncthreads();
+  if (warp == 0 && col < cols) {
+    for (int other = 1; other < 32; other++) gain += gains[other][lane];
+    store1(d_gain, type_of(types, 2), col, gain);
   }
 }

@@ -234,22 +234,29 @@ struct Head {
   u64 first_mask_head;  // number of (sample 0, head 0) among all samples and heads
   u32 total;    // heads of all ranks
   Mask mask;
+  u32 kv_count;  // heads of keys and values; count / kv_count heads of queries in turn share one
+  u32 number;    // of this head of queries
+  u32 shared;    // of its head of keys and values
 };
 
 INLINE i64 row_width(const Head& head) { return (i64)head.count * head.dim; }
-// Element (token, 0) of this block's head in (B T, H D), and of q (0), k (1) or v (2) in (B T, 3 H D).
+INLINE i64 qkv_width(const Head& head) { return (head.count + 2 * head.kv_count) * head.dim; }
+INLINE u32 group_size(const Head& head) { return head.count / head.kv_count; }
+// Element (token, 0) of a head in (B T, H D), and of its q (0), k (1) or v (2) in (B T, (H + 2 K) D).
 INLINE i64 at_row(const Head& head, i64 token) {
-  return ((i64)blockIdx.z * head.seq_len + token) * row_width(head) + (i64)blockIdx.y * head.dim;
+  return ((i64)blockIdx.z * head.seq_len + token) * row_width(head) + (i64)head.number * head.dim;
 }
 INLINE i64 at_qkv(const Head& head, i64 token, int part) {
-  return (((i64)blockIdx.z * head.seq_len + token) * 3 + part) * row_width(head) + (i64)blockIdx.y * head.dim;
+  // 32 bits: rows are not that long.
+  u32 column = (part == 0 ? head.number : head.count + (part - 1) * head.kv_count + head.shared) * head.dim;
+  return ((i64)blockIdx.z * head.seq_len + token) * qkv_width(head) + column;
 }
 // Of (sample, head, token) in lse.
 INLINE i64 at_lse(const Head& head, i64 token) {
-  return ((i64)blockIdx.z * head.count + blockIdx.y) * head.seq_len + token;
+  return ((i64)blockIdx.z * head.count + head.number) * head.seq_len + token;
 }
 INLINE u64 mask_index(const Head& head, u32 query, u32 key) {
-  u64 number = head.first_mask_head + (u64)blockIdx.z * head.total + blockIdx.y;
+  u64 number = head.first_mask_head + (u64)blockIdx.z * head.total + head.number;
   return (number * head.seq_len + query) * head.seq_len + key;
 }
 
@@ -262,9 +269,9 @@ struct Saved {
 
 #define HEAD_PARAMETERS                                                                                          \
   u32 count, u32 seq_len, u32 dim, float scale, u64 first_mask_head, u32 total, u64 key, u32 threshold,          \
-      float mask_scale
+      float mask_scale, u32 kv_count
 #define HEAD \
-  { count, seq_len, dim, scale, first_mask_head, total, { key, threshold, mask_scale } }
+  { count, seq_len, dim, scale, first_mask_head, total, { key, threshold, mask_scale }, kv_count, blockIdx.y, blockIdx.y / (count / kv_count) }
 
 #define BACKWARD_PARAMETERS                                                                                      \
   const void *qkv, const void *out, const float *lse, const void *d_out, void *d_qkv, const float *delta,        \
@@ -280,7 +287,7 @@ struct Rows {
   int rows, width;
 };
 INLINE Rows rows_of_qkv(const void* qkv, u32 type, const Head& head, int token, int part) {
-  return {qkv, type, at_qkv(head, token, part), 3 * row_width(head), (int)head.seq_len - token, (int)head.dim};
+  return {qkv, type, at_qkv(head, token, part), qkv_width(head), (int)head.seq_len - token, (int)head.dim};
 }
 INLINE Rows rows_of_out(const void* out, u32 type, const Head& head, int token) {
   return {out, type, at_row(head, token), row_width(head), (int)head.seq_len - token, (int)head.dim};

@@ -34,14 +34,8 @@ impl Shape {
     fn new(tensors: &[Tensor], heads: Heads, sm: u32) -> Result<Self, String> {
         let out = tensors[0];
         let (rows, width) = out.shape();
-        if heads.count == 0 || heads.seq_len == 0 {
+        if heads.count == 0 || heads.kv_count == 0 || heads.seq_len == 0 {
             return Err("no heads, or samples without tokens".into());
-        }
-        if heads.kv_count != heads.count {
-            return Err(format!(
-                "{} heads of queries share {} of keys: no kernel does that yet",
-                heads.count, heads.kv_count
-            ));
         }
         let head_dim = width / heads.count;
         let half = matches!(out.dtype(), Dtype::F16 | Dtype::Bf16);
@@ -65,19 +59,23 @@ impl Shape {
     }
 
     fn launch(&self, kernel: usize, args: Args) -> Launch {
-        let launch = Launch::new(self.kernels[kernel], self.grid, self.block, args);
+        // The backward pass by keys takes the heads that share them in turn.
+        let heads = if kernel == 2 { self.heads.kv_count } else { self.heads.count };
+        let grid = [self.grid[0], heads, self.grid[2]];
+        let launch = Launch::new(self.kernels[kernel], grid, self.block, args);
         Launch { shared_bytes: self.shared_bytes[kernel.min(1)], ..launch }
     }
 
     /// HEAD_PARAMETERS of the prelude.
     fn head(&self, args: Args, dropout: Dropout) -> Args {
-        let Heads { count, first, total, seq_len, .. } = self.heads;
+        let Heads { count, kv_count, first, total, seq_len } = self.heads;
         let first_sample = dropout.first_row / seq_len as u64;
         let first_mask_head = first_sample * total as u64 + first as u64;
         args.with(&[count, seq_len, self.head_dim].map(|n| n as u64))
             .float(1.0 / (self.head_dim as f32).sqrt())
             .with(&[first_mask_head, total as u64])
             .mask(dropout)
+            .with(&[kv_count as u64])
     }
 }
 

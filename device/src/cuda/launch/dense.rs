@@ -29,6 +29,18 @@ impl Launcher<'_> {
                 self.launch_some(x.len(), Launch::flat("zero", bytes_units(x.bytes()), args));
                 Ok(())
             }
+            Op::SwiGlu { x, y } => {
+                let (rows, width) = y.shape();
+                let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, width as u64]);
+                self.launch(Launch::by_rows("swiglu", (rows, width), 256, args));
+                Ok(())
+            }
+            Op::SwiGluBackward { x, d } => {
+                let (rows, width) = d.shape();
+                let args = self.args(&[x, d]).with(&[values(&[x, d])?, rows as u64, width as u64]);
+                self.launch(Launch::by_rows("swiglu_backward", (rows, width), 256, args));
+                Ok(())
+            }
             Op::ColumnSum { x, y } => {
                 let (rows, cols) = x.shape();
                 let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, cols as u64]);
@@ -121,6 +133,25 @@ impl Launcher<'_> {
                 let args = args.float(epsilon);
                 self.launch(Launch::by_rows("layer_norm", (rows, cols), 256, args));
             }
+            Op::RmsNorm { x, gain, y, stats, epsilon } => {
+                is(stats, Dtype::F32)?;
+                let (rows, cols) = x.shape();
+                let args = self.args(&[x, gain, y, stats]);
+                let args = args.with(&[values(&[x, gain, y])?, rows as u64, cols as u64]);
+                let args = args.float(epsilon);
+                self.launch(Launch::by_rows("rms_norm", (rows, cols), 256, args));
+            }
+            Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
+                is(stats, Dtype::F32)?;
+                let (rows, cols) = x.shape();
+                let sizes = [rows as u64, cols as u64];
+                let args = self.args(&[x, gain, stats, d_y, d_x]);
+                let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]).with(&sizes);
+                self.launch(Launch::by_rows("rms_norm_backward", (rows, cols), 256, args));
+                let args = self.args(&[x, stats, d_y, d_gain]);
+                let args = args.with(&[values(&[x, d_y, d_gain])?]).with(&sizes);
+                self.launch(Launch::by_columns("rms_norm_gradients", cols, args));
+            }
             Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
                 is(stats, Dtype::F32)?;
                 let (rows, cols) = x.shape();
@@ -135,10 +166,6 @@ impl Launcher<'_> {
             _ => return no_kernel(op),
         }
         Ok(())
-    }
-
-    pub(super) fn rotary(&mut self, op: &Op) -> Result<(), String> {
-        no_kernel(op)
     }
 
     pub(super) fn loss(&mut self, op: &Op) -> Result<(), String> {

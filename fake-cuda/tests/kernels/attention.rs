@@ -1,0 +1,65 @@
+//! Attention: portable and on tensor cores.
+
+use super::rig::{self, Rig, VALUES, noise};
+use super::{DROPOUT, NO_DROPOUT};
+use device::{Dropout, Dtype, Heads, Op};
+
+/// Samples, head dimension, heads.
+fn attention_sizes() -> Vec<(usize, usize, Heads)> {
+    let size = |samples, seq_len, count, dim| {
+        (samples, dim, Heads { count, kv_count: count, first: 1, total: count + 2, seq_len })
+    };
+    let grouped = |samples, seq_len, (count, kv_count), dim| {
+        (samples, dim, Heads { count, kv_count, first: 1, total: count + 2, seq_len })
+    };
+    vec![
+        grouped(2, 70, (6, 2), 24),
+        grouped(1, 131, (3, 1), 80),
+        size(1, 2, 1, 2),
+        size(2, 65, 2, 3),
+        size(1, 130, 3, 16),
+        size(2, 31, 1, 80),
+        size(1, 128, 1, 64),
+        size(1, 70, 1, 128),
+        size(1, 66, 1, 200),
+    ]
+}
+
+/// Forward and backward for a compute capability; by type, the tolerances of both.
+fn check_attention(sm: u32, types: &[(Dtype, [(f64, f64); 2])]) {
+    for (i, (samples, dim, heads)) in attention_sizes().into_iter().enumerate() {
+        for ((dtype, tolerances), dropout) in
+            types.iter().flat_map(|t| [(*t, NO_DROPOUT), (*t, DROPOUT)])
+        {
+            let (rows, width) = (samples * heads.seq_len, heads.count * dim);
+            let dropout = Dropout { first_row: 3 * heads.seq_len as u64, ..dropout };
+            let mut rig = Rig::new(i % 2);
+            rig.sm = sm;
+            let all = (heads.count + 2 * heads.kv_count) * dim;
+            let qkv: Vec<f64> = noise(1, rows * all).iter().map(|x| 2.0 * x).collect();
+            let qkv = rig.put(dtype, (rows, all), &qkv);
+            let d_out = rig.put_noise(dtype, (rows, width), 2);
+            let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, all)));
+            let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
+            let mut pair = rig.open();
+            pair.check(&Op::Attention { qkv, out, lse, heads, dropout }, tolerances[0]);
+            let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout };
+            pair.check(&op, tolerances[1]);
+        }
+    }
+}
+
+#[test]
+fn attention_and_its_gradients_agree() {
+    // A GPU takes its own kernels for 16 bits.
+    let types = if rig::real() { &VALUES[..1] } else { &VALUES[..] };
+    let types: Vec<_> = types.iter().map(|t| (*t, [(5e-7, 1.0), (2e-6, 1.0)])).collect();
+    check_attention(70, &types);
+}
+
+/// Weights and gradients of scores are rounded before they are multiplied.
+#[test]
+fn attention_on_tensor_cores_agrees_within_the_rounding_of_weights() {
+    let of = |dtype, unit: f64| (dtype, [(2.0 * unit, 1.0), (8.0 * unit, 2.0)]);
+    check_attention(80, &[of(Dtype::Bf16, 1.0 / 256.0), of(Dtype::F16, 1.0 / 2048.0)]);
+}
