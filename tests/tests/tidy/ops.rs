@@ -55,7 +55,8 @@ impl Sources {
             names: read("device/src/op/mod.rs"),
             checks: checks.to_owned(),
             launches: launches.iter().map(|path| super::read(path)).collect(),
-            compared: read("fake-cuda/tests/kernels.rs"),
+            compared: read("fake-cuda/tests/kernels.rs")
+                + &read("fake-cuda/tests/kernels/attention.rs"),
             timed: read("fake-cuda/tests/probes/ops.rs"),
             measured: measured.collect(),
         }

@@ -95,7 +95,8 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
   float sums[4][N] = {}, top[4], total[4] = {0, 0, 0, 0};
   for (int i = 0; i < 4; i++) top[i] = -__int_as_float(0x7f800000);
   for (int key = 0; key <= query; key += TILE) {
-    Rows k = rows_of_qkv(qkv, type_of(types, 0), head, key, 1), v = rows_of_qkv(qkv, type_of(types, 0), head, key, 2);
+    Rows k = rows_of_qkv(qkv, type_of(types, 0), head, key, 1), v = k;
+    v.start += head.kv_count * head.dim;
     float s[4][4] = {};
     for (int from = 0; from < (int)head.dim; from += DEPTH) {
       __syncthreads();

@@ -247,9 +247,9 @@ INLINE i64 at_row(const Head& head, i64 token) {
   return ((i64)blockIdx.z * head.seq_len + token) * row_width(head) + (i64)head.number * head.dim;
 }
 INLINE i64 at_qkv(const Head& head, i64 token, int part) {
-  // 32 bits: rows are not that long.
+  // 32 bits: no row is that long, and no micro-batch has so many tokens.
   u32 column = (part == 0 ? head.number : head.count + (part - 1) * head.kv_count + head.shared) * head.dim;
-  return ((i64)blockIdx.z * head.seq_len + token) * qkv_width(head) + column;
+  return (i64)(blockIdx.z * head.seq_len + (u32)token) * qkv_width(head) + column;
 }
 // Of (sample, head, token) in lse.
 INLINE i64 at_lse(const Head& head, i64 token) {
