@@ -245,11 +245,11 @@ impl Model {
         for layer in 0..self.gpt.shape().layers {
             self.gpt.block_forward(&self.dev, &pass, layer);
         }
-        self.gpt.project(&self.dev, &pass);
-        self.dev.sync(self.dev.record(Lane::Compute))?;
         let row = tokens.len() - 1;
+        self.gpt.project(&self.dev, &pass, row..row + 1);
+        self.dev.sync(self.dev.record(Lane::Compute))?;
         let mut logits = vec![0.0; self.gpt.shape().vocab_per_rank()];
-        self.dev.read(self.gpt.logits().rows(row..row + 1), &mut logits)?;
+        self.dev.read(self.gpt.logits().rows(0..1), &mut logits)?;
         logits.truncate(self.gpt.shape().vocab);
         Ok(logits)
     }

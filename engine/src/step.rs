@@ -93,11 +93,9 @@ impl Trainer {
                 self.forward(dev, &mut late);
             }
             let (pass, batch) = self.together[micro % self.together.len()];
-            self.gpt.project(dev, &pass);
             self.loader.prefetch(dev); // behind the parameters on H2d: those are needed first
             dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
-            self.gpt.loss(dev, &batch.tensors, self.losses.slice(micro..micro + 1));
-
+            let loss = self.losses.slice(micro..micro + 1);
             let tied = self.gpt.head() == Embedding;
             let head = self.optimizer.bucket(dev, self.gpt.segment(self.gpt.head()));
             let final_norm = self.optimizer.bucket(dev, self.gpt.segment(FinalNorm));
@@ -106,6 +104,7 @@ impl Trainer {
             self.gpt.loss_backward(
                 dev,
                 (&pass, &batch.tensors),
+                loss,
                 loss_scale,
                 HeadBuckets { final_norm, head },
             );
@@ -264,10 +263,9 @@ impl Trainer {
         self.together.clear();
         self.together.push((pass, batch));
         self.forward(dev, &mut Beside { done: 0, all: 1 });
-        self.gpt.project(dev, &pass);
         let last = self.deal.micro_batches;
         dev.wait(Compute, self.losses_on_host);
-        self.gpt.loss(dev, &batch.tensors, self.losses.slice(last..last + 1));
+        self.gpt.loss(dev, &pass, &batch.tensors, self.losses.slice(last..last + 1));
         self.loader.release(dev, &batch);
         self.fetch_losses(dev, last..last + 1);
         self.losses_on_host

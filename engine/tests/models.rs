@@ -118,3 +118,32 @@ fn keys_beside_a_folder_must_not_contradict_it() {
     check(", tied: true").refused(78, &["true, but the model of", "has false"]);
     check(", rope: (theta: 5e5)").refused(78, &["model.rope", "1000000"]);
 }
+
+#[test]
+fn a_window_that_a_class_has_by_itself_bounds_the_sample() {
+    let folder = Folder::new();
+    let mistral = |window: Option<Value>| {
+        with(&folder, |config| {
+            config["model_type"] = "mistral".into();
+            config["architectures"] = json!(["MistralForCausalLM"]);
+            let keys = config.as_object_mut().unwrap();
+            for key in
+                ["attention_bias", "max_window_layers", "use_sliding_window", "sliding_window"]
+            {
+                keys.remove(key);
+            }
+            if let Some(window) = window {
+                config["sliding_window"] = window;
+            }
+        });
+        let ron = "(model: (from: \"Qwen3\", weights: Random), train: (steps: 1))";
+        std::fs::write(folder.path("a.ron"), ron).unwrap();
+        let shown = folder.onebox(&["config", "show", "a.ron"]).ok().stdout;
+        let line = shown.lines().find(|line| line.starts_with("model.seq_len")).unwrap();
+        line.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    // Its class looks back on 4096 tokens where the key is not there, on all where it is null.
+    assert_eq!(mistral(None), "4096");
+    assert_eq!(mistral(Some(json!(1024))), "1024");
+    assert_eq!(mistral(Some(Value::Null)), "40960");
+}

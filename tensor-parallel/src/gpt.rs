@@ -7,7 +7,7 @@ use crate::block::{self, Block, BlockParams, BlockSaved};
 use crate::branch::Scratch;
 use crate::checkpoints::Checkpoints;
 use crate::embedding::{self, Embedding};
-use crate::loss::Head;
+use crate::loss::{Head, HeadInputs};
 use crate::norm::{Norm, NormSaved};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTable;
@@ -229,44 +229,52 @@ impl Gpt {
         self.blocks[layer].forward(dev, &self.shape, pass, x, y);
     }
 
-    /// Final norm and logits. Reads the final norm and the [`head`](Self::head).
-    pub fn project(&self, dev: &Device, pass: &Pass) {
-        let x = self.x[pass.set].input(self.shape.layers);
-        self.final_norm.forward(dev, self.shape.region(), x, self.final_saved);
-        self.head.project(dev, self.final_saved.normed, self.table);
+    /// Final norm, and logits of some rows, which [`logits`](Self::logits) has then. Reads the final norm and the
+    /// [`head`](Self::head).
+    pub fn project(&self, dev: &Device, pass: &Pass, rows: std::ops::Range<usize>) {
+        self.normalize(dev, pass);
+        self.head.project(dev, self.final_saved.normed.rows(rows), self.table);
     }
 
-    /// (B T, V/t): this rank's columns, until [`loss_backward`](Self::loss_backward) overwrites them.
+    /// (run, V/t): this rank's columns.
     pub const fn logits(&self) -> Tensor {
         self.head.logits
     }
 
-    /// loss (1) F64: the sum over the micro-batch's tokens.
-    pub fn loss(&self, dev: &Device, batch: &BatchTensors, loss: Tensor) {
-        self.head.forward(dev, &self.shape, batch, loss);
+    fn normalize(&self, dev: &Device, pass: &Pass) {
+        let x = self.x[pass.set].input(self.shape.layers);
+        self.final_norm.forward(dev, self.shape.region(), x, self.final_saved);
     }
 
-    /// From the loss to the last block's output. Of a tied embedding's bucket the token table's part is written, and completed
-    /// by [`embed_backward`](Self::embed_backward).
+    /// loss (1) F64: the sum over the micro-batch's tokens. Reads the final norm and the [`head`](Self::head).
+    pub fn loss(&self, dev: &Device, pass: &Pass, batch: &BatchTensors, loss: Tensor) {
+        self.normalize(dev, pass);
+        let inputs = HeadInputs { normed: self.final_saved.normed, table: self.table };
+        self.head.loss(dev, &self.shape, inputs, batch, loss);
+    }
+
+    /// [`loss`](Self::loss), and from it back to the last block's output. Of a tied embedding's bucket the token table's part
+    /// is written, and completed by [`embed_backward`](Self::embed_backward).
     pub fn loss_backward(
         &self,
         dev: &Device,
         (pass, batch): (&Pass, &BatchTensors),
+        loss: Tensor,
         scale: Tensor,
         buckets: HeadBuckets,
     ) {
         let (shape, region) = (&self.shape, self.shape.region());
-        self.head.backward(dev, shape, batch, scale);
-        let d_normed = self.scratch.partial;
+        self.normalize(dev, pass);
+        let inputs = HeadInputs { normed: self.final_saved.normed, table: self.table };
         let head = self.segments[self.segment(self.head())].of(buckets.head);
         let d_table =
             if shape.parts.tied { Embedding::cut(head, shape).tokens } else { head.whole(HEAD) };
-        let forward = (self.final_saved.normed, self.table);
-        self.head.project_backward(dev, shape, forward, (d_normed, d_table));
+        let grads = HeadInputs { normed: self.scratch.partial, table: d_table };
+        self.head.loss_and_gradients(dev, shape, inputs, (batch, loss), (scale, grads));
+        let d_normed = region.sum(dev, grads.normed);
         let layout = &self.segments[self.segment(Part::FinalNorm)];
         let grads = Norm::cut(layout.of(buckets.final_norm), FINAL_NORM, shape);
         let saved = (self.x[pass.set].input(shape.layers), self.final_saved);
-        let d_normed = region.rows(dev, d_normed);
         self.final_norm.backward(dev, saved, d_normed, (self.d_x, false), grads);
         region.sum_replicated_grads(dev, layout.replicated(buckets.final_norm));
     }

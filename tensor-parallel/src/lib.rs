@@ -36,4 +36,4 @@ mod shape;
 pub use gpt::{Gpt, HeadBuckets, Part};
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use rotary::{Rope, RopeScaling};
-pub use shape::{BatchTensors, GptShape, Keep, Parts, Pass, Positions};
+pub use shape::{BatchTensors, GptShape, Keep, Parts, Pass, Positions, head_rows};

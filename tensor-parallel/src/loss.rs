@@ -1,81 +1,128 @@
 //! Vocabulary-parallel output projection and cross-entropy: the logits are never gathered, three numbers per
-//! token are (arXiv 1909.08053, section 3).
+//! token are (arXiv 1909.08053, section 3). Both go through the tokens in runs, so that one run's logits are in memory: of a
+//! vocabulary of 128 thousand those of all tokens are the largest tensor there is.
 
 use crate::region::sum_over_ranks;
 use crate::shape::{BatchTensors, GptShape};
 use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Reduce, Tensor};
+use std::ops::Range;
 
-/// Activations of the output layer.
+/// Activations of the output layer, of one run of tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
-    /// (B T, V/t); becomes its own gradient.
+    /// (run, V/t); becomes its own gradient.
     pub(crate) logits: Tensor,
-    max: Tensor,  // (B T)
-    sums: Tensor, // (2, B T)
+    max: Tensor,  // (run)
+    sums: Tensor, // (2, run)
+    loss: Tensor, // (1) F64: of a run behind the first
+}
+
+/// What the output layer reads: the normed input (B T, C) and its table (V/t, C); or their gradients.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadInputs {
+    pub(crate) normed: Tensor,
+    pub(crate) table: Tensor,
 }
 
 impl Head {
     pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
-        let (tokens, at) = (shape.tokens(), (Arena::Device, "logits"));
+        let (rows, at) = (shape.tokens().min(shape.head_rows), (Arena::Device, "logits"));
         let columns = shape.vocab_per_rank();
         Self {
-            logits: plan.tensor(at, "logits", shape.dtype, (tokens, columns)),
-            max: plan.tensor(at, "logits.max", Dtype::F32, (1, tokens)),
-            sums: plan.tensor(at, "logits.sums", Dtype::F32, (2, tokens)),
+            logits: plan.tensor(at, "logits", shape.dtype, (rows, columns)),
+            max: plan.tensor(at, "logits.max", Dtype::F32, (1, rows)),
+            sums: plan.tensor(at, "logits.sums", Dtype::F32, (2, rows)),
+            loss: plan.tensor(at, "logits.loss", Dtype::F64, (1, 1)),
         }
     }
 
-    /// normed (B T, C), table (V/t, C) -> logits of this rank's columns.
+    /// The runs of tokens.
+    fn runs(shape: &GptShape) -> impl Iterator<Item = Range<usize>> {
+        let (tokens, rows) = (shape.tokens(), shape.head_rows);
+        (0..tokens).step_by(rows).map(move |start| start..(start + rows).min(tokens))
+    }
+
+    /// For a run of `rows` tokens.
+    fn of(self, rows: usize) -> Self {
+        let logits = self.logits.rows(0..rows);
+        let (max, sums) = (self.max.slice(0..rows), self.sums.slice(0..2 * rows).reshape(2, rows));
+        Self { logits, max, sums, ..self }
+    }
+
+    /// normed (run, C), table (V/t, C) -> logits of this rank's columns.
     pub(crate) fn project(&self, dev: &Device, normed: Tensor, table: Tensor) {
-        dev.submit(Compute, Op::product(normed, table.t(), self.logits));
+        let logits = self.logits.rows(0..normed.shape().0);
+        dev.submit(Compute, Op::product(normed, table.t(), logits));
     }
 
     /// loss (1) F64 = sum over the micro-batch's tokens, the same on every rank.
-    pub(crate) fn forward(
+    pub(crate) fn loss(
         &self,
         dev: &Device,
         shape: &GptShape,
+        inputs: HeadInputs,
         batch: &BatchTensors,
         loss: Tensor,
     ) {
-        let (Self { logits, max, sums }, targets) = (*self, batch.targets);
+        for run in Self::runs(shape) {
+            let head = self.of(run.len());
+            head.project(dev, inputs.normed.rows(run.clone()), inputs.table);
+            head.forward(dev, shape, batch.targets.slice(run.clone()), (run.start, loss));
+        }
+    }
+
+    /// [`loss`](Self::loss), and the gradients of its mean over the micro-batch's tokens, times `scale` (1, F64): those of
+    /// `inputs` are written; that of the normed input is this rank's, to be summed over the ranks.
+    pub(crate) fn loss_and_gradients(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        inputs: HeadInputs,
+        (batch, loss): (&BatchTensors, Tensor),
+        (scale, grads): (Tensor, HeadInputs),
+    ) {
+        for run in Self::runs(shape) {
+            let (head, normed) = (self.of(run.len()), inputs.normed.rows(run.clone()));
+            let targets = batch.targets.slice(run.clone());
+            head.project(dev, normed, inputs.table);
+            head.forward(dev, shape, targets, (run.start, loss));
+            head.backward(dev, shape, targets, scale);
+            let d_logits = head.logits;
+            let d_normed = grads.normed.rows(run.clone());
+            dev.submit(Compute, Op::product(d_logits, inputs.table, d_normed));
+            let (a, c, add) = (d_logits.t(), grads.table, run.start > 0);
+            dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None, add });
+        }
+    }
+
+    /// The loss of a run is added to that of the runs before it.
+    fn forward(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        targets: Tensor,
+        (start, loss): (usize, Tensor),
+    ) {
+        let Self { logits, max, sums, .. } = *self;
         let shard = shape.vocab_shard(dev);
         dev.submit(Compute, Op::RowMax { x: logits, y: max, shard });
         sum_over_ranks(dev, max, Reduce::Max);
         dev.submit(Compute, Op::CrossEntropyStats { logits, max, targets, shard, sums });
         sum_over_ranks(dev, sums.reshape(1, sums.len()), Reduce::Sum);
-        dev.submit(Compute, Op::CrossEntropyLoss { sums, targets, loss });
+        if start == 0 {
+            return dev.submit(Compute, Op::CrossEntropyLoss { sums, targets, loss });
+        }
+        dev.submit(Compute, Op::CrossEntropyLoss { sums, targets, loss: self.loss });
+        dev.submit(Compute, Op::Add { x: self.loss, into: loss });
     }
 
-    /// The logits become the gradient of the mean over the micro-batch's tokens, times `scale` (1, F64).
-    pub(crate) fn backward(
-        &self,
-        dev: &Device,
-        shape: &GptShape,
-        batch: &BatchTensors,
-        scale: Tensor,
-    ) {
-        let (Self { logits, max, sums }, targets) = (*self, batch.targets);
+    /// The logits become their gradient.
+    fn backward(&self, dev: &Device, shape: &GptShape, targets: Tensor, scale: Tensor) {
+        let Self { logits, max, sums, .. } = *self;
         let (shard, factor) = (shape.vocab_shard(dev), 1.0 / shape.tokens() as f32);
         dev.submit(
             Compute,
             Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor },
         );
-    }
-
-    /// From the logits' gradient: d_table (V/t, C) is written, and `d_normed` (B T, C), whose sum over the
-    /// ranks is over when Compute goes on.
-    pub(crate) fn project_backward(
-        &self,
-        dev: &Device,
-        shape: &GptShape,
-        (normed, table): (Tensor, Tensor),
-        (d_normed, d_table): (Tensor, Tensor),
-    ) {
-        let d_logits = self.logits;
-        dev.submit(Compute, Op::product(d_logits, table, d_normed));
-        let summed = shape.region().start_sum(dev, d_normed);
-        dev.submit(Compute, Op::product(d_logits.t(), normed, d_table));
-        dev.wait(Compute, summed);
     }
 }

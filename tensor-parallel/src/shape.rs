@@ -102,6 +102,8 @@ pub struct GptShape {
     pub keep: Keep,
     /// Micro-batches whose inputs of the blocks are kept at once; more than one with recomputation only.
     pub checkpoint_sets: usize,
+    /// Tokens whose logits are in memory at once.
+    pub head_rows: usize,
     /// Of parameters, activations and gradients.
     pub dtype: Dtype,
     /// Of sums over the ranks.
@@ -110,6 +112,16 @@ pub struct GptShape {
     pub dropout: f32,
     /// Of the initial weights.
     pub init_std: f64,
+}
+
+/// Most elements of the logits of all ranks: 1 GiB in 16 bits.
+const MOST_LOGITS: usize = 1 << 29;
+
+/// Tokens whose logits are in memory at once, for a vocabulary of `vocab`: a function of that alone, since gradients are
+/// rounded once for each run of so many.
+pub const fn head_rows(vocab: usize) -> usize {
+    let rows = MOST_LOGITS / vocab / 128 * 128;
+    if rows < 128 { 128 } else { rows }
 }
 
 impl GptShape {

@@ -116,6 +116,7 @@ fn handles(tp_size: usize, dp_size: usize, sequence: bool) -> Handles {
         partition_checkpoints: false,
         keep: tensor_parallel::Keep::Device,
         checkpoint_sets: 1,
+        head_rows: 1024,
         dtype: Dtype::F32,
         partial_dtype: Dtype::F32,
         dropout: 0.0,
@@ -151,12 +152,12 @@ impl Handles {
         let pass = Pass { dropout_key: 0, first_token: 0, training: true, set: 0 };
         gpt.embed(&dev, &pass, batch);
         (0..layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer));
-        gpt.project(&dev, &pass);
+        gpt.project(&dev, &pass, 0..gpt.shape().tokens());
         let logits = read(&dev, gpt.logits());
-        gpt.loss(&dev, batch, self.loss);
         gpt.loss_backward(
             &dev,
             (&pass, batch),
+            self.loss,
             self.scale,
             HeadBuckets {
                 final_norm: self.buckets[gpt.segment(Segment::FinalNorm)],

@@ -287,7 +287,10 @@ fn batch(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> BatchConfig {
 }
 
 fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
-    let tokenizer = match told::tokenizer_beside(s.reader, model) {
+    let format = s.named("format", DataFormat::Auto, "`Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files.");
+    // Files of tokens need none.
+    let text = matches!(format, DataFormat::Auto | DataFormat::Bytes);
+    let tokenizer = match told::tokenizer_beside(s.reader, model).filter(|_| text) {
         Some(path) => Or::Derived(Some(path), "beside config.json", &["model.from"]),
         None => Or::Default(None),
     };
@@ -295,7 +298,7 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         train: s.path("train", Or::Default(String::new()), "File, directory or glob to train on. Relative to the config file; in `--set` to the working directory. `train` needs it, `plan` does not."),
         validation: s.path_or_none("validation", "The same for evaluations. None: the last `validation_fraction` of `train`."),
         tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text. None: a byte is a token. With `format` `Auto` and `Bytes` only. With `model.from` the one of its folder where this is left out."),
-        format: s.named("format", DataFormat::Auto, "`Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files."),
+        format,
         validation_fraction: s.float(
             "validation_fraction",
             Interval::above(0.0, 0.5),

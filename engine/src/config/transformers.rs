@@ -347,13 +347,11 @@ fn window(keys: &mut Keys, kind: &str) -> Option<usize> {
                 .push(format!("`layer_types` is {types}: all layers look at all tokens here"));
         }
     }
-    keys.asked.extend(["max_window_layers"]);
-    let given = keys.get("sliding_window");
-    if !used || given.is_none() {
-        return None;
-    }
-    let window = keys.whole("sliding_window", TOKENS);
-    Some(window)
+    keys.asked.extend(["max_window_layers", "sliding_window"]);
+    // Where the key is not there its class has a window; null is none.
+    let none = keys.found.get("sliding_window").is_some_and(Value::is_null);
+    let windowed = used && !none && (kind == "mistral" || qwen);
+    windowed.then(|| keys.whole_or("sliding_window", TOKENS, Some(4096)))
 }
 
 /// Both forms: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.

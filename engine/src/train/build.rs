@@ -10,7 +10,7 @@ use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Rule, Tensor, cuda};
 use offload::{Layout, LossScale, SegmentSpec, Spec, Storage, Sum, chunk_elements};
 use std::sync::Arc;
-use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Rope, RopeScaling};
+use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Rope, RopeScaling, head_rows};
 use topology::HostBytes;
 
 /// The model, the optimizer and their memory.
@@ -86,6 +86,7 @@ pub fn shape(config: &Config) -> GptShape {
             (true, Transfer::Blocking) => Keep::HostBlocking,
         },
         checkpoint_sets: first_forward(config),
+        head_rows: head_rows(m.vocab),
         dtype,
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,

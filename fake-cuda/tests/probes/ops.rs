@@ -143,8 +143,11 @@ fn rms_norm_backward(plan: &mut Plan) -> Made {
     })
 }
 
+/// A type and a shape.
+type Typed = (Dtype, (usize, usize));
+
 /// qkv, table, gains, raw, gradients of gains: a quarter as many heads of keys and values as of queries.
-fn turned(seq_len: usize) -> ([(Dtype, (usize, usize)); 7], Heads) {
+fn turned(seq_len: usize) -> ([Typed; 7], Heads) {
     let (rows, cols, _, count, _) = sizes();
     let (dim, kv_count) = (cols / count, (count / 4).max(1));
     let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
