@@ -3,6 +3,9 @@
 
 #[path = "kernels/attention.rs"]
 mod attention;
+mod common;
+#[path = "kernels/products.rs"]
+mod products;
 mod rig;
 
 use device::cuda::testing;
@@ -362,7 +365,8 @@ fn an_update_is_the_same_bits() {
 #[test]
 fn rms_norm_and_its_gradients_agree() {
     in_each_type(|dtype, skew| {
-        for (rows, cols, add) in [(3, 2, false), (7, 37, true), (5, 300, false), (70, 2056, true)] {
+        for (rows, cols, add) in [(3, 2, false), (7, 37, true), (40, 1031, false), (70, 2056, true)]
+        {
             let mut rig = Rig::new(skew);
             let (x, d_y) =
                 (rig.put_noise(dtype, (rows, cols), 1), rig.put_noise(dtype, (rows, cols), 2));
@@ -396,9 +400,17 @@ fn swiglu_and_its_gradient_agree() {
 #[test]
 fn rotations_and_their_gradients_agree() {
     in_each_type(|dtype, skew| {
-        for (rows, (count, kv_count), dim) in
-            [(10, (6, 2), 2), (35, (3, 1), 10), (5, (4, 4), 128), (15, (2, 1), 256)]
-        {
+        // Heads of whole runs of 8 pairs, of parts of one, and of one pair.
+        for (rows, (count, kv_count), dim) in [
+            (10, (6, 2), 2),
+            (35, (3, 1), 10),
+            (40, (12, 2), 16),
+            (50, (6, 1), 34),
+            (15, (5, 5), 80),
+            (75, (4, 1), 98),
+            (5, (4, 4), 128),
+            (15, (2, 1), 256),
+        ] {
             for normed in [false, true] {
                 let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 5 };
                 let columns = (count + 2 * kv_count) * dim;

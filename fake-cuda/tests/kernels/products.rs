@@ -1,0 +1,49 @@
+//! Products by cuBLASLt, through the driver: the library's stand-in in a child process, or a real GPU's.
+
+use super::common::in_child;
+use super::rig::{self, Rig, VALUES};
+use device::{Dtype, Op};
+
+/// (m, k, n), and whether a and b are stored the other way round.
+const SHAPES: [((usize, usize, usize), [bool; 2]); 4] = [
+    ((1, 3, 2), [false, false]),
+    ((37, 70, 9), [true, false]),
+    ((8, 64, 130), [false, true]),
+    ((65, 24, 33), [true, true]),
+];
+
+/// Sums of so few multiples of 1/128 are exact in any order, so a product is rounded once and has the same bits.
+fn check_products() {
+    let of_types = VALUES.iter().flat_map(|of| [(*of, *of), (*of, Dtype::F32)]);
+    for ((of, to), ((m, k, n), [a_turned, b_turned])) in
+        of_types.flat_map(|types| SHAPES.map(|shape| (types, shape)))
+    {
+        let mut rig = Rig::new(usize::from(m % 2 == 1));
+        let mut operand = |(rows, cols), turned: bool, seed| match turned {
+            true => rig.put_noise(of, (cols, rows), seed).t(),
+            false => rig.put_noise(of, (rows, cols), seed),
+        };
+        let (a, b) = (operand((m, k), a_turned, 1), operand((k, n), b_turned, 2));
+        let (c, bias) = (rig.put_noise(to, (m, n), 3), rig.put_noise(to, (1, n), 4));
+        let mut pair = rig.open();
+        for add in [false, true] {
+            // The library adds a bias of the result's type alone.
+            for bias in [None, (of == to).then_some(bias)] {
+                pair.check_exact(&Op::Gemm { a, b, c, bias, add });
+            }
+        }
+    }
+}
+
+#[test]
+fn products_replace_what_is_there_or_add_to_it() {
+    if rig::real() && std::env::var_os("FAKECUDA_TEST").is_none() {
+        return check_products();
+    }
+    let cache = tempfile::tempdir().expect("a folder");
+    let cache = cache.path().to_str().expect("a path in UTF-8");
+    // The rig opens the first GPU that the driver has: here the stand-in's.
+    let there = [("ONEBOX_REAL_GPU", "1"), ("XDG_CACHE_HOME", cache)];
+    let _ =
+        in_child("products::products_replace_what_is_there_or_add_to_it", &there, check_products);
+}
