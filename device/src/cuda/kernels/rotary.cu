@@ -1,155 +1,171 @@
-// Rotary positions by halves, in place, with the norm of each head of q and k where a model has one. A warp has one head
-// of one row at a time; a lane has pairs lane, lane + 32, ... of it, so heads have at most 256 elements. One pass: every
-// element of q and k is read once and written once, and the norm's input with it.
-
-#define PAIRS 4
+// Rotary positions by halves, in place, with the norm of each head of q and k where a model has one. A team of `lanes`
+// lanes of a warp, a power of two, has one head of one row at a time, and a lane 8 pairs of it: the head's loads and
+// stores are as wide as those of element-wise kernels.
+//
+// Bytes: q and k are read once and written once, and what the norm was given is written once forward and read once
+// backward. That is the least there is; beside it are the table and, of gradients of gains, at most 1024 rows of D.
 
 // What a block needs to know of the heads.
 struct Turned {
-  u32 count, kv_count, seq_len, dim;
+  u32 rows, count, kv_count, seq_len, dim, lanes;
   float epsilon;
   u32 types;  // of qkv, the gains of q and k, raw
 };
 
-#define TURNED_PARAMETERS u32 types, u32 count, u32 kv_count, u32 seq_len, u32 dim, float epsilon
+#define TURNED_PARAMETERS \
+  u32 types, u32 rows, u32 count, u32 kv_count, u32 seq_len, u32 dim, u32 lanes, float epsilon
 #define TURNED \
-  { count, kv_count, seq_len, dim, epsilon, types }
+  { rows, count, kv_count, seq_len, dim, lanes, epsilon, types }
 
-// Pairs of a head: x[0] and x[1] are its halves. 0 behind it.
-typedef float Pairs[2][PAIRS];
+// Pairs first..first + n of a head: x[0] and x[1] are of its halves. 0 behind them.
+typedef float Pairs[2][8];
+struct Place {
+  u32 first;
+  int n;
+};
 
-INLINE void load_pairs(Pairs& x, const void* from, u32 type, i64 at, u32 dim) {
-#pragma unroll
-  for (int j = 0; j < PAIRS; j++) {
-    u32 pair = threadIdx.x % 32 + 32 * j;
-    bool there = pair < dim / 2;
-    x[0][j] = there ? load1(from, type, at + pair) : 0.0f;
-    x[1][j] = there ? load1(from, type, at + dim / 2 + pair) : 0.0f;
-  }
+INLINE Place place_of_lane(const Turned& turned, bool there) {
+  u32 first = threadIdx.x % turned.lanes * 8, half = turned.dim / 2;
+  return {first, there && first < half ? run_length(first, half) : 0};
 }
 
-INLINE void store_pairs(const Pairs& x, void* to, u32 type, i64 at, u32 dim) {
-#pragma unroll
-  for (int j = 0; j < PAIRS; j++) {
-    u32 pair = threadIdx.x % 32 + 32 * j;
-    if (pair < dim / 2) {
-      store1(to, type, at + pair, x[0][j]);
-      store1(to, type, at + dim / 2 + pair, x[1][j]);
-    }
-  }
+INLINE void load_pairs(Pairs& x, const void* from, u32 type, i64 at, Place place, u32 dim) {
+  load8(from, type, at + place.first, place.n, x[0]);
+  load8(from, type, at + dim / 2 + place.first, place.n, x[1]);
 }
 
-INLINE float dot_pairs(const Pairs& x, const Pairs& y) {
+INLINE void store_pairs(const Pairs& x, void* to, u32 type, i64 at, Place place, u32 dim) {
+  store8(to, type, at + place.first, place.n, x[0]);
+  store8(to, type, at + dim / 2 + place.first, place.n, x[1]);
+}
+
+// Over the head.
+INLINE float dot_pairs(const Pairs& x, const Pairs& y, u32 lanes) {
   float sum = 0.0f;
 #pragma unroll
   for (int half = 0; half < 2; half++)
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++) sum = fmaf(x[half][j], y[half][j], sum);
-  return warp_combine(sum, 32, plus);
+    for (int j = 0; j < 8; j++) sum = fmaf(x[half][j], y[half][j], sum);
+  return warp_combine(sum, lanes, plus);
 }
 
 // 1 / sqrt(mean(x^2) + epsilon)
 INLINE float inverse_root(const Pairs& x, const Turned& turned) {
-  return 1.0f / sqrtf(fmaf(dot_pairs(x, x), 1.0f / (float)turned.dim, turned.epsilon));
+  return 1.0f / sqrtf(fmaf(dot_pairs(x, x, turned.lanes), 1.0f / (float)turned.dim, turned.epsilon));
 }
 
 // x turns by its position; backward it turns back.
-INLINE void turn(Pairs& x, const float* table, i64 row, const Turned& turned, bool back) {
-  const float* cosines = table + row % turned.seq_len * turned.dim;
+INLINE void turn(Pairs& x, const float* table, u32 row, Place place, const Turned& turned, bool back) {
+  Pairs angle;
+  load_pairs(angle, table, F32, (i64)(row % turned.seq_len) * turned.dim, place, turned.dim);
 #pragma unroll
-  for (int j = 0; j < PAIRS; j++) {
-    u32 pair = threadIdx.x % 32 + 32 * j;
-    if (pair >= turned.dim / 2) continue;
-    float c = cosines[pair], s = cosines[turned.dim / 2 + pair], a = x[0][j], b = x[1][j];
-    s = back ? -s : s;
+  for (int j = 0; j < 8; j++) {
+    float c = angle[0][j], s = back ? -angle[1][j] : angle[1][j], a = x[0][j], b = x[1][j];
     x[0][j] = fmaf(a, c, -b * s);
     x[1][j] = fmaf(b, c, a * s);
   }
 }
 
-// The heads of q and k of each row turn; with a norm (raw is not null) they are kept and normed first.
-KERNEL(256) rotary(void* qkv, const float* table, const void* q_gain, const void* k_gain, void* raw, i64 rows,
+// The heads of q and k of each row turn, or turn back, one by each team; with a norm (raw is not null) they are kept and
+// normed first.
+KERNEL(256) rotary(void* qkv, const float* table, const void* q_gain, const void* k_gain, void* raw, u32 back,
                    TURNED_PARAMETERS) {
   Turned turned = TURNED;
-  u32 heads = count + kv_count;
-  for (i64 unit = (i64)blockIdx.x * 8 + threadIdx.x / 32; unit < rows * heads; unit += (i64)gridDim.x * 8) {
-    i64 row = unit / heads, head = unit % heads;
-    i64 at = row * (count + 2 * kv_count) * dim + head * dim;
-    Pairs x;
-    load_pairs(x, qkv, type_of(types, 0), at, dim);
-    if (raw) {
-      store_pairs(x, raw, type_of(types, 3), unit * dim, dim);
-      Pairs gain;
-      bool of_k = head >= count;
-      load_pairs(gain, of_k ? k_gain : q_gain, type_of(types, of_k ? 2 : 1), 0, dim);
-      float scale = inverse_root(x, turned);
+  u32 heads = count + kv_count, unit = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
+  u32 row = unit / heads, head = unit % heads;
+  Place place = place_of_lane(turned, unit < rows * heads);
+  i64 at = ((i64)row * (count + 2 * kv_count) + head) * dim;
+  Pairs x;
+  load_pairs(x, qkv, type_of(types, 0), at, place, dim);
+  if (raw) {
+    store_pairs(x, raw, type_of(types, 3), (i64)unit * dim, place, dim);
+    float scale = inverse_root(x, turned);
+    bool of_k = head >= count;
+    Pairs gain;
+    load_pairs(gain, of_k ? k_gain : q_gain, type_of(types, of_k ? 2 : 1), 0, place, dim);
 #pragma unroll
-      for (int half = 0; half < 2; half++)
+    for (int half = 0; half < 2; half++)
 #pragma unroll
-        for (int j = 0; j < PAIRS; j++) x[half][j] *= scale * gain[half][j];
-    }
-    turn(x, table, row, turned, false);
-    store_pairs(x, qkv, type_of(types, 0), at, dim);
+      for (int j = 0; j < 8; j++) x[half][j] *= scale * gain[half][j];
   }
+  turn(x, table, row, place, turned, back);
+  store_pairs(x, qkv, type_of(types, 0), at, place, dim);
 }
 
-// Gradients of rotated heads become those of what `rotary` was given. With a norm, block b of part p (0: q, 1: k) has
-// every gridDim.x-th run of 8 heads of its part, and leaves its part of the gradient of the gain in partials (2,
-// gridDim.x, D).
+// Gradients of heads that were normed and turned become those of what `rotary` was given. The first `q_blocks` blocks
+// have `each` heads of q in turn, the others as many of k; each leaves its part of the gradient of the gain in its row
+// of partials (blocks, D).
 KERNEL(256) rotary_backward(void* d_qkv, const float* table, const void* q_gain, const void* k_gain, const void* raw,
-                            float* partials, i64 rows, TURNED_PARAMETERS) {
-  __shared__ float sums[8][64 * PAIRS];
+                            float* partials, u32 q_blocks, u32 each, TURNED_PARAMETERS) {
+  __shared__ float sums[8][2][128];
   Turned turned = TURNED;
-  u32 part = blockIdx.y, heads = raw ? (part == 0 ? count : kv_count) : count + kv_count, first = part == 0 ? 0 : count;
-  u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Pairs sum = {}, gain = {};
-  if (raw) load_pairs(gain, part == 0 ? q_gain : k_gain, type_of(types, part == 0 ? 1 : 2), 0, dim);
-  for (i64 unit = (i64)blockIdx.x * 8 + warp; unit < rows * heads; unit += (i64)gridDim.x * 8) {
-    i64 row = unit / heads, head = first + unit % heads;
-    i64 at = row * (count + 2 * kv_count) * dim + head * dim;
-    Pairs d;
-    load_pairs(d, d_qkv, type_of(types, 0), at, dim);
-    turn(d, table, row, turned, true);
-    if (raw) {
-      Pairs n;
-      load_pairs(n, raw, type_of(types, 3), (row * (count + kv_count) + head) * dim, dim);
-      float scale = inverse_root(n, turned);
+  bool of_k = blockIdx.x >= q_blocks;
+  u32 heads = of_k ? kv_count : count, teams = blockDim.x / lanes, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  u32 start = (blockIdx.x - (of_k ? q_blocks : 0)) * each, end = start + each;
+  end = end < rows * heads ? end : rows * heads;
+  const void* gains = of_k ? k_gain : q_gain;
+  Pairs sum = {};
+  // By the first head of the warp: its lanes go on together.
+  for (u32 of_warp = start + warp * (32 / lanes); of_warp < end; of_warp += teams) {
+    u32 unit = of_warp + lane / lanes, row = unit / heads, head = unit % heads + (of_k ? count : 0);
+    Place place = place_of_lane(turned, unit < end);
+    i64 at = ((i64)row * (count + 2 * kv_count) + head) * dim;
+    Pairs d, n;
+    load_pairs(d, d_qkv, type_of(types, 0), at, place, dim);
+    load_pairs(n, raw, type_of(types, 3), ((i64)row * (count + kv_count) + head) * dim, place, dim);
+    turn(d, table, row, place, turned, true);
+    float scale = inverse_root(n, turned);
+    // Where there is no head its root may be 0.
+    if (place.n == 0) scale = 0.0f;
+    Pairs gain;
+    load_pairs(gain, gains, type_of(types, of_k ? 2 : 1), 0, place, dim);
 #pragma unroll
-      for (int half = 0; half < 2; half++)
+    for (int half = 0; half < 2; half++)
 #pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-          n[half][j] *= scale;
-          sum[half][j] = fmaf(d[half][j], n[half][j], sum[half][j]);
-          d[half][j] *= gain[half][j];
-        }
-      float mean = dot_pairs(d, n) / (float)dim;
+      for (int j = 0; j < 8; j++) {
+        n[half][j] *= scale;
+        sum[half][j] = fmaf(d[half][j], n[half][j], sum[half][j]);
+        d[half][j] *= gain[half][j];
+      }
+    float mean = dot_pairs(d, n, lanes) / (float)dim;
 #pragma unroll
-      for (int half = 0; half < 2; half++)
+    for (int half = 0; half < 2; half++)
 #pragma unroll
-        for (int j = 0; j < PAIRS; j++) d[half][j] = fmaf(n[half][j], -mean, d[half][j]) * scale;
-    }
-    store_pairs(d, d_qkv, type_of(types, 0), at, dim);
+      for (int j = 0; j < 8; j++) d[half][j] = fmaf(n[half][j], -mean, d[half][j]) * scale;
+    store_pairs(d, d_qkv, type_of(types, 0), at, place, dim);
   }
-  if (!raw) return;
+  // Of the teams of a warp, then of the warps in order.
 #pragma unroll
   for (int half = 0; half < 2; half++)
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++) sums[warp][half * 32 * PAIRS + 32 * j + lane] = sum[half][j];
+    for (int j = 0; j < 8; j++) {
+      for (u32 other = 16; other >= lanes; other /= 2) sum[half][j] += __shfl_xor_sync(0xffffffffu, sum[half][j], other);
+      if (lane < lanes) sums[warp][half][8 * lane + j] = sum[half][j];
+    }
   __syncthreads();
   for (u32 col = threadIdx.x; col < dim; col += blockDim.x) {
-    u32 half = col / (dim / 2), at = half * 32 * PAIRS + col % (dim / 2);
+    u32 half = col / (dim / 2), pair = col % (dim / 2);
     float total = 0.0f;
-    for (int other = 0; other < 8; other++) total += sums[other][at];
-    partials[((i64)part * gridDim.x + blockIdx.x) * dim + col] = total;
+    for (int other = 0; other < 8; other++) total += sums[other][half][pair];
+    partials[(i64)blockIdx.x * dim + col] = total;
   }
 }
 
-// Gradients of the gains of q and k (block 0 and 1): the partials in order.
-KERNEL(256) rotary_gains(const float* partials, void* d_q_gain, void* d_k_gain, u32 types, u32 count, u32 dim) {
-  u32 part = blockIdx.x;
-  for (u32 col = threadIdx.x; col < dim; col += blockDim.x) {
-    float sum = 0.0f;
-    for (u32 i = 0; i < count; i++) sum += partials[((i64)part * count + i) * dim + col];
+// Gradients of the gains of q and k (y 0 and 1): sums over the rows of each part's partials, added up as in column_sum.
+KERNEL(1024) rotary_gains(const float* partials, void* d_q_gain, void* d_k_gain, u32 types, u32 q_blocks, u32 blocks,
+                          u32 dim) {
+  __shared__ float sums[32][32];
+  u32 part = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = 32 * blockIdx.x + lane;
+  u32 start = part == 0 ? 0 : q_blocks, end = part == 0 ? q_blocks : blocks;
+  float sum = 0.0f;
+  if (col < dim) {
+#pragma unroll 4
+    for (u32 row = start + warp; row < end; row += 32) sum += partials[(i64)row * dim + col];
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && col < dim) {
+    for (int other = 1; other < 32; other++) sum += sums[other][lane];
     store1(part == 0 ? d_q_gain : d_k_gain, type_of(types, part), col, sum);
   }
 }

@@ -2,82 +2,131 @@
 
 use super::{Args, Dtype, HeadNorm, Heads, Launch, Launcher, Op, Tensor, is, no_kernel, values};
 
-/// Blocks of q, and of k, whose sums of the gains' gradients are added up.
-const PARTS: usize = 256;
-/// Heads of a block at a time.
-const WARPS: usize = 8;
+/// Threads of a block.
+const THREADS: usize = 256;
 /// Elements of the longest head.
 const LONGEST: usize = 256;
+/// Elements of a head that a lane has: 8 pairs.
+const OF_A_LANE: usize = 16;
+/// Blocks whose sums of the gains' gradients are added up.
+const MOST_PARTS: usize = 1024;
+/// Heads that a team has in turn, at least: a block's sums cost as much as some of them.
+const IN_TURN: usize = 4;
 
 /// Bytes of scratch for the gradients of gains of heads of `dim` elements.
 pub(crate) const fn rotary_scratch_bytes(dim: usize) -> u64 {
-    (2 * PARTS * dim * 4) as u64
+    (MOST_PARTS * dim * 4) as u64
 }
 
 impl Launcher<'_> {
     pub(super) fn rotary(&mut self, op: &Op) -> Result<(), String> {
         match *op {
             Op::Rotary { qkv, table, heads, norm } => {
-                let (rows, shape) = turned(qkv, table, heads, norm)?;
-                let args = self.args(&[qkv, table]).with(&self.norm_at(norm));
-                let args = with(args.with(&[rows as u64]), shape, norm);
-                let units = rows * (heads.count + heads.kv_count);
-                let blocks = units.div_ceil(WARPS).min(1 << 16);
-                self.launch(Launch::new("rotary", [blocks, 1, 1], 256, args));
+                let turned = Turned::new(qkv, table, heads, norm)?;
+                self.turn((qkv, table), &turned, norm, false);
             }
-            Op::RotaryBackward { d_qkv, table, heads, norm } => {
-                let of = norm.map(|(norm, _)| norm);
-                let (rows, shape) = turned(d_qkv, table, heads, of)?;
-                let args = self.args(&[d_qkv, table]).with(&self.norm_at(of));
-                let args = with(args.with(&[self.scratch, rows as u64]), shape, of);
-                let Some((_, grads)) = norm else {
-                    let units = rows * (heads.count + heads.kv_count);
-                    let blocks = units.div_ceil(WARPS).min(1 << 16);
-                    self.launch(Launch::new("rotary_backward", [blocks, 1, 1], 256, args));
-                    return Ok(());
-                };
-                self.launch(Launch::new("rotary_backward", [PARTS, 2, 1], 256, args));
+            Op::RotaryBackward { d_qkv, table, heads, norm: None } => {
+                let turned = Turned::new(d_qkv, table, heads, None)?;
+                self.turn((d_qkv, table), &turned, None, true);
+            }
+            Op::RotaryBackward { d_qkv, table, heads, norm: Some((norm, grads)) } => {
+                let turned = Turned::new(d_qkv, table, heads, Some(norm))?;
+                let (each, [of_q, of_k]) = turned.parts();
+                let args = self.args(&[d_qkv, table, norm.q_gain, norm.k_gain, norm.raw]);
+                let args = args.with(&[self.scratch, of_q as u64, each as u64]);
+                let grid = [of_q + of_k, 1, 1];
+                let launch =
+                    Launch::new("rotary_backward", grid, THREADS as u32, turned.with(args));
+                self.launch(launch);
                 let gains = [grads.q_gain, grads.k_gain];
-                let sizes = [values(&gains)?, PARTS as u64, heads.dim(d_qkv.shape().1) as u64];
-                let at = gains.map(|gain| (self.at)(gain));
-                let args = Args::default().with(&[self.scratch]).with(&at).with(&sizes);
-                self.launch(Launch::new("rotary_gains", [2, 1, 1], 256, args));
+                let sizes = [of_q, of_q + of_k, turned.dim].map(|n| n as u64);
+                let args = Args::default().with(&[self.scratch]);
+                let args = args.with(&gains.map(|gain| (self.at)(gain)));
+                let args = args.with(&[values(&gains)?]).with(&sizes);
+                let grid = [turned.dim.div_ceil(32), 2, 1];
+                self.launch(Launch::new("rotary_gains", grid, 1024, args));
             }
             _ => return no_kernel(op),
         }
         Ok(())
     }
 
-    /// Addresses of the gains and of what is kept; null without a norm.
-    fn norm_at(&self, norm: Option<HeadNorm>) -> [u64; 3] {
-        norm.map_or([0; 3], |n| [n.q_gain, n.k_gain, n.raw].map(|t| (self.at)(t)))
+    fn turn(
+        &mut self,
+        (x, table): (Tensor, Tensor),
+        turned: &Turned,
+        norm: Option<HeadNorm>,
+        back: bool,
+    ) {
+        // Null without a norm.
+        let of_norm = norm.map_or([0; 3], |n| [n.q_gain, n.k_gain, n.raw].map(|t| (self.at)(t)));
+        let args = self.args(&[x, table]).with(&of_norm).with(&[u64::from(back)]);
+        let blocks = turned.heads().div_ceil(turned.teams());
+        self.launch(Launch::new("rotary", [blocks, 1, 1], THREADS as u32, turned.with(args)));
     }
 }
 
-/// Types, heads, tokens and elements of a head.
-type Shape = [u64; 5];
-
-/// Rows, and what all kernels are told, but epsilon.
-fn turned(
-    qkv: Tensor,
-    table: Tensor,
+/// What all kernels are told.
+struct Turned {
+    types: u64,
+    rows: usize,
     heads: Heads,
-    norm: Option<HeadNorm>,
-) -> Result<(usize, Shape), String> {
-    is(table, Dtype::F32)?;
-    let (rows, columns) = qkv.shape();
-    let dim = heads.dim(columns);
-    if dim > LONGEST {
-        return Err(format!("heads of {dim}; at most {LONGEST}"));
-    }
-    let types = match norm {
-        Some(norm) => values(&[qkv, norm.q_gain, norm.k_gain, norm.raw])?,
-        None => values(&[qkv])?,
-    };
-    let sizes = [heads.count, heads.kv_count, heads.seq_len, dim].map(|n| n as u64);
-    Ok((rows, [types, sizes[0], sizes[1], sizes[2], sizes[3]]))
+    dim: usize,
+    epsilon: f32,
 }
 
-fn with(args: Args, shape: Shape, norm: Option<HeadNorm>) -> Args {
-    args.with(&shape).float(norm.map_or(0.0, |norm| norm.epsilon))
+impl Turned {
+    fn new(
+        qkv: Tensor,
+        table: Tensor,
+        heads: Heads,
+        norm: Option<HeadNorm>,
+    ) -> Result<Self, String> {
+        is(table, Dtype::F32)?;
+        let (rows, columns) = qkv.shape();
+        let dim = heads.dim(columns);
+        if dim > LONGEST {
+            return Err(format!("heads of {dim}; at most {LONGEST}"));
+        }
+        let types = match norm {
+            Some(norm) => values(&[qkv, norm.q_gain, norm.k_gain, norm.raw])?,
+            None => values(&[qkv])?,
+        };
+        let turned = Self { types, rows, heads, dim, epsilon: norm.map_or(0.0, |n| n.epsilon) };
+        // Kernels count them in 32 bits.
+        if turned.heads() > i32::MAX as usize {
+            let most = i32::MAX;
+            return Err(format!("{} heads of q and k in all rows; at most {most}", turned.heads()));
+        }
+        Ok(turned)
+    }
+
+    /// Of q and k, in all rows.
+    const fn heads(&self) -> usize {
+        self.rows * (self.heads.count + self.heads.kv_count)
+    }
+
+    /// Lanes that share a head.
+    const fn lanes(&self) -> usize {
+        self.dim.div_ceil(OF_A_LANE).next_power_of_two()
+    }
+
+    /// Heads that a block has at a time.
+    const fn teams(&self) -> usize {
+        THREADS / self.lanes()
+    }
+
+    /// Heads of a block, and how many blocks those of q and of k take: at most [`MOST_PARTS`].
+    fn parts(&self) -> (usize, [usize; 2]) {
+        let in_turn = self.heads().div_ceil(self.teams() * (MOST_PARTS - 2)).max(IN_TURN);
+        let each = self.teams() * in_turn;
+        (each, [self.heads.count, self.heads.kv_count].map(|n| (self.rows * n).div_ceil(each)))
+    }
+
+    /// TURNED_PARAMETERS of rotary.cu.
+    fn with(&self, args: Args) -> Args {
+        let Heads { count, kv_count, seq_len, .. } = self.heads;
+        let sizes = [self.rows, count, kv_count, seq_len, self.dim, self.lanes()];
+        args.with(&[self.types]).with(&sizes.map(|n| n as u64)).float(self.epsilon)
+    }
 }
