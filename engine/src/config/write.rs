@@ -20,7 +20,9 @@ impl Config {
 
 /// A value as a config has it, in one line: `Split(device_fraction: 0.2)`.
 pub(crate) fn in_line(value: &impl Serialize) -> String {
-    text(value, PrettyConfig::new().compact_structs(true))
+    let text = text(value, PrettyConfig::new().compact_structs(true));
+    // So the name of a variant is written that is also a word of RON; people write it plainly.
+    text.strip_prefix("r#").map_or(text.clone(), str::to_owned)
 }
 
 fn text(value: &impl Serialize, style: PrettyConfig) -> String {
