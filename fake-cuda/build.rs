@@ -1,4 +1,4 @@
-//! Compiles the CUDA kernels of `device` as C++, with an emulator of the language around them.
+//! Compiles the CUDA kernels of `device` and `offload` as C++, with an emulator of the language around them.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,18 +6,26 @@ use std::{env, fs};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
+/// Folders of kernels; the prelude is in the first one.
+const FOLDERS: [&str; 2] = ["../device/src/cuda/kernels", "../offload/src/kernels"];
+
 fn main() -> Result<()> {
     println!("cargo::rustc-check-cfg=cfg(kernel_emulator)");
     println!("cargo::rustc-cfg=kernel_emulator");
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
-    let kernels = fs::canonicalize(root.join("../device/src/cuda/kernels"))?;
-    let mut files: Vec<PathBuf> = fs::read_dir(&kernels)?
-        .map(|entry| entry.map(|e| e.path()))
-        .collect::<std::io::Result<_>>()?;
+    let mut files: Vec<PathBuf> = Vec::new();
+    for folder in FOLDERS {
+        let folder = fs::canonicalize(root.join(folder))?;
+        println!("cargo::rerun-if-changed={}", folder.display());
+        for entry in fs::read_dir(folder)? {
+            files.push(entry?.path());
+        }
+    }
     files.retain(|path| path.extension().is_some_and(|e| e == "cu"));
     files.sort();
+    let prelude = fs::canonicalize(root.join(FOLDERS[0]).join("prelude.cuh"))?;
     let generated = PathBuf::from(env::var("OUT_DIR")?).join("kernels.cpp");
-    fs::write(&generated, program(&kernels, &files)?)?;
+    fs::write(&generated, program(&prelude, &files)?)?;
     let mut build = cc::Build::new();
     if env::var("CARGO_CFG_TARGET_ARCH")? == "x86_64" {
         // Conversions of f16 and fma by instructions.
@@ -38,15 +46,13 @@ fn main() -> Result<()> {
         .file(generated)
         .compile("onebox_emulated_kernels");
     println!("cargo::rerun-if-changed=shim");
-    println!("cargo::rerun-if-changed={}", kernels.display());
     Ok(())
 }
 
 /// One program with a namespace for each file and a table of all kernels.
-fn program(kernels: &Path, files: &[PathBuf]) -> Result<String> {
+fn program(prelude: &Path, files: &[PathBuf]) -> Result<String> {
     let mut program = String::from("#include \"language.h\"\n");
     let mut table = String::new();
-    let prelude = kernels.join("prelude.cuh");
     for path in files {
         let name = path.file_stem().and_then(|s| s.to_str()).ok_or("a file without a name")?;
         writeln!(program, "namespace of_{name} {{")?;

@@ -7,7 +7,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-KERNELS = pathlib.Path(__file__).parent.parent / "device/src/cuda/kernels"
+ROOT = pathlib.Path(__file__).parent.parent
+KERNELS = ROOT / "device/src/cuda/kernels"
+FOLDERS = [KERNELS, ROOT / "offload/src/kernels"]
 ARCHITECTURES = ["70", "75", "80", "86", "89", "90"]
 # As device/src/cuda/launch.rs has them.
 OPTIONS = re.findall(r'"(-[^"]+)"', (KERNELS.parent / "launch.rs").read_text().split("OPTIONS", 1)[1].split(";", 1)[0])
@@ -42,7 +44,7 @@ def kernels_of(log):
 def main():
     nvrtc = ctypes.CDLL(sys.argv[1])
     architectures = sys.argv[2:] or ARCHITECTURES
-    files = sorted(KERNELS.glob("*.cu"))
+    files = sorted(path for folder in FOLDERS for path in folder.glob("*.cu"))
     failed, table = False, {}
     started = time.monotonic()
     jobs = [(path, architecture) for architecture in architectures for path in files]

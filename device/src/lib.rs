@@ -9,7 +9,7 @@
 //!
 //! 1. `tensor`: tensors, and the [`Plan`] that gives them out;
 //! 2. `op`: what a lane can be given; `op/access.rs` what each op touches, `op/check.rs` which shapes fit;
-//! 3. `submit`: lanes and events, [`Device`] and its executors, the hazard check, tasks of the host;
+//! 3. `submit`: lanes and events, [`Device`] and its executors, the hazard check, tasks of other crates;
 //! 4. `ranks`: where the threads of ranks meet, their memory, queues and kernel threads;
 //! 5. [`cpu`]: one executor with its kernels, which every other one is compared with;
 //! 6. [`numerics`], [`random`]: arithmetic that must be the same everywhere;
@@ -30,7 +30,7 @@ mod tensor;
 mod view;
 
 pub use error::{Error, Hazard, OutOfMemory, Site};
-pub use op::{Dropout, Group, HeadNorm, HeadNormGrads, Heads, Mode, Op, Reduce, Rule, VocabShard};
+pub use op::{Dropout, Group, HeadNorm, HeadNormGrads, Heads, Mode, Op, Reduce, VocabShard};
 pub use ranks::crew::{Crew, Pieces};
 pub use ranks::memory::HostPlace;
 pub use ranks::panics;
@@ -40,7 +40,9 @@ pub use ranks::world::World;
 pub use submit::device::{Activity, Device, Rank};
 pub(crate) use submit::device::{Admitted, Executor};
 pub use submit::lane::{Event, LANES, Lane};
-pub use submit::task::{HostContext, HostOp, HostTask};
+pub use submit::task::{
+    DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelArg, KernelCall,
+};
 pub use submit::{recorder, warm};
 pub use tensor::{Arena, Cargo, Copies, Dtype, Entry, Plan, Pool, Tensor};
 pub use view::{BLOCK, Element, View, ViewMut};

@@ -51,7 +51,7 @@ pub const fn bits32(stream: u64, index: u64) -> u32 {
 }
 
 /// Multipliers of [`halves`].
-pub(crate) const HALVES: [u32; 2] = [0x297a_2d39, 0x735a_2d97];
+pub const HALVES: [u32; 2] = [0x297a_2d39, 0x735a_2d97];
 
 /// 16 random bits each, in the lower and the upper half, for elements 2 * `pair` and 2 * `pair` + 1 that are kept in 16
 /// bits; what the index of the pair has above 32 bits, the stream must have in it. From step to step one element's are as

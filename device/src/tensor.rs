@@ -16,7 +16,7 @@ pub enum Dtype {
     Bf16,
     /// IEEE single.
     F32,
-    /// IEEE double: partial sums of norms and losses, and the optimizer's control block.
+    /// IEEE double: partial sums of norms and losses, and decisions.
     F64,
     /// Tokens.
     I32,

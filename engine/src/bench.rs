@@ -103,7 +103,8 @@ fn open(plan: Plan, on_cuda: bool, place: &Place) -> Result<Device, Error> {
         let (gpu, host) = (place.gpu, place.host.clone());
         let (work, warm_up) = (HostWork::default(), Arc::default());
         let peers = Arc::new(Peers::new(1));
-        let options = CudaOptions { gpu, host, peers, collectives, scratch: 0, work, warm_up };
+        let options =
+            CudaOptions { gpu, host, peers, collectives, scratch: 0, work, programs: &[], warm_up };
         return cuda::open(rank, &plan, &world, &options);
     }
     let options = CpuOptions {

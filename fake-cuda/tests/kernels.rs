@@ -9,11 +9,12 @@ mod products;
 mod rig;
 
 use device::cuda::testing;
-use device::numerics::control;
-use device::{Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduce, Rule, VocabShard};
+use device::{DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduce, VocabShard};
+use offload::{AdamTile, DeviceUpdate, Rule, control};
 use rig::{Rig, VALUES, noise, normal, ulp};
 use std::collections::BTreeSet;
 use std::process::Command;
+use std::sync::Arc;
 
 const NO_DROPOUT: Dropout = Dropout { p: 0.0, key: 0, first_row: 0 };
 const DROPOUT: Dropout = Dropout { p: 0.25, key: 0x1234_5678_9abc_def0, first_row: 12 };
@@ -344,19 +345,21 @@ fn an_update_is_the_same_bits() {
             let variance = rig.put(Dtype::F32, (1, n), &variance);
             let param = rig.out(stored, (1, n));
             let control = rig.put(Dtype::F64, (1, words.len()), &words);
-            let decayed = 1234;
+            let (decayed, noise) = (1234, ([].into(), 0));
+            let task = DeviceOp::new(DeviceUpdate(AdamTile {
+                rule,
+                control,
+                grad,
+                master,
+                momentum,
+                variance,
+                param,
+                decayed,
+                noise,
+            }));
             let mut pair = rig.open();
             for _ in 0..3 {
-                pair.check_exact(&Op::Update {
-                    rule,
-                    grad,
-                    master,
-                    momentum,
-                    variance,
-                    param,
-                    control,
-                    decayed,
-                });
+                pair.check_exact(&Op::Task { task: Arc::clone(&task) });
             }
         }
     }
@@ -441,22 +444,26 @@ fn rotations_and_their_gradients_agree() {
 
 #[test]
 fn every_file_of_kernels_is_a_program_and_names_are_unique() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../device/src/cuda/kernels");
-    let entries = std::fs::read_dir(folder).expect("kernels").flatten();
-    let mut files: Vec<String> =
-        entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-    files.retain(|name| name.ends_with(".cu"));
-    files.sort();
-    let programs: Vec<&str> = testing::SOURCES.iter().map(|(name, _)| *name).collect();
-    assert_eq!(files, programs);
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let mut names = BTreeSet::new();
-    for (file, source) in testing::SOURCES {
-        for kernel in source.split("\nKERNEL(").skip(1) {
-            let name = kernel.split([' ', '(']).nth(1).expect("a name");
-            assert!(names.insert(name), "{file}: {name} twice");
+    for (folder, programs) in
+        [("device/src/cuda/kernels", testing::PROGRAMS), ("offload/src/kernels", offload::PROGRAMS)]
+    {
+        let entries = std::fs::read_dir(format!("{root}/{folder}")).expect("kernels").flatten();
+        let mut files: Vec<String> =
+            entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        files.retain(|name| name.ends_with(".cu"));
+        files.sort();
+        let listed: Vec<&str> = programs.iter().map(|program| program.name).collect();
+        assert_eq!(files, listed);
+        for program in programs {
+            for kernel in program.source.split("\nKERNEL(").skip(1) {
+                let name = kernel.split([' ', '(']).nth(1).expect("a name");
+                assert!(names.insert(name), "{}: {name} twice", program.name);
+            }
         }
     }
-    assert!(names.len() > 35 && names.contains("gelu"), "{names:?}");
+    assert!(names.len() > 35 && names.contains("gelu") && names.contains("update"), "{names:?}");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 #![allow(clippy::print_stdout, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
-use device::{Arena, Dtype, Group, Plan, Rule};
-use offload::{Layout, SegmentSpec, Spec, Storage, Sum, Transfer, chunk_elements};
+use device::{Arena, Dtype, Group, Plan};
+use offload::{Layout, Rule, SegmentSpec, Spec, Storage, Sum, Transfer, chunk_elements};
 
 const PARAMETERS: usize = 1 << 20;
 const DATA_PARALLEL_RANKS: usize = 4;

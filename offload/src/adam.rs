@@ -1,8 +1,12 @@
-//! The update of one tile on the host: unscale, clip, weight decay, AdamW and the new 16-bit parameter in one
-//! pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
+//! The update as tasks: of one tile on the host, and of a piece on the device. Unscale, clip, weight decay, AdamW and the new
+//! 16-bit parameter are one pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
 
-use device::numerics::{Master, Noise, NoiseRun, States, Update, traffic, update};
-use device::{Dtype, HostContext, HostTask, Mode, Pieces, Rule, Tensor};
+use crate::control;
+use crate::update::{Master, Noise, NoiseRun, Rule, States, Update, traffic, update};
+use device::cuda::Program;
+use device::{
+    DeviceTask, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Pieces, Tensor,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a tile is cut into for the rank's worker threads.
@@ -54,7 +58,72 @@ impl HostTask for AdamTile {
         15.0 * self.master.len() as f64
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        self.each_piece(host, update)
+        self.each_piece(host, self.master.len() >= STREAMED, update)
+    }
+}
+
+/// The kernels of tasks, for a device on CUDA.
+pub const PROGRAMS: &[Program] =
+    &[Program { name: "update.cu", source: include_str!("kernels/update.cu") }];
+
+/// The update of states that live on the device, in fp32: the same pass, by a kernel on a real GPU.
+#[derive(Debug)]
+pub struct DeviceUpdate(
+    /// All of its tensors are on the device.
+    pub AdamTile,
+);
+
+impl HostTask for DeviceUpdate {
+    fn name(&self) -> &'static str {
+        "update"
+    }
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        self.0.accesses(visit);
+    }
+    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        // This core reads the parameters next.
+        self.0.each_piece(host, false, update)
+    }
+}
+
+impl DeviceTask for DeviceUpdate {
+    fn check(&self) -> Result<(), String> {
+        let AdamTile { control, grad, master, momentum, variance, param, .. } = &self.0;
+        let states = [master, momentum, variance];
+        let lengths = states.map(|t| t.len());
+        if lengths.iter().any(|len| *len != grad.len()) || param.len() != grad.len() {
+            let (n, params) = (grad.len(), param.len());
+            return Err(format!("{n} gradients, {lengths:?} states, {params} parameters"));
+        }
+        if states.iter().any(|t| t.dtype() != Dtype::F32) {
+            return Err("on the device all states are F32".into());
+        }
+        if control.dtype() != Dtype::F64 || control.len() < control::WORDS {
+            return Err(format!("a control block of {} {:?}", control.len(), control.dtype()));
+        }
+        let is_value = |t: &Tensor| matches!(t.dtype(), Dtype::F16 | Dtype::Bf16 | Dtype::F32);
+        match [grad, param].into_iter().find(|t| !is_value(t)) {
+            Some(t) => Err(format!("{:?} where F16, Bf16 or F32 belongs", t.dtype())),
+            None => Ok(()),
+        }
+    }
+
+    fn kernel(&self) -> KernelCall {
+        let AdamTile { rule, control, grad, master, momentum, variance, param, decayed, .. } =
+            &self.0;
+        let (adamw, floats) = match *rule {
+            Rule::AdamW { beta1, beta2, eps, weight_decay } => {
+                (1, [beta1, beta2, eps, weight_decay])
+            }
+            Rule::Sgd { weight_decay } => (0, [0.0, 0.0, 0.0, weight_decay]),
+        };
+        let elements = grad.len();
+        let tensors = [grad, master, momentum, variance, param, control];
+        let types = KernelArg::Types(vec![*grad, *param]);
+        let sizes = [adamw, elements as u64, *decayed as u64];
+        let args = tensors.into_iter().map(|t| KernelArg::At(*t)).chain([types]);
+        let args = args.chain(sizes.map(KernelArg::Int)).chain(floats.map(KernelArg::Float));
+        KernelCall { name: "update", elements, args: args.collect() }
     }
 }
 
@@ -73,7 +142,7 @@ impl HostTask for TrafficTile {
         self.0.accesses(visit);
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        self.0.each_piece(host, |piece| {
+        self.0.each_piece(host, self.0.master.len() >= STREAMED, |piece| {
             traffic(piece);
             Ok(())
         })
@@ -81,7 +150,12 @@ impl HostTask for TrafficTile {
 }
 
 impl AdamTile {
-    fn each_piece(&self, host: &mut HostContext<'_>, work: Work) -> Result<(), String> {
+    fn each_piece(
+        &self,
+        host: &mut HostContext<'_>,
+        streams: bool,
+        work: Work,
+    ) -> Result<(), String> {
         let whole = Update {
             rule: self.rule,
             control: host.read_as::<f64>(self.control)?,
@@ -98,7 +172,7 @@ impl AdamTile {
             param: host.write(self.param)?,
             decayed: self.decayed,
             noise: Noise { runs: &self.noise.0, start: self.noise.1 },
-            streams: self.master.len() >= STREAMED,
+            streams,
         };
         let outcome = Mutex::new(Ok(()));
         host.share(Tile(whole), &|Tile(piece)| {
@@ -126,5 +200,118 @@ impl Pieces for Tile<'_> {
     fn cut(self, units: usize) -> (Self, Self) {
         let (first, rest) = self.0.split_at(units * PIECE);
         (Self(first), Self(rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
+    use device::{Arena, Crew, Device, DeviceOp, HostPlace, HostWork, Lane, Op, Plan, Rank, World};
+    use device::{View, ViewMut, random};
+    use half::bf16;
+    use std::time::Duration;
+
+    const N: usize = 70_001;
+    const RULE: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
+    /// Numbers in -1..1 that bf16 holds.
+    fn noise(seed: u64) -> Vec<f32> {
+        (0..N as u64).map(|i| random::below(seed, i, 255) as f32 / 128.0 - 0.992_187_5).collect()
+    }
+
+    fn words() -> [f64; control::WORDS] {
+        let mut words = [0.0; control::WORDS];
+        words[control::LR] = 1e-2;
+        words[control::FACTOR] = 0.5;
+        words[control::MOMENTUM_CORRECTION] = 10.0;
+        words[control::VARIANCE_CORRECTION] = 20.0;
+        words
+    }
+
+    /// A virtual GPU with `threads` kernel threads, and an update of all its tensors: gradients of bf16, states of `states`.
+    fn open(threads: usize, states: Dtype, words: usize) -> (Device, AdamTile) {
+        let mut plan = Plan::default();
+        let mut tensor = |name, dtype, n| plan.tensor((Arena::Device, "test"), name, dtype, (1, n));
+        let tile = AdamTile {
+            rule: RULE,
+            control: tensor("control", Dtype::F64, words),
+            grad: tensor("grad", Dtype::Bf16, N),
+            master: tensor("master", states, N),
+            momentum: tensor("momentum", states, N),
+            variance: tensor("variance", states, N),
+            param: tensor("param", Dtype::Bf16, N),
+            decayed: 50_000,
+            noise: ([].into(), 0),
+        };
+        let crew = (threads > 1).then(|| Arc::new(Crew::new(threads, || ()).expect("threads")));
+        let options = CpuOptions {
+            lanes: Lanes::Inline,
+            memory_limit: u64::MAX,
+            host: HostPlace::default(),
+            scratch: ScratchFloats::default(),
+            work: HostWork { crew, ..HostWork::default() },
+        };
+        let rank = Rank::all(1, 1).next().expect("one rank");
+        let world = World::new(1, 1, Duration::from_secs(10));
+        (cpu::open(rank, &Arc::new(plan), &world, &options).expect("a virtual GPU"), tile)
+    }
+
+    fn submit(dev: &Device, tile: AdamTile) {
+        dev.submit(Lane::Compute, Op::Task { task: DeviceOp::new(DeviceUpdate(tile)) });
+    }
+
+    #[test]
+    fn on_a_virtual_gpu_it_is_the_update_with_any_number_of_threads() {
+        let [grad, mut master, mut momentum, mut variance] = [1, 2, 3, 4].map(noise);
+        variance.iter_mut().for_each(|x| *x *= *x);
+        let start = [grad.clone(), master.clone(), momentum.clone(), variance.clone()];
+        let grad: Vec<bf16> = grad.into_iter().map(bf16::from_f32).collect();
+        let (words, mut param) = (words(), vec![bf16::ZERO; N]);
+        update(Update {
+            rule: RULE,
+            control: &words,
+            grad: View::Bf16(&grad),
+            states: States {
+                master: Master::Whole(&mut master),
+                momentum: ViewMut::F32(&mut momentum),
+                variance: ViewMut::F32(&mut variance),
+            },
+            param: ViewMut::Bf16(&mut param),
+            decayed: 50_000,
+            noise: Noise { runs: &[], start: 0 },
+            streams: true,
+        })
+        .expect("an update");
+        let param: Vec<f32> = param.into_iter().map(bf16::to_f32).collect();
+        for threads in [1, 3] {
+            let (dev, tile) = open(threads, Dtype::F32, words.len());
+            dev.write(tile.control, &|i| words[i]).expect("written");
+            for (t, values) in
+                [tile.grad, tile.master, tile.momentum, tile.variance].into_iter().zip(&start)
+            {
+                dev.write(t, &|i| f64::from(values[i])).expect("written");
+            }
+            let left = [tile.master, tile.momentum, tile.variance, tile.param];
+            submit(&dev, tile);
+            dev.sync_all().expect("it runs");
+            for (t, want) in left.into_iter().zip([&master, &momentum, &variance, &param]) {
+                let mut got = vec![0.0; N];
+                dev.read_f32(t, &mut got).expect("read");
+                assert!(got == *want, "{threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn on_the_device_a_short_control_block_and_small_states_are_refused() {
+        for (states, words, why) in
+            [(Dtype::F32, 3, "a control block of 3"), (Dtype::Bf16, 16, "all states are F32")]
+        {
+            let (dev, tile) = open(1, states, words);
+            submit(&dev, tile);
+            let problem = dev.sync_all().expect_err("refused").to_string();
+            assert!(problem.contains(why), "{problem}");
+        }
     }
 }

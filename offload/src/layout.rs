@@ -6,10 +6,11 @@
 //! chunks of the segment's flat index, so piece and tile boundaries are multiples of the chunk, and neither
 //! changes a bit.
 
+use crate::control;
 use crate::norm::LossScale;
 use crate::state::{State, Storage};
-use device::numerics::control;
-use device::{Arena, Cargo, Dtype, Group, Plan, Pool, Rule, Tensor};
+use crate::update::Rule;
+use device::{Arena, Cargo, Dtype, Group, Plan, Pool, Tensor};
 use std::ops::Range;
 
 /// Masters and moments.
@@ -215,7 +216,7 @@ pub struct Layout {
     pub(crate) all_partials: Tensor,
     /// F64 (1), host: the global sum of squares.
     pub(crate) norm: Tensor,
-    /// F64, host and device: see [`device::numerics::control`].
+    /// F64, host and device: see [`control`](crate::control).
     pub(crate) control: Tensor,
     pub(crate) device_control: Tensor,
 }

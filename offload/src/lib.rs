@@ -15,12 +15,14 @@
 //! 1. `layout`: segments, buckets, pieces, and who owns what;
 //! 2. `optimizer`: the calls above, op by op; `work` has what each segment's pieces have under way;
 //! 3. `norm`: the norm over all ranks, and the decision to skip and to clip; `locate` finds the gradient that is not finite;
-//! 4. `adam`, `state`: the update of a tile, and how states are kept;
+//! 4. `update`, [`control`]: the update rule by vectors, and the block of decisions that it reads;
+//!    `adam` makes tasks of it, `state` says how states are kept;
 //! 5. `schedule`, `start`: the learning rate that the loop gives; initial and restored states;
 //! 6. `blocking`: transfers as DeepSpeed had them in 2020, to compare with.
 
 mod adam;
 mod blocking;
+pub mod control;
 mod layout;
 mod locate;
 mod norm;
@@ -28,12 +30,14 @@ mod optimizer;
 mod schedule;
 mod start;
 mod state;
+mod update;
 mod work;
 
-pub use adam::{AdamTile, TrafficTile};
+pub use adam::{AdamTile, DeviceUpdate, PROGRAMS, TrafficTile};
 pub use layout::{Layout, Owned, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
 pub use norm::LossScale;
 pub use optimizer::Optimizer;
 pub use schedule::LearningRate;
 pub use start::{Fill, Parameters, Told};
 pub use state::{State, Storage};
+pub use update::{NoiseRun, Rule};

@@ -2,9 +2,11 @@
 //! All of it is host work that leaves data behind; the rank's thread never waits for it and the program is the
 //! same either way.
 
+use crate::control;
 use crate::schedule::LearningRate;
-use device::numerics::{accumulate, accumulate_chunks, control};
-use device::{HostContext, HostTask, Mode, Pieces, Rule, Tensor, View};
+use crate::update::Rule;
+use device::numerics::{accumulate, accumulate_chunks};
+use device::{HostContext, HostTask, Mode, Pieces, Tensor, View};
 use std::sync::Arc;
 
 type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);

@@ -4,9 +4,9 @@ use crate::blocking::{add_sum, keep_sum, widen};
 use crate::layout::{Layout, Owned, Place, Segment, Sum, Transfer};
 use crate::norm::{Decide, FoldPartials, SpreadPartials, Turn};
 use crate::schedule::LearningRate;
-use crate::work::{PieceWork, SegmentWork, device_update, segment_work, spread_runs};
+use crate::update::NoiseRun;
+use crate::work::{SegmentWork, segment_work, spread_runs};
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
-use device::numerics::NoiseRun;
 use device::{Device, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
 use std::sync::Arc;
 
@@ -257,15 +257,15 @@ impl Optimizer {
 
     /// [`update`](Self::update), of what is updated on the device: Compute must be done with its parameters.
     pub fn update_on_device(&mut self, dev: &Device, segment: usize) {
-        let (layout, side) = (Arc::clone(&self.layout), self.late.unwrap_or(self.side));
-        let (s, w) = (&layout.segments[segment], &mut self.work[segment]);
-        let is_here = |p: &&PieceWork| s.stores[p.store].place == Place::Device;
-        if w.pieces.iter().any(|p| is_here(&p)) {
+        let side = self.late.unwrap_or(self.side);
+        let w = &mut self.work[segment];
+        let mut updates = w.pieces.iter().filter_map(|piece| piece.update.as_ref()).peekable();
+        if updates.peek().is_some() {
             dev.wait(Compute, self.control_on_device);
             dev.follow(Compute, DpComm);
-            for piece in w.pieces.iter().filter(is_here) {
-                dev.submit(Compute, device_update(&layout, s, piece, (self.rank, side)));
-            }
+        }
+        for tasks in updates {
+            dev.submit(Compute, Op::Task { task: Arc::clone(&tasks[side]) });
         }
         w.unpublished = true;
     }
@@ -338,7 +338,7 @@ impl Optimizer {
         self.layout.device_loss_scale()
     }
 
-    /// The decisions of the last step; see [`device::numerics::control`]. F64, host.
+    /// The decisions of the last step; see [`control`](crate::control). F64, host.
     pub fn control(&self) -> Tensor {
         self.layout.control
     }

@@ -1,8 +1,8 @@
 //! What an optimizer starts from: initial parameters, or the states of a run that is gone on with.
 
+use crate::control;
 use crate::optimizer::Optimizer;
 use crate::state::State;
-use device::numerics::control;
 use device::{Device, Error, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! How states are kept: in fp32, or in fewer bytes.
 
-use device::numerics::{as_bf16_parameter, from_halves, lower_half};
+use crate::update::halves::{as_bf16_parameter, from_halves, lower_half};
 use device::{Device, Dtype, Error, Tensor, ViewMut};
 use std::ops::Range;
 

@@ -1,10 +1,10 @@
 //! What one rank does with each segment: pieces, tiles and their host tasks, made once.
 
-use crate::adam::AdamTile;
+use crate::adam::{AdamTile, DeviceUpdate};
 use crate::layout::{Layout, Place, Segment, Store};
 use crate::norm::{Accumulate, Turn};
-use device::numerics::NoiseRun;
-use device::{Event, HostOp, Op, Rank, Tensor};
+use crate::update::NoiseRun;
+use device::{DeviceOp, Event, HostOp, Rank, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,9 +20,10 @@ pub(crate) struct PieceWork {
     pub(crate) chunks: Range<usize>,
     /// Leading elements of the part that count in the norm, and that take weight decay.
     pub(crate) counted: usize,
-    decayed: usize,
     /// None where the update is on the device.
     pub(crate) tiles: Vec<Tile>,
+    /// By side of the gradients, where the update is on the device.
+    pub(crate) update: Option<[Arc<DeviceOp>; 2]>,
 }
 
 /// What the host does at once. Tasks are made here, once.
@@ -75,14 +76,16 @@ pub(crate) fn segment_work(
         let first = s.own_chunks.start + piece.start / dp_size / layout.chunk;
         let chunks = first..first + len / layout.chunk;
         let within = |prefix: usize| prefix.saturating_sub(start).min(len);
-        let (counted_here, decayed) = (within(counted), within(s.spec.decayed));
+        let counted_here = within(counted);
         let store = &s.stores[piece.store];
-        let tiles = match store.place {
-            Place::Host => tiles(layout, (s, store), (start, &owned, first), (counted, noise)),
-            Place::Device => Vec::new(),
+        let (tiles, update) = match store.place {
+            Place::Host => {
+                (tiles(layout, (s, store), (start, &owned, first), (counted, noise)), None)
+            }
+            Place::Device => (Vec::new(), Some(device_update(layout, s, (store, &owned), start))),
         };
         let flat = piece.start..piece.start + piece.len;
-        PieceWork { flat, store: piece.store, owned, chunks, counted: counted_here, decayed, tiles }
+        PieceWork { flat, store: piece.store, owned, chunks, counted: counted_here, tiles, update }
     });
     SegmentWork {
         pieces: pieces.collect(),
@@ -156,24 +159,25 @@ pub(crate) fn spread_runs(
     runs
 }
 
-/// Of a piece whose store is on the device.
-pub(crate) fn device_update(
+/// By side, of a piece whose store is on the device and whose part of this rank starts at flat element `start`.
+fn device_update(
     layout: &Layout,
     s: &Segment,
-    piece: &PieceWork,
-    (rank, side): (Rank, usize),
-) -> Op {
-    let store = &s.stores[piece.store];
-    let part = |t: Tensor| t.slice(piece.owned.clone());
-    let start = piece.flat_start(rank);
-    Op::Update {
-        rule: layout.spec.rule,
-        grad: part(store.gradient(side)),
-        master: part(store.master),
-        momentum: part(store.momentum),
-        variance: part(store.variance),
-        param: s.spec.params.slice(start..start + piece.owned.len()),
-        control: layout.device_control,
-        decayed: piece.decayed,
-    }
+    (store, owned): (&Store, &Range<usize>),
+    start: usize,
+) -> [Arc<DeviceOp>; 2] {
+    let part = |t: Tensor| t.slice(owned.clone());
+    [0, 1].map(|side| {
+        DeviceOp::new(DeviceUpdate(AdamTile {
+            rule: layout.spec.rule,
+            control: layout.device_control,
+            grad: part(store.gradient(side)),
+            master: part(store.master),
+            momentum: part(store.momentum),
+            variance: part(store.variance),
+            param: s.spec.params.slice(start..start + owned.len()),
+            decayed: s.spec.decayed.saturating_sub(start).min(owned.len()),
+            noise: ([].into(), 0),
+        }))
+    })
 }

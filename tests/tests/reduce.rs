@@ -4,10 +4,10 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::{Arena, Dtype, Group, Plan, Rank, Rule, Tensor, random};
+use device::{Arena, Dtype, Group, Plan, Rank, Tensor, random};
 use device::{HostPlace, HostWork, World};
 use half::bf16;
-use offload::{Layout, LearningRate, Optimizer, SegmentSpec, Spec, Storage, Sum, Transfer};
+use offload::{Layout, LearningRate, Optimizer, Rule, SegmentSpec, Spec, Storage, Sum, Transfer};
 use std::sync::Arc;
 use std::time::Duration;
 

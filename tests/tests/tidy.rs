@@ -113,6 +113,8 @@ fn crates_depend_only_as_drawn() {
 fn words_of_others(name: &str, source: &str) -> Option<String> {
     let never: &[(&str, &[&str])] = &[
         ("topology/", &["transformer", "adam", "layer"]),
+        ("device/src/sim", &[]),
+        ("device/", &["adam", "Adam", "optimizer", "Optimizer", "momentum"]),
         ("tensor-parallel/", &["data parallel", "data-parallel", "dp_size", "DpComm", "Group::Dp"]),
         ("offload/", &["tensor parallel", "tensor-parallel", "tp_size", "TpComm", "Group::Tp"]),
     ];

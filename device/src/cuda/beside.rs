@@ -5,7 +5,7 @@
 use super::blas::Blas;
 use super::compile::{Kernels, cache_folder, read, write};
 use super::driver::{self, Context, DeviceMemory, Event, Failure, Stream};
-use super::launch::SOURCES;
+use super::launch::{PROGRAMS, Program};
 use super::marks::{Marks, STREAMS};
 use super::memory::EVENTS;
 use super::probe::guarded;
@@ -42,32 +42,32 @@ pub struct Found {
 }
 
 /// Looks at a GPU, once in the life of the process: a context is made on it, and what the cache does not tell is
-/// loaded and measured.
+/// loaded and measured, kernels of `programs` among it.
 ///
 /// # Errors
 /// What the driver or a library says.
-pub fn look(ordinal: usize) -> Result<Found, String> {
+pub fn look(ordinal: usize, programs: &[Program]) -> Result<Found, String> {
     static SEEN: Mutex<Vec<(usize, Result<Found, String>)>> = Mutex::new(Vec::new());
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, found)) = seen.iter().find(|(have, _)| *have == ordinal) {
         return found.clone();
     }
-    let found = guarded(|| find(ordinal));
+    let found = guarded(|| find(ordinal, programs));
     seen.push((ordinal, found.clone()));
     found
 }
 
-fn find(ordinal: usize) -> Result<Found, String> {
+fn find(ordinal: usize, programs: &[Program]) -> Result<Found, String> {
     let text = |e: Failure| e.to_string();
     driver::init().map_err(text)?;
     let context = Context::of(ordinal).map_err(text)?;
     // Before anything is loaded: code that is stays to the end of the process.
     let (free, total) = context.memory().map_err(text)?;
-    let path = file(ordinal, "gpu")?;
+    let path = file(ordinal, &format!("gpu {programs:?}"))?;
     let [products, kernels, streams] = match path.as_deref().and_then(figures) {
         Some((kept, AGREED)) => kept,
         kept => {
-            let measured = measure(&context)?;
+            let measured = measure(&context, programs)?;
             let before = kept.map_or(measured, |(before, _)| before);
             let looks = if kept.is_some() && before == measured { AGREED } else { 1 };
             keep(path.as_deref(), (measured, looks));
@@ -115,7 +115,7 @@ fn grid_text((tp, dp): (usize, usize)) -> String {
 }
 
 /// Makes on an idle GPU what a rank makes of each kind, and asks how much is free after each: products, kernels, streams.
-fn measure(context: &Arc<Context>) -> Result<[u64; 3], String> {
+fn measure(context: &Arc<Context>, programs: &[Program]) -> Result<[u64; 3], String> {
     let text = |e: Failure| e.to_string();
     let sm = driver::device_sm(context.ordinal).map_err(text)?;
     let own = Stream::new(context, false).map_err(text)?;
@@ -123,7 +123,7 @@ fn measure(context: &Arc<Context>) -> Result<[u64; 3], String> {
     // The smallest allocations take what is left of a larger one; measured from a used one.
     let small = DeviceMemory::new(context, 1).map_err(text)?;
     let start = free()?;
-    let kernels = Kernels::load(sm).map_err(|e| format!("kernels: {e}"))?;
+    let kernels = Kernels::load(sm, programs).map_err(|e| format!("kernels: {e}"))?;
     let with_kernels = free()?;
     let mut blas = Blas::new()?;
     blas.load(context, &own, sm).map_err(|e| format!("cuBLASLt: {e}"))?;
@@ -148,8 +148,9 @@ fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
     let memory = driver::device_memory(ordinal).map_err(text)?;
     let versions = (driver::version().map_err(text)?, nvrtc::version()?, blaslt::version());
     let (library, loading) = (nccl::version().ok(), std::env::var("CUDA_MODULE_LOADING").ok());
+    let texts: Vec<String> = PROGRAMS.iter().map(Program::text).collect();
     let key = format!(
-        "{what}\0{name}\0{sm}\0{memory}\0{versions:?}\0{library:?}\0{loading:?}\0{STREAMS_PER_RANK}\0{SOURCES:?}"
+        "{what}\0{name}\0{sm}\0{memory}\0{versions:?}\0{library:?}\0{loading:?}\0{STREAMS_PER_RANK}\0{texts:?}"
     );
     Ok(Some(folder.join(format!("beside-{:032x}.txt", xxh3_128(key.as_bytes())))))
 }

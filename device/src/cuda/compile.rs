@@ -1,7 +1,7 @@
 //! Kernels for one architecture: from the cache on disk, or from NVRTC and into the cache.
 
 use super::driver::{Failure, Function, Module, Stream};
-use super::launch::{Launch, OPTIONS, SOURCES};
+use super::launch::{Launch, OPTIONS, PROGRAMS, Program};
 use super::nvrtc;
 use std::collections::HashMap;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -11,23 +11,27 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
-type Cubins = Arc<Vec<Vec<u8>>>;
-
-/// Every program, compiled for `sm`; by one rank while the others wait.
-pub fn cubins(sm: u32) -> Result<Cubins, String> {
-    static DONE: Mutex<Vec<(u32, Cubins)>> = Mutex::new(Vec::new());
-    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, cubins)) = done.iter().find(|(have, _)| *have == sm) {
-        return Ok(Arc::clone(cubins));
-    }
-    let folder = cache_folder();
-    let one = |(name, source): &(&str, &str)| cubin(name, source, sm, folder.as_deref());
-    let cubins = Arc::new(SOURCES.iter().map(one).collect::<Result<Vec<_>, _>>()?);
-    done.push((sm, Arc::clone(&cubins)));
-    Ok(cubins)
+/// The programs of ops and `programs`, compiled for `sm`.
+pub fn cubins(sm: u32, programs: &[Program]) -> Result<Vec<Arc<[u8]>>, String> {
+    PROGRAMS.iter().chain(programs).map(|program| cubin(program, sm)).collect()
 }
 
-fn cubin(name: &str, source: &str, sm: u32, folder: Option<&Path>) -> Result<Vec<u8>, String> {
+/// A program, compiled for `sm`; by one rank while the others wait.
+fn cubin(program: &Program, sm: u32) -> Result<Arc<[u8]>, String> {
+    type Done = Vec<((u32, &'static str), Arc<[u8]>)>;
+    static DONE: Mutex<Done> = Mutex::new(Vec::new());
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (sm, program.source);
+    if let Some((_, cubin)) = done.iter().find(|(have, _)| *have == key) {
+        return Ok(Arc::clone(cubin));
+    }
+    let cubin: Arc<[u8]> = compiled(program, sm, cache_folder().as_deref())?.into();
+    done.push((key, Arc::clone(&cubin)));
+    Ok(cubin)
+}
+
+fn compiled(program: &Program, sm: u32, folder: Option<&Path>) -> Result<Vec<u8>, String> {
+    let (name, source) = (program.name, program.text());
     let mut options: Vec<String> = OPTIONS.iter().map(|&option| option.to_owned()).collect();
     options.push(format!("--gpu-architecture=sm_{sm}"));
     let (major, minor) = nvrtc::version()?;
@@ -37,7 +41,7 @@ fn cubin(name: &str, source: &str, sm: u32, folder: Option<&Path>) -> Result<Vec
         return Ok(cubin);
     }
     let started = std::time::Instant::now();
-    let cubin = nvrtc::compile(name, source, &options)?;
+    let cubin = nvrtc::compile(name, &source, &options)?;
     tracing::info!("compiled {name} for sm_{sm} in {:.1} s", started.elapsed().as_secs_f64());
     if let Some(path) = path
         && let Err(error) = write(&path, &cubin)
@@ -105,12 +109,11 @@ pub(super) enum NotLaunched {
 }
 
 impl Kernels {
-    /// On the bound context.
-    pub(super) fn load(sm: u32) -> Result<Self, String> {
-        let cubins = cubins(sm)?;
+    /// Those of ops and of `programs`, on the bound context.
+    pub(super) fn load(sm: u32, programs: &[Program]) -> Result<Self, String> {
         let mut kernels = Self { modules: Vec::new(), functions: HashMap::with_capacity(256) };
-        for cubin in cubins.iter() {
-            kernels.modules.push(Module::load(cubin).map_err(|e| e.to_string())?);
+        for cubin in cubins(sm, programs)? {
+            kernels.modules.push(Module::load(&cubin).map_err(|e| e.to_string())?);
         }
         Ok(kernels)
     }

@@ -1,38 +1,45 @@
 //! Which kernels compute an [`Op`]: names, grids and arguments, as data. No CUDA call here, so the tests launch the same
 //! on an emulator. What each kernel computes is that of [`crate::cpu`].
 
-use crate::op::{Dropout, HeadNorm, Heads, Op, Reduce, Rule, VocabShard};
+use crate::op::{Dropout, HeadNorm, Heads, Op, Reduce, VocabShard};
 use crate::random::keep_threshold;
-use crate::{Dtype, Tensor};
+use crate::{DeviceOp, Dtype, KernelArg, Tensor};
 
 mod attention;
 mod dense;
 mod rotary;
 
+/// A program of kernels for NVRTC. In front of its source stands `kernels/prelude.cuh`, which says what kernels may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// The name of its file, for messages and for the cache.
+    pub name: &'static str,
+    /// What is in the file. Names of kernels are unique among all programs of a device.
+    pub source: &'static str,
+}
+
+impl Program {
+    /// What NVRTC compiles.
+    pub fn text(&self) -> String {
+        let Self { name, source } = self;
+        format!("{}#line 1 \"{name}\"\n{source}", include_str!("kernels/prelude.cuh"))
+    }
+}
+
 macro_rules! program {
     ($name:literal) => {
-        (
-            $name,
-            concat!(
-                include_str!("kernels/prelude.cuh"),
-                "#line 1 \"",
-                $name,
-                "\"\n",
-                include_str!(concat!("kernels/", $name))
-            ),
-        )
+        Program { name: $name, source: include_str!(concat!("kernels/", $name)) }
     };
 }
 
-/// Programs for NVRTC, by name; each is complete. Kernels' names are unique among all.
-pub const SOURCES: &[(&str, &str)] = &[
+/// The kernels of ops; those of tasks come from [`CudaOptions::programs`](super::CudaOptions::programs).
+pub const PROGRAMS: &[Program] = &[
     program!("attention.cu"),
     program!("attention_mma.cu"),
     program!("elementwise.cu"),
     program!("embedding.cu"),
     program!("loss.cu"),
     program!("norm.cu"),
-    program!("optimizer.cu"),
     program!("rotary.cu"),
 ];
 
@@ -142,6 +149,20 @@ impl Launcher<'_> {
         tensors.iter().fold(Args::default(), |args, t| args.with(&[(self.at)(*t)]))
     }
 
+    fn task(&mut self, task: &DeviceOp) -> Result<(), String> {
+        let call = task.kernel();
+        let args = call.args.iter().fold(Args::default(), |args, arg| match arg {
+            KernelArg::At(t) => args.with(&[(self.at)(*t)]),
+            KernelArg::Types(tensors) => args.with(&[types(tensors)]),
+            KernelArg::Int(x) => args.with(&[*x]),
+            KernelArg::Float(x) => args.float(*x),
+        });
+        if call.elements > 0 {
+            self.launch(Launch::flat(call.name, call.elements.div_ceil(RUN), args));
+        }
+        Ok(())
+    }
+
     fn launch(&mut self, launch: Launch) {
         if !launch.grid.contains(&0) {
             (self.visit)(&launch);
@@ -229,7 +250,8 @@ pub fn launches(
         | Op::Add { .. }
         | Op::Cast { .. }
         | Op::Zero { .. } => to.elementwise(op),
-        Op::ChunkSquares { .. } | Op::Update { .. } => to.optimizer(op),
+        Op::ChunkSquares { .. } => to.squares(op),
+        Op::Task { task } => to.task(task),
         Op::Gemm { .. }
         | Op::Copy { .. }
         | Op::AllReduce { .. }

@@ -26,6 +26,7 @@ mod timeline;
 mod watchdog;
 
 pub use beside::{Beside, Found, STREAMS_PER_RANK, connected, look};
+pub use launch::Program;
 pub use memory::Peers;
 pub use memory::{page_tables, pinned_bytes};
 pub use open::{Collectives, CudaOptions, open};
@@ -36,7 +37,8 @@ pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe};
 pub mod testing {
     pub use super::compile::cubins;
     pub use super::launch::{
-        Args, Launch, MAX_PEERS, OPTIONS, SOURCES, add_bias, combine_peers, launches, scratch_bytes,
+        Args, Launch, MAX_PEERS, OPTIONS, PROGRAMS, add_bias, combine_peers, launches,
+        scratch_bytes,
     };
     pub use super::nccl::NAMES as NCCL_NAMES;
 }

@@ -7,6 +7,7 @@ use super::compile::Kernels;
 use super::driver::{self, Context, DeviceMemory, Failure, Stream, Words};
 use super::history::History;
 use super::host::HostLane;
+use super::launch::Program;
 use super::marks::{Marks, STREAMS};
 use super::memory::{Arrangement, Peer, Peers};
 use super::pace::Pace;
@@ -50,6 +51,8 @@ pub struct CudaOptions {
     pub scratch: u64,
     /// Of the Host lane.
     pub work: HostWork,
+    /// The kernels of the [tasks](crate::DeviceTask) that it is given, compiled while it is opened.
+    pub programs: &'static [Program],
     /// What the rank's program asks of a GPU: run once while it is opened, so that nothing is loaded or connected later.
     pub warm_up: Arc<Distinct>,
 }
@@ -102,7 +105,8 @@ impl Opening<'_> {
         let short = |error: Error| self.shortage(&context, arrangement.bytes, error);
         let pinning = |e: Failure| self.problem(gpu, "pinning host memory", e);
         let words = Words::new(&context, STREAMS + 1).map_err(pinning)?;
-        let kernels = Kernels::load(sm).map_err(setup("kernels")).map_err(short)?;
+        let kernels =
+            Kernels::load(sm, self.options.programs).map_err(setup("kernels")).map_err(short)?;
         let blas = Blas::new().and_then(|mut blas| {
             blas.load(&context, &own, sm)?;
             Ok(blas)
@@ -369,6 +373,7 @@ mod tests {
             collectives: Collectives::Auto,
             scratch: 0,
             work: HostWork::default(),
+            programs: &[],
             warm_up: Arc::default(),
         };
         let rank = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };

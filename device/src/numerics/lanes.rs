@@ -2,16 +2,19 @@
 //! widening and narrowing them one by one costs shuffles; hence vectors come in twos, of even elements and of odd ones.
 
 use super::path::{Inlined, SimdPath};
+use super::{round, simd};
 use pulp::Simd;
+
+pub use super::simd::{prefetch, stream, stream_vector};
 
 const _: () =
     assert!(cfg!(target_endian = "little"), "the even element is the lower half of a word");
 
-/// Most elements of two vectors.
-pub(super) const WIDEST: usize = 32;
+/// The most elements that two vectors hold.
+pub const WIDEST: usize = 32;
 
-/// What the update needs of a path besides [`Simd`].
-pub(super) trait Lanes: Simd {
+/// What loops over pairs of vectors need of a path besides [`Simd`].
+pub trait Lanes: Simd {
     /// Elements of two vectors.
     const PAIR: usize = 2 * Self::F32_LANES;
     /// Two vectors in the order of memory: the even elements of both, and the odd ones.
@@ -26,32 +29,60 @@ pub(super) trait Lanes: Simd {
     }
 }
 
-/// Code that is compiled for every path.
-pub(super) trait Kernel {
-    /// Mark it and what it calls `#[inline(always)]`; no closures, which are compiled for the oldest machine.
-    fn run<L: Lanes>(&mut self, lanes: L, path: SimdPath);
+/// A path whose instructions this machine has: only [`run`] makes one.
+#[derive(Clone, Copy, Debug)]
+pub struct Available(SimdPath);
+
+impl Available {
+    /// Widens fp16 to fp32. Both slices have the same length.
+    #[inline(always)]
+    pub fn widen_f16(self, halves: &[u16], out: &mut [f32]) {
+        round::widen(self.0, halves, out);
+    }
+
+    /// Rounds fp32 to fp16, to nearest with ties to even. Both slices have the same length.
+    #[inline(always)]
+    pub fn round_f16(self, values: &[f32], out: &mut [u16]) {
+        round::to_f16(self.0, values, out);
+    }
 }
 
-/// Runs `kernel` compiled for `path`.
-pub(super) fn run(path: SimdPath, kernel: &mut impl Kernel) {
+/// Code that is compiled for every path.
+pub trait Kernel {
+    /// Mark it and what it calls `#[inline(always)]`; no closures, which are compiled for the oldest machine.
+    fn run<L: Lanes>(&mut self, lanes: L, path: Available);
+}
+
+/// Runs `kernel` compiled for `path`, or for [`SimdPath::Portable`] where this machine lacks its instructions. Denormal numbers
+/// are kept, and what was [`stream`]ed is seen by every thread that learns that this call is over.
+pub fn run(path: SimdPath, kernel: &mut impl Kernel) {
+    simd::keep_denormals();
+    run_by(path, kernel);
+    simd::streamed();
+}
+
+fn run_by(path: SimdPath, kernel: &mut impl Kernel) {
     #[cfg(target_arch = "x86_64")]
     match path {
         SimdPath::Avx512 if let Some(simd) = pulp::x86::V4::try_new() => {
-            return run_on(simd, path, kernel);
+            return run_on(simd, Available(path), kernel);
         }
-        SimdPath::Avx2 if let Some(simd) = pulp::x86::V3::try_new() => {
-            return run_on(simd, path, kernel);
+        SimdPath::Avx2
+            if path.is_available()
+                && let Some(simd) = pulp::x86::V3::try_new() =>
+        {
+            return run_on(simd, Available(path), kernel);
         }
         _ => {}
     }
     #[cfg(target_arch = "aarch64")]
     if let (SimdPath::Neon, Some(simd)) = (path, pulp::aarch64::Neon::try_new()) {
-        return run_on(simd, path, kernel);
+        return run_on(simd, Available(path), kernel);
     }
-    run_on(pulp::Scalar::new(), path, kernel);
+    run_on(pulp::Scalar::new(), Available(SimdPath::Portable), kernel);
 }
 
-fn run_on<L: Lanes>(lanes: L, path: SimdPath, kernel: &mut impl Kernel) {
+fn run_on<L: Lanes>(lanes: L, path: Available, kernel: &mut impl Kernel) {
     lanes.vectorize(Inlined(
         #[inline(always)]
         || kernel.run(lanes, path),

@@ -1,4 +1,4 @@
-//! Which instructions the optimizer's kernels are compiled for: chosen at run time, the same bits on each.
+//! Which instructions vector loops are compiled for: chosen at run time, the same bits on each.
 
 use pulp::{Simd, WithSimd};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! How fp32 becomes 16 bits and comes back: parameters, halves of them, moments. Branch-free, so that it vectorises.
+//! How fp16 becomes fp32 and comes back. Branch-free, so that it vectorises.
 
 use super::path::SimdPath;
 use super::simd;
@@ -7,40 +7,6 @@ use half::slice::HalfFloatSliceExt;
 
 const INFINITY: u32 = 0x7f80_0000;
 const MAGNITUDE: u32 = 0x7fff_ffff;
-
-/// The two halves of an fp32 parameter: [`as_bf16_parameter`] and the lower 16 bits.
-#[inline(always)]
-pub(super) const fn split(x: f32) -> (u16, u16) {
-    let bits = x.to_bits();
-    let quiet = ((bits >> 16) as u16) | 0x40;
-    let nearest = (bits.wrapping_add(0x8000) >> 16) as u16;
-    (if bits & MAGNITUDE > INFINITY { quiet } else { nearest }, bits as u16)
-}
-
-/// What [`split`] split.
-#[inline(always)]
-pub(super) const fn join(high: u16, low: u16) -> f32 {
-    let is_nan = (high & 0x7fff) > (INFINITY >> 16) as u16;
-    let rounded_up = low >= 0x8000 && !is_nan;
-    let upper = ((high as u32) << 16).wrapping_sub(if rounded_up { 0x1_0000 } else { 0 });
-    f32::from_bits(upper | low as u32)
-}
-
-/// `x` as a bf16 parameter, back in fp32: nearest, ties away from zero. With ties to even, 65,537 values would share
-/// some bf16, one more than 16 further bits can tell apart.
-pub fn as_bf16_parameter(x: f32) -> f32 {
-    f32::from_bits(u32::from(split(x).0) << 16)
-}
-
-/// The 16 bits of `x` that [`as_bf16_parameter`] leaves out.
-pub const fn lower_half(x: f32) -> u16 {
-    split(x).1
-}
-
-/// The fp32 of which `parameter` is [`as_bf16_parameter`] and `lower` the [`lower_half`].
-pub const fn from_halves(parameter: f32, lower: u16) -> f32 {
-    join((parameter.to_bits() >> 16) as u16, lower)
-}
 
 /// IEEE half to single without instructions for it. Exact; NaN becomes quiet, as by hardware.
 #[inline(always)]
@@ -95,27 +61,7 @@ pub(super) fn to_f16(path: SimdPath, values: &[f32], out: &mut [u16]) {
 mod tests {
     use super::*;
     use crate::random;
-    use half::{bf16, f16};
-
-    #[test]
-    fn halves_of_a_parameter_give_it_back_and_the_upper_one_is_the_nearest() {
-        let lows = [0, 1, 0x7fff, 0x8000, 0x8001, 0xfffe, 0xffff];
-        let edges = (0..=u16::MAX).flat_map(|h| lows.map(|low| (u32::from(h) << 16) | low));
-        let drawn = (0..1_000_000).map(|i| random::bits(3, i) as u32);
-        for bits in edges.chain(drawn) {
-            let x = f32::from_bits(bits);
-            let (high, low) = split(x);
-            let back = join(high, low);
-            if x.is_nan() {
-                assert!(back.is_nan() && bf16::from_bits(high).is_nan());
-                continue;
-            }
-            assert_eq!(back.to_bits(), bits, "{bits:08x}");
-            let even = bf16::from_f32(x).to_bits();
-            let tie = bits & 0xffff == 0x8000;
-            assert!(high == even || (tie && high == even + 1), "{bits:08x}");
-        }
-    }
+    use half::f16;
 
     #[test]
     fn portable_halves_agree_with_the_library() {

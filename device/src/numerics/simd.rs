@@ -1,8 +1,9 @@
 //! What no safe code can say: stores that pass by the caches, and the floating-point control of a thread.
 #![expect(unsafe_code, reason = "streaming stores and the floating-point control register")]
 
+use super::lanes::Lanes;
 use super::path::SimdPath;
-use pulp::bytemuck::{self, Pod};
+use pulp::bytemuck;
 use std::cell::Cell;
 use std::ops::Range;
 
@@ -11,9 +12,9 @@ use std::ops::Range;
 pub(super) const LINE: usize = 32;
 
 /// Copies past the caches where this architecture can and `to` is aligned to 16 bytes, in whole cache lines; the rest
-/// as usual. [`streamed`] must follow before another thread is told.
+/// as usual. [`lanes::run`](super::lanes::run) ends with the fence that other threads need to see it.
 #[inline(always)]
-pub(super) fn stream(from: &[u16], to: &mut [u16]) {
+pub fn stream(from: &[u16], to: &mut [u16]) {
     #[cfg(target_arch = "x86_64")]
     if to.as_ptr().addr().is_multiple_of(16) && to.len() == from.len() {
         let whole = from.len() / LINE * LINE;
@@ -43,7 +44,7 @@ const AHEAD: usize = 768;
 /// Asks for the memory some way behind `x`, which is `elements` elements, so that it is in the cache when they are read:
 /// cores by themselves do not ask for enough of it at once.
 #[inline(always)]
-pub(super) fn prefetch<T>(x: &T, elements: usize) {
+pub fn prefetch<T>(x: &T, elements: usize) {
     if size_of::<T>() >= 32 {
         let ahead = AHEAD / elements;
         ask(std::slice::from_ref(x), ahead..ahead + 1);
@@ -68,13 +69,13 @@ pub(crate) fn ask<T>(x: &[T], range: Range<usize>) {
 
 /// [`stream`]s a vector.
 #[inline(always)]
-pub(super) fn stream_vector<T: Pod>(from: T, to: &mut T) {
+pub fn stream_vector<L: Lanes>(_: L, from: L::u32s, to: &mut L::u32s) {
     #[cfg(target_arch = "x86_64")]
-    if let Ok(line) = bytemuck::try_cast::<T, [i32; 16]>(from)
+    if let Ok(line) = bytemuck::try_cast::<L::u32s, [i32; 16]>(from)
         && (&raw const *to).addr().is_multiple_of(64)
     {
         use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
-        // SAFETY: 64 bytes; a vector as wide is one of `SimdPath::Avx512`, which `is_available` has found.
+        // SAFETY: 64 bytes; a vector as wide is one of AVX-512, and its `L` is there only where the machine has that.
         let line = unsafe { _mm512_loadu_si512(line.as_ptr().cast()) };
         // SAFETY: as wide and aligned to as much.
         unsafe { _mm512_stream_si512((&raw mut *to).cast(), line) };

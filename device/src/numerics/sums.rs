@@ -1,4 +1,4 @@
-//! What receives gradients: sums over micro-batches, sums of squares, and whether all is finite.
+//! Sums in fp32, and sums of squares by chunk, which also say whether all is finite.
 
 use super::path::SimdPath;
 use super::{round, simd};

@@ -88,15 +88,12 @@ impl Op {
             Self::Add { x, into } => all(&[(Read, x), (Update, into)]),
             Self::Zero { x } => all(&[(Write, x)]),
             Self::ChunkSquares { x, partials, .. } => all(&[(Read, x), (Write, partials)]),
-            Self::Update { grad, master, momentum, variance, param, control, .. } => {
-                all(&[(Read, control), (Read, grad), (Update, master), (Update, momentum)]);
-                all(&[(Update, variance), (Write, param)]);
-            }
             Self::Copy { src, dst } => all(&[(Read, src), (Write, dst)]),
             Self::AllReduce { x, .. } | Self::ReduceScatter { x, .. } => all(&[(Update, x)]),
             // Ordered like an update; but the parts that come from peers need not hold anything before.
             Self::AllGather { x, .. } | Self::Broadcast { x, .. } => all(&[(Write, x)]),
             Self::Host { ref task, .. } => all(task.accesses()),
+            Self::Task { ref task } => all(task.accesses()),
         }
     }
 

@@ -139,12 +139,7 @@ impl Op {
             Self::ChunkSquares { x, partials, chunk, .. } => {
                 same(partials.len(), x.len().div_ceil(chunk.max(1)))
             }
-            Self::Update { grad, master, momentum, variance, param, .. } => all_of(&[
-                same(grad.len(), master.len()),
-                same(momentum.len(), master.len()),
-                same(variance.len(), master.len()),
-                same(param.len(), master.len()),
-            ]),
+            Self::Task { ref task } => task.check(),
             Self::Copy { src, dst } if src.dtype() != dst.dtype() => {
                 Err("a copy does not convert".into())
             }

@@ -7,7 +7,7 @@ mod check;
 pub use access::Mode;
 
 use crate::Tensor;
-use crate::submit::task::HostOp;
+use crate::submit::task::{DeviceOp, HostOp};
 use std::sync::Arc;
 
 /// Which ranks take part in a collective.
@@ -99,27 +99,6 @@ pub struct VocabShard {
     pub first: usize,
     /// Columns that are real tokens; the rest is padding and takes no part.
     pub valid: usize,
-}
-
-/// The update rule; what changes from step to step is in the control block.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Rule {
-    /// Adam with decoupled weight decay (arXiv 1711.05101, algorithm 2).
-    AdamW {
-        /// Decay of the momentum.
-        beta1: f32,
-        /// Decay of the variance.
-        beta2: f32,
-        /// Added to the root of the variance.
-        eps: f32,
-        /// Times the learning rate.
-        weight_decay: f32,
-    },
-    /// p -= lr g, with decoupled weight decay.
-    Sgd {
-        /// Times the learning rate.
-        weight_decay: f32,
-    },
 }
 
 /// Everything a lane can be given. Shapes are (rows, columns); B samples, T tokens each, C hidden.
@@ -243,17 +222,6 @@ pub enum Op {
     /// partials (chunks) F64 = sum of squares of each run of `chunk` elements of x, in fp64, of which the
     /// first `counted` elements of x count. Not finite if any of those is not.
     ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: usize },
-    /// One update of states that live on the device; see [`crate::numerics::update`].
-    Update {
-        rule: Rule,
-        grad: Tensor,
-        master: Tensor,
-        momentum: Tensor,
-        variance: Tensor,
-        param: Tensor,
-        control: Tensor,
-        decayed: usize,
-    },
     /// Between the arenas, or inside the device.
     Copy { src: Tensor, dst: Tensor },
     /// Every rank's x becomes the combination of all.
@@ -266,6 +234,8 @@ pub enum Op {
     Broadcast { x: Tensor, group: Group, root: usize },
     /// Work for the host's CPUs, written outside this crate. `arg` is what changes from step to step.
     Host { task: Arc<HostOp>, arg: u64 },
+    /// Work for a GPU, written outside this crate.
+    Task { task: Arc<DeviceOp> },
 }
 
 impl Op {
@@ -305,13 +275,13 @@ impl Op {
             Self::Cast { .. } => "cast",
             Self::Zero { .. } => "zero",
             Self::ChunkSquares { .. } => "chunk_squares",
-            Self::Update { .. } => "update",
             Self::Copy { .. } => "copy",
             Self::AllReduce { .. } => "all_reduce",
             Self::ReduceScatter { .. } => "reduce_scatter",
             Self::AllGather { .. } => "all_gather",
             Self::Broadcast { .. } => "broadcast",
             Self::Host { task, .. } => task.name(),
+            Self::Task { task } => task.name(),
         }
     }
 
@@ -325,6 +295,7 @@ impl Op {
                 5.0 * out.len() as f64 * heads.seq_len as f64
             }
             Self::Host { task, .. } => task.flops(),
+            Self::Task { task } => task.flops(),
             _ => 0.0,
         }
     }

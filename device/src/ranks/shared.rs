@@ -6,7 +6,7 @@ pub(crate) mod collectives;
 use super::memory::Memory;
 use super::trace::{Meter, Trace};
 use super::world::World;
-use crate::submit::task::{Declared, HostContext, Slot};
+use crate::submit::task::{Declared, HostContext, HostOp, Slot};
 use crate::{Admitted, Crew, Error, LANES, Lane, Mode, Op, Plan, Rank, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -130,25 +130,28 @@ impl Shared {
         };
         match &op.op {
             Op::Host { .. } if self.work.rehearsal => Ok(()),
-            Op::Host { task, arg } => {
-                let mut declared: Declared<'_> = [const { None }; _];
-                let accesses = task.accesses();
-                if accesses.len() > declared.len() {
-                    let (count, most) = (accesses.len(), declared.len());
-                    return Err(named(format!("{count} ranges are more than {most}")));
-                }
-                for (slot, &(mode, t)) in declared.iter_mut().zip(accesses) {
-                    *slot = Some(self.slot(mode, t));
-                }
-                let crew = self.crew();
-                task.run(*arg, &mut HostContext { crew, declared: &mut declared }).map_err(named)
-            }
+            Op::Host { task, arg } => self.run_task(task, *arg).map_err(named),
+            Op::Task { task } => self.run_task(task.on_cpus(), 0).map_err(named),
             Op::AllReduce { .. }
             | Op::ReduceScatter { .. }
             | Op::AllGather { .. }
             | Op::Broadcast { .. } => collectives::run(op, self),
             other => compute(other).map_err(named),
         }
+    }
+
+    fn run_task(&self, task: &HostOp, arg: u64) -> Result<(), String> {
+        let mut declared: Declared<'_> = [const { None }; _];
+        let accesses = task.accesses();
+        if accesses.len() > declared.len() {
+            let (count, most) = (accesses.len(), declared.len());
+            return Err(format!("{count} ranges are more than {most}"));
+        }
+        for (slot, &(mode, t)) in declared.iter_mut().zip(accesses) {
+            *slot = Some(self.slot(mode, t));
+        }
+        let crew = self.crew();
+        task.run(arg, &mut HostContext { crew, declared: &mut declared })
     }
 
     fn slot(&self, mode: Mode, t: Tensor) -> Slot<'_> {

@@ -17,7 +17,7 @@ pub enum Lane {
     H2d,
     /// Device to host copies.
     D2h,
-    /// The host's own work: accumulation, norms, Adam, batches.
+    /// Tasks of the host: batches, sums, decisions.
     Host,
 }
 

@@ -1,4 +1,4 @@
-//! Work for the Host lane that is written outside this crate.
+//! Work that is written outside this crate: for the Host lane, and for a GPU.
 
 use crate::{Crew, Element, Mode, Pieces, Tensor, View, ViewMut};
 use std::fmt::Debug;
@@ -37,9 +37,13 @@ pub struct HostOp {
 impl HostOp {
     /// Asks `task` what it touches.
     pub fn new(task: impl HostTask + 'static) -> Arc<Self> {
+        Arc::new(Self::of(task))
+    }
+
+    fn of(task: impl HostTask + 'static) -> Self {
         let mut accesses = Vec::new();
         task.accesses(&mut |mode, t| accesses.push((mode, t)));
-        Arc::new(Self { task: Box::new(task), accesses: accesses.into() })
+        Self { task: Box::new(task), accesses: accesses.into() }
     }
 
     /// See [`HostTask::name`].
@@ -62,7 +66,90 @@ impl HostOp {
     }
 }
 
-/// What a running host task may use: the rank's worker threads, and views of the ranges that it declared.
+/// A task that a GPU does. A virtual GPU runs it as the Host lane would, a real one launches [`kernel`](Self::kernel).
+///
+/// It is submitted as a [`DeviceOp`].
+pub trait DeviceTask: HostTask {
+    /// Whether the sizes and storage types of its tensors fit together.
+    ///
+    /// # Errors
+    /// Any text; the op is refused with it when it is submitted.
+    fn check(&self) -> Result<(), String>;
+    /// What a GPU launches, to the same bits as [`HostTask::run`]. Asked once, in [`DeviceOp::new`].
+    fn kernel(&self) -> KernelCall;
+}
+
+/// A launch of a kernel whose threads take runs of 8 elements in turn, as `first_run` and `next_run` of
+/// `cuda/kernels/prelude.cuh` deal them.
+#[derive(Clone, Debug)]
+pub struct KernelCall {
+    /// The name of a `KERNEL(256)` in one of the device's [programs](crate::cuda::Program).
+    pub name: &'static str,
+    /// How many elements the threads share; of none nothing is launched.
+    pub elements: usize,
+    /// The kernel's parameters, in order.
+    pub args: Vec<KernelArg>,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Debug)]
+pub enum KernelArg {
+    /// The address of a tensor.
+    At(Tensor),
+    /// The storage types of some tensors in one `u32`, which `type_of` of the prelude takes apart.
+    Types(Vec<Tensor>),
+    /// A whole number of 4 or 8 bytes.
+    Int(u64),
+    /// A number in fp32.
+    Float(f32),
+}
+
+/// A [`DeviceTask`], and what it said when this was made, like [`HostOp`].
+#[derive(Debug)]
+pub struct DeviceOp {
+    on_cpus: HostOp,
+    fits: Result<(), String>,
+    kernel: KernelCall,
+}
+
+impl DeviceOp {
+    /// Asks `task` what it touches, whether that fits together, and what it launches.
+    pub fn new(task: impl DeviceTask + 'static) -> Arc<Self> {
+        let (fits, kernel) = (task.check(), task.kernel());
+        Arc::new(Self { on_cpus: HostOp::of(task), fits, kernel })
+    }
+
+    /// See [`HostTask::name`].
+    pub fn name(&self) -> &'static str {
+        self.on_cpus.name()
+    }
+
+    /// Every range that the task touches.
+    pub fn accesses(&self) -> &[(Mode, Tensor)] {
+        self.on_cpus.accesses()
+    }
+
+    /// See [`HostTask::flops`].
+    pub fn flops(&self) -> f64 {
+        self.on_cpus.flops()
+    }
+
+    /// What a virtual GPU runs.
+    pub(crate) const fn on_cpus(&self) -> &HostOp {
+        &self.on_cpus
+    }
+
+    /// What a real one launches.
+    pub(crate) const fn kernel(&self) -> &KernelCall {
+        &self.kernel
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.fits.clone()
+    }
+}
+
+/// What a running task may use: the rank's worker threads, and views of the ranges that it declared.
 #[derive(Debug)]
 pub struct HostContext<'a> {
     pub(crate) crew: Option<&'a Crew>,

@@ -4,9 +4,9 @@
 use super::on_host;
 use crate::report::metrics;
 use crate::run::open::kernel_crew;
-use device::numerics::{SimdPath, control};
-use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Rule, Tensor};
-use offload::{AdamTile, Storage, TrafficTile};
+use device::numerics::SimdPath;
+use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
+use offload::{AdamTile, NoiseRun, Rule, Storage, TrafficTile, control};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -211,9 +211,7 @@ fn tiles(
     let [momentum, variance] = ["m", "v"].map(|name| tensor(name, storage.moments, params));
     let param = tensor("param", Dtype::Bf16, params);
     let noise: Arc<[_]> = match storage.moments {
-        Dtype::Bf16 => {
-            [device::numerics::NoiseRun { flat: 0..params, stream: 1, global: 0 }].into()
-        }
+        Dtype::Bf16 => [NoiseRun { flat: 0..params, stream: 1, global: 0 }].into(),
         _ => Arc::default(),
     };
     let tile = |at: usize| {

@@ -6,7 +6,7 @@ use super::span::{Span, cover};
 use crate::config::{Config, Precision};
 use crate::data::{Dataset, Identity};
 use crate::train::detours::Detours;
-use device::numerics::control;
+use offload::control;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
@@ -85,7 +85,7 @@ pub(crate) struct Manifest {
     pub(super) tensors: Vec<TensorEntry>,
 }
 
-/// The decisions' memory: see [`device::numerics::control`].
+/// The decisions' memory: see [`offload::control`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Control {

@@ -6,7 +6,7 @@ use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
 use crate::train::detours::Detours;
-use device::numerics::control;
+use offload::control;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use rustix::fs::{Mode, OFlags};
 use std::collections::VecDeque;

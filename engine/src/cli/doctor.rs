@@ -134,7 +134,7 @@ fn gpu_finding(gpu: &GpuInfo) -> Finding {
     if *sm < 70 {
         return Finding::new(Verdict::Fail, "GPU", text("")).remedy("sm_70 (V100) is the oldest");
     }
-    match look(*ordinal) {
+    match look(*ordinal, offload::PROGRAMS) {
         Err(why) => match free_memory(*ordinal) {
             Ok(free) => {
                 let free = format!(", {} free", format_bytes(free));

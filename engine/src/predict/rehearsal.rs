@@ -86,6 +86,7 @@ pub fn rehearse(
             collectives,
             scratch: op_scratch(config),
             work: HostWork { rehearsal: true, ..HostWork::default() },
+            programs: offload::PROGRAMS,
             warm_up: Arc::new(distinct(config, built, rank)?),
         };
         let dev = cuda::open(rank, &built.plan, &world, &options)?;

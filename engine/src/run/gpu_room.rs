@@ -60,7 +60,8 @@ pub(crate) fn room(config: &Config, plan: &Plan) -> Result<Room, String> {
 }
 
 fn of_gpu((gpu, ranks): (usize, u64), config: &Config, plan: &Plan) -> Result<Room, String> {
-    let found = look(gpu).map_err(|why| format!("GPU {gpu} cannot be looked at: {why}"))?;
+    let found = look(gpu, offload::PROGRAMS)
+        .map_err(|why| format!("GPU {gpu} cannot be looked at: {why}"))?;
     let mut beside = vec![
         ("cuBLASLt's products", found.beside.products.div_ceil(ranks)),
         ("onebox's kernels", found.beside.kernels),

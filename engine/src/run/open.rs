@@ -49,6 +49,7 @@ impl Ranks<'_> {
                 cpus: cpus.clone().unwrap_or_default(),
                 ..self.work(kernel_crew(threads, cpus))
             },
+            programs: offload::PROGRAMS,
             warm_up: Arc::new(distinct(self.config, self.built, rank)?),
         };
         cuda::open(rank, &self.built.plan, &self.world, &options)

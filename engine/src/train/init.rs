@@ -3,8 +3,9 @@
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Reader};
 use crate::config::{Config, Moments};
-use device::numerics::{NoiseRun, normals};
+use device::numerics::normals;
 use device::{Rank, random};
+use offload::NoiseRun;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tensor_parallel::{Gpt, Init};

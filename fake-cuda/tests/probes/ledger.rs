@@ -53,7 +53,7 @@ pub(crate) fn print() {
     ledger.entry("context");
     assert!(free <= total);
     let (major, minor) = context.compute_capability().unwrap();
-    let cubins = testing::cubins((10 * major + minor) as u32).unwrap();
+    let cubins = testing::cubins((10 * major + minor) as u32, offload::PROGRAMS).unwrap();
     ledger.since = Instant::now();
     let modules: Vec<_> = cubins.iter().map(|cubin| load(cubin)).collect();
     ledger.entry("modules");

@@ -2,8 +2,10 @@
 
 use crate::rates::tensor;
 use crate::small;
-use device::numerics::control;
-use device::{Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Plan, Rule, Tensor, VocabShard};
+use device::{
+    DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Plan, Tensor, VocabShard,
+};
+use offload::{AdamTile, DeviceUpdate, Rule, control};
 
 /// An op, and what share of its ceiling is asked of it: `element-wise`, `reduction`, `attention`.
 pub(crate) struct Case {
@@ -274,7 +276,9 @@ fn update(plan: &mut Plan) -> Made {
     let [grad, master, momentum, variance] = [(); 4].map(|()| tensor(plan, Dtype::F32, (1, n)));
     let param = tensor(plan, VALUE, (1, n));
     let control = tensor(plan, Dtype::F64, (1, control::WORDS));
-    let op = Op::Update { rule, grad, master, momentum, variance, param, control, decayed: n };
+    let (decayed, noise) = (n, ([].into(), 0));
+    let tile = AdamTile { rule, control, grad, master, momentum, variance, param, decayed, noise };
+    let op = Op::Task { task: DeviceOp::new(DeviceUpdate(tile)) };
     let word = |i| match i {
         control::FACTOR | control::MOMENTUM_CORRECTION | control::VARIANCE_CORRECTION => 1.0,
         control::LR => 1e-4,

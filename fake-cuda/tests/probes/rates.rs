@@ -18,6 +18,7 @@ pub(crate) fn open(plan: Plan) -> Device {
         collectives: Collectives::InProcess,
         scratch: 256 << 20 >> if small() { 8 } else { 0 },
         work: HostWork::default(),
+        programs: offload::PROGRAMS,
         warm_up: Arc::default(),
     };
     cuda::open(rank, &Arc::new(plan), &world, &options).unwrap_or_else(|e| panic!("{e}"))

@@ -131,6 +131,7 @@ fn open_gpu(rank: Rank, plan: &Arc<Plan>) -> Device {
         collectives: Collectives::InProcess,
         scratch: 1 << 20,
         work: HostWork::default(),
+        programs: offload::PROGRAMS,
         warm_up: Arc::default(),
     };
     cuda::open(rank, plan, &world, &options).unwrap_or_else(|e| panic!("{e}"))

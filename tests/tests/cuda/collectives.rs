@@ -114,6 +114,7 @@ fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<World>, peers: &Arc<Peers>) 
         collectives: Collectives::InProcess,
         scratch: 0,
         work: HostWork::default(),
+        programs: &[],
         warm_up: Arc::default(),
     };
     cuda::open(rank, plan, world, &options).unwrap()

@@ -21,6 +21,7 @@ pub(super) fn at_a_product() {
         collectives: Collectives::InProcess,
         scratch: 0,
         work: HostWork::default(),
+        programs: &[],
         warm_up: Arc::default(),
     };
     let (plan, world) = (Arc::new(plan), World::new(1, 1, Duration::from_secs(60)));

@@ -12,9 +12,9 @@ mod loss;
 mod math;
 mod norm;
 mod rotary;
+mod squares;
 #[cfg(test)]
 mod testing;
-mod update;
 
 use super::workers::Workers;
 use crate::op::Op;
@@ -68,13 +68,14 @@ pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<()
         | Op::Add { .. }
         | Op::Cast { .. }
         | Op::Zero { .. } => elementwise::run(op, memory, workers),
-        Op::ChunkSquares { .. } | Op::Update { .. } => update::run(op, memory, workers),
+        Op::ChunkSquares { .. } => squares::run(op, memory, workers),
         Op::Copy { .. }
         | Op::AllReduce { .. }
         | Op::ReduceScatter { .. }
         | Op::AllGather { .. }
         | Op::Broadcast { .. }
-        | Op::Host { .. } => not_a_kernel(),
+        | Op::Host { .. }
+        | Op::Task { .. } => not_a_kernel(),
     }
 }
 

@@ -1,4 +1,4 @@
-// Activations, bias, dropout, additions, conversions; sums of columns; sums over ranks.
+// Activations, bias, dropout, additions, conversions; sums of columns; sums of squares; sums over ranks.
 
 // 2 sqrt(2 / pi), and times 0.044715
 #define GELU_1 1.595769f
@@ -180,6 +180,30 @@ KERNEL(1024) column_sum(const void* x, void* y, u32 types, i64 rows, i64 cols) {
   if (warp == 0 && col < cols) {
     for (int other = 1; other < 32; other++) sum += sums[other][lane];
     store1(y, type_of(types, 1), col, sum);
+  }
+}
+
+// partials (chunks) = sums of squares of runs of `chunk` elements, of which those below `counted` count. Element i of a
+// run goes to sum i mod 16, and the sums are added in order. 16 threads have one run.
+KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64 chunk, i64 counted, i64 chunks) {
+  __shared__ double sums[256];
+  i64 run = 16 * (i64)blockIdx.x + threadIdx.x / 16;
+  i64 end = (run + 1) * chunk;
+  end = end < n ? end : n;
+  end = end < counted ? end : counted;
+  double sum = 0.0;
+  with_type(type_of(types, 0), [&](auto type) {
+#pragma unroll 8
+    for (i64 i = run * chunk + threadIdx.x % 16; i < end; i += 16) {
+      double v = get<decltype(type)>(x, i);
+      sum = fma(v, v, sum);  // the square is exact
+    }
+  });
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x % 16 == 0 && run < chunks) {
+    for (int other = 1; other < 16; other++) sum += sums[threadIdx.x + other];
+    partials[run] = sum;
   }
 }
 

@@ -1,6 +1,6 @@
-//! Launches of element-wise ops, tables, norms, the loss and the optimizer.
+//! Launches of element-wise ops, tables, norms, the loss and sums of squares.
 
-use super::{Dtype, Launch, Launcher, Op, RUN, Rule, VocabShard, is, no_kernel, types, values};
+use super::{Dtype, Launch, Launcher, Op, RUN, VocabShard, is, no_kernel, types, values};
 
 impl Launcher<'_> {
     pub(super) fn elementwise(&mut self, op: &Op) -> Result<(), String> {
@@ -208,7 +208,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    pub(super) fn optimizer(&mut self, op: &Op) -> Result<(), String> {
+    pub(super) fn squares(&mut self, op: &Op) -> Result<(), String> {
         match *op {
             Op::ChunkSquares { x, partials, chunk, counted } => {
                 is(partials, Dtype::F64)?;
@@ -216,21 +216,6 @@ impl Launcher<'_> {
                 let args = self.args(&[x, partials]).with(&[values(&[x])?]).with(&sizes);
                 let blocks = partials.len().div_ceil(16);
                 self.launch(Launch::new("chunk_squares", [blocks, 1, 1], 256, args));
-            }
-            Op::Update { rule, grad, master, momentum, variance, param, control, decayed } => {
-                [master, momentum, variance].into_iter().try_for_each(|t| is(t, Dtype::F32))?;
-                is(control, Dtype::F64)?;
-                let (adamw, floats) = match rule {
-                    Rule::AdamW { beta1, beta2, eps, weight_decay } => {
-                        (1, [beta1, beta2, eps, weight_decay])
-                    }
-                    Rule::Sgd { weight_decay } => (0, [0.0, 0.0, 0.0, weight_decay]),
-                };
-                let n = grad.len();
-                let args = self.args(&[grad, master, momentum, variance, param, control]);
-                let args = args.with(&[values(&[grad, param])?, adamw, n as u64, decayed as u64]);
-                let args = floats.into_iter().fold(args, super::Args::float);
-                self.launch_some(n, Launch::flat("update", n.div_ceil(RUN), args));
             }
             _ => return no_kernel(op),
         }

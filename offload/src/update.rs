@@ -1,24 +1,37 @@
 //! The update rule: unscale, clip, weight decay, AdamW and the new parameter in one pass over memory.
 
+#[cfg(test)]
+mod accuracy;
+mod elements;
+pub(crate) mod halves;
+mod noise;
 mod padded;
+mod rules;
+#[cfg(test)]
+mod tests;
+mod traffic;
 
-use super::elements::{
+pub(crate) use noise::Noise;
+pub use noise::NoiseRun;
+pub use rules::Rule;
+pub(crate) use traffic::traffic;
+
+use crate::control;
+use device::numerics::SimdPath;
+use device::numerics::lanes::{self, Available, Kernel, Lanes, WIDEST};
+use device::{View, ViewMut};
+use elements::{
     F16, F16Mut, Halves, Source, Target, Words, WordsMut, aligned, wide, wide_mut, words, words_mut,
 };
-use super::lanes::{self, Kernel, Lanes, WIDEST};
-use super::noise::{Draw, Noise};
-use super::path::SimdPath;
-use super::rules::{AdamW, Sgd, keep};
-use super::{Scalars, elements, simd};
-use crate::op::Rule;
-use crate::{View, ViewMut};
 use half::slice::HalfFloatSliceExt;
+use noise::Draw;
 use padded::{PAD, Padded};
+use rules::{AdamW, Scalars, Sgd, keep};
 use std::ops::Range;
 
 /// Master weights of a run of parameters.
 #[derive(Debug)]
-pub enum Master<'a> {
+pub(crate) enum Master<'a> {
     /// In fp32.
     Whole(&'a mut [f32]),
     /// The lower halves; the upper ones are the bf16 parameters, which are read too. The same sums, bit for bit.
@@ -27,57 +40,55 @@ pub enum Master<'a> {
 
 /// States of a run of parameters.
 #[derive(Debug)]
-pub struct States<'a> {
+pub(crate) struct States<'a> {
     /// The parameters themselves.
-    pub master: Master<'a>,
+    pub(crate) master: Master<'a>,
     /// First moment: fp32, or bf16 rounded by [`Noise`].
-    pub momentum: ViewMut<'a>,
+    pub(crate) momentum: ViewMut<'a>,
     /// Second moment, as the first.
-    pub variance: ViewMut<'a>,
+    pub(crate) variance: ViewMut<'a>,
 }
 
 /// One update of a run of parameters. When the step is skipped only `param` is written, from the master.
 #[derive(Debug)]
-pub struct Update<'a> {
+pub(crate) struct Update<'a> {
     /// The rule.
-    pub rule: Rule,
-    /// See [`control`](super::control).
-    pub control: &'a [f64],
+    pub(crate) rule: Rule,
+    /// See [`control`](crate::control).
+    pub(crate) control: &'a [f64],
     /// Summed and scaled gradients.
-    pub grad: View<'a>,
+    pub(crate) grad: View<'a>,
     /// What is kept.
-    pub states: States<'a>,
+    pub(crate) states: States<'a>,
     /// The parameters, rounded: bf16 to nearest with ties away from zero, else ties to even.
-    pub param: ViewMut<'a>,
+    pub(crate) param: ViewMut<'a>,
     /// So many leading elements take weight decay; all where there are fewer.
-    pub decayed: usize,
+    pub(crate) decayed: usize,
     /// For moments of 16 bits.
-    pub noise: Noise<'a>,
+    pub(crate) noise: Noise<'a>,
     /// The parameters are next read from memory, not by this core: stores pass by the caches.
-    pub streams: bool,
+    pub(crate) streams: bool,
 }
 
-/// Does it.
+/// Does it, by the instructions that this process uses.
 ///
 /// # Errors
 /// Storage types that do not go together.
-pub fn update(update: Update<'_>) -> Result<(), String> {
+pub(crate) fn update(update: Update<'_>) -> Result<(), String> {
     update_on(SimdPath::current(), update)
 }
 
 /// [`update`] by `path`.
-pub(super) fn update_on(path: SimdPath, mut update: Update<'_>) -> Result<(), String> {
+fn update_on(path: SimdPath, mut update: Update<'_>) -> Result<(), String> {
     update.check()?;
-    simd::keep_denormals();
     lanes::run(path, &mut update);
-    simd::streamed();
     Ok(())
 }
 
 impl<'a> Update<'a> {
     /// Two updates, parted at element `mid`.
     #[inline(always)]
-    pub fn split_at(self, mid: usize) -> (Self, Self) {
+    pub(crate) fn split_at(self, mid: usize) -> (Self, Self) {
         let Self { rule, control, grad, states, param, decayed, noise, streams } = self;
         let (masters, end) = (states.master.split_at(mid), grad.len());
         let (momentum, variance) = (states.momentum.split_at(mid), states.variance.split_at(mid));
@@ -165,9 +176,9 @@ impl<'a> Update<'a> {
 
 impl Kernel for Update<'_> {
     #[inline(always)]
-    fn run<L: Lanes>(&mut self, lanes: L, path: SimdPath) {
+    fn run<L: Lanes>(&mut self, lanes: L, path: Available) {
         let scalars = Scalars::new(self.control);
-        let step = self.control[super::control::STEP] as u64;
+        let step = self.control[control::STEP] as u64;
         let (mut padded, aligned, rule) = (None, self.is_aligned(), self.rule);
         let (mut at, n) = (0, self.grad.len());
         while at < n {
@@ -202,7 +213,7 @@ impl Kernel for Update<'_> {
 #[derive(Clone, Copy)]
 struct Step<L> {
     lanes: L,
-    path: SimdPath,
+    path: Available,
     scalars: Scalars,
     rule: Rule,
     decays: bool,

@@ -1,8 +1,8 @@
 //! Runs of elements that are no whole vectors, or lie between words: copied to where they are, with others around.
 
 use super::{Master, States, Update};
-use crate::numerics::lanes::WIDEST;
-use crate::{View, ViewMut};
+use device::numerics::lanes::WIDEST;
+use device::{View, ViewMut};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
 /// Elements that there is room for.

@@ -1,9 +1,8 @@
 //! How far from exact arithmetic a long run ends: the update against the same rule in fp64, over many steps.
 
-use super::update::update_on;
+use super::halves::{as_bf16_parameter, from_halves, lower_half};
 use super::*;
-use crate::op::Rule;
-use crate::{View, ViewMut, random};
+use device::random;
 use half::{bf16, f16};
 
 const N: usize = 1000;

@@ -1,8 +1,8 @@
 //! Random bits by which moments are rounded: those of the element, wherever it lies.
 
 use super::elements::parts;
-use super::lanes::Lanes;
-use crate::random;
+use device::numerics::lanes::Lanes;
+use device::random;
 use std::ops::Range;
 
 /// A run of a flat buffer that lies together in a tensor of the whole model.
@@ -18,11 +18,11 @@ pub struct NoiseRun {
 
 /// Random bits for moments of 16 bits: functions of tensor, step and index in the whole tensor, and of no layout.
 #[derive(Clone, Copy, Debug)]
-pub struct Noise<'a> {
+pub(crate) struct Noise<'a> {
     /// In ascending order; what is in none is padding, with gradients of zero.
-    pub runs: &'a [NoiseRun],
+    pub(crate) runs: &'a [NoiseRun],
     /// Where the first element of the update stands in the flat buffer.
-    pub start: usize,
+    pub(crate) start: usize,
 }
 
 /// Elements whose random bits follow each other.

@@ -1,9 +1,52 @@
 //! The update rules, by pairs of vectors.
 
-use super::Scalars;
 use super::elements::{Source, Target};
-use super::lanes::Lanes;
 use super::noise::Draw;
+use crate::control;
+use device::numerics::lanes::Lanes;
+
+/// The update rule; what changes from step to step is in the [control block](crate::control).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Rule {
+    /// Adam with decoupled weight decay (arXiv 1711.05101, algorithm 2).
+    AdamW {
+        /// Decay of the momentum in a step.
+        beta1: f32,
+        /// Decay of the variance in a step.
+        beta2: f32,
+        /// What is added to the root of the variance.
+        eps: f32,
+        /// Share of a parameter that a step takes away, times the learning rate.
+        weight_decay: f32,
+    },
+    /// p -= lr g, with decoupled weight decay.
+    Sgd {
+        /// Share of a parameter that a step takes away, times the learning rate.
+        weight_decay: f32,
+    },
+}
+
+/// What one update takes from the control block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scalars {
+    pub(super) skip: bool,
+    factor: f32,
+    pub(super) lr: f32,
+    momentum_correction: f32,
+    variance_correction: f32,
+}
+
+impl Scalars {
+    pub(super) fn new(words: &[f64]) -> Self {
+        Self {
+            skip: words[control::SKIP] != 0.0,
+            factor: words[control::FACTOR] as f32,
+            lr: words[control::LR] as f32,
+            momentum_correction: words[control::MOMENTUM_CORRECTION] as f32,
+            variance_correction: words[control::VARIANCE_CORRECTION] as f32,
+        }
+    }
+}
 
 /// Adam with decoupled weight decay. The constants of a step are drawn together as far as they go:
 /// lr * (m / c1) / (sqrt(v / c2) + eps) = (lr * sqrt(c2) / c1) * m / (sqrt(v) + eps * sqrt(c2)), where c = 1 - beta^t.

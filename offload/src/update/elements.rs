@@ -1,9 +1,7 @@
 //! Elements as the update reads and writes them, a pair of vectors at a time: gradients, masters, parameters, moments.
 
-use super::lanes::{Lanes, WIDEST};
-use super::path::SimdPath;
-use super::{round, simd};
-use crate::View;
+use device::View;
+use device::numerics::lanes::{Available, Lanes, WIDEST, prefetch, stream, stream_vector};
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
 /// What bf16 has of an fp32; the odd element of a word.
@@ -38,12 +36,12 @@ pub(super) struct Words<'a, L: Lanes>(pub(super) &'a [L::u32s]);
 /// bf16, to write: parameters to nearest, moments by chance.
 pub(super) struct WordsMut<'a, L: Lanes>(pub(super) &'a mut [L::u32s], pub(super) bool);
 /// fp16.
-pub(super) struct F16<'a>(pub(super) SimdPath, pub(super) &'a [u16]);
+pub(super) struct F16<'a>(pub(super) Available, pub(super) &'a [u16]);
 /// fp16, to write: past the caches or not.
-pub(super) struct F16Mut<'a>(pub(super) SimdPath, pub(super) &'a mut [u16], pub(super) bool);
+pub(super) struct F16Mut<'a>(pub(super) Available, pub(super) &'a mut [u16], pub(super) bool);
 /// fp32 masters and the parameters.
 pub(super) struct Master<'a, L: Lanes, P>(pub(super) WideMut<'a, L>, pub(super) P);
-/// The upper and lower halves of masters; see [`round::split`].
+/// The upper and lower halves of masters; see [`split`](super::halves::split).
 pub(super) struct Halves<'a, L: Lanes>(pub(super) &'a mut [L::u32s], pub(super) &'a mut [L::u32s]);
 
 /// `n` pairs of vectors of fp32.
@@ -114,7 +112,7 @@ fn pack<L: Lanes>(l: L, [even, odd]: [L::u32s; 2], add: [L::u32s; 2]) -> L::u32s
     l.halves(down(l, even), odd)
 }
 
-/// As [`round::split`] does.
+/// As [`split`](super::halves::split) does.
 #[inline(always)]
 fn nearest<L: Lanes>(l: L, x: [L::f32s; 2]) -> L::u32s {
     pack(l, bits(l, x), [half(l, x[0]), half(l, x[1])])
@@ -135,7 +133,7 @@ fn widened<L: Lanes>(l: L, word: L::u32s) -> [L::f32s; 2] {
 impl<L: Lanes> Source<L> for Words<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
-        simd::prefetch(&self.0[i], L::PAIR);
+        prefetch(&self.0[i], L::PAIR);
         widened(l, self.0[i])
     }
 }
@@ -161,7 +159,7 @@ impl<L: Lanes> Sink<L> for WordsMut<'_, L> {
     fn put(&mut self, l: L, i: usize, x: [L::f32s; 2]) {
         let rounded = nearest(l, x);
         if self.1 {
-            simd::stream_vector(rounded, &mut self.0[i]);
+            stream_vector(l, rounded, &mut self.0[i]);
         } else {
             self.0[i] = rounded;
         }
@@ -171,7 +169,7 @@ impl<L: Lanes> Sink<L> for WordsMut<'_, L> {
 impl<L: Lanes> Source<L> for Wide<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
-        simd::prefetch(&self.0[i], L::PAIR);
+        prefetch(&self.0[i], L::PAIR);
         l.unzip(self.0[i])
     }
 }
@@ -203,9 +201,9 @@ impl<L: Lanes> Source<L> for F16<'_> {
         let mut wide = [0.0; WIDEST];
         let halves = &self.1[i * L::PAIR..(i + 1) * L::PAIR];
         if let Some(vector) = halves.as_array::<WIDEST>() {
-            simd::prefetch(vector, WIDEST);
+            prefetch(vector, WIDEST);
         }
-        round::widen(self.0, halves, &mut wide[..L::PAIR]);
+        self.0.widen_f16(halves, &mut wide[..L::PAIR]);
         let vectors = L::as_simd_f32s(&wide).0;
         l.unzip([vectors[0], vectors[1]])
     }
@@ -219,10 +217,10 @@ impl<L: Lanes> Sink<L> for F16Mut<'_> {
         let vectors = L::as_mut_simd_f32s(&mut wide).0;
         (vectors[0], vectors[1]) = (first, second);
         let rounded = &mut rounded[..L::PAIR];
-        round::to_f16(self.0, &wide[..L::PAIR], rounded);
+        self.0.round_f16(&wide[..L::PAIR], rounded);
         let out = &mut self.1[i * L::PAIR..(i + 1) * L::PAIR];
         if self.2 {
-            simd::stream(rounded, out);
+            stream(rounded, out);
         } else {
             out.copy_from_slice(rounded);
         }
@@ -247,8 +245,8 @@ impl<L: Lanes, P: Sink<L>> Target<L> for Master<'_, L, P> {
 impl<L: Lanes> Source<L> for Halves<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
-        simd::prefetch(&self.0[i], L::PAIR);
-        simd::prefetch(&self.1[i], L::PAIR);
+        prefetch(&self.0[i], L::PAIR);
+        prefetch(&self.1[i], L::PAIR);
         // The upper half is that of the bits plus HALF; of those the lower half is this one with another first bit.
         let half = l.splat_u32s(HALF);
         let lower = l.xor_u32s(self.1[i], l.splat_u32s(HALF << 16 | HALF));

@@ -1,33 +1,9 @@
-// numerics/ on the device, bit for bit: sums of squares and the update rule.
+// The update rule on a GPU, with the bits of update.rs.
 
-// partials (chunks) = sums of squares of runs of `chunk` elements, of which those below `counted` count. Element i of a
-// run goes to sum i mod 16, and the sums are added in order. 16 threads have one run.
-KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64 chunk, i64 counted, i64 chunks) {
-  __shared__ double sums[256];
-  i64 run = 16 * (i64)blockIdx.x + threadIdx.x / 16;
-  i64 end = (run + 1) * chunk;
-  end = end < n ? end : n;
-  end = end < counted ? end : counted;
-  double sum = 0.0;
-  with_type(type_of(types, 0), [&](auto type) {
-#pragma unroll 8
-    for (i64 i = run * chunk + threadIdx.x % 16; i < end; i += 16) {
-      double v = get<decltype(type)>(x, i);
-      sum = fma(v, v, sum);  // the square is exact
-    }
-  });
-  sums[threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.x % 16 == 0 && run < chunks) {
-    for (int other = 1; other < 16; other++) sum += sums[threadIdx.x + other];
-    partials[run] = sum;
-  }
-}
-
-// Words of the control block (numerics/mod.rs).
+// Words of the control block (control.rs).
 enum Control { SKIP = 2, FACTOR, LR, MOMENTUM_CORRECTION, VARIANCE_CORRECTION };
 
-// The nearest bf16, ties away from zero (see `split` in round.rs), in fp32.
+// The nearest bf16, ties away from zero (see `split` in update/halves.rs), in fp32.
 INLINE float as_bf16_parameter(float x) {
   u32 bits = __float_as_uint(x);
   return (bits & 0x7fffffff) > 0x7f800000 ? x : __uint_as_float((bits + 0x8000) & 0xffff0000);

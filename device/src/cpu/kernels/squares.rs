@@ -1,0 +1,49 @@
+//! Sums of squares by chunk: those of [`crate::numerics`], on the workers.
+
+use super::{Memory, not_a_kernel, slice_mut, values};
+use crate::cpu::workers::{Slice, Workers};
+use crate::numerics;
+use crate::op::Op;
+
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
+    match *op {
+        Op::ChunkSquares { x, partials, chunk, counted } => {
+            let x = values(m, x)?;
+            let partials = Slice { data: slice_mut::<f64>(m, partials)?, each: 1 };
+            let chunk = chunk.max(1);
+            workers.split(partials.data.len(), x.len(), partials, &|chunks, partials, _| {
+                let at = (chunks.start * chunk).min(x.len());
+                let x = x.slice(at..x.len());
+                numerics::chunk_squares(x, partials.data, chunk, counted.saturating_sub(at));
+            });
+        }
+        _ => return not_a_kernel(),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Rig, assert_close, noise};
+    use super::*;
+    use crate::Dtype;
+
+    #[test]
+    fn squares_are_summed_by_chunk_with_any_number_of_threads() {
+        let (n, chunk, counted) = (100_000, 4097, 70_000);
+        let x = noise(1, n);
+        let want: Vec<f64> = (0..n.div_ceil(chunk))
+            .map(|i| {
+                let end = ((i + 1) * chunk).min(counted);
+                x[(i * chunk).min(end)..end].iter().map(|x| x * x).sum()
+            })
+            .collect();
+        for threads in [1, 3] {
+            let mut rig = Rig::new(threads);
+            let x = rig.put(Dtype::F16, (1, n), &x);
+            let partials = rig.out(Dtype::F64, (1, want.len()));
+            rig.run(&Op::ChunkSquares { x, partials, chunk, counted });
+            assert_close(&rig.get(partials), &want, 0.0, 0.0);
+        }
+    }
+}
