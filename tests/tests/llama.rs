@@ -10,7 +10,7 @@ use device::{Arena, Device, Dtype, HostWork, Lane, Plan, Rank, Tensor, World};
 use engine::checkpoint::Checkpoint;
 use engine::config::Config;
 use engine::generate::{Trained, next_logits};
-use engine::hugging_face::{Folder, export};
+use engine::hugging_face::{Folder, Numbers, export};
 use engine::run::{Message, RunOptions, train};
 use engine::train::build::{build, shape};
 use safetensors::SafeTensors;
@@ -439,14 +439,31 @@ fn a_folder_goes_back_as_it_came() {
         let path = run.path().join("checkpoints/step-00000010");
         let checkpoint = Checkpoint::open(&path, 10).unwrap();
         let out = run.path().join("out");
-        export(&checkpoint, (&config, &built), None, &out, u64::MAX)
+        export(&checkpoint, (&config, &built), None, &out, (Numbers::F32, u64::MAX))
             .unwrap_or_else(|e| panic!("{e}"));
         let bytes = std::fs::read(out.join("model.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let ours: BTreeMap<String, Vec<f64>> =
             file.tensors().iter().map(|(name, t)| (name.clone(), widened(t))).collect();
         for (name, values) in &ours {
-            assert_eq!(values, fixture.get(name), "{model}: {name}");
+            assert!(values == fixture.get(name), "{model}: {name}");
+        }
+        // In bf16 each number is the nearest: what was bf16 before stays as it is.
+        let half = run.path().join("half");
+        let most = (Numbers::Bf16, 40_000);
+        export(&checkpoint, (&config, &built), None, &half, most).unwrap_or_else(|e| panic!("{e}"));
+        for entry in std::fs::read_dir(&half).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|e| e != "safetensors") {
+                continue;
+            }
+            let bytes = std::fs::read(path).unwrap();
+            for (name, t) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+                assert_eq!(t.dtype(), safetensors::Dtype::BF16);
+                let rounded = |x: &f64| f64::from(half::bf16::from_f32(*x as f32));
+                let want: Vec<f64> = fixture.get(&name).iter().map(rounded).collect();
+                assert!(widened(&t) == want, "{model}: {name}");
+            }
         }
         // The exported folder describes the same model.
         let again = engine::config::load_str(

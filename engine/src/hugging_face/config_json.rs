@@ -9,15 +9,15 @@ use serde_json::json;
 ///
 /// # Errors
 /// Why transformers has no class for it.
-pub(super) fn text(model: &ModelConfig) -> Result<String, String> {
+pub(super) fn text(model: &ModelConfig, dtype: &str) -> Result<String, String> {
     match model.family {
-        Family::Gpt2 => Ok(gpt2(model)),
-        Family::Llama => llama(model),
+        Family::Gpt2 => Ok(gpt2(model, dtype)),
+        Family::Llama => llama(model, dtype),
     }
 }
 
 /// The class whose blocks have these biases and norms.
-fn llama(m: &ModelConfig) -> Result<String, String> {
+fn llama(m: &ModelConfig, dtype: &str) -> Result<String, String> {
     let (class, kind) = match (m.qk_norm, m.qkv_bias, m.proj_bias) {
         (true, biased, proj) if biased == proj => ("Qwen3ForCausalLM", "qwen3"),
         (false, true, false) => ("Qwen2ForCausalLM", "qwen2"),
@@ -67,7 +67,7 @@ fn llama(m: &ModelConfig) -> Result<String, String> {
         "architectures": [class],
         "attention_dropout": decimal(m.dropout),
         "bos_token_id": null,
-        "dtype": "float32",
+        "dtype": dtype,
         "eos_token_id": null,
         "head_dim": m.head_dim,
         "hidden_act": "silu",
@@ -96,7 +96,7 @@ fn llama(m: &ModelConfig) -> Result<String, String> {
     Ok(format!("{all:#}\n"))
 }
 
-fn gpt2(model: &ModelConfig) -> String {
+fn gpt2(model: &ModelConfig, dtype: &str) -> String {
     // Without `..`: a new key of the model does not compile until it is said here, or refused.
     let ModelConfig {
         layers,
@@ -126,7 +126,7 @@ fn gpt2(model: &ModelConfig) -> String {
         "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": dropout,
         "bos_token_id": null,
-        "dtype": "float32",
+        "dtype": dtype,
         "embd_pdrop": dropout,
         "eos_token_id": null,
         "initializer_range": f64::from(*init_std),
@@ -220,7 +220,7 @@ mod tests {
     fn what_is_exported_is_imported() {
         let wide = ModelConfig { ffn_hidden: 96, ..model() };
         for model in [model(), wide] {
-            assert!(mismatches(text(&model).unwrap().as_bytes(), &model).is_empty());
+            assert!(mismatches(text(&model, "float32").unwrap().as_bytes(), &model).is_empty());
         }
     }
 
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn every_key_that_differs_is_named() {
-        let good: Value = serde_json::from_str(&text(&model()).unwrap()).unwrap();
+        let good: Value = serde_json::from_str(&text(&model(), "float32").unwrap()).unwrap();
         for (key, value, said) in [
             ("n_layer", json!(3), "--set model.layers=3"),
             ("n_embd", json!(48), "--set model.hidden=48"),
@@ -275,7 +275,7 @@ mod tests {
             let wrong = mismatches(bad.to_string().as_bytes(), &model());
             assert!(wrong.iter().any(|w| w.contains(&format!("`{key}` is missing"))), "{wrong:?}");
         }
-        let twice = text(&model()).unwrap().replacen('{', "{\"n_layer\": 9,", 1);
+        let twice = text(&model(), "float32").unwrap().replacen('{', "{\"n_layer\": 9,", 1);
         assert!(mismatches(twice.as_bytes(), &model())[0].contains("twice"));
         for bad in ["", "[]", "{", "null", "{\"n_layer\": 1e999}", &"[".repeat(100_000)] {
             assert_eq!(mismatches(bad.as_bytes(), &model()).len(), 1, "{bad:.20}");

@@ -10,7 +10,7 @@ mod write;
 
 pub use folder::Folder;
 pub(crate) use weights::Pretrained;
-pub use write::{ExportError, export};
+pub use write::{ExportError, Numbers, export};
 
 use crate::checkpoint::rewrite::{RewriteError, Sealed, Source, start};
 use crate::config::{Config, ModelConfig};

@@ -10,6 +10,7 @@ use crate::run_dir::TOKENIZER;
 use crate::run_dir::durable::sync_folder;
 use crate::run_dir::own::{self, LOCK};
 use crate::train::build::Built;
+use half::bf16;
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -38,8 +39,56 @@ pub enum ExportError {
     Unequal { path: PathBuf, tensor: String },
 }
 
-/// Writes the fp32 parameters of a checkpoint into the folder `out`, in files of at most `most` bytes where tensors allow;
-/// returns the names of all files.
+/// How numbers are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbers {
+    /// 4 bytes, as they are.
+    F32,
+    /// 2 bytes, rounded to the nearest.
+    Bf16,
+}
+
+impl Numbers {
+    const fn width(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::Bf16 => "BF16",
+        }
+    }
+
+    /// As torch calls them.
+    const fn of_torch(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
+    /// The number that is there afterwards.
+    fn kept(self, x: f32) -> f32 {
+        match self {
+            Self::F32 => x,
+            Self::Bf16 => bf16::from_f32(x).to_f32(),
+        }
+    }
+
+    fn write(self, x: f32, bytes: &mut Vec<u8>) {
+        match self {
+            Self::F32 => bytes.extend(x.to_le_bytes()),
+            Self::Bf16 => bytes.extend(bf16::from_f32(x).to_le_bytes()),
+        }
+    }
+}
+
+/// Writes the fp32 parameters of a checkpoint as `numbers` into the folder `out`, in files of at most `most` bytes where
+/// tensors allow; returns the names of all files.
 ///
 /// # Errors
 /// [`ExportError`]; nothing is left under the name then.
@@ -48,7 +97,7 @@ pub fn export(
     (config, built): (&Config, &Built),
     tokenizer: Option<&[u8]>,
     out: &Path,
-    most: u64,
+    (numbers, most): (Numbers, u64),
 ) -> Result<Vec<String>, ExportError> {
     if fs::symlink_metadata(out).is_ok() {
         return Err(ExportError::Exists(out.to_owned()));
@@ -61,8 +110,8 @@ pub fn export(
     }
     let _lock = begin(&unfinished)?;
     let names = Names::of(&built.gpt.shape().parts);
-    let done = fill(from, (config, names), tokenizer, &unfinished, most)
-        .and_then(|files| read_back(from, built, &unfinished).map(|()| files))
+    let done = fill(from, (config, names), tokenizer, &unfinished, (numbers, most))
+        .and_then(|files| read_back(from, built, &unfinished, numbers).map(|()| files))
         .and_then(|files| {
             let named = sync_folder(&unfinished)
                 .and_then(|()| fs::rename(&unfinished, out))
@@ -129,11 +178,11 @@ fn fill(
     (config, spelled): (&Config, Names),
     tokenizer: Option<&[u8]>,
     folder: &Path,
-    most: u64,
+    (numbers, most): (Numbers, u64),
 ) -> Result<Vec<String>, ExportError> {
     let tensors = from.tensors();
-    let files = parts(&tensors, most);
-    let total: u64 = tensors.iter().map(|t| 4 * t.elements as u64).sum();
+    let files = parts(&tensors, most, numbers.width());
+    let total: u64 = tensors.iter().map(|t| numbers.width() * t.elements as u64).sum();
     let mut names = Vec::new();
     let mut map = serde_json::Map::new();
     for (number, part) in files.iter().enumerate() {
@@ -144,14 +193,15 @@ fn fill(
         for tensor in &tensors[part.clone()] {
             map.insert(spelled.whole(&tensor.name), name.clone().into());
         }
-        write_part((from, spelled), part.start, &tensors[part.clone()], &folder.join(&name))?;
+        let tensors = &tensors[part.clone()];
+        write_part((from, spelled), part.start, (tensors, numbers), &folder.join(&name))?;
         names.push(name);
     }
     if files.len() > 1 {
         let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
         write_small(folder, INDEX, format!("{index:#}\n").as_bytes(), &mut names)?;
     }
-    let text = config_json::text(&config.model);
+    let text = config_json::text(&config.model, numbers.of_torch());
     let text = text.map_err(|why| FolderError::refused(folder, why))?;
     write_small(folder, CONFIG, text.as_bytes(), &mut names)?;
     if let Some(bytes) = tokenizer {
@@ -161,11 +211,11 @@ fn fill(
 }
 
 /// Runs of tensors that fit into files of `most` bytes, or are one tensor.
-fn parts(tensors: &[TensorSummary], most: u64) -> Vec<std::ops::Range<usize>> {
+fn parts(tensors: &[TensorSummary], most: u64, width: u64) -> Vec<std::ops::Range<usize>> {
     let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
     let mut bytes = 0;
     for (i, tensor) in tensors.iter().enumerate() {
-        let more = 4 * tensor.elements as u64;
+        let more = width * tensor.elements as u64;
         match parts.last_mut() {
             Some(part) if bytes + more <= most => {
                 part.end = i + 1;
@@ -183,7 +233,7 @@ fn parts(tensors: &[TensorSummary], most: u64) -> Vec<std::ops::Range<usize>> {
 fn write_part(
     (from, spelled): (&Checkpoint, Names),
     first: usize,
-    tensors: &[TensorSummary],
+    (tensors, numbers): (&[TensorSummary], Numbers),
     path: &Path,
 ) -> Result<(), ExportError> {
     let failed = cannot_write(path);
@@ -191,14 +241,14 @@ fn write_part(
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut at = 0;
     for tensor in tensors {
-        let end = at + 4 * tensor.elements as u64;
+        let end = at + numbers.width() * tensor.elements as u64;
         let [rows, columns] = tensor.shape;
         let shape = match spelled.foreign(&tensor.name).1 {
             _ if columns == 1 => vec![rows],
             true => vec![columns, rows],
             false => vec![rows, columns],
         };
-        let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [at, end] });
+        let entry = json!({ "dtype": numbers.name(), "shape": shape, "data_offsets": [at, end] });
         header.insert(spelled.whole(&tensor.name), entry);
         at = end;
     }
@@ -210,7 +260,8 @@ fn write_part(
     file.write_all(&json).map_err(&failed)?;
     for (index, tensor) in (first..).zip(tensors) {
         for part in parameter((from, spelled), index, tensor)?.chunks(1 << 12) {
-            let bytes: Vec<u8> = part.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let mut bytes = Vec::with_capacity(4 * part.len());
+            part.iter().for_each(|x| numbers.write(*x, &mut bytes));
             file.write_all(&bytes).map_err(&failed)?;
         }
     }
@@ -231,14 +282,19 @@ fn parameter(
 }
 
 /// The folder as an import would read it.
-fn read_back(from: &Checkpoint, built: &Built, folder: &Path) -> Result<(), ExportError> {
+fn read_back(
+    from: &Checkpoint,
+    built: &Built,
+    folder: &Path,
+    numbers: Numbers,
+) -> Result<(), ExportError> {
     let written = Folder::open(folder)?;
     let places = written.places(&built.gpt)?;
     for (index, (tensor, place)) in from.tensors().iter().zip(&places).enumerate() {
         let mut values = vec![0.0; tensor.elements];
         from.reader().read((index, 0), 0..tensor.elements, &mut values)?;
         let is = written.read(place)?;
-        if !values.iter().map(|x| x.to_bits()).eq(is.iter().map(|x| x.to_bits())) {
+        if !values.iter().map(|x| numbers.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
             let (path, tensor) = (folder.to_owned(), tensor.name.clone());
             return Err(ExportError::Unequal { path, tensor });
         }
@@ -279,8 +335,8 @@ mod tests {
             elements,
         };
         let tensors = [3, 2, 9, 1, 1, 1, 5].map(tensor);
-        assert_eq!(parts(&tensors, 20), [0..2, 2..3, 3..6, 6..7]);
-        assert_eq!(parts(&tensors, u64::MAX), vec![0..7; 1]);
-        assert_eq!(parts(&tensors, 0).len(), 7);
+        assert_eq!(parts(&tensors, 20, 4), [0..2, 2..3, 3..6, 6..7]);
+        assert_eq!(parts(&tensors, u64::MAX, 4), vec![0..7; 1]);
+        assert_eq!(parts(&tensors, 0, 4).len(), 7);
     }
 }

@@ -5,7 +5,7 @@ use super::super::{ConfigArgs, data, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use crate::checkpoint::inspect::Summary;
 use crate::data::Tokenizer;
-use crate::hugging_face::{ExportError, Folder, FolderError, export, import};
+use crate::hugging_face::{ExportError, Folder, FolderError, Numbers, export, import};
 use crate::run_dir::TOKENIZER;
 use crate::train::build::build;
 use std::io::ErrorKind;
@@ -21,6 +21,9 @@ pub(in crate::cli) struct ExportArgs {
     /// Format: a GPT-2 of Hugging Face's transformers
     #[arg(long, value_enum)]
     to: Format,
+    /// Numbers of 4 bytes, or of 2
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    dtype: Dtype,
     /// Most bytes of a file, such as 5GB, where tensors are not larger
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = crate::config::parse_bytes)]
     max_shard_size: u64,
@@ -30,6 +33,17 @@ pub(in crate::cli) struct ExportArgs {
 enum Format {
     /// config.json and safetensors files, for `GPT2LMHeadModel.from_pretrained`
     Safetensors,
+}
+
+/// How numbers are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Dtype {
+    /// As training keeps them
+    #[value(name = "F32", alias = "f32")]
+    F32,
+    /// Rounded to bfloat16
+    #[value(name = "Bf16", alias = "bf16")]
+    Bf16,
 }
 
 /// Start a run from the weights of such a folder.
@@ -45,13 +59,18 @@ pub(in crate::cli) struct ImportArgs {
 
 pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
     let Format::Safetensors = args.to;
+    let numbers = match args.dtype {
+        Dtype::F32 => Numbers::F32,
+        Dtype::Bf16 => Numbers::Bf16,
+    };
     let from = open(&args.path)?;
     let config = Summary::read(from.path()).and_then(|s| s.config()).map_err(failed)?.config;
     let built = build(&config);
     from.check_model(&built.gpt).map_err(failed)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
-    let files = export(&from, (&config, &built), tokenizer, &args.out, args.max_shard_size);
+    let files =
+        export(&from, (&config, &built), tokenizer, &args.out, (numbers, args.max_shard_size));
     let files = files.map_err(|error| {
         let code = match &error {
             ExportError::From(_) | ExportError::To(_) => code::IO,
@@ -63,8 +82,9 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
         Failed::new(code, error)
     })?;
     say(&format!(
-        "{}: the fp32 parameters after step {}, read back bit for bit: {}",
+        "{}: the {} parameters after step {}, read back bit for bit: {}",
         args.out.display(),
+        if numbers == Numbers::F32 { "fp32" } else { "bf16" },
         from.step(),
         files.join(", ")
     ));
