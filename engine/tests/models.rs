@@ -147,3 +147,21 @@ fn a_window_that_a_class_has_by_itself_bounds_the_sample() {
     assert_eq!(mistral(Some(json!(1024))), "1024");
     assert_eq!(mistral(Some(Value::Null)), "40960");
 }
+
+#[test]
+fn a_run_from_a_folder_goes_on_when_the_folder_has_gone() {
+    let folder = Folder::new();
+    let fixture = format!("{}/../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"));
+    folder.shell(&format!("cp -r {fixture} chat && seq 1 3000 > text.txt")).ok();
+    let ron = "(model: (from: \"chat\"), data: (train: \"text.txt\"), device: Cpu(threads: 1),
+        schedule: (kind: Constant), train: (steps: 2))";
+    std::fs::write(folder.path("a.ron"), ron).unwrap();
+    folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]).ok();
+    std::fs::remove_dir_all(folder.path("chat")).unwrap();
+    let sets = ["model.from=None", "data.tokenizer=\"run/tokenizer.json\"", "train.steps=3"];
+    let sets = sets.iter().flat_map(|set| ["--set", *set]);
+    let resume = ["train", "run/config.ron", "-q", "--run-dir", "run", "--resume"];
+    let all: Vec<&str> = resume.into_iter().chain(sets).collect();
+    let went_on = folder.onebox(&all).ok();
+    assert!(went_on.stderr.contains("going on after step 2"), "{}", went_on.stderr);
+}

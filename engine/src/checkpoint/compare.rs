@@ -38,8 +38,11 @@ impl fmt::Display for Difference {
 }
 
 /// Keys that change nothing that training computes.
-const HARMLESS: [&str; 15] = [
+const HARMLESS: [&str; 17] = [
     "name",
+    // Where the first step started from.
+    "model.from",
+    "model.weights",
     "train.steps",
     "train.eval_every",
     "train.eval_batches",
@@ -89,9 +92,7 @@ const LAYOUT: [&str; 28] = [
 ];
 
 /// Keys that make another experiment.
-const EXPERIMENT: [&str; 46] = [
-    "model.from",
-    "model.weights",
+const EXPERIMENT: [&str; 44] = [
     "model.family",
     "model.layers",
     "model.hidden",
