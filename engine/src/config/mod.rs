@@ -487,10 +487,10 @@ pub struct DataConfig {
     pub train: String,
     /// The same; absent: the last `validation_fraction` of `train`.
     pub validation: Option<String>,
-    /// `tokenizer.json` for text, made absolute like the others; absent: a byte is a token. With `Auto` and `Bytes` only.
-    pub tokenizer: Option<String>,
     /// Default `Auto`.
     pub format: DataFormat,
+    /// `tokenizer.json` for text, made absolute like the others; absent: a byte is a token. With `Auto` and `Bytes` only.
+    pub tokenizer: Option<String>,
     /// (0, 0.5], default 0.1.
     pub validation_fraction: f32,
 }

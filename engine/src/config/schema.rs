@@ -287,6 +287,11 @@ fn batch(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> BatchConfig {
 }
 
 fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
+    let train = s.path("train", Or::Default(String::new()), "File, directory or glob to train on. Relative to the config file; in `--set` to the working directory. `train` needs it, `plan` does not.");
+    let validation = s.path_or_none(
+        "validation",
+        "The same for evaluations. None: the last `validation_fraction` of `train`.",
+    );
     let format = s.named("format", DataFormat::Auto, "`Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files.");
     // Files of tokens need none.
     let text = matches!(format, DataFormat::Auto | DataFormat::Bytes);
@@ -295,10 +300,10 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         None => Or::Default(None),
     };
     DataConfig {
-        train: s.path("train", Or::Default(String::new()), "File, directory or glob to train on. Relative to the config file; in `--set` to the working directory. `train` needs it, `plan` does not."),
-        validation: s.path_or_none("validation", "The same for evaluations. None: the last `validation_fraction` of `train`."),
-        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text. None: a byte is a token. With `format` `Auto` and `Bytes` only. With `model.from` the one of its folder where this is left out."),
+        train,
+        validation,
         format,
+        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text. None: a byte is a token. With `format` `Auto` and `Bytes` only. With `model.from` the one of its folder where this is left out."),
         validation_fraction: s.float(
             "validation_fraction",
             Interval::above(0.0, 0.5),
