@@ -49,7 +49,7 @@ pub enum Trained<'a> {
     /// The fp32 parameters of a checkpoint.
     Checkpoint(&'a Checkpoint),
     /// A folder of transformers.
-    Folder(&'a Folder),
+    Folder(&'a Path),
 }
 
 /// How to draw.
@@ -221,8 +221,8 @@ impl Model {
             Trained::Weights(path) => load(&dev, &gpt, path)?,
             Trained::Checkpoint(from) => load_checkpoint(&dev, &gpt, from)?,
             Trained::Folder(from) => {
-                let rank = dev.rank();
-                let source = Pretrained::new(from, &gpt, rank)?;
+                let from = Pretrained::new(Folder::open(from)?, &gpt)?;
+                let source = from.of_rank(&gpt, dev.rank());
                 for segment in 0..gpt.num_segments() {
                     let mut values = vec![0.0; gpt.segments()[segment].len];
                     source.fill(segment, 0, &mut values)?;

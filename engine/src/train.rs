@@ -4,5 +4,6 @@ pub mod batch;
 pub mod build;
 pub mod detours;
 pub(crate) mod init;
+pub(crate) mod runs;
 pub mod schedule;
 pub(crate) mod trainer;

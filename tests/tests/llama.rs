@@ -10,7 +10,7 @@ use device::{Arena, Device, Dtype, HostWork, Lane, Plan, Rank, Tensor, World};
 use engine::checkpoint::Checkpoint;
 use engine::config::Config;
 use engine::generate::{Trained, next_logits};
-use engine::hugging_face::{Folder, Numbers, export};
+use engine::hugging_face::{Folder, Numbers, Pretrained, export};
 use engine::run::{Message, RunOptions, train};
 use engine::train::build::{build, shape};
 use safetensors::SafeTensors;
@@ -111,6 +111,12 @@ fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
           data: (train: \"unused\", format: U16), train: (steps: 10, seed: {seed}, checkpoint_every: 10))"
     );
     config(&ron, sets)
+}
+
+fn pretrained(model: &str) -> Arc<Pretrained> {
+    let from = Folder::open(&folder(model)).unwrap_or_else(|e| panic!("{e}"));
+    let gpt = build(&fp32(model, &[], 0)).gpt;
+    Arc::new(Pretrained::new(from, &gpt).unwrap_or_else(|e| panic!("{e}")))
 }
 
 fn grid((tp, dp, sequence): (usize, usize, bool)) -> Vec<String> {
@@ -300,7 +306,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
 fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
     for model in MODELS {
         let fixture = Fixture::load(model);
-        let folder = Arc::new(Folder::open(&folder(model)).unwrap_or_else(|e| panic!("{e}")));
+        let from = pretrained(model);
         let mut all: Vec<Vec<String>> = LAYOUTS.map(grid).into();
         for more in ["offload.accumulate=Host", "offload.optimizer=Device", "host_checkpoints=true"]
         {
@@ -321,7 +327,7 @@ fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
             let (seed, data) = dataset_of_windows(&windows, B, V, run.path());
             let config = fp32(model, &sets, seed);
             let options =
-                RunOptions { pretrained: Some(Arc::clone(&folder)), ..RunOptions::default() };
+                RunOptions { pretrained: Some(Arc::clone(&from)), ..RunOptions::default() };
             let (mut losses, mut norms) = (Vec::new(), Vec::new());
             let outcome = train(&config, &build(&config), &data, &options, &mut |message| {
                 if let Message::Step(step) = message {
@@ -365,7 +371,7 @@ fn the_next_token_of_a_folder_is_that_of_transformers() {
     for model in MODELS {
         let fixture = Fixture::load(model);
         let config = fp32(model, &[], 0);
-        let folder = Folder::open(&folder(model)).unwrap();
+        let folder = folder(model);
         let mut tokens: Vec<String> = fixture.get("prompt").iter().map(f64::to_string).collect();
         // As long as a sample is.
         for want in &fixture.get("greedy")[..T - 5] {
@@ -387,9 +393,11 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
     let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
     let config = fp32(model, &sets, seed);
     let path = run.path().join("weights.safetensors");
-    let from = Arc::new(Folder::open(&folder(model)).unwrap());
-    let options =
-        RunOptions { pretrained: Some(from), weights: Some(path.clone()), ..RunOptions::default() };
+    let options = RunOptions {
+        pretrained: Some(pretrained(model)),
+        weights: Some(path.clone()),
+        ..RunOptions::default()
+    };
     train(&config, &build(&config), &data, &options, &mut |_| ()).unwrap();
     std::fs::read(path).unwrap()
 }
@@ -428,9 +436,8 @@ fn a_folder_goes_back_as_it_came() {
         let (seed, data) = dataset_of_windows(&windows, B, V, run.path());
         let sets = [grid((2, 2, false)), vec!["optimizer.lr=1e-30".into()]].concat();
         let config = fp32(model, &sets, seed);
-        let from = Arc::new(Folder::open(&folder(model)).unwrap());
         let options = RunOptions {
-            pretrained: Some(from),
+            pretrained: Some(pretrained(model)),
             checkpoints: Some(run.path().join("checkpoints")),
             ..RunOptions::default()
         };

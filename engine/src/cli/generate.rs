@@ -8,7 +8,6 @@ use crate::checkpoint::inspect::{Summary, open_newest};
 use crate::config::{Config, Loaded, load_of_run, load_str};
 use crate::data::Tokenizer;
 use crate::generate::{GenerateError, Sampling, Trained, generate, next_logits};
-use crate::hugging_face::Folder;
 use crate::run_dir::{CONFIG, TOKENIZER, WEIGHTS};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -71,9 +70,8 @@ fn config_of(folder: &Path) -> Result<Loaded, Failed> {
 /// From a folder of transformers.
 fn run_folder(args: &GenerateArgs) -> Result<(), Failed> {
     let loaded = config_of(&args.run)?;
-    let folder = Folder::open(&args.run).map_err(unusable)?;
     let tokenizer = data::tokenizer(&loaded.config)?;
-    draw(args, &loaded.config, (Trained::Folder(&folder), tokenizer.as_ref()))
+    draw(args, &loaded.config, (Trained::Folder(&args.run), tokenizer.as_ref()))
 }
 
 pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
@@ -136,13 +134,13 @@ fn draw(
 }
 
 fn failed(error: GenerateError) -> Failed {
-    let code = match &error {
+    let code = match error {
+        GenerateError::Folder(error) => return unusable(error),
         GenerateError::Read { .. } => code::IO,
         GenerateError::Weights { .. } => code::DATA,
         GenerateError::Prompt(..) => 2,
         GenerateError::Device(device::Error::HostMemory { .. }) => code::HOST_MEMORY,
         GenerateError::Device(_) => code::INTERNAL,
-        GenerateError::Folder(_) => code::DATA,
     };
     Failed::new(code, error)
 }

@@ -15,7 +15,7 @@ use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
 use crate::config::{Config, DeviceConfig, Loaded, Weights, in_line};
 use crate::data::{Dataset, Tokenizer, takes_from};
-use crate::hugging_face::Folder;
+use crate::hugging_face::{Folder, Pretrained};
 use crate::predict::plan::{Disk, memory_report};
 use crate::report::metrics::MetricsWriter;
 use crate::report::progress::Progress;
@@ -168,7 +168,7 @@ pub(super) struct Looked {
 }
 
 /// The folder of `model.from`, opened, where its weights are what training starts from.
-fn pretrained(config: &Config, built: &Built) -> Result<Option<Arc<Folder>>, Failed> {
+fn pretrained(config: &Config, built: &Built) -> Result<Option<Arc<Pretrained>>, Failed> {
     let model = &config.model;
     let Some(from) = model.from.as_ref().filter(|_| model.weights == Weights::Pretrained) else {
         return Ok(None);
@@ -178,8 +178,8 @@ fn pretrained(config: &Config, built: &Built) -> Result<Option<Arc<Folder>>, Fai
         return Err(Failed::new(code::CONFIG, why));
     }
     let folder = Folder::open(Path::new(from)).map_err(unusable)?;
-    folder.check_tensors(&built.gpt).map_err(unusable)?;
-    Ok(Some(Arc::new(folder)))
+    let weights = Pretrained::new(folder, &built.gpt).map_err(unusable)?;
+    Ok(Some(Arc::new(weights)))
 }
 
 /// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
@@ -228,8 +228,8 @@ pub(super) struct Session<'a> {
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) dir: &'a RunDir,
     looked: Looked,
-    /// The folder whose weights a new run starts from.
-    pretrained: Option<Arc<Folder>>,
+    /// The weights of a folder that a new run starts from.
+    pretrained: Option<Arc<Pretrained>>,
     /// What it goes on from.
     pub(super) start: Option<Arc<Checkpoint>>,
 }

@@ -10,7 +10,7 @@ use crate::config::ModelConfig;
 use crate::json::Object;
 use half::{bf16, f16};
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
+use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use rustix::fs::{CWD, OFlags};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -137,14 +137,6 @@ impl Folder {
         }
     }
 
-    /// Whether it has every tensor of `gpt`, and no other.
-    ///
-    /// # Errors
-    /// A tensor that is not as it must be.
-    pub fn check_tensors(&self, gpt: &Gpt) -> Result<(), FolderError> {
-        self.places(gpt).map(drop)
-    }
-
     /// Where each parameter of `gpt` stands, in the order of the model.
     ///
     /// # Errors
@@ -209,7 +201,7 @@ impl Folder {
     fn bytes(&self, file: usize, foreign: &Foreign) -> Result<Vec<u8>, FolderError> {
         let (name, file) = &self.files[file];
         let len: usize = foreign.shape.iter().product();
-        let mut bytes = vec![0; len * width(&foreign.dtype).unwrap_or(4) as usize];
+        let mut bytes = vec![0; len * bytes_of(foreign) as usize];
         let path = self.path.join(name);
         let part = |(i, part): (usize, &mut [u8])| {
             file.read_exact_at(part, foreign.at + (i * AT_ONCE) as u64)
@@ -230,26 +222,20 @@ impl Folder {
         out: &mut [f32],
     ) -> Result<(), FolderError> {
         let (name, file) = &self.files[place.file];
-        let each = width(&place.foreign.dtype).unwrap_or_else(|| unreachable!("it was decoded"));
+        let each = bytes_of(&place.foreign);
         let mut bytes = vec![0; out.len() * each as usize];
         let read = file.read_exact_at(&mut bytes, place.foreign.at + first as u64 * each);
-        let path = || self.path.join(name);
-        read.map_err(|e| cut_off(&path(), e))?;
-        let number: fn(&[u8]) -> f32 = match place.foreign.dtype.as_str() {
-            "F16" => |b| f16::from_le_bytes([b[0], b[1]]).to_f32(),
-            "BF16" => |b| bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-            _ => |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        read.map_err(|e| cut_off(&self.path.join(name), e))?;
+        widen(&place.foreign.dtype, &bytes, out);
+        self.check_finite(place, out)
+    }
+
+    fn check_finite(&self, place: &Place, values: &[f32]) -> Result<(), FolderError> {
+        let Some(x) = values.par_iter().with_min_len(1 << 14).find_first(|x| !x.is_finite()) else {
+            return Ok(());
         };
-        for (out, bytes) in out.iter_mut().zip(bytes.chunks_exact(each as usize)) {
-            *out = number(bytes);
-        }
-        match out.iter().find(|x| !x.is_finite()) {
-            Some(x) => {
-                let why = format!("`{}` has a {x}", place.foreign.name);
-                Err(FolderError::refused(&path(), why))
-            }
-            None => Ok(()),
-        }
+        let path = self.path.join(&self.files[place.file].0);
+        Err(FolderError::refused(&path, format!("`{}` has a {x}", place.foreign.name)))
     }
 
     /// A whole parameter, (rows, columns) row-major; on all cores.
@@ -258,23 +244,32 @@ impl Folder {
     /// What cannot be read, and numbers that are not finite.
     pub(super) fn read(&self, place: &Place) -> Result<Vec<f32>, FolderError> {
         let bytes = self.bytes(place.file, &place.foreign)?;
-        let values: Vec<f32> = match place.foreign.dtype.as_str() {
-            "F16" => converted(&bytes, |b| f16::from_le_bytes(b).to_f32()),
-            "BF16" => converted(&bytes, |b| bf16::from_le_bytes(b).to_f32()),
-            _ => converted(&bytes, f32::from_le_bytes),
-        };
-        if let Some(x) = values.par_iter().find_first(|x| !x.is_finite()) {
-            let path = self.path.join(&self.files[place.file].0);
-            return Err(FolderError::refused(&path, format!("`{}` has a {x}", place.foreign.name)));
-        }
+        let each = bytes_of(&place.foreign) as usize;
+        let mut values = vec![0.0; bytes.len() / each];
+        let parts = values.par_chunks_mut(AT_ONCE / 4).zip(bytes.par_chunks(AT_ONCE / 4 * each));
+        parts.for_each(|(values, bytes)| widen(&place.foreign.dtype, bytes, values));
+        self.check_finite(place, &values)?;
         let (rows, columns) = place.shape;
         Ok(if place.turned { transposed(&values, (columns, rows)) } else { values })
     }
 }
 
-/// Each N bytes as a number.
-fn converted<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f32 + Sync) -> Vec<f32> {
-    bytes.as_chunks::<N>().0.par_iter().with_min_len(1 << 14).map(|b| number(*b)).collect()
+/// Bytes of each number.
+fn bytes_of(foreign: &Foreign) -> u64 {
+    width(&foreign.dtype).unwrap_or_else(|| unreachable!("{} was accepted", foreign.dtype))
+}
+
+/// Numbers of a type that [`Folder::place`] accepts, as fp32.
+fn widen(dtype: &str, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        "F16" => widen_by(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        "BF16" => widen_by(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        _ => widen_by(bytes, out, f32::from_le_bytes),
+    }
+}
+
+fn widen_by<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; N]) -> f32) {
+    out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| *out = number(*bytes));
 }
 
 /// Which file each tensor is in.

@@ -9,7 +9,7 @@ mod weights;
 mod write;
 
 pub use folder::Folder;
-pub(crate) use weights::Pretrained;
+pub use weights::Pretrained;
 pub use write::{ExportError, Numbers, export};
 
 use crate::checkpoint::rewrite::{RewriteError, Sealed, Source, start};

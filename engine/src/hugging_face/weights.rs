@@ -1,83 +1,68 @@
-//! Where training starts from: a rank reads the bytes of its own parameters out of a folder, block by block.
+//! Where training starts from: each rank reads the bytes of its own parameters out of a folder, block by block.
 
 use super::FolderError;
 use super::folder::{Folder, Place};
+use crate::train::runs::Runs;
 use device::Rank;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use tensor_parallel::{Gpt, SegmentLayout};
+use tensor_parallel::Gpt;
 
-/// A run of a segment's flat buffer that comes from one tensor.
+/// The weights of a model, in a folder; opened and looked through once for all ranks.
 #[derive(Debug)]
-struct Run {
-    flat: Range<usize>,
-    /// Index in the whole tensor of the run's first element.
-    global: usize,
-    /// Into `places`.
-    tensor: usize,
+pub struct Pretrained {
+    folder: Folder,
+    /// By number of the tensor.
+    places: Vec<Place>,
 }
 
-/// The parameters of a rank, in a folder.
+impl Pretrained {
+    /// Those of `gpt`, in any layout.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape or type, or of another model.
+    pub fn new(folder: Folder, gpt: &Gpt) -> Result<Self, FolderError> {
+        let places = folder.places(gpt)?;
+        Ok(Self { folder, places })
+    }
+
+    /// The part of a rank of `gpt`.
+    pub(crate) fn of_rank(&self, gpt: &Gpt, rank: Rank) -> RankWeights<'_> {
+        let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+        RankWeights { from: self, runs, turned: Mutex::default() }
+    }
+}
+
+/// The parameters of a rank.
 #[derive(Debug)]
-pub(crate) struct Pretrained<'a> {
-    folder: &'a Folder,
-    places: Vec<Place>,
-    /// By segment, sorted; what is in none is padding.
-    runs: Vec<Vec<Run>>,
+pub(crate) struct RankWeights<'a> {
+    from: &'a Pretrained,
+    /// By number of the tensor.
+    runs: Runs<usize>,
     /// The last tensor that stands there transposed: those are read whole.
     turned: Mutex<Option<(usize, Arc<Vec<f32>>)>>,
 }
 
-impl<'a> Pretrained<'a> {
-    /// # Errors
-    /// A tensor that is not there, or of another shape or type.
-    pub(crate) fn new(folder: &'a Folder, gpt: &Gpt, rank: Rank) -> Result<Self, FolderError> {
-        let mut numbers = 0..;
-        let segment = |layout: &SegmentLayout| {
-            let mut runs = Vec::new();
-            for (param, tensor) in layout.params.iter().zip(&mut numbers) {
-                for run in param.runs(rank.tp, rank.tp_size) {
-                    let start = param.range.start + run.local.start;
-                    runs.push(Run {
-                        flat: start..start + run.local.len(),
-                        global: run.global,
-                        tensor,
-                    });
-                }
-            }
-            runs.sort_by_key(|run| run.flat.start);
-            runs
-        };
-        let runs = gpt.segments().iter().map(segment).collect();
-        Ok(Self { folder, places: folder.places(gpt)?, runs, turned: Mutex::default() })
-    }
-
+impl RankWeights<'_> {
     /// Sets `values`, the elements from `first` on of a segment's flat buffer; padding is 0.
     ///
     /// # Errors
-    /// What cannot be read, and numbers that are not finite.
+    /// A file that cannot be read, and numbers that are not finite.
     pub(crate) fn fill(
         &self,
         segment: usize,
         first: usize,
         values: &mut [f32],
     ) -> Result<(), FolderError> {
-        values.fill(0.0);
-        let (runs, end) = (&self.runs[segment], first + values.len());
-        let start = runs.partition_point(|run| run.flat.end <= first);
-        for run in runs[start..].iter().take_while(|run| run.flat.start < end) {
-            let (from, to) = (run.flat.start.max(first), run.flat.end.min(end));
-            let global = run.global + from - run.flat.start;
-            let values = &mut values[from - first..to - first];
-            let place = &self.places[run.tensor];
+        let Pretrained { folder, places } = self.from;
+        self.runs.fill(segment, first, values, |tensor, global, values| {
+            let place = &places[*tensor];
             if place.turned {
-                let whole = self.whole(run.tensor)?;
+                let whole = self.whole(*tensor)?;
                 values.copy_from_slice(&whole[global..global + values.len()]);
-            } else {
-                self.folder.read_part(place, global, values)?;
+                return Ok(());
             }
-        }
-        Ok(())
+            folder.read_part(place, global, values)
+        })
     }
 
     /// A tensor that stands there transposed.
@@ -88,7 +73,7 @@ impl<'a> Pretrained<'a> {
         }
         // The one before makes room first.
         *last = None;
-        let values = Arc::new(self.folder.read(&self.places[tensor])?);
+        let values = Arc::new(self.from.folder.read(&self.from.places[tensor])?);
         *last = Some((tensor, Arc::clone(&values)));
         Ok(values)
     }

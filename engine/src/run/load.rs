@@ -1,7 +1,7 @@
 //! What a rank has before the first step: fresh states, or those of a checkpoint.
 
 use crate::config::Precision;
-use crate::hugging_face::{Folder, FolderError, Pretrained};
+use crate::hugging_face::{FolderError, Pretrained};
 use crate::run::meet::meet;
 use crate::run::{Ranks, Unread};
 use crate::step::Trainer;
@@ -37,8 +37,8 @@ impl Ranks<'_> {
     /// This rank's states. False: the run was told to stop, and they are not whole.
     fn load(&self, dev: &Device, trainer: &mut Trainer) -> Result<bool, Error> {
         let told = || self.stop.is_told();
-        if let (Some(folder), None) = (&self.options.pretrained, &self.options.resume) {
-            return self.load_pretrained(dev, trainer, folder, &told);
+        if let (Some(from), None) = (&self.options.pretrained, &self.options.resume) {
+            return self.load_pretrained(dev, trainer, from, &told);
         }
         let Some(from) = &self.options.resume else {
             let given = self.options.initial.as_deref();
@@ -72,7 +72,7 @@ impl Ranks<'_> {
         &self,
         dev: &Device,
         trainer: &mut Trainer,
-        folder: &Folder,
+        from: &Pretrained,
         told: &offload::Told<'_>,
     ) -> Result<bool, Error> {
         let rank = dev.rank();
@@ -82,7 +82,7 @@ impl Ranks<'_> {
             site: std::panic::Location::caller(),
             problem: error.to_string(),
         };
-        let source = Pretrained::new(folder, &self.built.gpt, rank).map_err(failed)?;
+        let source = from.of_rank(&self.built.gpt, rank);
         let words = trainer.optimizer.initial_control();
         let fill = |(segment, state), first, values: &mut [f32]| match state {
             0 => source.fill(segment, first, values).map_err(failed),

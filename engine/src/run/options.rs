@@ -1,7 +1,7 @@
 //! What a caller may ask of a run besides its config; most of it is for tests.
 
 use crate::checkpoint::Checkpoint;
-use crate::hugging_face::Folder;
+use crate::hugging_face::Pretrained;
 use crate::run::RunError;
 use crate::run::fault_point::Watcher;
 use crate::run_dir::Held;
@@ -40,8 +40,8 @@ pub struct RunOptions {
     pub watcher: Option<Watcher>,
     /// Parameters by global name; those that it lacks start at random.
     pub initial: Option<Arc<Weights>>,
-    /// Folder whose weights are where training starts, of the same model.
-    pub pretrained: Option<Arc<Folder>>,
+    /// Weights that training starts from, of the same model.
+    pub pretrained: Option<Arc<Pretrained>>,
     /// Bind rank threads to the cores that topology deals them.
     pub bind: bool,
     /// When true, every rank ends after the step that is running, or the batch of an evaluation; before the first step as

@@ -3,23 +3,21 @@
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Reader};
 use crate::config::{Config, Moments};
+use crate::train::runs::Runs;
 use device::numerics::normals;
 use device::{Rank, random};
 use offload::NoiseRun;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use tensor_parallel::{Gpt, Init};
 
 /// Whole tensors by global name, row-major.
 pub type Weights = BTreeMap<String, Arc<[f32]>>;
 
-/// A run of a segment's flat buffer that comes from one tensor.
-#[derive(Debug)]
-struct Run {
-    start: usize,
-    end: usize,
-    /// Index in the whole tensor of the run's first element.
-    global: usize,
+/// How the values of a tensor are made.
+#[derive(Clone, Debug)]
+struct Source {
     stream: u64,
     init: Init,
     /// The whole tensor, where it is given.
@@ -28,48 +26,31 @@ struct Run {
 
 /// Values of a tensor-parallel rank's flat segments.
 #[derive(Debug)]
-pub(crate) struct Initial {
-    /// By segment, sorted; what is in none is padding.
-    runs: Vec<Vec<Run>>,
-}
+pub(crate) struct Initial(Runs<Source>);
 
 impl Initial {
     pub(crate) fn new(config: &Config, gpt: &Gpt, tp: usize, given: Option<&Weights>) -> Self {
-        let segment = |layout: &tensor_parallel::SegmentLayout| {
-            let mut runs = Vec::new();
-            for param in &layout.params {
-                let stream = random::key_of_name(config.train.seed, &param.name);
-                let given = given.and_then(|all| all.get(&param.name));
-                for run in param.runs(tp, config.parallel.tensor) {
-                    let start = param.range.start + run.local.start;
-                    let end = start + run.local.len();
-                    let (init, given) = (param.init, given.cloned());
-                    runs.push(Run { start, end, global: run.global, stream, init, given });
-                }
-            }
-            runs.sort_by_key(|run| run.start);
-            runs
-        };
-        Self { runs: gpt.segments().iter().map(segment).collect() }
+        Self(Runs::new(gpt, (tp, config.parallel.tensor), |_, param| Source {
+            stream: random::key_of_name(config.train.seed, &param.name),
+            init: param.init,
+            given: given.and_then(|all| all.get(&param.name)).cloned(),
+        }))
     }
 
     /// Sets `values`, the elements from `first` on of a segment's flat buffer.
     pub(crate) fn fill(&self, segment: usize, first: usize, values: &mut [f32]) {
-        values.fill(0.0);
-        let (runs, end) = (&self.runs[segment], first + values.len());
-        let start = runs.partition_point(|run| run.end <= first);
-        for run in runs[start..].iter().take_while(|run| run.start < end) {
-            let (from, to) = (run.start.max(first), run.end.min(end));
-            let global = run.global + from - run.start;
-            let values = &mut values[from - first..to - first];
-            match (&run.given, run.init) {
-                (Some(given), _) => values.copy_from_slice(&given[global..global + to - from]),
+        let Ok(()) = self.0.fill(segment, first, values, |source, global, values| {
+            match (&source.given, source.init) {
+                (Some(given), _) => {
+                    values.copy_from_slice(&given[global..global + values.len()]);
+                }
                 (None, Init::Constant(value)) => values.fill(value as f32),
                 (None, Init::Normal(deviation)) => {
-                    normals(run.stream, global as u64, deviation, values);
+                    normals(source.stream, global as u64, deviation, values);
                 }
             }
-        }
+            Ok::<(), Infallible>(())
+        });
     }
 }
 
@@ -100,26 +81,14 @@ pub(crate) fn noise(config: &Config, gpt: &Gpt, rank: Rank) -> Vec<Arc<[NoiseRun
 #[derive(Debug)]
 pub(crate) struct Stored<'a> {
     from: Reader<'a>,
-    /// By segment: (first and last element, its index in the whole tensor, number of the tensor).
-    runs: Vec<Vec<(std::ops::Range<usize>, usize, usize)>>,
+    /// By number of the tensor.
+    runs: Runs<usize>,
 }
 
 impl<'a> Stored<'a> {
     pub(crate) fn new(from: &'a Checkpoint, gpt: &Gpt, rank: Rank) -> Self {
-        let mut numbers = 0..;
-        let segment = |layout: &tensor_parallel::SegmentLayout| {
-            let mut runs = Vec::new();
-            for (param, tensor) in layout.params.iter().zip(&mut numbers) {
-                let flat = |run: tensor_parallel::Run| {
-                    let start = param.range.start + run.local.start;
-                    (start..start + run.local.len(), run.global, tensor)
-                };
-                runs.extend(param.runs(rank.tp, rank.tp_size).into_iter().map(flat));
-            }
-            runs.sort_by_key(|(flat, ..)| flat.start);
-            runs
-        };
-        Self { from: from.reader(), runs: gpt.segments().iter().map(segment).collect() }
+        let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+        Self { from: from.reader(), runs }
     }
 
     /// Sets `values`, the elements from `first` on of a state of a segment; padding is 0.
@@ -129,15 +98,9 @@ impl<'a> Stored<'a> {
         first: usize,
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        values.fill(0.0);
-        let (runs, end) = (&self.runs[segment], first + values.len());
-        let start = runs.partition_point(|(flat, ..)| flat.end <= first);
-        for (flat, global, tensor) in runs[start..].iter().take_while(|(f, ..)| f.start < end) {
-            let (from, to) = (flat.start.max(first), flat.end.min(end));
-            let wanted = global + from - flat.start..global + to - flat.start;
-            self.from.read((*tensor, state), wanted, &mut values[from - first..to - first])?;
-        }
-        Ok(())
+        self.runs.fill(segment, first, values, |tensor, global, values| {
+            self.from.read((*tensor, state), global..global + values.len(), values)
+        })
     }
 }
 
