@@ -421,7 +421,8 @@ impl Ranks<'_> {
 
     /// Notes which tensor made `step` be skipped: the first on any rank.
     fn locate(&self, dev: &Device, optimizer: &Optimizer, step: u64) -> Result<(), Error> {
-        let Some((segment, at)) = optimizer.first_not_finite(dev)? else { return Ok(()) };
+        let Some(found) = optimizer.first_not_finite(dev)? else { return Ok(()) };
+        let offload::NotFinite { segment, element: at } = found;
         let params = &self.built.gpt.segments()[segment].params;
         let name = params.iter().find(|param| param.range.contains(&at)).map(|p| p.name.clone());
         let found = (Reverse(segment), at, name.unwrap_or_else(|| "padding".into()));

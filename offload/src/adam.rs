@@ -9,34 +9,34 @@ use device::{
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a tile is cut into for the rank's worker threads.
+/// How many elements the parts have into which a tile is cut for the rank's worker threads.
 const PIECE: usize = 1 << 14;
 
 /// A run of owned parameters.
 #[derive(Debug)]
 pub struct AdamTile {
-    /// The rule.
+    /// The update rule.
     pub rule: Rule,
-    /// The decision, host.
+    /// The [control block](crate::control) with the step's decision.
     pub control: Tensor,
-    /// Summed gradients.
+    /// The summed gradients.
     pub grad: Tensor,
-    /// fp32, or `U16`: the lower halves of parameters whose upper ones are `param`.
+    /// The masters in fp32, or in `U16` the lower halves of those whose upper halves are `param`.
     pub master: Tensor,
-    /// fp32 or bf16.
+    /// The first moments, in fp32 or bf16.
     pub momentum: Tensor,
-    /// As the momentum.
+    /// The second moments, in the type of the first ones.
     pub variance: Tensor,
-    /// The new parameters, where the device copies them from.
+    /// The new parameters: where the device copies them from, or on the device itself.
     pub param: Tensor,
-    /// Leading elements that take weight decay.
+    /// How many leading elements take weight decay.
     pub decayed: usize,
-    /// For bf16 moments: the segment's runs, and where in it this tile begins.
+    /// The segment's runs and the tile's first element in it, for moments of bf16.
     pub noise: (Arc<[NoiseRun]>, usize),
 }
 
 impl AdamTile {
-    /// The upper halves of the master weights are the parameters themselves.
+    /// Whether the upper halves of the masters are the parameters themselves.
     fn is_split(&self) -> bool {
         self.master.dtype() == Dtype::U16
     }
@@ -127,10 +127,10 @@ impl DeviceTask for DeviceUpdate {
     }
 }
 
-/// What a tile reads and writes without its arithmetic: what a tile could take at least.
+/// The loads and stores of a tile without its arithmetic, to see how long it would take at least.
 #[derive(Debug)]
 pub struct TrafficTile(
-    /// The tile. Its states are nonsense afterwards.
+    /// The tile, whose states are nonsense afterwards.
     pub AdamTile,
 );
 
@@ -185,7 +185,7 @@ impl AdamTile {
     }
 }
 
-/// From so many elements on a tile's parameters would push more useful things out of the caches.
+/// How many parameters of a tile would push more useful things out of the caches.
 const STREAMED: usize = 1 << 18;
 
 type Work = fn(Update<'_>) -> Result<(), String>;

@@ -4,7 +4,7 @@
 use device::Lane::{D2h, DpComm, H2d};
 use device::{Device, Op, Tensor};
 
-/// own += the host's `sum` so far, brought up into `incoming`, one buffer for all pieces. On DpComm.
+/// Brings the host's `sum` so far up into `incoming`, one buffer for all pieces, and adds it to `own` on DpComm.
 pub(crate) fn add_sum(dev: &Device, own: Tensor, incoming: Tensor, sum: Tensor) {
     dev.follow(H2d, DpComm);
     dev.follow(H2d, D2h);
@@ -13,13 +13,13 @@ pub(crate) fn add_sum(dev: &Device, own: Tensor, incoming: Tensor, sum: Tensor) 
     dev.submit(DpComm, Op::Add { x: incoming, into: own });
 }
 
-/// sum = own, on D2h.
+/// Copies `own` down to the host's `sum` on D2h.
 pub(crate) fn keep_sum(dev: &Device, own: Tensor, sum: Tensor) {
     dev.follow(D2h, DpComm);
     dev.submit(D2h, Op::Copy { src: own, dst: sum });
 }
 
-/// wide = own in fp32, on DpComm, once `wide`, one buffer for all pieces, is free of the last one.
+/// Casts `own` to fp32 in `wide` on DpComm, once that buffer of all pieces is free of the last one.
 pub(crate) fn widen(dev: &Device, own: Tensor, wide: Tensor) {
     dev.follow(DpComm, D2h);
     dev.submit(DpComm, Op::Cast { x: own, y: wide });

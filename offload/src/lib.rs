@@ -12,8 +12,10 @@
 //!
 //! Read in this order:
 //!
-//! 1. `layout`: segments, buckets, pieces, and who owns what;
-//! 2. `optimizer`: the calls above, op by op; `work` has what each segment's pieces have under way;
+//! 1. `spec`: what is asked for; `layout`: segments, buckets, pieces, and who owns what; `store`: what is kept where, for each
+//!    placement;
+//! 2. `optimizer`: the calls above, op by op; `reduce` has the way of a gradient for each placement, `work` what each
+//!    segment's pieces have under way;
 //! 3. `norm`: the norm over all ranks, and the decision to skip and to clip; `locate` finds the gradient that is not finite;
 //! 4. `update`, [`control`]: the update rule by vectors, and the block of decisions that it reads;
 //!    `adam` makes tasks of it, `state` says how states are kept;
@@ -27,17 +29,22 @@ mod layout;
 mod locate;
 mod norm;
 mod optimizer;
+mod reduce;
 mod schedule;
+mod spec;
 mod start;
 mod state;
+mod store;
 mod update;
 mod work;
 
 pub use adam::{AdamTile, DeviceUpdate, PROGRAMS, TrafficTile};
-pub use layout::{Layout, Owned, SegmentSpec, Spec, Sum, Transfer, chunk_elements};
+pub use layout::{Layout, Owned, chunk_elements};
+pub use locate::NotFinite;
 pub use norm::LossScale;
 pub use optimizer::Optimizer;
 pub use schedule::LearningRate;
-pub use start::{Fill, Parameters, Told};
+pub use spec::{SegmentSpec, Spec, Sum, Transfer};
+pub use start::{Fill, Parameters, StateAt, Told};
 pub use state::{State, Storage};
 pub use update::{NoiseRun, Rule};

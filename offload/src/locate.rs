@@ -3,20 +3,29 @@
 use crate::Optimizer;
 use device::{Device, Error};
 
-/// Elements read at once.
+/// How many elements are read at once.
 const BLOCK: usize = 1 << 12;
 
+/// Where a gradient is not finite.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NotFinite {
+    /// The segment's number.
+    pub segment: usize,
+    /// The element's index in the segment's flat buffer.
+    pub element: usize,
+}
+
 impl Optimizer {
-    /// Of what this rank owns, the last segment in which a gradient of the decided step is not finite, which the
-    /// backward pass came to first, and the first such element in its flat buffer.
+    /// Finds, in what this rank owns, the last segment in which a gradient of the decided step is not finite, which the
+    /// backward pass came to first, and the first such element of it.
     ///
     /// # Errors
-    /// As [`Device::read`]
-    pub fn first_not_finite(&self, dev: &Device) -> Result<Option<(usize, usize)>, Error> {
+    /// As [`Device::read`].
+    pub fn first_not_finite(&self, dev: &Device) -> Result<Option<NotFinite>, Error> {
         let (layout, side) = (&self.layout, self.late.unwrap_or(self.side));
         let mut squares = vec![0.0; layout.partials.len()];
         dev.read(layout.partials, &mut squares)?;
-        for (index, (s, work)) in layout.segments.iter().zip(&self.work).enumerate().rev() {
+        for (segment, (s, work)) in layout.segments.iter().zip(&self.work).enumerate().rev() {
             for piece in &work.pieces {
                 // Where the update reads them.
                 let gradient = s.stores[piece.store].gradient(side);
@@ -28,10 +37,8 @@ impl Optimizer {
                     let from = all.start + number * layout.chunk;
                     let part = from..(from + layout.chunk).min(all.end);
                     if let Some(at) = first(dev, gradient.slice(part))? {
-                        return Ok(Some((
-                            index,
-                            piece.flat_start(self.rank) + from - all.start + at,
-                        )));
+                        let element = piece.flat_start(self.rank) + from - all.start + at;
+                        return Ok(Some(NotFinite { segment, element }));
                     }
                 }
             }

@@ -15,13 +15,13 @@ type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
 /// were forgiven, never below `floor`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScale {
-    /// At the first step.
+    /// The scale at the first step.
     pub initial: f64,
-    /// Good steps.
+    /// How many good steps double it.
     pub window: u64,
-    /// Overflows in a row.
+    /// How many overflows in a row halve it.
     pub hysteresis: u32,
-    /// Smallest.
+    /// The smallest scale.
     pub floor: f64,
 }
 
@@ -121,8 +121,19 @@ impl Pieces for Part<'_> {
 pub(crate) struct SpreadPartials {
     pub(crate) own: Tensor,
     pub(crate) all: Tensor,
-    /// (start in `own`, start in `all`, how many)
-    pub(crate) runs: Vec<(usize, usize, usize)>,
+    /// Which of the rank's partial sums go where.
+    pub(crate) runs: Vec<Run>,
+}
+
+/// Partial sums that lie together, both in a rank's own and among all ranks'.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// The first one's index among the rank's own.
+    pub(crate) own: usize,
+    /// The first one's index among all.
+    pub(crate) all: usize,
+    /// How many there are.
+    pub(crate) len: usize,
 }
 
 impl HostTask for SpreadPartials {
@@ -136,8 +147,8 @@ impl HostTask for SpreadPartials {
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let (own, all) = (host.read_as::<f64>(self.own)?, host.write_as::<f64>(self.all)?);
         all.fill(0.0);
-        for &(from, to, n) in &self.runs {
-            all[to..to + n].copy_from_slice(&own[from..from + n]);
+        for &Run { own: from, all: to, len } in &self.runs {
+            all[to..to + len].copy_from_slice(&own[from..from + len]);
         }
         Ok(())
     }

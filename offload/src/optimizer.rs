@@ -1,11 +1,13 @@
 //! The optimizer of one rank: what it submits, and what it waits for.
 
-use crate::blocking::{add_sum, keep_sum, widen};
-use crate::layout::{Layout, Owned, Place, Segment, Sum, Transfer};
-use crate::norm::{Decide, FoldPartials, SpreadPartials, Turn};
+use crate::layout::{Layout, Owned, Segment};
+use crate::norm::{Decide, FoldPartials, SpreadPartials};
+use crate::reduce::Reduced;
 use crate::schedule::LearningRate;
+use crate::spec::Transfer;
+use crate::store::Store;
 use crate::update::NoiseRun;
-use crate::work::{SegmentWork, segment_work, spread_runs};
+use crate::work::{PieceWork, SegmentWork, Share, segment_work, spread_runs};
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
 use device::{Device, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
 use std::sync::Arc;
@@ -19,19 +21,20 @@ pub struct Optimizer {
     spread: Arc<HostOp>,
     fold: Arc<HostOp>,
     decide: Arc<HostOp>,
-    /// By number of the bucket: its former contents have gone.
+    /// For each bucket, by its number, the event behind which its former contents have gone.
     bucket_free: Vec<Event>,
+    /// The event behind which the decision of the last step is on the device.
     control_on_device: Event,
-    /// Which of two gradients the running step fills.
+    /// The side of the gradients that the running step fills.
     pub(crate) side: usize,
-    /// The other one: of the last step, whose update waits.
+    /// The side of the last step's gradients, where its update waits.
     pub(crate) late: Option<usize>,
 }
 
 impl Optimizer {
-    /// For `rank`. `counted`: leading elements of each segment that count in this rank's part of the norm
-    /// (parameters that other ranks of the norm's group hold too count on one of them). `noise`: by segment, for
-    /// moments that are rounded by chance.
+    /// Makes the optimizer of `rank`. `counted` says for each segment how many leading elements count in this rank's part of
+    /// the norm (parameters that other ranks of the norm's group hold too count on one of them). `noise` has the runs of
+    /// each segment, for moments that are rounded by chance.
     pub fn new(
         layout: &Arc<Layout>,
         rank: Rank,
@@ -40,7 +43,7 @@ impl Optimizer {
     ) -> Self {
         let spec = &layout.spec;
         let work = |((s, &counted), noise): ((&Segment, &usize), _)| {
-            segment_work(layout, s, rank.dp, (counted, noise))
+            segment_work(layout, s, Share { dp: rank.dp, counted, noise })
         };
         let segments = layout.segments.iter().zip(counted).zip(noise);
         let work: Vec<SegmentWork> = segments.map(work).collect();
@@ -72,7 +75,7 @@ impl Optimizer {
         }
     }
 
-    /// A bucket for the gradients of `segment`; Compute waits until its former contents have gone.
+    /// Gives out a bucket for the gradients of `segment`; Compute waits until its former contents have gone.
     pub fn bucket(&self, dev: &Device, segment: usize) -> Tensor {
         let Segment { spec, bucket, .. } = &self.layout.segments[segment];
         dev.wait(Compute, self.bucket_free[bucket.number]);
@@ -89,86 +92,24 @@ impl Optimizer {
             dev.submit(Compute, Op::Zero { x: bucket.slice(s.spec.len..bucket.len()) });
         }
         dev.follow(DpComm, Compute);
-        for index in 0..self.work[segment].pieces.len() {
-            self.reduce_piece(dev, s, (segment, index), bucket, micro);
+        let work = &self.work[segment];
+        for piece in &work.pieces {
+            let own = self.sum_over_ranks(dev, bucket.slice(piece.flat.clone()));
+            let (side, staging_free) = (self.side, work.staging_free[self.side]);
+            let reduced = Reduced { dev, layout: &layout, piece, own, side, micro, staging_free };
+            reduced.send(&s.stores[piece.store]);
         }
         if layout.spec.host_adds() {
             // Only now: pieces do not wait for each other's sums.
             self.work[segment].staging_free = [dev.record(Host); 2];
         }
-        // On D2h where the bucket itself goes down, else on DpComm. What is kept on the device comes first.
-        let goes_down = s.stores.last().is_some_and(|store| store.kept.is_none());
+        // What stays on the device comes first, so the last store decides.
+        let goes_down = s.stores.last().is_some_and(Store::reads_bucket_down);
         let freed = dev.record(if goes_down { D2h } else { DpComm });
         if layout.spec.transfer == Transfer::Blocking {
             dev.wait(Compute, freed);
         }
         self.bucket_free[s.bucket.number] = freed;
-    }
-
-    fn reduce_piece(
-        &self,
-        dev: &Device,
-        s: &Segment,
-        (segment, index): (usize, usize),
-        bucket: Tensor,
-        micro: usize,
-    ) {
-        let layout = Arc::clone(&self.layout);
-        let last = micro + 1 == layout.spec.micro_batches;
-        let work = &self.work[segment];
-        let piece = &work.pieces[index];
-        let (store, side) = (&s.stores[piece.store], self.side);
-        let flat = bucket.slice(piece.flat.clone());
-        let own = self.sum_over_ranks(dev, flat);
-        let mut gradient = own;
-        if let Some(kept) = store.kept {
-            let kept = kept[side].slice(piece.owned.clone());
-            match store.sum {
-                Sum::Device if micro > 0 => dev.submit(DpComm, Op::Add { x: own, into: kept }),
-                Sum::Device => dev.submit(DpComm, Op::Cast { x: own, y: kept }),
-                Sum::None | Sum::Host => dev.submit(DpComm, Op::Copy { src: own, dst: kept }),
-            }
-            gradient = kept;
-        }
-        if let (Some(incoming), Some(sum)) = (layout.incoming, store.sum_so_far) {
-            let sum = sum.slice(piece.owned.clone());
-            if micro > 0 {
-                add_sum(dev, own, incoming.slice(0..own.len()), sum);
-            }
-            if !last {
-                return keep_sum(dev, own, sum);
-            }
-        }
-        if let Some(wide) = layout.wide {
-            gradient = wide.slice(0..own.len());
-            widen(dev, own, gradient);
-        }
-        let here = last && store.host_sum.is_none();
-        if let (true, Some(partials)) = (here, layout.device_partials) {
-            let partials = partials.slice(piece.chunks.clone());
-            let (chunk, counted) = (layout.chunk, piece.counted);
-            dev.submit(DpComm, Op::ChunkSquares { x: gradient, partials, chunk, counted });
-        }
-        let Some(down) = store.down else { return };
-        if store.sum == Sum::Device && !last {
-            return;
-        }
-        dev.follow(D2h, DpComm);
-        dev.wait(D2h, work.staging_free[side]);
-        dev.submit(D2h, Op::Copy { src: gradient, dst: down[side].slice(piece.owned.clone()) });
-        if store.host_sum.is_some() {
-            dev.follow(Host, D2h);
-            let turn = if micro == 0 {
-                Turn::First
-            } else if last {
-                Turn::Last
-            } else {
-                Turn::Middle
-            };
-            for tasks in piece.tiles.iter().filter_map(|t| t.accumulate.as_ref()) {
-                dev.submit_host(&tasks[side][turn as usize], 0);
-            }
-        }
     }
 
     /// Sums a piece over the data-parallel ranks, on DpComm. Returns this rank's part, which has the sum.
@@ -186,8 +127,8 @@ impl Optimizer {
         own(piece)
     }
 
-    /// After the last micro-batch: one norm over all ranks, and the decision, left in memory on host and device.
-    /// The event: the host's control block holds the decision of `step`.
+    /// Makes one norm over all ranks after the last micro-batch, and leaves the decision in memory on host and device.
+    /// Behind the event the host's control block holds the decision of `step`.
     pub fn decide(&mut self, dev: &Device, step: u64) -> Event {
         let layout = &self.layout;
         if let Some(src) = layout.device_partials {
@@ -221,12 +162,12 @@ impl Optimizer {
         self.side ^= 1;
     }
 
-    /// An update waits.
+    /// Whether an update waits.
     pub const fn is_late(&self) -> bool {
         self.late.is_some()
     }
 
-    /// No update waits any more: all of it is queued.
+    /// Notes that no update waits any more: all of it is queued.
     pub fn caught_up(&mut self) {
         self.late = None;
     }
@@ -237,17 +178,15 @@ impl Optimizer {
         self.update_on_device(dev, segment);
     }
 
-    /// [`update`](Self::update), of what is updated on the host.
+    /// Queues the part of [`update`](Self::update) that runs on the host.
     pub fn update_on_host(&mut self, dev: &Device, segment: usize) {
         let side = self.late.unwrap_or(self.side);
         let w = &mut self.work[segment];
         // What was there before may still be on its way up.
         dev.wait(Host, w.uploaded);
-        for tile in w.pieces.iter_mut().flat_map(|p| &mut p.tiles) {
-            if let Some(tasks) = &tile.adam {
-                dev.submit_host(&tasks[side], 0);
-                tile.updated = dev.record(Host);
-            }
+        for tile in w.pieces.iter_mut().flat_map(PieceWork::tiles_mut) {
+            dev.submit_host(&tile.adam[side], 0);
+            tile.updated = dev.record(Host);
         }
         if !self.layout.spec.host_adds() {
             w.staging_free[side] = dev.record(Host);
@@ -255,11 +194,11 @@ impl Optimizer {
         w.unpublished = true;
     }
 
-    /// [`update`](Self::update), of what is updated on the device: Compute must be done with its parameters.
+    /// Queues the part of [`update`](Self::update) that runs on the device: Compute must be done with its parameters.
     pub fn update_on_device(&mut self, dev: &Device, segment: usize) {
         let side = self.late.unwrap_or(self.side);
         let w = &mut self.work[segment];
-        let mut updates = w.pieces.iter().filter_map(|piece| piece.update.as_ref()).peekable();
+        let mut updates = w.pieces.iter().filter_map(PieceWork::update_on_device).peekable();
         if updates.peek().is_some() {
             dev.wait(Compute, self.control_on_device);
             dev.follow(Compute, DpComm);
@@ -280,7 +219,7 @@ impl Optimizer {
         }
     }
 
-    /// [`publish`](Self::publish) of every segment, at the end of a step. Where transfers block, nothing goes up
+    /// Publishes every segment at the end of a step, as [`publish`](Self::publish) does. Where transfers block, nothing goes up
     /// before the whole update, and nothing to other ranks before all is up.
     pub fn publish_all(&mut self, dev: &Device) {
         let segments = 0..self.work.len();
@@ -293,12 +232,12 @@ impl Optimizer {
         segments.for_each(|segment| self.work[segment].unpublished = false);
     }
 
-    /// What this rank owns, up to the device; where the update is there, nothing.
+    /// Copies what this rank's host has updated up to the device.
     fn upload(&mut self, dev: &Device, segment: usize) {
         let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
         for piece in &w.pieces {
-            let Some(up) = s.stores[piece.store].up else { continue };
-            for tile in &piece.tiles {
+            let Some(up) = s.stores[piece.store].staging() else { continue };
+            for tile in piece.tiles() {
                 dev.wait(H2d, tile.updated);
                 let src = up.slice(tile.owned.clone());
                 let dst = s.spec.params.slice(tile.start..tile.start + tile.owned.len());
@@ -308,11 +247,11 @@ impl Optimizer {
         w.uploaded = dev.record(H2d);
     }
 
-    /// To the other ranks, behind all that has been queued to go up.
+    /// Gathers the parameters from all ranks, behind all that has been queued to go up.
     fn gather(&mut self, dev: &Device, segment: usize) {
         let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
-        let at = |place: Place| s.stores.iter().any(|store| store.place == place);
-        let (here, host) = (at(Place::Device), at(Place::Host));
+        let is_any = |on_host| s.stores.iter().any(|store| store.is_on_host() == on_host);
+        let (here, host) = (is_any(false), is_any(true));
         if self.rank.dp_size == 1 {
             // Compute itself updates what is here.
             w.params_ready = dev.record(if host { H2d } else { Compute });
@@ -328,27 +267,27 @@ impl Optimizer {
         w.params_ready = dev.record(DpComm);
     }
 
-    /// The parameters of the last update are whole on the device.
+    /// The event behind which the parameters of the last update are whole on the device.
     pub fn params_ready(&self, segment: usize) -> Event {
         self.work[segment].params_ready
     }
 
-    /// Where the coming backward pass reads its loss scale: F64 (1), device.
+    /// Where the coming backward pass reads its loss scale: one F64 on the device.
     pub fn loss_scale(&self) -> Tensor {
         self.layout.device_loss_scale()
     }
 
-    /// The decisions of the last step; see [`control`](crate::control). F64, host.
+    /// The decisions of the last step, on the host; see [`control`](crate::control).
     pub fn control(&self) -> Tensor {
         self.layout.control
     }
 
-    /// It is there.
+    /// The event behind which [`loss_scale`](Self::loss_scale) holds the coming step's.
     pub const fn loss_scale_ready(&self) -> Event {
         self.control_on_device
     }
 
-    /// What this rank owns of a segment, in order.
+    /// Lists what this rank owns of a segment, in order.
     pub fn owned(&self, segment: usize) -> Vec<Owned> {
         self.layout.owned(segment, self.rank.dp, self.late)
     }

@@ -4,6 +4,6 @@ use std::fmt::Debug;
 
 /// The learning rate as a pure function of the step, counted from 1 (skipped steps count).
 pub trait LearningRate: Send + Sync + Debug {
-    /// At `step`.
+    /// The learning rate at `step`.
     fn at(&self, step: u64) -> f64;
 }

@@ -7,21 +7,32 @@ use device::{Device, Error, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Elements that a kernel thread brings in at once.
+/// How many elements a kernel thread brings in at once.
 const BLOCK: usize = 1 << 16;
 
 /// Whether the caller wants to stop. Asked often, so that minutes of initial values can be left.
 pub type Told<'a> = dyn Fn() -> bool + Sync + 'a;
 
-/// Sets a run of a state: ((segment, state), first element in the segment's flat buffer, values). State 3 is the gradient
-/// of an update that waits. All kernel threads of a rank ask for runs at the same time.
-pub type Fill<'a> = dyn Fn((usize, usize), usize, &mut [f32]) -> Result<(), Error> + Sync + 'a;
+/// Where a run of a state begins.
+#[derive(Clone, Copy, Debug)]
+pub struct StateAt {
+    /// The segment's number.
+    pub segment: usize,
+    /// The state's number in [`Owned::states`](crate::Owned::states); 3 is the gradient of an update that waits.
+    pub state: usize,
+    /// The run's first element in the segment's flat buffer.
+    pub first: usize,
+}
+
+/// Sets a run of a state. All kernel threads of a rank ask for runs at the same time.
+pub type Fill<'a> = dyn Fn(StateAt, &mut [f32]) -> Result<(), Error> + Sync + 'a;
 
 /// Sets parameters before the first step: (segment, first element in its flat buffer, values).
 pub type Parameters<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
 
 impl Optimizer {
-    /// The states before step 1: the moments are zero. False: `told` said to stop, and the states are not whole.
+    /// Sets the states before step 1: the moments are zero. It returns false where `told` said to stop, and the states are
+    /// not whole.
     ///
     /// # Errors
     /// As [`Device::write`].
@@ -32,7 +43,7 @@ impl Optimizer {
         told: &Told<'_>,
     ) -> Result<bool, Error> {
         let words = self.initial_control();
-        let fill = |(segment, state), first, values: &mut [f32]| {
+        let fill = |StateAt { segment, state, first }: StateAt, values: &mut [f32]| {
             match state {
                 0 => parameters(segment, first, values),
                 _ => values.fill(0.0),
@@ -42,7 +53,7 @@ impl Optimizer {
         self.restore(dev, (&words, false), &fill, told)
     }
 
-    /// [`init`](Self::init) with zeros, piece by piece: for devices that hold no data, where no value is ever asked for.
+    /// Sets all states to zero, piece by piece: for devices that hold no data, where no value is ever asked for.
     ///
     /// # Errors
     /// As [`Device::write`].
@@ -57,7 +68,7 @@ impl Optimizer {
                     tensors.into_iter().try_for_each(|t| dev.write(t, &|_| 0.0))?;
                 }
                 let of_device = || s.spec.params.slice(first..first + owned.len());
-                let param = store.up.map_or_else(of_device, |up| up.slice(owned.clone()));
+                let param = store.staging().map_or_else(of_device, |up| up.slice(owned.clone()));
                 dev.write(param, &|_| 0.0)?;
             }
             w.unpublished = true;
@@ -71,10 +82,9 @@ impl Optimizer {
         self.layout.initial_control()
     }
 
-    /// States and control block, as if an update had just left them; the first forward pass publishes the
-    /// parameters, cast from the fp32 ones, like any other. Of what `fill` gets, states are counted as in [`Owned`](crate::Owned).
-    /// With `late` also the gradient of a last update, which the caller queues or [defers](Self::defer). False: `told` said
-    /// to stop, and the states are not whole.
+    /// Sets states and control block as if an update had just left them; the first forward pass publishes the
+    /// parameters, cast from the fp32 ones, like any other. With `late` it also sets the gradient of a last update, which the
+    /// caller queues or [defers](Self::defer). It returns false where `told` said to stop, and the states are not whole.
     ///
     /// # Errors
     /// As [`Device::write`], and those of `fill`.
@@ -95,7 +105,8 @@ impl Optimizer {
                     let state = state.slice(piece.owned.clone());
                     let of_device = || s.spec.params.slice(flat..flat + piece.owned.len());
                     let of_host = |up: Tensor| up.slice(piece.owned.clone());
-                    let parameter = (number == 0).then(|| store.up.map_or_else(of_device, of_host));
+                    let parameter =
+                        (number == 0).then(|| store.staging().map_or_else(of_device, of_host));
                     let kept = s.spec.params.dtype();
                     let mut targets = state.tensors();
                     // The upper half of a split master is the parameter.
@@ -110,7 +121,8 @@ impl Optimizer {
                                 return Ok(());
                             }
                             let values = &mut block[..BLOCK.min(run - at)];
-                            fill((segment, number), flat + first + at, values)?;
+                            let first = flat + first + at;
+                            fill(StateAt { segment, state: number, first }, values)?;
                             state.store((&mut *views, kept), at, values);
                         }
                         Ok(())

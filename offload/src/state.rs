@@ -4,15 +4,15 @@ use crate::update::halves::{as_bf16_parameter, from_halves, lower_half};
 use device::{Device, Dtype, Error, Tensor, ViewMut};
 use std::ops::Range;
 
-/// Elements that are converted at a time.
+/// How many elements are converted at a time.
 const BLOCK: usize = 1024;
 
-/// How many bytes a state takes.
+/// How states are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Storage {
-    /// Momentum and variance: `F32`, or `Bf16` with stochastic rounding.
+    /// The storage type of momentum and variance: `F32`, or `Bf16` with stochastic rounding.
     pub moments: Dtype,
-    /// Masters as the bf16 parameters and 16 bits more each: the same numbers, bit for bit.
+    /// Whether masters are kept as the bf16 parameters and 16 bits more each: the same numbers, bit for bit.
     pub split_master: bool,
 }
 
@@ -26,7 +26,7 @@ impl Default for Storage {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct State {
     tensor: Tensor,
-    /// Upper halves, where `tensor` holds the lower ones.
+    /// The upper halves, where `tensor` holds the lower ones.
     upper: Option<Tensor>,
 }
 
@@ -39,17 +39,17 @@ impl State {
         Self { tensor: lower, upper: Some(upper) }
     }
 
-    /// Elements.
+    /// How many elements it has.
     pub const fn len(&self) -> usize {
         self.tensor.len()
     }
 
-    /// No elements.
+    /// Whether it has no elements.
     pub const fn is_empty(&self) -> bool {
         self.tensor.is_empty()
     }
 
-    /// Elements `range`.
+    /// Cuts the elements `range` out of it.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// The values.
+    /// Reads its values.
     ///
     /// # Errors
     /// As [`Device::read`].
@@ -75,7 +75,7 @@ impl State {
         Ok(())
     }
 
-    /// What it is kept in.
+    /// The tensors in which it is kept.
     pub(crate) fn tensors(&self) -> Vec<Tensor> {
         std::iter::once(self.tensor).chain(self.upper).collect()
     }

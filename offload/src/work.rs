@@ -1,8 +1,9 @@
 //! What one rank does with each segment: pieces, tiles and their host tasks, made once.
 
 use crate::adam::{AdamTile, DeviceUpdate};
-use crate::layout::{Layout, Place, Segment, Store};
-use crate::norm::{Accumulate, Turn};
+use crate::layout::{Layout, Segment};
+use crate::norm::{Accumulate, Run, Turn};
+use crate::store::{Place, Sides, Store, Way};
 use crate::update::NoiseRun;
 use device::{DeviceOp, Event, HostOp, Rank, Tensor};
 use std::ops::Range;
@@ -11,81 +12,137 @@ use std::sync::Arc;
 /// What this rank does with one piece of a segment.
 #[derive(Debug)]
 pub(crate) struct PieceWork {
-    /// The piece in a flat buffer of the segment.
+    /// The elements of the piece in a flat buffer of the segment.
     pub(crate) flat: Range<usize>,
-    /// Into [`Segment::stores`], and this rank's part of the piece in that store's arrays.
+    /// The number of its store among [`Segment::stores`].
     pub(crate) store: usize,
+    /// This rank's elements of the piece in that store's arrays.
     pub(crate) owned: Range<usize>,
-    /// This rank's partial sums of it.
+    /// The piece's chunks among this rank's partial sums.
     pub(crate) chunks: Range<usize>,
-    /// Leading elements of the part that count in the norm, and that take weight decay.
+    /// How many leading elements of `owned` count in the norm.
     pub(crate) counted: usize,
-    /// None where the update is on the device.
-    pub(crate) tiles: Vec<Tile>,
-    /// By side of the gradients, where the update is on the device.
-    pub(crate) update: Option<[Arc<DeviceOp>; 2]>,
+    tasks: Tasks,
 }
 
-/// What the host does at once. Tasks are made here, once.
+/// The tasks that update a piece.
+#[derive(Debug)]
+enum Tasks {
+    OnHost(Vec<Tile>),
+    /// One for each side of the gradients.
+    OnDevice([Arc<DeviceOp>; 2]),
+}
+
+/// A run of elements that the host updates at once.
 #[derive(Debug)]
 pub(crate) struct Tile {
-    /// In the store's arrays.
+    /// Its elements in the store's arrays.
     pub(crate) owned: Range<usize>,
-    /// In the segment's flat buffer.
+    /// Its first element in the segment's flat buffer.
     pub(crate) start: usize,
-    /// By side of the gradients: first, middle and last micro-batch.
+    /// The tasks that add micro-batches up, where the host does, by side of the gradients and by [`Turn`].
     pub(crate) accumulate: Option<[[Arc<HostOp>; 3]; 2]>,
-    pub(crate) adam: Option<[Arc<HostOp>; 2]>,
-    /// The new parameters are in staging.
+    /// The update for each side of the gradients.
+    pub(crate) adam: [Arc<HostOp>; 2],
+    /// The event behind which the new parameters are in staging.
     pub(crate) updated: Event,
 }
 
 /// Where a segment stands.
 #[derive(Debug)]
 pub(crate) struct SegmentWork {
+    /// Its pieces, in the order in which they are reduced.
     pub(crate) pieces: Vec<PieceWork>,
-    /// `update` has run and `publish` has not.
+    /// Whether an update is queued that `publish` has not sent out.
     pub(crate) unpublished: bool,
-    /// By side: the host has read what came down last.
+    /// For each side of the gradients, the event behind which the host has read what came down last.
     pub(crate) staging_free: [Event; 2],
-    /// The parameters in staging have gone up.
+    /// The event behind which the parameters in staging have gone up.
     pub(crate) uploaded: Event,
+    /// The event behind which the parameters of the last update are whole on the device.
     pub(crate) params_ready: Event,
 }
 
 impl PieceWork {
+    /// This rank's first element in a flat buffer of the segment.
     pub(crate) fn flat_start(&self, rank: Rank) -> usize {
         self.flat.start + rank.dp * self.owned.len()
     }
+
+    /// The tiles of what the host updates; the device updates without tiles.
+    pub(crate) fn tiles(&self) -> &[Tile] {
+        match &self.tasks {
+            Tasks::OnHost(tiles) => tiles,
+            Tasks::OnDevice(_) => &[],
+        }
+    }
+
+    /// [`tiles`](Self::tiles), to note their events.
+    pub(crate) fn tiles_mut(&mut self) -> &mut [Tile] {
+        match &mut self.tasks {
+            Tasks::OnHost(tiles) => tiles,
+            Tasks::OnDevice(_) => &mut [],
+        }
+    }
+
+    /// The update for each side of the gradients, where the device does it.
+    pub(crate) const fn update_on_device(&self) -> Option<&[Arc<DeviceOp>; 2]> {
+        match &self.tasks {
+            Tasks::OnHost(_) => None,
+            Tasks::OnDevice(update) => Some(update),
+        }
+    }
 }
 
-/// For rank `dp`, of whose part the first `counted` elements count in the norm.
-pub(crate) fn segment_work(
-    layout: &Layout,
-    s: &Segment,
-    dp: usize,
-    (counted, noise): (usize, &Arc<[NoiseRun]>),
-) -> SegmentWork {
+/// What the work of a rank on a segment depends on besides the layout.
+#[derive(Clone, Copy)]
+pub(crate) struct Share<'a> {
+    /// The rank among the data-parallel ranks.
+    pub(crate) dp: usize,
+    /// How many leading elements of the segment count in this rank's norm.
+    pub(crate) counted: usize,
+    /// The runs of the segment, for moments that are rounded by chance.
+    pub(crate) noise: &'a Arc<[NoiseRun]>,
+}
+
+/// The elements of a piece, or of a tile, that this rank owns.
+#[derive(Clone)]
+struct Part<'a> {
+    layout: &'a Layout,
+    s: &'a Segment,
+    store: &'a Store,
+    share: Share<'a>,
+    /// Its first element in the segment's flat buffer.
+    start: usize,
+    /// Its first chunk among this rank's partial sums.
+    chunk: usize,
+    /// Its elements in the store's arrays.
+    owned: Range<usize>,
+}
+
+/// Makes all tasks of a rank for a segment.
+pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> SegmentWork {
     let dp_size = layout.spec.dp_size;
     let mut ends = vec![0; s.stores.len()];
     let pieces = s.pieces.iter().map(|piece| {
         let len = piece.len / dp_size;
-        let (start, end) = (piece.start + dp * len, &mut ends[piece.store]);
+        let end = &mut ends[piece.store];
         let owned = *end..*end + len;
         *end = owned.end;
-        let first = s.own_chunks.start + piece.start / dp_size / layout.chunk;
-        let chunks = first..first + len / layout.chunk;
-        let within = |prefix: usize| prefix.saturating_sub(start).min(len);
-        let counted_here = within(counted);
-        let store = &s.stores[piece.store];
-        let (tiles, update) = match store.place {
-            Place::Host => {
-                (tiles(layout, (s, store), (start, &owned, first), (counted, noise)), None)
-            }
-            Place::Device => (Vec::new(), Some(device_update(layout, s, (store, &owned), start))),
-        };
-        let flat = piece.start..piece.start + piece.len;
-        PieceWork { flat, store: piece.store, owned, chunks, counted: counted_here, tiles, update }
+        let (start, store) = (piece.start + share.dp * len, &s.stores[piece.store]);
+        let chunk = s.chunks.own.start + piece.start / dp_size / layout.chunk;
+        let part = Part { layout, s, store, share, start, chunk, owned };
+        PieceWork {
+            flat: piece.start..piece.start + piece.len,
+            store: piece.store,
+            chunks: part.chunks(),
+            counted: part.within(share.counted),
+            tasks: match store.place {
+                Place::Device { .. } => Tasks::OnDevice(part.update_on_device()),
+                Place::Host { way, up } => Tasks::OnHost(part.tiles(way, up)),
+            },
+            owned: part.owned,
+        }
     });
     SegmentWork {
         pieces: pieces.collect(),
@@ -96,88 +153,99 @@ pub(crate) fn segment_work(
     }
 }
 
-/// Cuts an owned run that starts at flat element `start` and chunk `chunks` into tiles, with their tasks.
-fn tiles(
-    layout: &Layout,
-    (s, store): (&Segment, &Store),
-    (start, owned, chunks): (usize, &Range<usize>, usize),
-    (counted, noise): (usize, &Arc<[NoiseRun]>),
-) -> Vec<Tile> {
-    let (spec, chunk) = (&layout.spec, layout.chunk);
-    let size = (spec.tile_elements / chunk).max(1) * chunk;
-    let tile = |at: usize| {
-        let range = at..(at + size).min(owned.end);
-        let (before, len) = (at - owned.start, range.len());
-        let within = |prefix: usize| prefix.saturating_sub(start + before).min(len);
-        let part = |t: Tensor| t.slice(range.clone());
-        let chunks = chunks + before / chunk..chunks + (before + len) / chunk;
-        let accumulate = store.host_sum.zip(store.down).map(|(sums, downs)| {
-            [0, 1].map(|side| {
-                [Turn::First, Turn::Middle, Turn::Last].map(|turn| {
-                    let (grad, sum) = (part(downs[side]), part(sums[side]));
-                    let partials = layout.partials.slice(chunks.clone());
-                    let counted = within(counted);
-                    HostOp::new(Accumulate { grad, sum, turn, partials, chunk, counted })
+impl Part<'_> {
+    /// The range of its chunks among this rank's partial sums.
+    fn chunks(&self) -> Range<usize> {
+        self.chunk..self.chunk + self.owned.len() / self.layout.chunk
+    }
+
+    /// Counts its elements among the first `prefix` of the segment.
+    fn within(&self, prefix: usize) -> usize {
+        prefix.saturating_sub(self.start).min(self.owned.len())
+    }
+
+    /// Cuts its elements out of one of the store's arrays.
+    fn of(&self, array: Tensor) -> Tensor {
+        array.slice(self.owned.clone())
+    }
+
+    /// Cuts it into tiles, with their tasks.
+    fn tiles(&self, way: Way, up: Tensor) -> Vec<Tile> {
+        let chunk = self.layout.chunk;
+        let size = (self.layout.spec.tile_elements / chunk).max(1) * chunk;
+        let tile = |at: usize| {
+            let before = at - self.owned.start;
+            let owned = at..(at + size).min(self.owned.end);
+            let (start, chunk) = (self.start + before, self.chunk + before / chunk);
+            Part { start, chunk, owned, ..self.clone() }.tile(way, up)
+        };
+        self.owned.clone().step_by(size).map(tile).collect()
+    }
+
+    fn tile(self, way: Way, up: Tensor) -> Tile {
+        let accumulate = match way {
+            Way::SumOnHost { down, sum } => Some(self.accumulate(down, sum)),
+            Way::Alone { .. } | Way::SumOnDevice { .. } | Way::Blocking { .. } => None,
+        };
+        let noise = (Arc::clone(self.share.noise), self.start);
+        let adam = self.update(self.layout.control, self.of(up), &noise);
+        let adam = adam.map(HostOp::new);
+        Tile { start: self.start, accumulate, adam, updated: Event::default(), owned: self.owned }
+    }
+
+    /// Makes the tasks that add micro-batches up, by side of the gradients and by turn.
+    fn accumulate(&self, down: Tensor, sums: Sides) -> [[Arc<HostOp>; 3]; 2] {
+        sums.map(|sum| {
+            [Turn::First, Turn::Middle, Turn::Last].map(|turn| {
+                HostOp::new(Accumulate {
+                    grad: self.of(down),
+                    sum: self.of(sum),
+                    turn,
+                    partials: self.layout.partials.slice(self.chunks()),
+                    chunk: self.layout.chunk,
+                    counted: self.within(self.share.counted),
                 })
             })
-        });
-        let adam = store.up.map(|up| {
-            [0, 1].map(|side| {
-                HostOp::new(AdamTile {
-                    rule: spec.rule,
-                    control: layout.control,
-                    grad: part(store.gradient(side)),
-                    master: part(store.master),
-                    momentum: part(store.momentum),
-                    variance: part(store.variance),
-                    param: part(up),
-                    decayed: within(s.spec.decayed),
-                    noise: (Arc::clone(noise), start + before),
-                })
-            })
-        });
-        let updated = Event::default();
-        Tile { owned: range.clone(), start: start + before, accumulate, adam, updated }
-    };
-    owned.clone().step_by(size).map(tile).collect()
+        })
+    }
+
+    /// Makes the device's update for each side of the gradients.
+    fn update_on_device(&self) -> [Arc<DeviceOp>; 2] {
+        let param = self.s.spec.params.slice(self.start..self.start + self.owned.len());
+        let update = self.update(self.layout.device_control, param, &([].into(), 0));
+        update.map(|tile| DeviceOp::new(DeviceUpdate(tile)))
+    }
+
+    /// Says what is updated, for each side of the gradients.
+    fn update(
+        &self,
+        control: Tensor,
+        param: Tensor,
+        noise: &(Arc<[NoiseRun]>, usize),
+    ) -> [AdamTile; 2] {
+        [0, 1].map(|side| AdamTile {
+            rule: self.layout.spec.rule,
+            control,
+            grad: self.of(self.store.gradient(side)),
+            master: self.of(self.store.master),
+            momentum: self.of(self.store.momentum),
+            variance: self.of(self.store.variance),
+            param,
+            decayed: self.within(self.s.spec.decayed),
+            noise: noise.clone(),
+        })
+    }
 }
 
-/// Where this rank's chunks stand among all: runs of (own, all, length).
-pub(crate) fn spread_runs(
-    layout: &Layout,
-    dp: usize,
-    work: &[SegmentWork],
-) -> Vec<(usize, usize, usize)> {
+/// Says where this rank's chunks stand among all ranks' chunks.
+pub(crate) fn spread_runs(layout: &Layout, dp: usize, work: &[SegmentWork]) -> Vec<Run> {
     let mut runs = Vec::new();
     for (s, w) in layout.segments.iter().zip(work) {
         for p in &w.pieces {
             let start = p.flat.start + dp * p.owned.len();
-            let all = s.all_chunks.start + start / layout.chunk;
-            runs.push((p.chunks.start, all, p.chunks.len()));
+            let all = s.chunks.all.start + start / layout.chunk;
+            runs.push(Run { own: p.chunks.start, all, len: p.chunks.len() });
         }
     }
     runs
-}
-
-/// By side, of a piece whose store is on the device and whose part of this rank starts at flat element `start`.
-fn device_update(
-    layout: &Layout,
-    s: &Segment,
-    (store, owned): (&Store, &Range<usize>),
-    start: usize,
-) -> [Arc<DeviceOp>; 2] {
-    let part = |t: Tensor| t.slice(owned.clone());
-    [0, 1].map(|side| {
-        DeviceOp::new(DeviceUpdate(AdamTile {
-            rule: layout.spec.rule,
-            control: layout.device_control,
-            grad: part(store.gradient(side)),
-            master: part(store.master),
-            momentum: part(store.momentum),
-            variance: part(store.variance),
-            param: s.spec.params.slice(start..start + owned.len()),
-            decayed: s.spec.decayed.saturating_sub(start).min(owned.len()),
-            noise: ([].into(), 0),
-        }))
-    })
 }

@@ -7,6 +7,7 @@ use crate::run::{Ranks, Unread};
 use crate::step::Trainer;
 use crate::train::init::{Initial, Stored};
 use device::{Device, Error};
+use offload::StateAt;
 
 impl Ranks<'_> {
     /// The states before the first step, or those of a checkpoint. Returns the steps that are done; none where the run was
@@ -50,8 +51,8 @@ impl Ranks<'_> {
         let words = from.control(&trainer.optimizer.initial_control(), scaled);
         let stored = Stored::new(from, &self.built.gpt, dev.rank());
         let rank = dev.rank().index();
-        let fill = |(segment, state), first, values: &mut [f32]| {
-            let filled = stored.fill((segment, state), first, values);
+        let fill = |at: StateAt, values: &mut [f32]| {
+            let filled = stored.fill(at, values);
             filled.map_err(|error| {
                 let system = error.is_of_the_system();
                 let unread = if system { Unread::System } else { Unread::Changed };
@@ -84,7 +85,7 @@ impl Ranks<'_> {
         };
         let source = from.of_rank(&self.built.gpt, rank);
         let words = trainer.optimizer.initial_control();
-        let fill = |(segment, state), first, values: &mut [f32]| match state {
+        let fill = |StateAt { segment, state, first }: StateAt, values: &mut [f32]| match state {
             0 => source.fill(segment, first, values).map_err(failed),
             _ => {
                 values.fill(0.0);

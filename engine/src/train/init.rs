@@ -6,7 +6,7 @@ use crate::config::{Config, Moments};
 use crate::train::runs::Runs;
 use device::numerics::normals;
 use device::{Rank, random};
-use offload::NoiseRun;
+use offload::{NoiseRun, StateAt};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -94,8 +94,7 @@ impl<'a> Stored<'a> {
     /// Sets `values`, the elements from `first` on of a state of a segment; padding is 0.
     pub(crate) fn fill(
         &self,
-        (segment, state): (usize, usize),
-        first: usize,
+        StateAt { segment, state, first }: StateAt,
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
         self.runs.fill(segment, first, values, |tensor, global, values| {

@@ -1,0 +1,141 @@
+//! The way of a piece's gradient from the sum over the ranks to where its update reads it: a function for each placement.
+
+use crate::blocking::{add_sum, keep_sum, widen};
+use crate::layout::Layout;
+use crate::norm::Turn;
+use crate::store::{Place, SoFar, Store, Way};
+use crate::work::PieceWork;
+use device::Lane::{D2h, DpComm, Host};
+use device::{Device, Event, Op, Tensor};
+
+/// One piece of a micro-batch's gradient, which has been summed over the ranks.
+pub(crate) struct Reduced<'a> {
+    pub(crate) dev: &'a Device,
+    pub(crate) layout: &'a Layout,
+    pub(crate) piece: &'a PieceWork,
+    /// This rank's part of the piece, in the bucket.
+    pub(crate) own: Tensor,
+    /// The side of the gradients that the step fills.
+    pub(crate) side: usize,
+    /// The number of the micro-batch, counted from 0.
+    pub(crate) micro: usize,
+    /// The event behind which the host has read what came down last.
+    pub(crate) staging_free: Event,
+}
+
+impl Reduced<'_> {
+    /// Submits what brings the piece to where the update of `store` reads it.
+    pub(crate) fn send(&self, store: &Store) {
+        match store.place {
+            Place::Device { gradient, summed } => self.to_device(gradient[self.side], summed),
+            Place::Host { way, .. } => match way {
+                Way::Alone { down } => self.alone(down[self.side]),
+                Way::SumOnDevice { sum, down } => self.sum_on_device(sum, down[self.side]),
+                Way::SumOnHost { down, .. } => self.sum_on_host(down),
+                Way::Blocking { so_far, wide, down } => self.blocking(so_far, wide, down),
+            },
+        }
+    }
+
+    fn to_device(&self, gradient: Tensor, summed: bool) {
+        let gradient = self.part(gradient);
+        if summed {
+            self.add(gradient);
+        } else {
+            self.dev.submit(DpComm, Op::Copy { src: self.own, dst: gradient });
+        }
+        if self.is_last() {
+            self.squares(gradient);
+        }
+    }
+
+    fn alone(&self, down: Tensor) {
+        if self.is_last() {
+            self.squares(self.own);
+        }
+        self.copy_down(self.own, down);
+    }
+
+    fn sum_on_device(&self, sum: Tensor, down: Tensor) {
+        let sum = self.part(sum);
+        self.add(sum);
+        if self.is_last() {
+            self.squares(sum);
+            self.copy_down(sum, down);
+        }
+    }
+
+    /// The tasks of the host also make the sums of squares.
+    fn sum_on_host(&self, down: Tensor) {
+        self.copy_down(self.own, down);
+        self.dev.follow(Host, D2h);
+        let turn = if self.micro == 0 {
+            Turn::First
+        } else if self.is_last() {
+            Turn::Last
+        } else {
+            Turn::Middle
+        };
+        for tile in self.piece.tiles() {
+            let Some(tasks) = &tile.accumulate else {
+                unreachable!("tiles of what the host adds up have tasks for it")
+            };
+            self.dev.submit_host(&tasks[self.side][turn as usize], 0);
+        }
+    }
+
+    fn blocking(&self, so_far: Option<SoFar>, wide: Tensor, down: Tensor) {
+        if let Some(SoFar { sum, incoming }) = so_far {
+            let sum = self.part(sum);
+            if self.micro > 0 {
+                add_sum(self.dev, self.own, incoming.slice(0..self.own.len()), sum);
+            }
+            if !self.is_last() {
+                return keep_sum(self.dev, self.own, sum);
+            }
+        }
+        let wide = wide.slice(0..self.own.len());
+        widen(self.dev, self.own, wide);
+        if self.is_last() {
+            self.squares(wide);
+        }
+        self.copy_down(wide, down);
+    }
+
+    fn is_last(&self) -> bool {
+        self.micro + 1 == self.layout.spec.micro_batches
+    }
+
+    /// Cuts the piece's part out of one of its store's arrays.
+    fn part(&self, array: Tensor) -> Tensor {
+        array.slice(self.piece.owned.clone())
+    }
+
+    /// Adds `own` to `sum` in fp32; the first micro-batch begins it.
+    fn add(&self, sum: Tensor) {
+        let op = match self.micro {
+            0 => Op::Cast { x: self.own, y: sum },
+            _ => Op::Add { x: self.own, into: sum },
+        };
+        self.dev.submit(DpComm, op);
+    }
+
+    /// Makes the sums of squares of the step's gradient `x`, chunk by chunk.
+    fn squares(&self, x: Tensor) {
+        let Some(partials) = self.layout.device_partials else {
+            unreachable!(
+                "the layout has partial sums on the device for all that the host does not add up"
+            )
+        };
+        let partials = partials.slice(self.piece.chunks.clone());
+        let (chunk, counted) = (self.layout.chunk, self.piece.counted);
+        self.dev.submit(DpComm, Op::ChunkSquares { x, partials, chunk, counted });
+    }
+
+    /// Copies what DpComm has made to the piece's part of `down`, once the host has read what was there.
+    fn copy_down(&self, src: Tensor, down: Tensor) {
+        self.dev.follow(D2h, DpComm);
+        self.dev.wait(D2h, self.staging_free);
+        self.dev.submit(D2h, Op::Copy { src, dst: self.part(down) });
+    }
+}

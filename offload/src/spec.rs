@@ -1,0 +1,96 @@
+//! What an optimizer is asked for: its segments, and how it works.
+
+use crate::norm::LossScale;
+use crate::state::Storage;
+use crate::update::Rule;
+use device::{Group, Tensor};
+
+/// Where the gradients of several micro-batches are summed, in fp32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sum {
+    /// Nowhere: there is one micro-batch, whose shard is the gradient.
+    None,
+    /// On the device, where it takes 4 bytes per owned parameter; the sum comes down once.
+    Device,
+    /// On the host, where it takes 4 bytes per owned parameter; every micro-batch comes down. With `Blocking` the sum is in
+    /// the storage type, and also goes up.
+    Host,
+}
+
+/// How gradients and parameters cross between device and host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transfer {
+    /// Shards go down as soon as they are reduced, parameters go up tile by tile as they are updated.
+    Streamed,
+    /// As DeepSpeed did in 2020, to compare with (its `stage2.py` of that time): Compute waits until a segment's
+    /// gradients are on the host, each micro-batch takes their sum up, adds on the device and takes it down again, in
+    /// the storage type, the last one as fp32, and parameters go up after the whole update. The same results
+    /// where the storage type is fp32 or there is one micro-batch; not its extra passes over host memory.
+    Blocking,
+}
+
+/// What the optimizer needs to know of a segment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SegmentSpec {
+    /// Its name in plans and errors.
+    pub name: String,
+    /// Its flat parameters on the device; the length is a multiple of dp_size x [`chunk_elements`](crate::chunk_elements).
+    pub params: Tensor,
+    /// How many leading elements are in use; the rest is padding.
+    pub len: usize,
+    /// How many leading elements take weight decay.
+    pub decayed: usize,
+    /// Whether its gradients share two buckets with other such segments, in turn; else it has a bucket of its own.
+    pub shares_buckets: bool,
+}
+
+/// How the optimizer works.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The update rule.
+    pub rule: Rule,
+    /// The share of the parameters, 0 to 1, whose states and update are on the device: the first ones in the order of the
+    /// forward pass. The others' are on the host.
+    pub device_fraction: f64,
+    /// Whether an update may wait until the next step's gradients are there, so that both steps' need room.
+    pub delayed: bool,
+    /// Where gradients of micro-batches are summed.
+    pub sum: Sum,
+    /// How gradients and parameters cross: `Blocking` goes with all states on the host, without sums on the device and
+    /// without delayed updates.
+    pub transfer: Transfer,
+    /// How states on the host are kept; on the device they are fp32.
+    pub storage: Storage,
+    /// How many micro-batches a step has.
+    pub micro_batches: usize,
+    /// How many data-parallel ranks there are.
+    pub dp_size: usize,
+    /// Whether gradients cross between the data-parallel ranks as fp32, so that their sum is rounded once.
+    pub reduce_fp32: bool,
+    /// The ranks that hold other parts of the same model, whose norms are added up.
+    pub norm_group: Group,
+    /// The largest norm of a gradient, where it is bounded.
+    pub clip: Option<f64>,
+    /// The rule of the loss scale, where there is one.
+    pub loss_scale: Option<LossScale>,
+    /// The most elements that a piece has.
+    pub bucket_elements: usize,
+    /// The most elements that a tile has.
+    pub tile_elements: usize,
+}
+
+impl Spec {
+    /// Whether the host's cores add micro-batches up; else they come down as one gradient.
+    pub(crate) fn host_adds(&self) -> bool {
+        self.sum == Sum::Host && self.transfer == Transfer::Streamed
+    }
+
+    /// Asserts that `Blocking` comes with what it can do.
+    pub(crate) fn check(&self) {
+        let host_alone = self.device_fraction == 0.0 && self.sum != Sum::Device && !self.delayed;
+        assert!(
+            self.transfer == Transfer::Streamed || host_alone,
+            "the config refuses blocking transfers beside states or sums on the device and beside delayed updates"
+        );
+    }
+}

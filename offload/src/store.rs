@@ -1,0 +1,214 @@
+//! What a rank keeps of the elements that are updated at one place: states, gradients on their way, parameters on theirs.
+
+use crate::spec::{Spec, Sum};
+use crate::state::{State, Storage};
+use device::{Arena, Cargo, Dtype, Plan, Pool, Tensor};
+
+/// The pool of masters and moments.
+const STATES: Pool = Pool::of_the_host("optimizer states");
+/// The pool of fp32 sums of gradients over micro-batches.
+const SUMS: Pool = Pool::of_the_host("gradient sums");
+/// The pool of sums that go back to the device, where the next micro-batch's gradient is added.
+const SUMS_TO_ADD: Pool = Pool::new("gradient sums to add").carrying(Cargo::Gradient);
+/// The pool of a rank's shards of gradients, where the optimizer is on the device.
+const SHARDS: Pool = Pool::new("gradient shards");
+/// The pool of gradients on their way down.
+const GRADIENT_STAGING: Pool = Pool::staging("gradient staging").carrying(Cargo::Gradient);
+/// The pool of parameters on their way up.
+const PARAMETER_STAGING: Pool = Pool::staging("parameter staging");
+
+/// What a rank keeps of its elements of a segment that are updated at one place. Each array has one element for each of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    /// Where the update is, and how gradients come there.
+    pub(crate) place: Place,
+    /// The masters: in fp32, or the lower halves of what `Place::Host` stages the upper ones of.
+    pub(crate) master: Tensor,
+    /// The first moments.
+    pub(crate) momentum: Tensor,
+    /// The second moments.
+    pub(crate) variance: Tensor,
+}
+
+/// What an update reads, by the side of the step that makes it: two arrays where updates are delayed, else the same one twice.
+pub(crate) type Sides = [Tensor; 2];
+
+/// Where states and update are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// On the device, partitioned over the data-parallel ranks (ZeRO-2). The states are fp32.
+    Device {
+        /// The sum of all micro-batches in fp32 where it is `summed`, else the only one in the storage type.
+        gradient: Sides,
+        /// Whether a step has several micro-batches.
+        summed: bool,
+    },
+    /// In host memory, with the update on its cores.
+    Host {
+        /// How gradients come down.
+        way: Way,
+        /// The new parameters in the storage type, before they go up.
+        up: Tensor,
+    },
+}
+
+/// How the micro-batches of a step come down to the host as one gradient. What is called `down` is host memory for copies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    /// The only micro-batch comes down in the storage type.
+    Alone {
+        /// The gradient.
+        down: Sides,
+    },
+    /// The device adds micro-batches up in fp32, and the sum comes down.
+    SumOnDevice {
+        /// The sum so far, on the device.
+        sum: Tensor,
+        /// The gradient, in fp32.
+        down: Sides,
+    },
+    /// Each micro-batch comes down in the storage type, and the host adds it.
+    SumOnHost {
+        /// One micro-batch.
+        down: Tensor,
+        /// The gradient, in fp32, on the host.
+        sum: Sides,
+    },
+    /// Transfers block: see [`Transfer::Blocking`](crate::Transfer::Blocking).
+    Blocking {
+        /// The sum of the micro-batches, where a step has several.
+        so_far: Option<SoFar>,
+        /// A piece in fp32 before it goes down, on the device: one buffer for all pieces.
+        wide: Tensor,
+        /// The gradient, in fp32.
+        down: Tensor,
+    },
+}
+
+/// A sum of micro-batches in the storage type that the host keeps and the device adds to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SoFar {
+    /// The sum so far, on the host.
+    pub(crate) sum: Tensor,
+    /// A piece of it that has come up to the device: one buffer for all pieces.
+    pub(crate) incoming: Tensor,
+}
+
+/// The buffers through which every piece goes where transfers block.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockingBuffers {
+    /// See [`Way::Blocking`].
+    pub(crate) wide: Tensor,
+    /// See [`SoFar`], where micro-batches are summed.
+    pub(crate) incoming: Option<Tensor>,
+}
+
+/// The arrays of a store, while they are planned.
+pub(crate) struct Arrays<'a> {
+    pub(crate) plan: &'a mut Plan,
+    pub(crate) spec: &'a Spec,
+    /// What the store's elements are called.
+    pub(crate) name: String,
+    /// How many elements this rank owns.
+    pub(crate) len: usize,
+    /// How the model stores parameters and gradients.
+    pub(crate) dtype: Dtype,
+}
+
+impl Arrays<'_> {
+    fn array(&mut self, at: (Arena, Pool), what: &str, dtype: Dtype) -> Tensor {
+        self.plan.tensor(at, format!("{}.{what}", self.name), dtype, (1, self.len))
+    }
+
+    /// Plans what an update reads, once for each side.
+    fn sides(&mut self, at: (Arena, Pool), what: &str, dtype: Dtype) -> Sides {
+        let first = self.array(at, what, dtype);
+        let late = self.spec.delayed.then(|| self.array(at, &format!("{what}.late"), dtype));
+        [first, late.unwrap_or(first)]
+    }
+
+    pub(crate) fn on_device(mut self) -> Store {
+        let summed = self.spec.sum != Sum::None;
+        let (dtype, pool) = if summed { (Dtype::F32, SUMS) } else { (self.dtype, SHARDS) };
+        let gradient = self.sides((Arena::Device, pool), "grad", dtype);
+        let [master, momentum, variance] = self.states(Arena::Device, Storage::default());
+        Store { place: Place::Device { gradient, summed }, master, momentum, variance }
+    }
+
+    pub(crate) fn on_host(mut self, blocking: Option<BlockingBuffers>) -> Store {
+        let staging = (Arena::Pinned, GRADIENT_STAGING);
+        let way = match (blocking, self.spec.sum) {
+            (Some(BlockingBuffers { wide, incoming }), _) => {
+                let so_far = incoming.map(|incoming| {
+                    let at = (Arena::Pinned, SUMS_TO_ADD);
+                    SoFar { sum: self.array(at, "grad_sum", self.dtype), incoming }
+                });
+                Way::Blocking { so_far, wide, down: self.array(staging, "grad_down", Dtype::F32) }
+            }
+            (None, Sum::None) => Way::Alone { down: self.sides(staging, "grad_down", self.dtype) },
+            (None, Sum::Device) => {
+                let sum = self.array((Arena::Device, SUMS), "grad", Dtype::F32);
+                Way::SumOnDevice { sum, down: self.sides(staging, "grad_down", Dtype::F32) }
+            }
+            (None, Sum::Host) => {
+                let down = self.array(staging, "grad_down", self.dtype);
+                let sum = self.sides((Arena::Pinned, SUMS), "grad_sum", Dtype::F32);
+                Way::SumOnHost { down, sum }
+            }
+        };
+        let [master, momentum, variance] = self.states(Arena::Pinned, self.spec.storage);
+        let up = self.array((Arena::Pinned, PARAMETER_STAGING), "params_up", self.dtype);
+        Store { place: Place::Host { way, up }, master, momentum, variance }
+    }
+
+    fn states(&mut self, arena: Arena, storage: Storage) -> [Tensor; 3] {
+        let master = if storage.split_master { Dtype::U16 } else { Dtype::F32 };
+        [("master", master), ("momentum", storage.moments), ("variance", storage.moments)]
+            .map(|(what, dtype)| self.array((arena, STATES), what, dtype))
+    }
+}
+
+impl Store {
+    /// Whether states and update are on the host.
+    pub(crate) const fn is_on_host(&self) -> bool {
+        self.staging().is_some()
+    }
+
+    /// The host's new parameters before they go up.
+    pub(crate) const fn staging(&self) -> Option<Tensor> {
+        match self.place {
+            Place::Host { up, .. } => Some(up),
+            Place::Device { .. } => None,
+        }
+    }
+
+    /// Whether copies down read the bucket itself; else it is free as soon as DpComm is done with it.
+    pub(crate) const fn reads_bucket_down(&self) -> bool {
+        match self.place {
+            Place::Device { .. } | Place::Host { way: Way::SumOnDevice { .. }, .. } => false,
+            Place::Host { way: Way::Alone { .. } | Way::SumOnHost { .. }, .. }
+            | Place::Host { way: Way::Blocking { .. }, .. } => true,
+        }
+    }
+
+    /// The masters, the first moments and the second moments.
+    pub(crate) fn states(&self) -> [State; 3] {
+        let master = match self.staging().filter(|_| self.master.dtype() == Dtype::U16) {
+            Some(upper) => State::halves(self.master, upper),
+            None => State::whole(self.master),
+        };
+        [master, State::whole(self.momentum), State::whole(self.variance)]
+    }
+
+    /// What the update of the step that used `side` reads.
+    pub(crate) const fn gradient(&self, side: usize) -> Tensor {
+        match self.place {
+            Place::Device { gradient, .. } => gradient[side],
+            Place::Host { way, .. } => match way {
+                Way::Alone { down } | Way::SumOnDevice { down, .. } => down[side],
+                Way::SumOnHost { sum, .. } => sum[side],
+                Way::Blocking { down, .. } => down,
+            },
+        }
+    }
+}
