@@ -368,7 +368,8 @@ fn an_update_is_the_same_bits() {
 #[test]
 fn rms_norm_and_its_gradients_agree() {
     in_each_type(|dtype, skew| {
-        for (rows, cols, add) in [(3, 2, false), (7, 37, true), (40, 1031, false), (70, 2056, true)]
+        for (rows, cols, add) in
+            [(3, 2, false), (600, 37, true), (40, 1031, false), (70, 2056, true)]
         {
             let mut rig = Rig::new(skew);
             let (x, d_y) =
@@ -380,7 +381,9 @@ fn rms_norm_and_its_gradients_agree() {
             let mut pair = rig.open();
             pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, (3e-7, 1.0));
             let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain };
-            pair.check(&op, (4e-6, 1.0));
+            // The gain's gradient is a sum over the rows.
+            let sums = (rows as f64 / 100.0).max(1.0);
+            pair.check(&op, (4e-6 * sums, 1.0));
         }
     });
 }

@@ -170,12 +170,15 @@ impl Launcher<'_> {
     }
 }
 
+/// [`Dtype::F32`] among [`types`].
+const F32: u64 = 2;
+
 /// 4 bits a tensor, as `type_of` in the prelude reads them.
 fn types(tensors: &[Tensor]) -> u64 {
     let number = |t: &Tensor| match t.dtype() {
         Dtype::F16 => 0,
         Dtype::Bf16 => 1,
-        Dtype::F32 => 2,
+        Dtype::F32 => F32,
         Dtype::F64 => 3,
         Dtype::I32 => 4,
         Dtype::U16 => 5,
@@ -199,12 +202,14 @@ fn is(t: Tensor, dtype: Dtype) -> Result<(), String> {
     }
 }
 
+pub(crate) use dense::norm_scratch_bytes;
 pub(crate) use rotary::rotary_scratch_bytes;
 
 /// Bytes of scratch that `op` needs.
 pub const fn scratch_bytes(op: &Op) -> u64 {
     match op {
         Op::AttentionBackward { lse, .. } => lse.bytes(),
+        Op::RmsNormBackward { x, .. } => norm_scratch_bytes(x.shape()),
         Op::RotaryBackward { d_qkv, heads, norm: Some(_), .. } => {
             rotary_scratch_bytes(heads.dim(d_qkv.shape().1))
         }
@@ -290,7 +295,7 @@ pub fn combine_peers(
         Dtype::I32 | Dtype::U16 => return Err("only values add up".into()),
         Dtype::F16 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[0]))),
         Dtype::Bf16 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[1]))),
-        Dtype::F32 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[2]))),
+        Dtype::F32 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[F32]))),
     };
     if n > 0 {
         visit(&launch);

@@ -79,6 +79,11 @@ pub const fn gains_scratch(dim: usize) -> u64 {
     launch::rotary_scratch_bytes(dim)
 }
 
+/// Bytes of scratch for the gradient of the gain of an RMSNorm of so many rows and columns.
+pub const fn norm_scratch(rows: usize, cols: usize) -> u64 {
+    launch::norm_scratch_bytes((rows, cols))
+}
+
 /// Numbers of the pinned words: how far each stream has come, then the Host lane.
 const HOST_WORD: usize = STREAMS;
 

@@ -150,69 +150,61 @@ KERNEL(256) rms_norm(const void* x, const void* gain, void* y, float* stats, u32
   }
 }
 
-// d_x = (add ? d_x : 0) + (g - n mean(g n)) / root, where g = d_y gain and n is the normalised x.
+// d_x = (add ? d_x : 0) + (g - n mean(g n)) / root, where g = d_y gain and n is the normalised x. Row b of partials
+// (blocks, cols) = sums of d_y n over the rows of block b, of which d_gain is the sum: x and d_y come from memory once,
+// so the bytes are the least there is but for the partials.
 KERNEL(256) rms_norm_backward(const void* x, const void* gain, const float* stats, const void* d_y, void* d_x,
-                              u32 types, u32 add, i64 rows, i64 cols) {
-  __shared__ float shared[2][32];
+                              float* partials, u32 types, u32 add, i64 rows, i64 cols) {
+  DYNAMIC_SHARED(dynamic);
+  float(&shared)[2][32] = *(float(*)[2][32])dynamic;
+  // Of this thread's columns, each with its own of all threads side by side.
+  float* sums = (float*)dynamic + 64 + threadIdx.x;
+  i64 threads = blockDim.x, first = 8 * threadIdx.x;
+  for (i64 col = first; col < cols; col += 8 * threads)
+    for (int j = 0; j < 8; j++) sums[(col - first) + j * threads] = 0.0f;
   u32 turn = 0;
   float per_element = 1.0f / (float)cols;
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     float scale = stats[row];
     i64 at = row * cols;
-    // g and n of a run of columns; 0 behind the row.
-    auto load = [&](i64 col, int count, float (&g)[8], float (&n)[8]) {
-      float b[8];
-      load8(d_y, type_of(types, 2), at + col, count, g);
+    // d_y, gain and n of a run of columns; 0 behind the row.
+    auto load = [&](i64 col, int count, float (&d)[8], float (&b)[8], float (&n)[8]) {
+      load8(d_y, type_of(types, 2), at + col, count, d);
       load8(gain, type_of(types, 1), col, count, b);
       load8(x, type_of(types, 0), at + col, count, n);
 #pragma unroll
-      for (int j = 0; j < 8; j++) g[j] *= b[j], n[j] *= scale;
+      for (int j = 0; j < 8; j++) n[j] *= scale;
     };
     float sum = 0.0f;
-    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
-      float g[8], n[8];
-      load(col, run_length(col, cols), g, n);
+    for (i64 col = first; col < cols; col += 8 * threads) {
+      float d[8], b[8], n[8];
+      load(col, run_length(col, cols), d, b, n);
 #pragma unroll
-      for (int j = 0; j < 8; j++) sum = fmaf(g[j], n[j], sum);
+      for (int j = 0; j < 8; j++) {
+        float& of_column = sums[(col - first) + j * threads];
+        of_column = fmaf(d[j], n[j], of_column);
+        sum = fmaf(d[j] * b[j], n[j], sum);
+      }
     }
     float mean = block_sum(sum, shared[turn ^= 1]) * per_element;
-    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+    for (i64 col = first; col < cols; col += 8 * threads) {
       int count = run_length(col, cols);
-      float g[8], n[8];
-      load(col, count, g, n);
+      float d[8], b[8], n[8];
+      load(col, count, d, b, n);
 #pragma unroll
-      for (int j = 0; j < 8; j++) g[j] = fmaf(n[j], -mean, g[j]) * scale;
+      for (int j = 0; j < 8; j++) d[j] = fmaf(n[j], -mean, d[j] * b[j]) * scale;
       if (add) {
         load8(d_x, type_of(types, 3), at + col, count, n);
 #pragma unroll
-        for (int j = 0; j < 8; j++) g[j] += n[j];
+        for (int j = 0; j < 8; j++) d[j] += n[j];
       }
-      store8(d_x, type_of(types, 3), at + col, count, g);
+      store8(d_x, type_of(types, 3), at + col, count, d);
     }
   }
-}
-
-// d_gain (cols): sums over the rows of d_y n, added up as in column_sum.
-KERNEL(1024) rms_norm_gradients(const void* x, const float* stats, const void* d_y, void* d_gain, u32 types, i64 rows,
-                                i64 cols) {
-  __shared__ float gains[32][32];
-  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  i64 col = 32 * (i64)blockIdx.x + lane;
-  float gain = 0.0f;
-  with_type(type_of(types, 0), [&](auto type_x) {
-    with_type(type_of(types, 1), [&](auto type_d) {
-      if (col >= cols) return;
-#pragma unroll 4
-      for (i64 row = warp; row < rows; row += 32) {
-        float d = get<decltype(type_d)>(d_y, row * cols + col);
-        gain = fmaf(d, get<decltype(type_x)>(x, row * cols + col) * stats[row], gain);
-      }
-    });
-  });
-  gains[warp][lane] = gain;
-  __syncthreads();
-  if (warp == 0 && col < cols) {
-    for (int other = 1; other < 32; other++) gain += gains[other][lane];
-    store1(d_gain, type_of(types, 2), col, gain);
+  for (i64 col = first; col < cols; col += 8 * threads) {
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = sums[(col - first) + j * threads];
+    store8(partials, F32, blockIdx.x * cols + col, run_length(col, cols), v);
   }
 }

@@ -1,6 +1,22 @@
 //! Launches of element-wise ops, tables, norms, the loss and sums of squares.
 
-use super::{Dtype, Launch, Launcher, Op, RUN, VocabShard, is, no_kernel, types, values};
+use super::{
+    Args, Dtype, F32, Launch, Launcher, Op, RUN, VocabShard, is, no_kernel, types, values,
+};
+
+/// Blocks whose sums of a gain's gradient are added up.
+const MOST_PARTS: usize = 512;
+/// Dynamic shared memory that every GPU but those of compute capability 7.5 has for a block.
+const MOST_SHARED: u32 = 96 << 10;
+
+const fn norm_parts(rows: usize) -> usize {
+    if rows < MOST_PARTS { rows } else { MOST_PARTS }
+}
+
+/// Bytes of scratch for the gradient of the gain of an RMSNorm of so many rows and columns.
+pub(crate) const fn norm_scratch_bytes((rows, cols): (usize, usize)) -> u64 {
+    (norm_parts(rows) * cols * 4) as u64
+}
 
 impl Launcher<'_> {
     pub(super) fn elementwise(&mut self, op: &Op) -> Result<(), String> {
@@ -145,12 +161,21 @@ impl Launcher<'_> {
                 is(stats, Dtype::F32)?;
                 let (rows, cols) = x.shape();
                 let sizes = [rows as u64, cols as u64];
-                let args = self.args(&[x, gain, stats, d_y, d_x]);
+                let parts = norm_parts(rows);
+                let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
                 let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]).with(&sizes);
-                self.launch(Launch::by_rows("rms_norm_backward", (rows, cols), 256, args));
-                let args = self.args(&[x, stats, d_y, d_gain]);
-                let args = args.with(&[values(&[x, d_y, d_gain])?]).with(&sizes);
-                self.launch(Launch::by_columns("rms_norm_gradients", cols, args));
+                let launch = Launch::by_rows("rms_norm_backward", (parts, cols), 256, args);
+                // A number for each column of whole runs, and two for each warp that a block may have.
+                let numbers = cols.next_multiple_of(RUN * launch.block as usize) + 64;
+                let shared_bytes = numbers as u32 * 4;
+                if shared_bytes > MOST_SHARED {
+                    return Err(format!("rows of {cols} columns; at most 22528"));
+                }
+                self.launch(Launch { shared_bytes, ..launch });
+                let args = Args::default().with(&[self.scratch, (self.at)(d_gain)]);
+                let types = values(&[d_gain])? << 4 | F32;
+                let args = args.with(&[types, parts as u64, cols as u64]);
+                self.launch(Launch::by_columns("column_sum", cols, args));
             }
             Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
                 is(stats, Dtype::F32)?;
