@@ -76,9 +76,11 @@ pub(crate) fn cases() -> Vec<Case> {
         case("column_sum-2048", "reduction", |plan| column_sum(plan, 1)),
         case("column_sum-6144", "reduction", |plan| column_sum(plan, 3)),
         case("column_sum-8192", "reduction", |plan| column_sum(plan, 4)),
-        case("attention", "attention", |plan| attention(plan, NO_DROPOUT, false)),
-        case("attention-0.1", "attention", |plan| attention(plan, DROPOUT, false)),
-        case("attention_backward", "attention", |plan| attention(plan, NO_DROPOUT, true)),
+        case("attention", "attention", |plan| attention(plan, 1, NO_DROPOUT, false)),
+        case("attention-0.1", "attention", |plan| attention(plan, 1, DROPOUT, false)),
+        case("attention_backward", "attention", |plan| attention(plan, 1, NO_DROPOUT, true)),
+        case("attention-shared", "attention", |plan| attention(plan, 4, NO_DROPOUT, false)),
+        case("attention_backward-shared", "attention", |plan| attention(plan, 4, NO_DROPOUT, true)),
         case("row_max", many, |plan| cross_entropy(plan, 0)),
         case("cross_entropy_stats", many, |plan| cross_entropy(plan, 1)),
         case("cross_entropy_backward", many, |plan| cross_entropy(plan, 2)),
@@ -226,10 +228,13 @@ fn column_sum(plan: &mut Plan, times: usize) -> Made {
     on_sets(plan, [(VALUE, (rows, cols)), (VALUE, (1, cols))], 1, |[x, y]| Op::ColumnSum { x, y })
 }
 
-fn attention(plan: &mut Plan, dropout: Dropout, backward: bool) -> Made {
+/// `group` heads of queries share one of keys and values, where there are so many.
+fn attention(plan: &mut Plan, group: usize, dropout: Dropout, backward: bool) -> Made {
     let (rows, cols, _, count, seq_len) = sizes();
-    let heads = Heads { count, kv_count: count, first: 0, total: count, seq_len };
-    let (out, qkv) = ((VALUE, (rows, cols)), (VALUE, (rows, 3 * cols)));
+    let kv_count = (count / group).max(1);
+    let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
+    let all = (count + 2 * kv_count) * (cols / count);
+    let (out, qkv) = ((VALUE, (rows, cols)), (VALUE, (rows, all)));
     let lse = (Dtype::F32, (rows / seq_len * count, seq_len));
     on_sets(plan, [qkv, out, out, lse, qkv], 4, |[qkv, out, d_out, lse, d_qkv]| {
         if backward {
