@@ -5,7 +5,7 @@
 use crate::control;
 use crate::schedule::LearningRate;
 use crate::update::Rule;
-use device::numerics::{accumulate, accumulate_chunks};
+use device::numerics::{Counted, accumulate, accumulate_chunks};
 use device::{HostContext, HostTask, Mode, Pieces, Tensor, View};
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub(crate) struct Accumulate {
     pub(crate) turn: Turn,
     pub(crate) partials: Tensor,
     pub(crate) chunk: usize,
-    pub(crate) counted: usize,
+    pub(crate) counted: Counted,
 }
 
 impl HostTask for Accumulate {
@@ -75,7 +75,7 @@ struct Part<'a> {
     grad: View<'a>,
     sum: &'a mut [f32],
     partials: Option<&'a mut [f64]>,
-    counted: usize,
+    counted: Counted,
     chunk: usize,
 }
 
@@ -109,9 +109,9 @@ impl Pieces for Part<'_> {
             }
         };
         let (grads, more) = (grad.slice(0..mid), grad.slice(mid..n));
-        let (count, rest) = (counted.min(mid), counted.saturating_sub(mid));
-        let left = Part { grad: grads, sum: left, partials: first, counted: count, chunk };
-        let right = Part { grad: more, sum: right, partials: second, counted: rest, chunk };
+        let left = Part { grad: grads, sum: left, partials: first, counted, chunk };
+        let counted = counted.from(mid);
+        let right = Part { grad: more, sum: right, partials: second, counted, chunk };
         (left, right)
     }
 }

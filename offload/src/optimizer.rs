@@ -9,6 +9,7 @@ use crate::store::Store;
 use crate::update::NoiseRun;
 use crate::work::{PieceWork, SegmentWork, Share, segment_work, spread_runs};
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
+use device::numerics::Counted;
 use device::{Device, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
 use std::sync::Arc;
 
@@ -32,17 +33,17 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Makes the optimizer of `rank`. `counted` says for each segment how many leading elements count in this rank's part of
-    /// the norm (parameters that other ranks of the norm's group hold too count on one of them). `noise` has the runs of
+    /// Makes the optimizer of `rank`. `counted` says for each segment which elements count in this rank's part of the
+    /// norm (parameters that other ranks of the norm's group hold too count on one of them). `noise` has the runs of
     /// each segment, for moments that are rounded by chance.
     pub fn new(
         layout: &Arc<Layout>,
         rank: Rank,
-        (counted, noise): (&[usize], &[Arc<[NoiseRun]>]),
+        (counted, noise): (&[Counted], &[Arc<[NoiseRun]>]),
         learning_rate: Arc<dyn LearningRate>,
     ) -> Self {
         let spec = &layout.spec;
-        let work = |((s, &counted), noise): ((&Segment, &usize), _)| {
+        let work = |((s, &counted), noise): ((&Segment, &Counted), _)| {
             segment_work(layout, s, Share { dp: rank.dp, counted, noise })
         };
         let segments = layout.segments.iter().zip(counted).zip(noise);

@@ -5,6 +5,7 @@ use crate::layout::{Layout, Segment};
 use crate::norm::{Accumulate, Run, Turn};
 use crate::store::{Place, Sides, Store, Way};
 use crate::update::NoiseRun;
+use device::numerics::Counted;
 use device::{DeviceOp, Event, HostOp, Rank, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,8 +21,8 @@ pub(crate) struct PieceWork {
     pub(crate) owned: Range<usize>,
     /// The piece's chunks among this rank's partial sums.
     pub(crate) chunks: Range<usize>,
-    /// How many leading elements of `owned` count in the norm.
-    pub(crate) counted: usize,
+    /// Which elements of `owned` count in the norm.
+    pub(crate) counted: Counted,
     tasks: Tasks,
 }
 
@@ -99,8 +100,8 @@ impl PieceWork {
 pub(crate) struct Share<'a> {
     /// The rank among the data-parallel ranks.
     pub(crate) dp: usize,
-    /// How many leading elements of the segment count in this rank's norm.
-    pub(crate) counted: usize,
+    /// Which elements of the segment count in this rank's norm.
+    pub(crate) counted: Counted,
     /// The runs of the segment, for moments that are rounded by chance.
     pub(crate) noise: &'a Arc<[NoiseRun]>,
 }
@@ -136,7 +137,7 @@ pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> Se
             flat: piece.start..piece.start + piece.len,
             store: piece.store,
             chunks: part.chunks(),
-            counted: part.within(share.counted),
+            counted: share.counted.from(part.start),
             tasks: match store.place {
                 Place::Device { .. } => Tasks::OnDevice(part.update_on_device()),
                 Place::Host { way, up } => Tasks::OnHost(part.tiles(way, up)),
@@ -203,7 +204,7 @@ impl Part<'_> {
                     turn,
                     partials: self.layout.partials.slice(self.chunks()),
                     chunk: self.layout.chunk,
-                    counted: self.within(self.share.counted),
+                    counted: self.share.counted.from(self.start),
                 })
             })
         })

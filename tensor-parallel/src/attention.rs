@@ -6,7 +6,7 @@ use crate::params::{Declared, Flat, Init, Split};
 use crate::region::sum_over_ranks;
 use crate::shape::GptShape;
 use device::{Arena, Device, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads};
-use device::{Lane::Compute, Op, Plan, Reduce, Tensor};
+use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduce, Tensor};
 
 /// What the forward pass leaves for the backward pass.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct AttentionPass {
 impl AttentionSaved {
     pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape) -> Self {
         let (at, tokens, dtype) = ((Arena::Device, "activations"), shape.tokens(), shape.dtype);
-        let rotated = (shape.heads + shape.kv_heads) * shape.head_dim / shape.tp_size;
+        let rotated = shape.heads_width() + shape.kv_per_rank() * shape.head_dim;
         let mut one =
             |what: &str, width| plan.tensor(at, format!("{name}.{what}"), dtype, (tokens, width));
         let (qkv, out) = (one("qkv", shape.qkv_width()), one("attention", shape.heads_width()));
@@ -51,6 +51,8 @@ impl AttentionSaved {
 
 /// q, k and v, where they are tensors of their own.
 const APART: [&str; 3] = ["attn.q", "attn.k", "attn.v"];
+/// Those that ranks share where they outnumber the heads of keys and values.
+const SHARED: [&str; 2] = ["attn.k", "attn.v"];
 /// The gains of the norm of q's and k's heads.
 const GAINS: [&str; 2] = ["attn.q_norm", "attn.k_norm"];
 
@@ -65,12 +67,17 @@ impl Attention {
                 params.add("attn.qkv.bias", (3 * q, 1), Split::ThreeRows, zero);
             }
         } else {
-            for (name, rows) in APART.into_iter().zip([q, kv, kv]) {
-                let weight = format!("{name}.weight");
-                params.add(&weight, (rows, c), Split::Rows, shape.weight_init());
+            let kv_split = match shape.kv_replicas() {
+                1 => Split::Rows,
+                ranks => Split::SharedRows { ranks },
+            };
+            let apart =
+                || APART.into_iter().zip([(q, Split::Rows), (kv, kv_split), (kv, kv_split)]);
+            for (name, (rows, split)) in apart() {
+                params.add(&format!("{name}.weight"), (rows, c), split, shape.weight_init());
             }
-            for (name, rows) in APART.into_iter().zip([q, kv, kv]).filter(|_| parts.qkv_bias) {
-                params.add(&format!("{name}.bias"), (rows, 1), Split::Rows, zero);
+            for (name, (rows, split)) in apart().filter(|_| parts.qkv_bias) {
+                params.add(&format!("{name}.bias"), (rows, 1), split, zero);
             }
         }
         for name in GAINS.into_iter().filter(|_| parts.qk_norm) {
@@ -99,6 +106,37 @@ impl Attention {
             proj_weight: flat.get("attn.proj", "weight"),
             proj_bias: parts.proj_bias.then(|| flat.get("attn.proj", "bias")),
         }
+    }
+
+    /// Starts the sum of gradients of keys' and values' weights over the ranks that share them: each has those by its own
+    /// queries. Every rank's stand in rows of their own heads among zeros, so that the sum over all ranks is that over those
+    /// which share. For Compute to wait for.
+    #[track_caller]
+    pub(crate) fn start_sum_of_shared(
+        flat: Flat<'_>,
+        dev: &Device,
+        shape: &GptShape,
+        scratch: &Scratch,
+    ) -> Event {
+        let Some(all) = scratch.d_shared else { return Event::default() };
+        let head = dev.rank().tp / shape.kv_replicas();
+        let row = all.rows(head..head + 1);
+        let weights = flat.joined(&SHARED, "weight");
+        let mut parts = vec![(weights, row.slice(0..weights.len()))];
+        if shape.parts.qkv_bias {
+            let biases = flat.joined(&SHARED, "bias");
+            parts.push((biases, row.slice(weights.len()..row.len())));
+        }
+        dev.submit(Compute, Op::Zero { x: all });
+        for &(src, dst) in &parts {
+            dev.submit(Compute, Op::Copy { src, dst });
+        }
+        dev.follow(TpComm, Compute);
+        dev.submit(TpComm, Op::AllReduce { x: all, group: Group::Tp, reduce: Reduce::Sum });
+        for (dst, src) in parts {
+            dev.submit(TpComm, Op::Copy { src, dst });
+        }
+        dev.record(TpComm)
     }
 
     /// Gradients of the gains of q's and k's heads are those of this rank's heads: adds up all ranks'. Where a sum of all

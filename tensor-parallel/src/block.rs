@@ -146,8 +146,10 @@ impl Block {
         let heads = self.heads(dev, shape, pass);
         let saved = (s.norm_1.normed, s.attention);
         p.attention.backward(dev, shape, saved, heads, branch, (grads.attention, scratch));
+        let shared = Attention::start_sum_of_shared(self.layout.of(bucket), dev, shape, scratch);
         let d_normed = region.rows(dev, branch.d_normed);
         p.norm_1.backward(dev, (x, s.norm_1), d_normed, (d, true), grads.norm_1);
+        dev.wait(Compute, shared);
         Attention::sum_gains(self.layout.of(bucket), dev, shape);
         region.sum_replicated_grads(dev, self.layout.replicated(bucket));
     }

@@ -14,6 +14,8 @@ pub(crate) struct Scratch {
     pub(crate) d_attention: Tensor, // (B T, H D/t)
     pub(crate) d_qkv: Tensor,       // (B T, (H + 2 K) D/t)
     pub(crate) d_inner: Tensor,     // (B T, F/t)
+    /// (K, 2 D (C + 1)): every rank's gradients of keys' and values' weights and biases, where ranks share these.
+    pub(crate) d_shared: Option<Tensor>,
 }
 
 /// Gradients on their way through one branch, backward.
@@ -39,6 +41,10 @@ impl Scratch {
             d_attention: transient("d_attention", shape.dtype, shape.heads_width()),
             d_qkv: transient("d_qkv", shape.dtype, shape.qkv_width()),
             d_inner: transient("d_inner", shape.dtype, shape.ffn_hidden / shape.tp_size),
+            d_shared: (shape.kv_replicas() > 1).then(|| {
+                let size = (shape.kv_heads, 2 * shape.head_dim * (c + 1));
+                plan.tensor((Arena::Device, "transients"), "d_shared", shape.dtype, size)
+            }),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! so "decayed" and "counted once" are prefixes.
 
 use device::Tensor;
+use device::numerics::Counted;
 use std::ops::Range;
 
 /// How a global (rows, columns) tensor is cut over t ranks.
@@ -14,6 +15,11 @@ pub enum Split {
     Replicated,
     /// Rank i holds the i-th run of rows (column-parallel weights and biases, the vocabulary).
     Rows,
+    /// As `Rows`, but `ranks` neighbours hold the same run (keys and values, where ranks outnumber their heads).
+    SharedRows {
+        /// Ranks that hold the same rows.
+        ranks: usize,
+    },
     /// The rows are three groups (q, k, v); rank i holds the i-th run of each.
     ThreeRows,
     /// Rank i holds the i-th run of columns (row-parallel weights).
@@ -67,6 +73,7 @@ impl Param {
         let mut runs = match self.split {
             Split::Replicated => vec![block(0, 0, rows)],
             Split::Rows => vec![block(0, tp * local_rows, local_rows)],
+            Split::SharedRows { ranks } => vec![block(0, tp / ranks * local_rows, local_rows)],
             Split::ThreeRows => {
                 let third = local_rows / 3;
                 let group = |g: usize| block(g * third * cols, g * third * t + tp * third, third);
@@ -82,6 +89,21 @@ impl Param {
         };
         runs.retain(|run| !run.local.is_empty());
         runs
+    }
+
+    /// Whether rank `tp` is the first of those that hold its part. The first one counts the part in norms, and writes it to
+    /// files.
+    pub const fn is_owner(&self, tp: usize) -> bool {
+        match self.split {
+            Split::Rows | Split::ThreeRows | Split::Columns => true,
+            Split::SharedRows { ranks } => tp.is_multiple_of(ranks),
+            Split::Replicated => tp == 0,
+        }
+    }
+
+    /// Whether several of `t` ranks hold the same part.
+    pub fn is_held_twice(&self, t: usize) -> bool {
+        (1..t).any(|tp| !self.is_owner(tp))
     }
 
     /// It has rows and columns: matrices take weight decay, vectors do not.
@@ -127,6 +149,7 @@ impl Declared {
         let local = match split {
             Split::Replicated => global,
             Split::Rows | Split::ThreeRows => (global.0.div_ceil(self.t), global.1),
+            Split::SharedRows { ranks } => (global.0 * ranks / self.t, global.1),
             Split::Columns => (global.0, global.1 / self.t),
         };
         self.push(name, global, local, split, init);
@@ -192,6 +215,24 @@ impl SegmentLayout {
         }
         layout.padded = layout.len.next_multiple_of(align);
         layout
+    }
+
+    /// The elements of the flat buffer that count on rank `tp`: of those that several ranks hold, the first one's.
+    pub fn counted(&self, tp: usize) -> Counted {
+        let mut counted = Counted::first(self.len);
+        let others: Vec<&Range<usize>> =
+            self.params.iter().filter(|p| !p.is_owner(tp)).map(|p| &p.range).collect();
+        for run in others.chunk_by(|a, b| a.end == b.start) {
+            let (start, end) = (run[0].start, run[run.len() - 1].end);
+            if end == self.len {
+                counted.end = start;
+            } else {
+                let one = counted.hole == (0, 0);
+                assert!(one, "{}: what other ranks count is one run and the tail", self.name);
+                counted.hole = (start, end);
+            }
+        }
+        counted
     }
 
     /// A flat buffer of this layout, to cut parameters or gradients out of by their names.

@@ -78,7 +78,7 @@ pub struct GptShape {
     pub hidden: usize,
     /// H, of all ranks; a multiple of `tp_size` and of `kv_heads`.
     pub heads: usize,
-    /// K: heads of keys and values, of all ranks; a multiple of `tp_size`.
+    /// K: heads of keys and values, of all ranks; a multiple or a divisor of `tp_size`.
     pub kv_heads: usize,
     /// D: elements of a head; even with rotary positions.
     pub head_dim: usize,
@@ -136,9 +136,19 @@ impl GptShape {
         Init::Normal(self.init_std / additions.sqrt())
     }
 
-    /// (H + 2 K) D / t: columns of a rank's q, k and v.
+    /// Ranks that hold the same head of keys and values; 1 where heads are not fewer than ranks.
+    pub(crate) const fn kv_replicas(&self) -> usize {
+        if self.tp_size > self.kv_heads { self.tp_size / self.kv_heads } else { 1 }
+    }
+
+    /// K/t, or 1 where ranks share heads: a rank's heads of keys and values.
+    pub(crate) const fn kv_per_rank(&self) -> usize {
+        self.kv_heads * self.kv_replicas() / self.tp_size
+    }
+
+    /// (H/t + 2 K/t) D: columns of a rank's q, k and v.
     pub(crate) const fn qkv_width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim / self.tp_size
+        self.heads_width() + 2 * self.kv_per_rank() * self.head_dim
     }
 
     /// H D / t: columns of a rank's heads.
@@ -188,7 +198,7 @@ impl GptShape {
     }
 
     pub(crate) fn heads_of(&self, dev: &Device) -> Heads {
-        let (count, kv_count) = (self.heads / self.tp_size, self.kv_heads / self.tp_size);
+        let (count, kv_count) = (self.heads / self.tp_size, self.kv_per_rank());
         let (first, total) = (dev.rank().tp * count, self.heads);
         Heads { count, kv_count, first, total, seq_len: self.seq_len }
     }

@@ -29,8 +29,16 @@ const V: usize = 61;
 const MODELS: [&str; 5] = ["llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
 
 /// (tensor, data, sequence)
-const LAYOUTS: [(usize, usize, bool); 5] =
-    [(1, 1, false), (2, 1, false), (2, 1, true), (1, 3, false), (2, 2, true)];
+const LAYOUTS: [(usize, usize, bool); 7] = [
+    (1, 1, false),
+    (2, 1, false),
+    (2, 1, true),
+    (1, 3, false),
+    (2, 2, true),
+    // Three ranks share each head of keys and values.
+    (6, 1, false),
+    (6, 2, true),
+];
 
 fn folder(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/hf-{model}-tiny"))
@@ -263,7 +271,12 @@ fn pass(
             for param in &layout.params {
                 let whole = grads.entry(param.name.clone());
                 let whole = whole.or_insert_with(|| vec![0.0; param.global_len()]);
-                let copies = dp * if param.split == Split::Replicated { tp } else { 1 };
+                let copies = dp
+                    * match param.split {
+                        Split::Replicated => tp,
+                        Split::SharedRows { ranks } => ranks,
+                        Split::Rows | Split::ThreeRows | Split::Columns => 1,
+                    };
                 for run in param.runs(rank.tp, tp) {
                     let local = &bucket[param.range.start..][run.local];
                     let into = whole[run.global..].iter_mut().zip(local);
@@ -314,8 +327,8 @@ fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
             all.push(sets.map(str::to_owned).into());
         }
         if std::env::var_os(ON_GPUS).is_some() {
-            // One GPU, and TP 2 x DP 2 with sequence parallelism.
-            all = [LAYOUTS[0], LAYOUTS[4]].map(grid).into();
+            // One GPU, TP 2 x DP 2 with sequence parallelism, and TP 6.
+            all = [LAYOUTS[0], LAYOUTS[4], LAYOUTS[5]].map(grid).into();
             for sets in &mut all {
                 sets.pop();
                 sets.push("device=Cuda".into());

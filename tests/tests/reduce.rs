@@ -4,6 +4,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
+use device::numerics::Counted;
 use device::{Arena, Dtype, Group, Plan, Rank, Tensor, random};
 use device::{HostPlace, HostWork, World};
 use half::bf16;
@@ -70,7 +71,8 @@ fn reduced(spec: &Spec) -> Vec<f64> {
         };
         let dev = cpu::open(rank, &plan, &world, &options).unwrap();
         let noise = [Arc::from([])];
-        let mut optimizer = Optimizer::new(&layout, rank, (&[N], &noise), Arc::new(Constant));
+        let mut optimizer =
+            Optimizer::new(&layout, rank, (&[Counted::first(N)], &noise), Arc::new(Constant));
         let bucket = optimizer.bucket(&dev, 0);
         dev.write(bucket, &|i| gradient(rank.dp, i).to_f64()).unwrap();
         optimizer.reduce(&dev, 0, bucket, 0);

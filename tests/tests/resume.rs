@@ -289,6 +289,16 @@ fn an_update_that_waits_goes_to_every_layout_and_update_mode() {
 
 #[test]
 fn a_checkpoint_goes_from_layout_to_layout_and_back() {
+    goes_from_layout_to_layout(BASE);
+}
+
+/// With four ranks, two of them share each head of keys and values.
+#[test]
+fn a_checkpoint_of_shared_heads_goes_from_layout_to_layout_and_back() {
+    goes_from_layout_to_layout(&with(BASE, &["model.family=Llama", "model.kv_heads=2"]));
+}
+
+fn goes_from_layout_to_layout(base: &[&str]) {
     let layouts: [&[&str]; 6] = [
         &["parallel.tensor=1", "parallel.data=4"],
         &["parallel.tensor=4", "parallel.data=1", "offload.optimizer=Device"],
@@ -298,10 +308,10 @@ fn a_checkpoint_goes_from_layout_to_layout_and_back() {
         TP2_DP2,
     ];
     let first = tempfile::tempdir().unwrap();
-    let trained = with(&with(BASE, TP2_DP2), &["precision=Bf16", "train.steps=5"]);
+    let trained = with(&with(base, TP2_DP2), &["precision=Bf16", "train.steps=5"]);
     let hash = run(&trained, 5, first.path(), None).outcome.state_hash;
     // From here on every gradient overflows, so that a step passes and no state changes.
-    let overflow = with(BASE, &["loss_scale.initial=16777216", "loss_scale.floor=16777216"]);
+    let overflow = with(base, &["loss_scale.initial=16777216", "loss_scale.floor=16777216"]);
     let mut folder = first.path().to_owned();
     let mut kept = Vec::new();
     for (step, layout) in (6..).zip(layouts) {

@@ -17,7 +17,7 @@ pub use normals::normals;
 pub(crate) use path::Inlined;
 pub use path::SimdPath;
 pub(crate) use simd::ask;
-pub use sums::{accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
+pub use sums::{Counted, accumulate, accumulate_chunks, chunk_squares, sum_of_squares};
 
 #[cfg(test)]
 mod tests;

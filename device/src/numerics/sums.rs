@@ -4,6 +4,31 @@ use super::path::SimdPath;
 use super::{round, simd};
 use crate::View;
 use crate::view::BLOCK;
+use std::ops::Range;
+
+/// Which elements of an array a sum counts: those before `end` that are not in `hole`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Counted {
+    /// The first element after those that count.
+    pub end: usize,
+    /// Start and end of a run of elements that do not count.
+    pub hole: (usize, usize),
+}
+
+impl Counted {
+    /// The first `end` elements.
+    pub const fn first(end: usize) -> Self {
+        Self { end, hole: (0, 0) }
+    }
+
+    /// The same elements, numbered from element `start` on.
+    #[must_use]
+    pub const fn from(self, start: usize) -> Self {
+        let (from, to) = self.hole;
+        let hole = (from.saturating_sub(start), to.saturating_sub(start));
+        Self { end: self.end.saturating_sub(start), hole }
+    }
+}
 
 /// Lanes of the fixed summation tree of [`sum_of_squares`].
 const SUM_LANES: usize = 16;
@@ -11,28 +36,30 @@ const SUM_LANES: usize = 16;
 /// Sum of squares in fp64, in an order that depends on the length alone: element i goes to lane i mod 16,
 /// lanes are added in order. Not finite if any element is not.
 pub fn sum_of_squares(x: View<'_>) -> f64 {
-    sum_of_squares_on(SimdPath::current(), x)
+    sum_of_squares_on(SimdPath::current(), x, 0..0)
 }
 
-/// [`sum_of_squares`] by `path`.
-pub(super) fn sum_of_squares_on(path: SimdPath, x: View<'_>) -> f64 {
+/// [`sum_of_squares`] by `path`, with zeros in place of the elements in `hole`.
+pub(super) fn sum_of_squares_on(path: SimdPath, x: View<'_>, hole: Range<usize>) -> f64 {
     simd::keep_denormals();
     path.run(
         #[inline(always)]
-        || squares(path, x),
+        || squares(path, x, &hole),
     )
 }
 
 #[inline(always)]
-fn squares(path: SimdPath, x: View<'_>) -> f64 {
+fn squares(path: SimdPath, x: View<'_>, hole: &Range<usize>) -> f64 {
     let mut lanes = [0.0f64; SUM_LANES];
     let mut block = [0.0f32; BLOCK];
     for at in (0..x.len()).step_by(BLOCK) {
         let n = BLOCK.min(x.len() - at);
+        let hole = hole.start.clamp(at, at + n) - at..hole.end.clamp(at, at + n) - at;
         let block = match x {
-            View::F32(wide) => &wide[at..at + n],
+            View::F32(wide) if hole.is_empty() => &wide[at..at + n],
             _ => {
                 round::load(path, x, at, &mut block[..n]);
+                block[hole].fill(0.0);
                 &block[..n]
             }
         };
@@ -49,12 +76,17 @@ fn squares(path: SimdPath, x: View<'_>) -> f64 {
     lanes.iter().sum()
 }
 
-/// Sums of squares of runs of `chunk` elements, of which the first `counted` elements of x count.
-pub fn chunk_squares(x: View<'_>, partials: &mut [f64], chunk: usize, counted: usize) {
+/// Sum of squares of the elements of `x` that count.
+fn counted_squares(x: View<'_>, counted: Counted) -> f64 {
+    let (start, end) = counted.hole;
+    sum_of_squares_on(SimdPath::current(), x.slice(0..counted.end.min(x.len())), start..end)
+}
+
+/// Sums of squares of runs of `chunk` elements of `x`, of which those of `counted` count.
+pub fn chunk_squares(x: View<'_>, partials: &mut [f64], chunk: usize, counted: Counted) {
     for (i, partial) in partials.iter_mut().enumerate() {
-        let end = ((i + 1) * chunk).min(x.len()).min(counted);
-        let start = (i * chunk).min(end);
-        *partial = sum_of_squares(x.slice(start..end));
+        let (start, end) = ((i * chunk).min(x.len()), ((i + 1) * chunk).min(x.len()));
+        *partial = counted_squares(x.slice(start..end), counted.from(i * chunk));
     }
 }
 
@@ -95,12 +127,11 @@ pub fn accumulate_chunks(
     x: View<'_>,
     into: &mut [f32],
     first: bool,
-    (partials, chunk, counted): (&mut [f64], usize, usize),
+    (partials, chunk, counted): (&mut [f64], usize, Counted),
 ) {
     for (i, (sums, partial)) in into.chunks_mut(chunk.max(1)).zip(partials).enumerate() {
         let start = i * chunk;
         accumulate(x.slice(start..start + sums.len()), sums, first);
-        let counted = counted.saturating_sub(start).min(sums.len());
-        *partial = sum_of_squares(View::F32(&sums[..counted]));
+        *partial = counted_squares(View::F32(sums), counted.from(start));
     }
 }

@@ -7,6 +7,7 @@ mod check;
 pub use access::Mode;
 
 use crate::Tensor;
+use crate::numerics::Counted;
 use crate::submit::task::{DeviceOp, HostOp};
 use std::sync::Arc;
 
@@ -219,9 +220,9 @@ pub enum Op {
     Cast { x: Tensor, y: Tensor },
     /// x = 0.
     Zero { x: Tensor },
-    /// partials (chunks) F64 = sum of squares of each run of `chunk` elements of x, in fp64, of which the
-    /// first `counted` elements of x count. Not finite if any of those is not.
-    ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: usize },
+    /// partials (chunks) F64 = sum of squares of each run of `chunk` elements of x, in fp64, of which those of
+    /// `counted` count. Not finite if any of those is not.
+    ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: Counted },
     /// Between the arenas, or inside the device.
     Copy { src: Tensor, dst: Tensor },
     /// Every rank's x becomes the combination of all.

@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use tensor_parallel::{Gpt, Split};
+use tensor_parallel::Gpt;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes of states that are handled at once.
@@ -128,7 +128,7 @@ pub(super) fn piece_entries(
     pieces.iter().flat_map(entry).collect()
 }
 
-/// What `rank` writes, by tensor. Of what every tensor-parallel rank holds the first one's copy is taken.
+/// What `rank` writes, by tensor. Of what several tensor-parallel ranks hold the first one's copy is taken.
 pub(super) fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank) -> Pieces {
     let mut all = Vec::new();
     let mut tensor = 0;
@@ -136,8 +136,8 @@ pub(super) fn pieces(gpt: &Gpt, owned: &dyn Fn(usize) -> Vec<Owned>, rank: Rank)
         let owned = owned(segment);
         for param in &layout.params {
             let mut pieces = Vec::new();
-            let replica = rank.tp > 0 && param.split == Split::Replicated;
-            let runs = if replica { Vec::new() } else { param.runs(rank.tp, rank.tp_size) };
+            let owner = param.is_owner(rank.tp);
+            let runs = if owner { param.runs(rank.tp, rank.tp_size) } else { Vec::new() };
             for owned in &owned {
                 let end = owned.start + owned.states[0].len();
                 // In the segment's flat buffer, and where that is in the whole tensor.

@@ -52,7 +52,7 @@ pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {
             "kv_heads",
             1..=65_536,
             one_each.told(of.map(|m| m.kv_heads)),
-            "Heads of keys and values, each shared by heads / kv_heads heads of queries (grouped-query attention); a multiple of `parallel.tensor`. With `family: Llama`.",
+            "Heads of keys and values, each shared by heads / kv_heads heads of queries (grouped-query attention). A multiple of `parallel.tensor`, or a divisor of it: then ranks share heads. With `family: Llama`.",
         ),
         head_dim: s.uint(
             "head_dim",

@@ -25,8 +25,13 @@ impl Checks<'_> {
         Deal { total: self.heads(), parts: self.kv_heads()? }.check()
     }
 
+    /// Heads of keys and values are dealt to the ranks, or ranks to the heads.
     pub(super) fn kv_heads_over_ranks(&self) -> Option<Broken> {
-        Deal { total: self.kv_heads()?, parts: self.ranks() }.check()
+        let (heads, ranks) = (self.kv_heads()?, self.ranks());
+        if ranks.1 > heads.1 {
+            return Deal { total: ranks, parts: heads }.check();
+        }
+        Deal { total: heads, parts: ranks }.check()
     }
 
     /// What only a family of other parts can have.

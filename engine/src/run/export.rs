@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use tensor_parallel::{Gpt, Param, Run, SegmentLayout, Split};
+use tensor_parallel::{Gpt, Param, Run, SegmentLayout};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Elements that are put together at a time, at most.
@@ -137,7 +137,7 @@ impl Gathering {
         let (Rank { tp, tp_size, .. }, mut number) = (dev.rank(), 0);
         for (segment, param) in self.params() {
             let (runs, len) = (param.runs(tp, tp_size), param.global_len());
-            let replicas = tp_size > 1 && param.split == Split::Replicated;
+            let (owner, replicas) = (param.is_owner(tp), param.is_held_twice(tp_size));
             for state in 0..STATES {
                 for from in (0..len).step_by(WINDOW) {
                     let range = from..len.min(from + WINDOW);
@@ -150,12 +150,12 @@ impl Gathering {
                         return Ok(());
                     }
                     meet(dev, meeting)?;
-                    if tp == 0 || !replicas {
+                    if owner {
                         self.contribute(dev, optimizer, number, &part, Work::Write)?;
                     }
                     meet(dev, meeting)?;
                     if replicas {
-                        if tp > 0 {
+                        if !owner {
                             self.contribute(dev, optimizer, number, &part, Work::Compare)?;
                         }
                         meet(dev, meeting)?;

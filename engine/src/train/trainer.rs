@@ -34,9 +34,7 @@ pub(crate) fn trainer(
         rank,
         seq_len: config.model.seq_len,
     };
-    // What every rank of the tensor-parallel group holds counts once, on its first.
-    let counted = |s: &tensor_parallel::SegmentLayout| if rank.tp == 0 { s.len } else { s.sharded };
-    let counted: Vec<usize> = built.gpt.segments().iter().map(counted).collect();
+    let counted: Vec<_> = built.gpt.segments().iter().map(|s| s.counted(rank.tp)).collect();
     let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
     let noise = crate::train::init::noise(config, &built.gpt, rank);
     let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), lr);

@@ -2,6 +2,7 @@
 
 use crate::rates::tensor;
 use crate::small;
+use device::numerics::Counted;
 use device::{
     DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Plan, Tensor, VocabShard,
 };
@@ -272,7 +273,8 @@ fn chunk_squares(plan: &mut Plan) -> Made {
     let (rows, cols, ..) = sizes();
     let (n, chunk) = (rows * 4 * cols, if small() { 64 } else { 1 << 16 });
     let tensors = [(VALUE, (1, n)), (Dtype::F64, (1, n.div_ceil(chunk)))];
-    on_sets(plan, tensors, 1, |[x, partials]| Op::ChunkSquares { x, partials, chunk, counted: n })
+    let counted = Counted::first(n);
+    on_sets(plan, tensors, 1, |[x, partials]| Op::ChunkSquares { x, partials, chunk, counted })
 }
 
 fn update(plan: &mut Plan) -> Made {

@@ -183,9 +183,10 @@ KERNEL(1024) column_sum(const void* x, void* y, u32 types, i64 rows, i64 cols) {
   }
 }
 
-// partials (chunks) = sums of squares of runs of `chunk` elements, of which those below `counted` count. Element i of a
-// run goes to sum i mod 16, and the sums are added in order. 16 threads have one run.
-KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64 chunk, i64 counted, i64 chunks) {
+// partials (chunks) = sums of squares of runs of `chunk` elements, of which those below `counted` count that are not from
+// `hole` up to `hole_end`. Element i of a run goes to sum i mod 16, and the sums are added in order. 16 threads have one run.
+KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64 chunk, i64 counted, i64 hole, i64 hole_end,
+                            i64 chunks) {
   __shared__ double sums[256];
   i64 run = 16 * (i64)blockIdx.x + threadIdx.x / 16;
   i64 end = (run + 1) * chunk;
@@ -195,7 +196,7 @@ KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64
   with_type(type_of(types, 0), [&](auto type) {
 #pragma unroll 8
     for (i64 i = run * chunk + threadIdx.x % 16; i < end; i += 16) {
-      double v = get<decltype(type)>(x, i);
+      double v = hole <= i && i < hole_end ? 0.0 : get<decltype(type)>(x, i);
       sum = fma(v, v, sum);  // the square is exact
     }
   });

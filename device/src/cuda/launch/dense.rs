@@ -237,7 +237,9 @@ impl Launcher<'_> {
         match *op {
             Op::ChunkSquares { x, partials, chunk, counted } => {
                 is(partials, Dtype::F64)?;
-                let sizes = [x.len(), chunk.max(1), counted, partials.len()].map(|n| n as u64);
+                let (hole, hole_end) = counted.hole;
+                let sizes = [x.len(), chunk.max(1), counted.end, hole, hole_end, partials.len()];
+                let sizes = sizes.map(|n| n as u64);
                 let args = self.args(&[x, partials]).with(&[values(&[x])?]).with(&sizes);
                 let blocks = partials.len().div_ceil(16);
                 self.launch(Launch::new("chunk_squares", [blocks, 1, 1], 256, args));
