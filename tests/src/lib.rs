@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 pub mod compare;
+pub mod pass;
 
 /// A model of three blocks that trains in milliseconds. Odd sizes on purpose.
 pub const TINY: &str = r#"(

@@ -5,8 +5,6 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use device::cpu::{self, CpuOptions, Lanes};
-use device::{Arena, Device, Dtype, HostWork, Lane, Plan, Rank, Tensor, World};
 use engine::checkpoint::Checkpoint;
 use engine::config::Config;
 use engine::generate::{Trained, next_logits};
@@ -14,11 +12,10 @@ use engine::hugging_face::{Folder, Numbers, Pretrained, export};
 use engine::run::{Message, RunOptions, train};
 use engine::train::build::{build, shape};
 use safetensors::SafeTensors;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
-use tensor_parallel::{BatchTensors, Gpt, GptShape, HeadBuckets, Part, Pass, Split};
+use tensor_parallel::GptShape;
+use tests::pass::{Fixture, Given, Passed, pass, widened, worst};
 use tests::{config, dataset_of_windows};
 
 /// Samples, tokens of one, vocabulary of the fixtures.
@@ -64,50 +61,16 @@ fn theirs(ours: &str) -> String {
     parts.join(".")
 }
 
-/// The tensors of all safetensors files of a folder, widened.
-struct Fixture(BTreeMap<String, Vec<f64>>);
-
-impl Fixture {
-    fn load(model: &str) -> Self {
-        let mut all = BTreeMap::new();
-        for entry in std::fs::read_dir(folder(model)).unwrap() {
-            let path = entry.unwrap().path();
-            if path.extension().is_some_and(|e| e == "safetensors") {
-                let bytes = std::fs::read(path).unwrap();
-                let file = SafeTensors::deserialize(&bytes).unwrap();
-                all.extend(file.tensors().iter().map(|(name, t)| (name.clone(), widened(t))));
-            }
+/// The tensors of all safetensors files of a folder.
+fn load(model: &str) -> Fixture {
+    let mut all = Fixture::default();
+    for entry in std::fs::read_dir(folder(model)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            all.add(&std::fs::read(path).unwrap());
         }
-        Self(all)
     }
-
-    fn get(&self, name: &str) -> &[f64] {
-        self.0.get(name).unwrap_or_else(|| panic!("the fixture has no {name}"))
-    }
-}
-
-fn widened(t: &safetensors::tensor::TensorView<'_>) -> Vec<f64> {
-    let data = t.data();
-    match t.dtype() {
-        safetensors::Dtype::F64 => {
-            data.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
-        }
-        safetensors::Dtype::I32 => {
-            data.as_chunks().0.iter().map(|b| f64::from(i32::from_le_bytes(*b))).collect()
-        }
-        safetensors::Dtype::BF16 => {
-            let number = |b: &[u8; 2]| f64::from(half::bf16::from_le_bytes(*b));
-            data.as_chunks().0.iter().map(number).collect()
-        }
-        _ => data.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
-    }
-}
-
-fn worst(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    // NaN must not pass for "no difference".
-    let apart = |(g, w): (&f64, &f64)| if g.is_finite() { (g - w).abs() } else { f64::INFINITY };
-    got.iter().zip(want).map(apart).fold(0.0, f64::max)
+    all
 }
 
 fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
@@ -137,168 +100,23 @@ fn grid((tp, dp, sequence): (usize, usize, bool)) -> Vec<String> {
     ]
 }
 
-/// Handles of a pass, the same on every rank.
-struct Handles {
-    plan: Arc<Plan>,
-    gpt: Gpt,
-    batch: BatchTensors,
-    buckets: Vec<Tensor>,
-    loss: Tensor,
-    scale: Tensor,
-}
-
-impl Handles {
-    fn new(config: &Config, head_rows: usize) -> Self {
-        let shape = GptShape { head_rows, ..shape(config) };
-        let mut plan = Plan::default();
-        let gpt = Gpt::plan(&mut plan, &shape, 64);
-        let mut tensor = |name: String, dtype, len| {
-            plan.tensor((Arena::Device, "of the test"), name, dtype, (1, len))
-        };
-        let [tokens, targets, order] = ["tokens", "targets", "order"]
-            .map(|name| tensor(name.into(), Dtype::I32, shape.tokens()));
-        let bucket =
-            |s: &tensor_parallel::SegmentLayout| tensor(s.name.clone(), Dtype::F32, s.padded);
-        let buckets = gpt.segments().iter().map(bucket).collect();
-        let [loss, scale] = ["loss", "scale"].map(|name| tensor(name.into(), Dtype::F64, 1));
-        let batch = BatchTensors { tokens, targets, order };
-        Self { plan: Arc::new(plan), gpt, batch, buckets, loss, scale }
-    }
-
-    /// Logits, loss and buckets of a rank.
-    fn rank(&self, fixture: &Fixture, world: &Arc<World>, rank: Rank) -> [Vec<Vec<f64>>; 3] {
-        let shape = self.gpt.shape();
-        let scratch = cpu::ScratchFloats::new(T, shape.head_dim, shape.hidden, shape.widest_sum());
-        let options = CpuOptions {
-            lanes: Lanes::Inline,
-            memory_limit: u64::MAX,
-            host: device::HostPlace::default(),
-            scratch,
-            work: HostWork::default(),
-        };
-        let dev = cpu::open(rank, &self.plan, world, &options).unwrap();
-        self.gpt.write_constants(&dev).unwrap();
-        self.write(fixture, &dev);
-        let (gpt, batch) = (&self.gpt, &self.batch);
-        let pass = Pass { dropout_key: 0, first_token: 0, training: true, set: 0 };
-        let bucket = |part| self.buckets[gpt.segment(part)];
-        gpt.embed(&dev, &pass, batch);
-        (0..shape.layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer));
-        let mut logits = Vec::new();
-        for row in (0..shape.tokens()).step_by(shape.head_rows) {
-            let rows = row..(row + shape.head_rows).min(shape.tokens());
-            gpt.project(&dev, &pass, rows.clone());
-            logits.extend(read(&dev, gpt.logits().rows(0..rows.len())));
-        }
-        let buckets = HeadBuckets { final_norm: bucket(Part::FinalNorm), head: bucket(gpt.head()) };
-        gpt.loss_backward(&dev, (&pass, batch), self.loss, self.scale, buckets);
-        for layer in (0..shape.layers).rev() {
-            gpt.block_backward(&dev, &pass, layer, bucket(Part::Block(layer)));
-        }
-        gpt.embed_backward(&dev, &pass, batch, bucket(Part::Embedding));
-        let used = |(bucket, s): (&Tensor, &tensor_parallel::SegmentLayout)| {
-            read(&dev, bucket.slice(0..s.len))
-        };
-        let buckets = self.buckets.iter().zip(gpt.segments()).map(used).collect();
-        let loss = read(&dev, self.loss);
-        dev.finish().unwrap();
-        [vec![logits], vec![loss], buckets]
-    }
-
-    fn write(&self, fixture: &Fixture, dev: &Device) {
-        let Rank { tp, tp_size, dp, .. } = dev.rank();
-        for (index, layout) in self.gpt.segments().iter().enumerate() {
-            let mut flat = vec![0.0; layout.padded];
-            for param in &layout.params {
-                let whole = fixture.get(&theirs(&param.name));
-                for run in param.runs(tp, tp_size) {
-                    let local = param.range.start + run.local.start;
-                    let n = run.local.len();
-                    flat[local..local + n].copy_from_slice(&whole[run.global..run.global + n]);
-                }
-            }
-            dev.write(self.gpt.params(index), &|i| flat[i]).unwrap();
-        }
-        dev.write(self.scale, &|_| 1.0).unwrap();
-        let tokens = self.gpt.shape().tokens();
-        let part = |name: &str| fixture.get(name)[dp * tokens..][..tokens].to_vec();
-        let (inputs, targets) = (part("tokens"), part("targets"));
-        let mut order: Vec<usize> = (0..tokens).collect();
-        order.sort_by_key(|&i| inputs[i] as i64);
-        dev.write(self.batch.tokens, &|i| inputs[i]).unwrap();
-        dev.write(self.batch.targets, &|i| targets[i]).unwrap();
-        dev.write(self.batch.order, &|i| order[i] as f64).unwrap();
-    }
-}
-
-fn read(dev: &Device, t: Tensor) -> Vec<f64> {
-    dev.sync(dev.record(Lane::Compute)).unwrap();
-    let mut out = vec![0.0; t.len()];
-    dev.read(t, &mut out).unwrap();
-    out
-}
-
-/// Logits (B T, V), loss, and gradients by our names, put together from all ranks.
-fn pass(
-    fixture: &Fixture,
-    (config, head_rows): (&Config, usize),
-    (tp, dp): (usize, usize),
-) -> (Vec<f64>, f64, BTreeMap<String, Vec<f64>>) {
-    let handles = Handles::new(config, head_rows);
-    let world = World::new(tp, dp, Duration::from_secs(60));
-    let ranks: Vec<Rank> = Rank::all(tp, dp).collect();
-    let parts: Vec<[Vec<Vec<f64>>; 3]> = std::thread::scope(|scope| {
-        let run = |rank: &Rank| {
-            let (h, w, rank) = (&handles, &world, *rank);
-            scope.spawn(move || h.rank(fixture, w, rank))
-        };
-        let threads: Vec<_> = ranks.iter().map(run).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    });
-    let (mut logits, mut loss, mut grads) = (vec![f64::NAN; B * T * V], 0.0, BTreeMap::new());
-    let columns = handles.gpt.shape().vocab_per_rank();
-    for (rank, [local, losses, buckets]) in ranks.iter().zip(&parts) {
-        let first_row = rank.dp * B / dp * T;
-        for (r, row) in local[0].chunks(columns).enumerate() {
-            for (c, x) in row.iter().enumerate().filter(|(c, _)| rank.tp * columns + c < V) {
-                logits[(first_row + r) * V + rank.tp * columns + c] = *x;
-            }
-        }
-        if rank.tp == 0 {
-            loss += losses[0][0] / (B * T) as f64;
-        }
-        for (layout, bucket) in handles.gpt.segments().iter().zip(buckets) {
-            for param in &layout.params {
-                let whole = grads.entry(param.name.clone());
-                let whole = whole.or_insert_with(|| vec![0.0; param.global_len()]);
-                let copies = dp
-                    * match param.split {
-                        Split::Replicated => tp,
-                        Split::SharedRows { ranks } => ranks,
-                        Split::Rows | Split::ThreeRows | Split::Columns => 1,
-                    };
-                for run in param.runs(rank.tp, tp) {
-                    let local = &bucket[param.range.start..][run.local];
-                    let into = whole[run.global..].iter_mut().zip(local);
-                    into.for_each(|(w, x)| *w += x / copies as f64);
-                }
-            }
-        }
-    }
-    (logits, loss, grads)
-}
-
 #[test]
 fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
     for model in MODELS {
-        let fixture = Fixture::load(model);
+        let fixture = load(model);
         // With recomputation the logits go through the tokens in runs, the last of them shorter.
         let ways = |l| [(l, "None", 1000), (l, "Block", 7)];
         for (layout, more, head_rows) in LAYOUTS.into_iter().flat_map(ways) {
             let mut sets = grid(layout);
             sets.push(format!("recompute={more}"));
             let config = fp32(model, &sets, 0);
-            let (logits, loss, grads) = pass(&fixture, (&config, head_rows), (layout.0, layout.1));
+            let shape = GptShape { head_rows, ..shape(&config) };
+            let given = Given {
+                tokens: fixture.get("tokens"),
+                targets: fixture.get("targets"),
+                param: &|name| fixture.get(&theirs(name)),
+            };
+            let Passed { logits, loss, grads } = pass(&shape, layout.1, &given);
             let apart = worst(&logits, fixture.get("logits"));
             assert!(apart < 1e-5, "{model} {sets:?}: logits are {apart:e} apart");
             let apart = (loss - fixture.get("loss")[0]).abs();
@@ -318,7 +136,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
 #[test]
 fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
     for model in MODELS {
-        let fixture = Fixture::load(model);
+        let fixture = load(model);
         let from = pretrained(model);
         let mut all: Vec<Vec<String>> = LAYOUTS.map(grid).into();
         for more in ["offload.accumulate=Host", "offload.optimizer=Device", "host_checkpoints=true"]
@@ -382,7 +200,7 @@ fn steps_on_gpus_are_those_of_pytorch() {
 #[test]
 fn the_next_token_of_a_folder_is_that_of_transformers() {
     for model in MODELS {
-        let fixture = Fixture::load(model);
+        let fixture = load(model);
         let config = fp32(model, &[], 0);
         let folder = folder(model);
         let mut tokens: Vec<String> = fixture.get("prompt").iter().map(f64::to_string).collect();
@@ -400,7 +218,7 @@ fn the_next_token_of_a_folder_is_that_of_transformers() {
 /// The weights after ten steps, as a file.
 fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
     let run = tempfile::tempdir().unwrap();
-    let fixture = Fixture::load(model);
+    let fixture = load(model);
     let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
     let (seed, data) = dataset_of_windows(&windows, B, V, run.path());
     let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
@@ -444,7 +262,7 @@ fn when_and_where_the_update_runs_changes_no_bit() {
 fn a_folder_goes_back_as_it_came() {
     for model in MODELS {
         let run = tempfile::tempdir().unwrap();
-        let fixture = Fixture::load(model);
+        let fixture = load(model);
         let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
         let (seed, data) = dataset_of_windows(&windows, B, V, run.path());
         let sets = [grid((2, 2, false)), vec!["optimizer.lr=1e-30".into()]].concat();
@@ -462,10 +280,9 @@ fn a_folder_goes_back_as_it_came() {
         export(&checkpoint, (&config, &built), None, &out, (Numbers::F32, u64::MAX))
             .unwrap_or_else(|e| panic!("{e}"));
         let bytes = std::fs::read(out.join("model.safetensors")).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let ours: BTreeMap<String, Vec<f64>> =
-            file.tensors().iter().map(|(name, t)| (name.clone(), widened(t))).collect();
-        for (name, values) in &ours {
+        let mut ours = Fixture::default();
+        ours.add(&bytes);
+        for (name, values) in &ours.0 {
             assert!(values == fixture.get(name), "{model}: {name}");
         }
         // In bf16 each number is the nearest: what was bf16 before stays as it is.

@@ -1,0 +1,245 @@
+//! One pass of a model, forward and backward, put together from the ranks of a grid; and fixtures to compare it with.
+
+use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
+use device::{Arena, Device, Dtype, HostPlace, HostWork, Lane, Plan, Rank, Tensor, World};
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tensor_parallel::{BatchTensors, Gpt, GptShape, HeadBuckets, Part, Pass, SegmentLayout, Split};
+
+/// Tensors by name, widened.
+#[derive(Debug, Default)]
+pub struct Fixture(pub BTreeMap<String, Vec<f64>>);
+
+impl Fixture {
+    /// Adds the tensors of a safetensors file.
+    ///
+    /// # Panics
+    /// If `bytes` are none.
+    pub fn add(&mut self, bytes: &[u8]) {
+        let file = SafeTensors::deserialize(bytes).expect("a fixture is a safetensors file");
+        self.0.extend(file.tensors().iter().map(|(name, t)| (name.clone(), widened(t))));
+    }
+
+    /// The values of a tensor.
+    ///
+    /// # Panics
+    /// If there is none of that name.
+    pub fn get(&self, name: &str) -> &[f64] {
+        self.0.get(name).unwrap_or_else(|| panic!("the fixture has no {name}"))
+    }
+}
+
+/// The numbers of a tensor.
+///
+/// # Panics
+/// If fixtures have none of its type.
+pub fn widened(t: &safetensors::tensor::TensorView<'_>) -> Vec<f64> {
+    fn each<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+        data.as_chunks().0.iter().map(|b| number(*b)).collect()
+    }
+    let data = t.data();
+    match t.dtype() {
+        safetensors::Dtype::F64 => each(data, f64::from_le_bytes),
+        safetensors::Dtype::F32 => each(data, |b| f32::from_le_bytes(b).into()),
+        safetensors::Dtype::I32 => each(data, |b| i32::from_le_bytes(b).into()),
+        // The upper half of an fp32 number.
+        safetensors::Dtype::BF16 => each(data, |[a, b]| f32::from_le_bytes([0, 0, a, b]).into()),
+        other => panic!("no fixture has {other:?}"),
+    }
+}
+
+/// The largest difference; infinite where `got` is not finite.
+///
+/// # Panics
+/// If one is longer than the other.
+pub fn worst(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let apart = |(g, w): (&f64, &f64)| if g.is_finite() { (g - w).abs() } else { f64::INFINITY };
+    got.iter().zip(want).map(apart).fold(0.0, f64::max)
+}
+
+/// What every rank is given, of all samples: tokens and targets (B T), and the model's parameters by their names.
+pub struct Given<'a> {
+    /// Inputs.
+    pub tokens: &'a [f64],
+    /// The next tokens.
+    pub targets: &'a [f64],
+    /// A whole parameter.
+    pub param: &'a (dyn Fn(&str) -> &'a [f64] + Sync),
+}
+
+impl std::fmt::Debug for Given<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Given").finish_non_exhaustive()
+    }
+}
+
+/// What a pass gives.
+#[derive(Debug)]
+pub struct Passed {
+    /// (B T, V)
+    pub logits: Vec<f64>,
+    /// Mean over all tokens.
+    pub loss: f64,
+    /// Whole tensors by name: the mean over data-parallel ranks.
+    pub grads: BTreeMap<String, Vec<f64>>,
+}
+
+/// Handles of a pass, the same on every rank.
+struct Handles {
+    plan: Arc<Plan>,
+    gpt: Gpt,
+    batch: BatchTensors,
+    buckets: Vec<Tensor>,
+    loss: Tensor,
+    scale: Tensor,
+}
+
+/// What a rank reads back: its logits, its loss, and its gradient of each segment.
+struct OfRank {
+    rank: Rank,
+    logits: Vec<f64>,
+    loss: f64,
+    buckets: Vec<Vec<f64>>,
+}
+
+/// A pass of the model of `shape`, in fp32, on `dp` replicas.
+///
+/// # Panics
+/// When a rank fails.
+pub fn pass(shape: &GptShape, dp: usize, given: &Given<'_>) -> Passed {
+    let handles = Handles::plan(shape);
+    let world = World::new(shape.tp_size, dp, Duration::from_secs(60));
+    let parts: Vec<OfRank> = std::thread::scope(|scope| {
+        let run = |rank| {
+            let (handles, world) = (&handles, &world);
+            scope.spawn(move || handles.rank(given, world, rank))
+        };
+        let threads: Vec<_> = Rank::all(shape.tp_size, dp).map(run).collect();
+        threads.into_iter().map(|t| t.join().expect("a rank passes")).collect()
+    });
+    handles.whole(&parts)
+}
+
+impl Handles {
+    fn plan(shape: &GptShape) -> Self {
+        let mut plan = Plan::default();
+        let gpt = Gpt::plan(&mut plan, shape, 64);
+        let mut tensor = |name: &str, dtype, len| {
+            plan.tensor((Arena::Device, "of the test"), name, dtype, (1, len))
+        };
+        let [tokens, targets, order] =
+            ["tokens", "targets", "order"].map(|name| tensor(name, Dtype::I32, shape.tokens()));
+        let bucket = |s: &SegmentLayout| tensor(&s.name, Dtype::F32, s.padded);
+        let buckets = gpt.segments().iter().map(bucket).collect();
+        let [loss, scale] = ["loss", "scale"].map(|name| tensor(name, Dtype::F64, 1));
+        let batch = BatchTensors { tokens, targets, order };
+        Self { plan: Arc::new(plan), gpt, batch, buckets, loss, scale }
+    }
+
+    fn rank(&self, given: &Given<'_>, world: &Arc<World>, rank: Rank) -> OfRank {
+        let (gpt, batch, shape) = (&self.gpt, &self.batch, self.gpt.shape());
+        let widest = shape.widest_sum();
+        let options = CpuOptions {
+            lanes: Lanes::Inline,
+            memory_limit: u64::MAX,
+            host: HostPlace::default(),
+            scratch: ScratchFloats::new(shape.seq_len, shape.head_dim, shape.hidden, widest),
+            work: HostWork::default(),
+        };
+        let dev = cpu::open(rank, &self.plan, world, &options).expect("a device opens");
+        gpt.write_constants(&dev).expect("constants are written");
+        self.write(given, &dev);
+        let pass = Pass { dropout_key: 0, first_token: 0, training: true, set: 0 };
+        let bucket = |part| self.buckets[gpt.segment(part)];
+        gpt.embed(&dev, &pass, batch);
+        (0..shape.layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer));
+        let mut logits = Vec::new();
+        for row in (0..shape.tokens()).step_by(shape.head_rows) {
+            let rows = row..(row + shape.head_rows).min(shape.tokens());
+            gpt.project(&dev, &pass, rows.clone());
+            logits.extend(read(&dev, gpt.logits().rows(0..rows.len())));
+        }
+        let buckets = HeadBuckets { final_norm: bucket(Part::FinalNorm), head: bucket(gpt.head()) };
+        gpt.loss_backward(&dev, (&pass, batch), self.loss, self.scale, buckets);
+        for layer in (0..shape.layers).rev() {
+            gpt.block_backward(&dev, &pass, layer, bucket(Part::Block(layer)));
+        }
+        gpt.embed_backward(&dev, &pass, batch, bucket(Part::Embedding));
+        let used = |(bucket, s): (&Tensor, &SegmentLayout)| read(&dev, bucket.slice(0..s.len));
+        let buckets = self.buckets.iter().zip(gpt.segments()).map(used).collect();
+        let loss = read(&dev, self.loss)[0];
+        dev.finish().expect("a device ends");
+        OfRank { rank, logits, loss, buckets }
+    }
+
+    fn write(&self, given: &Given<'_>, dev: &Device) {
+        let Rank { tp, tp_size, dp, .. } = dev.rank();
+        let write = |t, value: &dyn Fn(usize) -> f64| dev.write(t, &|i| value(i)).expect("written");
+        for (index, layout) in self.gpt.segments().iter().enumerate() {
+            let mut flat = vec![0.0; layout.padded];
+            for param in &layout.params {
+                let whole = (given.param)(&param.name);
+                for run in param.runs(tp, tp_size) {
+                    let local = param.range.start + run.local.start;
+                    let n = run.local.len();
+                    flat[local..local + n].copy_from_slice(&whole[run.global..run.global + n]);
+                }
+            }
+            write(self.gpt.params(index), &|i| flat[i]);
+        }
+        write(self.scale, &|_| 1.0);
+        let tokens = self.gpt.shape().tokens();
+        let own = dp * tokens..(dp + 1) * tokens;
+        let (inputs, targets) = (&given.tokens[own.clone()], &given.targets[own]);
+        let mut order: Vec<usize> = (0..tokens).collect();
+        order.sort_by_key(|&i| inputs[i] as i64);
+        write(self.batch.tokens, &|i| inputs[i]);
+        write(self.batch.targets, &|i| targets[i]);
+        write(self.batch.order, &|i| order[i] as f64);
+    }
+
+    fn whole(&self, parts: &[OfRank]) -> Passed {
+        let shape = self.gpt.shape();
+        let (vocab, columns, tokens) = (shape.vocab, shape.vocab_per_rank(), shape.tokens());
+        let dp = parts.len() / shape.tp_size;
+        let mut logits = vec![f64::NAN; dp * tokens * vocab];
+        let mut grads = BTreeMap::new();
+        for OfRank { rank, logits: local, buckets, .. } in parts {
+            let first = rank.tp * columns;
+            for (r, row) in local.chunks(columns).enumerate() {
+                let real = &row[..vocab.saturating_sub(first).min(columns)];
+                let at = (rank.dp * tokens + r) * vocab + first;
+                logits[at..at + real.len()].copy_from_slice(real);
+            }
+            for (layout, bucket) in self.gpt.segments().iter().zip(buckets) {
+                for param in &layout.params {
+                    let whole = grads
+                        .entry(param.name.clone())
+                        .or_insert_with(|| vec![0.0; param.global_len()]);
+                    let holders = match param.split {
+                        Split::Replicated => rank.tp_size,
+                        Split::SharedRows { ranks } => ranks,
+                        Split::Rows | Split::ThreeRows | Split::Columns => 1,
+                    };
+                    for run in param.runs(rank.tp, rank.tp_size) {
+                        let local = &bucket[param.range.start..][run.local];
+                        let into = whole[run.global..].iter_mut().zip(local);
+                        into.for_each(|(w, x)| *w += x / (dp * holders) as f64);
+                    }
+                }
+            }
+        }
+        let of_replicas = parts.iter().filter(|p| p.rank.tp == 0).map(|p| p.loss);
+        Passed { logits, loss: of_replicas.sum::<f64>() / (dp * tokens) as f64, grads }
+    }
+}
+
+fn read(dev: &Device, t: Tensor) -> Vec<f64> {
+    dev.sync(dev.record(Lane::Compute)).expect("a lane gets there");
+    let mut out = vec![0.0; t.len()];
+    dev.read(t, &mut out).expect("a tensor is read");
+    out
+}
