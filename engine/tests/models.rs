@@ -165,3 +165,30 @@ fn a_run_from_a_folder_goes_on_when_the_folder_has_gone() {
     let went_on = folder.onebox(&all).ok();
     assert!(went_on.stderr.contains("going on after step 2"), "{}", went_on.stderr);
 }
+
+#[test]
+fn a_first_start_with_resume_takes_the_weights_too() {
+    let folder = Folder::new();
+    let fixture = format!("{}/../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"));
+    folder.shell(&format!("cp -r {fixture} chat && seq 1 3000 > text.txt")).ok();
+    let ron = "(model: (from: \"chat\"), data: (train: \"text.txt\"), device: Cpu(threads: 1),
+        schedule: (kind: Constant), train: (steps: 1))";
+    std::fs::write(folder.path("a.ron"), ron).unwrap();
+    let first = |run: &str, mode: &[&str]| {
+        folder.onebox(&[&["train", "a.ron", "-q", "--run-dir", run], mode].concat()).ok();
+        folder.metrics(run)[0]["loss"].as_f64().unwrap()
+    };
+    assert_eq!(first("fresh", &[]), first("resumed", &["--resume"]));
+    // What ends before its first checkpoint starts again from the folder, or not at all.
+    for run in ["fresh", "resumed"] {
+        for gone in ["checkpoints", "weights.safetensors", "metrics.jsonl"] {
+            folder.shell(&format!("rm -r {run}/{gone}")).ok();
+        }
+    }
+    assert_eq!(first("fresh", &["--resume"]), first("second", &[]));
+    let sets = ["--set", "model.from=None", "--set", "data.tokenizer=\"chat/tokenizer.json\""];
+    let args = [&["train", "resumed/config.ron", "--run-dir", "resumed", "--resume"], &sets[..]];
+    folder
+        .onebox(&args.concat())
+        .refused(78, &["from the weights of", "chat", "model.from is None"]);
+}

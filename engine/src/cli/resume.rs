@@ -6,7 +6,7 @@ use crate::checkpoint::inspect::{Summary, differences_of};
 use crate::checkpoint::{
     self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, differences, gone, open_named,
 };
-use crate::config::{Loaded, load_of_run};
+use crate::config::{Loaded, Weights, load_of_run};
 use crate::data::{Dataset, Tokenizer};
 use crate::run_dir::{CONFIG, FORKED, METRICS, RunDir, RunMode, TOKENIZER, WEIGHTS};
 use crate::train::build::Built;
@@ -57,6 +57,7 @@ pub(super) fn start(
         }
         if why.is_empty() {
             may_start_over(from, mode)?;
+            still_pretrained(from, loaded)?;
             say(&format!("{}: no complete checkpoint there; starting at step 1", from.display()));
             return Ok(None);
         }
@@ -170,6 +171,19 @@ fn may_start_over(from: &Path, mode: RunMode) -> Result<(), Failed> {
         return Err(not_anew((&why, "take another --run-dir"), mode));
     }
     Ok(())
+}
+
+/// Refuses to begin with random weights what was to begin with those of a folder.
+fn still_pretrained(from: &Path, now: &Loaded) -> Result<(), Failed> {
+    let stored = config_of(from).map(|loaded| loaded.config.model);
+    let folder = stored.filter(|was| was.weights == Weights::Pretrained).and_then(|was| was.from);
+    let (Some(folder), None) = (folder, &now.config.model.from) else { return Ok(()) };
+    let why = format!(
+        "{}: no checkpoint is there, so the run starts at step 1, from the weights of {folder}, and model.from is None; set it \
+         to the folder, or give --overwrite to start from random weights",
+        from.display()
+    );
+    Err(Failed::new(code::CONFIG, why))
 }
 
 fn not_anew((why, remedy): (&str, &str), mode: RunMode) -> Failed {

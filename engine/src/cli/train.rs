@@ -102,31 +102,36 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         say("dry run: everything is in order; nothing was written");
         return Ok(());
     };
-    let pretrained = match mode {
-        RunMode::Fresh | RunMode::Overwrite => pretrained(&loaded.config, &built)?,
-        RunMode::Resume | RunMode::Fork => None,
-    };
     check_disk(&loaded, &built, (args.run_dir.as_deref(), mode))?;
     let create =
         || RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused);
     let start = |from: &Path| resume::start(from, &loaded, &built, (&data, tokenizer), mode);
-    let (dir, start) = match mode {
+    let (dir, start, pretrained) = match mode {
         RunMode::Fork => {
             // A fork that is refused leaves no directory.
             let source = RunDir::source(args.run_dir.as_deref()).map_err(refused)?;
             let start = start(&source)?;
             let dir = create()?;
             start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
-            (dir, start)
+            (dir, start, None)
         }
         RunMode::Resume => {
             let dir = create()?;
             let start = start(dir.path())?;
             // They are another model's than the one that is trained now.
             dir.remove(WEIGHTS).map_err(refused)?;
-            (dir, start)
+            let pretrained = match start {
+                // The first start of a run.
+                None => pretrained(&loaded.config, &built)?,
+                Some(_) => None,
+            };
+            (dir, start, pretrained)
         }
-        RunMode::Fresh | RunMode::Overwrite => (create()?, None),
+        RunMode::Fresh | RunMode::Overwrite => {
+            // A folder that is refused leaves no directory.
+            let pretrained = pretrained(&loaded.config, &built)?;
+            (create()?, None, pretrained)
+        }
     };
     let (loaded, built, data, dir) = (&loaded, &built, &data, &dir);
     Session { args, loaded, built, data, tokenizer, dir, looked, pretrained, start }.train(&signals)
