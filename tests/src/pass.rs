@@ -208,9 +208,10 @@ impl Handles {
         let mut logits = vec![f64::NAN; dp * tokens * vocab];
         let mut grads = BTreeMap::new();
         for OfRank { rank, logits: local, buckets, .. } in parts {
-            let first = rank.tp * columns;
+            // A rank may hold padding alone.
+            let first = (rank.tp * columns).min(vocab);
             for (r, row) in local.chunks(columns).enumerate() {
-                let real = &row[..vocab.saturating_sub(first).min(columns)];
+                let real = &row[..(vocab - first).min(columns)];
                 let at = (rank.dp * tokens + r) * vocab + first;
                 logits[at..at + real.len()].copy_from_slice(real);
             }

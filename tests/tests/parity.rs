@@ -6,8 +6,6 @@
 
 use device::Dtype;
 use engine::run::{Message, RunOptions, StepReport, Weights, train};
-use safetensors::SafeTensors;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use tensor_parallel::{GptShape, Parts};
 use tests::pass::{Fixture, Given, Passed, pass, worst};
@@ -118,7 +116,7 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     let on_gpus = std::env::var_os(ON_GPUS).map(|_| "device=Cuda".to_owned());
     let config = config(&ron, &[sets, on_gpus.as_slice()].concat());
     let whole = |name: &str| fixture.get(name).iter().map(|x| *x as f32).collect();
-    let initial: Weights = params(&fixture).map(|name| (name.into(), whole(name))).collect();
+    let initial: Weights = params(fixture).map(|name| (name.into(), whole(name))).collect();
     let path = folder.path().join("weights.safetensors");
     let initial = Some(Arc::new(initial));
     let options = RunOptions { initial, weights: Some(path.clone()), ..RunOptions::default() };
