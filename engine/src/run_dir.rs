@@ -20,6 +20,7 @@ use crate::run_dir::own::LOCK;
 
 pub(crate) mod durable;
 mod error;
+pub(crate) mod kept;
 pub(crate) mod output;
 pub(crate) mod own;
 pub use error::RunDirError;
@@ -214,6 +215,7 @@ impl RunDir {
             for name in WRITTEN {
                 run.remove(name)?;
             }
+            run.remove_kept()?;
             let checkpoints = dir.join(FOLDER);
             remove_all(&checkpoints).map_err(cannot("remove", &checkpoints))?;
         }

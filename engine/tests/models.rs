@@ -148,14 +148,19 @@ fn a_window_that_a_class_has_by_itself_bounds_the_sample() {
     assert_eq!(mistral(Some(Value::Null)), "40960");
 }
 
-#[test]
-fn a_run_from_a_folder_goes_on_when_the_folder_has_gone() {
-    let folder = Folder::new();
+/// The model of a fixture in `chat`, and `a.ron`, which trains it for two steps.
+fn with_chat(folder: &Folder) {
     let fixture = format!("{}/../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"));
     folder.shell(&format!("cp -r {fixture} chat && seq 1 3000 > text.txt")).ok();
     let ron = "(model: (from: \"chat\"), data: (train: \"text.txt\"), device: Cpu(threads: 1),
         schedule: (kind: Constant), train: (steps: 2))";
     std::fs::write(folder.path("a.ron"), ron).unwrap();
+}
+
+#[test]
+fn a_run_from_a_folder_goes_on_when_the_folder_has_gone() {
+    let folder = Folder::new();
+    with_chat(&folder);
     folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]).ok();
     std::fs::remove_dir_all(folder.path("chat")).unwrap();
     let sets = ["model.from=None", "data.tokenizer=\"run/tokenizer.json\"", "train.steps=3"];
@@ -169,11 +174,7 @@ fn a_run_from_a_folder_goes_on_when_the_folder_has_gone() {
 #[test]
 fn a_first_start_with_resume_takes_the_weights_too() {
     let folder = Folder::new();
-    let fixture = format!("{}/../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"));
-    folder.shell(&format!("cp -r {fixture} chat && seq 1 3000 > text.txt")).ok();
-    let ron = "(model: (from: \"chat\"), data: (train: \"text.txt\"), device: Cpu(threads: 1),
-        schedule: (kind: Constant), train: (steps: 1))";
-    std::fs::write(folder.path("a.ron"), ron).unwrap();
+    with_chat(&folder);
     let first = |run: &str, mode: &[&str]| {
         folder.onebox(&[&["train", "a.ron", "-q", "--run-dir", run], mode].concat()).ok();
         folder.metrics(run)[0]["loss"].as_f64().unwrap()
@@ -191,4 +192,94 @@ fn a_first_start_with_resume_takes_the_weights_too() {
     folder
         .onebox(&args.concat())
         .refused(78, &["from the weights of", "chat", "model.from is None"]);
+}
+
+fn export(folder: &Folder, run: &str, out: &str) {
+    folder.onebox(&["checkpoint", "export", run, out, "--to", "safetensors"]).ok();
+}
+
+#[test]
+fn what_stands_beside_the_weights_comes_out_as_it_came() {
+    let folder = Folder::new();
+    with_chat(&folder);
+    // What onebox never reads is kept as well.
+    let more =
+        ["special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "merges.txt"];
+    for name in more.iter().chain(&["vocab.json", "tokenizer.model", "README.md"]) {
+        std::fs::write(folder.path(&format!("chat/{name}")), [name.as_bytes(), &[0, 255]].concat())
+            .unwrap();
+    }
+    folder.shell("cp -r chat came").ok();
+    let train = |args: &[&str]| {
+        folder.onebox(&[&["train", "run/config.ron", "-q", "--run-dir", "run"], args].concat()).ok()
+    };
+    folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]).ok();
+    std::fs::remove_dir_all(folder.path("chat")).unwrap();
+    let gone = ["--set", "model.from=None", "--set", "data.tokenizer=\"run/tokenizer.json\""];
+    train(&[&gone[..], &["--set", "train.steps=3", "--resume"]].concat());
+    train(&[&gone[..], &["--set", "train.steps=4", "--fork"]].concat());
+    folder.onebox(&["checkpoint", "reshard", "run", "run-3", "--tp", "2", "--dp", "1"]).ok();
+    for run in ["run", "run-2", "run-3"] {
+        let out = format!("{run}-out");
+        export(&folder, run, &out);
+        let names: Vec<String> = std::fs::read_dir(folder.path(&out))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert_eq!(names.len(), 11, "{names:?}");
+        for name in names.iter().filter(|name| !name.starts_with("model") && *name != "config.json")
+        {
+            let [was, is] =
+                ["came", &out].map(|of| std::fs::read(folder.path(of).join(name)).unwrap());
+            assert!(was == is, "{run}: {name}");
+        }
+        let config: Value =
+            serde_json::from_str(&folder.read(&format!("{out}/config.json"))).unwrap();
+        assert_eq!([&config["eos_token_id"], &config["bos_token_id"]], [&json!(301), &Value::Null]);
+    }
+    let ron = "(model: (family: Llama, layers: 2, hidden: 36, heads: 6, kv_heads: 2, head_dim: 6, ffn_hidden: 66, vocab: 307,
+        seq_len: 256, norm_eps: 1e-5, tied: true, rope: (theta: 100.0, scaling: Llama3(factor: 8.0, original_seq_len: 32))),
+        data: (train: \"text.txt\", tokenizer: \"came/tokenizer.json\"), device: Cpu(threads: 1), train: (steps: 1))";
+    std::fs::write(folder.path("b.ron"), ron).unwrap();
+    folder.onebox(&["checkpoint", "import", "came", "imported", "b.ron"]).ok();
+    let kept = |run: &str| folder.shell(&format!("cd {run}/model.from && sha256sum *")).ok().stdout;
+    assert_eq!(kept("imported"), kept("run"));
+    // Tokens of another kind: the tokenizer and what goes with it is another model's.
+    let bytes = ["--set", "data.tokenizer=None"];
+    let args = ["checkpoint", "import", "came", "bytes", "b.ron"];
+    let said = folder.onebox(&[&args, &bytes[..]].concat()).ok().stderr;
+    assert!(said.contains("no tokenizer and no chat template of came"), "{said}");
+    assert!(!folder.path("bytes/model.from").exists());
+}
+
+#[test]
+fn what_is_no_file_of_the_folder_is_refused_before_the_run() {
+    let folder = Folder::new();
+    with_chat(&folder);
+    for (make, said) in [
+        (
+            "ln -s /etc/passwd chat/chat_template.jinja",
+            "chat_template.jinja cannot be used: it is a link",
+        ),
+        (
+            "ln -s nowhere chat/chat_template.jinja",
+            "chat_template.jinja cannot be used: it is a link",
+        ),
+        ("mkdir chat/merges.txt", "merges.txt: not a regular file"),
+        ("mkfifo chat/vocab.json", "vocab.json: not a regular file"),
+        ("truncate -s 2G chat/tokenizer.model", "tokenizer.model cannot be used: it has 2.00 GiB"),
+    ] {
+        folder.shell(make).ok();
+        let done = folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]);
+        assert!([66, 74].contains(&done.code) && done.stderr.contains(said), "{}", done.stderr);
+        assert!(!folder.path("run").exists(), "{make}");
+        folder
+            .shell("cd chat && rm -rf chat_template.jinja merges.txt vocab.json tokenizer.model")
+            .ok();
+    }
+    // What a run has kept is not trusted, either.
+    folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]).ok();
+    folder.shell("ln -sf /etc/passwd run/model.from/tokenizer_config.json").ok();
+    let args = ["checkpoint", "export", "run", "out", "--to", "safetensors"];
+    folder.onebox(&args).refused(66, &["tokenizer_config.json cannot be used: it is a link"]);
 }

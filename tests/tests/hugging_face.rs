@@ -8,7 +8,7 @@ use engine::checkpoint::Checkpoint;
 use engine::config::Config;
 use engine::data::Dataset;
 use engine::generate::{Trained, next_logits};
-use engine::hugging_face::{Folder, Numbers, export, import};
+use engine::hugging_face::{Beside, Folder, Numbers, export, import};
 use engine::run::{Message, RunOptions, train};
 use engine::train::build::build;
 use safetensors::SafeTensors;
@@ -142,8 +142,14 @@ fn what_is_imported_and_exported_is_the_same_folder() {
     for (most, files) in [(u64::MAX, 1), (40_000, 3), (0, 28)] {
         let out = run.path().join(format!("out-{files}"));
         let built = build(&config);
-        let names =
-            export(&checkpoint, (&config, &built), None, &out, (Numbers::F32, most)).unwrap();
+        let names = export(
+            &checkpoint,
+            (&config, &built),
+            (None, &Beside::default()),
+            &out,
+            (Numbers::F32, most),
+        )
+        .unwrap();
         let parts = names.iter().filter(|n| n.ends_with(".safetensors")).count();
         assert_eq!(parts, files, "{names:?}");
         assert_eq!(names.contains(&"model.safetensors.index.json".to_owned()), files > 1);

@@ -8,7 +8,7 @@
 use engine::checkpoint::Checkpoint;
 use engine::config::Config;
 use engine::generate::{Trained, next_logits};
-use engine::hugging_face::{Folder, Numbers, Pretrained, export};
+use engine::hugging_face::{Beside, Folder, Numbers, Pretrained, export};
 use engine::run::{Message, RunOptions, train};
 use engine::train::build::{build, shape};
 use safetensors::SafeTensors;
@@ -277,8 +277,14 @@ fn a_folder_goes_back_as_it_came() {
         let path = run.path().join("checkpoints/step-00000010");
         let checkpoint = Checkpoint::open(&path, 10).unwrap();
         let out = run.path().join("out");
-        export(&checkpoint, (&config, &built), None, &out, (Numbers::F32, u64::MAX))
-            .unwrap_or_else(|e| panic!("{e}"));
+        export(
+            &checkpoint,
+            (&config, &built),
+            (None, &Beside::default()),
+            &out,
+            (Numbers::F32, u64::MAX),
+        )
+        .unwrap_or_else(|e| panic!("{e}"));
         let bytes = std::fs::read(out.join("model.safetensors")).unwrap();
         let mut ours = Fixture::default();
         ours.add(&bytes);
@@ -288,7 +294,8 @@ fn a_folder_goes_back_as_it_came() {
         // In bf16 each number is the nearest: what was bf16 before stays as it is.
         let half = run.path().join("half");
         let most = (Numbers::Bf16, 40_000);
-        export(&checkpoint, (&config, &built), None, &half, most).unwrap_or_else(|e| panic!("{e}"));
+        export(&checkpoint, (&config, &built), (None, &Beside::default()), &half, most)
+            .unwrap_or_else(|e| panic!("{e}"));
         for entry in std::fs::read_dir(&half).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|e| e != "safetensors") {

@@ -1,8 +1,10 @@
 //! The data of a config, and what makes tokens of it, opened for a command.
 
 use super::exit::{Failed, code};
+use super::say;
 use crate::config::{Config, DeviceConfig};
 use crate::data::{Cache, DataError, Dataset, Look, Problem, Tokenized, Tokenizer};
+use crate::hugging_face::Beside;
 use crate::report::shown::Shown;
 use crate::run_dir::TOKENIZER;
 use std::fs;
@@ -30,6 +32,20 @@ pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokeniz
         "data.tokenizer: {copy} {what}, and the config of a run opens no file outside of it: to trust it, copy {named} there"
     );
     Err(Failed::new(code::DATA, why))
+}
+
+/// What a run keeps of `beside`, which stands in the folder `from`: nothing where its tokens are of another kind, which is said.
+pub(super) fn fitting(
+    beside: Beside,
+    from: &Path,
+    (config, tokenizer): (&Config, Option<&Tokenizer>),
+) -> Beside {
+    let Some(why) = beside.foreign(&config.data, tokenizer) else { return beside };
+    if beside.files().iter().any(|(name, _)| *name != "config.json") {
+        let from = Shown(from);
+        say(&format!("note: the run keeps no tokenizer and no chat template of {from}: {why}"));
+    }
+    Beside::default()
 }
 
 fn open_tokenizer(path: &Path) -> Result<Tokenizer, Failed> {

@@ -15,12 +15,13 @@ use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
 use crate::config::{Config, DeviceConfig, Loaded, Weights, in_line};
 use crate::data::{Dataset, Tokenizer, takes_from};
-use crate::hugging_face::{Folder, Pretrained};
+use crate::hugging_face::{Beside, Folder, Pretrained};
 use crate::predict::plan::{Disk, memory_report};
 use crate::report::metrics::MetricsWriter;
 use crate::report::progress::Progress;
 use crate::report::stderr;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
+use crate::run_dir::kept::KEPT;
 use crate::run_dir::{CONFIG, RUNS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
 use crate::train::build::{Built, build};
 use crate::train::detours::Detours;
@@ -95,6 +96,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     }
     // Before the data is read: it is part of what must fit.
     let looked = check_memory(&loaded, &built, args.dry_run)?;
+    let beside = beside((&loaded.config, tokenizer), (args.run_dir.as_deref(), mode))?;
     let read = || data::open(&loaded.config, tokenizer, args.dry_run);
     let data = debug_span!("data").in_scope(read)?;
     let Some(signals) = signals else {
@@ -103,8 +105,11 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
         return Ok(());
     };
     check_disk(&loaded, &built, (args.run_dir.as_deref(), mode))?;
-    let create =
-        || RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode).map_err(refused);
+    let create = || {
+        let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode);
+        let kept = dir.and_then(|dir| dir.keep(beside.files()).map(|()| dir));
+        kept.map_err(refused)
+    };
     let start = |from: &Path| resume::start(from, &loaded, &built, (&data, tokenizer), mode);
     let (dir, start, pretrained) = match mode {
         RunMode::Fork => {
@@ -133,6 +138,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
             (create()?, None, pretrained)
         }
     };
+    drop(beside);
     let (loaded, built, data, dir) = (&loaded, &built, &data, &dir);
     Session { args, loaded, built, data, tokenizer, dir, looked, pretrained, start }.train(&signals)
 }
@@ -185,6 +191,20 @@ fn pretrained(config: &Config, built: &Built) -> Result<Option<Arc<Pretrained>>,
     let folder = Folder::open(Path::new(from)).map_err(unusable)?;
     let weights = Pretrained::new(folder, &built.gpt).map_err(unusable)?;
     Ok(Some(Arc::new(weights)))
+}
+
+/// What the run keeps of the folder that its model is from, where it has not kept it yet.
+fn beside(
+    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    (dir, mode): (Option<&Path>, RunMode),
+) -> Result<Beside, Failed> {
+    let (beside, from) = match (dir, mode, &config.model.from) {
+        (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => return Ok(Beside::default()),
+        (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (Beside::of_run(dir), dir),
+        (_, _, Some(from)) => (Beside::open(Path::new(from)), Path::new(from)),
+        (_, _, None) => return Ok(Beside::default()),
+    };
+    Ok(data::fitting(beside.map_err(unusable)?, from, (config, tokenizer)))
 }
 
 /// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.

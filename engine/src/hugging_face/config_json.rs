@@ -3,21 +3,27 @@
 use crate::config::transformers::described;
 use crate::config::{Family, ModelConfig, RopeScaling, in_line};
 use crate::train::build::decimal;
-use serde_json::json;
+use serde_json::{Value, json};
 
-/// For a model that onebox has trained.
+/// For a model that onebox has trained. `special`: keys that say what its special tokens are.
 ///
 /// # Errors
 /// Why transformers has no class for it.
-pub(super) fn text(model: &ModelConfig, dtype: &str) -> Result<String, String> {
-    match model.family {
-        Family::Gpt2 => Ok(gpt2(model, dtype)),
-        Family::Llama => llama(model, dtype),
-    }
+pub(super) fn text(
+    model: &ModelConfig,
+    dtype: &str,
+    special: Vec<(&'static str, Value)>,
+) -> Result<String, String> {
+    let mut all = match model.family {
+        Family::Gpt2 => gpt2(model, dtype),
+        Family::Llama => llama(model, dtype)?,
+    };
+    special.into_iter().for_each(|(key, value)| all[key] = value);
+    Ok(format!("{all:#}\n"))
 }
 
 /// The class whose blocks have these biases and norms.
-fn llama(m: &ModelConfig, dtype: &str) -> Result<String, String> {
+fn llama(m: &ModelConfig, dtype: &str) -> Result<Value, String> {
     let (class, kind) = match (m.qk_norm, m.qkv_bias, m.proj_bias) {
         (true, biased, proj) if biased == proj => ("Qwen3ForCausalLM", "qwen3"),
         (false, true, false) => ("Qwen2ForCausalLM", "qwen2"),
@@ -93,10 +99,10 @@ fn llama(m: &ModelConfig, dtype: &str) -> Result<String, String> {
         "mistral" => all["sliding_window"] = json!(null),
         _ => {}
     }
-    Ok(format!("{all:#}\n"))
+    Ok(all)
 }
 
-fn gpt2(model: &ModelConfig, dtype: &str) -> String {
+fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
     // Without `..`: a new key of the model does not compile until it is said here, or refused.
     let ModelConfig {
         layers,
@@ -121,7 +127,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> String {
     } = model;
     let dropout = f64::from(*dropout);
     let inner = (*ffn_hidden != 4 * hidden).then_some(ffn_hidden);
-    let all = json!({
+    json!({
         "activation_function": "gelu_new",
         "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": dropout,
@@ -144,8 +150,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> String {
         "tie_word_embeddings": true,
         "use_cache": true,
         "vocab_size": vocab,
-    });
-    format!("{all:#}\n")
+    })
 }
 
 /// A key of a `config.json`, of a GPT-2 and of a Llama, the key of `model` that it is compared with, and that one's value.
@@ -189,7 +194,6 @@ pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::config::{RopeConfig, Weights};
-    use serde_json::Value;
     use std::collections::BTreeSet;
 
     fn model() -> ModelConfig {
@@ -220,7 +224,10 @@ mod tests {
     fn what_is_exported_is_imported() {
         let wide = ModelConfig { ffn_hidden: 96, ..model() };
         for model in [model(), wide] {
-            assert!(mismatches(text(&model, "float32").unwrap().as_bytes(), &model).is_empty());
+            assert!(
+                mismatches(text(&model, "float32", Vec::new()).unwrap().as_bytes(), &model)
+                    .is_empty()
+            );
         }
     }
 
@@ -237,7 +244,8 @@ mod tests {
 
     #[test]
     fn every_key_that_differs_is_named() {
-        let good: Value = serde_json::from_str(&text(&model(), "float32").unwrap()).unwrap();
+        let good: Value =
+            serde_json::from_str(&text(&model(), "float32", Vec::new()).unwrap()).unwrap();
         for (key, value, said) in [
             ("n_layer", json!(3), "--set model.layers=3"),
             ("n_embd", json!(48), "--set model.hidden=48"),
@@ -275,7 +283,8 @@ mod tests {
             let wrong = mismatches(bad.to_string().as_bytes(), &model());
             assert!(wrong.iter().any(|w| w.contains(&format!("`{key}` is missing"))), "{wrong:?}");
         }
-        let twice = text(&model(), "float32").unwrap().replacen('{', "{\"n_layer\": 9,", 1);
+        let twice =
+            text(&model(), "float32", Vec::new()).unwrap().replacen('{', "{\"n_layer\": 9,", 1);
         assert!(mismatches(twice.as_bytes(), &model())[0].contains("twice"));
         for bad in ["", "[]", "{", "null", "{\"n_layer\": 1e999}", &"[".repeat(100_000)] {
             assert_eq!(mismatches(bad.as_bytes(), &model()).len(), 1, "{bad:.20}");

@@ -320,7 +320,7 @@ fn small(folder: &File, path: &Path, name: &str) -> Result<Vec<u8>, FolderError>
     read.map(|_| bytes).map_err(|e| unreadable(&at, e))
 }
 
-fn unreadable(path: &Path, source: io::Error) -> FolderError {
+pub(super) fn unreadable(path: &Path, source: io::Error) -> FolderError {
     if source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
         let why = "it is a link, and links are not followed: copy the folder with `cp -rL`";
         return FolderError::refused(path, why);

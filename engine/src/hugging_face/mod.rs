@@ -1,6 +1,7 @@
 //! Models as Hugging Face's transformers keeps them: a folder with `config.json` and safetensors files. Training starts
 //! from one (`model.from`); `onebox checkpoint` exports to it and imports from it. Nothing of such a folder is trusted, and nothing of another model is bent into shape.
 
+mod beside;
 mod config_json;
 mod folder;
 mod header;
@@ -8,6 +9,7 @@ mod names;
 mod weights;
 mod write;
 
+pub use beside::Beside;
 pub use folder::Folder;
 pub use weights::Pretrained;
 pub use write::{ExportError, Numbers, export};

@@ -1,5 +1,6 @@
 //! Export: a new folder, which gets its name when everything in it is on the disk and reads back as it was.
 
+use super::beside::Beside;
 use super::folder::Folder;
 use super::names::Names;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
@@ -8,6 +9,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::Config;
 use crate::run_dir::TOKENIZER;
 use crate::run_dir::durable::sync_folder;
+use crate::run_dir::kept::FILES;
 use crate::run_dir::own::{self, LOCK};
 use crate::train::build::Built;
 use half::bf16;
@@ -88,14 +90,14 @@ impl Numbers {
 }
 
 /// Writes the fp32 parameters of a checkpoint as `numbers` into the folder `out`, in files of at most `most` bytes where
-/// tensors allow; returns the names of all files.
+/// tensors allow, with what the run has kept of the folder that its model is from; returns the names of all files.
 ///
 /// # Errors
 /// [`ExportError`]; nothing is left under the name then.
 pub fn export(
     from: &Checkpoint,
     (config, built): (&Config, &Built),
-    tokenizer: Option<&[u8]>,
+    (tokenizer, beside): (Option<&[u8]>, &Beside),
     out: &Path,
     (numbers, most): (Numbers, u64),
 ) -> Result<Vec<String>, ExportError> {
@@ -110,7 +112,7 @@ pub fn export(
     }
     let _lock = begin(&unfinished)?;
     let names = Names::of(&built.gpt.shape().parts);
-    let done = fill(from, (config, names), tokenizer, &unfinished, (numbers, most))
+    let done = fill(from, (config, names), (tokenizer, beside), &unfinished, (numbers, most))
         .and_then(|files| read_back(from, built, &unfinished, numbers).map(|()| files))
         .and_then(|files| {
             let named = sync_folder(&unfinished)
@@ -169,14 +171,14 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
 /// Whether an export writes a file of this name.
 fn is_ours(name: &OsStr) -> bool {
     let part = |name: &str| name.starts_with("model-") && name.ends_with(".safetensors");
-    let whole = [LOCK, WHOLE, INDEX, CONFIG, TOKENIZER];
-    name.to_str().is_some_and(|name| whole.contains(&name) || part(name))
+    let whole = [LOCK, WHOLE, INDEX];
+    name.to_str().is_some_and(|name| whole.contains(&name) || FILES.contains(&name) || part(name))
 }
 
 fn fill(
     from: &Checkpoint,
     (config, spelled): (&Config, Names),
-    tokenizer: Option<&[u8]>,
+    (tokenizer, beside): (Option<&[u8]>, &Beside),
     folder: &Path,
     (numbers, most): (Numbers, u64),
 ) -> Result<Vec<String>, ExportError> {
@@ -201,11 +203,16 @@ fn fill(
         let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
         write_small(folder, INDEX, format!("{index:#}\n").as_bytes(), &mut names)?;
     }
-    let text = config_json::text(&config.model, numbers.of_torch());
+    let text = config_json::text(&config.model, numbers.of_torch(), beside.special(&config.model));
     let text = text.map_err(|why| FolderError::refused(folder, why))?;
     write_small(folder, CONFIG, text.as_bytes(), &mut names)?;
     if let Some(bytes) = tokenizer {
         write_small(folder, TOKENIZER, bytes, &mut names)?;
+    }
+    for (name, bytes) in beside.files() {
+        if *name != CONFIG && (*name != TOKENIZER || tokenizer.is_none()) {
+            write_small(folder, name, bytes, &mut names)?;
+        }
     }
     Ok(names)
 }

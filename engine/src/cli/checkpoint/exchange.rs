@@ -5,8 +5,7 @@ use super::super::{ConfigArgs, data, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use crate::checkpoint::inspect::Summary;
 use crate::data::Tokenizer;
-use crate::hugging_face::{ExportError, Folder, FolderError, Numbers, export, import};
-use crate::run_dir::TOKENIZER;
+use crate::hugging_face::{Beside, ExportError, Folder, FolderError, Numbers, export, import};
 use crate::train::build::build;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -18,7 +17,7 @@ pub(in crate::cli) struct ExportArgs {
     path: PathBuf,
     /// New folder
     out: PathBuf,
-    /// Format: a GPT-2 of Hugging Face's transformers
+    /// Format: a folder of Hugging Face's transformers
     #[arg(long, value_enum)]
     to: Format,
     /// Numbers of 4 bytes, or of 2
@@ -31,7 +30,8 @@ pub(in crate::cli) struct ExportArgs {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Format {
-    /// config.json and safetensors files, for `GPT2LMHeadModel.from_pretrained`
+    /// config.json and safetensors files, for `AutoModelForCausalLM.from_pretrained`, with the tokenizer and chat template that the
+    /// model came with
     Safetensors,
 }
 
@@ -69,8 +69,9 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
     from.check_model(&built.gpt).map_err(failed)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
-    let files =
-        export(&from, (&config, &built), tokenizer, &args.out, (numbers, args.max_shard_size));
+    let beside = Beside::of_run(run_of(&from)).map_err(unusable)?;
+    let (kept, how) = ((tokenizer, &beside), (numbers, args.max_shard_size));
+    let files = export(&from, (&config, &built), kept, &args.out, how);
     let files = files.map_err(|error| {
         let code = match &error {
             ExportError::From(_) | ExportError::To(_) => code::IO,
@@ -102,13 +103,11 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), false)?;
-    let new = NewRun::create(&args.out, config, tokenizer.as_ref())?;
+    let beside = Beside::open(&args.folder).map_err(unusable)?;
+    let beside = data::fitting(beside, &args.folder, (config, tokenizer.as_ref()));
+    let new = NewRun::create(&args.out, config, (tokenizer.as_ref(), beside))?;
     let sealed = import(&folder, (config, &built, &opened), new.path()).map_err(unusable)?;
     let written = new.finish(sealed)?;
-    if tokenizer.is_none() && args.folder.join(TOKENIZER).exists() {
-        let path = args.folder.join(TOKENIZER);
-        say(&format!("note: {} is not used: data.tokenizer names none", path.display()));
-    }
     let (config, sets) = args.config.again(&args.out);
     let sets = sets.iter().map(|set| format!(" --set {}", quoted(set)));
     let path_quoted = |path: &std::path::Path| quoted(&path.display().to_string());

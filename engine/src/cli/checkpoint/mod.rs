@@ -13,6 +13,7 @@ use crate::checkpoint::rewrite::{RewriteError, Sealed};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::Config;
 use crate::data::Tokenizer;
+use crate::hugging_face::Beside;
 use crate::run_dir::{CONFIG, RunDir, TOKENIZER};
 use clap::Subcommand;
 use serde_json::json;
@@ -51,9 +52,9 @@ pub(super) enum CheckpointVerb {
     },
     /// Rewrite a checkpoint for another TP x DP, into a new run directory. Not needed to train: --resume takes any layout
     Reshard(reshard::ReshardArgs),
-    /// Write its parameters for other programs: a GPT-2 of Hugging Face's transformers
+    /// Write its parameters for other programs: a folder of Hugging Face's transformers
     Export(exchange::ExportArgs),
-    /// Start a run from a GPT-2 of Hugging Face's transformers: a checkpoint of step 0
+    /// Start a run from a folder of Hugging Face's transformers: a checkpoint of step 0
     Import(exchange::ImportArgs),
 }
 
@@ -118,15 +119,20 @@ pub(super) fn run_of(checkpoint: &Checkpoint) -> &Path {
 struct NewRun {
     dir: RunDir,
     files: Vec<(&'static str, Vec<u8>)>,
+    beside: Beside,
 }
 
 impl NewRun {
     /// What the same command left when it was killed is in nobody's way.
-    fn create(out: &Path, config: &Config, tokenizer: Option<&Tokenizer>) -> Result<Self, Failed> {
+    fn create(
+        out: &Path,
+        config: &Config,
+        (tokenizer, beside): (Option<&Tokenizer>, Beside),
+    ) -> Result<Self, Failed> {
         let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
         files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));
         let dir = RunDir::create_whole(out, &files).map_err(train::refused)?;
-        Ok(Self { dir, files })
+        Ok(Self { dir, files, beside })
     }
 
     fn path(&self) -> &Path {
@@ -137,6 +143,7 @@ impl NewRun {
         for (name, bytes) in &self.files {
             self.dir.write_atomically(name, bytes).map_err(|e| Failed::new(code::IO, e))?;
         }
+        self.dir.keep(self.beside.files()).map_err(train::refused)?;
         checkpoint.publish().map_err(rewrite_failed)
     }
 }

@@ -1,0 +1,155 @@
+//! What stands beside the weights in a folder of transformers: the tokenizer's files, the chat template, the settings of
+//! generation. A run keeps them, and an export writes them as they came.
+
+use super::folder::unreadable;
+use super::{CONFIG, FolderError};
+use crate::checkpoint::read::open_at;
+use crate::config::{DataConfig, ModelConfig};
+use crate::data::Tokenizer;
+use crate::json::Object;
+use crate::run_dir::TOKENIZER;
+use crate::run_dir::kept::{FILES, KEPT};
+use rustix::fs::{CWD, OFlags};
+use serde_json::Value;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Keys of `config.json` that say what a special token is.
+const SPECIAL: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+/// Bytes of all files together.
+const MOST: u64 = 256 << 20;
+
+/// The files, each as it was.
+#[derive(Debug, Default)]
+pub struct Beside {
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Beside {
+    /// Those of the folder `path`, or of the folder in which the file `path` is.
+    ///
+    /// # Errors
+    /// A link or another thing that is no file, what cannot be read, and more bytes than such files have.
+    pub fn open(path: &Path) -> Result<Self, FolderError> {
+        let path = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        // Beside a file in the working directory.
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let folder = File::open(path).map_err(|e| unreadable(path, e))?;
+        Self::read(&folder, path)
+    }
+
+    /// Those that the run in `run` has kept; none where it has kept none.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn of_run(run: &Path) -> Result<Self, FolderError> {
+        let path = run.join(KEPT);
+        match open_at(CWD, &path, OFlags::DIRECTORY) {
+            Ok(folder) => Self::read(&folder, &path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(unreadable(&path, error)),
+        }
+    }
+
+    fn read(folder: &File, path: &Path) -> Result<Self, FolderError> {
+        let (mut files, mut left) = (Vec::new(), MOST);
+        for name in FILES {
+            let at = path.join(name);
+            let file = match open_at(folder, Path::new(name), OFlags::empty()) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                file => file.map_err(|e| unreadable(&at, e))?,
+            };
+            let mut bytes = Vec::new();
+            let more = file.metadata().map_err(|e| unreadable(&at, e))?.len();
+            if more <= left {
+                // One byte more shows a file that grows.
+                file.take(left + 1).read_to_end(&mut bytes).map_err(|e| unreadable(&at, e))?;
+            }
+            let read = more.max(bytes.len() as u64);
+            left = left.checked_sub(read).ok_or_else(|| {
+                let [has, most] = [read, MOST].map(topology::format_bytes);
+                let why = format!(
+                    "it has {has}, and what a run keeps of a folder has at most {most} in all: move it away"
+                );
+                FolderError::refused(&at, why)
+            })?;
+            files.push((name, bytes));
+        }
+        Ok(Self { files })
+    }
+
+    /// Why none of them belongs to a run whose tokens come from `data` and `tokenizer`.
+    pub fn foreign(
+        &self,
+        data: &DataConfig,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Option<&'static str> {
+        match (tokenizer, self.get(TOKENIZER)) {
+            (Some(now), Some(theirs)) if now.bytes() != theirs => {
+                Some("data.tokenizer is another one than the folder's")
+            }
+            (None, _) if data.format.is_bytes() => Some("the run's tokens are bytes"),
+            _ => None,
+        }
+    }
+
+    /// Names and contents.
+    pub fn files(&self) -> &[(&'static str, Vec<u8>)] {
+        &self.files
+    }
+
+    /// The content of a file.
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        self.files.iter().find(|file| file.0 == name).map(|file| &*file.1)
+    }
+
+    /// Keys of the kept `config.json` that say what a special token of `model` is.
+    pub(super) fn special(&self, model: &ModelConfig) -> Vec<(&'static str, Value)> {
+        let found = self.get(CONFIG).map(serde_json::from_slice::<Object<Value>>);
+        let Some(Ok(Object(mut found))) = found else { return Vec::new() };
+        let is_token = |id: &Value| id.as_u64().is_some_and(|id| id < model.vocab as u64);
+        let is_special = |value: &Value| match value {
+            Value::Array(ids) => ids.iter().all(is_token),
+            id => is_token(id),
+        };
+        let keys = SPECIAL.into_iter().filter_map(|key| Some((key, found.remove(key)?)));
+        keys.filter(|(_, value)| is_special(value)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_is_no_file_of_the_folder_is_refused_with_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("tokenizer.json"), "{}").unwrap();
+        fs::write(at("model.safetensors"), "never read").unwrap();
+        let found = Beside::open(folder.path()).unwrap();
+        assert_eq!(found.files(), [("tokenizer.json", b"{}".to_vec())]);
+        fs::write(at("config.json"), "{}").unwrap();
+        assert_eq!(Beside::open(&at("config.json")).unwrap().files().len(), 2);
+        let refused = |name: &str, said: &str| {
+            let why = Beside::open(folder.path()).unwrap_err().to_string();
+            assert!(why.contains(at(name).to_str().unwrap()) && why.contains(said), "{why}");
+        };
+        symlink("/etc/passwd", at("chat_template.jinja")).unwrap();
+        refused("chat_template.jinja", "links are not followed");
+        fs::remove_file(at("chat_template.jinja")).unwrap();
+        fs::create_dir(at("merges.txt")).unwrap();
+        refused("merges.txt", "not a regular file");
+        fs::remove_dir(at("merges.txt")).unwrap();
+        assert!(
+            std::process::Command::new("mkfifo").arg(at("vocab.json")).status().unwrap().success()
+        );
+        refused("vocab.json", "not a regular file");
+        fs::remove_file(at("vocab.json")).unwrap();
+        File::create(at("tokenizer.model")).unwrap().set_len(2 << 30).unwrap();
+        refused("tokenizer.model", "it has 2.00 GiB, and what a run keeps");
+    }
+}
