@@ -1,4 +1,5 @@
-//! Where the sixteen ranks of a DGX-2 go, from a description of the box: `cargo run -p topology --example place_ranks`.
+//! Places sixteen ranks on a DGX-2 from a description of the box. Run it with `cargo run -p
+//! topology --example place_ranks`.
 #![allow(clippy::print_stdout, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 

@@ -1,8 +1,9 @@
 //! Host memory on chosen NUMA nodes.
 //!
-//! The order is what makes it work: threads are bound first; then addresses are mapped, at 2 MiB; huge pages are asked
-//! for; the kernel is told the nodes; each thread, on its own cores, brings in its own slice; samples are looked up;
-//! and only then may CUDA register the memory, since pinned pages never move again.
+//! The order matters. Threads are bound first. Then addresses are mapped, at 2 MiB, huge pages are
+//! requested, and the kernel receives the nodes. Each thread, on its own cores, then brings in its
+//! own slice, and samples are looked up. Only then may CUDA register the memory, since pinned pages
+//! never move again.
 #![expect(unsafe_code, reason = "maps memory, advises the kernel about it, and unmaps it")]
 
 use std::collections::BTreeMap;
@@ -17,66 +18,67 @@ use crate::bind::Live;
 use crate::cpu_list::format_cpu_list;
 use crate::{Error, format_bytes};
 
-/// Bytes of a page.
+/// Bytes of a small page.
 const PAGE: usize = 4096;
-/// Bytes of a huge page, to which an arena is aligned.
+/// Bytes of a huge page. An arena starts at a multiple of it.
 const HUGE: usize = 2 << 20;
-/// Bytes at most of one madvise; between two of them another thread can be scheduled.
+/// Largest number of bytes of one madvise. Between two calls another thread can be scheduled.
 const POPULATE_STEP: usize = 256 << 20;
-/// Pages at most that are looked up afterwards.
+/// Largest number of pages that are looked up afterwards.
 const SAMPLES: usize = 256;
-/// `MADV_POPULATE_WRITE`, Linux 5.14 and later.
+/// `MADV_POPULATE_WRITE`, since Linux 5.14.
 const POPULATE_WRITE: i32 = 23;
 
 /// Zeroed host memory, mapped once and never resized.
 #[derive(Debug)]
 pub struct Arena {
     start: NonNull<u8>,
-    /// Bytes that may be used.
+    /// Usable bytes.
     bytes: usize,
-    /// Bytes that are mapped, a multiple of 2 MiB.
+    /// Mapped bytes, a multiple of 2 MiB.
     mapped: usize,
     report: ArenaReport,
 }
 
-// SAFETY: the mapping belongs to the arena alone and is not tied to a thread; the arena itself neither reads nor
-// writes it after `new`. Who does so through `as_ptr` orders the accesses.
+// SAFETY: the mapping belongs to the arena alone and is not tied to a thread; the arena itself
+// neither reads nor writes it after `new`. Callers that read or write through `as_ptr` order their
+// accesses.
 unsafe impl Send for Arena {}
 // SAFETY: as above: `&Arena` gives out addresses and numbers only.
 unsafe impl Sync for Arena {}
 
-/// Bytes of an arena with nodes of their own: whole pages inside of them.
+/// A range of an arena with nodes of its own. Only whole pages inside the range count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// From the arena's start.
+    /// Bytes from the arena's start.
     pub range: Range<usize>,
-    /// Its nodes.
+    /// The NUMA nodes of the range.
     pub nodes: Vec<u32>,
 }
 
-/// What became of an arena.
+/// Where the pages of an arena are, and how they came there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ArenaReport {
-    /// Bytes mapped.
+    /// Mapped bytes.
     pub bytes: u64,
-    /// The nodes asked for.
+    /// The requested nodes.
     pub nodes: Vec<u32>,
-    /// Bytes of parts, and the nodes asked for these.
+    /// Bytes of all parts, and the nodes requested for them.
     pub parts: Option<(u64, Vec<u32>)>,
-    /// Why the kernel was not bound to the nodes, if it is not: then the first touch decides. In containers this is
-    /// usual: `EPERM`.
+    /// Why the kernel refused to bind the memory, if it did; the first touch then decides the node.
+    /// Containers usually refuse: `EPERM`.
     pub not_bound: Option<String>,
-    /// Whether the kernel was asked for huge pages and agreed.
+    /// Whether the kernel accepted the request for huge pages.
     pub huge_pages: bool,
-    /// The CPUs whose threads brought the pages in; empty if pages come in when they are used.
+    /// The CPUs whose threads brought the pages in. Empty if pages come in at their first use.
     pub touched_by: Vec<u32>,
-    /// Sampled pages by the node on which they are.
+    /// Number of sampled pages by node.
     pub found: BTreeMap<u32, usize>,
-    /// Sampled pages that are on none of the nodes asked for.
+    /// Number of sampled pages that are on none of the requested nodes.
     pub misplaced: usize,
-    /// Why samples could not be looked up.
+    /// Why samples could not be looked up, if they could not.
     pub not_verified: Option<String>,
-    /// How long mapping and touching took.
+    /// Duration of mapping and touching.
     pub took: Duration,
 }
 
@@ -113,20 +115,21 @@ impl fmt::Display for ArenaReport {
 }
 
 impl Arena {
-    /// Maps `bytes` zeroed bytes for `nodes` and lets one thread per CPU of `cpus` bring in its slice. With no nodes
-    /// nothing is bound, with no CPUs the pages come in when they are used. Returns when all threads are done.
+    /// Maps `bytes` zeroed bytes for `nodes`; one thread per CPU of `cpus` brings in its slice.
+    /// Without nodes nothing is bound; without CPUs the pages come in at their first use. Returns
+    /// after all threads have ended.
     ///
-    /// The calling thread should be bound before. Where the kernel refuses to bind memory, which containers do, the
-    /// first touch by bound threads has the same effect; the report says so.
+    /// The caller should bind its thread first. Containers often refuse to bind memory; the first
+    /// touch by bound threads then has the same effect, and the report says so.
     ///
     /// # Errors
-    /// Memory that cannot be mapped, or not be brought in.
+    /// Memory cannot be mapped, or cannot be brought in.
     pub fn new(bytes: usize, nodes: &[u32], cpus: &[u32]) -> Result<Self, Error> {
         Self::with_parts(bytes, nodes, cpus, &[])
     }
 
-    /// [`Arena::new`] with `parts`, which do not overlap, on nodes of their own; where the kernel refuses to bind,
-    /// these are where the rest is.
+    /// [`Arena::new`] with `parts` on nodes of their own. Parts do not overlap. Where the kernel
+    /// refuses to bind, the parts are on the nodes of the rest.
     ///
     /// # Errors
     /// As [`Arena::new`].
@@ -158,7 +161,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// [`Arena::new`] on no node and of pages of 4 KiB, to compare with.
+    /// [`Arena::new`] without nodes and with pages of 4 KiB, for comparison.
     ///
     /// # Errors
     /// As [`Arena::new`].
@@ -173,7 +176,8 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Addresses for `bytes`, as many as there may be, of which few are touched: the kernel sets no memory aside.
+    /// Reserves `bytes` of address space, of which the caller touches few. The kernel sets no
+    /// memory aside.
     ///
     /// # Errors
     /// As [`Arena::new`].
@@ -189,7 +193,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Says where a placed arena is; what went wrong once, not once per rank.
+    /// Reports where a placed arena is. The same problem is reported once, not once per rank.
     fn tell(&self) {
         if self.report.nodes.is_empty() {
             return;
@@ -203,27 +207,27 @@ impl Arena {
         }
     }
 
-    /// The first byte, aligned to 2 MiB. What is read and written there is the caller's to order.
+    /// The first byte, aligned to 2 MiB. The caller orders its reads and writes there.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Bytes.
+    /// Usable bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it has no byte.
+    /// Whether it has no usable byte.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Where it is, as far as the kernel told.
+    /// Where the pages are, as far as the kernel reports it.
     pub fn report(&self) -> &ArenaReport {
         &self.report
     }
 
-    /// Tells the kernel the nodes; the inner result is its answer.
+    /// Gives the kernel the nodes. The inner result is the kernel's answer.
     fn bind(&mut self, parts: &[Part]) -> Result<io::Result<()>, Error> {
         let memory = Live::get()?.memory()?;
         if let Err(refused) = memory.bind_area(self.as_ptr(), self.mapped, &self.report.nodes) {
@@ -249,7 +253,8 @@ impl Arena {
         Ok(Ok(()))
     }
 
-    /// Brings in all pages: one bound thread per CPU, each its own slice, as the threads that will work on it.
+    /// Brings in all pages: each thread is bound to one CPU and touches its own slice, as the later
+    /// worker threads do.
     fn touch(&mut self, cpus: &[u32]) -> io::Result<()> {
         let pages = self.mapped / HUGE;
         let threads = cpus.len().min(pages);
@@ -262,7 +267,7 @@ impl Arena {
             let (offset, bytes) = slice(index);
             let cpu = cpus[index * cpus.len() / threads];
             move || {
-                // Unbound it still brings the pages in; `verify` shows where.
+                // An unbound thread still brings the pages in; `verify` shows where.
                 let bound = crate::bind_current_thread(&[cpu]).is_ok();
                 start.populate(offset, bytes).map(|()| bound.then_some(cpu))
             }
@@ -281,7 +286,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Looks up single pages over the whole arena: hwloc's query of a larger area wraps at 4 GiB.
+    /// Looks up single pages over the whole arena, since hwloc's query of a larger area wraps at 4
+    /// GiB.
     fn verify(&mut self, parts: &[Part]) {
         let pages = self.mapped / HUGE;
         let samples = SAMPLES.min(pages * 4);
@@ -324,7 +330,7 @@ impl Drop for Arena {
     }
 }
 
-/// An address that threads may carry.
+/// An address that may be sent to another thread.
 #[derive(Clone, Copy)]
 struct Address(*mut u8);
 
@@ -341,7 +347,7 @@ impl Address {
                 if error.raw_os_error() != Some(libc::EINVAL) {
                     return Err(error);
                 }
-                // An older kernel.
+                // An older kernel lacks the call.
                 for page in (0..step).step_by(PAGE) {
                     // SAFETY: inside this thread's slice of a writable mapping that no one else uses yet.
                     unsafe { at.wrapping_add(page).write_volatile(0) };
@@ -353,7 +359,8 @@ impl Address {
     }
 }
 
-/// Maps zeroed private memory at a multiple of 2 MiB, with further `flags`. `bytes` is a multiple of it too.
+/// Maps zeroed private memory at a multiple of 2 MiB, with further `flags`. `bytes` is a multiple
+/// of 2 MiB too.
 fn map_aligned(bytes: usize, flags: i32) -> io::Result<NonNull<u8>> {
     let room = bytes.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)?;
     let (protection, flags) =
@@ -377,7 +384,7 @@ fn map_aligned(bytes: usize, flags: i32) -> io::Result<NonNull<u8>> {
     NonNull::new(start).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// madvise with advice that keeps what is in the pages.
+/// Calls madvise with advice that keeps the contents of the pages.
 fn advise(at: *mut u8, bytes: usize, advice: i32) -> io::Result<()> {
     // SAFETY: the advice given here neither unmaps nor clears; a range outside a mapping is an error, not a fault.
     let result = unsafe { libc::madvise(at.cast(), bytes, advice) };
@@ -429,12 +436,13 @@ mod tests {
         let arena = Arena::with_parts(8 << 20, &[node], &cpus, &parts).unwrap();
         let report = arena.report();
         if report.not_bound.is_none() {
-            // Whole pages: the first part begins inside of one, the last has none.
+            // Only whole pages count: the first part begins inside a page, the last part has no
+            // whole page.
             assert_eq!(report.parts, Some(((2 << 20) - 4096, vec![node])), "{report}");
             assert!(report.to_string().contains("2.00 MiB of it for node"), "{report}");
             assert_eq!(report.misplaced, 0, "{report}");
         }
-        // A part on a node that is not there: refused, and its pages are elsewhere.
+        // A part on a node that does not exist is refused, and its pages are elsewhere.
         let parts = [part(0..4 << 20, 77)];
         let arena = Arena::with_parts(8 << 20, &[node], &cpus, &parts).unwrap();
         let report = arena.report();
@@ -444,8 +452,9 @@ mod tests {
         }
     }
 
-    /// As docker's default profile does to a process without CAP_SYS_NICE: the calling thread, and those that it
-    /// starts, may no longer bind memory or ask where it is. False where the kernel has no such filters.
+    /// Forbids this thread, and the threads that it starts, to bind memory or to query its node.
+    /// Docker's default profile does the same to a process without CAP_SYS_NICE. False where the
+    /// kernel has no such filters.
     fn forbid_binding() -> bool {
         const LOAD_NUMBER: (u16, u32) = (0x20, 0);
         const EQUAL: u16 = 0x15;
@@ -490,7 +499,7 @@ mod tests {
         let text = report.to_string();
         assert!(text.contains("not bound (Operation not permitted"), "{text}");
         assert!(text.contains("by first touch") && text.contains("not verified"), "{text}");
-        // Other threads bind as before.
+        // Other threads can still bind.
         assert!(Arena::new(1, &[0], &cpus).unwrap().report().not_bound.is_none());
     }
 

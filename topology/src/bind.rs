@@ -1,4 +1,4 @@
-//! Binding, which only the machine on which this process runs can do.
+//! Binding of threads and memory. Only the live machine can do it.
 //!
 //! A rank thread binds itself before it allocates: Linux puts a page on the node of the thread that first touches it,
 //! and threads inherit the binding of the thread that starts them.
@@ -14,19 +14,20 @@ use crate::hwloc_ext::{Handle, Input};
 /// success; so a [`Machine`](crate::Machine) cannot bind, and this type exists for the live machine alone.
 #[derive(Debug)]
 pub struct Live {
-    /// One topology for all threads: `hwloc2` binds through `&mut`.
+    /// One topology for all threads, since `hwloc2` binds through `&mut`.
     threads: Mutex<Hwloc>,
-    /// For memory; loaded when it is first needed.
+    /// hwloc's handle for binding memory, loaded at the first use.
     memory: OnceLock<Handle>,
 }
 
 impl Live {
-    /// The one of this process. Loading takes milliseconds, more on a large box, and happens once.
+    /// The live machine of this process. Loading takes milliseconds, more on a large box, and
+    /// happens once.
     pub fn get() -> Result<&'static Self, Error> {
         static LIVE: OnceLock<Live> = OnceLock::new();
         match LIVE.get() {
             Some(live) => Ok(live),
-            // Two threads may both load; one result is kept, and an error is not remembered.
+            // Two threads may both load. The first result is kept; an error is not.
             None => {
                 let threads = Mutex::new(Hwloc::load()?);
                 Ok(LIVE.get_or_init(|| Self { threads, memory: OnceLock::new() }))
@@ -36,14 +37,14 @@ impl Live {
 
     /// Binds the calling thread to these logical CPUs (numbered as Linux does) and checks that it took effect.
     ///
-    /// On an error the thread may be bound to fewer CPUs than before: the kernel silently drops those that the process
-    /// may not use, which is reported as [`Error::BoundElsewhere`].
+    /// After an error the thread may be bound to fewer CPUs than before: the kernel silently drops
+    /// CPUs that the process may not use. [`Error::BoundElsewhere`] reports this.
     pub fn bind_current_thread(&self, cpus: &[u32]) -> Result<(), Error> {
         let mut asked = cpus.to_vec();
         asked.sort_unstable();
         asked.dedup();
 
-        // The topology is not changed by a call that panics.
+        // A call that panics does not change the topology.
         let mut hwloc = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         hwloc
             .bind_current_thread(&asked)
@@ -69,17 +70,17 @@ impl Live {
     }
 }
 
-/// [`Live::bind_current_thread`].
+/// Calls [`Live::bind_current_thread`] for this machine.
 pub fn bind_current_thread(cpus: &[u32]) -> Result<(), Error> {
     Live::get()?.bind_current_thread(cpus)
 }
 
-/// [`Live::current_binding`].
+/// Calls [`Live::current_binding`] for this machine.
 pub fn current_binding() -> Result<Vec<u32>, Error> {
     Live::get()?.current_binding()
 }
 
-/// Refuses a binding that the kernel made smaller than asked.
+/// Refuses a binding that the kernel reduced.
 fn must_match(asked: &[u32], got: &[u32]) -> Result<(), Error> {
     if got == asked {
         return Ok(());

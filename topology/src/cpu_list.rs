@@ -1,6 +1,6 @@
-//! Sets of CPUs in words.
+//! Sets of CPUs as text.
 
-/// The kernel's form of a set of CPUs, `0-3,8`. `cpus` ascends.
+/// Writes a set of CPUs in the kernel's form, `0-3,8`. `cpus` ascends.
 pub fn format_cpu_list(cpus: &[u32]) -> String {
     let runs = cpus.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [first, .., last] => format!("{first}-{last}"),

@@ -1,41 +1,41 @@
-//! How the cores of a box are dealt to seats: every core once, whole caches where the numbers allow.
+//! Deals the cores of a box to seats: every core once, whole caches where the numbers allow.
 
 use std::collections::{BTreeMap, HashSet};
 use std::iter;
 
 use crate::machine::{Core, Machine};
 
-/// What a seat got.
+/// The cores of one seat.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// The node whose cores it has first.
+    /// The node of its first cores.
     pub(crate) home: Option<u32>,
     /// (node, allowed logical CPUs of one core).
     pub(crate) cores: Vec<(u32, Vec<u32>)>,
 }
 
-/// What all seats got.
+/// The cores of all seats.
 #[derive(Debug, Default)]
 pub(crate) struct Dealt {
     pub(crate) shares: Vec<Share>,
-    /// Nodes with allowed cores that no seat got, since no seat is on their socket.
+    /// Nodes whose allowed cores stay idle, since no seat is on their socket.
     pub(crate) idle: Vec<u32>,
-    /// Whether cores had to be given to several seats.
+    /// Whether several seats share cores.
     pub(crate) shared: bool,
 }
 
-/// An allowed core.
+/// A core with at least one allowed CPU.
 struct Usable<'a> {
     core: &'a Core,
     cpus: Vec<u32>,
 }
 
-/// Deals the allowed cores to seats, each of which is next to a node or to none that is known.
+/// Deals the allowed cores to seats. Each seat is next to a node, or its node is unknown.
 ///
-/// A seat's home is its node, or the nearest one with allowed cores. Nodes that are no one's home go to a home of their
-/// socket: the nearest by distance, then the one with the fewest cores per seat; with `all_sockets`, those of sockets on
-/// which no one lives go to the nearest home elsewhere. Seats of one home split each of their nodes evenly, so that all are
-/// equally fast.
+/// A seat's home is its node, or the nearest node with allowed cores. A node that is no seat's home
+/// goes to a home of its socket: the nearest by distance, then the one with the fewest cores per
+/// seat. With `all_sockets`, nodes of a socket without a home go to the nearest home elsewhere.
+/// Seats of one home split each of their nodes evenly, so that all are equally fast.
 pub(crate) fn deal(machine: &Machine, seats: &[Option<u32>], all_sockets: bool) -> Dealt {
     let nodes = usable(machine);
     if nodes.is_empty() {
@@ -78,7 +78,7 @@ impl Group {
     }
 }
 
-/// The allowed cores of each node that has some.
+/// The allowed cores of each node with at least one.
 fn usable(machine: &Machine) -> BTreeMap<u32, Vec<Usable<'_>>> {
     let allowed: HashSet<u32> = machine.allowed_cpus.iter().copied().collect();
     let mut nodes: BTreeMap<u32, Vec<Usable<'_>>> = BTreeMap::new();
@@ -108,7 +108,7 @@ fn homes(
         }
         let crowd = |node: &u32| {
             let seats = load.get(node).copied().unwrap_or(0);
-            // In thousandths, so that large nodes take more strays.
+            // In thousandths. Large nodes take more of the seats whose own node has no cores.
             seats * 1000 / nodes[node].len().max(1)
         };
         let far = |node: &u32| seat.map_or(0, |from| machine.distance(from, *node));
@@ -120,7 +120,7 @@ fn homes(
     seats.iter().map(&mut home).collect()
 }
 
-/// The home on the same socket, or on any, that should take a node that no one lives on.
+/// The home that takes over a node without seats: on the same socket, or with `all_sockets` on any.
 fn nearest_home(
     machine: &Machine,
     groups: &BTreeMap<u32, Group>,
@@ -129,7 +129,7 @@ fn nearest_home(
 ) -> Option<u32> {
     let package = |id: u32| machine.numa_node(id).map(|node| node.package);
     let same = |home: u32| package(home) == package(node);
-    // Its own socket first, however far the box says that it is.
+    // A home on the same socket comes first, whatever distance the box reports.
     let elsewhere = all_sockets && !groups.keys().any(|home| same(*home));
     let on_socket = groups.iter().filter(|(home, _)| elsewhere || same(**home));
     let key = |(home, group): &(&u32, &Group)| {
@@ -139,7 +139,7 @@ fn nearest_home(
     on_socket.min_by_key(key).map(|(home, _)| *home)
 }
 
-/// Splits the nodes of a group over its seats; returns whether cores had to be shared.
+/// Splits the nodes of a group among its seats. Returns whether seats have to share cores.
 fn share_out(
     home: u32,
     group: &Group,
@@ -152,7 +152,7 @@ fn share_out(
         shares[*seat].home = Some(home);
     }
     if cores_of(&home).len() < n {
-        // Too few at home: everything that the group has, in one row.
+        // Too few cores at home: all cores of the group form one row.
         let give = |node: &u32| {
             let node = *node;
             cores_of(&node).iter().map(move |core| (node, core.cpus.clone())).collect::<Vec<_>>()
@@ -176,8 +176,8 @@ fn share_out(
     false
 }
 
-/// Where to cut a row of cores into `n` parts: at the ends of caches if no part then differs from the even share by
-/// more than a quarter, else evenly.
+/// Indexes that cut a row of cores into `n` parts: at the ends of caches if each part then differs
+/// from the even share by at most a quarter, else evenly.
 fn bounds(cores: &[Usable<'_>], n: usize) -> Vec<usize> {
     let even: Vec<usize> = (0..=n).map(|i| i * cores.len() / n).collect();
     let cache_ends: Vec<usize> = iter::once(0)
@@ -203,14 +203,14 @@ mod tests {
 
     #[test]
     fn cuts_fall_between_caches_where_parts_stay_even() {
-        // Two nodes of two caches of four cores.
+        // Two nodes, each with two caches of four cores.
         let machine = Machine::from_synthetic("pack:2 numa:1 l3:2 core:4 pu:1").unwrap();
         let dealt = deal(&machine, &[Some(0), Some(0), Some(1)], false);
         assert_eq!(
             dealt.shares.iter().map(cores_of).collect::<Vec<_>>(),
             [vec![0, 1, 2, 3], vec![4, 5, 6, 7], (8..16).collect()]
         );
-        // Three parts of eight cores: whole caches would leave one part empty.
+        // Three parts of eight cores: with whole caches one part would stay empty.
         let dealt = deal(&machine, &[Some(0); 3], false);
         let sizes: Vec<_> = dealt.shares.iter().map(|share| share.cores.len()).collect();
         assert_eq!(sizes, [2, 3, 3]);

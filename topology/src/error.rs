@@ -1,4 +1,4 @@
-//! What can go wrong while the machine is read or a thread is bound.
+//! Errors of discovery and binding.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,13 +6,13 @@ use std::path::PathBuf;
 /// An error of this crate. CPU lists are written the Linux way: `0-3,8`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The loaded libhwloc has another layout than the one that its Rust binding reads.
+    /// The loaded libhwloc lays out its structures differently from the Rust binding.
     #[error("libhwloc has API version {found:#x}, but only hwloc 2.x (0x2....) can be used")]
     HwlocVersion {
-        /// What `hwloc_get_api_version` returned.
+        /// The result of `hwloc_get_api_version`.
         found: u32,
     },
-    /// hwloc gave no topology at all.
+    /// hwloc returned no topology.
     #[error("hwloc could not read the topology: {why}")]
     HwlocLoad {
         /// The operating system's reason.
@@ -21,10 +21,10 @@ pub enum Error {
     /// A text does not describe a box.
     #[error("this is no topology that hwloc 2 wrote: {why}")]
     NotABox {
-        /// What is wrong with it.
+        /// The reason, in words.
         why: String,
     },
-    /// A synthetic description that hwloc does not understand.
+    /// hwloc does not understand a synthetic description.
     #[error(
         "hwloc does not understand this description: {why}; an example is \"pack:2 numa:1 core:8 \
          pu:2\", where each count is per item of the level before and pu comes last"
@@ -33,10 +33,10 @@ pub enum Error {
         /// The operating system's reason.
         why: String,
     },
-    /// More ranks are asked for than there are GPUs.
+    /// The box has fewer GPUs than the requested ranks.
     #[error("{ranks} ranks are asked for, but the box has {}", crate::counted(.gpus, "GPU"))]
     TooFewGpus {
-        /// TP x DP.
+        /// Requested ranks, TP x DP.
         ranks: usize,
         /// GPUs of the box.
         gpus: usize,
@@ -44,12 +44,13 @@ pub enum Error {
     /// The operating system refused memory.
     #[error("cannot map {} of host memory: {source}", crate::format_bytes(*bytes as u64))]
     Map {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
         /// The operating system's reason.
         source: io::Error,
     },
-    /// hwloc describes a file or a synthetic machine; binding through it would do nothing, without an error.
+    /// hwloc describes a file or a synthetic machine. Binding through it would do nothing and
+    /// report success.
     #[error(
         "hwloc does not describe this machine, so threads cannot be bound; \
          unset HWLOC_XMLFILE and HWLOC_SYNTHETIC if they are set"
@@ -66,15 +67,15 @@ pub enum Error {
     /// The operating system refused the binding.
     #[error("cannot bind the thread to CPUs {cpus:?}: {source}")]
     Bind {
-        /// The CPUs asked for.
+        /// The requested CPUs.
         cpus: String,
         /// The operating system's reason.
         source: io::Error,
     },
-    /// The operating system accepted the binding but left some of the CPUs out.
+    /// The operating system accepted the binding but left out some of the CPUs.
     #[error("asked to bind the thread to CPUs {asked:?}, but it may only use {got:?}")]
     BoundElsewhere {
-        /// The CPUs asked for.
+        /// The requested CPUs.
         asked: String,
         /// The CPUs on which the thread now runs.
         got: String,

@@ -1,31 +1,34 @@
-//! Which GPUs form the tensor-parallel groups.
+//! Chooses the GPUs of each tensor-parallel group.
 
 use crate::machine::Machine;
 use crate::paths::Path;
 
-/// More candidates than this are not compared one by one.
+/// Largest number of candidates that are compared one by one.
 const MOST_CANDIDATES: u64 = 50_000;
 
-/// What makes a group good; lower is better, earlier fields first.
+/// The quality of a group: lower is better, earlier fields first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    /// MB/s between the two members that are worst joined, negated.
+    /// MB/s of NVLink between the two members with the slowest connection, negated.
     nvlink: i64,
-    /// Without NVLink between all: the worst way, and the sum over all pairs.
+    /// The worst path and the sum over all pairs, where some pair has no NVLink.
     pcie: (Path, usize),
-    /// MB/s of the slowest of all chosen GPUs when these copy at once, negated; only where GPUs stay idle.
+    /// MB/s of the slowest chosen GPU while all chosen GPUs copy, negated. Counts only where GPUs
+    /// stay idle.
     host: i64,
-    /// NUMA nodes.
+    /// Number of NUMA nodes.
     nodes: usize,
-    /// MB/s of the slowest member when the members copy at once, negated.
+    /// MB/s of the slowest member while all members copy, negated.
     spread: i64,
 }
 
-/// Groups of `tp` GPUs, `dp` of them, as indexes into [`Machine::gpus`], members in order of address.
+/// Chooses `dp` groups of `tp` GPUs, as indexes into [`Machine::gpus`], members in order of
+/// address.
 ///
-/// Members should reach each other by NVLink; without it by the same switch, then the same node. Among those that are
-/// equal in that, a group stays on one node and its members are spread over uplinks. Where GPUs stay idle, those that
-/// copy fastest together are taken. `tp * dp` is at most the number of `gpus`.
+/// Members should reach each other by NVLink; without NVLink by the same switch, then on the same
+/// node. Among equal groups the best one stays on one node and spreads its members over uplinks.
+/// Where GPUs stay idle, the GPUs that copy fastest together are taken. `tp * dp` is at most the
+/// number of `gpus`.
 pub(crate) fn choose(machine: &Machine, gpus: &[usize], tp: usize, dp: usize) -> Vec<Vec<usize>> {
     let links = Links::of(machine);
     let mut left = gpus.to_vec();
@@ -59,7 +62,7 @@ fn best_group(
             best = Some((cost, group.to_vec()));
         }
     };
-    // Where all GPUs are used, the first of them is in some group: begin with that one.
+    // Where all GPUs are used, some group contains the first one: it begins a group.
     let fixed = usize::from(all);
     let mut group = left[..fixed].to_vec();
     combine(&left[fixed..], tp - fixed, &mut group, &mut consider);
@@ -130,9 +133,9 @@ fn steps(path: Path) -> usize {
     }
 }
 
-/// What is asked of the tree again and again.
+/// Speeds of the links, computed once.
 struct Links {
-    /// Of each GPU: (link, GB/s).
+    /// For each GPU: (link, GB/s).
     up: Vec<Vec<(usize, f64)>>,
     pcie: Vec<Vec<Path>>,
 }
@@ -147,7 +150,7 @@ impl Links {
         }
     }
 
-    /// MB/s of the slowest of these while all of them copy.
+    /// MB/s of the slowest of these GPUs while all of them copy.
     fn slowest(&self, gpus: &[usize]) -> i64 {
         let users = |link: usize| {
             let uses = |gpu: &&usize| self.up[**gpu].iter().any(|(other, _)| *other == link);

@@ -1,19 +1,20 @@
-//! What a topology file must be before hwloc may parse it.
+//! Checks a topology file before hwloc parses it.
 //!
-//! hwloc trusts its XML: it asserts, allocates what a number says, and expands entities through libxml2. This looks at
-//! the text once, keeps nothing, and refuses what no export of hwloc 2 contains.
+//! hwloc trusts its XML: it asserts, allocates by the numbers in it, and expands entities through
+//! libxml2. This file reads the text once, keeps nothing, and refuses everything that an export of
+//! hwloc 2 does not contain.
 
 use crate::Error;
 
-/// Bytes. A DGX A100 is 0.3 MB.
+/// Largest file in bytes. The export of a DGX A100 is 0.3 MB.
 const MOST_BYTES: usize = 64 << 20;
 const MOST_TAGS: usize = 400_000;
 const MOST_DEPTH: usize = 64;
 const MOST_OBJECTS_IN_A_MATRIX: u64 = 1024;
-/// Characters of one attribute: a set of 16,384 CPUs is 5,600.
+/// Largest attribute in characters. A set of 16,384 CPUs takes 5,600.
 const MOST_IN_AN_ATTRIBUTE: usize = 16 << 10;
 
-/// Refuses what is no hwloc 2 topology, in one pass.
+/// Refuses text that is no hwloc 2 topology, in one pass.
 pub(crate) fn check(text: &str) -> Result<(), Error> {
     if text.len() > MOST_BYTES {
         return refuse(format!("{} bytes, at most {MOST_BYTES} are read", text.len()));
@@ -73,7 +74,7 @@ pub(crate) fn check_synthetic(text: &str) -> Result<(), Error> {
     if text.len() > 4096 {
         return refuse("the description is longer than 4096 characters");
     }
-    // Counts of levels multiply; numbers of attributes such as (size=1TB) do not.
+    // The counts of levels multiply; the numbers in attributes such as (size=1TB) do not.
     let mut objects: u64 = 1;
     for word in text.split_whitespace().filter(|word| !word.starts_with(['(', '['])) {
         let count = word.split(['(', '[']).next().unwrap_or(word);
@@ -92,7 +93,8 @@ fn refuse(why: impl Into<String>) -> Result<(), Error> {
     Err(Error::NotABox { why: why.into() })
 }
 
-/// After the `>` that ends the tag at the start of `text`, quotes respected.
+/// The text after the `>` that ends the tag at the start of `text`. A `>` in quotes does not end
+/// it.
 fn end_of_tag(text: &str) -> Option<usize> {
     let mut quote = None;
     for (at, byte) in text.bytes().enumerate() {
@@ -112,7 +114,8 @@ fn name_of(tag: &str) -> &str {
     name.split([' ', '\t', '\r', '\n', '/', '>']).next().unwrap_or(name)
 }
 
-/// `<!DOCTYPE topology SYSTEM "hwloc2.dtd">` and comments are all that hwloc writes.
+/// Accepts `<!DOCTYPE topology SYSTEM "hwloc2.dtd">` and comments, the only declarations that hwloc
+/// writes.
 fn declaration(tag: &str) -> Result<(), Error> {
     let plain = tag.starts_with("<!--") || (tag.starts_with("<!DOCTYPE") && !tag.contains('['));
     if plain { Ok(()) } else { refuse("it declares entities or other things; nothing is expanded") }
@@ -178,17 +181,18 @@ fn object(tag: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// hwloc's form: words of 32 bits in hexadecimal, most significant first, commas between; an empty word is 0.
+/// Whether the text is a set in hwloc's form: words of 32 bits in hexadecimal, most significant
+/// first, commas between; an empty word is 0.
 fn is_set(text: &str) -> bool {
     let word = |word: &str| {
         let digits = word.strip_prefix("0x").unwrap_or(word);
         digits.len() <= 8 && digits.bytes().all(|b| b.is_ascii_hexdigit())
     };
-    // "0xf...f" is a set without end.
+    // "0xf...f" is an infinite set.
     text.split(',').count() <= 512 && text.split(',').all(word)
 }
 
-/// `&amp;` and numbers are characters; anything else is an entity.
+/// Whether all references are `&amp;` and the like or numbers; any other reference is an entity.
 fn only_plain_references(tag: &str) -> bool {
     tag.split('&').skip(1).all(|rest| {
         let name = rest.split(';').next().unwrap_or(rest);

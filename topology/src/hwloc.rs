@@ -1,7 +1,7 @@
 //! The binding of threads through `hwloc2`.
 //!
-//! Only calls of it that were read and found sound are used: `Topology::new`, `support`, `set_cpubind`, `get_cpubind`,
-//! and owned bitmaps. What it lacks is in `hwloc_ext`.
+//! It uses only calls that were read and found sound: `Topology::new`, `support`, `set_cpubind`,
+//! `get_cpubind`, and owned bitmaps. `hwloc_ext` declares the missing ones.
 
 use std::io;
 
@@ -16,7 +16,7 @@ pub(crate) struct Hwloc {
 }
 
 impl Hwloc {
-    /// Loads the topology: milliseconds, more on a large box, so do it once.
+    /// Loads the topology. This takes milliseconds, more on a large box; callers load it once.
     pub(crate) fn load() -> Result<Self, Error> {
         hwloc_ext::check_library()?;
         let why = || "hwloc2 gave no topology".to_owned();
@@ -27,7 +27,7 @@ impl Hwloc {
         Ok(Self { topology })
     }
 
-    /// Binds the calling thread; says nothing about CPUs that the kernel leaves out.
+    /// Binds the calling thread. CPUs that the kernel leaves out are not reported.
     pub(crate) fn bind_current_thread(&mut self, cpus: &[u32]) -> Result<(), io::Error> {
         let set: CpuSet = cpus.iter().copied().collect();
         self.topology
@@ -38,7 +38,7 @@ impl Hwloc {
     /// The CPUs on which the calling thread may run, ascending.
     pub(crate) fn current_binding(&self) -> Result<Vec<u32>, Error> {
         let set = self.topology.get_cpubind(CpuBindFlags::CPUBIND_THREAD);
-        // hwloc2 drops the error number but makes no other call after the one that failed.
+        // hwloc2 drops the error number, but makes no other call after the failed one.
         let set = set.ok_or_else(|| Error::ReadBinding { source: io::Error::last_os_error() })?;
         Ok(set.into_iter().collect())
     }

@@ -1,9 +1,11 @@
-//! The functions and structures of hwloc that `hwloc2` 2.2.0 lacks or declares wrongly, and nothing else.
+//! The functions and structures of hwloc that `hwloc2` 2.2.0 lacks or declares wrongly, and nothing
+//! else.
 //!
-//! `hwloc2` cannot load XML or synthetic boxes, keeps no I/O objects, panics when NUMA nodes are listed
-//! (Ichbinjoe/hwloc2-rs#3), cannot bind memory, and hides its own handle. So this file has a handle of its own and a
-//! dozen externs. What leaves it is plain data ([`RawBox`]) made in one walk; no pointer does. A library of another
-//! major version lays these structures out differently and is refused before any of them is read.
+//! `hwloc2` cannot load XML or synthetic boxes, keeps no I/O objects, panics when it lists NUMA
+//! nodes (Ichbinjoe/hwloc2-rs#3), cannot bind memory, and hides its own handle. This file therefore
+//! has its own handle and a dozen externs. It returns plain data ([`RawBox`]) from one walk and
+//! never a pointer. A library of another major version lays out these structures differently and is
+//! refused before any of them is read.
 #![expect(
     unsafe_code,
     reason = "declares the C functions and structures of hwloc that hwloc2 lacks"
@@ -19,7 +21,7 @@ use hwloc2::NodeSet;
 use crate::Error;
 use crate::raw::{RawBox, RawDistances, RawKind, RawObject, RawPci};
 
-/// A CPU or node number above this is not believed: a set may be infinite.
+/// Largest CPU or node number of a set, which may be infinite.
 const MOST_IN_A_SET: c_int = 16 * 1024;
 
 const UNKNOWN_INDEX: c_uint = c_uint::MAX;
@@ -117,7 +119,7 @@ struct Distances {
     values: *const u64,
 }
 
-// The sizes of hwloc 2.9's structures on 64-bit Linux; `hwloc2` has the object's too.
+// The sizes of hwloc 2.9's structures on 64-bit Linux; `hwloc2` asserts the object's size too.
 const _: () = assert!(size_of::<Obj>() == 248);
 const _: () = assert!(size_of::<Obj>() == size_of::<hwloc2::TopologyObject>());
 const _: () = assert!(size_of::<PciAttr>() == 24);
@@ -171,7 +173,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Where a topology comes from.
+/// The source of a topology.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Input<'a> {
     /// The machine on which this process runs.
@@ -185,14 +187,14 @@ pub(crate) enum Input<'a> {
 /// A loaded topology.
 pub(crate) struct Handle(NonNull<Opaque>);
 
-// SAFETY: a loaded topology is not changed again; hwloc documents concurrent reading and binding as safe, and this
-// file offers nothing else.
+// SAFETY: a loaded topology does not change; hwloc documents concurrent reading and binding as
+// safe, and this file offers nothing else.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// Loads a topology: milliseconds for a file, more for a large live box.
+    /// Loads a topology. This takes milliseconds for a file, more for a large live box.
     pub(crate) fn load(input: Input<'_>) -> Result<Self, Error> {
         check_library()?;
         let mut raw = ptr::null_mut();
@@ -225,15 +227,15 @@ impl Handle {
         Ok(handle)
     }
 
-    /// Whether it describes the machine on which this process runs. Binding through another one would do nothing and
-    /// report success.
+    /// Whether it describes the machine on which this process runs. Binding through the topology of
+    /// another box would do nothing and report success.
     pub(crate) fn is_this_machine(&self) -> bool {
         // SAFETY: the topology is loaded.
         (unsafe { hwloc_topology_is_thissystem(self.0.as_ptr()) }) == 1
     }
 
-    /// Binds pages that are not there yet to `nodes`, all of them and no others; an area that does not start and end
-    /// at a page binds its neighbours too.
+    /// Binds pages that do not exist yet to `nodes`, all of them and no others. An area whose ends
+    /// are inside a page also binds the rest of that page.
     pub(crate) fn bind_area(&self, start: *mut u8, bytes: usize, nodes: &[u32]) -> io::Result<()> {
         let set: NodeSet = nodes.iter().copied().collect();
         let (t, flags) = (self.0.as_ptr(), STRICT | BYNODESET);
@@ -244,8 +246,8 @@ impl Handle {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The nodes on which the pages of the area are now; pages that no one touched are on none. hwloc's arithmetic
-    /// wraps at 4 GiB: ask for less than that at a time.
+    /// The nodes on which the pages of the area are now. Untouched pages are on no node. hwloc's
+    /// arithmetic wraps at 4 GiB: callers pass less than that at a time.
     pub(crate) fn location_of(&self, start: *const u8, bytes: usize) -> io::Result<Vec<u32>> {
         let set = NodeSet::new();
         let t = self.0.as_ptr();
@@ -265,7 +267,7 @@ impl Handle {
         Ok(set.into_iter().collect())
     }
 
-    /// Everything that the rest of the crate wants to know, as plain data.
+    /// The whole box as plain data.
     pub(crate) fn read(&self) -> RawBox {
         let t = self.0.as_ptr();
         // SAFETY: the topology is loaded; the sets live as long as it.
@@ -282,7 +284,7 @@ impl Handle {
             let index = objects.len();
             index_of.insert(at, index);
             objects.push(self.raw(object, parent));
-            // Reversed, so that the walk is in hwloc's order: memory, then CPUs, then I/O.
+            // Reversed, so that the walk keeps hwloc's order: memory, then CPUs, then I/O.
             let children = [object.io_first_child, object.first_child, object.memory_first_child];
             for first in children {
                 let children = self.siblings(first);
@@ -295,8 +297,8 @@ impl Handle {
     }
 
     fn object(&self, at: *const Obj) -> Option<&Obj> {
-        // SAFETY: every pointer that reaches this comes from hwloc's own links within this topology, is NULL or valid
-        // until the topology is destroyed, and nothing changes a loaded topology.
+        // SAFETY: every pointer here comes from hwloc's own links within this topology. It is NULL
+        // or valid until the topology is destroyed, and nothing changes a loaded topology.
         unsafe { at.as_ref() }
     }
 
@@ -347,7 +349,7 @@ impl Handle {
         }
     }
 
-    /// A named matrix between objects; `None` where the box has none.
+    /// A named matrix between objects; `None` where the box has no such matrix.
     fn distances(
         &self,
         name: &CStr,
@@ -385,7 +387,7 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// Refuses a library whose structures are not those above.
+/// Refuses a library whose structures differ from those above.
 pub(crate) fn check_library() -> Result<(), Error> {
     check_version(hwloc_get_api_version())
 }
@@ -395,7 +397,7 @@ fn check_version(found: u32) -> Result<(), Error> {
     if found >> 16 == 2 { Ok(()) } else { Err(Error::HwlocVersion { found }) }
 }
 
-/// A C string for hwloc; text with a NUL inside is no box.
+/// A C string for hwloc. Text with a NUL inside describes no box.
 pub(crate) fn c_text(text: impl Into<Vec<u8>>) -> Result<CString, Error> {
     CString::new(text).map_err(|_| Error::NotABox { why: "a NUL stands in the text".into() })
 }
@@ -410,7 +412,7 @@ fn attr(object: &Obj) -> Option<&Attr> {
     unsafe { object.attr.as_ref() }
 }
 
-/// Numbers of `hwloc_obj_type_t`; read as an integer, since a later 2.x may add some.
+/// Maps a number of `hwloc_obj_type_t`. It is read as an integer, since a later 2.x may add types.
 fn kind_of(object: &Obj) -> RawKind {
     match object.kind {
         1 => RawKind::Package,
@@ -429,7 +431,7 @@ fn kind_of(object: &Obj) -> RawKind {
     }
 }
 
-/// The numbers in a set, ascending.
+/// The members of a set, ascending.
 fn members(set: *const c_void) -> Vec<u32> {
     if set.is_null() {
         return Vec::new();

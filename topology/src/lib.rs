@@ -1,24 +1,28 @@
-//! The box: NUMA nodes, cores, GPUs and the links between them; where each rank goes; and how threads and memory are
-//! put there.
+//! The box: NUMA nodes, cores, GPUs and the links between them; the place of each rank; and the
+//! binding of threads and memory.
 //!
-//! [`Machine::discover`] makes a plain description once, at start-up, and [`Machine::from_xml`] one of a box that is
-//! elsewhere; [`place`] shares it out; each rank thread then binds itself before it allocates anything, so that
-//! its memory lands on its own node. Only [`Live`] binds: it exists for this machine alone.
+//! [`Machine::discover`] describes this machine once, at start-up, and [`Machine::from_xml`]
+//! describes another box. [`place`] gives each rank its share; each rank thread then binds itself
+//! before it allocates, so that its memory is on its own node. Only [`Live`] binds: it exists for
+//! this machine alone.
 //!
-//! hwloc is reached through the `hwloc2` crate, as far as that is sound: `hwloc.rs` binds threads. The crate cannot load
-//! XML, list NUMA nodes (it panics, Ichbinjoe/hwloc2-rs#3), see PCI or bind memory, and some of its safe functions are
-//! not (`TopologyObject::name`, `Display for TopologyObject`, `cpuset`, `nodeset`, `cache_attributes`), so
-//! `hwloc_ext.rs` declares the dozen functions that are missing. No hwloc type leaves these two files.
+//! The crate reaches hwloc through the `hwloc2` crate where that is sound: `hwloc.rs` binds
+//! threads. `hwloc2` cannot load XML, list NUMA nodes (it panics, Ichbinjoe/hwloc2-rs#3), see PCI
+//! or bind memory, and some of its safe functions are unsound (`TopologyObject::name`, `Display for
+//! TopologyObject`, `cpuset`, `nodeset`, `cache_attributes`). `hwloc_ext.rs` therefore declares the
+//! dozen missing functions. No hwloc type leaves these two files.
 //!
 //! Read in this order:
 //!
 //! 1. `machine`: a box as plain data; [`units`]: bytes and speeds as text;
-//! 2. `machine/`: how it is made; `hwloc`, `hwloc_ext`, `pci`, `nvml` are its sources, and `raw` what hwloc gives;
-//! 3. `guard`, `trial`: a description from outside is checked, and loaded in a child process;
-//! 4. `paths`: links and what a shared one leaves; `memory`: what may be allocated;
-//! 5. `place`: where each rank goes; `groups` chooses GPUs, `deal` cores;
-//! 6. `bind`, `arena`: threads and memory are put there;
-//! 7. `warnings`, [`report`]: what is wrong with a box, and how it is shown.
+//! 2. `machine/`: builds the description; `hwloc`, `hwloc_ext`, `pci`, `nvml` are its sources, and
+//!    `raw` holds hwloc's objects;
+//! 3. `guard`, `trial`: a description from outside is checked, then loaded in a child process;
+//! 4. `paths`: links and the bandwidth that a shared link leaves; `memory`: the memory that may be
+//!    allocated;
+//! 5. `place`: the place of each rank; `groups` chooses GPUs, `deal` cores;
+//! 6. `bind`, `arena`: bind threads and memory;
+//! 7. `warnings`, [`report`]: findings about a box, and how it is shown.
 
 mod arena;
 mod bind;

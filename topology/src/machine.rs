@@ -1,4 +1,5 @@
-//! The description of a box: plain data, made once at start-up, or read from a file that describes another box.
+//! The description of a box: plain data, made once at start-up or read from a file that describes
+//! another box.
 
 mod build;
 mod kind;
@@ -15,10 +16,10 @@ use crate::hwloc_ext::{Handle, Input, c_text};
 use crate::pci::{PciAddress, PciNode};
 use crate::{Error, guard, hwloc_ext, nvml, trial};
 
-/// A box as onebox sees it. CPU numbers are the logical CPUs of Linux.
+/// A box. CPU numbers are the logical CPUs of Linux.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The product's name where the firmware tells one.
+    /// The product's name, if the firmware reports one.
     pub name: Option<String>,
     /// Whether it is a virtual machine, whose hypervisor decides what it shows.
     #[serde(default)]
@@ -27,12 +28,13 @@ pub struct Machine {
     pub cpu_model: Option<String>,
     /// Whether this is the machine on which the process runs.
     pub live: bool,
-    /// The NUMA nodes in the order of their numbers, those without CPUs or without memory included. Never empty
-    /// after [`Machine::discover`].
+    /// The NUMA nodes in the order of their numbers, including those without CPUs or without
+    /// memory. Never empty after [`Machine::discover`].
     pub numa_nodes: Vec<NumaNode>,
-    /// The physical cores, neighbours in caches next to each other, those that a cgroup denies included.
+    /// The physical cores, neighbours in caches next to each other, including those that a cgroup
+    /// denies.
     pub cores: Vec<Core>,
-    /// The CPUs that this process may use (its cgroup and the binding that it inherited), ascending.
+    /// The CPUs that this process may use (its cgroup and its inherited binding), ascending.
     pub allowed_cpus: Vec<u32>,
     /// The nodes on which this process may allocate, ascending.
     pub allowed_nodes: Vec<u32>,
@@ -40,34 +42,34 @@ pub struct Machine {
     pub total_memory: u64,
     /// Host bridges, bridges and devices, parents first.
     pub pci: Vec<PciNode>,
-    /// Whether the box showed any I/O at all; without it no GPU can be placed.
+    /// Whether the box showed any I/O. Without it no GPU can be placed.
     pub has_io: bool,
-    /// The GPUs in the order of their addresses.
+    /// The GPUs in the order of their PCI addresses.
     pub gpus: Vec<Gpu>,
-    /// MB/s of NVLink from each GPU to each other, through switches included; empty where it is not known.
+    /// MB/s of NVLink between two GPUs, links through switches included; empty where unknown.
     pub nvlink: Vec<Vec<u64>>,
-    /// Why NVLink is not known, or not of all GPUs.
+    /// Why NVLink is unknown, or unknown for some GPUs.
     pub nvlink_unknown: Option<String>,
-    /// Bytes that may still be allocated: what the kernel has, or less where a cgroup's limit leaves less; `None` for
-    /// a box from a file.
+    /// Bytes that may still be allocated: the kernel's figure, or less where a cgroup's limit
+    /// leaves less. `None` for a box from a file.
     pub available_memory: Option<u64>,
 }
 
 /// A part of the machine's memory and the CPUs next to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumaNode {
-    /// The number that Linux gives the node; there may be gaps.
+    /// Linux's number of the node. The numbers may have gaps.
     pub id: u32,
     /// The logical CPUs of the node, ascending.
     pub cpus: Vec<u32>,
     /// Bytes of memory of the node.
     pub memory_bytes: u64,
-    /// Bytes that this process may still take: those that are free now or hold what can be dropped, and no more than its
-    /// cgroups leave it; `None` for a box from a file.
+    /// Bytes that this process may still take: free memory and memory that can be dropped, and no
+    /// more than its cgroups leave. `None` for a box from a file.
     pub free_bytes: Option<u64>,
-    /// The socket.
+    /// Number of the socket.
     pub package: Option<u32>,
-    /// To each of [`Machine::numa_nodes`], 10 being local; empty where it is not known.
+    /// Distances to each of [`Machine::numa_nodes`], 10 for itself; empty where unknown.
     pub distances: Vec<u64>,
 }
 
@@ -78,38 +80,41 @@ pub struct Core {
     pub cpus: Vec<u32>,
     /// The [`NumaNode::id`] of its node.
     pub numa_node: u32,
-    /// The socket.
+    /// Number of the socket.
     pub package: Option<u32>,
-    /// Cores with the same number share a last-level cache.
+    /// Number of the last-level cache. Cores that share it have the same number.
     pub l3: Option<u32>,
 }
 
-/// A GPU, known by its address, never by an index: indexes change with `CUDA_VISIBLE_DEVICES`.
+/// A GPU. Its PCI address identifies it, never an index: indexes change with
+/// `CUDA_VISIBLE_DEVICES`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
-    /// Where it is.
+    /// Its PCI address.
     pub pci: PciAddress,
-    /// Its place in [`Machine::pci`].
+    /// Its index in [`Machine::pci`].
     pub node: usize,
-    /// `GPU-...`, where the driver tells it.
+    /// `GPU-...`, if the driver reports it.
     pub uuid: Option<String>,
-    /// Its name, where it is known.
+    /// Its name, if known.
     pub model: Option<String>,
-    /// PCI's number of the maker and of the model.
+    /// PCI's numbers of the vendor and of the model.
     pub device_id: (u16, u16),
-    /// The [`NumaNode::id`] next to it, where it is known.
+    /// The [`NumaNode::id`] next to it, if known.
     pub numa_node: Option<u32>,
 }
 
 impl Machine {
     /// Describes the machine on which this process runs.
     ///
-    /// Call it before you bind the calling thread: that thread's binding counts as what the process may use.
+    /// Callers bind their thread only afterwards: its binding counts as the CPUs that the process
+    /// may use.
     pub fn discover() -> Result<Self, Error> {
         Self::discover_under(Path::new("/"))
     }
 
-    /// [`Machine::discover`] with `/proc` and `/sys` under another root; CPUs are still those of this machine.
+    /// [`Machine::discover`] with `/proc` and `/sys` under another root. The CPUs are still those
+    /// of this machine.
     pub fn discover_under(root: &Path) -> Result<Self, Error> {
         let handle = Handle::load(Input::Live)?;
         if !handle.is_this_machine() {
@@ -123,7 +128,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The box of hwloc's XML export, format 2.x. Nothing of this machine is in it, and nothing can be bound by it.
+    /// The box of an XML export of hwloc 2.x. It holds nothing of this machine, and cannot bind.
     pub fn from_xml(text: &str) -> Result<Self, Error> {
         guard::check(text)?;
         let text = c_text(text)?;
@@ -133,7 +138,7 @@ impl Machine {
     /// [`Machine::from_xml`] of a file.
     pub fn from_xml_file(path: &Path) -> Result<Self, Error> {
         let unreadable = |source| Error::Read { path: path.to_owned(), source };
-        // A pipe would be waited for, and a device such as /dev/zero has no end.
+        // Reading a pipe would block, and a device such as /dev/zero has no end.
         if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
             let why = "it is no regular file; write the export into one".to_owned();
             return Err(Error::NotABox { why });
@@ -144,7 +149,8 @@ impl Machine {
         Self::from_xml(&text)
     }
 
-    /// The box of hwloc's synthetic description, such as `pack:2 numa:1 core:8 pu:2`; it cannot have GPUs.
+    /// The box of hwloc's synthetic description, such as `pack:2 numa:1 core:8 pu:2`. It cannot
+    /// have GPUs.
     pub fn from_synthetic(description: &str) -> Result<Self, Error> {
         guard::check_synthetic(description)?;
         let text = c_text(description)?;
@@ -159,8 +165,8 @@ impl Machine {
         self.numa_nodes.iter().find(|node| node.id == id)
     }
 
-    /// The relative latency from one node to another, 10 being local; nodes of one socket count as nearer where the
-    /// box does not say.
+    /// The relative latency from one node to another, 10 within a node. Where the box reports none,
+    /// nodes of one socket count as nearer.
     pub fn distance(&self, from: u32, to: u32) -> u64 {
         let index = |id| self.numa_nodes.iter().position(|node| node.id == id);
         let (Some(i), Some(j)) = (index(from), index(to)) else { return u64::MAX };
@@ -176,7 +182,7 @@ impl Machine {
     }
 }
 
-/// A box that is not this machine; hwloc must survive it in a child first.
+/// Builds a box that is not this machine. hwloc must survive it in a child process first.
 fn elsewhere(input: Input<'_>) -> Result<Machine, Error> {
     hwloc_ext::check_library()?;
     trial::survive(|| {

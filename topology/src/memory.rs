@@ -1,11 +1,11 @@
-//! How much memory the machine has, and how much of it this process may still take.
+//! The machine's memory, and the part of it that this process may still take.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes of host memory that can be allocated now: the kernel's `MemAvailable`, or less where a cgroup's limit leaves
-/// less. File pages that were not used lately can be dropped and do not count against the limit. [`u64::MAX`] where
-/// the kernel tells nothing.
+/// Bytes of host memory that can be allocated now: the kernel's `MemAvailable`, or less where a
+/// cgroup's limit leaves less. File pages without recent use can be dropped and do not count
+/// against the limit. [`u64::MAX`] where the kernel reports nothing.
 pub fn available_memory() -> u64 {
     available_memory_under(Path::new("/"))
 }
@@ -20,7 +20,7 @@ pub(crate) fn total_memory_under(root: &Path) -> Option<u64> {
     meminfo_bytes(root, "MemTotal:")
 }
 
-/// One figure of `/proc/meminfo`, lines like `MemTotal:       24684084 kB`.
+/// One figure of `/proc/meminfo` in bytes, from lines like `MemTotal:       24684084 kB`.
 fn meminfo_bytes(root: &Path, key: &str) -> Option<u64> {
     let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
@@ -28,7 +28,7 @@ fn meminfo_bytes(root: &Path, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The names of one cgroup version's files.
+/// The file names of one cgroup version.
 struct CgroupFiles {
     mount: &'static str,
     limit: &'static str,
@@ -49,7 +49,7 @@ const V1: CgroupFiles = CgroupFiles {
     droppable: "total_inactive_file",
 };
 
-/// The smallest room that is left under the limits of this process's cgroups; `None` without a limit.
+/// Bytes left under the strictest limit of this process's cgroups; `None` without a limit.
 fn cgroup_headroom(root: &Path) -> Option<u64> {
     // Lines are `0::/path` (version 2) or `4:memory:/path` (version 1); both may be present.
     let text = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
@@ -66,8 +66,9 @@ fn cgroup_headroom(root: &Path) -> Option<u64> {
     text.lines().filter_map(of_line).min()
 }
 
-/// The smallest room in the cgroup `path` and in those above it, whose limits hold as well. In a container the path
-/// may be the host's and not exist here; then the mount's root is the container's own cgroup.
+/// Bytes left under the strictest limit of the cgroup `path` and of those above it, whose limits
+/// hold as well. In a container `path` may be the host's and not exist; the mount's root is then
+/// the container's own cgroup.
 fn headroom_up_from(root: &Path, path: &str, files: &CgroupFiles) -> Option<u64> {
     let mount = root.join(files.mount);
     let inside: PathBuf = mount.join(path.trim_start_matches('/'));
@@ -75,7 +76,7 @@ fn headroom_up_from(root: &Path, path: &str, files: &CgroupFiles) -> Option<u64>
     groups.filter_map(|group| headroom_in(group, files)).min()
 }
 
-/// The room in one cgroup; `None` without a limit (version 2 writes `max`).
+/// Bytes left in one cgroup; `None` without a limit (version 2 writes `max`).
 fn headroom_in(group: &Path, files: &CgroupFiles) -> Option<u64> {
     let read = |name| fs::read_to_string(group.join(name)).ok();
     let limit: u64 = read(files.limit)?.trim().parse().ok()?;
@@ -94,7 +95,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A folder that plays `/` with its `/proc` and `/sys`, removed when dropped.
+    /// A folder that stands for `/` with its `/proc` and `/sys`. Drop removes it.
     pub(crate) struct Tree(PathBuf);
 
     impl Tree {
@@ -171,7 +172,7 @@ pub(crate) mod tests {
             "inactive_file 7\ntotal_inactive_file 10000\n",
         );
         assert_eq!(available_memory_under(tree.root()), 210_000);
-        // Unlimited is a number near 2^63 there.
+        // Version 1 writes a number near 2^63 for no limit.
         tree.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
         assert_eq!(available_memory_under(tree.root()), 1_024_000);
     }

@@ -1,8 +1,8 @@
 //! NVIDIA's management library, which knows NVLink and each GPU's UUID on a live box.
 //!
-//! It comes with the driver, so it is loaded by name at run time: where it is absent, or says no, the report says why
-//! and nothing fails. GPUs are found by PCI address, since the library numbers also those that `CUDA_VISIBLE_DEVICES`
-//! hides.
+//! The library comes with the driver, so it is loaded by name at run time. Where it is absent or
+//! refuses, the report says why and nothing fails. GPUs are found by PCI address, since the library
+//! also numbers GPUs that `CUDA_VISIBLE_DEVICES` hides.
 #![expect(unsafe_code, reason = "loads a C library by name and calls it")]
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
@@ -12,10 +12,10 @@ use libloading::{Library, Symbol};
 
 use crate::pci::PciAddress;
 
-/// The library's name.
+/// The library's file name.
 pub(crate) const NAME: &str = "libnvidia-ml.so.1";
 
-/// Links that a GPU may have: `NVML_NVLINK_MAX_LINKS`, and room.
+/// Upper bound on the links of a GPU: `NVML_NVLINK_MAX_LINKS`, and room.
 const MOST_LINKS: c_uint = 64;
 const SUCCESS: c_int = 0;
 const ENABLED: c_uint = 1;
@@ -25,7 +25,7 @@ const SWITCH: c_uint = 2;
 type Device = *mut c_void;
 type OfLink<T> = unsafe extern "C" fn(Device, c_uint, *mut T) -> c_int;
 
-/// What the library tells of a GPU.
+/// The library's answer about a GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     pub(crate) uuid: Option<String>,
@@ -37,9 +37,9 @@ pub(crate) struct Told {
 #[derive(Debug)]
 pub(crate) struct NvLink {
     pub(crate) mb_per_s: u64,
-    /// The other end, where it is told.
+    /// The other end, if reported.
     pub(crate) to: Option<PciAddress>,
-    /// Whether the other end is said to be a switch.
+    /// Whether the other end is reported as a switch.
     pub(crate) to_switch: bool,
 }
 
@@ -59,7 +59,7 @@ struct PciInfo {
 
 const _: () = assert!(size_of::<PciInfo>() == 68);
 
-/// The functions that are used; older drivers lack the last.
+/// The functions in use. Older drivers lack the last one.
 struct Functions<'l> {
     shutdown: Symbol<'l, unsafe extern "C" fn() -> c_int>,
     by_address: Symbol<'l, unsafe extern "C" fn(*const c_char, *mut Device) -> c_int>,
@@ -70,20 +70,21 @@ struct Functions<'l> {
     remote_type: Option<Symbol<'l, OfLink<c_uint>>>,
 }
 
-/// What `library` tells of each of `gpus`; `None` for one that it does not show. An error is the reason, in words.
+/// The answer of `library` about each of `gpus`; `None` for a GPU that it does not show. An error
+/// is the reason, in words.
 pub(crate) fn ask(library: &OsStr, gpus: &[PciAddress]) -> Result<Vec<Option<Told>>, String> {
     // SAFETY: the driver's library has no initialisers that expect anything of the process.
     let loaded = unsafe { Library::new(library) };
     let library = loaded.map_err(|_| format!("no {} was found", library.display()))?;
     let functions = Functions::of(&library).map_err(|why| format!("{NAME}: {why}"))?;
     let told = gpus.iter().map(|gpu| functions.told(*gpu)).collect();
-    // SAFETY: it was initialised by `of`, and nothing is asked after this.
+    // SAFETY: `of` initialised it, and no call follows.
     unsafe { (functions.shutdown)() };
     Ok(told)
 }
 
 impl<'l> Functions<'l> {
-    /// Looks the functions up and starts the library.
+    /// Looks up the functions and starts the library.
     fn of(library: &'l Library) -> Result<Self, String> {
         let init: Symbol<'_, unsafe extern "C" fn() -> c_int> = find(library, c"nvmlInit_v2")?;
         let functions = Self {
@@ -95,7 +96,7 @@ impl<'l> Functions<'l> {
             remote: find(library, c"nvmlDeviceGetNvLinkRemotePciInfo_v2")?,
             remote_type: find(library, c"nvmlDeviceGetNvLinkRemoteDeviceType").ok(),
         };
-        // SAFETY: takes nothing; may be called again by others, the library counts.
+        // SAFETY: takes nothing; others may call it again, and the library counts.
         match unsafe { init() } {
             SUCCESS => Ok(functions),
             error => Err(format!("it does not start (error {error})")),
@@ -114,7 +115,7 @@ impl<'l> Functions<'l> {
     }
 
     fn uuid_of(&self, device: Device) -> Option<String> {
-        // 96 bytes hold any; the last stays 0.
+        // Every UUID fits in 96 bytes; the last byte stays 0.
         let mut text = [0; 97];
         // SAFETY: the buffer has the length that is passed.
         let result = unsafe { (self.uuid)(device, text.as_mut_ptr(), 96) };
@@ -122,7 +123,7 @@ impl<'l> Functions<'l> {
     }
 
     fn links_of(&self, device: Device) -> Vec<NvLink> {
-        // Numbers may have gaps, and those that a GPU lacks are errors.
+        // Link numbers may have gaps, and a missing link is an error.
         let active = |link: &c_uint| number(&self.state, device, *link) == Ok(ENABLED);
         (0..MOST_LINKS).filter(active).map(|link| self.link(device, link)).collect()
     }
@@ -139,14 +140,15 @@ impl<'l> Functions<'l> {
     }
 }
 
-/// A function by name; its type is the one that the caller gives it.
+/// A function by name. The caller chooses its type.
 fn find<'l, T>(library: &'l Library, name: &CStr) -> Result<Symbol<'l, T>, String> {
     // SAFETY: callers (`Functions::of`) give each name the type that the library's header has for it.
     let found = unsafe { library.get(name.to_bytes_with_nul()) };
     found.map_err(|_| format!("it is not NVIDIA's or too old: it lacks {}", name.to_string_lossy()))
 }
 
-/// MB/s each way of a link of a version: 1.0 is 1, 2.0 to 4.0 are 2 to 6, 5.0 is 7.
+/// MB/s each way of a link of a version. Version 1.0 is numbered 1, 2.0 to 4.0 are 2 to 6, 5.0 is
+/// 7.
 const fn mb_per_s(version: c_uint) -> u64 {
     match version {
         1 => 20_000,
@@ -155,7 +157,7 @@ const fn mb_per_s(version: c_uint) -> u64 {
     }
 }
 
-/// A number of a link, or the library's error.
+/// A number that the library reports for a link, or the library's error.
 fn number(ask: &OfLink<c_uint>, device: Device, link: c_uint) -> Result<c_uint, c_int> {
     let mut value = 0;
     // SAFETY: the handle is the library's own, and `value` has room for the answer.
@@ -165,7 +167,7 @@ fn number(ask: &OfLink<c_uint>, device: Device, link: c_uint) -> Result<c_uint, 
     }
 }
 
-/// The text in a buffer, if it ends in it.
+/// The text in a buffer, if a NUL ends it.
 fn words(buffer: &[c_char]) -> Option<String> {
     let bytes: Vec<u8> = buffer.iter().flat_map(|c| c.to_ne_bytes()).collect();
     let text = CStr::from_bytes_until_nul(&bytes).ok()?;

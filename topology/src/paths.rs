@@ -1,4 +1,5 @@
-//! From GPUs to the host and to each other: who shares a link, what that costs, and how far apart two GPUs are.
+//! The ways from GPUs to the host and to each other: shared links, their speed, and how far apart
+//! two GPUs are.
 
 use std::fmt;
 
@@ -8,12 +9,12 @@ use crate::machine::Machine;
 use crate::machine::nvlink;
 use crate::pci::{Link, PciAddress, PciKind};
 
-/// How two GPUs reach each other, nearest first, in the letters of `nvidia-smi topo`.
+/// How two GPUs reach each other, nearest first. Names follow `nvidia-smi topo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Path {
     /// The same GPU.
     Same,
-    /// NVLink, by so many links.
+    /// NVLink, with the number of links.
     NvLink(u64),
     /// One PCIe switch.
     Pix,
@@ -44,42 +45,45 @@ impl fmt::Display for Path {
 /// A link on a GPU's way to the host.
 #[derive(Debug, Clone, Copy)]
 pub struct Hop {
-    /// The lower end, an index into [`Machine::pci`]: everything below it shares the link.
+    /// The lower end, an index into [`Machine::pci`]. Everything below it shares the link.
     pub below: usize,
-    /// GB/s each way when both ends do what they are built for, where it is known.
+    /// GB/s each way when both ends run at their full speed, where known.
     pub gb_per_s: f64,
 }
 
 impl Machine {
-    /// The objects from a PCI object up to its host bridge, itself first.
+    /// The objects from a PCI object up to its host bridge, the object itself first.
     pub fn way_up(&self, node: usize) -> impl Iterator<Item = usize> {
         std::iter::successors(Some(node), |at| self.pci.get(*at)?.parent)
     }
 
-    /// The object next to the host bridge on the GPU's way, if it is a bridge: its root port.
+    /// The bridge next to the host bridge on the GPU's way, its root port; `None` if no bridge
+    /// stands there.
     pub fn root_port_node(&self, gpu: usize) -> Option<usize> {
         let top = self.way_up(self.gpus[gpu].node).find(|at| self.pci[*at].depth == 1)?;
         (self.pci[top].kind == PciKind::Bridge).then_some(top)
     }
 
-    /// The root port through which the GPU reaches the host; `None` if it sits on the host bridge itself.
+    /// The root port through which the GPU reaches the host; `None` if the GPU is on the host
+    /// bridge itself.
     pub fn root_port(&self, gpu: usize) -> Option<PciAddress> {
         self.pci[self.root_port_node(gpu)?].address
     }
 
-    /// How many GPUs reach the host through this GPU's root port, itself included.
+    /// Number of GPUs that reach the host through this GPU's root port, itself included.
     pub fn sharers(&self, gpu: usize) -> usize {
         let Some(port) = self.root_port_node(gpu) else { return 1 };
         (0..self.gpus.len()).filter(|other| self.root_port_node(*other) == Some(port)).count()
     }
 
-    /// Whether a hypervisor shows every GPU on a port of its own, so that nobody knows what they share.
+    /// Whether a hypervisor shows every GPU on a port of its own, so that shared links stay hidden.
     pub fn hides_its_tree(&self) -> bool {
         let alone = |gpu: usize| self.sharers(gpu) == 1 && self.pci[self.gpus[gpu].node].depth <= 2;
         self.virtual_machine && self.gpus.len() > 1 && (0..self.gpus.len()).all(alone)
     }
 
-    /// What the best GPU of the same model gets, where this one gets clearly less of the host by itself.
+    /// GB/s of the best GPU of the same model, where this GPU alone gets clearly less from the
+    /// host.
     pub fn outdone_by(&self, gpu: usize) -> Option<f64> {
         let model = self.gpus[gpu].device_id;
         let peers = (0..self.gpus.len()).filter(|peer| self.gpus[*peer].device_id == model);
@@ -88,10 +92,11 @@ impl Machine {
         (self.host_gb_per_s_alone(gpu)? < 0.9 * best).then_some(best)
     }
 
-    /// The links on the way to the host whose speed is known, nearest first.
+    /// The links of known speed on the way to the host, nearest first.
     ///
-    /// The chain alternates: at even depth below the host bridge stands the lower end of a link (a switch's upper port
-    /// or a device), its parent is the upper end. From upper to lower ports inside a switch there is no link.
+    /// The chain alternates: at even depth below the host bridge stands the lower end of a link (a
+    /// switch's upper port or a device), and its parent is the upper end. Between the upper and
+    /// lower ports inside a switch there is no link.
     pub fn hops(&self, gpu: usize) -> Vec<Hop> {
         let own = self.gpus[gpu].node;
         let links = self.way_up(own).filter(|at| {
@@ -107,8 +112,8 @@ impl Machine {
         links.filter_map(hop).collect()
     }
 
-    /// GB/s each way between the GPU and the host while the GPUs `copying` copy as well, PCIe's limits alone; `None`
-    /// where no link is known.
+    /// GB/s each way between the GPU and the host while the GPUs `copying` copy as well, by PCIe's
+    /// limits alone; `None` where no link is known.
     pub fn host_gb_per_s(&self, gpu: usize, copying: &[usize]) -> Option<f64> {
         let below =
             |node: usize, other: usize| self.way_up(self.gpus[other].node).any(|at| at == node);
@@ -119,7 +124,7 @@ impl Machine {
         self.hops(gpu).into_iter().map(share).min_by(f64::total_cmp)
     }
 
-    /// [`Machine::host_gb_per_s`] with no one else copying.
+    /// [`Machine::host_gb_per_s`] while no other GPU copies.
     pub fn host_gb_per_s_alone(&self, gpu: usize) -> Option<f64> {
         self.host_gb_per_s(gpu, &[])
     }
@@ -130,7 +135,7 @@ impl Machine {
         self.host_gb_per_s(gpu, &all)
     }
 
-    /// How GPU `a` reaches GPU `b`: by NVLink if there is any, else as [`Machine::pcie_path`].
+    /// How GPU `a` reaches GPU `b`: by NVLink if there is any, else by [`Machine::pcie_path`].
     pub fn path(&self, a: usize, b: usize) -> Path {
         if a == b {
             return Path::Same;
@@ -158,7 +163,7 @@ impl Machine {
             Some((*at, steps.max(other)))
         });
         match meeting {
-            // A device, a lower port, the upper port where both ways meet: two steps are one switch.
+            // A device, a lower port and the common upper port: two steps up are one switch.
             Some((at, steps)) if self.pci[at].kind == PciKind::Bridge => {
                 if steps <= 2 {
                     Path::Pix
@@ -176,9 +181,9 @@ impl Machine {
     }
 }
 
-/// What a link can carry. Both ends tell what they are built for: the lower figure counts. Where only the present
-/// speed is known, from a file, the ends should agree; where they do not, one of them is made up by a hypervisor or
-/// read at another moment, and the higher figure counts.
+/// GB/s of a link. Each end reports the speed it is built for, and the lower one counts. A file
+/// gives only the present speed, and the ends should agree; where they differ, a hypervisor made
+/// one up or it was read at another moment, and the higher one counts.
 fn ceiling(lower: Link, upper: Link) -> Option<f64> {
     match (lower.max_gb_per_s, upper.max_gb_per_s) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -206,7 +211,7 @@ mod tests {
     fn a_link_is_as_fast_as_its_slower_end_is_built_for() {
         assert_eq!(ceiling(built_for(31.5), built_for(15.75)), Some(15.75));
         assert_eq!(ceiling(built_for(31.5), Link::default()), Some(31.5));
-        // A port that a hypervisor shows at 2 GB/s above a GPU that runs at 15.75.
+        // A hypervisor shows a port at 2 GB/s above a GPU that runs at 15.75.
         assert_eq!(ceiling(now(15.75), now(2.0)), Some(15.75));
         assert_eq!(ceiling(Link::default(), Link::default()), None);
     }

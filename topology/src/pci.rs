@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a PCI device is, `0000:34:00.0`: the identity of a GPU. Ordered as CUDA does with
+/// Address of a PCI device, `0000:34:00.0`: the identity of a GPU. The order is that of CUDA with
 /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PciAddress {
-    /// The segment; 0 on most boxes.
+    /// The segment, 0 on most boxes.
     pub domain: u32,
     /// The bus.
     pub bus: u8,
@@ -64,31 +64,32 @@ impl From<PciAddress> for String {
     }
 }
 
-/// What one end of a PCIe link says about it. From a file only the speed is known; idle GPUs train their links down.
+/// One end's report about a PCIe link. A file gives only the speed. Idle GPUs train their links
+/// down.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Link {
-    /// GB/s each way as the link is now.
+    /// Present GB/s each way.
     pub gb_per_s: Option<f64>,
-    /// GB/s each way that this end is built for.
+    /// Largest GB/s each way of this end.
     pub max_gb_per_s: Option<f64>,
-    /// PCIe generation now.
+    /// Present PCIe generation.
     pub generation: Option<u8>,
-    /// Lanes now.
+    /// Present number of lanes.
     pub width: Option<u8>,
-    /// The highest generation of this end.
+    /// Highest PCIe generation of this end.
     pub max_generation: Option<u8>,
-    /// The most lanes of this end.
+    /// Largest number of lanes of this end.
     pub max_width: Option<u8>,
 }
 
 impl Link {
-    /// A link of which only the present speed is known; 0 stands for unknown.
+    /// A link with only its present speed known; 0 stands for unknown.
     pub(crate) fn of_speed(gb_per_s: f32) -> Self {
         let known = gb_per_s.is_finite() && gb_per_s > 0.0 && gb_per_s < 1e4;
         Self { gb_per_s: known.then(|| f64::from(gb_per_s)), ..Self::default() }
     }
 
-    /// Of generations and widths as sysfs tells them.
+    /// A link from the generations and widths of sysfs.
     pub(crate) fn of_lanes(now: (Option<u8>, Option<u8>), max: (Option<u8>, Option<u8>)) -> Self {
         let speed = |(generation, width): (Option<u8>, Option<u8>)| {
             Some(lane_gb_per_s(generation?)? * f64::from(width?))
@@ -117,7 +118,7 @@ fn lane_gb_per_s(generation: u8) -> Option<f64> {
     }
 }
 
-/// The generation whose lanes run at this rate, sysfs's `8.0 GT/s PCIe`.
+/// The PCIe generation of sysfs's rate, such as `8.0 GT/s PCIe`.
 pub(crate) fn generation_of(rate: &str) -> Option<u8> {
     let number: f64 = rate.split_whitespace().next()?.parse().ok()?;
     let rates = [2.5, 5.0, 8.0, 16.0, 32.0, 64.0];
@@ -125,10 +126,10 @@ pub(crate) fn generation_of(rate: &str) -> Option<u8> {
     u8::try_from(index + 1).ok()
 }
 
-/// What a PCI object is to the planner and the picture.
+/// The role of a PCI object for the planner and the picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PciKind {
-    /// From the CPUs to PCI; it has no address.
+    /// Between the CPUs and PCI; it has no address.
     HostBridge,
     /// A root port, or a port of a switch.
     Bridge,
@@ -144,22 +145,23 @@ pub enum PciKind {
     Other,
 }
 
-/// An object of the PCI tree. Objects stand after their parents.
+/// An object of the PCI tree. Parents stand before their children.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PciNode {
-    /// What it is.
+    /// Its role.
     pub kind: PciKind,
     /// `None` for a host bridge.
     pub address: Option<PciAddress>,
-    /// Its place in [`Machine::pci`](crate::Machine::pci).
+    /// Its parent's index in [`Machine::pci`](crate::Machine::pci).
     pub parent: Option<usize>,
-    /// Steps from the host bridge, which is at 0: a root port is at 1, a switch's upper port at 2, its lower ones at 3.
+    /// Steps from the host bridge. The host bridge is at 0, a root port at 1, a switch's upper port
+    /// at 2, its lower ones at 3.
     pub depth: usize,
-    /// The NUMA node next to it, where it is known and one.
+    /// The NUMA node next to it; `None` if unknown or if there are several.
     pub numa_node: Option<u32>,
-    /// The link of this end.
+    /// This end of its link.
     pub link: Link,
-    /// Names that the operating system gives it: `mlx5_0`, `nvme0n1`.
+    /// The operating system's names for it, such as `mlx5_0` or `nvme0n1`.
     pub names: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Which rank runs where: its GPU, its cores, the nodes of its buffers.
+//! Places each rank: its GPU, its cores, the nodes of its buffers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,46 +13,46 @@ use crate::pci::PciAddress;
 use crate::warning::{Severity, Warning};
 use crate::{Error, counted, format_bytes, groups};
 
-/// What ranks sit on.
+/// The devices of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Seats {
-    /// The GPUs of the box, each at most once.
+    /// The GPUs of the box, each for at most one rank.
     #[default]
     Gpus,
-    /// These GPUs alone.
+    /// These GPUs alone, each for at most one rank.
     These(Vec<PciAddress>),
-    /// These GPUs, dealt to the ranks in turn: several ranks share one.
+    /// These GPUs, dealt to the ranks in turn; several ranks may share one.
     Shared(Vec<PciAddress>),
-    /// No GPU: ranks are dealt over the nodes.
+    /// No GPU. Ranks are dealt over the nodes.
     Virtual,
 }
 
-/// Whose cores and memory ranks may use besides those of the sockets that they are on.
+/// Sockets without ranks whose cores and memory the ranks may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub enum Sockets {
-    /// Nobody's, unless those do not hold the ranks' memory: then as `All`.
+    /// None, unless the ranks' own sockets are too small for their memory; then as `All`.
     #[default]
     Auto,
-    /// Nobody's.
+    /// None.
     Near,
-    /// Those of sockets that no rank is on: they go to the nearest ranks.
+    /// All. Their cores and memory go to the nearest ranks.
     All,
 }
 
-/// What is to be placed.
+/// A request for placement.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Request {
     /// Ranks of a tensor-parallel group.
     pub tp: usize,
     /// Tensor-parallel groups.
     pub dp: usize,
-    /// What ranks sit on.
+    /// The devices of the ranks.
     pub seats: Seats,
     /// Bytes of optimizer state of each rank, 0 if unknown.
     pub state_bytes: u64,
     /// Bytes of staging buffers of each rank, 0 if unknown.
     pub staging_bytes: u64,
-    /// Whose cores and memory they may use.
+    /// Sockets without ranks that they may use.
     pub sockets: Sockets,
 }
 
@@ -61,9 +61,9 @@ pub struct Request {
 pub struct RankPlace {
     /// `dp_rank * tp + tp_rank`.
     pub rank: usize,
-    /// Its place in the tensor-parallel group.
+    /// Its rank in the tensor-parallel group.
     pub tp_rank: usize,
-    /// Which tensor-parallel group it is in.
+    /// Index of its tensor-parallel group.
     pub dp_rank: usize,
     /// Its GPU, if it has one.
     pub gpu: Option<PciAddress>,
@@ -73,27 +73,27 @@ pub struct RankPlace {
     pub state_nodes: Vec<u32>,
     /// One logical CPU of each of its physical cores, for the threads that update parameters.
     pub worker_cpus: Vec<u32>,
-    /// Where the thread that drives the GPU runs: a sibling of the first worker, or that worker's CPU.
+    /// CPU of the thread that drives the GPU: a sibling of the first worker's CPU, or that CPU.
     pub driver_cpu: Option<u32>,
-    /// The logical CPUs of the rank's cores, ascending, siblings included. Empty only if the machine has no core that
-    /// this process may use.
+    /// The logical CPUs of the rank's cores, ascending, siblings included. Empty only if this
+    /// process may use no core of the machine.
     pub cpus: Vec<u32>,
-    /// Why it is there, where that is not plain.
+    /// Reasons for the place, where they are not plain.
     pub reasons: Vec<String>,
 }
 
 /// Bytes of host memory that a rank takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HostBytes {
-    /// Next to its GPU.
+    /// Bytes next to its GPU.
     pub staging: u64,
-    /// Where its cores are.
+    /// Bytes where its cores are.
     pub states: u64,
 }
 
 impl RankPlace {
-    /// Bytes that each node has of a rank's memory: `staging` on its own, `states` where its cores bring them in, each an equal
-    /// part.
+    /// Bytes of a rank's memory on each node: `staging` on the rank's own node, `states` in equal
+    /// parts on the nodes of the cores that touch them first.
     pub fn bytes_by_node(
         &self,
         machine: &Machine,
@@ -102,7 +102,7 @@ impl RankPlace {
         let node_of = |cpu: &u32| {
             let core = machine.cores.iter().find(|core| core.cpus.contains(cpu));
             let node = core.map(|core| core.numa_node);
-            // A node without memory of its own takes what the first one has.
+            // A node without memory of its own takes the bytes of the first node.
             node.filter(|node| self.state_nodes.contains(node)).unwrap_or(self.state_nodes[0])
         };
         let mut nodes: Vec<u32> = self.worker_cpus.iter().map(node_of).collect();
@@ -120,7 +120,7 @@ impl RankPlace {
 }
 
 impl fmt::Display for RankPlace {
-    /// `rank 3: node 0, cores 9-11, driver on CPU 57`.
+    /// Writes `rank 3: node 0, cores 9-11, driver on CPU 57`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut workers = self.worker_cpus.clone();
         workers.sort_unstable();
@@ -150,21 +150,22 @@ pub struct Placement {
     pub tp: usize,
     /// Tensor-parallel groups.
     pub dp: usize,
-    /// By rank.
+    /// The places by rank.
     pub ranks: Vec<RankPlace>,
-    /// Of the reasons, those about sockets that no rank is on.
+    /// Reasons about sockets without ranks.
     pub sockets: Vec<String>,
-    /// Cores of sockets that no rank is on are dealt too.
+    /// Whether cores of sockets without ranks are dealt too.
     pub all_sockets: bool,
-    /// One line per tensor-parallel group, and what holds for all.
+    /// One line per tensor-parallel group, and lines for all groups.
     pub reasons: Vec<String>,
-    /// What is wrong with it.
+    /// Problems of the placement.
     pub warnings: Vec<Warning>,
 }
 
-/// Deals `world_size` virtual GPUs over the NUMA nodes, as evenly as the numbers allow, in blocks: with 16 ranks on two
-/// nodes, ranks 0-7 go to the first. Each rank gets a contiguous share of its node's allowed physical cores, and of
-/// those of nodes of its socket that have no rank; with more ranks than cores, several share one.
+/// Deals `world_size` virtual GPUs over the NUMA nodes in blocks, as evenly as the numbers allow:
+/// with 16 ranks on two nodes, ranks 0-7 go to the first. Each rank gets a contiguous share of the
+/// allowed physical cores of its node, and of nodes without ranks on its socket. With more ranks
+/// than cores, several ranks share a core.
 ///
 /// A node without memory or without an allowed core gets no rank, unless no node has both.
 pub fn place_ranks(machine: &Machine, world_size: usize) -> Vec<RankPlace> {
@@ -175,7 +176,8 @@ pub fn place_ranks(machine: &Machine, world_size: usize) -> Vec<RankPlace> {
 /// Places TP x DP ranks.
 ///
 /// # Errors
-/// More ranks than GPUs, with [`Seats::Gpus`] and [`Seats::These`]; no GPU at all, with [`Seats::Shared`].
+/// More ranks than GPUs, with [`Seats::Gpus`] and [`Seats::These`]; no GPU at all, with
+/// [`Seats::Shared`].
 pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
     let near = place_on(machine, request, request.sockets == Sockets::All)?;
     let short = needed(machine, request, &near.ranks).into_iter();
@@ -261,7 +263,7 @@ fn seat_groups(
     Ok(groups.into_iter().map(|group| group.into_iter().map(Some).collect()).collect())
 }
 
-/// Rank i on the GPU i mod their number.
+/// Gives rank i the GPU i modulo the number of GPUs.
 fn shared_seats(
     machine: &Machine,
     wanted: &[PciAddress],
@@ -339,7 +341,7 @@ fn has_memory(machine: &Machine, id: u32) -> bool {
         && machine.numa_node(id).is_some_and(|node| node.memory_bytes > 0)
 }
 
-/// The node next to the GPU, or the nearest one that this process may allocate on.
+/// The node next to the GPU, or the nearest node on which this process may allocate.
 fn staging_node(machine: &Machine, near: Option<u32>, reasons: &mut Vec<String>) -> u32 {
     if let Some(node) = near.filter(|node| has_memory(machine, *node)) {
         return node;
@@ -353,7 +355,7 @@ fn staging_node(machine: &Machine, near: Option<u32>, reasons: &mut Vec<String>)
     best.or(machine.numa_nodes.first().map(|node| node.id)).unwrap_or(0)
 }
 
-/// What joins each group, and how fast its members copy.
+/// The connection of each group, and the speed of its members' copies.
 fn group_reasons(machine: &Machine, groups: &[Vec<Option<usize>>]) -> Vec<String> {
     let all: Vec<usize> = groups.iter().flatten().flatten().copied().collect();
     let line = |(index, group): (usize, &Vec<Option<usize>>)| {
@@ -389,7 +391,7 @@ fn group_reasons(machine: &Machine, groups: &[Vec<Option<usize>>]) -> Vec<String
     groups.iter().enumerate().filter_map(line).collect()
 }
 
-/// Orders ways by how bad they are: fewer links are worse.
+/// Orders paths by how bad they are: fewer links are worse.
 fn weakness(path: &Path) -> (Path, u64) {
     match path {
         Path::NvLink(links) => (Path::NvLink(0), u64::MAX - links),
@@ -411,7 +413,7 @@ fn needed(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> BTreeMap
     needed
 }
 
-/// What node `id` has, and in which sense, where that is less than `bytes`.
+/// Bytes of node `id` and a word for which bytes these are, if there are fewer than `bytes`.
 fn too_little(machine: &Machine, id: u32, bytes: u64) -> Option<(u64, &'static str)> {
     let node = machine.numa_node(id)?;
     let there = node.free_bytes.map_or((node.memory_bytes, "there"), |free| (free, "free"));
@@ -453,7 +455,7 @@ mod tests {
     use super::*;
     use crate::{Core, NumaNode};
 
-    /// Nodes of 1 GiB with `cores` cores each, all cores numbered through, then their siblings.
+    /// Nodes of 1 GiB with `cores` cores each. All cores are numbered first, then their siblings.
     fn machine(nodes: u32, cores: u32, siblings: u32) -> Machine {
         let total = nodes * cores;
         let core = |c| (0..siblings).map(|s| s * total + c).collect::<Vec<u32>>();
@@ -536,7 +538,7 @@ mod tests {
         let mut machine = machine(2, 2, 1);
         machine.numa_nodes[0].memory_bytes = 0;
         assert_eq!(nodes_of(&place_ranks(&machine, 3)), [1, 1, 1]);
-        // Memory without cores: the cores of the other node serve it.
+        // A node has memory without cores: the cores of the other node serve it.
         machine.cores.truncate(2);
         let places = place_ranks(&machine, 2);
         assert_eq!(nodes_of(&places), [1, 1]);

@@ -1,19 +1,19 @@
-//! What the walk over hwloc's objects leaves: plain data between `hwloc_ext` and `build`.
+//! Plain data from the walk over hwloc's objects, between `hwloc_ext` and `build`.
 
-/// A box as hwloc describes it.
+/// hwloc's description of a box.
 #[derive(Debug, Default)]
 pub(crate) struct RawBox {
-    /// Parents before their children.
+    /// Parents stand before their children.
     pub(crate) objects: Vec<RawObject>,
     pub(crate) allowed_cpus: Vec<u32>,
     pub(crate) allowed_nodes: Vec<u32>,
-    /// Relative latencies between NUMA nodes: 10 is local.
+    /// Relative latencies between NUMA nodes, 10 within a node.
     pub(crate) numa_distances: Option<RawDistances>,
     /// MB/s between GPUs, and between GPUs and switches or CPUs.
     pub(crate) nvlink: Option<RawDistances>,
 }
 
-/// The part of hwloc's types that matters here.
+/// The types of hwloc's objects that matter here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RawKind {
     Package,
@@ -21,12 +21,12 @@ pub(crate) enum RawKind {
     Pu,
     L3,
     NumaNode,
-    /// From the CPUs to PCI.
+    /// Between the CPUs and PCI.
     HostBridge,
-    /// From PCI to PCI: a root port, or a port of a switch.
+    /// Between PCI and PCI: a root port, or a port of a switch.
     PciBridge,
     PciDevice,
-    /// The operating system's name for what a PCI device is: `mlx5_0`, `nvme0n1`, `nvml0`.
+    /// The operating system's name for a PCI device: `mlx5_0`, `nvme0n1`, `nvml0`.
     OsDevice,
     Other,
 }
@@ -41,7 +41,7 @@ pub(crate) struct RawObject {
     pub(crate) cpus: Vec<u32>,
     /// Empty for I/O objects.
     pub(crate) nodes: Vec<u32>,
-    /// Bytes, of NUMA nodes.
+    /// Bytes of a NUMA node's memory.
     pub(crate) memory: u64,
     pub(crate) name: Option<String>,
     pub(crate) infos: Vec<(String, String)>,
@@ -57,7 +57,7 @@ pub(crate) struct RawPci {
     pub(crate) class: u16,
     pub(crate) vendor_id: u16,
     pub(crate) device_id: u16,
-    /// Of the link as it was when it was read; 0 where unknown.
+    /// GB/s of the link at the time of the export; 0 where unknown.
     pub(crate) gb_per_s: f32,
 }
 
@@ -66,6 +66,6 @@ pub(crate) struct RawPci {
 pub(crate) struct RawDistances {
     /// Indexes into [`RawBox::objects`]; `None` for an object that was not kept.
     pub(crate) objects: Vec<Option<usize>>,
-    /// From the i-th to the j-th object at i * n + j.
+    /// The value from the i-th to the j-th object is at i * n + j.
     pub(crate) values: Vec<u64>,
 }

@@ -1,8 +1,9 @@
 //! A first load in a child process.
 //!
-//! hwloc crashes over some descriptions that are well-formed and wrong: with 2.9, 13 of 4000 damaged exports ended in a
-//! segmentation fault or an abort, which no check before it can foresee. So a description that did not come from the
-//! kernel is loaded by a child first; if that dies, the description is refused, and this process lives.
+//! hwloc crashes over some well-formed but wrong descriptions: with 2.9, 13 of 4000 damaged exports
+//! ended in a segmentation fault or an abort, which no earlier check can foresee. A child process
+//! therefore loads a description from outside first. If the child dies, the description is refused,
+//! and this process lives.
 #![expect(unsafe_code, reason = "forks, and waits for the child")]
 
 use std::io;
@@ -11,12 +12,12 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
 
-/// Seconds after which the child is killed: a DGX A100 takes 0.02.
+/// Seconds after which the child is killed. A DGX A100 takes 0.02.
 const LONGEST: u32 = 20;
 
-/// Runs `load` in a child and refuses what kills it.
+/// Runs `load` in a child process, and refuses the description if the child dies.
 pub(crate) fn survive(load: impl FnOnce()) -> Result<(), Error> {
-    // libxml2 has locks that a fork would copy in whatever state they are: no other load may run meanwhile.
+    // A fork would copy libxml2's locks in any state, so no other load may run meanwhile.
     let _one = LOADS.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the child calls hwloc, whose memory comes from glibc, which keeps its allocator usable after a fork; the
     // only other locks that hwloc takes are libxml2's, which no thread holds (above). The child never returns.
@@ -30,7 +31,7 @@ pub(crate) fn survive(load: impl FnOnce()) -> Result<(), Error> {
             // SAFETY: ends the child at once, without destructors that belong to the parent.
             unsafe { libc::_exit(0) }
         }
-        // Without a child there is no trial; what is wrong with the process will show elsewhere.
+        // Without a child there is no trial. The reason for the failed fork will show elsewhere.
         -1 => Ok(()),
         child => match wait(child) {
             Some(libc::SIGALRM) => refuse(format!("hwloc took more than {LONGEST} s over it")),
@@ -47,7 +48,7 @@ fn refuse(why: String) -> Result<(), Error> {
     Err(Error::NotABox { why })
 }
 
-/// No message of a failed trial, no core file.
+/// Suppresses messages and core files of a failed trial.
 fn quiet() {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: reads the structure and sets a limit of the child alone.

@@ -1,6 +1,6 @@
-//! Bytes as people write them.
+//! Text form of byte counts.
 
-/// Units by name, small to large.
+/// Units by name, from small to large.
 const UNITS: [(&str, u64); 9] = [
     ("B", 1),
     ("kB", 1_000),
@@ -13,7 +13,7 @@ const UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
 ];
 
-/// `1 file`, `2 files`; `1 micro-batch`, `2 micro-batches`.
+/// A number with its noun: `1 file`, `2 files`; `1 micro-batch`, `2 micro-batches`.
 pub fn counted(n: impl std::fmt::Display, one: &str) -> String {
     let n = n.to_string();
     let more = match n == "1" {
@@ -24,8 +24,8 @@ pub fn counted(n: impl std::fmt::Display, one: &str) -> String {
     format!("{n} {one}{more}")
 }
 
-/// Writes bytes with two decimals in the largest binary unit that is not above them, `1.50 GiB`; below 1 KiB exactly,
-/// `512 B`.
+/// Writes bytes with two decimals in the largest binary unit that fits, `1.50 GiB`; below 1 KiB
+/// exactly, `512 B`.
 pub fn format_bytes(bytes: u64) -> String {
     if bytes < 1 << 10 {
         return format!("{bytes} B");
@@ -35,7 +35,7 @@ pub fn format_bytes(bytes: u64) -> String {
     for (name, unit) in binary {
         let hundredths = (u128::from(bytes) * 100 + u128::from(unit / 2)) / u128::from(*unit);
         text = format!("{}.{:02} {name}", hundredths / 100, hundredths % 100);
-        // Compared after rounding, so that nothing reads "1024.00 KiB".
+        // Compared after rounding, so that no text reads "1024.00 KiB".
         if hundredths < 1024 * 100 {
             break;
         }
@@ -43,8 +43,9 @@ pub fn format_bytes(bytes: u64) -> String {
     text
 }
 
-/// Reads an amount of bytes: a decimal number, then one of B, kB, KiB, MB, MiB, GB, GiB, TB, TiB, or nothing for bytes.
-/// `31.7GiB`, `80 GB` and `1024` are examples. A fraction is exact up to rounding to the nearest byte.
+/// Reads an amount of bytes: a decimal number, then one of B, kB, KiB, MB, MiB, GB, GiB, TB, TiB,
+/// or no unit for bytes. Examples are `31.7GiB`, `80 GB` and `1024`. A fraction is exact up to
+/// rounding to the nearest byte.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let number_end =
@@ -85,7 +86,8 @@ fn unit_named(name: &str, text: &str) -> Result<u64, String> {
     Err(format!("{text:?} is not an amount of bytes: unknown unit {name:?}, {hint}"))
 }
 
-/// `0.{digits}` of `unit`, to the nearest byte. Digits beyond the eighteenth are below any unit's half byte.
+/// `0.{digits}` of `unit`, to the nearest byte. Digits beyond the eighteenth are below half a byte
+/// of any unit.
 fn fraction_of(digits: &str, unit: u64) -> u128 {
     let (mut numerator, mut denominator) = (0, 1);
     for digit in digits.bytes().take(18) {

@@ -2,27 +2,27 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Good to know.
+    /// Information only.
     Info,
-    /// Costs speed.
+    /// It costs speed.
     Warning,
-    /// A run would fail, or crawl.
+    /// A run would fail, or be very slow.
     Error,
 }
 
 /// One finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Warning {
-    /// Its name, which stays the same between versions.
+    /// Its name. It stays the same between versions.
     pub id: &'static str,
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What is found, with numbers.
+    /// The finding, with numbers.
     pub text: String,
-    /// What to do.
+    /// The action to take.
     pub remedy: String,
 }

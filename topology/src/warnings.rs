@@ -1,4 +1,4 @@
-//! What wastes a box's bandwidth, and what to do about it.
+//! Finds what wastes a box's bandwidth, and says what to do about it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use crate::machine::{Machine, sysfs};
 use crate::place::Placement;
 use crate::warning::{Severity, Warning};
 
-/// What surrounds the process: only for a live box.
+/// The surroundings of the process, for a live box.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
-    /// Where `/proc` and `/sys` are; `None` for a box from a file.
+    /// Root of `/proc` and `/sys`; `None` for a box from a file.
     pub root: Option<PathBuf>,
     /// `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visible_devices: Option<String>,
@@ -20,7 +20,7 @@ pub struct Environment {
     pub device_order: Option<String>,
 }
 
-/// Everything that is wrong with the box, its surroundings, and a placement on it; worst first.
+/// All problems of the box, its surroundings, and a placement on it, worst first.
 pub fn warnings(
     machine: &Machine,
     placement: Option<&Placement>,
@@ -86,7 +86,7 @@ impl Found {
     }
 
     fn uplinks(&mut self, machine: &Machine) {
-        // Uplinks that are alike make one finding.
+        // Uplinks with the same problem make one finding.
         let mut alike: BTreeMap<(usize, String), BTreeSet<String>> = BTreeMap::new();
         for gpu in 0..machine.gpus.len() {
             let (sharers, port) = (machine.sharers(gpu), machine.root_port(gpu));
@@ -158,7 +158,7 @@ impl Found {
         self.ends_differ(machine);
     }
 
-    /// From a file no maximum is known, but cards of one model should run alike.
+    /// A file reports no maximum, but cards of one model should run alike.
     fn slower_than_peers(&mut self, machine: &Machine) {
         for (index, gpu) in machine.gpus.iter().enumerate() {
             let own = machine.host_gb_per_s_alone(index);
@@ -177,7 +177,7 @@ impl Found {
         }
     }
 
-    /// Exports read both ends of a link at one moment, so they should agree.
+    /// Exports read both ends of a link at one moment, so the ends should agree.
     fn ends_differ(&mut self, machine: &Machine) {
         let odd = |gpu: &&crate::Gpu| {
             let own = &machine.pci[gpu.node];
@@ -354,7 +354,7 @@ fn first_of(gpus: &[String]) -> String {
     format!("{} ({}{more})", counted(gpus.len(), "GPU"), gpus[0])
 }
 
-/// Whether a list of numbers does not ascend; UUIDs cannot be told.
+/// Whether the numbers in a list do not ascend. UUIDs have no order.
 fn reordered(devices: &str) -> bool {
     let numbers: Result<Vec<u32>, _> = devices.split(',').map(|d| d.trim().parse()).collect();
     numbers.is_ok_and(|numbers| !numbers.is_sorted())

@@ -1,4 +1,4 @@
-//! The boxes that users have, and damaged descriptions of them: facts, and what must hold for any box.
+//! Users' boxes and damaged descriptions of them: facts, and rules for any box.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -42,7 +42,7 @@ fn column<T>(placement: &Placement, of: impl Fn(&topology::RankPlace) -> T) -> V
     placement.ranks.iter().map(of).collect()
 }
 
-/// What holds for every placement on every box.
+/// Rules for every placement on every box.
 fn check(machine: &Machine, placement: &Placement, what: &str) {
     let shared = placement.warnings.iter().any(|w| w.id == "more-ranks-than-cores");
     let (mut dealt, mut gpus) = (BTreeMap::new(), BTreeSet::new());
@@ -67,7 +67,8 @@ fn check(machine: &Machine, placement: &Placement, what: &str) {
         let empty = machine.allowed_cpus.is_empty();
         assert_eq!(rank.cpus.is_empty(), empty, "{what}: rank {} without CPUs", rank.rank);
     }
-    // Cores next to memory that is empty or denied may be left alone; no others where nothing ties ranks to places.
+    // Cores next to empty or denied memory may stay idle. No other core may, where nothing ties
+    // ranks to places.
     let whole = machine
         .numa_nodes
         .iter()
@@ -81,7 +82,7 @@ fn check(machine: &Machine, placement: &Placement, what: &str) {
     }
 }
 
-/// Every way in which a box is shown and used, without a panic.
+/// Shows and uses a box in every way. It must not panic.
 fn use_it(machine: &Machine, what: &str) {
     let gpus = machine.gpus.len();
     for (tp, dp, seats) in [
@@ -140,7 +141,7 @@ fn the_matrix_of_a_dgx_2_is_the_one_that_nvidia_prints() {
     let machine = load("dgx2");
     for a in 0..16usize {
         for b in 0..16 {
-            // Pairs on a switch, fours below a root port, eights on a node.
+            // Two GPUs share a switch, four a root port, eight a node.
             let expected = match (a, b) {
                 _ if a == b => "X",
                 _ if a / 2 == b / 2 => "PIX",
@@ -163,7 +164,7 @@ fn a_dgx_1_has_its_cube_mesh_and_host_bridges() {
     assert_eq!(row(&|b| machine.pcie_path(0, b)), "X PIX PHB PHB SYS SYS SYS SYS");
     assert_eq!(row(&|b| machine.path(0, b)), "X NV1 NV1 NV2 NV2 SYS SYS SYS");
     assert_eq!(row(&|b| machine.path(7, b)), "SYS SYS SYS NV1 NV2 NV1 NV2 X");
-    // Pairs of two links, on two uplinks each.
+    // Pairs with two links, on two uplinks each.
     let pairs: Vec<Vec<String>> = placed(&machine, 2, 4)
         .ranks
         .chunks(2)
@@ -188,7 +189,7 @@ fn a_dgx_a100_in_nps4_uses_the_memory_of_all_eight_nodes() {
         assert_eq!(states.into_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
         for rank in by_gpu {
             assert_eq!(rank.worker_cpus.len(), 16);
-            // A cache belongs to one rank.
+            // Only one rank uses a cache.
             for core in machine.cores.iter().filter(|c| rank.worker_cpus.contains(&c.cpus[0])) {
                 let mates = machine.cores.iter().filter(|mate| mate.l3 == core.l3);
                 assert!(mates.into_iter().all(|mate| rank.worker_cpus.contains(&mate.cpus[0])));
@@ -222,7 +223,7 @@ fn idle_gpus_leave_their_uplinks_to_the_others() {
     for gpu in &chosen {
         assert!(machine.host_gb_per_s(*gpu, &chosen).unwrap() > 15.0, "{chosen:?}");
     }
-    // And the cores of both sockets are dealt.
+    // The cores of both sockets are dealt.
     assert_eq!(column(&placement, |rank| rank.worker_cpus.len()), [12; 4]);
     let bridged = load("workstation-tr-4xA6000");
     let placement = placed(&bridged, 2, 2);
@@ -295,7 +296,7 @@ fn a_lone_gpu_uses_both_sockets_where_its_states_need_them_or_it_is_told_to() {
         let refused = on(Sockets::Near, "400GiB", 1);
         assert_eq!((cores(&refused), refused.warnings.len()), (vec![20], 1));
         assert_eq!(cores(&on(Sockets::All, "1GiB", 1)), [40]);
-        // More ranks than sockets leave nothing idle.
+        // With more ranks than sockets no socket is idle.
         assert_eq!(on(Sockets::All, "1GiB", 8).ranks, on(Sockets::Near, "1GiB", 8).ranks);
     }
 }
@@ -350,7 +351,7 @@ fn no_set_of_allowed_cpus_makes_it_panic() {
     }
 }
 
-/// xorshift: the same damage in every run.
+/// xorshift: every run does the same damage.
 struct Random(u64);
 
 impl Random {
@@ -362,7 +363,7 @@ impl Random {
     }
 }
 
-/// One piece of damage.
+/// Damages the text at one place.
 fn damaged(text: &str, random: &mut Random) -> String {
     let mut bytes = text.as_bytes().to_vec();
     let at = random.below(bytes.len());
@@ -381,7 +382,7 @@ fn damaged(text: &str, random: &mut Random) -> String {
             return copy.join("\n");
         }
         5 => {
-            // A number becomes another one.
+            // Changes a number.
             let digits = (at..bytes.len()).find(|i| bytes[*i].is_ascii_digit()).unwrap_or(at);
             bytes[digits] = b'0' + random.below(10) as u8;
         }

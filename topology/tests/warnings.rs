@@ -1,4 +1,4 @@
-//! Each warning is triggered by what it is about, says something, and has a remedy.
+//! Each warning fires on its own problem, has a text, and has a remedy.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -17,7 +17,7 @@ fn load(name: &str) -> Machine {
     Machine::from_xml_file(&file).unwrap()
 }
 
-/// What is said of a changed box, with one rank per GPU, or so many virtual ones.
+/// Warnings about a changed box, with one rank per GPU, or with `ranks` virtual ones.
 fn of(name: &str, ranks: usize, change: impl FnOnce(&mut Machine, &mut Request)) -> Vec<Warning> {
     let mut machine = load(name);
     let mut request = Request { tp: 1, dp: ranks, seats: Seats::Virtual, ..Request::default() };
@@ -29,7 +29,7 @@ fn of(name: &str, ranks: usize, change: impl FnOnce(&mut Machine, &mut Request))
     warnings(&machine, Some(&placement), &Environment::default())
 }
 
-/// What is said of a live box with these kernel settings and variables.
+/// Warnings about a live box with these kernel settings and variables.
 fn around(files: &[(&str, &str)], environment: Environment) -> Vec<Warning> {
     let root = std::env::temp_dir().join(format!("onebox-warnings-{}", std::process::id()));
     for (path, text) in files {

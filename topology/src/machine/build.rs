@@ -1,4 +1,4 @@
-//! From hwloc's objects to a [`Machine`].
+//! Builds a [`Machine`] from hwloc's objects.
 
 use super::kind::{os_devices, pci_kind};
 use super::nvlink;
@@ -45,7 +45,7 @@ pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
     })
 }
 
-/// Whether firmware that calls a product, board or vendor so is a hypervisor's.
+/// Whether this name of a product, board or vendor is a hypervisor's.
 fn names_a_hypervisor(name: &str) -> bool {
     let known = [
         "KVM",
@@ -62,7 +62,7 @@ fn names_a_hypervisor(name: &str) -> bool {
     known.iter().any(|known| name.contains(known))
 }
 
-/// A fact about the machine or its first socket.
+/// A property of the machine or of its first socket.
 fn info(raw: &RawBox, key: &str) -> Option<String> {
     let of = |object: &RawObject| {
         let found = object.infos.iter().find(|(name, value)| name == key && !value.is_empty());
@@ -77,12 +77,12 @@ fn above(raw: &RawBox, index: usize, kind: RawKind) -> Option<usize> {
     std::iter::successors(Some(index), parent).find(|at| raw.objects[*at].kind == kind)
 }
 
-/// The number of the socket of an object.
+/// The socket number of an object.
 fn package(raw: &RawBox, index: usize) -> Option<u32> {
     raw.objects[above(raw, index, RawKind::Package)?].os_index
 }
 
-/// The nodes by number, and the object of each.
+/// The nodes by number, and hwloc's object of each.
 fn numa_nodes(raw: &RawBox) -> Result<(Vec<NumaNode>, Vec<usize>), Error> {
     let objects = raw.objects.iter().enumerate();
     let mut nodes: Vec<(NumaNode, usize)> = objects
@@ -118,7 +118,8 @@ fn with_distances(raw: &RawBox, mut nodes: Vec<NumaNode>, objects: &[usize]) -> 
     nodes
 }
 
-/// The physical cores in hwloc's order. Some virtual machines report none; there every CPU counts as one.
+/// The physical cores in hwloc's order. Some virtual machines report none; every CPU then counts as
+/// a core.
 fn cores(raw: &RawBox, nodes: &[NumaNode]) -> Vec<Core> {
     let of_kind = |kind| {
         let objects = raw.objects.iter().enumerate();
@@ -128,7 +129,7 @@ fn cores(raw: &RawBox, nodes: &[NumaNode]) -> Vec<Core> {
     let mut seen = std::collections::HashSet::new();
     let mut cores = Vec::new();
     for (index, object) in of_kind(kind) {
-        // A damaged file may list a CPU twice: it belongs to the first core that has it.
+        // A damaged file may list a CPU twice. It belongs to the first core that has it.
         let mut cpus = object.cpus.clone();
         cpus.retain(|cpu| seen.insert(*cpu));
         if !cpus.is_empty() {
@@ -140,7 +141,7 @@ fn cores(raw: &RawBox, nodes: &[NumaNode]) -> Vec<Core> {
     cores
 }
 
-/// The node of a core: with memory and the fewest CPUs around, the first of several.
+/// The node of a core: the one with memory and the fewest CPUs, the first of several.
 fn node_of(nodes: &[NumaNode], core: &RawObject) -> u32 {
     let holds = |node: &&NumaNode| core.cpus.iter().any(|cpu| node.cpus.contains(cpu));
     let local = nodes.iter().filter(holds);
@@ -148,7 +149,7 @@ fn node_of(nodes: &[NumaNode], core: &RawObject) -> u32 {
     best.or(nodes.first()).map_or(0, |node| node.id)
 }
 
-/// The PCI tree as far as it matters, the GPUs by address, and the object of each GPU.
+/// The relevant part of the PCI tree, the GPUs by address, and hwloc's object of each GPU.
 fn pci(raw: &RawBox) -> (Vec<PciNode>, Vec<Gpu>, Vec<usize>) {
     let kinds: Vec<Option<PciKind>> =
         (0..raw.objects.len()).map(|index| pci_kind(raw, index)).collect();
@@ -217,7 +218,7 @@ fn gpu(raw: &RawBox, index: usize, pci: PciAddress, node: usize, numa_node: Opti
     }
 }
 
-/// The node next to a PCI object: the one of the CPU object above it, if that is only one.
+/// The node next to a PCI object: the node of the CPU object above it, if there is exactly one.
 fn numa_node_of(raw: &RawBox, index: usize) -> Option<u32> {
     let parent = |at: &usize| raw.objects[*at].parent;
     let not_io = |at: &usize| pci_kind(raw, *at).is_none();

@@ -1,12 +1,12 @@
-//! What the objects of hwloc's PCI tree are.
+//! Classifies the objects of hwloc's PCI tree.
 
 use crate::pci::PciKind;
 use crate::raw::{RawBox, RawKind, RawObject};
 
-/// PCI's number of NVIDIA.
+/// NVIDIA's vendor number in PCI.
 const NVIDIA: u16 = 0x10de;
 
-/// What an object of the PCI tree is; `None` for what is not in it.
+/// The kind of an object of the PCI tree; `None` for an object outside it.
 pub(super) fn pci_kind(raw: &RawBox, index: usize) -> Option<PciKind> {
     let object = &raw.objects[index];
     match object.kind {
@@ -14,7 +14,7 @@ pub(super) fn pci_kind(raw: &RawBox, index: usize) -> Option<PciKind> {
         RawKind::PciBridge => Some(PciKind::Bridge),
         RawKind::PciDevice => {
             let pci = object.pci?;
-            // Exports without class numbers still have the driver's device below.
+            // Exports without class numbers still list the driver's device below.
             let computes = || {
                 os_devices(raw, index).any(|device| {
                     let name = device.name.as_deref().unwrap_or("");

@@ -1,4 +1,4 @@
-//! NVLink between GPUs: from the matrix that an export may carry, or from the driver.
+//! NVLink between GPUs, from the matrix of an export or from the driver.
 
 use std::ffi::OsStr;
 
@@ -8,10 +8,12 @@ use crate::nvml::{self, NvLink, Told};
 use crate::pci::PciKind;
 use crate::raw::{RawBox, RawKind};
 
-/// MB/s of one link each way: NVLink 2 to 4, H200's, the bridges of workstation cards, NVLink 1, NVLink 5.
+/// MB/s of one link each way: NVLink 2 to 4, H200's, the bridges of workstation cards, NVLink 1,
+/// NVLink 5.
 const LINKS: [u64; 5] = [25_000, 26_562, 14_062, 20_000, 50_000];
 
-/// Adds what the driver's `library` knows of the GPUs of a live box, or why it knows nothing.
+/// Adds the UUIDs and links that the driver's `library` reports for the GPUs of a live box, or the
+/// reason why it reports none.
 pub(crate) fn complete(machine: &mut Machine, library: &OsStr) {
     let gpus: Vec<_> = machine.gpus.iter().map(|gpu| gpu.pci).collect();
     if gpus.is_empty() {
@@ -35,7 +37,7 @@ pub(crate) fn complete(machine: &mut Machine, library: &OsStr) {
         (hidden > 0).then(|| format!("{} does not show {hidden} of the GPUs", nvml::NAME));
 }
 
-/// MB/s from GPU to GPU.
+/// MB/s from GPU to GPU, from the driver's answers.
 fn from_driver(machine: &Machine, told: &[Option<Told>]) -> Vec<Vec<u64>> {
     let switches = machine.pci.iter().filter(|object| object.kind == PciKind::NvSwitch);
     let switches: Vec<_> = switches.filter_map(|object| object.address).collect();
@@ -49,7 +51,7 @@ fn from_driver(machine: &Machine, told: &[Option<Told>]) -> Vec<Vec<u64>> {
     square(machine.gpus.len(), direct, to_switches)
 }
 
-/// Two GPUs reach each other directly, or through switches at the lower of their sums.
+/// MB/s of each pair: their direct links, or through switches the lower of their two sums.
 fn square(
     n: usize,
     direct: impl Fn(usize, usize) -> u64,
@@ -61,13 +63,14 @@ fn square(
     (0..n).map(|a| (0..n).map(|b| pair(a, b)).collect()).collect()
 }
 
-/// MB/s from GPU to GPU, in the order of `gpus` (indexes of raw objects); empty if the box does not tell.
+/// MB/s from GPU to GPU, in the order of `gpus` (indexes of raw objects); empty if the box reports
+/// none.
 ///
-/// Where GPUs are joined by switches the matrix holds links to the switches' ports.
+/// Where switches join the GPUs, the matrix holds links to the switches' ports.
 pub(crate) fn between_gpus(raw: &RawBox, gpus: &[usize]) -> Vec<Vec<u64>> {
     let Some(told) = &raw.nvlink else { return Vec::new() };
     let n = told.objects.len();
-    // The PCI device of each object of the matrix: it may name the driver's device below it.
+    // The PCI device of each object of the matrix, which may name the driver's device below it.
     let device: Vec<Option<usize>> = told
         .objects
         .iter()
@@ -97,12 +100,13 @@ pub(crate) fn between_gpus(raw: &RawBox, gpus: &[usize]) -> Vec<Vec<u64>> {
     square(gpus.len(), direct, to_switches)
 }
 
-/// How many links make this bandwidth, for `NV#`: at least one where there is any.
+/// Number of links with this bandwidth, for `NV#`: at least one where there is any.
 pub(crate) fn links(mb_per_s: u64, device_id: (u16, u16)) -> u64 {
     if mb_per_s == 0 {
         return 0;
     }
-    // Some sums are whole in links of several generations: 100 GB/s is five of Pascal's, four of Volta's.
+    // Some sums are whole numbers of links of several generations: 100 GB/s is five of Pascal's,
+    // four of Volta's.
     let order = match device_id.1 >> 8 {
         0x15 => [3, 0, 1, 2, 4],
         0x29 | 0x31 | 0x32 => [4, 0, 1, 2, 3],
@@ -116,7 +120,7 @@ pub(crate) fn links(mb_per_s: u64, device_id: (u16, u16)) -> u64 {
     ((mb_per_s + link / 2) / link).max(1)
 }
 
-/// Names of common models, for boxes from files that do not tell them.
+/// Names of common models, for boxes whose files do not name them.
 pub(crate) fn model_name(device_id: (u16, u16)) -> Option<&'static str> {
     let name = match device_id {
         (0x10de, 0x15f8 | 0x15f9) => "P100",
@@ -166,7 +170,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR"))
     }
 
-    /// A DGX-1V as it is without what its export tells of NVLink.
+    /// A DGX-1V without its export's report of NVLink.
     fn unlinked() -> Machine {
         let file = folder().join("../configs/boxes/topologies/dgx1v.xml");
         let mut machine = Machine::from_xml_file(&file).unwrap();
@@ -174,7 +178,7 @@ mod tests {
         machine
     }
 
-    /// What the stand-in for the driver's library tells of it.
+    /// The answer of the driver's stand-in about it.
     fn asked(defines: &[&str]) -> Machine {
         let tree = Tree::new();
         let library = tree.root().join("libnvidia-ml.so.1");
@@ -216,7 +220,7 @@ mod tests {
         let mut machine = unlinked();
         complete(&mut machine, OsStr::new("libnot-there.so.1"));
         assert_eq!(machine.nvlink_unknown.as_deref(), Some("no libnot-there.so.1 was found"));
-        // A library that is not it.
+        // A library without these functions.
         complete(&mut machine, OsStr::new("libc.so.6"));
         assert!(machine.nvlink_unknown.as_deref().unwrap().contains("not NVIDIA's"));
         assert!(machine.nvlink.is_empty());

@@ -1,5 +1,5 @@
-//! What Linux tells beside hwloc: memory, links at both ends, the driver's names. Every path is below a root that
-//! tests set; what is not there stays unknown.
+//! Facts from Linux beside hwloc: memory, both ends of links, the driver's names. Every path is
+//! below a root that tests set. A missing file leaves its fact unknown.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +8,12 @@ use crate::machine::Machine;
 use crate::memory::{available_memory_under, total_memory_under};
 use crate::pci::{Link, PciAddress, generation_of};
 
-/// Adds to `machine` what the files under `root` tell about it.
+/// Adds the facts from files under `root` to `machine`.
 pub(crate) fn complete(machine: &mut Machine, root: &Path) {
     if let Some(total) = total_memory_under(root) {
         machine.total_memory = total;
         if let [only] = &mut machine.numa_nodes[..] {
-            // Virtual machines grow by memory that sysfs does not count.
+            // Virtual machines can grow by memory that sysfs does not count.
             only.memory_bytes = total;
         }
     }
@@ -23,7 +23,7 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
     let available = available_memory_under(root);
     machine.available_memory = (available < u64::MAX).then_some(available);
     for node in &mut machine.numa_nodes {
-        // No node has more for a process than its cgroups let it take.
+        // A process has at most the memory that its cgroups leave it, on every node.
         node.free_bytes = node_free(root, node.id).map(|free| free.min(available));
     }
     let known: Vec<u32> = machine.numa_nodes.iter().map(|node| node.id).collect();
@@ -69,8 +69,8 @@ fn link(root: &Path, address: PciAddress) -> Link {
     )
 }
 
-/// Bytes of a node that may still be taken, as the kernel counts `MemAvailable` for all of them: what is free, file pages and
-/// caches that can be dropped, less what the kernel keeps for itself.
+/// Bytes of a node that may still be taken, counted as the kernel counts `MemAvailable` for all
+/// nodes: free memory, file pages and droppable caches, less the kernel's own reserve.
 fn node_free(root: &Path, id: u32) -> Option<u64> {
     let path = root.join(format!("sys/devices/system/node/node{id}/meminfo"));
     let text = fs::read_to_string(path).ok()?;
@@ -84,7 +84,8 @@ fn node_free(root: &Path, id: u32) -> Option<u64> {
     Some(bytes.saturating_sub(node_reserve(root, id)))
 }
 
-/// Bytes below which the kernel does not let the zones of a node come without reclaiming: their high watermarks.
+/// The kernel's reserve of a node in bytes: the sum of the high watermarks of its zones, below
+/// which the kernel reclaims.
 fn node_reserve(root: &Path, id: u32) -> u64 {
     let text = fs::read_to_string(root.join("proc/zoneinfo")).unwrap_or_default();
     let (own, mut inside, mut pages) = (format!("Node {id},"), false, 0u64);
@@ -99,20 +100,20 @@ fn node_reserve(root: &Path, id: u32) -> u64 {
     pages.saturating_mul(4096)
 }
 
-/// Settings of the kernel and limits of the process that decide how fast host memory is.
+/// Kernel settings and process limits that affect the speed of host memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Settings {
     /// Whether the kernel moves pages between nodes by itself.
     pub(crate) numa_balancing: bool,
     /// `always`, `madvise` or `never`.
     pub(crate) huge_pages: Option<String>,
-    /// Whether a node reclaims its own pages rather than use another's.
+    /// Whether a node reclaims its own pages before it uses another node's.
     pub(crate) zone_reclaim: bool,
-    /// Bytes that the process may lock; `None` without a limit.
+    /// Largest number of bytes that the process may lock; `None` without a limit.
     pub(crate) memlock: Option<u64>,
 }
 
-/// Reads them under `root`.
+/// Reads the settings under `root`.
 pub(crate) fn settings(root: &Path) -> Settings {
     let text = |path: &str| fs::read_to_string(root.join(path)).ok();
     let on = |path: &str| text(path).is_some_and(|text| text.trim() != "0");

@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-/// Elements in the order in which they are painted.
+/// SVG elements in the order of painting.
 #[derive(Debug, Default)]
 pub(super) struct Canvas {
     body: String,
 }
 
-/// Where a text stands relative to its point.
+/// Position of a text relative to its point.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -80,7 +80,7 @@ impl Canvas {
     }
 }
 
-/// Text of a file may hold anything; characters that XML forbids go.
+/// Escapes text, which may come from a file, and drops characters that XML forbids.
 fn escaped(text: &str) -> String {
     let text: String = text.chars().filter(|c| !c.is_control()).collect();
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")

@@ -1,11 +1,11 @@
-//! How GPUs reach each other, like `nvidia-smi topo`.
+//! The connections between GPUs as a matrix, like `nvidia-smi topo`.
 
 use std::fmt::Write as _;
 
 use super::Shown;
 use crate::Path;
 
-/// One row and one column per GPU; NVLink where it is known, and below it what PCIe alone would give.
+/// One row and one column per GPU: NVLink where known, and below it the path over PCIe alone.
 pub fn matrix(shown: &Shown<'_>) -> String {
     let machine = shown.machine;
     let n = machine.gpus.len();

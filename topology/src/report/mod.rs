@@ -17,19 +17,19 @@ use crate::machine::Machine;
 use crate::place::Placement;
 use crate::warning::Warning;
 
-/// What is shown.
+/// The subject of a report.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown<'a> {
     /// The box.
     pub machine: &'a Machine,
-    /// Where ranks go.
+    /// The places of the ranks.
     pub placement: Option<&'a Placement>,
-    /// What is wrong.
+    /// The findings.
     pub warnings: &'a [Warning],
 }
 
 impl Shown<'_> {
-    /// The product's name, or what is known instead.
+    /// The product's name, or a description from the known facts.
     fn title(&self) -> String {
         let machine = self.machine;
         let name = machine.name.clone().unwrap_or_else(|| {
@@ -43,12 +43,12 @@ impl Shown<'_> {
     }
 }
 
-/// `15.75`, or `-` for what is not known.
+/// `15.75`, or `-` if unknown.
 fn speed(gb_per_s: Option<f64>) -> String {
     gb_per_s.map_or_else(|| "-".into(), |gb_per_s| format!("{gb_per_s:.2}"))
 }
 
-/// What is known of a link: `gen3 x16`, `15.75 GB/s`.
+/// The known facts of a link: `gen3 x16`, `15.75 GB/s`.
 fn link(link: crate::Link) -> String {
     match (link.generation, link.width, link.max_generation, link.max_width) {
         (Some(g), Some(w), Some(most_g), Some(most_w)) if (g, w) != (most_g, most_w) => {

@@ -1,5 +1,6 @@
-//! A picture of the box: sockets, nodes and their cores above, uplinks and switches below them, then the GPUs, and
-//! NVLink under these. Ranks have the colour of their tensor-parallel group, and so have their cores.
+//! A picture of the box: sockets, nodes and their cores above, uplinks and switches below them,
+//! then the GPUs, and NVLink below the GPUs. Ranks and their cores have the colour of their
+//! tensor-parallel group.
 
 use super::Shown;
 use super::canvas::{Anchor, Canvas};
@@ -13,7 +14,7 @@ pub(super) const GPU: (f64, f64) = (88.0, 92.0);
 const CHIP: f64 = 26.0;
 const NODE_LEAST: f64 = 150.0;
 const NODE_TOP: f64 = 122.0;
-/// Width of what is written on an uplink.
+/// Width of the text on an uplink.
 const PLATE: f64 = 120.0;
 const UPLINK: f64 = 74.0;
 const SWITCH: (f64, f64) = (24.0, 20.0);
@@ -24,7 +25,7 @@ pub(super) const FAINT: &str = "fill=\"#616e7c\" font-size=\"11\"";
 const TITLE: &str = "fill=\"#1f2933\" font-size=\"20\" font-weight=\"bold\"";
 pub(super) const BOLD: &str = "fill=\"#1f2933\" font-weight=\"bold\"";
 const PLAIN: &str = "#e4e7eb";
-/// Fills of tensor-parallel groups.
+/// Fill colours of tensor-parallel groups.
 const COLOURS: [&str; 8] =
     ["#9fd3f5", "#f9c784", "#b5e3a8", "#e3b1e6", "#f6a5a5", "#a8e0dc", "#d8d88a", "#c3b8f0"];
 
@@ -51,12 +52,12 @@ pub(super) struct Column<'a> {
 pub(super) struct Picture<'a> {
     shown: &'a Shown<'a>,
     pub(super) machine: &'a Machine,
-    /// By place in the PCI list: whether it is drawn.
+    /// Whether each object of the PCI list is drawn.
     drawn: Vec<bool>,
     pub(super) children: Vec<Vec<usize>>,
     pub(super) canvas: Canvas,
     node_height: f64,
-    /// Switches above one another, at most.
+    /// Largest number of switches above one another.
     levels: usize,
 }
 
@@ -115,12 +116,12 @@ impl<'a> Picture<'a> {
         self.canvas.finish(width, bottom + MARGIN)
     }
 
-    /// Where the GPUs' upper edge is.
+    /// Y coordinate of the GPUs' upper edge.
     pub(super) fn gpu_top(&self) -> f64 {
         NODE_TOP + self.node_height + UPLINK + self.levels as f64 * (SWITCH.0 + SWITCH.1)
     }
 
-    /// Where the sockets end.
+    /// Y coordinate of the sockets' lower edge.
     pub(super) fn socket_bottom(&self) -> f64 {
         NODE_TOP + self.node_height + 10.0
     }
@@ -130,7 +131,7 @@ impl<'a> Picture<'a> {
         let roots_of = |node: Option<u32>| {
             let tops = (0..machine.pci.len()).filter(|at| {
                 let object = &machine.pci[*at];
-                // A host bridge with several root ports is several columns.
+                // A host bridge with several root ports takes several columns.
                 self.drawn[*at]
                     && object.depth == 1
                     && object.numa_node == node
@@ -170,7 +171,7 @@ impl<'a> Picture<'a> {
         gpus.filter(|gpu| self.machine.way_up(gpu.node).any(|up| up == at)).count()
     }
 
-    /// What an object and all below it take.
+    /// Width of an object and everything below it.
     pub(super) fn width_of(&self, at: usize) -> f64 {
         match self.machine.pci[at].kind {
             PciKind::Gpu => GPU.0,
@@ -201,7 +202,7 @@ impl<'a> Picture<'a> {
     fn legend(&mut self) {
         let Some(placement) = self.shown.placement else { return };
         let mut x = MARGIN;
-        // Without groups the colours are the ranks', which the GPUs name.
+        // Without groups each rank has a colour, and the GPUs name the ranks.
         let groups = if placement.tp > 1 { placement.dp.min(16) } else { 0 };
         for group in 0..groups {
             let fill = format!("rx=\"3\" fill=\"{}\" stroke=\"#9aa5b1\"", colour(group));
@@ -264,7 +265,7 @@ impl<'a> Picture<'a> {
             let y = at.1 + 44.0 + (index / per_row) as f64 * (CORE + 3.0);
             let owner = self.ranks().find(|rank| rank.worker_cpus.contains(cpu));
             let fill = owner.map_or("#ffffff", |rank| colour(rank.dp_rank));
-            // Neighbouring ranks of one group differ by their outline.
+            // Outlines distinguish neighbouring ranks of one group.
             let stroke = match owner {
                 Some(rank) if rank.rank % 2 == 1 => "#52606d",
                 Some(_) => "#b8c2cc",
@@ -279,7 +280,7 @@ impl<'a> Picture<'a> {
         self.shown.placement.into_iter().flat_map(|placement| &placement.ranks)
     }
 
-    /// A root port: its uplink with what it carries, and everything below.
+    /// Draws a root port: its uplink with the link's speed, and everything below.
     fn root(&mut self, column: &Column<'_>, root: &Root) {
         let machine = self.machine;
         let centre = root.x + root.width / 2.0;
@@ -287,7 +288,7 @@ impl<'a> Picture<'a> {
         let below = |gpu: &usize| machine.way_up(machine.gpus[*gpu].node).any(|at| at == root.at);
         let gpus: Vec<usize> = (0..machine.gpus.len()).filter(below).collect();
         let all = gpus.first().and_then(|gpu| machine.host_gb_per_s_all(*gpu));
-        // The link that is nearest the host.
+        // The link nearest the host.
         let link = gpus.first().and_then(|gpu| machine.hops(*gpu).last().copied());
         let shared = gpus.len() > 1;
         let hidden = machine.hides_its_tree();
@@ -400,7 +401,7 @@ impl<'a> Picture<'a> {
     }
 }
 
-/// A bridge at even depth is a switch's upper port: the switch.
+/// Whether an object is drawn as a switch: a bridge at even depth is a switch's upper port.
 fn is_switch(machine: &Machine, at: usize) -> bool {
     let object = &machine.pci[at];
     object.kind == PciKind::Bridge && object.depth >= 2 && object.depth.is_multiple_of(2)

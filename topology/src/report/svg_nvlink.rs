@@ -6,7 +6,7 @@ use crate::Path;
 use crate::pci::PciKind;
 
 impl Picture<'_> {
-    /// Below the GPUs; returns where the picture ends.
+    /// Draws NVLink below the GPUs. Returns the lower edge of the picture.
     pub(super) fn nvlink(&mut self, columns: &[Column<'_>], width: f64) -> f64 {
         let machine = self.machine;
         let bottom = self.gpu_top() + GPU.1;
@@ -62,7 +62,7 @@ impl Picture<'_> {
         lowest + 22.0
     }
 
-    /// A row of NVLink's switches.
+    /// Draws a row of NVLink switches.
     fn switches(&mut self, count: usize, (top, width): (f64, f64)) {
         let each = (width - 2.0 * MARGIN) / count.max(1) as f64;
         let chip = (each - 2.0 * GAP).clamp(4.0, 84.0);
@@ -76,7 +76,7 @@ impl Picture<'_> {
         }
     }
 
-    /// The middle of a GPU, found as `below` lays it out.
+    /// X coordinate of a GPU's centre, as `below` lays it out.
     fn centre_of(&self, columns: &[Column<'_>], gpu: usize) -> Option<f64> {
         let target = self.machine.gpus[gpu].node;
         for root in columns.iter().flat_map(|column| &column.roots) {

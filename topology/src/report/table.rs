@@ -1,11 +1,11 @@
-//! The default: nodes, GPUs, plan, warnings.
+//! The default report: nodes, GPUs, plan, warnings.
 
 use std::fmt::Write as _;
 
 use super::{Shown, link, speed};
 use crate::{RankPlace, Severity, counted, format_bytes, format_cpu_list};
 
-/// Everything in lines that fit a terminal.
+/// The whole report in lines that fit a terminal.
 pub fn table(shown: &Shown<'_>) -> String {
     let machine = shown.machine;
     let mut out = shown.title() + "\n";
