@@ -85,6 +85,7 @@ impl Trainer {
         let num_blocks = self.gpt.shape().layers;
         let mut late = Beside { done: 0, all: 2 * num_blocks * self.deal.micro_batches };
         let mut forward_done = 0;
+        let tied = self.gpt.head() == Embedding;
         for micro in 0..self.deal.micro_batches {
             if micro == forward_done {
                 let together = if micro == 0 { self.schedule.first_forward } else { 1 };
@@ -96,7 +97,6 @@ impl Trainer {
             self.loader.prefetch(dev); // behind the parameters on H2d: those are needed first
             dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
             let loss = self.losses.slice(micro..micro + 1);
-            let tied = self.gpt.head() == Embedding;
             let head = self.optimizer.bucket(dev, self.gpt.segment(self.gpt.head()));
             let final_norm = self.optimizer.bucket(dev, self.gpt.segment(FinalNorm));
             let loss_scale = self.optimizer.loss_scale();

@@ -6,7 +6,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::random::below;
-use engine::config::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, load_str};
+use engine::config::load_str;
 use engine::parsers::{checkpoint_header, config_json, foreign_header, index, manifest};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -137,27 +137,10 @@ fn manifests_survive() {
 
 #[test]
 fn what_a_folder_of_transformers_holds_survives() {
-    let model = ModelConfig {
-        layers: 2,
-        hidden: 32,
-        heads: 4,
-        seq_len: 16,
-        vocab: 61,
-        ffn_hidden: 96,
-        dropout: 0.0,
-        init_std: 0.02,
-        from: None,
-        weights: Weights::Pretrained,
-        family: Family::Gpt2,
-        kv_heads: 4,
-        head_dim: 8,
-        norm_eps: 1e-5,
-        rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
-        tied: true,
-        qkv_bias: true,
-        proj_bias: true,
-        qk_norm: false,
-    };
+    let ron = "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16, vocab: 61, ffn_hidden: 96),
+                data: (train: \"x\", format: U16), train: (steps: 1))";
+    let model =
+        load_str(ron, "a.ron", Path::new("/"), &["device=Cpu".into()]).unwrap().config.model;
     let config = std::fs::read(fixture("hf-gpt2-tiny/config.json")).unwrap();
     assert_eq!(config_json(&config, &model), 0);
     survive("config.json", &config, &|json| Ok(config_json(json, &model) < 1000));

@@ -256,43 +256,41 @@ pub(crate) struct Flat<'a> {
 impl Flat<'_> {
     /// A tensor by its name: that of the part of the model, and its own behind a dot. (local rows, local columns), or one row.
     pub(crate) fn get(self, part: &str, own: &str) -> Tensor {
-        let is = |param: &&Param| {
-            let name = param.name.strip_prefix(&self.layout.prefix);
-            name.and_then(|name| name.strip_prefix(part)?.strip_prefix('.')) == Some(own)
-        };
-        self.found(self.layout.params.iter().find(is), part)
+        self.cut(self.param(&format!("{part}.{own}")))
     }
 
     /// Tensors of several parts that were declared one after the other, as one: their rows together.
     pub(crate) fn joined(self, parts: &[&str], own: &str) -> Tensor {
-        let all: Vec<Tensor> = parts.iter().map(|part| self.get(part, own)).collect();
+        let all: Vec<&Param> =
+            parts.iter().map(|part| self.param(&format!("{part}.{own}"))).collect();
         let (first, last) = (all[0], all[all.len() - 1]);
-        let rows: usize = all.iter().map(|t| t.shape().0).sum();
-        let range = (first.range().start - self.flat.range().start)
-            ..(last.range().end - self.flat.range().start);
-        let each = self.flat.dtype().bytes();
-        let t = self.flat.slice((range.start / each) as usize..(range.end / each) as usize);
-        assert_eq!(
-            t.len(),
-            all.iter().map(|t| t.len()).sum::<usize>(),
-            "{}: {parts:?} stand one after the other",
-            self.layout.name
-        );
-        if first.shape().0 > 1 { t.reshape(rows, first.shape().1) } else { t }
+        let adjacent = all.windows(2).all(|two| two[0].range.end == two[1].range.start);
+        assert!(adjacent, "{}: {parts:?} stand one after the other", self.layout.name);
+        let (rows, columns) = (all.iter().map(|param| param.local.0).sum(), first.local.1);
+        self.shaped(first.range.start..last.range.end, (rows, columns))
     }
 
     /// A tensor that is a part of the model by itself.
     pub(crate) fn whole(self, name: &str) -> Tensor {
-        let is = |param: &&Param| param.name.strip_prefix(&self.layout.prefix) == Some(name);
-        self.found(self.layout.params.iter().find(is), name)
+        self.cut(self.param(name))
     }
 
-    fn found(self, param: Option<&Param>, name: &str) -> Tensor {
-        let Some(param) = param else {
+    /// The parameter of this name behind the segment's prefix.
+    fn param(&self, name: &str) -> &Param {
+        let is = |param: &&Param| param.name.strip_prefix(&self.layout.prefix) == Some(name);
+        self.layout.params.iter().find(is).unwrap_or_else(|| {
             unreachable!("{} declares what it cuts, and has no `{name}`", self.layout.name)
-        };
-        let t = self.flat.slice(param.range.clone());
-        if param.local.1 > 1 { t.reshape(param.local.0, param.local.1) } else { t }
+        })
+    }
+
+    fn cut(&self, param: &Param) -> Tensor {
+        self.shaped(param.range.clone(), param.local)
+    }
+
+    /// A vector is one row.
+    fn shaped(&self, range: Range<usize>, (rows, columns): (usize, usize)) -> Tensor {
+        let t = self.flat.slice(range);
+        if columns > 1 { t.reshape(rows, columns) } else { t }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::data;
 use super::exit::{Failed, code};
 use super::train::check_memory;
-use super::{ConfigArgs, may_write, plan, print, say, unwritten};
+use super::{ConfigArgs, may_write, plan, print, print_json, say, unwritten};
 
 mod host;
 use crate::bench::{Copies, Steps, copies, is_on_cuda, product, steps};
@@ -133,11 +133,7 @@ fn copy(args: &CopyArgs) -> Result<(), Failed> {
 }
 
 fn shown<T: Serialize>(json: bool, value: &T, text: impl Fn() -> String) -> Result<(), Failed> {
-    if !json {
-        return print(&text());
-    }
-    let json = serde_json::to_string_pretty(value);
-    print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))
+    if json { print_json(value) } else { print(&text()) }
 }
 
 fn step_text(s: &Steps) -> String {

@@ -2,7 +2,7 @@
 
 use super::check::count;
 use super::exit::{Failed, code};
-use super::{ConfigArgs, OnBox, print, say, search};
+use super::{ConfigArgs, OnBox, print, print_json, say, search};
 use crate::config::{Config, Loaded};
 use crate::predict::changes::arguments;
 use crate::predict::plan::{Buffer, Disk, Memory, Report, report};
@@ -73,8 +73,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
     }
     let report = made(config, &build(config))?;
     if args.json {
-        let json = serde_json::to_string_pretty(&Document::of(&loaded, &report));
-        print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
+        print_json(&Document::of(&loaded, &report))?;
     } else {
         print(&text(&loaded, &report))?;
     }

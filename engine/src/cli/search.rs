@@ -1,8 +1,8 @@
 //! `onebox plan --search`: what [`crate::predict::search`] found, in words, or as JSON.
 
 use super::exit::{Failed, code};
-use super::print;
 use super::simulate::{failed, seconds};
+use super::{print, print_json};
 use crate::config::Loaded;
 use crate::predict::changes::arguments;
 use crate::predict::remedies::largest;
@@ -14,8 +14,7 @@ use topology::{counted, format_bytes};
 pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<(), Failed> {
     let found = search(loaded, gpus).map_err(failed)?;
     if json {
-        let json = serde_json::to_string_pretty(&found);
-        print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
+        print_json(&found)?;
     } else {
         print(&text(loaded, &found))?;
     }
@@ -75,7 +74,7 @@ fn entry(number: usize, layout: &Layout, best: f64) -> String {
         [] => "the config as it is".to_owned(),
         _ => arguments(&layout.sets),
     };
-    let most = layout.node_bytes.iter().max().copied().unwrap_or(0);
+    let most = layout.fullest_node();
     let _ = writeln!(out, "   {sets}");
     let _ = writeln!(
         out,

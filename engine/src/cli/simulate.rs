@@ -1,7 +1,7 @@
 //! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
 
 use super::exit::{Failed, code};
-use super::{ConfigArgs, OnBox, may_write, print, say, unwritten};
+use super::{ConfigArgs, OnBox, may_write, print, print_json, say, unwritten};
 use crate::config::Config;
 use crate::predict::plan::memory_report;
 use crate::predict::simulate::{SimulateError, Simulated, groups, schedules, simulate, summary};
@@ -53,8 +53,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     }
     told.measured = args.compare.as_deref().map(measured).transpose()?;
     if args.json {
-        let json = serde_json::to_string_pretty(&told);
-        print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
+        print_json(&told)?;
     } else {
         print(&text(config, &told))?;
         if let Some(measured) = told.measured {

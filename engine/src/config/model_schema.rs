@@ -4,7 +4,7 @@ use super::reading::report::Problem;
 use super::reading::section::{Or, Section};
 use super::reading::value::Interval;
 use super::told;
-use super::transformers::{self, Described};
+use super::transformers::{self, COMPARED, Compared, Described};
 use super::{Family, ModelConfig, Origin, RopeConfig, RopeScaling, Weights};
 
 /// Reads the section `model`.
@@ -79,8 +79,8 @@ pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {
         from,
         weights,
     };
-    if let Some(told) = &told {
-        contradictions(s, &model, told);
+    if let (Some(told), Some(from)) = (&told, &model.from) {
+        contradictions(s, (&model, from), told);
     }
     model
 }
@@ -123,45 +123,18 @@ fn rope(s: &mut Section<'_, '_>, of: Option<&ModelConfig>) -> RopeConfig {
 }
 
 /// Reports keys that are given beside a folder and say otherwise than it.
-fn contradictions(s: &mut Section<'_, '_>, model: &ModelConfig, told: &Described) {
+fn contradictions(s: &mut Section<'_, '_>, (model, from): (&ModelConfig, &str), told: &Described) {
     let their = &told.model;
-    let numbers = [
-        ("model.layers", model.layers, their.layers),
-        ("model.hidden", model.hidden, their.hidden),
-        ("model.heads", model.heads, their.heads),
-        ("model.kv_heads", model.kv_heads, their.kv_heads),
-        ("model.head_dim", model.head_dim, their.head_dim),
-        ("model.vocab", model.vocab, their.vocab),
-        ("model.ffn_hidden", model.ffn_hidden, their.ffn_hidden),
-    ];
-    let flags = [
-        ("model.tied", model.tied, their.tied),
-        ("model.qkv_bias", model.qkv_bias, their.qkv_bias),
-        ("model.proj_bias", model.proj_bias, their.proj_bias),
-        ("model.qk_norm", model.qk_norm, their.qk_norm),
-    ];
-    let rope = |rope: RopeConfig| super::in_line(&rope);
-    let mut wrong: Vec<(&str, String, String)> = Vec::new();
-    let mut differ = |key, ours: String, theirs: String| {
-        if ours != theirs {
-            wrong.push((key, ours, theirs));
+    let differing = COMPARED.into_iter().filter_map(|Compared { key, value, .. }| {
+        let (ours, theirs) = (value(model), value(their));
+        // Shorter samples are those of the same model.
+        if key == "model.seq_len" {
+            let most = format!("at most {theirs} ({})", told.positions);
+            return (model.seq_len > their.seq_len).then_some((key, ours, most));
         }
-    };
-    differ("model.family", super::in_line(&model.family), super::in_line(&their.family));
-    numbers
-        .into_iter()
-        .for_each(|(key, ours, theirs)| differ(key, ours.to_string(), theirs.to_string()));
-    flags
-        .into_iter()
-        .for_each(|(key, ours, theirs)| differ(key, ours.to_string(), theirs.to_string()));
-    differ("model.norm_eps", model.norm_eps.to_string(), their.norm_eps.to_string());
-    differ("model.rope", rope(model.rope), rope(their.rope));
-    if model.seq_len > their.seq_len {
-        let most = format!("at most {} ({})", their.seq_len, told.positions);
-        wrong.push(("model.seq_len", model.seq_len.to_string(), most));
-    }
-    let from = model.from.as_deref().unwrap_or_default();
-    for (key, ours, theirs) in wrong {
+        (ours != theirs).then_some((key, ours, theirs))
+    });
+    for (key, ours, theirs) in differing {
         // What is bad by itself is told already.
         let given = s.reader.origins.iter().any(|(name, _, origin)| {
             name.starts_with(key) && !matches!(origin, Origin::Default | Origin::Derived(_))

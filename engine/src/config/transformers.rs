@@ -1,7 +1,7 @@
 //! `config.json` of a folder of transformers: the model that it describes, or every key of it that onebox does not compute.
 //! Versions 4 and 5 of transformers write positions differently; both are read.
 
-use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
+use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
 use crate::json::{Object, shown};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -15,6 +15,45 @@ pub(crate) struct Described {
     /// What decides `seq_len`.
     pub(crate) positions: &'static str,
 }
+
+/// A key of `model` that a `config.json` decides.
+#[derive(Clone, Copy)]
+pub(crate) struct Compared {
+    /// What a `config.json` calls it, that of a GPT-2 and that of a Llama.
+    pub(crate) names: [&'static str; 2],
+    /// `model.layers`
+    pub(crate) key: &'static str,
+    /// Its value, as one writes it.
+    pub(crate) value: fn(&ModelConfig) -> String,
+}
+
+/// Everything that a `config.json` decides.
+pub(crate) const COMPARED: [Compared; 15] = {
+    const fn row(
+        names: [&'static str; 2],
+        key: &'static str,
+        value: fn(&ModelConfig) -> String,
+    ) -> Compared {
+        Compared { names, key, value }
+    }
+    [
+        row(["model_type"; 2], "model.family", |m| in_line(&m.family)),
+        row(["n_layer", "num_hidden_layers"], "model.layers", |m| m.layers.to_string()),
+        row(["n_embd", "hidden_size"], "model.hidden", |m| m.hidden.to_string()),
+        row(["n_head", "num_attention_heads"], "model.heads", |m| m.heads.to_string()),
+        row(["n_head", "num_key_value_heads"], "model.kv_heads", |m| m.kv_heads.to_string()),
+        row(["n_embd", "head_dim"], "model.head_dim", |m| m.head_dim.to_string()),
+        row(["n_positions", "max_position_embeddings"], "model.seq_len", |m| m.seq_len.to_string()),
+        row(["vocab_size"; 2], "model.vocab", |m| m.vocab.to_string()),
+        row(["n_inner", "intermediate_size"], "model.ffn_hidden", |m| m.ffn_hidden.to_string()),
+        row(["layer_norm_epsilon", "rms_norm_eps"], "model.norm_eps", |m| m.norm_eps.to_string()),
+        row(["model_type", "rope_parameters"], "model.rope", |m| in_line(&m.rope)),
+        row(["model_type", "tie_word_embeddings"], "model.tied", |m| m.tied.to_string()),
+        row(["model_type", "attention_bias"], "model.qkv_bias", |m| m.qkv_bias.to_string()),
+        row(["model_type", "attention_bias"], "model.proj_bias", |m| m.proj_bias.to_string()),
+        row(["model_type"; 2], "model.qk_norm", |m| m.qk_norm.to_string()),
+    ]
+};
 
 /// Reads `config.json`.
 ///

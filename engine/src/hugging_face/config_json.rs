@@ -1,7 +1,7 @@
 //! `config.json`: what of it must be so for the model to be the one that onebox computes.
 
-use crate::config::transformers::described;
-use crate::config::{Family, ModelConfig, RopeScaling, in_line};
+use crate::config::transformers::{COMPARED, Compared, described};
+use crate::config::{Family, ModelConfig, RopeScaling};
 use crate::train::build::decimal;
 use serde_json::{Value, json};
 
@@ -153,27 +153,6 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
     })
 }
 
-/// A key of a `config.json`, of a GPT-2 and of a Llama, the key of `model` that it is compared with, and that one's value.
-type Compared = ([&'static str; 2], &'static str, fn(&ModelConfig) -> String);
-
-const COMPARED: [Compared; 15] = [
-    (["model_type"; 2], "family", |m| in_line(&m.family)),
-    (["n_layer", "num_hidden_layers"], "layers", |m| m.layers.to_string()),
-    (["n_embd", "hidden_size"], "hidden", |m| m.hidden.to_string()),
-    (["n_head", "num_attention_heads"], "heads", |m| m.heads.to_string()),
-    (["n_head", "num_key_value_heads"], "kv_heads", |m| m.kv_heads.to_string()),
-    (["n_embd", "head_dim"], "head_dim", |m| m.head_dim.to_string()),
-    (["n_positions", "max_position_embeddings"], "seq_len", |m| m.seq_len.to_string()),
-    (["vocab_size"; 2], "vocab", |m| m.vocab.to_string()),
-    (["n_inner", "intermediate_size"], "ffn_hidden", |m| m.ffn_hidden.to_string()),
-    (["layer_norm_epsilon", "rms_norm_eps"], "norm_eps", |m| m.norm_eps.to_string()),
-    (["model_type", "rope_parameters"], "rope", |m| in_line(&m.rope)),
-    (["model_type", "tie_word_embeddings"], "tied", |m| m.tied.to_string()),
-    (["model_type", "attention_bias"], "qkv_bias", |m| m.qkv_bias.to_string()),
-    (["model_type", "attention_bias"], "proj_bias", |m| m.proj_bias.to_string()),
-    (["model_type"; 2], "qk_norm", |m| m.qk_norm.to_string()),
-];
-
 /// What of a `config.json` is not the model of `model`, each with the remedy, where there is one.
 pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
     let theirs = match described(bytes) {
@@ -181,11 +160,9 @@ pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
         Err(wrong) => return wrong,
     };
     let of = usize::from(theirs.family == Family::Llama);
-    let differs = |(names, key, value): Compared| {
+    let differs = |Compared { names, key, value }: Compared| {
         let (named, is, ours) = (names[of], value(&theirs), value(model));
-        (is != ours).then(|| {
-            format!("`{named}` is {is}, and model.{key} is {ours}: --set model.{key}={is}")
-        })
+        (is != ours).then(|| format!("`{named}` is {is}, and {key} is {ours}: --set {key}={is}"))
     };
     COMPARED.into_iter().filter_map(differs).collect()
 }
@@ -193,31 +170,14 @@ pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{RopeConfig, Weights};
+    use crate::config::load_str;
     use std::collections::BTreeSet;
+    use std::path::Path;
 
     fn model() -> ModelConfig {
-        ModelConfig {
-            layers: 2,
-            hidden: 32,
-            heads: 4,
-            seq_len: 16,
-            vocab: 61,
-            ffn_hidden: 128,
-            dropout: 0.0,
-            init_std: 0.02,
-            from: None,
-            weights: Weights::Pretrained,
-            family: Family::Gpt2,
-            kv_heads: 4,
-            head_dim: 8,
-            norm_eps: 1e-5,
-            rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
-            tied: true,
-            qkv_bias: true,
-            proj_bias: true,
-            qk_norm: false,
-        }
+        let ron = "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16, vocab: 61),
+                    data: (train: \"x\", format: U16), train: (steps: 1))";
+        load_str(ron, "a.ron", Path::new("/"), &["device=Cpu".into()]).unwrap().config.model
     }
 
     #[test]
@@ -236,9 +196,12 @@ mod tests {
         // The config's alone.
         let free = ["from", "weights", "dropout", "init_std"];
         let keys = crate::config::keys();
-        let keys = keys.iter().filter_map(|key| key.name.strip_prefix("model.")?.split('.').next());
-        let compared: BTreeSet<&str> =
-            COMPARED.iter().map(|(_, key, _)| *key).chain(free).collect();
+        fn of_model(name: &str) -> Option<&str> {
+            name.strip_prefix("model.")?.split('.').next()
+        }
+        let keys = keys.iter().filter_map(|key| of_model(&key.name));
+        let compared = COMPARED.iter().filter_map(|compared| of_model(compared.key));
+        let compared: BTreeSet<&str> = compared.chain(free).collect();
         assert_eq!(compared, keys.collect(), "COMPARED has each key of `model`, or it is free");
     }
 

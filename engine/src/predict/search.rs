@@ -121,6 +121,14 @@ pub struct Layout {
     pub loses_by: Vec<(String, f64)>,
 }
 
+impl Layout {
+    /// Bytes of the NUMA node that holds most.
+    pub fn fullest_node(&self) -> u64 {
+        let most = self.node_bytes.iter().max();
+        *most.unwrap_or_else(|| unreachable!("a box has a NUMA node"))
+    }
+}
+
 /// A layout that fits.
 #[derive(Clone)]
 struct Candidate {

@@ -1,7 +1,7 @@
 //! `onebox checkpoint diff`.
 
 use super::super::exit::{Failed, code};
-use super::super::print;
+use super::super::{print, print_json};
 use super::{failed, open};
 use crate::checkpoint::inspect::{
     Distance, STATE_NAMES, config_differences, differences_of, distances,
@@ -18,9 +18,7 @@ pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), Failed> {
     let mut all = Vec::new();
     distances(&a, &b, &mut |distance| all.push(distance)).map_err(failed)?;
     if as_json {
-        let value = in_json((&a, &b), &configs, &all);
-        let text = serde_json::to_string_pretty(&value);
-        print(&(text.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
+        print_json(&in_json((&a, &b), &configs, &all))?;
     } else {
         print(&in_words((&a, &b), &configs, &all))?;
     }

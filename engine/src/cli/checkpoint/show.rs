@@ -1,8 +1,8 @@
 //! `onebox checkpoint show`.
 
 use super::super::check::count;
-use super::super::exit::{Failed, code};
-use super::super::print;
+use super::super::exit::Failed;
+use super::super::{print, print_json};
 use super::failed;
 use crate::checkpoint::inspect::{Summary, TensorSummary, checkpoints_of};
 use std::fmt::Write;
@@ -14,8 +14,7 @@ pub(super) fn run(path: &Path, json: bool) -> Result<(), Failed> {
     let newest = all.last().map_or(path, |newest| newest.as_path());
     let summary = Summary::read(newest).map_err(failed)?;
     if json {
-        let text = serde_json::to_string_pretty(&summary.json());
-        return print(&(text.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"));
+        return print_json(&summary.json());
     }
     let others: Vec<String> = all[..all.len().saturating_sub(1)]
         .iter()

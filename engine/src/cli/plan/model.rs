@@ -2,9 +2,9 @@
 
 use super::super::exit::{Failed, code};
 use super::super::simulate::{failed, seconds};
-use super::super::{find_box, print, search};
+use super::super::{ConfigArgs, print, print_json, search};
 use super::PlanArgs;
-use crate::config::{BOX, ConfigError, Family, Loaded, load_text_to_search};
+use crate::config::{ConfigError, Family, Loaded, Origin, load_text_to_search};
 use crate::predict::changes::arguments;
 use crate::predict::plan::memory_report;
 use crate::predict::remedies::{largest, remedies};
@@ -13,7 +13,7 @@ use crate::report::progress::si;
 use crate::train::build::build;
 use serde::Serialize;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
 
 /// Most tokens of a sample where nothing else is said.
@@ -58,16 +58,14 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
     let parameters = build(config).gpt.shape().parameters();
     let best = found.layouts.first();
     if args.json {
-        let answer = Answer {
+        print_json(&Answer {
             parameters,
             seq_len: config.model.seq_len,
             tokens_per_step: config.batch.global * config.model.seq_len,
             fits: best.is_some(),
             seconds: args.tokens.zip(best).map(|(n, best)| n as f64 / best.tokens_per_second),
             search: &found,
-        };
-        let json = serde_json::to_string_pretty(&answer);
-        print(&(json.map_err(|e| Failed::new(code::INTERNAL, e))? + "\n"))?;
+        })?;
     } else {
         let mut out = introduction(&loaded, &found, parameters);
         match best {
@@ -82,13 +80,10 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
 /// The model on the box, with a batch and a sample that people fine-tune with; `--set` changes both.
 fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> {
     let config = |e: ConfigError| Failed::new(code::CONFIG, e);
-    let named = |why| Failed::new(code::CONFIG, why);
     let absolute = model.canonicalize().map_err(|e| {
         let help = "nothing is downloaded: name a folder on this machine, or its config.json";
         Failed::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.display()))
     })?;
-    let on = args.on_box.on.as_deref().unwrap_or(Path::new(""));
-    let on = find_box(on, Path::new("")).map_err(named)?;
     let name = match absolute.is_dir() {
         true => absolute.file_name(),
         false => absolute.parent().and_then(Path::file_name),
@@ -103,13 +98,16 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> 
         )
     };
     let more = more.iter().map(ToString::to_string);
-    let sets: Vec<String> = args.sets.iter().cloned().chain(more).collect();
-    let sets = [&sets[..], &[format!("{BOX}{}", on.display())]].concat();
+    let sets = args.sets.iter().cloned().chain(more).collect();
+    let ConfigArgs { sets, .. } = args.on_box.with(&ConfigArgs { config: PathBuf::new(), sets })?;
     let load = |text: &str| load_text_to_search(text, &name, Path::new(""), &sets);
     // Twice: what the folder and `--set` say decides the batch.
-    let first = load(&text(None, 64)).map_err(config)?.config.model;
-    let said = args.sets.iter().any(|set| set.trim_start().starts_with("model.seq_len"));
-    let seq_len = if said { first.seq_len } else { first.seq_len.min(SEQ_LEN) };
+    let first = load(&text(None, 64)).map_err(config)?;
+    let said = |(key, _, origin): &(String, String, Origin)| {
+        key == "model.seq_len" && *origin == Origin::Set
+    };
+    let (said, most) = (first.origins.iter().any(said), first.config.model.seq_len);
+    let seq_len = if said { most } else { most.min(SEQ_LEN) };
     let global = (STEP / seq_len).max(1).next_power_of_two();
     load(&text((!said).then_some(seq_len), global)).map_err(config)
 }
@@ -146,7 +144,7 @@ fn fits(out: &mut String, best: &Layout, tokens: Option<u64>, changed: &[&str]) 
         seconds(best.step_seconds),
         best.model_tflops_per_gpu,
         format_bytes(best.gpu_bytes),
-        format_bytes(best.node_bytes.iter().max().copied().unwrap_or(0)),
+        format_bytes(best.fullest_node()),
     );
     let waits = best.waits.iter().max_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((what, waited)) = waits.filter(|(_, waited)| *waited > 0.01 * best.step_seconds) {
