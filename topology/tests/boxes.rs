@@ -201,14 +201,18 @@ fn a_dgx_a100_in_nps4_uses_the_memory_of_all_eight_nodes() {
 }
 
 #[test]
-fn a_dgx_h100_shares_nothing() {
-    let machine = load("dgx-h100");
-    for gpu in 0..8 {
-        assert_eq!(machine.sharers(gpu), 1);
-        let (alone, all) = (machine.host_gb_per_s_alone(gpu), machine.host_gb_per_s_all(gpu));
-        assert!(alone == all && (all.unwrap() - 63.0).abs() < 0.1);
+fn a_dgx_h100_shares_nothing_and_a_dgx_b200_neither() {
+    for (name, nvlink, model) in [("dgx-h100", 450_000, "H100"), ("dgx-b200", 900_000, "B200")] {
+        let machine = load(name);
+        for gpu in 0..8 {
+            assert_eq!(machine.sharers(gpu), 1);
+            let (alone, all) = (machine.host_gb_per_s_alone(gpu), machine.host_gb_per_s_all(gpu));
+            assert!(alone == all && (all.unwrap() - 63.0).abs() < 0.1);
+            assert_eq!(machine.gpus[gpu].model.as_deref(), Some(model));
+        }
+        assert_eq!(machine.nvlink_mb_per_s(0, 7), nvlink);
+        assert_eq!(machine.path(0, 7).to_string(), "NV18");
     }
-    assert_eq!(machine.path(0, 7).to_string(), "NV18");
 }
 
 #[test]
