@@ -72,6 +72,65 @@ fn agree(folder: &Folder, arguments: &[String]) {
 }
 
 #[test]
+fn a_box_is_taken_by_its_name_where_there_is_no_file_of_it() {
+    let folder = Folder::new();
+    let sets = ["precision=Fp16", "parallel.tensor=2", "parallel.data=4"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+    for verb in [&["plan"][..], &["plan", "--search"], &["simulate", "--no-schedules"]] {
+        let on = [verb, &["tiny.ron", "--box", "dgx1v"], &sets].concat();
+        let said = folder.onebox(&on).ok().stdout;
+        assert!(said.contains("DGX-1V"), "{verb:?}: {said}");
+    }
+    let device = "device=Sim(box: \"dgx1v\")";
+    let on = [&["config", "show", "tiny.ron", "--set", device][..], &sets].concat();
+    let shown = folder.onebox(&on).ok().stdout;
+    assert!(shown.contains("\"dgx1v\""), "{shown}");
+    let wrong = folder.onebox(&["plan", "tiny.ron", "--set", "device=Sim(box: \"dgx1\")"]);
+    wrong.refused(78, &["did you mean the box `dgx1v`?", "onebox boxes"]);
+    let wrong = folder.onebox(&["plan", "tiny.ron", "--box", "h100-128"]);
+    wrong.refused(78, &["no such box", "did you mean `--box h100-128gib`?"]);
+    folder
+        .onebox(&["plan", "tiny.ron", "--box", "cray"])
+        .refused(78, &["there are: desktop-2x3090, "]);
+    // A file comes first.
+    std::fs::write(folder.path("dgx1v"), "(gpus: 1)").unwrap();
+    folder.onebox(&["plan", "tiny.ron", "--box", "dgx1v"]).refused(78, &["gpu_memory"]);
+    folder.onebox(&["plan", "tiny.ron", "--set", device]).refused(78, &["gpu_memory", "dgx1v:1"]);
+}
+
+#[test]
+fn boxes_are_listed_and_the_page_has_the_same_table() {
+    let folder = Folder::new();
+    let listed = folder.onebox(&["boxes"]).ok().stdout;
+    let all: Value =
+        serde_json::from_str(&folder.onebox(&["boxes", "--json"]).ok().stdout).unwrap();
+    let all = all.as_array().unwrap();
+    assert_eq!(all.len(), boxes().len());
+    for listed_box in all {
+        let name = listed_box["name"].as_str().unwrap();
+        assert!(listed.lines().any(|line| line.starts_with(&format!("{name} "))), "{name}");
+        let path = root().join(format!("configs/boxes/{name}.ron"));
+        let described = load_box(&path).unwrap_or_else(|e| panic!("{e}"));
+        let number = |key: &str| listed_box[key].as_f64().unwrap();
+        assert_eq!(number("gpus"), described.gpus as f64);
+        assert_eq!(number("gpu_memory_bytes"), described.gpu_memory as f64);
+        let host = described.node_memory * described.numa_nodes as u64;
+        assert_eq!(number("host_memory_bytes"), host as f64);
+        assert!(listed_box["link_gb_per_s"][0].as_f64().unwrap() > 1.0, "{name}");
+    }
+    let nvlink = |name: &str| {
+        let found = all.iter().find(|listed| listed["name"] == name).unwrap();
+        (found["nvlink_gb_per_s"].as_f64().unwrap(), found["nvlink_joins_all"] == true)
+    };
+    assert_eq!(nvlink("dgx-b200"), (900.0, true));
+    assert_eq!(nvlink("dgx1v"), (50.0, false));
+    assert_eq!(nvlink("workstation-4x4090"), (0.0, false));
+    let table = folder.onebox(&["boxes", "--markdown"]).ok().stdout;
+    let page = std::fs::read_to_string(root().join("docs/simulator.md")).unwrap();
+    assert!(page.contains(&table), "put it in docs/simulator.md: onebox boxes --markdown");
+}
+
+#[test]
 fn every_box_says_what_its_topology_says() {
     for path in boxes() {
         let described = load_box(&path).unwrap_or_else(|e| panic!("{e}"));

@@ -10,7 +10,7 @@ use std::path::Path;
 /// Every command stands in one.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Train", &["train", "generate", "checkpoint"]),
-    ("Before a run", &["plan", "simulate", "config"]),
+    ("Before a run", &["plan", "simulate", "boxes", "config"]),
     ("The machine", &["doctor", "topology", "bench"]),
     ("The program", &["completions", "man", "help"]),
 ];

@@ -1,6 +1,7 @@
 //! The command line: arguments, verbs, exit codes. Data goes to stdout, messages to stderr.
 
 mod bench;
+mod boxes;
 mod check;
 mod checkpoint;
 mod data;
@@ -54,6 +55,8 @@ enum Verb {
     Simulate(simulate::SimulateArgs),
     /// Show a box: NUMA nodes, GPUs, links, and the place of each rank
     Topology(topology::TopologyArgs),
+    /// List the described boxes that --box NAME takes
+    Boxes(boxes::BoxesArgs),
     /// Measure this machine: steps, copies, the update, products
     Bench(bench::BenchArgs),
     /// Write text with a trained model
@@ -130,8 +133,8 @@ impl ConfigArgs {
 /// A box to look at a config on.
 #[derive(Debug, Args)]
 struct OnBox {
-    /// On this described box, whatever the config runs on: a file such as configs/boxes/dgx2.ron, or its name, dgx2
-    #[arg(long = "box", value_name = "FILE")]
+    /// On this described box, whatever the config runs on: a name that `onebox boxes` lists, such as dgx2, or a file
+    #[arg(long = "box", value_name = "BOX")]
     on: Option<PathBuf>,
 }
 
@@ -185,6 +188,7 @@ pub fn main() -> ExitCode {
         Verb::Plan(args) => plan::run(&args),
         Verb::Simulate(args) => simulate::run(&args),
         Verb::Topology(args) => topology::run(&args),
+        Verb::Boxes(args) => boxes::run(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Generate(args) => generate::run(&args),
         Verb::Checkpoint { verb } => checkpoint::run(&verb),

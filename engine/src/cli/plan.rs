@@ -256,7 +256,7 @@ fn verdict(loaded: &Loaded, report: &Report) -> String {
     if let (true, Some(why)) = (report.fits, &report.not_checked) {
         return format!(
             "GPU memory was not checked: {why}\nto check it, name a described box: --box \
-             configs/boxes/h100-128gib.ron\n"
+             h100-128gib (`onebox boxes` lists them)\n"
         );
     }
     if report.fits {

@@ -1,5 +1,6 @@
-//! The box that `--box` names: a file, or the name of one among the boxes beside a config.
+//! The box that `--box` names: a file, or the name of one among the boxes beside a config, or of one that the program holds.
 
+use super::bundled;
 use super::file::ron_files;
 use super::reading::report::short;
 use super::reading::suggest::nearest;
@@ -22,21 +23,26 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
     if let Some(found) = folders.iter().map(file).find(|file| is_name && file.is_file()) {
         return Ok(found);
     }
+    if named.to_str().is_some_and(|name| bundled::text(name).is_some()) {
+        return Ok(named.to_owned());
+    }
     if is_there {
         return Ok(named.to_owned());
     }
     let wanted = named.display();
-    if is_name && let Some(folder) = folders.iter().find(|folder| folder.is_dir()) {
-        let names: Vec<String> = boxes(folder).iter().map(|n| n.replace(".ron", "")).collect();
+    if is_name {
+        let own = folders.iter().flat_map(|folder| boxes(folder));
+        let own = own.map(|name| name.replace(".ron", ""));
+        let mut names: Vec<String> =
+            bundled::BOXES.iter().map(|(name, _)| (*name).to_owned()).chain(own).collect();
+        names.sort();
+        names.dedup();
         let near = nearest(&wanted.to_string(), names.iter().map(String::as_str));
         let help = match near.first() {
             Some(name) => format!("did you mean `--box {name}`?"),
             None => format!("there are: {}", names.join(", ")),
         };
-        let folder = folder.display();
-        return Err(format!(
-            "--box {wanted}: there is no such file, and no such box in {folder}; {help}"
-        ));
+        return Err(format!("--box {wanted}: there is no such file, and no such box; {help}"));
     }
     let folder = named.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let names = boxes(folder);

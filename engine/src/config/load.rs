@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::bundled;
 use super::checks;
 use super::file::{LARGEST, read, utf8};
 use super::reading::reader::Reader;
@@ -134,7 +135,7 @@ fn read_all(
     trouble: &Trouble<'_>,
 ) -> Result<Loaded, ConfigError> {
     let text = text.strip_prefix('\u{FEFF}').unwrap_or(text);
-    let root = parse(&mut reader, text, (name, base_dir), &A_CONFIG);
+    let root = parse(&mut reader, text, (name, Some(base_dir)), &A_CONFIG);
     let mut tree = root.unwrap_or_else(empty);
     let parsed = reader.problems.is_empty();
     reader.report_duplicates(&tree, "");
@@ -158,7 +159,7 @@ fn read_all(
     Err(finish(reader, name))
 }
 
-/// Reads the description of a box, such as `configs/boxes/dgx2.ron`.
+/// Reads the description of a box: a file such as `configs/boxes/dgx2.ron`, or a bundled one by its name.
 pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
     let mut reader = Reader::default();
     let described = box_of(&mut reader, "", &path.display().to_string());
@@ -180,10 +181,13 @@ pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
         reader.mark_bad(&format!("{key}.gpus"));
         return described;
     }
-    match read(Path::new(path)) {
+    let (text, dir) = match bundled::text(path) {
+        Some(text) => (Ok(text.to_owned()), None),
+        None => (read(Path::new(path)), Some(Path::new(path).parent().unwrap_or(Path::new("")))),
+    };
+    match text {
         Ok(text) => {
             let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
-            let dir = Path::new(path).parent().unwrap_or(Path::new(""));
             if let Some(root) = parse(&mut inner, text, (path, dir), &A_BOX) {
                 inner.report_duplicates(&root, "");
                 described =
@@ -192,6 +196,7 @@ pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
         }
         Err(Complaint { message, help }) => {
             let message = format!("cannot read the box `{path}`: {message}");
+            let help = bundled::near(path).unwrap_or(help);
             let spots = reader.places.get(key).map(|at| Spot::At(*at, String::new()));
             let spots = spots.into_iter().collect();
             reader.mark_bad(&format!("{key}.gpus"));
@@ -262,12 +267,15 @@ fn is_xml(text: &str) -> bool {
 fn parse(
     reader: &mut Reader,
     text: &str,
-    (name, dir): (&str, &Path),
+    (name, dir): (&str, Option<&Path>),
     wanted: &Wanted,
 ) -> Option<Node> {
-    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    let dir = std::path::absolute(dir).unwrap_or_else(|_| PathBuf::from(dir));
-    let source = Source { kind: SourceKind::File { dir }, name: name.into(), text: text.into() };
+    let absolute = |dir: &Path| {
+        let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+        std::path::absolute(dir).unwrap_or_else(|_| PathBuf::from(dir))
+    };
+    let kind = SourceKind::File { dir: dir.map(absolute) };
+    let source = Source { kind, name: name.into(), text: text.into() };
     let index = reader.add(source);
     if text.len() as u64 > LARGEST {
         let help = "a config is a few kilobytes of RON: is this the right file?".into();

@@ -4,7 +4,7 @@ use super::reading::reader::Reader;
 use super::reading::report::Problem;
 use super::reading::section::{Or, Section};
 use super::reading::value::Complaint;
-use super::{BoxConfig, Config};
+use super::{BoxConfig, Config, bundled};
 use std::path::Path;
 use std::sync::Arc;
 use topology::{Machine, counted};
@@ -12,7 +12,11 @@ use topology::{Machine, counted};
 /// The machine in the XML of `topology`, if there is one; errors of the XML are reported.
 pub(super) fn read(s: &mut Section<'_, '_>, path: Option<&str>) -> Option<Arc<Machine>> {
     let path = path?;
-    let refused = match Machine::from_xml_file(Path::new(path)) {
+    let machine = match bundled::topology(path) {
+        Some(xml) => Machine::from_xml(xml),
+        None => Machine::from_xml_file(Path::new(path)),
+    };
+    let refused = match machine {
         Ok(machine) if machine.gpus.is_empty() => "it has no GPU".to_owned(),
         Ok(machine) => return Some(Arc::new(machine)),
         Err(error) => error.to_string(),

@@ -5,6 +5,7 @@
 //! place of every value, and prints what is wrong there.
 
 mod box_schema;
+pub(crate) mod bundled;
 mod checks;
 mod file;
 mod find_box;

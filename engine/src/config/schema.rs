@@ -118,7 +118,12 @@ fn device(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> DeviceConfig {
         },
         1 => DeviceConfig::Cuda,
         _ => {
-            let path = s.path("box", Or::Required("box: \"boxes/dgx2.ron\""), "File that describes the box.");
+            let path = s.path_or_name(
+                "box",
+                Or::Required("box: \"boxes/dgx2.ron\""),
+                "File that describes the box, or the name of one that `onebox boxes` lists, such as `h100-128gib`.",
+                |name| bundled::text(name).is_some(),
+            );
             let box_ = load::box_of(s.reader, "device.box", &path);
             DeviceConfig::Sim { box_: Box::new(box_), path: path.into() }
         }

@@ -11,7 +11,7 @@ use topology::{HostBytes, Machine, Placement, RankPlace, Request, Sockets, forma
 pub enum BoxError {
     /// A rate that the simulator needs.
     #[error(
-        "the box `{name}` does not say `{key}`, which a simulation needs: see the boxes in configs/boxes, or measure \
+        "the box `{name}` does not say `{key}`, which a simulation needs: see the boxes that `onebox boxes` lists, or measure \
          this machine with `onebox bench --save-box FILE`"
     )]
     Unknown {

@@ -144,6 +144,28 @@ impl Section<'_, '_> {
         self.leaf(key, or, about, |text| quoted(text), absolute)
     }
 
+    /// [`path`](Self::path), or as it stands a name that `is_known`, where no file has it.
+    pub(in crate::config) fn path_or_name(
+        &mut self,
+        key: &'static str,
+        or: Or<String>,
+        doc: &'static str,
+        is_known: impl Fn(&str) -> bool,
+    ) -> String {
+        let about = About { doc, values: &|| "path or name in quotes".into() };
+        self.leaf(
+            key,
+            or,
+            about,
+            |text| quoted(text),
+            |reader, node| {
+                let path = absolute(reader, node)?;
+                let name = reader.item(node).string()?;
+                Ok(if is_known(&name) && !Path::new(&path).is_file() { name } else { path })
+            },
+        )
+    }
+
     /// A path or `None`.
     pub(in crate::config) fn path_or_none(
         &mut self,
@@ -233,7 +255,8 @@ fn absolute(reader: &Reader, node: &Node) -> Parsed<String> {
         return Err(complain("expected a path"));
     }
     let base = match reader.sources.get(node.place.source).map(|source| &source.kind) {
-        Some(SourceKind::File { dir }) => dir.as_path(),
+        Some(SourceKind::File { dir: Some(dir) }) => dir.as_path(),
+        Some(SourceKind::File { dir: None }) => return Ok(text),
         _ => Path::new(""),
     };
     let joined = std::path::absolute(base.join(&text))

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     fn file(text: &str) -> Source {
-        let kind = Kind::File { dir: "/".into() };
+        let kind = Kind::File { dir: Some("/".into()) };
         Source { kind, name: "a.ron".into(), text: text.into() }
     }
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 pub(in crate::config) enum Kind {
     /// A RON file; `dir` is what its relative paths are relative to, absolute.
     File {
-        /// Directory of the file.
-        dir: PathBuf,
+        /// Directory of the file; none of a file that the program holds: its relative paths stay as they are.
+        dir: Option<PathBuf>,
     },
     /// One `--set key=value`; the text is `key=value`.
     Set,
