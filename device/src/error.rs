@@ -1,31 +1,31 @@
-//! What can go wrong on a device. Lanes keep the first error; it comes back from the next call that blocks.
+//! Errors of a device. A lane keeps its first error, and the next blocking call returns it.
 
 use crate::Arena;
 use std::panic::Location;
 
-/// Where in the layer code an op was submitted.
+/// The source line that submitted an op.
 pub type Site = &'static Location<'static>;
 
 /// Why a rank stopped.
 #[derive(Clone, Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages name the fields")]
 pub enum Error {
-    /// Shapes, types or lane do not fit.
+    /// The shapes, types or lane of an op do not fit.
     #[error("{op} at {site}: {problem}")]
     Op { op: &'static str, site: Site, problem: String },
-    /// A handle that the plan did not give out.
+    /// A handle is outside the plan.
     #[error("{op} at {site}: bytes {start}..{end} of `{tensor}` lie outside what was planned")]
     OutOfPlan { op: &'static str, site: Site, tensor: String, start: u64, end: u64 },
-    /// Two operands of one op share bytes, one of them written.
+    /// Two operands of one op share bytes, and the op writes one of them.
     #[error("{op} at {site}: `{first}` and `{second}` overlap")]
     Overlap { op: &'static str, site: Site, first: String, second: String },
-    /// Two ops touch the same bytes and nothing orders them.
+    /// Two ops touch the same bytes and no event orders them.
     #[error(transparent)]
     Hazard(#[from] Box<Hazard>),
     /// The plan does not fit the memory limit.
     #[error(transparent)]
     OutOfMemory(#[from] Box<OutOfMemory>),
-    /// The machine itself refused memory.
+    /// The machine refused host memory.
     #[error("this machine does not give {} for the {arena} memory of rank {rank}", topology::format_bytes(*wanted))]
     HostMemory { rank: usize, arena: Arena, wanted: u64 },
     /// The machine starts no more threads.
@@ -33,16 +33,16 @@ pub enum Error {
         "no thread for {whom}: {problem}; raise the limit of processes (`ulimit -u`, or the container's)"
     )]
     NoThread { whom: String, problem: String },
-    /// A host task or a kernel gave up.
+    /// A host task or a kernel returned an error.
     #[error("rank {rank}: {op} at {site}: {problem}")]
     Task { rank: usize, op: &'static str, site: Site, problem: String },
     /// A host task or a kernel panicked.
     #[error("rank {rank}: {op} at {site} panicked: {problem}")]
     Panicked { rank: usize, op: &'static str, site: Site, problem: String },
-    /// Ranks came to the same meeting with different collectives.
+    /// Ranks entered the same meeting with different collectives.
     #[error("rank {rank}: {op} at {site}: peers disagree: {problem}")]
     Mismatch { rank: usize, op: &'static str, site: Site, problem: String },
-    /// Ranks did not come.
+    /// Ranks did not reach a collective in time.
     #[error("rank {rank}: {op} at {site}: no answer for {seconds} s from rank(s) {missing:?}")]
     Timeout { rank: usize, op: &'static str, site: Site, seconds: u64, missing: Vec<usize> },
     /// Another rank failed.
@@ -51,27 +51,28 @@ pub enum Error {
     /// The rank's thread returned or panicked before `finish`.
     #[error("the thread of rank {rank} ended in step {step}: {why}")]
     RankDied { rank: usize, step: u64, why: String },
-    /// Copies of a parameter that should be the same on all ranks of a tensor-parallel group are not.
+    /// Copies of a parameter differ between the ranks of a tensor-parallel group, but should be
+    /// equal.
     #[error("rank {rank}: its copy of `{param}` differs from that of the group's first rank")]
     Replica { rank: usize, param: String },
-    /// An event of another device.
+    /// An event belongs to another device.
     #[error("{site}: an event of another device")]
     ForeignEvent { site: Site },
-    /// A GPU did not do an op, or was found broken when one was waited for.
+    /// A GPU failed an op, or a wait found the GPU broken.
     #[error("rank {rank}, GPU {gpu}: {op} at {site}: {problem}")]
     Gpu { rank: usize, gpu: usize, op: &'static str, site: Site, problem: String },
-    /// A GPU could not be made ready.
+    /// A GPU could not be prepared.
     #[error("rank {rank}, GPU {gpu}: {problem}")]
     GpuSetup { rank: usize, gpu: usize, problem: String },
     /// There is no GPU to train on.
     #[error("CUDA cannot be used here: {problem}")]
     NoCuda { problem: String },
-    /// The run is over; nothing can be read any more.
+    /// The run is over, and data can no longer be read.
     #[error("this backend holds no data")]
     NoData,
 }
 
-/// Two ops touch the same bytes and nothing orders them.
+/// Two ops touch the same bytes and no event orders them.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{op} on {lane} at {site} {what} `{tensor}` bytes {start}..{end}: {problem}")]
 pub struct Hazard {
@@ -79,32 +80,33 @@ pub struct Hazard {
     pub op: &'static str,
     /// Its lane, or `main` for the rank's own thread.
     pub lane: String,
-    /// Where it was submitted.
+    /// The line that submitted it.
     pub site: Site,
     /// `reads` or `overwrites`.
     pub what: &'static str,
     /// Name in the plan.
     pub tensor: String,
-    /// First byte of the arena.
+    /// First byte in the arena.
     pub start: u64,
-    /// Past the last byte.
+    /// Byte after the last one.
     pub end: u64,
-    /// What it conflicts with, and where that was submitted.
+    /// The earlier op, and the line that submitted it.
     pub problem: String,
 }
 
 /// The plan does not fit the memory limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
-    /// Whose memory.
+    /// Rank that owns the memory.
     pub rank: usize,
-    /// Which one.
+    /// Arena that is too small.
     pub arena: Arena,
-    /// What the plan needs.
+    /// Bytes that the plan needs.
     pub wanted: u64,
-    /// What there is.
+    /// Bytes that are available.
     pub limit: u64,
-    /// What of the limit was already taken when the first tensor did not fit, and that tensor's name.
+    /// Bytes of the limit that were already taken at the first tensor that did not fit, and that
+    /// tensor's name.
     pub free_at: (u64, String),
     /// Bytes by pool, largest first.
     pub pools: Vec<(&'static str, u64)>,

@@ -1,21 +1,23 @@
-//! What one GPU can do, and the backends that do it.
+//! The operations of one GPU, and the backends that run them.
 //!
-//! **Operations are data, memory belongs to the plan.** A [`Tensor`] is an address in a planned arena; an [`Op`]
-//! names tensors; [`Device::submit`] puts ops on [`Lane`]s, [`Event`]s order lanes, and a hazard check refuses
-//! what is not ordered. Behind [`Device`] stands an executor: [`cpu`] runs virtual GPUs with real arithmetic,
-//! [`cuda`] real ones.
+//! **Operations are data, memory belongs to the plan.** A [`Tensor`] is an address in a planned
+//! arena; an [`Op`] names tensors; [`Device::submit`] puts ops on [`Lane`]s, [`Event`]s order
+//! lanes, and a hazard check refuses unordered ops. Behind [`Device`] stands an executor: [`cpu`]
+//! runs virtual GPUs with real arithmetic, [`cuda`] runs real ones.
 //!
 //! Read in this order:
 //!
-//! 1. `tensor`: tensors, and the [`Plan`] that gives them out;
-//! 2. `op`: what a lane can be given; `op/access.rs` what each op touches, `op/check.rs` which shapes fit;
+//! 1. `tensor`: tensors, and the [`Plan`] that lays them out;
+//! 2. `op`: the operations; `op/access.rs` names the ranges of each op, `op/check.rs` checks its
+//!    shapes;
 //! 3. `submit`: lanes and events, [`Device`] and its executors, the hazard check, tasks of other crates;
-//! 4. `ranks`: where the threads of ranks meet, their memory, queues and kernel threads;
-//! 5. [`cpu`]: one executor with its kernels, which every other one is compared with;
-//! 6. [`numerics`], [`random`]: arithmetic that must be the same everywhere;
+//! 4. `ranks`: meetings of rank threads, their memory, queues and kernel threads;
+//! 5. [`cpu`]: an executor with its kernels, the reference for every other one;
+//! 6. [`numerics`], [`random`]: arithmetic that is the same everywhere;
 //! 7. [`cuda`]: streams, launches, NCCL; the kernels are in `cuda/kernels`;
-//! 8. [`sim`]: the same program on a virtual clock; [`recorder`] only counts it, [`warm`] collects its kinds of ops;
-//! 9. `error`: all that can go wrong.
+//! 8. [`sim`]: the same program on a virtual clock; [`recorder`] only counts it, [`warm`] collects
+//!    its kinds of ops;
+//! 9. `error`: all errors.
 
 pub mod cpu;
 pub mod cuda;

@@ -1,5 +1,5 @@
-//! Counter-based random numbers: a value is a pure function of a key and an index, so it depends on
-//! what it is for (seed, step, layer, sample, position) and never on rank, thread or layout.
+//! Counter-based random numbers. A value is a pure function of a key and an index: it depends on
+//! its purpose (seed, step, layer, sample, position) and never on rank, thread or layout.
 
 /// Mixes one more word into a key. Chain it: `key(key(seed, step), layer)`.
 #[inline(always)]
@@ -11,7 +11,7 @@ pub const fn key(seed: u64, word: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A key for a name.
+/// A key from a name.
 pub fn key_of_name(seed: u64, name: &str) -> u64 {
     name.bytes().fold(key(seed, name.len() as u64), |k, byte| key(k, u64::from(byte)))
 }
@@ -39,7 +39,8 @@ pub fn normal(stream: u64, index: u64) -> f64 {
     radius * (core::f64::consts::TAU * uniform(stream, 2 * index + 1)).cos()
 }
 
-/// 32 random bits for dropout: 32-bit arithmetic only, so that it vectorises and a GPU does the same.
+/// 32 random bits for dropout. It uses 32-bit arithmetic only, so that it vectorises and a GPU
+/// computes the same.
 #[inline(always)]
 pub const fn bits32(stream: u64, index: u64) -> u32 {
     let mut z = (index as u32) ^ (stream as u32);
@@ -53,11 +54,12 @@ pub const fn bits32(stream: u64, index: u64) -> u32 {
 /// Multipliers of [`halves`].
 pub const HALVES: [u32; 2] = [0x297a_2d39, 0x735a_2d97];
 
-/// 16 random bits each, in the lower and the upper half, for elements 2 * `pair` and 2 * `pair` + 1 that are kept in 16
-/// bits; what the index of the pair has above 32 bits, the stream must have in it. From step to step one element's are as
-/// random as the stream, which is another one in each; multiplying has only to set apart the elements of one step, and
-/// twice does: of 32 x 32 cells for two elements less than 130 apart the shares were 2.3 % off (rms, 2^22 elements),
-/// where chance alone is 2.2 %. Elements 2^28 and more apart are not as independent.
+/// 16 random bits each, in the lower and the upper half, for elements 2 * `pair` and 2 * `pair` + 1
+/// of 16-bit storage. The caller mixes the bits of the pair's index above 32 into the stream. Each
+/// step has its own stream, so from step to step the bits of one element are as random as the
+/// streams. Two multiplications separate the elements of one step: over 32 x 32 cells for two
+/// elements less than 130 apart, the shares were 2.3 % off (rms, 2^22 elements), where chance alone
+/// is 2.2 %. Elements 2^28 and more apart are less independent.
 #[inline(always)]
 pub const fn halves(stream: u64, pair: u32) -> u32 {
     let z = pair.wrapping_add(stream as u32).wrapping_mul(HALVES[0]);

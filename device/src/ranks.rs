@@ -1,7 +1,9 @@
-//! The rank threads of a process, on whatever backend: where they meet, what their lanes share, and the threads that help.
+//! The rank threads of a process, on every backend: their meetings, the state that their lanes
+//! share, and their helper threads.
 //!
-//! `world`: collectives meet, failures spread. `shared`: a rank's lanes. `memory`: its arenas. `queue`: jobs of a lane.
-//! `trace`: when ops ran. `crew`: kernel threads. `panics`, `patience`: what went wrong, and how long others wait.
+//! `world`: collectives meet, failures spread. `shared`: a rank's lanes. `memory`: its arenas.
+//! `queue`: jobs of a lane. `trace`: times of ops. `crew`: kernel threads. `panics`, `patience`:
+//! notes of panics, and times of waiting.
 
 pub(crate) mod crew;
 pub(crate) mod memory;

@@ -1,13 +1,13 @@
-//! Handles, and the plan that gives them out.
+//! Handles, and the plan that lays them out.
 //!
-//! A [`Tensor`] is an address, not memory: `Copy`, no lifetime, no reference count. The memory behind
-//! it belongs to the device for the whole run, so an op that waits in a queue cannot outlive what it
-//! names. A [`Plan`] lays out every byte before step 1; nothing is created or freed in a step.
+//! A [`Tensor`] is an address, not memory: `Copy`, no lifetime, no reference count. The device owns
+//! the memory behind it for the whole run, so an op in a queue cannot outlive its operands. A
+//! [`Plan`] lays out every byte before step 1; a step creates and frees nothing.
 
 use std::fmt;
 use std::ops::Range;
 
-/// How one element is stored. Arithmetic is fp32 whatever the storage.
+/// Storage type of an element. Arithmetic is fp32 for every storage type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Dtype {
     /// IEEE half.
@@ -16,16 +16,16 @@ pub enum Dtype {
     Bf16,
     /// IEEE single.
     F32,
-    /// IEEE double: partial sums of norms and losses, and decisions.
+    /// IEEE double, for partial sums of norms and losses, and for decisions.
     F64,
     /// Tokens.
     I32,
-    /// Lower halves of fp32 values whose upper halves are bf16, on the host.
+    /// Lower halves of fp32 values whose upper halves are bf16; on the host.
     U16,
 }
 
 impl Dtype {
-    /// Bytes of one element.
+    /// Size of one element in bytes.
     pub const fn bytes(self) -> u64 {
         match self {
             Self::F16 | Self::Bf16 | Self::U16 => 2,
@@ -35,21 +35,22 @@ impl Dtype {
     }
 }
 
-/// The two memories of a rank. Which one a range is in decides which lanes may touch it.
+/// The two memories of a rank. The memory of a range decides which lanes may touch it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Arena {
     /// The GPU's memory.
     Device,
-    /// The host's: pinned, on the GPU's NUMA node.
+    /// The host's pinned memory, on the GPU's NUMA node.
     Pinned,
 }
 
 impl Arena {
-    /// Both.
+    /// Both arenas.
     pub const ALL: [Self; 2] = [Self::Device, Self::Pinned];
 }
 
-/// A typed, shaped range of an arena, row-major; a flat range is one row. Made by [`Plan::tensor`].
+/// A typed, shaped range of an arena, row-major. A flat range is one row. [`Plan::tensor`] makes
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tensor {
     pub(crate) entry: u32,
@@ -62,7 +63,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// No elements, of no plan.
+    /// A tensor without elements, of no plan.
     pub(crate) const NONE: Self = Self {
         entry: u32::MAX,
         arena: Arena::Device,
@@ -78,12 +79,12 @@ impl Tensor {
         if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub const fn len(self) -> usize {
         self.rows * self.cols
     }
 
-    /// No elements.
+    /// Whether it has no elements.
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
@@ -94,12 +95,12 @@ impl Tensor {
         self.arena == other.arena && a.start < b.end && b.start < a.end
     }
 
-    /// Where it lies.
+    /// The arena that holds it.
     pub const fn arena(self) -> Arena {
         self.arena
     }
 
-    /// How its elements are stored.
+    /// The storage type of its elements.
     pub const fn dtype(self) -> Dtype {
         self.dtype
     }
@@ -109,22 +110,22 @@ impl Tensor {
         self.transposed
     }
 
-    /// Bytes it covers.
+    /// Size in bytes.
     pub const fn bytes(self) -> u64 {
         self.len() as u64 * self.dtype.bytes()
     }
 
-    /// Bytes of the arena that it covers.
+    /// The bytes of the arena that it covers.
     pub const fn range(self) -> Range<u64> {
         self.start..self.start + self.bytes()
     }
 
-    /// The transposed view (only a GEMM reads one).
+    /// The transposed view. Only a GEMM reads one.
     pub const fn t(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
 
-    /// Elements `range` as one row. Never panics: a range outside the planned one is refused at `submit`.
+    /// Elements `range` as one row. Never panics: `submit` refuses a range outside the planned one.
     pub const fn slice(self, range: Range<usize>) -> Self {
         let start = self.start + range.start as u64 * self.dtype.bytes();
         let cols = range.end.saturating_sub(range.start);
@@ -137,7 +138,7 @@ impl Tensor {
         Self { start, rows: range.end.saturating_sub(range.start), transposed: false, ..self }
     }
 
-    /// Part `index` of `count` equal runs of rows; of a single row, of its elements.
+    /// Part `index` of `count` equal runs of rows. A single row is cut by its elements.
     pub const fn shard(self, index: usize, count: usize) -> Self {
         if self.rows == 1 {
             let n = self.cols / count;
@@ -148,64 +149,65 @@ impl Tensor {
         }
     }
 
-    /// The same elements under another shape.
+    /// The same elements with another shape.
     pub const fn reshape(self, rows: usize, cols: usize) -> Self {
         Self { rows, cols, transposed: false, ..self }
     }
 }
 
-/// What kind of thing a range of memory holds, and what copies between host and GPU do with it where it is host memory.
-/// Memory is reported by pool.
+/// The purpose of a memory range. Reports list memory by pool, and the pool says how copies between
+/// host and GPU use host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pool {
     /// `parameters`, `activations`, ...
     pub name: &'static str,
-    /// What copies do with it.
+    /// How copies use it.
     pub copies: Copies,
-    /// What they carry.
+    /// The data that copies carry.
     pub cargo: Cargo,
 }
 
-/// What copies between host and GPU do with host memory.
+/// How copies between host and GPU use host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Copies {
-    /// They read or write it: a driver has to pin it.
+    /// They read or write it, so a driver has to pin it.
     Touch,
-    /// They read or write it in bulk, and nothing else does for long: it belongs on the GPU's own NUMA node.
+    /// They read or write it in bulk, and nothing else uses it for long. It belongs on the GPU's
+    /// own NUMA node.
     Stage,
-    /// They never touch it: it is the host's alone.
+    /// They never touch it. Only the host uses it.
     Avoid,
 }
 
-/// What a copy between host and GPU carries, as far as its speed depends on that.
+/// The data that a copy between host and GPU carries, as far as its speed depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub enum Cargo {
     /// Inputs of blocks, kept on the host.
     Checkpoint,
     /// Gradients, and their sums on the way back.
     Gradient,
-    /// Anything else.
+    /// Any other data.
     #[default]
     Other,
 }
 
 impl Pool {
-    /// Copies may touch it.
+    /// A pool that copies may touch.
     pub const fn new(name: &'static str) -> Self {
         Self { name, copies: Copies::Touch, cargo: Cargo::Other }
     }
 
-    /// Staging: copies read or write it in bulk.
+    /// A staging pool, which copies read or write in bulk.
     pub const fn staging(name: &'static str) -> Self {
         Self { copies: Copies::Stage, ..Self::new(name) }
     }
 
-    /// Copies never touch it.
+    /// A pool that copies never touch.
     pub const fn of_the_host(name: &'static str) -> Self {
         Self { copies: Copies::Avoid, ..Self::new(name) }
     }
 
-    /// The same pool, with what its copies carry.
+    /// The same pool, with `cargo` as the data that its copies carry.
     pub const fn carrying(self, cargo: Cargo) -> Self {
         Self { cargo, ..self }
     }
@@ -220,44 +222,47 @@ impl From<&'static str> for Pool {
 /// One named range of a plan.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Unique in its arena by convention: `block.3.params`.
+    /// Its name, unique in its arena by convention: `block.3.params`.
     pub name: String,
-    /// What kind of thing it is.
+    /// Its pool.
     pub pool: Pool,
-    /// Where.
+    /// Its arena.
     pub arena: Arena,
-    /// Bytes of the arena.
+    /// Its bytes in the arena.
     pub range: Range<u64>,
-    /// How it is stored.
+    /// Its storage type.
     pub dtype: Dtype,
     /// Rows and columns.
     pub shape: (usize, usize),
 }
 
 impl Entry {
-    /// Host memory that copies between host and GPU read or write in bulk, and nothing else does for long.
+    /// Whether copies between host and GPU read or write this host memory in bulk, and nothing else
+    /// uses it for long.
     pub fn is_staging(&self) -> bool {
         self.arena == Arena::Pinned && self.pool.copies == Copies::Stage
     }
 
-    /// Host memory that copies between host and GPU read or write, and a driver has to pin.
+    /// Whether copies between host and GPU read or write this host memory, so that a driver has to
+    /// pin it.
     pub fn is_copied(&self) -> bool {
         self.arena == Arena::Pinned && self.pool.copies != Copies::Avoid
     }
 }
 
-/// Every byte of a rank, laid out before step 1. All ranks share one plan: a handle is valid on each.
+/// The layout of every byte of a rank, made before step 1. All ranks share one plan: a handle is
+/// valid on each.
 #[derive(Clone, Default, Debug)]
 pub struct Plan {
     entries: Vec<Entry>,
     top: [u64; 2],
 }
 
-/// Tensors start at multiples of this: a cache line, a GPU's widest load, and more.
+/// Alignment of tensors in bytes. It covers a cache line and a GPU's widest load.
 const ALIGNMENT: u64 = 256;
 
 impl Plan {
-    /// Lays out a (rows, cols) tensor behind everything planned so far.
+    /// Lays out a (rows, cols) tensor after everything planned so far.
     pub fn tensor(
         &mut self,
         (arena, pool): (Arena, impl Into<Pool>),
@@ -280,17 +285,18 @@ impl Plan {
         Tensor { entry, arena, dtype, transposed: false, start, rows, cols }
     }
 
-    /// Bytes an arena needs: what `onebox plan` prints and what the device allocates.
+    /// Size of an arena in bytes. `onebox plan` prints it, and the device allocates it.
     pub const fn bytes(&self, arena: Arena) -> u64 {
         self.top[arena as usize]
     }
 
-    /// Everything planned, in order.
+    /// All planned ranges, in order.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Bytes by pool, in order of first appearance; padding between tensors is added to the one behind it.
+    /// Bytes by pool, in order of first appearance. Padding between tensors counts for the tensor
+    /// after it.
     pub fn pools(&self, arena: Arena) -> Vec<(&'static str, u64)> {
         let mut pools: Vec<(&'static str, u64)> = Vec::new();
         let mut end = 0;
@@ -305,12 +311,12 @@ impl Plan {
         pools
     }
 
-    /// The name under which `t` was planned.
+    /// The planned name of `t`.
     pub fn name(&self, t: Tensor) -> &str {
         self.entries.get(t.entry as usize).map_or("?", |e| &e.name)
     }
 
-    /// Whether `t` lies within the entry it was cut from.
+    /// Whether `t` lies within its planned entry.
     pub(crate) fn contains(&self, t: Tensor) -> bool {
         let Some(e) = self.entries.get(t.entry as usize) else { return false };
         let r = t.range();

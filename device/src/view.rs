@@ -1,17 +1,17 @@
-//! Typed views of untyped storage. The storage types meet the arithmetic only here: kernels are written
+//! Typed views of untyped storage. Storage types meet arithmetic only here: kernels are written
 //! once, on f32 blocks.
 
 use crate::numerics::ask;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
-/// Elements that a kernel widens, computes and rounds at a time: stays in the first-level cache.
+/// Elements that a kernel widens, computes and rounds at a time. They fit in the first-level cache.
 pub const BLOCK: usize = 256;
 
-/// A storage type that a host task can ask for by name.
+/// A storage type that a host task can request by name.
 pub trait Element: Copy + Send + Sync + 'static {
     /// The view as a slice, if it holds this type.
     fn of<'a>(view: View<'a>) -> Option<&'a [Self]>;
-    /// The same, writable.
+    /// The writable view as a slice, if it holds this type.
     fn of_mut<'a>(view: ViewMut<'a>) -> Option<&'a mut [Self]>;
 }
 
@@ -34,7 +34,7 @@ element!(f64, F64);
 element!(i32, I32);
 element!(u16, U16);
 
-/// Elements to read.
+/// Elements to read, by storage type.
 #[derive(Clone, Copy, Debug)]
 pub enum View<'a> {
     /// IEEE half.
@@ -47,11 +47,11 @@ pub enum View<'a> {
     F64(&'a [f64]),
     /// Tokens.
     I32(&'a [i32]),
-    /// Lower halves.
+    /// Lower halves of fp32 values.
     U16(&'a [u16]),
 }
 
-/// Elements to write.
+/// Elements to write, by storage type.
 #[derive(Debug)]
 pub enum ViewMut<'a> {
     /// IEEE half.
@@ -64,7 +64,7 @@ pub enum ViewMut<'a> {
     F64(&'a mut [f64]),
     /// Tokens.
     I32(&'a mut [i32]),
-    /// Lower halves.
+    /// Lower halves of fp32 values.
     U16(&'a mut [u16]),
 }
 
@@ -95,17 +95,17 @@ macro_rules! rewrap {
 }
 
 impl<'a> View<'a> {
-    /// Elements.
+    /// Number of elements.
     pub const fn len(&self) -> usize {
         for_each_type!(self, Self, s => s.len())
     }
 
-    /// No elements.
+    /// Whether it has no elements.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// As a slice, if it holds `T`.
+    /// The view as a slice, if it holds `T`.
     pub fn as_slice<T: Element>(self) -> Option<&'a [T]> {
         T::of(self)
     }
@@ -115,7 +115,7 @@ impl<'a> View<'a> {
         rewrap!(self, View, s => &s[range])
     }
 
-    /// Asks the memory for elements `range`, which are needed soon. Some may lie behind the end.
+    /// Prefetches elements `range`, which are needed soon. The range may go past the end.
     #[inline(always)]
     pub(crate) fn ask(&self, range: std::ops::Range<usize>) {
         match self {
@@ -126,7 +126,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Elements `at..at + out.len()`, widened (F64 is rounded to f32, I32 converted).
+    /// Widens elements `at..at + out.len()` to f32 (F64 is rounded, I32 converted).
     #[inline(always)]
     pub fn load(&self, at: usize, out: &mut [f32]) {
         let range = at..at + out.len();
@@ -144,7 +144,7 @@ impl<'a> View<'a> {
 }
 
 impl View<'_> {
-    /// All elements as fp64, which holds each exactly.
+    /// Widens all elements to fp64, which holds each exactly.
     pub(crate) fn widen(&self, out: &mut [f64]) {
         match self {
             View::F64(exact) => out.copy_from_slice(exact),
@@ -161,7 +161,7 @@ impl View<'_> {
 }
 
 impl<'a> ViewMut<'a> {
-    /// Elements by index, rounded (through f32 unless they are F64).
+    /// Sets elements by index, rounded (through f32 unless they are F64).
     pub(crate) fn fill(&mut self, value: &dyn Fn(usize) -> f64) {
         if let ViewMut::F64(exact) = self {
             exact.iter_mut().enumerate().for_each(|(i, x)| *x = value(i));
@@ -175,22 +175,22 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub const fn len(&self) -> usize {
         for_each_type!(self, Self, s => s.len())
     }
 
-    /// No elements.
+    /// Whether it has no elements.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// As a slice, if it holds `T`.
+    /// The view as a slice, if it holds `T`.
     pub fn into_slice<T: Element>(self) -> Option<&'a mut [T]> {
         T::of_mut(self)
     }
 
-    /// To read what is there.
+    /// A view for reading the elements.
     pub const fn as_view(&self) -> View<'_> {
         match self {
             Self::F16(s) => View::F16(s),
@@ -219,7 +219,8 @@ impl<'a> ViewMut<'a> {
         rewrap!(self, ViewMut, s => &mut s[range])
     }
 
-    /// Rounds `values` to the storage type (nearest, ties to even) at `at..at + values.len()`.
+    /// Rounds `values` to the storage type (nearest, ties to even) and stores them at `at..at +
+    /// values.len()`.
     #[inline(always)]
     pub fn store(&mut self, at: usize, values: &[f32]) {
         let range = at..at + values.len();
@@ -237,7 +238,7 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// Two views, parted at element `mid`.
+    /// Two views, split at element `mid`.
     pub fn split_at(self, mid: usize) -> (Self, Self) {
         macro_rules! part {
             ($s:ident, $variant:ident) => {{
@@ -268,13 +269,13 @@ impl<'a> ViewMut<'a> {
     }
 }
 
-/// bf16 is the upper half of an f32.
+/// Widens bf16, which is the upper half of an f32.
 #[inline(always)]
 pub(crate) const fn widen_bf16(x: bf16) -> f32 {
     f32::from_bits((x.to_bits() as u32) << 16)
 }
 
-/// Nearest, ties to even; NaN stays NaN. Branch-free, so that it vectorises.
+/// Rounds to nearest, ties to even; NaN stays NaN. It has no branches, so that it vectorises.
 #[inline(always)]
 pub(crate) const fn round_bf16(x: f32) -> bf16 {
     let bits = x.to_bits();
@@ -283,7 +284,7 @@ pub(crate) const fn round_bf16(x: f32) -> bf16 {
     bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { nan } else { rounded })
 }
 
-/// The same elements in the same storage type, bit for bit.
+/// Copies elements of one storage type bit for bit.
 pub(crate) fn copy(src: View<'_>, dst: &mut ViewMut<'_>) {
     match (src, dst) {
         (View::F16(s), ViewMut::F16(d)) => d.copy_from_slice(s),
@@ -296,7 +297,7 @@ pub(crate) fn copy(src: View<'_>, dst: &mut ViewMut<'_>) {
     }
 }
 
-/// The same values in another storage type, through f32.
+/// Copies values to another storage type through f32.
 pub(crate) fn cast(src: View<'_>, dst: &mut ViewMut<'_>) {
     let mut block = [0.0; BLOCK];
     for at in (0..src.len()).step_by(BLOCK) {

@@ -1,4 +1,5 @@
-//! Work for a GPU that another crate writes is admitted like any op, and a virtual GPU runs it on what it declared.
+//! A GPU task of another crate is admitted like any op, and a virtual GPU runs it on its declared
+//! ranges.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
@@ -49,7 +50,7 @@ impl DeviceTask for Double {
     }
 }
 
-/// A virtual GPU with two tensors of `n` elements, and one that is longer.
+/// Opens a virtual GPU with two tensors of `n` elements, and a longer one.
 fn open(n: usize, lanes: Lanes) -> (Device, [Tensor; 3]) {
     let mut plan = Plan::default();
     let at = (Arena::Device, "test");

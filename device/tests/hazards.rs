@@ -1,6 +1,6 @@
-//! The hazard check against an oracle that knows nothing of clocks: the program as a graph, and who can be
-//! reached from whom. Random programs over few overlapping ranges; both must refuse the same ones, at the same
-//! op.
+//! Compares the hazard check with an oracle that knows nothing of clocks: it stores the program as
+//! a graph and computes reachability. The programs are random over few overlapping ranges; both
+//! must refuse the same programs, at the same op.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
@@ -11,17 +11,17 @@ use device::{
 };
 use std::sync::Arc;
 
-/// Elements of either arena's tensor.
+/// Elements of each arena's tensor.
 const ELEMENTS: u64 = 16;
-/// Actions of a program.
+/// Actions per program.
 const ACTIONS: u64 = 28;
 const PROGRAMS: u64 = 12_000;
 
-/// Numbers of one program, drawn in order.
+/// Random numbers of one program, drawn in order.
 struct Draw {
     stream: u64,
     index: u64,
-    /// How careful the program is: in so many cases of `CARE` it waits for a lane before it acts.
+    /// The program's care: in `care` of `CARE` cases it waits for a lane before it acts.
     care: u64,
 }
 
@@ -37,28 +37,28 @@ impl Draw {
         Lane::ALL[self.below(Lane::ALL.len() as u64) as usize]
     }
 
-    /// Where a run of `len` elements may start.
+    /// A run of `len` elements at a random start.
     fn run(&mut self, t: Tensor, len: u64) -> Tensor {
         let start = self.below(ELEMENTS - len + 1) as usize;
         t.slice(start..start + len as usize)
     }
 }
 
-/// What the oracle says of an op.
+/// The oracle's verdict on an op.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Fine,
-    /// Its own operands share bytes.
+    /// The op's own operands share bytes.
     Overlap,
-    /// Not ordered after an op that it conflicts with, or it reads what nothing wrote.
+    /// No event orders the op after a conflicting one, or the op reads memory that nothing wrote.
     Hazard,
 }
 
-/// The action that was refused, and why.
+/// The refused action, and the reason.
 type Refusal = Option<(u64, Verdict)>;
 
-/// The program as a graph. Nodes: ops, waits (they change what a lane knows), syncs and accesses of the rank's
-/// own thread.
+/// The program as a graph. Its nodes are ops, waits (they change what a lane knows), syncs, and
+/// accesses of the rank's own thread.
 #[derive(Default)]
 struct Graph {
     before: Vec<Vec<usize>>,
@@ -84,7 +84,7 @@ impl Graph {
         self.main = Some(self.node(&[self.main, event]));
     }
 
-    /// Every op knows what the rank's thread knew when it submitted it.
+    /// An op knows everything that the rank's thread knew at its submission.
     fn op(&mut self, lane: Lane, accesses: &[(Mode, Tensor)]) -> Verdict {
         let node = self.node(&[self.last[lane as usize], self.main]);
         self.last[lane as usize] = Some(node);
@@ -120,7 +120,7 @@ impl Graph {
         self.accesses.iter().any(|(_, mode, t)| *mode != Mode::Read && here(t))
     }
 
-    /// Everything that happens before `node`.
+    /// All nodes that happen before `node`.
     fn reached(&self, node: usize) -> Vec<bool> {
         let (mut reached, mut open) = (vec![false; self.before.len()], vec![node]);
         while let Some(at) = open.pop() {
@@ -140,7 +140,7 @@ fn conflict((mode_a, a): (Mode, Tensor), (mode_b, b): (Mode, Tensor)) -> bool {
     shared && (mode_a != Mode::Read || mode_b != Mode::Read)
 }
 
-/// An op that the lane takes, and its accesses, said again by hand.
+/// An op for the lane, and its accesses written out by hand.
 fn op(draw: &mut Draw, lane: Lane, [device, pinned]: [Tensor; 2]) -> (Op, Vec<(Mode, Tensor)>) {
     let len = 1 + draw.below(4);
     let (from, to) = match lane {
@@ -150,7 +150,7 @@ fn op(draw: &mut Draw, lane: Lane, [device, pinned]: [Tensor; 2]) -> (Op, Vec<(M
         Lane::Compute | Lane::TpComm | Lane::DpComm => (device, device),
     };
     let (x, mut y) = (draw.run(from, len), draw.run(to, len));
-    // Operands that overlap end a program: few of them will do.
+    // Overlapping operands end a program, so only few draws keep them.
     while conflict((Mode::Write, x), (Mode::Write, y)) && draw.below(32) > 0 {
         y = draw.run(to, len);
     }
@@ -163,10 +163,10 @@ fn op(draw: &mut Draw, lane: Lane, [device, pinned]: [Tensor; 2]) -> (Op, Vec<(M
     }
 }
 
-/// What the device says: an error stays, so it is asked after every action.
+/// The device's verdict. An error stays, so the test asks after every action.
 fn asked(result: Result<(), Error>) -> Verdict {
     match result {
-        // The recorder has no data: a read that came so far was admitted.
+        // The recorder has no data: a read with this error was admitted.
         Ok(()) | Err(Error::NoData) => Verdict::Fine,
         Err(Error::Hazard(_)) => Verdict::Hazard,
         Err(Error::Overlap { .. }) => Verdict::Overlap,
@@ -174,7 +174,7 @@ fn asked(result: Result<(), Error>) -> Verdict {
     }
 }
 
-/// One action on both; what each says of it.
+/// One action on both, and both verdicts.
 fn act(
     draw: &mut Draw,
     (dev, graph): (&Device, &mut Graph),
@@ -199,7 +199,7 @@ fn act(
             events.push((dev.record(lane), graph.last[lane as usize]));
             silent
         }
-        // Often the newest event, as programs do; sometimes an old one.
+        // Mostly the newest event, as in programs; sometimes an old one.
         choice @ 11..16 if !events.is_empty() => {
             let oldest = draw.below(events.len() as u64) as usize;
             let (event, node) = if choice < 14 { events[events.len() - 1] } else { events[oldest] };
@@ -213,7 +213,7 @@ fn act(
             (asked(dev.sync(event)), Verdict::Fine)
         }
         17 => {
-            // A fence makes long programs possible.
+            // A fence lets a program grow long.
             let ends = Lane::ALL.map(|l| (l, graph.last[l as usize]));
             dev.fence();
             let join = graph.node(&ends.map(|(_, node)| node));
@@ -240,10 +240,10 @@ fn act(
     }
 }
 
-/// The op at which both refuse the program, if any.
+/// The op at which both refuse the program; `None` if both accept it.
 ///
 /// # Panics
-/// They do not agree.
+/// If they disagree.
 fn refused_at(program: u64) -> Refusal {
     let mut plan = Plan::default();
     let mut tensor = |arena| plan.tensor((arena, "p"), "t", Dtype::F32, (1, ELEMENTS as usize));
@@ -252,7 +252,7 @@ fn refused_at(program: u64) -> Refusal {
     let (mut graph, mut events) = (Graph::default(), Vec::new());
     let stream = random::key(0x6861_7a61, program);
     let mut draw = Draw { stream, index: 0, care: CARE - program % 5 };
-    // Most programs start on written memory, the rest partly on memory that nothing wrote.
+    // Most programs start on written memory. The others start partly on unwritten memory.
     for t in tensors {
         let written = if draw.below(8) == 0 { ELEMENTS - 3 } else { ELEMENTS };
         let t = t.slice(0..written as usize);
@@ -276,7 +276,7 @@ fn the_check_refuses_exactly_the_programs_that_reachability_refuses_and_at_the_s
     let verdicts: Vec<_> = (0..programs).map(refused_at).collect();
     let count =
         |wanted: &dyn Fn(&Refusal) -> bool| verdicts.iter().filter(|v| wanted(v)).count() as u64;
-    // The programs must be worth asking about: of every kind, and refused late as well as early.
+    // The programs must cover all verdicts, and both late and early refusals.
     let accepted = count(&|v| v.is_none());
     let late = count(&|v| v.is_some_and(|(at, said)| at > 8 && said == Verdict::Hazard));
     let overlaps = count(&|v| v.is_some_and(|(_, said)| said == Verdict::Overlap));

@@ -1,4 +1,5 @@
-//! Work for the Host lane gets what it declared when its op was made, whatever it would declare later.
+//! A host task gets the ranges that it declared when its op was made, whatever it would declare
+//! later.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
@@ -10,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Declares the first range when it is asked first, the second ever after. Writes that of number `arg`.
+/// Declares the first range at the first call, the second range ever after. Writes the range number
+/// `arg`.
 #[derive(Debug)]
 struct Fickle {
     ranges: [Tensor; 2],
@@ -30,7 +32,8 @@ impl HostTask for Fickle {
     }
 }
 
-/// Submits the task twice, the second time as `arg` says; the tensor that it wrote, and how often it was asked.
+/// Submits the task twice, the second time with `arg`. Returns the tensor that it wrote, and the
+/// number of calls for accesses.
 fn run(lanes: Lanes, arg: u64) -> (Result<f64, Error>, usize) {
     let mut plan = Plan::default();
     let at = (Arena::Pinned, "test");

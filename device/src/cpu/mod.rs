@@ -1,5 +1,5 @@
-//! Virtual GPUs: real data, real arithmetic, an enforced memory limit. Lanes run inline in the caller, or are
-//! threads; the results are the same bits.
+//! Virtual GPUs: real data, real arithmetic, an enforced memory limit. Lanes run inline in the
+//! caller or as threads, with the same bits.
 
 mod gemm;
 mod kernels;
@@ -28,11 +28,11 @@ use workers::Workers;
 /// How lanes run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lanes {
-    /// Each op runs inside `submit`: program order is one of the orders that the events allow.
+    /// Each op runs inside `submit`. Program order is one of the orders that the events allow.
     Inline,
-    /// One thread per lane; each op is held back by up to so many microseconds, seeded by rank and lane.
+    /// One thread per lane. A random delay, seeded by rank and lane, precedes each op.
     Threads {
-        /// 0: not held back.
+        /// Longest delay in microseconds; 0 for none.
         chaos_us: u64,
     },
 }
@@ -42,20 +42,20 @@ pub enum Lanes {
 pub struct CpuOptions {
     /// How lanes run.
     pub lanes: Lanes,
-    /// Bytes that the device's arena may take.
+    /// Largest size of the device's arena in bytes.
     pub memory_limit: u64,
-    /// Where host memory goes.
+    /// Place of the host memory.
     pub host: HostPlace,
-    /// Scratch of kernels; the plan counts it.
+    /// Scratch of kernels. The plan counts it.
     pub scratch: ScratchFloats,
-    /// Of all lanes.
+    /// Settings of all lanes.
     pub work: HostWork,
 }
 
 /// A virtual GPU for `rank`.
 ///
 /// # Errors
-/// The plan does not fit the limit, or this machine's memory. The peers are told.
+/// The plan does not fit the limit, or this machine's memory. The peers learn of it.
 pub fn open(
     rank: Rank,
     plan: &Arc<Plan>,
@@ -80,12 +80,12 @@ fn check_limit(rank: Rank, plan: &Plan, limit: u64) -> Result<(), Error> {
 
 struct Cpu {
     shared: Arc<Shared>,
-    /// By lane; empty when lanes run inline.
+    /// Queues by lane; empty when lanes run inline.
     queues: Vec<Arc<Queue<Job>>>,
     threads: Vec<JoinHandle<()>>,
-    /// Per lane: what its next op waits for.
+    /// For each lane, the clock that its next op waits for.
     pending: RefCell<[Clock; LANES]>,
-    /// Inline lanes share one.
+    /// Kernel threads that inline lanes share.
     workers: Workers,
 }
 

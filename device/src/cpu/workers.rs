@@ -1,7 +1,8 @@
-//! Who computes a kernel: the calling thread, or it and a crew; and the scratch of each.
+//! The threads that compute a kernel, the calling thread alone or with a crew, and the scratch of
+//! each.
 //!
-//! Work is cut into some runs of units per thread. A unit (a row, a head, a block of elements) is computed
-//! the same way wherever it lands, so the number of threads changes no bit.
+//! Work is cut into several runs of units per thread. A unit (a row, a head, a block of elements)
+//! is computed the same way on every thread, so the number of threads changes no bit.
 
 use super::gemm::{self, Gemm};
 use crate::view::{BLOCK, copy};
@@ -11,48 +12,49 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Queries that attention takes at a time.
 pub(super) const QUERY_ROWS: usize = 32;
-/// Blocks of rows of which sums over rows are made, by the threads that have worked on these rows before: what they read
-/// is then in their own caches. Part of what the results are, so equal on every machine.
+/// Blocks of rows with a sum each, for sums over rows. The same thread may have worked on a block's
+/// rows before, so that they are in its own caches. Results depend on the number of blocks, so it
+/// is equal on every machine.
 const ROW_BLOCKS: usize = 16;
-/// Below so many elements other threads are not worth waking.
+/// Elements below which waking other threads does not pay.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
 
 /// Scratch of kernels, in f32.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ScratchFloats {
-    /// Of each kernel thread.
+    /// Elements for each kernel thread.
     pub each: usize,
-    /// Of all of them together, for sums over rows.
+    /// Elements for all kernel threads together, for sums over rows.
     pub sums: usize,
 }
 
 impl ScratchFloats {
-    /// What kernels need for samples of `seq_len` tokens, heads of `head_dim`, rows of `hidden` elements, and sums over rows
-    /// of `widest` elements or fewer.
+    /// Scratch for samples of `seq_len` tokens, heads of `head_dim`, rows of `hidden` elements, and
+    /// sums over rows of at most `widest` elements.
     pub fn new(seq_len: usize, head_dim: usize, hidden: usize, widest: usize) -> Self {
         let each = attention_floats(seq_len, head_dim).max(norm_floats(hidden));
         let each = each.max(rotary_floats(head_dim));
         Self { each, sums: ROW_BLOCKS * widest.max(2 * hidden).max(2 * head_dim) }
     }
 
-    /// Bytes with `threads` kernel threads, which have what a matrix product packs into besides.
+    /// Bytes for `threads` kernel threads, including the packing buffers of matrix products.
     pub const fn bytes(self, threads: usize) -> u64 {
         let each = 4 * self.each + gemm::Scratch::bytes();
         (threads * each + 4 * self.sums) as u64
     }
 }
 
-/// Two blocks of scores, d_q, d_k and d_v of a head, and a number per token.
+/// Elements for two blocks of scores, d_q, d_k and d_v of a head, and a number per token.
 pub(super) const fn attention_floats(seq_len: usize, head_dim: usize) -> usize {
     2 * QUERY_ROWS * seq_len + 3 * seq_len * head_dim + seq_len
 }
 
-/// A head, its norm and a gain.
+/// Elements for a head, its norm and a gain.
 pub(super) const fn rotary_floats(head_dim: usize) -> usize {
     3 * head_dim
 }
 
-/// Gain, bias, and two rows.
+/// Elements for gain, bias, and two rows.
 pub(super) const fn norm_floats(hidden: usize) -> usize {
     4 * hidden
 }
@@ -61,13 +63,13 @@ pub(super) const fn norm_floats(hidden: usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct Workers {
     crew: Option<Arc<Crew>>,
-    /// Of each thread.
+    /// Scratch by thread.
     scratch: Vec<Mutex<Scratch>>,
-    /// Of blocks of rows.
+    /// Sums by block of rows.
     sums: Mutex<Vec<f32>>,
 }
 
-/// One thread's scratch. Contents are left over from earlier kernels.
+/// One thread's scratch. It holds arbitrary values from earlier kernels.
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) gemm: gemm::Scratch,
@@ -75,7 +77,8 @@ pub(super) struct Scratch {
 }
 
 impl Workers {
-    /// `crew` with the calling thread; without one, or with one of one thread, the calling thread.
+    /// Kernels run on `crew` together with the calling thread. Without a crew, or with a crew of
+    /// one thread, they run on the calling thread alone.
     pub(crate) fn new(crew: Option<Arc<Crew>>, floats: ScratchFloats) -> Self {
         let crew = crew.filter(|crew| crew.threads() > 1);
         let threads = crew.as_ref().map_or(1, |crew| crew.threads());
@@ -84,7 +87,7 @@ impl Workers {
         Self { crew, scratch, sums: Mutex::new(vec![0.0; floats.sums]) }
     }
 
-    /// That each thread's scratch holds `floats`.
+    /// Checks that each thread's scratch holds `floats` elements.
     pub(super) fn need(&self, floats: usize) -> Result<(), String> {
         let have = self.scratch(0).floats.len();
         if floats <= have {
@@ -94,7 +97,7 @@ impl Workers {
         }
     }
 
-    /// That of a thread of the crew; nobody else asks for it meanwhile.
+    /// The scratch of a thread of the crew. No other thread uses it at the same time.
     fn scratch(&self, thread: usize) -> MutexGuard<'_, Scratch> {
         self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -122,9 +125,9 @@ impl Workers {
         });
     }
 
-    /// Adds up rows of `width` numbers, `rows` of them or what is made of each: `f` writes the sums over a block of rows,
-    /// with the part of `out` that belongs to them and scratch; `done` has the sums over all blocks, added in order.
-    /// `elements` says how much work it is.
+    /// Sums `rows` rows of `width` numbers, or of numbers computed from each row. `f` writes the
+    /// sums over a block of rows, and gets the block's part of `out` and scratch. `done` gets the
+    /// sums over all blocks, added in order. `elements` is the amount of work.
     pub(super) fn sum_rows<P: Parts>(
         &self,
         (rows, width): (usize, usize),
@@ -166,8 +169,8 @@ impl Workers {
         Ok(())
     }
 
-    /// Runs `f` on runs of `0..units` that together are all of them, with the parts of `out` that belong
-    /// to the run. `elements` says how much work it is.
+    /// Runs `f` on runs that together cover `0..units`, with the run's parts of `out`. `elements`
+    /// is the amount of work.
     pub(super) fn split<P: Parts>(
         &self,
         units: usize,
@@ -205,7 +208,7 @@ pub(super) trait Parts: Send + Sized {
     fn part(self, units: usize) -> (Self, Self);
 }
 
-/// Output that is not cut: the threads share it otherwise.
+/// Output that is not cut; the threads share it by other means.
 impl Parts for () {
     fn part(self, _: usize) -> (Self, Self) {
         ((), ())
@@ -219,7 +222,7 @@ impl<A: Parts, B: Parts> Parts for (A, B) {
     }
 }
 
-/// Output of which each unit has `each` units.
+/// Output with `each` units of `P` per unit.
 struct Groups<P> {
     of: P,
     each: usize,
@@ -232,7 +235,7 @@ impl<P: Parts> Parts for Groups<P> {
     }
 }
 
-/// A view of which each unit has `each` elements; the last may have fewer.
+/// A view with `each` elements per unit. The last unit may have fewer.
 #[derive(Debug)]
 pub(super) struct Rows<'a> {
     pub(super) view: ViewMut<'a>,
@@ -247,7 +250,7 @@ impl Parts for Rows<'_> {
     }
 }
 
-/// The same, of known type.
+/// A slice with `each` elements per unit. The last unit may have fewer.
 #[derive(Debug)]
 pub(super) struct Slice<'a, T> {
     pub(super) data: &'a mut [T],

@@ -1,4 +1,5 @@
-//! What a machine could do at most, to compare with: passes over memory, and fused multiply-adds without memory.
+//! Benchmarks of the machine's limits, for comparison: passes over memory, and fused multiply-adds
+//! without memory.
 
 use super::lanes::{self, Available, Kernel, Lanes, prefetch, stream_vector};
 use super::path::SimdPath;
@@ -10,15 +11,15 @@ use pulp::{Arch, Simd, WithSimd};
 pub enum Pass {
     /// Reads `from`.
     Read,
-    /// Writes `to`, past the caches.
+    /// Writes `to` and bypasses the caches.
     Write,
-    /// Reads `from` and writes `to`, past the caches.
+    /// Reads `from`, writes `to`, and bypasses the caches.
     Copy,
     /// Reads `to` and writes it in place.
     Change,
 }
 
-/// Makes `pass` over whole vectors of `from` and of `to`, as fast as this machine can.
+/// Makes `pass` over the whole vectors of `from` and of `to`, as fast as this machine can.
 pub fn sweep(pass: Pass, from: &[f32], to: &mut [f32]) {
     lanes::run(SimdPath::current(), &mut Sweep(pass, from, to));
 }
@@ -58,11 +59,11 @@ impl Kernel for Sweep<'_> {
     }
 }
 
-/// Chains of operations that run side by side: enough to hide the latency of one.
+/// Number of independent chains of operations: enough to hide the latency of one operation.
 const CHAINS: usize = 12;
 
-/// Does `rounds` rounds of fused multiply-adds in registers, with the widest vectors of this machine; returns how many
-/// floating-point operations these were.
+/// Does `rounds` rounds of fused multiply-adds in registers, with the widest vectors of this
+/// machine. Returns the number of floating-point operations.
 pub fn multiply_add(rounds: usize) -> f64 {
     struct Chains(usize);
     impl WithSimd for Chains {
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn sweeps_do_what_they_say_on_every_path() {
-        // Whole vectors on every path.
+        // A whole number of vectors on every path.
         let n = 64 * 40;
         let from: Vec<f32> = (0..n).map(|i| i as f32).collect();
         let before = SimdPath::current();
@@ -98,7 +99,7 @@ mod tests {
             path.choose().unwrap();
             let mut memory = vec![0.0f32; n + 32];
             let line = memory.as_ptr().align_offset(64);
-            // At the start of a line, where stores go past the caches, and elsewhere.
+            // One range starts at a cache line, where stores bypass the caches; the other does not.
             for start in [line + 16, line + 1] {
                 memory.fill(0.0);
                 let all = start..start + n;

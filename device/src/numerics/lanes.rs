@@ -1,5 +1,6 @@
-//! Vectors of pairs. 16-bit elements are read and written two to a 32-bit word, which costs a shift and a mask where
-//! widening and narrowing them one by one costs shuffles; hence vectors come in twos, of even elements and of odd ones.
+//! Pairs of vectors, one of even elements and one of odd ones. A 32-bit word holds two 16-bit
+//! elements: with pairs of vectors, widening and narrowing take a shift and a mask instead of
+//! shuffles.
 
 use super::path::{Inlined, SimdPath};
 use super::{round, simd};
@@ -10,18 +11,18 @@ pub use super::simd::{prefetch, stream, stream_vector};
 const _: () =
     assert!(cfg!(target_endian = "little"), "the even element is the lower half of a word");
 
-/// The most elements that two vectors hold.
+/// Most elements of two vectors.
 pub const WIDEST: usize = 32;
 
-/// What loops over pairs of vectors need of a path besides [`Simd`].
+/// Operations of a path for loops over pairs of vectors, besides [`Simd`].
 pub trait Lanes: Simd {
-    /// Elements of two vectors.
+    /// Number of elements in two vectors.
     const PAIR: usize = 2 * Self::F32_LANES;
-    /// Two vectors in the order of memory: the even elements of both, and the odd ones.
+    /// Splits two vectors in memory order into one of even elements and one of odd ones.
     fn unzip(self, pair: [Self::f32s; 2]) -> [Self::f32s; 2];
-    /// The way back.
+    /// Reverses [`unzip`](Self::unzip).
     fn zip(self, pair: [Self::f32s; 2]) -> [Self::f32s; 2];
-    /// The lower halves of one's words with the upper halves of the other's.
+    /// Combines the lower halves of `lower`'s words with the upper halves of `upper`'s.
     #[inline(always)]
     fn halves(self, lower: Self::u32s, upper: Self::u32s) -> Self::u32s {
         let mask = self.splat_u32s(0xffff_0000);
@@ -29,7 +30,7 @@ pub trait Lanes: Simd {
     }
 }
 
-/// A path whose instructions this machine has: only [`run`] makes one.
+/// A path that this machine supports. Only [`run`] makes one.
 #[derive(Clone, Copy, Debug)]
 pub struct Available(SimdPath);
 
@@ -47,14 +48,16 @@ impl Available {
     }
 }
 
-/// Code that is compiled for every path.
+/// A loop that is compiled for every path.
 pub trait Kernel {
-    /// Mark it and what it calls `#[inline(always)]`; no closures, which are compiled for the oldest machine.
+    /// Runs the loop. Mark it and the functions it calls `#[inline(always)]`, and use no closures:
+    /// these would be compiled for the oldest machine.
     fn run<L: Lanes>(&mut self, lanes: L, path: Available);
 }
 
-/// Runs `kernel` compiled for `path`, or for [`SimdPath::Portable`] where this machine lacks its instructions. Denormal numbers
-/// are kept, and what was [`stream`]ed is seen by every thread that learns that this call is over.
+/// Runs `kernel` compiled for `path`, or for [`SimdPath::Portable`] where this machine lacks its
+/// instructions. It keeps denormal numbers. A thread that learns of the end of this call sees all
+/// [`stream`]ed data.
 pub fn run(path: SimdPath, kernel: &mut impl Kernel) {
     simd::keep_denormals();
     run_by(path, kernel);
@@ -125,7 +128,7 @@ mod x86 {
         fn zip(self, pair: [f32x16; 2]) -> [f32x16; 2] {
             [pick(self, pair, LOWER), pick(self, pair, UPPER)]
         }
-        // As written above, it would become a permutation, which takes longer.
+        // LLVM would compile the default into a permutation, which is slower.
         #[inline(always)]
         fn halves(self, lower: u32x16, upper: u32x16) -> u32x16 {
             const UPPER_OR_LOWER: i32 = 0b1101_1000;

@@ -1,8 +1,8 @@
-//! The arithmetic that host and device must share bit for bit: sums, sums of squares, initial values; and vectors of
-//! several widths, for loops of other crates.
+//! Arithmetic that host and device share bit for bit: sums, sums of squares, initial values. It
+//! also offers vectors of several widths to loops of other crates.
 //!
-//! Everything is elementwise with explicit fma, IEEE square root and division, or an fp64 sum in a fixed
-//! order; so neither threads, tiles nor SIMD width change a bit.
+//! Everything is elementwise with explicit fma, IEEE square root and division, or an fp64 sum in a
+//! fixed order. Neither threads, tiles nor SIMD width change a bit.
 
 mod bounds;
 pub mod lanes;

@@ -1,20 +1,21 @@
-//! Many normal numbers at once, the same bits as [`random::normal`] one by one, which takes the C library's logarithm and
-//! cosine for each. Here both are series, by vectors. Where the error of these could round the fp32 the other way, which is one
-//! number in some ten thousand, the C library is asked.
+//! Normal numbers in bulk, with the same bits as [`random::normal`], which calls the C library's
+//! logarithm and cosine for each number. Here both are vectorised series. For one number in some
+//! ten thousand the error of the series could change the rounding to fp32; the C library computes
+//! that number.
 
 use super::SimdPath;
 use crate::random;
 use std::f64::consts::{LN_2, SQRT_2, TAU};
 
-/// Numbers made side by side.
+/// Numbers computed side by side.
 const BLOCK: usize = 32;
-/// What radius * cosine is off by at most, as a share of the radius, the C library's own error included: some hundred times as
-/// much as a test finds.
+/// Upper bound on the error of radius * cosine, relative to the radius and including the C
+/// library's own error. It is some hundred times the error that a test finds.
 const ERROR: f64 = 1.0 / (1u64 << 42) as f64;
-/// Adding and subtracting it rounds a small number to a whole one.
+/// Adding and subtracting it rounds a small number to a whole number.
 const WHOLE: f64 = 1.5 * (1u64 << 52) as f64;
 
-/// 1 / 21, 1 / 19 to 1: of artanh z / z in powers of z^2, the last one first.
+/// 1 / 21, 1 / 19 to 1: coefficients of artanh z / z in powers of z^2, highest power first.
 const ARTANH: [f64; 11] = {
     let (mut all, mut i) = ([0.0; 11], 0);
     while i < all.len() {
@@ -23,7 +24,7 @@ const ARTANH: [f64; 11] = {
     }
     all
 };
-/// What each power of the cosine's series has more than the one before, the last one first.
+/// Ratios of successive coefficients of the cosine's series, highest power first.
 const COSINE: [f64; 11] = {
     let (mut all, mut i) = ([0.0; 11], 0);
     while i < all.len() {
@@ -55,17 +56,17 @@ pub fn normals(stream: u64, first: u64, deviation: f64, out: &mut [f32]) {
     }
 }
 
-/// A number, and whether it is sure to be the right one.
+/// A number, and whether its rounding is certain.
 #[inline(always)]
 fn rounded(stream: u64, index: u64, deviation: f64) -> (f32, bool) {
     let (radius, product) = product(stream, index);
     let error = radius * ERROR;
     let [low, high] = [product - error, product + error].map(|x| (deviation * x) as f32);
-    // Without a radius the sign of zero is the C library's.
+    // At radius 0 the sign of zero is the C library's.
     (low, (low.to_bits() == high.to_bits()) & (radius > 0.0))
 }
 
-/// The radius, and it times the cosine.
+/// The radius, and the radius times the cosine.
 #[inline(always)]
 fn product(stream: u64, index: u64) -> (f64, f64) {
     let double = index.wrapping_mul(2);
@@ -73,7 +74,7 @@ fn product(stream: u64, index: u64) -> (f64, f64) {
     (radius, radius * cos_of_turns(random::uniform(stream, double.wrapping_add(1))))
 }
 
-/// -2 ln x, for x above 0 that are not denormal.
+/// -2 ln x, for positive normal x.
 #[inline(always)]
 fn minus_two_ln(x: f64) -> f64 {
     // x = 2^k m, with m between the roots of 1/2 and 2.
@@ -94,7 +95,7 @@ fn cos_of_turns(turns: f64) -> f64 {
     let angle = TAU * (turns - 0.5 * halves);
     let y = angle * angle;
     let sum = COSINE.iter().fold(1.0, |sum, factor| 1.0 - sum * y * factor);
-    // Of 0, 1 and 2 halves: 1, -1, 1.
+    // Factor for 0, 1 and 2 halves: 1, -1, 1.
     sum * (1.0 - 2.0 * halves * (2.0 - halves))
 }
 
@@ -119,7 +120,7 @@ mod tests {
         }
     }
 
-    /// A hundredth of what is taken into account, and where the series are worst.
+    /// Tests against a hundredth of the assumed error, also where the series are worst.
     #[test]
     fn the_series_are_far_nearer_than_they_have_to_be() {
         for index in 0..300_000 {

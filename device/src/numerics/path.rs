@@ -1,4 +1,5 @@
-//! Which instructions vector loops are compiled for: chosen at run time, the same bits on each.
+//! The SIMD instructions of vector loops. The path is chosen at run time, and every path gives the
+//! same bits.
 
 use pulp::{Simd, WithSimd};
 use std::fmt;
@@ -12,16 +13,18 @@ pub enum SimdPath {
     Avx512,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// Of every 64-bit ARM.
+    /// Instructions of every 64-bit ARM.
     Neon,
-    /// What every machine of the target has; where that lacks a fused multiply-add, the C library's.
+    /// Instructions of every machine of the target. Without a fused multiply-add, the C library
+    /// computes it.
     Portable,
 }
 
-/// 0: not set, the best one; else 1 + its place in `ALL`.
+/// The chosen path: 0 for none yet, else 1 + its index in `ALL`.
 static CHOSEN: AtomicU8 = AtomicU8::new(0);
 
-/// A closure that pulp compiles for its vectors. By `FnMut`: before `FnOnce`, rustc puts a shim that is not inlined.
+/// A closure that pulp compiles for its vectors. It is `FnMut`, since rustc wraps an `FnOnce` in a
+/// shim that is not inlined.
 pub(crate) struct Inlined<F>(pub(crate) F);
 
 impl<R, F: FnMut() -> R> WithSimd for Inlined<F> {
@@ -33,10 +36,10 @@ impl<R, F: FnMut() -> R> WithSimd for Inlined<F> {
 }
 
 impl SimdPath {
-    /// The best one first.
+    /// All paths, the best one first.
     pub const ALL: [Self; 4] = [Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
 
-    /// As it is written on the command line.
+    /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Avx512 => "avx512",
@@ -46,7 +49,7 @@ impl SimdPath {
         }
     }
 
-    /// This machine has its instructions.
+    /// Whether this machine has its instructions.
     pub fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -62,12 +65,12 @@ impl SimdPath {
         }
     }
 
-    /// Those that this machine has, the best one first.
+    /// The paths of this machine, the best one first.
     pub fn available() -> Vec<Self> {
         Self::ALL.into_iter().filter(|path| path.is_available()).collect()
     }
 
-    /// What kernels use: the best one, or what [`choose`](Self::choose) was told.
+    /// The path of all kernels: the one from [`choose`](Self::choose), else the best one.
     pub fn current() -> Self {
         let chosen = CHOSEN.load(Ordering::Relaxed);
         match chosen.checked_sub(1).and_then(|i| Self::ALL.get(usize::from(i))) {
@@ -88,7 +91,7 @@ impl SimdPath {
         CHOSEN.store(place as u8 + 1, Ordering::Relaxed);
     }
 
-    /// From now on, on every thread. No result depends on it.
+    /// Makes it the path of all threads from now on. No result depends on it.
     ///
     /// # Errors
     /// This machine lacks its instructions.
@@ -101,8 +104,8 @@ impl SimdPath {
         Err(format!("this machine has no `{self}` instructions; it has: {}", have.join(", ")))
     }
 
-    /// Runs `f` compiled for this path. Mark the closure and what it calls `#[inline(always)]`: what is not inlined
-    /// is compiled for the oldest machine.
+    /// Runs `f` compiled for this path. Mark the closure and the functions it calls
+    /// `#[inline(always)]`: other functions are compiled for the oldest machine.
     pub(crate) fn run<R>(self, f: impl FnMut() -> R) -> R {
         let f = Inlined(f);
         #[cfg(target_arch = "x86_64")]

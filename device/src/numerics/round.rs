@@ -1,4 +1,4 @@
-//! How fp16 becomes fp32 and comes back. Branch-free, so that it vectorises.
+//! Conversion between fp16 and fp32. It has no branches, so that it vectorises.
 
 use super::path::SimdPath;
 use super::simd;
@@ -8,18 +8,18 @@ use half::slice::HalfFloatSliceExt;
 const INFINITY: u32 = 0x7f80_0000;
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// IEEE half to single without instructions for it. Exact; NaN becomes quiet, as by hardware.
+/// Widens an IEEE half in portable code. Exact; NaN becomes quiet, as in hardware.
 #[inline(always)]
 const fn widen_f16(half: u16) -> f32 {
     let sign = (half as u32 & 0x8000) << 16;
     let magnitude = (half as u32 & 0x7fff) << 13;
     let special = magnitude | INFINITY | if magnitude > 0x0f80_0000 { 0x40_0000 } else { 0 };
-    // Times 2^112: the other bias; numbers below the normal range come out right too.
+    // Times 2^112 for the other bias. Numbers below the normal range come out right too.
     let scaled = (f32::from_bits(magnitude) * f32::from_bits(0x7780_0000)).to_bits();
     f32::from_bits(sign | if magnitude >= 0x0f80_0000 { special } else { scaled })
 }
 
-/// IEEE single to half without instructions for it: nearest, ties to even.
+/// Rounds an IEEE single to half in portable code, to nearest, ties to even.
 #[inline(always)]
 const fn round_f16(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -27,14 +27,14 @@ const fn round_f16(x: f32) -> u16 {
     let nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
     let tie = (magnitude >> 13) & 1;
     let normal = magnitude.wrapping_add(0xfff + tie).wrapping_sub(112 << 23) >> 13;
-    // 0.5 ends where the smallest halves do, so that the sum rounds as it should.
+    // 0.5 ends at the bit of the smallest half, so that the sum rounds correctly.
     let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let finite = if magnitude < 0x3880_0000 { small } else { normal };
     let number = if magnitude >= 0x477f_f000 { 0x7c00 } else { finite };
     (sign | if magnitude > INFINITY { nan } else { number }) as u16
 }
 
-/// [`View::load`] by `path`.
+/// [`View::load`] compiled for `path`.
 #[inline(always)]
 pub(super) fn load(path: SimdPath, view: View<'_>, at: usize, out: &mut [f32]) {
     match view {
@@ -43,14 +43,14 @@ pub(super) fn load(path: SimdPath, view: View<'_>, at: usize, out: &mut [f32]) {
     }
 }
 
-/// fp16 in fp32.
+/// Widens fp16 to fp32.
 #[inline(always)]
 pub(super) fn widen(path: SimdPath, halves: &[u16], out: &mut [f32]) {
     let done = simd::widen_f16(path, halves, out);
     out.iter_mut().zip(halves).skip(done).for_each(|(o, h)| *o = widen_f16(*h));
 }
 
-/// fp32 parameters as fp16.
+/// Rounds fp32 to fp16.
 #[inline(always)]
 pub(super) fn to_f16(path: SimdPath, values: &[f32], out: &mut [u16]) {
     let done = simd::round_f16(path, values, out);

@@ -1,4 +1,5 @@
-//! What no safe code can say: stores that pass by the caches, and the floating-point control of a thread.
+//! Operations that need unsafe code: stores that bypass the caches, prefetches, and a thread's
+//! floating-point control.
 #![expect(unsafe_code, reason = "streaming stores and the floating-point control register")]
 
 use super::lanes::Lanes;
@@ -11,8 +12,9 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 pub(super) const LINE: usize = 32;
 
-/// Copies past the caches where this architecture can and `to` is aligned to 16 bytes, in whole cache lines; the rest
-/// as usual. [`lanes::run`](super::lanes::run) ends with the fence that other threads need to see it.
+/// Copies whole cache lines past the caches where the architecture can and `to` is aligned to 16
+/// bytes; copies the rest as usual. [`lanes::run`](super::lanes::run) ends with the fence that
+/// other threads need to see the data.
 #[inline(always)]
 pub fn stream(from: &[u16], to: &mut [u16]) {
     #[cfg(target_arch = "x86_64")]
@@ -34,15 +36,15 @@ fn stream_8(from: &[u16], to: &mut [u16]) {
     debug_assert!(from.len() == 8 && to.len() == 8 && to.as_ptr().addr().is_multiple_of(16));
     // SAFETY: 16 bytes, by the only caller's slices; SSE2 is part of the architecture.
     let eight = unsafe { _mm_loadu_si128(from.as_ptr().cast::<__m128i>()) };
-    // SAFETY: 16 bytes, aligned to 16 since `stream` looked and steps by as many.
+    // SAFETY: 16 bytes, aligned to 16 since `stream` checked the start and takes steps of 16 bytes.
     unsafe { _mm_stream_si128(to.as_mut_ptr().cast::<__m128i>(), eight) };
 }
 
-/// Elements between those that are read and those whose memory is asked for.
+/// Distance of prefetching, in elements.
 const AHEAD: usize = 768;
 
-/// Asks for the memory some way behind `x`, which is `elements` elements, so that it is in the cache when they are read:
-/// cores by themselves do not ask for enough of it at once.
+/// Prefetches the memory some way behind `x`, which holds `elements` elements: cores by themselves
+/// prefetch too little.
 #[inline(always)]
 pub fn prefetch<T>(x: &T, elements: usize) {
     if size_of::<T>() >= 32 {
@@ -51,7 +53,8 @@ pub fn prefetch<T>(x: &T, elements: usize) {
     }
 }
 
-/// Asks for the memory of elements `range` of `x`, or of what lies behind it. A hint, which changes no result.
+/// Prefetches elements `range` of `x`; the range may go past the end. It is a hint and changes no
+/// result.
 #[inline(always)]
 pub(crate) fn ask<T>(x: &[T], range: Range<usize>) {
     #[cfg(target_arch = "x86_64")]
@@ -59,15 +62,15 @@ pub(crate) fn ask<T>(x: &[T], range: Range<usize>) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let first = x.as_ptr().wrapping_add(range.start).cast::<i8>();
         for line in (0..range.len() * size_of::<T>()).step_by(64) {
-            // SAFETY: an instruction that reads nothing; an address where nothing is, is no error. SSE is part of the
-            // architecture.
+            // SAFETY: an instruction that reads nothing; an unmapped address is no error. SSE is
+            // part of the architecture.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(line)) };
         }
     }
     let _ = (x, range);
 }
 
-/// [`stream`]s a vector.
+/// Copies a vector as [`stream`] does.
 #[inline(always)]
 pub fn stream_vector<L: Lanes>(_: L, from: L::u32s, to: &mut L::u32s) {
     #[cfg(target_arch = "x86_64")]
@@ -75,16 +78,18 @@ pub fn stream_vector<L: Lanes>(_: L, from: L::u32s, to: &mut L::u32s) {
         && (&raw const *to).addr().is_multiple_of(64)
     {
         use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
-        // SAFETY: 64 bytes; a vector as wide is one of AVX-512, and its `L` is there only where the machine has that.
+        // SAFETY: 64 bytes; only AVX-512 has vectors of that width, and its `L` exists only where
+        // the machine has AVX-512.
         let line = unsafe { _mm512_loadu_si512(line.as_ptr().cast()) };
-        // SAFETY: as wide and aligned to as much.
+        // SAFETY: 64 bytes, aligned to 64 (checked above).
         unsafe { _mm512_stream_si512((&raw mut *to).cast(), line) };
         return;
     }
     stream(bytemuck::cast_slice(&[from]), bytemuck::cast_slice_mut(std::slice::from_mut(to)));
 }
 
-/// Widens IEEE halves by the instructions of `path`; returns how many, the rest is left.
+/// Widens IEEE halves with the instructions of `path`. Returns the number of widened elements; the
+/// rest stays.
 #[inline(always)]
 pub(super) fn widen_f16(path: SimdPath, from: &[u16], to: &mut [f32]) -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -109,7 +114,8 @@ pub(super) fn widen_f16(path: SimdPath, from: &[u16], to: &mut [f32]) -> usize {
     0
 }
 
-/// Rounds to IEEE halves by the instructions of `path`; returns how many, the rest is left.
+/// Rounds to IEEE halves with the instructions of `path`. Returns the number of rounded elements;
+/// the rest stays.
 #[inline(always)]
 pub(super) fn round_f16(path: SimdPath, from: &[f32], to: &mut [u16]) -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -185,7 +191,7 @@ mod f16c {
 #[cfg(target_arch = "x86_64")]
 use f16c::{round_8, round_16, widen_8, widen_16};
 
-/// What [`stream`] stored is seen by other threads as if it had been stored as usual.
+/// Makes the data of [`stream`] visible to other threads like data of usual stores.
 #[inline(always)]
 pub(super) fn streamed() {
     #[cfg(target_arch = "x86_64")]
@@ -195,7 +201,7 @@ pub(super) fn streamed() {
     }
 }
 
-/// Bits that make results or operands below the normal range zero.
+/// Control bits that flush results or operands below the normal range to zero.
 #[cfg(target_arch = "x86_64")]
 const FLUSH: u64 = 0x8040;
 #[cfg(target_arch = "aarch64")]
@@ -214,7 +220,8 @@ fn control_register() -> u64 {
 #[cfg(target_arch = "x86_64")]
 fn set_control_register(word: u64) {
     let word = word as u32;
-    // SAFETY: the word as it was, without the bits that flush: nearer to what compiled code takes for granted.
+    // SAFETY: the old word without the bits that flush, which is the state that compiled code
+    // assumes.
     unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack)) };
 }
 
@@ -228,7 +235,8 @@ fn control_register() -> u64 {
 
 #[cfg(target_arch = "aarch64")]
 fn set_control_register(word: u64) {
-    // SAFETY: the word as it was, without the bit that flushes: nearer to what compiled code takes for granted.
+    // SAFETY: the old word without the bit that flushes, which is the state that compiled code
+    // assumes.
     unsafe { std::arch::asm!("msr fpcr, {}", in(reg) word, options(nomem, nostack)) };
 }
 
@@ -240,9 +248,9 @@ const fn control_register() -> u64 {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const fn set_control_register(_: u64) {}
 
-/// Numbers below the normal range are kept, as IEEE 754 has them, on every path and every GPU. A thread may come with
-/// another setting (of a library, or of the thread that made it): it is undone once; who sets it again later breaks
-/// this program.
+/// Keeps numbers below the normal range, as IEEE 754 does, on every path and every GPU. A thread
+/// may start with another setting, from a library or from its parent thread. This is undone once;
+/// setting it again later breaks this program.
 pub(super) fn keep_denormals() {
     thread_local!(static SET: Cell<bool> = const { Cell::new(false) });
     if !SET.replace(true) {

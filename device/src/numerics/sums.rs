@@ -1,4 +1,4 @@
-//! Sums in fp32, and sums of squares by chunk, which also say whether all is finite.
+//! Sums in fp32, and sums of squares by chunk, which also show whether all elements are finite.
 
 use super::path::SimdPath;
 use super::{round, simd};
@@ -6,22 +6,22 @@ use crate::View;
 use crate::view::BLOCK;
 use std::ops::Range;
 
-/// Which elements of an array a sum counts: those before `end` that are not in `hole`.
+/// The elements that a sum counts: those before `end` and outside `hole`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counted {
-    /// The first element after those that count.
+    /// Index after the last counted element.
     pub end: usize,
-    /// Start and end of a run of elements that do not count.
+    /// Start and end of a run of elements that the sum skips.
     pub hole: (usize, usize),
 }
 
 impl Counted {
-    /// The first `end` elements.
+    /// Counts the first `end` elements.
     pub const fn first(end: usize) -> Self {
         Self { end, hole: (0, 0) }
     }
 
-    /// The same elements, numbered from element `start` on.
+    /// The same elements, with element `start` as number 0.
     #[must_use]
     pub const fn from(self, start: usize) -> Self {
         let (from, to) = self.hole;
@@ -33,13 +33,13 @@ impl Counted {
 /// Lanes of the fixed summation tree of [`sum_of_squares`].
 const SUM_LANES: usize = 16;
 
-/// Sum of squares in fp64, in an order that depends on the length alone: element i goes to lane i mod 16,
-/// lanes are added in order. Not finite if any element is not.
+/// Sum of squares in fp64, in an order that depends on the length alone: element i goes to lane i
+/// mod 16, and the lanes are added in order. It is not finite if any element is not.
 pub fn sum_of_squares(x: View<'_>) -> f64 {
     sum_of_squares_on(SimdPath::current(), x, 0..0)
 }
 
-/// [`sum_of_squares`] by `path`, with zeros in place of the elements in `hole`.
+/// [`sum_of_squares`] on `path`, with zeros in place of the elements in `hole`.
 pub(super) fn sum_of_squares_on(path: SimdPath, x: View<'_>, hole: Range<usize>) -> f64 {
     simd::keep_denormals();
     path.run(
@@ -76,13 +76,13 @@ fn squares(path: SimdPath, x: View<'_>, hole: &Range<usize>) -> f64 {
     lanes.iter().sum()
 }
 
-/// Sum of squares of the elements of `x` that count.
+/// Sum of squares of the counted elements of `x`.
 fn counted_squares(x: View<'_>, counted: Counted) -> f64 {
     let (start, end) = counted.hole;
     sum_of_squares_on(SimdPath::current(), x.slice(0..counted.end.min(x.len())), start..end)
 }
 
-/// Sums of squares of runs of `chunk` elements of `x`, of which those of `counted` count.
+/// Sums of squares of runs of `chunk` elements of `x`. Only the elements in `counted` count.
 pub fn chunk_squares(x: View<'_>, partials: &mut [f64], chunk: usize, counted: Counted) {
     for (i, partial) in partials.iter_mut().enumerate() {
         let (start, end) = ((i * chunk).min(x.len()), ((i + 1) * chunk).min(x.len()));
@@ -95,7 +95,7 @@ pub fn accumulate(x: View<'_>, into: &mut [f32], first: bool) {
     accumulate_on(SimdPath::current(), x, into, first);
 }
 
-/// [`accumulate`] by `path`.
+/// [`accumulate`] on `path`.
 pub(super) fn accumulate_on(path: SimdPath, x: View<'_>, into: &mut [f32], first: bool) {
     simd::keep_denormals();
     path.run(
@@ -122,7 +122,7 @@ fn add(path: SimdPath, x: View<'_>, into: &mut [f32], first: bool) {
     }
 }
 
-/// [`accumulate`] and [`chunk_squares`] of the result, chunk by chunk, while each is in the cache.
+/// [`accumulate`], then [`chunk_squares`] of the result, chunk by chunk while each is in the cache.
 pub fn accumulate_chunks(
     x: View<'_>,
     into: &mut [f32],

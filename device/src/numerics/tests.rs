@@ -1,4 +1,4 @@
-//! The sums against plain formulas, and every SIMD path against the portable one.
+//! Tests of the sums against plain formulas, and of every SIMD path against the portable one.
 
 use super::sums::{accumulate_on, sum_of_squares_on};
 use super::*;

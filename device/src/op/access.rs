@@ -1,20 +1,20 @@
-//! Which ranges an op touches, and how.
+//! The ranges that an op reads and writes.
 
 use crate::{HeadNorm, Op, Tensor};
 
 /// How an op touches a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// Read only.
+    /// The op only reads it.
     Read,
-    /// Every byte is written; what was there does not matter.
+    /// The op writes every byte; the old contents do not matter.
     Write,
-    /// Read and written in place.
+    /// The op reads it and writes it in place.
     Update,
 }
 
 impl Op {
-    /// Every range the op touches, and how.
+    /// Calls `visit` with every range that the op touches, and with the mode.
     pub fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
         use Mode::{Read, Update, Write};
         let mut all = |list: &[(Mode, Tensor)]| list.iter().for_each(|&(mode, t)| visit(mode, t));
@@ -90,7 +90,7 @@ impl Op {
             Self::ChunkSquares { x, partials, .. } => all(&[(Read, x), (Write, partials)]),
             Self::Copy { src, dst } => all(&[(Read, src), (Write, dst)]),
             Self::AllReduce { x, .. } | Self::ReduceScatter { x, .. } => all(&[(Update, x)]),
-            // Ordered like an update; but the parts that come from peers need not hold anything before.
+            // Ordered like an update; but the parts from peers may hold arbitrary data before.
             Self::AllGather { x, .. } | Self::Broadcast { x, .. } => all(&[(Write, x)]),
             Self::Host { ref task, .. } => all(task.accesses()),
             Self::Task { ref task } => all(task.accesses()),

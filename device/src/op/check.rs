@@ -1,9 +1,9 @@
-//! What can be wrong about an op on its own: its lane, shapes and types.
+//! Checks an op by itself: its lane, shapes and types.
 
 use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Tensor};
 
 impl Op {
-    /// Lanes on which it may run.
+    /// The lanes that take this op.
     fn lanes(&self) -> &'static [Lane] {
         use Lane::{Compute, D2h, DpComm, H2d, Host, TpComm};
         match self {
@@ -19,13 +19,13 @@ impl Op {
             | Self::ReduceScatter { .. }
             | Self::AllGather { .. }
             | Self::Broadcast { .. } => &[Compute, TpComm, DpComm],
-            // Small kernels that follow a reduction may stay on its lane.
+            // Small kernels after a reduction may stay on its lane.
             Self::Add { .. } | Self::Cast { .. } | Self::ChunkSquares { .. } => &[Compute, DpComm],
             _ => &[Compute],
         }
     }
 
-    /// Shapes, types and lane: what can be wrong about an op on its own.
+    /// Checks shapes, types and lane of the op by itself.
     pub(crate) fn check(&self, lane: Lane) -> Result<(), String> {
         if !self.lanes().contains(&lane) {
             return Err(format!("{} belongs on {:?}, not on {lane:?}", self.name(), self.lanes()));

@@ -1,5 +1,5 @@
-//! Operations as data. What an op reads and writes decides its hazards, its bytes, its cost and its trace;
-//! [`Op::accesses`] is the one place that says so.
+//! Operations as data. The ranges that an op reads and writes decide its hazards, its bytes, its
+//! cost and its trace. [`Op::accesses`] is the one place that names them.
 
 mod access;
 mod check;
@@ -11,18 +11,18 @@ use crate::numerics::Counted;
 use crate::submit::task::{DeviceOp, HostOp};
 use std::sync::Arc;
 
-/// Which ranks take part in a collective.
+/// The ranks of a collective.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Group {
     /// Ranks that share a model replica.
     Tp,
     /// Ranks that hold the same part of different replicas.
     Dp,
-    /// All.
+    /// All ranks.
     World,
 }
 
-/// How a collective combines.
+/// How a collective combines values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reduce {
     /// In rank order, in fp32 (fp64 for F64), rounded once.
@@ -31,65 +31,67 @@ pub enum Reduce {
     Max,
 }
 
-/// Which elements are dropped: a pure function of `key` and the global index of an element, so that it
-/// does not depend on ranks or micro-batches.
+/// The elements that dropout drops. The choice is a pure function of `key` and the global index of
+/// an element, so that it does not depend on ranks or micro-batches.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Dropout {
-    /// Probability of dropping, in [0, 1). 0: the op leaves values as they are.
+    /// Probability of dropping, in [0, 1). At 0 the op leaves values unchanged.
     pub p: f32,
-    /// From seed, step, layer and site ([`crate::random::key`]).
+    /// Key from seed, step, layer and site ([`crate::random::key`]).
     pub key: u64,
-    /// Global index (sample of the step times tokens plus position) of the tensor's first row.
+    /// Global index of the tensor's first row: sample of the step times tokens, plus position.
     pub first_row: u64,
 }
 
-/// Shape of an attention op. `qkv` is (B T, (H + 2 K) D): q with its H heads side by side, then k and v with K heads each.
-/// Queries of H / K heads in turn share a head of keys and values (grouped-query attention, arXiv 2305.13245).
+/// Shape of an attention op. `qkv` is (B T, (H + 2 K) D): q with its H heads side by side, then k
+/// and v with K heads each. Each run of H / K heads of queries shares a head of keys and values
+/// (grouped-query attention, arXiv 2305.13245).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Heads {
-    /// H: heads of queries of this rank.
+    /// H: number of this rank's heads of queries.
     pub count: usize,
-    /// K: heads of keys and values of this rank; divides `count`.
+    /// K: number of this rank's heads of keys and values. It divides `count`.
     pub kv_count: usize,
     /// Global number of this rank's first head.
     pub first: usize,
-    /// Heads of all ranks.
+    /// Number of heads of queries of all ranks.
     pub total: usize,
-    /// T: tokens of a sample.
+    /// T: tokens per sample.
     pub seq_len: usize,
 }
 
 impl Heads {
-    /// D, from the columns of `qkv`.
+    /// D: elements of a head, from the columns of `qkv`.
     pub const fn dim(&self, columns: usize) -> usize {
         columns / (self.count + 2 * self.kv_count)
     }
 
-    /// Heads of queries that share a head of keys and values.
+    /// Number of heads of queries that share a head of keys and values.
     pub const fn group(&self) -> usize {
         self.count / self.kv_count
     }
 }
 
-/// The norm of each head of q and k before they are rotated (Qwen3): x / sqrt(mean(x^2) + `epsilon`) gain.
+/// The norm of each head of q and k before the rotation (Qwen3): x / sqrt(mean(x^2) + `epsilon`)
+/// gain.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HeadNorm {
-    /// (D) of q.
+    /// Gain of q (D).
     pub q_gain: Tensor,
-    /// (D) of k.
+    /// Gain of k (D).
     pub k_gain: Tensor,
-    /// (B T, (H + K) D): q and k as they were before.
+    /// Unnormed q and k (B T, (H + K) D).
     pub raw: Tensor,
     /// Added to the mean square.
     pub epsilon: f32,
 }
 
-/// Gradients of the gains of a [`HeadNorm`]: (D) each, summed over the heads of this rank.
+/// Gradients of the gains of a [`HeadNorm`], (D) each, summed over this rank's heads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HeadNormGrads {
-    /// Of q's.
+    /// Gradient of q's gain.
     pub q_gain: Tensor,
-    /// Of k's.
+    /// Gradient of k's gain.
     pub k_gain: Tensor,
 }
 
@@ -98,17 +100,18 @@ pub struct HeadNormGrads {
 pub struct VocabShard {
     /// Global number of the first column.
     pub first: usize,
-    /// Columns that are real tokens; the rest is padding and takes no part.
+    /// Number of columns of real tokens. The other columns are padding and take no part.
     pub valid: usize,
 }
 
-/// Everything a lane can be given. Shapes are (rows, columns); B samples, T tokens each, C hidden.
+/// The operations of lanes. Shapes are (rows, columns); B samples, T tokens each, C hidden.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Op {
     /// c (m, n) = (add ? c : 0) + a (m, k) b (k, n) + bias (n); fp32 inside, one rounding.
     Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, add: bool },
-    /// y (B T, C) = rows of the table (V/tp, C); zero where the token is another rank's (or negative).
+    /// y (B T, C) = rows of the table (V/tp, C); zero where another rank has the token, or the
+    /// token is negative.
     Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
     /// d_table += sums of the rows of d_y by token. `order` lists token positions sorted by token (stable).
     EmbeddingBackward {
@@ -124,7 +127,7 @@ pub enum Op {
     PositionsBackward { d_y: Tensor, first_row: usize, d_table: Tensor },
     /// y = (x - mean) / sqrt(variance + epsilon) gain + bias by row; stats (rows, 2) F32 = mean, 1/deviation.
     LayerNorm { x: Tensor, gain: Tensor, bias: Tensor, y: Tensor, stats: Tensor, epsilon: f32 },
-    /// d_x = (add ? d_x : 0) + the gradient by x; d_gain and d_bias are written.
+    /// d_x = (add ? d_x : 0) + the gradient with respect to x; overwrites d_gain and d_bias.
     LayerNormBackward {
         x: Tensor,
         gain: Tensor,
@@ -137,7 +140,7 @@ pub enum Op {
     },
     /// y = x / sqrt(mean(x^2) + epsilon) gain by row; stats (rows) F32 = 1/root (RMSNorm, arXiv 1910.07467).
     RmsNorm { x: Tensor, gain: Tensor, y: Tensor, stats: Tensor, epsilon: f32 },
-    /// d_x = (add ? d_x : 0) + the gradient by x; d_gain is written.
+    /// d_x = (add ? d_x : 0) + the gradient with respect to x; overwrites d_gain.
     RmsNormBackward {
         x: Tensor,
         gain: Tensor,
@@ -147,11 +150,13 @@ pub enum Op {
         add: bool,
         d_gain: Tensor,
     },
-    /// Each head of q and k, normed first where there is a norm, turns by its position: with x1 and x2 the halves of a head
-    /// and a = angles of the position, (x1, x2) = (x1 cos a - x2 sin a, x2 cos a + x1 sin a), in place (arXiv 2104.09864).
-    /// `table` (T, D) F32 = cosines of D/2 angles, then their sines. Row r of `qkv` has position r mod T.
+    /// Rotates each head of q and k by its position, after the norm if there is one. With x1 and x2
+    /// the halves of a head and a = angles of the position: (x1, x2) = (x1 cos a - x2 sin a, x2 cos
+    /// a + x1 sin a), in place (arXiv 2104.09864). `table` (T, D) F32 = cosines of D/2 angles, then
+    /// their sines. Row r of `qkv` has position r mod T.
     Rotary { qkv: Tensor, table: Tensor, heads: Heads, norm: Option<HeadNorm> },
-    /// d_qkv, the gradient by the rotated q and k, becomes that by what [`Rotary`](Self::Rotary) was given. Gradients of gains are written.
+    /// Turns d_qkv, the gradient with respect to the rotated q and k, into the gradient with
+    /// respect to the inputs of [`Rotary`](Self::Rotary). Overwrites the gradients of gains.
     RotaryBackward {
         d_qkv: Tensor,
         table: Tensor,
@@ -160,7 +165,7 @@ pub enum Op {
     },
     /// y (rows, F) = silu(gate) up, where x (rows, 2 F) = gate, then up; silu(z) = z / (1 + e^-z) (arXiv 2002.05202).
     SwiGlu { x: Tensor, y: Tensor },
-    /// x (rows, 2 F) becomes its own gradient, from d (rows, F).
+    /// Replaces x (rows, 2 F) by its own gradient, from d (rows, F).
     SwiGluBackward { x: Tensor, d: Tensor },
     /// y = gelu(x), tanh form.
     Gelu { x: Tensor, y: Tensor },
@@ -168,10 +173,10 @@ pub enum Op {
     GeluBackward { x: Tensor, d: Tensor },
     /// y (n) = sums over the rows of x (m, n), in an order that depends on m alone.
     ColumnSum { x: Tensor, y: Tensor },
-    /// out (B T, H D) = causal softmax(q k' / sqrt(D)) v with dropout of the weights;
-    /// lse (B, H, T) F32 = log of the sums.
+    /// out (B T, H D) = causal softmax(q k' / sqrt(D)) v with dropout of the weights; lse (B, H, T)
+    /// F32 = log of the sums.
     Attention { qkv: Tensor, out: Tensor, lse: Tensor, heads: Heads, dropout: Dropout },
-    /// d_qkv from d_out; the weights are computed again from qkv and lse.
+    /// d_qkv from d_out. Recomputes the weights from qkv and lse.
     AttentionBackward {
         qkv: Tensor,
         out: Tensor,
@@ -189,7 +194,7 @@ pub enum Op {
         y: Tensor,
         dropout: Dropout,
     },
-    /// y = dropout(x); x and y may be the same. Backward is the same op on gradients.
+    /// y = dropout(x). x and y may be the same. The backward pass is the same op on gradients.
     Dropout { x: Tensor, y: Tensor, dropout: Dropout },
     /// y (rows) F32 = maximum over the valid columns of x (rows, V/tp).
     RowMax { x: Tensor, y: Tensor, shard: VocabShard },
@@ -201,10 +206,11 @@ pub enum Op {
         shard: VocabShard,
         sums: Tensor,
     },
-    /// loss (1) F64 = sum over rows of log(sum of exp) - target logit; rows with a negative target count 0.
+    /// loss (1) F64 = sum over rows of log(sum of exp) - target logit. Rows with a negative target
+    /// count 0.
     CrossEntropyLoss { sums: Tensor, targets: Tensor, loss: Tensor },
-    /// logits become their gradient: (softmax - one-hot) times `scale` (1, F64, on the device) times factor;
-    /// 0 in padded columns and in rows with a negative target.
+    /// Replaces logits by their gradient: (softmax - one-hot) times `scale` (1, F64, on the device)
+    /// times factor; 0 in padded columns and in rows with a negative target.
     CrossEntropyBackward {
         logits: Tensor,
         max: Tensor,
@@ -220,20 +226,20 @@ pub enum Op {
     Cast { x: Tensor, y: Tensor },
     /// x = 0.
     Zero { x: Tensor },
-    /// partials (chunks) F64 = sum of squares of each run of `chunk` elements of x, in fp64, of which those of
-    /// `counted` count. Not finite if any of those is not.
+    /// partials (chunks) F64 = sum of squares, in fp64, of each run of `chunk` elements of x. Only
+    /// the elements in `counted` count. A sum is not finite if any of them is not.
     ChunkSquares { x: Tensor, partials: Tensor, chunk: usize, counted: Counted },
-    /// Between the arenas, or inside the device.
+    /// Copies between the arenas, or inside the device.
     Copy { src: Tensor, dst: Tensor },
-    /// Every rank's x becomes the combination of all.
+    /// Every rank's x becomes the combination of all x.
     AllReduce { x: Tensor, group: Group, reduce: Reduce },
-    /// In place: rank i ends with the sum in `x.shard(i, n)`; the other parts are left undefined.
+    /// In place: rank i ends with the sum in `x.shard(i, n)`; the other parts are undefined.
     ReduceScatter { x: Tensor, group: Group },
-    /// In place: rank i gives `x.shard(i, n)`; all end with all parts.
+    /// In place: rank i gives `x.shard(i, n)`; all ranks end with all parts.
     AllGather { x: Tensor, group: Group },
-    /// Everyone's x becomes that of the group's rank `root`.
+    /// Every rank's x becomes the x of the group's rank `root`.
     Broadcast { x: Tensor, group: Group, root: usize },
-    /// Work for the host's CPUs, written outside this crate. `arg` is what changes from step to step.
+    /// Work for the host's CPUs, written outside this crate. `arg` changes from step to step.
     Host { task: Arc<HostOp>, arg: u64 },
     /// Work for a GPU, written outside this crate.
     Task { task: Arc<DeviceOp> },
@@ -245,7 +251,7 @@ impl Op {
         Self::Gemm { a, b, c, bias: None, add: false }
     }
 
-    /// As it appears in errors and traces.
+    /// The op's name in errors and traces.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Gemm { .. } => "gemm",
@@ -286,11 +292,12 @@ impl Op {
         }
     }
 
-    /// Multiplications and additions of the dense work (a multiply-add counts 2); small ops count 0.
+    /// Floating-point operations of the dense work (a multiply-add counts 2); small ops count 0.
     pub fn flops(&self) -> f64 {
         match self {
             Self::Gemm { a, b, .. } => 2.0 * a.len() as f64 * b.shape().1 as f64,
-            // Causal: half of the square. Forward scores and values; backward five products of that size.
+            // Causal: half of the square. The forward pass has scores and values; the backward pass
+            // has five products of that size.
             Self::Attention { out, heads, .. } => 2.0 * out.len() as f64 * heads.seq_len as f64,
             Self::AttentionBackward { out, heads, .. } => {
                 5.0 * out.len() as f64 * heads.seq_len as f64
@@ -301,7 +308,7 @@ impl Op {
         }
     }
 
-    /// The ranks it needs, if it is a collective.
+    /// The group of a collective.
     pub const fn group(&self) -> Option<Group> {
         match self {
             Self::AllReduce { group, .. }

@@ -1,6 +1,6 @@
-//! Threads that help another one with short work, again and again: the kernels of a step follow each other within
-//! microseconds, and to wake a sleeping thread takes tens of them. So helpers look for work a while before they sleep,
-//! and nobody waits for one that has not begun.
+//! Threads that help another thread with short work. The kernels of a step follow each other within
+//! microseconds, and waking a sleeping thread takes tens of them. Helpers therefore look for work
+//! for a while before they sleep, and the caller does not wait for a helper that has not begun.
 #![expect(unsafe_code, reason = "helpers run a closure that lives on the stack of whom they help")]
 
 use std::any::Any;
@@ -12,11 +12,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a helper looks for work before it sleeps: longer than what one thread does between two kernels.
+/// Time that a helper looks for work before it sleeps: longer than the pause between two kernels.
 const LOOK_FOR: Duration = Duration::from_micros(300);
 const LOOKS_PER_YIELD: usize = 64;
 
-/// Helpers of whoever calls [`Crew::run`].
+/// Helpers of each caller of [`Crew::run`].
 pub struct Crew {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
@@ -32,11 +32,11 @@ impl std::fmt::Debug for Crew {
 
 type Work<'a> = &'a (dyn Fn(usize) + Sync);
 
-/// In `state`: helpers at work.
+/// Mask of `state`: the number of helpers at work.
 const AT_WORK: u64 = 0xffff;
-/// In `state`: helpers may begin.
+/// Bit of `state`: helpers may begin.
 const OPEN: u64 = 1 << 16;
-/// In `state`: one job more.
+/// Step of `state`: one more job.
 const JOB: u64 = 1 << 17;
 
 #[derive(Debug)]
@@ -65,11 +65,11 @@ impl std::fmt::Debug for Job {
 unsafe impl Sync for Shared {}
 
 impl Crew {
-    /// A crew of `threads`, the caller of `run` included; `bind` is what each of the others does first, and has done
-    /// when this returns.
+    /// Starts a crew of `threads`, including the caller of `run`. Each other thread calls `bind`
+    /// first, and has returned from it when this function returns.
     ///
     /// # Errors
-    /// No thread to be had.
+    /// A thread cannot be started.
     pub fn new(
         threads: usize,
         bind: impl Fn() + Clone + Send + Sync + 'static,
@@ -97,7 +97,7 @@ impl Crew {
             let helper = std::thread::Builder::new().name(name.clone()).spawn(help)?;
             crew.helpers.push(helper);
         }
-        // What binding takes, time and memory, is not part of some later step.
+        // Binding takes time and memory; waiting for it here keeps both out of a later step.
         let is_bound = || crew.shared.bound.load(Ordering::SeqCst) == crew.helpers.len();
         while !is_bound() && !crew.helpers.iter().any(JoinHandle::is_finished) {
             std::thread::yield_now();
@@ -105,24 +105,26 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Makes the calling thread one of them: what each helper did first.
+    /// Binds the calling thread as each helper is bound.
     pub fn bind_caller(&self) {
         (self.bind)();
     }
 
-    /// Threads, the caller of [`Crew::run`] included.
+    /// Number of threads, including the caller of [`Crew::run`].
     pub const fn threads(&self) -> usize {
         self.helpers.len() + 1
     }
 
-    /// Runs `work(0)` here and, on helpers that are free in time, `work(1)` and so on, once each; returns when all that
-    /// have begun are over. `work` divides what there is to do among those who come: the caller alone must do.
+    /// Runs `work(0)` here and, on helpers that are free in time, `work(1)` and so on, once each.
+    /// Returns after all begun calls have ended. `work` divides the job among the threads that take
+    /// part, and the caller alone must be able to complete it.
     ///
-    /// While the crew helps another thread, or this one already, `work(0)` is all, however long it takes; so there can be
-    /// two of it, of two calls, but only one of each other number.
+    /// While the crew helps another thread, or already helps this one, only `work(0)` runs, however
+    /// long it takes. Two calls can therefore run `work(0)` at once, but only one can run each
+    /// other number.
     ///
     /// # Panics
-    /// When `work` does, on any thread.
+    /// If `work` panics on any thread.
     pub fn run(&self, work: Work<'_>) {
         let helped = match self.busy.try_lock() {
             Ok(helped) => helped,
@@ -150,9 +152,10 @@ impl Crew {
         }
     }
 
-    /// Does `work` on runs of `whole` until nothing is left, some per thread, on all threads that come; also tells it
-    /// which thread it is on. Each begins with a part of its own, the same one each time, for it may have that
-    /// in its caches; then it takes from the others' parts: cores are not equally fast, nor is each free.
+    /// Calls `work` with a thread's number on runs of `whole` until nothing is left, on all threads
+    /// that take part. Each thread begins with its own part, the same one each time, since its
+    /// caches may hold that part. It then takes runs from the others' parts: cores differ in speed,
+    /// and not all are free.
     pub fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(usize, T) + Sync)) {
         let threads = self.threads().min(SLOTS);
         let least = whole.units().div_ceil(threads * LEAST).max(1);
@@ -186,19 +189,19 @@ impl Crew {
     }
 }
 
-/// Of what is left of a part, one in so many is taken at a time: large runs first, small ones when the end is near and
-/// nobody should have to wait long for the others.
+/// A run takes the rest of a part divided by this number: runs are large first and small near the
+/// end, so that no thread waits long for the others.
 const SHARE: usize = 4;
-/// Of a whole part, a run is no less than one in so many, but for the last.
+/// A run is at least a whole part divided by this number, except for the last run.
 const LEAST: usize = 16;
-/// Parts that [`Crew::share`] deals out at first.
+/// Largest number of parts that [`Crew::share`] deals out at first.
 const SLOTS: usize = 64;
 
-/// Work that can be cut.
+/// Work that can be cut into units.
 pub trait Pieces: Send + Sized {
-    /// How many units it is.
+    /// Number of units.
     fn units(&self) -> usize;
-    /// The first `units` of them, and the rest: both some.
+    /// The first `units` units, and the rest. Neither is empty.
     fn cut(self, units: usize) -> (Self, Self);
 }
 
@@ -212,7 +215,7 @@ impl Pieces for Range<usize> {
     }
 }
 
-/// The first `units`, and what is left.
+/// The first `units` units, and the rest.
 fn first<T: Pieces>(whole: T, units: usize) -> (Option<T>, Option<T>) {
     match whole.units() {
         0 => (None, None),
@@ -225,7 +228,8 @@ fn first<T: Pieces>(whole: T, units: usize) -> (Option<T>, Option<T>) {
     }
 }
 
-/// A job that helpers may begin; not when it is dropped, and then those that have are over.
+/// A job that helpers may begin. Dropping it closes the job and waits for the helpers that have
+/// begun.
 struct Open<'a>(&'a Shared);
 
 impl Drop for Open<'_> {
@@ -244,7 +248,7 @@ impl Drop for Open<'_> {
 }
 
 impl Shared {
-    /// A helper's life.
+    /// Runs open jobs until the crew ends.
     fn help(&self, index: usize) {
         let mut last = 0;
         while let Some(state) = self.look(last) {
@@ -254,7 +258,7 @@ impl Shared {
                 continue;
             }
             last = state / JOB;
-            // SAFETY: see `Sync`: this thread is counted in, so the job stays as it is.
+            // SAFETY: see `Sync`: this thread is counted in, so the job does not change.
             if let Some(Job(work)) = unsafe { *self.job.get() }
                 && let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(index)))
             {
@@ -265,7 +269,8 @@ impl Shared {
         }
     }
 
-    /// The state in which an open job was found that is not the `last` one; `None` when the crew ends.
+    /// Waits for an open job other than the `last` one and returns its state; `None` when the crew
+    /// ends.
     fn look(&self, last: u64) -> Option<u64> {
         let is_new = |state: u64| state & OPEN > 0 && state / JOB != last;
         loop {
@@ -284,7 +289,8 @@ impl Shared {
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let ended = self.ended.load(Ordering::SeqCst);
             if !ended && !is_new(self.state.load(Ordering::SeqCst)) {
-                // Woken, it looks again for a while: the job may be over by then, but the next one is near.
+                // A woken helper looks for a while again: this job may be over by then, but the
+                // next one follows soon.
                 drop(self.turned.wait(guard).unwrap_or_else(PoisonError::into_inner));
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -323,7 +329,7 @@ mod tests {
         }
     }
 
-    /// Squares, each by whoever takes it.
+    /// Squares each number on one of the threads.
     fn squares(crew: &Crew, n: usize) -> Vec<usize> {
         let mut all: Vec<usize> = (0..n).collect();
         crew.share(&mut all[..], &|_, piece: &mut [usize]| {
@@ -332,7 +338,7 @@ mod tests {
         all
     }
 
-    /// Not for ever: what is asserted afterwards fails.
+    /// Waits for a limited time; the assertion after it fails if the condition does not hold.
     fn wait_for(condition: &dyn Fn() -> bool) {
         let began = Instant::now();
         while !condition() && began.elapsed() < Duration::from_secs(20) {
@@ -364,7 +370,7 @@ mod tests {
         while !helped.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(2 * LOOK_FOR);
             for _ in 0..10 {
-                // Over before anyone can wake.
+                // The job ends before any helper can wake.
                 crew.run(&|thread| {
                     helped.fetch_or(thread > 0, Ordering::SeqCst);
                 });

@@ -1,4 +1,4 @@
-//! The two arenas of a rank: of its virtual GPU, and of the host.
+//! The two arenas of a rank: its virtual GPU's memory, and host memory.
 #![expect(
     unsafe_code,
     reason = "typed views of raw arenas; sound because ops are admitted in order"
@@ -11,18 +11,19 @@ use half::{bf16, f16};
 const PAGE: usize = 4096;
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// Where the host arena of a rank goes; by default wherever its first user runs.
+/// Place of a rank's host arena. By default its first user decides the node.
 #[derive(Clone, Debug, Default)]
 pub struct HostPlace {
-    /// NUMA nodes.
+    /// NUMA nodes of the arena.
     pub nodes: Vec<u32>,
-    /// NUMA nodes of what the GPU copies from and to.
+    /// NUMA nodes of the memory that the GPU copies to or from.
     pub staging: Vec<u32>,
-    /// CPUs whose threads will work on it, and bring it in.
+    /// CPUs of the threads that use the memory later. They also bring it in.
     pub cpus: Vec<u32>,
-    /// Pages of 4 KiB on any node, to compare with.
+    /// Uses pages of 4 KiB on any node, for comparison.
     pub small_pages: bool,
-    /// Addresses alone, however many: pages come in when they are touched, and few are.
+    /// Reserves only addresses, in any amount: pages come in at their first use, and the run uses
+    /// few of them.
     pub untouched: bool,
 }
 
@@ -39,7 +40,7 @@ impl From<&topology::RankPlace> for HostPlace {
 }
 
 impl HostPlace {
-    /// `bytes` of host memory, what the plan calls staging on its own nodes.
+    /// `bytes` of host memory, with the plan's staging buffers on their own nodes.
     fn arena(&self, plan: &Plan, bytes: usize) -> Result<topology::Arena, topology::Error> {
         if self.untouched {
             return topology::Arena::untouched(bytes);
@@ -62,10 +63,11 @@ impl HostPlace {
     }
 }
 
-/// Bytes of one rank, reached by handle.
+/// The memory of one rank, accessed through handles.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// The virtual GPU's own memory, and the host's on its nodes, which a real GPU's driver pins.
+    /// The virtual GPU's own memory, and the host's on its nodes; a real GPU's driver pins the
+    /// latter.
     arenas: [topology::Arena; 2],
 }
 
@@ -81,12 +83,13 @@ impl Memory {
     /// Zeroed arenas of the plan's sizes.
     ///
     /// # Errors
-    /// The arena and its bytes, when the machine refuses them.
+    /// The arena and its bytes, if the machine refuses them.
     pub(crate) fn new(plan: &Plan, host: &HostPlace) -> Result<Self, (Arena, u64)> {
         Self::of(plan, host, plan.bytes(Arena::Device), plan.bytes(Arena::Pinned))
     }
 
-    /// The host's arena alone, for a rank whose device memory is a GPU's; a multiple of a huge page, at one.
+    /// The host's arena alone, for a rank whose device memory is on a GPU. Its start and size are
+    /// multiples of a huge page.
     ///
     /// # Errors
     /// As `new`.
@@ -105,7 +108,7 @@ impl Memory {
         Ok(Self { arenas: [device, pinned] })
     }
 
-    /// Where the host's arena starts, and its bytes: for the driver, which pins it.
+    /// Address and bytes of the host's arena, which the driver pins.
     pub(crate) fn pinned_range(&self) -> (*mut u8, usize) {
         let arena = &self.arenas[Arena::Pinned as usize];
         (arena.as_ptr(), arena.len())
@@ -113,12 +116,13 @@ impl Memory {
 
     fn at(&self, t: Tensor) -> *mut u8 {
         let (arena, range) = (&self.arenas[t.arena() as usize], t.range());
-        // `Device` has checked the handle against the plan; this guards against another plan's.
+        // `Device` has checked the handle against the plan; this guards against a handle of another
+        // plan.
         assert!(range.end <= arena.len() as u64, "a tensor outside its arena");
         arena.as_ptr().wrapping_add(range.start as usize)
     }
 
-    /// A range to read: of the running op, or a peer's inside a collective.
+    /// A view for reading a range of the running op, or a peer's range inside a collective.
     pub(crate) fn view(&self, t: Tensor) -> View<'_> {
         let (at, n) = (self.at(t), t.len());
         macro_rules! part {
@@ -138,12 +142,12 @@ impl Memory {
         }
     }
 
-    /// A range to write. Callers form it once per declared range of the running op.
+    /// A view for writing a range. Callers form it once per declared range of the running op.
     pub(crate) fn view_mut(&self, t: Tensor) -> ViewMut<'_> {
         let (at, n) = (self.at(t), t.len());
         macro_rules! part {
             ($variant:ident, $t:ty) => {
-                // SAFETY: as in `view`; and no one else reads or writes it meanwhile.
+                // SAFETY: as in `view`; and no other thread reads or writes it meanwhile.
                 ViewMut::$variant(unsafe { std::slice::from_raw_parts_mut(at.cast::<$t>(), n) })
             };
         }
@@ -158,7 +162,8 @@ impl Memory {
     }
 }
 
-/// The plan, which makes `wanted` bytes with what comes beside it, does not fit `limit`.
+/// The error for a plan that needs `wanted` bytes, with the kernels' memory, and does not fit
+/// `limit`.
 pub(crate) fn out_of_memory(rank: Rank, plan: &Plan, wanted: u64, limit: u64) -> Error {
     let mut entries = plan.entries().iter().filter(|e| e.arena == Arena::Device);
     let first = entries.find(|e| e.range.end > limit);

@@ -1,4 +1,4 @@
-//! Panics of rank and lane threads become errors that say where.
+//! Turns panics of rank and lane threads into errors that name the place.
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
@@ -8,7 +8,8 @@ thread_local! {
     static WATCHED: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
 }
 
-/// From here on a panic of this thread is noted instead of printed; whoever joins the thread reports it.
+/// From here on a panic of this thread is noted instead of printed. The thread that joins it
+/// reports the panic.
 pub fn watch_this_thread() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -31,12 +32,12 @@ fn note(watched: &mut Option<Option<String>>, info: &PanicHookInfo<'_>) -> bool 
     true
 }
 
-/// What this thread panicked with, if it is watched and did.
+/// The message of this thread's panic, if the thread is watched and has panicked.
 pub fn last() -> Option<String> {
     WATCHED.try_with(|w| w.borrow().clone().flatten()).ok().flatten()
 }
 
-/// Runs `f`; a panic inside is neither printed nor kept.
+/// Runs `f`. A panic inside is neither printed nor kept.
 pub fn quietly<T>(f: impl FnOnce() -> T) -> T {
     let before = WATCHED.with(|w| w.borrow_mut().take());
     watch_this_thread();

@@ -1,9 +1,9 @@
-//! How long someone has waited who looks up at least once a second.
+//! Measures how long a thread has waited, if it looks at least once a second.
 
 use std::time::{Duration, Instant};
 
-/// A longer pause between two looks was the whole process's, stopped by a signal or a debugger, and nobody who is waited
-/// for could use it.
+/// Longest pause between two looks that counts. A longer pause means that a signal or a debugger
+/// stopped the whole process, and no other rank could use it.
 const PAUSE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ impl Patience {
         Self { last: Instant::now(), waited: Duration::ZERO }
     }
 
-    /// So far, to be asked at each look.
+    /// Time waited so far. The thread calls it at each look.
     pub(crate) fn waited(&mut self) -> Duration {
         self.at(Instant::now())
     }

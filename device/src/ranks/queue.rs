@@ -1,12 +1,13 @@
-//! A lane's queue. All of its memory is there from the start: a channel's grows with what is sent, and on a
-//! thread's first wait, and a step allocates nothing.
+//! A lane's queue. It allocates all its memory at the start, since a step allocates nothing; a
+//! channel would allocate as it sends, and at a thread's first wait.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Jobs that a lane holds at least before [`Queue::push`] waits. That wait ends: an op waits only for earlier ones, its
-/// peers' included. But whoever waits there submits nothing to other lanes either, so the Host lane's queue is as long as
-/// its work of two steps ([`HostWork::jobs`](super::HostWork::jobs)).
+/// Least number of jobs that a lane holds before [`Queue::push`] waits. That wait ends, since an op
+/// waits only for earlier ones, including its peers' ops. But while a thread waits there it submits
+/// nothing to other lanes either, so the Host lane's queue holds its work of two steps
+/// ([`HostWork::jobs`](super::HostWork::jobs)).
 const LEAST: usize = 1024;
 
 #[derive(Debug)]
@@ -23,14 +24,14 @@ struct State<T> {
 }
 
 impl<T> Queue<T> {
-    /// Room for `jobs` at least.
+    /// Makes room for at least `jobs` jobs.
     pub(crate) fn new(jobs: usize) -> Self {
         let capacity = jobs.max(LEAST);
         let state = State { jobs: VecDeque::with_capacity(capacity), closed: false };
         Self { state: Mutex::new(state), turned: Condvar::new(), capacity }
     }
 
-    /// For the one thread that submits.
+    /// Adds a job. Only the submitting thread calls it.
     pub(crate) fn push(&self, job: T) {
         let mut state = self.lock();
         while state.jobs.len() == self.capacity {
@@ -41,7 +42,8 @@ impl<T> Queue<T> {
         self.turned.notify_one();
     }
 
-    /// For the lane's thread: blocks; `None` once the queue is closed and empty.
+    /// Takes the next job and blocks until there is one; `None` once the queue is closed and empty.
+    /// Only the lane's thread calls it.
     pub(crate) fn pop(&self) -> Option<T> {
         let mut state = self.lock();
         while state.jobs.is_empty() && !state.closed {
@@ -56,7 +58,7 @@ impl<T> Queue<T> {
         job
     }
 
-    /// No job follows.
+    /// Closes the queue: no job follows.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.turned.notify_one();

@@ -1,5 +1,5 @@
-//! What the lanes of a rank share, on virtual GPUs and on the Host lane of a real one: memory, how far each lane has come, and
-//! how an op is run that is host work or a collective.
+//! State that the lanes of a rank share, on virtual GPUs and on the Host lane of a real one:
+//! memory, the progress of each lane, and the execution of host work and collectives.
 
 pub(crate) mod collectives;
 
@@ -13,29 +13,32 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// How lanes that run on the host work: all of a virtual GPU's, the Host lane of a real one.
+/// Settings of lanes that run on the host: all lanes of a virtual GPU, and the Host lane of a real
+/// one.
 #[derive(Clone, Debug, Default)]
 pub struct HostWork {
-    /// Kernel threads besides the lane's own; `None`: kernels run on the lane's thread.
+    /// Kernel threads besides the lane's own. With `None`, kernels run on the lane's thread.
     pub crew: Option<Arc<Crew>>,
-    /// Where the Host lane of a real GPU runs when it has no crew; empty: wherever its rank's thread may.
+    /// CPUs of a real GPU's Host lane without a crew. If empty, it runs on any CPU of its rank's
+    /// thread.
     pub cpus: Vec<u32>,
-    /// Ops of the Host lane that can be queued before their submitter waits; never less than some 1,000.
+    /// Number of ops of the Host lane that can be queued before their submitter waits; some 1,000
+    /// at least.
     pub jobs: usize,
-    /// Tasks are not run, and nothing is written before step 1: for the accounting of a stand-in driver, where no memory
-    /// stands behind addresses.
+    /// Skips tasks, and writes nothing before step 1. It serves the accounting of a stand-in
+    /// driver, whose addresses have no memory behind them.
     pub rehearsal: bool,
-    /// Where spans of ops are noted.
+    /// Destination of the spans of ops.
     pub trace: Option<Arc<Trace>>,
-    /// Ops of this name take so many times as long (for tests of overlap).
+    /// Ops of this name take this multiple of their time (for tests of overlap).
     pub slow: Option<(&'static str, u32)>,
-    /// At this op of the rank, counted from 1, the kernel panics (for tests of faults): rank, lane, tick.
+    /// The kernel of this op panics (for tests of faults): rank, lane, tick from 1.
     pub panic_at: Option<(usize, Lane, u64)>,
-    /// At this one it takes so long (likewise).
+    /// This op takes this long (likewise).
     pub stall_at: Option<(usize, Lane, u64, Duration)>,
 }
 
-/// What the lanes of a rank share. The Host lane of a real GPU is one of these too.
+/// State that the lanes of a rank share. The Host lane of a real GPU has one too.
 pub(crate) struct Shared {
     pub(crate) rank: Rank,
     pub(crate) memory: Arc<Memory>,
@@ -43,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) world: Arc<World>,
     pub(crate) work: HostWork,
     pub(crate) step: AtomicU64,
-    /// Per lane, ops finished. Stored by the lane, loaded by whoever waits.
+    /// Finished ops by lane. The lane stores the number, and waiting threads load it.
     done: [AtomicU64; LANES],
     pub(crate) meter: Meter,
     sleepers: AtomicUsize,
@@ -52,7 +55,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Joins the world; `memory` can be read by peers from here on. `threads`: lanes have threads of their own.
+    /// Joins the world. Peers can read `memory` from here on. `threads`: lanes have threads of
+    /// their own.
     pub(crate) fn new(
         rank: Rank,
         memory: Arc<Memory>,
@@ -81,13 +85,14 @@ impl Shared {
         &self.work.cpus
     }
 
-    /// The rank's kernel threads, where there is more than one.
+    /// The rank's kernel threads, if there is more than one.
     pub(crate) fn crew(&self) -> Option<&Crew> {
         self.work.crew.as_deref().filter(|crew| crew.threads() > 1)
     }
 
-    /// Runs an op on this thread: host tasks and collectives itself, anything else by `compute`, which may say what is wrong.
-    /// After a failure anywhere ops are counted but not run: queues drain, waiters wake, nobody hangs.
+    /// Runs an op on this thread: host tasks and collectives itself, other ops with `compute`,
+    /// which may return an error. After a failure of any rank, ops are counted but not run, so that
+    /// queues drain, waiting threads wake, and no rank hangs.
     pub(crate) fn run(&self, op: &Admitted, compute: &dyn Fn(&Op) -> Result<(), String>) {
         if !self.world.failed() {
             let (started, computed) = (self.meter.start(op.lane), self.done(Lane::Compute));
@@ -176,17 +181,17 @@ impl Shared {
         }
     }
 
-    /// Ops of `lane` that are known to be over, where it is no lane of this machine.
+    /// Notes that ops of `lane` up to `tick` are over, for a lane that runs elsewhere.
     pub(crate) fn note_done(&self, lane: Lane, tick: u64) {
         self.done[lane as usize].fetch_max(tick, Ordering::SeqCst);
     }
 
-    /// Nothing is computed: see [`HostWork::rehearsal`].
+    /// Whether nothing is computed, see [`HostWork::rehearsal`].
     pub(crate) const fn is_rehearsal(&self) -> bool {
         self.work.rehearsal
     }
 
-    /// Ops of `lane` that are over.
+    /// Number of finished ops of `lane`.
     pub(crate) fn done(&self, lane: Lane) -> u64 {
         self.done[lane as usize].load(Ordering::SeqCst)
     }

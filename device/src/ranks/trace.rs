@@ -1,26 +1,26 @@
-//! What tests and displays want to know of lanes: when ops ran, how much ran at once, and random delays.
+//! Observations of lanes for tests and displays: times of ops, overlap, and random delays.
 
 use crate::{Activity, Admitted, Lane, Mode, Plan, Rank};
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// One op as it ran.
+/// The execution of one op.
 #[derive(Clone, Debug)]
 pub struct Span {
     /// Index of the rank.
     pub rank: usize,
-    /// On which lane.
+    /// Its lane.
     pub lane: Lane,
-    /// The op.
+    /// Name of the op.
     pub name: &'static str,
     /// Name of the first range that it wrote.
     pub wrote: String,
-    /// Since the trace was made.
+    /// Start, since the trace began.
     pub start: Duration,
-    /// Since the trace was made.
+    /// End, since the trace began.
     pub end: Duration,
-    /// Ops of the Compute lane that were over when it started, as far as this lane knew.
+    /// Number of finished Compute ops at its start, as far as this lane knew.
     pub computed: u64,
 }
 
@@ -39,7 +39,7 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Of what runs in these steps.
+    /// A trace of these steps.
     pub fn of_steps(steps: RangeInclusive<u64>) -> Self {
         Self { steps, zero: Instant::now(), spans: Mutex::default() }
     }
@@ -63,7 +63,7 @@ impl Trace {
         self.steps.contains(&step)
     }
 
-    /// Since the trace was made.
+    /// Time since the trace began.
     pub(crate) fn now(&self) -> Duration {
         self.zero.elapsed()
     }
@@ -83,13 +83,13 @@ impl Trace {
         self.spans.lock().unwrap_or_else(|e| e.into_inner()).push(span);
     }
 
-    /// What has run so far.
+    /// All spans so far.
     pub fn spans(&self) -> Vec<Span> {
         self.spans.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 }
 
-/// Adds up how long the Host lane worked, alone and beside Compute.
+/// Measures the time in which the Host lane works, alone and together with Compute.
 #[derive(Debug)]
 pub(crate) struct Meter {
     concurrent: bool,
@@ -149,7 +149,7 @@ impl Meter {
         }
     }
 
-    /// Of the time that the Host lane worked, so much was beside Compute: for lanes that are not threads.
+    /// Adds to the time in which Host and Compute worked together, for lanes that are not threads.
     pub(crate) fn add_overlap(&self, time: Duration) {
         let mut now = self.now.lock().unwrap_or_else(|e| e.into_inner());
         now.both_seconds += time.as_secs_f64();
@@ -162,7 +162,7 @@ impl Meter {
     }
 }
 
-/// Seeded delays before ops, so that tests see other interleavings.
+/// Seeded delays before ops. They let tests see other interleavings.
 pub(crate) struct Chaos {
     state: u64,
     limit_us: u64,

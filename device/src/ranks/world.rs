@@ -1,4 +1,4 @@
-//! Where rank threads meet: collectives, and the news that a rank has failed.
+//! Meetings of rank threads: collectives, and news of a failed rank.
 
 use super::memory::Memory;
 use crate::error::Site;
@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What a rank brings to a collective.
+/// A rank's contribution to a collective.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Post {
     pub(crate) op: &'static str,
     pub(crate) site: Site,
     pub(crate) tensor: Tensor,
-    /// What else must agree: the reduction, the root.
+    /// Other values that must agree: the reduction, the root.
     pub(crate) detail: usize,
 }
 
-/// Posts of the last two meetings: a rank can post for meeting g + 2 only when all have come to g + 1, and
-/// whoever comes to g + 1 has done with the posts of g.
+/// Posts of the last two meetings. A rank can post for meeting g + 2 only after all ranks have
+/// entered g + 1, and a rank that enters g + 1 no longer reads the posts of g.
 #[derive(Debug)]
 struct Board {
     generation: u64,
@@ -41,30 +41,32 @@ pub struct World {
     failed: AtomicBool,
     first: Mutex<Option<(usize, u64, Error)>>,
     memories: Vec<OnceLock<Arc<Memory>>>,
-    /// Per lane and group; a collective of one lane never meets one of another.
+    /// Meetings per lane and group. A collective of one lane never meets a collective of another
+    /// lane.
     tp: Vec<Vec<Meeting>>,
     dp: Vec<Vec<Meeting>>,
     all: Vec<Meeting>,
     timeout: Duration,
-    /// Milliseconds more for what takes long only because it is large.
+    /// Milliseconds added to the timeout during large reads and writes.
     more: AtomicU64,
-    /// By rank: its GPU is in a collective, and what it is late for others keep from it.
+    /// By rank: its GPU waits in a collective for another rank, which causes its delay.
     gpus_held_up: Vec<AtomicBool>,
-    /// Ranks that someone outside holds up; the others' deadlines stand still.
+    /// Number of ranks that something outside the run holds up. The others' deadlines stand still
+    /// meanwhile.
     held_up: AtomicUsize,
 }
 
-/// A waiting thread looks up so often. A longer pause was the whole process's, stopped by a signal or a
-/// debugger, and no rank is to blame for it.
+/// Interval at which a waiting thread looks up. A much longer pause means that a signal or a
+/// debugger stopped the whole process, and no rank is to blame for it.
 const LOOK_UP: Duration = Duration::from_secs(1);
 
-/// Who is itself held up by others is blamed only when nobody else has been for so long.
+/// Extra time before a timeout blames ranks that are held up themselves.
 pub(crate) const DOUBT: Duration = Duration::from_secs(2);
 
-/// A waiting thread gives its core away so often before it sleeps.
+/// Number of times that a waiting thread yields its core before it sleeps.
 const YIELDS: usize = 50;
 
-/// A meeting that has taken place: whose posts can be read until the next one at the same place.
+/// A meeting that has taken place. Its posts can be read until the next meeting at the same place.
 pub(crate) struct Met<'a> {
     world: &'a World,
     meeting: &'a Meeting,
@@ -73,7 +75,7 @@ pub(crate) struct Met<'a> {
 }
 
 impl World {
-    /// A grid of ranks. A collective that a rank does not come to within `timeout` is an error.
+    /// A grid of ranks. A collective that a rank does not enter within `timeout` is an error.
     pub fn new(tp_size: usize, dp_size: usize, timeout: Duration) -> Arc<Self> {
         let meeting = |members: Vec<usize>| {
             let posts = [vec![None; members.len()], vec![None; members.len()]];
@@ -109,36 +111,39 @@ impl World {
         self.gpus_held_up[rank].load(Ordering::SeqCst)
     }
 
-    /// How long a rank waits for the others.
+    /// Time that a rank waits for the others.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout + Duration::from_millis(self.more.load(Ordering::Relaxed))
     }
 
-    /// From here on a rank waits so much longer for the others: they bring in, read or write what is large.
+    /// From here on a rank waits this much longer for the others, which allocate, read or write
+    /// large data.
     pub fn wait_longer(&self, more: Duration) {
         let millis = u64::try_from(more.as_millis()).unwrap_or(u64::MAX);
         self.more.store(millis, Ordering::Relaxed);
     }
 
-    /// Blocks until all ranks have come. Outside of steps: it meets no collective of the Compute lane there.
+    /// Blocks until all ranks have entered. It is called outside of steps, where it meets no
+    /// collective of the Compute lane.
     #[track_caller]
     pub(crate) fn gather(&self, rank: Rank, op: &'static str) -> Result<(), Error> {
         let post = Post { op, site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
         self.meet(rank, Lane::Compute, Group::World, post).map(drop)
     }
 
-    /// How many ranks meet here.
+    /// Number of ranks.
     pub(crate) fn num_ranks(&self) -> usize {
         self.memories.len()
     }
 
     /// Lets peers read this rank's memory inside collectives, to the end of the run.
     pub(crate) fn join(&self, rank: Rank, memory: &Arc<Memory>) {
-        // A rank opens one device; a second would meet nobody.
+        // A rank opens one device. A second device would meet no peer.
         let _ = self.memories[rank.index()].set(Arc::clone(memory));
     }
 
-    /// Runs `wait`, which depends on somebody outside the run, and lets no rank's deadline pass meanwhile.
+    /// Runs `wait`, which depends on something outside the run. No rank's deadline passes
+    /// meanwhile.
     pub fn held_up<R>(&self, wait: impl FnOnce() -> R) -> R {
         self.held_up.fetch_add(1, Ordering::SeqCst);
         let result = wait();
@@ -146,7 +151,7 @@ impl World {
         result
     }
 
-    /// Ends the run with the error that it returns: `rank`'s thread did not even start.
+    /// Ends the run because `rank`'s thread did not start, and returns the error.
     pub fn not_started(&self, rank: Rank, error: &std::io::Error) -> Error {
         let whom = format!("rank {}", rank.index());
         let error = Error::NoThread { whom, problem: error.to_string() };
@@ -158,7 +163,7 @@ impl World {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Keeps the first failure and wakes every rank that waits in a meeting.
+    /// Keeps the first failure, and wakes every rank that waits in a meeting.
     pub(crate) fn fail(&self, rank: Rank, step: u64, error: &Error) {
         lock(&self.first).get_or_insert_with(|| (rank.index(), step, error.clone()));
         self.failed.store(true, Ordering::SeqCst);
@@ -168,12 +173,12 @@ impl World {
         }
     }
 
-    /// The first failure: rank, step and what.
+    /// The first failure: rank, step and error.
     pub fn failure(&self) -> Option<(usize, u64, Error)> {
         lock(&self.first).clone()
     }
 
-    /// The failure as `rank` sees it: its own error, or who failed.
+    /// The failure as `rank` sees it: its own error, or the name of the failed rank.
     pub(crate) fn check(&self, rank: Rank) -> Result<(), Error> {
         if !self.failed() {
             return Ok(());
@@ -187,7 +192,8 @@ impl World {
         }
     }
 
-    /// Blocks until every member of the group has come to `lane`'s meeting, and compares what they bring.
+    /// Blocks until every member of the group has entered `lane`'s meeting, then compares their
+    /// posts.
     pub(crate) fn meet(
         &self,
         rank: Rank,
@@ -234,7 +240,7 @@ impl World {
             std::thread::yield_now();
             board = lock(&meeting.board);
         }
-        // By what it is when the time is up: it may have been prolonged since.
+        // Reads the timeout at each look, since it may have been prolonged.
         let mut waited = Duration::ZERO;
         while board.generation == generation {
             self.check(rank)?;
@@ -243,7 +249,7 @@ impl World {
                 let absent = board.absent(meeting);
                 drop(board);
                 let missing = self.culprits(absent);
-                // Those whose GPU waits for another's have a watchdog, which names that one.
+                // A rank whose GPU waits for another rank has a watchdog, which names that rank.
                 let excused = missing.iter().all(|rank| self.is_gpu_held_up(*rank));
                 if !excused || waited >= self.timeout() + DOUBT {
                     let (op, site, seconds) = (post.op, post.site, self.timeout().as_secs());
@@ -262,8 +268,8 @@ impl World {
 }
 
 impl World {
-    /// Whose fault it is that `missing` do not come: of those that wait in another meeting themselves, whoever that
-    /// meeting waits for.
+    /// The ranks to blame for the absence of `missing`. A rank that waits in another meeting itself
+    /// passes the blame to that meeting's absent ranks.
     fn culprits(&self, missing: Vec<usize>) -> Vec<usize> {
         let mut waits: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
         for meeting in self.tp.iter().chain(&self.dp).flatten().chain(&self.all) {
@@ -287,13 +293,14 @@ impl World {
             });
         }
         found.sort_unstable();
-        // All wait for each other: then for those that are missing here.
+        // All of them wait for each other, so the ranks missing here are to blame.
         if found.is_empty() { missing } else { found }
     }
 }
 
 impl Board {
-    /// Members of a meeting that has begun that have not come; of one that has not, none is waited for.
+    /// Absent members of a meeting that has begun; all members of one that has not, in which no
+    /// rank waits.
     fn absent(&self, meeting: &Meeting) -> Vec<usize> {
         if self.arrived == 0 {
             return meeting.members.clone();
@@ -305,7 +312,7 @@ impl Board {
 }
 
 impl<'a> Met<'a> {
-    /// Ranks in the group.
+    /// Number of ranks in the group.
     pub(crate) fn size(&self) -> usize {
         self.meeting.members.len()
     }
@@ -357,14 +364,14 @@ mod tests {
             Err(Error::Timeout { missing, .. }) => missing,
             other => panic!("{:?}", other.map(drop)),
         };
-        // Its time over, (1, 0) still stands where it waited for (1, 1).
+        // After its timeout (1, 0) still counts as waiting for (1, 1).
         assert_eq!(missing(at(1, 0), Group::Dp), [at(1, 1).index()]);
         assert_eq!(missing(at(0, 0), Group::Tp), [at(1, 1).index()]);
-        // And (0, 0) where it waited for (1, 0).
+        // (0, 0) still counts as waiting for (1, 0).
         assert_eq!(missing(at(0, 1), Group::Dp), [at(1, 1).index()]);
     }
 
-    /// Its own watchdog may take a little longer to name that other one.
+    /// That rank's own watchdog may need a little longer to name the other rank.
     #[test]
     fn a_rank_whose_gpu_waits_for_another_is_blamed_last() {
         let world = World::new(2, 1, Duration::from_millis(1));

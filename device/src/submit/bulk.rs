@@ -1,16 +1,16 @@
-//! What a rank's own thread does to much memory between steps, together with the rank's kernel threads: states are set before
-//! the first step and read after the last, and both are as many as the model is large.
+//! Large reads and writes between steps, by the rank's own thread and its kernel threads. They set
+//! states before the first step and read them after the last, and states are as large as the model.
 
 use crate::{Device, Error, Pieces, Tensor, View, ViewMut};
 use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
 
-/// Elements that one thread takes at the least.
+/// Least number of elements per thread.
 const UNIT: usize = 1024;
-/// Elements at once of a tensor that the CPU does not reach.
+/// Elements that are staged at once, for a tensor outside the CPU's memory.
 const STAGED: usize = 1 << 20;
 
-/// Elements `first..first + len` of equally long tensors.
+/// Elements `first..first + len` of tensors of equal length.
 struct Runs<V> {
     first: usize,
     len: usize,
@@ -47,15 +47,16 @@ impl<V: Cut + Send> Pieces for Runs<V> {
 }
 
 impl Device {
-    /// Gives `work` runs of `tensors`, which are equally long and do not overlap: the index of the first element, and a
-    /// view of each tensor, all of which it sets. The rank's kernel threads work side by side, so which runs there are differs
-    /// from machine to machine. What a GPU holds is staged in fp32, a part at a time.
+    /// Calls `work` on runs of `tensors` with the index of the first element and a view of each
+    /// tensor; `work` sets every view. The tensors have equal length and do not overlap. The rank's
+    /// kernel threads work side by side, so the cuts between runs differ from machine to machine.
+    /// Tensors on a GPU are staged in fp32, a part at a time.
     ///
     /// # Errors
     /// As [`Device::write`], and the first error of `work`.
     ///
     /// # Panics
-    /// When `work` uses this device.
+    /// If `work` uses this device.
     #[track_caller]
     pub fn write_runs(
         &self,
@@ -63,7 +64,7 @@ impl Device {
         work: &(impl Fn(usize, &mut [ViewMut<'_>]) -> Result<(), Error> + Sync),
     ) -> Result<(), Error> {
         let len = self.admit_runs(tensors, true, Location::caller())?;
-        // Nobody submits while views are out.
+        // No op can be submitted while the views exist.
         let _state = self.lock();
         let in_memory = |t: &Tensor| self.executor().in_memory(*t).is_some();
         let part = if tensors.iter().all(in_memory) { len } else { STAGED };
@@ -95,14 +96,14 @@ impl Device {
         Ok(())
     }
 
-    /// Gives `work` runs of `tensors`, which are equally long: the index of the first element, and a view of each; otherwise
-    /// as [`write_runs`](Self::write_runs).
+    /// Calls `work` on runs of `tensors` of equal length with the index of the first element and a
+    /// view of each; otherwise as [`write_runs`](Self::write_runs).
     ///
     /// # Errors
     /// As [`Device::read`].
     ///
     /// # Panics
-    /// When `work` uses this device.
+    /// If `work` uses this device.
     #[track_caller]
     pub fn read_runs(
         &self,
@@ -134,7 +135,7 @@ impl Device {
         Ok(())
     }
 
-    /// Their length; each is the rank's thread's to touch.
+    /// The tensors' length, after a check that the rank's thread may touch each of them.
     fn admit_runs(
         &self,
         tensors: &[Tensor],
@@ -159,7 +160,7 @@ impl Device {
         Ok(len)
     }
 
-    /// `work` on runs of `whole`, on the rank's kernel threads or on this one alone.
+    /// Calls `work` on runs of `whole`, on the rank's kernel threads or on this thread alone.
     fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
         match self.executor().crew() {
             Some(crew) => crew.share(whole, &|_, piece| work(piece)),

@@ -1,4 +1,4 @@
-//! What a rank's thread holds: one [`Device`]. It checks, numbers and orders every op, then hands it to an
+//! The [`Device`] of a rank's thread. It checks, numbers and orders every op, then gives it to an
 //! executor.
 
 use crate::error::Site;
@@ -12,7 +12,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A place in the grid of ranks; tensor-parallel neighbours are adjacent.
+/// A place in the grid of ranks. Tensor-parallel neighbours are adjacent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank {
     /// 0..tp_size
@@ -31,12 +31,12 @@ impl Rank {
         self.dp * self.tp_size + self.tp
     }
 
-    /// Ranks in all.
+    /// Number of ranks.
     pub const fn world_size(self) -> usize {
         self.tp_size * self.dp_size
     }
 
-    /// Its number in its group, and how many ranks the group has.
+    /// Its index in its group, and the number of ranks in the group.
     pub const fn within(self, group: Group) -> (usize, usize) {
         match group {
             Group::Tp => (self.tp, self.tp_size),
@@ -61,8 +61,8 @@ impl Rank {
     }
 }
 
-/// An op that the hazard check has accepted. Only [`Device::submit`] makes one, so an executor that is given
-/// one may form references to the ranges of the op while it runs it.
+/// An op that the hazard check has accepted. Only [`Device::submit`] makes one, so an executor may
+/// form references to the op's ranges while it runs the op.
 #[derive(Debug)]
 pub(crate) struct Admitted {
     pub(crate) op: Op,
@@ -72,47 +72,51 @@ pub(crate) struct Admitted {
     pub(crate) tick: u64,
 }
 
-/// What a backend adds up while it works.
+/// Sums over a backend's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Activity {
     /// Seconds in which the Host lane worked.
     pub host_seconds: f64,
-    /// Seconds in which the Host lane and Compute worked at once; `None` where lanes run one after another.
+    /// Seconds in which the Host lane and Compute worked at the same time; `None` where lanes run
+    /// one after another.
     pub overlapped_seconds: Option<f64>,
 }
 
-/// What differs between backends: work goes in, and the rank's own thread may look at data between steps.
+/// The interface of a backend: it takes work, and lets the rank's own thread access data between
+/// steps.
 pub(crate) trait Executor {
-    /// Queues (or runs) the op behind everything on its lane.
+    /// Queues (or runs) the op after everything on its lane.
     fn submit(&self, op: Admitted);
     /// Marks the point after op `tick` of `lane`, where the backend needs a mark of its own.
     fn record(&self, _lane: Lane, _tick: u64) {}
-    /// Later ops of `lane` start after everything in the event's clock (not only after the last op of the
-    /// event's lane: that lane may itself have been told to wait since).
+    /// Later ops of `lane` start after everything in the event's clock. The last op of the event's
+    /// lane is not enough: that lane may itself have been made to wait since.
     fn wait(&self, lane: Lane, event: &Event);
     /// Blocks the caller until op `tick` of `lane` is finished, or the run has failed.
     fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error>;
-    /// `t`, where the CPU reaches it. Nothing in the lanes conflicts while the caller holds it.
+    /// A view of `t`, if the CPU can access it. Nothing in the lanes conflicts while the caller
+    /// holds it.
     fn in_memory(&self, _t: Tensor) -> Option<View<'_>> {
         None
     }
-    /// The same to set, while nothing in the lanes conflicts; the caller forms one view of a range at a time.
+    /// A writable view of `t`, while nothing in the lanes conflicts. The caller forms one view of a
+    /// range at a time.
     fn in_memory_mut(&self, _t: Tensor) -> Option<ViewMut<'_>> {
         None
     }
-    /// The rank's kernel threads, where it has more than its own.
+    /// The rank's kernel threads, if it has more than its own.
     fn crew(&self) -> Option<&Crew> {
         None
     }
-    /// What is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.
+    /// Reads a tensor that is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.
     fn read(&self, _t: Tensor, _out: &mut [f64]) -> Result<(), Error> {
         Err(Error::NoData)
     }
-    /// Nothing in the lanes conflicts.
+    /// Writes a tensor that is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error>;
-    /// Tells the peers that this rank will submit nothing more, and why.
+    /// Tells the peers that this rank submits nothing more, and why.
     fn fail(&self, step: u64, error: &Error);
-    /// For error messages of the lanes.
+    /// Notes the step for the lanes' error messages.
     fn begin_step(&self, _step: u64) {}
     /// Leaves the run in order.
     fn finish(&self);
@@ -122,16 +126,16 @@ pub(crate) trait Executor {
     }
 }
 
-/// One rank's GPU, real, virtual or simulated. Lives on the rank's thread.
+/// One rank's GPU: real, virtual or simulated. It stays on the rank's thread.
 pub struct Device {
-    /// Events of another device are refused: they say nothing about this one's lanes.
+    /// Events of another device are refused, since they say nothing about this device's lanes.
     id: u32,
     rank: Rank,
     plan: Arc<Plan>,
     executor: Box<dyn Executor>,
     state: RefCell<State>,
     finished: bool,
-    /// For error messages.
+    /// The current step, for error messages.
     step: Cell<u64>,
 }
 
@@ -142,9 +146,9 @@ impl std::fmt::Debug for Device {
 }
 
 struct State {
-    /// Per lane: what is finished when its next op starts.
+    /// For each lane, the ops that are finished when its next op starts.
     clocks: [Clock; LANES],
-    /// What the rank's own thread has seen finish.
+    /// The ops that the rank's own thread has seen finish.
     main: Clock,
     hazards: Hazards,
     /// The first error. From then on `submit` does nothing and `sync` returns it.
@@ -174,19 +178,19 @@ impl Device {
         }
     }
 
-    /// Who this is.
+    /// The device's rank.
     pub const fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// The layout of its memory.
+    /// The layout of the device's memory.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The only way in which work happens. Returns at once (where lanes run inline: when the op has run).
-    /// What goes wrong, here or later in the lane, is kept and comes out of the next call that blocks; ops
-    /// after an error are not run.
+    /// Submits an op; this is the only way to start work. It returns at once; where lanes run
+    /// inline, it returns when the op has run. An error here or later in the lane is kept, and the
+    /// next blocking call returns it. Ops after an error do not run.
     #[track_caller]
     pub fn submit(&self, lane: Lane, op: Op) {
         let site = Location::caller();
@@ -209,7 +213,7 @@ impl Device {
         self.submit(Lane::Host, Op::Host { task: Arc::clone(task), arg });
     }
 
-    /// The point on `lane` after everything submitted to it so far.
+    /// The point on `lane` after all ops submitted to it so far.
     pub fn record(&self, lane: Lane) -> Event {
         let clock = self.state.borrow().clocks[lane as usize];
         let event = Event { lane: lane as u8, device: self.id, clock };
@@ -219,7 +223,7 @@ impl Device {
         event
     }
 
-    /// Ops submitted to `lane` from now on start after `event`. Does not block.
+    /// Ops submitted to `lane` from now on start after `event`. This call does not block.
     #[track_caller]
     pub fn wait(&self, lane: Lane, event: Event) {
         let mut state = self.state.borrow_mut();
@@ -236,13 +240,13 @@ impl Device {
         }
     }
 
-    /// `lane` waits for what `other` holds now: `wait(lane, record(other))`.
+    /// Makes `lane` wait for the present end of `other`: `wait(lane, record(other))`.
     #[track_caller]
     pub fn follow(&self, lane: Lane, other: Lane) {
         self.wait(lane, self.record(other));
     }
 
-    /// Every lane waits for every lane.
+    /// Makes every lane wait for every lane.
     #[track_caller]
     pub fn fence(&self) {
         let all = Lane::ALL.map(|lane| self.record(lane));
@@ -253,7 +257,7 @@ impl Device {
         }
     }
 
-    /// The default event is everyone's.
+    /// Whether `event` belongs to another device. The default event belongs to all devices.
     fn is_foreign(&self, event: &Event) -> bool {
         event.device != self.id && event.clock != Clock::default()
     }
@@ -261,7 +265,7 @@ impl Device {
     /// Blocks until `event` has passed.
     ///
     /// # Errors
-    /// Whatever went wrong so far on this rank, or `PeerFailed`.
+    /// The first error on this rank, or `PeerFailed`.
     #[track_caller]
     pub fn sync(&self, event: Event) -> Result<(), Error> {
         if self.is_foreign(&event) {
@@ -271,7 +275,8 @@ impl Device {
         if let Some(error) = &state.error {
             return Err(error.clone());
         }
-        // Not only the event's own lane: that one may have been told to wait and have run nothing since.
+        // Waits for all lanes of the clock: the event's own lane may have been made to wait and
+        // have run nothing since.
         for (lane, tick) in Lane::ALL.into_iter().zip(event.clock) {
             let pending = tick > state.main[lane as usize] || lane as u8 == event.lane;
             if pending && let Err(error) = self.executor.sync(lane, tick) {
@@ -283,7 +288,7 @@ impl Device {
         Ok(())
     }
 
-    /// [`sync`](Self::sync) with the present end of every lane.
+    /// Blocks until all submitted ops of every lane have finished.
     ///
     /// # Errors
     /// As `sync`.
@@ -292,11 +297,11 @@ impl Device {
         Lane::ALL.into_iter().try_for_each(|lane| self.sync(self.record(lane)))
     }
 
-    /// Copies `t` out, widened to fp64 (exact for every storage type). `sync` first with an event after its
-    /// last write; the hazard check holds the caller to it.
+    /// Copies `t` to `out`, widened to fp64 (exact for every storage type). Callers first `sync`
+    /// with an event after its last write; the hazard check enforces it.
     ///
     /// # Errors
-    /// As `sync`; a missing `sync`; a backend without data.
+    /// As `sync`; also for a missing `sync`, and for a backend without data.
     #[track_caller]
     pub fn read(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
         self.look(t, out.len(), Location::caller())?;
@@ -307,7 +312,8 @@ impl Device {
         Ok(())
     }
 
-    /// [`read`](Self::read) as fp32, rounded where that cannot hold it; host memory at its speed.
+    /// Like [`read`](Self::read), but as fp32, rounded where fp32 is not exact. Host memory is read
+    /// at full speed.
     ///
     /// # Errors
     /// As `read`.
@@ -327,7 +333,7 @@ impl Device {
         Ok(())
     }
 
-    /// The rank's thread reads `t` into `room` elements.
+    /// Checks that the rank's thread may read `t` into `room` elements.
     fn look(&self, t: Tensor, room: usize, site: Site) -> Result<(), Error> {
         self.touch(Mode::Read, t, site)?;
         if room != t.len() {
@@ -337,7 +343,8 @@ impl Device {
         Ok(())
     }
 
-    /// Sets `t` from values by index, rounded. `sync` first with events after its last accesses.
+    /// Sets `t` from values by index, rounded. Callers first `sync` with events after its last
+    /// accesses.
     ///
     /// # Errors
     /// As `read`.
@@ -351,12 +358,12 @@ impl Device {
         &*self.executor
     }
 
-    /// Nothing can be submitted while it is held.
+    /// Borrows the state. No op can be submitted meanwhile.
     pub(crate) fn lock(&self) -> Locked<'_> {
         Locked { _state: self.state.borrow_mut() }
     }
 
-    /// The rank's thread touches memory itself.
+    /// Checks an access by the rank's own thread.
     pub(crate) fn touch(&self, mode: Mode, t: Tensor, site: Site) -> Result<(), Error> {
         let State { main, hazards, error, .. } = &mut *self.state.borrow_mut();
         if let Some(error) = error {
@@ -367,19 +374,19 @@ impl Device {
         Ok(hazards.access(&submission, mode, t, &self.plan)?)
     }
 
-    /// See [`Activity`]; since the device was opened.
+    /// The device's [`Activity`] since it was opened.
     pub fn activity(&self) -> Activity {
         self.executor.activity()
     }
 
-    /// From here on errors say that they happened in `step`.
+    /// From here on errors name `step`.
     pub fn begin_step(&self, step: u64) {
         self.step.set(step);
         self.executor.begin_step(step);
     }
 
-    /// Waits for everything and leaves the run in order. A device dropped without it has died, and its peers
-    /// are told.
+    /// Waits for everything and leaves the run in order. A device dropped without it counts as
+    /// dead, and its peers learn of it.
     ///
     /// # Errors
     /// As `sync`.
@@ -402,7 +409,7 @@ impl Drop for Device {
     }
 }
 
-/// See [`Device::lock`].
+/// The state of a locked device, see [`Device::lock`].
 pub(crate) struct Locked<'a> {
     _state: RefMut<'a, State>,
 }

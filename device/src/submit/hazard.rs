@@ -1,16 +1,17 @@
 //! The hazard check: no op is admitted unless events order it after every earlier op that it conflicts with.
 //!
-//! A shadow of both arenas keeps, for each range, its last write and the last read of every lane; `Device`
-//! keeps a vector clock per lane. Every `submit` of a rank comes from one thread, so the check runs there,
-//! on the program and not on the timing: what it accepts is ordered in every execution. It is always on;
-//! the views that `cpu` forms of raw memory are sound because of it.
+//! A shadow of both arenas keeps, for each range, its last write and the last read of every lane;
+//! `Device` keeps a vector clock per lane. One thread submits all ops of a rank, so the check runs
+//! on that thread, and on the program rather than on the timing: an accepted program is ordered in
+//! every execution. The check is always on, and the views that `cpu` forms of raw memory are sound
+//! because of it.
 
 use crate::error::{Hazard, Site};
 use crate::submit::lane::Clock;
 use crate::{LANES, Lane, Mode, Plan, Tensor};
 use std::collections::BTreeMap;
 
-/// Ops remembered per lane, for messages only.
+/// Ops remembered per lane, for error messages only.
 const REMEMBERED: usize = 1024;
 
 #[derive(Clone, Debug, Default)]
@@ -22,7 +23,7 @@ struct Segment {
     reads: Clock,
 }
 
-/// Names and call sites of a lane's last ops, for messages.
+/// Names and call sites of a lane's last ops, for error messages.
 type Recent = Box<[(&'static str, Option<Site>)]>;
 
 #[derive(Debug)]
@@ -31,13 +32,13 @@ pub(crate) struct Hazards {
     ops: [Recent; LANES],
 }
 
-/// Who touches memory, and what is known to be finished before it does.
+/// The thread or lane that touches memory, and the ops that are known to be finished before.
 pub(crate) struct Submission<'a> {
     pub(crate) op: &'static str,
     pub(crate) site: Site,
-    /// None: the rank's own thread, whose accesses are over before it submits anything more.
+    /// `None` for the rank's own thread, whose accesses end before its next submission.
     pub(crate) lane: Option<Lane>,
-    /// What is finished before this op starts; its own tick included.
+    /// The ops that are finished before this op starts, and its own tick.
     pub(crate) clock: &'a Clock,
 }
 
@@ -62,8 +63,8 @@ impl Hazards {
         }
     }
 
-    /// Checks one access and enters it. After an error the device submits nothing more, so a half-entered
-    /// op is harmless.
+    /// Checks one access and enters it. After an error the device submits nothing more, so a partly
+    /// entered op does no harm.
     pub(crate) fn access(
         &mut self,
         s: &Submission<'_>,
@@ -128,7 +129,7 @@ impl Hazards {
     }
 }
 
-/// Enters an access that covers several known ranges, or unknown ones.
+/// Enters an access to several known ranges, or to unknown ones.
 fn enter_pieces(
     map: &mut BTreeMap<u64, Segment>,
     s: &Submission<'_>,
@@ -178,8 +179,8 @@ fn enter(segment: &mut Segment, s: &Submission<'_>, mode: Mode) -> Option<Fault>
     None
 }
 
-/// Makes `at` a boundary. Boundaries come from the plan's tensors, shards and tiles, so their number is
-/// bounded, and after a step of each kind no new ones appear.
+/// Makes `at` a boundary. Boundaries come from the plan's tensors, shards and tiles. Their number
+/// is bounded, and after a step of each kind no new ones appear.
 fn split(map: &mut BTreeMap<u64, Segment>, at: u64) {
     if let Some((&start, segment)) = map.range_mut(..at).next_back()
         && start < at

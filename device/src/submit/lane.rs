@@ -1,10 +1,11 @@
-//! Lanes, and the points on them that other lanes wait for.
+//! Lanes, and events on them for other lanes to wait for.
 
-/// Ops on one lane run in the order of submission. Ops on different lanes run at the same time unless
-/// an event orders them.
+/// A sequence of ops. Ops on one lane run in the order of submission. Ops on different lanes run at
+/// the same time unless an event orders them.
 ///
-/// A tensor-parallel collective never queues behind one that waits for the host: that is why there are
-/// two communication lanes. An executor may map both to one queue while the submission order allows it.
+/// There are two communication lanes, so that a tensor-parallel collective never queues behind one
+/// that waits for the host. An executor may map both to one queue while the submission order allows
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Lane {
     /// Kernels.
@@ -21,16 +22,16 @@ pub enum Lane {
     Host,
 }
 
-/// How many lanes there are.
+/// Number of lanes.
 pub const LANES: usize = 6;
 
 impl Lane {
-    /// All of them, in the order of their numbers.
+    /// All lanes, in the order of their numbers.
     pub const ALL: [Self; LANES] =
         [Self::Compute, Self::TpComm, Self::DpComm, Self::H2d, Self::D2h, Self::Host];
 }
 
-/// For each lane, how many of its ops are known to be finished (a vector clock).
+/// For each lane, the number of its ops that are known to be finished (a vector clock).
 pub(crate) type Clock = [u64; LANES];
 
 pub(crate) fn join(into: &mut Clock, other: &Clock) {
@@ -39,8 +40,9 @@ pub(crate) fn join(into: &mut Clock, other: &Clock) {
     }
 }
 
-/// A point on a lane, with everything that is finished once the lane has passed it. Plain data: copy it,
-/// store it, wait for it on any number of lanes. The default event has always been passed.
+/// A point on a lane, with all ops that are finished once the lane has passed it. It is plain data:
+/// copy it, store it, wait for it on any number of lanes. Every lane has already passed the default
+/// event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
     pub(crate) lane: u8,

@@ -1,5 +1,5 @@
-//! A backend that runs nothing: it checks a program and counts its ops. `onebox plan` and `--dry-run` send
-//! the very step through it, so that what they print is what a run would do.
+//! A backend that runs nothing: it checks a program and counts its ops. `onebox plan` and
+//! `--dry-run` send the real step through it, so that their output matches a run.
 
 use crate::error::Site;
 use crate::submit::lane::{Clock, join};
@@ -8,10 +8,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a program asked of one rank.
+/// Work that a program submits on one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// Ops by lane.
+    /// Number of ops by lane.
     pub ops: [u64; LANES],
     /// Bytes read and written, by lane.
     pub bytes: [u64; LANES],
@@ -24,14 +24,14 @@ struct Recorder {
     totals: Rc<RefCell<Totals>>,
 }
 
-/// A device that only counts; the totals grow while it is used.
+/// A device that only counts. The totals grow while it is used.
 pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<Totals>>) {
     let totals = Rc::new(RefCell::new(Totals::default()));
     let recorder = Recorder { totals: Rc::clone(&totals) };
     (Device::new(rank, Arc::clone(plan), Box::new(recorder)), totals)
 }
 
-/// Bytes that cross a link or a memory bus: a copy's own length, everything else's accesses.
+/// Bytes that cross a link or a memory bus: the length of a copy, and all accesses of any other op.
 fn moved(op: &Op) -> u64 {
     if let Op::Copy { src, .. } = op { src.bytes() } else { op.bytes() }
 }
@@ -54,46 +54,46 @@ impl Executor for Recorder {
     fn finish(&self) {}
 }
 
-/// An op of a program, as a listing shows it.
+/// An op of a program, for a listing.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// Its place in the program, from 1, over all lanes.
+    /// Its number in the program, from 1, over all lanes.
     pub number: u64,
     /// The line that submitted it.
     pub site: Site,
-    /// Where it runs.
+    /// Its lane.
     pub lane: Lane,
-    /// As in errors and traces.
+    /// Its name in errors and traces.
     pub name: &'static str,
-    /// The ranges that it touches, with the names that the plan gives them.
+    /// The ranges that it touches, with their names in the plan.
     pub tensors: Vec<(Mode, String, Tensor)>,
     /// Bytes that cross a link or a memory bus.
     pub bytes: u64,
     /// Multiply-adds times two of the dense work.
     pub flops: f64,
-    /// Numbers of the ops of other lanes that its lane was told to wait for since the op before it.
+    /// Numbers of other lanes' ops that its lane has waited for since the lane's previous op.
     pub waits: Vec<u64>,
 }
 
-/// Is told every op in the order of the program.
+/// A function that receives every op in the order of the program.
 pub type Listener = Box<dyn FnMut(Listed)>;
 
-/// What is known while a program is listed.
+/// State of a listing.
 struct Listing {
     plan: Arc<Plan>,
     tell: Listener,
     count: u64,
-    /// By lane and tick: the number of the op.
+    /// By lane and tick: the op's number.
     numbers: [Vec<u64>; LANES],
-    /// By lane: what it has waited for.
+    /// By lane: the clock that it has waited for.
     known: [Clock; LANES],
-    /// By lane: waits of the op that comes next.
+    /// By lane: numbers of the ops that its next op waits for.
     waits: [Vec<u64>; LANES],
 }
 
 struct Lister(RefCell<Listing>);
 
-/// A device that runs nothing and tells every op to `tell`.
+/// A device that runs nothing and passes every op to `tell`.
 pub fn list(rank: Rank, plan: &Arc<Plan>, tell: Listener) -> Device {
     let listing = Listing {
         plan: Arc::clone(plan),
@@ -126,7 +126,7 @@ impl Executor for Lister {
         });
     }
 
-    /// Of what the event knows, the op that it marks stands for all that this one waited for.
+    /// The op that the event marks stands for all ops that it waited for itself.
     fn wait(&self, lane: Lane, event: &Event) {
         let listing = &mut *self.0.borrow_mut();
         let known = &mut listing.known[lane as usize];

@@ -1,33 +1,33 @@
-//! Work that is written outside this crate: for the Host lane, and for a GPU.
+//! Work written outside this crate, for the Host lane and for a GPU.
 
 use crate::{Crew, Element, Mode, Pieces, Tensor, View, ViewMut};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A piece of host work as data. It declares what it touches; that is its hazards and its cost, and
-/// [`run`](Self::run) is given nothing else.
+/// A piece of host work as data. It declares the ranges that it touches. Its hazards and its cost
+/// follow from them, and [`run`](Self::run) gets no other ranges.
 ///
 /// It is submitted as a [`HostOp`].
 pub trait HostTask: Send + Sync + Debug {
-    /// As it appears in errors and traces.
+    /// The task's name in errors and traces.
     fn name(&self) -> &'static str;
-    /// Every range it touches. Asked once, in [`HostOp::new`].
+    /// Calls `visit` with every range that the task touches. [`HostOp::new`] calls it once.
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor));
-    /// Arithmetic, for the simulator.
+    /// Number of floating-point operations, for the simulator.
     fn flops(&self) -> f64 {
         0.0
     }
-    /// Does the work. What is declared as `Write` must be written in full, on every path.
+    /// Does the work. Every path writes each range declared as `Write` in full.
     ///
     /// # Errors
-    /// Any text; it ends the run on all ranks with the task's name and place of submission.
+    /// Any text. It ends the run on all ranks, with the task's name and the line that submitted it.
     fn run(&self, arg: u64, host: &mut HostContext<'_>) -> Result<(), String>;
 }
 
-/// A task, and what it declared when this was made. The hazard check and the views that the task is given go by
-/// that one answer, so no task can come by memory that was not checked.
+/// A task, and its declarations at the time of construction. The hazard check and the task's views
+/// use the same declarations, so no task can access unchecked memory.
 ///
-/// Made with the plan and submitted by reference count, so that a step allocates nothing.
+/// It is made with the plan and submitted by reference count, so that a step allocates nothing.
 #[derive(Debug)]
 pub struct HostOp {
     task: Box<dyn HostTask>,
@@ -35,7 +35,7 @@ pub struct HostOp {
 }
 
 impl HostOp {
-    /// Asks `task` what it touches.
+    /// Makes an op of `task` and asks for its accesses.
     pub fn new(task: impl HostTask + 'static) -> Arc<Self> {
         Arc::new(Self::of(task))
     }
@@ -66,26 +66,28 @@ impl HostOp {
     }
 }
 
-/// A task that a GPU does. A virtual GPU runs it as the Host lane would, a real one launches [`kernel`](Self::kernel).
+/// A task for a GPU. A virtual GPU runs it as the Host lane would, a real GPU launches
+/// [`kernel`](Self::kernel).
 ///
 /// It is submitted as a [`DeviceOp`].
 pub trait DeviceTask: HostTask {
     /// Whether the sizes and storage types of its tensors fit together.
     ///
     /// # Errors
-    /// Any text; the op is refused with it when it is submitted.
+    /// Any text. Submitting the op fails with it.
     fn check(&self) -> Result<(), String>;
-    /// What a GPU launches, to the same bits as [`HostTask::run`]. Asked once, in [`DeviceOp::new`].
+    /// The kernel that a GPU launches, with the same bits as [`HostTask::run`]. [`DeviceOp::new`]
+    /// calls it once.
     fn kernel(&self) -> KernelCall;
 }
 
-/// A launch of a kernel whose threads take runs of 8 elements in turn, as `first_run` and `next_run` of
-/// `cuda/kernels/prelude.cuh` deal them.
+/// A launch of a kernel. Its threads take runs of 8 elements in turn, as `first_run` and `next_run`
+/// of `cuda/kernels/prelude.cuh` deal them.
 #[derive(Clone, Debug)]
 pub struct KernelCall {
     /// The name of a `KERNEL(256)` in one of the device's [programs](crate::cuda::Program).
     pub name: &'static str,
-    /// How many elements the threads share; of none nothing is launched.
+    /// Number of elements that the threads share. With 0 nothing is launched.
     pub elements: usize,
     /// The kernel's parameters, in order.
     pub args: Vec<KernelArg>,
@@ -96,7 +98,7 @@ pub struct KernelCall {
 pub enum KernelArg {
     /// The address of a tensor.
     At(Tensor),
-    /// The storage types of some tensors in one `u32`, which `type_of` of the prelude takes apart.
+    /// The storage types of some tensors in one `u32`; `type_of` of the prelude decodes it.
     Types(Vec<Tensor>),
     /// A whole number of 4 or 8 bytes.
     Int(u64),
@@ -104,7 +106,7 @@ pub enum KernelArg {
     Float(f32),
 }
 
-/// A [`DeviceTask`], and what it said when this was made, like [`HostOp`].
+/// A [`DeviceTask`] and its declarations at the time of construction, like [`HostOp`].
 #[derive(Debug)]
 pub struct DeviceOp {
     on_cpus: HostOp,
@@ -113,7 +115,7 @@ pub struct DeviceOp {
 }
 
 impl DeviceOp {
-    /// Asks `task` what it touches, whether that fits together, and what it launches.
+    /// Makes an op of `task`, and asks for its accesses, its check and its kernel.
     pub fn new(task: impl DeviceTask + 'static) -> Arc<Self> {
         let (fits, kernel) = (task.check(), task.kernel());
         Arc::new(Self { on_cpus: HostOp::of(task), fits, kernel })
@@ -134,12 +136,12 @@ impl DeviceOp {
         self.on_cpus.flops()
     }
 
-    /// What a virtual GPU runs.
+    /// The host op that a virtual GPU runs.
     pub(crate) const fn on_cpus(&self) -> &HostOp {
         &self.on_cpus
     }
 
-    /// What a real one launches.
+    /// The kernel that a real GPU launches.
     pub(crate) const fn kernel(&self) -> &KernelCall {
         &self.kernel
     }
@@ -149,17 +151,17 @@ impl DeviceOp {
     }
 }
 
-/// What a running task may use: the rank's worker threads, and views of the ranges that it declared.
+/// The resources of a running task: the rank's kernel threads, and views of the declared ranges.
 #[derive(Debug)]
 pub struct HostContext<'a> {
     pub(crate) crew: Option<&'a Crew>,
     pub(crate) declared: &'a mut Declared<'a>,
 }
 
-/// Most ranges of one host task.
+/// Largest number of ranges of one host task.
 pub(crate) const MAX_DECLARED: usize = 8;
 
-/// A fixed table, so that running a task allocates nothing.
+/// The declared ranges in a fixed table, so that running a task allocates nothing.
 pub(crate) type Declared<'a> = [Option<Slot<'a>>; MAX_DECLARED];
 
 #[derive(Debug)]
@@ -169,7 +171,8 @@ pub(crate) enum Slot<'a> {
 }
 
 impl<'a> HostContext<'a> {
-    /// Does `work` on runs of `whole`, on the rank's worker threads or, when it has only its own, on all of it at once.
+    /// Calls `work` on runs of `whole` on the rank's kernel threads. If the rank has only its own
+    /// thread, calls it once on all of `whole`.
     pub fn share<T: Pieces>(&self, whole: T, work: &(impl Fn(T) + Sync)) {
         match self.crew {
             Some(crew) => crew.share(whole, &|_, piece| work(piece)),
@@ -177,7 +180,7 @@ impl<'a> HostContext<'a> {
         }
     }
 
-    /// A range declared as `Read`.
+    /// A view of a range declared as `Read`.
     ///
     /// # Errors
     /// The task did not declare it.
@@ -189,10 +192,11 @@ impl<'a> HostContext<'a> {
         found.ok_or_else(|| format!("{t:?} is not declared as read"))
     }
 
-    /// A range declared as `Write` or `Update`. Each can be taken once; together they are disjoint.
+    /// A view of a range declared as `Write` or `Update`. Each can be taken once; together they are
+    /// disjoint.
     ///
     /// # Errors
-    /// The task did not declare it, or has taken it.
+    /// The task did not declare it, or has already taken it.
     pub fn write(&mut self, t: Tensor) -> Result<ViewMut<'a>, String> {
         let found = self.declared.iter_mut().flatten().find_map(|d| match d {
             Slot::Write(have, view) if *have == t => view.take(),
@@ -204,7 +208,7 @@ impl<'a> HostContext<'a> {
     /// [`read`](Self::read) as a slice of `T`.
     ///
     /// # Errors
-    /// As there, or another storage type.
+    /// As `read`; also for another storage type.
     pub fn read_as<T: Element>(&mut self, t: Tensor) -> Result<&'a [T], String> {
         self.read(t)?.as_slice().ok_or_else(|| format!("{t:?} has another type"))
     }
@@ -212,7 +216,7 @@ impl<'a> HostContext<'a> {
     /// [`write`](Self::write) as a slice of `T`.
     ///
     /// # Errors
-    /// As there, or another storage type.
+    /// As `write`; also for another storage type.
     pub fn write_as<T: Element>(&mut self, t: Tensor) -> Result<&'a mut [T], String> {
         self.write(t)?.into_slice().ok_or_else(|| format!("{t:?} has another type"))
     }

@@ -1,4 +1,5 @@
-//! The distinct operations of a program: what a GPU runs once before step 1, so that nothing is loaded later.
+//! The distinct operations of a program. A GPU runs each of them once before step 1, so that
+//! nothing is loaded later.
 
 use crate::{
     Admitted, Device, Dtype, Error, Event, Executor, Group, Lane, Op, Plan, Rank, Reduce, Tensor,
@@ -9,20 +10,21 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How the ranks of a group exchange data.
+/// A kind of collective.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Of whole buffers.
+    /// Combines whole buffers.
     AllReduce(Reduce),
-    /// To parts.
+    /// Combines buffers into parts.
     ReduceScatter,
-    /// From parts.
+    /// Collects parts.
     AllGather,
-    /// From one rank.
+    /// Copies from one rank.
     Broadcast,
 }
 
-/// A collective of a program, with its elements: NCCL chooses an algorithm by size, and connects it when it is first taken.
+/// A collective of a program with its number of elements: NCCL chooses an algorithm by size, and
+/// connects an algorithm at its first use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Call {
     pub(crate) group: Group,
@@ -31,8 +33,8 @@ pub(crate) struct Call {
     pub(crate) len: usize,
 }
 
-/// What a program asks of a GPU, each kind once: products and kernels by shapes, types and alignment, collectives by
-/// group, kind, type and length.
+/// The kinds of work of a program, each kind once: products and kernels by shapes, types and
+/// alignment, collectives by group, kind, type and length.
 #[derive(Debug, Default)]
 pub struct Distinct {
     pub(crate) ops: Vec<Admitted>,
@@ -51,7 +53,7 @@ impl Distinct {
     }
 }
 
-/// What is the same for ops that need the same code.
+/// A key that is equal for ops that need the same code.
 fn key(op: &Op) -> String {
     let mut key = op.name().to_owned();
     op.accesses(&mut |mode, t| {
@@ -95,7 +97,7 @@ impl Executor for Collector {
     fn finish(&self) {}
 }
 
-/// A device that runs nothing and notes the distinct ops that it is given, but for those of the Host lane.
+/// A device that runs nothing and notes the distinct ops, except those of the Host lane.
 pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<Distinct>>) {
     let distinct = Rc::new(RefCell::new(Distinct::default()));
     let collector = Collector(Rc::clone(&distinct));

@@ -1,4 +1,4 @@
-//! Storage types, to f32 and back.
+//! Conversion between storage types and f32.
 
 use super::Src;
 use core::ops::Range;
@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 /// A storage type.
 pub(super) trait Element: Copy {
-    /// `src` in f32, in `line` if it has to be converted.
+    /// `src` as f32. Converted elements are written to `line`.
     #[inline(always)]
     fn as_f32<'a>(src: &'a [Self], line: &'a mut [f32]) -> &'a [f32] {
         let line = &mut line[..src.len()];
@@ -61,7 +61,7 @@ impl Element for bf16 {
     #[inline(always)]
     fn narrow(src: &[f32], dst: &mut [Self]) {
         for (dst, src) in dst.iter_mut().zip(src) {
-            // Without branches, so that it vectorises; the carry rounds up to infinity rightly.
+            // It has no branches, so that it vectorises; the carry rounds up to infinity correctly.
             let bits = src.to_bits();
             let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
             let bits = if src.is_nan() { bits >> 16 | 0x40 } else { rounded };
@@ -70,24 +70,25 @@ impl Element for bf16 {
     }
 }
 
-/// Exact, and without branches, so that it vectorises: calls into `half` would not be inlined.
+/// Widens exactly and without branches, so that it vectorises. Calls into `half` would not be
+/// inlined.
 #[inline(always)]
 fn f16_to_f32(value: f16) -> f32 {
     const EXPONENT: u32 = 0x7c00 << 13;
     let bits = u32::from(value.to_bits());
     let magnitude = (bits & 0x7fff) << 13;
     let exponent = magnitude & EXPONENT;
-    // The bias of the exponent grows by 112; that of infinities and NaN by 112 more.
+    // The exponent's bias grows by 112; the exponent of infinities and NaN by 112 more.
     let normal = magnitude + (112 << 23);
     let special = normal + (112 << 23);
-    // A subnormal gets an implicit 1 that it does not have, which is taken off again.
+    // A subnormal number gets an implicit 1, which is subtracted again.
     let subnormal = f32::from_bits(normal + (1 << 23)) - f32::from_bits(113 << 23);
     let small = if exponent == 0 { subnormal.to_bits() } else { normal };
     let magnitude = if exponent == EXPONENT { special } else { small };
     f32::from_bits(magnitude | (bits & 0x8000) << 16)
 }
 
-/// To nearest, ties to even, without branches.
+/// Rounds to nearest, ties to even, without branches.
 #[inline(always)]
 fn f16_from_f32(value: f32) -> f16 {
     let sign = value.to_bits() & 0x8000_0000;

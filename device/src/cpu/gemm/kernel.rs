@@ -4,33 +4,34 @@
 use super::VECS;
 use pulp::Simd;
 
-/// Steps of k between two counts.
+/// Steps of k in one round of the loop.
 const UNROLL: usize = 4;
 
-/// Where a microkernel's sums go.
+/// Destination of a microkernel's sums.
 pub(super) struct Out<'a, F> {
     /// Partial sums, in whole microkernels of two vectors.
     pub(super) tile: &'a mut [f32],
-    /// The tile has sums to add to.
+    /// Whether the tile already holds sums to add to.
     pub(super) add: bool,
     /// Two vectors to add to each row, after the last block.
     pub(super) bias: Option<&'a [f32]>,
-    /// What the old c is multiplied by.
+    /// Factor of the old c.
     pub(super) beta: f32,
-    /// After the last block: a row of c, of f32 and as long as the microkernel's vectors. Without, the tile is written.
+    /// After the last block: a row of c in f32, as long as the microkernel's vectors. Without it
+    /// the sums go to the tile.
     pub(super) c: Option<F>,
 }
 
-/// Where a microkernel's rows of a lie.
+/// Layout of a microkernel's rows of a.
 #[derive(Clone, Copy)]
 pub(super) enum Rows<'a> {
-    /// Each contiguous: element (i, p) at `i * stride + p`.
+    /// Each row is contiguous: element (i, p) is at `i * stride + p`.
     AlongK(&'a [f32], usize),
-    /// Side by side: element (i, p) at `p * stride + i`.
+    /// Rows are side by side: element (i, p) is at `p * stride + i`.
     AlongM(&'a [f32], usize),
 }
 
-/// How many of `rows` the next microkernel takes.
+/// Number of `rows` that the next microkernel takes.
 #[inline(always)]
 pub(super) fn height<S: Simd>(rows: usize) -> usize {
     match rows {
@@ -43,7 +44,7 @@ pub(super) fn height<S: Simd>(rows: usize) -> usize {
     }
 }
 
-/// Picks the microkernel for a [`height`] and the vectors (one, or else both) that are left.
+/// Picks the microkernel for a [`height`] and one or two vectors.
 #[inline(always)]
 pub(super) fn kernels<'c, S: Simd>(
     simd: S,
@@ -82,9 +83,10 @@ pub(super) fn kernels<'c, S: Simd>(
     }
 }
 
-/// The sum over p of a (ROWS, kc) b (kc, VECTORS), plus the old tile if `add`, plus bias: to the rows of c, plus beta
-/// times what is there, or to the tile. a lies as [`Rows`] says, row p of b at `p` times the given stride, which
-/// is that of packed panels unless a lies along m.
+/// Computes the sum over p of a (ROWS, kc) b (kc, VECTORS), plus the old tile if `add`, plus bias.
+/// It adds the result to beta times the rows of c, or writes it to the tile. [`Rows`] gives the
+/// layout of a. Row p of b is at `p` times the given stride, which is the stride of packed panels
+/// unless a lies along m.
 #[inline(always)]
 fn kernel<
     'c,
@@ -101,7 +103,7 @@ fn kernel<
     out: Out<'_, F>,
 ) {
     let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
-    // With two strides that are not constant there are too few registers for addresses.
+    // With two variable strides there are too few registers for addresses.
     let (to_row, to_step, b_stride) = match ALONG_M {
         true => (1, a_stride, given_stride),
         false => (a_stride, 1, VECS * S::F32_LANES),
@@ -118,7 +120,7 @@ fn kernel<
             // vectors, which are plain numbers, at any address.
             let vectors = unsafe { b.read_unaligned() };
             for (row, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: as there, and row < ROWS: the assertion of a's length covers the element.
+                // SAFETY: as above, and row < ROWS: the assertion of a's length covers the element.
                 let a = unsafe { *a.wrapping_add(row * to_row + $ahead * to_step) };
                 let a = simd.splat_f32s(a);
                 for (sum, b) in sums.iter_mut().zip(vectors) {
@@ -127,7 +129,7 @@ fn kernel<
             }
         };
     }
-    // By the same chains, with fewer instructions between them.
+    // The order of operations stays; unrolling only removes instructions between them.
     for _ in 0..kc / UNROLL {
         for ahead in 0..UNROLL {
             fuse!(ahead);
@@ -139,7 +141,7 @@ fn kernel<
         (a, b) = (a.wrapping_add(to_step), b.wrapping_add(b_stride));
     }
     let (tile, _) = S::as_mut_simd_f32s(out.tile);
-    // Of constant length, or the sums would live in memory all along.
+    // The length is constant; otherwise the sums would stay in memory.
     let tile = &mut tile[..ROWS * VECS];
     if out.add {
         for (tile, sums) in tile.chunks_exact(VECS).zip(&mut sums) {
@@ -155,7 +157,7 @@ fn kernel<
             }
         }
     }
-    // By value from here on, or the sums would live in memory all along.
+    // The sums are values from here on; otherwise they would stay in memory.
     let Some(c) = out.c else {
         for (tile, sums) in tile.chunks_exact_mut(VECS).zip(sums) {
             for (tile, sum) in tile.iter_mut().zip(sums) {

@@ -1,15 +1,15 @@
 //! Matrix product of the CPU backend: c = a b (+ bias) (+ beta c), with a and b in f32, f16 or
 //! bf16, sums in f32 and one rounding (to nearest, ties to even) to the type of c.
 //!
-//! Called by every layer that multiplies: forward, input gradient, weight gradient, attention.
-//! The structure is that of BLIS (Van Zee and van de Geijn, 2015): panels of a and b, where they
-//! have to be, are packed into caches and a block of c is kept in registers.
+//! Every matrix product of a model calls it: forward, input gradient, weight gradient, attention.
+//! The structure is that of BLIS (Van Zee and van de Geijn, 2015): panels of a and b are packed
+//! into caches where necessary, and a block of c stays in registers.
 //!
 //! Invariants:
 //! - Each element of c is the sum, in order, over blocks of [`KC`] of a chain of fused
-//!   multiply-adds that starts at 0, then + bias, then fma(beta, old c). This depends on k alone:
-//!   never on m, n, the element's place, the number of threads or the width of SIMD registers. So
-//!   a product cut into pieces along m or n has the same bits.
+//!   multiply-adds that starts at 0, then + bias, then fma(beta, old c). The result depends on k
+//!   alone, never on m, n, the element's position, the number of threads or the width of SIMD
+//!   registers. A product cut into pieces along m or n therefore has the same bits.
 //! - No call allocates: all memory is in [`Scratch`], made once per thread.
 //! - beta = 0 never reads c.
 //!
@@ -26,20 +26,21 @@ mod tests;
 use half::{bf16, f16};
 use pulp::Arch;
 
-/// Terms summed in one chain; part of what the result is, so equal on every machine.
+/// Terms summed in one chain. The result depends on it, so it is equal on every machine.
 const KC: usize = 384;
-/// Rows of a packed at a time: with KC, a quarter of a small second-level cache.
+/// Rows of a packed at a time. With KC they fill a quarter of a small second-level cache.
 const MC: usize = 192;
-/// Rows of c whose partial sums are kept when k > KC.
+/// Rows of c whose partial sums are stored when k > KC.
 const MT: usize = 768;
-/// Columns of b packed at a time, and of c whose partial sums are kept.
+/// Columns of b packed at a time, and columns of c whose partial sums are stored.
 const NT: usize = 768;
-/// Rows of a in a packed panel. Microkernels of 12, 8, 4, 2 and 1 rows, or 6, 4, 2 and 1, taken in this order, never reach
-/// across two of them.
+/// Rows of a in a packed panel. Microkernels of 12, 8, 4, 2 and 1 rows, or 6, 4, 2 and 1, taken in
+/// this order, never cross the boundary of two panels.
 const A_ROWS: usize = 12;
-/// Distance between packed rows of a when they lie along k; not a power of two, to spread sets.
+/// Distance between packed rows of a that lie along k. It is no power of two, so that rows fall on
+/// different cache sets.
 const A_STRIDE: usize = KC + 16;
-/// Steps of k left free after each packed panel of a and b, so that panels fall on different sets.
+/// Free steps of k after each packed panel of a and b, so that panels fall on different cache sets.
 const A_PAD: usize = 4;
 const B_PAD: usize = 1;
 /// Vectors of b, and of c, per microkernel.
@@ -48,19 +49,20 @@ const VECS: usize = 2;
 const NR_MAX: usize = VECS * MAX_LANES;
 /// Elements of the widest vector.
 const MAX_LANES: usize = 16;
-/// Elements after which an address falls on the same set of a first-level cache, which has 8 ways at least.
+/// Distance in elements between addresses on the same set of a first-level cache with at least 8
+/// ways.
 const SAME_SET: usize = 1024;
-/// Rows that are worth packing all of b for.
+/// Fewest rows for which packing all of b pays.
 const PANEL_ROWS: usize = 128;
-/// Panels that a thread's part is cut into where b is packed once for all of them: threads are not equally fast.
+/// Panels per thread where b is packed once for all of them, since threads differ in speed.
 const RUNS: usize = 4;
 /// Fewest rows of such a panel.
 const RUN_ROWS: usize = 96;
-/// What packing an element of a takes, in multiply-adds.
+/// Cost of packing an element of a, in multiply-adds.
 const PACK_A: usize = 32;
-/// What packing an element of b takes, in multiply-adds.
+/// Cost of packing an element of b, in multiply-adds.
 const PACK_B: usize = 16;
-/// Products below this number of operations, some ten microseconds of a core, are computed by one thread.
+/// Operations below which one thread computes a product: some ten microseconds of a core.
 const SHARED_FLOP: usize = 1_000_000;
 
 const _: () = assert!(MC.is_multiple_of(A_ROWS) && MT.is_multiple_of(MC));
@@ -107,18 +109,18 @@ pub(crate) struct Gemm<'a> {
     pub(crate) a: Matrix<'a>,
     pub(crate) b: Matrix<'a>,
     pub(crate) c: MatrixMut<'a>,
-    /// What the old c is multiplied by; at 0 it is not read.
+    /// Factor of the old c. At 0 the old c is not read.
     pub(crate) beta: f32,
     pub(crate) bias: Option<Src<'a>>,
 }
 
-/// Packing buffers and partial sums of one thread, reused by every call.
+/// Packing buffers and partial sums of one thread. Every call reuses them.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     arch: Arch,
     packed: Packed,
     memory: Vec<f32>,
-    /// Where the first cache line begins.
+    /// Index of the first element at the start of a cache line.
     start: usize,
 }
 
@@ -133,7 +135,7 @@ impl Src<'_> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows of contiguous elements.
+    /// A matrix with contiguous rows.
     pub(crate) fn by_rows(data: Src<'a>, row_stride: usize) -> Self {
         Self { data, row_stride, col_stride: 1 }
     }
@@ -143,19 +145,19 @@ impl<'a> Matrix<'a> {
         Self { data, row_stride: 1, col_stride: row_stride }
     }
 
-    /// As a left operand: f32 need no packing, unless they lie so far apart that the first-level cache
-    /// holds only a few of them.
+    /// Whether the matrix, as a left operand, needs no packing: f32 elements need none, unless they
+    /// lie so far apart that the first-level cache holds only a few of them.
     fn is_read_in_place(&self) -> bool {
         let apart = match (self.row_stride, self.col_stride) {
             (stride, 1) => !stride.is_multiple_of(SAME_SET),
-            // Hundreds of steps of k, each some lines behind the last.
+            // Hundreds of steps of k follow, each some cache lines after the one before.
             (1, stride) => stride < SAME_SET && !stride.is_multiple_of(SAME_SET / 4),
             _ => false,
         };
         apart && matches!(self.data, Src::F32(_))
     }
 
-    /// As a left operand: its rows lie side by side.
+    /// Whether the rows of the matrix, as a left operand, lie side by side.
     fn is_along_m(&self) -> bool {
         self.row_stride == 1 && self.col_stride != 1
     }
@@ -166,7 +168,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// One past the last index of a (rows, cols) matrix, unless it overflows.
+/// One past the last index of a (rows, cols) matrix; `None` if it overflows.
 fn reach(rows: usize, row_stride: usize, cols: usize, col_stride: usize) -> Option<usize> {
     if rows == 0 || cols == 0 {
         return Some(0);
@@ -182,14 +184,14 @@ const LINES_LEN: usize = MAX_LANES * A_STRIDE;
 const LINE: usize = 16;
 
 impl Scratch {
-    /// Allocates; every later use of it does not.
+    /// Allocates the buffers. Later uses allocate nothing.
     pub(crate) fn new() -> Self {
         let memory = vec![0.0f32; Self::bytes() / size_of::<f32>()];
         let start = memory.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
         Self { arch: Arch::new(), packed: Packed::default(), memory, start }
     }
 
-    /// Size of the one allocation.
+    /// Size of the one allocation in bytes.
     pub(crate) const fn bytes() -> usize {
         (A_LEN + B_LEN + C_LEN + LINES_LEN + NT + LINE) * size_of::<f32>()
     }
@@ -205,11 +207,11 @@ impl Scratch {
 }
 
 struct Parts<'a> {
-    /// (MC, KC): rows along k, or panels of A_ROWS interleaved.
+    /// (MC, KC): rows along k, or interleaved panels of A_ROWS.
     a: &'a mut [f32],
-    /// (KC, NT) in panels of a microkernel's columns.
+    /// (KC, NT): panels with the columns of a microkernel.
     b: &'a mut [f32],
-    /// (MT, NT) in microkernel tiles.
+    /// (MT, NT): tiles of microkernels.
     c: &'a mut [f32],
     /// Widened runs of a 16-bit operand.
     lines: &'a mut [f32],
@@ -217,17 +219,17 @@ struct Parts<'a> {
     packed: &'a mut Packed,
 }
 
-/// What `b` holds: panels of one product that a thread computes one after the other share it.
+/// Contents of `b`. Panels of one product that a thread computes one after the other share them.
 #[derive(Clone, Copy, Default, Debug)]
 struct Packed {
-    /// The product; 0 is none.
+    /// Number of the product; 0 is no product.
     product: u64,
     first_col: usize,
-    /// So many blocks of it.
+    /// Number of its packed blocks.
     blocks: usize,
 }
 
-/// Whether all of b (k, cols) has room, in panels of at most [`NR_MAX`] columns.
+/// Whether all of b (k, cols) fits, in panels of at most [`NR_MAX`] columns.
 const fn has_room(k: usize, cols: usize) -> bool {
     k.div_ceil(KC) * (KC + B_PAD) * cols.next_multiple_of(NR_MAX) <= B_LEN
 }

@@ -1,28 +1,28 @@
-//! Blocks of a and b in the order in which the microkernels read them.
+//! Packs blocks of a and b in the order in which the microkernels read them.
 
 use super::element::Element;
 use super::{A_PAD, A_ROWS, A_STRIDE, B_PAD, KC, MAX_LANES, Matrix, Parts, Src, VECS};
 use core::ops::Range;
 use pulp::Simd;
 
-/// `range` in pieces of `len`, the last one shorter.
+/// `range` in pieces of `len`; the last piece may be shorter.
 #[inline(always)]
 pub(super) fn chunks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(len).map(move |start| start..(start + len).min(end))
 }
 
-/// How a block of a lies in memory.
+/// Layout of a block of a.
 pub(super) enum Order {
-    /// Not packed: f32 that are read where they are.
+    /// Not packed: f32 elements are read in place.
     InPlace,
-    /// Element (i, p) at `i * A_STRIDE + p`.
+    /// Element (i, p) is at `i * A_STRIDE + p`.
     AlongK,
-    /// Element (i, p) at `i / A_ROWS * A_ROWS * (kc + A_PAD) + p * A_ROWS + i % A_ROWS`.
+    /// Element (i, p) is at `i / A_ROWS * A_ROWS * (kc + A_PAD) + p * A_ROWS + i % A_ROWS`.
     AlongM,
 }
 
-/// Elements of a [`Matrix`] of known type.
+/// A [`Matrix`] with elements of known type.
 #[derive(Clone, Copy)]
 struct Typed<'a, T> {
     data: &'a [T],
@@ -36,7 +36,7 @@ impl<'a, T: Element> Typed<'a, T> {
         Self { data, row_stride: matrix.row_stride, col_stride: matrix.col_stride }
     }
 
-    /// `len` elements of row i from column j on, if rows are contiguous.
+    /// `len` elements of row i from column j on, if the rows are contiguous.
     #[inline(always)]
     fn run(&self, i: usize, j: usize, len: usize) -> &'a [T] {
         &self.data[i * self.row_stride + j..][..len]
@@ -74,7 +74,7 @@ pub(super) fn pack_a(
     }
 }
 
-/// Widens a block of a, in whichever order is a copy.
+/// Widens a block of a, in the order that needs no transposition.
 #[inline(always)]
 fn pack_a_typed<T: Element>(
     (data, a): (&[T], &Matrix<'_>),
@@ -222,7 +222,7 @@ fn pack_transposed<S: Simd, T: Element>(
     }
 }
 
-/// Transposes the square of the first vectors: halves of blocks of 2, 4, 8 and 16 change places.
+/// Transposes the square of the first vectors: halves of blocks of 2, 4, 8 and 16 swap places.
 #[inline(always)]
 fn transpose<S: Simd>(simd: S, block: &mut [S::f32s; MAX_LANES]) {
     swap_halves::<S, 1>(simd, block);

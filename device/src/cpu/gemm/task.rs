@@ -1,4 +1,4 @@
-//! Who computes which panel of c, and block by block how.
+//! Divides c into panels among threads, and computes a panel block by block.
 #![expect(unsafe_code, reason = "disjoint panels of one c")]
 
 use super::element::Element;
@@ -24,12 +24,12 @@ impl<'a> Gemm<'a> {
         unsafe { self.check().run(rows, cols, scratch) };
     }
 
-    /// Whether it is worth waking other threads for.
+    /// Whether waking other threads for it pays.
     pub(crate) fn is_worth_sharing(&self) -> bool {
         2usize.saturating_mul(self.m).saturating_mul(self.n).saturating_mul(self.k) >= SHARED_FLOP
     }
 
-    /// The product for `threads` to compute together.
+    /// The product as panels that `threads` compute together.
     pub(crate) fn panels(self, threads: usize) -> Panels<'a> {
         let size @ (m, n) = (self.m, self.n);
         let task = self.check();
@@ -43,7 +43,7 @@ impl<'a> Gemm<'a> {
         Panels { task, size, grid: (m.div_ceil(rows), n.div_ceil(cols)), panel: (rows, cols) }
     }
 
-    /// Checks every index, once, and makes c shareable between threads.
+    /// Checks every index once, and shares c between threads.
     pub(super) fn check(self) -> Task<'a> {
         let Self { m, n, k, a, b, c, beta, bias } = self;
         a.assert_holds(m, k);
@@ -61,7 +61,7 @@ impl<'a> Gemm<'a> {
     }
 }
 
-/// A product that is cut into panels of c.
+/// A product cut into panels of c.
 pub(crate) struct Panels<'a> {
     task: Task<'a>,
     size: (usize, usize),
@@ -70,13 +70,13 @@ pub(crate) struct Panels<'a> {
 }
 
 impl<'a> Panels<'a> {
-    /// For threads to divide.
+    /// All panels, for threads to divide.
     pub(crate) fn all(&mut self) -> SomePanels<'_, 'a> {
         SomePanels { of: self, numbers: 0..self.grid.0 * self.grid.1 }
     }
 }
 
-/// Panels that nobody else has: made by [`Panels::all`], whose borrow is exclusive, and cut.
+/// Panels of a single owner: [`Panels::all`] borrows exclusively, and cutting splits the panels.
 pub(crate) struct SomePanels<'p, 'a> {
     of: &'p Panels<'a>,
     numbers: Range<usize>,
@@ -93,20 +93,22 @@ impl Pieces for SomePanels<'_, '_> {
 }
 
 impl SomePanels<'_, '_> {
-    /// Computes them.
+    /// Computes these panels.
     pub(crate) fn compute(self, scratch: &mut Scratch) {
         let Panels { task, size: (m, n), grid: (down, _), panel: (rows, cols) } = self.of;
         for panel in self.numbers {
             let (i, j) = (panel % down * rows, panel / down * cols);
             let (rows, cols) = (i.min(*m)..(i + rows).min(*m), j.min(*n)..(j + cols).min(*n));
-            // SAFETY: each panel is in one piece, which is used up here, and is its own cell of a grid over c.
+            // SAFETY: each panel is in one piece, which this call consumes, and is its own cell of
+            // a grid over c.
             unsafe { task.run(rows, cols, scratch) };
         }
     }
 }
 
-/// How many parts down and across c, of one for each thread: those that take the shortest. Where a is not packed
-/// and has enough rows, parts are whole rows of c if these are as small, since other kernels divide rows too.
+/// Parts down and across c, one for each thread: the split with the shortest time. Where a is not
+/// packed and has enough rows, parts are whole rows of c if these take no longer, since other
+/// kernels divide rows too.
 pub(super) fn grid(packs_a: bool, (m, n): (usize, usize), threads: usize) -> (usize, usize) {
     let cost = |down: &usize| {
         let across = threads / down;
@@ -142,9 +144,9 @@ enum AnyCells {
     Bf16(Cells<bf16>),
 }
 
-/// A checked product, of which threads compute disjoint panels.
+/// A checked product whose disjoint panels several threads compute.
 pub(super) struct Task<'a> {
-    /// A number of its own, if threads compute several panels of it.
+    /// A unique number if threads compute several panels of it, else 0.
     product: u64,
     k: usize,
     a: Matrix<'a>,
@@ -173,7 +175,7 @@ impl Task<'_> {
     }
 }
 
-/// A panel of c and what it is computed with; made by [`Task::run`] alone.
+/// A panel of c with its operands. Only [`Task::run`] makes one.
 pub(super) struct Panel<'a, 's> {
     pub(super) task: &'a Task<'a>,
     pub(super) rows: Range<usize>,
@@ -188,7 +190,7 @@ impl WithSimd for Panel<'_, '_> {
     fn with_simd<S: Simd>(mut self, simd: S) {
         let k = self.task.k;
         let blocks = k.div_ceil(KC).max(1);
-        // Without partial sums there is no need to cut the rows.
+        // Without partial sums the rows need no cuts.
         let tile_rows = if blocks == 1 { self.rows.len() } else { MT };
         for cols in chunks(self.cols.clone(), NT) {
             if let Some(bias) = self.task.bias {
@@ -229,9 +231,9 @@ impl WithSimd for Panel<'_, '_> {
 /// A block of b.
 #[derive(Clone, Copy)]
 enum Right<'a> {
-    /// Where it begins.
+    /// Index of its first element.
     Packed(usize),
-    /// Rows of f32 that are read where they are, and their distance.
+    /// Rows of f32 that are read in place, and their distance.
     InPlace(&'a [f32], usize),
 }
 
@@ -240,14 +242,15 @@ struct Step<'a> {
     order: Order,
     ks: Range<usize>,
     b: Right<'a>,
-    /// Of the block of a, in the tile of partial sums.
+    /// First row of the block of a, in the tile of partial sums.
     first_row: usize,
     last: bool,
 }
 
 impl<'a> Panel<'a, '_> {
-    /// b and the distance of its rows, if these are whole vectors of f32 on sets of their own, and so few rows of c read
-    /// them that packing would not pay. A product that is shared has more panels, which use what is packed.
+    /// b and the distance of its rows, if b may be read in place: its rows are whole vectors of f32
+    /// on different cache sets, and too few rows of c read them for packing to pay. A shared
+    /// product has more panels, which all use the packed b.
     fn b_in_place(&self, cols: usize, lanes: usize) -> Option<(&'a [f32], usize)> {
         let Task { product, k, a, b, .. } = self.task;
         let few = *product == 0 && self.rows.len() < PANEL_ROWS && *k > 0;
@@ -313,7 +316,7 @@ impl<'a> Panel<'a, '_> {
             kernels(simd, size, kc, a, b, out);
             if last && c.is_none() {
                 let tile = tile.chunks_exact_mut(nr);
-                // Whole rows apart: a constant length makes for straight code.
+                // Full width is a separate case: a constant length compiles to straight code.
                 if width == nr {
                     finish(self.task, at, tile.map(|sums| &mut sums[..nr]));
                 } else {
@@ -328,7 +331,7 @@ impl<'a> Panel<'a, '_> {
     }
 }
 
-/// Writes finished rows to c from element `at` on; they must lie in the caller's panel.
+/// Writes finished rows to c from element `at` on. The rows lie in the caller's panel.
 #[inline(always)]
 fn finish<'t>(task: &Task<'_>, at: usize, rows: impl Iterator<Item = &'t mut [f32]>) {
     for (row, sums) in rows.enumerate() {
@@ -342,7 +345,7 @@ fn finish<'t>(task: &Task<'_>, at: usize, rows: impl Iterator<Item = &'t mut [f3
 }
 
 impl<T> Cells<T> {
-    /// Elements `at..at + len`, which must lie in one row of the caller's panel.
+    /// Elements `at..at + len`, which lie in one row of the caller's panel.
     #[inline(always)]
     fn row<'c>(self, at: usize, len: usize) -> &'c mut [T] {
         assert!(at <= self.len && len <= self.len - at);

@@ -77,10 +77,10 @@ impl Data {
     }
 }
 
-/// Elements, and what lies between rows and between columns.
+/// Elements, the stride of rows and the stride of columns.
 type Operand = (Data, usize, usize);
 
-/// A random product, owned.
+/// A random product with its own data.
 #[derive(Debug)]
 struct Case {
     size: [usize; 3],
@@ -174,14 +174,14 @@ impl Case {
                 sum += old + bias;
                 size += old.abs() + bias.abs();
                 let got = c.get(i * self.c.1 + j);
-                // One rounding to the type of c, and a few in f32.
+                // The result is rounded once to the type of c, and a few times in f32.
                 let allowed = sum.abs() * c.half_ulp() + size * 2f64.powi(-20) + 1e-7;
                 assert!((got - sum).abs() <= allowed, "({i}, {j}): {got}, not {sum}; {self:?}");
             }
         }
     }
 
-    /// Elements between the rows of c are not the product's to write.
+    /// Asserts that the product leaves elements between the rows of c unchanged.
     fn assert_gaps_kept(&self, c: &Data) {
         for i in 0..self.size[0].saturating_sub(1) {
             for at in i * self.c.1 + self.size[1]..(i + 1) * self.c.1 {
@@ -286,7 +286,7 @@ fn threads_change_no_bit() {
         let scratches: Vec<_> = (0..threads).map(|_| Mutex::new(Scratch::new())).collect();
         let few_panels =
             [[210, 333, 400], [600, 1000, 90], [1, 90_000, 300], [90_000, 1, 300], [30, 31, 32]];
-        // Which share b: one block of it, two, another product's, and other columns.
+        // The panels share b: one block of it, two, another product's, and other columns.
         let runs = [[900, 300, 100], [1100, 70, 500], [1100, 70, 500], [60, 900, 100]];
         for [m, n, k] in few_panels.into_iter().chain(runs) {
             let case = Case::new(&mut r, m, n, k);
@@ -297,7 +297,7 @@ fn threads_change_no_bit() {
             });
             let want = case.run(&mut scratch);
             assert_eq!(c, want, "{threads} threads, {m} {n} {k}");
-            // All panels on one thread, which goes from one part of b to the next.
+            // One thread computes all panels and goes from one part of b to the next.
             let mut c = case.c.0.clone();
             case.whole(&mut c).panels(threads).all().compute(&mut scratch);
             assert_eq!(c, want, "panels of {threads} threads, {m} {n} {k}");
@@ -393,7 +393,7 @@ fn sixteen_bit_conversions_are_those_of_half() {
         assert!(
             wide[0].to_bits() == brain.to_f32().to_bits() || brain.is_nan() && wide[0].is_nan()
         );
-        // Around every tie of either type, and at random.
+        // Tests around every tie of both types, and at random.
         let lows = [0, 1, 0xfff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xffff];
         for low in lows.into_iter().chain([Random(bits.into()).bits() as u32 & 0xffff]) {
             for high in [u32::from(bits) << 16, (u32::from(bits) << 16) ^ 0x3000] {

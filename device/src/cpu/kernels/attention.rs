@@ -1,7 +1,8 @@
-//! Causal attention, one (sample, head) at a time in blocks of [`LANES`] queries: two products with a softmax between
-//! them. Only the keys up to the block's end are touched. Scores lie by keys, (keys, queries): what is done for a query is
-//! done in its lane of the vectors, for all of a block at once, and no operand of a product but q' and d_out' has to be
-//! transposed. The backward pass takes all heads of queries that share keys and values in turn, and adds up theirs.
+//! Causal attention, one (sample, head) at a time in blocks of [`LANES`] queries: two products with
+//! a softmax between them. A block touches only the keys up to its end. Scores are stored as (keys,
+//! queries): each query has its lane of the vectors, so one instruction serves a whole block, and
+//! among the operands of products only q' and d_out' are transposed. The backward pass takes the
+//! heads of queries that share keys and values in turn, and adds up their gradients.
 
 use super::dense::{src, tail};
 use super::math::{Mask, dot, exp, read, vectorised};
@@ -57,7 +58,7 @@ struct Shape {
     first_sample: u64,
     /// Pairs of sample and head.
     units: usize,
-    /// Scores, for the decision to wake other threads.
+    /// Number of scores, for the decision to wake other threads.
     work: usize,
 }
 
@@ -79,12 +80,12 @@ impl Shape {
         })
     }
 
-    /// H D: elements of a row of `out`.
+    /// H D, the elements of a row of `out`.
     const fn width(&self) -> usize {
         self.heads.count * self.head_dim
     }
 
-    /// (H + 2 K) D: elements of a row of `qkv`.
+    /// (H + 2 K) D, the elements of a row of `qkv`.
     const fn qkv_width(&self) -> usize {
         (self.heads.count + 2 * self.heads.kv_count) * self.head_dim
     }
@@ -99,14 +100,14 @@ struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Where element (token, 0) of the head lies in `out`.
+    /// Index of element (token, 0) of the head in `out`.
     const fn at(&self, token: usize) -> usize {
         let Shape { heads, head_dim, .. } = self.shape;
         let (sample, head) = (self.unit / heads.count, self.unit % heads.count);
         (sample * heads.seq_len + token) * self.shape.width() + head * head_dim
     }
 
-    /// Where element (token, 0) of q (0), k (1) or v (2) lies in `qkv`.
+    /// Index of element (token, 0) of q (0), k (1) or v (2) in `qkv`.
     const fn at_qkv(&self, token: usize, part: usize) -> usize {
         let heads = self.shape.heads;
         let (sample, head) = (self.unit / heads.count, self.unit % heads.count);
@@ -123,12 +124,12 @@ impl<'a> Head<'a> {
         Matrix::by_rows(tail(self.qkv, self.at_qkv(token, part)), self.shape.qkv_width())
     }
 
-    /// Of a block's q, the transpose.
+    /// The transpose of a block's q.
     fn columns(&self, token: usize) -> Matrix<'a> {
         Matrix::transposed(tail(self.qkv, self.at_qkv(token, 0)), self.shape.qkv_width())
     }
 
-    /// Index in the dropout mask of the weight of key 0 for a query.
+    /// Index in the dropout mask of a query's weight for key 0.
     const fn mask_index(&self, query: usize) -> u64 {
         let heads = self.shape.heads;
         let sample = self.shape.first_sample + (self.unit / heads.count) as u64;
@@ -146,17 +147,17 @@ impl<'a> Head<'a> {
     }
 }
 
-/// A run of queries, and the keys that any of them sees.
+/// A run of queries, and the keys that at least one of them sees.
 #[derive(Clone, Copy)]
 struct Block {
     first: usize,
-    /// Queries. Lanes behind them hold anything.
+    /// Number of queries. Later lanes hold arbitrary values.
     rows: usize,
     keys: usize,
 }
 
 impl Block {
-    /// Numbers of its queries.
+    /// Values of `of` for its queries.
     fn lanes<T: Copy + Default>(&self, of: impl Fn(usize) -> T) -> [T; LANES] {
         let mut lanes = [T::default(); LANES];
         let queries = lanes.iter_mut().zip(self.first..self.first + self.rows);
@@ -165,7 +166,8 @@ impl Block {
     }
 }
 
-/// c (m, n) = a (m, k) b (k, n) + beta c, on this thread; c is dense but for `row_stride`.
+/// c (m, n) = a (m, k) b (k, n) + beta c, on this thread. Only c's `row_stride` may leave gaps
+/// between its rows.
 fn product(
     (m, n, k): (usize, usize, usize),
     (a, b): (Matrix<'_>, Matrix<'_>),
@@ -204,7 +206,7 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
     results.1[head.unit * seq_len..][..seq_len].copy_from_slice(lse);
 }
 
-/// Scores of the keys that a query does not see become `x`: those behind its own.
+/// Sets the scores of keys behind a query's own position to `x`.
 #[inline(always)]
 fn mask_future(scores: &mut [[f32; LANES]], block: Block, x: f32) {
     for (i, row) in scores[block.first..].iter_mut().enumerate() {
@@ -212,8 +214,8 @@ fn mask_future(scores: &mut [[f32; LANES]], block: Block, x: f32) {
     }
 }
 
-/// Scores (keys, queries) become weights times their query's sum, dropped out; also the logarithms of the sums
-/// of e^score. Gives 1 / the sums.
+/// Turns scores (keys, queries) into weights times their query's sum, with dropout, and writes the
+/// logarithms of the sums of e^score to `lse`. Returns 1 / the sums.
 fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) -> [f32; LANES] {
     let Shape { scale, mask, .. } = head.shape;
     let scores = &mut scores.as_chunks_mut::<LANES>().0[..block.keys];
@@ -227,7 +229,8 @@ fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) ->
                     *top = if *x > *top { *x } else { *top };
                 }
             }
-            // Sums of sums: some 32 + keys / 32 roundings in a row, not as many as there are keys.
+            // Partial sums are summed: some 32 + keys / 32 roundings in a row instead of one per
+            // key.
             for rows in scores.chunks_mut(LANES) {
                 let mut sum = [0.0; LANES];
                 for row in rows {
@@ -252,7 +255,7 @@ fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) ->
     total.map(|total| 1.0 / total)
 }
 
-/// What the forward pass left, and the gradient that comes in.
+/// Results of the forward pass, and the incoming gradient.
 #[derive(Clone, Copy)]
 struct Saved<'a> {
     out: View<'a>,
@@ -260,8 +263,9 @@ struct Saved<'a> {
     d_out: View<'a>,
 }
 
-/// With weights P and their mask M: d_v = (P M)' d_out, d_scores = P (M (d_out v') - delta),
-/// d_q = d_scores k / sqrt(D), d_k = d_scores' q / sqrt(D). For the heads that share the keys and values of `first`, from it on.
+/// With weights P and their mask M: d_v = (P M)' d_out, d_scores = P (M (d_out v') - delta), d_q =
+/// d_scores k / sqrt(D), d_k = d_scores' q / sqrt(D). Computes the heads that share the keys and
+/// values of `first`, starting with `first`.
 fn backward(
     first: Head<'_>,
     (saved, d_out): (Saved<'_>, Src<'_>),
@@ -328,7 +332,7 @@ fn row_dots(head: Head<'_>, saved: Saved<'_>, delta: &mut [f32]) {
     );
 }
 
-/// Scores become weights (masked), and gradients of masked weights become gradients of q k'.
+/// Turns scores into masked weights, and gradients of masked weights into gradients of q k'.
 fn scores_backward(
     head: Head<'_>,
     block: Block,
@@ -376,7 +380,7 @@ mod tests {
         grouped(samples, seq_len, (count, count), head_dim)
     }
 
-    /// `count` heads of queries share `kv_count` of keys and values.
+    /// `count` heads of queries share `kv_count` heads of keys and values.
     fn grouped(
         samples: usize,
         seq_len: usize,
@@ -386,7 +390,7 @@ mod tests {
         (samples, head_dim, Heads { count, kv_count, first: 1, total: count + 2, seq_len })
     }
 
-    /// Plain formula: out and lse.
+    /// out and lse by the plain formula.
     fn attention_f64(
         qkv: &[f64],
         (samples, d, heads): Size,
@@ -421,7 +425,7 @@ mod tests {
         (noise(1, all * n).iter().map(|x| 2.0 * x).collect(), noise(2, heads.count * n))
     }
 
-    /// Out, lse and d_qkv by the ops.
+    /// out, lse and d_qkv by the ops.
     fn run_ops(
         threads: usize,
         dtype: Dtype,
@@ -482,7 +486,7 @@ mod tests {
                     let (qkv, d_out) = inputs(size);
                     let [_, _, got] = run_ops(1, dtype, size, dropout, &qkv, &d_out);
                     let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, dropout).0, &d_out);
-                    // delta is of the stored output, whose rounding enters d_q and d_k.
+                    // delta comes from the stored output, whose rounding enters d_q and d_k.
                     assert_close(&got, &differences(&qkv, loss), 1e-5 + 3.0 * ulp, 2.0 * ulp);
                 }
             }

@@ -1,4 +1,4 @@
-//! The matrix product, on the workers.
+//! The matrix product on the kernel threads.
 
 use super::{Memory, not_a_kernel, values, values_mut};
 use crate::cpu::gemm::{Dst, Gemm, Matrix, MatrixMut, Src};

@@ -1,4 +1,4 @@
-//! Activations, bias, dropout, additions and conversions; and sums of columns.
+//! Activations, bias, dropout, additions, conversions, and sums of columns.
 
 use super::math::{AHEAD, Mask, gelu, gelu_slope, masked, read, sigmoid, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
@@ -8,7 +8,7 @@ use crate::view::{BLOCK, cast};
 use crate::{Dropout, Dtype, View, ViewMut};
 use std::ops::Range;
 
-/// Columns that sums over rows take at a time: as many as registers hold sums of.
+/// Columns that a sum over rows takes at a time: registers hold one sum for each.
 const COLUMNS: usize = 64;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
@@ -60,7 +60,7 @@ const fn is_exact(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F64 | Dtype::I32 | Dtype::U16)
 }
 
-/// Runs `f(place, block of y)` on the blocks of y; `place` is the index of the block's first element.
+/// Runs `f(index, block of y)` on the blocks of y. `index` is that of the block's first element.
 fn blocks(workers: &Workers, y: ViewMut<'_>, f: impl Fn(usize, &mut ViewMut<'_>) + Sync) {
     let len = y.len();
     workers.split(len.div_ceil(BLOCK), len, Rows { view: y, each: BLOCK }, &|units, mut y, _| {
@@ -84,7 +84,7 @@ fn update(workers: &Workers, x: View<'_>, y: ViewMut<'_>, f: impl Fn(f32, f32) -
     each(workers, x, (y, true), f);
 }
 
-/// y = f(y, x); without `old`, f does not ask what y was.
+/// y = f(y, x). Without `old`, f ignores the old y.
 fn each(
     workers: &Workers,
     x: View<'_>,
@@ -115,7 +115,7 @@ fn each(
     });
 }
 
-/// y = x (y itself if `None`) times the mask, whose index of the first element is `index`.
+/// y = x (y itself if `None`) times the mask from index `index` on.
 fn drop_elements(
     workers: &Workers,
     x: Option<View<'_>>,
@@ -194,7 +194,7 @@ fn bias_dropout_add(
     });
 }
 
-/// y = residual + (x + bias) factors, or without `factors`.
+/// y = residual + (x + bias) factors; without `factors`, y = residual + x + bias.
 #[inline(always)]
 fn add(y: &mut [f32], ((x, bias), residual): ((&[f32], &[f32]), &[f32]), factors: Option<&[f32]>) {
     let terms = y.iter_mut().zip(x).zip(bias).zip(residual);
@@ -206,7 +206,7 @@ fn add(y: &mut [f32], ((x, bias), residual): ((&[f32], &[f32]), &[f32]), factors
     }
 }
 
-/// y (rows, width) = silu(gate) up, where a row of x is the gate's `width` elements, then those of up.
+/// y (rows, width) = silu(gate) up. A row of x holds the gate's `width` elements, then those of up.
 fn swiglu(workers: &Workers, x: View<'_>, y: ViewMut<'_>, (rows, width): (usize, usize)) {
     workers.split(rows, x.len(), Rows { view: y, each: width }, &|rows, mut y, _| {
         vectorised(
@@ -236,7 +236,8 @@ fn swiglu(workers: &Workers, x: View<'_>, y: ViewMut<'_>, (rows, width): (usize,
     });
 }
 
-/// x, as in [`swiglu`], becomes its gradient: (d up s (1 + g (1 - s)), d g s), where g is the gate and s its sigmoid.
+/// Replaces x of [`swiglu`] by its gradient: (d up s (1 + g (1 - s)), d g s), where g is the gate
+/// and s its sigmoid.
 fn swiglu_backward(workers: &Workers, x: ViewMut<'_>, d: View<'_>, (rows, width): (usize, usize)) {
     workers.split(rows, 2 * d.len(), Rows { view: x, each: 2 * width }, &|rows, mut x, _| {
         vectorised(

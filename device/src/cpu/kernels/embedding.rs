@@ -1,4 +1,4 @@
-//! Rows of tables, by token and by position: all four ops are sums of rows.
+//! Rows of tables, by token and by position. All four ops are sums of rows.
 
 use super::math::{read, vectorised};
 use super::{Memory, not_a_kernel, slice, values, values_mut};
@@ -69,13 +69,14 @@ fn out(m: &impl Memory, t: crate::Tensor, cols: usize) -> Result<Rows<'_>, Strin
     Ok(Rows { view: values_mut(m, t)?, each: cols })
 }
 
-/// Tokens whose row is in this rank's table of `rows` rows.
+/// Tokens whose rows are in this rank's table of `rows` rows.
 fn owned(shard: VocabShard, rows: usize) -> Range<i64> {
     let first = shard.first as i64;
     first..first + shard.valid.min(rows) as i64
 }
 
-/// y[range] = (add ? y[range] : 0) + the sum, in order, of those rows of x, which are as long as the range.
+/// y[range] = (add ? y[range] : 0) + the sum, in order, of the given rows of x. These are as long
+/// as the range.
 fn sum_rows(
     x: View<'_>,
     rows: &(impl Iterator<Item = usize> + Clone),
@@ -127,7 +128,7 @@ impl<'a> Sorted<'a> {
         i64::from(self.tokens[position as usize])
     }
 
-    /// Each token of the range that occurs, with its positions.
+    /// Calls `f` with each token of the range that occurs, and with its positions.
     fn for_each_token(&self, tokens: Range<i64>, mut f: impl FnMut(i64, &[i32])) {
         let below = |limit: i64| self.order.partition_point(|&p| self.token(p) < limit);
         let order = &self.order[below(tokens.start)..below(tokens.end.max(tokens.start))];

@@ -1,4 +1,5 @@
-//! Cross entropy over logits (rows, V/tp) of which a rank holds some columns; the padded ones take no part.
+//! Cross entropy over logits (rows, V/tp). A rank holds some of the columns; padded columns take no
+//! part.
 
 use super::math::{exp, max, read, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
@@ -44,7 +45,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let (rows, cols) = logits.shape();
             let targets = slice::<i32>(m, targets)?;
             let (max, sums) = (slice::<f32>(m, max)?, slice::<f32>(m, sums)?);
-            let scale = slice::<f64>(m, scale)?[0]; // one element, by the op's check
+            let scale = slice::<f64>(m, scale)?[0]; // the op's check allows one element only
             let scale = (scale * f64::from(factor)) as f32;
             let work = logits.len();
             let logits = Rows { view: values_mut(m, logits)?, each: cols };
@@ -96,13 +97,13 @@ fn sum_exps(x: View<'_>, cols: usize, valid: usize, maxima: &[f32], sums: &mut [
     );
 }
 
-/// The column of a target in this shard.
+/// The column of a target in this shard; `None` if another rank has it.
 fn column(target: i32, shard: VocabShard, cols: usize) -> Option<usize> {
     let column = usize::try_from(target).ok()?.checked_sub(shard.first)?;
     (column < shard.valid.min(cols)).then_some(column)
 }
 
-/// y (rows) = logit of the target - max, 0 where it is another rank's.
+/// y (rows) = logit of the target - max; 0 where another rank has the target.
 fn pick_targets(
     logits: View<'_>,
     cols: usize,
@@ -119,7 +120,7 @@ fn pick_targets(
     }
 }
 
-/// What the gradient of one row depends on besides its logits.
+/// Values that the gradient of one row depends on, besides its logits.
 struct Gradient {
     max: f32,
     sum: f32,
@@ -170,7 +171,7 @@ mod tests {
         noise(1, ROWS * TOKENS).iter().map(|x| x * 8.0 + 20.0).collect()
     }
 
-    /// Loss and gradient by the formula, from the logits as they were rounded.
+    /// Loss and gradient by the formula, from the rounded logits.
     fn truth(logits: &[f64]) -> (f64, Vec<f64>) {
         let mut loss = 0.0;
         let mut gradient = vec![0.0; logits.len()];
@@ -188,14 +189,15 @@ mod tests {
     }
 
     struct Case {
-        /// Logits after rounding, without padding.
+        /// Rounded logits, without padding.
         logits: Vec<f64>,
         loss: f64,
         gradient: Vec<f64>,
         sums: Vec<f64>,
     }
 
-    /// All four ops, with the columns over `shards` ranks of which the last is padded with huge logits.
+    /// Runs all four ops with the columns split over `shards` ranks. The last rank is padded with
+    /// huge logits.
     fn case(threads: usize, dtype: Dtype, shards: usize) -> Case {
         let mut rig = Rig::new(threads);
         let cols = (TOKENS + 30).div_ceil(shards);

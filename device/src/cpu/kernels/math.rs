@@ -1,33 +1,36 @@
-//! Arithmetic that vectorises, inside [`vectorised`]. No libm, no branches, explicit fused multiply-adds, sums in an order that depends on the length
-//! alone: the bits do not depend on the width of SIMD registers.
+//! Arithmetic that vectorises inside [`vectorised`]: no libm, no branches, explicit fused
+//! multiply-adds, and sums in an order that depends on the length alone. The bits do not depend on
+//! the width of SIMD registers.
 
 use crate::numerics::Inlined;
 use crate::{Dropout, View, ViewMut, random};
 use pulp::Arch;
 
-/// Elements between those that are computed and those whose memory is asked for: cores by themselves ask for too little.
+/// Distance of prefetching, in elements: cores by themselves prefetch too little.
 pub(super) const AHEAD: usize = 512;
 
-/// Accumulators of a sum: element i goes to number i mod 32, and they are added as a binary tree.
+/// Accumulators of a sum. Element i goes to accumulator i mod 32, and a binary tree adds them.
 const LANES: usize = 32;
 
-/// Runs `f` compiled for the widest vectors of this machine. Mark the closure `#[inline(always)]`: what is
-/// not inlined is compiled for the oldest machine.
+/// Runs `f` compiled for the widest vectors of this machine. Mark the closure `#[inline(always)]`:
+/// functions that are not inlined are compiled for the oldest machine.
 pub(super) fn vectorised<R>(f: impl FnMut() -> R) -> R {
     Arch::new().dispatch(Inlined(f))
 }
 
 /// e^x within 2 ulp from x = -87.68 to 88.37; 0 below, +inf above, NaN for NaN.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by the polynomial of Cephes `expf`; times 2^n. Results below the normal range
-/// would take a core a hundred times as long, and scores that are masked are all like that: they become 0.
+/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by the polynomial of Cephes `expf`; times 2^n. Results
+/// below the normal range become 0: they would take a core a hundred times as long, and all masked
+/// scores are in that range.
 #[inline(always)]
 pub(super) const fn exp(x: f32) -> f32 {
     /// Adding it leaves the nearest integer in the low bits.
     const MAGIC: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = std::f32::consts::LN_2;
     const LN_2_LOW: f32 = -1.904_654_3e-9;
-    // Not min and max, which would swallow NaN. Here n is 128, and 2^128 is +inf; or -127, and 2^-127 is taken for 0.
+    // min and max would swallow NaN. Here n is 128, and 2^128 is +inf; or n is -127, and 2^-127
+    // counts as 0.
     let x = if x > 89.0 { 89.0 } else { x };
     let x = if x < -88.0 { -88.0 } else { x };
     let shifted = x.mul_add(std::f32::consts::LOG2_E, MAGIC);
@@ -55,7 +58,8 @@ const GELU_1: f32 = 1.595_769;
 /// 2 sqrt(2 / pi) 0.044715
 const GELU_3: f32 = 0.071_354_814;
 
-/// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), written as x sigmoid(2 ...): nothing cancels.
+/// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), written as x sigmoid(2 ...), which avoids
+/// cancellation.
 #[inline(always)]
 pub(super) const fn gelu(x: f32) -> f32 {
     let u = x * (x * x).mul_add(GELU_3, GELU_1);
@@ -65,7 +69,7 @@ pub(super) const fn gelu(x: f32) -> f32 {
 /// The derivative of [`gelu`].
 #[inline(always)]
 pub(super) const fn gelu_slope(x: f32) -> f32 {
-    // Beyond 10 it is 0 or 1 to the last bit, and e^-u would overflow.
+    // Beyond 10 the slope is 0 or 1 to the last bit, and e^-u would overflow.
     let x = if x > 10.0 { 10.0 } else { x };
     let x = if x < -10.0 { -10.0 } else { x };
     let u = x * (x * x).mul_add(GELU_3, GELU_1);
@@ -76,7 +80,7 @@ pub(super) const fn gelu_slope(x: f32) -> f32 {
     (x_du * (e * s)).mul_add(s, s)
 }
 
-/// Elements `at..at + n`: in place if they are f32, or else widened into `buffer`.
+/// Elements `at..at + n`: in place if they are f32, otherwise widened into `buffer`.
 #[inline(always)]
 pub(super) fn read<'a>(view: &View<'a>, at: usize, n: usize, buffer: &'a mut [f32]) -> &'a [f32] {
     if let View::F32(x) = view {
@@ -88,8 +92,8 @@ pub(super) fn read<'a>(view: &View<'a>, at: usize, n: usize, buffer: &'a mut [f3
     }
 }
 
-/// Elements `at..at + n` for `f` to set, which finds what they were if `old`: in place if they are f32, or else in
-/// `buffer`, and then rounded.
+/// Lets `f` set elements `at..at + n`. f32 elements are set in place, others in `buffer`, from
+/// which they are rounded. With `old`, `f` finds the old values there.
 #[inline(always)]
 pub(super) fn write(
     view: &mut ViewMut<'_>,
@@ -110,7 +114,7 @@ pub(super) fn write(
     }
 }
 
-/// Combines f(x) over x: lane by lane, then as a tree.
+/// Combines f(x) over x, first lane by lane, then as a tree.
 #[inline(always)]
 fn reduce(
     x: &[f32],
@@ -150,7 +154,7 @@ pub(super) fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     reduce(x, 0.0, f, |a, b| a + b)
 }
 
-/// Maximum; -inf of nothing.
+/// Maximum of x; -inf if x is empty.
 #[inline(always)]
 pub(super) fn max(x: &[f32]) -> f32 {
     reduce(x, f32::NEG_INFINITY, |x| x, |a, b| if a > b { a } else { b })
@@ -172,7 +176,7 @@ pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
     tree(lanes, |a, b| a + b)
 }
 
-/// What dropout multiplies elements by.
+/// Dropout's factors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mask {
     key: u64,
@@ -181,17 +185,17 @@ pub(super) struct Mask {
 }
 
 impl Mask {
-    /// `None` if nothing is dropped.
+    /// `None` if dropout keeps every element.
     pub(super) fn new(dropout: Dropout) -> Option<Self> {
         let Dropout { p, key, .. } = dropout;
         let threshold = random::keep_threshold(p);
         (p > 0.0).then(|| Self { key, threshold, scale: 1.0 / (1.0 - p) })
     }
 
-    /// For elements `index..`: 1 / (1 - p) where kept, 0 where dropped.
+    /// Factors of elements `index..`: 1 / (1 - p) for kept ones, 0 for dropped ones.
     #[inline(always)]
     pub(super) fn fill(&self, index: u64, out: &mut [f32]) {
-        // Indices of one run share their upper half, so the loop is in 32 bits.
+        // The indices of one run share their upper half, so the loop uses 32 bits.
         let until_carry = (1 << 32) - (index & 0xffff_ffff);
         let mid = until_carry.min(out.len() as u64) as usize;
         let (first, second) = out.split_at_mut(mid);
@@ -199,7 +203,7 @@ impl Mask {
         self.fill_run(index.wrapping_add(until_carry), second);
     }
 
-    /// For the elements `by` behind each of `first`.
+    /// Factors of the elements `by` after each of `first`.
     #[inline(always)]
     pub(super) fn across<const N: usize>(&self, first: &[u64; N], by: u32) -> [f32; N] {
         first.map(|first| {
@@ -223,7 +227,7 @@ impl Mask {
     }
 }
 
-/// x times its place in a mask; what is dropped is 0 even if x is not finite.
+/// x times its factor in a mask. A dropped element is 0 even if x is not finite.
 #[inline(always)]
 pub(super) const fn masked(x: f32, mask: f32) -> f32 {
     if mask == 0.0 { 0.0 } else { x * mask }

@@ -1,8 +1,8 @@
-//! The kernels: what each [`Op`] computes. One file per family, each written once for all storage types:
-//! values are widened to f32, computed, and rounded once where they are stored.
+//! The kernels, which compute each [`Op`]. There is one file per family. Each kernel is written
+//! once for all storage types: it widens values to f32, computes, and rounds once when it stores.
 //!
-//! A row's result depends on that row alone, and no result depends on the number of threads: so neither
-//! sharding tokens over ranks nor more workers change a bit.
+//! A row's result depends on that row alone, and no result depends on the number of threads.
+//! Neither sharding tokens over ranks nor more kernel threads change a bit.
 
 mod attention;
 mod dense;
@@ -20,7 +20,8 @@ use super::workers::Workers;
 use crate::op::Op;
 use crate::{Dtype, Element, Tensor, View, ViewMut};
 
-/// Where an op's tensors lie. An op forms each view at most once, and reads nothing that it also writes.
+/// Access to an op's tensors. An op forms each view at most once, and reads no range that it also
+/// writes.
 pub(crate) trait Memory {
     /// A range that the running op reads.
     fn read(&self, t: Tensor) -> View<'_>;
@@ -40,7 +41,8 @@ impl Memory for crate::ranks::memory::Memory {
 /// Computes `op`.
 ///
 /// # Errors
-/// A tensor's type is none that the op takes, the scratch is too small, or the op is no kernel.
+/// A tensor has a type that the op does not take, the scratch is too small, or the op has no
+/// kernel.
 pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<(), String> {
     match op {
         Op::Gemm { .. } => dense::run(op, memory, workers),

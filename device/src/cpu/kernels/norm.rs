@@ -1,4 +1,5 @@
-//! Layer norm and RMSNorm. Statistics are f32, in an order that depends on the row's length alone.
+//! Layer norm and RMSNorm. Statistics are f32, summed in an order that depends on the row's length
+//! alone.
 
 use super::math::{AHEAD, dot, read, sum, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
@@ -176,8 +177,8 @@ fn rms_forward(
     );
 }
 
-/// d_x = (add ? d_x : 0) + (g - n mean(g n)) / root, where g = d_y gain and n is the normalised x; and the sums over the
-/// rows, in order, of d_y n (d_gain).
+/// d_x = (add ? d_x : 0) + (g - n mean(g n)) / root, where g = d_y gain and n is the normalised x.
+/// Also sums d_y n over the rows in order (d_gain).
 fn rms_backward(
     inputs: Inputs<'_>,
     (d_x, add): (&mut ViewMut<'_>, bool),
@@ -229,7 +230,8 @@ fn rms_backward(
     );
 }
 
-/// What the backward pass reads: x and d_y (rows, cols), gain (cols), stats (rows, 2), of RMSNorm (rows).
+/// Inputs of the backward pass: x and d_y (rows, cols), gain (cols), and stats: (rows, 2), for
+/// RMSNorm (rows).
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     x: View<'a>,
@@ -249,7 +251,8 @@ impl Inputs<'_> {
 }
 
 /// d_x = (add ? d_x : 0) + (g - mean(g) - n mean(g n)) / deviation, where g = d_y gain and n is the
-/// normalised x; and the sums over the rows, in order, of d_y n (d_gain) and of d_y (d_bias), one after the other.
+/// normalised x. Also sums d_y n (d_gain) and d_y (d_bias) over the rows in order, one after the
+/// other.
 fn backward(
     inputs: Inputs<'_>,
     (d_x, add): (&mut ViewMut<'_>, bool),
@@ -332,7 +335,7 @@ mod tests {
         d_bias: Tensor,
     }
 
-    /// Forward and backward on the rows `rows` of some input.
+    /// Forward and backward pass on the rows `rows` of an input.
     fn case(
         threads: usize,
         dtype: Dtype,
@@ -369,7 +372,8 @@ mod tests {
                 if add {
                     d_x.iter_mut().zip(old).for_each(|(d, old)| *d += old);
                 }
-                // At two columns variances come near 0, and gradients are differences of large numbers.
+                // With two columns variances come near 0, and gradients are differences of large
+                // numbers.
                 let absolute = if cols == 2 { 1e-4 } else { 2e-5 };
                 assert_close(&c.rig.get(c.d_x), &d_x, absolute, ulp);
                 let d_gain = differences(&gain, |gain| inner(&d_y, &norm_f64(&x, gain, &bias)));

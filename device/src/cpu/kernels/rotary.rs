@@ -1,5 +1,5 @@
-//! Rotary positions, by halves (arXiv 2104.09864; `rotate_half` of transformers), with the norm of each head of q and k
-//! where a model has one. Everything is f32 between one load and one store.
+//! Rotary positions by halves (arXiv 2104.09864; `rotate_half` of transformers), with the norm of
+//! each head of q and k in models that have one. Everything between one load and one store is f32.
 
 use super::math::{dot, read, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, values, values_mut};
@@ -89,14 +89,14 @@ impl Shape {
         table[row % self.heads.seq_len * self.dim..][..self.dim].split_at(self.dim / 2)
     }
 
-    /// Heads of q and k: 0 for q, 1 for k, and the first element in a row.
+    /// The heads of q and k: 0 for q or 1 for k, with the head's first element in a row.
     fn each_head(self) -> impl Iterator<Item = (usize, usize)> {
         let Heads { count, kv_count, .. } = self.heads;
         (0..count + kv_count).map(move |head| (usize::from(head >= count), head * self.dim))
     }
 }
 
-/// Gains of q and k, where q and k are left as they were, and epsilon.
+/// Gains of q and k, storage for the unrotated q and k, and epsilon.
 type Norm<'a, 'b> = ([View<'a>; 2], &'a mut ViewMut<'b>, f32);
 
 fn rotate(
@@ -142,7 +142,7 @@ fn inverse_root(x: &[f32], epsilon: f32) -> f32 {
     1.0 / sum(x, |x| x * x).mul_add(1.0 / x.len() as f32, epsilon).sqrt()
 }
 
-/// What the gradient of a norm needs: gains of q and k, and q and k as they were.
+/// Inputs of a norm's gradient: the gains of q and k, and the unrotated q and k.
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     gains: [View<'a>; 2],
@@ -150,7 +150,8 @@ struct Inputs<'a> {
     epsilon: f32,
 }
 
-/// Sums over the rows, and in each over the heads, are added to (d_q_gain, d_k_gain), D each.
+/// Adds sums over the rows, and in each row over the heads, to (d_q_gain, d_k_gain), D elements
+/// each.
 fn turn_back(
     shape: Shape,
     table: &[f32],
@@ -221,7 +222,7 @@ mod tests {
         (0..seq_len).flat_map(row).collect()
     }
 
-    /// The plain formula, of a row of heads at some position.
+    /// The plain formula for `rows` rows of heads.
     fn rotary_f64(qkv: &[f64], rows: usize, dim: usize, gains: Option<[&[f64]; 2]>) -> Vec<f64> {
         let (heads, table) = (heads(), table(5, dim));
         let columns = qkv.len() / rows;
@@ -245,7 +246,7 @@ mod tests {
         out
     }
 
-    /// qkv rotated, d_qkv turned back, and the gradients of the gains.
+    /// Rotated qkv, d_qkv rotated back, and the gradients of the gains.
     fn run_ops(
         threads: usize,
         dtype: Dtype,
@@ -285,7 +286,7 @@ mod tests {
                 let got = run_ops(1, dtype, rows, dim, normed);
                 assert_close(&got[0], &formula(&x, &q, &k), 3e-6, ulp);
                 let want = differences(&x, |x| inner(&d, &formula(x, &q, &k)));
-                // q and k are rounded before they are normed again.
+                // q and k are rounded before the norm.
                 assert_close(&got[1], &want, 2e-5, 2.0 * ulp);
                 if normed {
                     let want = differences(&q, |q| inner(&d, &formula(&x, q, &k)));

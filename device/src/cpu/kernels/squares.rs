@@ -1,4 +1,4 @@
-//! Sums of squares by chunk: those of [`crate::numerics`], on the workers.
+//! Sums of squares by chunk, [`crate::numerics`] on the kernel threads.
 
 use super::{Memory, not_a_kernel, slice_mut, values};
 use crate::cpu::workers::{Slice, Workers};

@@ -41,7 +41,7 @@ enum Place<'a> {
     Write(RefCell<Option<ViewMut<'a>>>),
 }
 
-/// What one op may reach; each written range once.
+/// The ranges of one op; each written range occurs once.
 struct Places<'a>(Vec<Place<'a>>);
 
 impl Memory for Places<'_> {
@@ -57,7 +57,7 @@ impl Memory for Places<'_> {
     }
 }
 
-/// Tensors, and the workers that run ops on them.
+/// Tensors, and the kernel threads for their ops.
 pub(super) struct Rig {
     plan: Plan,
     data: Vec<Data>,
@@ -87,7 +87,7 @@ impl Rig {
         self.plan.tensor((Arena::Device, "test"), "t", dtype, shape)
     }
 
-    /// A tensor that an op is to write: full of nonsense.
+    /// A tensor for an op to write, filled with nonsense.
     pub(super) fn out(&mut self, dtype: Dtype, shape: (usize, usize)) -> Tensor {
         self.put(dtype, shape, &vec![77.0; shape.0 * shape.1])
     }
@@ -108,7 +108,7 @@ impl Rig {
         }
     }
 
-    /// Runs an op whose tensors are whole (or reshaped, or transposed).
+    /// Runs an op whose tensors are whole, reshaped or transposed.
     pub(super) fn try_run(&mut self, op: &Op) -> Result<(), String> {
         let mut written = vec![false; self.data.len()];
         op.accesses(&mut |mode, t| written[t.entry as usize] |= mode != Mode::Read);
@@ -127,12 +127,12 @@ impl Rig {
     }
 }
 
-/// Numbers in -1..1 that are exact in every type.
+/// Numbers in -1..1 that every type holds exactly.
 pub(super) fn noise(seed: u64, n: usize) -> Vec<f64> {
     (0..n as u64).map(|i| random::below(seed, i, 255) as f64 / 128.0 - 0.992_187_5).collect()
 }
 
-/// That |got - want| <= absolute + relative |want| for each element.
+/// Asserts |got - want| <= absolute + relative |want| for each element.
 #[track_caller]
 pub(super) fn assert_close(got: &[f64], want: &[f64], absolute: f64, relative: f64) {
     assert_eq!(got.len(), want.len());
@@ -141,14 +141,14 @@ pub(super) fn assert_close(got: &[f64], want: &[f64], absolute: f64, relative: f
     }
 }
 
-/// By what dropout multiplies element `index`.
+/// Dropout's factor of element `index`.
 pub(super) fn kept(dropout: Dropout, index: usize) -> f64 {
     let p = f64::from(dropout.p);
     let keeps = random::keeps(dropout.key, index as u64, random::keep_threshold(dropout.p));
     if keeps || p == 0.0 { 1.0 / (1.0 - p) } else { 0.0 }
 }
 
-/// The gradient of `f` at `x` in central differences.
+/// The gradient of `f` at `x` by central differences.
 pub(super) fn differences(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     const STEP: f64 = 1e-5;
     let shifted = |i: usize, by: f64| {
@@ -159,7 +159,7 @@ pub(super) fn differences(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     (0..x.len()).map(|i| (shifted(i, STEP) - shifted(i, -STEP)) / (2.0 * STEP)).collect()
 }
 
-/// Sum of products.
+/// Sum of the products of x and y.
 pub(super) fn inner(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x * y).sum()
 }

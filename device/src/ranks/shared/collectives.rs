@@ -1,15 +1,16 @@
-//! Collectives between virtual GPUs: ranks read each other's memory between two meetings.
+//! Collectives between virtual GPUs. Ranks read each other's memory between two meetings.
 //!
-//! A peer's op declares its whole range and stays in the collective until the last meeting, so the peer's
-//! own hazard check keeps the range still. Sums are in rank order, in fp32 (fp64 for F64), rounded once:
-//! every rank ends with the same bits.
+//! A peer's op declares its whole range and stays in the collective until the last meeting, so the
+//! peer's own hazard check protects the range. Sums are in rank order, in fp32 (fp64 for F64),
+//! rounded once: every rank ends with the same bits.
 
 use super::Shared;
 use crate::ranks::world::{Met, Post};
 use crate::view::copy;
 use crate::{Admitted, BLOCK, Dtype, Error, Group, Op, Reduce, Tensor, View, ViewMut};
 
-/// Runs a collective on the calling thread; blocks until all ranks of its group have come and gone.
+/// Runs a collective on the calling thread. Blocks until all ranks of its group have entered and
+/// left it.
 pub(crate) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
     match op.op {
         Op::AllReduce { x, group, reduce } => all_reduce(op, shared, x, group, reduce),
@@ -45,7 +46,8 @@ pub(crate) fn divisible(
     Err(Error::Task { rank: shared.rank.index(), op: op.op.name(), site: op.site, problem })
 }
 
-/// `mine` = the combination of every rank's same range. Only this rank reads or writes this range meanwhile.
+/// Sets `mine` to the combination of the same range on every rank. Only this rank reads or writes
+/// `mine` meanwhile.
 fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
     if mine.dtype() == Dtype::F64 {
         for e in 0..mine.len() {
@@ -88,7 +90,7 @@ fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
     }
 }
 
-/// Copies every other rank's part into this rank's `x`. `part(i)` is what rank i owns.
+/// Copies every other rank's part into this rank's `x`. `part(i)` is the range of rank i.
 fn gather(met: &Met<'_>, shared: &Shared, part: impl Fn(usize) -> Tensor) {
     for i in (0..met.size()).filter(|&i| i != met.me) {
         copy(met.peer(i).view(part(i)), &mut shared.memory.view_mut(part(i)));
@@ -109,7 +111,7 @@ fn all_gather(op: &Admitted, shared: &Shared, x: Tensor, group: Group) -> Result
     meet(op, shared, x, group, 0).map(drop)
 }
 
-/// Reduce-scatter, then all-gather, over parts of any length.
+/// All-reduce as a reduce-scatter and an all-gather, over parts of any length.
 fn all_reduce(
     op: &Admitted,
     shared: &Shared,
