@@ -1,6 +1,7 @@
-//! What lies on a GPU beside the plans of its ranks, and who tells: kernels, cuBLASLt's code, streams and events, made
-//! for a look and measured by the driver's free bytes, until two looks in a row agree; NCCL's buffers, once a run has
-//! connected. Figures are kept in the cache folder under the GPU's model and the versions of driver and libraries.
+//! Bytes on a GPU beside the plans of its ranks. Kernels, cuBLASLt's code, streams and events are
+//! made for one look and measured by the driver's free bytes, until two looks in a row agree.
+//! NCCL's buffers are measured once a run has connected. The cache folder keeps the figures under
+//! the GPU's model and the versions of driver and libraries.
 
 use super::blas::Blas;
 use super::compile::{Kernels, cache_folder, read, write};
@@ -16,13 +17,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use topology::format_bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Streams of a rank: one for each lane that is a stream, and its own.
+/// Streams of a rank: one for each lane on a stream, and one of its own.
 pub const STREAMS_PER_RANK: usize = STREAMS + 1;
 
 /// Bytes on a GPU beside the plans of its ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beside {
-    /// cuBLASLt's code for products of every type: once for all ranks.
+    /// cuBLASLt's code for products of every type, once for all ranks.
     pub products: u64,
     /// onebox's kernels, for each rank.
     pub kernels: u64,
@@ -30,22 +31,22 @@ pub struct Beside {
     pub streams: u64,
 }
 
-/// A GPU as a run finds it.
+/// A GPU at the start of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
-    /// Bytes in all.
+    /// Total bytes.
     pub total: u64,
-    /// Free with a bare context on it.
+    /// Free bytes with a bare context on it.
     pub free: u64,
-    /// What a rank takes of these beside its plan.
+    /// Bytes that a rank takes of these beside its plan.
     pub beside: Beside,
 }
 
-/// Looks at a GPU, once in the life of the process: a context is made on it, and what the cache does not tell is
-/// loaded and measured, kernels of `programs` among it.
+/// Looks at a GPU once per process. It makes a context, and loads and measures everything without
+/// figures in the cache, including the kernels of `programs`.
 ///
 /// # Errors
-/// What the driver or a library says.
+/// An error of the driver or of a library.
 pub fn look(ordinal: usize, programs: &[Program]) -> Result<Found, String> {
     static SEEN: Mutex<Vec<(usize, Result<Found, String>)>> = Mutex::new(Vec::new());
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,7 +62,7 @@ fn find(ordinal: usize, programs: &[Program]) -> Result<Found, String> {
     let text = |e: Failure| e.to_string();
     driver::init().map_err(text)?;
     let context = Context::of(ordinal).map_err(text)?;
-    // Before anything is loaded: code that is stays to the end of the process.
+    // This runs before anything is loaded: loaded code stays until the process ends.
     let (free, total) = context.memory().map_err(text)?;
     let path = file(ordinal, &format!("gpu {programs:?}"))?;
     let [products, kernels, streams] = match path.as_deref().and_then(figures) {
@@ -85,17 +86,17 @@ fn find(ordinal: usize, programs: &[Program]) -> Result<Found, String> {
     Ok(Found { total, free, beside: Beside { products, kernels, streams } })
 }
 
-/// Bytes that NCCL takes of this GPU for a grid of TP x DP ranks, all communicators together: the most that a run has
-/// measured.
+/// Bytes that NCCL takes of this GPU for a grid of TP x DP ranks, all communicators together: the
+/// largest figure of all runs.
 pub fn connected(ordinal: usize, grid: (usize, usize)) -> Option<u64> {
     let path = file(ordinal, &grid_text(grid)).ok().flatten()?;
     figures(&path).map(|([bytes, ..], _)| bytes)
 }
 
-/// A run has measured it.
+/// Notes the figure that a run has measured.
 pub(super) fn note_connected(ordinal: usize, grid: (usize, usize), bytes: u64) {
     let Ok(Some(path)) = file(ordinal, &grid_text(grid)) else { return };
-    // A small model takes fewer algorithms than a large one, which must still fit.
+    // A small model uses fewer algorithms than a large one, which must still fit.
     match connected(ordinal, grid) {
         Some(known) if known >= bytes => return,
         Some(known) => tracing::warn!(
@@ -114,13 +115,15 @@ fn grid_text((tp, dp): (usize, usize)) -> String {
     format!("nccl {tp} x {dp}")
 }
 
-/// Makes on an idle GPU what a rank makes of each kind, and asks how much is free after each: products, kernels, streams.
+/// Makes everything that a rank makes, on an idle GPU, and returns the bytes that products, kernels
+/// and streams take.
 fn measure(context: &Arc<Context>, programs: &[Program]) -> Result<[u64; 3], String> {
     let text = |e: Failure| e.to_string();
     let sm = driver::device_sm(context.ordinal).map_err(text)?;
     let own = Stream::new(context, false).map_err(text)?;
     let free = || context.memory().map(|(free, _)| free).map_err(text);
-    // The smallest allocations take what is left of a larger one; measured from a used one.
+    // The smallest allocations use the rest of a larger one, so one small allocation comes before
+    // the measurement.
     let small = DeviceMemory::new(context, 1).map_err(text)?;
     let start = free()?;
     let kernels = Kernels::load(sm, programs).map_err(|e| format!("kernels: {e}"))?;
@@ -139,7 +142,7 @@ fn measure(context: &Arc<Context>, programs: &[Program]) -> Result<[u64; 3], Str
     Ok(taken.map(|(before, after)| before.saturating_sub(after)))
 }
 
-/// Where figures of a GPU are kept: a name made of all that they depend on.
+/// The file of a GPU's figures. Its name depends on everything that the figures depend on.
 fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
     let text = |e: Failure| e.to_string();
     let Some(folder) = cache_folder() else { return Ok(None) };
@@ -155,10 +158,11 @@ fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
     Ok(Some(folder.join(format!("beside-{:032x}.txt", xxh3_128(key.as_bytes())))))
 }
 
-/// Bytes, and how often they were found one look after another.
+/// Bytes, and the number of looks in a row that found them.
 type Figures = ([u64; 3], u64);
 
-/// So often on an idle GPU: nobody else took or gave back memory during a look.
+/// Number of equal looks that show an idle GPU: no other process took or freed memory during a
+/// look.
 const AGREED: u64 = 2;
 
 fn figures(path: &Path) -> Option<Figures> {

@@ -1,4 +1,5 @@
-//! [`Op::Gemm`](crate::Op::Gemm) by cuBLASLt: fp32 sums, no TF32; the algorithm for a shape is looked up once.
+//! [`Op::Gemm`](crate::Op::Gemm) by cuBLASLt: fp32 sums, no TF32. The algorithm of a shape is
+//! looked up once.
 
 use super::blaslt::{Addresses, Handle, Operand, Product, Shape};
 use super::driver::{Context, DeviceMemory, Failure, Stream};
@@ -6,15 +7,17 @@ use crate::{Dtype, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Bytes that products may use besides their operands, on any GPU: with less, the library may not split a long sum over
-/// the cores that a product of few blocks leaves idle.
+/// Bytes of workspace of products, besides their operands, on any GPU. With less, the library may
+/// not split a long sum over the cores that a product of few blocks leaves idle.
 pub(super) const WORKSPACE: u64 = 32 << 20;
 
-/// Rows and columns of the products that load the library's code, and bytes of an operand.
+/// Rows and columns of the products that load the library's code; `PART` is the size of an operand
+/// in bytes.
 const SIDE: usize = 64;
 const PART: u64 = (SIDE * SIDE * 4) as u64;
 
-/// A shape of each kind of product: by type, transposition, bias, and sums that are kept in fp32. bf16 is from sm_80 on.
+/// A shape of each kind of product: by type, transposition, bias, and sums that stay in fp32. bf16
+/// exists from sm_80 on.
 fn kinds(sm: u32) -> Vec<Shape> {
     let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
     let mut all = Vec::new();
@@ -38,7 +41,7 @@ fn kinds(sm: u32) -> Vec<Shape> {
 
 #[derive(Debug)]
 pub(super) struct Blas {
-    // Declared first: destroyed before the handle.
+    // Declared first, so that it is destroyed before the handle.
     products: HashMap<Shape, Product>,
     handle: Handle,
     workspace: (u64, u64),
@@ -51,30 +54,30 @@ pub(super) struct Gemm {
     pub(super) b: Tensor,
     pub(super) c: Tensor,
     pub(super) bias: Option<Tensor>,
-    /// The product is added to what is there.
+    /// Whether the product is added to the old c.
     pub(super) add: bool,
 }
 
 impl Gemm {
-    /// The bias can be added by the product itself: the library adds one of the result's type only.
+    /// Whether the library adds the bias: it adds only a bias of the result's type.
     pub(super) fn takes_bias(&self) -> bool {
         self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype())
     }
 }
 
 impl Blas {
-    /// On the bound context, without a workspace.
+    /// Makes it on the bound context, without a workspace.
     pub(super) fn new() -> Result<Self, String> {
         let (products, workspace) = (HashMap::with_capacity(256), (0, 0));
         Ok(Self { products, handle: Handle::new()?, workspace })
     }
 
-    /// Products from here on may use so many bytes at this address.
+    /// Gives products the workspace (address, bytes).
     pub(super) const fn use_workspace(&mut self, workspace: (u64, u64)) {
         self.workspace = workspace;
     }
 
-    /// Runs a small product of each kind once, so that what the library loads for it is loaded.
+    /// Runs a small product of each kind once, so that the library loads its code.
     pub(super) fn load(
         &mut self,
         context: &Arc<Context>,
@@ -97,14 +100,15 @@ impl Blas {
         stream.synchronize().map_err(text)
     }
 
-    /// Enqueues a product, without its bias unless it [takes](Gemm::takes_bias) one.
+    /// Enqueues a product, and its bias if it [takes](Gemm::takes_bias) one.
     pub(super) fn gemm(
         &mut self,
         stream: &Stream,
         gemm: &Gemm,
         at: &dyn Fn(Tensor) -> u64,
     ) -> Result<(), String> {
-        // The library thinks in columns, so it is asked for the transposed product: c' = b' a'.
+        // The library stores matrices by columns, so it computes the transposed product: c' = b'
+        // a'.
         let bias = gemm.bias.filter(|_| gemm.takes_bias());
         let addresses = Addresses {
             a: at(gemm.b),
@@ -133,7 +137,7 @@ impl Blas {
 
 fn operand(t: Tensor, at: u64) -> Operand {
     let (rows, cols) = t.shape();
-    // As stored: a transposed view is stored the other way round.
+    // The stored shape: a transposed view is stored the other way round.
     let (rows, cols) = if t.is_transposed() { (cols, rows) } else { (rows, cols) };
     let align = 1 << at.trailing_zeros().min(8);
     Operand { dtype: t.dtype(), rows: cols, cols: rows, transposed: t.is_transposed(), align }

@@ -1,4 +1,4 @@
-//! cuBLASLt as one safe type: a product whose shape has been looked up, and the call that enqueues it.
+//! cuBLASLt as one safe type: a product with its algorithm, and the call that enqueues it.
 #![expect(unsafe_code, reason = "cuBLASLt's C interface")]
 
 use super::driver::Stream;
@@ -12,7 +12,7 @@ pub(super) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// As 120403 for 12.4.3.
+/// The library's version, such as 120403 for 12.4.3.
 pub(super) fn version() -> usize {
     // SAFETY: takes nothing.
     unsafe { sys::cublasLtGetVersion() }
@@ -27,13 +27,13 @@ fn check(call: &str, status: cublasStatus_t) -> Result<(), String> {
 
 macro_rules! call {
     ($f:ident ( $($arg:expr),* $(,)? )) => {
-        // SAFETY: descriptors are made by the constructors of this file and destroyed by `Drop` alone;
-        // attributes are read from locals of the size that is given.
+        // SAFETY: the constructors of this file make the descriptors and `Drop` alone destroys
+        // them; attributes are read from locals of the given size.
         check(stringify!($f), unsafe { sys::$f($($arg),*) })
     };
 }
 
-/// The library on the context that was bound when it was made.
+/// The library on the context that was bound at its construction.
 #[derive(Debug)]
 pub(super) struct Handle(sys::cublasLtHandle_t);
 
@@ -51,8 +51,8 @@ impl Drop for Handle {
     }
 }
 
-/// A stored matrix of a product, as the library sees it: columns first. A row-major (rows, cols) matrix is a
-/// columns-first (cols, rows) one.
+/// A stored matrix of a product in the library's order, columns first. A row-major (rows, cols)
+/// matrix is a columns-first (cols, rows) matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Operand {
     pub(super) dtype: Dtype,
@@ -63,7 +63,7 @@ pub(super) struct Operand {
     pub(super) align: u32,
 }
 
-/// What decides which algorithm is best: d = a b (+ bias of d's rows).
+/// The properties that decide the best algorithm: d = a b (+ bias of d's rows).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Shape {
     pub(super) a: Operand,
@@ -79,7 +79,7 @@ pub(super) struct Addresses {
     pub(super) b: u64,
     pub(super) d: u64,
     pub(super) bias: Option<u64>,
-    /// The product is added to what is at `d`.
+    /// Whether the product is added to the old values at `d`.
     pub(super) add: bool,
 }
 
@@ -153,7 +153,8 @@ fn data_type(dtype: Dtype) -> Result<cudaDataType_t, String> {
 }
 
 impl Product {
-    /// Looks for an algorithm that needs at most `workspace` bytes. `bias_at`: an address that it may be given.
+    /// Looks for an algorithm that needs at most `workspace` bytes. `bias_at` is an example of the
+    /// bias's address.
     pub(super) fn new(
         handle: &Handle,
         shape: &Shape,
@@ -176,12 +177,12 @@ impl Product {
                 .set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(CUBLASLT_EPILOGUE_BIAS as u32))?;
             let dtype = data_type(bias)? as i32;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
-            // Its alignment counts in the search.
+            // The search depends on its alignment.
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at.unwrap_or(0))?;
         }
         let (a, b, d) = (Layout::new(&shape.a)?, Layout::new(&shape.b)?, Layout::new(&shape.d)?);
         let preference = preference(shape, workspace)?;
-        // The library fills it; all zeros is a value of every field.
+        // The library fills it. All zeros is a valid value of every field.
         let mut found = sys::cublasLtMatmulHeuristicResult_t {
             algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
             workspaceSize: 0,
@@ -209,7 +210,7 @@ impl Product {
         Ok(Self { description, a, b, d, algorithm: found.algo, workspace: found.workspaceSize })
     }
 
-    /// Enqueues it.
+    /// Enqueues the product.
     pub(super) fn run(
         &self,
         handle: &Handle,
@@ -253,11 +254,11 @@ fn preference(shape: &Shape, workspace: usize) -> Result<Preference, String> {
     };
     let bytes = (&raw const workspace).cast();
     set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes, size_of::<usize>())?;
-    // Partial sums of a product that is split along k stay fp32, and are added in a fixed order.
+    // Partial sums of a product split along k stay in fp32 and are added in a fixed order.
     let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
     let bytes = (&raw const scheme).cast();
     set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, bytes, 4)?;
-    // It takes 256 for granted otherwise; tensors inside a segment lie where they lie.
+    // By default it assumes 256; tensors inside a segment may be aligned to less.
     for (attribute, align) in [
         (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape.a.align),
         (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.b.align),

@@ -1,9 +1,10 @@
-//! Collectives between ranks on GPUs: by NCCL, or by kernels that read the other ranks' memory.
+//! Collectives between ranks on GPUs, by NCCL or by kernels that read the other ranks' memory.
 //!
-//! All ranks are threads of this process. They meet before a collective is enqueued, which compares what they bring, as on
-//! the cpu backend. After that a rank goes on by itself: it cannot fill a queue of launches, which would keep its peer from
-//! enqueuing the kernel that the collective waits for, since it sleeps before that (`pace.rs`). In-process collectives
-//! meet again in between and at the end, because ranks read each other's memory.
+//! All ranks are threads of this process. They meet before they enqueue a collective, and the
+//! meeting compares their ops as on the cpu backend. After it each rank continues by itself. A full
+//! queue of launches would keep its peer from enqueuing the kernel that the collective waits for,
+//! so a rank sleeps before it fills a queue (`pace.rs`). In-process collectives meet again in
+//! between and at the end, because ranks read each other's memory.
 
 use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
 use super::memory::{Peer, Peers};
@@ -18,16 +19,18 @@ use crate::{Admitted, Error, Group, Op, Rank, Reduce, Tensor};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How data moves between ranks.
+/// The way of data between ranks.
 #[derive(Debug)]
 pub(super) enum Transport {
-    /// Through peers' addresses. Sums are in rank order, in fp32, rounded once: the bits of the cpu backend.
+    /// By peers' addresses. Sums are in rank order, in fp32, rounded once, with the bits of the cpu
+    /// backend.
     InProcess,
-    /// Communicators of the groups that have several ranks: TP, DP.
+    /// By the communicators of groups with several ranks: TP, DP.
     Nccl(Communicators, Watchdog),
 }
 
-/// Phases of an in-process collective: its stream has come; its part is combined; it has all parts.
+/// Phases of an in-process collective: the stream has reached it; its part is combined; it has all
+/// parts.
 const COME: usize = 0;
 const COMBINED: usize = 1;
 const GATHERED: usize = 2;
@@ -35,7 +38,7 @@ const GATHERED: usize = 2;
 /// A rank's communicators: TP, DP.
 pub(super) type Communicators = [Option<Arc<Communicator>>; 2];
 
-/// Communicators of `rank`; blocks until the peers make theirs.
+/// Makes the communicators of `rank`. Blocks until the peers make theirs.
 pub(super) fn connect(
     rank: Rank,
     (world, peers): (&World, &Peers),
@@ -61,13 +64,13 @@ pub(super) fn connect(
         made.map_err(failed)?.map(|made| Some(Arc::new(made))).ok_or_else(gone)
     };
     let communicators = [one(Group::Tp)?, one(Group::Dp)?];
-    // Nobody starts a collective while another still allocates for its communicator.
+    // No rank starts a collective while another still allocates for its communicator.
     world.gather(rank, "open: connected")?;
     Ok(communicators)
 }
 
-/// Sends every collective of the program through its communicator, and each kind with 8 bytes:
-/// NCCL connects an algorithm, and allocates for it, when a collective first takes it.
+/// Sends every collective of the program through its communicator, and each kind with 8 bytes. NCCL
+/// connects an algorithm, and allocates for it, at the first collective that uses it.
 pub(super) fn warm_up(
     (rank, world): (Rank, &World),
     context: &Arc<Context>,
@@ -101,14 +104,15 @@ pub(super) fn warm_up(
         Ok(false) => given_up(rank, world),
         Err(problem) => failed(problem),
     };
-    // Before anything that may block: the first error is the one to tell.
+    // Before any call that may block: the first error is the reported one.
     world.fail(rank, 0, &error);
-    // Their kernels spin, and the memory that they use cannot be freed before they end.
+    // Kernels of these collectives spin, and their memory cannot be freed before they end.
     abort_all(communicators.iter().flatten());
     Err(error)
 }
 
-/// Whether the collectives before `ended` have; no: another rank has failed, or they take too long.
+/// Waits for the collectives before `ended`. False: another rank has failed. An error: NCCL failed
+/// or they take too long.
 fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Result<bool, String> {
     let mut patience = Patience::new();
     while !ended.has_passed().map_err(|e| e.to_string())? {
@@ -128,8 +132,9 @@ fn await_all(world: &World, communicators: &Communicators, ended: &Event) -> Res
     Ok(true)
 }
 
-/// The library blocks until the last rank has come, and does not learn that one never will: it waits in a thread that
-/// is left behind when another rank fails. `None`: one has.
+/// Makes a communicator in a thread of its own. The library blocks until the last rank has come,
+/// and never learns that a rank has failed; a failure leaves the thread behind. `None` if another
+/// rank has failed.
 fn communicator(
     (rank, world): (Rank, &World),
     gpu: usize,
@@ -157,17 +162,17 @@ fn communicator(
     }
 }
 
-/// Between looks at the other ranks.
+/// Time between looks at the other ranks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Another rank has failed.
+/// The error of a rank that stops because another rank has failed.
 fn given_up(rank: Rank, world: &World) -> Error {
     let ended = || Error::GpuSetup { rank: rank.index(), gpu: 0, problem: "given up".into() };
     world.check(rank).err().unwrap_or_else(ended)
 }
 
 impl Gpu {
-    /// Enqueues a collective on `stream`. Blocks until the ranks of its group have come to it too.
+    /// Enqueues a collective on `stream`. Blocks until all ranks of its group have reached it.
     pub(super) fn collective(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
         let Some(group) = op.op.group() else { return Ok(()) };
         let (me, size) = self.host.rank.within(group);
@@ -217,7 +222,7 @@ impl Gpu {
     }
 }
 
-/// What the ranks of a collective must agree on.
+/// The tensor and detail on which the ranks of a collective must agree.
 fn described(op: &Op) -> Option<(Tensor, usize)> {
     match *op {
         Op::AllReduce { x, reduce, .. } => Some((x, reduce as usize)),
@@ -227,10 +232,10 @@ fn described(op: &Op) -> Option<(Tensor, usize)> {
     }
 }
 
-/// One in-process collective, as one rank sees it.
+/// One in-process collective on one rank.
 ///
-/// An event is recorded again only after a later meeting of the same group and lane, to which the peers come when
-/// they have waited for its last record.
+/// An event is recorded again only after a later meeting of the same group and lane. Peers come to
+/// that meeting only after they have waited for the last record.
 struct Exchange<'a> {
     gpu: &'a Gpu,
     op: &'a Admitted,
@@ -265,11 +270,11 @@ impl Exchange<'_> {
             Op::Broadcast { root, .. } if root != self.me => self.copy(root, x)?,
             _ => {}
         }
-        // Only then may a rank change what its peers have read.
+        // After this meeting a rank may change memory that its peers have read.
         self.meet(GATHERED, x, detail)
     }
 
-    /// All ranks' streams have come to `phase`, before what follows on this one starts.
+    /// Waits, on this stream, until the streams of all ranks have reached `phase`.
     fn meet(&self, phase: usize, x: Tensor, detail: usize) -> Result<(), Error> {
         let lane = self.op.lane as usize;
         let own = self.gpu.peer.event(lane, self.group, phase);
@@ -283,7 +288,8 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// A wait for member `i` failed. If this GPU works, it is the other one that does not.
+    /// The error of a failed wait for member `i`. If this GPU works, the other GPU is the broken
+    /// one.
     fn blamed(&self, i: usize, peer: &Peer, failure: &Failure) -> Error {
         let own = self.gpu.failed(self.op, failure);
         let index = self.gpu.host.rank.member(self.group, i);
@@ -303,7 +309,7 @@ impl Exchange<'_> {
         peer.ok_or_else(|| self.gpu.refused(self.op, &format!("rank {index} has no memory")))
     }
 
-    /// `mine` = the combination of every rank's same range.
+    /// Sets `mine` to the combination of the same range on every rank.
     fn combine(&self, mine: Tensor, reduce: Reduce) -> Result<(), Error> {
         let mut peers = [0; launch::MAX_PEERS];
         if self.size > peers.len() {
@@ -324,7 +330,7 @@ impl Exchange<'_> {
         result
     }
 
-    /// Every other rank's part.
+    /// Copies every other rank's part.
     fn gather(&self, part: impl Fn(usize) -> Tensor) -> Result<(), Error> {
         let others = (0..self.size).filter(|&i| i != self.me);
         others.into_iter().try_for_each(|i| self.copy(i, part(i)))
@@ -337,5 +343,5 @@ impl Exchange<'_> {
     }
 }
 
-/// Parts of an all-reduce start at multiples of so many elements.
+/// Alignment of an all-reduce's parts, in elements.
 const ALIGNED: usize = 64;

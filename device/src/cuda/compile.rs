@@ -1,4 +1,4 @@
-//! Kernels for one architecture: from the cache on disk, or from NVRTC and into the cache.
+//! Kernels for one architecture, from the cache on disk or from NVRTC, which fills the cache.
 
 use super::driver::{Failure, Function, Module, Stream};
 use super::launch::{Launch, OPTIONS, PROGRAMS, Program};
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The programs of ops and `programs`, compiled for `sm`.
+/// The cubins of the ops' programs and of `programs`, compiled for `sm`.
 pub fn cubins(sm: u32, programs: &[Program]) -> Result<Vec<Arc<[u8]>>, String> {
     PROGRAMS.iter().chain(programs).map(|program| cubin(program, sm)).collect()
 }
 
-/// A program, compiled for `sm`; by one rank while the others wait.
+/// A program compiled for `sm`. One rank compiles while the others wait.
 fn cubin(program: &Program, sm: u32) -> Result<Arc<[u8]>, String> {
     type Done = Vec<((u32, &'static str), Arc<[u8]>)>;
     static DONE: Mutex<Done> = Mutex::new(Vec::new());
@@ -51,7 +51,7 @@ fn compiled(program: &Program, sm: u32, folder: Option<&Path>) -> Result<Vec<u8>
     Ok(cubin)
 }
 
-/// Where compiled kernels are kept.
+/// The folder of compiled kernels.
 pub(super) fn cache_folder() -> Option<PathBuf> {
     let given = |key| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
     let cache =
@@ -59,14 +59,15 @@ pub(super) fn cache_folder() -> Option<PathBuf> {
     cache.is_absolute().then(|| cache.join("onebox"))
 }
 
-/// Only the user who runs this process could have written the file: what it holds runs on the GPU.
+/// Whether only the user of this process could have written the file: its contents run on the GPU.
 fn is_our_own(owner: u32, mode: u32) -> bool {
-    // Linux gives this folder to the process's user.
+    // Linux gives this folder to the user of the process.
     let user = std::fs::metadata("/proc/self").map(|process| process.uid());
     user.is_ok_and(|user| user == owner) && mode & 0o022 == 0
 }
 
-/// A file ends with the hash of what comes before it; one that does not is not used, nor one of another user.
+/// Reads a file that ends with the hash of its contents. A file without its hash, or of another
+/// user, is not used.
 pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     let mut file = File::open(path).ok()?;
     let about = file.metadata().ok()?;
@@ -80,13 +81,13 @@ pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     (hash == xxh3_128(&bytes).to_le_bytes()).then_some(bytes)
 }
 
-/// Under another name first: a reader sees all of it or nothing.
+/// Writes under another name first, so that a reader sees the whole file or none.
 pub(super) fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
     let unfinished = path.with_extension(format!("tmp{}", std::process::id()));
-    // Of a process that ended; a link here leads nowhere.
+    // A leftover belongs to a process that ended. A link at this name is removed, not followed.
     let _ = std::fs::remove_file(&unfinished);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
     file.write_all(cubin)?;
@@ -94,22 +95,22 @@ pub(super) fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
     std::fs::rename(&unfinished, path)
 }
 
-/// The kernels of a GPU, by name.
+/// The kernels of a GPU by name.
 #[derive(Debug)]
 pub(super) struct Kernels {
     modules: Vec<Module>,
-    /// With the dynamic shared memory that each may have.
+    /// The functions, each with the dynamic shared memory that it may have, in bytes.
     functions: HashMap<&'static str, (Function, u32)>,
 }
 
-/// Why a kernel did not start.
+/// The reason why a kernel did not start.
 pub(super) enum NotLaunched {
     Missing,
     Failed(Failure),
 }
 
 impl Kernels {
-    /// Those of ops and of `programs`, on the bound context.
+    /// Loads the kernels of ops and of `programs` on the bound context.
     pub(super) fn load(sm: u32, programs: &[Program]) -> Result<Self, String> {
         let mut kernels = Self { modules: Vec::new(), functions: HashMap::with_capacity(256) };
         for cubin in cubins(sm, programs)? {
@@ -118,7 +119,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Looks a kernel up by name the first time; later launches allocate nothing.
+    /// Launches a kernel. The first launch looks it up by name; later launches allocate nothing.
     pub(super) fn launch(&mut self, stream: &Stream, launch: &Launch) -> Result<(), NotLaunched> {
         const NEED_NOT_ASK: u32 = 48 << 10;
         let Launch { kernel, grid, block, shared_bytes, args } = *launch;
@@ -181,7 +182,7 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             assert_eq!(read(&path).is_some(), used, "{mode:o}");
         }
-        // What lies in the way of the unfinished file is replaced, not followed.
+        // A file or link at the unfinished name is replaced, not followed.
         let (victim, unfinished) = (folder.join("victim"), format!("tmp{}", std::process::id()));
         std::fs::write(&victim, b"of another").unwrap();
         std::os::unix::fs::symlink(&victim, path.with_extension(unfinished)).unwrap();

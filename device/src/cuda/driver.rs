@@ -1,9 +1,10 @@
-//! The CUDA driver as safe types: contexts, streams, events, memory, modules. cudarc loads the library and knows
-//! its signatures; its own event tracking is not used, since the hazard check orders everything already.
+//! The CUDA driver as safe types: contexts, streams, events, memory, modules. cudarc loads the
+//! library and knows its signatures. Its event tracking is not used, since the hazard check already
+//! orders everything.
 //!
-//! Invariant behind every `unsafe` here: handles are made by the constructors below, kept by the type that is
-//! used, and destroyed by its `Drop` alone; addresses of memory lie in arenas that live as long as the streams
-//! that were given them (see `memory.rs`).
+//! Invariant behind every `unsafe` here: the constructors below make the handles, the type that
+//! uses a handle keeps it, and its `Drop` alone destroys it. Addresses of memory lie in arenas that
+//! live as long as the streams that use them (see `memory.rs`).
 #![expect(unsafe_code, reason = "the driver's C interface")]
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute, CUresult};
@@ -12,7 +13,7 @@ use std::ffi::{CStr, CString};
 use std::fmt;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
-/// A driver call that went wrong.
+/// A failed driver call.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) call: &'static str,
@@ -63,17 +64,18 @@ pub(super) fn is_present() -> bool {
     unsafe { sys::is_culib_present() }
 }
 
-/// Starts the driver; later calls do nothing. Its settings are read at this point.
+/// Starts the driver; later calls do nothing. The driver reads its settings here.
 pub(super) fn init() -> Result<(), Failure> {
     static SETTINGS: Once = Once::new();
     SETTINGS.call_once(|| {
-        // Kernels are loaded before a collective is in flight, and no two streams share a hardware queue.
+        // Kernels are loaded before a collective is in flight, and no two streams share a hardware
+        // queue.
         for (key, value) in
             [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")]
         {
             if std::env::var_os(key).is_none() {
-                // SAFETY: once, by the first call into the backend, which the engine makes before it starts
-                // threads that could read the environment.
+                // SAFETY: runs once, in the first call into the backend, which the engine makes
+                // before it starts threads that could read the environment.
                 unsafe { std::env::set_var(key, value) };
             }
         }
@@ -81,7 +83,7 @@ pub(super) fn init() -> Result<(), Failure> {
     call!(cuInit(0))
 }
 
-/// As 12040 for CUDA 12.4.
+/// The driver's version, such as 12040 for CUDA 12.4.
 pub(super) fn version() -> Result<i32, Failure> {
     let mut version = 0;
     call!(cuDriverGetVersion(&raw mut version))?;
@@ -108,7 +110,7 @@ pub(super) fn device_name(ordinal: usize) -> Result<String, Failure> {
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// Where a GPU is, as `0000:34:00.0`.
+/// The PCI address of a GPU, such as `0000:34:00.0`.
 pub(super) fn device_address(ordinal: usize) -> Result<String, Failure> {
     let device = device(ordinal)?;
     let mut text = [0u8; 32];
@@ -151,7 +153,8 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// The same one for everyone who asks. It lives to the end of the process: making one takes a while.
+    /// The context of a GPU, the same one for all callers. It lives until the process ends, since
+    /// making one takes a while.
     pub(super) fn of(ordinal: usize) -> Result<Arc<Self>, Failure> {
         static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -165,7 +168,7 @@ impl Context {
         Ok(context)
     }
 
-    /// From here on the calling thread's driver calls are about this GPU.
+    /// From here on the calling thread's driver calls use this GPU.
     pub(super) fn bind(&self) -> Result<(), Failure> {
         call!(cuCtxSetCurrent(self.raw))
     }
@@ -178,7 +181,8 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
-    /// Lets kernels of this GPU reach the memory of `peer`. False: the machine cannot.
+    /// Lets kernels of this GPU access the memory of `peer`. False if the machine does not support
+    /// it.
     pub(super) fn reach(&self, peer: &Self) -> Result<bool, Failure> {
         if self.ordinal == peer.ordinal {
             return Ok(true);
@@ -209,12 +213,12 @@ impl Context {
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
-    /// Entries that its queue was given.
+    /// Number of entries that its queue has received.
     entries: Cell<u64>,
 }
 
 impl Stream {
-    /// `urgent`: its kernels are put before those of other streams.
+    /// Makes a stream. `urgent`: the GPU prefers its kernels to those of other streams.
     pub(super) fn new(context: &Arc<Context>, urgent: bool) -> Result<Self, Failure> {
         let (least, greatest) = context.priorities()?;
         let (mut raw, priority) = (std::ptr::null_mut(), if urgent { greatest } else { least });
@@ -223,14 +227,14 @@ impl Stream {
         Ok(Self { context: Arc::clone(context), raw, entries: Cell::new(0) })
     }
 
-    /// For libraries that enqueue themselves, four entries at most: a product and its sum, a collective and the events
-    /// around it.
+    /// The handle, for libraries that enqueue by themselves. They enqueue four entries at most: a
+    /// product and its sum, or a collective and the events around it.
     pub(super) fn raw(&self) -> sys::CUstream {
         self.count(4);
         self.raw
     }
 
-    /// Entries enqueued so far.
+    /// Number of entries enqueued so far.
     pub(super) const fn entries(&self) -> u64 {
         self.entries.get()
     }
@@ -239,7 +243,7 @@ impl Stream {
         self.entries.set(self.entries.get() + more);
     }
 
-    /// Why the GPU is lost, which it says at every call; none while it works.
+    /// The error of a lost GPU, which every call returns; `None` while the GPU works.
     pub(super) fn loss(&self) -> Option<Failure> {
         let state = call!(cuStreamQuery(self.raw));
         state.err().filter(|e| e.code != CUresult::CUDA_ERROR_NOT_READY)
@@ -254,20 +258,20 @@ impl Stream {
         call!(cuEventRecord(event.0, self.raw))
     }
 
-    /// What follows starts after the last record of `event` so far.
+    /// Later work starts after the last record of `event` so far.
     pub(super) fn wait(&self, event: &Event) -> Result<(), Failure> {
         self.count(1);
         call!(cuStreamWaitEvent(self.raw, event.0, 0))
     }
 
-    /// What follows starts when the host has set `word` to `value` or more.
+    /// Later work starts when the host has set `word` to `value` or more.
     pub(super) fn wait_word(&self, word: &Word, value: u32) -> Result<(), Failure> {
         let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ as u32;
         self.count(1);
         call!(cuStreamWaitValue32_v2(self.raw, word.device(), value, flags))
     }
 
-    /// The stream sets `word` when it gets here.
+    /// Makes the stream set `word` when it gets here.
     pub(super) fn write_word(&self, word: &Word, value: u32) -> Result<(), Failure> {
         self.count(1);
         call!(cuStreamWriteValue32_v2(self.raw, word.device(), value, 0))
@@ -289,31 +293,32 @@ impl Stream {
         call!(cuMemcpyDtoDAsync_v2(dst, src, bytes as usize, self.raw))
     }
 
-    /// `src` is an address of pinned host memory.
+    /// Copies to the GPU. `src` is an address of pinned host memory.
     pub(super) fn copy_up(&self, src: u64, dst: u64, bytes: u64) -> Result<(), Failure> {
         self.count(1);
         call!(cuMemcpyHtoDAsync_v2(dst, src as *const _, bytes as usize, self.raw))
     }
 
-    /// `dst` is an address of pinned host memory.
+    /// Copies to the host. `dst` is an address of pinned host memory.
     pub(super) fn copy_down(&self, src: u64, dst: u64, bytes: u64) -> Result<(), Failure> {
         self.count(1);
         call!(cuMemcpyDtoHAsync_v2(dst as *mut _, src, bytes as usize, self.raw))
     }
 
-    /// Returns when `bytes` are on the GPU.
+    /// Copies `bytes` to the GPU and returns when they are there.
     pub(super) fn upload(&self, bytes: &[u8], dst: u64) -> Result<(), Failure> {
         self.copy_up(bytes.as_ptr() as u64, dst, bytes.len() as u64)?;
         self.synchronize()
     }
 
-    /// Returns when `bytes` are here.
+    /// Copies `bytes` from the GPU and returns when they are here.
     pub(super) fn download(&self, src: u64, bytes: &mut [u8]) -> Result<(), Failure> {
         self.copy_down(src, bytes.as_mut_ptr() as u64, bytes.len() as u64)?;
         self.synchronize()
     }
 
-    /// Arguments are 8 bytes each, of which a kernel reads as many as its parameter has.
+    /// Launches a kernel. Each argument has 8 bytes; a kernel reads as many of them as its
+    /// parameter has.
     pub(super) fn launch(
         &self,
         function: Function,
@@ -346,12 +351,12 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // A driver that fails here has nothing left to lose.
+        // A failure here is ignored, since nothing is left to lose.
         let _ = self.context.bind().and_then(|()| call!(cuStreamDestroy_v2(self.raw)));
     }
 }
 
-/// A point of a stream. Who waits for it on the host sleeps.
+/// A point of a stream. A host thread that waits for it sleeps.
 #[derive(Debug)]
 pub(super) struct Event(sys::CUevent);
 
@@ -361,7 +366,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// On the bound context.
+    /// Makes an event on the bound context.
     pub(super) fn new() -> Result<Self, Failure> {
         use sys::CUevent_flags_enum::{CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING};
         let mut raw = std::ptr::null_mut();
@@ -370,12 +375,12 @@ impl Event {
         Ok(Self(raw))
     }
 
-    /// Sleeps until the last record so far has passed.
+    /// Sleeps until the stream has passed the last record.
     pub(super) fn synchronize(&self) -> Result<(), Failure> {
         call!(cuEventSynchronize(self.0))
     }
 
-    /// Whether the last record so far has passed.
+    /// Whether the stream has passed the last record.
     pub(super) fn has_passed(&self) -> Result<bool, Failure> {
         match call!(cuEventQuery(self.0)) {
             Err(Failure { code: CUresult::CUDA_ERROR_NOT_READY, .. }) => Ok(false),
@@ -398,7 +403,7 @@ pub(super) struct Module(sys::CUmodule);
 pub(super) struct Function(sys::CUfunction);
 
 impl Module {
-    /// On the bound context.
+    /// Loads a cubin on the bound context.
     pub(super) fn load(cubin: &[u8]) -> Result<Self, Failure> {
         let mut raw = std::ptr::null_mut();
         call!(cuModuleLoadData(&raw mut raw, cubin.as_ptr().cast()))?;
@@ -418,7 +423,7 @@ impl Module {
 }
 
 impl Function {
-    /// More dynamic shared memory than the 48 KiB that need not be asked for.
+    /// Allows more dynamic shared memory than the default of 48 KiB.
     pub(super) fn allow_shared(self, bytes: u32) -> Result<(), Failure> {
         use CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
         call!(cuFuncSetAttribute(self.0, SHARED, bytes as i32))

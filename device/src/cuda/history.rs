@@ -1,4 +1,4 @@
-//! The last ops of each stream, so that an error that comes out late can say near which op it happened.
+//! The last ops of each stream. An error that appears late can then name the ops around it.
 
 use super::driver::Failure;
 use super::progress::Passed;
@@ -12,7 +12,7 @@ const REMEMBERED: usize = 1024;
 #[derive(Debug)]
 pub(super) struct History {
     ops: Mutex<Vec<[Option<Entry>; LANES]>>,
-    /// Per stream.
+    /// Progress by stream.
     passed: Vec<Passed>,
 }
 
@@ -23,7 +23,7 @@ struct Entry {
     site: Site,
 }
 
-/// Where an error came out, and what is known of its cause.
+/// The place where an error appeared, and hints at its cause.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) op: &'static str,
@@ -47,7 +47,7 @@ impl History {
         ops[tick as usize % REMEMBERED][lane].filter(|entry| entry.tick == tick)
     }
 
-    /// `failure` came out of a call about op `tick` of `lane`.
+    /// The place of `failure`, which a call about op `tick` of `lane` returned.
     pub(super) fn place(&self, lane: Lane, tick: u64, failure: &Failure) -> Place {
         let found = self.find(lane as usize, tick);
         let (op, site) = found.map_or(("an op", None), |entry| (entry.op, Some(entry.site)));
@@ -59,11 +59,11 @@ impl History {
         Place { op, site, problem }
     }
 
-    /// How far each stream is known to have come.
+    /// A text about the last op that each stream is known to have passed.
     fn passed(&self) -> String {
         let mut text = String::new();
         for (lane, passed) in Lane::ALL.into_iter().zip(&self.passed) {
-            // The low part of the tick: full ticks of the ring agree with it.
+            // The word holds the low part of a tick. The full ticks in the ring agree with it.
             let tick = passed.look().tick;
             if let Some(Entry { op, site, .. }) = self.find(lane as usize, tick) {
                 text += &format!("; {lane:?} had passed {op} at {site}");
@@ -73,7 +73,7 @@ impl History {
     }
 }
 
-/// The context is lost: every later call fails with the same code.
+/// Whether the context is lost, so that every later call fails with the same code.
 const fn is_sticky(code: CUresult) -> bool {
     !matches!(
         code,

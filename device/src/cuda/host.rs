@@ -1,5 +1,6 @@
-//! The Host lane of a rank on a GPU: one thread with a queue of two steps' work. It runs what the cpu backend's Host lane runs,
-//! on the pinned arena; streams learn of its progress from a pinned word, it learns of theirs from events.
+//! The Host lane of a rank on a GPU: one thread with a queue of two steps' work. It runs the work
+//! of the cpu backend's Host lane on the pinned arena. Streams learn of its progress from a pinned
+//! word, and it learns of theirs from events.
 
 use super::driver::{Context, Event, Word};
 use super::history::{History, Place};
@@ -21,14 +22,14 @@ pub(super) struct Job {
     pub(super) after: [Option<(u64, Arc<Event>)>; STREAMS],
 }
 
-/// What the thread works with.
+/// The state of the thread.
 pub(super) struct HostLane {
     pub(super) shared: Arc<Shared>,
     pub(super) context: Arc<Context>,
     pub(super) history: Arc<History>,
-    /// Holds the low half of the number of ops done.
+    /// The low half of the number of finished ops.
     pub(super) done: Word,
-    /// How far Compute has come.
+    /// The progress of the Compute stream.
     pub(super) compute: Passed,
 }
 
@@ -63,7 +64,8 @@ impl HostLane {
         }
     }
 
-    /// What the lane runs besides host tasks and collectives: copies inside the host's memory, on this thread alone: no step has any.
+    /// Copies inside the host's memory, on this thread alone. The lane runs copies besides host
+    /// tasks and collectives; no step has any.
     fn copy(&self, op: &Op) -> Result<(), String> {
         let Op::Copy { src, dst } = *op else {
             return Err("the Host lane of a GPU has no such kernel".into());
@@ -72,7 +74,7 @@ impl HostLane {
         Ok(())
     }
 
-    /// To the cores of the kernels: the rank's thread has one of its own.
+    /// Binds this thread to the cores of the kernels. The rank's thread has a core of its own.
     fn bind(&self, crew: Option<&Crew>) {
         if let Some(crew) = crew {
             crew.bind_caller();
@@ -89,7 +91,8 @@ impl HostLane {
     fn await_streams(&self, op: &Admitted, after: &[Option<(u64, Arc<Event>)>; STREAMS]) {
         for (lane, mark) in Lane::ALL.into_iter().zip(after) {
             let Some((tick, event)) = mark else { continue };
-            // After a failure elsewhere too: what is under way may still touch the memory of this op.
+            // It also waits after another rank's failure: unfinished work may still touch the
+            // memory of this op.
             if let Err(failure) = event.synchronize() {
                 let Place { op: name, site, problem } = self.history.place(lane, *tick, &failure);
                 self.fail(&Error::Gpu {

@@ -1,5 +1,5 @@
-//! Which kernels compute an [`Op`]: names, grids and arguments, as data. No CUDA call here, so the tests launch the same
-//! on an emulator. What each kernel computes is that of [`crate::cpu`].
+//! The kernels of an [`Op`]: names, grids and arguments, as data. It calls no CUDA function, so the
+//! tests make the same launches on an emulator. Each kernel computes the same as [`crate::cpu`].
 
 use crate::op::{Dropout, HeadNorm, Heads, Op, Reduce, VocabShard};
 use crate::random::keep_threshold;
@@ -9,17 +9,18 @@ mod attention;
 mod dense;
 mod rotary;
 
-/// A program of kernels for NVRTC. In front of its source stands `kernels/prelude.cuh`, which says what kernels may use.
+/// A program of kernels for NVRTC. `kernels/prelude.cuh` precedes its source and declares
+/// everything that kernels may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     /// The name of its file, for messages and for the cache.
     pub name: &'static str,
-    /// What is in the file. Names of kernels are unique among all programs of a device.
+    /// The contents of the file. Names of kernels are unique among all programs of a device.
     pub source: &'static str,
 }
 
 impl Program {
-    /// What NVRTC compiles.
+    /// The text that NVRTC compiles: the prelude, then the source.
     pub fn text(&self) -> String {
         let Self { name, source } = self;
         format!("{}#line 1 \"{name}\"\n{source}", include_str!("kernels/prelude.cuh"))
@@ -32,7 +33,8 @@ macro_rules! program {
     };
 }
 
-/// The kernels of ops; those of tasks come from [`CudaOptions::programs`](super::CudaOptions::programs).
+/// The kernels of ops. Kernels of tasks come from
+/// [`CudaOptions::programs`](super::CudaOptions::programs).
 pub const PROGRAMS: &[Program] = &[
     program!("attention.cu"),
     program!("attention_mma.cu"),
@@ -43,14 +45,15 @@ pub const PROGRAMS: &[Program] = &[
     program!("rotary.cu"),
 ];
 
-/// How NVRTC compiles them, besides the architecture. Without fmad: only explicit fma, as on the cpu backend.
+/// Options of NVRTC besides the architecture. Without fmad only explicit fma is fused, as on the
+/// cpu backend.
 pub const OPTIONS: &[&str] =
     &["--std=c++17", "--fmad=false", "--device-as-default-execution-space"];
 
-/// Ranks whose parts one launch combines.
+/// Largest number of ranks whose parts one launch combines.
 pub const MAX_PEERS: usize = 16;
 
-/// Arguments of a kernel: cuLaunchKernel is given a pointer to each slot.
+/// Arguments of a kernel. cuLaunchKernel gets a pointer to each slot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Args {
     slots: [u64; 24],
@@ -58,7 +61,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The arguments in order; of one shorter than 8 bytes the low bytes count.
+    /// The arguments in order. An argument shorter than 8 bytes uses the low bytes.
     pub fn slots(&self) -> &[u64] {
         &self.slots[..self.count]
     }
@@ -75,7 +78,7 @@ impl Args {
         self.with(&[u64::from(x.to_bits())])
     }
 
-    /// key, threshold, scale
+    /// Adds key, threshold and scale.
     fn mask(self, dropout: Dropout) -> Self {
         let scale = 1.0 / (1.0 - dropout.p);
         self.with(&[dropout.key, u64::from(keep_threshold(dropout.p))]).float(scale)
@@ -85,21 +88,21 @@ impl Args {
 /// One kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// As in the source.
+    /// Its name in the source.
     pub kernel: &'static str,
-    /// Blocks.
+    /// Number of blocks by dimension.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub block: u32,
-    /// Dynamic shared memory.
+    /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
     /// Arguments.
     pub args: Args,
 }
 
-/// Blocks stride over what is more.
+/// Largest number of blocks. Blocks stride over further work.
 const MAX_BLOCKS: usize = 1 << 16;
-/// Elements that a thread takes at once.
+/// Elements that a thread takes at a time.
 const RUN: usize = 8;
 
 impl Launch {
@@ -113,7 +116,7 @@ impl Launch {
         Self::new(kernel, [blocks, 1, 1], 256, args)
     }
 
-    /// A block per row, of up to `most` threads with runs of columns.
+    /// One block per row, with up to `most` threads, each with runs of columns.
     fn by_rows(
         kernel: &'static str,
         (rows, cols): (usize, usize),
@@ -124,19 +127,19 @@ impl Launch {
         Self::new(kernel, [rows.min(1 << 20), 1, 1], threads as u32, args)
     }
 
-    /// A block of 1024 threads per 32 columns.
+    /// One block of 1024 threads per 32 columns.
     fn by_columns(kernel: &'static str, cols: usize, args: Args) -> Self {
         Self::new(kernel, [cols.div_ceil(32), 1, 1], 1024, args)
     }
 
-    /// A block per row and 256 columns.
+    /// One block per row and 256 columns.
     fn by_tiles(kernel: &'static str, (rows, cols): (usize, usize), args: Args) -> Self {
         let threads = cols.next_multiple_of(32).clamp(32, 256);
         Self::new(kernel, [rows, cols.div_ceil(threads), 1], threads as u32, args)
     }
 }
 
-/// Looks tensors up and hands launches on; those without blocks are left out.
+/// Looks up tensors and passes launches on, except those without blocks.
 struct Launcher<'a> {
     at: &'a dyn Fn(Tensor) -> u64,
     scratch: u64,
@@ -170,10 +173,10 @@ impl Launcher<'_> {
     }
 }
 
-/// [`Dtype::F32`] among [`types`].
+/// [`Dtype::F32`] in the numbering of [`types`].
 const F32: u64 = 2;
 
-/// 4 bits a tensor, as `type_of` in the prelude reads them.
+/// Storage types, 4 bits per tensor, in the form that `type_of` in the prelude reads.
 fn types(tensors: &[Tensor]) -> u64 {
     let number = |t: &Tensor| match t.dtype() {
         Dtype::F16 => 0,
@@ -186,7 +189,7 @@ fn types(tensors: &[Tensor]) -> u64 {
     tensors.iter().rev().fold(0, |all, t| all << 4 | number(t))
 }
 
-/// [`types`] of tensors of values: F16, Bf16 or F32.
+/// [`types`] of tensors with values: F16, Bf16 or F32.
 fn values(tensors: &[Tensor]) -> Result<u64, String> {
     match tensors.iter().find(|t| matches!(t.dtype(), Dtype::F64 | Dtype::I32 | Dtype::U16)) {
         Some(t) => Err(format!("{:?} where F16, Bf16 or F32 belongs", t.dtype())),
@@ -205,7 +208,7 @@ fn is(t: Tensor, dtype: Dtype) -> Result<(), String> {
 pub(crate) use dense::norm_scratch_bytes;
 pub(crate) use rotary::rotary_scratch_bytes;
 
-/// Bytes of scratch that `op` needs.
+/// Scratch of `op` in bytes.
 pub const fn scratch_bytes(op: &Op) -> u64 {
     match op {
         Op::AttentionBackward { lse, .. } => lse.bytes(),
@@ -217,11 +220,11 @@ pub const fn scratch_bytes(op: &Op) -> u64 {
     }
 }
 
-/// The launches that compute `op`, in order. `at` gives a tensor's address on the device, `scratch` that of
-/// [`scratch_bytes`]; `sm` is the compute capability, 70 to 90.
+/// The launches of `op`, in order. `at` gives a tensor's address on the device; `scratch` is the
+/// address of [`scratch_bytes`]; `sm` is the compute capability, 70 to 90.
 ///
 /// # Errors
-/// A tensor's type is none that the op takes, a size has no kernel, or the op is none of kernels.
+/// A tensor has a type that the op does not take, a size has no kernel, or the op has no kernel.
 pub fn launches(
     op: &Op,
     at: &dyn Fn(Tensor) -> u64,
@@ -271,10 +274,11 @@ fn no_kernel(op: &Op) -> Result<(), String> {
     Err(format!("{} is not a kernel", op.name()))
 }
 
-/// `into` = the combination, in rank order, of the parts at `peers` that are as long; it may be one of them.
+/// `into` = the combination, in rank order, of the parts at `peers`, which have the same length.
+/// `into` may be one of them.
 ///
 /// # Errors
-/// No ranks or too many, or elements that do not add up.
+/// No ranks, too many ranks, or a type that cannot be summed.
 pub fn combine_peers(
     into: (u64, Dtype, usize),
     peers: &[u64],
@@ -303,10 +307,10 @@ pub fn combine_peers(
     Ok(())
 }
 
-/// c (rows, cols) += bias (cols), for a product whose library adds none.
+/// c (rows, cols) += bias (cols), for a product whose library adds no bias.
 ///
 /// # Errors
-/// Not tensors of values.
+/// The tensors do not hold values.
 pub fn add_bias(
     (c, bias): (Tensor, Tensor),
     at: &dyn Fn(Tensor) -> u64,

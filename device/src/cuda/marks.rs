@@ -1,8 +1,8 @@
-//! Points of a rank's streams that others wait for, and what each lane has been told to wait for already.
+//! Points of a rank's streams that other lanes wait for, and the waits that each lane already has.
 //!
-//! A mark is a CUDA event from a ring of its lane, made before step 1. A lane that waits for a tick whose mark has
-//! been used again waits for the oldest mark since: that is later than need be, and never a cycle, because all that
-//! is marked was submitted before.
+//! A mark is a CUDA event from a ring of its lane, made before step 1. If a mark has been used
+//! again, a lane that waits for its tick waits for the oldest later mark. This is later than
+//! necessary but never makes a cycle, because every marked op was submitted before.
 
 use super::driver::{Event, Failure};
 use crate::submit::lane::{Clock, join};
@@ -10,19 +10,20 @@ use crate::{LANES, Lane};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Lanes that are streams: all but the last.
+/// Number of lanes on streams: all but the last.
 pub(super) const STREAMS: usize = LANES - 1;
-/// Marks of a lane.
+/// Marks per lane.
 const RING: usize = 1024;
 
-/// An event recorded behind op `tick`.
+/// An event recorded after op `tick`.
 #[derive(Clone, Debug)]
 pub(super) struct Mark {
     pub(super) tick: u64,
     pub(super) event: Arc<Event>,
-    /// What was finished on all lanes when the stream came here.
+    /// The ops of all lanes that were finished when the stream came here.
     clock: Clock,
-    /// The op of the Host lane that waits for it, if one does: until then it is not recorded again.
+    /// The op of the Host lane that waits for it, if any. Until that op has run, the mark is not
+    /// recorded again.
     host_tick: u64,
 }
 
@@ -36,22 +37,23 @@ struct Ring {
 #[derive(Debug)]
 pub(super) struct Marks {
     rings: Vec<Ring>,
-    /// Per lane: what is finished when its next op starts, as far as its stream has been told.
+    /// For each lane, the ops that are finished when its next op starts, by the waits of its stream
+    /// so far.
     told: [Clock; LANES],
-    /// What the rank's thread has seen finish.
+    /// The ops that the rank's thread has seen finish.
     finished: Clock,
 }
 
-/// What a lane must still be told to wait for.
+/// A wait that a lane still needs.
 #[derive(Debug)]
 pub(super) enum Until {
     Event(Arc<Event>),
-    /// The Host lane's op of this number.
+    /// The number of the Host lane's op.
     Host(u64),
 }
 
 impl Marks {
-    /// On the bound context.
+    /// Makes the events on the bound context.
     pub(super) fn new() -> Result<Self, Failure> {
         let ring = || {
             let unused = (0..RING).map(|_| Event::new().map(Arc::new)).collect::<Result<_, _>>()?;
@@ -61,8 +63,8 @@ impl Marks {
         Ok(Self { rings, told: [[0; LANES]; LANES], finished: [0; LANES] })
     }
 
-    /// An event to record behind op `tick` of a stream; `None`: there is one. `host_done`: waits until the Host
-    /// lane has finished an op.
+    /// An event to record after op `tick` of a stream; `None` if there is one already. `host_done`
+    /// waits until the Host lane has finished an op.
     pub(super) fn mark(
         &mut self,
         lane: Lane,
@@ -88,15 +90,16 @@ impl Marks {
         Some(event)
     }
 
-    /// The first mark at or behind op `tick`.
+    /// The first mark at or after op `tick`.
     pub(super) fn find(&mut self, lane: usize, tick: u64) -> Option<&mut Mark> {
         let recorded = &mut self.rings.get_mut(lane)?.recorded;
         let at = recorded.partition_point(|mark| mark.tick < tick);
         recorded.get_mut(at)
     }
 
-    /// Tells `lane`, a stream, to wait for all of `clock`, whose event is of `first`: visits what is not known to
-    /// it yet. `host`: ops that the Host lane has finished.
+    /// Makes `lane`, a stream, wait for all of `clock`, the clock of an event on lane `first`. It
+    /// visits the waits that the lane lacks. `host` is the number of ops that the Host lane has
+    /// finished.
     pub(super) fn wait(
         &mut self,
         lane: Lane,
@@ -146,7 +149,7 @@ impl Marks {
         })
     }
 
-    /// The rank's thread has seen op `tick` finish.
+    /// Notes that the rank's thread has seen op `tick` finish.
     pub(super) fn finish(&mut self, lane: Lane, tick: u64) {
         let finished = &mut self.finished[lane as usize];
         *finished = tick.max(*finished);

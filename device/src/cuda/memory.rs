@@ -1,4 +1,4 @@
-//! The memory of a rank on a GPU, and what the other ranks of the process reach of it.
+//! The memory of a rank on a GPU, and the parts of it that the other ranks of the process access.
 
 use super::driver::{Context, DeviceMemory, Event, Failure, Mapped, Registration};
 use super::nccl;
@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Bytes of host memory that are pinned at once: drivers refuse some sizes, and a piece at a time shows how far
-/// pinning got.
+/// Bytes of host memory that are pinned at once. Drivers refuse some sizes, and pieces show the
+/// progress of pinning.
 pub(super) const PIECE: u64 = 1 << 30;
 
-/// What a driver pins whole.
+/// Bytes of a page, the unit of pinning.
 pub(super) const PAGE: u64 = 4096;
 
 /// The pages of the host arena that copies between host and GPU touch, in order, as ranges of bytes.
@@ -30,18 +30,19 @@ pub(super) fn copied(plan: &Plan) -> Vec<Range<u64>> {
     runs
 }
 
-/// Bytes of host memory that a driver pins for a rank of `plan`: the pages that copies between host and GPU touch, and the
-/// page of the words by which lanes wait for each other.
+/// Bytes of host memory that a driver pins for a rank of `plan`: the pages that copies between host
+/// and GPU touch, and the page of the words by which lanes wait for each other.
 pub fn pinned_bytes(plan: &Plan) -> u64 {
     PAGE + copied(plan).iter().map(|run| run.end - run.start).sum::<u64>()
 }
 
-/// Bytes of a GPU for the page tables of what is pinned for a rank of `plan`: 8 for each page of 4 KiB.
+/// Bytes of a GPU for the page tables of the memory pinned for a rank of `plan`: 8 for each page of
+/// 4 KiB.
 pub fn page_tables(plan: &Plan) -> u64 {
     pinned_bytes(plan) / PAGE * 8
 }
 
-/// A range of the host arena, cut where pinned pieces end: at multiples of [`PIECE`].
+/// Splits a range of the host arena where pinned pieces end: at multiples of [`PIECE`].
 pub(super) fn pieces<E>(
     range: Range<u64>,
     visit: &mut dyn FnMut(Range<u64>) -> Result<(), E>,
@@ -55,7 +56,7 @@ pub(super) fn pieces<E>(
     Ok(())
 }
 
-/// Where things lie behind the plan's bytes, in one allocation.
+/// The layout of data after the plan's bytes, in one allocation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrangement {
     pub(super) scratch: u64,
@@ -71,30 +72,31 @@ impl Arrangement {
     }
 }
 
-/// Steps of a collective between which ranks meet.
+/// Meetings of ranks in a collective.
 pub(super) const PHASES: usize = 3;
 
 /// Events of a rank for its in-process collectives.
 pub(super) const EVENTS: usize = LANES * 3 * PHASES;
 
-/// One rank's memory and events. [`Peers`] keeps it to the end of the run, so that no peer reads freed memory.
+/// One rank's memory and events. [`Peers`] keeps it until the run ends, so that no peer reads freed
+/// memory.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(super) context: Arc<Context>,
     pub(super) device: DeviceMemory,
     /// By lane, group and phase of an in-process collective.
     events: Vec<Event>,
-    /// Collectives that this rank's streams have started, by group: TP, DP.
+    /// Number of collectives that this rank's streams have started, by group: TP, DP.
     pub(super) started: [AtomicU64; 2],
-    // Declared before the memory, which it must not outlive.
+    // It is declared before the memory, which it must not outlive.
     _pinned: Registration,
-    /// Ranges of the host arena that are pinned.
+    /// Pinned ranges of the host arena, in bytes.
     copied: Vec<Range<u64>>,
     host: Arc<Memory>,
 }
 
 impl Peer {
-    /// Device memory, and host memory, of which is pinned what copies touch.
+    /// Allocates device memory, and host memory with its copied parts pinned.
     pub(super) fn new(
         context: &Arc<Context>,
         device: DeviceMemory,
@@ -119,14 +121,14 @@ impl Peer {
         })
     }
 
-    /// A tensor of the host arena that copies may touch.
+    /// Whether copies may touch a tensor of the host arena.
     pub(super) fn is_pinned(&self, t: Tensor) -> bool {
         let range = t.range();
         let before = self.copied.partition_point(|run| run.start <= range.start);
         before > 0 && range.end <= self.copied[before - 1].end
     }
 
-    /// Where a tensor lies: a device address, or a host address.
+    /// The address of a tensor: on the device or on the host.
     pub(super) fn at(&self, t: Tensor) -> u64 {
         let start = match t.arena() {
             Arena::Device => self.device.start,
@@ -135,7 +137,7 @@ impl Peer {
         start + t.range().start
     }
 
-    /// The event behind `phase` of a collective.
+    /// The event after `phase` of a collective.
     pub(super) fn event(&self, lane: usize, group: Group, phase: usize) -> &Event {
         &self.events[(lane * 3 + group as usize) * PHASES + phase]
     }
@@ -143,21 +145,21 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // The last to go may be another thread than the rank's.
+        // The last owner may be another thread than the rank's.
         let _ = self.context.bind();
     }
 }
 
-/// Where the ranks of a run on GPUs find each other.
+/// The table in which the ranks of a run on GPUs find each other.
 #[derive(Debug)]
 pub struct Peers {
     by_rank: Vec<OnceLock<Arc<Peer>>>,
-    /// Of each group of more than one rank, by its first rank.
+    /// NCCL's ids of the groups with more than one rank, by their first rank.
     ids: Mutex<Vec<((Group, usize), nccl::Id)>>,
 }
 
 impl Peers {
-    /// Of a run of so many ranks.
+    /// The table of a run with `world_size` ranks.
     pub fn new(world_size: usize) -> Self {
         let by_rank = (0..world_size).map(|_| OnceLock::new()).collect();
         Self { by_rank, ids: Mutex::default() }

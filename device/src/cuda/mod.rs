@@ -1,8 +1,9 @@
-//! Real GPUs: lanes are CUDA streams (the Host lane a thread), ranks are dealt to GPUs in turn.
+//! Real GPUs: lanes are CUDA streams (the Host lane is a thread), and ranks are dealt to GPUs in
+//! turn.
 //!
-//! Ops are enqueued inside `submit` and run later. A stream waits for another lane's stream by an event, for the
-//! Host lane by a pinned word; the Host lane waits for streams by events. All of that, and all memory, is made in
-//! [`open`]: a step allocates nothing.
+//! `submit` enqueues ops, which run later. A stream waits for another lane's stream by an event,
+//! and for the Host lane by a pinned word; the Host lane waits for streams by events. [`open`]
+//! makes all of these and all memory: a step allocates nothing.
 
 mod beside;
 mod blas;
@@ -32,7 +33,7 @@ pub use memory::{page_tables, pinned_bytes};
 pub use open::{Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe};
 
-/// For the tests of the kernels, which run them on an emulator.
+/// For tests that run the kernels on an emulator.
 #[doc(hidden)]
 pub mod testing {
     pub use super::compile::cubins;
@@ -69,7 +70,8 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use timeline::Timeline;
 
-/// Bytes of a GPU that a rank takes: those of `plan`, and behind them `scratch` for kernels and the workspace of products.
+/// Bytes of a GPU that a rank takes: those of `plan`, then `scratch` for kernels and the workspace
+/// of products.
 pub fn device_bytes(plan: &Plan, scratch: u64) -> u64 {
     Arrangement::new(plan, scratch, WORKSPACE).bytes
 }
@@ -79,40 +81,41 @@ pub const fn gains_scratch(dim: usize) -> u64 {
     launch::rotary_scratch_bytes(dim)
 }
 
-/// Bytes of scratch for the gradient of the gain of an RMSNorm of so many rows and columns.
+/// Bytes of scratch for the gradient of an RMSNorm's gain, with `rows` rows and `cols` columns.
 pub const fn norm_scratch(rows: usize, cols: usize) -> u64 {
     launch::norm_scratch_bytes((rows, cols))
 }
 
-/// Numbers of the pinned words: how far each stream has come, then the Host lane.
+/// Index of the Host lane's pinned word, which follows the words of the streams' progress.
 const HOST_WORD: usize = STREAMS;
 
 /// The executor of a rank on a GPU.
 struct Gpu {
-    /// The Host lane's side; pinned memory; the world.
+    /// The Host lane's part, pinned memory, and the world.
     host: Arc<Shared>,
     context: Arc<Context>,
     peer: Arc<Peer>,
     peers: Arc<Peers>,
     sm: u32,
-    /// Where kernels have room besides their tensors, and how much.
+    /// Address and bytes of the kernels' scratch.
     scratch: (u64, u64),
-    // Kernels and products go before their context's streams, streams before the words that they write.
+    // Kernels and products are dropped before the streams of their context, and streams before the
+    // words that they write.
     kernels: RefCell<Kernels>,
     blas: RefCell<Blas>,
     transport: Transport,
     timeline: Option<Timeline>,
-    /// By lane; the last is the rank's own, for `read` and `write`.
+    /// By lane. The last one is the rank's own, for `read` and `write`.
     streams: Vec<Rc<Stream>>,
     words: Words,
     marks: RefCell<Marks>,
-    /// By lane; of lanes that share a stream the first one's counts.
+    /// By lane. Lanes that share a stream use the pace of the first of them.
     paces: RefCell<Vec<Pace>>,
     progress: RefCell<Progress>,
     history: Arc<History>,
-    /// What the next op of the Host lane waits for.
+    /// The clock that the next op of the Host lane waits for.
     host_after: Cell<Clock>,
-    /// The last op of the Host lane for which other ranks must come.
+    /// The number of the Host lane's last op that other ranks take part in.
     host_met: Cell<u64>,
     queue: Arc<Queue<Job>>,
     thread: Option<JoinHandle<()>>,
@@ -129,7 +132,7 @@ impl Gpu {
 
     fn fail_run(&self, error: &Error) {
         let (step, own) = (self.host.step.load(Ordering::Relaxed), self.rank());
-        // A rank may be the first to see that another's GPU is lost.
+        // A rank may be the first to notice that another rank's GPU is lost.
         let whose = match error {
             Error::Gpu { rank, .. } => {
                 Rank { tp: rank % own.tp_size, dp: rank / own.tp_size, ..own }
@@ -139,7 +142,7 @@ impl Gpu {
         self.host.world.fail(whose, step, error);
     }
 
-    /// The driver refused a call for `op`.
+    /// The error of a driver call that failed for `op`.
     fn failed(&self, op: &Admitted, failure: &Failure) -> Error {
         self.failed_at(op.lane, op.tick, failure)
     }
@@ -153,13 +156,14 @@ impl Gpu {
         }
     }
 
-    /// Something else than the driver cannot do `op`.
+    /// The error for an `op` that failed for another reason than a driver call.
     fn refused(&self, op: &Admitted, problem: &str) -> Error {
         let (rank, gpu) = (self.rank().index(), self.context.ordinal);
         Error::Gpu { rank, gpu, op: op.op.name(), site: op.site, problem: problem.into() }
     }
 
-    /// A library cannot enqueue `op` on a stream. Of a lost GPU it says that CUDA failed, and not how.
+    /// The error of a library that cannot enqueue `op` on a stream. For a lost GPU the library only
+    /// says that CUDA failed, so the GPU's own error is added.
     fn library_failed(&self, op: &Admitted, stream: &Stream, problem: &str) -> Error {
         match stream.loss() {
             Some(loss) => self.refused(op, &format!("{problem}: {loss}")),
@@ -167,7 +171,7 @@ impl Gpu {
         }
     }
 
-    /// Enqueues an op of a stream.
+    /// Enqueues an op on its stream.
     fn enqueue(&self, op: &Admitted) -> Result<(), Error> {
         let stream = self.stream(op.lane);
         match op.op {
@@ -242,7 +246,7 @@ impl Gpu {
         })
     }
 
-    /// Records an event behind op `tick` of a stream, unless there is one.
+    /// Records an event after op `tick` of a stream, unless one exists.
     fn mark(&self, lane: Lane, tick: u64) -> Result<(), Failure> {
         let host_done = |tick| self.host.wait_done(Lane::Host as usize, tick);
         let Some(event) = self.marks.borrow_mut().mark(lane, tick, &host_done) else {
@@ -251,12 +255,12 @@ impl Gpu {
         self.stream(lane).record(&event)
     }
 
-    /// Tells a stream to wait for all of `clock`.
+    /// Makes a stream wait for all of the event's clock.
     fn wait_on_stream(&self, lane: Lane, event: &Event) -> Result<(), Failure> {
         let stream = self.stream(lane);
         let host_done = self.host.done(Lane::Host);
         let source = (event.lane as usize, &event.clock);
-        // Sums inside a layer are over soon.
+        // Collectives inside a layer end soon.
         let shows = lane == Lane::Compute && source.0 != Lane::TpComm as usize;
         let mut waits = false;
         self.marks.borrow_mut().wait(lane, source, host_done, &mut |until| {
@@ -274,8 +278,9 @@ impl Gpu {
         if waits { self.progress.borrow_mut().tell(lane, stream, false) } else { Ok(()) }
     }
 
-    /// Ranks that share a GPU may share its hardware queues. What stands in one behind a wait for op `tick` of the Host lane
-    /// may be what another rank needs to come to a meeting before that op: such meetings are over first.
+    /// Ranks that share a GPU may share its hardware queues. An entry after a wait for op `tick` of
+    /// the Host lane may be needed by another rank to reach a meeting before that op. This waits
+    /// until such meetings are over.
     fn await_peers(&self, tick: u64) {
         if matches!(self.transport, Transport::InProcess) {
             self.host.wait_done(Lane::Host as usize, self.host_met.get().min(tick));
@@ -290,7 +295,7 @@ impl Gpu {
         if kept { self.progress.borrow_mut().tell(lane, stream, false) } else { Ok(()) }
     }
 
-    /// The rank's thread is about to wait: each stream tells when it has come to its end.
+    /// Makes each stream report its end, before the rank's thread waits.
     fn tell_ends(&self) -> Result<(), Failure> {
         let mut progress = self.progress.borrow_mut();
         for &lane in &Lane::ALL[..STREAMS] {
@@ -310,8 +315,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Runs each op once, in its stream: code that a kernel or product needs is loaded by its first launch. Nothing else
-    /// runs yet, and what is computed is thrown away.
+    /// Runs each op once on its stream, since the first launch loads the code of a kernel or
+    /// product. Nothing else runs yet, and the results are discarded.
     fn warm_up(&self, ops: &[Admitted]) -> Result<(), Error> {
         for op in ops {
             let stream = self.stream(op.lane);
@@ -330,7 +335,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The kernel of an in-process collective, of this rank's memory alone.
+    /// Runs the kernel of an in-process collective on this rank's memory alone.
     fn warm_up_sum(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
         let (Transport::InProcess, Some(group)) = (&self.transport, op.op.group()) else {
             return Ok(());
@@ -367,7 +372,7 @@ impl Executor for Gpu {
             self.queue.push(Job { op, after });
             return;
         }
-        // After a failure anywhere nothing more is started; what is under way ends.
+        // After a failure of any rank nothing more is started; work in progress ends.
         if self.host.world.failed() {
             return;
         }
@@ -469,7 +474,8 @@ impl Drop for Gpu {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        // Memory outlives this: `peers` holds it. Events, words and the library's workspace do not.
+        // `peers` keeps the memory longer than this. Events, words and the library's workspace end
+        // here.
         let _ = self.context.bind();
         for stream in &self.streams {
             let _ = stream.synchronize();
@@ -521,10 +527,10 @@ mod tests {
         tensor(Arena::Pinned, staging, 9000);
         tensor(Arena::Pinned, states, 3 * 4096);
         tensor(Arena::Pinned, Pool::new("batches"), 64);
-        // 0..5000; 25088..28160 and 28160..37160; 49664..49728.
+        // The ranges 0..5000; 25088..28160 and 28160..37160; 49664..49728.
         let expected = [0..8192, 24_576..40_960, 49_152..53_248];
         assert_eq!(memory::copied(&plan), expected);
-        // And the page of words.
+        // The last term is the page of words.
         assert_eq!(pinned_bytes(&plan), 8192 + 16_384 + 4096 + 4096);
     }
 }

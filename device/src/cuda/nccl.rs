@@ -1,5 +1,6 @@
-//! NCCL as safe types. The library is loaded here and not by cudarc, which does not look for `libnccl.so.2`, the
-//! only name that packages install, and keeps back the handle that a watchdog needs to abort.
+//! NCCL as safe types. This file loads the library itself: cudarc does not look for `libnccl.so.2`,
+//! the only name that packages install, and does not give out the handle that a watchdog needs to
+//! abort.
 #![expect(unsafe_code, reason = "NCCL's C interface")]
 
 use super::driver::Stream;
@@ -11,10 +12,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Names it goes by, in the order in which they are tried.
+/// Names of the library, in the order of attempts.
 pub const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// Codes are numbers here: a newer library may return one that the binding does not know.
+/// Codes are numbers here, since a newer library may return a code that the binding does not know.
 type Code = c_int;
 type Buffer = *const c_void;
 type BufferMut = *mut c_void;
@@ -66,7 +67,7 @@ struct Functions {
     ) -> Code,
 }
 
-/// The library, loaded once; or why not.
+/// The library, loaded once, or the reason why it is missing.
 fn functions() -> Result<&'static Functions, &'static str> {
     static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
     LOADED.get_or_init(load).as_ref().map_err(String::as_str)
@@ -80,7 +81,7 @@ fn load() -> Result<Functions, String> {
     let library = NAMES.iter().find_map(open).ok_or_else(|| format!("none of {NAMES:?} found"))?;
     macro_rules! symbol {
         ($name:literal) => {{
-            // SAFETY: the field that takes it has the type of NCCL's header.
+            // SAFETY: the field has the type of NCCL's header.
             let found = unsafe { library.get(concat!($name, "\0").as_bytes()) };
             *found.map_err(|e| format!("{}: {e}", $name))?
         }};
@@ -104,8 +105,8 @@ fn load() -> Result<Functions, String> {
 macro_rules! call {
     ($f:ident ( $($arg:expr),* $(,)? )) => {{
         let functions = functions()?;
-        // SAFETY: communicators are made below and used until they are aborted; out-pointers are to locals;
-        // buffers lie in arenas that live as long as the streams.
+        // SAFETY: communicators are made below and used until they are aborted; out-pointers are to
+        // locals; buffers lie in arenas that live as long as the streams.
         check(functions, stringify!($f), unsafe { (functions.$f)($($arg),*) })
     }};
 }
@@ -124,17 +125,17 @@ fn check(functions: &Functions, call: &str, code: Code) -> Result<(), String> {
     Err(format!("NCCL {call}: {}", text.to_string_lossy()))
 }
 
-/// As 22403 for 2.24.3.
+/// The library's version, such as 22403 for 2.24.3.
 ///
 /// # Errors
-/// The library is not there.
+/// The library is missing.
 pub(super) fn version() -> Result<i32, String> {
     let mut version = 0;
     call!(get_version(&raw mut version))?;
     Ok(version)
 }
 
-/// What the ranks of a group must share to find each other.
+/// The id that the ranks of a group share to find each other.
 pub(super) type Id = ncclUniqueId;
 
 pub(super) fn new_id() -> Result<Id, String> {
@@ -145,7 +146,7 @@ pub(super) fn new_id() -> Result<Id, String> {
 
 fn data_type(dtype: Dtype) -> ncclDataType_t {
     match dtype {
-        // Halves are moved at most.
+        // Halves are only moved, never summed.
         Dtype::F16 | Dtype::U16 => ncclDataType_t::ncclFloat16,
         Dtype::Bf16 => ncclDataType_t::ncclBfloat16,
         Dtype::F32 => ncclDataType_t::ncclFloat32,
@@ -157,25 +158,25 @@ fn data_type(dtype: Dtype) -> ncclDataType_t {
 /// A collective in which each rank owns one part of the buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ByParts {
-    /// From the whole to this rank's part.
+    /// Sums the whole buffers into each rank's part.
     ReduceScatter,
-    /// From this rank's part to the whole.
+    /// Copies each rank's part to the whole buffers.
     AllGather,
 }
 
-/// One rank's end of a group. The rank's thread enqueues; a watchdog may abort.
+/// One rank's end of a group. The rank's thread enqueues, and a watchdog may abort.
 #[derive(Debug)]
 pub(super) struct Communicator {
-    /// Null once it is aborted.
+    /// Null after an abort.
     raw: AtomicPtr<c_void>,
-    /// Held while the rank's thread is inside a call.
+    /// Locked while the rank's thread is inside a call.
     busy: Mutex<()>,
     pub(super) me: usize,
     pub(super) size: usize,
 }
 
 impl Communicator {
-    /// Blocks until all ranks of the group have come.
+    /// Makes a communicator. Blocks until all ranks of the group have come.
     pub(super) fn new(id: Id, me: usize, size: usize) -> Result<Self, String> {
         let mut raw: ncclComm_t = std::ptr::null_mut();
         call!(comm_init_rank(&raw mut raw, size as c_int, id, me as c_int))?;
@@ -187,7 +188,8 @@ impl Communicator {
         if raw.is_null() { Err("the communicator was aborted".into()) } else { Ok(raw.cast()) }
     }
 
-    /// What has gone wrong since, if anything. Does not wait for a call that the rank's thread is inside of.
+    /// Returns an error if the communicator has failed. It does not wait for a call in which the
+    /// rank's thread is.
     pub(super) fn check(&self) -> Result<(), String> {
         let Ok(_inside) = self.busy.try_lock() else { return Ok(()) };
         let (mut state, comm) = (0, self.raw()?);
@@ -199,8 +201,8 @@ impl Communicator {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends what is under way; nothing can be enqueued any more. A call that the rank's thread is inside of has
-    /// two seconds to return: it may be the very one that hangs.
+    /// Ends the collectives in progress; nothing can be enqueued any more. A call in which the
+    /// rank's thread is has two seconds to return, since it may be the very call that hangs.
     pub(super) fn abort(&self) {
         let started = Instant::now();
         let mut inside = self.busy.try_lock();
@@ -230,7 +232,7 @@ impl Communicator {
         call!(all_reduce(from, to, count, dtype, op, self.raw()?, stream.raw().cast()))
     }
 
-    /// In place: `count` elements of the whole buffer, which divide by the ranks.
+    /// Works in place on `count` elements of the whole buffer. The number of ranks divides `count`.
     pub(super) fn by_parts(
         &self,
         (at, count, dtype): (u64, usize, Dtype),

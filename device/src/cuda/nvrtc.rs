@@ -21,14 +21,14 @@ fn check(call: &str, code: nvrtcResult) -> Result<(), String> {
     if code == nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(format!("{call}: {code:?}")) }
 }
 
-/// (major, minor)
+/// The library's version (major, minor).
 pub(super) fn version() -> Result<(i32, i32), String> {
     let (mut major, mut minor) = (0, 0);
     call!(nvrtcVersion(&raw mut major, &raw mut minor))?;
     Ok((major, minor))
 }
 
-/// Destroyed when it goes.
+/// A program. Drop destroys it.
 struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {
@@ -47,10 +47,10 @@ impl Program {
     }
 }
 
-/// A cubin of `source`.
+/// Compiles `source` to a cubin.
 ///
 /// # Errors
-/// What the compiler says.
+/// The compiler's message.
 pub(super) fn compile(name: &str, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
     let text = |s: &str| CString::new(s).map_err(|_| format!("{name} holds a zero byte"));
     let (c_name, c_source) = (text(name)?, text(source)?);

@@ -1,4 +1,4 @@
-//! Opening a GPU for a rank: everything that is allocated, created or compiled, before step 1.
+//! Opens a GPU for a rank: it allocates, creates and compiles everything before step 1.
 
 use super::beside::note_connected;
 use super::blas::{Blas, WORKSPACE};
@@ -26,13 +26,13 @@ use std::fmt::Display;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How data moves between ranks.
+/// The way of data between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Collectives {
-    /// NCCL where it is found and each rank has a GPU of its own, else in-process.
+    /// NCCL if it is found and each rank has its own GPU, else in-process.
     #[default]
     Auto,
-    /// Kernels that read other ranks' memory: the bits of the cpu backend.
+    /// Kernels that read other ranks' memory, with the bits of the cpu backend.
     InProcess,
 }
 
@@ -41,30 +41,31 @@ pub enum Collectives {
 pub struct CudaOptions {
     /// The driver's number of the rank's GPU; `None`: rank mod GPUs.
     pub gpu: Option<usize>,
-    /// Where host memory goes.
+    /// Place of the host memory.
     pub host: HostPlace,
-    /// Where the ranks of the run find each other: one for all.
+    /// The table in which the ranks of the run find each other; all ranks share it.
     pub peers: Arc<Peers>,
-    /// How data moves between ranks.
+    /// The way of data between ranks.
     pub collectives: Collectives,
-    /// Most that one op needs besides its operands: see [`device_bytes`](super::device_bytes).
+    /// Largest scratch of an op in bytes, see [`device_bytes`](super::device_bytes).
     pub scratch: u64,
-    /// Of the Host lane.
+    /// Settings of the Host lane.
     pub work: HostWork,
-    /// The kernels of the [tasks](crate::DeviceTask) that it is given, compiled while it is opened.
+    /// The kernels of the device's [tasks](crate::DeviceTask), compiled while it is opened.
     pub programs: &'static [Program],
-    /// What the rank's program asks of a GPU: run once while it is opened, so that nothing is loaded or connected later.
+    /// The distinct ops of the rank's program. Each runs once while the device is opened, so that
+    /// nothing is loaded or connected later.
     pub warm_up: Arc<Distinct>,
 }
 
-/// A GPU for `rank`, which several ranks may share. Returns when all ranks have opened
-/// theirs.
+/// Opens a GPU for `rank`; several ranks may share it. Returns when all ranks have opened theirs.
 ///
 /// # Errors
-/// There is no GPU; the plan does not fit its free memory, or this machine's. The peers are told.
+/// There is no GPU, or the plan does not fit its free memory or this machine's. The peers learn of
+/// it.
 ///
 /// # Panics
-/// `options.peers` or `rank` is of a run of another size than `world`.
+/// If `options.peers` or `rank` belongs to a run of another size than `world`.
 pub fn open(
     rank: Rank,
     plan: &Arc<Plan>,
@@ -100,7 +101,8 @@ impl Opening<'_> {
         let sm = driver::device_sm(gpu).map_err(made)?;
         let arrangement = Arrangement::new(self.plan, self.options.scratch, WORKSPACE);
         let own = Rc::new(Stream::new(&context, false).map_err(made)?);
-        // What lies beside the plan comes first, so that a shortage is the plan's own error, with figures.
+        // Allocations beside the plan come first, so that a shortage appears as the plan's own
+        // error, with figures.
         self.check(&context, arrangement.bytes)?;
         let short = |error: Error| self.shortage(&context, arrangement.bytes, error);
         let pinning = |e: Failure| self.problem(gpu, "pinning host memory", e);
@@ -132,7 +134,7 @@ impl Opening<'_> {
         let passed = Lane::ALL[..STREAMS].iter().map(|lane| progress.of(*lane)).collect();
         let history = Arc::new(History::new(passed));
         self.options.peers.join(self.rank.index(), &peer);
-        // The Host lane is the cpu backend's, on memory that the driver has pinned.
+        // The Host lane is that of the cpu backend, on memory that the driver has pinned.
         let (work, threads) = (self.options.work.clone(), true);
         let host = Shared::new(self.rank, host_memory, self.plan, self.world, work, threads);
         let host = Arc::new(host);
@@ -174,13 +176,13 @@ impl Opening<'_> {
         Ok(gpu)
     }
 
-    /// The plan's memory, again: kernels have left what they make of zeros.
+    /// Zeroes the plan's memory again, since the warm-up kernels have written to it.
     fn zero(&self, gpu: &Gpu) -> Result<(), Error> {
         let (own, device) = (&gpu.streams[STREAMS], &gpu.peer.device);
         let bytes = self.plan.bytes(Arena::Device);
         let zeroed = own.zero(device.start, bytes).and_then(|()| own.synchronize());
         zeroed.map_err(|e| self.problem(gpu.context.ordinal, "device memory", e))?;
-        // In-process collectives read what peers have.
+        // In-process collectives read the peers' memory.
         self.world.gather(self.rank, "open: warm")
     }
 
@@ -189,7 +191,7 @@ impl Opening<'_> {
         Error::GpuSetup { rank: self.rank.index(), gpu, problem }
     }
 
-    /// The rank's GPU, bound to the calling thread, and how many there are.
+    /// The rank's GPU, bound to the calling thread, and the number of GPUs.
     fn context(&self) -> Result<(Arc<Context>, usize), Error> {
         let none = |problem: String| Error::NoCuda { problem };
         if !driver::is_present() {
@@ -206,14 +208,15 @@ impl Opening<'_> {
         Ok((context, count))
     }
 
-    /// That the plan would fit if nothing lay beside it.
+    /// Checks that the plan would fit with nothing beside it.
     fn check(&self, context: &Context, bytes: u64) -> Result<(), Error> {
         let free = context.memory().map_err(|e| self.problem(context.ordinal, "free memory", e))?.0;
         let fits = bytes <= free;
         if fits { Ok(()) } else { Err(out_of_memory(self.rank, self.plan, bytes, free)) }
     }
 
-    /// The driver, or a library, had no memory for what lies beside the plan: then there is none for the plan.
+    /// Turns a driver's or library's lack of memory for allocations beside the plan into the error
+    /// that the plan does not fit.
     fn shortage(&self, context: &Context, bytes: u64, error: Error) -> Error {
         let text = error.to_string();
         let short = ["OUT_OF_MEMORY", "ALLOC_FAILED"].iter().any(|code| text.contains(code));
@@ -223,7 +226,7 @@ impl Opening<'_> {
         }
     }
 
-    /// One allocation, zeroed.
+    /// Makes one zeroed allocation.
     fn device_memory(
         &self,
         context: &Arc<Context>,
@@ -237,7 +240,7 @@ impl Opening<'_> {
             return Err(too_much(free));
         }
         let memory = DeviceMemory::new(context, bytes).map_err(|e| {
-            // Somebody else may have taken it meanwhile.
+            // Another process may have taken memory meanwhile.
             let free = || context.memory().map_or(free, |(free, _)| free);
             if e.is_out_of_memory() {
                 too_much(free())
@@ -250,7 +253,7 @@ impl Opening<'_> {
         Ok(memory)
     }
 
-    /// NCCL's, connected and warm, where it is used.
+    /// NCCL's communicators, connected and warm, if NCCL is used.
     fn communicators(
         &self,
         context: &Arc<Context>,
@@ -278,7 +281,7 @@ impl Opening<'_> {
         Ok(None)
     }
 
-    /// Connects, and measures what that takes.
+    /// Connects, and measures the memory that this takes.
     fn connected(&self, context: &Arc<Context>, stream: &Stream) -> Result<Communicators, Error> {
         let gpu = context.ordinal;
         let free = || context.memory().map_err(|e| self.problem(gpu, "free memory", e));
@@ -293,7 +296,7 @@ impl Opening<'_> {
         Ok(communicators)
     }
 
-    /// Returns when all ranks have their memory.
+    /// Makes the transport. Returns when all ranks have their memory.
     fn transport(
         &self,
         host: &Arc<Shared>,
@@ -312,7 +315,7 @@ impl Opening<'_> {
         Ok(Transport::InProcess)
     }
 
-    /// Kernels read the memory of all ranks of this rank's groups.
+    /// Lets kernels read the memory of all ranks of this rank's groups.
     fn reach_peers(&self, context: &Context) -> Result<(), Error> {
         for group in [Group::Tp, Group::Dp] {
             for i in 0..self.rank.within(group).1 {
@@ -333,7 +336,7 @@ impl Opening<'_> {
     }
 }
 
-/// By lane, then the rank's own. What others wait for goes first on the GPU.
+/// The streams by lane, then the rank's own. The GPU prefers lanes that others wait for.
 fn streams(
     context: &Arc<Context>,
     own: Rc<Stream>,
@@ -342,8 +345,9 @@ fn streams(
 ) -> Result<Vec<Rc<Stream>>, Failure> {
     let mut streams: Vec<Rc<Stream>> = Vec::with_capacity(STREAMS + 1);
     for lane in &Lane::ALL[..STREAMS] {
-        // NCCL does not promise that two communicators make progress side by side on one GPU. In one stream their
-        // collectives run in the order of the program, which all ranks share; each waits for earlier ones only.
+        // NCCL does not promise that two communicators make progress side by side on one GPU. On
+        // one stream their collectives run in the order of the program, which all ranks share, and
+        // each waits only for earlier ones.
         let shared = *lane == Lane::DpComm
             && communicators.is_some()
             && rank.tp_size > 1

@@ -1,21 +1,22 @@
-//! What a rank's own thread reads and writes between steps, by a stream of its own.
+//! Reads and writes of a rank's own thread between steps, on a stream of its own.
 
 use super::Gpu;
 use super::driver::Failure;
 use super::marks::STREAMS;
 use crate::{Arena, Dtype, Error, Tensor};
 
-/// Elements that `read_own` and `write_own` move at a time take so many bytes.
+/// Bytes that `read_own` and `write_own` move at a time.
 const OWN_BYTES: usize = 1 << 20;
 
 impl Gpu {
-    /// For the rank's own thread, while nothing in the lanes conflicts.
+    /// Converts the result of a driver call of the rank's own thread, made while nothing in the
+    /// lanes conflicts.
     pub(super) fn own<T>(&self, call: &str, done: Result<T, Failure>) -> Result<T, Error> {
         let (rank, gpu) = (self.rank().index(), self.context.ordinal);
         done.map_err(|e| Error::GpuSetup { rank, gpu, problem: format!("{call}: {e}") })
     }
 
-    /// What a tensor of the GPU holds.
+    /// Reads a tensor of the GPU.
     pub(super) fn read_own(&self, t: Tensor, out: &mut [f64]) -> Result<(), Error> {
         let (at, size) = (self.peer.at(t), t.dtype().bytes() as usize);
         let own = &self.streams[STREAMS];
@@ -29,7 +30,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Sets a tensor of either arena, each element to the value of its index.
+    /// Sets each element of a tensor of either arena to the value of its index.
     pub(super) fn write_own(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error> {
         if self.host.is_rehearsal() {
             return Ok(());
@@ -68,7 +69,7 @@ fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
     }
 }
 
-/// Rounded as the cpu backend rounds: through f32, unless it is F64.
+/// Rounds as the cpu backend does: through f32, unless the type is F64.
 fn encode(dtype: Dtype, value: f64, out: &mut Vec<u8>) {
     use half::f16;
     let single = value as f32;

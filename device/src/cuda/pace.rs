@@ -1,39 +1,40 @@
-//! How far a rank's thread runs ahead of a stream. A GPU's queue of launches holds some 1,000 entries; who enqueues
-//! one more spins inside the driver and keeps other threads of the process from enqueuing, or from asking for events.
-//! So the thread sleeps before that: on an event of its own, every so many entries.
+//! Limits how far a rank's thread runs ahead of a stream. A GPU's queue of launches holds some
+//! 1,000 entries. A thread that enqueues one more spins inside the driver and keeps other threads
+//! of the process from enqueuing, or from querying events. The thread therefore sleeps before that,
+//! on an event recorded every 64 entries.
 //!
-//! It never sleeps forever: what a stream waits for was submitted before, on this rank and, where it is a collective, by
-//! the peers, which submit the same program and sleep for the same reason at most.
+//! It never sleeps forever. A stream waits only for earlier ops, on this rank and, for collectives,
+//! on the peers; these submit the same program and sleep only for the same reason.
 
 use super::driver::{Event, Failure, Stream};
 
-/// Entries from one milestone to the next.
+/// Entries between two milestones.
 const STRIDE: u64 = 64;
-/// With so many milestones ahead of the stream the thread sleeps: 512 entries.
+/// Milestones ahead of the stream at which the thread sleeps: 512 entries.
 const MOST: usize = 8;
-/// Until there are so many.
+/// Milestones ahead of the stream at which the thread wakes.
 const LEFT: usize = 4;
-/// Events; the oldest that is still asked for is `MOST` behind.
+/// Number of events. The oldest event in use is `MOST` milestones behind.
 const RING: usize = 2 * MOST;
 
-/// Of one stream.
+/// The pace of one stream.
 #[derive(Debug)]
 pub(super) struct Pace {
     milestones: Vec<Event>,
-    /// Milestones so far.
+    /// Number of milestones so far.
     passed: usize,
-    /// Entries of the stream at the next one.
+    /// Entries of the stream at the next milestone.
     next: u64,
 }
 
 impl Pace {
-    /// On the bound context.
+    /// Makes the events on the bound context.
     pub(super) fn new() -> Result<Self, Failure> {
         let milestones = (0..RING).map(|_| Event::new()).collect::<Result<_, _>>()?;
         Ok(Self { milestones, passed: 0, next: STRIDE })
     }
 
-    /// Something is about to be enqueued. True: a milestone was set, and there is room behind it.
+    /// Makes room before an entry is enqueued. True if this set a milestone.
     pub(super) fn keep(&mut self, stream: &Stream) -> Result<bool, Failure> {
         if stream.entries() < self.next {
             return Ok(false);

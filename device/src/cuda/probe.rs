@@ -1,4 +1,4 @@
-//! What of CUDA is here: asked before anything is used, never a panic.
+//! Finds the parts of CUDA on this machine. It runs before anything uses them, and never panics.
 
 use super::driver::{self, Context};
 use super::{blaslt, nccl, nvrtc};
@@ -14,45 +14,46 @@ const OLDEST_DRIVER: i32 = 12_000;
 pub struct GpuInfo {
     /// The driver's number.
     pub ordinal: usize,
-    /// As sold.
+    /// Its product name.
     pub name: String,
     /// Compute capability: 70 for V100, 90 for H100.
     pub sm: u32,
-    /// Bytes in all.
+    /// Total bytes.
     pub memory: u64,
-    /// Where it is, if the driver tells.
+    /// Its PCI address, if the driver reports it.
     pub pci: Option<PciAddress>,
 }
 
-/// A library, found or not.
+/// A library and its version, or the failed search for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LibraryInfo {
-    /// `NCCL`, ...
+    /// Its name, such as `NCCL`.
     pub name: &'static str,
-    /// Its version where it was found; else the names that were tried.
+    /// Its version if it was found, else the names that were tried.
     pub version: Result<String, String>,
-    /// Nothing runs on GPUs without it.
+    /// Whether GPUs need it.
     pub required: bool,
 }
 
-/// What of CUDA is here.
+/// The parts of CUDA on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// CUDA version of the driver, as 12.4; or why there is none.
+    /// CUDA version of the driver, such as 12.4, or the reason why there is none.
     pub driver: Result<String, String>,
-    /// In the driver's order, which `CUDA_VISIBLE_DEVICES` changes.
+    /// GPUs in the driver's order, which `CUDA_VISIBLE_DEVICES` changes.
     pub gpus: Vec<GpuInfo>,
     /// NVRTC, cuBLASLt, NCCL.
     pub libraries: Vec<LibraryInfo>,
 }
 
 impl Probe {
-    /// The driver's library is installed, whether or not it works: this machine is meant to have GPUs.
+    /// Whether the driver's library is installed, working or not: this machine is meant to have
+    /// GPUs.
     pub fn has_driver(&self) -> bool {
         self.driver.is_ok() || driver::is_present()
     }
 
-    /// Why nothing can be trained on GPUs here; `None`: it can.
+    /// The reason why GPUs cannot train here; `None` if they can.
     pub fn missing(&self) -> Option<String> {
         if let Err(why) = &self.driver {
             return Some(why.clone());
@@ -77,7 +78,7 @@ impl Probe {
         (!missing.is_empty()).then(|| missing.join("; "))
     }
 
-    /// Libraries that do not work with this driver or these GPUs: name, why, and what helps.
+    /// Libraries that do not work with this driver or these GPUs: name, reason and remedy.
     pub fn unfit_libraries(&self) -> Vec<(&'static str, String, String)> {
         let Some(driver) = self.driver.as_ref().ok().and_then(|text| major(text)) else {
             return Vec::new();
@@ -86,7 +87,7 @@ impl Probe {
         let dropped = oldest.filter(|gpu| gpu.sm < TURING);
         let one = |library: &LibraryInfo| {
             let version = library.version.as_ref().ok()?;
-            // NCCL's version is its own.
+            // NCCL has its own version numbers.
             let cuda = major(version).filter(|_| library.required)?;
             let (why, remedy) = match dropped {
                 Some(GpuInfo { ordinal, name, sm, .. }) if cuda >= WITHOUT_VOLTA => (
@@ -112,17 +113,17 @@ impl Probe {
 
 const NCCL: &str = "NCCL";
 
-/// The first CUDA without code for sm_70, and the oldest architecture that it has.
+/// The first CUDA version without code for sm_70, and the oldest architecture that it supports.
 const WITHOUT_VOLTA: i32 = 13;
 const TURING: u32 = 75;
 
-/// Of `12.9` or `12.9.0`.
+/// The major version of `12.9` or `12.9.0`.
 fn major(version: &str) -> Option<i32> {
     version.split('.').next()?.parse().ok()
 }
 
-/// Looks for the driver, GPUs and libraries. Call it before other threads are started: it sets two variables that
-/// the driver reads from the environment when it starts, unless they are set.
+/// Looks for the driver, GPUs and libraries. Call it before other threads start: unless they are
+/// set, it sets two environment variables that the driver reads when it starts.
 pub fn probe() -> Probe {
     let asked = guarded(driver_version).and_then(|version| {
         let all = guarded(gpus).map_err(|why| format!("the driver does not list its GPUs: {why}"));
@@ -142,10 +143,10 @@ pub fn probe() -> Probe {
     Probe { driver, gpus, libraries }
 }
 
-/// Free bytes of a GPU, with a context on it, which takes some itself.
+/// Free bytes of a GPU with a context on it, which takes some itself.
 ///
 /// # Errors
-/// What the driver says.
+/// The driver's error.
 pub fn free_memory(ordinal: usize) -> Result<u64, String> {
     guarded(|| {
         driver::init().map_err(|e| e.to_string())?;
@@ -154,7 +155,7 @@ pub fn free_memory(ordinal: usize) -> Result<u64, String> {
     })
 }
 
-/// cudarc panics where a library or a symbol is missing.
+/// Turns a panic of cudarc into an error; it panics where a library or a symbol is missing.
 pub(super) fn guarded<T>(ask: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     panics::quietly(|| catch_unwind(AssertUnwindSafe(ask)))
         .unwrap_or_else(|_| Err("a library lacks a function that is needed: it is too old".into()))
@@ -191,7 +192,7 @@ fn gpus() -> Result<Vec<GpuInfo>, String> {
     all.map_err(|e: driver::Failure| e.to_string())
 }
 
-/// As cudarc looks for it.
+/// The file names under which cudarc looks for a library.
 fn names(library: &str) -> Vec<String> {
     ["", ".13", ".12", ".11"].iter().map(|end| format!("lib{library}.so{end}")).collect()
 }
@@ -215,7 +216,7 @@ fn nccl_version() -> Result<String, String> {
     Ok(dotted(version as usize))
 }
 
-/// 22403 as 2.24.3.
+/// A version as text: 22403 is 2.24.3.
 fn dotted(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }

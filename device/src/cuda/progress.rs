@@ -1,6 +1,6 @@
-//! How far a rank's streams have come, as pinned words tell it without a call of the driver: for messages, for traces
-//! and for the display of what the Host lane did beside Compute. A stream writes its word at milestones, where the rank's
-//! thread waits, and around what may take long to wait for.
+//! The progress of a rank's streams, read from pinned words without a call of the driver. Messages,
+//! traces and the display of the overlap between Host lane and Compute use it. A stream writes its
+//! word at milestones, where the rank's thread waits, and around long waits.
 
 use super::driver::{Failure, Stream, Word};
 use super::marks::STREAMS;
@@ -8,31 +8,31 @@ use crate::Lane;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// In a word: the stream waits for another lane. The rest is the low part of a tick.
+/// Bit of a word: the stream waits for another lane. The other bits are the low part of a tick.
 const WAITS: u32 = 1;
 
-/// The rank's thread's side.
+/// The progress as the rank's thread keeps it.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// By lane.
     streams: Vec<Passed>,
-    /// By lane: what its word will say when all of it has run.
+    /// By lane: the tick in the word after all enqueued entries have run.
     told: [u64; STREAMS],
 }
 
-/// How far one stream has come.
+/// The progress of one stream.
 #[derive(Clone, Debug)]
 pub(super) struct Passed {
     word: Word,
     submitted: Arc<AtomicU64>,
 }
 
-/// What is known of a stream at one moment.
+/// The known state of a stream at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sight {
-    /// Its last op that is known to be over; the low 31 bits of its number.
+    /// Its last op that is known to be over, as the low 31 bits of its number.
     pub(super) tick: u64,
-    /// It has work, and waits for none of what may take long.
+    /// Whether it has work and is in no long wait.
     pub(super) busy: bool,
 }
 
@@ -55,12 +55,12 @@ impl Progress {
         self.streams[lane as usize].clone()
     }
 
-    /// Op `tick` of `lane` is enqueued.
+    /// Notes that op `tick` of `lane` is enqueued.
     pub(super) fn submit(&self, lane: Lane, tick: u64) {
         self.streams[lane as usize].submitted.store(tick, Ordering::Relaxed);
     }
 
-    /// The stream of `lane` tells its progress when it comes here.
+    /// Makes the stream of `lane` write its progress when it comes here.
     pub(super) fn tell(&mut self, lane: Lane, stream: &Stream, waits: bool) -> Result<(), Failure> {
         let Passed { word, submitted } = &self.streams[lane as usize];
         let tick = submitted.load(Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl Progress {
         stream.write_word(word, (tick as u32) << 1 | if waits { WAITS } else { 0 })
     }
 
-    /// The word says already, or will, that all of `lane` is over.
+    /// Whether the word says, or will say, that all ops of `lane` are over.
     pub(super) fn is_told(&self, lane: Lane) -> bool {
         let submitted = self.streams[lane as usize].submitted.load(Ordering::Relaxed);
         self.told[lane as usize] == submitted

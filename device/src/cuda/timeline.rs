@@ -1,5 +1,5 @@
-//! When the ops of streams ran, for a trace: a pair of events around each op of the steps that it covers. These are
-//! made as they are needed: only steps that are not traced allocate nothing.
+//! Times of the ops of streams, for a trace: a pair of events around each op of the traced steps.
+//! The events are made on demand, so only steps without a trace allocate nothing.
 
 use super::driver::{Failure, Stream, TimedEvent};
 use crate::ranks::shared::Shared;
@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The beginning of a traced step on the GPU. The longer two events are apart the more microseconds the driver loses, so
-/// an op is timed from here, and this from the traced step before.
+/// The beginning of a traced step on the GPU. The driver loses more microseconds the longer two
+/// events are apart, so an op is timed from here, and this event from the traced step before.
 #[derive(Debug)]
 struct Anchor {
     step: u64,
     event: TimedEvent,
-    /// When that was by the trace's clock, in seconds.
+    /// Its time on the trace's clock, in seconds.
     at: f64,
 }
 
@@ -44,20 +44,20 @@ impl Ran {
 #[derive(Debug)]
 pub(super) struct Timeline {
     trace: Arc<Trace>,
-    /// One that is idle during steps.
+    /// A stream that is idle during steps.
     stream: Rc<Stream>,
     newest: RefCell<Option<Rc<Anchor>>>,
     ran: RefCell<Vec<Ran>>,
 }
 
 impl Timeline {
-    /// `None`: nothing is traced. `own`: a stream that no lane has.
+    /// Makes a timeline; `None` without a trace. `own` is a stream that no lane uses.
     pub(super) fn of(shared: &Shared, own: &Rc<Stream>) -> Option<Self> {
         let (trace, stream) = (shared.work.trace.clone()?, Rc::clone(own));
         Some(Self { trace, stream, newest: RefCell::default(), ran: RefCell::default() })
     }
 
-    /// That of `step`, which begins with its first op.
+    /// The anchor of `step`, made with its first op.
     fn anchor(&self, step: u64) -> Result<Rc<Anchor>, Failure> {
         let mut newest = self.newest.borrow_mut();
         if let Some(anchor) = newest.as_ref().filter(|anchor| anchor.step == step) {
@@ -66,14 +66,14 @@ impl Timeline {
         let event = TimedEvent::record(&self.stream)?;
         self.stream.synchronize()?;
         let at = match newest.as_ref() {
-            // By the GPU's clock again, or the spans of two steps could overlap.
+            // It uses the GPU's clock again; otherwise the spans of two steps could overlap.
             Some(before) => before.at + event.since(&before.event)?,
             None => self.trace.now().as_secs_f64(),
         };
         Ok(Rc::clone(newest.insert(Rc::new(Anchor { step, event, at }))))
     }
 
-    /// Enqueues an op by `enqueue`, between two events where the step is traced.
+    /// Enqueues an op with `enqueue`, between two events if the step is traced.
     pub(super) fn around<E>(
         &self,
         shared: &Shared,
@@ -84,7 +84,7 @@ impl Timeline {
         if !self.trace.covers(step) {
             return enqueue();
         }
-        // A trace that the driver refuses is no reason to end a run.
+        // A driver's refusal to trace does not end a run.
         let started =
             self.anchor(step).and_then(|anchor| Ok((anchor, TimedEvent::record(stream)?)));
         enqueue()?;
@@ -96,7 +96,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// After all streams have ended: into the trace.
+    /// Writes the spans to the trace, after all streams have ended.
     pub(super) fn finish(&self, shared: &Shared) {
         let rank = shared.rank.index();
         for ran in self.ran.take() {

@@ -1,5 +1,6 @@
-//! A collective of NCCL that never ends is no error anywhere: its kernel spins. One thread per rank looks at the
-//! collectives that have started, ends the run with the name of the rank that is missing, and aborts.
+//! Watches collectives. A collective of NCCL that never ends causes no error: its kernel spins. One
+//! thread per rank looks at the started collectives, ends the run with the name of the missing
+//! rank, and aborts.
 
 use super::driver::{Context, Event, Failure, Stream};
 use super::memory::Peers;
@@ -15,15 +16,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Collectives under watch at once, far more than a rank's thread enqueues ahead; more are not watched until some have ended.
+/// Collectives under watch at once, far more than a rank's thread enqueues ahead. Further ones stay
+/// unwatched until some have ended.
 pub(super) const WATCHED: usize = 256;
-/// With so few left the thread is woken to take out what has ended; else nobody wakes it but the clock.
+/// With this many unused pairs of events, `ends` wakes the thread to remove ended collectives.
+/// Otherwise only the clock wakes it.
 const FEW: usize = WATCHED / 4;
-/// Between looks.
+/// Time between looks.
 const LOOK: Duration = Duration::from_millis(50);
-/// What the library takes longer for to abort goes on without us.
+/// Longest wait for an abort. A slower abort continues in its own thread.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// After another rank has failed, what is under way may still end by itself.
+/// Time in which collectives may end by themselves after another rank has failed.
 const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
@@ -34,13 +37,13 @@ struct Entry {
     /// Its number among the group's collectives.
     number: u64,
     events: Arc<Events>,
-    /// Both are recorded.
+    /// Whether both events are recorded.
     enqueued: bool,
-    /// By the watching thread's patience.
+    /// Its start on the watching thread's clock.
     started: Option<Duration>,
 }
 
-/// Around a collective.
+/// Events before and after a collective.
 #[derive(Debug)]
 struct Events {
     starts: Event,
@@ -49,10 +52,11 @@ struct Events {
 
 #[derive(Debug)]
 struct State {
-    /// By group. A group's are in one stream, so they end in this order, and the second starts when the first has ended.
+    /// By group. A group uses one stream, so its collectives end in this order, and each starts
+    /// after the one before has ended.
     under_way: [VecDeque<Entry>; 2],
     unused: Vec<Arc<Events>>,
-    /// Collectives enqueued, by group.
+    /// Number of enqueued collectives by group.
     numbers: [u64; 2],
     closed: bool,
 }
@@ -78,7 +82,7 @@ impl std::fmt::Debug for Watchdog {
 }
 
 impl Watchdog {
-    /// On the bound context.
+    /// Starts the thread on the bound context.
     pub(super) fn start(
         shared: &Arc<Shared>,
         (gpu, peers): (usize, &Arc<Peers>),
@@ -106,7 +110,7 @@ impl Watchdog {
         Ok(Self { watch, thread: Some(thread) })
     }
 
-    /// A collective is about to be enqueued on `stream`.
+    /// Records that a collective is about to be enqueued on `stream`.
     pub(super) fn starts(
         &self,
         stream: &Stream,
@@ -125,7 +129,7 @@ impl Watchdog {
         Ok(())
     }
 
-    /// It is enqueued.
+    /// Records that the collective is enqueued.
     pub(super) fn ends(&self, stream: &Stream, group: Group) -> Result<(), Failure> {
         let mut state = self.watch.lock();
         let wakes = state.is_idle_but_one() || state.unused.len() == FEW;
@@ -142,7 +146,7 @@ impl Watchdog {
         Ok(())
     }
 
-    /// Ends whatever is under way, within seconds.
+    /// Ends all collectives in progress, within seconds.
     pub(super) fn abort(&self) {
         abort_all(self.watch.communicators.iter());
     }
@@ -163,7 +167,7 @@ impl State {
         self.under_way.iter().all(VecDeque::is_empty)
     }
 
-    /// Until the last one came, nothing was under watch, and the thread sleeps.
+    /// Whether only the newest collective is under watch, so that the thread may be asleep.
     fn is_idle_but_one(&self) -> bool {
         self.under_way.iter().map(VecDeque::len).sum::<usize>() == 1
     }
@@ -187,7 +191,7 @@ impl Watch {
             drop(state);
             let now = patience.waited();
             if self.look(now).is_err() {
-                return; // the context is lost; whoever waits for a stream is told
+                return; // the context is lost; a thread that waits for a stream gets the error
             }
             state = self.lock();
             if let Some(error) = self.overdue(&state, now) {
@@ -209,8 +213,8 @@ impl Watch {
         }
     }
 
-    /// Takes out what has ended, notes what has started. Who enqueues collectives does not wait for this: the driver is
-    /// asked while nobody holds the lock.
+    /// Removes ended collectives and notes started ones. It queries the driver without the lock, so
+    /// that the thread that enqueues collectives does not wait.
     fn look(&self, now: Duration) -> Result<(), Failure> {
         let mut held_up = false;
         for group in 0..2 {
@@ -238,7 +242,8 @@ impl Watch {
         Ok(())
     }
 
-    /// The first collective of a group under way, if its events are recorded. This thread alone takes any out.
+    /// The first collective of a group in progress, if its events are recorded. Only this thread
+    /// removes any.
     fn first(&self, group: usize) -> Option<Entry> {
         self.lock().under_way[group].front().filter(|entry| entry.enqueued).cloned()
     }
@@ -249,7 +254,7 @@ impl Watch {
         }
     }
 
-    /// What has gone on for too long, or gone wrong.
+    /// The error of a collective that takes too long or has failed.
     fn overdue(&self, state: &State, now: Duration) -> Option<Error> {
         let rank = self.shared.rank;
         let firsts = state.under_way.iter().filter_map(VecDeque::front);
@@ -294,8 +299,8 @@ impl Watch {
     }
 }
 
-/// Aborts each in a thread of its own: the library may block until the communicator's stream is empty, and in that stream the
-/// other's collective may stand before.
+/// Aborts each communicator in its own thread: the library may block until the communicator's
+/// stream is empty, and the other communicator's collective may be earlier in that stream.
 pub(super) fn abort_all<'a>(communicators: impl Iterator<Item = &'a Arc<Communicator>>) {
     let (sender, aborted) = std::sync::mpsc::channel();
     let start = |comm: &Arc<Communicator>| {

@@ -1,4 +1,4 @@
-//! Memory of GPUs, and host memory that the driver has pinned.
+//! Memory of GPUs, and host memory pinned by the driver.
 #![expect(unsafe_code, reason = "the driver's C interface")]
 
 use super::{Context, Failure, check, sys};
@@ -27,7 +27,7 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Whether kernels and streams reach pinned memory by an address of their own, or copies alone read and write it.
+/// Whether kernels and streams use pinned memory by an address of their own, or only copies use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) enum Mapped {
     No,
@@ -42,13 +42,14 @@ pub(in crate::cuda) struct Registration {
 }
 
 impl Registration {
-    /// Nothing yet.
+    /// A registration without pieces.
     pub(in crate::cuda) fn new(context: &Arc<Context>) -> Self {
         Self { context: Arc::clone(context), pieces: Vec::new() }
     }
 
-    /// Pins a piece: `bytes` at `start`, which stay allocated longer than this lives. Not for other contexts
-    /// (`PORTABLE`): each of them would keep page tables of it, and no other GPU copies it.
+    /// Pins a piece: `bytes` at `start`, which stay allocated longer than this lives. It is not
+    /// pinned for other contexts (`PORTABLE`): each of them would keep page tables for it, and no
+    /// other GPU copies it.
     pub(in crate::cuda) fn add(
         &mut self,
         start: u64,
@@ -65,7 +66,8 @@ impl Registration {
         Ok(())
     }
 
-    /// Where a GPU sees the piece that starts at the host address `start`; not every driver takes an address within one.
+    /// The GPU's address of the piece at the host address `start`. Some drivers take no address
+    /// inside a piece.
     fn device_address(start: u64) -> Result<u64, Failure> {
         let mut device = 0;
         call!(cuMemHostGetDevicePointer_v2(&raw mut device, start as *mut _, 0))?;
@@ -82,13 +84,13 @@ impl Drop for Registration {
     }
 }
 
-/// A page of its own, so that nothing else is pinned with it.
+/// A whole page, so that nothing else is pinned with it.
 #[derive(Debug)]
 #[repr(align(4096))]
 struct Page([AtomicU32; 1024]);
 
-/// A number that host threads and streams both read and write. Streams may write it until they are destroyed,
-/// which comes first.
+/// A number that host threads and streams both read and write. Streams may write it until they are
+/// destroyed, and they are destroyed first.
 #[derive(Clone, Debug)]
 pub(in crate::cuda) struct Word {
     page: Arc<Page>,
@@ -97,12 +99,13 @@ pub(in crate::cuda) struct Word {
 }
 
 impl Word {
-    /// Where streams find it.
+    /// The address for streams.
     pub(super) const fn device(&self) -> u64 {
         self.device
     }
 
-    /// Release: who sees the value sees what the thread wrote before.
+    /// Sets the word with release order: a thread that sees the value sees the earlier writes of
+    /// this thread.
     pub(in crate::cuda) fn set(&self, value: u32) {
         self.page.0[self.index].store(value, Ordering::Release);
     }
@@ -112,7 +115,7 @@ impl Word {
     }
 }
 
-/// Pinned words, each on a cache line of its own.
+/// Pinned words, each on its own cache line.
 #[derive(Debug)]
 pub(in crate::cuda) struct Words {
     _registration: Registration,

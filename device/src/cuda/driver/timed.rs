@@ -1,14 +1,14 @@
-//! Events that know when the GPU passed them.
+//! Events that record the time at which the GPU passed them.
 #![expect(unsafe_code, reason = "the driver's C interface")]
 
 use super::{CUresult, Failure, Stream, check, sys};
 use libloading::Library;
 use std::sync::OnceLock;
 
-/// cuda.h's.
+/// The type in cuda.h.
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
 
-/// The driver's `cuEventElapsedTime`, which every driver has: the bindings know only its successor of CUDA 12.8.
+/// `cuEventElapsedTime`, which every driver has. The bindings know only its successor of CUDA 12.8.
 fn elapsed_time() -> Option<ElapsedTime> {
     static FOUND: OnceLock<Option<(ElapsedTime, Library)>> = OnceLock::new();
     let find = || {
@@ -24,12 +24,12 @@ fn elapsed_time() -> Option<ElapsedTime> {
     FOUND.get_or_init(find).as_ref().map(|(function, _)| *function)
 }
 
-/// A point of a stream with the time of its passing.
+/// A point of a stream, with the time at which the stream passed it.
 #[derive(Debug)]
 pub(in crate::cuda) struct TimedEvent(sys::CUevent);
 
 impl TimedEvent {
-    /// Recorded on a stream of the bound context.
+    /// Records an event on a stream of the bound context.
     pub(in crate::cuda) fn record(stream: &Stream) -> Result<Self, Failure> {
         let (mut raw, flags) = (std::ptr::null_mut(), sys::CUevent_flags_enum::CU_EVENT_DEFAULT);
         call!(cuEventCreate(&raw mut raw, flags as u32))?;
@@ -39,8 +39,9 @@ impl TimedEvent {
         Ok(event)
     }
 
-    /// How many seconds after `earlier`, both of which have passed; negative: before. To some microseconds where no more
-    /// than a minute lies between them: the driver tells milliseconds in 24 bits.
+    /// Seconds from `earlier` to this event, both of which have passed; negative if this one was
+    /// first. The figure is exact to some microseconds if at most a minute lies between them: the
+    /// driver gives milliseconds in 24 bits.
     pub(in crate::cuda) fn since(&self, earlier: &Self) -> Result<f64, Failure> {
         let mut milliseconds = 0f32;
         const NAME: &str = "cuEventElapsedTime";

@@ -1,12 +1,14 @@
-// Causal attention in fp32 for every type and GPU: tiles of 64 queries by 64 keys, products in shared memory, softmax
-// by a running maximum. 256 threads; thread (ty, tx) of 16 x 16 has rows 4 ty + i and columns tx + 16 j of a tile.
-// The backward pass computes the weights again from lse, and has one kernel by queries and one by keys: no sum depends
-// on the order in which blocks run.
+// Causal attention in fp32 for every type and GPU: tiles of 64 queries by 64 keys, products in
+// shared memory, softmax by a running maximum. A block has 256 threads; thread (ty, tx) of 16 x 16
+// has rows 4 ty + i and columns tx + 16 j of a tile. The backward pass recomputes the weights from
+// lse. It has one kernel by queries and one by keys: no sum depends on the order in which blocks
+// run.
 
 #define TILE 64
 #define DEPTH 16
 
-// to (64, DEPTH) = columns from..from + DEPTH of the first 64 rows; 0 outside. Half of the threads load.
+// to (64, DEPTH) = columns from..from + DEPTH of the first 64 rows; 0 outside. Half of the threads
+// load it.
 typedef float Slab[TILE][DEPTH + 1];
 INLINE void load_slab(Slab& to, const Rows& rows, int from) {
   int row = threadIdx.x / 2 % TILE, col = threadIdx.x % 2 * 8;
@@ -18,7 +20,7 @@ INLINE void load_slab(Slab& to, const Rows& rows, int from) {
   for (int j = 0; j < 8; j++) to[row][col + j] = v[j];
 }
 
-// Two at once: one by each half of the block.
+// Loads two slabs at once, one with each half of the block.
 INLINE void load_slabs(Slab& a, const Rows& rows_a, Slab& b, const Rows& rows_b, int from) {
   if (threadIdx.x < 128) load_slab(a, rows_a, from);
   else load_slab(b, rows_b, from);
@@ -39,8 +41,9 @@ INLINE void multiply_slabs(float (&sums)[4][4], const Slab& a, const Slab& b) {
   }
 }
 
-// sums (64, D) += w (64, 64) or its transpose times the first 64 rows; N columns a thread, D <= 16 N. `panel` has room
-// for DEPTH rows. Barriers: before the panel is written; w may be read at once behind the first.
+// sums (64, D) += w (64, 64) or its transpose times the first 64 rows; N columns per thread, D <=
+// 16 N. `panel` has room for DEPTH rows. A barrier precedes each write of the panel; w may be read
+// right after the first barrier.
 template <int N, bool TRANSPOSED>
 INLINE void multiply_rows(float (&sums)[4][N], const float (&w)[TILE][TILE], float* panel, const Rows& rows) {
   int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -70,7 +73,7 @@ INLINE void multiply_rows(float (&sums)[4][N], const float (&w)[TILE][TILE], flo
   }
 }
 
-// y (64, D) = sums times each row's factor, for the rows that exist.
+// y (64, D) = sums times each row's factor, for existing rows.
 template <int N>
 INLINE void store_rows(const float (&sums)[4][N], const float (&factors)[4], void* y, u32 type, i64 start, i64 stride,
                        int rows, int width) {
@@ -89,7 +92,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
   __shared__ float weights[TILE][TILE];
   __shared__ float panel[DEPTH * 16 * N];
   int ty = threadIdx.x / 16, tx = threadIdx.x % 16, t = head.seq_len;
-  // The longest rows first.
+  // The longest rows come first.
   int query = TILE * (gridDim.x - 1 - blockIdx.x);
   Rows q = rows_of_qkv(qkv, type_of(types, 0), head, query, 0);
   float sums[4][N] = {}, top[4], total[4] = {0, 0, 0, 0};
@@ -139,8 +142,8 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
   store_rows<N>(sums, total, out, type_of(types, 1), at_row(head, query), row_width(head), t - query, head.dim);
 }
 
-// For a tile of queries and keys: weights (masked) and the gradients of the scores; 0 where the query does not see the
-// key or does not exist.
+// For a tile of queries and keys: the weights (masked) and the gradients of the scores. Both are 0
+// where the query does not see the key or does not exist.
 INLINE void scores_backward(float (&w)[4][4], float (&d)[4][4], Slab (&slabs)[2], const Saved& saved,
                             const Head& head, int query, int key) {
   int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -220,7 +223,8 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
                 head.seq_len - query, head.dim);
 }
 
-// d_k and d_v of a tile of keys, over the queries that see them, of all heads that share them in turn.
+// d_k and d_v of a tile of keys, over the queries that see them. The heads that share the keys
+// follow in turn.
 template <int N>
 INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   __shared__ Slab slabs[2];
@@ -247,7 +251,7 @@ INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   store_rows<N>(d_v, ones, d_qkv, type_of(saved.types, 3), at_qkv(head, key, 2), stride, t - key, head.dim);
 }
 
-// By head dimension: up to 64, 128 and 256.
+// Kernels by head dimension: up to 64, 128 and 256.
 KERNEL(256) attention_64(const void* qkv, void* out, float* lse, u32 types, HEAD_PARAMETERS) {
   forward<4>(qkv, out, lse, types, HEAD);
 }

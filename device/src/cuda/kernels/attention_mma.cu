@@ -1,9 +1,10 @@
-// Causal attention on tensor cores (sm_80 and later) for f16 and bf16, heads of up to 128: m16n8k16 products with fp32
-// sums. 4 warps; a warp has 16 rows of a tile of 64. Otherwise as attention.cu; weights and gradients of scores are
-// rounded to the storage type before they are multiplied.
+// Causal attention on tensor cores (sm_80 and later) for f16 and bf16, heads of up to 128: m16n8k16
+// products with fp32 sums. A block has 4 warps; a warp has 16 rows of a tile of 64. Everything else
+// is as in attention.cu, but weights and gradients of scores are rounded to the storage type before
+// the products.
 //
-// Of a 16 x 8 block of sums, a lane has rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next: sums[0..2]
-// and sums[2..4].
+// In a 16 x 8 block of sums, a lane has rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and
+// the next: sums[0..2] and sums[2..4].
 
 #define TILE 64
 #define LOG2_E 1.44269504088896340736f
@@ -22,7 +23,8 @@ INLINE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Four 8 x 8 matrices; lane l gives the row l % 8 of matrix l / 8, and gets row l / 4, columns 2 (l % 4) and the next.
+// Loads four 8 x 8 matrices. Lane l gives the row l % 8 of matrix l / 8, and gets row l / 4,
+// columns 2 (l % 4) and the next.
 INLINE void load_matrices(u32 (&x)[4], const u16* row) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -30,7 +32,7 @@ INLINE void load_matrices(u32 (&x)[4], const u16* row) {
                : "r"((u32)__cvta_generic_to_shared(row)));
 #endif
 }
-// The same, of the transposed matrices.
+// Loads four transposed 8 x 8 matrices.
 INLINE void load_transposed(u32 (&x)[4], const u16* row) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -59,7 +61,8 @@ INLINE void multiply<OfBf16>(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 #endif
 
-// Calls f with the type, F16 or BF16. For older GPUs, on which these kernels are never launched, they are empty.
+// Calls f with the type, F16 or BF16. Older GPUs never launch these kernels, and there they are
+// empty.
 template <class F>
 INLINE void with_half(u32 type, F f) {
 #if defined(ONEBOX_EMULATED) || __CUDA_ARCH__ >= 800
@@ -68,12 +71,12 @@ INLINE void with_half(u32 type, F f) {
 #endif
 }
 
-// Tiles in shared memory: rows of D elements and 8 more, so that 8 rows lie in different banks.
+// Tiles in shared memory: rows of D elements and 8 more, so that 8 rows are in different banks.
 template <int D>
 struct Tile {
   static const int STRIDE = D + 8, SIZE = TILE * STRIDE;
 
-  // The first 64 rows; 0 outside. Nothing is converted.
+  // Loads the first 64 rows without conversion; 0 outside.
   static INLINE void load(u16* to, const Rows& rows) {
     for (int run = threadIdx.x; run < TILE * D / 8; run += 128) {
       int row = run / (D / 8), col = run % (D / 8) * 8;
@@ -94,12 +97,13 @@ struct Tile {
     u32 lane = threadIdx.x % 32;
     load_matrices(a, tile + (row + lane % 16) * STRIDE + col + lane / 16 * 8);
   }
-  // Operands b (16, 8) of two products, b[k][n] = tile[row + n][col + k]: b[0..2] for n < 8 and b[2..4].
+  // Loads operands b (16, 8) of two products, b[k][n] = tile[row + n][col + k]: b[0..2] for n < 8,
+  // and b[2..4].
   static INLINE void columns_16(u32 (&b)[4], const u16* tile, int row, int col) {
     u32 lane = threadIdx.x % 32;
     load_matrices(b, tile + (row + lane / 16 * 8 + lane % 8) * STRIDE + col + lane / 8 % 2 * 8);
   }
-  // The same with b[k][n] = tile[row + k][col + n].
+  // Loads operands b with b[k][n] = tile[row + k][col + n].
   static INLINE void rows_as_b(u32 (&b)[4], const u16* tile, int row, int col) {
     u32 lane = threadIdx.x % 32;
     load_transposed(b, tile + (row + lane % 16) * STRIDE + col + lane / 16 * 8);
@@ -110,7 +114,7 @@ template <class T>
 INLINE u32 pack(float low, float high) {
   return (u32)T::round(low) | (u32)T::round(high) << 16;
 }
-// Two neighbouring blocks of sums as operand a.
+// Converts two neighbouring blocks of sums to an operand a.
 template <class T>
 INLINE void as_rows(u32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
   a[0] = pack<T>(left[0], left[1]), a[1] = pack<T>(left[2], left[3]);
@@ -129,7 +133,7 @@ INLINE void multiply_rows(float (&sums)[D / 8][4], const u32 (&a)[4], const u16*
   }
 }
 
-// y = this warp's 16 rows of sums, each times its factor, where they exist.
+// y = this warp's 16 rows of sums, each times its factor, for existing rows.
 template <class T, int D>
 INLINE void store_rows(const float (&sums)[D / 8][4], float factor_0, float factor_1, void* y, i64 start, i64 stride,
                        int rows, int width) {
@@ -237,7 +241,8 @@ INLINE void two_products(float (&s)[2][4], float (&d)[2][4], const u16* x, const
   }
 }
 
-// A product of q and k becomes the masked weight, one of d_out and v the gradient of the score.
+// Replaces a product of q and k by the masked weight, and one of d_out and v by the gradient of the
+// score.
 INLINE void score_backward(float& s, float& d, const Head& head, int query, int key, float lse, float delta) {
   bool seen = query < (int)head.seq_len && key <= query;
   float weight = exp2_fast(fmaf(s, head.scale, -lse) * LOG2_E);
@@ -266,7 +271,7 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
     Tile<D>::load(k, rows_of_qkv(saved.qkv, 0, head, key, 1));
     Tile<D>::load(v, rows_of_qkv(saved.qkv, 0, head, key, 2));
     __syncthreads();
-    // Keys behind this warp's last query are seen by none.
+    // No query of this warp sees the keys after its last query.
     for (int at = 0; at < TILE && key + at < query + first + 16; at += 16) {
       float s[2][4], d[2][4];
       two_products<T, D>(s, d, q, d_out, first, k, v, at);
@@ -308,9 +313,9 @@ INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
       }
       __syncthreads();
       for (int at = 0; at < TILE; at += 16) {
-        // Queries before this warp's first key see none of them.
+        // Queries before this warp's first key see none of its keys.
         if (query + at + 15 < key + first) continue;
-        // By keys: s and d are transposed.
+        // s and d are transposed: rows are keys.
         float s[2][4], d[2][4];
         two_products<T, D>(s, d, k, v, first, q, d_out, at);
   #pragma unroll
@@ -333,7 +338,7 @@ INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   store_rows<T, D>(d_v, 1, 1, d_qkv, at_qkv(head, key, 2), stride, t - key, head.dim);
 }
 
-// By head dimension: up to 64 and 128. All tensors have the type of qkv.
+// Kernels by head dimension: up to 64 and 128. All tensors have the type of qkv.
 template <int D>
 INLINE void forward_of(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
   with_half(type_of(types, 0), [&](auto type) { forward<decltype(type), D>(qkv, out, lse, types, head); });

@@ -1,17 +1,17 @@
 // Activations, bias, dropout, additions, conversions; sums of columns; sums of squares; sums over ranks.
 
-// 2 sqrt(2 / pi), and times 0.044715
+// 2 sqrt(2 / pi), and the same times 0.044715.
 #define GELU_1 1.595769f
 #define GELU_3 0.071354814f
 
-// x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)): nothing cancels.
+// x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), which avoids cancellation.
 INLINE float gelu_of(float x) {
   float u = x * fmaf(x * x, GELU_3, GELU_1);
   return x / (1.0f + exponential(-u));
 }
 
 INLINE float gelu_slope(float x) {
-  // Beyond 10 it is 0 or 1 to the last bit, and e^-u would overflow.
+  // Beyond 10 the slope is 0 or 1 to the last bit, and e^-u would overflow.
   x = x > 10.0f ? 10.0f : x;
   x = x < -10.0f ? -10.0f : x;
   float u = x * fmaf(x * x, GELU_3, GELU_1);
@@ -74,7 +74,7 @@ KERNEL(256) cast(const void* x, void* y, u32 types, i64 n) {
   }
 }
 
-// y = x through f32, where one of them is F64 or I32: a few scalars.
+// y = x through f32, where one of them is F64 or I32. It serves a few scalars.
 KERNEL(256) cast_exact(const void* x, void* y, u32 types, i64 n) {
   u32 from = type_of(types, 0), to = type_of(types, 1);
   i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -88,7 +88,8 @@ KERNEL(256) cast_exact(const void* x, void* y, u32 types, i64 n) {
   }
 }
 
-// The first and last bytes of a range, which no wide access reaches, one by one. Both ranges are aligned alike.
+// Handles the first and last bytes of a range, which no wide access covers, one by one. Both ranges
+// have the same alignment.
 template <class Byte, class Wide>
 INLINE void by_bytes(u64 at, i64 bytes, Byte one, Wide wide) {
   i64 head = (16 - (at & 15)) & 15;
@@ -148,7 +149,7 @@ KERNEL(256) bias_dropout_add(const void* x, const void* bias, const void* residu
   }
 }
 
-// c (rows, cols) += bias (cols): behind a product whose library adds no bias.
+// c (rows, cols) += bias (cols), after a product whose library adds no bias.
 KERNEL(256) add_bias(void* c, const void* bias, u32 types, i64 rows, i64 cols) {
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
@@ -163,8 +164,8 @@ KERNEL(256) add_bias(void* c, const void* bias, u32 types, i64 rows, i64 cols) {
   }
 }
 
-// y (cols) = sums over the rows of x (rows, cols). A block has 32 columns; its warp w adds rows w, w + 32, ..., and
-// the 32 sums are added in order.
+// y (cols) = sums over the rows of x (rows, cols). A block has 32 columns. Its warp w adds rows w,
+// w + 32, ..., and the 32 sums are added in order.
 KERNEL(1024) column_sum(const void* x, void* y, u32 types, i64 rows, i64 cols) {
   __shared__ float sums[32][32];
   u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -183,8 +184,9 @@ KERNEL(1024) column_sum(const void* x, void* y, u32 types, i64 rows, i64 cols) {
   }
 }
 
-// partials (chunks) = sums of squares of runs of `chunk` elements, of which those below `counted` count that are not from
-// `hole` up to `hole_end`. Element i of a run goes to sum i mod 16, and the sums are added in order. 16 threads have one run.
+// partials (chunks) = sums of squares of runs of `chunk` elements. Only elements below `counted`
+// and outside `hole`..`hole_end` count. Element i of a run goes to sum i mod 16, and the sums are
+// added in order. 16 threads have one run.
 KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64 chunk, i64 counted, i64 hole, i64 hole_end,
                             i64 chunks) {
   __shared__ double sums[256];
@@ -208,7 +210,8 @@ KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64
   }
 }
 
-// Where the ranks' parts lie; `ranks` of them count. As an array only in unrolled loops, or else it would be memory.
+// Addresses of the ranks' parts, of which the first `ranks` count. Only unrolled loops use them as
+// an array; otherwise they would be in memory.
 #define PEERS                                                                                                    \
   const void *p0, const void *p1, const void *p2, const void *p3, const void *p4, const void *p5, const void *p6, \
       const void *p7, const void *p8, const void *p9, const void *p10, const void *p11, const void *p12,         \
@@ -253,7 +256,7 @@ KERNEL(256) combine_peers_f64(double* into, i64 n, u32 ranks, u32 largest, PEERS
 // 1 / (1 + e^-x)
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
-// y (rows, width) = silu(gate) up, where a row of x is the gate's `width` elements, then those of up.
+// y (rows, width) = silu(gate) up. A row of x holds the gate's `width` elements, then those of up.
 KERNEL(256) swiglu(const void* x, void* y, u32 types, i64 rows, i64 width) {
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     for (i64 col = 8 * threadIdx.x; col < width; col += 8 * blockDim.x) {
@@ -268,7 +271,8 @@ KERNEL(256) swiglu(const void* x, void* y, u32 types, i64 rows, i64 width) {
   }
 }
 
-// x, as in swiglu, becomes its gradient: (d up s (1 + g (1 - s)), d g s), where g is the gate and s its sigmoid.
+// Replaces x of swiglu by its gradient: (d up s (1 + g (1 - s)), d g s), where g is the gate and s
+// its sigmoid.
 KERNEL(256) swiglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width) {
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     for (i64 col = 8 * threadIdx.x; col < width; col += 8 * blockDim.x) {

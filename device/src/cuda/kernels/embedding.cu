@@ -1,4 +1,4 @@
-// Rows of tables, by token and by position: sums of rows, in the order of the cpu backend.
+// Rows of tables, by token and by position. All kernels sum rows in the order of the cpu backend.
 
 // y (n, cols) = rows of the table by token; tokens outside first..first + owned give 0.
 KERNEL(256) embedding(const int* tokens, const void* table, void* y, u32 types, i64 n, i64 cols, i64 first,
@@ -15,7 +15,7 @@ KERNEL(256) embedding(const int* tokens, const void* table, void* y, u32 types, 
   }
 }
 
-// The first place of `order` behind those of `token`.
+// The first index of `order` after those of `token`.
 INLINE i64 end_of_token(const int* tokens, const int* order, i64 from, i64 n, int token) {
   while (from < n) {
     i64 middle = (from + n) / 2;
@@ -25,8 +25,8 @@ INLINE i64 end_of_token(const int* tokens, const int* order, i64 from, i64 n, in
   return n;
 }
 
-// d_table += sums of the rows of d_y by token. `order` lists positions sorted by token: the block of a token's first
-// place adds its rows in order, the others have nothing to do.
+// d_table += sums of the rows of d_y by token. `order` lists positions sorted by token. The block
+// of a token's first position adds the token's rows in order; other blocks do nothing.
 KERNEL(256) embedding_backward(const int* tokens, const int* order, const void* d_y, void* d_table, u32 types, i64 n,
                                i64 cols, i64 first, i64 owned) {
   i64 start = blockIdx.x;
@@ -39,7 +39,7 @@ KERNEL(256) embedding_backward(const int* tokens, const int* order, const void* 
   if (col >= cols) return;
   float sum = 0.0f;
   with_type(type_of(types, 0), [&](auto type) {
-// Many rows on their way at once: a frequent token has hundreds, added one after another.
+// Many rows are in flight at once: a frequent token has hundreds, added one after another.
 #pragma unroll 16
     for (i64 i = start; i < end; i++) sum += get<decltype(type)>(d_y, order[i] * cols + col);
   });

@@ -1,4 +1,5 @@
-// Cross entropy over logits (rows, cols) of which a rank holds some columns, `valid` of them real tokens.
+// Cross entropy over logits (rows, cols). A rank holds some of the columns, and `valid` of them are
+// real tokens.
 
 // y (rows) = maxima of the valid columns.
 KERNEL(512) row_max(const void* x, float* y, u32 types, i64 rows, i64 cols, i64 valid) {
@@ -19,13 +20,14 @@ KERNEL(512) row_max(const void* x, float* y, u32 types, i64 rows, i64 cols, i64 
   }
 }
 
-// The column of a target, if it is in 0..valid of this shard, or else -1.
+// The column of a target, or -1 if it is outside 0..valid of this shard.
 INLINE i64 target_column(int target, i64 first, i64 valid) {
   i64 column = target - first;
   return target >= 0 && column >= 0 && column < valid ? column : -1;
 }
 
-// sums (2, rows) = sum of e^(logit - max), logit of the target - max or 0 if it is another rank's.
+// sums (2, rows) = sum of e^(logit - max), and logit of the target - max or 0 if another rank has
+// the target.
 KERNEL(512) cross_entropy_stats(const void* logits, const float* max, const int* targets, float* sums, u32 types,
                                 i64 rows, i64 cols, i64 first, i64 valid) {
   __shared__ float shared[2][32];
@@ -49,7 +51,8 @@ KERNEL(512) cross_entropy_stats(const void* logits, const float* max, const int*
   }
 }
 
-// loss = sum over rows of log(sum) - target logit; rows with a negative target count 0. One block, in fp64.
+// loss = sum over rows of log(sum) - target logit. Rows with a negative target count 0. One block,
+// in fp64.
 KERNEL(512) cross_entropy_loss(const float* sums, const int* targets, double* loss, i64 rows) {
   __shared__ double shared[512];
   double sum = 0.0;
@@ -63,7 +66,8 @@ KERNEL(512) cross_entropy_loss(const float* sums, const int* targets, double* lo
   if (threadIdx.x == 0) *loss = shared[0];
 }
 
-// logits become (softmax - one-hot) times scale times factor; 0 in padded columns and in rows with a negative target.
+// Replaces logits by (softmax - one-hot) times scale times factor; 0 in padded columns and in rows
+// with a negative target.
 KERNEL(512) cross_entropy_backward(void* logits, const float* max, const float* sums, const int* targets,
                                    const double* scale, float factor, u32 types, i64 rows, i64 cols, i64 first,
                                    i64 valid) {

@@ -1,6 +1,7 @@
-// Layer norm and RMSNorm. A block has one row at a time; a row's result depends on that row alone.
+// Layer norm and RMSNorm. A block has one row at a time, and a row's result depends on that row
+// alone.
 
-// Sum over the row of f(x, column), every thread's the same.
+// Sum over the row of f(x, column). Every thread gets the same sum.
 template <class F>
 INLINE float row_sum(i64 cols, float (&shared)[32], F f) {
   float sum = 0.0f;
@@ -53,7 +54,7 @@ KERNEL(256) layer_norm_backward(const void* x, const void* gain, const float* st
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     float mean = stats[2 * row], scale = stats[2 * row + 1];
     i64 at = row * cols;
-    // g and n of a run of columns; 0 behind the row.
+    // g and n of a run of columns; 0 after the end of the row.
     auto load = [&](i64 col, int count, float (&g)[8], float (&n)[8]) {
       float b[8];
       load8(d_y, type_of(types, 2), at + col, count, g);
@@ -150,14 +151,14 @@ KERNEL(256) rms_norm(const void* x, const void* gain, void* y, float* stats, u32
   }
 }
 
-// d_x = (add ? d_x : 0) + (g - n mean(g n)) / root, where g = d_y gain and n is the normalised x. Row b of partials
-// (blocks, cols) = sums of d_y n over the rows of block b, of which d_gain is the sum: x and d_y come from memory once,
-// so the bytes are the least there is but for the partials.
+// d_x = (add ? d_x : 0) + (g - n mean(g n)) / root, where g = d_y gain and n is the normalised x.
+// Row b of partials (blocks, cols) = sums of d_y n over the rows of block b; d_gain is the sum of
+// these rows. x and d_y are read once, so except for the partials the number of bytes is minimal.
 KERNEL(256) rms_norm_backward(const void* x, const void* gain, const float* stats, const void* d_y, void* d_x,
                               float* partials, u32 types, u32 add, i64 rows, i64 cols) {
   DYNAMIC_SHARED(dynamic);
   float(&shared)[2][32] = *(float(*)[2][32])dynamic;
-  // Of this thread's columns, each with its own of all threads side by side.
+  // Sums of this thread's columns. The sums of all threads are interleaved.
   float* sums = (float*)dynamic + 64 + threadIdx.x;
   i64 threads = blockDim.x, first = 8 * threadIdx.x;
   for (i64 col = first; col < cols; col += 8 * threads)
@@ -167,7 +168,7 @@ KERNEL(256) rms_norm_backward(const void* x, const void* gain, const float* stat
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     float scale = stats[row];
     i64 at = row * cols;
-    // d_y, gain and n of a run of columns; 0 behind the row.
+    // d_y, gain and n of a run of columns; 0 after the end of the row.
     auto load = [&](i64 col, int count, float (&d)[8], float (&b)[8], float (&n)[8]) {
       load8(d_y, type_of(types, 2), at + col, count, d);
       load8(gain, type_of(types, 1), col, count, b);

@@ -1,7 +1,8 @@
-// In front of every file of kernels. No header is needed: NVRTC brings none. The tests compile the same files as C++
-// (ONEBOX_EMULATED): fake-cuda/shim then stands for the language extensions and for the instructions below.
+// It stands before every file of kernels. NVRTC brings no headers, and none is needed. The tests
+// compile the same files as C++ (ONEBOX_EMULATED): fake-cuda/shim then replaces the language
+// extensions and the instructions below.
 //
-// Compiled with --fmad=false: a product and a sum are fused only where fmaf says so, as on the cpu backend.
+// Compiled with --fmad=false: only fmaf fuses a product and a sum, as on the cpu backend.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -17,7 +18,7 @@ typedef long long i64;
 #endif
 #define INLINE __device__ __forceinline__
 
-// How elements are stored; `Type` of a tensor in a kernel's `types` is 4 bits (see launch.rs).
+// Storage types of elements. A kernel's `types` has 4 bits per tensor (see launch.rs).
 enum Type { F16, BF16, F32, F64, I32 };
 INLINE u32 type_of(u32 types, int tensor) { return types >> (4 * tensor) & 15; }
 
@@ -48,7 +49,7 @@ INLINE u16 round_bf16(float x) {
 #endif
 }
 
-// Storage types where the type is known when the kernel is compiled.
+// Storage types for code that knows the type at compile time.
 struct OfF16 {
   typedef u16 Stored;
   static INLINE float widen(u16 x) { return widen_f16(x); }
@@ -64,7 +65,8 @@ struct OfF32 {
   static INLINE float widen(float x) { return x; }
 };
 
-// Calls f with the storage type: for loops over rows, where a switch inside would keep loads from overlapping.
+// Calls f with the storage type. It serves loops over rows, where a switch inside would keep loads
+// from overlapping.
 template <class F>
 INLINE void with_type(u32 type, F f) {
   if (type == F16) f(OfF16());
@@ -88,8 +90,8 @@ INLINE void store1(void* y, u32 type, i64 i, float value) {
 
 INLINE bool aligned(const void* x) { return ((u64)x & 15) == 0; }
 
-// Elements i..i+n of x, n <= 8, widened; the rest becomes 0. One wide load where alignment permits. The type is a
-// kernel's argument, so all threads take the same way.
+// Elements i..i+n of x, n <= 8, widened; the others become 0. It uses one wide load where alignment
+// permits. The type is a kernel's argument, so all threads take the same branch.
 INLINE void load8(const void* x, u32 type, i64 i, int n, float (&v)[8]) {
   if (type == F32) {
     const float* at = (const float*)x + i;
@@ -147,13 +149,14 @@ INLINE void store8(void* y, u32 type, i64 i, int n, const float (&v)[8]) {
   }
 }
 
-// Runs of 8 elements: the first of this thread, the distance to its next, and how many of `n` elements are in it.
+// Runs of 8 elements: the first run of this thread, the distance to its next run, and the number of
+// the run's elements below `n`.
 INLINE i64 first_run() { return 8 * ((i64)blockIdx.x * blockDim.x + threadIdx.x); }
 INLINE i64 next_run() { return 8 * (i64)gridDim.x * blockDim.x; }
 INLINE int run_length(i64 i, i64 n) { return n - i < 8 ? (int)(n - i) : 8; }
 
-// e^x within 2 ulp, the cpu backend's bits: x = n ln 2 + r, a polynomial (Cephes expf) of r, times 2^n; 0 below the
-// normal range, but for e^-87.68 and more.
+// e^x within 2 ulp with the cpu backend's bits: x = n ln 2 + r, a polynomial (Cephes expf) of r,
+// times 2^n; 0 below the normal range, but results from e^-87.68 on are kept.
 INLINE float exponential(float x) {
   const float MAGIC = 12582912.0f;
   x = x > 89.0f ? 89.0f : x;
@@ -172,7 +175,7 @@ INLINE float exponential(float x) {
   return p * __uint_as_float(power << 23);
 }
 
-// random.rs, bit for bit.
+// bits32 of random.rs, bit for bit.
 INLINE u32 bits32(u64 stream, u64 index) {
   u32 z = (u32)index ^ (u32)stream;
   z = (z ^ z >> 16) * 0x7feb352du;
@@ -182,7 +185,8 @@ INLINE u32 bits32(u64 stream, u64 index) {
   return z ^ z >> 15;
 }
 
-// Which elements are dropped: below `threshold` (0: none); what is kept is multiplied by `scale`.
+// Dropout's mask. Elements below `threshold` are dropped (0: none), and kept elements are
+// multiplied by `scale`.
 struct Mask {
   u64 key;
   u32 threshold;
@@ -194,7 +198,7 @@ INLINE float masked(const Mask& mask, u64 index, float x) {
   return drops(mask, index) ? 0.0f : x * mask.scale;
 }
 
-// Over the lanes whose number differs in the bits below `width`.
+// Combines values over the lanes whose number differs in the bits below `width`.
 template <class F>
 INLINE float warp_combine(float x, int width, F f) {
 #pragma unroll
@@ -204,8 +208,8 @@ INLINE float warp_combine(float x, int width, F f) {
 INLINE float plus(float a, float b) { return a + b; }
 INLINE float larger(float a, float b) { return fmaxf(a, b); }
 
-// Over the block, in an order that depends on its size alone; every thread gets the result. `shared` is used again
-// only behind another barrier.
+// Sum over the block, in an order that depends on its size alone. Every thread gets the result.
+// `shared` may be used again only after another barrier.
 INLINE float block_sum(float x, float (&shared)[32]) {
   x = warp_combine(x, 32, plus);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
@@ -223,7 +227,7 @@ INLINE float block_max(float x, float (&shared)[32]) {
   return top;
 }
 
-// Attention: blocks are (tile, head, sample).
+// Attention. Blocks are (tile, head, sample).
 
 // One head of one sample; the kernels' last parameters.
 struct Head {
@@ -234,24 +238,25 @@ struct Head {
   u64 first_mask_head;  // number of (sample 0, head 0) among all samples and heads
   u32 total;    // heads of all ranks
   Mask mask;
-  u32 kv_count;  // heads of keys and values; count / kv_count heads of queries in turn share one
-  u32 number;    // of this head of queries
-  u32 shared;    // of its head of keys and values
+  u32 kv_count;  // heads of keys and values; count / kv_count heads of queries share one
+  u32 number;    // number of this head of queries
+  u32 shared;    // number of its head of keys and values
 };
 
 INLINE i64 row_width(const Head& head) { return (i64)head.count * head.dim; }
 INLINE i64 qkv_width(const Head& head) { return (head.count + 2 * head.kv_count) * head.dim; }
 INLINE u32 group_size(const Head& head) { return head.count / head.kv_count; }
-// Element (token, 0) of a head in (B T, H D), and of its q (0), k (1) or v (2) in (B T, (H + 2 K) D).
+// Index of element (token, 0) of a head in (B T, H D), and of its q (0), k (1) or v (2) in (B T, (H
+// + 2 K) D).
 INLINE i64 at_row(const Head& head, i64 token) {
   return ((i64)blockIdx.z * head.seq_len + token) * row_width(head) + (i64)head.number * head.dim;
 }
 INLINE i64 at_qkv(const Head& head, i64 token, int part) {
-  // 32 bits: no row is that long, and no micro-batch has so many tokens.
+  // 32 bits suffice: no row is longer, and no micro-batch has more tokens.
   u32 column = (part == 0 ? head.number : head.count + (part - 1) * head.kv_count + head.shared) * head.dim;
   return (i64)(blockIdx.z * head.seq_len + (u32)token) * qkv_width(head) + column;
 }
-// Of (sample, head, token) in lse.
+// Index of (sample, head, token) in lse.
 INLINE i64 at_lse(const Head& head, i64 token) {
   return ((i64)blockIdx.z * head.count + head.number) * head.seq_len + token;
 }
@@ -260,11 +265,11 @@ INLINE u64 mask_index(const Head& head, u32 query, u32 key) {
   return (number * head.seq_len + query) * head.seq_len + key;
 }
 
-// What the backward kernels read.
+// Inputs of the backward kernels.
 struct Saved {
   const void *qkv, *d_out;
   const float *lse, *delta;
-  u32 types;  // of qkv, out, d_out, d_qkv
+  u32 types;  // types of qkv, out, d_out, d_qkv
 };
 
 #define HEAD_PARAMETERS                                                                                          \
@@ -279,7 +284,7 @@ struct Saved {
 #define SAVED \
   { qkv, d_out, lse, delta, types }
 
-// A matrix in memory: rows of `width` elements, `stride` apart; `rows` of them.
+// A matrix in memory: `rows` rows of `width` elements, `stride` apart.
 struct Rows {
   const void* x;
   u32 type;

@@ -1,15 +1,17 @@
-// Rotary positions by halves, in place, with the norm of each head of q and k where a model has one. A team of `lanes`
-// lanes of a warp, a power of two, has one head of one row at a time, and a lane 8 pairs of it: the head's loads and
-// stores are as wide as those of element-wise kernels.
+// Rotary positions by halves, in place, with the norm of each head of q and k in models that have
+// one. A team of `lanes` lanes of a warp, a power of two, has one head of one row at a time, and a
+// lane has 8 pairs of it. The head's loads and stores are then as wide as those of element-wise
+// kernels.
 //
-// Bytes: q and k are read once and written once, and what the norm was given is written once forward and read once
-// backward. That is the least there is; beside it are the table and, of gradients of gains, at most 1024 rows of D.
+// Bytes: q and k are read once and written once; the norm's inputs are written once forward and
+// read once backward. That is minimal. In addition there are the table and, for gradients of gains,
+// at most 1024 rows of D.
 
-// What a block needs to know of the heads.
+// A block's parameters about the heads.
 struct Turned {
   u32 rows, count, kv_count, seq_len, dim, lanes;
   float epsilon;
-  u32 types;  // of qkv, the gains of q and k, raw
+  u32 types;  // types of qkv, the gains of q and k, raw
 };
 
 #define TURNED_PARAMETERS \
@@ -17,7 +19,8 @@ struct Turned {
 #define TURNED \
   { rows, count, kv_count, seq_len, dim, lanes, epsilon, types }
 
-// Pairs first..first + n of a head: x[0] and x[1] are of its halves. 0 behind them.
+// Pairs first..first + n of a head: x[0] and x[1] are from its two halves. Pairs after the end are
+// 0.
 typedef float Pairs[2][8];
 struct Place {
   u32 first;
@@ -39,7 +42,7 @@ INLINE void store_pairs(const Pairs& x, void* to, u32 type, i64 at, Place place,
   store8(to, type, at + dim / 2 + place.first, place.n, x[1]);
 }
 
-// Over the head.
+// Dot product over the head.
 INLINE float dot_pairs(const Pairs& x, const Pairs& y, u32 lanes) {
   float sum = 0.0f;
 #pragma unroll
@@ -54,7 +57,7 @@ INLINE float inverse_root(const Pairs& x, const Turned& turned) {
   return 1.0f / sqrtf(fmaf(dot_pairs(x, x, turned.lanes), 1.0f / (float)turned.dim, turned.epsilon));
 }
 
-// x turns by its position; backward it turns back.
+// Rotates x by its position, or back.
 INLINE void turn(Pairs& x, const float* table, u32 row, Place place, const Turned& turned, bool back) {
   Pairs angle;
   load_pairs(angle, table, F32, (i64)(row % turned.seq_len) * turned.dim, place, turned.dim);
@@ -66,8 +69,8 @@ INLINE void turn(Pairs& x, const float* table, u32 row, Place place, const Turne
   }
 }
 
-// The heads of q and k of each row turn, or turn back, one by each team; with a norm (raw is not null) they are kept and
-// normed first.
+// Rotates the heads of q and k of each row, or rotates them back, one head per team. With a norm
+// (raw is not null) it stores and norms them first.
 KERNEL(256) rotary(void* qkv, const float* table, const void* q_gain, const void* k_gain, void* raw, u32 back,
                    TURNED_PARAMETERS) {
   Turned turned = TURNED;
@@ -92,9 +95,9 @@ KERNEL(256) rotary(void* qkv, const float* table, const void* q_gain, const void
   store_pairs(x, qkv, type_of(types, 0), at, place, dim);
 }
 
-// Gradients of heads that were normed and turned become those of what `rotary` was given. The first `q_blocks` blocks
-// have `each` heads of q in turn, the others as many of k; each leaves its part of the gradient of the gain in its row
-// of partials (blocks, D).
+// Turns gradients of normed and rotated heads into gradients of `rotary`'s inputs. The first
+// `q_blocks` blocks have `each` heads of q in turn, the others have `each` heads of k. Each block
+// writes its part of the gain's gradient to its row of partials (blocks, D).
 KERNEL(256) rotary_backward(void* d_qkv, const float* table, const void* q_gain, const void* k_gain, const void* raw,
                             float* partials, u32 q_blocks, u32 each, TURNED_PARAMETERS) {
   __shared__ float sums[8][2][128];
@@ -105,7 +108,7 @@ KERNEL(256) rotary_backward(void* d_qkv, const float* table, const void* q_gain,
   end = end < rows * heads ? end : rows * heads;
   const void* gains = of_k ? k_gain : q_gain;
   Pairs sum = {};
-  // By the first head of the warp: its lanes go on together.
+  // The loop runs over the first head of the warp, so that all its lanes stay together.
   for (u32 of_warp = start + warp * (32 / lanes); of_warp < end; of_warp += teams) {
     u32 unit = of_warp + lane / lanes, row = unit / heads, head = unit % heads + (of_k ? count : 0);
     Place place = place_of_lane(turned, unit < end);
@@ -115,7 +118,7 @@ KERNEL(256) rotary_backward(void* d_qkv, const float* table, const void* q_gain,
     load_pairs(n, raw, type_of(types, 3), ((i64)row * (count + kv_count) + head) * dim, place, dim);
     turn(d, table, row, place, turned, true);
     float scale = inverse_root(n, turned);
-    // Where there is no head its root may be 0.
+    // Where there is no head, its root may be 0.
     if (place.n == 0) scale = 0.0f;
     Pairs gain;
     load_pairs(gain, gains, type_of(types, of_k ? 2 : 1), 0, place, dim);
@@ -134,7 +137,7 @@ KERNEL(256) rotary_backward(void* d_qkv, const float* table, const void* q_gain,
       for (int j = 0; j < 8; j++) d[half][j] = fmaf(n[half][j], -mean, d[half][j]) * scale;
     store_pairs(d, d_qkv, type_of(types, 0), at, place, dim);
   }
-  // Of the teams of a warp, then of the warps in order.
+  // Adds the sums of a warp's teams, then those of the warps in order.
 #pragma unroll
   for (int half = 0; half < 2; half++)
 #pragma unroll

@@ -2,7 +2,7 @@
 
 use super::{Args, Dropout, Dtype, Heads, Launch, Launcher, Op, Tensor, is, no_kernel, values};
 
-/// Queries, or keys, of a block.
+/// Queries, or keys, per block.
 const TILE: usize = 64;
 
 /// Kernels by head dimension: forward, backward by queries, backward by keys.
@@ -12,7 +12,7 @@ const BY_HEAD_DIM: [(usize, [&str; 3]); 3] = [
     (256, ["attention_256", "attention_queries_256", "attention_keys_256"]),
 ];
 
-/// The same on tensor cores, from compute capability 8.0 on.
+/// Kernels on tensor cores, from compute capability 8.0 on.
 const MMA: [(usize, [&str; 3]); 2] = [
     (64, ["attention_mma_64", "attention_mma_queries_64", "attention_mma_keys_64"]),
     (128, ["attention_mma_128", "attention_mma_queries_128", "attention_mma_keys_128"]),
@@ -25,12 +25,12 @@ struct Shape {
     grid: [usize; 3],
     kernels: [&'static str; 3],
     block: u32,
-    /// Dynamic shared memory, forward and backward.
+    /// Bytes of dynamic shared memory, forward and backward.
     shared_bytes: [u32; 2],
 }
 
 impl Shape {
-    /// `tensors` are all whose type varies; the first has the shape of `out`.
+    /// `tensors` are all tensors of varying type; the first has the shape of `out`.
     fn new(tensors: &[Tensor], heads: Heads, sm: u32) -> Result<Self, String> {
         let out = tensors[0];
         let (rows, width) = out.shape();
@@ -45,7 +45,7 @@ impl Shape {
         let Some(&(most, kernels)) = fits else {
             return Err(format!("heads of {head_dim}; at most 256"));
         };
-        // Three tiles forward; four, and two numbers a row, backward.
+        // Forward has three tiles; backward has four, and two numbers per row.
         let tile = TILE as u32 * 2 * (most as u32 + 8);
         let (block, shared_bytes) = match mma {
             Some(_) => (128, [3 * tile, 4 * tile + 8 * TILE as u32]),
@@ -66,7 +66,7 @@ impl Shape {
         Launch { shared_bytes: self.shared_bytes[kernel.min(1)], ..launch }
     }
 
-    /// HEAD_PARAMETERS of the prelude.
+    /// Adds HEAD_PARAMETERS of the prelude.
     fn head(&self, args: Args, dropout: Dropout) -> Args {
         let Heads { count, kv_count, first, total, seq_len } = self.heads;
         let first_sample = dropout.first_row / seq_len as u64;
@@ -105,7 +105,7 @@ impl Launcher<'_> {
         }
     }
 
-    /// Leaves the dot products of the rows of out and d_out in the scratch. A warp has one.
+    /// Writes the dot products of the rows of out and d_out to the scratch. A warp computes one.
     fn launch_delta(&mut self, shape: &Shape, (out, d_out): (Tensor, Tensor), types: u64) {
         let (heads, tokens) = (shape.heads, out.shape().0);
         let sizes = [heads.count, heads.seq_len, shape.head_dim, tokens].map(|n| n as u64);

@@ -4,16 +4,16 @@ use super::{
     Args, Dtype, F32, Launch, Launcher, Op, RUN, VocabShard, is, no_kernel, types, values,
 };
 
-/// Blocks whose sums of a gain's gradient are added up.
+/// Largest number of blocks whose sums make a gain's gradient.
 const MOST_PARTS: usize = 512;
-/// Dynamic shared memory that every GPU but those of compute capability 7.5 has for a block.
+/// Bytes of dynamic shared memory per block on every GPU except compute capability 7.5.
 const MOST_SHARED: u32 = 96 << 10;
 
 const fn norm_parts(rows: usize) -> usize {
     if rows < MOST_PARTS { rows } else { MOST_PARTS }
 }
 
-/// Bytes of scratch for the gradient of the gain of an RMSNorm of so many rows and columns.
+/// Bytes of scratch for the gradient of an RMSNorm's gain.
 pub(crate) const fn norm_scratch_bytes((rows, cols): (usize, usize)) -> u64 {
     (norm_parts(rows) * cols * 4) as u64
 }
@@ -165,7 +165,8 @@ impl Launcher<'_> {
                 let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
                 let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]).with(&sizes);
                 let launch = Launch::by_rows("rms_norm_backward", (parts, cols), 256, args);
-                // A number for each column of whole runs, and two for each warp that a block may have.
+                // One number for each column of whole runs, and two for each warp that a block may
+                // have.
                 let numbers = cols.next_multiple_of(RUN * launch.block as usize) + 64;
                 let shared_bytes = numbers as u32 * 4;
                 if shared_bytes > MOST_SHARED {
@@ -250,12 +251,12 @@ impl Launcher<'_> {
     }
 }
 
-/// Threads that a range of bytes gives work to.
+/// Number of threads for a range of bytes.
 const fn bytes_units(bytes: u64) -> usize {
     bytes.div_ceil(16) as usize
 }
 
-/// The first token of the table and how many of its rows are real.
+/// The first token of the table, and the number of its real rows.
 fn owned(shard: VocabShard, rows: usize) -> [u64; 2] {
     [shard.first as u64, shard.valid.min(rows) as u64]
 }

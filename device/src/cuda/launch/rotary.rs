@@ -6,11 +6,11 @@ use super::{Args, Dtype, HeadNorm, Heads, Launch, Launcher, Op, Tensor, is, no_k
 const THREADS: usize = 256;
 /// Elements of the longest head.
 const LONGEST: usize = 256;
-/// Elements of a head that a lane has: 8 pairs.
+/// Elements of a head per lane: 8 pairs.
 const OF_A_LANE: usize = 16;
-/// Blocks whose sums of the gains' gradients are added up.
+/// Largest number of blocks whose sums make the gains' gradients.
 const MOST_PARTS: usize = 1024;
-/// Heads that a team has in turn, at least: a block's sums cost as much as some of them.
+/// Least number of heads that a team has in turn: a block's sums cost as much as some heads.
 const IN_TURN: usize = 4;
 
 /// Bytes of scratch for the gradients of gains of heads of `dim` elements.
@@ -58,7 +58,7 @@ impl Launcher<'_> {
         norm: Option<HeadNorm>,
         back: bool,
     ) {
-        // Null without a norm.
+        // The addresses are null without a norm.
         let of_norm = norm.map_or([0; 3], |n| [n.q_gain, n.k_gain, n.raw].map(|t| (self.at)(t)));
         let args = self.args(&[x, table]).with(&of_norm).with(&[u64::from(back)]);
         let blocks = turned.heads().div_ceil(turned.teams());
@@ -66,7 +66,7 @@ impl Launcher<'_> {
     }
 }
 
-/// What all kernels are told.
+/// Parameters of all rotary kernels.
 struct Turned {
     types: u64,
     rows: usize,
@@ -93,7 +93,7 @@ impl Turned {
             None => values(&[qkv])?,
         };
         let turned = Self { types, rows, heads, dim, epsilon: norm.map_or(0.0, |n| n.epsilon) };
-        // Kernels count them in 32 bits.
+        // Kernels count heads in 32 bits.
         if turned.heads() > i32::MAX as usize {
             let most = i32::MAX;
             return Err(format!("{} heads of q and k in all rows; at most {most}", turned.heads()));
@@ -101,29 +101,29 @@ impl Turned {
         Ok(turned)
     }
 
-    /// Of q and k, in all rows.
+    /// Number of heads of q and k in all rows.
     const fn heads(&self) -> usize {
         self.rows * (self.heads.count + self.heads.kv_count)
     }
 
-    /// Lanes that share a head.
+    /// Number of lanes that share a head.
     const fn lanes(&self) -> usize {
         self.dim.div_ceil(OF_A_LANE).next_power_of_two()
     }
 
-    /// Heads that a block has at a time.
+    /// Number of heads of a block at a time.
     const fn teams(&self) -> usize {
         THREADS / self.lanes()
     }
 
-    /// Heads of a block, and how many blocks those of q and of k take: at most [`MOST_PARTS`].
+    /// Heads per block, and the number of blocks for q and for k: at most [`MOST_PARTS`].
     fn parts(&self) -> (usize, [usize; 2]) {
         let in_turn = self.heads().div_ceil(self.teams() * (MOST_PARTS - 2)).max(IN_TURN);
         let each = self.teams() * in_turn;
         (each, [self.heads.count, self.heads.kv_count].map(|n| (self.rows * n).div_ceil(each)))
     }
 
-    /// TURNED_PARAMETERS of rotary.cu.
+    /// Adds TURNED_PARAMETERS of rotary.cu.
     fn with(&self, args: Args) -> Args {
         let Heads { count, kv_count, seq_len, .. } = self.heads;
         let sizes = [self.rows, count, kv_count, seq_len, self.dim, self.lanes()];
