@@ -237,6 +237,12 @@ fn this_machine_is_measured_and_the_box_is_simulated() {
     for key in ["cores:", "gemm_gflops_16:", "attention_gflops:", "adam_tile:", "op_us:"] {
         assert!(text.contains(key), "{key} in {text}");
     }
+    // Ops of both families, in both widths.
+    for op in ["layer_norm", "gelu", "rms_norm", "rotary", "swiglu"] {
+        for key in [format!(" {op}: "), format!(" {op}_backward: ")] {
+            assert_eq!(text.matches(&key).count(), 2, "{key} in {text}");
+        }
+    }
     let told =
         json(&folder.onebox(&["simulate", "tiny.ron", "--box", "here.ron", "--json"]).ok().stdout);
     assert!(told["step_seconds"].as_f64().unwrap() > 0.0);

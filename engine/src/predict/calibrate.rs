@@ -1,7 +1,7 @@
 //! How fast this machine's cores are as virtual GPUs: real steps are timed op by op, and each op's time is explained
 //! by what it does. The result is a box, on which `onebox simulate` predicts the `cpu` backend.
 
-use crate::config::{Config, MeasuredConfig, load_str};
+use crate::config::{Config, Family, MeasuredConfig, load_str};
 use crate::data::Dataset;
 use crate::predict::simulate::{RECORDED_STEPS, record};
 use crate::report::metrics::median;
@@ -20,12 +20,17 @@ const BEGINNING: &str =
     "// The cores of one machine as virtual GPUs, measured by `onebox bench --save-box`.";
 pub(crate) const OUTPUT: Output = Output { what: "box", beginning: BEGINNING };
 
-/// Runs of a calibration: (hidden, sequence, micro-batch, TP, DP).
-const SHAPES: [(usize, usize, usize, usize, usize); 4] =
-    [(64, 32, 4, 1, 2), (128, 128, 4, 1, 2), (256, 128, 4, 1, 2), (256, 64, 4, 2, 1)];
+/// A run of a calibration: hidden, sequence, micro-batch, TP, DP.
+type Shape = (usize, usize, usize, usize, usize);
+
+/// Those of each family.
+const SHAPES: [(Family, &[Shape]); 2] = [
+    (Family::Gpt2, &[(64, 32, 4, 1, 2), (128, 128, 4, 1, 2), THREADED, (256, 64, 4, 2, 1)]),
+    (Family::Llama, &[(128, 128, 4, 1, 2), THREADED]),
+];
 
 /// The shape that is timed on all cores of one rank too.
-const THREADED: (usize, usize, usize, usize, usize) = SHAPES[2];
+const THREADED: Shape = (256, 128, 4, 1, 2);
 
 /// Why a machine cannot be measured.
 #[derive(Debug, thiserror::Error)]
@@ -50,15 +55,19 @@ struct Timed {
 pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<MeasuredConfig, CalibrateError> {
     let mut timed = Vec::new();
     for precision in ["Bf16", "Fp32"] {
-        for shape in SHAPES {
-            let config = calibration(shape, precision, 1)?;
-            tell(&format!("{precision}, hidden {}, TP {} x DP {}", shape.0, shape.3, shape.4));
-            timed.extend(time(&config)?);
+        for (family, shapes) in SHAPES {
+            for shape in shapes {
+                let config = calibration((family, *shape), precision, 1)?;
+                let (hidden, _, _, tp, dp) = shape;
+                tell(&format!("{family:?}, {precision}, hidden {hidden}, TP {tp} x DP {dp}"));
+                timed.extend(time(&config)?);
+            }
         }
     }
     let (hidden, seq_len, micro, tp, _) = THREADED;
     tell(&format!("hidden {hidden}, one rank on all cores"));
-    let together = time(&calibration((hidden, seq_len, micro, tp, 1), "Bf16", cores())?)?;
+    let shape = (Family::Gpt2, (hidden, seq_len, micro, tp, 1));
+    let together = time(&calibration(shape, "Bf16", cores())?)?;
     let (thread_us, thread_share) = threads(&timed, &together, cores());
     Ok(MeasuredConfig { thread_us, thread_share, ..explain(&timed) })
 }
@@ -80,18 +89,23 @@ fn threads(one: &[Timed], all: &[Timed], threads: usize) -> (f32, f32) {
 }
 
 fn calibration(
-    (hidden, seq_len, micro, tp, dp): (usize, usize, usize, usize, usize),
+    (family, (hidden, seq_len, micro, tp, dp)): (Family, Shape),
     precision: &str,
     threads: usize,
 ) -> Result<Config, CalibrateError> {
+    let heads = hidden / 32;
+    let parts = match family {
+        Family::Gpt2 => "dropout: 0.1".to_owned(),
+        // Heads of queries share keys and values.
+        Family::Llama => format!("family: Llama, kv_heads: {}, qk_norm: true", heads / 2),
+    };
     let ron = format!(
         "(device: Cpu(count: {}, memory: \"4GiB\", threads: {threads}), \
-         model: (layers: 1, hidden: {hidden}, heads: {}, seq_len: {seq_len}, dropout: 0.1), \
+         model: (layers: 1, hidden: {hidden}, heads: {heads}, seq_len: {seq_len}, {parts}), \
          parallel: (tensor: {tp}, data: {dp}), precision: {precision}, recompute: Block, \
          offload: (accumulate: Host), batch: (micro: {micro}, global: {}), \
          data: (train: \"unused\"), train: (steps: {}))",
         tp * dp,
-        hidden / 32,
         micro * dp * 2,
         RECORDED_STEPS + 1,
     );
