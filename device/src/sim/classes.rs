@@ -1,69 +1,70 @@
-//! Ranks that cannot be told apart are played once: 16 GPUs of a DGX-2, or 128 of eight, are one.
+//! Equal ranks are simulated once: the 16 GPUs of a DGX-2, or the 128 of eight, are one class.
 //!
-//! Ranks, groups of ranks and resources get colours by what they are joined to, refined until nothing changes (an
-//! equitable partition). Ranks of one colour submit the same program, meet partners of the same colours and share
-//! resources with equally many of each colour, so they do everything at the same moments.
+//! Ranks, groups of ranks and resources get colours from their neighbours, and the colours are
+//! refined until nothing changes (an equitable partition). Ranks of one colour submit the same
+//! program, meet partners of the same colours and share resources with equally many of each colour,
+//! so all their ops have the same times.
 
 use super::cost::Demand;
 use std::collections::BTreeMap;
 
-/// What ranks and groups use.
+/// The use of resources by ranks and groups.
 #[derive(Debug)]
 pub(super) struct Users {
-    /// By rank, by work; of a collective: nothing.
+    /// Demands by rank and by work; a collective has an empty one.
     pub(super) ranks: Vec<Vec<Demand>>,
-    /// Every group of every kind.
+    /// All groups of all kinds.
     pub(super) groups: Vec<GroupUser>,
-    /// Resources there are.
+    /// Number of resources.
     pub(super) resources: usize,
 }
 
-/// A group that collectives need.
+/// A group of ranks for collectives.
 #[derive(Debug)]
 pub(super) struct GroupUser {
-    /// Which ranks share it: a number for each [`Group`](crate::Group).
+    /// Its kind: a number for each [`Group`](crate::Group).
     pub(super) kind: usize,
-    /// Ranks.
+    /// Its ranks.
     pub(super) members: Vec<usize>,
-    /// By work; `None`: not of this kind of group.
+    /// Demands by work; `None` for work of another kind of group.
     pub(super) demands: Vec<Option<Demand>>,
 }
 
-/// Kinds of groups.
+/// Number of kinds of groups.
 pub(super) const KINDS: usize = 3;
 
-/// The quotient.
+/// The classes, the quotient of the partition.
 #[derive(Debug)]
 pub(super) struct Classes {
-    /// By rank.
+    /// Class of each rank.
     pub(super) of_rank: Vec<usize>,
-    /// By class of ranks: its groups' class, by kind.
+    /// By class of ranks: the class of its group of each kind.
     pub(super) groups_of: Vec<[usize; KINDS]>,
-    /// By class of groups: classes of its members.
+    /// By class of groups: the classes of its members.
     pub(super) members: Vec<Vec<usize>>,
-    /// By group.
+    /// Class of each group.
     of_group: Vec<usize>,
-    /// By resource.
+    /// Class of each resource.
     of_resource: Vec<usize>,
-    /// By class of resources: one of them.
+    /// By class of resources: one resource of it.
     resource: Vec<usize>,
 }
 
-/// A piece of work that a whole class does at once.
+/// Work that all members of a class do at once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Load {
     /// Seconds when nothing else runs.
     pub(super) alone: f64,
-    /// (class of resources, what all together take of one).
+    /// (class of resources, the share of one resource that all members take together).
     pub(super) uses: Vec<(usize, f64)>,
-    /// What one of them takes of the resource that it uses most.
+    /// The share that one member takes of its most used resource.
     pub(super) dominant: f64,
 }
 
 type Signature = Vec<u64>;
 
 impl Classes {
-    /// Refines until stable. `merge` false: every rank is a class of its own (to test against).
+    /// Refines until stable. Without `merge` every rank is a class of its own, for tests.
     pub(super) fn new(users: &Users, merge: bool) -> Self {
         let start = |n: usize| (0..n).map(|i| if merge { 0 } else { i }).collect::<Vec<_>>();
         let mut rank = start(users.ranks.len());
@@ -104,35 +105,36 @@ impl Classes {
         Self { of_rank, groups_of, members, of_group, of_resource, resource }
     }
 
-    /// Classes of ranks.
+    /// Number of classes of ranks.
     pub(super) fn ranks(&self) -> usize {
         self.groups_of.len()
     }
 
-    /// Classes of resources.
+    /// Number of classes of resources.
     pub(super) fn resources(&self) -> usize {
         self.resource.len()
     }
 
-    /// Ranks of one group of `class`.
+    /// Number of ranks in a group of `class`.
     pub(super) fn ranks_of_group(&self, users: &Users, class: usize) -> usize {
         let group = self.of_group.iter().position(|of| *of == class);
         group.map_or(0, |group| users.groups[group].members.len())
     }
 
-    /// What `class` of ranks takes when all of it does `work`.
+    /// The load when all ranks of `class` do `work`.
     pub(super) fn rank_load(&self, users: &Users, class: usize, work: usize) -> Load {
         let same = users.ranks.iter().zip(&self.of_rank).filter(|(_, of)| **of == class);
         self.load(same.map(|(demands, _)| &demands[work]))
     }
 
-    /// What a class of groups takes.
+    /// The load when all groups of `class` do `work`.
     pub(super) fn group_load(&self, users: &Users, class: usize, work: usize) -> Load {
         let same = users.groups.iter().zip(&self.of_group).filter(|(_, of)| **of == class);
         self.load(same.filter_map(|(group, _)| group.demands[work].as_ref()))
     }
 
-    /// Every resource of a class is used alike, so one of each is looked at.
+    /// The sum of the demands. All resources of a class have the same load, so one of each class
+    /// suffices.
     fn load<'a>(&self, demands: impl Iterator<Item = &'a Demand>) -> Load {
         let (mut load, mut uses) = (Load::default(), BTreeMap::<usize, f64>::new());
         for demand in demands {
@@ -161,7 +163,8 @@ fn first_of_each(colours: &[usize]) -> Vec<usize> {
     first
 }
 
-/// New colours: who had the same one and has the same signature shares one. Numbered by first appearance.
+/// New colours: elements with the same old colour and the same signature share one. Colours are
+/// numbered by first appearance.
 fn recolour(old: &[usize], signatures: &[Signature]) -> Vec<usize> {
     let mut seen: BTreeMap<(usize, &Signature), usize> = BTreeMap::new();
     let keys = old.iter().copied().zip(signatures);
@@ -172,7 +175,7 @@ fn recolour(old: &[usize], signatures: &[Signature]) -> Vec<usize> {
     .collect()
 }
 
-/// By resource: who uses it, by colour and share.
+/// By resource: its users, by colour and share.
 fn of_resources(users: &Users, rank: &[usize], group: &[usize]) -> Vec<Signature> {
     let mut entries: Vec<Vec<[u64; 4]>> = vec![Vec::new(); users.resources];
     let mut enter = |kind: u64, colour: usize, work: usize, demand: &Demand| {

@@ -1,7 +1,8 @@
-//! What an op costs: how much of which resource, and how long it takes with nobody else about.
+//! The cost of an op: its use of resources, and its time when nothing else runs.
 //!
-//! A resource is something with a rate that several ops may use at once. The constants here are few, the same for
-//! every box and model, and none is fitted to a whole step: each is what one kind of op reaches of its data sheet.
+//! A resource has a rate, and several ops may use it at once. The constants here are few and the
+//! same for every box and model. None is fitted to a whole step: each is the share of its data
+//! sheet that one kind of op reaches.
 
 mod kernels;
 
@@ -11,19 +12,19 @@ use super::program::{Kind, Work};
 use crate::tensor::Cargo;
 use kernels::kernel;
 
-/// Of a GPU's memory, streaming kernels.
+/// Share of a GPU's memory bandwidth that streaming kernels reach.
 pub(super) const MEMORY_SHARE: f64 = 0.8;
 
-/// Of a PCIe link, large pinned copies: 12.3 GB/s of 15.75.
+/// Share of a PCIe link that large pinned copies reach: 12.3 GB/s of 15.75.
 const LINK_SHARE: f64 = 0.78;
 
-/// Of NVLink, large collectives: 130 GB/s of 150.
+/// Share of NVLink that large collectives reach: 130 GB/s of 150.
 const NVLINK_SHARE: f64 = 0.87;
 
-/// Of the network between boxes.
+/// Share of the network between boxes that collectives reach.
 const NETWORK_SHARE: f64 = 0.85;
 
-/// Of a node's memory channels, one fused pass that reads and writes.
+/// Share of a node's memory channels that one fused pass reaches, reading and writing.
 const CHANNEL_SHARE: f64 = 0.8;
 
 /// Seconds from the end of a kernel to the start of the next on its stream.
@@ -36,7 +37,7 @@ const COPY_START: f64 = 8e-6;
 const COLLECTIVE_START: f64 = 12e-6;
 const COLLECTIVE_HOP: f64 = 2e-6;
 
-/// Seconds until a host task is picked up, and until ranks have met there.
+/// Seconds until a host task starts, and until ranks have met.
 const TASK_START: f64 = 2e-6;
 pub(super) const MEETING: f64 = 3e-5;
 
@@ -45,21 +46,21 @@ pub(super) const MEETING: f64 = 3e-5;
 pub(super) struct Demand {
     /// Seconds when nothing else runs.
     pub(super) alone: f64,
-    /// (resource, share of its rate that the op takes then).
+    /// (resource, share of its rate that the op then takes).
     pub(super) uses: Vec<(usize, f64)>,
 }
 
-/// Numbers of the resources, in blocks.
+/// Index ranges of the resources.
 #[derive(Clone, Debug)]
 pub(super) struct Resources {
     ranks: usize,
     links: usize,
     nodes: usize,
-    /// Units per second, by number.
+    /// Units per second by resource.
     pub(super) rates: Vec<f64>,
 }
 
-/// What several ops may use at once.
+/// A resource that several ops may use at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Resource {
     Arithmetic(usize),
@@ -76,7 +77,7 @@ impl Resources {
     pub(super) fn new(hardware: &Hardware) -> Self {
         let (ranks, gpu) = (hardware.seats.len(), &hardware.gpu);
         let machines = hardware.seats.iter().map(|seat| seat.machine + 1).max().unwrap_or(1);
-        // Arithmetic is counted in seconds, since its rate depends on shapes.
+        // The unit of arithmetic is seconds, since its rate depends on shapes.
         let mut rates = vec![1.0; ranks];
         rates.extend(vec![gpu.memory * MEMORY_SHARE; ranks]);
         rates.extend(vec![1.0; ranks]);
@@ -104,11 +105,11 @@ impl Resources {
     }
 }
 
-/// What an op asks for, before it is known how long it takes.
+/// An op's request for resources, before its time is known.
 #[derive(Default)]
 pub(super) struct Asked {
     pub(super) fixed: f64,
-    /// Not faster than this, whatever is free.
+    /// Shortest time in seconds, whatever is free.
     pub(super) least: f64,
     pub(super) amounts: Vec<(Resource, f64)>,
 }
@@ -156,8 +157,9 @@ fn copy(h: &Hardware, rank: usize, work: &Work) -> Asked {
     Asked { fixed: COPY_START, least: bytes / (slowest * LINK_SHARE * share), amounts }
 }
 
-/// Of a link, what a rank's copy gets. In 2020 consecutive gradients belonged to one rank (before DeepSpeed's
-/// `round_robin_gradients`), so that one of a data-parallel group copied what here all do at once.
+/// Share of a link that a rank's copy gets. In 2020 consecutive gradients belonged to one rank
+/// (before DeepSpeed's `round_robin_gradients`), so that one rank of a data-parallel group copied
+/// gradients that here all ranks copy at once.
 fn copy_share(h: &Hardware, cargo: Cargo) -> f64 {
     match cargo {
         Cargo::Checkpoint => h.gpu.checkpoint_share_2020(),
@@ -179,7 +181,7 @@ fn host(h: &Hardware, rank: usize, work: &Work) -> Asked {
     Asked { fixed: TASK_START, least: bytes / rate, amounts: amounts.collect() }
 }
 
-/// Bytes of a machine's memory channels, for each of its ranks.
+/// Bytes per second of a machine's memory channels, for each of its ranks.
 fn channels_of_rank(h: &Hardware, machine: usize) -> f64 {
     let ranks = h.seats.iter().filter(|s| s.machine == machine).count() as f64;
     let machines = h.seats.iter().map(|s| s.machine + 1).max().unwrap_or(1) as f64;
@@ -199,10 +201,10 @@ pub(super) fn of_group(
     }
     let asked = match work.kind {
         Kind::Collective { rounds, .. } if n > 1 => {
-            // A ring, or what is as fast: every rank sends and receives this.
+            // A ring, or an equally fast algorithm: every rank sends and receives this many bytes.
             let crossing = f64::from(rounds) * (n - 1) as f64 / n as f64 * work.bytes as f64;
             let mut asked = ring(h, members, crossing);
-            // Its own memory is read and written beside.
+            // Each rank also reads and writes its own memory.
             asked.amounts.extend(members.iter().map(|&r| (Resource::Memory(r), 2.0 * crossing)));
             asked.fixed = COLLECTIVE_START + COLLECTIVE_HOP * (n - 1) as f64;
             asked
@@ -213,7 +215,7 @@ pub(super) fn of_group(
     asked.demand(resources)
 }
 
-/// Bytes that pass every rank of a ring, on the links that it crosses.
+/// The bytes that pass every rank of a ring, on the links between them.
 fn ring(h: &Hardware, members: &[usize], crossing: f64) -> Asked {
     let mut asked = Asked::default();
     let machine = |rank: usize| h.seats[rank].machine;
@@ -230,13 +232,15 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64) -> Asked {
         let all_joined = rates.iter().all(|rate| *rate > 0.0);
         let switched = rates.len() > 1 && rates.iter().all(|rate| *rate == rates[0]);
         if all_joined || rates.iter().filter(|rate| **rate > 0.0).count() >= 2 {
-            // Behind switches a GPU's links serve one peer or all; else each pair has its own.
+            // Behind switches a GPU's links serve one peer or all; without switches each pair has
+            // its own links.
             let rate = if switched { rates[0] } else { rates.iter().sum() };
             asked.amounts.push((Resource::NvLink(rank), crossing / (rate * NVLINK_SHARE)));
         } else {
             for &link in &h.seats[rank].links {
                 for way in [Resource::Up(link), Resource::Down(link)] {
-                    // A ring crosses a shared link once each way, however many are below it.
+                    // A ring crosses a shared link once each way, independent of the number of GPUs
+                    // below it.
                     if !asked.amounts.iter().any(|(used, _)| *used == way) {
                         asked.amounts.push((way, crossing));
                     }
@@ -247,7 +251,8 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64) -> Asked {
     asked
 }
 
-/// A virtual GPU's op: time of cores. `members` ranks take part, each in its own thread.
+/// The cost of a virtual GPU's op, in time of cores. `members` ranks take part, each in its own
+/// thread.
 fn on_cores(m: &Measured, work: &Work, members: usize) -> Asked {
     let wide = usize::from(work.wide);
     let by_name = m.ops.iter().find(|(name, _)| name == work.name).map(|(_, rates)| rates[wide]);
@@ -266,7 +271,7 @@ fn on_cores(m: &Measured, work: &Work, members: usize) -> Asked {
     };
     let met = work.kind.group().is_some() && members > 1;
     let threads = if met { members as f64 } else { m.threads };
-    // A rank's threads share what takes longer than waking them.
+    // A rank's threads share an op if it takes longer than waking them.
     let shared = if met { 0.0 } else { m.threads_start } + seconds / threads;
     Asked {
         fixed: m.overhead + if met { m.meeting } else { 0.0 },

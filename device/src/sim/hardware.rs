@@ -1,4 +1,5 @@
-//! A described box, in plain numbers. Rates are per second: bytes, multiplications and additions.
+//! The description of a box in plain numbers. Rates are per second: bytes, or multiplications and
+//! additions.
 
 pub(super) mod era;
 
@@ -8,104 +9,105 @@ use era::AsOf2020;
 /// GPUs of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
-    /// Of 16-bit matrix products with fp32 sums, dense, as the data sheet says.
+    /// Rate of dense 16-bit matrix products with fp32 sums, by the data sheet.
     pub flops_16: f64,
-    /// Of fp32 arithmetic.
+    /// Rate of fp32 arithmetic.
     pub flops_32: f64,
-    /// Of its own memory.
+    /// Bytes per second of its own memory.
     pub memory: f64,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub processors: usize,
-    /// Attention of 16 bits on tensor cores (compute capability 8.0 and later); else its kernel works in fp32.
+    /// Whether 16-bit attention uses tensor cores (compute capability 8.0 and later); otherwise its
+    /// kernel works in fp32.
     pub fused_attention: bool,
-    /// Software as the authors of ZeRO-Offload had it.
+    /// The software of ZeRO-Offload's authors in 2020, if it is simulated.
     pub as_of_2020: Option<AsOf2020>,
 }
 
-/// What a rank has.
+/// The place of a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seat {
-    /// Which of the boxes.
+    /// Index of its box.
     pub machine: usize,
-    /// Links on its GPU's way to the host, into [`Hardware::links`].
+    /// Links on its GPU's way to the host, as indexes into [`Hardware::links`].
     pub links: Vec<usize>,
-    /// The node of its staging buffers, into [`Hardware::nodes`].
+    /// The node of its staging buffers, an index into [`Hardware::nodes`].
     pub staging: usize,
     /// The nodes of its optimizer states.
     pub states: Vec<usize>,
-    /// Cores that work for it alone.
+    /// Number of cores that work for it alone.
     pub cores: f64,
 }
 
-/// What the ranks run on.
+/// The hardware of all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hardware {
-    /// All GPUs are alike.
+    /// The GPU of every rank.
     pub gpu: Gpu,
-    /// PCIe links: bytes each way.
+    /// PCIe links: bytes per second each way.
     pub links: Vec<f64>,
-    /// NUMA nodes: bytes of their memory channels.
+    /// NUMA nodes: bytes per second of their memory channels.
     pub nodes: Vec<f64>,
-    /// Bytes that one core can read and write.
+    /// Bytes per second that one core can read and write.
     pub core_memory: f64,
-    /// Bytes between the GPUs of two ranks by NVLink; 0: none.
+    /// Bytes per second of NVLink between the GPUs of two ranks; 0 for none.
     pub nvlink: Vec<Vec<f64>>,
-    /// Bytes each way between a box and the others.
+    /// Bytes per second each way between a box and the others.
     pub network: f64,
-    /// By rank.
+    /// Seats by rank.
     pub seats: Vec<Seat>,
-    /// Data-parallel ranks.
+    /// Number of data-parallel ranks.
     pub dp_size: usize,
-    /// Collectives of both groups go through one stream, where both have several ranks: two communicators are not
-    /// promised progress side by side.
+    /// Whether collectives of both groups share one stream, if both groups have several ranks: NCCL
+    /// does not promise that two communicators make progress side by side.
     pub one_communication_stream: bool,
-    /// Virtual GPUs: all work is that of a machine's cores.
+    /// Virtual GPUs: the cores of a machine do all work.
     pub measured: Option<Measured>,
 }
 
-/// An op takes its arithmetic and its traffic, one after the other.
+/// Rates of arithmetic and of traffic. An op takes the sum of both times.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Multiplications and additions.
+    /// Multiplications and additions per second.
     pub flops: f64,
-    /// Bytes of operands.
+    /// Bytes of operands per second.
     pub bytes: f64,
 }
 
 impl Rates {
-    /// Seconds of so much of both; a rate of 0 is no limit.
+    /// Seconds of both together. A rate of 0 is no limit.
     pub(super) fn seconds(self, flops: f64, bytes: f64) -> f64 {
         let part = |amount: f64, rate: f64| if rate > 0.0 { amount / rate } else { 0.0 };
         part(flops, self.flops) + part(bytes, self.bytes)
     }
 }
 
-/// A machine whose cores stand in for GPUs, as measured on it. Every op of a rank runs in its own thread, in order
-/// of submission.
+/// A machine whose cores replace GPUs, with measured rates. Every op of a rank runs in the rank's
+/// own thread, in order of submission.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Cores that all ranks share.
+    /// Number of cores that all ranks share.
     pub cores: f64,
-    /// As how many cores those of one rank work together.
+    /// The speed of one rank's threads together, in cores.
     pub threads: f64,
-    /// Matrix products of one core, 16-bit and 32-bit storage.
+    /// Rates of matrix products on one core, for 16-bit and 32-bit storage.
     pub gemm: [Rates; 2],
-    /// Attention of one core, forward and backward.
+    /// Rates of attention on one core, forward and backward.
     pub attention: [Rates; 2],
-    /// By name of an op: bytes of one core, 16-bit and 32-bit storage.
+    /// By name of an op: bytes per second on one core, for 16-bit and 32-bit storage.
     pub ops: Vec<(String, [f64; 2])>,
-    /// Bytes of one core in any other op.
+    /// Bytes per second on one core of any other op.
     pub other: f64,
-    /// Seconds that any op takes.
+    /// Seconds of every op in addition.
     pub overhead: f64,
-    /// Seconds until a rank's threads share an op.
+    /// Seconds until a rank's threads have begun to share an op.
     pub threads_start: f64,
     /// Seconds until ranks have met.
     pub meeting: f64,
 }
 
 impl Hardware {
-    /// Members of every group of a kind, by group.
+    /// Members of every group of a kind.
     pub(super) fn groups(ranks: &[Rank], group: Group) -> Vec<Vec<usize>> {
         let key = |rank: &Rank| match group {
             Group::Tp => rank.dp,

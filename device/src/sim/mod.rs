@@ -1,8 +1,8 @@
-//! A box that is described, not there: the very step, without data, on a virtual clock.
+//! Simulates the real step without data, on a virtual clock, for a box that is only described.
 //!
-//! [`record`] takes down what a rank submits; [`simulate`] plays it on all ranks of a [`Hardware`]: ops wait for what
-//! their lanes and events say, cost what `cost.rs` says, and share links, memory channels and cores fairly. All
-//! ranks run one program: shapes do not depend on the rank.
+//! [`record`] notes the ops of a rank; [`simulate`] runs them on all ranks of a [`Hardware`]. Ops
+//! wait according to their lanes and events, take the costs of `cost.rs`, and share links, memory
+//! channels and cores fairly. All ranks run one program: shapes do not depend on the rank.
 
 mod classes;
 mod cost;
@@ -28,16 +28,16 @@ use solve::{Problem, kind_number, solve};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} on {}", topology::counted(.ranks, "rank"), topology::counted(.seats, "GPU"))]
 pub struct TooFewSeats {
-    /// Of the grid.
+    /// Number of ranks of the grid.
     pub ranks: usize,
-    /// Of the box.
+    /// Number of seats of the box.
     pub seats: usize,
 }
 
-/// Plays `program` on every rank of a TP x DP grid.
+/// Simulates `program` on every rank of a TP x DP grid.
 ///
 /// # Errors
-/// Too few seats.
+/// The box has too few seats.
 pub fn simulate(
     program: Program,
     hardware: &Hardware,
@@ -46,7 +46,7 @@ pub fn simulate(
     play(program, hardware, (tp, dp), true)
 }
 
-/// [`simulate`], with every rank played for itself if not `merge`.
+/// [`simulate`]; without `merge`, every rank is simulated by itself.
 fn play(
     program: Program,
     hardware: &Hardware,
@@ -68,8 +68,8 @@ fn play(
     Ok(Timeline::new(program, (classes, several), solved, queues))
 }
 
-/// By lane, the queue of a rank that it stands in. Virtual GPUs run inline. With NCCL both communication lanes are one
-/// stream (`streams` in `cuda/open.rs`).
+/// The queue of a rank for each lane. Virtual GPUs run inline. With NCCL both communication lanes
+/// share one stream (`streams` in `cuda/open.rs`).
 fn queues(hardware: &Hardware, (tp, dp): (usize, usize)) -> [usize; LANES] {
     let mut queues = Lane::ALL.map(|lane| lane as usize);
     if hardware.measured.is_some() {
@@ -80,7 +80,7 @@ fn queues(hardware: &Hardware, (tp, dp): (usize, usize)) -> [usize; LANES] {
     queues
 }
 
-/// What every rank and group asks of the resources, for each kind of work.
+/// The demand of every rank and group for each kind of work.
 fn users(program: &Program, hardware: &Hardware, (tp, dp): (usize, usize)) -> Users {
     let resources = Resources::new(hardware);
     let all: Vec<Rank> = Rank::all(tp, dp).collect();

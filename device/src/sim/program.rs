@@ -1,4 +1,4 @@
-//! What one rank submits, as recorded: the very step, with sizes instead of data.
+//! The recorded ops of one rank: the real step, with sizes instead of data.
 
 use crate::cuda::testing::launches;
 use crate::submit::lane::join;
@@ -11,32 +11,32 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// By lane, how many of its ops are over.
+/// Number of finished ops by lane.
 pub(super) type Ticks = [u32; LANES];
 
-/// What an op asks of the hardware.
+/// An op's demands on the hardware.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// The op's name.
     pub name: &'static str,
-    /// What limits it.
+    /// Its kind, by the resource that limits it.
     pub kind: Kind,
     /// Multiplications and additions of the dense work.
     pub flops: f64,
-    /// Bytes read plus bytes written; of a copy or a collective: the payload.
+    /// Bytes read plus bytes written; for a copy or a collective the payload.
     pub bytes: u64,
-    /// Operands are stored in 32 bits.
+    /// Whether its operands have 32 bits.
     pub wide: bool,
-    /// Of a copy to or from the host.
+    /// The data of a copy to or from the host.
     pub cargo: Cargo,
-    /// Calls of the driver that enqueue it; none of an op of the Host lane.
+    /// Number of driver calls that enqueue it; 0 for an op of the Host lane.
     pub calls: u32,
 }
 
-/// Ops by what limits them.
+/// Kinds of ops by the resource that limits them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// (m, k) times (k, n).
+    /// A product of (m, k) and (k, n).
     Gemm {
         /// Rows of the result.
         m: usize,
@@ -44,36 +44,37 @@ pub enum Kind {
         n: usize,
         /// Terms of each sum.
         k: usize,
-        /// A bias is added to its rows.
+        /// Whether a bias is added to its rows.
         bias: bool,
     },
-    /// Causal attention over so many pairs of a query and a key (B H T T).
+    /// Causal attention.
     Attention {
-        /// B H T T
+        /// Pairs of a query and a key, B H T T.
         scores: u64,
-        /// T
+        /// T, tokens per sample.
         seq_len: usize,
         /// Columns of a head.
         head_dim: usize,
-        /// Whether it is the gradient's.
+        /// Whether it is the backward pass.
         backward: bool,
     },
     /// Any other kernel of the GPU.
     Kernel,
-    /// Up to the device.
+    /// A copy to the device.
     Up,
-    /// Down to the host.
+    /// A copy to the host.
     Down,
-    /// Among ranks, on the GPUs' links.
+    /// A collective on the GPUs' links.
     Collective {
-        /// Who takes part.
+        /// Its ranks.
         group: Group,
-        /// How often the payload crosses a link, in units of (n - 1) / n: 2 for an all-reduce.
+        /// Number of times that the payload crosses a link, in units of (n - 1) / n: 2 for an
+        /// all-reduce.
         rounds: u8,
     },
-    /// Among ranks, by the host's threads.
+    /// A collective of the host's threads.
     Meeting {
-        /// Who takes part.
+        /// Its ranks.
         group: Group,
     },
     /// Work of the host's cores.
@@ -81,17 +82,17 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Ranks meet for it.
+    /// Whether ranks meet for it.
     pub const fn is_collective(self) -> bool {
         self.group().is_some()
     }
 
-    /// Ranks meet for it on their streams, not on the Host lane.
+    /// Whether ranks meet for it on their streams, not on the Host lane.
     pub(super) const fn is_on_streams(self) -> bool {
         matches!(self, Self::Collective { .. })
     }
 
-    /// The ranks it needs.
+    /// The group of a collective or meeting.
     pub(super) const fn group(self) -> Option<Group> {
         match self {
             Self::Collective { group, .. } | Self::Meeting { group } => Some(group),
@@ -105,7 +106,8 @@ fn attention(out: Tensor, lse: Tensor, heads: Heads, backward: bool) -> Kind {
     Kind::Attention { scores: (lse.len() * seq_len) as u64, seq_len, head_dim, backward }
 }
 
-/// Kernels that compute `op` on a recent GPU; one where there is none for it, which its own checks say.
+/// Number of kernels of `op` on a recent GPU; 1 for an op without kernel, which its own checks
+/// refuse.
 fn kernels(op: &Op) -> u32 {
     let mut count = 0;
     match launches(op, &|x| x.range().start, 0, 90, &mut |_| count += 1) {
@@ -114,12 +116,12 @@ fn kernels(op: &Op) -> u32 {
     }
 }
 
-/// Calls of the driver that enqueue `op`.
+/// Number of driver calls that enqueue `op`.
 fn calls(op: &Op, kind: Kind, rank: Rank) -> u32 {
     match kind {
         Kind::Gemm { .. } | Kind::Up | Kind::Down => 1,
         Kind::Attention { .. } | Kind::Kernel => kernels(op),
-        // Its own, and an event before and behind it for the watchdog.
+        // Its own call, and an event before and after it for the watchdog.
         Kind::Collective { group, .. } if rank.within(group).1 > 1 => 3,
         Kind::Collective { .. } | Kind::Meeting { .. } | Kind::Host => 0,
     }
@@ -170,7 +172,7 @@ impl Work {
 
 type Key = (&'static str, Kind, u64, u64, bool, Cargo);
 
-/// By the pool of its place on the host.
+/// The cargo of a copy, by the pool of its host memory.
 fn cargo(plan: &Plan, on_host: Tensor) -> Cargo {
     let at = on_host.range().start;
     let holds = |e: &&Entry| e.arena == Arena::Pinned && e.range.contains(&at);
@@ -186,30 +188,31 @@ fn is_wide(op: &Op) -> bool {
 /// One op of the program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
-    /// Into [`Program::works`].
+    /// Index into [`Program::works`].
     pub(super) work: u32,
     pub(super) lane: Lane,
-    /// What must be over before it starts, beside the op before it on its lane.
+    /// Ops that finish before it starts, besides the op before it on its lane.
     pub(super) after: Ticks,
-    /// Calls of the driver for events that were recorded or waited for since the op before it.
+    /// Number of driver calls for events recorded or waited for since the previous op.
     pub(super) calls: u16,
 }
 
-/// What one rank does, in order of submission.
+/// The ops of one rank, in order of submission.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     pub(super) works: Vec<Work>,
     pub(super) nodes: Vec<Node>,
-    /// What the rank's own thread had seen over when each step began, and at the end.
+    /// The finished ops that the rank's own thread had seen at the beginning of each step, and at
+    /// the end.
     pub(super) steps: Vec<Ticks>,
-    /// Where the rank's thread waits for an op: before which node, for which op of which lane.
+    /// The waits of the rank's own thread.
     pub(super) syncs: Vec<Sync>,
 }
 
-/// The rank's thread waits.
+/// A wait of the rank's thread for an op.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sync {
-    /// Before it submits this node.
+    /// The node that it submits next.
     pub(super) before: u32,
     pub(super) lane: Lane,
     pub(super) tick: u32,
@@ -221,24 +224,24 @@ impl Program {
         self.nodes.iter().map(|node| (node.lane, &self.works[node.work as usize]))
     }
 
-    /// Steps that were recorded.
+    /// Number of recorded steps.
     pub fn steps(&self) -> usize {
         self.steps.len().saturating_sub(1)
     }
 }
 
-/// What the device writes to while the program is submitted.
+/// The state of a recording.
 #[derive(Debug, Default)]
 struct Recording {
     program: Program,
     by_key: HashMap<Key, u32>,
-    /// Per lane: what its next op waits for.
+    /// By lane: the clock that its next op waits for.
     pending: [crate::submit::lane::Clock; LANES],
-    /// What the rank's thread has seen over.
+    /// The finished ops that the rank's thread has seen.
     main: crate::submit::lane::Clock,
-    /// By lane: the last op behind which an event was recorded.
+    /// By lane: the last op after which an event was recorded.
     marked: crate::submit::lane::Clock,
-    /// Calls of the driver since the last op.
+    /// Number of driver calls since the last op.
     calls: u16,
 }
 
@@ -249,15 +252,15 @@ struct Recorder {
     rank: Rank,
 }
 
-/// Calls of the driver around a wait of Compute that may be long: words that tell how far the stream is
-/// (`cuda/progress.rs`).
+/// Driver calls around a wait of Compute that may be long: writes of the words with the stream's
+/// progress (`cuda/progress.rs`).
 const TOLD_CALLS: u16 = 2;
 
-/// Runs `submit` on a device that records, and returns what it submitted. `submit` begins each step with
-/// [`Device::begin_step`] and waits for its end.
+/// Runs `submit` on a recording device, and returns the recorded program. `submit` begins each step
+/// with [`Device::begin_step`] and waits for its end.
 ///
 /// # Errors
-/// Of the device's own checks, or of `submit`.
+/// An error of the device's own checks, or of `submit`.
 pub fn record(
     rank: Rank,
     plan: &Arc<Plan>,
@@ -311,7 +314,7 @@ impl Executor for Recorder {
         let r = &mut *self.recording.borrow_mut();
         join(&mut r.pending[lane as usize], &event.clock);
         let long = lane == Lane::Compute && event.lane != Lane::TpComm as u8;
-        // The Host lane's thread waits for itself.
+        // The Host lane's thread waits without a call.
         let calls = u16::from(lane != Lane::Host) + if long { TOLD_CALLS } else { 0 };
         r.calls = r.calls.saturating_add(calls);
     }

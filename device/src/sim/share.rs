@@ -1,20 +1,21 @@
-//! How ops that want the same resources share them.
+//! Shares resources among the ops that use them at the same time.
 
-/// An op in progress, of all ranks of a class at once.
+/// An op in progress, on all ranks of a class at once.
 pub(super) struct Flow<'a> {
-    /// (class of resources, what all of it together take of one) at full speed.
+    /// (class of resources, the share of one resource that all members take) at full speed.
     pub(super) load: &'a [(usize, f64)],
-    /// What a single one takes of the resource that it uses most, at full speed.
+    /// The share that one member takes of its most used resource, at full speed.
     pub(super) dominant: f64,
-    /// 1: as fast as alone.
+    /// Speed relative to running alone, from 0 to 1.
     pub(super) speed: f64,
 }
 
-/// Sets the speed of every flow by progressive filling: all get the same share of the resource that they use most
-/// (dominant resource fairness, Ghodsi et al., NSDI 2011; on one link that is max-min fairness), none runs faster than
-/// alone, and none could run faster without taking from one that has less.
+/// Sets the speed of every flow by progressive filling. All flows get the same share of the
+/// resource that they use most (dominant resource fairness, Ghodsi et al., NSDI 2011; on one link
+/// this is max-min fairness). No flow is faster than alone, and a flow could only be faster at the
+/// cost of a flow with less.
 ///
-/// `rates` is scratch: by resource, what is left and what still grows.
+/// `left` and `grows` are scratch by resource: the free rate, and the growth of its use.
 pub(super) fn share(flows: &mut [Flow<'_>], left: &mut [f64], grows: &mut [f64]) {
     left.fill(1.0);
     for flow in flows.iter_mut() {
@@ -35,7 +36,7 @@ pub(super) fn share(flows: &mut [Flow<'_>], left: &mut [f64], grows: &mut [f64])
             let load = flows[i].load.iter();
             load.for_each(|&(resource, load)| grows[resource] += load * per_level);
         }
-        // How far the level can rise until something is full or a flow is at full speed.
+        // The rise of the level until a resource is full or a flow is at full speed.
         let full = left.iter().zip(grows.iter()).filter(|(_, grows)| **grows > 0.0);
         let full = full.map(|(left, grows)| left.max(0.0) / grows);
         let fast = open.iter().map(|&i| 1.0 / growth(&flows[i]) - level);
@@ -53,7 +54,7 @@ pub(super) fn share(flows: &mut [Flow<'_>], left: &mut [f64], grows: &mut [f64])
     }
 }
 
-/// Speed gained per unit of level: flows that use little of what they use most gain much.
+/// Speed gained per unit of level. A flow with a small dominant share gains much.
 fn growth(flow: &Flow<'_>) -> f64 {
     1.0 / flow.dominant.max(1e-9)
 }
@@ -85,14 +86,16 @@ mod tests {
     #[test]
     fn a_full_link_is_shared_evenly_and_a_small_flow_keeps_its_speed() {
         close(&speeds(&[&[(0, 1.0)], &[(0, 1.0)]]), &[0.5, 0.5]);
-        // Three want all of it, one a tenth: that one is not held back.
+        // Three flows want the whole resource and one wants a tenth: the small one is not slowed
+        // down.
         let small = speeds(&[&[(0, 1.0)], &[(0, 1.0)], &[(0, 1.0)], &[(0, 0.1)]]);
         close(&small, &[0.3, 0.3, 0.3, 1.0]);
     }
 
     #[test]
     fn what_one_flow_cannot_use_goes_to_the_others() {
-        // The first is held to half by resource 1, which it shares; resource 0 has that left for the third.
+        // Resource 1, which the first two flows share, limits the first to half. The third gets the
+        // rest of resource 0.
         let got = speeds(&[&[(0, 1.0), (1, 1.0)], &[(1, 1.0)], &[(0, 0.5)]]);
         close(&got, &[0.5, 0.5, 1.0]);
     }

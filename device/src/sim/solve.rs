@@ -1,4 +1,4 @@
-//! The virtual clock: from event to event, every lane of every class of ranks.
+//! The virtual clock. It goes from event to event, for every lane of every class of ranks.
 
 use super::classes::{Classes, KINDS, Load, Users};
 use super::program::{Node, Program, Ticks};
@@ -16,28 +16,28 @@ struct Running {
     start: f64,
 }
 
-/// Whose op it is.
+/// The owner of an op.
 #[derive(Clone, Copy)]
 enum Owner {
-    /// Queue of a class of ranks.
+    /// A queue of a class of ranks.
     Ranks { class: usize, queue: usize },
     /// A collective of a class of groups, on a queue of each member.
     Groups { class: usize, queue: usize },
 }
 
-/// One class of ranks on its way through the program.
+/// The progress of one class of ranks through the program.
 struct Player {
-    /// By queue: nodes in order, and how many have started.
+    /// By queue: the number of started nodes, in the order of the queue.
     next: Vec<usize>,
     busy: Vec<bool>,
-    /// By queue: when its next op, which waits for nothing else, is submitted.
+    /// By queue: the time of submission of its next op, if the op waits for nothing else.
     wakes: [f64; LANES],
     done: Ticks,
     spans: Vec<Span>,
     submitter: Submitter,
 }
 
-/// When an op ran, in seconds.
+/// The times of an op, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Span {
     pub(super) submitted: f64,
@@ -46,47 +46,48 @@ pub(super) struct Span {
     pub(super) end: f64,
 }
 
-/// What is simulated.
+/// The input of a simulation.
 pub(super) struct Problem<'a> {
     pub(super) program: &'a Program,
     pub(super) users: &'a Users,
     pub(super) classes: &'a Classes,
-    /// By lane, the queue of a rank that it stands in: one that several share is in order of submission.
+    /// By lane: its queue on a rank. A queue that several lanes share is in order of submission.
     pub(super) queues: [usize; LANES],
-    /// A thread submits: else everything is submitted from the start.
+    /// Whether a thread submits; otherwise everything is submitted at the start.
     pub(super) submits: bool,
 }
 
 struct Solver<'a> {
     problem: Problem<'a>,
-    /// By queue: indexes of nodes.
+    /// By queue: indexes of its nodes.
     queues: Vec<Vec<u32>>,
     /// By node: its number on its lane.
     ticks: Vec<u32>,
-    /// By node, where a thread submits.
+    /// By node: its gate on the stream's queue, if a thread submits.
     behind: Vec<Behind>,
     players: Vec<Player>,
     running: Vec<Running>,
     loads: Vec<Load>,
-    /// Into `loads`: by work, by class of ranks, then of groups.
+    /// Index into `loads`: by work, then by class of ranks, then of groups.
     load_of: Vec<Option<usize>>,
-    /// By class of groups, by queue: how many classes of members have come.
+    /// By class of groups, by queue: the number of classes of members that have arrived.
     met: Vec<[usize; LANES]>,
-    /// By class of groups: whether it has several ranks, how many classes' threads have come to its next collective, and
-    /// when the last did.
+    /// By class of groups: whether it has several ranks, the number of classes whose threads have
+    /// reached its next collective, and the time at which the last one did.
     threads: Vec<(bool, usize, f64)>,
     now: f64,
 }
 
-/// Plays the program on all classes. By class: when each node ran, and why its thread went on. It always ends: an op waits only for ops that were
-/// submitted before it, and all ranks submit the same.
+/// Simulates the program on all classes. Returns, by class, the times of each node and the releases
+/// of its thread. The simulation always ends: an op waits only for ops submitted before it, and all
+/// ranks submit the same program.
 pub(super) fn solve(problem: Problem<'_>) -> (Vec<Vec<Span>>, Vec<Vec<Release>>) {
     let mut solver = Solver::new(problem);
     solver.run();
     solver.players.into_iter().map(|player| (player.spans, player.submitter.releases)).unzip()
 }
 
-/// The number of a kind of group.
+/// The index of a kind of group.
 pub(super) const fn kind_number(group: Group) -> usize {
     match group {
         Group::Tp => 0,
@@ -153,7 +154,7 @@ impl<'a> Solver<'a> {
                 assert!(self.players.iter().all(over), "ranks wait for each other in a circle");
                 return;
             }
-            // What would end within rounding of the next event ends with it.
+            // An op that would end within rounding of the next event ends with it.
             if self.now + step * (1.0 + 1e-9) < wake {
                 self.now += step;
                 self.end_what_is_over(step);
@@ -181,7 +182,7 @@ impl<'a> Solver<'a> {
         }
     }
 
-    /// When the next op that waits for its submission alone is submitted.
+    /// The time of submission of the next op that waits only for its submission.
     fn next_wake(&self) -> f64 {
         let wakes = self.players.iter().flat_map(|player| player.wakes);
         wakes.fold(f64::INFINITY, f64::min)
@@ -195,7 +196,7 @@ impl<'a> Solver<'a> {
         }
     }
 
-    /// The thread of `class` goes on as far as it can, and so do those that it meets.
+    /// Submits as far as the thread of `class` can, and as far as the threads that it meets can.
     fn submit(&mut self, class: usize) {
         let mut open = vec![class];
         while let Some(class) = open.pop() {
@@ -204,7 +205,7 @@ impl<'a> Solver<'a> {
         }
     }
 
-    /// `met`: classes that can go on too.
+    /// Submits the next node of `class`, if possible. Adds classes that can also continue to `met`.
     fn submit_next(&mut self, class: usize, met: &mut Vec<usize>) -> bool {
         let Problem { program, classes, .. } = self.problem;
         let player = &mut self.players[class];
@@ -228,7 +229,7 @@ impl<'a> Solver<'a> {
         true
     }
 
-    /// Whether the threads of all classes of `group` have come to the collective that is next.
+    /// Whether the threads of all classes of `group` have reached the next collective.
     fn meet(&mut self, class: usize, group: Option<usize>, met: &mut Vec<usize>) -> bool {
         let Some(group) = group else { return true };
         let members = &self.problem.classes.members[group];
@@ -284,7 +285,7 @@ impl<'a> Solver<'a> {
         }
     }
 
-    /// An op of `class` is over.
+    /// Continues after an op of `class` has finished.
     fn go_on(&mut self, class: usize) {
         let player = &mut self.players[class];
         if player.submitter.passes(&player.done, self.now) {
@@ -344,12 +345,12 @@ impl<'a> Solver<'a> {
 
     fn play(&mut self, owner: Owner, row: usize, work: usize) {
         let load = self.load(owner, row, work);
-        // Never 0, so that the clock moves and every op has a place in time.
+        // It is never 0, so that the clock advances and every op takes some time.
         let left = self.loads[load].alone.max(1e-12);
         self.running.push(Running { owner, load, left, speed: 1.0, start: self.now });
     }
 
-    /// Costs are looked up once per class and kind of work.
+    /// The index of a load, which is computed once per class and kind of work.
     fn load(&mut self, owner: Owner, row: usize, work: usize) -> usize {
         let slot = row * self.problem.program.works.len() + work;
         if let Some(load) = self.load_of[slot] {

@@ -1,59 +1,66 @@
-//! The thread of a rank that submits, on the virtual clock. It takes its time for every op, waits for an op where the
-//! step does, meets the other ranks of a collective, and sleeps before it fills a stream's queue (`cuda/pace.rs`).
+//! The submitting thread of a rank, on the virtual clock. It takes time for every op, waits for an
+//! op where the step does, meets the other ranks of a collective, and sleeps before it fills a
+//! stream's queue (`cuda/pace.rs`).
 
 use super::cost::MEETING;
 use super::program::{Kind, Node, Program, Sync, Ticks, Work};
 use crate::Lane;
 
-/// Entries of a stream's queue that are not over: with more the thread sleeps until there are [`RESUMES`].
+/// Unfinished entries of a stream's queue. With more of them the thread sleeps until [`RESUMES`]
+/// are left.
 const AHEAD: u32 = 512;
 const RESUMES: u32 = 256;
 
-/// Entries that a library may take for an op that it enqueues: a product, a collective.
+/// Entries that a library may take for one op: a product or a collective.
 const BY_LIBRARY: u32 = 4;
 
-/// Seconds of a call of the driver. NVIDIA measured 3.8e-6 for each kernel of a chain of short ones, launches included
-/// ("Getting Started with CUDA Graphs", V100); events and words cost less than launches.
+/// Seconds of a driver call. NVIDIA measured 3.8e-6 for each kernel of a chain of short ones,
+/// launches included ("Getting Started with CUDA Graphs", V100); events and words cost less than
+/// launches.
 const CALL: f64 = 2.8e-6;
 
-/// Seconds until an op has passed the hazard check: `onebox plan` takes 0.7e-6 for each of a step, on one core of a Xeon.
+/// Seconds of the hazard check of an op. `onebox plan` takes 0.7e-6 for each op of a step, on one
+/// core of a Xeon.
 const CHECK: f64 = 1e-6;
 
-/// How often the threads of a collective's ranks meet before it is on its way (`cuda/collectives.rs`).
+/// Number of meetings of the ranks' threads before a collective is enqueued
+/// (`cuda/collectives.rs`).
 const MEETINGS: f64 = 1.0;
 
-/// Seconds in which `node` is submitted. `peers`: other ranks take part.
+/// Seconds in which `node` is submitted. `peers`: whether other ranks take part.
 pub(super) fn seconds(work: &Work, node: &Node, peers: bool) -> f64 {
     let calls = CALL * (f64::from(work.calls) + f64::from(node.calls));
     let meets = peers && matches!(work.kind, Kind::Collective { .. });
     CHECK + calls + if meets { MEETINGS * MEETING } else { 0.0 }
 }
 
-/// What the thread stands at.
+/// The condition for which the thread waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Gate {
-    /// Until op `over` is; then, if the thread has slept, until op `then` is. Ops are numbers on a lane.
+    /// Op `over` must finish first; if the thread has slept, op `then` must finish too. Ops are
+    /// numbers on a lane.
     Op { over: (Lane, u32), then: (Lane, u32) },
-    /// Until all ranks of the next op's group have come.
+    /// All ranks of the next op's group must arrive.
     Peers,
 }
 
-/// Why the thread went on.
+/// The end of a wait of the thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Release {
     /// The node that it submitted next.
     pub(super) before: u32,
-    /// When.
+    /// Time in seconds.
     pub(super) at: f64,
     pub(super) by: By,
 }
 
-/// Who released it.
+/// The cause of a release.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum By {
     /// An op of its own rank.
     Op { lane: Lane, tick: u32 },
-    /// The thread of another class of ranks, which came last to the collective before which both met.
+    /// The thread of another class of ranks, which was the last to reach the collective before
+    /// which both met.
     Class(usize),
 }
 
@@ -61,8 +68,8 @@ fn is_over((lane, tick): (Lane, u32), done: &Ticks) -> bool {
     done[lane as usize] >= tick
 }
 
-/// What must be over on the stream of an op before that is submitted: the last op that [`AHEAD`] entries lie behind, and
-/// the one behind which [`RESUMES`] do.
+/// The condition for submitting an op to its stream: two earlier ops, the last one with more than
+/// [`AHEAD`] entries after it, and the last one with more than [`RESUMES`] after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Behind(Option<[(Lane, u32); 2]>);
 
@@ -72,7 +79,8 @@ impl Behind {
         (!is_over(over, done)).then_some(Gate::Op { over, then })
     }
 
-    /// By node. `ticks`: numbers of nodes on their lanes; `queues`: nodes in the order of their queue.
+    /// The conditions by node. `ticks`: numbers of nodes on their lanes; `queues`: nodes in the
+    /// order of their queue.
     pub(super) fn of_nodes(program: &Program, ticks: &[u32], queues: &[Vec<u32>]) -> Vec<Self> {
         let mut all = vec![Self::default(); program.nodes.len()];
         for queue in queues {
@@ -105,26 +113,26 @@ fn entries_of(work: &Work, node: &Node) -> u32 {
     own + u32::from(node.calls)
 }
 
-/// The thread of one class of ranks.
+/// The submitting thread of one class of ranks.
 #[derive(Debug, Default)]
 pub(super) struct Submitter {
-    /// Nodes that are submitted by `clock`.
+    /// Number of nodes submitted by `clock`.
     pub(super) next: usize,
     pub(super) clock: f64,
     pub(super) gate: Option<Gate>,
-    /// It has met its peers for the next node.
+    /// Whether it has met its peers for the next node.
     pub(super) met: bool,
     pub(super) releases: Vec<Release>,
     synced: usize,
 }
 
 impl Submitter {
-    /// Whose first `next` nodes are submitted from the start.
+    /// A thread whose first `next` nodes are submitted at the start.
     pub(super) fn new(next: usize) -> Self {
         Self { next, ..Self::default() }
     }
 
-    /// Stops at the gate before the next node, if there is one.
+    /// Whether the thread stops before the next node. It notes the gate.
     pub(super) fn stops(&mut self, syncs: &[Sync], behind: &Behind, done: &Ticks) -> bool {
         self.gate = self.sync(syncs, done).or_else(|| behind.gate(done));
         self.gate.is_some()
@@ -143,7 +151,7 @@ impl Submitter {
         None
     }
 
-    /// `done` are over `now`. Whether the thread goes on.
+    /// Whether the thread continues, when the ops of `done` have finished at time `now`.
     pub(super) fn passes(&mut self, done: &Ticks, now: f64) -> bool {
         let Some(Gate::Op { over, then }) = self.gate else { return false };
         if !is_over(over, done) {
@@ -157,7 +165,7 @@ impl Submitter {
         true
     }
 
-    /// From the gate, at `now` or when what it did before is done.
+    /// Continues after the gate, at `now` or at the end of its earlier work.
     pub(super) fn go_on(&mut self, now: f64, by: By) {
         self.gate = None;
         if now > self.clock {

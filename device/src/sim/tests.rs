@@ -72,12 +72,13 @@ fn two_ranks_by_hand() {
         let timeline = play(program.clone(), &pair(), (1, 2), merge).unwrap();
         assert_eq!(timeline.classes(), if merge { 1 } else { 2 });
         let bytes = 4.0 * n as f64;
-        // The thread submits one op after the other: checks, and calls of the driver.
+        // The thread submits one op after the other, with checks and driver calls.
         let (check, call) = (1e-6, 2.8e-6);
         let submitted = 3.0 * check + 3.0 * call;
-        // Each rank's two cores read and write at 20 GB/s; both together are far from the channels' 80.
+        // The two cores of each rank read and write at 20 GB/s; both ranks together stay far below
+        // the channels' 80.
         let pass = check + 2e-6 + 2.0 * bytes / 20e9;
-        // Two copies on one link of 7.8 GB/s: the start of each hides behind the other.
+        // Two copies share one link of 7.8 GB/s; each hides the start of the other.
         let copied = pass + 2.0 * bytes / 7.8e9;
         // Half of the bytes cross, at 87 GB/s; memory is faster.
         let gathered = copied + 12e-6 + 2e-6 + 0.5 * bytes / 87e9;
@@ -98,7 +99,7 @@ fn two_ranks_by_hand() {
     }
 }
 
-/// Four GPUs: two share a link, the third has a slow one of its own, the fourth a fast one.
+/// Four GPUs: two share a link, the third has a slow link of its own, the fourth a fast one.
 fn uneven() -> Hardware {
     let mut hardware = pair();
     hardware.links = vec![10e9, 4e9, 20e9];
@@ -115,7 +116,8 @@ fn uneven() -> Hardware {
     hardware
 }
 
-/// A program of random ops with random waits; always legal, since every lane has tensors of its own.
+/// A program of random ops with random waits. It is always legal, since every lane has its own
+/// tensors.
 fn random_program(seed: u64) -> Program {
     let mut plan = Plan::default();
     let mut count = 0;
@@ -198,7 +200,7 @@ fn lanes_waits_and_rates_hold_in_random_programs() {
                 last = last.max(p.end);
             }
         }
-        // No resource gives more than it has: what was taken of it, in seconds of its whole rate.
+        // No resource gives more than it has: `used` is its use, in seconds of its whole rate.
         for (resource, seconds) in used.iter().enumerate() {
             assert!(*seconds <= last * (1.0 + 1e-9), "{seed}: resource {resource} is overdrawn");
         }
@@ -225,7 +227,7 @@ fn ranks_that_are_alike_may_be_played_once() {
     assert_eq!(play(random_program(1), &boxes[2], (4, 2), true).unwrap().classes(), 1);
 }
 
-/// Eight GPUs, all alike: pairs on four links, two nodes.
+/// Eight equal GPUs: pairs on four links, two nodes.
 fn eight() -> Hardware {
     let mut hardware = pair();
     hardware.links = vec![10e9; 4];
@@ -248,7 +250,7 @@ fn a_grid_that_is_larger_than_the_box_is_refused() {
     assert_eq!(error, TooFewSeats { ranks: 4, seats: 2 });
 }
 
-/// Tensors of `bytes` on the device: `N` of them, and one on the host.
+/// `N` tensors of `bytes` on the device, and one on the host.
 fn tensors<const N: usize>(bytes: usize) -> (Arc<Plan>, [Tensor; N], Tensor) {
     let mut plan = Plan::default();
     let host = plan.tensor((Arena::Pinned, "p"), "host", Dtype::F32, (1, bytes / 4));
@@ -259,7 +261,7 @@ fn tensors<const N: usize>(bytes: usize) -> (Arc<Plan>, [Tensor; N], Tensor) {
     (Arc::new(plan), tensors, host)
 }
 
-/// A rank of a grid.
+/// The first rank of a grid.
 fn rank_of(tp_size: usize, dp_size: usize) -> Rank {
     Rank { tp: 0, tp_size, dp: 0, dp_size }
 }
@@ -277,7 +279,7 @@ fn small_kernels_wait_for_the_thread_that_submits_them() {
         d.sync_all()
     });
     let timeline = simulate(program.unwrap(), &pair(), (1, 1)).unwrap();
-    // Each takes 2 us of the GPU, and 3.8 of the thread.
+    // Each kernel takes 2 us of the GPU, and 3.8 us of the thread.
     let kernel = 2e-6 + 1024.0 / 800e9;
     near(timeline.step_seconds(), 400.0 * 3.8e-6 + kernel);
     let path = timeline.critical_path();
@@ -286,7 +288,7 @@ fn small_kernels_wait_for_the_thread_that_submits_them() {
     let (seconds, calls) = timeline.submitting(0);
     near(seconds, 400.0 * 3.8e-6);
     assert_eq!(calls, 400);
-    // Virtual GPUs run what they are given at once.
+    // Virtual GPUs run an op when it is submitted.
     let measured = Measured { cores: 1.0, threads: 1.0, other: 1e9, ..Measured::default() };
     let inline = Hardware { measured: Some(measured), ..pair() };
     let timeline = simulate(timeline.program().clone(), &inline, (1, 1)).unwrap();
@@ -311,7 +313,7 @@ fn gradients_and_their_sums_cross_a_link_of_2020_one_rank_at_a_time() {
         hardware.gpu.as_of_2020 = Some(AsOf2020::without(&[]));
         play(program.unwrap(), &hardware, (1, 2), true).unwrap().busy(0, lane)
     };
-    // Two ranks share the link either way; an eighth of it is a quarter of that half.
+    // Two ranks share the link in both cases. An eighth of the link is a quarter of a rank's half.
     let pool = Pool::new("p");
     let other = seconds(pool, Lane::H2d);
     for lane in [Lane::D2h, Lane::H2d] {
@@ -333,7 +335,8 @@ fn the_thread_is_never_further_ahead_of_a_stream_than_the_bound() {
     });
     let timeline = simulate(program.unwrap(), &pair(), (1, 1)).unwrap();
     let played: Vec<Played<'_>> = timeline.played(0).collect();
-    // Before kernel 513 is submitted the first is over; when the thread has slept, it goes on with 256 under way.
+    // The first kernel is over before kernel 513 is submitted. After the thread has slept, it
+    // continues with 256 in progress.
     let submitted = played[600].start;
     assert!(submitted > played[256].end, "{submitted}");
     assert!(submitted < played[600 - 256].end, "{submitted}");
@@ -357,18 +360,19 @@ fn the_threads_of_a_collective_meet_before_it_starts() {
         assert_eq!(timeline.classes(), classes);
         timeline.step_seconds()
     };
-    // A meeting of 30 us, three calls for the collective and one for the kernel, two checks.
+    // Each op takes a meeting of 30 us, three calls for the collective, one for the kernel, and two
+    // checks.
     let each = 30e-6 + 4.0 * 2.8e-6 + 2.0 * 1e-6;
     let with = run(2, 1);
     assert!(with > 100.0 * each && with < 100.0 * each + 1e-4, "{with}");
-    // A rank alone meets nobody.
+    // A single rank meets no peer.
     assert!(run(1, 1) < 1e-3);
 }
 
 #[test]
 fn with_nccl_both_communication_lanes_are_one_queue() {
     let (plan, [x, y], host) = tensors(1 << 20);
-    // What is gathered over DP waits for the host; what is summed over TP waits for nothing.
+    // The DP gather waits for the host; the TP sum waits for nothing.
     let run = |hardware: &Hardware, (tp, dp): (usize, usize)| {
         let program = record(rank_of(tp, dp), &plan, |d| {
             d.write(host, &|_| 0.0)?;

@@ -1,4 +1,4 @@
-//! When everything ran, and what the step waited for.
+//! The times of all ops, and the chain of ops that made the step's time.
 
 use super::classes::Classes;
 use super::program::{Program, Ticks, Work};
@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 /// One op on the virtual clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Played<'a> {
-    /// On which lane.
+    /// Its lane.
     pub lane: Lane,
-    /// What it asked for.
+    /// Its work.
     pub work: &'a Work,
-    /// Seconds; of a collective: when all had come.
+    /// Start in seconds. A collective starts when all ranks have arrived.
     pub start: f64,
-    /// Seconds.
+    /// End in seconds.
     pub end: f64,
 }
 
@@ -25,17 +25,18 @@ pub struct Played<'a> {
 pub struct Timeline {
     program: Program,
     classes: Classes,
-    /// By class of ranks, by node.
+    /// Times by class of ranks and by node.
     spans: Vec<Vec<Span>>,
-    /// By lane: nodes in order.
+    /// By lane: its nodes in order.
     by_lane: Vec<Vec<u32>>,
-    /// By lane: its queue.
+    /// The queue of each lane.
     queues: [usize; LANES],
-    /// By class of ranks: why its thread went on, in order.
+    /// By class of ranks: the releases of its thread, in order.
     releases: Vec<Vec<Release>>,
     /// By class of groups: whether it has several ranks.
     several: Vec<bool>,
-    /// When each recorded step began, and the last one's end: the slowest rank's.
+    /// The beginning of each recorded step, and the end of the last one, on the slowest rank; in
+    /// seconds.
     steps: Vec<f64>,
 }
 
@@ -57,7 +58,8 @@ impl Timeline {
         timeline
     }
 
-    /// When `mark` was over on all ranks, and the (class, node) that was last.
+    /// The time at which the ops of `mark` were over on all ranks, and the (class, node) of the
+    /// last one.
     fn passed(&self, mark: &Ticks) -> (f64, Option<(usize, usize)>) {
         let mut last = (0.0, None);
         for (class, spans) in self.spans.iter().enumerate() {
@@ -71,12 +73,12 @@ impl Timeline {
         last
     }
 
-    /// The program that every rank ran.
+    /// The program of every rank.
     pub const fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Kinds of ranks that behave differently.
+    /// Number of kinds of ranks that behave differently.
     pub fn classes(&self) -> usize {
         self.spans.len()
     }
@@ -101,7 +103,7 @@ impl Timeline {
         end - begin
     }
 
-    /// Every op of `rank` in order of submission.
+    /// The ops of `rank` in order of submission.
     pub fn played(&self, rank: usize) -> impl Iterator<Item = Played<'_>> {
         let spans = &self.spans[self.classes.of_rank[rank]];
         self.program.nodes.iter().zip(spans).map(|(node, span)| Played {
@@ -119,7 +121,8 @@ impl Timeline {
         self.played(rank).filter(|p| p.lane == lane).map(inside).sum()
     }
 
-    /// Seconds of the last step in which ops that `one` and ops that `other` accepts both ran on `rank`.
+    /// Seconds of the last step in which an op that `one` accepts and an op that `other` accepts
+    /// both ran on `rank`.
     pub fn together(
         &self,
         rank: usize,
@@ -147,9 +150,10 @@ impl Timeline {
         both
     }
 
-    /// What the last step was made of: the chain of ops, each of which started when the one before it ended, that
-    /// leads to its end. Seconds by lane and op, longest first; they add up to the step. Without a lane: the rank's
-    /// thread, where an op waited for its submission alone.
+    /// The critical path of the last step: the chain of ops to its end, in which each op started
+    /// when the one before it ended. Returns seconds by lane and op, longest first; they add up to
+    /// the step. An entry without a lane is the rank's thread, for an op that waited only for its
+    /// submission.
     pub fn critical_path(&self) -> Vec<(Option<Lane>, &'static str, f64)> {
         let (begin, _) = self.window();
         let mut sums: BTreeMap<(Option<usize>, &'static str), f64> = BTreeMap::new();
@@ -182,8 +186,8 @@ impl Timeline {
         path
     }
 
-    /// Since when threads have worked without a stop until `node` of `class` was submitted, or at least since `begin`, and
-    /// the op for which they waited before.
+    /// The time since which threads have worked without a stop until they submitted `node` of
+    /// `class`, and the op for which they waited before. The search goes back to `begin` at most.
     fn submission(&self, class: usize, node: usize, begin: f64) -> (f64, Option<(usize, usize)>) {
         let (mut class, mut node) = (class, node);
         loop {
@@ -198,13 +202,14 @@ impl Timeline {
                     return (release.at, Some((class, op)));
                 }
                 By::Class(_) if release.at <= begin => return (release.at, None),
-                // That thread came last before the same node.
+                // That thread was the last before the same node.
                 By::Class(last) => (class, node) = (last, release.before as usize),
             }
         }
     }
 
-    /// Seconds of the last step in which the thread of `rank` submits, and its calls of the driver.
+    /// Seconds of the last step in which the thread of `rank` submits, and the number of its driver
+    /// calls.
     pub fn submitting(&self, rank: usize) -> (f64, u64) {
         let (begin, end) = self.window();
         let (mut seconds, mut calls) = (0.0, 0);
@@ -225,13 +230,13 @@ impl Timeline {
         kind.is_some_and(|kind| self.several[self.classes.groups_of[class][kind]])
     }
 
-    /// Whether both communication lanes stand in one queue, of several.
+    /// Whether the two communication lanes share a queue of their own.
     pub fn shares_communication(&self) -> bool {
         let [compute, tp, dp, ..] = self.queues;
         tp == dp && tp != compute
     }
 
-    /// The class for which the others of a collective waited.
+    /// The class that the others of a collective waited for.
     fn last_to_come(&self, class: usize, node: usize) -> usize {
         let work = &self.program.works[self.program.nodes[node].work as usize];
         let Some(kind) = work.kind.group().map(kind_number) else { return class };
@@ -250,7 +255,7 @@ impl Timeline {
         cause.map(|node| (class, node))
     }
 
-    /// By node: the one before it on its queue.
+    /// By node: the node before it on its queue.
     fn before_on_queue(&self) -> Vec<Option<usize>> {
         let mut last = [None; LANES];
         let nodes = self.program.nodes.iter().enumerate();

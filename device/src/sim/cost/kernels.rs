@@ -1,4 +1,4 @@
-//! What a kernel of a GPU costs.
+//! The cost of a GPU's kernel.
 
 use super::{Asked, KERNEL_GAP, MEMORY_SHARE, Resource};
 use crate::sim::hardware::era::{BATCHED_SHARE, Fact};
@@ -11,23 +11,24 @@ const TILE: f64 = 128.0;
 /// Writing a tile and fetching its first operands take as long as this many terms of its sums.
 const GEMM_DEPTH: f64 = 128.0;
 
-/// Of a data sheet's fp32 rate, matrix products.
+/// Share of a data sheet's fp32 rate that matrix products reach.
 const WIDE_SHARE: f64 = 0.85;
 
-/// Queries, and keys, of a tile of the attention kernels.
+/// Queries, and keys, per tile of the attention kernels.
 const ATTENTION_TILE: f64 = 64.0;
 
-/// Of the data sheet's fp32 rate, the operations that `attention.cu` executes. An estimate between 32 and 45 %: its
-/// loads from shared memory take the issue slots of as many multiplications, and barriers stand between slabs.
+/// Share of the data sheet's fp32 rate that `attention.cu` reaches, by its executed operations. It
+/// is an estimate between 32 and 45 %: loads from shared memory take the issue slots of as many
+/// multiplications, and barriers stand between slabs.
 const PORTABLE_ATTENTION_SHARE: f64 = 0.38;
 
-/// Of the rate of matrix products, the operations that `attention_mma.cu` executes, forward and backward. Estimates
-/// from its instructions and load latencies: at 1024 tokens, of the operations that are counted, 0.20 to 0.28 and 0.18 to
-/// 0.25.
+/// Share of the rate of matrix products that `attention_mma.cu` reaches, by its executed
+/// operations, forward and backward. It is an estimate from its instructions and load latencies: at
+/// 1024 tokens the counted operations reach 0.20 to 0.28 and 0.18 to 0.25.
 const TENSOR_ATTENTION_SHARE: [f64; 2] = [0.255, 0.32];
 
-/// Products of one tile: the backward pass computes scores and their gradients twice, 7 products for the 5 that are
-/// counted.
+/// Executed products per counted product of a tile. The backward pass computes scores and their
+/// gradients twice, so it executes 7 products for 5 counted ones.
 const ATTENTION_PRODUCTS: [f64; 2] = [1.0, 1.4];
 
 pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
@@ -46,7 +47,7 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
     let memory = gpu.memory * MEMORY_SHARE;
     let fixed = KERNEL_GAP * f64::from(work.calls.max(1));
     let fixed = match work.kind {
-        // One after the other: products, passes over the scores.
+        // One after the other: products, then passes over the scores.
         Kind::Attention { .. } if gpu.as_of_2020.is_some() => {
             5.0 * KERNEL_GAP + arithmetic.min(bytes / memory)
         }
@@ -67,8 +68,8 @@ const fn width(work: &Work) -> f64 {
     if work.wide { 4.0 } else { 2.0 }
 }
 
-/// Seconds of the attention kernels of this project: on tensor cores where they are, for 16 bits and heads of up to 128
-/// columns, else in fp32 (`launch/attention.rs`).
+/// Seconds of this project's attention kernels: on tensor cores for 16 bits and heads of up to 128
+/// columns where the GPU has them, else in fp32 (`launch/attention.rs`).
 fn attention(gpu: &Gpu, work: &Work) -> f64 {
     let Kind::Attention { seq_len, head_dim, backward, .. } = work.kind else { return 0.0 };
     let pass = usize::from(backward);
@@ -80,27 +81,29 @@ fn attention(gpu: &Gpu, work: &Work) -> f64 {
     }
 }
 
-/// Whole tiles up to the diagonal, against the half square that is counted.
+/// The ratio of whole tiles up to the diagonal to the counted half square.
 fn tiled(seq_len: usize) -> f64 {
     let (tokens, tiles) = (seq_len as f64, (seq_len as f64 / ATTENTION_TILE).ceil());
     ATTENTION_TILE * ATTENTION_TILE * tiles * (tiles + 1.0) / (tokens * tokens)
 }
 
-/// Kernels are made for heads of 64, 128 and 256 columns.
+/// Columns of the kernel relative to those of the head: kernels exist for heads of 64, 128 and 256.
 fn padded(head_dim: usize) -> f64 {
     head_dim.max(64).next_power_of_two() as f64 / head_dim as f64
 }
 
-/// Seconds of arithmetic, and bytes, of attention in several kernels: whole squares of scores go through memory.
+/// Seconds of arithmetic, and bytes, of attention in several kernels, which move whole squares of
+/// scores through memory.
 fn batched_attention(gpu: &Gpu, work: &Work, rate: f64) -> (f64, f64) {
     let Kind::Attention { scores, backward, .. } = work.kind else { return (0.0, 0.0) };
     let bytes = work.bytes as f64 * (1.0 + gpu.head_copies_2020(backward));
     let scores = scores as f64 * width(work) * gpu.score_passes_2020(backward);
-    // The whole square, not only what is before each token.
+    // The whole square counts, not only the part before each token.
     (2.0 * work.flops / (rate * BATCHED_SHARE), bytes + scores)
 }
 
-/// How much of a GPU a matrix product keeps busy: the last round of tiles may be short, and each has ends.
+/// The share of a GPU that a matrix product keeps busy: the last round of tiles may be short, and
+/// each tile has a start and an end.
 fn filled(processors: usize, m: usize, n: usize, k: usize) -> f64 {
     let tiles = (m as f64 / TILE).ceil() * (n as f64 / TILE).ceil();
     let rounds = (tiles / processors as f64).ceil();
@@ -114,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_product_fills_a_gpu_when_its_tiles_fill_every_round() {
-        // 80 tiles of 80 processors; 81 need a second round.
+        // 80 tiles fill 80 processors; 81 need a second round.
         let one = filled(80, 128 * 80, 128, 1 << 20);
         assert!((one - 1.0).abs() < 1e-3, "{one}");
         let two = filled(80, 128 * 81, 128, 1 << 20);
@@ -125,9 +128,9 @@ mod tests {
 
     #[test]
     fn attention_executes_whole_tiles_and_padded_heads() {
-        // 16 tiles a side: 136 of 256 for the half.
+        // 16 tiles per side: 136 of 256 tiles for the half square.
         assert!((tiled(1024) - 136.0 / 128.0).abs() < 1e-12);
-        // One tile for a quarter of it.
+        // One tile for a quarter of a tile.
         assert!((tiled(32) - 8.0).abs() < 1e-12);
         assert_eq!([32, 64, 96, 128, 160].map(padded), [2.0, 1.0, 128.0 / 96.0, 1.0, 1.6]);
     }
