@@ -58,7 +58,7 @@ fn a_model_is_planned_from_its_config_json_alone() {
 fn what_onebox_does_not_compute_is_refused_with_its_key() {
     let folder = Folder::new();
     let on = bundled("dgx-h100");
-    let cases: [(&str, Value, &str); 19] = [
+    let cases: [(&str, Value, &str); 29] = [
         ("model_type", json!("mixtral"), "`model_type` is \"mixtral\""),
         ("architectures", json!(["Qwen3ForSequenceClassification"]), "only language models"),
         ("hidden_act", json!("gelu"), "gates here are SiLU"),
@@ -90,11 +90,45 @@ fn what_onebox_does_not_compute_is_refused_with_its_key() {
         ("hidden_size", json!("5120"), "not a whole number"),
         ("vocab_size", Value::Null, "`vocab_size` is missing"),
         ("rms_norm_eps", json!(-1), "not a number from 0"),
+        ("num_key_value_heads", json!(0), "`num_key_value_heads` is 0, not from 1 to 65536"),
+        (
+            "num_key_value_heads",
+            json!(7),
+            "`num_attention_heads` is 40, not a multiple of `num_key_value_heads`, which is 7",
+        ),
+        ("num_key_value_heads", json!(80), "not a multiple of `num_key_value_heads`, which is 80"),
+        ("head_dim", json!(7), "`head_dim` is 7, an odd number"),
+        (
+            "pad_token_id",
+            json!(151_936),
+            "`pad_token_id` is 151936, and `vocab_size` is 151936: write null, or a token from 0 to 151935",
+        ),
+        ("pad_token_id", json!(-1), "`pad_token_id` is -1"),
+        ("eos_token_id", json!([1, 200_000]), "`eos_token_id` is [1,200000]"),
+        ("bos_token_id", json!("<s>"), "`bos_token_id` is \"<s>\""),
+        ("attention_dropout", json!(0.1), "`attention_dropout` is 0.1, not 0.0 or 0"),
+        ("attention_dropout", json!("none"), "`model.dropout`"),
     ];
     for (key, value, said) in cases {
         with(&folder, |config| config[key] = value);
-        folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]).refused(78, &[said]);
+        let done = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
+        let done = done.refused(78, &[said, "mend the file"]);
+        assert!(!done.stderr.contains('\u{fffd}'), "{}", done.stderr);
     }
+    // What is right is no error, and each key that is wrong is one.
+    with(&folder, |config| {
+        config["attention_dropout"] = json!(0);
+        config["eos_token_id"] = json!([151_645, 151_643]);
+        config["pad_token_id"] = json!(151_643);
+    });
+    folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]).ok();
+    with(&folder, |config| {
+        config["pad_token_id"] = json!(200_000);
+        config["vocab_size"] = json!(7.5);
+        config["hidden_act"] = json!("gelu");
+    });
+    let both = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
+    both.refused(78, &["2 errors", "`vocab_size` is 7.5", "gates here are SiLU"]);
     let nowhere = folder.onebox(&["plan", "--model", "nowhere", "--box", &on]);
     nowhere.refused(78, &["nothing is downloaded"]);
 }

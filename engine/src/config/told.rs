@@ -15,24 +15,25 @@ pub(super) fn described(reader: &mut Reader, key: &str, path: &str) -> Option<De
     }
     let path = Path::new(path);
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    let name = file.display();
     let told = read(&file).map_err(|Complaint { message, .. }| {
         let help = "nothing is downloaded: name a folder on this machine with config.json";
-        (format!("cannot read `{}`: {message}", file.display()), help.to_owned())
+        vec![(format!("cannot read `{name}`: {message}"), help)]
     });
     let told = told.and_then(|text| {
-        transformers::described(text.as_bytes()).map_err(|wrong| {
-            let lines: String = wrong.iter().map(|line| format!("\n  {line}")).collect();
-            let message = format!("{} is no model that onebox computes:{lines}", file.display());
-            (message, "use a model of another kind, or mend the file".to_owned())
-        })
+        let each = |why| (format!("{name}: {why}"), "mend the file, or use another model");
+        let told = transformers::described(text.as_bytes());
+        told.map_err(|wrong| wrong.into_iter().map(each).collect::<Vec<_>>())
     });
     match told {
         Ok(told) => Some(told),
-        Err((message, help)) => {
-            let spots = reader.places.get(key).map(|at| Spot::At(*at, String::new()));
-            let spots = spots.into_iter().collect();
+        Err(wrong) => {
+            let place = reader.places.get(key).copied();
             reader.mark_bad(key);
-            reader.problems.push(Problem { key: key.into(), message, help, spots });
+            reader.problems.extend(wrong.into_iter().map(|(message, help)| {
+                let spots = place.map(|at| Spot::At(at, String::new())).into_iter().collect();
+                Problem { key: key.into(), message, help: help.into(), spots }
+            }));
             Some(transformers::none())
         }
     }

@@ -1,10 +1,13 @@
 //! `config.json` of a folder of transformers: the model that it describes, or every key of it that onebox does not compute.
 //! Versions 4 and 5 of transformers write positions differently; both are read.
 
+mod keys;
+
+use self::keys::Keys;
+pub(crate) use self::keys::{SPECIAL, is_special};
 use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
 use crate::json::{Object, shown};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 /// A model as its folder has it.
@@ -123,92 +126,6 @@ pub(crate) const fn none() -> Described {
     Described { model, positions: "" }
 }
 
-/// The keys of a `config.json`, and what is wrong with them.
-struct Keys {
-    found: BTreeMap<String, Value>,
-    wrong: Vec<String>,
-    /// What is understood.
-    asked: Vec<&'static str>,
-}
-
-impl Keys {
-    /// A key's value; null is as if it were not there.
-    fn get(&mut self, key: &'static str) -> Option<Value> {
-        self.asked.push(key);
-        self.found.get(key).filter(|value| !value.is_null()).cloned()
-    }
-
-    /// That `key`, where it is there, has one of these values.
-    fn fixed(&mut self, key: &'static str, allowed: &[Value], why: &str) {
-        self.asked.push(key);
-        let odd = |value: &&Value| !value.is_null() && !allowed.contains(value);
-        if let Some(value) = self.found.get(key).filter(odd) {
-            let some = allowed.iter().filter(|value| !value.is_null());
-            let expected: Vec<String> = some.map(Value::to_string).collect();
-            let not = match expected.is_empty() {
-                true => String::new(),
-                false => format!(", not {}", expected.join(" or ")),
-            };
-            self.wrong.push(format!("`{key}` is {}{not}: {why}", shown(value)));
-        }
-    }
-
-    /// A whole number, `or` where the key is not there.
-    fn whole_or(
-        &mut self,
-        key: &'static str,
-        range: RangeInclusive<u64>,
-        or: Option<usize>,
-    ) -> usize {
-        let value = self.get(key);
-        match (value.as_ref().map(Value::as_u64), or) {
-            (Some(Some(n)), _) if range.contains(&n) => return n as usize,
-            (None, Some(or)) => return or,
-            (None, None) => self.wrong.push(format!("`{key}` is missing")),
-            (Some(Some(n)), _) => self.wrong.push(format!(
-                "`{key}` is {n}, not from {} to {}",
-                range.start(),
-                range.end()
-            )),
-            (Some(None), _) => {
-                let value = value.as_ref().map_or_else(String::new, shown);
-                self.wrong.push(format!("`{key}` is {value}, not a whole number"));
-            }
-        }
-        // Told: nobody gets this value.
-        1
-    }
-
-    fn whole(&mut self, key: &'static str, range: RangeInclusive<u64>) -> usize {
-        self.whole_or(key, range, None)
-    }
-
-    /// A number from `least` on, `or` where the key is not there.
-    fn number(&mut self, key: &'static str, least: f64, or: f64) -> f32 {
-        let value = self.get(key);
-        let number = value.as_ref().map_or(Some(or), Value::as_f64);
-        match number.filter(|n| *n >= least && *n <= 1e12) {
-            Some(number) => number as f32,
-            None => {
-                let value = value.as_ref().map_or_else(String::new, shown);
-                self.wrong.push(format!("`{key}` is {value}, not a number from {least} to 1e12"));
-                or as f32
-            }
-        }
-    }
-
-    fn flag(&mut self, key: &'static str, or: bool) -> bool {
-        match self.get(key) {
-            None => or,
-            Some(Value::Bool(flag)) => flag,
-            Some(other) => {
-                self.wrong.push(format!("`{key}` is {}, not true or false", shown(&other)));
-                or
-            }
-        }
-    }
-}
-
 const LAYERS: RangeInclusive<u64> = 1..=10_000;
 const HIDDEN: RangeInclusive<u64> = 1..=1_000_000;
 const HEADS: RangeInclusive<u64> = 1..=65_536;
@@ -234,6 +151,7 @@ fn gpt2(keys: &mut Keys) -> Described {
     keys.fixed("add_cross_attention", none, "there is none here");
     let layers = keys.whole("n_layer", LAYERS);
     let (hidden, heads) = (keys.whole("n_embd", HIDDEN), keys.whole("n_head", HEADS));
+    keys.divides(("n_embd", "n_head"), [hidden, heads], "heads are equally large");
     let seq_len = keys.whole("n_positions", TOKENS);
     if let Some(context) = keys.get("n_ctx").filter(|context| *context != json!(seq_len)) {
         let context = shown(&context);
@@ -249,7 +167,7 @@ fn gpt2(keys: &mut Keys) -> Described {
         kv_heads: heads,
         head_dim: hidden / heads,
         seq_len,
-        vocab: keys.whole("vocab_size", VOCAB),
+        vocab: keys.vocab(),
         ffn_hidden: keys.whole_or("n_inner", INNER, Some(hidden.saturating_mul(4))),
         dropout: 0.0,
         init_std: keys.number("initializer_range", 0.0, 0.02),
@@ -264,14 +182,11 @@ fn gpt2(keys: &mut Keys) -> Described {
 }
 
 /// Keys that say nothing of what a model computes in training.
-const HARMLESS: [&str; 31] = [
-    "attention_dropout",
-    "bos_token_id",
+const HARMLESS: [&str; 27] = [
     "cache_implementation",
     "chunk_size_feed_forward",
     "decoder_start_token_id",
     "dtype",
-    "eos_token_id",
     "finetuning_task",
     "hidden_dropout",
     "id2label",
@@ -281,7 +196,6 @@ const HARMLESS: [&str; 31] = [
     "num_labels",
     "output_attentions",
     "output_hidden_states",
-    "pad_token_id",
     "prefix",
     "pretraining_tp",
     "problem_type",
@@ -310,6 +224,22 @@ fn llama(keys: &mut Keys, kind: &str) -> Described {
         "llama" => keys.whole_or("num_key_value_heads", HEADS, Some(heads)),
         _ => keys.whole("num_key_value_heads", HEADS),
     };
+    if !keys.found.contains_key("head_dim") {
+        let why = "name `head_dim`, or mend one of them";
+        keys.divides(("hidden_size", "num_attention_heads"), [hidden, heads], why);
+    }
+    let why = "as many heads of queries share each head of keys and values";
+    keys.divides(("num_attention_heads", "num_key_value_heads"), [heads, kv_heads], why);
+    if head_dim % 2 > 0 && keys.wrong.is_empty() {
+        keys.wrong.push(format!(
+            "`head_dim` is {head_dim}, an odd number: one half of a head is rotated against the other"
+        ));
+    }
+    keys.fixed(
+        "attention_dropout",
+        &[json!(0.0), json!(0)],
+        "onebox has no dropout of attention weights alone; write 0.0, and `model.dropout` in the config drops there and elsewhere",
+    );
     keys.fixed("hidden_act", &[json!("silu"), json!("swish")], "gates here are SiLU");
     keys.fixed("mlp_bias", &[json!(false)], "gated MLPs have no biases here");
     keys.fixed("is_decoder", &[json!(false), json!(true)], "it says whether a model is a decoder");
@@ -341,7 +271,7 @@ fn llama(keys: &mut Keys, kind: &str) -> Described {
         kv_heads,
         head_dim,
         seq_len: most.min(window.unwrap_or(most)),
-        vocab: keys.whole("vocab_size", VOCAB),
+        vocab: keys.vocab(),
         ffn_hidden: keys.whole("intermediate_size", INNER),
         dropout: 0.0,
         init_std: keys.number("initializer_range", 0.0, 0.02),

@@ -4,6 +4,7 @@
 use super::folder::unreadable;
 use super::{CONFIG, FolderError};
 use crate::checkpoint::read::open_at;
+use crate::config::transformers::{SPECIAL, is_special};
 use crate::config::{DataConfig, ModelConfig};
 use crate::data::Tokenizer;
 use crate::json::Object;
@@ -15,8 +16,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Keys of `config.json` that say what a special token is.
-const SPECIAL: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 /// Bytes of all files together.
 const MOST: u64 = 256 << 20;
 
@@ -108,13 +107,8 @@ impl Beside {
     pub(super) fn special(&self, model: &ModelConfig) -> Vec<(&'static str, Value)> {
         let found = self.get(CONFIG).map(serde_json::from_slice::<Object<Value>>);
         let Some(Ok(Object(mut found))) = found else { return Vec::new() };
-        let is_token = |id: &Value| id.as_u64().is_some_and(|id| id < model.vocab as u64);
-        let is_special = |value: &Value| match value {
-            Value::Array(ids) => ids.iter().all(is_token),
-            id => is_token(id),
-        };
         let keys = SPECIAL.into_iter().filter_map(|key| Some((key, found.remove(key)?)));
-        keys.filter(|(_, value)| is_special(value)).collect()
+        keys.filter(|(_, value)| is_special(value, model.vocab)).collect()
     }
 }
 

@@ -71,7 +71,8 @@ fn llama(m: &ModelConfig, dtype: &str) -> Result<Value, String> {
     }
     let mut all = json!({
         "architectures": [class],
-        "attention_dropout": decimal(m.dropout),
+        // There is none of attention weights alone.
+        "attention_dropout": 0.0,
         "bos_token_id": null,
         "dtype": dtype,
         "eos_token_id": null,
