@@ -92,6 +92,9 @@ fn a_box_is_taken_by_its_name_where_there_is_no_file_of_it() {
     folder
         .onebox(&["plan", "tiny.ron", "--box", "cray"])
         .refused(78, &["there are: desktop-2x3090, "]);
+    for path in ["dgx2.ron", "boxes/dgx2"] {
+        folder.onebox(&["plan", "tiny.ron", "--box", path]).refused(78, &["mean `--box dgx2`?"]);
+    }
     // A file comes first.
     std::fs::write(folder.path("dgx1v"), "(gpus: 1)").unwrap();
     folder.onebox(&["plan", "tiny.ron", "--box", "dgx1v"]).refused(78, &["gpu_memory"]);

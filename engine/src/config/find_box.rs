@@ -50,7 +50,12 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
     let near = nearest(&file.unwrap_or_default(), names.iter().map(String::as_str));
     let help = match (near.first(), &names[..]) {
         (Some(name), _) => format!("did you mean `--box {}`?", folder.join(name).display()),
-        (None, []) => "name the description of a box, such as configs/boxes/dgx2.ron".into(),
+        (None, []) => {
+            let stem = named.file_stem().unwrap_or_default().to_string_lossy();
+            let near = nearest(&stem, bundled::BOXES.iter().map(|(name, _)| *name));
+            let near = near.first().map(|name| format!("did you mean `--box {name}`?"));
+            near.unwrap_or_else(|| "`onebox boxes` lists the boxes that have names".into())
+        }
         (None, names) => format!("boxes in {}: {}", folder.display(), short(&names.join(", "))),
     };
     Err(format!("--box {wanted}: there is no such file; {help}"))
