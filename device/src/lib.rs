@@ -2,8 +2,8 @@
 //!
 //! **Operations are data, memory belongs to the plan.** A [`Tensor`] is an address in a planned
 //! arena; an [`Op`] names tensors; [`Device::submit`] puts ops on [`Lane`]s, [`Event`]s order
-//! lanes, and a hazard check refuses unordered ops. Behind [`Device`] stands an executor: [`cpu`]
-//! runs virtual GPUs with real arithmetic, [`cuda`] runs real ones.
+//! lanes, and a hazard check refuses unordered ops. An executor runs the ops of a [`Device`]:
+//! [`cpu`] has virtual GPUs with real arithmetic, [`cuda`] real ones.
 //!
 //! Read in this order:
 //!

@@ -57,8 +57,8 @@ impl Machine {
         std::iter::successors(Some(node), |at| self.pci.get(*at)?.parent)
     }
 
-    /// The bridge next to the host bridge on the GPU's way, its root port; `None` if no bridge
-    /// stands there.
+    /// The bridge next to the host bridge on the GPU's way, its root port; `None` if the next
+    /// object is no bridge.
     pub fn root_port_node(&self, gpu: usize) -> Option<usize> {
         let top = self.way_up(self.gpus[gpu].node).find(|at| self.pci[*at].depth == 1)?;
         (self.pci[top].kind == PciKind::Bridge).then_some(top)
@@ -94,9 +94,9 @@ impl Machine {
 
     /// The links of known speed on the way to the host, nearest first.
     ///
-    /// The chain alternates: at even depth below the host bridge stands the lower end of a link (a
-    /// switch's upper port or a device), and its parent is the upper end. Between the upper and
-    /// lower ports inside a switch there is no link.
+    /// The chain alternates: the object at even depth below the host bridge is the lower end of a
+    /// link (a switch's upper port or a device), and its parent is the upper end. Between the upper
+    /// and lower ports inside a switch there is no link.
     pub fn hops(&self, gpu: usize) -> Vec<Hop> {
         let own = self.gpus[gpu].node;
         let links = self.way_up(own).filter(|at| {

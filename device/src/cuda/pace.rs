@@ -14,7 +14,7 @@ const STRIDE: u64 = 64;
 const MOST: usize = 8;
 /// Milestones ahead of the stream at which the thread wakes.
 const LEFT: usize = 4;
-/// Number of events. The oldest event in use is `MOST` milestones behind.
+/// Number of events. The oldest event in use is `MOST` milestones before the newest.
 const RING: usize = 2 * MOST;
 
 /// The pace of one stream.

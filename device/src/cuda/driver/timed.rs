@@ -39,8 +39,8 @@ impl TimedEvent {
         Ok(event)
     }
 
-    /// Seconds from `earlier` to this event, both of which have passed; negative if this one was
-    /// first. The figure is exact to some microseconds if at most a minute lies between them: the
+    /// Seconds from `earlier` to this event; negative if this event was first. Both events have
+    /// passed. The figure is exact to some microseconds if at most a minute lies between them: the
     /// driver gives milliseconds in 24 bits.
     pub(in crate::cuda) fn since(&self, earlier: &Self) -> Result<f64, Failure> {
         let mut milliseconds = 0f32;

@@ -210,7 +210,7 @@ KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64
   }
 }
 
-// Addresses of the ranks' parts, of which the first `ranks` count. Only unrolled loops use them as
+// Addresses of the ranks' parts; the first `ranks` of them count. Only unrolled loops use them as
 // an array; otherwise they would be in memory.
 #define PEERS                                                                                                    \
   const void *p0, const void *p1, const void *p2, const void *p3, const void *p4, const void *p5, const void *p6, \
