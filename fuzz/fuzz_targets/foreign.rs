@@ -1,7 +1,7 @@
 //! What a folder of transformers holds: a file, an index, a config.
 #![no_main]
 
-use engine::config::ModelConfig;
+use engine::config::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     assert!(engine::parsers::foreign_header(bytes).unwrap_or(true));
@@ -15,6 +15,17 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         ffn_hidden: 96,
         dropout: 0.0,
         init_std: 0.02,
+        from: None,
+        weights: Weights::Pretrained,
+        family: Family::Gpt2,
+        kv_heads: 4,
+        head_dim: 8,
+        norm_eps: 1e-5,
+        rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
+        tied: true,
+        qkv_bias: true,
+        proj_bias: true,
+        qk_norm: false,
     };
     let _ = engine::parsers::config_json(bytes, &model);
 });

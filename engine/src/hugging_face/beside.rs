@@ -16,6 +16,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+/// Bytes of a `config.json`; a longer one has described no model.
+const LONGEST_CONFIG: usize = 1 << 20;
 /// Bytes of all files together.
 const MOST: u64 = 256 << 20;
 
@@ -105,7 +107,8 @@ impl Beside {
 
     /// Keys of the kept `config.json` that say what a special token of `model` is.
     pub(super) fn special(&self, model: &ModelConfig) -> Vec<(&'static str, Value)> {
-        let found = self.get(CONFIG).map(serde_json::from_slice::<Object<Value>>);
+        let small = self.get(CONFIG).filter(|bytes| bytes.len() <= LONGEST_CONFIG);
+        let found = small.map(serde_json::from_slice::<Object<Value>>);
         let Some(Ok(Object(mut found))) = found else { return Vec::new() };
         let keys = SPECIAL.into_iter().filter_map(|key| Some((key, found.remove(key)?)));
         keys.filter(|(_, value)| is_special(value, model.vocab)).collect()
