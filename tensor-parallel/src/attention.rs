@@ -7,14 +7,15 @@ use crate::region::sum_over_ranks;
 use crate::shape::GptShape;
 use device::{Arena, Device, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads};
 use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduce, Tensor};
+use std::ops::Range;
 
 /// What the forward pass leaves for the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionSaved {
-    qkv: Tensor,         // (B T, (H + 2 K) D/t), rotated
-    raw: Option<Tensor>, // (B T, (H + K) D/t): q and k before their norm
-    out: Tensor,         // (B T, H D/t)
-    lse: Tensor,         // (B H/t T)
+    pub(crate) qkv: Tensor, // (B T, (H + 2 K) D/t), rotated
+    raw: Option<Tensor>,    // (B T, (H + K) D/t): q and k before their norm
+    pub(crate) out: Tensor, // (B T, H D/t)
+    pub(crate) lse: Tensor, // (B H/t T)
 }
 
 /// Parameters, or their gradients.
@@ -46,6 +47,19 @@ impl AttentionSaved {
         let raw = shape.parts.qk_norm.then(|| one("raw_qk", rotated));
         let lse = (1, tokens * shape.heads / shape.tp_size);
         Self { qkv, raw, out, lse: plan.tensor(at, format!("{name}.lse"), Dtype::F32, lse) }
+    }
+}
+
+impl AttentionSaved {
+    /// Some rows of it, as those of one sample, of this rank's `heads` heads.
+    pub(crate) fn of(self, rows: Range<usize>, heads: usize) -> Self {
+        let Self { qkv, raw, out, lse } = self;
+        Self {
+            qkv: qkv.rows(rows.clone()),
+            raw: raw.map(|raw| raw.rows(rows.clone())),
+            out: out.rows(rows.clone()),
+            lse: lse.slice(rows.start * heads..rows.end * heads),
+        }
     }
 }
 
@@ -164,13 +178,31 @@ impl Attention {
     ) {
         let AttentionSaved { qkv, out, lse, .. } = saved;
         let AttentionPass { heads, dropout, table } = pass;
-        let (weight, bias) = (self.qkv_weight.t(), self.qkv_bias);
-        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c: qkv, bias, add: false });
+        self.project(dev, normed, saved);
+        self.rotate(dev, shape, saved, (heads, table));
+        dev.submit(Compute, Op::Attention { qkv, out, lse, heads, dropout });
+    }
+
+    /// normed (rows, C) -> q, k and v, in `saved`.
+    #[track_caller]
+    pub(crate) fn project(&self, dev: &Device, normed: Tensor, saved: AttentionSaved) {
+        let (weight, c, bias) = (self.qkv_weight.t(), saved.qkv, self.qkv_bias);
+        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c, bias, add: false });
+    }
+
+    /// q and k of `saved` turn by their positions, where those are rotary.
+    #[track_caller]
+    pub(crate) fn rotate(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        saved: AttentionSaved,
+        (heads, table): (Heads, Option<Tensor>),
+    ) {
         if let Some(table) = table {
-            let norm = self.head_norm(shape, saved);
+            let (qkv, norm) = (saved.qkv, self.head_norm(shape, saved));
             dev.submit(Compute, Op::Rotary { qkv, table, heads, norm });
         }
-        dev.submit(Compute, Op::Attention { qkv, out, lse, heads, dropout });
     }
 
     /// The row-parallel projection: `partial` (B T, C), to be summed over the ranks.

@@ -5,6 +5,7 @@
 
 use crate::attention::{Attention, AttentionPass, AttentionSaved};
 use crate::branch::{Branch, Scratch};
+use crate::cache::Extension;
 use crate::mlp::{Mlp, MlpSaved};
 use crate::norm::{Norm, NormSaved};
 use crate::params::{Flat, SegmentLayout};
@@ -70,6 +71,17 @@ impl BlockSaved {
             mlp: MlpSaved::plan(plan, name, shape),
         }
     }
+
+    /// The first `rows` rows.
+    fn first(self, rows: usize, shape: &GptShape) -> Self {
+        Self {
+            norm_1: self.norm_1.first(rows),
+            attention: self.attention.of(0..rows, shape.heads / shape.tp_size),
+            h: self.h.rows(0..rows),
+            norm_2: self.norm_2.first(rows),
+            mlp: self.mlp.first(rows),
+        }
+    }
 }
 
 /// One block: handles only.
@@ -117,6 +129,29 @@ impl Block {
         dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual: x, y: s.h, dropout });
         p.norm_2.forward(dev, region, s.h, s.norm_2);
         p.mlp.inner_forward(dev, shape, s.norm_2.normed, s.mlp);
+    }
+
+    /// x (rows, C) of new tokens -> y (rows, C), on a rank that is alone. Nothing is dropped.
+    pub(crate) fn extend(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        (x, y): (Tensor, Tensor),
+        extension: Extension<'_>,
+    ) {
+        let (p, region, rows) = (&self.params, shape.region(), x.shape().0);
+        let BlockSaved { norm_1, attention, h, norm_2, mlp } = self.saved.first(rows, shape);
+        let (partial, dropout) = (self.scratch.partial.rows(0..rows), Dropout::NONE);
+        p.norm_1.forward(dev, region, x, norm_1);
+        p.attention.extend(dev, (shape, self.layer), norm_1.normed, attention, extension);
+        p.attention.proj_forward(dev, attention, partial);
+        let bias = p.attention.proj_bias;
+        dev.submit(Compute, Op::BiasDropoutAdd { x: partial, bias, residual: x, y: h, dropout });
+        p.norm_2.forward(dev, region, h, norm_2);
+        p.mlp.inner_forward(dev, shape, norm_2.normed, mlp);
+        p.mlp.proj_forward(dev, mlp, partial);
+        let bias = p.mlp.proj_bias;
+        dev.submit(Compute, Op::BiasDropoutAdd { x: partial, bias, residual: h, y, dropout });
     }
 
     /// d (rows, C): the gradient of y becomes that of x, in place. Writes `grads`, the block's flat bucket.

@@ -31,6 +31,8 @@ impl Checkpoints {
         let deal = shape.partition_checkpoints || (keep != Keep::Device && !shape.sequence);
         let parts = if deal { shape.tp_size } else { 1 };
         let all_whole = parts == 1 && keep == Keep::Device;
+        let kept =
+            if all_whole || keep == Keep::Nothing { 0 } else { shape.layers.saturating_sub(1) };
         let (count, pool) = match (all_whole, shape.recompute) {
             (false, _) => (2, "transients"),
             (true, true) => (shape.layers + 1, "checkpoints"),
@@ -41,9 +43,8 @@ impl Checkpoints {
         let on_device = |pool| (Arena::Device, Pool::new(pool));
         let one = |i| tensor(on_device(pool), format!("{x}.{i}"), (rows, c));
         let whole = (0..count).map(one).collect();
-        let kept = if all_whole { 0 } else { shape.layers.saturating_sub(1) };
         let at = match keep {
-            Keep::Device => on_device("checkpoints"),
+            Keep::Device | Keep::Nothing => on_device("checkpoints"),
             Keep::Host | Keep::HostBlocking => (Arena::Pinned, STAGING),
         };
         let share = |l| tensor(at, format!("{x}.{l}.share"), (1, rows * c / parts));
@@ -79,6 +80,7 @@ impl Checkpoints {
     /// Backward, before block l: Compute waits until x[l] is whole again, and x[l - 1] starts to become it. That
     /// waits for nothing but the block above, so a sum that queues behind it on TpComm does not wait long.
     pub(crate) fn restore(&self, dev: &Device, l: usize) {
+        assert!(self.keep != Keep::Nothing, "a backward pass needs what was kept");
         if self.shares.is_empty() {
             return;
         }

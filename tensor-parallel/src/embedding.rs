@@ -1,5 +1,6 @@
 //! Vocabulary-parallel token embedding, plus learned positions where the model has them.
 
+use crate::cache::{self, NewTokens};
 use crate::params::{Flat, SegmentLayout, Split};
 use crate::shape::{BatchTensors, GptShape, Pass, Positions};
 use device::{Device, Lane::Compute, Op, Tensor};
@@ -55,6 +56,23 @@ impl Embedding {
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
             dev.submit(Compute, Op::Dropout { x, y: x, dropout });
+        }
+    }
+
+    /// tokens (1, rows) of new tokens -> x (rows, C), on a rank that is alone.
+    pub(crate) fn extend(
+        &self,
+        dev: &Device,
+        shape: &GptShape,
+        tokens: Tensor,
+        (x, new): (Tensor, &[NewTokens]),
+    ) {
+        let (table, shard) = (self.tokens, shape.vocab_shard(dev));
+        dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x });
+        let Some(table) = self.positions else { return };
+        for (new, rows) in cache::rows(new) {
+            let (x, first_row) = (x.rows(rows), new.first);
+            dev.submit(Compute, Op::AddPositions { x, table, first_row });
         }
     }
 

@@ -5,6 +5,7 @@
 
 use crate::block::{self, Block, BlockParams, BlockSaved};
 use crate::branch::Scratch;
+use crate::cache::{Cache, Extension, NewTokens};
 use crate::checkpoints::Checkpoints;
 use crate::embedding::{self, Embedding};
 use crate::loss::{Head, HeadInputs};
@@ -233,6 +234,26 @@ impl Gpt {
     /// [`head`](Self::head).
     pub fn project(&self, dev: &Device, pass: &Pass, rows: std::ops::Range<usize>) {
         self.normalize(dev, pass);
+        self.head.project(dev, self.final_saved.normed.rows(rows), self.table);
+    }
+
+    /// New tokens of some samples, of which `cache` has the earlier ones: `tokens` (1, rows), those of one sample side by side,
+    /// in the order of `new`. On a rank that is alone. Behind it [`project_new`](Self::project_new) has their logits.
+    pub fn extend(&self, dev: &Device, cache: &Cache, new: &[NewTokens], tokens: Tensor) {
+        let (shape, rows) = (&self.shape, tokens.len());
+        assert!(shape.tp_size == 1 && rows == new.iter().map(|new| new.count).sum::<usize>());
+        let x = |layer| self.x[0].input(layer).rows(0..rows);
+        self.embedding.extend(dev, shape, tokens, (x(0), new));
+        let extension = Extension { cache, new, table: self.rotary.map(|rotary| rotary.table) };
+        for (layer, block) in self.blocks.iter().enumerate() {
+            block.extend(dev, shape, (x(layer), x(layer + 1)), extension);
+        }
+        let saved = self.final_saved.first(rows);
+        self.final_norm.forward(dev, shape.region(), x(shape.layers), saved);
+    }
+
+    /// Logits of the tokens behind some rows of the last [`extend`](Self::extend), which [`logits`](Self::logits) has then.
+    pub fn project_new(&self, dev: &Device, rows: std::ops::Range<usize>) {
         self.head.project(dev, self.final_saved.normed.rows(rows), self.table);
     }
 

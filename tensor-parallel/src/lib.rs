@@ -18,10 +18,12 @@
 //! 5. `region`: where the ranks meet inside a layer;
 //! 6. `embedding`, `loss`: both ends, split over the vocabulary;
 //! 7. `checkpoints`: the inputs of blocks that recomputation keeps, and where.
+//! 8. `cache`: keys and values of the tokens before, for generation.
 
 mod attention;
 mod block;
 mod branch;
+mod cache;
 mod checkpoints;
 mod embedding;
 mod gpt;
@@ -33,6 +35,7 @@ mod region;
 mod rotary;
 mod shape;
 
+pub use cache::{Cache, NewTokens};
 pub use gpt::{Gpt, HeadBuckets, Part};
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use rotary::{Rope, RopeScaling};

@@ -35,6 +35,13 @@ impl MlpSaved {
     }
 }
 
+impl MlpSaved {
+    /// The first `rows` rows.
+    pub(crate) fn first(self, rows: usize) -> Self {
+        Self { pre: self.pre.rows(0..rows), act: self.act.rows(0..rows) }
+    }
+}
+
 impl Mlp {
     /// Declares its parameters behind `mlp.`. A rank's runs of gate and up stand together, so that one product has both.
     pub(crate) fn declare(params: &mut Declared, shape: &GptShape) {

@@ -34,6 +34,13 @@ impl NormSaved {
     }
 }
 
+impl NormSaved {
+    /// The first `rows` rows.
+    pub(crate) fn first(self, rows: usize) -> Self {
+        Self { normed: self.normed.rows(0..rows), stats: self.stats.rows(0..rows) }
+    }
+}
+
 impl Norm {
     /// Declares gain and bias of (C) each, as `name.weight` and `name.bias`.
     pub(crate) fn declare(params: &mut Declared, name: &str, shape: &GptShape) {

@@ -14,6 +14,8 @@ pub enum Keep {
     Host,
     /// In host memory, and Compute waits for every copy: as DeepSpeed's checkpoints on the CPU did, to compare with.
     HostBlocking,
+    /// Nowhere: no backward pass follows.
+    Nothing,
 }
 
 /// How a token's place in its sample enters.

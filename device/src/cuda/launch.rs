@@ -244,6 +244,7 @@ pub fn launches(
         | Op::RmsNormBackward { .. } => to.norm(op),
         Op::Rotary { .. } | Op::RotaryBackward { .. } => to.rotary(op),
         Op::Attention { .. } | Op::AttentionBackward { .. } => to.attention(op, sm),
+        Op::CachedAttention { .. } => to.cached_attention(op),
         Op::RowMax { .. }
         | Op::CrossEntropyStats { .. }
         | Op::CrossEntropyLoss { .. }

@@ -45,6 +45,9 @@ impl Op {
                 all(&[(Read, x), (Read, gain), (Read, stats), (Read, d_y)]);
                 all(&[(if add { Update } else { Write }, d_x), (Write, d_gain)]);
             }
+            Self::CachedAttention { q, cache, out, .. } => {
+                all(&[(Read, q), (Read, cache), (Write, out)]);
+            }
             Self::Rotary { qkv, table, norm, .. } => {
                 all(&[(Update, qkv), (Read, table)]);
                 if let Some(HeadNorm { q_gain, k_gain, raw, .. }) = norm {

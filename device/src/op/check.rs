@@ -101,6 +101,7 @@ impl Op {
             }
             Self::ColumnSum { x, y } => same(x.shape().1, y.len()),
             Self::Attention { qkv, out, lse, heads, .. } => check_attention(qkv, out, lse, heads),
+            Self::CachedAttention { q, cache, out, heads } => check_cached(q, cache, out, heads),
             Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, .. } => all_of(&[
                 check_attention(qkv, out, lse, heads),
                 same(out.len(), d_out.len()),
@@ -163,6 +164,18 @@ fn check_attention(qkv: Tensor, out: Tensor, lse: Tensor, heads: Heads) -> Resul
         same(qkv.shape().1, width / heads.count * (heads.count + 2 * heads.kv_count)),
         same(rows % heads.seq_len, 0),
         same(lse.len(), rows * heads.count),
+    ])
+}
+
+fn check_cached(q: Tensor, cache: Tensor, out: Tensor, heads: Heads) -> Result<(), String> {
+    check_heads(heads)?;
+    if cache.shape().0 == 0 {
+        return Err("a token that does not see itself".into());
+    }
+    all_of(&[
+        same(q.len() % heads.count, 0),
+        same(cache.shape().1, 2 * heads.kv_count * (q.len() / heads.count)),
+        same(out.len(), q.len()),
     ])
 }
 

@@ -43,6 +43,11 @@ pub struct Dropout {
     pub first_row: u64,
 }
 
+impl Dropout {
+    /// Nothing is dropped.
+    pub const NONE: Self = Self { p: 0.0, key: 0, first_row: 0 };
+}
+
 /// Shape of an attention op. `qkv` is (B T, (H + 2 K) D): q with its H heads side by side, then k
 /// and v with K heads each. Each run of H / K heads of queries shares a head of keys and values
 /// (grouped-query attention, arXiv 2305.13245).
@@ -186,6 +191,9 @@ pub enum Op {
         heads: Heads,
         dropout: Dropout,
     },
+    /// out (1, H D) = softmax(q k' / sqrt(D)) v of one new token, whose queries are q (1, H D): `cache` (n, 2 K D) has the
+    /// keys of K heads of all tokens that it sees, itself the last, and their values behind.
+    CachedAttention { q: Tensor, cache: Tensor, out: Tensor, heads: Heads },
     /// y = residual + dropout(x + bias).
     BiasDropoutAdd {
         x: Tensor,
@@ -272,6 +280,7 @@ impl Op {
             Self::ColumnSum { .. } => "column_sum",
             Self::Attention { .. } => "attention",
             Self::AttentionBackward { .. } => "attention_backward",
+            Self::CachedAttention { .. } => "cached_attention",
             Self::BiasDropoutAdd { .. } => "bias_dropout_add",
             Self::Dropout { .. } => "dropout",
             Self::RowMax { .. } => "row_max",

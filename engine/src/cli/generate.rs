@@ -7,7 +7,11 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::{Summary, open_newest};
 use crate::config::{Config, Loaded, load_of_run, load_str};
 use crate::data::Tokenizer;
-use crate::generate::{GenerateError, Sampling, Trained, generate, next_logits};
+use crate::generate::{
+    End, GenerateError, Message, Piece, Sampling, Stop, Trained, chat, generate, next_logits,
+    stop_tokens,
+};
+use crate::hugging_face::Beside;
 use crate::run_dir::{CONFIG, TOKENIZER, WEIGHTS};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,20 +21,38 @@ use std::path::{Path, PathBuf};
 pub(super) struct GenerateArgs {
     /// Run directory, with config.ron and weights.safetensors; a checkpoint; or a folder of transformers
     run: PathBuf,
-    /// Start of the text; token numbers for a model of token files
-    #[arg(long, default_value = "\n")]
-    prompt: String,
-    /// Tokens to draw
+    /// Start of the text; token numbers for a model of token files. Given several times: several texts, computed together
+    #[arg(long, value_name = "TEXT", default_value = "\n")]
+    prompt: Vec<String>,
+    /// Prompts are what a user says, in the chat template of the model's folder; only the answers are printed
+    #[arg(long)]
+    chat: bool,
+    /// With --chat: what the system says before the user
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    /// Tokens to draw for each prompt, at most
     #[arg(long, default_value_t = 200)]
     tokens: usize,
     /// 0: always the likeliest token
     #[arg(long, default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     temperature: f64,
+    /// Draw among so many of the likeliest tokens
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: Option<u32>,
+    /// Draw among the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability, allow_negative_numbers = true)]
+    top_p: f64,
+    /// End a text before TEXT. The tokens at which the model's folder ends a text always do
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
+    /// Print a JSON object for each prompt, in their order, when all are done
+    #[arg(long)]
+    json: bool,
     /// The same seed draws the same text
     #[arg(long, default_value_t = 1337)]
     seed: u64,
     /// Print the logits of the token after the prompt, as JSON, and draw nothing
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["chat", "json"])]
     logits: bool,
 }
 
@@ -53,6 +75,13 @@ fn temperature(text: &str) -> Result<f64, String> {
     }
 }
 
+fn probability(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(p) if p > 0.0 && p <= 1.0 => Ok(p),
+        _ => Err("a number above 0, at most 1, is expected".into()),
+    }
+}
+
 /// The config of a folder of transformers.
 fn config_of(folder: &Path) -> Result<Loaded, Failed> {
     let absolute = folder
@@ -71,7 +100,9 @@ fn config_of(folder: &Path) -> Result<Loaded, Failed> {
 fn run_folder(args: &GenerateArgs) -> Result<(), Failed> {
     let loaded = config_of(&args.run)?;
     let tokenizer = data::tokenizer(&loaded.config)?;
-    draw(args, &loaded.config, (Trained::Folder(&args.run), tokenizer.as_ref()))
+    let beside = Beside::open(&args.run).map_err(unusable)?;
+    let from = From { trained: Trained::Folder(&args.run), tokenizer: tokenizer.as_ref(), beside };
+    draw(args, &loaded.config, &from)
 }
 
 pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
@@ -98,39 +129,131 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     };
     let tokenizer = data::tokenizer_of(run, &loaded.config)?;
     let trained = checkpoint.as_ref().map_or(Trained::Weights(&weights), Trained::Checkpoint);
-    draw(args, &loaded.config, (trained, tokenizer.as_ref()))
+    let beside = Beside::of_run(run).map_err(unusable)?;
+    draw(args, &loaded.config, &From { trained, tokenizer: tokenizer.as_ref(), beside })
+}
+
+/// A model, and what came with it.
+struct From<'a> {
+    trained: Trained<'a>,
+    tokenizer: Option<&'a Tokenizer>,
+    beside: Beside,
 }
 
 /// Draws and writes, or writes the logits that are asked for.
-fn draw(
-    args: &GenerateArgs,
-    config: &Config,
-    trained: (Trained<'_>, Option<&Tokenizer>),
-) -> Result<(), Failed> {
+fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Failed> {
+    let model = (from.trained, from.tokenizer);
     if args.logits {
-        let prompt = crate::generate::default_prompt(config, &args.prompt);
-        let logits = next_logits(config, trained, &prompt).map_err(failed)?;
+        let [prompt] = &args.prompt[..] else {
+            return Err(Failed::new(2, "--logits takes one --prompt"));
+        };
+        let prompt = crate::generate::default_prompt(config, prompt);
+        let logits = next_logits(config, model, &prompt).map_err(failed)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
-    let GenerateArgs { prompt, tokens, temperature, seed, .. } = args;
+    let prompts: Result<Vec<String>, Failed> =
+        args.prompt.iter().map(|prompt| text_of(args, config, from, prompt)).collect();
+    let (prompts, tokens) = (prompts?, stop_tokens(&from.beside));
     let sampling = Sampling {
-        prompt: crate::generate::default_prompt(config, prompt),
-        tokens: *tokens,
-        temperature: *temperature,
-        seed: *seed,
+        tokens: args.tokens,
+        temperature: args.temperature,
+        top_k: args.top_k.map(|k| k as usize),
+        top_p: args.top_p,
+        seed: args.seed,
+        stop: Stop {
+            tokens: tokens.map_err(|why| Failed::new(code::DATA, why))?,
+            texts: args.stop.iter().map(|text| text.clone().into_bytes()).collect(),
+        },
+        echo: !args.chat && !args.json,
+        special: !args.chat && matches!(from.trained, Trained::Folder(_)),
     };
-    let mut out = std::io::stdout().lock();
-    let mut unseen = None;
-    let mut emit = |piece: &[u8]| match seen(out.write_all(piece).and_then(|()| out.flush())) {
-        Ok(go_on) => go_on,
-        Err(failed) => {
-            unseen = Some(failed);
-            false
+    let mut texts = Texts::new(prompts.len(), !args.json);
+    let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
+    generate(config, model, &prompts, &sampling, &mut emit).map_err(failed)?;
+    texts.unseen.map_or(Ok(()), Err)?;
+    for (prompt, text) in args.prompt.iter().zip(&texts.all).filter(|_| args.json) {
+        let written = String::from_utf8_lossy(&text.bytes);
+        let (end, tokens) = (text.end, &text.tokens);
+        let json =
+            serde_json::json!({ "prompt": prompt, "text": written, "tokens": tokens, "end": end });
+        print(&format!("{json}\n"))?;
+    }
+    Ok(())
+}
+
+/// A prompt as the model reads it.
+fn text_of(
+    args: &GenerateArgs,
+    config: &Config,
+    from: &From<'_>,
+    prompt: &str,
+) -> Result<String, Failed> {
+    if !args.chat {
+        return Ok(crate::generate::default_prompt(config, prompt));
+    }
+    if from.tokenizer.is_none() {
+        let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
+        return Err(Failed::new(code::DATA, why));
+    }
+    let message = |role, content: &str| Message { role, content: content.to_owned() };
+    let system = args.system.iter().map(|text| message("system", text));
+    let messages: Vec<Message> = system.chain([message("user", prompt)]).collect();
+    chat(&from.beside, &messages)
+        .map_err(|why| Failed::new(code::DATA, format!("{}: {why}", args.run.display())))
+}
+
+/// What is known of each text; those that are shown come in the order of their prompts, each as soon as it is known.
+struct Texts {
+    all: Vec<Known>,
+    shown: bool,
+    /// The text that is being shown, and how many bytes of it have been.
+    at: (usize, usize),
+    unseen: Option<Failed>,
+}
+
+#[derive(Clone, Default)]
+struct Known {
+    bytes: Vec<u8>,
+    end: Option<End>,
+    tokens: Vec<i32>,
+}
+
+impl Texts {
+    fn new(count: usize, shown: bool) -> Self {
+        Self { all: vec![Known::default(); count], shown, at: (0, 0), unseen: None }
+    }
+
+    /// Whether to go on.
+    fn take(&mut self, i: usize, piece: Piece<'_>) -> bool {
+        match piece {
+            Piece::Text(bytes) => self.all[i].bytes.extend_from_slice(bytes),
+            Piece::End(end, tokens) => {
+                self.all[i].end = Some(end);
+                self.all[i].tokens = tokens.to_vec();
+            }
         }
-    };
-    generate(config, trained, &sampling, &mut emit).map_err(failed)?;
-    emit(b"\n");
-    unseen.map_or(Ok(()), Err)
+        if !self.shown {
+            return true;
+        }
+        let mut out = Vec::new();
+        while let Some(text) = self.all.get(self.at.0) {
+            out.extend_from_slice(&text.bytes[self.at.1..]);
+            self.at.1 = text.bytes.len();
+            if text.end.is_none() {
+                break;
+            }
+            out.push(b'\n');
+            self.at = (self.at.0 + 1, 0);
+        }
+        let mut to = std::io::stdout().lock();
+        match seen(to.write_all(&out).and_then(|()| to.flush())) {
+            Ok(go_on) => go_on,
+            Err(failed) => {
+                self.unseen = Some(failed);
+                false
+            }
+        }
+    }
 }
 
 fn failed(error: GenerateError) -> Failed {
@@ -138,6 +261,7 @@ fn failed(error: GenerateError) -> Failed {
         GenerateError::Folder(error) => return unusable(error),
         GenerateError::Read { .. } => code::IO,
         GenerateError::Weights { .. } => code::DATA,
+        GenerateError::Memory { .. } => code::HOST_MEMORY,
         GenerateError::Prompt(..) => 2,
         GenerateError::Device(device::Error::HostMemory { .. }) => code::HOST_MEMORY,
         GenerateError::Device(_) => code::INTERNAL,

@@ -73,7 +73,15 @@ impl Tokenizer {
     /// # Errors
     /// What the tokenizer says.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        untrusted::encode(&self.inner, text)
+        untrusted::encode(&self.inner, text, false)
+    }
+
+    /// Tokens of a prompt, with the special ones that the tokenizer puts around a text, such as that of its beginning.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, String> {
+        untrusted::encode(&self.inner, text, true)
     }
 
     /// Text of one token after another: a piece as soon as it is whole characters. What the library cannot decode is U+FFFD.

@@ -100,8 +100,12 @@ pub(super) fn check(file: &Value) -> Result<(), String> {
 }
 
 /// The tokens of a text, unless they are more than any text has.
-pub(super) fn encode(inner: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>, String> {
-    let encoded = guarded("over the text", || inner.encode_fast(text, false))?;
+pub(super) fn encode(
+    inner: &tokenizers::Tokenizer,
+    text: &str,
+    special: bool,
+) -> Result<Vec<u32>, String> {
+    let encoded = guarded("over the text", || inner.encode_fast(text, special))?;
     let encoded = encoded.map_err(|e| e.to_string())?;
     let tokens = encoded.get_ids();
     let most = text.len().saturating_mul(MOST_TOKENS).saturating_add(MOST_ADDED as usize);

@@ -1,7 +1,7 @@
 //! Attention: portable and on tensor cores.
 
 use super::rig::{self, Rig, VALUES, noise};
-use super::{DROPOUT, NO_DROPOUT};
+use super::{DROPOUT, NO_DROPOUT, in_each_type};
 use device::{Dropout, Dtype, Heads, Op};
 
 /// Samples, head dimension, heads.
@@ -67,4 +67,20 @@ fn attention_and_its_gradients_agree() {
 fn attention_on_tensor_cores_agrees_within_the_rounding_of_weights() {
     let of = |dtype, unit: f64| (dtype, [(2.0 * unit, 1.0), (8.0 * unit, 2.0)]);
     check_attention(80, &[of(Dtype::Bf16, 1.0 / 256.0), of(Dtype::F16, 1.0 / 2048.0)]);
+}
+
+#[test]
+fn attention_to_what_is_kept_agrees() {
+    in_each_type(|dtype, skew| {
+        for (n, count, kv_count, dim) in
+            [(1, 2, 2, 3), (7, 6, 2, 10), (100, 3, 1, 64), (33, 8, 2, 128), (20, 2, 1, 256)]
+        {
+            let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 1 };
+            let mut rig = Rig::new(skew);
+            let q = rig.put_noise(dtype, (1, count * dim), 1);
+            let cache = rig.put_noise(dtype, (n, 2 * kv_count * dim), 2);
+            let out = rig.out(dtype, (1, count * dim));
+            rig.open().check(&Op::CachedAttention { q, cache, out, heads }, (2e-6, 1.0));
+        }
+    });
 }

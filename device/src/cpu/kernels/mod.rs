@@ -5,6 +5,7 @@
 //! Neither sharding tokens over ranks nor more kernel threads change a bit.
 
 mod attention;
+mod cached;
 mod dense;
 mod elementwise;
 mod embedding;
@@ -56,6 +57,7 @@ pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<()
         | Op::RmsNormBackward { .. } => norm::run(op, memory, workers),
         Op::Rotary { .. } | Op::RotaryBackward { .. } => rotary::run(op, memory, workers),
         Op::Attention { .. } | Op::AttentionBackward { .. } => attention::run(op, memory, workers),
+        Op::CachedAttention { .. } => cached::run(op, memory, workers),
         Op::RowMax { .. }
         | Op::CrossEntropyStats { .. }
         | Op::CrossEntropyLoss { .. }

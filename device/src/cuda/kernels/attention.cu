@@ -268,3 +268,51 @@ KERNEL(256) attention_queries_256(BACKWARD_PARAMETERS) { backward_queries<16>(SA
 KERNEL(256) attention_keys_64(BACKWARD_PARAMETERS) { backward_keys<4>(SAVED, d_qkv, HEAD); }
 KERNEL(256) attention_keys_128(BACKWARD_PARAMETERS) { backward_keys<8>(SAVED, d_qkv, HEAD); }
 KERNEL(256) attention_keys_256(BACKWARD_PARAMETERS) { backward_keys<16>(SAVED, d_qkv, HEAD); }
+
+// out (1, H D): the values of `cache` (n, 2 K D), behind its keys, by the softmax of one query of each head. A block has a
+// head. Its 8 warps take positions in turn, each with a running maximum; a lane has every 32nd element of a row.
+KERNEL(256) cached_attention(const void* q, const void* cache, void* out, u32 types, i64 positions, i64 head_dim,
+                             i64 group, i64 kv_heads, float scale) {
+  __shared__ float tops[8], totals[8], sums[8][256];
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  i64 head = blockIdx.x, width = 2 * kv_heads * head_dim, first = head / group * head_dim;
+  float query[8], sum[8], top = __uint_as_float(0xff800000u), total = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    int d = lane + 32 * j;
+    query[j] = d < head_dim ? scale * load1(q, type_of(types, 0), head * head_dim + d) : 0.0f;
+    sum[j] = 0.0f;
+  }
+  with_type(type_of(types, 1), [&](auto type) {
+    for (i64 position = warp; position < positions; position += 8) {
+      i64 key = position * width + first, value = key + kv_heads * head_dim;
+      float score = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        if (lane + 32 * j < head_dim) score = fmaf(query[j], get<decltype(type)>(cache, key + lane + 32 * j), score);
+      score = warp_combine(score, 32, plus);
+      float higher = fmaxf(top, score), kept = exponential(top - higher), weight = exponential(score - higher);
+      total = fmaf(total, kept, weight);
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        if (lane + 32 * j < head_dim)
+          sum[j] = fmaf(sum[j], kept, weight * get<decltype(type)>(cache, value + lane + 32 * j));
+      top = higher;
+    }
+  });
+#pragma unroll
+  for (int j = 0; j < 8; j++) sums[warp][lane + 32 * j] = sum[j];
+  if (lane == 0) tops[warp] = top, totals[warp] = total;
+  __syncthreads();
+  for (int d = threadIdx.x; d < head_dim; d += 256) {
+    float highest = tops[0];
+    for (int w = 1; w < 8; w++) highest = fmaxf(highest, tops[w]);
+    float all = 0.0f, result = 0.0f;
+    for (int w = 0; w < 8; w++) {
+      float factor = exponential(tops[w] - highest);
+      all = fmaf(factor, totals[w], all);
+      result = fmaf(factor, sums[w][d], result);
+    }
+    store1(out, type_of(types, 2), head * head_dim + d, result / all);
+  }
+}

@@ -105,6 +105,19 @@ impl Launcher<'_> {
         }
     }
 
+    pub(super) fn cached_attention(&mut self, op: &Op) -> Result<(), String> {
+        let Op::CachedAttention { q, cache, out, heads } = *op else { return no_kernel(op) };
+        let dim = q.len() / heads.count;
+        if dim > 256 {
+            return Err(format!("heads of {dim}; at most 256"));
+        }
+        let sizes = [cache.shape().0, dim, heads.group(), heads.kv_count].map(|n| n as u64);
+        let args = self.args(&[q, cache, out]).with(&[values(&[q, cache, out])?]).with(&sizes);
+        let args = args.float(1.0 / (dim as f32).sqrt());
+        self.launch(Launch::new("cached_attention", [heads.count, 1, 1], 256, args));
+        Ok(())
+    }
+
     /// Writes the dot products of the rows of out and d_out to the scratch. A warp computes one.
     fn launch_delta(&mut self, shape: &Shape, (out, d_out): (Tensor, Tensor), types: u64) {
         let (heads, tokens) = (shape.heads, out.shape().0);

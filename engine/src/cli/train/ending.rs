@@ -7,7 +7,7 @@ use crate::checkpoint::inspect::open_newest;
 use crate::cli::exit::{Failed, code};
 use crate::cli::{quoted, say};
 use crate::config::DeviceConfig;
-use crate::generate::{Sampling, Trained, generate};
+use crate::generate::{Piece, Sampling, Stop, Trained, generate};
 use crate::report::progress::{clock, si};
 use crate::run::Outcome;
 use crate::run_dir::{CONFIG, METRICS, WEIGHTS};
@@ -152,11 +152,16 @@ impl Session<'_> {
             return;
         }
         let sampling = Sampling {
-            prompt: crate::generate::default_prompt(config, &config.sample.prompt),
             tokens: config.sample.tokens,
             temperature: f64::from(config.sample.temperature),
+            top_k: None,
+            top_p: 1.0,
             seed: config.train.seed,
+            stop: Stop::default(),
+            echo: true,
+            special: false,
         };
+        let prompts = [crate::generate::default_prompt(config, &config.sample.prompt)];
         let none =
             |why: &dyn Display| say(&format!("\nno sample: {why} (see `sample` in the config)"));
         let newest = (!weights).then(|| open_newest(self.dir.path())).transpose();
@@ -167,10 +172,13 @@ impl Session<'_> {
         let path = self.dir.path().join(WEIGHTS);
         let trained = newest.as_ref().map_or(Trained::Weights(&path), Trained::Checkpoint);
         let mut text = Vec::new();
-        let drawn = generate(config, (trained, self.tokenizer), &sampling, &mut |piece| {
-            text.extend_from_slice(piece);
+        let mut emit = |_: usize, piece: Piece<'_>| {
+            if let Piece::Text(piece) = piece {
+                text.extend_from_slice(piece);
+            }
             !stop.load(Ordering::Relaxed)
-        });
+        };
+        let drawn = generate(config, (trained, self.tokenizer), &prompts, &sampling, &mut emit);
         if let Err(why) = drawn {
             return none(&why);
         }

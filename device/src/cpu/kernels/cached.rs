@@ -1,0 +1,125 @@
+//! Attention of one new token over the keys and values of those before it, which are kept. A unit is a head of queries.
+
+use super::math::{dot, exp, max, read, vectorised};
+use super::{Memory, not_a_kernel, values, values_mut};
+use crate::View;
+use crate::cpu::workers::{Rows, Workers, attention_floats};
+use crate::op::{Heads, Op};
+use std::ops::Range;
+
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
+    let Op::CachedAttention { q, cache, out, heads } = *op else { return not_a_kernel() };
+    let (positions, width) = cache.shape();
+    let dim = q.len() / heads.count;
+    workers.need(attention_floats(positions, dim))?;
+    let head = Shape { heads, dim, positions, width };
+    let (q, cache) = (values(m, q)?, values(m, cache)?);
+    let out = Rows { view: values_mut(m, out)?, each: dim };
+    workers.split(heads.count, positions * width, out, &|units, mut out, scratch| {
+        for unit in units.clone() {
+            let sums = head.attend(unit, (q, cache), &mut scratch.floats);
+            out.view.store((unit - units.start) * dim, sums);
+        }
+    });
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+struct Shape {
+    heads: Heads,
+    /// D
+    dim: usize,
+    /// Rows of the cache.
+    positions: usize,
+    /// Elements of such a row.
+    width: usize,
+}
+
+impl Shape {
+    /// Elements of the key (0) or the value (1) that head `unit` sees at a position.
+    const fn at(self, position: usize, unit: usize, part: usize) -> usize {
+        let head = part * self.heads.kv_count + unit / self.heads.group();
+        position * self.width + head * self.dim
+    }
+
+    /// (D): the values' mean by their weights.
+    fn attend<'a>(
+        self,
+        unit: usize,
+        from: (View<'_>, View<'_>),
+        floats: &'a mut [f32],
+    ) -> &'a [f32] {
+        let (query, floats) = floats.split_at_mut(self.dim);
+        let (row, floats) = floats.split_at_mut(self.dim);
+        let (sums, floats) = floats.split_at_mut(self.dim);
+        let weights = &mut floats[..self.positions];
+        let (q, cache) = from;
+        q.load(unit * self.dim, query);
+        let scale = 1.0 / (self.dim as f32).sqrt();
+        query.iter_mut().for_each(|x| *x *= scale);
+        let each = |position, part| -> Range<usize> {
+            let at = self.at(position, unit, part);
+            at..at + self.dim
+        };
+        vectorised(
+            #[inline(always)]
+            || {
+                for (position, score) in weights.iter_mut().enumerate() {
+                    *score = dot(query, read(&cache, each(position, 0).start, self.dim, row));
+                }
+                let top = max(weights);
+                let mut total = 0.0;
+                for weight in weights.iter_mut() {
+                    *weight = exp(*weight - top);
+                    total += *weight;
+                }
+                sums.fill(0.0);
+                for (position, weight) in weights.iter().enumerate() {
+                    let value = read(&cache, each(position, 1).start, self.dim, row);
+                    sums.iter_mut().zip(value).for_each(|(sum, x)| *sum = weight.mul_add(*x, *sum));
+                }
+                sums.iter_mut().for_each(|sum| *sum /= total);
+            },
+        );
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Rig, TYPES, assert_close, noise};
+    use super::*;
+
+    #[test]
+    fn one_query_attends_to_all_that_is_kept() {
+        for ((dtype, ulp), threads) in TYPES.iter().flat_map(|t| [(*t, 1), (*t, 3)]) {
+            for (n, count, kv_count, dim) in [(1, 2, 2, 4), (77, 6, 2, 10), (300, 4, 1, 80)] {
+                let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 1 };
+                let width = 2 * kv_count * dim;
+                let mut rig = Rig::new(threads);
+                let q = rig.put(dtype, (1, count * dim), &noise(1, count * dim));
+                let cache = rig.put(dtype, (n, width), &noise(2, n * width));
+                let out = rig.out(dtype, (1, count * dim));
+                rig.run(&Op::CachedAttention { q, cache, out, heads });
+                let (q, kept) = (rig.get(q), rig.get(cache));
+                let mut want = Vec::new();
+                for head in 0..count {
+                    let of = |part: usize, p: usize, d: usize| {
+                        let head = part * kv_count + head * kv_count / count;
+                        kept[p * width + head * dim + d]
+                    };
+                    let score = |p: usize| -> f64 {
+                        let x: f64 = (0..dim).map(|d| q[head * dim + d] * of(0, p, d)).sum();
+                        (x / (dim as f64).sqrt()).exp()
+                    };
+                    let total: f64 = (0..n).map(score).sum();
+                    want.extend(
+                        (0..dim)
+                            .map(|d| (0..n).map(|p| score(p) * of(1, p, d)).sum::<f64>() / total),
+                    );
+                }
+                assert_close(&rig.get(out), &want, 2e-6, ulp);
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The chat template of a folder of transformers: messages become the text that its model was trained to go on from. Templates
+//! are Jinja as transformers runs it (`apply_chat_template` with `add_generation_prompt`).
+
+use crate::hugging_face::Beside;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, ErrorKind, Value, context};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::Value as Json;
+
+/// Steps that a template may take: some thousand times those of a long chat.
+const FUEL: u64 = 10_000_000;
+/// Its name in messages of the library.
+const NAME: &str = "chat_template";
+
+/// Who says what.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// `system`, `user` or `assistant`.
+    pub role: &'static str,
+    /// The text.
+    pub content: String,
+}
+
+/// The text of a chat of `messages`, up to where the model's answer begins.
+///
+/// # Errors
+/// A folder without a template, and one that does not run.
+pub fn chat(beside: &Beside, messages: &[Message]) -> Result<String, String> {
+    let settings = object(beside, "tokenizer_config.json")?;
+    let template = match beside.get("chat_template.jinja") {
+        Some(bytes) => String::from_utf8(bytes.to_vec())
+            .map_err(|_| "chat_template.jinja is not UTF-8".to_owned())?,
+        None => {
+            let of_its_own = object(beside, "chat_template.json")?;
+            let template = [&of_its_own, &settings].map(|from| from.get(NAME));
+            template.into_iter().flatten().find_map(default_of).ok_or_else(|| {
+                "it has no chat template: leave --chat out, or put a chat_template.jinja there"
+                    .to_owned()
+            })?
+        }
+    };
+    render(&template, &settings, messages)
+        .map_err(|e| format!("its chat template does not run: {e:#}"))
+}
+
+/// The template that is meant where a file has several.
+fn default_of(template: &Json) -> Option<String> {
+    fn named(one: &Json) -> Option<&str> {
+        one["template"].as_str().filter(|_| one["name"] == "default")
+    }
+    match template {
+        Json::String(text) => Some(text.clone()),
+        Json::Array(several) => several.iter().find_map(named).map(str::to_owned),
+        _ => None,
+    }
+}
+
+fn render(
+    template: &str,
+    settings: &Json,
+    messages: &[Message],
+) -> Result<String, minijinja::Error> {
+    let mut env = Environment::new();
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    env.set_fuel(Some(FUEL));
+    env.set_unknown_method_callback(unknown_method_callback);
+    env.add_function("raise_exception", |why: String| -> Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))
+    });
+    let template = without_generation_blocks(template);
+    env.add_template(NAME, &template)?;
+    // A text, or an object whose `content` it is.
+    let token = |key: &str| {
+        let token = &settings[key];
+        token.as_str().or_else(|| token["content"].as_str()).unwrap_or_default().to_owned()
+    };
+    let message = |m: &Message| context! { role => m.role, content => m.content.as_str() };
+    let messages: Vec<Value> = messages.iter().map(message).collect();
+    env.get_template(NAME)?.render(context! {
+        messages,
+        add_generation_prompt => true,
+        bos_token => token("bos_token"),
+        eos_token => token("eos_token"),
+        pad_token => token("pad_token"),
+        unk_token => token("unk_token"),
+    })
+}
+
+/// `{% generation %}` marks what an assistant says, for masks; nothing else knows it. As `{% if true %}` it changes no text.
+fn without_generation_blocks(template: &str) -> String {
+    let mut out = String::with_capacity(template.len());
+    let mut left = template;
+    while let Some(start) = left.find("{%") {
+        let Some(end) = left[start..].find("%}").map(|end| start + end + 2) else { break };
+        let tag = &left[start..end];
+        out.push_str(&left[..start]);
+        out.push_str(&match tag.trim_matches(|c: char| "{}%-+".contains(c)).trim() {
+            "generation" => tag.replacen("generation", "if true", 1),
+            "endgeneration" => tag.replacen("endgeneration", "endif", 1),
+            _ => tag.to_owned(),
+        });
+        left = &left[end..];
+    }
+    out + left
+}
+
+/// A file of JSON; null where there is none.
+fn object(beside: &Beside, name: &str) -> Result<Json, String> {
+    let Some(bytes) = beside.get(name) else { return Ok(Json::Null) };
+    serde_json::from_slice(bytes).map_err(|e| format!("{name}: {e}"))
+}
+
+/// Tokens at which an answer ends, by the settings of generation or else of the model.
+///
+/// # Errors
+/// A file that is no JSON, or has something else there.
+pub fn stop_tokens(beside: &Beside) -> Result<Vec<i32>, String> {
+    for name in ["generation_config.json", "config.json"] {
+        let settings = object(beside, name)?;
+        let wrong =
+            || format!("{name}: `eos_token_id` is {}, not a token", settings["eos_token_id"]);
+        let token =
+            |json: &Json| json.as_i64().and_then(|n| i32::try_from(n).ok()).ok_or_else(wrong);
+        match &settings["eos_token_id"] {
+            Json::Null => {}
+            Json::Array(several) => return several.iter().map(token).collect(),
+            one => return Ok(vec![token(one)?]),
+        }
+    }
+    Ok(Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// The chats of tests/fixtures/hf-chat-tiny, with what `apply_chat_template` of transformers makes of them.
+    #[test]
+    fn a_chat_is_the_text_that_transformers_makes_of_it() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
+        let beside = Beside::open(&folder).unwrap();
+        let chats = std::fs::read(folder.join("chat.json")).unwrap();
+        let chats: Vec<Json> = serde_json::from_slice(&chats).unwrap();
+        assert!(chats.len() > 1);
+        for one in &chats {
+            let role = |m: &Json| {
+                let roles = ["system", "user", "assistant"];
+                roles.into_iter().find(|role| m["role"] == *role).unwrap()
+            };
+            let message = |m: &Json| Message {
+                role: role(m),
+                content: m["content"].as_str().unwrap().into(),
+            };
+            let messages: Vec<Message> =
+                one["messages"].as_array().unwrap().iter().map(message).collect();
+            // Up to the last answer.
+            let asked = &messages[..messages.len() - 1];
+            assert_eq!(chat(&beside, asked).unwrap(), one["prompt"].as_str().unwrap());
+        }
+        assert_eq!(stop_tokens(&beside).unwrap(), [301, 302]);
+    }
+
+    #[test]
+    fn a_template_that_does_not_end_or_refuses_is_an_error() {
+        let user = [Message { role: "user", content: "a".into() }];
+        let rendered =
+            |template: &str| render(template, &Json::Null, &user).map_err(|e| e.to_string());
+        let endless =
+            "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}";
+        assert!(rendered(endless).is_err());
+        let refusal = rendered("{{ raise_exception('no ' + messages[0]['role']) }}").unwrap_err();
+        assert!(refusal.contains("no user"), "{refusal}");
+        let python = "{% for m in messages if m.content.strip().startswith('a') %}{{ m['content'].upper() }}{% endfor %}";
+        assert_eq!(rendered(python).unwrap(), "A");
+        assert_eq!(rendered("{%- generation -%} a {%- endgeneration %} b").unwrap(), "a b");
+    }
+}

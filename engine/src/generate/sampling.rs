@@ -1,0 +1,168 @@
+//! Which token comes next, and where a text stops.
+
+/// How to draw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Tokens to draw for each prompt, at most.
+    pub tokens: usize,
+    /// Divides the logits; 0: always the likeliest token.
+    pub temperature: f64,
+    /// Draws among so many of the likeliest tokens.
+    pub top_k: Option<usize>,
+    /// Draws among the likeliest tokens whose probabilities together reach this; 1: among all (nucleus sampling,
+    /// arXiv 1904.09751).
+    pub top_p: f64,
+    /// The same seed draws the same text.
+    pub seed: u64,
+    /// What ends a text before that.
+    pub stop: Stop,
+    /// The text begins with its prompt.
+    pub echo: bool,
+    /// Prompts get the special tokens that the tokenizer puts around a text.
+    pub special: bool,
+}
+
+/// What ends a text. It is not a part of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stop {
+    /// Tokens.
+    pub tokens: Vec<i32>,
+    /// Bytes that follow each other, from one token or several.
+    pub texts: Vec<Vec<u8>>,
+}
+
+impl Stop {
+    pub(super) fn tail(&self) -> Tail {
+        Tail { stops: self.texts.clone(), held: Vec::new() }
+    }
+}
+
+/// The end of a text while it may be the beginning of what stops it.
+pub(super) struct Tail {
+    stops: Vec<Vec<u8>>,
+    held: Vec<u8>,
+}
+
+impl Tail {
+    /// The text goes on with `piece`: what of it is known to stay, and whether it stops behind that.
+    pub(super) fn push(&mut self, piece: &[u8]) -> (Vec<u8>, bool) {
+        self.held.extend_from_slice(piece);
+        let found = |stop: &Vec<u8>| self.held.windows(stop.len()).position(|at| at == &stop[..]);
+        if let Some(at) = self.stops.iter().filter_map(found).min() {
+            self.held.truncate(at);
+            return (std::mem::take(&mut self.held), true);
+        }
+        let may_begin =
+            |at: &usize| self.stops.iter().any(|stop| stop.starts_with(&self.held[*at..]));
+        let known = (0..self.held.len()).find(may_begin).unwrap_or(self.held.len());
+        (self.held.drain(..known).collect(), false)
+    }
+
+    /// What stays when nothing follows.
+    pub(super) fn rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Token number by its probability among those that `sampling` allows, softmax(logits / temperature): the first whose
+/// cumulative one exceeds `uniform` (in [0, 1)).
+pub(super) fn draw(logits: &[f64], sampling: &Sampling, uniform: f64) -> i32 {
+    let by_rank = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    let likeliest = (0..logits.len()).min_by(by_rank);
+    let likeliest =
+        likeliest.unwrap_or_else(|| unreachable!("a vocabulary has two tokens or more"));
+    let Sampling { temperature, top_k, top_p, .. } = *sampling;
+    if temperature <= 0.0 {
+        return likeliest as i32;
+    }
+    let top = logits[likeliest];
+    let weight = |token: &usize| ((logits[*token] - top) / temperature).exp();
+    let mut tokens: Vec<usize> = (0..logits.len()).collect();
+    if let Some(k) = top_k.filter(|k| *k < tokens.len()) {
+        tokens.select_nth_unstable_by(k, by_rank);
+        tokens.truncate(k);
+    }
+    if top_p < 1.0 {
+        tokens.sort_unstable_by(by_rank);
+        let mut left = top_p * tokens.iter().map(weight).sum::<f64>();
+        let is_enough = |token: &usize| {
+            left -= weight(token);
+            left <= 0.0
+        };
+        let last = tokens.iter().position(is_enough).unwrap_or(tokens.len() - 1);
+        tokens.truncate(last + 1);
+    }
+    // In the order of the vocabulary, so that what is left out changes the draw the least.
+    tokens.sort_unstable();
+    let mut left = uniform * tokens.iter().map(weight).sum::<f64>();
+    for token in tokens {
+        left -= weight(&token);
+        if left < 0.0 {
+            return token as i32;
+        }
+    }
+    likeliest as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Sampling = Sampling {
+        tokens: 1,
+        temperature: 1.0,
+        top_k: None,
+        top_p: 1.0,
+        seed: 0,
+        stop: Stop { tokens: Vec::new(), texts: Vec::new() },
+        echo: false,
+        special: false,
+    };
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let logits = [0.0, (3.0f64).ln(), f64::NEG_INFINITY];
+        assert_eq!(draw(&logits, &ALL, 0.0), 0);
+        assert_eq!(draw(&logits, &ALL, 0.24), 0);
+        assert_eq!(draw(&logits, &ALL, 0.26), 1);
+        assert_eq!(draw(&logits, &ALL, 0.999_999), 1);
+        assert_eq!(draw(&logits, &Sampling { temperature: 0.5, ..ALL }, 0.11), 1); // 1 : 9
+        assert_eq!(draw(&logits, &Sampling { temperature: 0.0, ..ALL }, 0.0), 1);
+    }
+
+    #[test]
+    fn only_the_likeliest_are_drawn() {
+        // 1 : 4 : 2 : 3
+        let logits = [1.0f64, 4.0, 2.0, 3.0].map(f64::ln);
+        let drawn = |sampling: &Sampling| -> Vec<i32> {
+            let mut all: Vec<i32> =
+                (0..100).map(|i| draw(&logits, sampling, f64::from(i) / 100.0)).collect();
+            all.dedup();
+            all
+        };
+        assert_eq!(drawn(&ALL), [0, 1, 2, 3]);
+        assert_eq!(drawn(&Sampling { top_k: Some(2), ..ALL.clone() }), [1, 3]);
+        assert_eq!(drawn(&Sampling { top_k: Some(9), ..ALL.clone() }), [0, 1, 2, 3]);
+        // The first two have 0.7 together: 0.71 needs the third.
+        assert_eq!(drawn(&Sampling { top_p: 0.69, ..ALL.clone() }), [1, 3]);
+        assert_eq!(drawn(&Sampling { top_p: 0.71, ..ALL.clone() }), [1, 2, 3]);
+        assert_eq!(drawn(&Sampling { top_p: 1e-9, ..ALL.clone() }), [1]);
+        // Of two by rank 4 and 3: 0.5 of their sum is less than the first.
+        assert_eq!(drawn(&Sampling { top_k: Some(2), top_p: 0.5, ..ALL.clone() }), [1]);
+    }
+
+    #[test]
+    fn a_text_stops_where_it_is_told_to_and_keeps_what_only_began_like_that() {
+        let stop = Stop { tokens: Vec::new(), texts: vec![b"END".to_vec(), b"\n\n".to_vec()] };
+        let mut tail = stop.tail();
+        assert_eq!(tail.push(b"the E"), (b"the ".to_vec(), false));
+        assert_eq!(tail.push(b"N"), (Vec::new(), false));
+        assert_eq!(tail.push(b"E"), (b"EN".to_vec(), false));
+        assert_eq!(tail.push(b"ND of"), (Vec::new(), true));
+        let mut tail = stop.tail();
+        assert_eq!(tail.push(b"a\n"), (b"a".to_vec(), false));
+        assert_eq!(tail.rest(), b"\n");
+        let mut tail = Stop::default().tail();
+        assert_eq!(tail.push(b"any"), (b"any".to_vec(), false));
+    }
+}

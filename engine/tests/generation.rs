@@ -1,0 +1,94 @@
+//! `onebox generate` from folders of transformers: options, chats, several prompts, refusals.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+
+mod common;
+
+use common::Folder;
+use serde_json::Value;
+
+fn fixture(name: &str) -> String {
+    format!("{}/../tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The answers to the prompts among `args`.
+fn answers(folder: &Folder, args: &[&str]) -> Vec<Value> {
+    let out = folder.onebox(&[&["generate"], args, &["--json"]].concat()).ok().stdout;
+    out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn an_answer_in_a_chat_is_that_of_transformers() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let known: Vec<Value> =
+        serde_json::from_slice(&std::fs::read(format!("{chat}/chat.json")).unwrap()).unwrap();
+    let prompt = known[0]["messages"][0]["content"].as_str().unwrap();
+    let args = [&chat, "--chat", "--prompt", prompt, "--tokens", "12", "--temperature", "0"];
+    let found = answers(&folder, &args);
+    assert_eq!(found[0]["tokens"], known[0]["answer"]);
+    assert_eq!(found[0]["end"], "length");
+    let shown = folder.onebox(&[&["generate"], &args[..]].concat()).ok().stdout;
+    assert_eq!(shown.trim_end_matches('\n'), found[0]["text"].as_str().unwrap());
+}
+
+#[test]
+fn prompts_together_have_the_texts_that_each_has_alone() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let prompts = ["the box", "what", "a model holds every rank", "x"];
+    let options = ["--tokens", "20", "--top-k", "40", "--top-p", "0.9", "--seed", "5"];
+    let together: Vec<&str> =
+        [&chat[..]].into_iter().chain(prompts.iter().flat_map(|p| ["--prompt", *p])).collect();
+    let together = answers(&folder, &[&together[..], &options[..]].concat());
+    assert_eq!(together.len(), prompts.len());
+    for (prompt, found) in prompts.iter().zip(&together) {
+        assert_eq!(found["prompt"], *prompt);
+        let alone = answers(&folder, &[&[&chat[..], "--prompt", prompt], &options[..]].concat());
+        assert_eq!(&alone[0], found);
+    }
+}
+
+#[test]
+fn a_text_ends_at_what_stops_it() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let args = [&chat[..], "--prompt", "what", "--tokens", "40", "--temperature", "0"];
+    let whole = answers(&folder, &args);
+    let text = whole[0]["text"].as_str().unwrap();
+    // Some characters that it has, as late as they may be.
+    let (at, _) = text.char_indices().nth(text.chars().count() / 2).unwrap();
+    let stop: String = text[at..].chars().take(2).collect();
+    let first = text.find(&stop).unwrap();
+    let stopped =
+        answers(&folder, &[&args[..], &["--stop", "nowhere in it", "--stop", &stop]].concat());
+    assert_eq!(stopped[0]["text"], text[..first]);
+    assert_eq!(stopped[0]["end"], "stop_text");
+    // A folder whose settings name a token that is drawn at once.
+    let copy = folder.path("copy");
+    std::fs::create_dir(&copy).unwrap();
+    for entry in std::fs::read_dir(&chat).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    let token = &whole[0]["tokens"][3];
+    let settings = serde_json::json!({ "eos_token_id": [1, token] });
+    std::fs::write(copy.join("generation_config.json"), settings.to_string()).unwrap();
+    let stopped = answers(&folder, &[&["copy"], &args[1..]].concat());
+    let tokens = stopped[0]["tokens"].as_array().unwrap();
+    assert!(tokens.len() <= 3 && !tokens.contains(token), "{tokens:?}");
+    assert_eq!(stopped[0]["end"], "stop_token");
+}
+
+#[test]
+fn what_cannot_be_drawn_is_refused() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let generate = |args: &[&str]| folder.onebox(&[&["generate", &chat], args].concat());
+    generate(&["--top-k", "0"]).refused(2, &["--top-k", "0 is not in"]);
+    generate(&["--top-p", "0"]).refused(2, &["--top-p", "above 0"]);
+    generate(&["--top-p", "nan"]).refused(2, &["--top-p", "above 0"]);
+    generate(&["--stop", ""]).refused(2, &["--stop"]);
+    generate(&["--system", "be short"]).refused(2, &["--chat"]);
+    generate(&["--logits", "--prompt", "a", "--prompt", "b"]).refused(2, &["one --prompt"]);
+    let plain = fixture("hf-llama3-tiny");
+    let args = ["generate", &plain, "--chat", "--prompt", "1"];
+    folder.onebox(&args).refused(66, &["--chat needs a model whose text goes through a tokenizer"]);
+}

@@ -1,0 +1,105 @@
+//! Keys and values of the tokens that a model has read (the KV cache): generation computes each new token alone.
+
+use crate::attention::{Attention, AttentionSaved};
+use crate::shape::GptShape;
+use device::{Arena, Device, Dropout, Heads, Lane::Compute, Op, Plan, Tensor};
+use std::ops::Range;
+
+/// Keys and values of some samples, on one rank.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    /// By layer, (S T, 2 K D): rows of a sample lie together, in each the keys of all heads and then the values.
+    layers: Vec<Tensor>,
+    /// S
+    samples: usize,
+    /// T: tokens that a sample may have.
+    context: usize,
+}
+
+/// New tokens of a sample, which stand side by side in a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewTokens {
+    /// The number of the sample in the cache.
+    pub sample: usize,
+    /// The position of the first new token, which is the number of tokens that the sample had.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl Cache {
+    /// Plans room for the tokens of `samples` samples of the model's `seq_len`.
+    pub fn plan(plan: &mut Plan, shape: &GptShape, samples: usize) -> Self {
+        let (at, context) = ((Arena::Device, "keys and values"), shape.seq_len);
+        let size = (samples * context, 2 * shape.kv_per_rank() * shape.head_dim);
+        let mut layer = |l| plan.tensor(at, format!("block.{l}.cache"), shape.dtype, size);
+        Self { layers: (0..shape.layers).map(&mut layer).collect(), samples, context }
+    }
+
+    /// Rows of a layer: positions of a sample.
+    fn rows(&self, layer: usize, sample: usize, positions: Range<usize>) -> Tensor {
+        assert!(sample < self.samples && positions.end <= self.context, "the cache holds them");
+        let at = sample * self.context;
+        self.layers[layer].rows(at + positions.start..at + positions.end)
+    }
+}
+
+/// Runs of new tokens with their rows in the batch.
+pub(crate) fn rows(new: &[NewTokens]) -> impl Iterator<Item = (NewTokens, Range<usize>)> {
+    let mut at = 0;
+    new.iter().map(move |new| {
+        let start = at;
+        at += new.count;
+        (*new, start..at)
+    })
+}
+
+/// What attention to a cache needs besides its parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extension<'a> {
+    pub(crate) cache: &'a Cache,
+    pub(crate) new: &'a [NewTokens],
+    /// Cosines and sines, where positions are rotary.
+    pub(crate) table: Option<Tensor>,
+}
+
+impl Attention {
+    /// normed (rows, C) of new tokens -> attention over them and what `cache` holds, in `saved`; their keys and values are
+    /// then in the cache, too.
+    pub(crate) fn extend(
+        &self,
+        dev: &Device,
+        (shape, layer): (&GptShape, usize),
+        normed: Tensor,
+        saved: AttentionSaved,
+        extension: Extension<'_>,
+    ) {
+        let Extension { cache, new, table } = extension;
+        self.project(dev, normed, saved);
+        for (new, rows) in rows(new) {
+            let heads = Heads { seq_len: new.count, ..shape.heads_of(dev) };
+            let saved = saved.of(rows, heads.count);
+            let table = table.map(|table| table.rows(new.first..new.first + new.count));
+            self.rotate(dev, shape, saved, (heads, table));
+            let keys = shape.heads_width()..shape.qkv_width();
+            for i in 0..new.count {
+                let src = saved.qkv.rows(i..i + 1).slice(keys.clone());
+                let position = new.first + i;
+                let dst = cache.rows(layer, new.sample, position..position + 1);
+                dev.submit(Compute, Op::Copy { src, dst });
+            }
+            if new.first == 0 {
+                let AttentionSaved { qkv, out, lse, .. } = saved;
+                let dropout = Dropout::NONE;
+                dev.submit(Compute, Op::Attention { qkv, out, lse, heads, dropout });
+                continue;
+            }
+            for i in 0..new.count {
+                let q = saved.qkv.rows(i..i + 1).slice(0..keys.start);
+                let cache = cache.rows(layer, new.sample, 0..new.first + i + 1);
+                let out = saved.out.rows(i..i + 1);
+                dev.submit(Compute, Op::CachedAttention { q, cache, out, heads });
+            }
+        }
+    }
+}
