@@ -9,21 +9,21 @@ use crate::run::open::kernel_crew;
 use crate::run::placement::cores;
 use crate::train::build::{scratch_floats, shape};
 use device::cpu::{self, CpuOptions, Lanes};
-use device::{Arena, Device, Dtype, HostWork, Lane, Plan, Rank, Tensor, World};
+use device::{Arena, Device, Dtype, HostWork, Lane, Plan, Rank, Tensor, ViewMut, World};
 use safetensors::tensor::Metadata;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tensor_parallel::{Cache, Gpt, GptShape, Keep, NewTokens};
 use topology::available_memory;
 
 /// A header longer than this is no header.
 const LONGEST_HEADER: u64 = 1 << 26;
-/// Elements of a folder's parameters that are read at once.
-const AT_ONCE: usize = 1 << 24;
+/// Elements of parameters that a thread reads at once.
+const AT_ONCE: usize = 1 << 20;
 
 /// A model ready to predict.
 pub(super) struct Model {
@@ -154,17 +154,32 @@ impl Model {
     }
 }
 
-/// Reads every parameter of `gpt` from a folder of transformers, some at a time.
+/// Sets some values: the index of the first, and the values.
+type Fill<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
+
+/// Sets parameters by `fill`, on all kernel threads.
+fn set(dev: &Device, params: Tensor, fill: &Fill<'_>) -> Result<(), GenerateError> {
+    let failed = Mutex::new(None);
+    dev.write_runs(&[params], &|first, views| {
+        let [ViewMut::F32(values)] = views else { unreachable!("parameters are fp32") };
+        for (i, some) in values.chunks_mut(AT_ONCE).enumerate() {
+            if let Err(error) = fill(first + i * AT_ONCE, some) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                break;
+            }
+        }
+        Ok(())
+    })?;
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// Reads every parameter of `gpt` from a folder of transformers.
 fn load_folder(dev: &Device, gpt: &Gpt, from: &Path) -> Result<(), GenerateError> {
     let from = Pretrained::new(Folder::open(from)?, gpt)?;
     let source = from.of_rank(gpt, dev.rank());
     for (segment, layout) in gpt.segments().iter().enumerate() {
-        for first in (0..layout.len).step_by(AT_ONCE) {
-            let mut values = vec![0.0; AT_ONCE.min(layout.len - first)];
-            source.fill(segment, first, &mut values)?;
-            let flat = gpt.params(segment).slice(first..first + values.len());
-            dev.write(flat, &|i| f64::from(values[i]))?;
-        }
+        let params = gpt.params(segment).slice(0..layout.len);
+        set(dev, params, &|first, values| Ok(source.fill(segment, first, values)?))?;
     }
     Ok(())
 }
@@ -190,18 +205,18 @@ fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
                 let found = format!("{:?} {:?}", info.dtype, info.shape);
                 return Err(wrong(format!("`{name}` is {found}, not F32 [{rows}, {cols}]")));
             }
-            let mut bytes = vec![0; 4 * rows * cols];
             let at = header + info.data_offsets.0 as u64;
-            file.read_exact_at(&mut bytes, at).map_err(|e| match e.kind() {
-                std::io::ErrorKind::UnexpectedEof => wrong("it is cut off".into()),
-                _ => unreadable(e),
+            set(dev, gpt.params(index).slice(param.range.clone()), &|first, values| {
+                let mut bytes = vec![0; 4 * values.len()];
+                let read = file.read_exact_at(&mut bytes, at + 4 * first as u64);
+                read.map_err(|e| match e.kind() {
+                    std::io::ErrorKind::UnexpectedEof => wrong("it is cut off".into()),
+                    _ => unreadable(e),
+                })?;
+                let numbers = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+                values.iter_mut().zip(numbers).for_each(|(value, x)| *value = x);
+                Ok(())
             })?;
-            let value = |i: usize| {
-                bytes
-                    .get(4 * i..4 * i + 4)
-                    .map_or(0.0, |b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
-            };
-            dev.write(gpt.params(index).slice(param.range.clone()), &value)?;
         }
     }
     Ok(())
@@ -220,12 +235,11 @@ fn load_checkpoint(dev: &Device, gpt: &Gpt, from: &Checkpoint) -> Result<(), Gen
             };
             let number = tensors.iter().position(fits);
             let absent = || wrong(format!("it has no `{}` [{rows}, {cols}]", param.name));
-            let mut values = vec![0.0; rows * cols];
-            from.reader()
-                .read((number.ok_or_else(absent)?, 0), 0..values.len(), &mut values)
-                .map_err(|e| wrong(e.to_string()))?;
-            let flat = gpt.params(index).slice(param.range.clone());
-            dev.write(flat, &|i| values.get(i).map_or(0.0, |x| f64::from(*x)))?;
+            let (number, reader) = (number.ok_or_else(absent)?, from.reader());
+            set(dev, gpt.params(index).slice(param.range.clone()), &|first, values| {
+                let read = reader.read((number, 0), first..first + values.len(), values);
+                read.map_err(|e| wrong(e.to_string()))
+            })?;
         }
     }
     Ok(())
