@@ -187,7 +187,7 @@ fn a_window_that_a_class_has_by_itself_bounds_the_sample() {
 fn with_chat(folder: &Folder) {
     let fixture = format!("{}/../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"));
     folder.shell(&format!("cp -r {fixture} chat && seq 1 3000 > text.txt")).ok();
-    let ron = "(model: (from: \"chat\"), data: (train: \"text.txt\"), device: Cpu(threads: 1),
+    let ron = "(model: (from: \"chat\", seq_len: 64), data: (train: \"text.txt\"), device: Cpu(threads: 1),
         schedule: (kind: Constant), train: (steps: 2))";
     std::fs::write(folder.path("a.ron"), ron).unwrap();
 }
@@ -271,6 +271,8 @@ fn what_stands_beside_the_weights_comes_out_as_it_came() {
         let config: Value =
             serde_json::from_str(&folder.read(&format!("{out}/config.json"))).unwrap();
         assert_eq!([&config["eos_token_id"], &config["bos_token_id"]], [&json!(301), &Value::Null]);
+        // It was trained on samples of 64.
+        assert_eq!(config["max_position_embeddings"], 256);
     }
     let ron = "(model: (family: Llama, layers: 2, hidden: 36, heads: 6, kv_heads: 2, head_dim: 6, ffn_hidden: 66, vocab: 307,
         seq_len: 256, norm_eps: 1e-5, tied: true, rope: (theta: 100.0, scaling: Llama3(factor: 8.0, original_seq_len: 32))),

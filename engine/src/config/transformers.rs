@@ -4,7 +4,7 @@
 mod keys;
 
 use self::keys::Keys;
-pub(crate) use self::keys::{SPECIAL, is_special};
+pub(crate) use self::keys::SPECIAL;
 use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
 use crate::json::{Object, shown};
 use serde_json::{Value, json};
@@ -304,6 +304,9 @@ fn llama(keys: &mut Keys, kind: &str) -> Described {
     Described { model, positions }
 }
 
+/// Tokens on which a class with a window looks back where its `config.json` does not say it.
+pub(crate) const WINDOW: usize = 4096;
+
 /// Tokens that attention looks back on, where that may be fewer than a sample has.
 fn window(keys: &mut Keys, kind: &str) -> Option<usize> {
     let qwen = kind.starts_with("qwen");
@@ -320,7 +323,7 @@ fn window(keys: &mut Keys, kind: &str) -> Option<usize> {
     // Where the key is not there its class has a window; null is none.
     let none = keys.found.get("sliding_window").is_some_and(Value::is_null);
     let windowed = used && !none && (kind == "mistral" || qwen);
-    windowed.then(|| keys.whole_or("sliding_window", TOKENS, Some(4096)))
+    windowed.then(|| keys.whole_or("sliding_window", TOKENS, Some(WINDOW)))
 }
 
 /// Both forms: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.

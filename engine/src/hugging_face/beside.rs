@@ -1,23 +1,18 @@
 //! What stands beside the weights in a folder of transformers: the tokenizer's files, the chat template, the settings of
 //! generation. A run keeps them, and an export writes them as they came.
 
+use super::FolderError;
 use super::folder::unreadable;
-use super::{CONFIG, FolderError};
 use crate::checkpoint::read::open_at;
-use crate::config::transformers::{SPECIAL, is_special};
-use crate::config::{DataConfig, ModelConfig};
+use crate::config::DataConfig;
 use crate::data::Tokenizer;
-use crate::json::Object;
 use crate::run_dir::TOKENIZER;
 use crate::run_dir::kept::{FILES, KEPT};
 use rustix::fs::{CWD, OFlags};
-use serde_json::Value;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Bytes of a `config.json`; a longer one has described no model.
-const LONGEST_CONFIG: usize = 1 << 20;
 /// Bytes of all files together.
 const MOST: u64 = 256 << 20;
 
@@ -103,15 +98,6 @@ impl Beside {
     /// The content of a file.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.files.iter().find(|file| file.0 == name).map(|file| &*file.1)
-    }
-
-    /// Keys of the kept `config.json` that say what a special token of `model` is.
-    pub(super) fn special(&self, model: &ModelConfig) -> Vec<(&'static str, Value)> {
-        let small = self.get(CONFIG).filter(|bytes| bytes.len() <= LONGEST_CONFIG);
-        let found = small.map(serde_json::from_slice::<Object<Value>>);
-        let Some(Ok(Object(mut found))) = found else { return Vec::new() };
-        let keys = SPECIAL.into_iter().filter_map(|key| Some((key, found.remove(key)?)));
-        keys.filter(|(_, value)| is_special(value, model.vocab)).collect()
     }
 }
 

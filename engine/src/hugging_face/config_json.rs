@@ -1,34 +1,61 @@
 //! `config.json`: what of it must be so for the model to be the one that onebox computes.
 
-use crate::config::transformers::{COMPARED, Compared, described};
+use crate::config::transformers::{COMPARED, Compared, Described, SPECIAL, WINDOW, described};
 use crate::config::{Family, ModelConfig, RopeScaling};
+use crate::json::Object;
 use crate::train::build::decimal;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
-/// For a model that onebox has trained. `special`: keys that say what its special tokens are.
+/// Bytes of a `config.json`; a longer one has described no model.
+const LONGEST: usize = 1 << 20;
+
+/// For a model that onebox has trained. `came`: the `config.json` that it came with, whose class, special tokens and most
+/// positions it keeps.
 ///
 /// # Errors
 /// Why transformers has no class for it.
 pub(super) fn text(
     model: &ModelConfig,
     dtype: &str,
-    special: Vec<(&'static str, Value)>,
+    came: Option<&[u8]>,
 ) -> Result<String, String> {
+    let came = came.map(|bytes| own(bytes, model)).unwrap_or_default();
     let mut all = match model.family {
         Family::Gpt2 => gpt2(model, dtype),
-        Family::Llama => llama(model, dtype)?,
+        Family::Llama => llama(model, dtype, &came)?,
     };
-    special.into_iter().for_each(|(key, value)| all[key] = value);
+    for key in SPECIAL {
+        if let Some(value) = came.get(key) {
+            all[key] = value.clone();
+        }
+    }
     Ok(format!("{all:#}\n"))
 }
 
+/// The keys of a `config.json`, if it describes `model`; it may be made for longer samples.
+fn own(bytes: &[u8], model: &ModelConfig) -> BTreeMap<String, Value> {
+    let described = Some(bytes).filter(|bytes| bytes.len() <= LONGEST).map(described);
+    let same = |theirs: &ModelConfig| {
+        let rows = COMPARED.iter().filter(|row| row.key != "model.seq_len");
+        rows.map(|row| row.value).all(|value| value(theirs) == value(model))
+    };
+    match described {
+        Some(Ok(Described { model: theirs, .. })) if same(&theirs) => {
+            serde_json::from_slice(bytes).map(|Object(keys)| keys).unwrap_or_default()
+        }
+        _ => BTreeMap::new(),
+    }
+}
+
 /// The class whose blocks have these biases and norms.
-fn llama(m: &ModelConfig, dtype: &str) -> Result<Value, String> {
+fn llama(m: &ModelConfig, dtype: &str, came: &BTreeMap<String, Value>) -> Result<Value, String> {
+    let was_mistral = came.get("model_type").is_some_and(|kind| kind == "mistral");
     let (class, kind) = match (m.qk_norm, m.qkv_bias, m.proj_bias) {
         (true, biased, proj) if biased == proj => ("Qwen3ForCausalLM", "qwen3"),
         (false, true, false) => ("Qwen2ForCausalLM", "qwen2"),
         // The same mathematics; a Llama of version 5 has heads of hidden / heads.
-        (false, false, false) if m.head_dim * m.heads != m.hidden => {
+        (false, false, false) if was_mistral || m.head_dim * m.heads != m.hidden => {
             ("MistralForCausalLM", "mistral")
         }
         (false, biased, proj) if biased == proj => ("LlamaForCausalLM", "llama"),
@@ -97,8 +124,19 @@ fn llama(m: &ModelConfig, dtype: &str) -> Result<Value, String> {
     match kind {
         "llama" | "qwen3" => all["attention_bias"] = json!(m.proj_bias),
         // Its default looks back on fewer tokens than a sample may have.
+        "mistral" if was_mistral => {
+            let window = came.get("sliding_window").cloned();
+            all["sliding_window"] = window.unwrap_or_else(|| json!(WINDOW));
+        }
         "mistral" => all["sliding_window"] = json!(null),
         _ => {}
+    }
+    let windows = ["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"];
+    let windows = windows.into_iter().filter(|_| kind.starts_with("qwen"));
+    for key in windows.chain(["max_position_embeddings"]) {
+        if let Some(value) = came.get(key) {
+            all[key] = value.clone();
+        }
     }
     Ok(all)
 }
@@ -186,10 +224,59 @@ mod tests {
         let wide = ModelConfig { ffn_hidden: 96, ..model() };
         for model in [model(), wide] {
             assert!(
-                mismatches(text(&model, "float32", Vec::new()).unwrap().as_bytes(), &model)
-                    .is_empty()
+                mismatches(text(&model, "float32", None).unwrap().as_bytes(), &model).is_empty()
             );
         }
+    }
+
+    #[test]
+    fn a_model_keeps_class_window_positions_and_special_tokens_that_it_came_with() {
+        let model = |biased: bool| {
+            let ron = format!(
+                "(model: (family: Llama, layers: 1, hidden: 32, heads: 4, seq_len: 16, vocab: 61, qkv_bias: {biased}),
+                  data: (train: \"x\", format: U16), train: (steps: 1))"
+            );
+            load_str(&ron, "a.ron", Path::new("."), &[]).unwrap().config.model
+        };
+        let write = |biased: bool, came: Option<&Value>| -> Value {
+            let came = came.map(|came| came.to_string().into_bytes());
+            let text = text(&model(biased), "float32", came.as_deref()).unwrap();
+            serde_json::from_str(&text).unwrap()
+        };
+        let mut qwen = write(true, None);
+        assert_eq!(qwen["model_type"], "qwen2");
+        for (key, value) in [
+            ("use_sliding_window", json!(true)),
+            ("sliding_window", json!(32)),
+            ("max_window_layers", json!(0)),
+            ("max_position_embeddings", json!(64)),
+        ] {
+            qwen[key] = value;
+        }
+        assert_eq!(write(true, Some(&qwen)), qwen);
+        let read = |came: Option<&Value>| write(false, came);
+        let mut came = read(None);
+        assert_eq!(
+            [&came["model_type"], &came["max_position_embeddings"]],
+            [&json!("llama"), &json!(16)]
+        );
+        for (key, value) in [
+            ("model_type", json!("mistral")),
+            ("architectures", json!(["MistralForCausalLM"])),
+            ("max_position_embeddings", json!(512)),
+            ("sliding_window", json!(64)),
+            ("eos_token_id", json!([3, 4])),
+            ("pad_token_id", json!(5)),
+        ] {
+            came[key] = value;
+        }
+        came.as_object_mut().unwrap().remove("attention_bias");
+        assert_eq!(read(Some(&came)), came);
+        came.as_object_mut().unwrap().remove("sliding_window");
+        assert_eq!(read(Some(&came))["sliding_window"], 4096);
+        // Of another model nothing is taken.
+        came["num_hidden_layers"] = json!(2);
+        assert_eq!(read(Some(&came)), read(None));
     }
 
     #[test]
@@ -208,8 +295,7 @@ mod tests {
 
     #[test]
     fn every_key_that_differs_is_named() {
-        let good: Value =
-            serde_json::from_str(&text(&model(), "float32", Vec::new()).unwrap()).unwrap();
+        let good: Value = serde_json::from_str(&text(&model(), "float32", None).unwrap()).unwrap();
         for (key, value, said) in [
             ("n_layer", json!(3), "--set model.layers=3"),
             ("n_embd", json!(48), "--set model.hidden=48"),
@@ -247,8 +333,7 @@ mod tests {
             let wrong = mismatches(bad.to_string().as_bytes(), &model());
             assert!(wrong.iter().any(|w| w.contains(&format!("`{key}` is missing"))), "{wrong:?}");
         }
-        let twice =
-            text(&model(), "float32", Vec::new()).unwrap().replacen('{', "{\"n_layer\": 9,", 1);
+        let twice = text(&model(), "float32", None).unwrap().replacen('{', "{\"n_layer\": 9,", 1);
         assert!(mismatches(twice.as_bytes(), &model())[0].contains("twice"));
         for bad in ["", "[]", "{", "null", "{\"n_layer\": 1e999}", &"[".repeat(100_000)] {
             assert_eq!(mismatches(bad.as_bytes(), &model()).len(), 1, "{bad:.20}");

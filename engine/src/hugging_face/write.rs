@@ -203,7 +203,7 @@ fn fill(
         let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
         write_small(folder, INDEX, format!("{index:#}\n").as_bytes(), &mut names)?;
     }
-    let text = config_json::text(&config.model, numbers.of_torch(), beside.special(&config.model));
+    let text = config_json::text(&config.model, numbers.of_torch(), beside.get(CONFIG));
     let text = text.map_err(|why| FolderError::refused(folder, why))?;
     write_small(folder, CONFIG, text.as_bytes(), &mut names)?;
     if let Some(bytes) = tokenizer {

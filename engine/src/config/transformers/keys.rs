@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 pub(crate) const SPECIAL: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
 /// Whether a value of one is a token of `vocab`, or several are.
-pub(crate) fn is_special(value: &Value, vocab: usize) -> bool {
+fn is_special(value: &Value, vocab: usize) -> bool {
     match value {
         Value::Array(ids) => ids.iter().all(|id| !id.is_array() && is_special(id, vocab)),
         id => id.as_u64().is_some_and(|id| id < vocab as u64),
