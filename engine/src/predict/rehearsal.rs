@@ -3,7 +3,7 @@
 
 use crate::config::Config;
 use crate::data::Dataset;
-use crate::predict::simulate::typical_step;
+use crate::predict::simulate::{typical_step, with_steps};
 use crate::run::RunOptions;
 use crate::train::build::{Built, op_scratch};
 use crate::train::detours::Detours;
@@ -31,7 +31,7 @@ pub(crate) fn distinct(config: &Config, built: &Built, rank: Rank) -> Result<Dis
     let typical = typical_step(config);
     // The first, and two like all behind them: those between are like the first.
     let steps = std::iter::once(1).chain(typical.max(2)..=typical + 1);
-    play(config, &built, &dev, steps, &|_| {})?;
+    play(&with_steps(config, 3), &built, &dev, steps, &|_| {})?;
     Ok(distinct.take())
 }
 
@@ -90,7 +90,9 @@ pub fn rehearse(
             warm_up: Arc::new(distinct(config, built, rank)?),
         };
         let dev = cuda::open(rank, &built.plan, &world, &options)?;
-        play(config, built, &dev, 1..=steps, &|step| passed(rank.index(), step))?;
+        play(&with_steps(config, steps), built, &dev, 1..=steps, &|step| {
+            passed(rank.index(), step)
+        })?;
         dev.finish()
     };
     std::thread::scope(|scope| {

@@ -202,8 +202,7 @@ pub fn record(config: &Config, built: &Built) -> Result<Program, device::Error> 
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
-    let mut config = config.clone();
-    config.train.steps = config.train.steps.max(RECORDED_STEPS + 1);
+    let config = with_steps(config, RECORDED_STEPS);
     let first = typical_step(&config);
     let mut trainer = trainer(&config, built, (&no_tokens, &Arc::default()), rank);
     sim::record(rank, &built.plan, |dev| {
@@ -217,6 +216,14 @@ pub fn record(config: &Config, built: &Built) -> Result<Program, device::Error> 
         }
         Ok(())
     })
+}
+
+/// The config of a run of so many steps at least, and one more that the last of them fetches the batch of: a step that is
+/// played of a shorter run finds no batch.
+pub(crate) fn with_steps(config: &Config, steps: u64) -> Config {
+    let mut config = config.clone();
+    config.train.steps = config.train.steps.max(steps + 1);
+    config
 }
 
 /// A step that, like all behind it, leaves its update as most steps of the run do.

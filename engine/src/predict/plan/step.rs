@@ -3,7 +3,7 @@
 use super::with_micro_batches;
 use crate::config::Config;
 use crate::data::Dataset;
-use crate::predict::simulate::typical_step;
+use crate::predict::simulate::{typical_step, with_steps};
 use crate::train::build::{Built, build, shape};
 use crate::train::trainer::trainer;
 use device::recorder::{self, Totals};
@@ -97,6 +97,7 @@ pub(super) fn play(
     begins: &mut dyn FnMut(),
 ) -> Result<(), Error> {
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
+    let config = &with_steps(config, 2);
     let mut trainer = trainer(config, built, (&no_tokens, &Arc::default()), dev.rank());
     built.gpt.write_constants(dev)?;
     trainer.optimizer.init_blank(dev)?;
@@ -116,6 +117,19 @@ pub(super) fn play(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_of_one_step_is_counted_like_any_other() {
+        let ron = r#"(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16), device: Cpu(count: 1),
+            batch: (micro: 1), data: (train: "unused"), train: (steps: 1))"#;
+        let totals = |sets: &[String]| {
+            let loaded = crate::config::load_str(ron, "a.ron", std::path::Path::new("."), sets);
+            let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
+            let totals = count(&config, &build(&config)).unwrap();
+            (totals.ops, totals.bytes)
+        };
+        assert_eq!(totals(&[]), totals(&["train.steps=9".into()]));
+    }
 
     #[test]
     fn many_micro_batches_are_counted_as_if_each_were() {
