@@ -91,7 +91,7 @@ pub fn rehearse(
         };
         let dev = cuda::open(rank, &built.plan, &world, &options)?;
         play(&with_steps(config, steps), built, &dev, 1..=steps, &|step| {
-            passed(rank.index(), step)
+            passed(rank.index(), step);
         })?;
         dev.finish()
     };
