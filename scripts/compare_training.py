@@ -1,4 +1,4 @@
-"""Trains the same GPT with onebox and with PyTorch in turn and prints one table; see compare-training beside this."""
+"""Trains the same model with onebox and with PyTorch in turn and prints one table; see compare-training beside this."""
 
 import argparse
 import json
@@ -15,14 +15,25 @@ SIZES = {
     "hidden-384": dict(layers=6, hidden=384, heads=6, seq_len=256, vocab=256, micro=12, dropout=0.0),
     "gpt2-124m": dict(layers=12, hidden=768, heads=12, seq_len=64, vocab=50257, micro=4, dropout=0.1),
 }
+# Heads of keys and values, and the inner width of the feed-forward part, where the family is Llama.
+LLAMA = {"small-text": (2, 384), "hidden-384": (2, 1024), "gpt2-124m": (4, 2048)}
 FORMS = [(attention, adam) for attention in ("fused", "products") for adam in ("fused", "foreach")]
 OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+
+
+def of_family(name, family):
+    """The sizes of a model."""
+    size = SIZES[name]
+    kv_heads, ffn = (size["heads"], 4 * size["hidden"]) if family == "gpt2" else LLAMA[name]
+    dropout = size["dropout"] if family == "gpt2" else 0.0
+    return {**size, "kv_heads": kv_heads, "ffn": ffn, "dropout": dropout, "llama": family == "llama"}
 
 
 def model_flops(size):
     """Of one step: 6 per weight of the products and token, and attention's causal products."""
     c, layers = size["hidden"], size["layers"]
-    products = 12 * layers * c * c + size["vocab"] * c
+    attention = 2 * c * c + 2 * c * c * size["kv_heads"] // size["heads"]
+    products = layers * (attention + (3 if size["llama"] else 2) * c * size["ffn"]) + size["vocab"] * c
     return size["micro"] * size["seq_len"] * (6 * products + 6 * layers * size["seq_len"] * c)
 
 
@@ -37,6 +48,8 @@ def write_tokens(path, vocab):
 
 def write_config(path, name, size, tokens, threads):
     model = f"layers: {size['layers']}, hidden: {size['hidden']}, heads: {size['heads']}, seq_len: {size['seq_len']}"
+    if size["llama"]:
+        model = f"family: Llama, {model}, kv_heads: {size['kv_heads']}, ffn_hidden: {size['ffn']}"
     betas = OPTIMIZER["betas"]
     path.write_text(f"""// {name}, for compare-training.
 (
@@ -64,19 +77,35 @@ def contestant(form, size, tokens, threads, steps, seconds):
     torch.manual_seed(1)
     attention_form, adam = form
     c, t, heads, p = size["hidden"], size["seq_len"], size["heads"], size["dropout"]
+    kv_heads, ffn, llama = size["kv_heads"], size["ffn"], size["llama"]
+    dim = c // heads
+    angles = torch.outer(torch.arange(t), 10000.0 ** -(torch.arange(0, dim, 2) / dim)).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+
+    def rotate(x):
+        low, high = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+    def norm():
+        return nn.RMSNorm(c, eps=1e-6) if llama else nn.LayerNorm(c)
 
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
-            self.qkv, self.proj = nn.Linear(c, 3 * c), nn.Linear(c, c)
+            self.qkv = nn.Linear(c, c + 2 * kv_heads * dim, bias=not llama)
+            self.proj = nn.Linear(c, c, bias=not llama)
             self.register_buffer("future", torch.ones(t, t, dtype=torch.bool).triu(1))
 
         def forward(self, x):
             samples = x.shape[0]
-            q, k, v = (y.view(samples, t, heads, -1).transpose(1, 2) for y in self.qkv(x).split(c, dim=2))
+            parts = self.qkv(x).split((c, kv_heads * dim, kv_heads * dim), dim=2)
+            q, k, v = (y.view(samples, t, -1, dim).transpose(1, 2) for y in parts)
+            if llama:
+                q, k = rotate(q), rotate(k)
             if attention_form == "fused":
-                y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+                y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True, enable_gqa=kv_heads != heads)
             else:
+                k, v = (y.repeat_interleave(heads // kv_heads, dim=1) for y in (k, v))
                 scores = q @ k.transpose(-2, -1) / math.sqrt(c // heads)
                 weights = F.softmax(scores.masked_fill(self.future, -math.inf), dim=-1)
                 y = F.dropout(weights, p) @ v
@@ -85,28 +114,41 @@ def contestant(form, size, tokens, threads, steps, seconds):
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm_1, self.attention, self.norm_2 = nn.LayerNorm(c), Attention(), nn.LayerNorm(c)
-            self.up, self.down = nn.Linear(c, 4 * c), nn.Linear(4 * c, c)
+            self.norm_1, self.attention, self.norm_2 = norm(), Attention(), norm()
+            self.up = nn.Linear(c, (2 if llama else 1) * ffn, bias=not llama)
+            self.down = nn.Linear(ffn, c, bias=not llama)
+
+        def inner(self, x):
+            if not llama:
+                return F.gelu(x, approximate="tanh")
+            gate, up = x.chunk(2, dim=-1)
+            return F.silu(gate) * up
 
         def forward(self, x):
             x = x + self.attention(self.norm_1(x))
-            return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh")), p)
+            return x + F.dropout(self.down(self.inner(self.up(self.norm_2(x)))), p)
 
-    class Gpt(nn.Module):
+    class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.tokens, self.positions = nn.Embedding(size["vocab"], c), nn.Embedding(t, c)
+            self.tokens = nn.Embedding(size["vocab"], c)
+            self.positions = None if llama else nn.Embedding(t, c)
+            self.output = nn.Linear(c, size["vocab"], bias=False)
+            if not llama:
+                self.output.weight = self.tokens.weight
             self.blocks = nn.ModuleList(Block() for _ in range(size["layers"]))
-            self.norm = nn.LayerNorm(c)
+            self.norm = norm()
 
         def forward(self, tokens, targets):
-            x = F.dropout(self.tokens(tokens) + self.positions(torch.arange(t)), p)
+            x = self.tokens(tokens)
+            if self.positions is not None:
+                x = F.dropout(x + self.positions(torch.arange(t)), p)
             for block in self.blocks:
                 x = block(x)
-            logits = self.norm(x) @ self.tokens.weight.T
+            logits = self.output(self.norm(x))
             return F.cross_entropy(logits.view(-1, size["vocab"]), targets.reshape(-1))
 
-    model = Gpt()
+    model = Model()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -146,14 +188,15 @@ def output(command, threads):
 
 
 def compare(name, options):
-    size, work, threads, seconds = SIZES[name], options.work, options.threads, options.seconds
-    tokens, config = work / f"tokens-{size['vocab']}.bin", work / f"{name}.ron"
+    size, work, threads, seconds = of_family(name, options.family), options.work, options.threads, options.seconds
+    title = name if options.family == "gpt2" else f"{name}, Llama"
+    tokens, config = work / f"tokens-{size['vocab']}.bin", work / f"{name}-{options.family}.ron"
     if not tokens.exists():
         write_tokens(tokens, size["vocab"])
-    write_config(config, name, size, tokens, threads)
+    write_config(config, title, size, tokens, threads)
 
     def torch_step(form, budget):
-        arguments = [",".join(form), name, str(tokens), str(threads), "100000", str(budget)]
+        arguments = [",".join(form), name, options.family, str(tokens), str(threads), "100000", str(budget)]
         return output([sys.executable, __file__, "--contestant", *arguments], threads)["seconds"]
 
     def onebox_step(steps):
@@ -172,14 +215,14 @@ def compare(name, options):
         ceilings.append(measured["ceiling_tflops"])
         theirs.append(torch_step(best, seconds))
         load.append(os.getloadavg()[0])
-        print(f"{name}: round {round_ + 1} of {options.rounds}, load {load[-1]:.1f}, ratio {theirs[-1] / ours[-1]:.2f}", file=sys.stderr)
+        print(f"{title}: round {round_ + 1} of {options.rounds}, load {load[-1]:.1f}, ratio {theirs[-1] / ours[-1]:.2f}", file=sys.stderr)
     in_step, gflops = size["micro"] * size["seq_len"], model_flops(size) / 1e9
     rates = [statistics.median(in_step / s for s in side) for side in (ours, theirs)]
     ratios = sorted(theirs / ours for ours, theirs in zip(ours, theirs))
     forms = ", ".join(f"{'/'.join(form)} {1e3 * s:.1f}" for form, s in by_form.items())
-    print(f"{name}: PyTorch attention/AdamW, ms a step: {forms}; load {min(load):.1f} to {max(load):.1f}", file=sys.stderr)
+    print(f"{title}: PyTorch attention/AdamW, ms a step: {forms}; load {min(load):.1f} to {max(load):.1f}", file=sys.stderr)
     return (
-        f"| {name} | {rates[0]:.0f} | {rates[1]:.0f} | **{statistics.median(ratios):.2f}x** "
+        f"| {title} | {rates[0]:.0f} | {rates[1]:.0f} | **{statistics.median(ratios):.2f}x** "
         f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {rates[0] / in_step * gflops:.0f} | {rates[1] / in_step * gflops:.0f} "
         f"| {1e3 * statistics.median(ceilings):.0f} | {'/'.join(best)} |"
     )
@@ -192,6 +235,7 @@ def main():
     parser.add_argument("--onebox", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--work", required=True, type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--size", action="append", choices=list(SIZES))
+    parser.add_argument("--family", choices=("gpt2", "llama"), default="gpt2")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=int, default=8)
@@ -208,7 +252,7 @@ def main():
 
 
 if sys.argv[1] == "--contestant":
-    form, name, tokens, threads, steps, seconds = sys.argv[2:8]
-    contestant(form.split(","), SIZES[name], tokens, int(threads), int(steps), float(seconds))
+    form, name, family, tokens, threads, steps, seconds = sys.argv[2:9]
+    contestant(form.split(","), of_family(name, family), tokens, int(threads), int(steps), float(seconds))
 else:
     main()
