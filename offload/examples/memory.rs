@@ -3,7 +3,7 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::{Arena, Dtype, Group, Plan};
-use offload::{Layout, Rule, SegmentSpec, Spec, Storage, Sum, Transfer, chunk_elements};
+use offload::{BucketOf, Layout, Rule, SegmentSpec, Spec, Storage, Sum, Transfer, chunk_elements};
 
 const PARAMETERS: usize = 1 << 20;
 const DATA_PARALLEL_RANKS: usize = 4;
@@ -17,7 +17,7 @@ fn main() {
             params,
             len: PARAMETERS,
             decayed: PARAMETERS,
-            shares_buckets: false,
+            bucket: BucketOf::Own,
         };
         let spec = Spec {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },

@@ -7,7 +7,7 @@
 //! changes a bit.
 
 use crate::control;
-use crate::spec::{SegmentSpec, Spec, Sum, Transfer};
+use crate::spec::{BucketOf, SegmentSpec, Spec, Sum, Transfer};
 use crate::state::State;
 use crate::store::{Arrays, BlockingBuffers, Store};
 use device::{Arena, Dtype, Plan, Tensor};
@@ -123,16 +123,19 @@ fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Bucket>, usiz
         num_buckets += 1;
         Bucket { tensor: plan.tensor(at, name, storage, (1, len)), number: num_buckets - 1 }
     };
-    let sharing = segments.iter().filter(|s| s.shares_buckets);
-    let longest = sharing.clone().map(|s| s.params.len()).max().unwrap_or(0);
-    let shared: Vec<Bucket> =
-        (0..sharing.count().min(2)).map(|i| bucket(format!("bucket.{i}"), longest)).collect();
-    let one = |(index, s): (usize, &SegmentSpec)| {
-        if s.shares_buckets {
-            shared[index % shared.len()]
-        } else {
-            bucket(format!("{}.bucket", s.name), s.params.len())
-        }
+    let of = |kind| segments.iter().filter(move |s| s.bucket == kind);
+    let longest = |kind| of(kind).map(|s| s.params.len()).max().unwrap_or(0);
+    let turns: Vec<Bucket> = (0..of(BucketOf::Turns).count().min(2))
+        .map(|i| bucket(format!("bucket.{i}"), longest(BucketOf::Turns)))
+        .collect();
+    let mut shared = None;
+    let one = |(index, s): (usize, &SegmentSpec)| match s.bucket {
+        BucketOf::Own => bucket(format!("{}.bucket", s.name), s.params.len()),
+        BucketOf::Turns => turns[index % turns.len()],
+        BucketOf::Shared => *shared.get_or_insert_with(|| {
+            let names: Vec<&str> = of(BucketOf::Shared).map(|s| &*s.name).collect();
+            bucket(format!("{}.bucket", names.join("+")), longest(BucketOf::Shared))
+        }),
     };
     let buckets = segments.iter().enumerate().map(one).collect();
     (buckets, num_buckets)

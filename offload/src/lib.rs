@@ -44,7 +44,7 @@ pub use locate::NotFinite;
 pub use norm::LossScale;
 pub use optimizer::Optimizer;
 pub use schedule::LearningRate;
-pub use spec::{SegmentSpec, Spec, Sum, Transfer};
+pub use spec::{BucketOf, SegmentSpec, Spec, Sum, Transfer};
 pub use start::{Fill, Parameters, StateAt, Told};
 pub use state::{State, Storage};
 pub use update::{NoiseRun, Rule};

@@ -29,6 +29,17 @@ pub enum Transfer {
     Blocking,
 }
 
+/// Which bucket the gradients of a segment go through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BucketOf {
+    /// One of its own.
+    Own,
+    /// Two buckets take turns among all such segments: one fills while the other is reduced.
+    Turns,
+    /// All such segments share one bucket, since long work lies between them.
+    Shared,
+}
+
 /// What the optimizer needs to know of a segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SegmentSpec {
@@ -40,8 +51,8 @@ pub struct SegmentSpec {
     pub len: usize,
     /// How many leading elements take weight decay.
     pub decayed: usize,
-    /// Whether its gradients share two buckets with other such segments, in turn; else it has a bucket of its own.
-    pub shares_buckets: bool,
+    /// Which bucket its gradients go through.
+    pub bucket: BucketOf,
 }
 
 /// How the optimizer works.

@@ -8,7 +8,9 @@ use device::numerics::Counted;
 use device::{Arena, Dtype, Group, Plan, Rank, Tensor, random};
 use device::{HostPlace, HostWork, World};
 use half::bf16;
-use offload::{Layout, LearningRate, Optimizer, Rule, SegmentSpec, Spec, Storage, Sum, Transfer};
+use offload::{
+    BucketOf, Layout, LearningRate, Optimizer, Rule, SegmentSpec, Spec, Storage, Sum, Transfer,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +50,7 @@ fn laid_out(spec: &Spec) -> (Arc<Plan>, Arc<Layout>) {
     let mut plan = Plan::default();
     let params = plan.tensor((Arena::Device, "parameters"), "p", Dtype::Bf16, (1, N));
     let name = "segment".to_owned();
-    let segment = SegmentSpec { name, params, len: N, decayed: 0, shares_buckets: false };
+    let segment = SegmentSpec { name, params, len: N, decayed: 0, bucket: BucketOf::Own };
     let layout = Layout::plan(&mut plan, spec, CHUNK, &[segment]);
     (Arc::new(plan), Arc::new(layout))
 }

@@ -8,7 +8,7 @@ use crate::run::placement::{kernel_threads, virtual_threads};
 use crate::train::batch::BatchLayout;
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
-use offload::{Layout, LossScale, Rule, SegmentSpec, Spec, Storage, Sum, chunk_elements};
+use offload::{BucketOf, Layout, LossScale, Rule, SegmentSpec, Spec, Storage, Sum, chunk_elements};
 use std::sync::Arc;
 use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Rope, RopeScaling, head_rows};
 use topology::HostBytes;
@@ -282,7 +282,13 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum, scratch: KernelScrat
             params: gpt.params(segment),
             len: layout.len,
             decayed: layout.decayed,
-            shares_buckets: matches!(part, Part::Block(_)) && !config.offload.keep_gradients,
+            bucket: match part {
+                _ if config.offload.keep_gradients => BucketOf::Own,
+                Part::Block(_) => BucketOf::Turns,
+                Part::FinalNorm => BucketOf::Own,
+                // All blocks go backward, or forward, between the two.
+                Part::Embedding | Part::Head => BucketOf::Shared,
+            },
         }
     };
     let segments: Vec<SegmentSpec> = gpt.parts().map(spec_of).collect();
