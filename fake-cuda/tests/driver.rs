@@ -11,7 +11,7 @@ mod common;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -378,10 +378,16 @@ fn ask_beside_a_full_queue(look: impl FnOnce(&AtomicBool)) {
     let (flag, address) = flag(&context);
     hold(&full, address);
     let event = context.new_event(None).unwrap();
-    let asked = AtomicBool::new(false);
+    let (asked, recorded) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        scope.spawn(|| (0..20).for_each(|_| event.record(&full).unwrap()));
-        while fake_cuda::stats().unwrap().blocked == 0 {
+        scope.spawn(|| {
+            for _ in 0..20 {
+                event.record(&full).unwrap();
+                recorded.fetch_add(1, SeqCst);
+            }
+        });
+        // Until the stream has taken the wait, its place in the queue comes free once more.
+        while fake_cuda::stats().unwrap().blocked == 0 || recorded.load(SeqCst) < 16 {
             std::thread::sleep(Duration::from_millis(1));
         }
         scope.spawn(|| asked.store(done.is_complete(), SeqCst));
