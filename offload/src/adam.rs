@@ -9,7 +9,7 @@ use device::{
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How many elements the parts have into which a tile is cut for the rank's worker threads.
+/// Elements of each part into which a tile is cut for the rank's worker threads.
 const PIECE: usize = 1 << 14;
 
 /// A run of owned parameters.
@@ -29,7 +29,7 @@ pub struct AdamTile {
     pub variance: Tensor,
     /// The new parameters: where the device copies them from, or on the device itself.
     pub param: Tensor,
-    /// How many leading elements take weight decay.
+    /// Number of leading elements that take weight decay.
     pub decayed: usize,
     /// The segment's runs and the tile's first element in it, for moments of bf16.
     pub noise: (Arc<[NoiseRun]>, usize),
@@ -185,7 +185,7 @@ impl AdamTile {
     }
 }
 
-/// How many parameters of a tile would push more useful things out of the caches.
+/// Parameters of a tile from which on its stores go past the caches.
 const STREAMED: usize = 1 << 18;
 
 type Work = fn(Update<'_>) -> Result<(), String>;

@@ -1,4 +1,4 @@
-//! What is different on the device where transfers block, see [`Transfer::Blocking`](crate::Transfer::Blocking):
+//! Differences on the device where transfers block, see [`Transfer::Blocking`](crate::Transfer::Blocking):
 //! gradients cross as fp32, and sums of micro-batches live on the host in the storage type but are made here.
 
 use device::Lane::{D2h, DpComm, H2d};

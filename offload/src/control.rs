@@ -1,8 +1,8 @@
 //! The control block: what one step decides, for the update to read. Its words are F64.
 
-/// How many steps have begun, this one and skipped ones included.
+/// Number of steps that have begun, this one and skipped ones included.
 pub const STEP: usize = 0;
-/// How many updates were applied (Adam's t).
+/// Number of applied updates (Adam's t).
 pub const APPLIED: usize = 1;
 /// 1 where this step's gradients are not finite, so that nothing is updated; else 0.
 pub const SKIP: usize = 2;
@@ -20,11 +20,11 @@ pub const NORM: usize = 7;
 pub const LOSS_SCALE: usize = 8;
 /// The loss scale that the decided step had.
 pub const LOSS_SCALE_USED: usize = 9;
-/// How many steps had no overflow since the scale last changed.
+/// Number of steps without overflow since the scale last changed.
 pub const GOOD_STEPS: usize = 10;
-/// How many overflows the scale still forgives.
+/// Number of overflows that the scale still forgives.
 pub const HYSTERESIS_LEFT: usize = 11;
-/// How many steps were skipped so far.
+/// Number of skipped steps so far.
 pub const SKIPPED: usize = 12;
-/// How many words there are.
+/// Number of words.
 pub const WORDS: usize = 16;

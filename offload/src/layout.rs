@@ -24,7 +24,7 @@ pub struct Owned {
     pub gradient: Option<State>,
 }
 
-/// How many elements one partial sum of the norm has: a power of two, from the longest segment (unpadded), so that
+/// Elements of one partial sum of the norm: a power of two, from the longest segment (unpadded), so that
 /// about a thousand make a segment. A function of the segments alone, not of data-parallel
 /// ranks or buckets.
 pub fn chunk_elements(longest_segment: usize) -> usize {
@@ -36,13 +36,13 @@ pub fn chunk_elements(longest_segment: usize) -> usize {
 pub(crate) struct Piece {
     /// Its first element in the segment's flat buffer.
     pub(crate) start: usize,
-    /// How many elements it has on all ranks together.
+    /// Number of its elements on all ranks together.
     pub(crate) len: usize,
     /// The number of its store among [`Segment::stores`].
     pub(crate) store: usize,
 }
 
-/// Where the gradients of a segment go first: a buffer of its own, or one of two that segments share in turn.
+/// The first buffer of the gradients of a segment; see [`BucketOf`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bucket {
     /// Its memory, in which a segment takes the first elements.
@@ -51,7 +51,7 @@ pub(crate) struct Bucket {
     pub(crate) number: usize,
 }
 
-/// Where the chunks of a segment stand.
+/// The place of the chunks of a segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunks {
     /// Their range among a rank's partial sums.
@@ -66,9 +66,9 @@ pub(crate) struct Segment {
     pub(crate) spec: SegmentSpec,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) bucket: Bucket,
-    /// What is updated on the device, then what is updated on the host; a place without elements has none.
+    /// The store of the device, then that of the host; a place without elements has no store.
     pub(crate) stores: Vec<Store>,
-    /// Where this segment's chunks stand.
+    /// The place of this segment's chunks.
     pub(crate) chunks: Chunks,
 }
 
@@ -78,7 +78,7 @@ pub struct Layout {
     pub(crate) spec: Spec,
     pub(crate) chunk: usize,
     pub(crate) segments: Vec<Segment>,
-    /// How many buckets all segments have together.
+    /// Number of buckets of all segments.
     pub(crate) num_buckets: usize,
     /// A piece in fp32 on the device while it is summed, where the ranks' sums are fp32 and the gradients are not.
     pub(crate) summed: Option<Tensor>,
@@ -235,12 +235,12 @@ impl Layout {
         Self { spec: Spec { micro_batches, ..self.spec.clone() }, ..self.clone() }
     }
 
-    /// How many data-parallel ranks there are.
+    /// Number of data-parallel ranks.
     pub const fn dp_size(&self) -> usize {
         self.spec.dp_size
     }
 
-    /// How many parameters a rank owns, padding included: the elements of each of its states.
+    /// Number of parameters that a rank owns, padding included: the elements of each of its states.
     pub fn owned_elements(&self) -> u64 {
         let stores = self.segments.iter().flat_map(|segment| &segment.stores);
         stores.map(|store| store.master.len() as u64).sum()

@@ -3,10 +3,10 @@
 use crate::Optimizer;
 use device::{Device, Error};
 
-/// How many elements are read at once.
+/// Elements that are read at once.
 const BLOCK: usize = 1 << 12;
 
-/// Where a gradient is not finite.
+/// The place of a gradient that is not finite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotFinite {
     /// The segment's number.

@@ -17,9 +17,9 @@ type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
 pub struct LossScale {
     /// The scale at the first step.
     pub initial: f64,
-    /// How many good steps double it.
+    /// Number of good steps that double it.
     pub window: u64,
-    /// How many overflows in a row halve it.
+    /// Number of overflows in a row that halve it.
     pub hysteresis: u32,
     /// The smallest scale.
     pub floor: f64,
@@ -70,7 +70,7 @@ impl HostTask for Accumulate {
     }
 }
 
-/// What one thread adds up: whole chunks.
+/// The part of one thread: whole chunks.
 struct Part<'a> {
     grad: View<'a>,
     sum: &'a mut [f32],
@@ -132,7 +132,7 @@ pub(crate) struct Run {
     pub(crate) own: usize,
     /// The first one's index among all.
     pub(crate) all: usize,
-    /// How many there are.
+    /// Number of partial sums.
     pub(crate) len: usize,
 }
 

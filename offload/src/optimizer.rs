@@ -273,7 +273,7 @@ impl Optimizer {
         self.work[segment].params_ready
     }
 
-    /// Where the coming backward pass reads its loss scale: one F64 on the device.
+    /// The loss scale of the coming backward pass: one F64 on the device.
     pub fn loss_scale(&self) -> Tensor {
         self.layout.device_loss_scale()
     }

@@ -1,4 +1,4 @@
-//! What the optimizer asks the loop for.
+//! The learning rate, which the loop gives.
 
 use std::fmt::Debug;
 

@@ -1,11 +1,11 @@
-//! What an optimizer is asked for: its segments, and how it works.
+//! The specification of an optimizer: its segments and its settings.
 
 use crate::norm::LossScale;
 use crate::state::Storage;
 use crate::update::Rule;
 use device::{Group, Tensor};
 
-/// Where the gradients of several micro-batches are summed, in fp32.
+/// The place of the fp32 sums of gradients over micro-batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sum {
     /// Nowhere: there is one micro-batch, whose shard is the gradient.
@@ -17,7 +17,7 @@ pub enum Sum {
     Host,
 }
 
-/// How gradients and parameters cross between device and host.
+/// The way of gradients and parameters between device and host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
     /// Shards go down as soon as they are reduced, parameters go up tile by tile as they are updated.
@@ -40,22 +40,22 @@ pub enum BucketOf {
     Shared,
 }
 
-/// What the optimizer needs to know of a segment.
+/// A segment, as the optimizer sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SegmentSpec {
     /// Its name in plans and errors.
     pub name: String,
     /// Its flat parameters on the device; the length is a multiple of dp_size x [`chunk_elements`](crate::chunk_elements).
     pub params: Tensor,
-    /// How many leading elements are in use; the rest is padding.
+    /// Number of leading elements in use; the rest is padding.
     pub len: usize,
-    /// How many leading elements take weight decay.
+    /// Number of leading elements that take weight decay.
     pub decayed: usize,
     /// Which bucket its gradients go through.
     pub bucket: BucketOf,
 }
 
-/// How the optimizer works.
+/// Settings of the optimizer.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// The update rule.
@@ -65,16 +65,16 @@ pub struct Spec {
     pub device_fraction: f64,
     /// Whether an update may wait until the next step's gradients are there, so that both steps' need room.
     pub delayed: bool,
-    /// Where gradients of micro-batches are summed.
+    /// The place of sums over micro-batches.
     pub sum: Sum,
-    /// How gradients and parameters cross: `Blocking` goes with all states on the host, without sums on the device and
+    /// The way between device and host: `Blocking` goes with all states on the host, without sums on the device and
     /// without delayed updates.
     pub transfer: Transfer,
-    /// How states on the host are kept; on the device they are fp32.
+    /// Storage of states on the host; on the device they are fp32.
     pub storage: Storage,
-    /// How many micro-batches a step has.
+    /// Number of micro-batches of a step.
     pub micro_batches: usize,
-    /// How many data-parallel ranks there are.
+    /// Number of data-parallel ranks.
     pub dp_size: usize,
     /// Whether gradients cross between the data-parallel ranks as fp32, so that their sum is rounded once.
     pub reduce_fp32: bool,

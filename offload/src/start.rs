@@ -1,4 +1,4 @@
-//! What an optimizer starts from: initial parameters, or the states of a run that is gone on with.
+//! The start of an optimizer: initial parameters, or the states of an earlier run.
 
 use crate::control;
 use crate::optimizer::Optimizer;
@@ -7,13 +7,13 @@ use device::{Device, Error, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How many elements a kernel thread brings in at once.
+/// Elements that a kernel thread brings in at once.
 const BLOCK: usize = 1 << 16;
 
 /// Whether the caller wants to stop. Asked often, so that minutes of initial values can be left.
 pub type Told<'a> = dyn Fn() -> bool + Sync + 'a;
 
-/// Where a run of a state begins.
+/// The place where a run of a state begins.
 #[derive(Clone, Copy, Debug)]
 pub struct StateAt {
     /// The segment's number.

@@ -1,13 +1,13 @@
-//! How states are kept: in fp32, or in fewer bytes.
+//! Storage of states: fp32, or fewer bytes.
 
 use crate::update::halves::{as_bf16_parameter, from_halves, lower_half};
 use device::{Device, Dtype, Error, Tensor, ViewMut};
 use std::ops::Range;
 
-/// How many elements are converted at a time.
+/// Elements that are converted at a time.
 const BLOCK: usize = 1024;
 
-/// How states are kept.
+/// Storage of states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Storage {
     /// The storage type of momentum and variance: `F32`, or `Bf16` with stochastic rounding.
@@ -39,7 +39,7 @@ impl State {
         Self { tensor: lower, upper: Some(upper) }
     }
 
-    /// How many elements it has.
+    /// Number of elements.
     pub const fn len(&self) -> usize {
         self.tensor.len()
     }

@@ -1,4 +1,4 @@
-//! What a rank keeps of the elements that are updated at one place: states, gradients on their way, parameters on theirs.
+//! A rank's arrays for the elements that are updated at one place: states, and gradients and parameters on their ways.
 
 use crate::spec::{Spec, Sum};
 use crate::state::{State, Storage};
@@ -17,10 +17,10 @@ const GRADIENT_STAGING: Pool = Pool::staging("gradient staging").carrying(Cargo:
 /// The pool of parameters on their way up.
 const PARAMETER_STAGING: Pool = Pool::staging("parameter staging");
 
-/// What a rank keeps of its elements of a segment that are updated at one place. Each array has one element for each of them.
+/// The arrays for the elements of a segment that are updated at one place. Each array has one element for each of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
-    /// Where the update is, and how gradients come there.
+    /// The place of the update, and the way of gradients to it.
     pub(crate) place: Place,
     /// The masters: in fp32, or the lower halves of what `Place::Host` stages the upper ones of.
     pub(crate) master: Tensor,
@@ -52,7 +52,7 @@ pub(crate) enum Place {
     },
 }
 
-/// How the micro-batches of a step come down to the host as one gradient. What is called `down` is host memory for copies.
+/// The way of the micro-batches of a step down to the host, as one gradient. `down` is host memory for copies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Way {
     /// The only micro-batch comes down in the storage type.
@@ -107,11 +107,11 @@ pub(crate) struct BlockingBuffers {
 pub(crate) struct Arrays<'a> {
     pub(crate) plan: &'a mut Plan,
     pub(crate) spec: &'a Spec,
-    /// What the store's elements are called.
+    /// Name of the store's elements.
     pub(crate) name: String,
-    /// How many elements this rank owns.
+    /// Number of elements that this rank owns.
     pub(crate) len: usize,
-    /// How the model stores parameters and gradients.
+    /// Storage type of parameters and gradients.
     pub(crate) dtype: Dtype,
 }
 
@@ -200,7 +200,7 @@ impl Store {
         [master, State::whole(self.momentum), State::whole(self.variance)]
     }
 
-    /// What the update of the step that used `side` reads.
+    /// The gradients that the update of the step of `side` reads.
     pub(crate) const fn gradient(&self, side: usize) -> Tensor {
         match self.place {
             Place::Device { gradient, .. } => gradient[side],

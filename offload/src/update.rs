@@ -58,7 +58,7 @@ pub(crate) struct Update<'a> {
     pub(crate) control: &'a [f64],
     /// Summed and scaled gradients.
     pub(crate) grad: View<'a>,
-    /// What is kept.
+    /// The states.
     pub(crate) states: States<'a>,
     /// The parameters, rounded: bf16 to nearest with ties away from zero, else ties to even.
     pub(crate) param: ViewMut<'a>,

@@ -1,4 +1,4 @@
-//! What one rank does with each segment: pieces, tiles and their host tasks, made once.
+//! A rank's work on each segment: pieces, tiles and their host tasks, made once.
 
 use crate::adam::{AdamTile, DeviceUpdate};
 use crate::layout::{Layout, Segment};
@@ -10,7 +10,7 @@ use device::{DeviceOp, Event, HostOp, Rank, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What this rank does with one piece of a segment.
+/// This rank's work on one piece of a segment.
 #[derive(Debug)]
 pub(crate) struct PieceWork {
     /// The elements of the piece in a flat buffer of the segment.
@@ -49,7 +49,7 @@ pub(crate) struct Tile {
     pub(crate) updated: Event,
 }
 
-/// Where a segment stands.
+/// The state of a segment within a step.
 #[derive(Debug)]
 pub(crate) struct SegmentWork {
     /// Its pieces, in the order in which they are reduced.
@@ -95,7 +95,7 @@ impl PieceWork {
     }
 }
 
-/// What the work of a rank on a segment depends on besides the layout.
+/// Inputs of the work of a rank on a segment, besides the layout.
 #[derive(Clone, Copy)]
 pub(crate) struct Share<'a> {
     /// The rank among the data-parallel ranks.

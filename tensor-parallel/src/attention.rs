@@ -9,7 +9,7 @@ use device::{Arena, Device, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads};
 use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduce, Tensor};
 use std::ops::Range;
 
-/// What the forward pass leaves for the backward pass.
+/// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionSaved {
     pub(crate) qkv: Tensor, // (B T, (H + 2 K) D/t), rotated
@@ -28,7 +28,7 @@ pub(crate) struct Attention {
     pub(crate) proj_bias: Option<Tensor>, // (C), added after the sum over the ranks
 }
 
-/// What attention needs to know of a pass.
+/// Settings of attention for one pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionPass {
     pub(crate) heads: Heads,
@@ -65,7 +65,7 @@ impl AttentionSaved {
 
 /// q, k and v, where they are tensors of their own.
 const APART: [&str; 3] = ["attn.q", "attn.k", "attn.v"];
-/// Those that ranks share where they outnumber the heads of keys and values.
+/// Keys and values. Ranks share them where ranks outnumber their heads.
 const SHARED: [&str; 2] = ["attn.k", "attn.v"];
 /// The gains of the norm of q's and k's heads.
 const GAINS: [&str; 2] = ["attn.q_norm", "attn.k_norm"];

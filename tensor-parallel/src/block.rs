@@ -22,7 +22,7 @@ pub(crate) struct BlockParams {
     mlp: Mlp,
 }
 
-/// What a block's forward pass leaves for its backward pass. With recomputation all blocks share one.
+/// Activations of a block, for its backward pass. With recomputation all blocks share one set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockSaved {
     norm_1: NormSaved,

@@ -1,4 +1,4 @@
-//! What the two branches of a block share on their way.
+//! Buffers that the two branches of a block share.
 
 use crate::region::Region;
 use crate::shape::GptShape;

@@ -23,7 +23,7 @@ pub struct NewTokens {
     pub sample: usize,
     /// The position of the first new token, which is the number of tokens that the sample had.
     pub first: usize,
-    /// How many there are.
+    /// Number of new tokens.
     pub count: usize,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn rows(new: &[NewTokens]) -> impl Iterator<Item = (NewTokens, Range<
     })
 }
 
-/// What attention to a cache needs besides its parameters.
+/// Inputs of attention to a cache, besides its parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extension<'a> {
     pub(crate) cache: &'a Cache,

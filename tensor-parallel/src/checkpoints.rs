@@ -25,7 +25,7 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Of `set`, see [`GptShape::checkpoint_sets`].
+    /// Plans the inputs of set `set`; see [`GptShape::checkpoint_sets`].
     pub(crate) fn plan(plan: &mut Plan, shape: &GptShape, set: usize) -> Self {
         let (rows, c, dtype, keep) = (shape.rows(), shape.hidden, shape.dtype, shape.keep);
         let deal = shape.partition_checkpoints || (keep != Keep::Device && !shape.sequence);
@@ -109,7 +109,7 @@ impl Checkpoints {
         }
     }
 
-    /// Where an input is whole again.
+    /// The lane on which an input becomes whole again.
     fn last_lane(&self) -> Lane {
         if self.parts > 1 || self.keep == Keep::Device { TpComm } else { H2d }
     }

@@ -50,9 +50,9 @@ pub enum Part {
 /// Gradients that the loss's backward pass writes, or begins: flat buckets of their segments.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadBuckets {
-    /// Of [`Part::FinalNorm`].
+    /// The bucket of [`Part::FinalNorm`].
     pub final_norm: Tensor,
-    /// Of [`Gpt::head`].
+    /// The bucket of [`Gpt::head`].
     pub head: Tensor,
 }
 
@@ -180,7 +180,7 @@ impl Gpt {
         number(&self.shape, part)
     }
 
-    /// What the segments are for, in the order of their numbers.
+    /// The purpose of each segment, in the order of their numbers.
     pub fn parts(&self) -> impl Iterator<Item = Part> {
         let blocks = (0..self.shape.layers).map(Part::Block);
         let own_head = (!self.shape.parts.tied).then_some(Part::Head);

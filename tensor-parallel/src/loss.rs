@@ -17,7 +17,7 @@ pub(crate) struct Head {
     loss: Tensor, // (1) F64: of a run behind the first
 }
 
-/// What the output layer reads: the normed input (B T, C) and its table (V/t, C); or their gradients.
+/// Inputs of the output layer, or their gradients: the normed input (B T, C) and the table (V/t, C).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadInputs {
     pub(crate) normed: Tensor,

@@ -5,7 +5,7 @@ use crate::params::{Declared, Flat, Init, Split};
 use crate::shape::GptShape;
 use device::{Arena, Device, Lane::Compute, Op, Plan, Tensor};
 
-/// What the forward pass leaves for the backward pass.
+/// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MlpSaved {
     pre: Tensor, // (B T, F/t) before GELU; with a gate (B T, 2F/t): gate, then up

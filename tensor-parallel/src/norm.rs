@@ -5,7 +5,7 @@ use crate::region::Region;
 use crate::shape::GptShape;
 use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Tensor};
 
-/// What a norm leaves for its backward pass.
+/// Results of a norm, for its backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormSaved {
     /// (B T, C): the normed input, whole on every rank.

@@ -1,4 +1,4 @@
-//! What a segment's flat buffer holds: which part of which global tensor lies where.
+//! The layout of a segment's flat buffer: the place of each part of each global tensor.
 //!
 //! A segment (the embedding, one block, the final norm) is one flat run of parameters, and its gradients
 //! another of the same layout. Order: sharded matrices, then other sharded parameters, then replicated ones;
@@ -8,7 +8,7 @@ use device::Tensor;
 use device::numerics::Counted;
 use std::ops::Range;
 
-/// How a global (rows, columns) tensor is cut over t ranks.
+/// The cut of a global (rows, columns) tensor over t ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Split {
     /// Every rank holds all of it.
@@ -26,7 +26,7 @@ pub enum Split {
     Columns,
 }
 
-/// How a parameter starts.
+/// The initial values of a parameter.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Init {
     /// Normal with this standard deviation.
@@ -40,13 +40,13 @@ pub enum Init {
 pub struct Param {
     /// Global name: `h.3.attn.qkv.weight`.
     pub name: String,
-    /// Of the whole tensor, without padding.
+    /// (rows, columns) of the whole tensor, without padding.
     pub global: (usize, usize),
-    /// Of a rank's part, padding included.
+    /// (rows, columns) of a rank's part, padding included.
     pub local: (usize, usize),
-    /// How it is cut.
+    /// Its cut over the ranks.
     pub split: Split,
-    /// How it starts.
+    /// Its initial values.
     pub init: Init,
     /// Elements of the segment's flat buffer.
     pub range: Range<usize>,
@@ -91,7 +91,7 @@ impl Param {
         runs
     }
 
-    /// Whether rank `tp` is the first of those that hold its part. The first one counts the part in norms, and writes it to
+    /// Whether rank `tp` is the first rank that holds its part. The first one counts the part in norms, and writes it to
     /// files.
     pub const fn is_owner(&self, tp: usize) -> bool {
         match self.split {
@@ -122,7 +122,7 @@ impl Param {
 pub struct SegmentLayout {
     /// `embedding`, `block.3`, `final_norm`.
     pub name: String,
-    /// What the names of its parameters begin with: `h.3.`.
+    /// Prefix of the names of its parameters: `h.3.`.
     prefix: String,
     /// In order of their ranges, without gaps.
     pub params: Vec<Param>,

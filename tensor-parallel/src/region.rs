@@ -7,7 +7,7 @@
 
 use device::{Arena, Device, Event, Group, Lane, Op, Reduce, Tensor};
 
-/// How tokens lie between the linears.
+/// The split of tokens between the linears.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Region {
     /// Each rank holds its share of the tokens.

@@ -7,11 +7,11 @@ use device::{Arena, Device, Dtype, Error, Plan, Tensor};
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
-    /// How frequencies are lowered for contexts longer than those of the first training.
+    /// Scaling of the frequencies for contexts longer than those of the first training.
     pub scaling: RopeScaling,
 }
 
-/// How frequencies of rotary positions are lowered.
+/// Scaling of the frequencies of rotary positions.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RopeScaling {
     /// They are not.

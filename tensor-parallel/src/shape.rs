@@ -5,7 +5,7 @@ use crate::region::Region;
 use crate::rotary::Rope;
 use device::{Device, Dropout, Dtype, Heads, Tensor, VocabShard, random};
 
-/// Where the inputs are until the backward pass needs them.
+/// The place of the blocks' inputs until the backward pass needs them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
     /// On the device.
@@ -18,7 +18,7 @@ pub enum Keep {
     Nothing,
 }
 
-/// How a token's place in its sample enters.
+/// The way in which a token's position enters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Positions {
     /// A learned row for each is added to the embedding.
@@ -34,7 +34,7 @@ pub struct Parts {
     pub rms_norm: bool,
     /// Added to the variance, or to the mean square, by every norm.
     pub norm_epsilon: f64,
-    /// How a token's place in its sample enters.
+    /// The way in which a token's position enters.
     pub positions: Positions,
     /// The weights of q, k and v are one tensor in checkpoints, with as many heads each.
     pub joined_qkv: bool,
@@ -54,7 +54,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Those of GPT-2.
+    /// The parts of GPT-2.
     pub const GPT2: Self = Self {
         rms_norm: false,
         norm_epsilon: 1e-5,
@@ -98,21 +98,21 @@ pub struct GptShape {
     pub sequence: bool,
     /// Blocks keep only their input.
     pub recompute: bool,
-    /// Of that input each rank keeps its share. With recomputation and without `sequence`, which splits it too.
+    /// Each rank keeps its share of that input. Needs recomputation, and no `sequence`, which splits the input too.
     pub partition_checkpoints: bool,
-    /// Where it is kept; on the host each rank keeps its share anyway. With recomputation.
+    /// The place of that input. On the host each rank keeps its share anyway. Needs recomputation.
     pub keep: Keep,
     /// Micro-batches whose inputs of the blocks are kept at once; more than one with recomputation only.
     pub checkpoint_sets: usize,
     /// Tokens whose logits are in memory at once.
     pub head_rows: usize,
-    /// Of parameters, activations and gradients.
+    /// Type of parameters, activations and gradients.
     pub dtype: Dtype,
-    /// Of sums over the ranks.
+    /// Type of sums over the ranks.
     pub partial_dtype: Dtype,
     /// Probability of dropping.
     pub dropout: f32,
-    /// Of the initial weights.
+    /// Standard deviation of the initial weights.
     pub init_std: f64,
 }
 
@@ -127,12 +127,12 @@ pub const fn head_rows(vocab: usize) -> usize {
 }
 
 impl GptShape {
-    /// Of weights.
+    /// Initial values of most weights.
     pub(crate) const fn weight_init(&self) -> Init {
         Init::Normal(self.init_std)
     }
 
-    /// Of weights whose output is added to the residual stream.
+    /// Initial values of weights whose output is added to the residual stream.
     pub(crate) fn residual_init(&self) -> Init {
         let additions = if self.parts.scaled_residuals { 2.0 * self.layers as f64 } else { 1.0 };
         Init::Normal(self.init_std / additions.sqrt())
@@ -212,16 +212,16 @@ impl GptShape {
     }
 }
 
-/// What changes from one micro-batch to the next.
+/// Settings that change from one micro-batch to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
-    /// Of this step's dropout; unused when `training` is false.
+    /// Key of this step's dropout; unused when `training` is false.
     pub dropout_key: u64,
     /// (sample of the step) times T, of the micro-batch's first sample.
     pub first_token: u64,
     /// Dropout works.
     pub training: bool,
-    /// Where the inputs of its blocks are kept, below [`GptShape::checkpoint_sets`].
+    /// Number of the set that keeps the inputs of its blocks, below [`GptShape::checkpoint_sets`].
     pub set: usize,
 }
 

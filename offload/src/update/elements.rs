@@ -4,7 +4,7 @@ use device::View;
 use device::numerics::lanes::{Available, Lanes, WIDEST, prefetch, stream, stream_vector};
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
-/// What bf16 has of an fp32; the odd element of a word.
+/// The bits of an fp32 that bf16 keeps; the odd element of a word.
 const UPPER: u32 = 0xffff_0000;
 /// Half a unit of the last place of a bf16: to nearest, ties away from zero.
 const HALF: u32 = 0x8000;
@@ -22,7 +22,7 @@ pub(super) trait Target<L: Lanes>: Source<L> {
     fn put(&mut self, lanes: L, i: usize, x: [L::f32s; 2], random: [L::u32s; 2]);
 }
 
-/// Where parameters go, rounded to nearest.
+/// The destination of parameters, which are rounded to nearest.
 pub(super) trait Sink<L: Lanes> {
     fn put(&mut self, lanes: L, i: usize, x: [L::f32s; 2]);
 }

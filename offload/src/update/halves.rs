@@ -12,7 +12,7 @@ pub(crate) const fn split(x: f32) -> (u16, u16) {
     (if bits & MAGNITUDE > INFINITY { quiet } else { nearest }, bits as u16)
 }
 
-/// What [`split`] split.
+/// The inverse of [`split`].
 #[inline(always)]
 pub(crate) const fn join(high: u16, low: u16) -> f32 {
     let is_nan = (high & 0x7fff) > (INFINITY >> 16) as u16;

@@ -21,7 +21,7 @@ pub struct NoiseRun {
 pub(crate) struct Noise<'a> {
     /// In ascending order; what is in none is padding, with gradients of zero.
     pub(crate) runs: &'a [NoiseRun],
-    /// Where the first element of the update stands in the flat buffer.
+    /// Index of the first element of the update in the flat buffer.
     pub(crate) start: usize,
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Padded {
 }
 
 impl Field {
-    /// What is around them only has to be a number.
+    /// Any number may stand around them.
     const NEW: Self = Self { wide: [0.0; PAD], narrow: [0; PAD] };
 
     fn take(&mut self, from: View<'_>, lead: usize) {

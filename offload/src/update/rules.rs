@@ -14,7 +14,7 @@ pub enum Rule {
         beta1: f32,
         /// Decay of the variance in a step.
         beta2: f32,
-        /// What is added to the root of the variance.
+        /// Added to the root of the variance.
         eps: f32,
         /// Share of a parameter that a step takes away, times the learning rate.
         weight_decay: f32,
@@ -26,7 +26,7 @@ pub enum Rule {
     },
 }
 
-/// What one update takes from the control block.
+/// Words of the control block that one update reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scalars {
     pub(super) skip: bool,
@@ -54,7 +54,7 @@ impl Scalars {
 pub(super) struct AdamW {
     beta1: f32,
     beta2: f32,
-    /// What a gradient is multiplied by for the momentum.
+    /// Factor of a gradient in the momentum.
     gain1: f32,
     /// And before it is squared for the variance.
     gain2: f32,
