@@ -52,6 +52,8 @@ const MAX_LANES: usize = 16;
 /// Distance in elements between addresses on the same set of a first-level cache with at least 8
 /// ways.
 const SAME_SET: usize = 1024;
+/// Rows of a product that reads its weights for little work, as when a model writes a token.
+const FEW_ROWS: usize = 8;
 /// Fewest rows for which packing all of b pays.
 const PANEL_ROWS: usize = 128;
 /// Panels per thread where b is packed once for all of them, since threads differ in speed.

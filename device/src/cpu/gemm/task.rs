@@ -5,9 +5,9 @@ use super::element::Element;
 use super::kernel::{Out, Rows, height, kernels};
 use super::pack::{Order, chunks, pack_a, pack_b};
 use super::{
-    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PACK_A, PACK_B,
-    PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP, Scratch, Src, VECS, has_room,
-    reach,
+    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, FEW_ROWS, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PACK_A,
+    PACK_B, PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP, Scratch, Src, VECS,
+    has_room, reach,
 };
 use crate::Pieces;
 use core::marker::PhantomData;
@@ -192,7 +192,9 @@ impl WithSimd for Panel<'_, '_> {
         let blocks = k.div_ceil(KC).max(1);
         // Without partial sums the rows need no cuts.
         let tile_rows = if blocks == 1 { self.rows.len() } else { MT };
-        for cols in chunks(self.cols.clone(), NT) {
+        // A panel that few rows of a read stays in the first-level cache.
+        let at_once = if self.rows.len() <= FEW_ROWS { NR_MAX } else { NT };
+        for cols in chunks(self.cols.clone(), at_once) {
             if let Some(bias) = self.task.bias {
                 bias.widen(cols.clone(), self.parts.bias);
             }
