@@ -133,6 +133,7 @@ fn write(
     sampling: &Sampling,
     emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
 ) -> Result<bool, GenerateError> {
+    model.forget();
     for (i, text) in texts.iter_mut().enumerate().filter(|_| sampling.echo) {
         let start: Vec<u8> = text.tokens.iter().flat_map(|token| (text.decode)(*token)).collect();
         if !emit(i, Piece::Text(&start)) {

@@ -48,6 +48,20 @@ fn prompts_together_have_the_texts_that_each_has_alone() {
     }
 }
 
+/// The seventeenth begins when others are over. It has one token more than the first of them had when it was looked at last.
+#[test]
+fn a_prompt_behind_others_does_not_go_on_from_theirs() {
+    let (folder, model) = (Folder::new(), fixture("hf-llama3-tiny"));
+    let last = "7 7 7 7 7";
+    let prompts = ["1 2"; 16].into_iter().chain([last]);
+    let many: Vec<&str> =
+        [&model[..]].into_iter().chain(prompts.flat_map(|p| ["--prompt", p])).collect();
+    let options = ["--tokens", "3", "--temperature", "0"];
+    let found = answers(&folder, &[&many[..], &options[..]].concat());
+    let alone = answers(&folder, &[&[&model[..], "--prompt", last], &options[..]].concat());
+    assert_eq!((found.len(), &found[16]), (17, &alone[0]));
+}
+
 #[test]
 fn a_text_ends_at_what_stops_it() {
     let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));

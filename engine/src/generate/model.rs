@@ -95,6 +95,11 @@ impl Model {
         Ok(Self { dev, gpt, cache, held: vec![0; samples], tokens, context })
     }
 
+    /// Other texts follow: none of them goes on from what the cache has.
+    pub(super) fn forget(&mut self) {
+        self.held.fill(0);
+    }
+
     /// Logits of the token behind each text, which is the sample's number and all its tokens: one or more, of which the last
     /// [`context`](Self::context) count. A text that has one token more than when it was last here costs that one.
     pub(super) fn next(
@@ -302,7 +307,7 @@ mod tests {
             assert!(room < text.len(), "{name}: first tokens fall away, and all others move");
             for end in 3..=text.len() {
                 let next = |model: &mut Model| model.next(&[(0, &text[..end])]).unwrap().remove(0);
-                whole.held[0] = 0;
+                whole.forget();
                 let (got, want) = (next(&mut grown), next(&mut whole));
                 assert_eq!(grown.held[0], if end <= room { end } else { 0 });
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
@@ -324,7 +329,7 @@ mod tests {
                 alike.push(together.next(&some).unwrap());
             }
             for (i, text) in texts.iter().enumerate() {
-                alone.held[0] = 0;
+                alone.forget();
                 for (step, all) in alike.iter().enumerate() {
                     let one = alone.next(&[(0, &text[..lengths(step)[i]])]).unwrap();
                     assert!(one[0] == all[i], "{name}: text {i}, step {step}");
