@@ -142,6 +142,9 @@ fn write(
     }
     for index in 0..sampling.tokens as u64 {
         let left: Vec<usize> = (0..texts.len()).filter(|i| !texts[*i].over).collect();
+        if left.is_empty() {
+            break;
+        }
         let grown: Vec<(usize, &[i32])> =
             left.iter().map(|i| (*i, &texts[*i].tokens[..])).collect();
         let all = model.next(&grown)?;
