@@ -136,18 +136,19 @@ impl Attention {
         let head = dev.rank().tp / shape.kv_replicas();
         let row = all.rows(head..head + 1);
         let weights = flat.joined(&SHARED, "weight");
-        let mut parts = vec![(weights, row.slice(0..weights.len()))];
-        if shape.parts.qkv_bias {
-            let biases = flat.joined(&SHARED, "bias");
-            parts.push((biases, row.slice(weights.len()..row.len())));
-        }
+        let weights = (weights, row.slice(0..weights.len()));
+        let biases = shape
+            .parts
+            .qkv_bias
+            .then(|| (flat.joined(&SHARED, "bias"), row.slice(weights.0.len()..row.len())));
+        let parts = || [Some(weights), biases].into_iter().flatten();
         dev.submit(Compute, Op::Zero { x: all });
-        for &(src, dst) in &parts {
+        for (src, dst) in parts() {
             dev.submit(Compute, Op::Copy { src, dst });
         }
         dev.follow(TpComm, Compute);
         dev.submit(TpComm, Op::AllReduce { x: all, group: Group::Tp, reduce: Reduce::Sum });
-        for (dst, src) in parts {
+        for (dst, src) in parts() {
             dev.submit(TpComm, Op::Copy { src, dst });
         }
         dev.record(TpComm)

@@ -256,30 +256,38 @@ pub(crate) struct Flat<'a> {
 impl Flat<'_> {
     /// A tensor by its name: that of the part of the model, and its own behind a dot. (local rows, local columns), or one row.
     pub(crate) fn get(self, part: &str, own: &str) -> Tensor {
-        self.cut(self.param(&format!("{part}.{own}")))
+        self.cut(self.param_of(part, own))
     }
 
     /// Tensors of several parts that were declared one after the other, as one: their rows together.
     pub(crate) fn joined(self, parts: &[&str], own: &str) -> Tensor {
-        let all: Vec<&Param> =
-            parts.iter().map(|part| self.param(&format!("{part}.{own}"))).collect();
-        let (first, last) = (all[0], all[all.len() - 1]);
-        let adjacent = all.windows(2).all(|two| two[0].range.end == two[1].range.start);
-        assert!(adjacent, "{}: {parts:?} stand one after the other", self.layout.name);
-        let (rows, columns) = (all.iter().map(|param| param.local.0).sum(), first.local.1);
-        self.shaped(first.range.start..last.range.end, (rows, columns))
+        let first = self.param_of(parts[0], own);
+        let (mut rows, mut range) = (0, first.range.start..first.range.start);
+        for part in parts {
+            let param = self.param_of(part, own);
+            let adjacent = param.range.start == range.end;
+            assert!(adjacent, "{}: {parts:?} stand one after the other", self.layout.name);
+            (rows, range.end) = (rows + param.local.0, param.range.end);
+        }
+        self.shaped(range, (rows, first.local.1))
     }
 
     /// A tensor that is a part of the model by itself.
     pub(crate) fn whole(self, name: &str) -> Tensor {
-        self.cut(self.param(name))
+        self.cut(self.param(name, |of_segment| of_segment == name))
     }
 
-    /// The parameter of this name behind the segment's prefix.
-    fn param(&self, name: &str) -> &Param {
-        let is = |param: &&Param| param.name.strip_prefix(&self.layout.prefix) == Some(name);
-        self.layout.params.iter().find(is).unwrap_or_else(|| {
-            unreachable!("{} declares what it cuts, and has no `{name}`", self.layout.name)
+    /// The parameter `own` of a part of the model.
+    fn param_of(&self, part: &str, own: &str) -> &Param {
+        let behind = |name: &str| Some(name.strip_prefix(part)?.strip_prefix('.')? == own);
+        self.param(part, |name| behind(name) == Some(true))
+    }
+
+    /// The parameter whose name behind the segment's prefix `is` picks. A step asks for it, so nothing is allocated.
+    fn param(&self, whose: &str, is: impl Fn(&str) -> bool) -> &Param {
+        let picked = |param: &&Param| param.name.strip_prefix(&self.layout.prefix).is_some_and(&is);
+        self.layout.params.iter().find(picked).unwrap_or_else(|| {
+            unreachable!("{} declares what it cuts, and has no `{whose}`", self.layout.name)
         })
     }
 
