@@ -14,9 +14,10 @@
 //! - beta = 0 never reads c.
 //!
 //! `task.rs` cuts c into panels and walks their blocks, `pack.rs` fills the caches, `kernel.rs` holds the registers,
-//! `element.rs` converts storage types.
+//! `few.rs` computes products of few rows without packing, `element.rs` converts storage types.
 
 mod element;
+mod few;
 mod kernel;
 mod pack;
 mod task;
@@ -52,7 +53,7 @@ const MAX_LANES: usize = 16;
 /// Distance in elements between addresses on the same set of a first-level cache with at least 8
 /// ways.
 const SAME_SET: usize = 1024;
-/// Rows of a product that reads its weights for little work, as when a model writes a token.
+/// Most rows of a product that packs nothing, as when a model writes a token.
 const FEW_ROWS: usize = 8;
 /// Fewest rows for which packing all of b pays.
 const PANEL_ROWS: usize = 128;

@@ -224,7 +224,7 @@ fn pack_transposed<S: Simd, T: Element>(
 
 /// Transposes the square of the first vectors: halves of blocks of 2, 4, 8 and 16 swap places.
 #[inline(always)]
-fn transpose<S: Simd>(simd: S, block: &mut [S::f32s; MAX_LANES]) {
+pub(super) fn transpose<S: Simd>(simd: S, block: &mut [S::f32s; MAX_LANES]) {
     swap_halves::<S, 1>(simd, block);
     swap_halves::<S, 2>(simd, block);
     swap_halves::<S, 4>(simd, block);

@@ -2,12 +2,13 @@
 #![expect(unsafe_code, reason = "disjoint panels of one c")]
 
 use super::element::Element;
+use super::few::Few;
 use super::kernel::{Out, Rows, height, kernels};
 use super::pack::{Order, chunks, pack_a, pack_b};
 use super::{
-    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, FEW_ROWS, Gemm, KC, MC, MT, Matrix, NR_MAX, NT, PACK_A,
-    PACK_B, PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP, Scratch, Src, VECS,
-    has_room, reach,
+    A_PAD, A_ROWS, A_STRIDE, B_PAD, Dst, FEW_ROWS, Gemm, KC, MAX_LANES, MC, MT, Matrix, NR_MAX, NT,
+    PACK_A, PACK_B, PANEL_ROWS, Packed, Parts, RUN_ROWS, RUNS, SAME_SET, SHARED_FLOP, Scratch, Src,
+    VECS, has_room, reach,
 };
 use crate::Pieces;
 use core::marker::PhantomData;
@@ -188,6 +189,9 @@ impl WithSimd for Panel<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
+        if self.is_done_as_few_rows(simd) {
+            return;
+        }
         let k = self.task.k;
         let blocks = k.div_ceil(KC).max(1);
         // Without partial sums the rows need no cuts.
@@ -227,6 +231,71 @@ impl WithSimd for Panel<'_, '_> {
                 }
             }
         }
+    }
+}
+
+impl<'a> Panel<'a, '_> {
+    /// Computes the panel if it is one of few rows.
+    #[inline(always)]
+    fn is_done_as_few_rows<S: Simd>(&self, simd: S) -> bool {
+        let Some(few) = self.few() else { return false };
+        let (rows, cols, lanes) = (self.rows.clone(), self.cols.clone(), S::F32_LANES);
+        if lanes == 1 || cols.len() < lanes {
+            return false;
+        }
+        for col in cols.clone().step_by(lanes) {
+            // The last vector has columns of the one before, too, and writes the same sums to them.
+            let col = col.min(cols.end - lanes);
+            let mut row = rows.start;
+            while row < rows.end {
+                row += match rows.end - row {
+                    8.. => self.write::<S, 8>(simd, few, (row, col)),
+                    4.. => self.write::<S, 4>(simd, few, (row, col)),
+                    2.. => self.write::<S, 2>(simd, few, (row, col)),
+                    _ => self.write::<S, 1>(simd, few, (row, col)),
+                };
+            }
+        }
+        true
+    }
+
+    /// Its operands, if its rows are few and lie along k, as those of a model's products do.
+    fn few(&self) -> Option<Few<'a>> {
+        let task = self.task;
+        let along_k = task.a.col_stride == 1 && task.b.row_stride == 1;
+        let fits = along_k && self.rows.len() <= FEW_ROWS && task.k > 0 && task.beta == 0.0;
+        match (task.a.data, task.b.data, task.c) {
+            (Src::F32(a), Src::F32(b), AnyCells::F32(_)) if fits => {
+                Some(Few { k: task.k, a: (a, task.a.row_stride), b: (b, task.b.col_stride) })
+            }
+            _ => None,
+        }
+    }
+
+    /// Writes a vector of columns of `ROWS` rows of c. Returns `ROWS`.
+    #[inline(always)]
+    fn write<S: Simd, const ROWS: usize>(
+        &self,
+        simd: S,
+        few: Few<'_>,
+        (row, col): (usize, usize),
+    ) -> usize {
+        let mut all = few.sums::<S, ROWS>(simd, (row, col));
+        let mut line = [0.0; MAX_LANES];
+        let line = &mut line[..S::F32_LANES];
+        if let Some(bias) = self.task.bias {
+            bias.widen(col..col + S::F32_LANES, line);
+            let bias = S::as_simd_f32s(line).0[0];
+            for sum in &mut all {
+                *sum = simd.add_f32s(*sum, bias);
+            }
+        }
+        let AnyCells::F32(c) = self.task.c else { unreachable!("`few` looked at its type") };
+        for (i, sum) in all.into_iter().enumerate() {
+            let to = c.row((row + i) * self.task.row_stride + col, S::F32_LANES);
+            S::as_mut_simd_f32s(to).0[0] = sum;
+        }
+        ROWS
     }
 }
 

@@ -258,8 +258,10 @@ fn the_order_of_the_sum_is_the_documented_one() {
 #[test]
 fn what_is_read_in_place_or_packed_has_the_same_product() {
     let (mut r, mut scratch) = (Random(8), Scratch::new());
-    for [m, n, k] in [[29, 64, 2 * KC + 31], [64, 32, 70], [SAME_SET / 4, 48, 40], [7, 31, KC + 1]]
-    {
+    let few = [[7, 31, KC + 1], [1, 50, 2 * KC + 13], [8, 64, 70], [3, 16, 5]];
+    let many = [[29, 64, 2 * KC + 31], [64, 32, 70], [SAME_SET / 4, 48, 40]];
+    for [m, n, k] in many.into_iter().chain(few) {
+        let bias = (n % 32 != 0).then(|| r.data(1, n));
         let (a, b) = (r.data(0, m * k), r.data(0, k * n));
         let turned = |x: &Data, rows: usize, cols: usize| {
             Data::F32((0..rows * cols).map(|i| x.get(i % rows * cols + i / rows) as f32).collect())
@@ -268,7 +270,7 @@ fn what_is_read_in_place_or_packed_has_the_same_product() {
         let mut product = |a: &Operand, b: &Operand| {
             let c = (Data::F32(vec![0.0; m * n]), n);
             let (a, b) = (a.clone(), b.clone());
-            Case { size: [m, n, k], a, b, c, beta: 0.0, bias: None }.run(&mut scratch)
+            Case { size: [m, n, k], a, b, c, beta: 0.0, bias: bias.clone() }.run(&mut scratch)
         };
         let (a, b) = ([(a, k, 1), (a_turned, 1, m)], [(b, n, 1), (b_turned, 1, k)]);
         let want = product(&a[0], &b[0]);
