@@ -26,3 +26,4 @@ pub mod run;
 pub mod run_dir;
 mod step;
 pub mod train;
+mod utc;

@@ -9,7 +9,6 @@ use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::checkpoint::manifest::MANIFEST;
 use crate::checkpoint::{self, FOLDER, remove_all};
@@ -17,6 +16,7 @@ use crate::report::metrics::{DAMAGED, finished_step};
 use crate::run_dir::durable::sync_folder;
 pub use crate::run_dir::own::Held;
 use crate::run_dir::own::LOCK;
+use crate::utc::Utc;
 
 pub(crate) mod durable;
 mod error;
@@ -245,7 +245,7 @@ impl RunDir {
             return Err(RunDirError::BadName(name.to_owned()));
         }
         fs::create_dir_all(runs).map_err(cannot("create", runs))?;
-        let path = runs.join(format!("{name}-{}", utc(SystemTime::now())));
+        let path = runs.join(format!("{name}-{}", Utc::now().name()));
         Self::lock(create_beside(&path, 1)?, None)
     }
 
@@ -370,28 +370,9 @@ fn create_beside(path: &Path, mut suffix: usize) -> Result<PathBuf, RunDirError>
     }
 }
 
-/// `YYYYmmdd-HHMMSS`. Days to dates as in Hinnant, "chrono-Compatible Low-Level Date Algorithms":
-/// years begin in March, so that the leap day is the last.
-fn utc(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let days = seconds / 86_400 + 719_468; // since 0000-03-01
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
-
     use tempfile::tempdir;
 
     const END: &str = "{\"kind\":\"end\",\"step\":40,\"state_hash\":\"00\"}\n";
@@ -406,21 +387,6 @@ mod tests {
         let path = folder.path().join("run");
         create(&path, RunMode::Fresh).unwrap().write_atomically(CONFIG, b"()").unwrap();
         (folder, path)
-    }
-
-    #[test]
-    fn times_are_written_in_utc() {
-        for (seconds, text) in [
-            (0, "19700101-000000"),
-            (951_782_399, "20000228-235959"),
-            (951_782_400, "20000229-000000"),
-            (951_868_800, "20000301-000000"),
-            (1_735_689_599, "20241231-235959"),
-            (1_795_219_788, "20261121-000948"),
-            (4_107_542_400, "21000301-000000"),
-        ] {
-            assert_eq!(utc(UNIX_EPOCH + Duration::from_secs(seconds)), text);
-        }
     }
 
     #[test]

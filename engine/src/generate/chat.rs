@@ -2,15 +2,21 @@
 //! are Jinja as transformers runs it (`apply_chat_template` with `add_generation_prompt`).
 
 use crate::hugging_face::Beside;
+use crate::utc::Utc;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::Value as Json;
+use std::collections::BTreeMap;
 
 /// Steps that a template may take: some thousand times those of a long chat.
 const FUEL: u64 = 10_000_000;
 /// Its name in messages of the library.
 const NAME: &str = "chat_template";
+
+/// Tokens that a template may name, where a folder has them.
+const TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Who says what.
 #[derive(Clone, Debug)]
@@ -39,7 +45,8 @@ pub fn chat(beside: &Beside, messages: &[Message]) -> Result<String, String> {
             })?
         }
     };
-    render(&template, &settings, messages)
+    let tokens = tokens(&settings, &object(beside, "special_tokens_map.json")?);
+    render(&template, (tokens, Utc::now()), messages)
         .map_err(|e| format!("its chat template does not run: {e:#}"))
 }
 
@@ -55,35 +62,48 @@ fn default_of(template: &Json) -> Option<String> {
     }
 }
 
+/// Special tokens by their names. As in transformers, a map of them counts for more than the settings of the tokenizer, unless
+/// these are of the newer kind that lists all added tokens.
+fn tokens(settings: &Json, map: &Json) -> BTreeMap<&'static str, String> {
+    let places =
+        [map, settings].into_iter().skip(usize::from(!settings["added_tokens_decoder"].is_null()));
+    let token = |name: &'static str| {
+        // A text, or an object whose `content` it is.
+        let text = |from: &Json| {
+            from[name].as_str().or_else(|| from[name]["content"].as_str()).map(str::to_owned)
+        };
+        Some((name, places.clone().find_map(text)?))
+    };
+    TOKENS.into_iter().filter_map(token).collect()
+}
+
+/// A template at a time, which it may write.
 fn render(
     template: &str,
-    settings: &Json,
+    (tokens, now): (BTreeMap<&'static str, String>, Utc),
     messages: &[Message],
 ) -> Result<String, minijinja::Error> {
     let mut env = Environment::new();
     env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     env.set_fuel(Some(FUEL));
     env.set_unknown_method_callback(unknown_method_callback);
-    env.add_function("raise_exception", |why: String| -> Result<Value, minijinja::Error> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))
-    });
+    let refuse = |why: String| minijinja::Error::new(ErrorKind::InvalidOperation, why);
+    let raise = move |why: String| -> Result<Value, minijinja::Error> { Err(refuse(why)) };
+    env.add_function("raise_exception", raise);
+    let strftime_now = move |format: String| now.format(&format).map_err(refuse);
+    env.add_function("strftime_now", strftime_now);
     let template = without_generation_blocks(template);
     env.add_template(NAME, &template)?;
-    // A text, or an object whose `content` it is.
-    let token = |key: &str| {
-        let token = &settings[key];
-        token.as_str().or_else(|| token["content"].as_str()).unwrap_or_default().to_owned()
-    };
     let message = |m: &Message| context! { role => m.role, content => m.content.as_str() };
     let messages: Vec<Value> = messages.iter().map(message).collect();
-    env.get_template(NAME)?.render(context! {
+    let chat = context! {
         messages,
         add_generation_prompt => true,
-        bos_token => token("bos_token"),
-        eos_token => token("eos_token"),
-        pad_token => token("pad_token"),
-        unk_token => token("unk_token"),
-    })
+        // Known, and none: a template that has no tools may ask for them.
+        tools => (),
+        documents => (),
+    };
+    env.get_template(NAME)?.render(context! { ..chat, ..Value::from(tokens) })
 }
 
 /// `{% generation %}` marks what an assistant says, for masks; nothing else knows it. As `{% if true %}` it changes no text.
@@ -134,6 +154,7 @@ pub fn stop_tokens(beside: &Beside) -> Result<Vec<i32>, String> {
 mod tests {
     use super::*;
     use std::path::Path;
+    use std::time::{Duration, UNIX_EPOCH};
 
     /// The chats of tests/fixtures/hf-chat-tiny, with what `apply_chat_template` of transformers makes of them.
     #[test]
@@ -164,8 +185,9 @@ mod tests {
     #[test]
     fn a_template_that_does_not_end_or_refuses_is_an_error() {
         let user = [Message { role: "user", content: "a".into() }];
-        let rendered =
-            |template: &str| render(template, &Json::Null, &user).map_err(|e| e.to_string());
+        let rendered = |template: &str| {
+            render(template, (BTreeMap::new(), Utc::now()), &user).map_err(|e| e.to_string())
+        };
         let endless =
             "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}";
         assert!(rendered(endless).is_err());
@@ -174,5 +196,48 @@ mod tests {
         let python = "{% for m in messages if m.content.strip().startswith('a') %}{{ m['content'].upper() }}{% endfor %}";
         assert_eq!(rendered(python).unwrap(), "A");
         assert_eq!(rendered("{%- generation -%} a {%- endgeneration %} b").unwrap(), "a b");
+    }
+
+    /// What `apply_chat_template` of transformers writes on that day.
+    #[test]
+    fn a_template_knows_the_date_and_that_there_are_no_tools() {
+        let user = [Message { role: "user", content: "a".into() }];
+        let now = Utc::of(UNIX_EPOCH + Duration::from_secs(1_795_219_788));
+        let rendered = |template: &str| {
+            let tokens = BTreeMap::from([("eos_token", "<e>".to_owned())]);
+            render(template, (tokens, now), &user).map_err(|e| e.to_string())
+        };
+        // Llama 3.2 and others.
+        let date = "{% if strftime_now is defined %}{% set date_string = strftime_now('%d %b %Y') %}\
+            {% else %}{% set date_string = '26 Jul 2024' %}{% endif %}{{ date_string }}";
+        assert_eq!(rendered(date).unwrap(), "21 Nov 2026");
+        let why = rendered("{{ strftime_now('%Q') }}").unwrap_err();
+        assert!(why.contains("`%Q`"), "{why}");
+        for (template, text) in [
+            ("{{ tools is defined }} {{ tools is none }}", "True True"),
+            ("{{ documents is defined }} {{ documents is none }}", "True True"),
+            ("{% if tools is not none %}[AVAILABLE_TOOLS]{% endif %}", ""),
+            ("{{ eos_token }} {{ bos_token is defined }}", "<e> False"),
+        ] {
+            assert_eq!(rendered(template).unwrap(), text, "{template}");
+        }
+    }
+
+    #[test]
+    fn special_tokens_are_those_of_transformers() {
+        let map = serde_json::json!({ "bos_token": "<s>", "eos_token": { "content": "</s>" } });
+        let of = |settings: Json, map: &Json| -> Vec<String> {
+            tokens(&settings, map)
+                .into_iter()
+                .map(|(name, text)| format!("{name} {text}"))
+                .collect()
+        };
+        let (old, new) = (
+            serde_json::json!({ "bos_token": "<a>", "pad_token": "<p>", "unk_token": null }),
+            serde_json::json!({ "bos_token": "<a>", "added_tokens_decoder": {} }),
+        );
+        assert_eq!(of(old, &map), ["bos_token <s>", "eos_token </s>", "pad_token <p>"]);
+        assert_eq!(of(new, &map), ["bos_token <a>"]);
+        assert!(of(Json::Null, &Json::Null).is_empty());
     }
 }
