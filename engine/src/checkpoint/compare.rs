@@ -92,7 +92,7 @@ const LAYOUT: [&str; 28] = [
 ];
 
 /// Keys that make another experiment.
-const EXPERIMENT: [&str; 44] = [
+const EXPERIMENT: [&str; 45] = [
     "model.family",
     "model.layers",
     "model.hidden",
@@ -128,6 +128,7 @@ const EXPERIMENT: [&str; 44] = [
     "optimizer.clip",
     "train.seed",
     "schedule.kind",
+    "schedule.kind.stable_until",
     "schedule.warmup_steps",
     "schedule.decay_steps",
     "schedule.min_lr",

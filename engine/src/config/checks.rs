@@ -4,8 +4,8 @@ use super::reading::reader::Reader;
 use super::reading::report::Problem;
 use super::reading::value::float_text;
 use super::{
-    Accumulate, Config, DeviceConfig, Placement, Precision, Recompute, Transfer, UpdateMode,
-    WeightsPolicy,
+    Accumulate, Config, DeviceConfig, Placement, Precision, Recompute, ScheduleConfig,
+    ScheduleKind, Transfer, UpdateMode, WeightsPolicy,
 };
 use crate::run::{gpu, gpu_room};
 use topology::counted;
@@ -14,7 +14,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 31] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 32] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -29,6 +29,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 31] {
         Checks::memory,
         Checks::global_batch,
         Checks::schedule_length,
+        Checks::stable_steps,
         Checks::least_rate,
         Checks::loss_scale,
         Checks::place_of_sums,
@@ -371,6 +372,22 @@ impl Checks<'_> {
                 ("batch.global", counted(global, "sample")),
                 ("batch.micro", counted(micro, "sample")),
                 ("parallel.data", counted(data, "replica")),
+            ],
+        })
+    }
+
+    fn stable_steps(&self) -> Option<Broken> {
+        let ScheduleConfig { kind, warmup_steps: first, decay_steps: last, .. } =
+            self.config.schedule;
+        let ScheduleKind::Wsd { stable_until: until } = kind else { return None };
+        let outside = first <= last && !(first..=last).contains(&until);
+        outside.then(|| Broken {
+            message: format!("the last step at the peak, {until}, is not from {first} to {last}"),
+            help: "choose a step from the end of the warm-up to `decay_steps`".into(),
+            values: vec![
+                ("schedule.kind.stable_until", "the last at the peak".into()),
+                ("schedule.warmup_steps", "the end of the warm-up".into()),
+                ("schedule.decay_steps", "the end of the decay".into()),
             ],
         })
     }

@@ -409,15 +409,15 @@ pub struct OptimizerConfig {
     pub clip: Option<f32>,
 }
 
-/// Linear warm-up, then cosine (or constant).
+/// Linear warm-up, then the kind's curve.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ScheduleConfig {
-    /// `Cosine` or `Constant`. Default `Cosine`.
-    pub kind: ScheduleKind,
     /// Steps from 0 to the peak; at most `decay_steps`. Default 0.
     pub warmup_steps: u64,
     /// Step at which the minimum is reached; may exceed `train.steps`. Default `train.steps`.
     pub decay_steps: u64,
+    /// Default `Cosine`.
+    pub kind: ScheduleKind,
     /// [0, lr], default lr / 10 (of the decimal number: 6e-4 gives 6e-5).
     pub min_lr: f32,
 }
@@ -429,6 +429,15 @@ pub enum ScheduleKind {
     Cosine,
     /// The peak throughout.
     Constant,
+    /// A straight line to `min_lr`.
+    Linear,
+    /// Warm-up, stable, decay: the peak, and then a cosine to `min_lr`.
+    Wsd {
+        /// Last step at the peak; from `warmup_steps` to `decay_steps`. Default 9/10 of `decay_steps`.
+        stable_until: u64,
+    },
+    /// The peak times the root of `warmup_steps` / step, never below `min_lr`.
+    InverseSqrt,
 }
 
 /// Batch sizes in samples of `seq_len` tokens.

@@ -44,11 +44,6 @@ impl Named for OptimizerKind {
     const ALL: &'static [(&'static str, Self)] = &[("AdamW", Self::AdamW), ("Sgd", Self::Sgd)];
 }
 
-impl Named for ScheduleKind {
-    const ALL: &'static [(&'static str, Self)] =
-        &[("Cosine", Self::Cosine), ("Constant", Self::Constant)];
-}
-
 impl Named for Recompute {
     const ALL: &'static [(&'static str, Self)] = &[("None", Self::None), ("Block", Self::Block)];
 }

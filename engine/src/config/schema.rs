@@ -249,25 +249,37 @@ fn optimizer(s: &mut Section<'_, '_>) -> OptimizerConfig {
 }
 
 fn schedule(s: &mut Section<'_, '_>, opt: &OptimizerConfig, train: &TrainConfig) -> ScheduleConfig {
+    let warmup_steps = s.uint(
+        "warmup_steps",
+        0..=STEPS,
+        Or::Default(0),
+        "Steps from 0 to the peak; at most `decay_steps`.",
+    );
+    let decay_steps = s.uint(
+        "decay_steps",
+        1..=STEPS,
+        Or::Derived(train.steps, "train.steps", &["train.steps"]),
+        "Step that reaches the minimum. It may exceed `train.steps`. `Constant` and `InverseSqrt` do not use it.",
+    );
+    let kinds = ["Cosine", "Constant", "Linear", "Wsd(stable_until: 900)", "InverseSqrt"];
     ScheduleConfig {
-        kind: s.named("kind", ScheduleKind::Cosine, "Curve after the warm-up."),
-        warmup_steps: s.uint(
-            "warmup_steps",
-            0..=STEPS,
-            Or::Default(0),
-            "Steps from 0 to the peak; at most `decay_steps`.",
-        ),
-        decay_steps: s.uint(
-            "decay_steps",
-            1..=STEPS,
-            Or::Derived(train.steps, "train.steps", &["train.steps"]),
-            "Step that reaches the minimum. It may exceed `train.steps`.",
-        ),
+        kind: s.choice("kind", &kinds, Or::Default(0), "Curve after the warm-up. `Wsd` (warm-up, stable, decay) stays at the peak and then falls as `Cosine` does. `InverseSqrt` is the peak times the root of `warmup_steps` / step; without a warm-up, of 10_000 / (10_000 + step).", |index, s| match index {
+            0 => ScheduleKind::Cosine,
+            1 => ScheduleKind::Constant,
+            2 => ScheduleKind::Linear,
+            3 => {
+                let or = Or::Derived(decay_steps - decay_steps / 10, "9/10 of decay_steps", &["schedule.decay_steps"]);
+                ScheduleKind::Wsd { stable_until: s.uint("stable_until", 0..=STEPS, or, "Last step at the peak; from `warmup_steps` to `decay_steps`.") }
+            }
+            _ => ScheduleKind::InverseSqrt,
+        }),
+        warmup_steps,
+        decay_steps,
         min_lr: s.float(
             "min_lr",
             Interval::closed(0.0, 10.0),
             Or::Derived(tenth(opt.lr), "lr / 10", &["optimizer.lr"]),
-            "Learning rate at the minimum; at most `optimizer.lr`.",
+            "Least learning rate after the warm-up; at most `optimizer.lr`. `Constant` does not use it.",
         ),
     }
 }

@@ -27,7 +27,7 @@ const RICH: &str = r##"#![enable(implicit_some)]
         lookahead: 3, sockets: All,
     ),
     optimizer: (kind: Sgd, lr: 1, beta1: 0, beta2: 0.999, eps: 1e-6, weight_decay: 0, clip: None),
-    schedule: (kind: Constant, warmup_steps: 5, decay_steps: 300, min_lr: 1e-3),
+    schedule: (kind: Wsd(stable_until: 90), warmup_steps: 5, decay_steps: 300, min_lr: 1e-3),
     batch: (micro: 3, global: 12),
     recompute: Block,
     data: (train: "a/*.txt", validation: Some("b.txt"), format: U32, validation_fraction: 0.25),
@@ -106,6 +106,16 @@ fn checkpoints_come_by_their_cost_where_nothing_is_said_of_them() {
     assert_eq!(overhead(&["train.checkpoint_every=5", "train.checkpoint_overhead=0.5"]), Some(0.5));
     let none = config(LEAST, &["train.checkpoint_overhead=None"]);
     assert!(none.train.checkpoint_overhead.is_none() && !none.train.saves());
+}
+
+#[test]
+fn a_stable_schedule_decays_over_its_last_tenth() {
+    let kind = |sets: &[&str]| config(LEAST, sets).schedule.kind;
+    assert_eq!(kind(&["schedule.kind=Wsd"]), ScheduleKind::Wsd { stable_until: 9 });
+    let longer = ["schedule.kind=Wsd", "schedule.decay_steps=2000"];
+    assert_eq!(kind(&longer), ScheduleKind::Wsd { stable_until: 1800 });
+    let set = ["schedule.kind=Wsd", "schedule.kind.stable_until=3"];
+    assert_eq!(kind(&set), ScheduleKind::Wsd { stable_until: 3 });
 }
 
 #[test]

@@ -49,7 +49,7 @@ const ALIASES: [(&str, &str); 42] = [
 ];
 
 /// What others call a value, in lower case, and what it may be here.
-const VALUE_ALIASES: [(&str, &[&str]); 12] = [
+const VALUE_ALIASES: [(&str, &[&str]); 15] = [
     ("adam", &["AdamW"]),
     ("bfloat16", &["Bf16"]),
     ("cpu", &["Host"]),
@@ -60,8 +60,11 @@ const VALUE_ALIASES: [(&str, &[&str]); 12] = [
     ("gpu", &["Cuda", "Device"]),
     ("gpus", &["Cuda", "Device"]),
     ("half", &["Fp16"]),
+    ("inverse_sqrt", &["InverseSqrt"]),
     ("nvidia", &["Cuda"]),
     ("single", &["Fp32"]),
+    ("trapezoid", &["Wsd"]),
+    ("warmup_stable_decay", &["Wsd"]),
 ];
 
 /// Of `names`, those that the value `typed` means: what others call so, else the nearest ones.

@@ -71,6 +71,9 @@ fn single_values() {
         ("offload.update=Delayed", "offload.update.after_step", &["add `after_step: 40`"]),
         ("offload.update=Delayed(40)", "offload.update", &["write `Delayed(after_step: 40)`"]),
         ("offload.update=Delay", "offload.update", &["did you mean `Delayed(after_step: 40)`?"]),
+        ("schedule.kind=linear", "schedule.kind", &["did you mean `Linear`?"]),
+        ("schedule.kind=inverse_sqrt", "schedule.kind", &["did you mean `InverseSqrt`?"]),
+        ("schedule.kind=warmup_stable_decay", "schedule.kind", &["`Wsd(stable_until: 900)`?"]),
         ("offload.update=Serial(x: 1)", "offload.update.x", &["`Serial` takes no keys"]),
         (
             "offload.optimizer=Split(device_fraction: 1.01)",
@@ -180,6 +183,16 @@ fn rules_between_keys_show_every_value_and_the_arithmetic() {
                 "11 steps is longer than the whole schedule of 10",
                 "`schedule.decay_steps` is 10 (train.steps)",
             ],
+        ),
+        (
+            &["schedule.kind=Wsd(stable_until: 11)"],
+            "schedule.kind.stable_until",
+            &["11, is not from 0 to 10", "`schedule.decay_steps` is 10 (train.steps)"],
+        ),
+        (
+            &["schedule.kind=Wsd(stable_until: 4)", "schedule.warmup_steps=5"],
+            "schedule.kind.stable_until",
+            &["4, is not from 5 to 10", "^ the end of the warm-up"],
         ),
         (
             &["partition_checkpoints=true"],
