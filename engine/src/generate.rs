@@ -7,7 +7,7 @@ mod sampling;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{Config, DataFormat};
-use crate::data::Tokenizer;
+use crate::data::{Decoder, Tokenizer};
 use crate::hugging_face::FolderError;
 pub use chat::{Message, chat, stop_tokens};
 use device::random;
@@ -69,6 +69,8 @@ pub enum End {
 /// What becomes known of a text.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
+    /// Its prompt is this, as the model's tokens have it.
+    Prompt(&'a [u8]),
     /// It goes on like this.
     Text(&'a [u8]),
     /// It is over: why, and which tokens were drawn.
@@ -80,10 +82,36 @@ struct Text<'a> {
     tokens: Vec<i32>,
     /// How many of them are the prompt's.
     prompt: usize,
-    /// A token as text: whole characters, as soon as they are.
-    decode: Box<dyn FnMut(i32) -> Vec<u8> + 'a>,
+    written: Written<'a>,
     tail: Tail,
     over: bool,
+}
+
+/// Makes text of tokens.
+enum Written<'a> {
+    /// By a tokenizer.
+    Text(Decoder<'a>),
+    Bytes,
+    Numbers,
+}
+
+impl Written<'_> {
+    /// How the text goes on with `token`.
+    fn push(&mut self, token: i32) -> Vec<u8> {
+        match self {
+            Self::Text(decoder) => decoder.push(token as u32).into_bytes(),
+            Self::Bytes => vec![token as u8],
+            Self::Numbers => format!("{token} ").into_bytes(),
+        }
+    }
+
+    /// How it ends.
+    fn rest(&mut self) -> Vec<u8> {
+        match self {
+            Self::Text(decoder) => decoder.rest().into_bytes(),
+            Self::Bytes | Self::Numbers => Vec::new(),
+        }
+    }
 }
 
 /// Draws tokens after each prompt, and hands what is known of the text of a prompt (its number, a piece) to `emit`, until that
@@ -99,19 +127,17 @@ pub fn generate(
     emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
 ) -> Result<(), GenerateError> {
     let bytes = config.data.format.is_bytes() && tokenizer.is_none();
-    let decoder = || -> Box<dyn FnMut(i32) -> Vec<u8> + '_> {
-        match tokenizer.map(Tokenizer::decoder) {
-            Some(mut decode) => Box::new(move |token| decode(token as u32).into_bytes()),
-            None if bytes => Box::new(|token| vec![token as u8]),
-            None => Box::new(|token| format!("{token} ").into_bytes()),
-        }
+    let written = || match tokenizer {
+        Some(tokenizer) => Written::Text(tokenizer.decoder()),
+        None if bytes => Written::Bytes,
+        None => Written::Numbers,
     };
     // What lies above is no byte, or no token.
     let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
     let text = |prompt: &String| -> Result<Text<'_>, GenerateError> {
         let tokens = tokens_of((config, tokenizer), (prompt, sampling.special))?;
         let prompt = tokens.len();
-        Ok(Text { tokens, prompt, decode: decoder(), tail: sampling.stop.tail(), over: false })
+        Ok(Text { tokens, prompt, written: written(), tail: sampling.stop.tail(), over: false })
     };
     let mut texts: Vec<Text<'_>> = prompts.iter().map(text).collect::<Result<_, _>>()?;
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
@@ -135,8 +161,10 @@ fn write(
 ) -> Result<bool, GenerateError> {
     model.forget();
     for (i, text) in texts.iter_mut().enumerate().filter(|_| sampling.echo) {
-        let start: Vec<u8> = text.tokens.iter().flat_map(|token| (text.decode)(*token)).collect();
-        if !emit(i, Piece::Text(&start)) {
+        let pieces = text.tokens.iter().flat_map(|token| text.written.push(*token));
+        let mut start: Vec<u8> = pieces.collect();
+        start.extend(text.written.rest());
+        if !emit(i, Piece::Prompt(&start)) {
             return Ok(false);
         }
     }
@@ -173,14 +201,16 @@ impl Text<'_> {
             return self.end(End::StopToken, emit);
         }
         self.tokens.push(token);
-        let (known, stopped) = self.tail.push(&(self.decode)(token));
+        let (known, stopped) = self.tail.push(&self.written.push(token));
         let go_on = known.is_empty() || emit(Piece::Text(&known));
         if stopped { go_on && self.end(End::StopText, emit) } else { go_on }
     }
 
     fn end(&mut self, how: End, emit: &mut dyn FnMut(Piece<'_>) -> bool) -> bool {
         self.over = true;
-        let rest = self.tail.rest();
+        // Of a text of `Stop`, which is over before that, nothing is left.
+        let (mut rest, _) = self.tail.push(&self.written.rest());
+        rest.extend(self.tail.rest());
         (rest.is_empty() || emit(Piece::Text(&rest)))
             && emit(Piece::End(how, &self.tokens[self.prompt..]))
     }

@@ -164,7 +164,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
             tokens: tokens.map_err(|why| Failed::new(code::DATA, why))?,
             texts: args.stop.iter().map(|text| text.clone().into_bytes()).collect(),
         },
-        echo: !args.chat && !args.json,
+        echo: !args.chat,
         special: !args.chat && matches!(from.trained, Trained::Folder(_)),
     };
     let mut texts = Texts::new(prompts.len(), !args.json);
@@ -226,7 +226,8 @@ impl Texts {
     /// Whether to go on.
     fn take(&mut self, i: usize, piece: Piece<'_>) -> bool {
         match piece {
-            Piece::Text(bytes) => self.all[i].bytes.extend_from_slice(bytes),
+            Piece::Prompt(_) if !self.shown => {}
+            Piece::Prompt(bytes) | Piece::Text(bytes) => self.all[i].bytes.extend_from_slice(bytes),
             Piece::End(end, tokens) => {
                 self.all[i].end = Some(end);
                 self.all[i].tokens = tokens.to_vec();

@@ -39,7 +39,7 @@ pub(crate) use look::Look;
 pub use problem::{DataError, Problem};
 use problem::{Failure, in_key};
 pub use text::Tokenized;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Decoder, Tokenizer};
 pub use tokens::Cache;
 pub use utf8::NotUtf8;
 

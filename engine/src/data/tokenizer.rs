@@ -84,16 +84,58 @@ impl Tokenizer {
         untrusted::encode(&self.inner, text, true)
     }
 
-    /// Text of one token after another: a piece as soon as it is whole characters. What the library cannot decode is U+FFFD.
-    pub fn decoder(&self) -> impl FnMut(u32) -> String {
-        let mut stream = self.inner.decode_stream(false);
-        move |token| {
-            let step = untrusted::guarded("over a token", || stream.step(token));
-            match step {
-                Ok(Ok(piece)) => piece.unwrap_or_default(),
-                Ok(Err(_)) | Err(_) => char::REPLACEMENT_CHARACTER.into(),
-            }
+    /// Text of one token after another.
+    pub fn decoder(&self) -> Decoder<'_> {
+        Decoder { inner: &self.inner, tokens: Vec::new(), told: 0 }
+    }
+}
+
+/// Makes text of tokens that come one by one. A token by itself may be a part of a character, and its text may depend on the
+/// tokens before it.
+#[derive(Debug)]
+pub struct Decoder<'a> {
+    inner: &'a tokenizers::Tokenizer,
+    /// Those of the last piece of text, and those behind it.
+    tokens: Vec<u32>,
+    /// How many are of the last piece.
+    told: usize,
+}
+
+impl Decoder<'_> {
+    /// How the text goes on with `token`: whole characters, as soon as they are. What the library cannot decode is U+FFFD.
+    pub fn push(&mut self, token: u32) -> String {
+        self.tokens.push(token);
+        self.piece(false)
+    }
+
+    /// How the text ends: each part of a character that never became whole is U+FFFD.
+    pub fn rest(&mut self) -> String {
+        self.piece(true)
+    }
+
+    fn piece(&mut self, last: bool) -> String {
+        let (before, new) = self.tokens.split_at(self.told);
+        let (Ok(before), Ok(all), Ok(alone)) =
+            (self.text(before), self.text(&self.tokens), self.text(new))
+        else {
+            self.tokens.clear();
+            self.told = 0;
+            return char::REPLACEMENT_CHARACTER.into();
+        };
+        // Some decoders change what stood before, such as whole characters beside one that is not: then the new ones count alone.
+        let piece = all.strip_prefix(&before).unwrap_or(&alone);
+        if piece.is_empty() || (piece.ends_with(char::REPLACEMENT_CHARACTER) && !last) {
+            return String::new();
         }
+        let piece = piece.to_owned();
+        self.tokens.drain(..self.told);
+        self.told = self.tokens.len();
+        piece
+    }
+
+    fn text(&self, tokens: &[u32]) -> Result<String, String> {
+        let text = untrusted::guarded("over tokens", || self.inner.decode(tokens, false))?;
+        text.map_err(|e| e.to_string())
     }
 }
 
@@ -119,12 +161,65 @@ mod tests {
         for text in ["the box holds the model", "  two\n\nlines\t", "é and 漢字 too: 🦀", ""] {
             let tokens = tokenizer.encode(text).unwrap();
             assert!(tokens.len() <= text.len());
-            let mut decode = tokenizer.decoder();
-            let back: String = tokens.iter().map(|token| decode(*token)).collect();
-            assert_eq!(back, text);
+            assert_eq!(decoded(&tokenizer, &tokens), text);
         }
         let tokens = tokenizer.encode("the box holds the model").unwrap();
         assert!(tokens.len() < 15 && tokens.iter().any(|t| *t >= 256), "{tokens:?}");
+    }
+
+    fn decoded(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
+        let mut decoder = tokenizer.decoder();
+        let pieces: String = tokens.iter().map(|token| decoder.push(*token)).collect();
+        pieces + &decoder.rest()
+    }
+
+    /// Tokens as Llama 2 has them: blanks are a character of their own, and bytes are tokens where a character is none.
+    fn fallback() -> Tokenizer {
+        let tokens = ["<unk>", "▁", "▁box", "s", "<0xE6>", "<0xBC>", "<0xA2>", "<0x0A>"];
+        let vocab: serde_json::Map<_, _> =
+            tokens.iter().enumerate().map(|(i, token)| ((*token).into(), i.into())).collect();
+        let decoders = json!([
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+            { "type": "ByteFallback" },
+            { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+        ]);
+        let model = json!({
+            "type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true, "unk_token": "<unk>"
+        });
+        let file =
+            json!({ "model": model, "decoder": { "type": "Sequence", "decoders": decoders } });
+        Tokenizer::from_bytes(file.to_string().into_bytes()).unwrap()
+    }
+
+    /// What `decode` of transformers makes of the tokens together, but for whole characters before one that is not.
+    #[test]
+    fn a_text_keeps_its_last_character_where_that_is_not_whole() {
+        let tiny = Tokenizer::from_bytes(TINY.to_vec()).unwrap();
+        let tokens = tiny.encode("a漢").unwrap();
+        assert_eq!(tokens.len(), 4, "each byte is a token");
+        assert_eq!(decoded(&tiny, &tokens[..3]), "a\u{fffd}");
+        assert_eq!(decoded(&tiny, &tokens[1..3]), "\u{fffd}");
+        let cut_twice = [&tokens[..3], &tokens[..3]].concat();
+        assert_eq!(decoded(&tiny, &cut_twice), "a\u{fffd}a\u{fffd}");
+        let mut decoder = tiny.decoder();
+        let pieces = tokens.iter().map(|token| decoder.push(*token)).collect::<Vec<_>>();
+        assert_eq!(
+            (&pieces[..], &*decoder.rest()),
+            (&["a", "", "", "漢"].map(String::from)[..], "")
+        );
+        let llama = fallback();
+        for (tokens, text) in [
+            (&[2, 3, 2][..], "boxs box"),
+            (&[1, 2, 1, 1, 3], " box  s"),
+            (&[2, 4, 5, 6, 7], "box漢\n"),
+            (&[2, 4, 5, 6, 4, 5, 6], "box漢漢"),
+            (&[2, 1, 4], "box \u{fffd}"),
+            (&[2, 4, 5, 6, 4], "box漢\u{fffd}"),
+            (&[2, 4, 2], "box\u{fffd} box"),
+        ] {
+            assert_eq!(decoded(&llama, tokens), text, "{tokens:?}");
+        }
     }
 
     /// The tiny one with `part` as its `key`.

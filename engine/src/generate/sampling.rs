@@ -16,7 +16,7 @@ pub struct Sampling {
     pub seed: u64,
     /// What ends a text before that.
     pub stop: Stop,
-    /// The text begins with its prompt.
+    /// A text goes on from its prompt, which comes first; else it begins anew behind it, as an answer does.
     pub echo: bool,
     /// Prompts get the special tokens that the tokenizer puts around a text.
     pub special: bool,
