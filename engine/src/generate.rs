@@ -19,6 +19,8 @@ use topology::format_bytes;
 
 /// Word that keys sampling under its seed.
 const SAMPLE_STREAM: u64 = 0x7361_6d70;
+/// Characters of a prompt that a message shows.
+const SHOWN: usize = 60;
 /// Prompts whose next tokens are computed together.
 const TOGETHER: usize = 16;
 
@@ -30,8 +32,12 @@ pub enum GenerateError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} is not the model of its config: {problem}", path.display())]
     Weights { path: PathBuf, problem: String },
-    #[error("--prompt {0:?}: {1}")]
+    #[error("--prompt {0}: {1}")]
     Prompt(String, String),
+    #[error(
+        "the logits of the next token are not finite ({0}): the weights are damaged, or training has diverged; take an earlier checkpoint"
+    )]
+    NotFinite(f64),
     #[error(
         "weights, keys and values take {}, and this machine has {} free: give fewer --tokens or prompts, or a smaller model",
         format_bytes(*needed), format_bytes(*free)
@@ -236,18 +242,27 @@ pub(crate) fn default_prompt(config: &Config, prompt: &str) -> String {
     if blank { "0".into() } else { prompt.into() }
 }
 
+/// The beginning of a text, in quotes.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?}.. ({} bytes)", &text[..end], text.len()),
+        None => format!("{text:?}"),
+    }
+}
+
 /// Tokens of a prompt.
 fn tokens_of(
     (config, tokenizer): (&Config, Option<&Tokenizer>),
     (text, special): (&str, bool),
 ) -> Result<Vec<i32>, GenerateError> {
-    let refuse = |problem: String| GenerateError::Prompt(text.to_owned(), problem);
+    let refuse = |problem: String| GenerateError::Prompt(shown(text), problem);
     let vocab = config.model.vocab;
     let token = |word: &str| match word.parse::<i32>() {
         Ok(token) if (0..vocab as i64).contains(&i64::from(token)) => Ok(token),
         _ => Err(refuse(format!(
-            "`{word}` is not a token from 0 to {}; this model was trained on token files, so the \
+            "{} is not a token from 0 to {}; this model was trained on token files, so the \
              prompt is token numbers with blanks between",
+            shown(word),
             vocab - 1
         ))),
     };

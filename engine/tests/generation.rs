@@ -155,4 +155,25 @@ fn what_cannot_be_drawn_is_refused() {
     let plain = fixture("hf-llama3-tiny");
     let args = ["generate", &plain, "--chat", "--prompt", "1"];
     folder.onebox(&args).refused(66, &["--chat needs a model whose text goes through a tokenizer"]);
+    let long = "999 ".repeat(30_000);
+    let refused = folder.onebox(&["generate", &plain, "--prompt", &long]);
+    let said =
+        refused.refused(2, &["--prompt \"999 999", "(120000 bytes)", "\"999\" is not a token"]);
+    assert!(said.stderr.len() < 500, "{}", said.stderr);
+}
+
+#[test]
+fn logits_that_are_not_finite_are_no_text() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let weights = copied(&folder, &chat).join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    // Each weight is 1e18 in bfloat16: products of products are beyond fp32.
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let huge = 0x5d5e_u16.to_le_bytes();
+    bytes[8 + header..].chunks_mut(2).for_each(|weight| weight.copy_from_slice(&huge));
+    std::fs::write(&weights, bytes).unwrap();
+    for how in [&["--json"][..], &["--logits"], &["--temperature", "0"]] {
+        let args = [&["generate", "copy", "--prompt", "a"], how].concat();
+        folder.onebox(&args).refused(79, &["not finite", "training has diverged"]);
+    }
 }

@@ -264,6 +264,7 @@ fn failed(error: GenerateError) -> Failed {
         GenerateError::Weights { .. } => code::DATA,
         GenerateError::Memory { .. } => code::HOST_MEMORY,
         GenerateError::Prompt(..) => 2,
+        GenerateError::NotFinite(_) => code::NUMERIC,
         GenerateError::Device(device::Error::HostMemory { .. }) => code::HOST_MEMORY,
         GenerateError::Device(_) => code::INTERNAL,
     };

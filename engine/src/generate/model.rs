@@ -155,7 +155,11 @@ impl Model {
         let mut all = vec![0.0; count * columns];
         self.dev.read(self.gpt.logits().rows(0..count), &mut all)?;
         let vocab = self.gpt.shape().vocab;
-        Ok(all.chunks(columns).map(|row| row[..vocab].to_vec()).collect())
+        let rows = all.chunks(columns).map(|row| &row[..vocab]);
+        match rows.clone().flatten().find(|logit| !logit.is_finite()) {
+            Some(logit) => Err(GenerateError::NotFinite(*logit)),
+            None => Ok(rows.map(<[f64]>::to_vec).collect()),
+        }
     }
 }
 
