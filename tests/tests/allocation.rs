@@ -144,6 +144,7 @@ fn counted(sets: &[&str], lanes: Lanes) -> Counted {
 #[test]
 fn a_step_allocates_nothing_and_a_plan_holds_sixteen_bits_in_sixteen() {
     steps_after_the_first_allocate_nothing_on_any_thread_of_a_run();
+    steps_of_a_llama_allocate_nothing_either();
     steps_with_kernel_threads_allocate_nothing_either();
     sixteen_bit_buffers_hold_sixteen_bits();
 }
@@ -168,6 +169,30 @@ fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
     ] {
         for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 0 }] {
             assert_eq!(counted(sets, lanes), NOTHING, "{sets:?} {lanes:?}");
+        }
+    }
+}
+
+/// Ranks have heads of keys and values of their own, share them, or share the only one.
+fn steps_of_a_llama_allocate_nothing_either() {
+    let llama = ["model.family=Llama", "model.qk_norm=true", "model.qkv_bias=true"];
+    for sets in [
+        &["model.kv_heads=2"][..],
+        &["model.kv_heads=2", "parallel.tensor=2", "model.tied=true"],
+        &["model.kv_heads=2", "parallel.tensor=4", "precision=Bf16", "recompute=Block"],
+        &["model.kv_heads=1", "parallel.tensor=4", "parallel.sequence=true"],
+        &["model.kv_heads=1", GRID[0], GRID[1], "offload.accumulate=Host", "batch.global=8"],
+        &["model.kv_heads=1", GRID[0], "offload.optimizer=Device", "recompute=Block"],
+        &[
+            "model.kv_heads=1",
+            GRID[0],
+            "offload.update=Delayed(after_step: 0)",
+            "offload.optimizer=Split(device_fraction: 0.3)",
+        ],
+    ] {
+        let sets = [&llama[..], sets].concat();
+        for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 0 }] {
+            assert_eq!(counted(&sets, lanes), NOTHING, "{sets:?} {lanes:?}");
         }
     }
 }
