@@ -13,6 +13,7 @@ use std::sync::Arc;
 use crate::checkpoint::manifest::MANIFEST;
 use crate::checkpoint::{self, FOLDER, remove_all};
 use crate::report::metrics::{DAMAGED, finished_step};
+use crate::report::tensorboard;
 use crate::run_dir::durable::sync_folder;
 pub use crate::run_dir::own::Held;
 use crate::run_dir::own::LOCK;
@@ -214,6 +215,9 @@ impl RunDir {
             }
             for name in WRITTEN {
                 run.remove(name)?;
+            }
+            for (_, path) in tensorboard::files(dir) {
+                fs::remove_file(&path).map_err(cannot("remove", &path))?;
             }
             run.remove_kept()?;
             let checkpoints = dir.join(FOLDER);
@@ -440,9 +444,10 @@ mod tests {
     #[test]
     fn overwrite_removes_what_onebox_wrote_and_nothing_else() {
         let (_folder, path) = with_run();
-        let theirs = ["notes.txt", "trace.json", "checkpoints/epoch-1"];
+        let theirs = ["notes.txt", "events.out.tfevents.1.theirs", "checkpoints/epoch-1"];
         fs::create_dir_all(path.join("checkpoints")).unwrap();
-        for name in theirs.iter().chain(&[METRICS, WEIGHTS]) {
+        let events = "events.out.tfevents.0000000002.onebox";
+        for name in theirs.iter().chain(&[METRICS, WEIGHTS, events]) {
             fs::write(path.join(name), "x").unwrap();
         }
         drop(create(&path, RunMode::Overwrite).unwrap());

@@ -31,7 +31,8 @@ fn timeless(folder: &Folder, run: &str) -> Vec<serde_json::Value> {
     let mut lines = folder.metrics(run);
     for line in &mut lines {
         let line = line.as_object_mut().unwrap();
-        line.retain(|key, _| key != "step_seconds" && key != "tokens_per_second");
+        let measured = ["step_seconds", "tokens_per_second", "host_memory"];
+        line.retain(|key, _| !measured.contains(&key.as_str()));
     }
     lines
 }

@@ -51,7 +51,7 @@ pub use bind::{Live, bind_current_thread, current_binding};
 pub use cpu_list::format_cpu_list;
 pub use error::Error;
 pub use machine::{Core, Gpu, Machine, NumaNode};
-pub use memory::available_memory;
+pub use memory::{available_memory, resident_memory};
 pub use paths::{Hop, Path};
 pub use pci::{Link, PciAddress, PciKind, PciNode};
 pub use place::{HostBytes, Placement, RankPlace, Request, Seats, Sockets, place, place_ranks};

@@ -15,14 +15,24 @@ pub(crate) fn available_memory_under(root: &Path) -> u64 {
     machine.min(cgroup_headroom(root).unwrap_or(u64::MAX))
 }
 
+/// Bytes of this process that are in memory now. 0 where the kernel reports nothing.
+pub fn resident_memory() -> u64 {
+    figure(Path::new("/proc/self/status"), "VmRSS:").unwrap_or(0)
+}
+
 /// Bytes of memory of the machine, from `/proc/meminfo` under `root`.
 pub(crate) fn total_memory_under(root: &Path) -> Option<u64> {
     meminfo_bytes(root, "MemTotal:")
 }
 
-/// One figure of `/proc/meminfo` in bytes, from lines like `MemTotal:       24684084 kB`.
+/// One figure of `/proc/meminfo` in bytes.
 fn meminfo_bytes(root: &Path, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
+    figure(&root.join("proc/meminfo"), key)
+}
+
+/// One figure of a file of the kernel in bytes, from lines like `MemTotal:       24684084 kB`.
+fn figure(file: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     kib.checked_mul(1024)

@@ -38,7 +38,7 @@ impl fmt::Display for Difference {
 }
 
 /// Keys that change nothing that training computes.
-const HARMLESS: [&str; 17] = [
+const HARMLESS: [&str; 18] = [
     "name",
     // Where the first step started from.
     "model.from",
@@ -46,6 +46,7 @@ const HARMLESS: [&str; 17] = [
     "train.steps",
     "train.eval_every",
     "train.eval_batches",
+    "train.tensorboard",
     "train.checkpoint_every",
     "train.checkpoint_minutes",
     "train.checkpoint_overhead",

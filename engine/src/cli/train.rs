@@ -20,6 +20,7 @@ use crate::predict::plan::{Disk, memory_report};
 use crate::report::metrics::MetricsWriter;
 use crate::report::progress::Progress;
 use crate::report::stderr;
+use crate::report::tensorboard::Events;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
 use crate::run_dir::kept::KEPT;
 use crate::run_dir::{CONFIG, RUNS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
@@ -317,6 +318,8 @@ impl Session<'_> {
         let config = &self.loaded.config;
         let metrics = MetricsWriter::open(&self.dir.metrics_path(), self.done());
         let metrics = metrics.map_err(|e| Failed::new(code::IO, e))?;
+        let events = config.train.tensorboard.then(|| Events::create(self.dir.path(), self.done()));
+        let metrics = metrics.and(events.transpose().map_err(|e| Failed::new(code::IO, e))?);
         let trace = self.args.trace.start();
         let starting = starting.clone();
         // From there on every rank hears of a stop.

@@ -546,6 +546,8 @@ pub struct TrainConfig {
     /// Most global batches of an evaluation, also of the last one; 0: all. Default None: 8 between steps, and 600 for the
     /// last one, which is all of a small held-out part.
     pub eval_batches: Option<usize>,
+    /// Whether steps and evaluations also go to event files for TensorBoard. Default false.
+    pub tensorboard: bool,
     /// Steps between checkpoints; 0: not by steps. A run that saves any also saves one when it ends. Default 0.
     pub checkpoint_every: u64,
     /// Also when training went on for so many minutes since the last one. Default None.

@@ -344,6 +344,11 @@ fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
         "Steps between evaluations. 0: only after the last step.",
     );
     let eval_batches = s.uint_or_none("eval_batches", 0..=STEPS, "Most global batches of an evaluation. 0: all. None: 8 between steps, and 600 after the last step.");
+    let tensorboard = s.flag(
+        "tensorboard",
+        false,
+        "Write the curves into event files for TensorBoard, too, in the run's directory.",
+    );
     let checkpoint_every = s.uint("checkpoint_every", 0..=STEPS, Or::Default(0), "Steps between checkpoints. 0: not by steps. A run that saves any checkpoint also saves one at its end.");
     let minutes = Interval::above(0.0, 1e6);
     let checkpoint_minutes = s.float_or_none(
@@ -357,6 +362,7 @@ fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
         steps,
         eval_every,
         eval_batches,
+        tensorboard,
         checkpoint_every,
         checkpoint_minutes,
         checkpoint_overhead: s.float_or_none(

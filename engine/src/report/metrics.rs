@@ -1,13 +1,15 @@
 //! `metrics.jsonl`: one JSON object per line, written after each step by `run`.
 //!
-//! A line goes out in one write. Training never stops for a full disk: the first failure is warned
-//! of, lines that are lost are counted, and later ones are tried again.
+//! A line goes out in one write ([`Appended`]). Where the run has event files for TensorBoard, these get the same.
 
+use crate::report::appended::Appended;
+pub use crate::report::appended::MetricsError;
+use crate::report::tensorboard::Events;
 use crate::run_dir::durable::sync_folder;
 use crate::run_dir::own;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +36,27 @@ pub struct StepMetrics {
     pub tokens: u64,
     /// Skipped steps since step 1.
     pub skipped_total: u64,
+    /// Bytes that the fullest device holds, as planned.
+    pub device_memory: u64,
+    /// Bytes of this process in host memory, as the kernel counts them.
+    pub host_memory: u64,
+}
+
+impl StepMetrics {
+    /// By the names that TensorBoard shows; those before a slash are groups.
+    fn curves(&self) -> [(&'static str, f32); 9] {
+        [
+            ("loss/train", self.loss as f32),
+            ("optimizer/learning_rate", self.lr),
+            ("optimizer/gradient_norm", self.grad_norm as f32),
+            ("optimizer/loss_scale", self.loss_scale),
+            ("optimizer/skipped_steps", self.skipped_total as f32),
+            ("speed/tokens_per_second", self.tokens_per_second as f32),
+            ("speed/step_seconds", self.step_seconds as f32),
+            ("memory/device_bytes", self.device_memory as f32),
+            ("memory/host_bytes", self.host_memory as f32),
+        ]
+    }
 }
 
 /// A copy of a metrics file with a damaged line, beside it.
@@ -66,25 +89,11 @@ struct Written {
     step: u64,
 }
 
-/// The file cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write {}: {source}", path.display())]
-pub struct MetricsError {
-    /// The metrics file.
-    pub path: PathBuf,
-    /// What the system says.
-    pub source: io::Error,
-}
-
 /// The writer of `metrics.jsonl`.
 #[derive(Debug)]
 pub struct MetricsWriter {
-    file: File,
-    path: PathBuf,
-    /// Bytes of the whole lines; what follows them after a failed write is cut off.
-    length: u64,
-    torn: bool,
-    dropped: u64,
+    lines: Appended,
+    events: Option<Events>,
 }
 
 impl MetricsWriter {
@@ -107,18 +116,29 @@ impl MetricsWriter {
             Ok((file, length))
         };
         let (file, length) = open().map_err(failed)?;
-        Ok(Self { file, path: path.to_owned(), length, torn: false, dropped: 0 })
+        Ok(Self { lines: Appended::new(file, path, length), events: None })
+    }
+
+    /// Steps and evaluations go to `events`, too.
+    pub fn and(self, events: Option<Events>) -> Self {
+        Self { events, ..self }
     }
 
     /// Appends a step.
     pub fn step(&mut self, step: &StepMetrics) {
         self.write(&Line::Step(step));
+        if let Some(events) = &mut self.events {
+            events.scalars(step.step, &step.curves());
+        }
     }
 
     /// Appends an evaluation after `step`; `loss` is the mean over the evaluated tokens, `whole`: these are all that are held
     /// out.
     pub fn eval(&mut self, step: u64, loss: f64, whole: bool) {
         self.write(&Line::Eval { step, loss, whole });
+        if let Some(events) = &mut self.events {
+            events.scalars(step, &[("loss/eval", loss as f32)]);
+        }
     }
 
     /// Appends that the checkpoint of `step` could not be saved, and why.
@@ -134,39 +154,22 @@ impl MetricsWriter {
 
     /// All lines are on the disk on return; where they cannot be, that is warned of.
     pub fn sync(&mut self) {
-        if let Err(error) = self.file.sync_all() {
-            tracing::warn!("cannot sync {}: {error}", self.path.display());
+        self.lines.sync();
+        if let Some(events) = &self.events {
+            events.sync();
         }
     }
 
     /// Lines that could not be written.
     pub fn dropped(&self) -> u64 {
-        self.dropped
+        self.lines.dropped()
     }
 
     fn write(&mut self, line: &Line<'_>) {
-        if let Err(error) = self.try_write(line) {
-            self.torn = true;
-            if self.dropped == 0 {
-                let path = self.path.display();
-                tracing::warn!(
-                    "cannot write {path}: {error}; training goes on without these lines"
-                );
-            }
-            self.dropped += 1;
-        }
-    }
-
-    fn try_write(&mut self, line: &Line<'_>) -> io::Result<()> {
-        let mut bytes = serde_json::to_vec(line)?;
+        let json = serde_json::to_vec(line);
+        let mut bytes = json.unwrap_or_else(|e| unreachable!("a line that is no JSON: {e}"));
         bytes.push(b'\n');
-        if self.torn {
-            self.file.set_len(self.length)?;
-            self.torn = false;
-        }
-        self.file.write_all(&bytes)?;
-        self.length += bytes.len() as u64;
-        self.file.flush()
+        self.lines.write(&bytes);
     }
 }
 
@@ -246,6 +249,7 @@ fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::path::PathBuf;
     use std::sync::Arc;
 
     fn step(step: u64) -> StepMetrics {
@@ -260,6 +264,8 @@ mod tests {
             skipped: false,
             tokens: 1024 * step,
             skipped_total: 0,
+            device_memory: 4096,
+            host_memory: 8192,
         }
     }
 
@@ -290,7 +296,7 @@ mod tests {
         let expected = concat!(
             r#"{"kind":"step","step":1,"loss":2.4312,"grad_norm":0.1,"loss_scale":65536.0,"#,
             r#""lr":0.0006,"step_seconds":0.25,"tokens_per_second":4096.0,"skipped":false,"#,
-            r#""tokens":1024,"skipped_total":0}"#,
+            r#""tokens":1024,"skipped_total":0,"device_memory":4096,"host_memory":8192}"#,
             "\n",
             r#"{"kind":"eval","step":1,"loss":2.5,"whole":true}"#,
             "\n",
@@ -336,8 +342,8 @@ mod tests {
         let (_folder, path) = file();
         let mut metrics = MetricsWriter::open(&path, 0).unwrap();
         metrics.eval(1, 2.5, true);
-        (&metrics.file).write_all(b"{\"kind\":\"ev").unwrap();
-        metrics.torn = true; // as after a failed write
+        (&metrics.lines.file).write_all(b"{\"kind\":\"ev").unwrap();
+        metrics.lines.torn = true; // as after a failed write
         metrics.eval(3, 2.25, true);
         let text = fs::read_to_string(path).unwrap();
         let lines = [(1, 2.5), (3, 2.25)].map(|(step, loss)| {

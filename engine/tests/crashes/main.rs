@@ -57,13 +57,14 @@ impl Folder {
         self.path(run).display().to_string()
     }
 
-    /// What a run wrote, without what depends on time and what could not be saved.
+    /// What a run wrote, without what is measured and what could not be saved.
     fn left(&self, run: &str) -> (Vec<serde_json::Value>, Vec<u8>) {
         let mut lines = self.metrics(run);
         lines.retain(|line| line["kind"] != "checkpoint_failed");
         for line in &mut lines {
             let line = line.as_object_mut().unwrap();
-            line.retain(|key, _| key != "step_seconds" && key != "tokens_per_second");
+            let measured = ["step_seconds", "tokens_per_second", "host_memory"];
+            line.retain(|key, _| !measured.contains(&key.as_str()));
         }
         (lines, std::fs::read(self.path(&format!("{run}/weights.safetensors"))).unwrap())
     }

@@ -81,6 +81,7 @@ impl Watch {
         let tokens_per_second = tokens as f64 / step.seconds.max(1e-9);
         self.train_seconds += step.seconds;
         self.last = Some(*step);
+        let device_memory = device_bytes(config, &session.built.plan);
         self.metrics.step(&StepMetrics {
             step: step.step,
             loss: step.loss,
@@ -92,6 +93,8 @@ impl Watch {
             skipped: step.skipped,
             tokens: step.step * tokens,
             skipped_total: step.skipped_total,
+            device_memory,
+            host_memory: topology::resident_memory(),
         });
         let shape = session.built.gpt.shape();
         let activity = step.activity;
@@ -108,7 +111,7 @@ impl Watch {
             lr: step.lr as f32,
             tokens_per_second,
             flops_per_second: tokens_per_second * shape.model_flops_per_token(),
-            device_memory: (device_bytes(config, &session.built.plan), limit),
+            device_memory: (device_memory, limit),
             overlap,
             skipped: step.skipped_total,
             eta_seconds: left * self.train_seconds / (step.step - session.done()).max(1) as f64,
