@@ -250,8 +250,13 @@ fn a_run_that_diverges_ends_with_advice() {
 fn advice_after_a_divergence_leads_to_states_that_are_good() {
     let folder = Folder::new();
     let sets = |more: &[&'static str]| -> Vec<&str> {
-        let both = ["train.eval_every=0", "train.checkpoint_every=20", "train.steps=600"];
-        both.iter().chain(more).flat_map(|set| ["--set", *set]).collect()
+        let all = [
+            "train.eval_every=0",
+            "train.checkpoint_every=20",
+            "train.steps=600",
+            "data.order=Random",
+        ];
+        all.iter().chain(more).flat_map(|set| ["--set", *set]).collect()
     };
     let growing = [
         "optimizer.lr=10",
@@ -302,6 +307,7 @@ fn a_run_is_taken_back_as_often_as_it_may_be() {
     std::fs::write(folder.path("text.txt"), text).unwrap();
     let sets = [
         "precision=Fp16",
+        "data.order=Random",
         "model.seq_len=8",
         "loss_scale.initial=65536",
         "loss_scale.floor=65536",

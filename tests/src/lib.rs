@@ -77,7 +77,7 @@ pub fn dataset(path: &str, seq_len: usize) -> Arc<Dataset> {
 }
 
 /// Windows of tokens, inputs and one more, as the samples of the steps of a run whose global batch is `batch`: a file that is zero
-/// but where the sampler will look. Returns the seed of that run; `folder` gets the files.
+/// but where the sampler will look, with `data.order: Random`. Returns the seed of that run; `folder` gets the files.
 ///
 /// # Panics
 /// When there is no such seed.

@@ -47,7 +47,7 @@ fn fp32(sets: &[&str], seed: u64) -> Config {
         "(model: (layers: 2, hidden: 32, heads: 4, seq_len: {T}, vocab: {V}, ffn_hidden: 96),
           precision: Fp32, optimizer: (lr: 1e-2, weight_decay: 0.1, clip: 1.0),
           schedule: (kind: Constant), offload: (tile_elements: 1024), device: Cpu(threads: 1),
-          batch: (micro: 1, global: {B}), data: (train: \"unused\", format: U16),
+          batch: (micro: 1, global: {B}), data: (train: \"unused\", format: U16, order: Random),
           train: (steps: 10, seed: {seed}, checkpoint_every: 10))"
     );
     config(&ron, &sets.iter().map(ToString::to_string).collect::<Vec<_>>())

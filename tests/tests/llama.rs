@@ -79,7 +79,7 @@ fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
         "(model: (from: {from:?}, seq_len: {T}), precision: Fp32,
           optimizer: (lr: 1e-2, beta2: 0.95, weight_decay: 0.1, clip: 1.0), schedule: (kind: Constant),
           offload: (tile_elements: 1024), device: Cpu(threads: 1), batch: (global: {B}),
-          data: (train: \"unused\", format: U16), train: (steps: 10, seed: {seed}, checkpoint_every: 10))"
+          data: (train: \"unused\", format: U16, order: Random), train: (steps: 10, seed: {seed}, checkpoint_every: 10))"
     );
     config(&ron, sets)
 }

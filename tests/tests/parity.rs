@@ -110,7 +110,7 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     let ron = format!(
         "(model: (layers: 2, hidden: {C}, heads: 4, seq_len: {SEQ_LEN}, vocab: {V}), precision: Fp32,
           optimizer: ({optimizer}), schedule: (kind: Constant), offload: (tile_elements: 1024),
-          device: Cpu(threads: 1), data: (train: \"unused\", format: U16),
+          device: Cpu(threads: 1), data: (train: \"unused\", format: U16, order: Random),
           train: (steps: {STEPS}, seed: {seed}))"
     );
     let on_gpus = std::env::var_os(ON_GPUS).map(|_| "device=Cuda".to_owned());

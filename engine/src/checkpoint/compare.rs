@@ -139,6 +139,7 @@ const EXPERIMENT: [&str; 45] = [
     "data.tokenizer",
     "data.format",
     "data.validation_fraction",
+    "data.order",
 ];
 
 /// How far a key reaches, if one of the lists has it.
@@ -205,7 +206,8 @@ pub(super) fn between(
         let differs = values[0] != values[1] && !(key == "data.format" && values.iter().all(text));
         let listed =
             || kind_of(key).unwrap_or_else(|| unreachable!("a test has `{key}` in a list"));
-        let kind = if known_same && key.starts_with("data.") { Kind::Harmless } else { listed() };
+        let names_tokens = key.starts_with("data.") && key != "data.order";
+        let kind = if known_same && names_tokens { Kind::Harmless } else { listed() };
         differs.then(|| Difference { key: key.clone(), kind, values })
     };
     let mut found: Vec<Difference> = keys.into_iter().filter_map(difference).collect();

@@ -13,7 +13,7 @@ use super::signals::{self, Signals};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
-use crate::config::{Config, DeviceConfig, Loaded, Weights, in_line};
+use crate::config::{Config, DataOrder, DeviceConfig, Loaded, Weights, in_line};
 use crate::data::{Dataset, Tokenizer, takes_from};
 use crate::hugging_face::{Beside, Folder, Pretrained};
 use crate::predict::plan::{Disk, memory_report};
@@ -399,7 +399,7 @@ impl Session<'_> {
             config.batch.global,
             counted(m.seq_len, "token"),
             counted(self.built.micro_batches, "micro-batch"),
-            self.data.describe(),
+            self.data.describe() + &self.epochs(),
         ));
         if let Some(words) = &self.looked.words {
             self.say(words);
@@ -409,6 +409,19 @@ impl Session<'_> {
                 "this run saves no checkpoints: what ends it before its last step costs all of it (train.checkpoint_overhead=0.01 \
                  saves some)",
             );
+        }
+    }
+
+    /// How often the run takes each sample, where it takes epochs.
+    fn epochs(&self) -> String {
+        let config = &self.loaded.config;
+        let samples = config.train.steps as f64 * config.batch.global as f64;
+        let each = self.data.num_train_windows();
+        match config.data.order {
+            DataOrder::Random => String::new(),
+            DataOrder::Shuffled => {
+                format!("; {:.2} epochs of {}", samples / each as f64, counted(each, "window"))
+            }
         }
     }
 

@@ -487,6 +487,15 @@ impl DataFormat {
     }
 }
 
+/// In which order a run takes its samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum DataOrder {
+    /// Epochs: each has every window of `seq_len` tokens once, in an order of its own.
+    Shuffled,
+    /// Every sample starts anywhere, as chance has it.
+    Random,
+}
+
 /// Where tokens come from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataConfig {
@@ -503,6 +512,8 @@ pub struct DataConfig {
     pub tokenizer: Option<String>,
     /// (0, 0.5], default 0.1.
     pub validation_fraction: f32,
+    /// Default `Shuffled`; `Random` in a run of a version that did not know the key.
+    pub order: DataOrder,
 }
 
 /// Whether training goes on while a checkpoint is written.

@@ -58,6 +58,11 @@ impl Named for WeightsPolicy {
         &[("Complete", Self::Complete), ("Always", Self::Always), ("Never", Self::Never)];
 }
 
+impl Named for DataOrder {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("Shuffled", Self::Shuffled), ("Random", Self::Random)];
+}
+
 impl Named for DataFormat {
     const ALL: &'static [(&'static str, Self)] =
         &[("Auto", Self::Auto), ("Bytes", Self::Bytes), ("U16", Self::U16), ("U32", Self::U32)];

@@ -316,6 +316,8 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         Some(path) => Or::Derived(Some(path), "beside config.json", &["model.from"]),
         None => Or::Default(None),
     };
+    // Versions without the key knew nothing else.
+    let order = if s.reader.stored { DataOrder::Random } else { DataOrder::Shuffled };
     DataConfig {
         train,
         validation,
@@ -327,6 +329,7 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
             Or::Default(0.1),
             "Share of `train` that is held out where there is no `validation`.",
         ),
+        order: s.named("order", order, "`Shuffled`: epochs, each of which has every window of `model.seq_len` tokens once. `Random`: each sample starts anywhere."),
     }
 }
 

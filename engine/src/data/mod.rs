@@ -24,6 +24,7 @@ mod lengths;
 mod look;
 mod megatron;
 mod open;
+mod order;
 mod problem;
 mod read;
 mod text;
@@ -145,8 +146,18 @@ impl Dataset {
         random::below(stream, index, (self.split - self.seq_len) as u64) as usize
     }
 
-    /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `start` (from
-    /// [`sample`](Self::sample)).
+    /// How many windows of `seq_len` targets the training part has; fewer than `seq_len` tokens at its end are in none.
+    pub const fn num_train_windows(&self) -> usize {
+        (self.split - 1) / self.seq_len
+    }
+
+    /// Where sample `number` of a run, counted from 0 over all its steps, starts if each epoch takes every window once.
+    pub fn shuffled(&self, seed: u64, number: u64) -> usize {
+        order::shuffled(seed, number, self.num_train_windows() as u64) as usize * self.seq_len
+    }
+
+    /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `start` (from [`sample`](Self::sample) or
+    /// [`shuffled`](Self::shuffled)).
     pub fn fill_train(&self, start: usize, inputs: &mut [i32], targets: &mut [i32]) {
         self.fill(start, self.split, inputs, targets);
     }

@@ -1,6 +1,7 @@
 //! Micro-batches on their way to the device: a host task fills a pinned one, a copy brings it up, one ahead of
 //! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
 
+use crate::config::DataOrder;
 use crate::data::Dataset;
 use crate::train::detours::Detours;
 use device::{
@@ -59,6 +60,7 @@ pub(crate) struct Batch {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deal {
     pub(crate) seed: u64,
+    pub(crate) order: DataOrder,
     pub(crate) micro_batch: usize,
     pub(crate) micro_batches: usize,
     pub(crate) rank: Rank,
@@ -69,6 +71,15 @@ impl Deal {
     /// Number within the step of the first sample of micro-batch `micro`.
     pub(crate) const fn first_sample(&self, micro: usize) -> usize {
         (micro * self.rank.dp_size + self.rank.dp) * self.micro_batch
+    }
+
+    /// Where a sample of a step (from 1) starts, under the seed of the step.
+    fn start(&self, data: &Dataset, (seed, step): (u64, u64), sample: u64) -> usize {
+        let samples = (self.micro_batches * self.rank.dp_size * self.micro_batch) as u64;
+        match self.order {
+            DataOrder::Random => data.sample(seed, step, sample),
+            DataOrder::Shuffled => data.shuffled(seed, (step - 1) * samples + sample),
+        }
     }
 }
 
@@ -198,7 +209,7 @@ impl HostTask for Fill {
         for (b, (inputs, targets)) in samples {
             if self.training {
                 let sample = deal.first_sample(micro as usize) + b;
-                let start = self.data.sample(seed, step + 1, sample as u64);
+                let start = deal.start(&self.data, (seed, step + 1), sample as u64);
                 self.data.fill_train(start, inputs, targets);
             } else {
                 let window = (index as usize * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;

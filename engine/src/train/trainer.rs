@@ -29,6 +29,7 @@ pub(crate) fn trainer(
 ) -> Trainer {
     let deal = Deal {
         seed: config.train.seed,
+        order: config.data.order,
         micro_batch: config.batch.micro,
         micro_batches: built.micro_batches,
         rank,
