@@ -38,7 +38,7 @@ impl fmt::Display for Difference {
 }
 
 /// Keys that change nothing that training computes.
-const HARMLESS: [&str; 18] = [
+const HARMLESS: &[&str] = &[
     "name",
     // Where the first step started from.
     "model.from",
@@ -61,7 +61,7 @@ const HARMLESS: [&str; 18] = [
 ];
 
 /// Keys of layout, placement and storage.
-const LAYOUT: [&str; 28] = [
+const LAYOUT: &[&str] = &[
     "parallel.tensor",
     "parallel.data",
     "parallel.sequence",
@@ -93,7 +93,7 @@ const LAYOUT: [&str; 28] = [
 ];
 
 /// Keys that make another experiment.
-const EXPERIMENT: [&str; 45] = [
+const EXPERIMENT: &[&str] = &[
     "model.family",
     "model.layers",
     "model.hidden",
@@ -145,7 +145,7 @@ const EXPERIMENT: [&str; 45] = [
 /// How far a key reaches, if one of the lists has it.
 fn kind_of(key: &str) -> Option<Kind> {
     let lists: [(&[&str], Kind); 3] =
-        [(&HARMLESS, Kind::Harmless), (&LAYOUT, Kind::Layout), (&EXPERIMENT, Kind::Experiment)];
+        [(HARMLESS, Kind::Harmless), (LAYOUT, Kind::Layout), (EXPERIMENT, Kind::Experiment)];
     lists.into_iter().find(|(keys, _)| keys.contains(&key)).map(|(_, kind)| kind)
 }
 
@@ -235,7 +235,7 @@ mod tests {
         let keys = crate::config::keys();
         let keys: BTreeSet<&str> =
             keys.iter().filter(|key| !key.is_section()).map(|key| key.name.as_str()).collect();
-        let listed = [&HARMLESS[..], &LAYOUT, &EXPERIMENT].concat();
+        let listed = [HARMLESS, LAYOUT, EXPERIMENT].concat();
         let twice = listed.len() - listed.iter().collect::<BTreeSet<_>>().len();
         assert_eq!(twice, 0, "a key is listed twice");
         let listed: BTreeSet<&str> = listed.into_iter().collect();
