@@ -1,9 +1,11 @@
-//! What a run takes of its disk: checkpoints, those that are kept and the one that is written, and weights.
+//! What a run takes of its disk: checkpoints, those that are kept and the one that is written, weights, and copies of small
+//! files.
 
 use super::saved_states;
 use crate::checkpoint::FOLDER;
 use crate::checkpoint::room::{checkpoint_bytes, free};
 use crate::config::{Config, DeviceConfig, WeightsPolicy};
+use crate::run_dir::kept::FILES;
 use serde::Serialize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +20,8 @@ pub struct Disk {
     pub checkpoints: u64,
     /// Bytes of the weights at the end; 0: none are written.
     pub weights: u64,
+    /// Bytes of the tokenizer and of what the run keeps of the folder of its model, at most.
+    pub files: u64,
     /// All of it, in bytes.
     pub most: u64,
     /// Bytes that are free in the file system of the run directory; none where that is another machine's, or cannot be
@@ -41,7 +45,8 @@ impl Disk {
         };
         let checkpoints = (train.checkpoint_keep as u64 + 1).min(train.steps);
         let weights = if train.weights == WeightsPolicy::Never { 0 } else { 4 * parameters };
-        let most = checkpoint.saturating_mul(checkpoints).saturating_add(weights);
+        let files = files(config);
+        let most = checkpoint.saturating_mul(checkpoints).saturating_add(weights + files);
         let here = !matches!(config.device, DeviceConfig::Sim { .. });
         let (run, folder) = (existing(run), existing(&run.join(FOLDER)));
         let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
@@ -49,7 +54,17 @@ impl Disk {
         let free_for_checkpoints = apart.then(|| free(&folder).ok()).flatten();
         let free = here.then(|| free(&run).ok()).flatten();
         let (held, spare) = (0, 0);
-        Self { checkpoint, checkpoints, weights, most, free, free_for_checkpoints, held, spare }
+        Self {
+            checkpoint,
+            checkpoints,
+            weights,
+            files,
+            most,
+            free,
+            free_for_checkpoints,
+            held,
+            spare,
+        }
     }
 
     /// With checkpoints of these sizes in the run directory, oldest first, of which those before the newest may go; of a run
@@ -71,8 +86,8 @@ impl Disk {
             0 => String::new(),
             weights => format!("weights {}", size(weights)),
         };
-        let what = match (self.checkpoint, self.checkpoints) {
-            (0, _) => weights,
+        let checkpoints = match (self.checkpoint, self.checkpoints) {
+            (0, _) => String::new(),
             (bytes, 1) => format!("a checkpoint of {}", size(bytes)),
             (bytes, n) => format!(
                 "{n} checkpoints of {} ({} kept, and one while it is written)",
@@ -80,17 +95,19 @@ impl Disk {
                 n - 1
             ),
         };
-        let and = match (self.checkpoint, self.weights) {
-            (1.., 1..) => format!(", weights {}", size(self.weights)),
-            _ => String::new(),
+        let files = match self.files {
+            0 => String::new(),
+            files => format!("files of the tokenizer and the model's folder {}", size(files)),
         };
+        let what: Vec<String> =
+            [checkpoints, weights, files].into_iter().filter(|words| !words.is_empty()).collect();
         let free = match (self.free, self.free_for_checkpoints) {
             (Some(free), Some(apart)) => {
                 format!("; {} free, {} on the disk of the checkpoints", size(free), size(apart))
             }
             (free, _) => free.map_or(String::new(), |free| format!("; {} free", size(free))),
         };
-        Some(format!("disk: {} at most: {what}{and}{free}", size(self.most)))
+        Some(format!("disk: {} at most: {}{free}", size(self.most), what.join(", ")))
     }
 
     /// Why nothing that the run owes could be written, if so.
@@ -117,11 +134,15 @@ impl Disk {
 
     /// What cannot be held, if anything.
     pub fn shortage(&self) -> Option<String> {
-        let all = self.most - self.weights;
+        let beside = self.weights + self.files;
         let disks = match self.free_for_checkpoints {
             Some(apart) if self.is_apart() => {
-                let own = self.free.map(|free| ("disk", self.weights, free));
-                let of_them = ("disk of the checkpoints", all, apart.saturating_add(self.held));
+                let own = self.free.map(|free| ("disk", beside, free));
+                let of_them = (
+                    "disk of the checkpoints",
+                    self.most - beside,
+                    apart.saturating_add(self.held),
+                );
                 [own, Some(of_them)]
             }
             _ => [self.free.map(|free| ("disk", self.most, free.saturating_add(self.held))), None],
@@ -146,6 +167,17 @@ impl Disk {
     const fn is_apart(&self) -> bool {
         self.checkpoint > 0 && self.free_for_checkpoints.is_some()
     }
+}
+
+/// Bytes of the files that a run copies: its tokenizer, and those of its model's folder, whether or not they fit its tokens.
+fn files(config: &Config) -> u64 {
+    let bytes = |path: &Path| path.metadata().map_or(0, |found| found.len());
+    let tokenizer = config.data.tokenizer.as_ref().map_or(0, |path| bytes(Path::new(path)));
+    let folder = config.model.from.as_ref().map(Path::new);
+    let folder =
+        folder.map(|from| if from.is_dir() { from } else { from.parent().unwrap_or(from) });
+    let of_folder = |folder: &Path| FILES.iter().map(|name| bytes(&folder.join(name))).sum::<u64>();
+    tokenizer + folder.map_or(0, of_folder)
 }
 
 /// `path`, or the nearest directory above it that is there.
@@ -182,6 +214,26 @@ mod tests {
         assert_eq!(disk(&["train.weights=Never"], None).most, 39_600_000);
         let here = std::env::current_dir().unwrap().join("not/there");
         assert!(free(&existing(&here)).is_ok());
+    }
+
+    #[test]
+    fn what_a_run_keeps_of_the_folder_of_its_model_takes_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
+        for name in ["config.json", "tokenizer.json", "generation_config.json"] {
+            std::fs::copy(model.join(name), at(name)).unwrap();
+        }
+        std::fs::write(at("model.safetensors"), "not copied").unwrap();
+        let size = |name: &str| at(name).metadata().unwrap().len();
+        let ron = "(model: (from: \".\"), data: (train: \"x\", format: Auto), train: (steps: 9))";
+        let config = crate::config::load_str(ron, "a.ron", folder.path(), &[]).unwrap().config;
+        let disk = Disk::new(&config, 1000, &at("run"));
+        let kept = size("config.json") + size("tokenizer.json") + size("generation_config.json");
+        // The tokenizer is a file of the run, too.
+        assert_eq!(disk.files, kept + size("tokenizer.json"));
+        assert_eq!(disk.most, 3 * disk.checkpoint + disk.weights + disk.files);
+        assert!(disk.words().unwrap().contains("files of the tokenizer"), "{:?}", disk.words());
     }
 
     #[test]
