@@ -103,3 +103,22 @@ fn a_loss_that_is_not_finite_is_in_the_curves() {
     assert!(folder.read("run/metrics.jsonl").contains(":null,"));
     tensorboard_reads(&folder.path("run"));
 }
+
+#[test]
+fn a_first_loss_that_the_weights_cannot_have_is_warned_of_once() {
+    let folder = Folder::new();
+    let steps = ["-q", "--set", "train.steps=2", "--set"];
+    let quiet = folder.train("usual", &[&steps[..], &["train.seed=7"]].concat()).ok();
+    assert!(!quiet.stderr.contains("warning"), "{}", quiet.stderr);
+    let wide = folder.train("wide", &[&steps[..], &["model.init_std=0.9"]].concat()).ok();
+    assert_eq!(wide.stderr.matches("warning: the loss of step 1 is").count(), 1, "{}", wide.stderr);
+    assert!(wide.stderr.contains("model.init_std (0.9)"), "{}", wide.stderr);
+
+    // Weights that were hardly trained, which then count as a model from elsewhere.
+    folder.onebox(&["checkpoint", "export", "usual", "hf", "--to", "safetensors"]).ok();
+    let from = "(model: (from: \"hf\"), data: (train: \"text.txt\"), train: (steps: 1))";
+    std::fs::write(folder.path("from.ron"), from).unwrap();
+    let imported = folder.onebox(&["train", "from.ron", "-q", "--run-dir", "imported"]).ok();
+    let said = imported.stderr;
+    assert!(said.contains("as if the model had not been trained on such text"), "{said}");
+}

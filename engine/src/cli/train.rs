@@ -2,6 +2,7 @@
 
 mod diverged;
 mod ending;
+mod first_loss;
 mod rollback;
 mod watch;
 
@@ -366,6 +367,11 @@ impl Session<'_> {
     /// Steps that were done before.
     pub(super) fn done(&self) -> u64 {
         self.start.as_ref().map_or(0, |checkpoint| checkpoint.step())
+    }
+
+    /// Whether the weights of its first step were trained elsewhere: an import is a checkpoint of step 0.
+    pub(super) fn imported(&self) -> bool {
+        self.pretrained.is_some() || self.start.as_ref().is_some_and(|from| from.step() == 0)
     }
 
     /// The checkpoint that it goes on from, where that is another run's.

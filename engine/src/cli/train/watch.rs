@@ -1,6 +1,6 @@
 //! What the messages of a run add up to: lines, progress, and when it is hopeless.
 
-use super::Session;
+use super::{Session, first_loss};
 use crate::config::Precision;
 use crate::report::metrics::{MetricsWriter, StepMetrics};
 use crate::report::progress::{Part, Progress, StepLine};
@@ -116,5 +116,10 @@ impl Watch {
             skipped: step.skipped_total,
             eta_seconds: left * self.train_seconds / (step.step - session.done()).max(1) as f64,
         });
+        if step.step == 1
+            && let Some(warning) = first_loss::warning(config, session.imported(), step.loss)
+        {
+            self.progress.warn(&warning);
+        }
     }
 }
