@@ -222,7 +222,8 @@ impl Text<'_> {
     }
 }
 
-/// Logits of the token after a prompt, one for each of the vocabulary.
+/// Logits of the token after a prompt, one for each of the vocabulary. The prompt for a folder gets the special tokens that
+/// its tokenizer puts around a text.
 ///
 /// # Errors
 /// As [`generate`].
@@ -231,7 +232,8 @@ pub fn next_logits(
     (trained, tokenizer): (Trained<'_>, Option<&Tokenizer>),
     text: &str,
 ) -> Result<Vec<f64>, GenerateError> {
-    let tokens = tokens_of((config, tokenizer), (text, false))?;
+    let special = matches!(trained, Trained::Folder(_));
+    let tokens = tokens_of((config, tokenizer), (text, special))?;
     let context = tokens.len().min(config.model.seq_len);
     Ok(Model::open(config, trained, (context, 1))?.next(&[(0, &tokens)])?.remove(0))
 }

@@ -151,6 +151,11 @@ fn what_cannot_be_drawn_is_refused() {
     generate(&["--top-p", "nan"]).refused(2, &["--top-p", "above 0"]);
     generate(&["--stop", ""]).refused(2, &["--stop"]);
     generate(&["--system", "be short"]).refused(2, &["--chat"]);
+    generate(&["--chat"]).refused(2, &["--prompt"]);
+    let broken = copied(&folder, &chat);
+    std::fs::write(broken.join("generation_config.json"), "{\"eos_token_id\": \"a\"}").unwrap();
+    let args = ["generate", "copy", "--prompt", "a"];
+    folder.onebox(&args).refused(66, &["copy: generation_config.json: `eos_token_id` is \"a\""]);
     generate(&["--logits", "--prompt", "a", "--prompt", "b"]).refused(2, &["one --prompt"]);
     let plain = fixture("hf-llama3-tiny");
     let args = ["generate", &plain, "--chat", "--prompt", "1"];
@@ -160,6 +165,31 @@ fn what_cannot_be_drawn_is_refused() {
     let said =
         refused.refused(2, &["--prompt \"999 999", "(120000 bytes)", "\"999\" is not a token"]);
     assert!(said.stderr.len() < 500, "{}", said.stderr);
+}
+
+#[test]
+fn logits_and_texts_of_a_folder_begin_with_the_same_special_tokens() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let copy = copied(&folder, &chat);
+    let file = std::fs::read(copy.join("tokenizer.json")).unwrap();
+    let mut file: Value = serde_json::from_slice(&file).unwrap();
+    let of = |kind: &str, id: &str| serde_json::json!({ kind: { "id": id, "type_id": 0 } });
+    let first = serde_json::json!({ "id": "<s>", "ids": [300], "tokens": ["<|im_start|>"] });
+    file["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [of("SpecialToken", "<s>"), of("Sequence", "A")],
+        "pair": [of("Sequence", "A"), of("Sequence", "B")],
+        "special_tokens": { "<s>": first },
+    });
+    std::fs::write(copy.join("tokenizer.json"), file.to_string()).unwrap();
+    let said = |of: &str, prompt: &str, how: &[&str]| {
+        folder.onebox(&[&["generate", of, "--prompt", prompt], how].concat()).ok().stdout
+    };
+    for how in [&["--logits"][..], &["--tokens", "9", "--temperature", "0"]] {
+        let plain = said(&chat, "the box", how);
+        assert_eq!(said("copy", "the box", how), said(&chat, "<|im_start|>the box", how));
+        assert_ne!(said("copy", "the box", how), plain);
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_name = "TEXT", default_value = "\n")]
     prompt: Vec<String>,
     /// Prompts are what a user says, in the chat template of the model's folder; only the answers are printed
-    #[arg(long)]
+    #[arg(long, requires = "prompt")]
     chat: bool,
     /// With --chat: what the system says before the user
     #[arg(long, value_name = "TEXT", requires = "chat")]
@@ -161,7 +161,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
         top_p: args.top_p,
         seed: args.seed,
         stop: Stop {
-            tokens: tokens.map_err(|why| Failed::new(code::DATA, why))?,
+            tokens: tokens.map_err(|why| of_model(args, &why))?,
             texts: args.stop.iter().map(|text| text.clone().into_bytes()).collect(),
         },
         echo: !args.chat,
@@ -198,8 +198,12 @@ fn text_of(
     let message = |role, content: &str| Message { role, content: content.to_owned() };
     let system = args.system.iter().map(|text| message("system", text));
     let messages: Vec<Message> = system.chain([message("user", prompt)]).collect();
-    chat(&from.beside, &messages)
-        .map_err(|why| Failed::new(code::DATA, format!("{}: {why}", args.run.display())))
+    chat(&from.beside, &messages).map_err(|why| of_model(args, &why))
+}
+
+/// Why a file that came with the model cannot be used.
+fn of_model(args: &GenerateArgs, why: &str) -> Failed {
+    Failed::new(code::DATA, format!("{}: {why}", args.run.display()))
 }
 
 /// What is known of each text; those that are shown come in the order of their prompts, each as soon as it is known.
