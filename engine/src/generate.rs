@@ -285,5 +285,11 @@ fn tokens_of(
     if tokens.is_empty() {
         return Err(refuse("it is empty; give at least one character".into()));
     }
+    // Its embedding would be that of no token.
+    if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
+        return Err(refuse(format!(
+            "its token {token} is not one of the model, which has {vocab}: the tokenizer is another model's"
+        )));
+    }
     Ok(tokens)
 }

@@ -160,6 +160,16 @@ fn what_cannot_be_drawn_is_refused() {
     let plain = fixture("hf-llama3-tiny");
     let args = ["generate", &plain, "--chat", "--prompt", "1"];
     folder.onebox(&args).refused(66, &["--chat needs a model whose text goes through a tokenizer"]);
+    // A model of 61 tokens beside a tokenizer of 303.
+    let other = folder.path("other");
+    std::fs::create_dir(&other).unwrap();
+    for (from, name) in
+        [(&plain, "config.json"), (&plain, "model.safetensors"), (&chat, "tokenizer.json")]
+    {
+        std::fs::copy(format!("{from}/{name}"), other.join(name)).unwrap();
+    }
+    let refused = ["is not one of the model, which has 61", "another model's"];
+    folder.onebox(&["generate", "other", "--prompt", "the box"]).refused(2, &refused);
     let long = "999 ".repeat(30_000);
     let refused = folder.onebox(&["generate", &plain, "--prompt", &long]);
     let said =
