@@ -2,7 +2,10 @@
 
 pub(crate) mod appended;
 pub(crate) mod colour;
+pub(crate) mod curves;
 pub mod metrics;
+pub(crate) mod page;
+pub(crate) mod plot;
 pub mod progress;
 pub(crate) mod shown;
 pub(crate) mod stderr;

@@ -1,4 +1,4 @@
-//! Curves of runs: the event files that TensorBoard reads.
+//! Curves of runs: the event files that TensorBoard reads, and reports.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
@@ -121,4 +121,111 @@ fn a_first_loss_that_the_weights_cannot_have_is_warned_of_once() {
     let imported = folder.onebox(&["train", "from.ron", "-q", "--run-dir", "imported"]).ok();
     let said = imported.stderr;
     assert!(said.contains("as if the model had not been trained on such text"), "{said}");
+}
+
+/// Two short runs and their names; one of the names is hostile.
+fn two_runs(folder: &Folder) -> [&'static str; 2] {
+    let names = ["wide", "<img src=x onerror=\"alert(1)\">,'&"];
+    for (run, lr) in names.iter().zip(["1e-3", "6e-3"]) {
+        let lr = format!("optimizer.lr={lr}");
+        folder.train(run, &["-q", "--set", &lr, "--set", "train.checkpoint_every=9"]).ok();
+    }
+    names
+}
+
+#[test]
+fn a_report_is_one_page_that_loads_nothing_and_shows_every_curve_of_every_run() {
+    let folder = Folder::new();
+    let runs = two_runs(&folder);
+    // One of them is still training, and its last line is not whole.
+    let metrics = folder.read("wide/metrics.jsonl");
+    let begun = metrics.split_inclusive('\n').take(3).collect::<String>() + "{\"kind\":\"st";
+    std::fs::write(folder.path("wide/metrics.jsonl"), begun).unwrap();
+    let report = ["report", runs[0], runs[1], "-o", "page.html"];
+    folder.onebox(&report).ok();
+    let page = folder.read("page.html");
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</body></html>\n"));
+    for loads in ["<script", "<link", "<img", "<iframe", "href=", "@import", "url(", "//"] {
+        let page = page.replace("http://www.w3.org/2000/svg", "");
+        assert!(!page.contains(loads), "the page has {loads}");
+    }
+    let curves = [
+        "Loss",
+        "Held-out loss",
+        "Learning rate",
+        "Gradient norm",
+        "Throughput",
+        "Memory of the fullest",
+        "Memory of the process",
+    ];
+    for curve in curves {
+        let head = format!("aria-label=\"{curve}");
+        assert_eq!(page.matches(&head).count(), 1, "{curve}");
+    }
+    let plots: Vec<&str> = page.split("<svg").skip(1).collect();
+    assert_eq!(plots.len(), curves.len(), "without a loss scale");
+    assert!(plots.iter().all(|plot| plot.contains("&lt;img src=x") && plot.contains("<polyline")));
+    for words in ["optimizer.lr", "2/4", "4/4", "not done", "done; state "] {
+        assert!(page.contains(words), "{words}");
+    }
+    // A report replaces a report, and nothing else.
+    folder.onebox(&report).ok();
+    folder
+        .onebox(&["report", "wide", "-o", "tiny.ron"])
+        .refused(74, &["no report that onebox wrote"]);
+}
+
+#[test]
+fn a_table_has_every_step_and_evaluation() {
+    let folder = Folder::new();
+    folder.train("run", &["-q"]).ok();
+    let done = folder.onebox(&["report", "run", "--csv"]).ok();
+    let rows: Vec<Vec<&str>> = done.stdout.lines().map(|line| line.split(',').collect()).collect();
+    let kinds: Vec<&str> = rows.iter().map(|row| row[1]).collect();
+    assert_eq!(kinds, ["kind", "step", "step", "eval", "step", "step", "eval"]);
+    let columns = ["step", "tokens", "loss", "grad_norm", "lr"]
+        .map(|name| rows[0].iter().position(|head| *head == name).unwrap());
+    let steps = folder.metrics("run").into_iter().filter(|line| line["kind"] == "step");
+    for (line, row) in steps.zip(rows.iter().filter(|row| row[1] == "step")) {
+        for (name, column) in ["step", "tokens", "loss", "grad_norm", "lr"].iter().zip(columns) {
+            assert_eq!(row[column].parse::<f64>().unwrap(), line[name].as_f64().unwrap(), "{name}");
+        }
+    }
+    folder.onebox(&["report", "run", "--csv", "run.csv", "-o", "page.html"]).ok();
+    assert_eq!(folder.read("run.csv"), done.stdout);
+}
+
+#[test]
+fn a_report_of_nothing_is_refused() {
+    let folder = Folder::new();
+    folder.train("run", &["-q"]).ok();
+    folder
+        .onebox(&["report", "run", "none", "-o", "a.html"])
+        .refused(73, &["none: no run is there"]);
+    assert!(!folder.path("a.html").exists());
+    folder.onebox(&["report", "run"]).refused(2, &["--output <PAGE.html>", "--csv"]);
+    folder.onebox(&["report", "run", "--csv", "run"]).refused(74, &["it is a directory"]);
+    folder.onebox(&["report", "run", "-o", "no/a.html"]).refused(74, &["there is no directory no"]);
+}
+
+#[test]
+fn a_plot_is_drawn_of_lines_and_a_line_that_is_none_is_named() {
+    let folder = Folder::new();
+    let plot = |lines: &str, how: &str| {
+        let run = format!("printf '{lines}' | {} plot {how}", env!("CARGO_BIN_EXE_onebox"));
+        folder.shell(&run)
+    };
+    let lines = r"a\t1\t100\na\t4\t350\nb\t1\t90\nb\t4\t-\n";
+    let svg = plot(lines, "lines --title A --logarithmic xy --ideal").ok().stdout;
+    assert!(
+        svg.starts_with("<svg ") && svg.contains(">\nideal\n<") && svg.contains(">\n350\n<"),
+        "{svg}"
+    );
+    let bars = plot(lines, "bars --x GPUs").ok().stdout;
+    assert!(bars.contains(">\nGPUs\n<") && bars.contains(">\n90\n<"), "{bars}");
+    plot("a b", "bars").refused(78, &["line 1, \"a b\"", "tabs"]);
+    plot(r"a\tx\t1", "lines").refused(78, &["the place of a line must be a number"]);
+    plot(r"a\t1\tx", "lines").refused(78, &["the value must be a number"]);
+    plot(r"a\t0\t1", "lines --logarithmic x").refused(78, &["not above 0"]);
+    assert!(plot("", "lines").ok().stdout.contains("</svg>"));
 }

@@ -16,11 +16,11 @@ h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .6rem; } h2 { font-size: 
   padding-top: .9rem; border-top: 1px solid #d8dee4; } p { max-width: 78ch; margin: .5rem 0; }
 .lead { font-size: 1.02rem; color: #444c56; } .tag { display: inline-block; background: #fff3d6; border: 1px solid #e8cf8a;
   border-radius: 4px; padding: 0 .45em; font-size: .85em; color: #6b4e00; }
-table { border-collapse: collapse; margin: .7rem 0 .3rem; font-size: .88rem; } th, td { padding: .26rem .5rem;
+table { display: block; overflow-x: auto; border-collapse: collapse; margin: .7rem 0 .3rem; font-size: .88rem; } th, td { padding: .26rem .5rem;
   border-bottom: 1px solid #e3e6ea; text-align: left; vertical-align: top; } th { border-bottom: 2px solid #c6ccd2;
   font-weight: 600; } td:first-child { white-space: nowrap; } td:last-child { min-width: 13rem; } td.n { text-align: right; min-width: 0 !important; font-variant-numeric: tabular-nums; white-space: nowrap; }
 tbody tr:hover { background: #f6f8fa; } .caption { font-size: .85rem; color: #57606a; margin: 0 0 1.1rem; }
-svg { max-width: 100%; height: auto; } pre { background: #f6f8fa; border: 1px solid #e3e6ea; border-radius: 6px; padding: .8rem;
+.plot { overflow-x: auto; } .plot svg { min-width: 600px; max-width: 100%; height: auto; } pre { background: #f6f8fa; border: 1px solid #e3e6ea; border-radius: 6px; padding: .8rem;
   font-size: .76rem; line-height: 1.5; overflow-x: auto; max-height: 28rem; } code { font-size: .9em; }
 details { margin: .6rem 0; } summary { cursor: pointer; }
 </style></head><body>
@@ -45,10 +45,11 @@ page_details() {
     { printf '<details><summary>%s</summary>' "$1"; awk -v columns="$3" -f "$lib/table.awk" "$2"; printf '</details>\n'; } >> "$page"
 }
 
-# page_plot NAME KIND TITLE X Y: of the lines on stdin; also written as NAME.svg.
+# page_plot NAME KIND TITLE X Y [OPTION...]: what `onebox plot` draws of the lines on stdin; also written as NAME.svg.
 page_plot() {
-    awk -v kind="$2" -v title="$3" -v x="$4" -v y="$5" -f "$lib/plot.awk" > "$out/$1.svg"
-    cat "$out/$1.svg" >> "$page"
+    local name=$1 kind=$2
+    "$onebox" plot "$kind" --title "$3" --x "$4" --y "$5" "${@:6}" > "$out/$name.svg"
+    { echo '<div class="plot">'; cat "$out/$name.svg"; echo '</div>'; } >> "$page"
 }
 
 # page_pre SUMMARY < TEXT

@@ -4,7 +4,7 @@ shopt -s extglob
 # rows_of CSV FIGURE: its header and the rows of a figure.
 rows_of() { awk -F, -v figure="$2" 'NR == 1 || $1 == figure' "$1" > "$work/rows.csv"; }
 
-# One bar for the paper, one for the simulation, one for onebox's own schedule.
+# A bar or a point for the paper, one for the simulation, one for onebox's own schedule.
 bars() { # LABEL_COLUMN
     awk -F, -v label="$1" '
         NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
@@ -25,7 +25,9 @@ figure() { # NUMBER LABEL_COLUMN TITLE WORDS
     [ "$(wc -l < "$work/rows.csv")" -gt 1 ] || return 0
     page_section "Figure $1: $3"
     page_words "$4"
-    bars "$2" | page_plot "figure-$1" bars "Figure $1: $3, TFLOPS per GPU" "$([ "$2" = gpus ] && echo GPUs || echo 'parameters')" 'TFLOPS per GPU'
+    local look=(bars "Figure $1: $3, TFLOPS per GPU" parameters 'TFLOPS per GPU')
+    [ "$2" != gpus ] || look=(lines "${look[1]}" GPUs 'TFLOPS per GPU' --logarithmic x)
+    bars "$2" | page_plot "figure-$1" "${look[@]}"
     awk -F, 'NR == 1 || $11 != "-"' "$work/rows.csv" > "$work/played.csv"
     page_table "TFLOPS per GPU. Paper: measured by its authors. All other speeds: simulated, in the paper's convention (recomputation counted), products at $own_rate TFLOPS unless the column says otherwise." "$work/played.csv" "$speeds"
     awk -F, 'NR == 1 || $11 == "-"' "$work/rows.csv" > "$work/others.csv"

@@ -9,10 +9,10 @@ use std::path::Path;
 
 /// Every command stands in one.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Train", &["train", "generate", "checkpoint"]),
+    ("Train", &["train", "report", "generate", "checkpoint"]),
     ("Before a run", &["plan", "simulate", "boxes", "config"]),
     ("The machine", &["doctor", "topology", "bench"]),
-    ("The program", &["completions", "man", "help"]),
+    ("The program", &["plot", "completions", "man", "help"]),
 ];
 
 /// Of help: it fits every terminal, and is easier to read on a wide one.

@@ -12,6 +12,8 @@ mod install;
 mod keys;
 mod log;
 mod plan;
+mod plot;
+mod report;
 mod resume;
 mod search;
 mod signals;
@@ -73,6 +75,10 @@ enum Verb {
         #[command(subcommand)]
         verb: ConfigVerb,
     },
+    /// Show the curves of runs on one page
+    Report(report::ReportArgs),
+    /// Draw a plot of numbers, as the scripts do
+    Plot(plot::PlotArgs),
     /// Print the completions of a shell
     Completions {
         /// bash, zsh, fish, elvish or powershell
@@ -193,6 +199,8 @@ pub fn main() -> ExitCode {
         Verb::Generate(args) => generate::run(&args),
         Verb::Checkpoint { verb } => checkpoint::run(&verb),
         Verb::Doctor(args) => doctor::run(&args),
+        Verb::Report(args) => report::run(&args),
+        Verb::Plot(args) => plot::run(&args),
         Verb::Completions { shell } => install::completions(shell),
         Verb::Man { dir } => install::manual(&dir),
         Verb::Config { verb: ConfigVerb::Check(args) } => check::check(&args),

@@ -1,0 +1,105 @@
+//! `onebox plot`: the figures of the scripts.
+
+use super::exit::{Failed, code};
+use super::print;
+use crate::report::plot::{Look, Plot, Series};
+use std::collections::BTreeMap;
+use std::io::Read;
+
+/// Draw lines `series<TAB>place<TAB>value` of the standard input as SVG.
+#[derive(Debug, clap::Args)]
+pub(super) struct PlotArgs {
+    /// Lines over numbers, or bars in groups
+    #[arg(value_enum)]
+    look: LookArg,
+    /// Words above
+    #[arg(long, default_value = "")]
+    title: String,
+    /// Words below
+    #[arg(long, default_value = "")]
+    x: String,
+    /// Words beside
+    #[arg(long, default_value = "")]
+    y: String,
+    /// Logarithmic axes, with lines
+    #[arg(long, value_name = "AXES", value_parser = ["x", "xy"])]
+    logarithmic: Option<String>,
+    /// Add the line of the first series, if it were in proportion to x
+    #[arg(long)]
+    ideal: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LookArg {
+    Lines,
+    Bars,
+}
+
+pub(super) fn run(args: &PlotArgs) -> Result<(), Failed> {
+    let mut text = String::new();
+    let read = std::io::stdin().read_to_string(&mut text);
+    read.map_err(|e| Failed::new(code::IO, format!("cannot read the standard input: {e}")))?;
+    let svg = draw(args, &text).map_err(|why| Failed::new(code::CONFIG, why))?;
+    print(&svg)
+}
+
+fn draw(args: &PlotArgs, text: &str) -> Result<String, String> {
+    let (mut series, mut places): (Vec<Series>, Vec<String>) = (Vec::new(), Vec::new());
+    let mut rows: BTreeMap<String, usize> = BTreeMap::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let bad = |what: &str| format!("line {number}, {line:?}: {what}");
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [name, place, value] = fields[..] else {
+            return Err(bad("expected series, place and value, with tabs between them"));
+        };
+        let row = *rows.entry(name.to_owned()).or_insert(series.len());
+        if row == series.len() {
+            series.push(Series { name: name.to_owned(), ..Series::default() });
+        }
+        let x = match args.look {
+            LookArg::Lines => {
+                let x: f64 =
+                    place.parse().map_err(|_| bad("the place of a line must be a number"))?;
+                x
+            }
+            LookArg::Bars => {
+                let known = places.iter().position(|known| known == place);
+                known.unwrap_or_else(|| {
+                    places.push(place.to_owned());
+                    places.len() - 1
+                }) as f64
+            }
+        };
+        // `-` stands for what is not there.
+        if value != "-" {
+            let y: f64 = value.parse().map_err(|_| bad("the value must be a number, or -"))?;
+            if args.logarithmic.is_some() && x <= 0.0
+                || args.logarithmic.as_deref() == Some("xy") && y <= 0.0
+            {
+                return Err(bad("a logarithmic axis has no place for it: it is not above 0"));
+            }
+            series[row].points.push((x, y));
+        }
+    }
+    if let (true, Some(first)) = (args.ideal, series.iter().find_map(|s| s.points.first().copied()))
+    {
+        let mut xs: Vec<f64> = series.iter().flat_map(|s| s.points.iter().map(|p| p.0)).collect();
+        xs.sort_by(f64::total_cmp);
+        xs.dedup();
+        let points = xs.into_iter().map(|x| (x, first.1 * x / first.0)).collect();
+        series.push(Series { name: "ideal".into(), points, ideal: true });
+    }
+    let plot = Plot {
+        title: &args.title,
+        x: &args.x,
+        y: &args.y,
+        width: 760,
+        height: 360,
+        look: if args.look == LookArg::Bars { Look::Bars } else { Look::Dots },
+        log: [args.logarithmic.is_some(), args.logarithmic.as_deref() == Some("xy")],
+        from_zero: true,
+        places: &places,
+        series: &series,
+    };
+    Ok(plot.svg())
+}

@@ -1,0 +1,495 @@
+//! Plots as SVG, drawn by `plotters` into a text: curves of runs and the figures of the experiments.
+
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use std::ops::Range;
+
+/// Lines, or bars in groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Of many points.
+    Curves,
+    /// Of few, each with a dot and its value.
+    Dots,
+    /// Side by side, each with its value. `x` counts places from 0.
+    Bars,
+}
+
+/// What has a colour of its own.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Series {
+    pub(crate) name: String,
+    /// By x. Where y is not finite a line is interrupted.
+    pub(crate) points: Vec<(f64, f64)>,
+    /// Grey and dashed: what the others are compared with.
+    pub(crate) ideal: bool,
+}
+
+/// A plot; `width` and `height` in pixels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plot<'a> {
+    pub(crate) title: &'a str,
+    pub(crate) x: &'a str,
+    pub(crate) y: &'a str,
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+    pub(crate) look: Look,
+    /// Which axes are logarithmic; every value on them is above 0.
+    pub(crate) log: [bool; 2],
+    /// Whether y begins at 0 where it is not logarithmic.
+    pub(crate) from_zero: bool,
+    /// Of the places of bars; `|` breaks a line.
+    pub(crate) places: &'a [String],
+    pub(crate) series: &'a [Series],
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
+
+/// `plotters` counts in whole pixels: so many of them are one of ours.
+const FINE: i32 = 4;
+const FONT: &str = "system-ui, sans-serif";
+const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
+const GREY: RGBColor = RGBColor(0x57, 0x60, 0x6a);
+const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
+/// Of letters.
+const TEXT: i32 = 13;
+/// A line of text.
+const LINE: i32 = 18;
+
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0x1f, 0x6f, 0xb2),
+    RGBColor(0xd1, 0x60, 0x3d),
+    RGBColor(0x3a, 0x9d, 0x6e),
+    RGBColor(0x8c, 0x6b, 0xb1),
+    RGBColor(0xb8, 0x86, 0x0b),
+    RGBColor(0x1a, 0x9a, 0xa5),
+    RGBColor(0xc2, 0x52, 0x8b),
+    RGBColor(0x4b, 0x55, 0x63),
+];
+
+/// The colour of series `index`; no two are equal.
+pub(crate) fn colour(index: usize) -> RGBColor {
+    COLOURS.get(index).copied().unwrap_or_else(|| {
+        // Steps of the golden ratio never meet.
+        let (r, g, b) = HSLColor((index as f64 * 0.618_034).fract(), 0.55, 0.42).rgb();
+        RGBColor(r, g, b)
+    })
+}
+
+/// `#1f6fb2`
+pub(crate) fn hex(colour: RGBColor) -> String {
+    format!("#{:02x}{:02x}{:02x}", colour.0, colour.1, colour.2)
+}
+
+/// Text in HTML and SVG.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// A number with three or four digits that count.
+pub(crate) fn short(value: f64) -> String {
+    if !value.is_finite() {
+        return "-".into();
+    }
+    let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")];
+    let size = value.abs();
+    if size != 0.0 && !(1e-3..1e15).contains(&size) {
+        return format!("{value:.1e}").replace(".0e", "e");
+    }
+    // Four digits are as short as three and a unit.
+    let fits = |(unit, _): &(f64, &str)| size >= if *unit == 1e3 { 1e4 } else { *unit };
+    let (unit, name) = units.into_iter().find(fits).unwrap_or((1.0, ""));
+    let scaled = value / unit;
+    let before = if scaled == 0.0 { 0 } else { scaled.abs().log10().floor() as i32 };
+    let text = format!("{scaled:.*}", (3 - before).max(0) as usize);
+    let text = match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.'),
+        false => &text,
+    };
+    format!("{text}{name}")
+}
+
+/// One direction: its ends, and where it has labels.
+struct Axis {
+    ends: Range<f64>,
+    log: bool,
+    ticks: Vec<f64>,
+}
+
+impl Axis {
+    /// That shows all `values`. `own`: the values are few, and are the labels of a logarithmic axis. `zero`: it begins there.
+    fn of(values: &[f64], (log, own, zero): (bool, bool, bool), most: usize) -> Self {
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let largest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let (least, largest) = if least <= largest { (least, largest) } else { (0.0, 1.0) };
+        if log && least > 0.0 {
+            let mut ticks: Vec<f64> = values.to_vec();
+            ticks.sort_by(f64::total_cmp);
+            ticks.dedup();
+            if !own || ticks.len() > most {
+                let powers = (least.log10().floor() as i32..=largest.log10().ceil() as i32)
+                    .map(|p| 10f64.powi(p));
+                let all: Vec<f64> =
+                    powers.flat_map(|power| [1.0, 2.0, 5.0].map(|n| n * power)).collect();
+                ticks = all
+                    .iter()
+                    .copied()
+                    .filter(|&tick| (least * 0.6..=largest * 1.7).contains(&tick))
+                    .collect();
+                if ticks.len() > most {
+                    ticks.retain(|tick| tick.log10().fract() == 0.0);
+                }
+            }
+            let low = ticks.first().map_or(least, |tick| tick.min(least));
+            let high = ticks.last().map_or(largest, |tick| tick.max(largest));
+            let room = (high / low).powf(0.03).max(1.02);
+            return Self { ends: low / room..high * room, log, ticks };
+        }
+        let least = if zero { least.min(0.0) } else { least };
+        let span = if largest > least { largest - least } else { largest.abs().max(1.0) * 0.1 };
+        let power = 10f64.powf((span / most as f64).log10().floor());
+        let steps = [1.0, 2.0, 5.0, 10.0].map(|n| n * power);
+        let step =
+            steps.into_iter().find(|step| span / step <= most as f64).unwrap_or(10.0 * power);
+        let first = (least / step + 1e-9).floor();
+        let count = ((largest / step - 1e-9).ceil() - first).max(1.0) as usize;
+        let ticks: Vec<f64> = (0..=count).map(|i| (first + i as f64) * step).collect();
+        Self { ends: first * step..(first + count as f64) * step, log: false, ticks }
+    }
+
+    /// The places of bars.
+    fn places(count: usize) -> Self {
+        Self { ends: 0.0..count.max(1) as f64, log: false, ticks: Vec::new() }
+    }
+}
+
+impl Ranged for Axis {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
+        let at = |value: f64| if self.log { value.ln() } else { value };
+        let share = (at(*value) - at(self.ends.start)) / (at(self.ends.end) - at(self.ends.start));
+        from + (share * f64::from(to - from)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _hint: Hint) -> Vec<f64> {
+        self.ticks.clone()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.ends.clone()
+    }
+}
+
+impl ValueFormatter<f64> for Axis {
+    fn format_ext(&self, value: &f64) -> String {
+        short(*value)
+    }
+}
+
+/// Letters of a size, placed by `at`.
+fn letters(size: i32, colour: &RGBColor, at: Pos) -> TextStyle<'static> {
+    (FONT, size * FINE).into_font().color(colour).pos(at)
+}
+
+/// Pixels that a text takes; nobody knows the letters of who reads it.
+fn width_of(text: &str, size: i32) -> i32 {
+    text.chars().count() as i32 * size * 11 / 20
+}
+
+impl Plot<'_> {
+    /// The text of the image.
+    pub(crate) fn svg(&self) -> String {
+        let mut text = String::new();
+        let size = [self.width, self.height].map(|pixels| pixels * FINE as u32);
+        self.draw(&SVGBackend::with_string(&mut text, (size[0], size[1])).into_drawing_area())
+            .unwrap_or_else(|e| unreachable!("a text takes every drawing: {e}"));
+        let head = format!("<svg width=\"{}\" height=\"{}\"", size[0], size[1]);
+        let (width, height, title) = (self.width, self.height, escape(self.title));
+        let ours = format!(
+            "<svg role=\"img\" aria-label=\"{title}\" width=\"{width}\" height=\"{height}\""
+        );
+        assert!(text.starts_with(&head), "plotters begins with the size");
+        text.replacen(&head, &ours, 1)
+    }
+
+    fn draw<'a>(&self, root: &Area<'a>) -> Drawn<'a> {
+        root.fill(&WHITE)?;
+        let left = Pos::new(HPos::Left, VPos::Center);
+        let title = letters(TEXT + 1, &INK, left).transform(FontTransform::None);
+        root.draw(&Text::new(self.title.to_owned(), (12 * FINE, 16 * FINE), title))?;
+        let top = self.legend(root)?;
+        let (_, below) = root.split_vertically(top * FINE);
+        let finite = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
+            points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect()
+        };
+        let all: Vec<(f64, f64)> =
+            self.series.iter().flat_map(|series| finite(&series.points)).collect();
+        let (xs, ys): (Vec<f64>, Vec<f64>) = all.into_iter().unzip();
+        let bars = self.look == Look::Bars;
+        let across = match bars {
+            true => Axis::places(self.places.len()),
+            false => Axis::of(
+                &xs,
+                (self.log[0], self.look == Look::Dots, false),
+                self.width as usize / 60,
+            ),
+        };
+        let up = Axis::of(&ys, (self.log[1], false, self.from_zero), 6);
+        let (lines, x_labels) = match bars {
+            true => (
+                self.places.iter().map(|place| place.split('|').count()).max().unwrap_or(1) as i32,
+                0,
+            ),
+            false => (1, across.ticks.len()),
+        };
+        let (floor, y_labels, places) = (up.ends.start, up.ticks.len(), across.ends.end);
+        let named = i32::from(!self.x.is_empty());
+        let mut chart = ChartBuilder::on(&below)
+            .margin_right(18 * FINE)
+            .margin_left(4 * FINE)
+            .x_label_area_size((8 + LINE * (lines + named)) * FINE)
+            .y_label_area_size(62 * FINE)
+            .build_cartesian_2d(across, up)?;
+        let centred = Pos::new(HPos::Center, VPos::Top);
+        chart
+            .configure_mesh()
+            .x_labels(x_labels)
+            .y_labels(y_labels)
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(GRID.stroke_width(FINE as u32))
+            .axis_style(GREY.stroke_width(FINE as u32))
+            .set_all_tick_mark_size(4 * FINE)
+            .label_style(letters(TEXT - 1, &GREY, centred))
+            .y_desc(self.y)
+            .axis_desc_style((FONT, (TEXT - 1) * FINE).into_font().color(&GREY))
+            .draw()?;
+        let area = chart.plotting_area().strip_coord_spec();
+        let (corner, (wide, tall)) = (area.get_base_pixel(), area.dim_in_pixel());
+        let at = |x: i32, y: i32| (corner.0 + x, corner.1 + y);
+        let wide = wide as i32;
+        let words = Text::new(
+            self.x.to_owned(),
+            at(wide / 2, tall as i32 + (8 + LINE * lines) * FINE),
+            letters(TEXT - 1, &GREY, centred),
+        );
+        root.draw(&words)?;
+        if bars {
+            for (index, place) in self.places.iter().enumerate() {
+                let middle = (wide as f64 * (index as f64 + 0.5) / places) as i32;
+                for (line, words) in (0..).zip(place.split('|')) {
+                    let spot = at(middle, tall as i32 + (7 + LINE * line) * FINE);
+                    root.draw(&Text::new(
+                        words.to_owned(),
+                        spot,
+                        letters(TEXT - 1, &INK, centred),
+                    ))?;
+                }
+            }
+        }
+        // A line that the others should reach is above them.
+        let below = self.series.iter().any(|series| series.ideal);
+        let mut values = Values { below, taken: Vec::new() };
+        let groups = self.series.len().max(1) as f64;
+        // What the others are compared with lies beneath them.
+        let mut order: Vec<usize> = (0..self.series.len()).collect();
+        order.sort_by_key(|&index| !self.series[index].ideal);
+        for index in order {
+            let series = &self.series[index];
+            let colour = if series.ideal { GREY } else { colour(index) };
+            let line = colour
+                .stroke_width(FINE as u32 * if self.look == Look::Curves { 3 } else { 4 } / 2);
+            let points = finite(&series.points);
+            match self.look {
+                Look::Bars => {
+                    for (x, y) in points {
+                        let begin = x + 0.1 + 0.8 * index as f64 / groups;
+                        let bar = [(begin, floor), (begin + 0.74 / groups, y)];
+                        chart.draw_series([Rectangle::new(bar, colour.filled())])?;
+                        values.note(chart.backend_coord(&(begin + 0.37 / groups, y)), y, INK);
+                    }
+                }
+                Look::Curves | Look::Dots => {
+                    for part in series.points.split(|(x, y)| !(x.is_finite() && y.is_finite())) {
+                        match series.ideal {
+                            true => {
+                                let dashes = DashedLineSeries::new(
+                                    part.iter().copied(),
+                                    6 * FINE,
+                                    5 * FINE,
+                                    line,
+                                );
+                                chart.draw_series(dashes)?
+                            }
+                            false => {
+                                chart.draw_series(LineSeries::new(part.iter().copied(), line))?
+                            }
+                        };
+                        // One point alone is no line.
+                        if let ([point], Look::Curves) = (part, self.look) {
+                            chart.draw_series([Circle::new(*point, 2 * FINE, colour.filled())])?;
+                        }
+                    }
+                    if self.look == Look::Dots && !series.ideal {
+                        for point in points {
+                            chart.draw_series([Circle::new(
+                                point,
+                                7 * FINE / 2,
+                                colour.filled(),
+                            )])?;
+                            values.note(chart.backend_coord(&point), point.1, colour);
+                        }
+                    }
+                }
+            }
+        }
+        values.draw(root)
+    }
+
+    /// The names of the series in their colours, where there are several; returns where the plot begins.
+    fn legend<'a>(&self, root: &Area<'a>) -> Result<i32, DrawingAreaErrorKind<std::io::Error>> {
+        let (mut x, mut y) = (12, 36);
+        if self.series.len() < 2 {
+            return Ok(y + 2);
+        }
+        for (index, series) in self.series.iter().enumerate() {
+            let wide = width_of(&series.name, TEXT) + 36;
+            if x + wide > self.width as i32 && x > 12 {
+                (x, y) = (12, y + LINE);
+            }
+            let colour = if series.ideal { GREY } else { colour(index) };
+            let square = [((x) * FINE, (y - 6) * FINE), ((x + 11) * FINE, (y + 5) * FINE)];
+            root.draw(&Rectangle::new(square, colour.filled()))?;
+            let left = Pos::new(HPos::Left, VPos::Center);
+            root.draw(&Text::new(
+                series.name.clone(),
+                ((x + 16) * FINE, y * FINE),
+                letters(TEXT, &INK, left),
+            ))?;
+            x += wide;
+        }
+        Ok(y + 24)
+    }
+}
+
+/// Values beside their points, where they do not cover each other.
+struct Values {
+    below: bool,
+    taken: Vec<(i32, i32, String, RGBColor)>,
+}
+
+impl Values {
+    fn note(&mut self, (x, y): (i32, i32), value: f64, colour: RGBColor) {
+        let text = short(value);
+        let y = if self.below { y + 6 * FINE } else { y - 4 * FINE };
+        let near = |(other, at, word, _): &(i32, i32, String, RGBColor)| {
+            let wide = (width_of(word, TEXT - 2) + width_of(&text, TEXT - 2)) * FINE / 2;
+            (other - x).abs() < wide && (at - y).abs() < TEXT * FINE
+        };
+        if !self.taken.iter().any(near) {
+            self.taken.push((x, y, text, colour));
+        }
+    }
+
+    fn draw<'a>(self, root: &Area<'a>) -> Drawn<'a> {
+        for (x, y, text, colour) in self.taken {
+            let side = if self.below { VPos::Top } else { VPos::Bottom };
+            let at = Pos::new(HPos::Center, side);
+            root.draw(&Text::new(text, (x, y), letters(TEXT - 2, &colour, at)))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_keep_what_counts() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.3 + 1e-17, "0.3"),
+            (0.0025, "0.0025"),
+            (6e-4, "6e-4"),
+            (2.5e-5, "2.5e-5"),
+            (-12.5, "-12.5"),
+            (9999.0, "9999"),
+            (12_345.0, "12.35k"),
+            (20_000.0, "20k"),
+            (1e6, "1M"),
+            (3.2e9, "3.2G"),
+            (1e20, "1e20"),
+            (f64::NAN, "-"),
+        ] {
+            assert_eq!(short(value), text);
+        }
+    }
+
+    fn ticks(values: &[f64], log: bool, own: bool) -> Vec<f64> {
+        Axis::of(values, (log, own, false), 6).ticks
+    }
+
+    #[test]
+    fn ticks_are_round_and_hold_all_values_between_them() {
+        assert_eq!(ticks(&[2.1, 5.5], false, false), [2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(ticks(&[1.0, 2.0, 4.0, 16.0], true, true), [1.0, 2.0, 4.0, 16.0]);
+        assert_eq!(ticks(&[0.9, 45.0], true, false), [1.0, 2.0, 5.0, 10.0, 20.0, 50.0]);
+        assert_eq!(ticks(&[1.0, 1e5], true, false).len(), 6);
+        for values in [
+            &[0.0, 0.0][..],
+            &[3.0],
+            &[],
+            &[-1e-9, 1e-9],
+            &[1e9, 1e9 + 1.0],
+            &[f64::from(f32::MIN), f64::from(f32::MAX)],
+        ] {
+            let axis = Axis::of(values, (false, false, false), 6);
+            assert!(axis.ticks.len() >= 2 && axis.ticks.len() < 12, "{values:?} {:?}", axis.ticks);
+            assert!(
+                values.iter().all(|value| axis.ends.start <= *value && *value <= axis.ends.end),
+                "{values:?} {:?}",
+                axis.ends
+            );
+        }
+    }
+
+    #[test]
+    fn a_plot_is_one_image_with_every_name_escaped_and_a_colour_for_each() {
+        let name = |i: usize| Series {
+            name: format!("<run {i}>"),
+            points: vec![(1.0, i as f64 + 1.0), (2.0, f64::NAN)],
+            ideal: false,
+        };
+        let series: Vec<Series> = (0..20).map(name).collect();
+        for look in [Look::Curves, Look::Dots, Look::Bars] {
+            let plot = Plot {
+                title: "a \"title\" & <more>",
+                x: "x",
+                y: "y",
+                width: 480,
+                height: 300,
+                look,
+                log: [false; 2],
+                from_zero: false,
+                places: &["one|two".into(), "three".into()],
+                series: &series,
+            };
+            let svg = plot.svg();
+            assert!(
+                svg.starts_with("<svg role=\"img\"") && svg.trim_end().ends_with("</svg>"),
+                "{svg}"
+            );
+            assert!(!svg.contains("<run") && svg.contains("&lt;run 19&gt;"), "{svg}");
+            assert_eq!(svg.matches('<').count(), svg.matches('>').count());
+        }
+        let mut colours: Vec<String> = (0..100).map(|index| hex(colour(index))).collect();
+        colours.sort();
+        colours.dedup();
+        assert_eq!(colours.len(), 100);
+    }
+}
