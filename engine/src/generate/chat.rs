@@ -92,7 +92,9 @@ fn render(
     env.add_function("raise_exception", raise);
     let strftime_now = move |format: String| now.format(&format).map_err(refuse);
     env.add_function("strftime_now", strftime_now);
-    let template = without_generation_blocks(template);
+    // As Jinja reads ends of lines.
+    let template = template.replace("\r\n", "\n").replace('\r', "\n");
+    let template = without_generation_blocks(&template);
     env.add_template(NAME, &template)?;
     let message = |m: &Message| context! { role => m.role, content => m.content.as_str() };
     let messages: Vec<Value> = messages.iter().map(message).collect();
@@ -239,5 +241,19 @@ mod tests {
         assert_eq!(of(old, &map), ["bos_token <s>", "eos_token </s>", "pad_token <p>"]);
         assert_eq!(of(new, &map), ["bos_token <a>"]);
         assert!(of(Json::Null, &Json::Null).is_empty());
+    }
+
+    /// Texts as `apply_chat_template` of transformers writes them. Jinja reads every end of a line as `\n`.
+    #[test]
+    fn a_template_with_lines_of_windows_is_that_without() {
+        let user = [Message { role: "user", content: "a\r\nb".into() }];
+        for (template, text) in [
+            ("x\r\n{{ messages[0].content }}\r\n{{ 'y\r\nz' }}\rw\r\n", "x\na\r\nb\ny\nz\nw"),
+            ("{% if true %}\r\na\r\n{% endif %}\r\nb\r\n", "a\nb"),
+            ("{{ 'a %} b' }}{% generation %}c{% endgeneration %}", "a %} bc"),
+        ] {
+            let rendered = render(template, (BTreeMap::new(), Utc::now()), &user).unwrap();
+            assert_eq!(rendered, text, "{template:?}");
+        }
     }
 }
