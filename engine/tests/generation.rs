@@ -217,3 +217,23 @@ fn logits_that_are_not_finite_are_no_text() {
         folder.onebox(&args).refused(79, &["not finite", "training has diverged"]);
     }
 }
+
+#[test]
+fn a_run_without_a_template_takes_one_where_the_refusal_says() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let settings = copied(&folder, &chat).join("tokenizer_config.json");
+    std::fs::remove_file(settings).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path(name), text).unwrap();
+    write("text.txt", &"the box holds the model ".repeat(200));
+    write(
+        "a.ron",
+        "(model: (from: \"copy\", seq_len: 8), device: Cpu(count: 1, threads: 1),
+          batch: (micro: 1, global: 1), data: (train: \"text.txt\"), train: (steps: 1))",
+    );
+    folder.onebox(&["train", "a.ron", "--run-dir", "run", "-q"]).ok();
+    let args = ["generate", "run", "--chat", "--prompt", "a", "--tokens", "1"];
+    let why = "run/model.from: it has no chat template: leave --chat out, or put a chat_template.jinja there";
+    folder.onebox(&args).refused(66, &[why]);
+    write("run/model.from/chat_template.jinja", "{{ messages[0].content }}");
+    folder.onebox(&args).ok();
+}

@@ -12,6 +12,7 @@ use crate::generate::{
     stop_tokens,
 };
 use crate::hugging_face::Beside;
+use crate::run_dir::kept::KEPT;
 use crate::run_dir::{CONFIG, TOKENIZER, WEIGHTS};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -101,7 +102,12 @@ fn run_folder(args: &GenerateArgs) -> Result<(), Failed> {
     let loaded = config_of(&args.run)?;
     let tokenizer = data::tokenizer(&loaded.config)?;
     let beside = Beside::open(&args.run).map_err(unusable)?;
-    let from = From { trained: Trained::Folder(&args.run), tokenizer: tokenizer.as_ref(), beside };
+    let from = From {
+        trained: Trained::Folder(&args.run),
+        tokenizer: tokenizer.as_ref(),
+        beside,
+        place: args.run.clone(),
+    };
     draw(args, &loaded.config, &from)
 }
 
@@ -130,7 +136,8 @@ pub(super) fn run(args: &GenerateArgs) -> Result<(), Failed> {
     let tokenizer = data::tokenizer_of(run, &loaded.config)?;
     let trained = checkpoint.as_ref().map_or(Trained::Weights(&weights), Trained::Checkpoint);
     let beside = Beside::of_run(run).map_err(unusable)?;
-    draw(args, &loaded.config, &From { trained, tokenizer: tokenizer.as_ref(), beside })
+    let from = From { trained, tokenizer: tokenizer.as_ref(), beside, place: run.join(KEPT) };
+    draw(args, &loaded.config, &from)
 }
 
 /// A model, and what came with it.
@@ -138,6 +145,15 @@ struct From<'a> {
     trained: Trained<'a>,
     tokenizer: Option<&'a Tokenizer>,
     beside: Beside,
+    /// The folder that it came from.
+    place: PathBuf,
+}
+
+impl From<'_> {
+    /// Why a file that came with the model cannot be used.
+    fn unusable(&self, why: &str) -> Failed {
+        Failed::new(code::DATA, format!("{}: {why}", self.place.display()))
+    }
 }
 
 /// Draws and writes, or writes the logits that are asked for.
@@ -161,7 +177,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
         top_p: args.top_p,
         seed: args.seed,
         stop: Stop {
-            tokens: tokens.map_err(|why| of_model(args, &why))?,
+            tokens: tokens.map_err(|why| from.unusable(&why))?,
             texts: args.stop.iter().map(|text| text.clone().into_bytes()).collect(),
         },
         echo: !args.chat,
@@ -198,12 +214,7 @@ fn text_of(
     let message = |role, content: &str| Message { role, content: content.to_owned() };
     let system = args.system.iter().map(|text| message("system", text));
     let messages: Vec<Message> = system.chain([message("user", prompt)]).collect();
-    chat(&from.beside, &messages).map_err(|why| of_model(args, &why))
-}
-
-/// Why a file that came with the model cannot be used.
-fn of_model(args: &GenerateArgs, why: &str) -> Failed {
-    Failed::new(code::DATA, format!("{}: {why}", args.run.display()))
+    chat(&from.beside, &messages).map_err(|why| from.unusable(&why))
 }
 
 /// What is known of each text; those that are shown come in the order of their prompts, each as soon as it is known.
