@@ -75,7 +75,7 @@ pub enum End {
 /// What becomes known of a text.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// Its prompt is this, as the model's tokens have it.
+    /// Its prompt is this, as the model's tokens have it, without those that a tokenizer puts around a text.
     Prompt(&'a [u8]),
     /// It goes on like this.
     Text(&'a [u8]),
@@ -88,6 +88,8 @@ struct Text<'a> {
     tokens: Vec<i32>,
     /// How many of them are the prompt's.
     prompt: usize,
+    /// The prompt's, without special ones that the tokenizer puts around it.
+    own: Vec<i32>,
     written: Written<'a>,
     tail: Tail,
     over: bool,
@@ -142,8 +144,23 @@ pub fn generate(
     let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
     let text = |prompt: &String| -> Result<Text<'_>, GenerateError> {
         let tokens = tokens_of((config, tokenizer), (prompt, sampling.special))?;
+        let own = match tokenizer.filter(|_| sampling.special) {
+            Some(tokenizer) => {
+                let own = tokenizer.encode(prompt);
+                let own = own.map_err(|why| GenerateError::Prompt(shown(prompt), why))?;
+                own.into_iter().map(|token| token as i32).collect()
+            }
+            None => tokens.clone(),
+        };
         let prompt = tokens.len();
-        Ok(Text { tokens, prompt, written: written(), tail: sampling.stop.tail(), over: false })
+        Ok(Text {
+            tokens,
+            prompt,
+            own,
+            written: written(),
+            tail: sampling.stop.tail(),
+            over: false,
+        })
     };
     let mut texts: Vec<Text<'_>> = prompts.iter().map(text).collect::<Result<_, _>>()?;
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
@@ -167,7 +184,7 @@ fn write(
 ) -> Result<bool, GenerateError> {
     model.forget();
     for (i, text) in texts.iter_mut().enumerate().filter(|_| sampling.echo) {
-        let pieces = text.tokens.iter().flat_map(|token| text.written.push(*token));
+        let pieces = text.own.iter().flat_map(|token| text.written.push(*token));
         let mut start: Vec<u8> = pieces.collect();
         start.extend(text.written.rest());
         if !emit(i, Piece::Prompt(&start)) {

@@ -195,11 +195,17 @@ fn logits_and_texts_of_a_folder_begin_with_the_same_special_tokens() {
     let said = |of: &str, prompt: &str, how: &[&str]| {
         folder.onebox(&[&["generate", of, "--prompt", prompt], how].concat()).ok().stdout
     };
-    for how in [&["--logits"][..], &["--tokens", "9", "--temperature", "0"]] {
-        let plain = said(&chat, "the box", how);
-        assert_eq!(said("copy", "the box", how), said(&chat, "<|im_start|>the box", how));
-        assert_ne!(said("copy", "the box", how), plain);
-    }
+    let logits = |of: &str, prompt: &str| said(of, prompt, &["--logits"]);
+    assert!(logits("copy", "the box") == logits(&chat, "<|im_start|>the box"));
+    assert!(logits("copy", "the box") != logits(&chat, "the box"));
+    // They are no part of the text that is shown.
+    let text = |of: &str, prompt: &str| said(of, prompt, &["--tokens", "9", "--temperature", "0"]);
+    let shown = text("copy", "the box");
+    assert!(shown.starts_with("the box"), "{shown}");
+    assert_eq!(format!("<|im_start|>{shown}"), text(&chat, "<|im_start|>the box"));
+    assert_ne!(shown, text(&chat, "the box"));
+    // They alone are a prompt, too.
+    assert_eq!(format!("<|im_start|>{}", text("copy", "")), text(&chat, "<|im_start|>"));
 }
 
 #[test]
