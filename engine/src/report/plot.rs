@@ -293,7 +293,7 @@ impl Plot<'_> {
         }
         // A line that the others should reach is above them.
         let below = self.series.iter().any(|series| series.ideal);
-        let mut values = Values { below, taken: Vec::new() };
+        let mut values = Values { below, floor: corner.1 + tall as i32, points: Vec::new() };
         let groups = self.series.len().max(1) as f64;
         // What the others are compared with lies beneath them.
         let mut order: Vec<usize> = (0..self.series.len()).collect();
@@ -310,7 +310,8 @@ impl Plot<'_> {
                         let begin = x + 0.1 + 0.8 * index as f64 / groups;
                         let bar = [(begin, floor), (begin + 0.74 / groups, y)];
                         chart.draw_series([Rectangle::new(bar, colour.filled())])?;
-                        values.note(chart.backend_coord(&(begin + 0.37 / groups, y)), y, INK);
+                        let end = chart.backend_coord(&(begin + 0.37 / groups, y));
+                        values.points.push((end, y, INK));
                     }
                 }
                 Look::Curves | Look::Dots => {
@@ -341,13 +342,13 @@ impl Plot<'_> {
                                 7 * FINE / 2,
                                 colour.filled(),
                             )])?;
-                            values.note(chart.backend_coord(&point), point.1, colour);
+                            values.points.push((chart.backend_coord(&point), point.1, colour));
                         }
                     }
                 }
             }
         }
-        values.draw(root)
+        values.draw(root, self.look == Look::Dots)
     }
 
     /// The names of the series in their colours, where there are several; returns where the plot begins.
@@ -376,30 +377,51 @@ impl Plot<'_> {
     }
 }
 
-/// Values beside their points, where they do not cover each other.
+/// Values above or below their points, where nothing else is.
 struct Values {
+    /// Where they rather stand.
     below: bool,
-    taken: Vec<(i32, i32, String, RGBColor)>,
+    /// The lower end of the plot.
+    floor: i32,
+    /// Middle and upper or lower end of each point, its value and colour.
+    points: Vec<((i32, i32), f64, RGBColor)>,
 }
 
 impl Values {
-    fn note(&mut self, (x, y): (i32, i32), value: f64, colour: RGBColor) {
-        let text = short(value);
-        let y = if self.below { y + 6 * FINE } else { y - 4 * FINE };
-        let near = |(other, at, word, _): &(i32, i32, String, RGBColor)| {
-            let wide = (width_of(word, TEXT - 2) + width_of(&text, TEXT - 2)) * FINE / 2;
-            (other - x).abs() < wide && (at - y).abs() < TEXT * FINE
-        };
-        if !self.taken.iter().any(near) {
-            self.taken.push((x, y, text, colour));
+    fn draw<'a>(self, root: &Area<'a>, dots: bool) -> Drawn<'a> {
+        // Left, right, top, bottom.
+        let mut taken: Vec<[i32; 4]> = Vec::new();
+        let far = 5 * FINE;
+        if dots {
+            taken.extend(
+                self.points.iter().map(|((x, y), ..)| [x - far, x + far, y - far + 1, y + far - 1]),
+            );
         }
-    }
-
-    fn draw<'a>(self, root: &Area<'a>) -> Drawn<'a> {
-        for (x, y, text, colour) in self.taken {
-            let side = if self.below { VPos::Top } else { VPos::Bottom };
-            let at = Pos::new(HPos::Center, side);
-            root.draw(&Text::new(text, (x, y), letters(TEXT - 2, &colour, at)))?;
+        for ((x, y), value, colour) in self.points {
+            let (text, size) = (short(value), TEXT - 2);
+            let (wide, tall) = (width_of(&text, size) * FINE / 2, size * FINE);
+            let places = [
+                [x - wide, x + wide, y - far - tall, y - far],
+                [x - wide, x + wide, y + far, y + far + tall],
+            ];
+            let order = if self.below { [1, 0] } else { [0, 1] };
+            // Below the end of a bar is the bar.
+            let places = order.iter().take(if dots { 2 } else { 1 }).map(|&side| places[side]);
+            let free = |place: &[i32; 4]| {
+                let meets = |other: &[i32; 4]| {
+                    place[0] < other[1]
+                        && other[0] < place[1]
+                        && place[2] < other[3]
+                        && other[2] < place[3]
+                };
+                place[3] <= self.floor && !taken.iter().any(meets)
+            };
+            if let Some(place) = places.clone().find(free) {
+                taken.push(place);
+                let at = Pos::new(HPos::Center, VPos::Center);
+                let middle = (x, (place[2] + place[3]) / 2);
+                root.draw(&Text::new(text, middle, letters(size, &colour, at)))?;
+            }
         }
         Ok(())
     }
