@@ -279,8 +279,8 @@ fn tokens_of(
     let token = |word: &str| match word.parse::<i32>() {
         Ok(token) if (0..vocab as i64).contains(&i64::from(token)) => Ok(token),
         _ => Err(refuse(format!(
-            "{} is not a token from 0 to {}; this model was trained on token files, so the \
-             prompt is token numbers with blanks between",
+            "{} is not a token from 0 to {}; this model was trained on token files, or its folder has no \
+             tokenizer.json, so the prompt is token numbers with blanks between",
             shown(word),
             vocab - 1
         ))),

@@ -172,8 +172,10 @@ fn what_cannot_be_drawn_is_refused() {
     folder.onebox(&["generate", "other", "--prompt", "the box"]).refused(2, &refused);
     let long = "999 ".repeat(30_000);
     let refused = folder.onebox(&["generate", &plain, "--prompt", &long]);
-    let said =
-        refused.refused(2, &["--prompt \"999 999", "(120000 bytes)", "\"999\" is not a token"]);
+    let said = refused.refused(
+        2,
+        &["--prompt \"999 999", "(120000 bytes)", "\"999\" is not a token", "no tokenizer.json"],
+    );
     assert!(said.stderr.len() < 500, "{}", said.stderr);
 }
 
