@@ -1,15 +1,13 @@
 //! Text from a trained model: the weights that a run left, a checkpoint or a folder of transformers, on one virtual GPU in
 //! fp32. Keys and values of the tokens so far are kept, so that each new token costs one row of every product.
 
-mod chat;
 mod model;
 mod sampling;
 
 use crate::checkpoint::Checkpoint;
-use crate::config::{Config, DataFormat};
+use crate::config::Config;
 use crate::data::{Decoder, Tokenizer};
 use crate::hugging_face::FolderError;
-pub use chat::{Message, chat, stop_tokens};
 use device::random;
 use model::Model;
 pub use sampling::{Sampling, Stop};
@@ -285,8 +283,8 @@ fn tokens_of(
             vocab - 1
         ))),
     };
-    let tokens = match config.data.format {
-        DataFormat::Auto | DataFormat::Bytes if let Some(tokenizer) = tokenizer => {
+    let tokens = match (config.data.format.is_text(), tokenizer) {
+        (true, Some(tokenizer)) => {
             let encoded = match special {
                 true => tokenizer.encode_prompt(text),
                 false => tokenizer.encode(text),
@@ -294,10 +292,8 @@ fn tokens_of(
             let encoded = encoded.map_err(&refuse)?;
             encoded.into_iter().map(|token| token as i32).collect()
         }
-        DataFormat::Auto | DataFormat::Bytes => text.bytes().map(i32::from).collect(),
-        DataFormat::U16 | DataFormat::U32 => {
-            text.split_whitespace().map(token).collect::<Result<Vec<i32>, _>>()?
-        }
+        (true, None) => text.bytes().map(i32::from).collect(),
+        (false, _) => text.split_whitespace().map(token).collect::<Result<Vec<i32>, _>>()?,
     };
     if tokens.is_empty() {
         return Err(refuse("it is empty; give at least one character".into()));

@@ -12,6 +12,7 @@
 //! 8. [`mod@bench`], [`generate`], [`hugging_face`]: what else a user asks for.
 
 pub mod bench;
+pub mod chat;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;

@@ -463,10 +463,10 @@ impl Ranks<'_> {
             dev.read(trainer.losses_host().slice(micro..micro + 1), &mut loss)?;
             sum += loss[0];
         }
-        let tokens = self.config.batch.global * self.config.model.seq_len;
+        let step = words[control::STEP] as u64;
         Ok(StepReport {
-            step: words[control::STEP] as u64,
-            loss: sum / tokens as f64,
+            step,
+            loss: sum / trainer.samples.targets(step) as f64,
             grad_norm: words[control::NORM],
             loss_scale: words[control::LOSS_SCALE_USED],
             lr: words[control::LR],

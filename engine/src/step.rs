@@ -7,7 +7,7 @@
 //! blocks, L + 1 the final norm, and L + 2 the output projection where it is not tied to the embedding.
 
 use crate::config::UpdateMode;
-use crate::train::batch::{Batch, Deal, Loader};
+use crate::train::batch::{Batch, Loader, Samples};
 use crate::train::build::Built;
 use device::{
     Device, Event, Group,
@@ -27,7 +27,7 @@ pub(crate) struct Trainer {
     pub(crate) gpt: Gpt,
     pub(crate) optimizer: Optimizer,
     pub(crate) loader: Loader,
-    pub(crate) deal: Deal,
+    pub(crate) samples: Samples,
     pub(crate) schedule: Schedule,
     /// Micro-batches that go through a block together, with their passes.
     together: Vec<(Pass, Batch)>,
@@ -61,7 +61,7 @@ impl Trainer {
         built: &Built,
         optimizer: Optimizer,
         loader: Loader,
-        deal: Deal,
+        samples: Samples,
         schedule: Schedule,
     ) -> Self {
         let [losses, losses_host] = built.losses;
@@ -70,7 +70,7 @@ impl Trainer {
             gpt,
             optimizer,
             loader,
-            deal,
+            samples,
             schedule,
             together: Vec::with_capacity(schedule.first_forward),
             caught_up: 0,
@@ -83,10 +83,10 @@ impl Trainer {
     /// Queues step `step` (from 1). The event: its losses and its decision (norm, skip) are on the host.
     pub(crate) fn train_step(&mut self, dev: &Device, step: u64) -> Event {
         let num_blocks = self.gpt.shape().layers;
-        let mut late = Beside { done: 0, all: 2 * num_blocks * self.deal.micro_batches };
+        let mut late = Beside { done: 0, all: 2 * num_blocks * self.samples.deal.micro_batches };
         let mut forward_done = 0;
         let tied = self.gpt.head() == Embedding;
-        for micro in 0..self.deal.micro_batches {
+        for micro in 0..self.samples.deal.micro_batches {
             if micro == forward_done {
                 let together = if micro == 0 { self.schedule.first_forward } else { 1 };
                 forward_done += together;
@@ -112,7 +112,7 @@ impl Trainer {
             if !tied {
                 self.optimizer.reduce(dev, self.gpt.segment(Head), head, micro);
             }
-            let last = micro + 1 == self.deal.micro_batches;
+            let last = micro + 1 == self.samples.deal.micro_batches;
             if last {
                 // The output layer was the last reader of its table, and of a tied embedding.
                 self.replace(dev, self.gpt.segment(Embedding));
@@ -137,7 +137,7 @@ impl Trainer {
             self.optimizer.reduce(dev, self.gpt.segment(Embedding), embedding, micro);
             self.loader.release(dev, &batch);
         }
-        self.fetch_losses(dev, 0..self.deal.micro_batches);
+        self.fetch_losses(dev, 0..self.samples.deal.micro_batches);
         self.optimizer.caught_up();
 
         let decided = self.optimizer.decide(dev, step);
@@ -263,7 +263,7 @@ impl Trainer {
         self.together.clear();
         self.together.push((pass, batch));
         self.forward(dev, &mut Beside { done: 0, all: 1 });
-        let last = self.deal.micro_batches;
+        let last = self.samples.deal.micro_batches;
         dev.wait(Compute, self.losses_on_host);
         self.gpt.loss(dev, &pass, &batch.tensors, self.losses.slice(last..last + 1));
         self.loader.release(dev, &batch);
@@ -286,8 +286,8 @@ impl Trainer {
     fn training_pass(&self, step: u64, micro: usize, set: usize) -> Pass {
         let seq_len = self.gpt.shape().seq_len;
         Pass {
-            dropout_key: random::key(random::key(self.deal.seed, DROPOUT_STREAM), step),
-            first_token: (self.deal.first_sample(micro) * seq_len) as u64,
+            dropout_key: random::key(random::key(self.samples.deal.seed, DROPOUT_STREAM), step),
+            first_token: (self.samples.deal.first_sample(micro) * seq_len) as u64,
             training: true,
             set,
         }

@@ -43,7 +43,7 @@ pub use layout::{Layout, Owned, chunk_elements};
 pub use locate::NotFinite;
 pub use norm::LossScale;
 pub use optimizer::Optimizer;
-pub use schedule::LearningRate;
+pub use schedule::PerStep;
 pub use spec::{BucketOf, SegmentSpec, Spec, Sum, Transfer};
 pub use start::{Fill, Parameters, StateAt, Told};
 pub use state::{State, Storage};

@@ -3,7 +3,7 @@
 //! same either way.
 
 use crate::control;
-use crate::schedule::LearningRate;
+use crate::schedule::PerStep;
 use crate::update::Rule;
 use device::numerics::{Counted, accumulate, accumulate_chunks};
 use device::{HostContext, HostTask, Mode, Pieces, Tensor, View};
@@ -182,11 +182,11 @@ pub(crate) struct Decide {
     pub(crate) norm: Tensor,
     pub(crate) control: Tensor,
     pub(crate) rule: Rule,
-    /// Summed gradients are this many times the mean gradient.
+    /// Summed gradients are this many times the mean over ranks and micro-batches.
     pub(crate) summands: f64,
     pub(crate) clip: Option<f64>,
     pub(crate) loss_scale: Option<LossScale>,
-    pub(crate) learning_rate: Arc<dyn LearningRate>,
+    pub(crate) given: Arc<dyn PerStep>,
 }
 
 impl HostTask for Decide {
@@ -201,7 +201,7 @@ impl HostTask for Decide {
         let squares = host.read_as::<f64>(self.norm)?[0];
         let words = host.write_as::<f64>(self.control)?;
         let scale = words[control::LOSS_SCALE];
-        let unit = 1.0 / (scale * self.summands);
+        let unit = self.given.weight(step) / (scale * self.summands);
         let norm = squares.sqrt() * unit;
         let finite = squares.is_finite();
         let clip = self.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
@@ -209,7 +209,7 @@ impl HostTask for Decide {
         words[control::NORM] = norm;
         words[control::SKIP] = f64::from(u8::from(!finite));
         words[control::FACTOR] = if finite { unit * clip } else { 0.0 };
-        words[control::LR] = self.learning_rate.at(step);
+        words[control::LR] = self.given.learning_rate(step);
         words[control::LOSS_SCALE_USED] = scale;
         if finite {
             words[control::APPLIED] += 1.0;

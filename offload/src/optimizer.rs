@@ -3,7 +3,7 @@
 use crate::layout::{Layout, Owned, Segment};
 use crate::norm::{Decide, FoldPartials, SpreadPartials};
 use crate::reduce::Reduced;
-use crate::schedule::LearningRate;
+use crate::schedule::PerStep;
 use crate::spec::Transfer;
 use crate::store::Store;
 use crate::update::NoiseRun;
@@ -40,7 +40,7 @@ impl Optimizer {
         layout: &Arc<Layout>,
         rank: Rank,
         (counted, noise): (&[Counted], &[Arc<[NoiseRun]>]),
-        learning_rate: Arc<dyn LearningRate>,
+        given: Arc<dyn PerStep>,
     ) -> Self {
         let spec = &layout.spec;
         let work = |((s, &counted), noise): ((&Segment, &Counted), _)| {
@@ -55,7 +55,7 @@ impl Optimizer {
             summands: (spec.micro_batches * spec.dp_size) as f64,
             clip: spec.clip,
             loss_scale: spec.loss_scale,
-            learning_rate,
+            given,
         };
         let runs = spread_runs(layout, rank.dp, &work);
         Self {

@@ -7,6 +7,7 @@
 
 use engine::checkpoint::Checkpoint;
 use engine::config::Config;
+use engine::data::{Dataset, Document};
 use engine::generate::{Trained, next_logits};
 use engine::hugging_face::{Beside, Folder, Numbers, Pretrained, export};
 use engine::run::{Message, RunOptions, train};
@@ -21,6 +22,9 @@ use tests::{config, dataset_of_windows};
 /// Samples, tokens of one, vocabulary of the fixtures.
 const B: usize = 6;
 const T: usize = 12;
+/// Samples of a step of documents, and the seed of their order.
+const MASKED_B: usize = 24;
+const SEED: u64 = 7;
 const V: usize = 61;
 
 const MODELS: [&str; 5] = ["llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
@@ -169,6 +173,56 @@ fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
             outcome.unwrap();
             let apart = worst(&losses, fixture.get("train.losses"));
             let of_norms = worst(&norms, fixture.get("train.norms"));
+            println!("{model} {sets:?}: losses {apart:.1e}, norms {of_norms:.1e} apart");
+            assert!(apart < 2e-5 && of_norms < 2e-5, "{model} {sets:?}: {apart:e} {of_norms:e}");
+        }
+    }
+}
+
+/// Documents with targets that do not count, each a sample: the loss is the mean over the targets of the global batch,
+/// whatever ranks and micro-batches have of them.
+#[test]
+fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
+    for model in MODELS {
+        let (fixture, from) = (load(model), pretrained(model));
+        let counted = fixture.get("masked.train.targets").chunks(T);
+        let documents: Vec<Document> = fixture
+            .get("masked.train.tokens")
+            .chunks(T + 1)
+            .zip(counted)
+            .map(|(tokens, targets)| Document {
+                tokens: tokens.iter().map(|token| *token as u32).collect(),
+                counted: [false].into_iter().chain(targets.iter().map(|t| *t >= 0.0)).collect(),
+            })
+            .collect();
+        let none = documents.iter().filter(|document| !document.counted.contains(&true)).count();
+        assert!(none > 5, "{model}: some samples have no target");
+        // Sample n of the run is document n.
+        let held_out = [documents[0].clone()];
+        let data = Dataset::of_documents(&documents, &held_out, T);
+        let mut in_place = documents.clone();
+        for (n, document) in documents.iter().enumerate() {
+            in_place[data.shuffled(SEED, n as u64)] = document.clone();
+        }
+        let data = Arc::new(Dataset::of_documents(&in_place, &held_out, T));
+        for (layout, micro) in LAYOUTS.into_iter().flat_map(|layout| [(layout, 2), (layout, 4)]) {
+            let mut sets = grid(layout);
+            sets.retain(|set| !set.starts_with("batch.micro"));
+            sets.extend([format!("batch.micro={micro}"), format!("batch.global={MASKED_B}")]);
+            sets.push("data.order=Shuffled".into());
+            let config = fp32(model, &sets, SEED);
+            let options =
+                RunOptions { pretrained: Some(Arc::clone(&from)), ..RunOptions::default() };
+            let (mut losses, mut norms) = (Vec::new(), Vec::new());
+            let outcome = train(&config, &build(&config), &data, &options, &mut |message| {
+                if let Message::Step(step) = message {
+                    losses.push(step.loss);
+                    norms.push(step.grad_norm);
+                }
+            });
+            outcome.unwrap();
+            let apart = worst(&losses, fixture.get("masked.train.losses"));
+            let of_norms = worst(&norms, fixture.get("masked.train.norms"));
             println!("{model} {sets:?}: losses {apart:.1e}, norms {of_norms:.1e} apart");
             assert!(apart < 2e-5 && of_norms < 2e-5, "{model} {sets:?}: {apart:e} {of_norms:e}");
         }

@@ -9,7 +9,7 @@ use device::{Arena, Dtype, Group, Plan, Rank, Tensor, random};
 use device::{HostPlace, HostWork, World};
 use half::bf16;
 use offload::{
-    BucketOf, Layout, LearningRate, Optimizer, Rule, SegmentSpec, Spec, Storage, Sum, Transfer,
+    BucketOf, Layout, Optimizer, PerStep, Rule, SegmentSpec, Spec, Storage, Sum, Transfer,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,9 +21,12 @@ const CHUNK: usize = 64;
 #[derive(Debug)]
 struct Constant;
 
-impl LearningRate for Constant {
-    fn at(&self, _: u64) -> f64 {
+impl PerStep for Constant {
+    fn learning_rate(&self, _: u64) -> f64 {
         0.1
+    }
+    fn weight(&self, _: u64) -> f64 {
+        1.0
     }
 }
 

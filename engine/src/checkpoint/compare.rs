@@ -140,6 +140,10 @@ const EXPERIMENT: &[&str] = &[
     "data.format",
     "data.validation_fraction",
     "data.order",
+    "data.format.text",
+    "data.packing",
+    "data.truncate",
+    "data.system",
 ];
 
 /// How far a key reaches, if one of the lists has it.

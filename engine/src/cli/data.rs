@@ -2,8 +2,9 @@
 
 use super::exit::{Failed, code};
 use super::say;
-use crate::config::{Config, DeviceConfig};
-use crate::data::{Cache, DataError, Dataset, Look, Problem, Tokenized, Tokenizer};
+use crate::chat::Template;
+use crate::config::{Config, DataConfig, DataFormat, DeviceConfig};
+use crate::data::{Cache, DataError, Dataset, Look, Problem, Rowed, Rows, Tokenized, Tokenizer};
 use crate::hugging_face::Beside;
 use crate::report::shown::Shown;
 use crate::run_dir::TOKENIZER;
@@ -116,14 +117,44 @@ pub(super) fn open(
 fn read(config: &Config, tokenizer: Option<&Tokenizer>, dry: bool) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
     let (train, validation) = (data.train.as_str(), data.validation.as_deref());
-    let fraction = data.validation_fraction;
+    let (parts, fraction) = ((train, validation), data.validation_fraction);
+    let size = (model.vocab, model.seq_len);
     match (tokenizer, &data.tokenizer) {
+        (Some(tokenizer), Some(path)) if data.format.is_rows() => {
+            let path = Path::new(path);
+            let template = template(data, path)?;
+            let rows = match (&data.format, &template) {
+                (DataFormat::Jsonl { text }, template) => {
+                    Rows::of_texts(tokenizer, text, template.as_ref())
+                }
+                (_, Some(template)) => Rows::of_chats(tokenizer, template, &data.system),
+                (_, None) => unreachable!("chats without a template are refused"),
+            };
+            let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
+            let with = Rowed { rows: &rows, format, packing, truncate };
+            Dataset::open_rows(parts, &with, fraction, (path, tokenizer.vocab()), size)
+        }
         (Some(tokenizer), Some(path)) => {
             let cache = Cache::of_user(dry);
-            let (path, format) = (Path::new(path), data.format);
+            let (path, format) = (Path::new(path), data.format.clone());
             let with = Tokenized { tokenizer, path, cache: &cache, format };
-            Dataset::open_text((train, validation), &with, fraction, model.vocab, model.seq_len)
+            Dataset::open_text(parts, &with, fraction, model.vocab, model.seq_len)
         }
-        _ => Dataset::open(train, validation, data.format, fraction, model.vocab, model.seq_len),
+        _ => Dataset::open(train, validation, data.format.clone(), fraction, size.0, size.1),
+    }
+}
+
+/// The chat template beside a tokenizer. Rows of texts need none, but take the token of their end from there.
+fn template(data: &DataConfig, tokenizer: &Path) -> Result<Option<Template>, DataError> {
+    let beside = Beside::open(tokenizer).map_err(|e| e.to_string());
+    match beside.and_then(|beside| Template::of_data(&beside)) {
+        Ok(template) => Ok(Some(template)),
+        Err(_) if data.format != DataFormat::Chat => Ok(None),
+        Err(why) => {
+            let folder = tokenizer.parent().unwrap_or(tokenizer);
+            let path = if tokenizer.is_dir() { tokenizer } else { folder };
+            let problem = Problem::NoTemplate(why);
+            Err(DataError { key: "data.tokenizer", path: path.into(), problem })
+        }
     }
 }

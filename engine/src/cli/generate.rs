@@ -3,14 +3,12 @@
 use super::checkpoint::{run_of, unusable};
 use super::exit::{Failed, code};
 use super::{data, print, say, seen};
+use crate::chat::{chat, message, stop_tokens};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::{Summary, open_newest};
 use crate::config::{Config, Loaded, load_of_run, load_str};
 use crate::data::Tokenizer;
-use crate::generate::{
-    End, GenerateError, Message, Piece, Sampling, Stop, Trained, chat, generate, next_logits,
-    stop_tokens,
-};
+use crate::generate::{End, GenerateError, Piece, Sampling, Stop, Trained, generate, next_logits};
 use crate::hugging_face::Beside;
 use crate::run_dir::kept::KEPT;
 use crate::run_dir::{CONFIG, TOKENIZER, WEIGHTS};
@@ -211,9 +209,8 @@ fn text_of(
         let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
         return Err(Failed::new(code::DATA, why));
     }
-    let message = |role, content: &str| Message { role, content: content.to_owned() };
     let system = args.system.iter().map(|text| message("system", text));
-    let messages: Vec<Message> = system.chain([message("user", prompt)]).collect();
+    let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
     chat(&from.beside, &messages).map_err(|why| from.unusable(&why))
 }
 

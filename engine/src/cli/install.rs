@@ -10,7 +10,7 @@ use std::path::Path;
 /// Every command stands in one.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Train", &["train", "report", "generate", "checkpoint"]),
-    ("Before a run", &["plan", "simulate", "boxes", "config"]),
+    ("Before a run", &["plan", "simulate", "boxes", "config", "data"]),
     ("The machine", &["doctor", "topology", "bench"]),
     ("The program", &["plot", "completions", "man", "help"]),
 ];

@@ -15,6 +15,7 @@ mod plan;
 mod plot;
 mod report;
 mod resume;
+mod samples;
 mod search;
 mod signals;
 mod simulate;
@@ -68,6 +69,11 @@ enum Verb {
         #[command(subcommand)]
         verb: checkpoint::CheckpointVerb,
     },
+    /// Show what a model sees of its data
+    Data {
+        #[command(subcommand)]
+        verb: DataVerb,
+    },
     /// Check this machine: driver, libraries, GPUs, memory
     Doctor(doctor::DoctorArgs),
     /// Check a config, show its values, list all keys
@@ -91,6 +97,12 @@ enum Verb {
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum DataVerb {
+    /// A sample: its text, and which of its tokens count as targets
+    Show(samples::SamplesArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -198,6 +210,7 @@ pub fn main() -> ExitCode {
         Verb::Bench(args) => bench::run(&args),
         Verb::Generate(args) => generate::run(&args),
         Verb::Checkpoint { verb } => checkpoint::run(&verb),
+        Verb::Data { verb: DataVerb::Show(args) } => samples::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
         Verb::Report(args) => report::run(&args),
         Verb::Plot(args) => plot::run(&args),

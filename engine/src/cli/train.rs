@@ -422,11 +422,11 @@ impl Session<'_> {
     fn epochs(&self) -> String {
         let config = &self.loaded.config;
         let samples = config.train.steps as f64 * config.batch.global as f64;
-        let each = self.data.num_train_windows();
+        let each = self.data.num_train_samples();
         match config.data.order {
             DataOrder::Random => String::new(),
             DataOrder::Shuffled => {
-                format!("; {:.2} epochs of {}", samples / each as f64, counted(each, "window"))
+                format!("; {:.2} epochs of {}", samples / each as f64, counted(each, "sample"))
             }
         }
     }

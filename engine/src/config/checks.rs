@@ -14,7 +14,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 32] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 34] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -44,6 +44,8 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 32] {
         Checks::checkpoint_sets,
         Checks::byte_tokens,
         Checks::tokenized_twice,
+        Checks::rows_without_tokenizer,
+        Checks::packing_of_another_format,
         Checks::parameters,
         Checks::activations,
         Checks::tokens_of_run,
@@ -432,33 +434,6 @@ impl Checks<'_> {
             message: format!("the initial scale {initial} is below the floor {floor}"),
             help: format!("start at {floor} or above, or lower the floor"),
             values: vec![at_start, ("loss_scale.floor", "the floor".into())],
-        })
-    }
-
-    fn byte_tokens(&self) -> Option<Broken> {
-        let vocab = self.config.model.vocab;
-        let bytes = self.config.data.format.is_bytes();
-        (bytes && self.config.data.tokenizer.is_none() && vocab < 256).then(|| Broken {
-            message: format!("{vocab} tokens are too few for bytes, of which there are 256"),
-            help: "use 256 or more, or leave it out; or use the format `U16` or `U32`".into(),
-            values: vec![
-                ("model.vocab", counted(vocab, "token")),
-                ("data.format", "one token per byte".into()),
-            ],
-        })
-    }
-}
-
-impl Checks<'_> {
-    fn tokenized_twice(&self) -> Option<Broken> {
-        let data = &self.config.data;
-        (data.tokenizer.is_some() && !data.format.is_bytes()).then(|| Broken {
-            message: "files of tokens need no tokenizer".into(),
-            help: "leave `data.tokenizer` out, or `data.format`, for text".into(),
-            values: vec![
-                ("data.tokenizer", "makes tokens of text".into()),
-                ("data.format", "the files hold tokens".into()),
-            ],
         })
     }
 }

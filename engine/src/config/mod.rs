@@ -7,6 +7,7 @@
 mod box_schema;
 pub(crate) mod bundled;
 mod checks;
+mod data_rules;
 mod file;
 mod find_box;
 mod keys;
@@ -459,7 +460,7 @@ pub enum Recompute {
 }
 
 /// How bytes of the files become tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum DataFormat {
     /// Text, one token per byte or what `tokenizer` makes of it. A file that seems to be something else is refused.
     Auto,
@@ -469,22 +470,48 @@ pub enum DataFormat {
     U16,
     /// Little-endian 32-bit tokens.
     U32,
+    /// JSON lines: each is an object with a text.
+    Jsonl {
+        /// The key of the text.
+        text: String,
+    },
+    /// JSON lines: each is a chat, of which only the assistant's answers count.
+    Chat,
 }
 
 impl DataFormat {
     /// Whether files hold text, or bytes taken as such, and not tokens.
-    pub const fn is_bytes(self) -> bool {
+    pub const fn is_bytes(&self) -> bool {
         matches!(self, Self::Auto | Self::Bytes)
     }
 
+    /// Whether files are JSON lines.
+    pub const fn is_rows(&self) -> bool {
+        matches!(self, Self::Jsonl { .. } | Self::Chat)
+    }
+
+    /// Whether a file or a row holds a text that a tokenizer can take.
+    pub const fn is_text(&self) -> bool {
+        self.is_bytes() || self.is_rows()
+    }
+
     /// Bytes of a token in the files; with a tokenizer, of a piece of text.
-    pub const fn width(self) -> usize {
+    pub const fn width(&self) -> usize {
         match self {
-            Self::Auto | Self::Bytes => 1,
+            Self::Auto | Self::Bytes | Self::Jsonl { .. } | Self::Chat => 1,
             Self::U16 => 2,
             Self::U32 => 4,
         }
     }
+}
+
+/// What a sample of the data is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Packing {
+    /// A window of `seq_len` tokens of all documents side by side.
+    Windows,
+    /// A document, and padding behind it.
+    None,
 }
 
 /// In which order a run takes its samples.
@@ -512,6 +539,12 @@ pub struct DataConfig {
     pub tokenizer: Option<String>,
     /// (0, 0.5], default 0.1.
     pub validation_fraction: f32,
+    /// `None` with `Chat`; default `Windows`.
+    pub packing: Packing,
+    /// Default false.
+    pub truncate: bool,
+    /// Empty by default: none.
+    pub system: String,
     /// Default `Shuffled`; `Random` in a run of a version that did not know the key.
     pub order: DataOrder,
 }

@@ -63,7 +63,7 @@ impl Named for DataOrder {
         &[("Shuffled", Self::Shuffled), ("Random", Self::Random)];
 }
 
-impl Named for DataFormat {
+impl Named for Packing {
     const ALL: &'static [(&'static str, Self)] =
-        &[("Auto", Self::Auto), ("Bytes", Self::Bytes), ("U16", Self::U16), ("U32", Self::U32)];
+        &[("Windows", Self::Windows), ("None", Self::None)];
 }

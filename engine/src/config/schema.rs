@@ -309,12 +309,16 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         "validation",
         "The same for evaluations. None: the last `validation_fraction` of `train`.",
     );
-    let format = s.named("format", DataFormat::Auto, "`Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files.");
+    let format = data_format(s);
     // Files of tokens need none.
-    let text = matches!(format, DataFormat::Auto | DataFormat::Bytes);
+    let text = format.is_text();
     let tokenizer = match told::tokenizer_beside(s.reader, model).filter(|_| text) {
         Some(path) => Or::Derived(Some(path), "beside config.json", &["model.from"]),
         None => Or::Default(None),
+    };
+    let packing = match format {
+        DataFormat::Chat => Or::Derived(Packing::None, "chats are samples", &["data.format"]),
+        _ => Or::Default(Packing::Windows),
     };
     // Versions without the key knew nothing else.
     let order = if s.reader.stored { DataOrder::Random } else { DataOrder::Shuffled };
@@ -322,15 +326,30 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         train,
         validation,
         format,
-        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text. None: a byte is a token. With `format` `Auto` and `Bytes` only. With `model.from` the one of its folder where this is left out."),
+        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text, or the folder of one. None: a byte is a token. Not with `format` `U16` and `U32`. With `model.from` the one of its folder where this is left out."),
         validation_fraction: s.float(
             "validation_fraction",
             Interval::above(0.0, 0.5),
             Or::Default(0.1),
             "Share of `train` that is held out where there is no `validation`.",
         ),
+        packing: s.named_or("packing", packing, "What a sample is. `Windows`: `model.seq_len` tokens of all documents side by side. `None`: a document of `Jsonl` or `Chat`, and padding behind it."),
+        truncate: s.flag("truncate", false, "With `packing: None`, a document of more than `model.seq_len` + 1 tokens is cut there. `false`: it is left out, and counted."),
+        system: s.text("system", Or::Default(String::new()), |_| Ok(()), "With `Chat`, the first message of each chat that has none of the system. Empty: none."),
         order: s.named("order", order, "`Shuffled`: epochs, each of which has every window of `model.seq_len` tokens once. `Random`: each sample starts anywhere."),
     }
+}
+
+fn data_format(s: &mut Section<'_, '_>) -> DataFormat {
+    let examples = ["Auto", "Bytes", "U16", "U32", "Jsonl(text: \"text\")", "Chat"];
+    s.choice("format", &examples, Or::Default(0), "`Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files. `Jsonl`: JSON lines with a text each. `Chat`: JSON lines with `messages` each, or `prompt` and `completion`; only answers count.", |index, s| match index {
+        0 => DataFormat::Auto,
+        1 => DataFormat::Bytes,
+        2 => DataFormat::U16,
+        3 => DataFormat::U32,
+        4 => DataFormat::Jsonl { text: s.text("text", Or::Default("text".into()), |_| Ok(()), "The key of the text in a row.") },
+        _ => DataFormat::Chat,
+    })
 }
 
 /// Share of its time that training waits for checkpoints where the config says nothing of them.

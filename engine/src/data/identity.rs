@@ -22,6 +22,14 @@ impl Identity {
     /// Of a data set without tokens that is never trained on.
     pub(super) const NONE: Self = Self { train: 0, held_out: 0 };
 
+    /// The same tokens with more about each part.
+    pub(super) fn and(self, train: &[u8], held_out: &[u8]) -> Self {
+        let both = |tokens: u128, more: &[u8]| {
+            xxh3_128([tokens, xxh3_128(more)].map(u128::to_le_bytes).as_flattened())
+        };
+        Self { train: both(self.train, train), held_out: both(self.held_out, held_out) }
+    }
+
     /// Of little-endian tokens of `width` bytes, of which `..split` are to train. Runs on all cores.
     pub(super) fn of(bytes: &[u8], width: usize, split: usize) -> Self {
         let (train, held_out) = bytes.split_at(split * width);

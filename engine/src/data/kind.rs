@@ -18,9 +18,18 @@ pub(super) struct Kind {
     pub(super) remedy: &'static str,
 }
 
-const JSON_LINES: Kind =
-    Kind { what: "JSON lines", remedy: "write the texts of its records into a plain text file" };
+const JSON_LINES: Kind = Kind {
+    what: "JSON lines",
+    remedy: "set data.format: Chat for messages, or Jsonl(text: \"text\") for texts",
+};
 const JSON: Kind = Kind { what: "JSON", remedy: "write the texts in it into a plain text file" };
+const JSON_ARRAY: Kind = Kind {
+    what: "one JSON array, not JSON lines",
+    remedy: "write each of its objects in a line of its own, with jq -c '.[]'",
+};
+/// Beside files of rows in a directory.
+pub(super) const NO_ROWS: Kind =
+    Kind { what: "no JSON lines, by its name", remedy: "call it .jsonl, or name it by a glob" };
 const GZIP: Kind = Kind { what: "compressed (gzip)", remedy: "unpack it, with gunzip" };
 const ZSTD: Kind = Kind { what: "compressed (zstd)", remedy: "unpack it, with unzstd" };
 const XZ: Kind = Kind { what: "compressed (xz)", remedy: "unpack it, with unxz" };
@@ -97,12 +106,16 @@ pub(super) fn head(file: &mut File) -> io::Result<Vec<u8>> {
 }
 
 /// What stands against taking a file of this name and beginning as what `format` says it is.
-pub(super) fn of(path: &Path, head: &[u8], format: DataFormat) -> Option<Kind> {
-    let is_text = matches!(format, DataFormat::Auto | DataFormat::Bytes);
+pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<Kind> {
+    let is_text = format.is_bytes();
     let kind = by_head(head).or_else(|| by_name(path));
     if is_text {
         let zeros = || head.contains(&0).then_some(BINARY);
         return kind.or_else(|| is_json_lines(head).then_some(JSON_LINES)).or_else(zeros);
+    }
+    if format.is_rows() {
+        let array = || head.trim_ascii_start().starts_with(b"[").then_some(JSON_ARRAY);
+        return kind.filter(|kind| ![JSON_LINES, JSON].contains(kind)).or_else(array);
     }
     // Two bytes that mark UTF-16 may be a token.
     kind.filter(|kind| ![TOKENS, UTF16].contains(kind))
@@ -117,6 +130,11 @@ pub(super) fn of_tokens_elsewhere(path: &Path) -> Option<Kind> {
 pub(super) fn is_text(head: &[u8]) -> bool {
     let cut = |e: std::str::Utf8Error| e.error_len().is_none();
     !head.contains(&0) && str::from_utf8(head).map_or_else(cut, |_| true)
+}
+
+/// Whether its name says that a file holds JSON lines.
+pub(super) fn is_named_as_rows(path: &Path) -> bool {
+    by_name(path).is_some_and(|kind| [JSON_LINES, JSON].contains(&kind))
 }
 
 fn by_head(head: &[u8]) -> Option<Kind> {

@@ -46,7 +46,7 @@ impl Look {
     }
 
     fn part(&mut self, text: &str, (data, warn): (&DataConfig, bool)) -> Result<(), Failure> {
-        let (files, mut source) = named(text, data.format, usize::MAX, warn)?;
+        let (files, mut source) = named(text, &data.format, usize::MAX, warn)?;
         let before = self.bytes;
         for path in &files {
             let mut file = open_regular(path).map_err(at(path))?;
@@ -61,7 +61,7 @@ impl Look {
     fn add(&mut self, file: &mut File, data: &DataConfig) -> Result<(), Problem> {
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
         if data.tokenizer.is_some() {
-            if bytes > MAX_FILE {
+            if bytes > MAX_FILE && !data.format.is_rows() {
                 return Err(Problem::TextTooLong { bytes, most: MAX_FILE });
             }
             if self.sample.is_empty() {

@@ -27,6 +27,8 @@ mod open;
 mod order;
 mod problem;
 mod read;
+mod rowed;
+mod rows;
 mod text;
 mod tokenizer;
 mod tokens;
@@ -38,7 +40,10 @@ pub use identity::Identity;
 pub use left_out::LeftOut;
 pub(crate) use look::Look;
 pub use problem::{DataError, Problem};
-use problem::{Failure, in_key};
+use problem::{Failure, at, in_key};
+use rowed::Documents;
+pub use rowed::Rowed;
+pub use rows::{Document, Rows};
 pub use text::Tokenized;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use tokens::Cache;
@@ -68,6 +73,8 @@ pub struct Dataset {
     left_out: LeftOut,
     /// Bytes of the text that a tokenizer made these tokens of.
     text: Option<usize>,
+    /// Where each document is a sample.
+    documents: Option<Documents>,
     identity: Identity,
 }
 
@@ -89,7 +96,7 @@ impl Dataset {
     ) -> Result<Self, DataError> {
         let mut data = Self { width: format.width(), ..Self::none(seq_len) };
         let (parts, fraction) = ((train, validation), validation_fraction);
-        data.fill_parts(parts, fraction, &mut |data, text| data.read(text, format, vocab))?;
+        data.fill_parts(parts, fraction, &mut |data, text| data.read(text, &format, vocab))?;
         Ok(data)
     }
 
@@ -102,15 +109,61 @@ impl Dataset {
     ) -> Result<(), DataError> {
         let train_files = read(self, train).map_err(in_key("data.train"))?;
         self.split = self.num_tokens();
+        let mut documents = self.documents.as_ref().map_or(0, Documents::len);
         if let Some(validation) = validation {
             let files = read(self, validation).map_err(in_key("data.validation"))?;
             warn_of_overlap(&train_files, &files);
+        } else if self.documents.is_some() {
+            documents = lengths::to_train(documents, validation_fraction).min(documents - 1);
+            if documents == 0 {
+                return Err(in_key("data.train")(at(Path::new(train))(Problem::OneRow)));
+            }
         } else {
             self.split = lengths::to_train(self.split, validation_fraction);
+        }
+        if self.documents.is_some() {
+            self.hold_out(documents);
+            return Ok(());
         }
         lengths::check((train, validation), (self.split, self.num_tokens()), self.seq_len)?;
         self.identity = Identity::of(&self.bytes, self.width, self.split);
         Ok(())
+    }
+
+    /// Holds out all documents but the first `to_train`.
+    fn hold_out(&mut self, to_train: usize) {
+        let Some(documents) = &mut self.documents else { unreachable!("it has documents") };
+        documents.split = to_train;
+        self.split = documents.tokens(to_train).start;
+        let parts = [0..to_train, to_train..documents.len()].map(|part| documents.bytes(part));
+        let [train, held_out] = &parts;
+        self.identity = Identity::of(&self.bytes, self.width, self.split).and(train, held_out);
+    }
+
+    /// Appends the tokens of a document, which is a sample if documents are.
+    fn append(&mut self, document: &Document) {
+        if let Some(documents) = &mut self.documents {
+            documents.push(document);
+        }
+        for token in &document.tokens {
+            self.bytes.extend_from_slice(&token.to_le_bytes()[..self.width]);
+        }
+    }
+
+    /// Documents that are known, each a sample of its own of at most `seq_len` + 1 tokens; as many tokens count as its `counted` say.
+    ///
+    /// # Panics
+    /// If a document is longer, or if a part has none.
+    pub fn of_documents(train: &[Document], held_out: &[Document], seq_len: usize) -> Self {
+        let mut data =
+            Self { width: 4, documents: Some(Documents::default()), ..Self::none(seq_len) };
+        for document in train.iter().chain(held_out) {
+            assert!(document.tokens.len() <= seq_len + 1, "a document is longer than a sample");
+            data.append(document);
+        }
+        assert!(!train.is_empty() && !held_out.is_empty(), "each part has a document");
+        data.hold_out(train.len());
+        data
     }
 
     /// No tokens: for a step that is counted, not run.
@@ -126,6 +179,7 @@ impl Dataset {
             num_files: 0,
             left_out,
             text: None,
+            documents: None,
             identity,
         }
     }
@@ -139,44 +193,93 @@ impl Dataset {
         Self { bytes, split, ..Self::none(seq_len) }
     }
 
-    /// Where sample `index` of the global batch of `step` starts: uniform over all starts that
-    /// leave `seq_len + 1` tokens of the training part.
+    /// The place of sample `index` of the global batch of `step`, by chance: a document, or the start of a window, uniform over
+    /// all that leave `seq_len + 1` tokens of the training part.
     pub fn sample(&self, seed: u64, step: u64, index: u64) -> usize {
         let stream = random::key(random::key(seed, DATA_STREAM), step);
-        random::below(stream, index, (self.split - self.seq_len) as u64) as usize
+        let places = self.documents.as_ref().map_or(self.split - self.seq_len, |d| d.split);
+        random::below(stream, index, places as u64) as usize
     }
 
-    /// How many windows of `seq_len` targets the training part has; fewer than `seq_len` tokens at its end are in none.
-    pub const fn num_train_windows(&self) -> usize {
-        (self.split - 1) / self.seq_len
+    /// How many samples an epoch has: documents, or windows of `seq_len` targets, of which fewer than `seq_len` tokens at the end
+    /// of the training part are in none.
+    pub fn num_train_samples(&self) -> usize {
+        self.documents.as_ref().map_or((self.split - 1) / self.seq_len, |d| d.split)
     }
 
-    /// Where sample `number` of a run, counted from 0 over all its steps, starts if each epoch takes every window once.
+    /// The place of sample `number` of a run, counted from 0 over all its steps, if each epoch takes every sample once.
     pub fn shuffled(&self, seed: u64, number: u64) -> usize {
-        order::shuffled(seed, number, self.num_train_windows() as u64) as usize * self.seq_len
+        let sample = order::shuffled(seed, number, self.num_train_samples() as u64) as usize;
+        if self.documents.is_some() { sample } else { sample * self.seq_len }
     }
 
-    /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `start` (from [`sample`](Self::sample) or
-    /// [`shuffled`](Self::shuffled)).
-    pub fn fill_train(&self, start: usize, inputs: &mut [i32], targets: &mut [i32]) {
-        self.fill(start, self.split, inputs, targets);
+    /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `place` (from [`sample`](Self::sample) or
+    /// [`shuffled`](Self::shuffled)). Targets that do not count are -1.
+    pub fn fill_train(&self, place: usize, inputs: &mut [i32], targets: &mut [i32]) {
+        match &self.documents {
+            Some(documents) => self.fill_document((documents, place), inputs, targets),
+            None => self.fill(place, self.split, inputs, targets),
+        }
     }
 
-    /// How many windows of `seq_len` targets cover the held-out part.
+    /// How many targets of the sample at `place` count.
+    pub fn targets(&self, place: usize) -> u64 {
+        self.documents.as_ref().map_or(self.seq_len as u64, |d| d.targets(place))
+    }
+
+    /// Whether samples differ in how many targets count.
+    pub(crate) const fn is_uneven(&self) -> bool {
+        self.documents.is_some()
+    }
+
+    /// How many windows of `seq_len` targets cover the held-out part, or how many documents it has.
     pub fn num_eval_windows(&self) -> usize {
-        (self.num_tokens() - self.split - 1).div_ceil(self.seq_len)
+        let tokens = self.num_tokens() - self.split;
+        let windows = || (tokens - 1).div_ceil(self.seq_len);
+        self.documents.as_ref().map_or_else(windows, |d| d.len() - d.split)
     }
 
-    /// Targets of all windows together: every held-out token but the first, once.
-    pub fn num_eval_targets(&self) -> u64 {
-        (self.num_tokens() - self.split - 1) as u64
+    /// Targets of the first `windows` windows together. Those of all are every held-out token but the first, once.
+    pub fn num_eval_targets(&self, windows: u64) -> u64 {
+        match &self.documents {
+            Some(d) => {
+                let all = (d.len() - d.split) as u64;
+                d.all_targets(d.split..d.split + windows.min(all) as usize)
+            }
+            None => {
+                let all = (self.num_tokens() - self.split - 1) as u64;
+                windows.saturating_mul(self.seq_len as u64).min(all)
+            }
+        }
     }
 
     /// Fills `inputs` (T) and `targets` (T) of an evaluation window. Past the end of the held-out
     /// part, so all over for `window >= num_eval_windows()`, inputs are 0 and targets -1: ignored.
     pub fn fill_eval(&self, window: usize, inputs: &mut [i32], targets: &mut [i32]) {
-        let start = self.split.saturating_add(window.saturating_mul(self.seq_len));
-        self.fill(start, self.num_tokens(), inputs, targets);
+        match &self.documents {
+            Some(documents) => {
+                let document = documents.split.saturating_add(window);
+                self.fill_document((documents, document), inputs, targets);
+            }
+            None => {
+                let start = self.split.saturating_add(window.saturating_mul(self.seq_len));
+                self.fill(start, self.num_tokens(), inputs, targets);
+            }
+        }
+    }
+
+    /// The sample at `place` of the training part without padding: its tokens, the last of which is only a target, and which of
+    /// them count as targets.
+    pub fn document(&self, place: usize) -> Document {
+        let tokens = match &self.documents {
+            Some(documents) => documents.tokens(place),
+            None => place..place + self.seq_len + 1,
+        };
+        let counts = |i| self.documents.as_ref().map_or(i > place, |d| d.counts(i));
+        Document {
+            counted: tokens.clone().map(counts).collect(),
+            tokens: tokens.map(|i| self.token(i)).collect(),
+        }
     }
 
     /// Files, tokens and split, for the start-up report.
@@ -186,10 +289,19 @@ impl Dataset {
         let (train, held_out) = (self.split, tokens - self.split);
         let files = counted(files, "file");
         let bytes = format_bytes(bytes as u64);
-        let text = format!(
-            "{files}, {bytes}, {tokens} tokens: {train} to train, {held_out} \
-             held out"
-        );
+        let parts = match &self.documents {
+            None => format!("{train} to train, {held_out} held out"),
+            Some(d) => {
+                let share = 100.0 * d.all_targets(0..d.len()) as f64 / tokens.max(1) as f64;
+                let rows = counted(d.len(), "row");
+                let held_out = d.len() - d.split;
+                format!(
+                    "{share:.0} % are targets; {rows}: {} to train, {held_out} held out",
+                    d.split
+                )
+            }
+        };
+        let text = format!("{files}, {bytes}, {tokens} tokens: {parts}");
         let text = match self.bytes_per_token() {
             Some(bytes) => format!("{text}; {bytes:.2} bytes per token"),
             None => text,
@@ -213,6 +325,22 @@ impl Dataset {
             (2, &[a, b, ..]) => u32::from(u16::from_le_bytes([a, b])),
             (_, &[a, b, c, d, ..]) => u32::from_le_bytes([a, b, c, d]),
             _ => 0,
+        }
+    }
+
+    /// A document, then padding; past the last document nothing else.
+    fn fill_document(
+        &self,
+        (documents, document): (&Documents, usize),
+        inputs: &mut [i32],
+        targets: &mut [i32],
+    ) {
+        let tokens = if document < documents.len() { documents.tokens(document) } else { 0..0 };
+        self.fill(tokens.start, tokens.end, inputs, targets);
+        for (target, token) in targets.iter_mut().zip(tokens.skip(1)) {
+            if !documents.counts(token) {
+                *target = -1;
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Why a run has no tokens, in words that name the key, the file and the remedy.
 
 use super::left_out::LeftOut;
+use super::rowed::BadRows;
 use super::utf8::NotUtf8;
 use crate::config::DataFormat;
 use crate::report::shown::Shown;
@@ -82,6 +83,16 @@ pub enum Problem {
          largest token, or check data.format"
     )]
     TokenOutOfVocab { index: usize, token: u32, vocab: usize },
+    #[error("{0}; at most 5 % of the rows may be left out")]
+    BadRows(Box<BadRows>),
+    #[error(
+        "data.format: {format} makes tokens of text and needs a tokenizer: set data.tokenizer to a tokenizer.json or to its folder"
+    )]
+    NeedsTokenizer { format: &'static str },
+    #[error("{0}; data.format: Chat needs the chat template of the model")]
+    NoTemplate(String),
+    #[error("it has one row, and none is left to hold out: give more rows, or set data.validation")]
+    OneRow,
     #[error("cannot be used as a tokenizer.json: {0}")]
     NoTokenizer(String),
     #[error(

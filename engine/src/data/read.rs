@@ -31,7 +31,7 @@ pub(super) struct Source {
 }
 
 /// Why a file of this kind is not taken as `format`.
-const fn refusal(kind: Kind, format: DataFormat) -> Problem {
+const fn refusal(kind: Kind, format: &DataFormat) -> Problem {
     let Kind { what, remedy } = kind;
     match format {
         DataFormat::Auto | DataFormat::Bytes => Problem::Foreign {
@@ -39,21 +39,23 @@ const fn refusal(kind: Kind, format: DataFormat) -> Problem {
             remedy,
             insist: "; or set data.format: Bytes to train on its bytes as they are",
         },
-        DataFormat::U16 | DataFormat::U32 => Problem::Foreign { what, remedy, insist: "" },
+        DataFormat::U16 | DataFormat::U32 | DataFormat::Jsonl { .. } | DataFormat::Chat => {
+            Problem::Foreign { what, remedy, insist: "" }
+        }
     }
 }
 
 /// The files that `text` names, and how they are taken.
 pub(super) fn named(
     text: &str,
-    format: DataFormat,
+    format: &DataFormat,
     vocab: usize,
     warns: bool,
 ) -> Result<(Vec<PathBuf>, Source), Failure> {
     let Found { files, from_directory, runs } = find_files(text)?;
     if from_directory && let Some((train, held_out)) = held_out_among(&files) {
         let problem = Problem::HeldOutToo { train, held_out };
-        if !format.is_bytes() {
+        if !format.is_text() {
             return Err(at(Path::new(text))(problem));
         }
         if warns {
@@ -61,13 +63,13 @@ pub(super) fn named(
         }
     }
     let left_out = LeftOut { runs, ..LeftOut::default() };
-    Ok((files, Source { format, vocab, from_directory, left_out, warns }))
+    Ok((files, Source { format: format.clone(), vocab, from_directory, left_out, warns }))
 }
 
 impl Source {
     /// Whether a file is taken; notes it where a directory has it and it is not.
     pub(super) fn takes(&mut self, path: &Path, file: &mut File) -> Result<bool, Problem> {
-        let tokens = !self.format.is_bytes();
+        let tokens = !self.format.is_text();
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
         if tokens && self.from_directory && path.extension().is_none_or(|e| e != "bin") {
             if let Some(kind) = kind::of_tokens_elsewhere(path) {
@@ -75,9 +77,13 @@ impl Source {
             }
             return Ok(false);
         }
+        if self.format.is_rows() && self.from_directory && !kind::is_named_as_rows(path) {
+            self.left_out.add(path, bytes, kind::NO_ROWS);
+            return Ok(false);
+        }
         let head = kind::head(file).map_err(Problem::Unreadable)?;
         file.rewind().map_err(Problem::Unreadable)?;
-        let Some(kind) = kind::of(path, &head, self.format) else {
+        let Some(kind) = kind::of(path, &head, &self.format) else {
             if tokens {
                 self.check_index(path)?;
             }
@@ -90,7 +96,7 @@ impl Source {
             return Ok(false);
         }
         if !insisted {
-            return Err(refusal(kind, self.format));
+            return Err(refusal(kind, &self.format));
         }
         if self.warns {
             let path = Shown(path);
@@ -120,7 +126,7 @@ impl Source {
     fn check_index(&self, path: &Path) -> Result<(), Problem> {
         let Some(dtype) = megatron::index_of(path) else { return Ok(()) };
         let format = megatron::format_of(dtype);
-        if format == Some(self.format) {
+        if format.as_ref() == Some(&self.format) {
             return Ok(());
         }
         let remedy = match format {
@@ -128,7 +134,7 @@ impl Source {
             None => "onebox reads 16-bit and 32-bit tokens: convert it".to_owned(),
         };
         let index = path.with_extension("idx");
-        Err(Problem::OtherTokens { index, dtype, format: self.format, remedy })
+        Err(Problem::OtherTokens { index, dtype, format: self.format.clone(), remedy })
     }
 }
 
@@ -137,12 +143,12 @@ impl Dataset {
     pub(super) fn read(
         &mut self,
         text: &str,
-        format: DataFormat,
+        format: &DataFormat,
         vocab: usize,
     ) -> Result<Vec<PathBuf>, Failure> {
         let before = self.bytes.len();
         let (files, mut source) = named(text, format, vocab, true)?;
-        let or_else = (format == DataFormat::Auto).then_some(TAKE_BYTES);
+        let or_else = (*format == DataFormat::Auto).then_some(TAKE_BYTES);
         for file in &files {
             self.read_file(file, &mut source, or_else).map_err(at(file))?;
         }

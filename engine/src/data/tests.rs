@@ -203,7 +203,7 @@ fn evaluation_predicts_every_held_out_token_but_the_first_exactly_once() {
             windows += 1;
         }
         assert_eq!(seen, b"bcdefghijk");
-        assert_eq!((windows, data.num_eval_targets()), (data.num_eval_windows(), 10));
+        assert_eq!((windows, data.num_eval_targets(u64::MAX)), (data.num_eval_windows(), 10));
     }
 }
 
@@ -212,6 +212,6 @@ fn the_last_tenth_is_held_out_by_default() {
     let text: Vec<u8> = (0..200).collect();
     let folder = folder(&[("t", &text)]);
     let data = Dataset::open(&path(&folder, "t"), None, DataFormat::Bytes, 0.1, 256, 4).unwrap();
-    assert_eq!((data.split, data.num_eval_targets()), (180, 19));
+    assert_eq!((data.split, data.num_eval_targets(u64::MAX)), (180, 19));
     assert_eq!(data.describe(), "1 file, 200 B, 200 tokens: 180 to train, 20 held out");
 }

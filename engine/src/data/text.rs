@@ -55,7 +55,7 @@ impl Dataset {
         with: &Tokenized<'_>,
         vocab: usize,
     ) -> Result<Vec<PathBuf>, Failure> {
-        let (files, mut source) = named(text, with.format, 256, true)?;
+        let (files, mut source) = named(text, &with.format, 256, true)?;
         let mut raw = Self::none(self.seq_len);
         let mut ends = Vec::new();
         for file in &files {

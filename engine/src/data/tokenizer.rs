@@ -4,6 +4,7 @@ use super::open::open_regular;
 use super::{Problem, untrusted};
 use std::fmt;
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,12 +19,13 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `path`. Truncation and padding, which it may ask for, are left out: a text is a text.
+    /// Reads `path`, a tokenizer.json or the folder of one. Truncation and padding, which it may ask for, are left out: a text is a text.
     ///
     /// # Errors
     /// [`Problem`] when it cannot be read, is none, draws lots (BPE dropout), or is more than the library can bear.
     pub fn open(path: &Path) -> Result<Self, Problem> {
-        let file = open_regular(path)?;
+        let inside = path.join("tokenizer.json");
+        let file = open_regular(if path.is_dir() { &inside } else { path })?;
         let mut bytes = Vec::new();
         file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(Problem::Unreadable)?;
         Self::from_bytes(bytes)
@@ -82,6 +84,35 @@ impl Tokenizer {
     /// As [`encode`](Self::encode).
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, String> {
         untrusted::encode(&self.inner, text, true)
+    }
+
+    /// The tokens of a text, with the bytes of it that each stands for; `special`: with those that the tokenizer puts around it.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(super) fn encode_with_places(
+        &self,
+        text: &str,
+        special: bool,
+    ) -> Result<Vec<(u32, Range<usize>)>, String> {
+        untrusted::encode_with_places(&self.inner, text, special)
+    }
+
+    /// Its control tokens, with their texts, and a tokenizer to which these texts are like any other.
+    pub(super) fn without_control(&self) -> (Vec<(String, u32)>, Self) {
+        let added = self.inner.get_added_tokens_decoder().into_iter();
+        let control = added.filter(|(_, token)| token.special && !token.content.is_empty());
+        let mut control: Vec<_> = control.map(|(id, token)| (token.content, id)).collect();
+        control.sort();
+        let mut inner = tokenizers::Tokenizer::clone(&self.inner);
+        inner.set_encode_special_tokens(true);
+        let plain = Self { inner: Arc::new(inner), bytes: Vec::new(), vocab: self.vocab };
+        (control, plain)
+    }
+
+    /// The token that stands for all of a text, if one does.
+    pub(super) fn token(&self, text: &str) -> Option<u32> {
+        self.inner.token_to_id(text)
     }
 
     /// Text of one token after another.

@@ -4,6 +4,7 @@
 use device::panics::quietly;
 use serde_json::Value;
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -106,13 +107,30 @@ pub(super) fn encode(
     special: bool,
 ) -> Result<Vec<u32>, String> {
     let encoded = guarded("over the text", || inner.encode_fast(text, special))?;
+    let tokens = encoded.map_err(|e| e.to_string())?.get_ids().to_vec();
+    check_growth(tokens.len(), text)?;
+    Ok(tokens)
+}
+
+/// The same with the bytes of the text that each token stands for.
+pub(super) fn encode_with_places(
+    inner: &tokenizers::Tokenizer,
+    text: &str,
+    special: bool,
+) -> Result<Vec<(u32, Range<usize>)>, String> {
+    let encoded = guarded("over the text", || inner.encode(text, special))?;
     let encoded = encoded.map_err(|e| e.to_string())?;
-    let tokens = encoded.get_ids();
+    check_growth(encoded.len(), text)?;
+    let places = encoded.get_offsets().iter().map(|(start, end)| *start..*end);
+    Ok(encoded.get_ids().iter().copied().zip(places).collect())
+}
+
+fn check_growth(tokens: usize, text: &str) -> Result<(), String> {
     let most = text.len().saturating_mul(MOST_TOKENS).saturating_add(MOST_ADDED as usize);
-    if tokens.len() > most {
-        return Err(format!("it makes {} tokens of {} bytes", tokens.len(), text.len()));
+    match tokens > most {
+        true => Err(format!("it makes {tokens} tokens of {} bytes", text.len())),
+        false => Ok(()),
     }
-    Ok(tokens.to_vec())
 }
 
 /// Encodes samples on a thread of its own, at most for `patience`. A thread that does not end is left behind: nobody can

@@ -70,9 +70,7 @@ impl Ranks<'_> {
                 return Ok(false);
             }
         }
-        // Only the last window can be shorter.
-        let tokens = (batches * per_batch * self.config.model.seq_len as u64)
-            .min(self.data.num_eval_targets());
+        let tokens = self.data.num_eval_targets(batches * per_batch);
         let whole = batches == all;
         if step == self.config.train.steps {
             self.evaluated.store(true, Ordering::SeqCst);

@@ -73,31 +73,60 @@ impl Deal {
         (micro * self.rank.dp_size + self.rank.dp) * self.micro_batch
     }
 
-    /// Where a sample of a step (from 1) starts, under the seed of the step.
-    fn start(&self, data: &Dataset, (seed, step): (u64, u64), sample: u64) -> usize {
-        let samples = (self.micro_batches * self.rank.dp_size * self.micro_batch) as u64;
-        match self.order {
-            DataOrder::Random => data.sample(seed, step, sample),
-            DataOrder::Shuffled => data.shuffled(seed, (step - 1) * samples + sample),
+    /// Samples of a step over all ranks.
+    const fn samples(&self) -> usize {
+        self.micro_batches * self.rank.dp_size * self.micro_batch
+    }
+}
+
+/// The samples of a run, by step (from 1) and number within it.
+#[derive(Clone, Debug)]
+pub(crate) struct Samples {
+    pub(crate) data: Arc<Dataset>,
+    pub(crate) detours: Arc<Detours>,
+    pub(crate) deal: Deal,
+}
+
+impl Samples {
+    /// Where a sample stands in the data.
+    fn place(&self, step: u64, sample: usize) -> usize {
+        let seed = self.detours.seed(self.deal.seed, step);
+        match self.deal.order {
+            DataOrder::Random => self.data.sample(seed, step, sample as u64),
+            DataOrder::Shuffled => {
+                let before = (step - 1) * self.deal.samples() as u64;
+                self.data.shuffled(seed, before + sample as u64)
+            }
         }
+    }
+
+    /// How many targets of a step count, over all ranks.
+    pub(crate) fn targets(&self, step: u64) -> u64 {
+        let samples = self.deal.samples();
+        match self.data.is_uneven() {
+            false => (samples * self.deal.seq_len) as u64,
+            true => (0..samples).map(|i| self.data.targets(self.place(step, i))).sum(),
+        }
+    }
+
+    /// Tokens of a step over its targets: the factor from a sum over all tokens as if each counted to the mean over the
+    /// targets that do. 1 where every token counts.
+    pub(crate) fn weight(&self, step: u64) -> f64 {
+        let (tokens, targets) = (self.deal.samples() * self.deal.seq_len, self.targets(step));
+        assert!(targets > 0, "every sample of a file has a target");
+        tokens as f64 / targets as f64
     }
 }
 
 impl Loader {
     /// For training steps `1..=steps`.
-    pub(crate) fn new(
-        layout: &BatchLayout,
-        (data, detours): (&Arc<Dataset>, &Arc<Detours>),
-        deal: Deal,
-        steps: u64,
-    ) -> Self {
+    pub(crate) fn new(layout: &BatchLayout, samples: &Samples, steps: u64) -> Self {
         let slots = layout.host.len();
         let task = |slot| {
-            let (data, detours) = (Arc::clone(data), Arc::clone(detours));
             let training = slot + 1 < slots;
-            HostOp::new(Fill { to: layout.host[slot], data, detours, deal, training })
+            HostOp::new(Fill { to: layout.host[slot], samples: samples.clone(), training })
         };
-        let micro_batches = deal.micro_batches as u64;
+        let micro_batches = samples.deal.micro_batches as u64;
         Self {
             layout: layout.clone(),
             tasks: (0..slots).map(task).collect(),
@@ -184,9 +213,7 @@ impl Loader {
 #[derive(Debug)]
 struct Fill {
     to: Tensor,
-    data: Arc<Dataset>,
-    detours: Arc<Detours>,
-    deal: Deal,
+    samples: Samples,
     training: bool,
 }
 
@@ -202,18 +229,17 @@ impl HostTask for Fill {
         let n = all.len() / 3;
         let (tokens, rest) = all.split_at_mut(n);
         let (targets, order) = rest.split_at_mut(n);
-        let (deal, t) = (&self.deal, self.deal.seq_len);
+        let Samples { data, deal, .. } = &self.samples;
+        let t = deal.seq_len;
         let (step, micro) = (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
-        let seed = self.detours.seed(deal.seed, step + 1);
         let samples = tokens.chunks_mut(t).zip(targets.chunks_mut(t)).enumerate();
         for (b, (inputs, targets)) in samples {
             if self.training {
                 let sample = deal.first_sample(micro as usize) + b;
-                let start = deal.start(&self.data, (seed, step + 1), sample as u64);
-                self.data.fill_train(start, inputs, targets);
+                data.fill_train(self.samples.place(step + 1, sample), inputs, targets);
             } else {
                 let window = (index as usize * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;
-                self.data.fill_eval(window + b, inputs, targets);
+                data.fill_eval(window + b, inputs, targets);
             }
         }
         order.iter_mut().enumerate().for_each(|(i, o)| *o = i as i32);

@@ -3,20 +3,27 @@
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::step::Trainer;
-use crate::train::batch::{Deal, Loader};
+use crate::train::batch::{Deal, Loader, Samples};
 use crate::train::build::Built;
 use crate::train::detours::Detours;
 use crate::train::schedule::Schedule;
 use device::Rank;
-use offload::{LearningRate, Optimizer};
+use offload::{Optimizer, PerStep};
 use std::sync::Arc;
 
+/// What the loop gives each step.
 #[derive(Debug)]
-struct Lr(Schedule);
+struct Given {
+    schedule: Schedule,
+    samples: Samples,
+}
 
-impl LearningRate for Lr {
-    fn at(&self, step: u64) -> f64 {
-        self.0.lr(step)
+impl PerStep for Given {
+    fn learning_rate(&self, step: u64) -> f64 {
+        self.schedule.lr(step)
+    }
+    fn weight(&self, step: u64) -> f64 {
+        self.samples.weight(step)
     }
 }
 
@@ -24,7 +31,7 @@ impl LearningRate for Lr {
 pub(crate) fn trainer(
     config: &Config,
     built: &Built,
-    data: (&Arc<Dataset>, &Arc<Detours>),
+    (data, detours): (&Arc<Dataset>, &Arc<Detours>),
     rank: Rank,
 ) -> Trainer {
     let deal = Deal {
@@ -36,14 +43,16 @@ pub(crate) fn trainer(
         seq_len: config.model.seq_len,
     };
     let counted: Vec<_> = built.gpt.segments().iter().map(|s| s.counted(rank.tp)).collect();
-    let lr = Arc::new(Lr(Schedule::new(&config.schedule, config.optimizer.lr)));
+    let samples = Samples { data: Arc::clone(data), detours: Arc::clone(detours), deal };
+    let schedule = Schedule::new(&config.schedule, config.optimizer.lr);
+    let given = Arc::new(Given { schedule, samples: samples.clone() });
     let noise = crate::train::init::noise(config, &built.gpt, rank);
-    let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), lr);
-    let loader = Loader::new(&built.batches, data, deal, config.train.steps);
+    let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), given);
+    let loader = Loader::new(&built.batches, &samples, config.train.steps);
     let schedule = crate::step::Schedule {
         update: crate::train::build::update_mode(config),
         lookahead: config.offload.lookahead,
         first_forward: crate::train::build::first_forward(config),
     };
-    Trainer::new(built, optimizer, loader, deal, schedule)
+    Trainer::new(built, optimizer, loader, samples, schedule)
 }

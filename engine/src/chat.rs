@@ -4,10 +4,12 @@
 use crate::hugging_face::Beside;
 use crate::utc::Utc;
 use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Steps that a template may take: some thousand times those of a long chat.
 const FUEL: u64 = 10_000_000;
@@ -18,36 +20,129 @@ const NAME: &str = "chat_template";
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Who says what.
-#[derive(Clone, Debug)]
-pub struct Message {
-    /// `system`, `user` or `assistant`.
-    pub role: &'static str,
-    /// The text.
-    pub content: String,
+/// The mark in front of what an assistant says, where a template tells it. Unicode promises that it is no character of a text.
+pub(crate) const OPEN: char = '\u{FDD0}';
+/// The mark behind it.
+pub(crate) const CLOSE: char = '\u{FDD1}';
+/// The filter that writes both, in place of `{% generation %}`.
+const FILTER: &str = "generation";
+
+/// A message: `role` is `system`, `user` or `assistant`.
+pub fn message(role: &str, content: &str) -> Json {
+    serde_json::json!({ "role": role, "content": content })
 }
 
 /// The text of a chat of `messages`, up to where the model's answer begins.
 ///
 /// # Errors
 /// A folder without a template, and one that does not run.
-pub fn chat(beside: &Beside, messages: &[Message]) -> Result<String, String> {
-    let settings = object(beside, "tokenizer_config.json")?;
-    let template = match beside.get("chat_template.jinja") {
-        Some(bytes) => String::from_utf8(bytes.to_vec())
-            .map_err(|_| "chat_template.jinja is not UTF-8".to_owned())?,
-        None => {
-            let of_its_own = object(beside, "chat_template.json")?;
-            let template = [&of_its_own, &settings].map(|from| from.get(NAME));
-            template.into_iter().flatten().find_map(default_of).ok_or_else(|| {
-                "it has no chat template: leave --chat out, or put a chat_template.jinja there"
-                    .to_owned()
-            })?
-        }
-    };
-    let tokens = tokens(&settings, &object(beside, "special_tokens_map.json")?);
-    render(&template, (tokens, Utc::now()), messages)
-        .map_err(|e| format!("its chat template does not run: {e:#}"))
+pub fn chat(beside: &Beside, messages: &[Json]) -> Result<String, String> {
+    Template::of(beside)?.text(messages, true)
+}
+
+/// A chat template, read once.
+#[derive(Debug)]
+pub struct Template {
+    env: Environment<'static>,
+    tokens: BTreeMap<&'static str, String>,
+    marks: bool,
+}
+
+impl Template {
+    /// That of the files beside a model's weights.
+    ///
+    /// # Errors
+    /// Files without a template, and a template that is none.
+    pub fn of(beside: &Beside) -> Result<Self, String> {
+        Self::at(beside, Utc::now())
+    }
+
+    /// The same on a fixed day, so that data are the same tokens on every day: templates of Llama 3 name it where they know
+    /// no date.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn of_data(beside: &Beside) -> Result<Self, String> {
+        const JULY_26_2024: Duration = Duration::from_secs(1_721_952_000);
+        Self::at(beside, Utc::of(UNIX_EPOCH + JULY_26_2024))
+    }
+
+    fn at(beside: &Beside, now: Utc) -> Result<Self, String> {
+        let settings = object(beside, "tokenizer_config.json")?;
+        let template = match beside.get("chat_template.jinja") {
+            Some(bytes) => String::from_utf8(bytes.to_vec())
+                .map_err(|_| "chat_template.jinja is not UTF-8".to_owned())?,
+            None => {
+                let of_its_own = object(beside, "chat_template.json")?;
+                let template = [&of_its_own, &settings].map(|from| from.get(NAME));
+                template.into_iter().flatten().find_map(default_of).ok_or_else(|| {
+                    "it has no chat template: put a chat_template.jinja there".to_owned()
+                })?
+            }
+        };
+        let tokens = tokens(&settings, &object(beside, "special_tokens_map.json")?);
+        Self::new(&template, tokens, now).map_err(|e| does_not_run(&e))
+    }
+
+    fn new(
+        template: &str,
+        tokens: BTreeMap<&'static str, String>,
+        now: Utc,
+    ) -> Result<Self, minijinja::Error> {
+        let mut env = Environment::new();
+        env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+        env.set_fuel(Some(FUEL));
+        env.set_unknown_method_callback(unknown_method_callback);
+        let refuse = |why: String| minijinja::Error::new(ErrorKind::InvalidOperation, why);
+        let raise = move |why: String| -> Result<Value, minijinja::Error> { Err(refuse(why)) };
+        env.add_function("raise_exception", raise);
+        let strftime_now = move |format: String| now.format(&format).map_err(refuse);
+        env.add_function("strftime_now", strftime_now);
+        env.add_filter(FILTER, |said: String| format!("{OPEN}{said}{CLOSE}"));
+        // As Jinja reads ends of lines.
+        let template = template.replace("\r\n", "\n").replace('\r', "\n");
+        let marked = with_generation_as_filter(&template);
+        let marks = marked != template;
+        env.add_template_owned(NAME, marked)?;
+        Ok(Self { env, tokens, marks })
+    }
+
+    /// The token that ends a text, where the folder names one.
+    pub fn end_of_text(&self) -> Option<&str> {
+        self.tokens.get("eos_token").map(String::as_str)
+    }
+
+    /// Whether [`marked`](Self::marked) has marks: whether the template has blocks `{% generation %}`.
+    pub const fn has_marks(&self) -> bool {
+        self.marks
+    }
+
+    /// The text of `messages`, and of the beginning of an answer if there is to be one.
+    ///
+    /// # Errors
+    /// What the template refuses, and one that does not end.
+    pub fn text(&self, messages: &[Json], answer: bool) -> Result<String, String> {
+        let text = self.marked(messages, answer)?;
+        Ok(if self.marks { text.replace([OPEN, CLOSE], "") } else { text })
+    }
+
+    /// The same with [`OPEN`] and [`CLOSE`] around what the template takes for an assistant's.
+    pub(crate) fn marked(&self, messages: &[Json], answer: bool) -> Result<String, String> {
+        let chat = context! {
+            messages => Value::from(Serde(messages)),
+            add_generation_prompt => answer,
+            // Known, and none: a template that has no tools may ask for them.
+            tools => (),
+            documents => (),
+        };
+        let tokens = Value::from(self.tokens.clone());
+        let template = self.env.get_template(NAME).map_err(|e| does_not_run(&e))?;
+        template.render(context! { ..chat, ..tokens }).map_err(|e| does_not_run(&e))
+    }
+}
+
+fn does_not_run(error: &minijinja::Error) -> String {
+    format!("its chat template does not run: {error:#}")
 }
 
 /// The template that is meant where a file has several.
@@ -77,39 +172,8 @@ fn tokens(settings: &Json, map: &Json) -> BTreeMap<&'static str, String> {
     TOKENS.into_iter().filter_map(token).collect()
 }
 
-/// A template at a time, which it may write.
-fn render(
-    template: &str,
-    (tokens, now): (BTreeMap<&'static str, String>, Utc),
-    messages: &[Message],
-) -> Result<String, minijinja::Error> {
-    let mut env = Environment::new();
-    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-    env.set_fuel(Some(FUEL));
-    env.set_unknown_method_callback(unknown_method_callback);
-    let refuse = |why: String| minijinja::Error::new(ErrorKind::InvalidOperation, why);
-    let raise = move |why: String| -> Result<Value, minijinja::Error> { Err(refuse(why)) };
-    env.add_function("raise_exception", raise);
-    let strftime_now = move |format: String| now.format(&format).map_err(refuse);
-    env.add_function("strftime_now", strftime_now);
-    // As Jinja reads ends of lines.
-    let template = template.replace("\r\n", "\n").replace('\r', "\n");
-    let template = without_generation_blocks(&template);
-    env.add_template(NAME, &template)?;
-    let message = |m: &Message| context! { role => m.role, content => m.content.as_str() };
-    let messages: Vec<Value> = messages.iter().map(message).collect();
-    let chat = context! {
-        messages,
-        add_generation_prompt => true,
-        // Known, and none: a template that has no tools may ask for them.
-        tools => (),
-        documents => (),
-    };
-    env.get_template(NAME)?.render(context! { ..chat, ..Value::from(tokens) })
-}
-
-/// `{% generation %}` marks what an assistant says, for masks; nothing else knows it. As `{% if true %}` it changes no text.
-fn without_generation_blocks(template: &str) -> String {
+/// `{% generation %}` marks what an assistant says, for masks. As a filter it is a block, too, whose blanks go the same way.
+fn with_generation_as_filter(template: &str) -> String {
     let mut out = String::with_capacity(template.len());
     let mut left = template;
     while let Some(start) = left.find("{%") {
@@ -117,8 +181,8 @@ fn without_generation_blocks(template: &str) -> String {
         let tag = &left[start..end];
         out.push_str(&left[..start]);
         out.push_str(&match tag.trim_matches(|c: char| "{}%-+".contains(c)).trim() {
-            "generation" => tag.replacen("generation", "if true", 1),
-            "endgeneration" => tag.replacen("endgeneration", "endif", 1),
+            "generation" => tag.replacen("generation", "filter generation", 1),
+            "endgeneration" => tag.replacen("endgeneration", "endfilter", 1),
             _ => tag.to_owned(),
         });
         left = &left[end..];
@@ -156,7 +220,6 @@ pub fn stop_tokens(beside: &Beside) -> Result<Vec<i32>, String> {
 mod tests {
     use super::*;
     use std::path::Path;
-    use std::time::{Duration, UNIX_EPOCH};
 
     /// The chats of tests/fixtures/hf-chat-tiny, with what `apply_chat_template` of transformers makes of them.
     #[test]
@@ -167,16 +230,7 @@ mod tests {
         let chats: Vec<Json> = serde_json::from_slice(&chats).unwrap();
         assert!(chats.len() > 1);
         for one in &chats {
-            let role = |m: &Json| {
-                let roles = ["system", "user", "assistant"];
-                roles.into_iter().find(|role| m["role"] == *role).unwrap()
-            };
-            let message = |m: &Json| Message {
-                role: role(m),
-                content: m["content"].as_str().unwrap().into(),
-            };
-            let messages: Vec<Message> =
-                one["messages"].as_array().unwrap().iter().map(message).collect();
+            let messages = one["messages"].as_array().unwrap();
             // Up to the last answer.
             let asked = &messages[..messages.len() - 1];
             assert_eq!(chat(&beside, asked).unwrap(), one["prompt"].as_str().unwrap());
@@ -184,12 +238,19 @@ mod tests {
         assert_eq!(stop_tokens(&beside).unwrap(), [301, 302]);
     }
 
+    fn render(
+        template: &str,
+        (tokens, now): (BTreeMap<&'static str, String>, Utc),
+        messages: &[Json],
+    ) -> Result<String, String> {
+        let template = Template::new(template, tokens, now).map_err(|e| does_not_run(&e))?;
+        template.text(messages, true)
+    }
+
     #[test]
     fn a_template_that_does_not_end_or_refuses_is_an_error() {
-        let user = [Message { role: "user", content: "a".into() }];
-        let rendered = |template: &str| {
-            render(template, (BTreeMap::new(), Utc::now()), &user).map_err(|e| e.to_string())
-        };
+        let user = [message("user", "a")];
+        let rendered = |template: &str| render(template, (BTreeMap::new(), Utc::now()), &user);
         let endless =
             "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}";
         assert!(rendered(endless).is_err());
@@ -198,16 +259,22 @@ mod tests {
         let python = "{% for m in messages if m.content.strip().startswith('a') %}{{ m['content'].upper() }}{% endfor %}";
         assert_eq!(rendered(python).unwrap(), "A");
         assert_eq!(rendered("{%- generation -%} a {%- endgeneration %} b").unwrap(), "a b");
+        let marked = Template::new(
+            "{%- generation -%} a {%- endgeneration %} b",
+            BTreeMap::new(),
+            Utc::now(),
+        );
+        assert_eq!(marked.unwrap().marked(&user, true).unwrap(), format!("{OPEN}a{CLOSE} b"));
     }
 
     /// What `apply_chat_template` of transformers writes on that day.
     #[test]
     fn a_template_knows_the_date_and_that_there_are_no_tools() {
-        let user = [Message { role: "user", content: "a".into() }];
+        let user = [message("user", "a")];
         let now = Utc::of(UNIX_EPOCH + Duration::from_secs(1_795_219_788));
         let rendered = |template: &str| {
             let tokens = BTreeMap::from([("eos_token", "<e>".to_owned())]);
-            render(template, (tokens, now), &user).map_err(|e| e.to_string())
+            render(template, (tokens, now), &user)
         };
         // Llama 3.2 and others.
         let date = "{% if strftime_now is defined %}{% set date_string = strftime_now('%d %b %Y') %}\

@@ -1,0 +1,113 @@
+//! `onebox data show`: what a model sees of its data.
+
+use super::exit::Failed;
+use super::{ConfigArgs, data, print, print_json};
+use crate::config::{Config, DataOrder};
+use crate::data::{Dataset, Decoder, Document, Tokenizer};
+use crate::report::colour;
+use clap::builder::styling::{AnsiColor, Style};
+use serde_json::json;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct SamplesArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Number of the sample in the run, from 0, in the order of training
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    sample: u64,
+    /// One JSON document on stdout: tokens, counted, documents
+    #[arg(long)]
+    json: bool,
+}
+
+/// Of targets, in a text that has other tokens too.
+const TARGET: Style = AnsiColor::Green.on_default();
+/// The same without colours.
+const MARKS: [&str; 2] = ["[[", "]]"];
+
+pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    let config = &loaded.config;
+    let tokenizer = data::tokenizer(config)?;
+    data::look(config)?;
+    let dataset = data::open(config, tokenizer.as_ref(), false)?;
+    let place = place(config, &dataset, args.sample);
+    let document = dataset.document(place);
+    if args.json {
+        let Document { tokens, counted } = document;
+        // A sample is one document, or a window in which nothing separates them.
+        return print_json(&json!({ "tokens": tokens, "counted": counted, "documents": [0] }));
+    }
+    let Document { tokens, counted } = &document;
+    let targets = counted.iter().filter(|counts| **counts).count();
+    let all = targets + 1 >= tokens.len();
+    let painted = colour::wanted(&std::io::stdout());
+    let marked = match (all, painted) {
+        (true, _) => "",
+        (false, true) => ", in colour",
+        (false, false) => ", between [[ and ]]",
+    };
+    let each = dataset.num_train_samples();
+    print(&format!(
+        "sample {} of the run, one of {each} of an epoch: {} tokens, {targets} targets{marked}\n\n{}\n",
+        args.sample,
+        tokens.len(),
+        text(&document, tokenizer.as_ref(), (config.data.format.is_text(), all, painted)),
+    ))
+}
+
+/// Where sample `number` of the run stands.
+fn place(config: &Config, data: &Dataset, number: u64) -> usize {
+    let (seed, global) = (config.train.seed, config.batch.global as u64);
+    match config.data.order {
+        DataOrder::Shuffled => data.shuffled(seed, number),
+        DataOrder::Random => data.sample(seed, 1 + number / global, number % global),
+    }
+}
+
+/// The text of the tokens, or their numbers where nothing makes text of them.
+fn text(
+    document: &Document,
+    tokenizer: Option<&Tokenizer>,
+    (is_text, all, painted): (bool, bool, bool),
+) -> String {
+    let mut decoder = tokenizer.map(Tokenizer::decoder);
+    let mut bytes = Vec::new();
+    let (mut out, mut on) = (String::new(), false);
+    let marks = match painted {
+        true => [format!("{TARGET}"), format!("{TARGET:#}")],
+        false => MARKS.map(str::to_owned),
+    };
+    for (token, counts) in document.tokens.iter().zip(&document.counted) {
+        if *counts != on && !all {
+            // What is left of a character belongs to the tokens before.
+            out += &rest(&mut decoder, &mut bytes);
+            out += &marks[usize::from(on)];
+            on = *counts;
+        }
+        match (&mut decoder, is_text) {
+            (Some(decoder), _) => out += &shown(&decoder.push(*token)),
+            (None, true) => bytes.push(*token as u8),
+            (None, false) => out += &format!("{token} "),
+        }
+    }
+    out += &rest(&mut decoder, &mut bytes);
+    if on {
+        out += &marks[1];
+    }
+    out
+}
+
+/// The end of a piece of text.
+fn rest(decoder: &mut Option<Decoder<'_>>, bytes: &mut Vec<u8>) -> String {
+    let of_bytes = shown(&String::from_utf8_lossy(bytes));
+    bytes.clear();
+    of_bytes + &decoder.as_mut().map_or_else(String::new, |decoder| shown(&decoder.rest()))
+}
+
+/// Without what a terminal would obey.
+fn shown(text: &str) -> String {
+    let plain = |c: char| !c.is_control() || c == '\n' || c == '\t';
+    let one = |c: char| if plain(c) { c.to_string() } else { c.escape_default().to_string() };
+    text.chars().map(one).collect()
+}

@@ -1,0 +1,63 @@
+//! Rules between keys of the data, and between them and the model.
+
+use super::checks::{Broken, Checks};
+use super::{DataConfig, DataFormat, Packing, in_line};
+use topology::counted;
+
+impl Checks<'_> {
+    pub(super) fn byte_tokens(&self) -> Option<Broken> {
+        let vocab = self.config.model.vocab;
+        let bytes = self.config.data.format.is_bytes();
+        (bytes && self.config.data.tokenizer.is_none() && vocab < 256).then(|| Broken {
+            message: format!("{vocab} tokens are too few for bytes, of which there are 256"),
+            help: "use 256 or more, or leave it out; or use the format `U16` or `U32`".into(),
+            values: vec![
+                ("model.vocab", counted(vocab, "token")),
+                ("data.format", "one token per byte".into()),
+            ],
+        })
+    }
+
+    pub(super) fn rows_without_tokenizer(&self) -> Option<Broken> {
+        let data = &self.config.data;
+        (data.tokenizer.is_none() && data.format.is_rows()).then(|| Broken {
+            message: "rows of text need a tokenizer".into(),
+            help: "set `data.tokenizer` to a tokenizer.json or to its folder, or `model.from` to a folder with one".into(),
+            values: vec![
+                ("data.format", "the files hold rows of text".into()),
+                ("data.tokenizer", "nothing makes tokens of it".into()),
+            ],
+        })
+    }
+
+    pub(super) fn packing_of_another_format(&self) -> Option<Broken> {
+        let DataConfig { format, packing, .. } = &self.config.data;
+        let (message, help) = match (format, packing) {
+            (DataFormat::Chat, Packing::Windows) => {
+                ("a window would cut chats anywhere", "leave `data.packing` out")
+            }
+            (format, Packing::None) if !format.is_rows() => (
+                "these files have no rows to be samples",
+                "leave `data.packing` out, or set `data.format` to `Jsonl` or `Chat`",
+            ),
+            _ => return None,
+        };
+        Some(Broken {
+            message: message.into(),
+            help: help.into(),
+            values: vec![("data.format", in_line(format)), ("data.packing", in_line(packing))],
+        })
+    }
+
+    pub(super) fn tokenized_twice(&self) -> Option<Broken> {
+        let data = &self.config.data;
+        (data.tokenizer.is_some() && !data.format.is_text()).then(|| Broken {
+            message: "files of tokens need no tokenizer".into(),
+            help: "leave `data.tokenizer` out, or `data.format`, for text".into(),
+            values: vec![
+                ("data.tokenizer", "makes tokens of text".into()),
+                ("data.format", "the files hold tokens".into()),
+            ],
+        })
+    }
+}

@@ -1,0 +1,251 @@
+//! A data set of rows: files of JSON lines through a tokenizer and, for chats, the model's template.
+
+use super::cores;
+use super::open::open_regular;
+use super::problem::{Failure, Problem, at, in_key};
+use super::read::named;
+use super::rows::{Document, Lines, Rows};
+use super::{DataError, Dataset};
+use crate::config::{DataFormat, Packing};
+use crate::report::shown::Shown;
+use std::fmt;
+use std::io::BufReader;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use topology::counted;
+
+/// Rows whose tokens are made at once.
+const AT_ONCE: usize = 4096;
+/// Their bytes, unless one row has more.
+const BYTES_AT_ONCE: usize = 16 << 20;
+/// Share of the rows that may be left out.
+const MOST_LEFT_OUT: f64 = 0.05;
+/// Rows that a message shows.
+const SHOWN: usize = 3;
+
+/// How rows become tokens.
+#[derive(Debug)]
+pub struct Rowed<'a> {
+    /// What makes documents of them.
+    pub rows: &'a Rows<'a>,
+    /// `Jsonl` or `Chat`.
+    pub format: &'a DataFormat,
+    /// What a sample is.
+    pub packing: Packing,
+    /// A document that is too long for a sample is cut, and not left out.
+    pub truncate: bool,
+}
+
+/// Documents that are samples by themselves.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Documents {
+    /// Where each ends in the tokens.
+    ends: Vec<usize>,
+    /// By token: whether it counts as a target.
+    counted: Vec<bool>,
+    /// By document: how many of its tokens do.
+    targets: Vec<u32>,
+    /// How many are to train.
+    pub(super) split: usize,
+}
+
+/// Rows that are no samples.
+#[derive(Debug, Default)]
+pub struct BadRows {
+    rows: usize,
+    bad: usize,
+    long: usize,
+    /// Tokens of the longest.
+    longest: usize,
+    cut: usize,
+    /// The first ones, with what is wrong with them.
+    first: Vec<String>,
+}
+
+impl Documents {
+    pub(super) fn push(&mut self, document: &Document) {
+        self.counted.extend(&document.counted);
+        self.ends.push(self.counted.len());
+        self.targets.push(document.counted.iter().filter(|counts| **counts).count() as u32);
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The tokens of a document.
+    pub(super) fn tokens(&self, document: usize) -> Range<usize> {
+        let start = document.checked_sub(1).map_or(0, |before| self.ends[before]);
+        start..self.ends[document]
+    }
+
+    /// Whether a token counts as a target.
+    pub(super) fn counts(&self, token: usize) -> bool {
+        self.counted[token]
+    }
+
+    /// Targets of a document.
+    pub(super) fn targets(&self, document: usize) -> u64 {
+        u64::from(self.targets[document])
+    }
+
+    /// Targets of some documents.
+    pub(super) fn all_targets(&self, documents: Range<usize>) -> u64 {
+        self.targets[documents].iter().map(|targets| u64::from(*targets)).sum()
+    }
+
+    /// Where documents end and which of their tokens count, for a hash.
+    pub(super) fn bytes(&self, documents: Range<usize>) -> Vec<u8> {
+        let start = self.tokens(documents.start).start;
+        let ends = self.ends[documents.clone()].iter().map(|end| (end - start) as u64);
+        let mut bytes: Vec<u8> = ends.flat_map(u64::to_le_bytes).collect();
+        let end = self.ends[documents.end - 1];
+        bytes.extend(self.counted[start..end].iter().map(|counts| u8::from(*counts)));
+        bytes
+    }
+}
+
+impl Dataset {
+    /// [`open`](Self::open), where files hold JSON lines.
+    ///
+    /// # Errors
+    /// As there, and where more rows than a few are no samples.
+    pub fn open_rows(
+        (train, validation): (&str, Option<&str>),
+        with: &Rowed<'_>,
+        validation_fraction: f32,
+        tokenizer: (&Path, usize),
+        (vocab, seq_len): (usize, usize),
+    ) -> Result<Self, DataError> {
+        let (path, tokens) = tokenizer;
+        if tokens > vocab {
+            let problem = Problem::TokenizerVocab { tokenizer: tokens, vocab };
+            return Err(in_key("data.tokenizer")(at(path)(problem)));
+        }
+        let width = if tokens <= 1 << 16 { 2 } else { 4 };
+        let documents = (with.packing == Packing::None).then(Documents::default);
+        let mut data = Self { width, text: Some(0), documents, ..Self::none(seq_len) };
+        let (parts, fraction) = ((train, validation), validation_fraction);
+        data.fill_parts(parts, fraction, &mut |data, text| data.read_rows(text, with))?;
+        Ok(data)
+    }
+
+    /// Appends the documents of all files that `text` names, in order; returns the files.
+    fn read_rows(&mut self, text: &str, with: &Rowed<'_>) -> Result<Vec<PathBuf>, Failure> {
+        let (files, mut source) = named(text, with.format, 256, true)?;
+        let (mut bytes, mut bad) = (0, BadRows::default());
+        for path in &files {
+            let mut file = open_regular(path).map_err(at(path))?;
+            if !source.takes(path, &mut file).map_err(at(path))? {
+                continue;
+            }
+            bytes += file.metadata().map_err(Problem::Unreadable).map_err(at(path))?.len();
+            self.num_files += 1;
+            let mut lines = Lines::new(BufReader::new(file));
+            while self.read_some(path, &mut lines, with, &mut bad).map_err(at(path))? {}
+        }
+        let ended = source.end(Path::new(text), bytes).map_err(at(Path::new(text)))?;
+        self.left_out.append(ended);
+        self.text = self.text.map(|all| all + bytes as usize);
+        if bad.rows == 0 {
+            return Err(at(Path::new(text))(Problem::Empty));
+        }
+        let out = bad.bad + bad.long;
+        if out as f64 > MOST_LEFT_OUT * bad.rows as f64 || out == bad.rows {
+            return Err(at(Path::new(text))(Problem::BadRows(Box::new(bad))));
+        }
+        if out + bad.cut > 0 {
+            tracing::warn!("{}: {bad}", Shown(Path::new(text)));
+        }
+        Ok(files)
+    }
+
+    /// Appends the documents of the next rows. False: there was none.
+    fn read_some(
+        &mut self,
+        path: &Path,
+        lines: &mut Lines<BufReader<std::fs::File>>,
+        with: &Rowed<'_>,
+        bad: &mut BadRows,
+    ) -> Result<bool, Problem> {
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        while rows.len() < AT_ONCE && bytes < BYTES_AT_ONCE {
+            let Some((number, row)) = lines.next().map_err(Problem::Unreadable)? else { break };
+            bytes += row.as_ref().map_or(0, String::len);
+            rows.push((number, row));
+        }
+        let document = |i: usize| {
+            let row = rows[i].1.as_ref().map_err(Clone::clone)?;
+            with.rows.document(row)
+        };
+        let documents = cores::map(rows.len(), document);
+        for ((number, _), document) in rows.iter().zip(documents) {
+            bad.rows += 1;
+            match document {
+                Ok(document) => self.push_row(document, with, (path, *number), bad),
+                Err(why) => bad.add(path, *number, &why),
+            }
+        }
+        Ok(!rows.is_empty())
+    }
+
+    /// Appends the document of a row, if it is a sample.
+    fn push_row(
+        &mut self,
+        mut document: Document,
+        with: &Rowed<'_>,
+        (path, number): (&Path, u64),
+        bad: &mut BadRows,
+    ) {
+        let most = self.seq_len + 1;
+        if self.documents.is_some() && document.tokens.len() > most {
+            let tokens = document.tokens.len();
+            if !with.truncate {
+                bad.longest = bad.longest.max(tokens);
+                bad.long += 1;
+                return;
+            }
+            document.tokens.truncate(most);
+            document.counted.truncate(most);
+            if !document.counted.contains(&true) {
+                return bad.add(path, number, &format!("its first {most} tokens have no target"));
+            }
+            bad.cut += 1;
+        }
+        self.append(&document);
+    }
+}
+
+impl BadRows {
+    fn add(&mut self, path: &Path, number: u64, why: &str) {
+        self.bad += 1;
+        if self.first.len() < SHOWN {
+            let name = path.file_name().unwrap_or(path.as_os_str());
+            self.first.push(format!("{} line {number}: {why}", Shown(Path::new(name))));
+        }
+    }
+}
+
+impl fmt::Display for BadRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, bad, long, longest, cut, first } = self;
+        let of = |n: usize| format!("{n} of {}", counted(*rows, "row"));
+        let mut parts = Vec::new();
+        if *bad > 0 {
+            let more = bad - first.len();
+            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+            parts.push(format!("{} cannot be used ({}{more})", of(*bad), first.join("; ")));
+        }
+        if *long > 0 {
+            parts.push(format!(
+                "{} have more tokens than model.seq_len + 1, the longest {longest}, and are left out: raise \
+                 model.seq_len, or set data.truncate: true",
+                of(*long)
+            ));
+        }
+        if *cut > 0 {
+            parts.push(format!("{} are cut at model.seq_len + 1 tokens", of(*cut)));
+        }
+        write!(f, "{}", parts.join("; "))
+    }
+}
