@@ -255,7 +255,7 @@ pub fn next_logits(
 
 /// `prompt`, or for a model of token files token 0 where it has none.
 pub(crate) fn default_prompt(config: &Config, prompt: &str) -> String {
-    let blank = !config.data.format.is_bytes() && prompt.trim().is_empty();
+    let blank = !config.data.format.is_text() && prompt.trim().is_empty();
     if blank { "0".into() } else { prompt.into() }
 }
 

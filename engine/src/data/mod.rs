@@ -15,6 +15,7 @@ use topology::{counted, format_bytes};
 use crate::config::{DataConfig, DataFormat};
 use crate::report::shown::Shown;
 
+mod bad_rows;
 mod cores;
 mod files;
 mod identity;
@@ -86,6 +87,7 @@ impl Dataset {
     /// # Errors
     /// [`DataError`] if a name gives no tokens, a token is not below `vocab`, or a part has fewer
     /// than `seq_len + 1`.
+    #[expect(clippy::needless_pass_by_value, reason = "most callers name a format")]
     pub fn open(
         train: &str,
         validation: Option<&str>,

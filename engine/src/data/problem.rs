@@ -1,7 +1,7 @@
 //! Why a run has no tokens, in words that name the key, the file and the remedy.
 
+use super::bad_rows::BadRows;
 use super::left_out::LeftOut;
-use super::rowed::BadRows;
 use super::utf8::NotUtf8;
 use crate::config::DataFormat;
 use crate::report::shown::Shown;
@@ -62,7 +62,7 @@ pub enum Problem {
         "{} says that its tokens are {dtype}, but data.format is {format:?}: {remedy}",
         Shown(index)
     )]
-    OtherTokens { index: PathBuf, dtype: &'static str, format: DataFormat, remedy: String },
+    OtherTokens { index: PathBuf, dtype: &'static str, format: Box<DataFormat>, remedy: String },
     #[error("empty: put text into it, or name another file")]
     Empty,
     #[error("neither a regular file nor a directory: copy its content to a file")]

@@ -134,7 +134,7 @@ impl Source {
             None => "onebox reads 16-bit and 32-bit tokens: convert it".to_owned(),
         };
         let index = path.with_extension("idx");
-        Err(Problem::OtherTokens { index, dtype, format: self.format.clone(), remedy })
+        Err(Problem::OtherTokens { index, dtype, format: Box::new(self.format.clone()), remedy })
     }
 }
 

@@ -1,5 +1,6 @@
 //! A data set of rows: files of JSON lines through a tokenizer and, for chats, the model's template.
 
+use super::bad_rows::BadRows;
 use super::cores;
 use super::open::open_regular;
 use super::problem::{Failure, Problem, at, in_key};
@@ -8,11 +9,9 @@ use super::rows::{Document, Lines, Rows};
 use super::{DataError, Dataset};
 use crate::config::{DataFormat, Packing};
 use crate::report::shown::Shown;
-use std::fmt;
 use std::io::BufReader;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use topology::counted;
 
 /// Rows whose tokens are made at once.
 const AT_ONCE: usize = 4096;
@@ -20,8 +19,6 @@ const AT_ONCE: usize = 4096;
 const BYTES_AT_ONCE: usize = 16 << 20;
 /// Share of the rows that may be left out.
 const MOST_LEFT_OUT: f64 = 0.05;
-/// Rows that a message shows.
-const SHOWN: usize = 3;
 
 /// How rows become tokens.
 #[derive(Debug)]
@@ -47,19 +44,6 @@ pub(super) struct Documents {
     targets: Vec<u32>,
     /// How many are to train.
     pub(super) split: usize,
-}
-
-/// Rows that are no samples.
-#[derive(Debug, Default)]
-pub struct BadRows {
-    rows: usize,
-    bad: usize,
-    long: usize,
-    /// Tokens of the longest.
-    longest: usize,
-    cut: usize,
-    /// The first ones, with what is wrong with them.
-    first: Vec<String>,
 }
 
 impl Documents {
@@ -213,39 +197,5 @@ impl Dataset {
             bad.cut += 1;
         }
         self.append(&document);
-    }
-}
-
-impl BadRows {
-    fn add(&mut self, path: &Path, number: u64, why: &str) {
-        self.bad += 1;
-        if self.first.len() < SHOWN {
-            let name = path.file_name().unwrap_or(path.as_os_str());
-            self.first.push(format!("{} line {number}: {why}", Shown(Path::new(name))));
-        }
-    }
-}
-
-impl fmt::Display for BadRows {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bad, long, longest, cut, first } = self;
-        let of = |n: usize| format!("{n} of {}", counted(*rows, "row"));
-        let mut parts = Vec::new();
-        if *bad > 0 {
-            let more = bad - first.len();
-            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-            parts.push(format!("{} cannot be used ({}{more})", of(*bad), first.join("; ")));
-        }
-        if *long > 0 {
-            parts.push(format!(
-                "{} have more tokens than model.seq_len + 1, the longest {longest}, and are left out: raise \
-                 model.seq_len, or set data.truncate: true",
-                of(*long)
-            ));
-        }
-        if *cut > 0 {
-            parts.push(format!("{} are cut at model.seq_len + 1 tokens", of(*cut)));
-        }
-        write!(f, "{}", parts.join("; "))
     }
 }

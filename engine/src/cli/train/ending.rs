@@ -173,7 +173,7 @@ impl Session<'_> {
         let trained = newest.as_ref().map_or(Trained::Weights(&path), Trained::Checkpoint);
         let mut text = Vec::new();
         let mut emit = |_: usize, piece: Piece<'_>| {
-            if let Piece::Text(piece) = piece {
+            if let Piece::Prompt(piece) | Piece::Text(piece) = piece {
                 text.extend_from_slice(piece);
             }
             !stop.load(Ordering::Relaxed)

@@ -36,7 +36,7 @@ fn of_imported(config: &Config, loss: f64) -> Option<String> {
         return None;
     }
     let data = &config.data;
-    let tokens = match (&data.tokenizer, data.format) {
+    let tokens = match (&data.tokenizer, &data.format) {
         (Some(tokenizer), _) => format!("the tokenizer {tokenizer} must be the model's"),
         (None, DataFormat::U16 | DataFormat::U32) => {
             format!(

@@ -1,0 +1,58 @@
+//! Rows of a data set that are not taken, and why.
+
+use crate::report::shown::Shown;
+use std::fmt;
+use std::path::Path;
+use topology::counted;
+
+/// Rows that a message shows.
+const SHOWN: usize = 3;
+
+/// Rows that are no samples.
+#[derive(Debug, Default)]
+pub struct BadRows {
+    pub(super) rows: usize,
+    pub(super) bad: usize,
+    /// With more tokens than a sample.
+    pub(super) long: usize,
+    /// Tokens of the longest.
+    pub(super) longest: usize,
+    /// Cut to a sample.
+    pub(super) cut: usize,
+    /// The first ones, with what is wrong with them.
+    first: Vec<String>,
+}
+
+impl BadRows {
+    pub(super) fn add(&mut self, path: &Path, number: u64, why: &str) {
+        self.bad += 1;
+        if self.first.len() < SHOWN {
+            let name = path.file_name().unwrap_or(path.as_os_str());
+            self.first.push(format!("{} line {number}: {why}", Shown(Path::new(name))));
+        }
+    }
+}
+
+impl fmt::Display for BadRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, bad, long, longest, cut, first } = self;
+        let of = |n: usize| format!("{n} of {}", counted(*rows, "row"));
+        let mut parts = Vec::new();
+        if *bad > 0 {
+            let more = bad - first.len();
+            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+            parts.push(format!("{} cannot be used ({}{more})", of(*bad), first.join("; ")));
+        }
+        if *long > 0 {
+            parts.push(format!(
+                "{} have more tokens than model.seq_len + 1, the longest {longest}, and are left out: raise \
+                 model.seq_len, or set data.truncate: true",
+                of(*long)
+            ));
+        }
+        if *cut > 0 {
+            parts.push(format!("{} are cut at model.seq_len + 1 tokens", of(*cut)));
+        }
+        write!(f, "{}", parts.join("; "))
+    }
+}
