@@ -313,7 +313,7 @@ mod tests {
     /// Texts as `apply_chat_template` of transformers writes them. Jinja reads every end of a line as `\n`.
     #[test]
     fn a_template_with_lines_of_windows_is_that_without() {
-        let user = [Message { role: "user", content: "a\r\nb".into() }];
+        let user = [message("user", "a\r\nb")];
         for (template, text) in [
             ("x\r\n{{ messages[0].content }}\r\n{{ 'y\r\nz' }}\rw\r\n", "x\na\r\nb\ny\nz\nw"),
             ("{% if true %}\r\na\r\n{% endif %}\r\nb\r\n", "a\nb"),
