@@ -149,11 +149,21 @@ fn span(
     let rest = &text[from..];
     let behind = length(&mut rest.chars().rev().zip(other[from..].chars().rev()));
     let to = text.len() - behind;
-    // The beginning of an answer that a prompt gives is no target; what the template puts behind it is.
-    let prompt = template.text(&messages[..i], true);
-    let prompted = prompt.ok().filter(|prompt| prompt.len() <= from && text.starts_with(prompt));
-    let start = prompted.map_or(from, |prompt| prompt.len());
+    let start = prompted(template, &text[..from], &messages[..i]).unwrap_or(from);
     Ok(start..to + end_of_turn(&text[to..]))
+}
+
+/// Where the prompt of an answer ends in the text before it. The beginning of an answer that a prompt gives is no target; what
+/// the template puts behind it is.
+fn prompted(template: &Template, before: &str, asked: &[Json]) -> Option<usize> {
+    let prompt = template.text(asked, true).ok()?;
+    if before.starts_with(&prompt) {
+        return Some(prompt.len());
+    }
+    // What was asked looks otherwise where an answer follows: only the end of the prompt is the same.
+    let end = prompt.strip_prefix(&template.text(asked, false).ok()?)?;
+    let at = before.rfind(end).filter(|_| !end.is_empty())?;
+    Some(at + end.len())
 }
 
 /// Bytes of the control token with which a text begins: `<...>` or `[...]` without blanks.
