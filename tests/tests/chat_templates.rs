@@ -1,5 +1,8 @@
 //! Chats by the templates of several families: tokens and targets are those of transformers, which
 //! tests/fixtures/make_chat_fixture.py wrote.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use engine::chat::Template;
 use engine::data::{Document, Rows, Tokenizer};
