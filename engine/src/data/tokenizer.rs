@@ -11,6 +11,10 @@ use std::sync::Arc;
 /// Bytes of a file; more is none.
 const LONGEST: u64 = 256 << 20;
 
+/// Tokens that may wait for the end of a character. It has four bytes at most: more are no text, and to look at all of them with
+/// each token takes the square of their number.
+const HELD: usize = 64;
+
 /// Read, and found to be a function of the text alone.
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
@@ -155,7 +159,8 @@ impl Decoder<'_> {
         };
         // Some decoders change what stood before, such as whole characters beside one that is not: then the new ones count alone.
         let piece = all.strip_prefix(&before).unwrap_or(&alone);
-        if piece.is_empty() || (piece.ends_with(char::REPLACEMENT_CHARACTER) && !last) {
+        let incomplete = piece.is_empty() || piece.ends_with(char::REPLACEMENT_CHARACTER);
+        if incomplete && !last && new.len() < HELD {
             return String::new();
         }
         let piece = piece.to_owned();
@@ -239,6 +244,16 @@ mod tests {
             (&pieces[..], &*decoder.rest()),
             (&["a", "", "", "漢"].map(String::from)[..], "")
         );
+        // What is no text does not wait for ever, and U+FFFD itself is a character of three tokens.
+        for text in ["漢", "\u{fffd}"].map(|text| tiny.encode(text).unwrap()) {
+            let (never, whole) = (text[..1].repeat(300), text.repeat(300));
+            let mut decoder = tiny.decoder();
+            let early: String = never.iter().map(|token| decoder.push(*token)).collect();
+            assert!(!early.is_empty());
+            assert_eq!(early + &decoder.rest(), "\u{fffd}".repeat(300));
+            let all = tiny.inner.decode(&whole, false).unwrap();
+            assert_eq!(decoded(&tiny, &whole), all);
+        }
         let llama = fallback();
         for (tokens, text) in [
             (&[2, 3, 2][..], "boxs box"),
