@@ -6,7 +6,7 @@ use crate::checkpoint::FOLDER;
 use crate::checkpoint::inspect::open_newest;
 use crate::cli::exit::{Failed, code};
 use crate::cli::{quoted, say};
-use crate::config::DeviceConfig;
+use crate::config::{DataFormat, DeviceConfig};
 use crate::generate::{Piece, Sampling, Stop, Trained, generate};
 use crate::report::progress::{clock, si};
 use crate::run::Outcome;
@@ -192,6 +192,9 @@ impl Session<'_> {
         let dir = quoted(&self.dir.path().display().to_string());
         let sample = &self.loaded.config.sample.prompt;
         let prompt = match sample.trim() {
+            "" if self.loaded.config.data.format == DataFormat::Chat => {
+                " --chat --prompt 'Hello'".into()
+            }
             "" => String::new(),
             _ => format!(" --prompt {}", quoted(sample)),
         };
