@@ -204,6 +204,11 @@ fn a_report_of_nothing_is_refused() {
         .refused(73, &["none: no run is there"]);
     assert!(!folder.path("a.html").exists());
     folder.onebox(&["report", "run"]).refused(2, &["--output <PAGE.html>", "--csv"]);
+    // A run that has only just begun has no curves yet.
+    std::fs::write(folder.path("run/metrics.jsonl"), "").unwrap();
+    folder.onebox(&["report", "run", "-o", "begun.html"]).ok();
+    let begun = folder.read("begun.html");
+    assert!(begun.contains("0/4") && !begun.contains("<svg"), "{begun}");
     folder.onebox(&["report", "run", "--csv", "run"]).refused(74, &["it is a directory"]);
     folder.onebox(&["report", "run", "-o", "no/a.html"]).refused(74, &["there is no directory no"]);
 }

@@ -481,6 +481,32 @@ mod tests {
     }
 
     #[test]
+    fn values_of_neighbouring_lines_stand_above_and_below_and_never_on_each_other() {
+        let line = |y: f64| Series {
+            name: y.to_string(),
+            points: vec![(1.0, y), (2.0, 10.0 * y)],
+            ideal: false,
+        };
+        let plot = Plot {
+            title: "",
+            x: "",
+            y: "",
+            width: 760,
+            height: 360,
+            look: Look::Dots,
+            log: [false; 2],
+            from_zero: true,
+            places: &[],
+            series: &[line(50.5), line(51.0), line(51.5), line(95.0)],
+        };
+        let svg = plot.svg();
+        let shown = |value: &str| svg.contains(&format!(">\n{value}\n<"));
+        assert!(shown("50.5") && shown("51") && shown("95"), "{svg}");
+        assert_eq!(svg.matches(">\n51.5\n<").count(), 1, "the name alone: {svg}");
+        assert!(shown("505") && shown("950") && !shown("510"), "{svg}");
+    }
+
+    #[test]
     fn a_plot_is_one_image_with_every_name_escaped_and_a_colour_for_each() {
         let name = |i: usize| Series {
             name: format!("<run {i}>"),
