@@ -240,8 +240,8 @@ fn a_run_without_a_template_takes_one_where_the_refusal_says() {
     );
     folder.onebox(&["train", "a.ron", "--run-dir", "run", "-q"]).ok();
     let args = ["generate", "run", "--chat", "--prompt", "a", "--tokens", "1"];
-    let why = "run/model.from: it has no chat template: leave --chat out, or put a chat_template.jinja there";
-    folder.onebox(&args).refused(66, &[why]);
+    let why = ["run/model.from: it has no chat template", "put a chat_template.jinja there"];
+    folder.onebox(&args).refused(66, &why);
     write("run/model.from/chat_template.jinja", "{{ messages[0].content }}");
     folder.onebox(&args).ok();
 }

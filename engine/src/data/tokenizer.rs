@@ -13,7 +13,7 @@ const LONGEST: u64 = 256 << 20;
 
 /// Tokens that may wait for the end of a character. It has four bytes at most: more are no text, and to look at all of them with
 /// each token takes the square of their number.
-const HELD: usize = 64;
+const HELD: usize = 16;
 
 /// Read, and found to be a function of the text alone.
 pub struct Tokenizer {
