@@ -464,9 +464,11 @@ impl Ranks<'_> {
             sum += loss[0];
         }
         let step = words[control::STEP] as u64;
+        let targets = trainer.samples.targets(step);
         Ok(StepReport {
             step,
-            loss: sum / trainer.samples.targets(step) as f64,
+            loss: sum / targets as f64,
+            targets,
             grad_norm: words[control::NORM],
             loss_scale: words[control::LOSS_SCALE_USED],
             lr: words[control::LR],

@@ -401,10 +401,15 @@ fn a_model_learns_the_answers_of_chats() {
         text.contains("<|im_start|>assistant\n[[") && text.contains("<|im_end|>]]\n"),
         "{text}"
     );
+    let checked = folder.onebox(&["data", "check", "chat.ron"]).ok().stdout;
+    assert!(checked.contains("60 rows: 54 to train, 6 held out"), "{checked}");
+    assert!(checked.contains("an epoch has 54 samples, which are 6.8 steps of 8"), "{checked}");
     let args = ["train", "chat.ron", "--run-dir", "run"];
     let done = folder.onebox(&args).ok();
     assert!(done.stderr.contains("54 to train, 6 held out"), "{}", done.stderr);
     assert!(done.stderr.contains("0.59 epochs of 54 samples"), "{}", done.stderr);
+    let first = &folder.metrics("run")[0];
+    assert!(first["targets"].as_u64().is_some_and(|n| n > 16 && n < 8 * 64), "{first}");
     let losses = |run: &str| -> Vec<f64> {
         let lines = folder.metrics(run);
         let steps = lines.iter().filter(|line| line["kind"] == "step");

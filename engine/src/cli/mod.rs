@@ -69,7 +69,7 @@ enum Verb {
         #[command(subcommand)]
         verb: checkpoint::CheckpointVerb,
     },
-    /// Show what a model sees of its data
+    /// Check data; show what a model sees of it
     Data {
         #[command(subcommand)]
         verb: DataVerb,
@@ -101,6 +101,8 @@ enum Verb {
 
 #[derive(Debug, Subcommand)]
 enum DataVerb {
+    /// Read all of it, and say what it has
+    Check(samples::CheckArgs),
     /// A sample: its text, and which of its tokens count as targets
     Show(samples::SamplesArgs),
 }
@@ -210,6 +212,7 @@ pub fn main() -> ExitCode {
         Verb::Bench(args) => bench::run(&args),
         Verb::Generate(args) => generate::run(&args),
         Verb::Checkpoint { verb } => checkpoint::run(&verb),
+        Verb::Data { verb: DataVerb::Check(args) } => samples::check(&args),
         Verb::Data { verb: DataVerb::Show(args) } => samples::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
         Verb::Report(args) => report::run(&args),

@@ -1,9 +1,9 @@
-//! `onebox data show`: what a model sees of its data.
+//! `onebox data check` and `onebox data show`: what a model sees of its data.
 
 use super::exit::Failed;
 use super::{ConfigArgs, data, print, print_json};
 use crate::config::{Config, DataOrder};
-use crate::data::{Dataset, Decoder, Document, Tokenizer};
+use crate::data::{Dataset, Decoder, Document, Identity, Tokenizer};
 use crate::report::colour;
 use clap::builder::styling::{AnsiColor, Style};
 use serde_json::json;
@@ -18,6 +18,44 @@ pub(super) struct SamplesArgs {
     /// One JSON document on stdout: tokens, counted, documents
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct CheckArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// One JSON document on stdout
+    #[arg(long)]
+    json: bool,
+}
+
+/// Reads all of the data.
+pub(super) fn check(args: &CheckArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    let config = &loaded.config;
+    let tokenizer = data::tokenizer(config)?;
+    data::look(config)?;
+    let dataset = data::open(config, tokenizer.as_ref(), false)?;
+    let Identity { train, held_out } = dataset.identity();
+    let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
+    if args.json {
+        return print_json(&json!({
+            "ok": true,
+            "tokens": dataset.num_tokens(),
+            "samples": samples,
+            "held_out_samples": windows,
+            "train_hash": format!("{train:032x}"),
+            "held_out_hash": format!("{held_out:032x}"),
+        }));
+    }
+    let steps = samples as f64 / config.batch.global as f64;
+    print(&format!(
+        "{}: ok: {}\nan epoch has {samples} samples, which are {steps:.1} steps of {}\nxxh3 of the tokens: {train:032x} to train, \
+         {held_out:032x} held out\n",
+        args.config.name(),
+        dataset.describe(),
+        config.batch.global,
+    ))
 }
 
 /// Of targets, in a text that has other tokens too.

@@ -40,6 +40,9 @@ pub struct StepMetrics {
     pub device_memory: u64,
     /// Bytes of this process in host memory, as the kernel counts them.
     pub host_memory: u64,
+    /// Targets of the step that its loss counts, where samples differ in how many they have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub targets: Option<u64>,
 }
 
 impl StepMetrics {
@@ -266,6 +269,7 @@ mod tests {
             skipped_total: 0,
             device_memory: 4096,
             host_memory: 8192,
+            targets: None,
         }
     }
 

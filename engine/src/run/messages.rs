@@ -8,8 +8,10 @@ use device::World;
 pub struct StepReport {
     /// From 1.
     pub step: u64,
-    /// Mean over the global batch, nats per token.
+    /// Mean over the targets of the global batch that count, nats per token.
     pub loss: f64,
+    /// Number of these targets.
+    pub targets: u64,
     /// Of the unscaled mean gradient, before clipping.
     pub grad_norm: f64,
     /// That the step's backward pass used; 1 without scaling.

@@ -95,6 +95,7 @@ impl Watch {
             skipped_total: step.skipped_total,
             device_memory,
             host_memory: topology::resident_memory(),
+            targets: session.data.is_uneven().then_some(step.targets),
         });
         let shape = session.built.gpt.shape();
         let activity = step.activity;
