@@ -4,11 +4,13 @@
 use crate::hugging_face::Beside;
 use crate::utc::Utc;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
+use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
+use serde::Serialize as _;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::time::{Duration, UNIX_EPOCH};
 
 /// Steps that a template may take: some thousand times those of a long chat.
@@ -98,6 +100,9 @@ impl Template {
         env.add_function("raise_exception", raise);
         let strftime_now = move |format: String| now.format(&format).map_err(refuse);
         env.add_function("strftime_now", strftime_now);
+        env.add_filter("tojson", to_json);
+        // Python has no way through nothing; the library has, an empty one.
+        env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         env.add_filter(FILTER, |said: String| format!("{OPEN}{said}{CLOSE}"));
         // As Jinja reads ends of lines.
         let template = template.replace("\r\n", "\n").replace('\r', "\n");
@@ -138,6 +143,56 @@ impl Template {
         let tokens = Value::from(self.tokens.clone());
         let template = self.env.get_template(NAME).map_err(|e| does_not_run(&e))?;
         template.render(context! { ..chat, ..tokens }).map_err(|e| does_not_run(&e))
+    }
+}
+
+/// As Python writes JSON, and transformers with it: a blank behind each comma and colon, and no care for HTML.
+#[expect(clippy::needless_pass_by_value, reason = "the form of a filter")]
+fn to_json(
+    value: &Value,
+    indent: Option<Value>,
+    named: Kwargs,
+) -> Result<String, minijinja::Error> {
+    let named_indent: Option<Value> = named.get("indent")?;
+    let ascii: Option<bool> = named.get("ensure_ascii")?;
+    named.assert_all_used()?;
+    let refuse = |why: String| minijinja::Error::new(ErrorKind::InvalidOperation, why);
+    if ascii == Some(true) {
+        return Err(refuse("tojson: `ensure_ascii` is not known here".into()));
+    }
+    let indent = indent.or(named_indent).filter(|indent| !indent.is_none());
+    let mut out = Vec::new();
+    let wrong = |e: serde_json::Error| refuse(format!("tojson: {e}"));
+    match indent.map(usize::try_from).transpose()? {
+        Some(indent) if indent > 64 => return Err(refuse(format!("tojson: indent {indent} > 64"))),
+        Some(indent) => {
+            let indent = " ".repeat(indent);
+            let pretty = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            let mut to = serde_json::Serializer::with_formatter(&mut out, pretty);
+            value.serialize(&mut to).map_err(wrong)?;
+        }
+        None => {
+            let mut to = serde_json::Serializer::with_formatter(&mut out, Spaced);
+            value.serialize(&mut to).map_err(wrong)?;
+        }
+    }
+    String::from_utf8(out).map_err(|e| refuse(format!("tojson: {e}")))
+}
+
+/// Blanks of Python's JSON.
+struct Spaced;
+
+impl serde_json::ser::Formatter for Spaced {
+    fn begin_array_value<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { to.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { to.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        to.write_all(b": ")
     }
 }
 
@@ -286,6 +341,15 @@ mod tests {
             ("{{ tools is defined }} {{ tools is none }}", "True True"),
             ("{{ documents is defined }} {{ documents is none }}", "True True"),
             ("{% if tools is not none %}[AVAILABLE_TOOLS]{% endif %}", ""),
+            (
+                "{{ tools is iterable }} {{ 'a' is iterable }} {{ messages is iterable }}",
+                "False True True",
+            ),
+            (
+                "{{ ['<b>&\u{e9}', 1.5, none, {'a': []}] | tojson }}",
+                "[\"<b>&\u{e9}\", 1.5, null, {\"a\": []}]",
+            ),
+            ("{{ {'a': [1]} | tojson(indent=2) }}", "{\n  \"a\": [\n    1\n  ]\n}"),
             ("{{ eos_token }} {{ bos_token is defined }}", "<e> False"),
         ] {
             assert_eq!(rendered(template).unwrap(), text, "{template}");

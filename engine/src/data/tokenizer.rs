@@ -102,16 +102,26 @@ impl Tokenizer {
         untrusted::encode_with_places(&self.inner, text, special)
     }
 
-    /// Its control tokens, with their texts, and a tokenizer to which these texts are like any other.
-    pub(super) fn without_control(&self) -> (Vec<(String, u32)>, Self) {
-        let added = self.inner.get_added_tokens_decoder().into_iter();
-        let control = added.filter(|(_, token)| token.special && !token.content.is_empty());
-        let mut control: Vec<_> = control.map(|(id, token)| (token.content, id)).collect();
+    /// The same of a text in which `cut` stands inside the texts of control tokens that are to be like any other.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(super) fn encode_cut(
+        &self,
+        text: &str,
+        cut: char,
+        special: bool,
+    ) -> Result<Vec<(u32, Range<usize>)>, String> {
+        untrusted::encode_cut(&self.inner, text, cut, special)
+    }
+
+    /// The texts of its control tokens.
+    pub(super) fn control(&self) -> Vec<String> {
+        let added = self.inner.get_added_tokens_decoder().into_values();
+        let control = added.filter(|token| token.special && !token.content.is_empty());
+        let mut control: Vec<_> = control.map(|token| token.content).collect();
         control.sort();
-        let mut inner = tokenizers::Tokenizer::clone(&self.inner);
-        inner.set_encode_special_tokens(true);
-        let plain = Self { inner: Arc::new(inner), bytes: Vec::new(), vocab: self.vocab };
-        (control, plain)
+        control
     }
 
     /// The token that stands for all of a text, if one does.

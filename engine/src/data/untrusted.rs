@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
+use tokenizers::{Encoding, Model as _, OffsetType, PreTokenizer as _};
 use tokenizers::{NormalizedString, Normalizer};
 
 /// Bytes that a normalizer or pre-tokenizer may make of one. Real ones make four at most.
@@ -118,7 +119,38 @@ pub(super) fn encode_with_places(
     text: &str,
     special: bool,
 ) -> Result<Vec<(u32, Range<usize>)>, String> {
-    let encoded = guarded("over the text", || inner.encode(text, special))?;
+    with_places(guarded("over the text", || inner.encode(text, special))?, text)
+}
+
+/// The same of a text in which `cut` stands inside what is not to be a control token. The places are those with it.
+pub(super) fn encode_cut(
+    inner: &tokenizers::Tokenizer,
+    text: &str,
+    cut: char,
+    special: bool,
+) -> Result<Vec<(u32, Range<usize>)>, String> {
+    // As `encode` of the library does it, but for the cuts.
+    let encode = || {
+        let added = inner.get_added_vocabulary();
+        let mut parts = added.extract_and_normalize(inner.get_normalizer(), text);
+        parts.normalize(|part| {
+            part.filter(|c| c != cut);
+            Ok(())
+        })?;
+        if let Some(into_words) = inner.get_pre_tokenizer() {
+            into_words.pre_tokenize(&mut parts)?;
+        }
+        inner.get_model().tokenize_in_pretokenized(&mut parts, None)?;
+        let encoded = parts.into_encoding(None, 0, OffsetType::Byte)?;
+        inner.post_process(encoded, None, special)
+    };
+    with_places(guarded("over the text", encode)?, text)
+}
+
+fn with_places(
+    encoded: tokenizers::Result<Encoding>,
+    text: &str,
+) -> Result<Vec<(u32, Range<usize>)>, String> {
     let encoded = encoded.map_err(|e| e.to_string())?;
     check_growth(encoded.len(), text)?;
     let places = encoded.get_offsets().iter().map(|(start, end)| *start..*end);

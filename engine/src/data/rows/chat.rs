@@ -1,12 +1,11 @@
 //! The text of a chat, and what an assistant says in it.
 
-use super::{CUT, has, kind_of};
+use super::control::Control;
+use super::spans::Spans;
+use super::{has, kind_of};
 use crate::chat::{CLOSE, OPEN, Template, message};
 use serde_json::{Map, Value as Json};
 use std::ops::Range;
-
-/// Takes the place of an answer, to find it in the text.
-const ANSWER: char = '\u{FDD3}';
 
 /// A text, and its bytes that count.
 pub(super) enum Said {
@@ -16,9 +15,10 @@ pub(super) enum Said {
     Completion { text: String, counted: Range<usize> },
 }
 
-/// The text of a row by `template`. A chat without a message of the system gets `system`.
+/// The text of a row by `template`, whose control tokens have these texts. A chat without a message of the system gets `system`.
 pub(super) fn said(
     template: &Template,
+    control: &Control,
     mut row: Map<String, Json>,
     system: Option<&str>,
 ) -> Result<Said, String> {
@@ -45,8 +45,10 @@ pub(super) fn said(
             None => return Err(format!("it has no `messages`, and no `prompt`{}", has(&row))),
         },
     };
-    for (i, one) in messages.iter().enumerate() {
+    for (i, one) in messages.iter_mut().enumerate() {
         check(one).map_err(|why| format!("message {}: {why}", i + 1))?;
+        // As in transformers: what is null is not there.
+        one.as_object_mut().into_iter().for_each(|one| one.retain(|_, value| !value.is_null()));
     }
     let is_of = |role: &'static str| move |one: &Json| one["role"] == role;
     let mut asked = asked;
@@ -62,14 +64,16 @@ pub(super) fn said(
         return Err("no message has the role `assistant`, so there is nothing to learn".into());
     }
     if template.has_marks() {
-        let before = messages[..asked].iter().filter(|one| is_of("assistant")(one)).count();
         let (text, mut counted) = unmarked(&template.marked(&messages, false)?);
-        counted.drain(..before.min(counted.len()));
+        if messages[..asked].iter().any(is_of("assistant")) {
+            // A template may mark an answer in several parts.
+            let before = template.marked(&messages[..asked], true)?.matches(CLOSE).count();
+            counted.drain(..before.min(counted.len()));
+        }
         return Ok(Said::Text { text, counted });
     }
     let text = template.text(&messages, false)?;
-    let spans = answers.into_iter().map(|i| span(template, &text, &mut messages, i));
-    let counted = spans.collect::<Result<_, String>>()?;
+    let counted = Spans { template, control, text: &text }.of(&mut messages, &answers)?;
     Ok(Said::Text { text, counted })
 }
 
@@ -122,58 +126,4 @@ fn unmarked(marked: &str) -> (String, Vec<Range<usize>>) {
         }
     }
     (text, spans)
-}
-
-/// Where answer `i` stands in the text of all messages: from the end of its prompt to the control token behind it. Templates
-/// write earlier answers otherwise than the last one, so the answer is looked for in the whole text: it is where
-/// another answer changes the text.
-fn span(
-    template: &Template,
-    text: &str,
-    messages: &mut [Json],
-    i: usize,
-) -> Result<Range<usize>, String> {
-    let answer = messages[i]["content"].take();
-    messages[i]["content"] = Json::String(ANSWER.into());
-    let other = template.text(messages, false);
-    messages[i]["content"] = answer;
-    let other = other?;
-    if !other.contains(ANSWER) {
-        return Err(format!("the chat template does not show message {}", i + 1));
-    }
-    let same = |(a, b): &(char, char)| a == b;
-    let length = |pairs: &mut dyn Iterator<Item = (char, char)>| -> usize {
-        pairs.take_while(same).map(|(c, _)| c.len_utf8()).sum()
-    };
-    let from = length(&mut text.chars().zip(other.chars()));
-    let rest = &text[from..];
-    let behind = length(&mut rest.chars().rev().zip(other[from..].chars().rev()));
-    let to = text.len() - behind;
-    let start = prompted(template, &text[..from], &messages[..i]).unwrap_or(from);
-    Ok(start..to + end_of_turn(&text[to..]))
-}
-
-/// Where the prompt of an answer ends in the text before it. The beginning of an answer that a prompt gives is no target; what
-/// the template puts behind it is.
-fn prompted(template: &Template, before: &str, asked: &[Json]) -> Option<usize> {
-    let prompt = template.text(asked, true).ok()?;
-    if before.starts_with(&prompt) {
-        return Some(prompt.len());
-    }
-    // What was asked looks otherwise where an answer follows: only the end of the prompt is the same.
-    let end = prompt.strip_prefix(&template.text(asked, false).ok()?)?;
-    let at = before.rfind(end).filter(|_| !end.is_empty())?;
-    Some(at + end.len())
-}
-
-/// Bytes of the control token with which a text begins: `<...>` or `[...]` without blanks.
-fn end_of_turn(text: &str) -> usize {
-    let close = match text.chars().next() {
-        Some('<') => '>',
-        Some('[') => ']',
-        _ => return 0,
-    };
-    let end = text.find(close).map_or(0, |end| end + 1);
-    let is_one = !text[..end].contains(|c: char| c.is_whitespace() || c == CUT);
-    if is_one { end } else { 0 }
 }

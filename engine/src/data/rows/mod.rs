@@ -2,13 +2,20 @@
 //! that the model's template makes of them, and only what the assistant says counts.
 
 mod chat;
+mod control;
 mod lines;
+#[cfg(test)]
+mod oracle;
+#[cfg(test)]
+mod robust;
+mod spans;
 
 pub(super) use lines::Lines;
 
 use super::tokenizer::Tokenizer;
 use crate::chat::Template;
 use chat::{Said, said};
+use control::Control;
 use serde_json::Value as Json;
 use std::ops::Range;
 
@@ -45,10 +52,7 @@ enum Kind<'a> {
 #[derive(Debug)]
 pub struct Rows<'a> {
     tokenizer: &'a Tokenizer,
-    /// For texts in which control tokens are cut.
-    plain: Tokenizer,
-    /// Control tokens by their texts.
-    control: Vec<(String, u32)>,
+    control: Control,
     /// The token behind each text.
     end: Option<u32>,
     kind: Kind<'a>,
@@ -69,9 +73,8 @@ impl<'a> Rows<'a> {
     }
 
     fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: Kind<'a>) -> Self {
-        let (control, plain) = tokenizer.without_control();
         let end = end.and_then(|text| tokenizer.token(text));
-        Self { tokenizer, plain, control, end, kind }
+        Self { tokenizer, control: Control::new(tokenizer.control()), end, kind }
     }
 
     /// The document of a row.
@@ -88,10 +91,12 @@ impl<'a> Rows<'a> {
                 Some(other) => return Err(format!("`{field}` is {}, not a text", kind_of(other))),
                 None => return Err(format!("it has no `{field}`{}", has(&row))),
             },
-            Kind::Chat { template, system } => match said(template, row, system.as_deref())? {
-                Said::Text { text, counted } => self.spoken(&text, &counted, false)?,
-                Said::Completion { text, counted } => self.ended(&text, counted)?,
-            },
+            Kind::Chat { template, system } => {
+                match said(template, &self.control, row, system.as_deref())? {
+                    Said::Text { text, counted } => self.spoken(&text, &counted, false)?,
+                    Said::Completion { text, counted } => self.ended(&text, counted)?,
+                }
+            }
         };
         match document.counted.contains(&true) {
             true => Ok(document),
@@ -107,12 +112,8 @@ impl<'a> Rows<'a> {
                     let code = u32::from(mark);
                     return Err(format!("it has U+{code:04X}, which is no character: remove it"));
                 }
-                for (token, _) in &self.control {
-                    if text.contains(token) {
-                        let first = token.chars().next().map_or(0, char::len_utf8);
-                        let cut = format!("{}{CUT}{}", &token[..first], &token[first..]);
-                        *text = text.replace(token, &cut);
-                    }
+                if let Some(cut) = self.control.cut(text) {
+                    *text = cut;
                 }
                 Ok(())
             }
@@ -135,9 +136,14 @@ impl<'a> Rows<'a> {
             // A tokenizer's own token in front of a text has no bytes.
             document.counted.iter_mut().skip(1).for_each(|counts| *counts = true);
         }
-        if let Some(end) = self.end.filter(|end| document.tokens.last() != Some(end)) {
-            document.tokens.push(end);
-            document.counted.push(document.tokens.len() > 1);
+        if let Some(end) = self.end {
+            // The tokenizer may put it there itself, at no place in the text.
+            if document.tokens.last() != Some(&end) {
+                document.tokens.push(end);
+                document.counted.push(true);
+            }
+            let first = document.tokens.len() == 1;
+            document.counted.last_mut().into_iter().for_each(|counts| *counts = !first);
         }
         Ok(document)
     }
@@ -153,48 +159,19 @@ impl<'a> Rows<'a> {
         let mut push = |token: u32, place: Range<usize>| {
             // Of a blank that a tokenizer leaves out of its token no byte is left.
             let place = place.start..place.end.max(place.start + 1);
-            let counts = counted.iter().any(|c| c.start < place.end && place.start < c.end);
+            let behind = counted.partition_point(|c| c.end <= place.start);
+            let counts = counted.get(behind).is_some_and(|c| c.start < place.end);
             let first = document.tokens.is_empty();
             document.tokens.push(token);
             document.counted.push(counts && !first);
         };
-        if !text.contains(CUT) {
-            for (token, place) in self.tokenizer.encode_with_places(text, special)? {
-                push(token, place);
-            }
-            return Ok(document);
-        }
-        // Control tokens that are not cut are the template's. What is between them has none.
-        let mut at = 0;
-        while at < text.len() {
-            let found = self.control.iter().filter_map(|(token, id)| {
-                text[at..].find(token.as_str()).map(|from| (from, usize::MAX - token.len(), *id))
-            });
-            let (from, length, id) = match found.min() {
-                Some((from, rest, id)) => (at + from, usize::MAX - rest, Some(id)),
-                None => (text.len(), 0, None),
-            };
-            let between = &text[at..from];
-            let uncut = between.replace(CUT, "");
-            for (token, place) in self.plain.encode_with_places(&uncut, special && at == 0)? {
-                let place =
-                    at + with_cuts(between, place.start)..at + with_cuts(between, place.end);
-                push(token, place);
-            }
-            if let Some(id) = id {
-                push(id, from..from + length);
-            }
-            at = from + length;
-        }
+        let tokens = match text.contains(CUT) {
+            true => self.tokenizer.encode_cut(text, CUT, special)?,
+            false => self.tokenizer.encode_with_places(text, special)?,
+        };
+        tokens.into_iter().for_each(|(token, place)| push(token, place));
         Ok(document)
     }
-}
-
-/// Where a byte of the text without cuts stands in the one with them.
-fn with_cuts(text: &str, at: usize) -> usize {
-    let cuts = text.match_indices(CUT).enumerate();
-    let before = cuts.take_while(|(i, (place, _))| place - i * CUT.len_utf8() < at).count();
-    at + before * CUT.len_utf8()
 }
 
 /// A value in words.
