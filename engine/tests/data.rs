@@ -427,6 +427,26 @@ fn a_model_learns_the_answers_of_chats() {
     folder.onebox(&args).ok();
 }
 
+/// The folder of a tokenizer has the template, too, for a model that comes from nowhere.
+#[test]
+fn a_new_model_learns_chats_by_the_template_beside_its_tokenizer() {
+    let folder = with_chats();
+    let from = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let from = from.join("../tests/fixtures/hf-chat-tiny");
+    let ron = format!(
+        "(model: (layers: 1, hidden: 32, heads: 4, vocab: 307, seq_len: 64), device: Cpu(memory: \"64MiB\"),
+          precision: Fp32, batch: (micro: 8), train: (steps: 2),
+          data: (train: \"chats.jsonl\", format: Chat, tokenizer: {from:?}))"
+    );
+    fs::write(folder.path("new.ron"), ron).unwrap();
+    let told = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
+    assert!(told.contains("generate new --chat --prompt 'Hello'"), "{told}");
+    let args = ["generate", "new", "--chat", "--prompt", "what?", "--tokens", "2", "--json"];
+    folder.onebox(&args).ok();
+    let kept = |name: &str| folder.path("new/model.from").join(name).exists();
+    assert!(kept("tokenizer_config.json") && !kept("config.json"));
+}
+
 #[test]
 fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
     let folder = with_chats();

@@ -14,7 +14,7 @@ use super::signals::{self, Signals};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
-use crate::config::{Config, DataOrder, DeviceConfig, Loaded, Weights, in_line};
+use crate::config::{Config, DataFormat, DataOrder, DeviceConfig, Loaded, Weights, in_line};
 use crate::data::{Dataset, Tokenizer, takes_from};
 use crate::hugging_face::{Beside, Folder, Pretrained};
 use crate::predict::plan::{Disk, memory_report};
@@ -204,7 +204,13 @@ fn beside(
         (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => return Ok(Beside::default()),
         (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (Beside::of_run(dir), dir),
         (_, _, Some(from)) => (Beside::open(Path::new(from)), Path::new(from)),
-        (_, _, None) => return Ok(Beside::default()),
+        (_, _, None) => match config.data.tokenizer.as_deref().map(Path::new) {
+            // Whoever talks to the model needs the template of its chats.
+            Some(tokenizer) if config.data.format == DataFormat::Chat => {
+                (Beside::open(tokenizer).map(Beside::without_model), tokenizer)
+            }
+            _ => return Ok(Beside::default()),
+        },
     };
     Ok(data::fitting(beside.map_err(unusable)?, from, (config, tokenizer)))
 }

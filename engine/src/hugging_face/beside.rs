@@ -90,6 +90,13 @@ impl Beside {
         }
     }
 
+    /// Without the model that the folder is of.
+    #[must_use]
+    pub fn without_model(mut self) -> Self {
+        self.files.retain(|(name, _)| *name != "config.json");
+        self
+    }
+
     /// Names and contents.
     pub fn files(&self) -> &[(&'static str, Vec<u8>)] {
         &self.files
