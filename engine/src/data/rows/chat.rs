@@ -48,7 +48,14 @@ pub(super) fn said(
     for (i, one) in messages.iter_mut().enumerate() {
         check(one).map_err(|why| format!("message {}: {why}", i + 1))?;
         // As in transformers: what is null is not there.
-        one.as_object_mut().into_iter().for_each(|one| one.retain(|_, value| !value.is_null()));
+        let Json::Object(one) = one else { continue };
+        one.retain(|_, value| !value.is_null());
+        // Thoughts have three names there; templates read the first or the second.
+        let names = ["reasoning_content", "thinking", "reasoning"];
+        if let Some(thoughts) = names.iter().find_map(|name| one.get(*name)).cloned() {
+            one.entry(names[1]).or_insert_with(|| thoughts.clone());
+            one.insert(names[0].into(), thoughts);
+        }
     }
     let is_of = |role: &'static str| move |one: &Json| one["role"] == role;
     let mut asked = asked;
