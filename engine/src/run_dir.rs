@@ -213,6 +213,7 @@ impl RunDir {
             if fs::symlink_metadata(dir.join(METRICS)).is_err() {
                 return Err(RunDirError::NotOurs(dir.to_owned()));
             }
+            run.check_kept()?;
             for name in WRITTEN {
                 run.remove(name)?;
             }

@@ -25,6 +25,8 @@ pub enum RunDirError {
          another directory", .0.display()
     )]
     Differs(PathBuf),
+    #[error("{} is no file of onebox, and nothing was removed; move it away, or give another --run-dir", .0.display())]
+    Strange(PathBuf),
     #[error("{} holds no run ({METRICS} or {CONFIG}) for --fork to start from", .0.display())]
     NothingToFork(PathBuf),
     #[error("{0} needs --run-dir: it names the run to start from")]

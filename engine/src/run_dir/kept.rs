@@ -53,6 +53,33 @@ impl RunDir {
         if files.is_empty() { Ok(()) } else { write().map_err(cannot("write", &path)) }
     }
 
+    /// Whether the folder can be removed and written again: what else is in it would stand in the way when the run has gone.
+    ///
+    /// # Errors
+    /// [`RunDirError::Strange`] names it.
+    pub(super) fn check_kept(&self) -> Result<(), RunDirError> {
+        let path = self.path.join(KEPT);
+        let entries = match fs::read_dir(&path) {
+            // A link or a file is removed itself.
+            Err(e)
+                if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&e.kind()) =>
+            {
+                return Ok(());
+            }
+            entries => entries.map_err(cannot("read", &path))?,
+        };
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
+            return Ok(());
+        }
+        for entry in entries {
+            let name = entry.map_err(cannot("read", &path))?.file_name();
+            if !FILES.iter().any(|file| *file == name) {
+                return Err(RunDirError::Strange(path.join(name)));
+            }
+        }
+        Ok(())
+    }
+
     /// Removes the folder; what else is in it stays.
     pub(super) fn remove_kept(&self) -> Result<(), RunDirError> {
         [KEPT, GROWING].iter().try_for_each(|name| {
@@ -110,6 +137,15 @@ mod tests {
             run.write_atomically(name, b"").unwrap();
         }
         drop(run);
+        // A file of somebody else would be in the way once the run has gone.
+        let notes = path.join(KEPT).join("notes.txt");
+        fs::write(&notes, "mine").unwrap();
+        let why = RunDir::create(Some(&path), "name", RunMode::Overwrite).unwrap_err().to_string();
+        assert!(why.contains("model.from/notes.txt is no file of onebox"), "{why}");
+        assert!(
+            path.join(super::super::METRICS).exists() && path.join(KEPT).join(TOKENIZER).exists()
+        );
+        fs::remove_file(notes).unwrap();
         let run = create(RunMode::Overwrite);
         assert!(!path.join(KEPT).exists());
         let elsewhere = folder.path().join("theirs");
