@@ -139,7 +139,7 @@ impl Spans<'_> {
         if before.starts_with(&prompt) {
             return Some(prompt.len());
         }
-        // What was asked looks otherwise where an answer follows: only the end of the prompt is the same.
+        // A template may write the question otherwise where an answer follows: only the end of the prompt is the same.
         let header = prompt.strip_prefix(&self.template.text(asked, false).ok()?)?;
         self.behind_header(before, header)
     }
