@@ -427,6 +427,26 @@ fn a_model_learns_the_answers_of_chats() {
     folder.onebox(&args).ok();
 }
 
+#[test]
+fn a_run_of_epochs_has_as_many_steps_as_they_need() {
+    let folder = with_chats();
+    let ron = folder.read("chat.ron").replace("steps: 4, eval_every: 2", "epochs: 1.5");
+    fs::write(folder.path("epochs.ron"), &ron).unwrap();
+    let train = |args: &[&str]| folder.onebox(&[&["train", "epochs.ron"], args].concat());
+    // 54 samples, 8 in a step: 81 need 11 steps.
+    let told = train(&["--run-dir", "run"]).ok().stderr;
+    assert!(told.contains("done    11 steps"), "{told}");
+    let kept = folder.read("run/config.ron");
+    for said in ["steps: 11,", "decay_steps: 11,", "epochs: None,"] {
+        assert!(kept.contains(said), "{said}: {kept}");
+    }
+    let told = train(&["--run-dir", "run", "--resume"]).ok().stderr;
+    assert!(told.contains("finished at step 11"), "{told}");
+    train(&["--dry-run", "--set", "train.steps=3"])
+        .refused(78, &["a run has steps or epochs, not both", "3 steps", "1.5 epochs"]);
+    train(&["--dry-run", "--set", "schedule.warmup_steps=12"]).refused(78, &["warmup_steps"]);
+}
+
 /// The folder of a tokenizer has the template, too, for a model that comes from nowhere.
 #[test]
 fn a_new_model_learns_chats_by_the_template_beside_its_tokenizer() {

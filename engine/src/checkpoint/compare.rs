@@ -44,6 +44,7 @@ const HARMLESS: &[&str] = &[
     "model.from",
     "model.weights",
     "train.steps",
+    "train.epochs",
     "train.eval_every",
     "train.eval_batches",
     "train.tensorboard",

@@ -23,6 +23,7 @@ mod topology;
 mod trace;
 mod train;
 
+use crate::config::Loaded;
 use crate::config::{BOX, find_box};
 use crate::report::colour;
 use crate::report::shown::lines;
@@ -145,7 +146,16 @@ impl ConfigArgs {
         }
     }
 
-    fn load(&self) -> Result<crate::config::Loaded, Failed> {
+    /// The same config with `steps` instead of epochs. The standard input was read already.
+    fn load_with_steps(&self, loaded: &Loaded, steps: u64) -> Result<Loaded, Failed> {
+        let all = [format!("train.steps={steps}"), "train.epochs=None".into()];
+        let sets = [&self.sets[..], &all].concat();
+        let folder = self.config.parent().unwrap_or(Path::new(""));
+        crate::config::load_str(&loaded.source, &self.name(), folder, &sets)
+            .map_err(|e| Failed::new(code::CONFIG, e))
+    }
+
+    fn load(&self) -> Result<Loaded, Failed> {
         crate::config::load(&self.config, &self.sets).map_err(|e| Failed::new(code::CONFIG, e))
     }
 }
@@ -159,12 +169,12 @@ struct OnBox {
 }
 
 impl OnBox {
-    fn load(&self, config: &ConfigArgs) -> Result<crate::config::Loaded, Failed> {
+    fn load(&self, config: &ConfigArgs) -> Result<Loaded, Failed> {
         self.with(config)?.load()
     }
 
     /// For a search of layouts.
-    fn load_to_search(&self, config: &ConfigArgs) -> Result<crate::config::Loaded, Failed> {
+    fn load_to_search(&self, config: &ConfigArgs) -> Result<Loaded, Failed> {
         let ConfigArgs { config, sets } = self.with(config)?;
         crate::config::load_to_search(&config, &sets).map_err(|e| Failed::new(code::CONFIG, e))
     }

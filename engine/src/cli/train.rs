@@ -2,6 +2,7 @@
 
 mod diverged;
 mod ending;
+mod epochs;
 mod first_loss;
 mod rollback;
 mod watch;
@@ -14,7 +15,7 @@ use super::signals::{self, Signals};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
-use crate::config::{Config, DataFormat, DataOrder, DeviceConfig, Loaded, Weights, in_line};
+use crate::config::{Config, DataFormat, DeviceConfig, Loaded, Weights, in_line};
 use crate::data::{Dataset, Tokenizer, takes_from};
 use crate::hugging_face::{Beside, Folder, Pretrained};
 use crate::predict::plan::{Disk, memory_report};
@@ -70,6 +71,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     // A dry run writes nothing: any signal may end it.
     let signals = (!args.dry_run).then(signals::hear);
     let loaded = args.config.load()?;
+    let (loaded, early) = epochs::as_steps(args, loaded)?;
     if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
@@ -100,7 +102,10 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     let looked = check_memory(&loaded, &built, args.dry_run)?;
     let beside = beside((&loaded.config, tokenizer), (args.run_dir.as_deref(), mode))?;
     let read = || data::open(&loaded.config, tokenizer, args.dry_run);
-    let data = debug_span!("data").in_scope(read)?;
+    let data = match early {
+        Some(data) => data,
+        None => debug_span!("data").in_scope(read)?,
+    };
     let Some(signals) = signals else {
         say(&format!("data: {}", data.describe()));
         say("dry run: everything is in order; nothing was written");
@@ -411,7 +416,7 @@ impl Session<'_> {
             config.batch.global,
             counted(m.seq_len, "token"),
             counted(self.built.micro_batches, "micro-batch"),
-            self.data.describe() + &self.epochs(),
+            self.data.describe() + &epochs::words(config, self.data),
         ));
         if let Some(words) = &self.looked.words {
             self.say(words);
@@ -421,19 +426,6 @@ impl Session<'_> {
                 "this run saves no checkpoints: what ends it before its last step costs all of it (train.checkpoint_overhead=0.01 \
                  saves some)",
             );
-        }
-    }
-
-    /// How often the run takes each sample, where it takes epochs.
-    fn epochs(&self) -> String {
-        let config = &self.loaded.config;
-        let samples = config.train.steps as f64 * config.batch.global as f64;
-        let each = self.data.num_train_samples();
-        match config.data.order {
-            DataOrder::Random => String::new(),
-            DataOrder::Shuffled => {
-                format!("; {:.2} epochs of {}", samples / each as f64, counted(each, "sample"))
-            }
         }
     }
 

@@ -14,7 +14,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 34] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 35] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -45,6 +45,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 34] {
         Checks::byte_tokens,
         Checks::tokenized_twice,
         Checks::rows_without_tokenizer,
+        Checks::steps_and_epochs,
         Checks::packing_of_another_format,
         Checks::parameters,
         Checks::activations,

@@ -1,7 +1,8 @@
 //! Rules between keys of the data, and between them and the model.
 
 use super::checks::{Broken, Checks};
-use super::{DataConfig, DataFormat, Packing, in_line};
+use super::schema::UNREAD_STEPS;
+use super::{DataConfig, DataFormat, Packing, TrainConfig, in_line};
 use topology::counted;
 
 impl Checks<'_> {
@@ -46,6 +47,19 @@ impl Checks<'_> {
             message: message.into(),
             help: help.into(),
             values: vec![("data.format", in_line(format)), ("data.packing", in_line(packing))],
+        })
+    }
+
+    pub(super) fn steps_and_epochs(&self) -> Option<Broken> {
+        let TrainConfig { steps, epochs, .. } = self.config.train;
+        let epochs = epochs.filter(|_| steps != UNREAD_STEPS)?;
+        Some(Broken {
+            message: "a run has steps or epochs, not both".into(),
+            help: "leave one of them out".into(),
+            values: vec![
+                ("train.steps", counted(steps, "step")),
+                ("train.epochs", format!("{epochs} epochs")),
+            ],
         })
     }
 

@@ -352,13 +352,30 @@ fn data_format(s: &mut Section<'_, '_>) -> DataFormat {
     })
 }
 
+/// Steps of a run of epochs whose data nobody has read: what needs the number reads it.
+pub(super) const UNREAD_STEPS: u64 = 1_000_000;
+
 /// Share of its time that training waits for checkpoints where the config says nothing of them.
 const OVERHEAD: f32 = 0.01;
 
 fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
     // A loss scale would have come down from 2^24 to 1 by then.
     let hopeless = 24 * (u64::from(hysteresis) + 1) + 28;
-    let steps = s.uint("steps", 1..=STEPS, Or::Required("steps: 1000"), "Optimizer steps.");
+    let epochs = s.float_or_none(
+        "epochs",
+        Interval::above(0.0, 1e6),
+        Or::Default(None),
+        "Instead of `steps`: as many steps as take every sample so often, rounded up. `steps` follows when the data is read.",
+    );
+    let steps = match epochs {
+        None => Or::Required("steps: 1000"),
+        Some(_) => Or::Derived(
+            UNREAD_STEPS,
+            "a stand-in: the data says how many train.epochs need",
+            &["train.epochs"],
+        ),
+    };
+    let steps = s.uint("steps", 1..=STEPS, steps, "Optimizer steps.");
     let eval_every = s.uint(
         "eval_every",
         0..=STEPS,
@@ -382,6 +399,7 @@ fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
     let rhythm = checkpoint_every > 0 || checkpoint_minutes.is_some();
     TrainConfig {
         steps,
+        epochs,
         eval_every,
         eval_batches,
         tensorboard,

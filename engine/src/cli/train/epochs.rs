@@ -1,0 +1,36 @@
+//! Runs whose length is told in epochs.
+
+use super::super::data;
+use super::super::exit::Failed;
+use super::TrainArgs;
+use crate::config::{Config, DataOrder, Loaded};
+use crate::data::Dataset;
+use std::sync::Arc;
+use topology::counted;
+
+/// The config with steps instead of epochs. Only the data knows how many they are, so it is read here.
+pub(super) fn as_steps(
+    args: &TrainArgs,
+    loaded: Loaded,
+) -> Result<(Loaded, Option<Arc<Dataset>>), Failed> {
+    let config = &loaded.config;
+    let Some(epochs) = config.train.epochs else { return Ok((loaded, None)) };
+    let tokenizer = data::tokenizer(config)?;
+    data::look(config)?;
+    let data = data::open(config, tokenizer.as_ref(), args.dry_run)?;
+    let samples = f64::from(epochs) * data.num_train_samples() as f64;
+    let steps = (samples / config.batch.global as f64).ceil().max(1.0) as u64;
+    Ok((args.config.load_with_steps(&loaded, steps)?, Some(data)))
+}
+
+/// How often the run takes each sample, where it takes epochs.
+pub(super) fn words(config: &Config, data: &Dataset) -> String {
+    let samples = config.train.steps as f64 * config.batch.global as f64;
+    let each = data.num_train_samples();
+    match config.data.order {
+        DataOrder::Random => String::new(),
+        DataOrder::Shuffled => {
+            format!("; {:.2} epochs of {}", samples / each as f64, counted(each, "sample"))
+        }
+    }
+}
