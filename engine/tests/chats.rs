@@ -1,0 +1,169 @@
+//! Chats and texts in JSON lines as a user meets them.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+mod common;
+
+use common::Folder;
+use std::fs;
+use std::path::Path;
+
+/// A folder with a model, its chat template, and chats.
+fn with_chats() -> Folder {
+    let folder = Folder::new();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let model = model.join("../tests/fixtures/hf-chat-tiny");
+    let chat = |i: usize| {
+        let words = ["the box", "a model", "one card"];
+        serde_json::json!({ "messages": [
+            { "role": "user", "content": format!("what holds {}?", words[i % 3]) },
+            { "role": "assistant", "content": format!("{} of {i}", words[(i + 1) % 3]) },
+        ]})
+    };
+    let rows: String = (0..60).map(|i| format!("{}\n", chat(i))).collect();
+    fs::write(folder.path("chats.jsonl"), rows).unwrap();
+    let ron = format!(
+        "(model: (from: {model:?}, seq_len: 64), device: Cpu(count: 2, memory: \"64MiB\"),
+          parallel: (data: 2), precision: Fp32, batch: (micro: 2, global: 8),
+          data: (train: \"chats.jsonl\", format: Chat), train: (steps: 4, eval_every: 2))"
+    );
+    fs::write(folder.path("chat.ron"), ron).unwrap();
+    folder
+}
+
+#[test]
+fn a_model_learns_the_answers_of_chats() {
+    let folder = with_chats();
+    let shown = |args: &[&str]| {
+        let all = [&["data", "show", "chat.ron"], args].concat();
+        folder.onebox(&all).ok().stdout
+    };
+    let sample: serde_json::Value =
+        serde_json::from_str(&shown(&["--json", "--sample", "5"])).unwrap();
+    let list = |key: &str| sample[key].as_array().unwrap().clone();
+    let (tokens, counted) = (list("tokens"), list("counted"));
+    assert_eq!((tokens.len(), list("documents")), (counted.len(), vec![0.into()]));
+    let targets = counted.iter().filter(|counts| **counts == true).count();
+    let text = shown(&["--sample", "5"]);
+    let head = format!(
+        "sample 5 of the run, one of 54 of an epoch: {} tokens, {targets} targets",
+        tokens.len()
+    );
+    assert!(text.starts_with(&head), "{text}");
+    assert!(
+        text.contains("<|im_start|>assistant\n[[") && text.contains("<|im_end|>]]\n"),
+        "{text}"
+    );
+    let checked = folder.onebox(&["data", "check", "chat.ron"]).ok().stdout;
+    assert!(checked.contains("60 rows: 54 to train, 6 held out"), "{checked}");
+    assert!(checked.contains("an epoch has 54 samples, which are 6.8 steps of 8"), "{checked}");
+    let args = ["train", "chat.ron", "--run-dir", "run"];
+    let done = folder.onebox(&args).ok();
+    assert!(done.stderr.contains("54 to train, 6 held out"), "{}", done.stderr);
+    assert!(done.stderr.contains("0.59 epochs of 54 samples"), "{}", done.stderr);
+    let first = &folder.metrics("run")[0];
+    assert!(first["targets"].as_u64().is_some_and(|n| n > 16 && n < 8 * 64), "{first}");
+    let losses = |run: &str| -> Vec<f64> {
+        let lines = folder.metrics(run);
+        let steps = lines.iter().filter(|line| line["kind"] == "step");
+        steps.map(|line| line["loss"].as_f64().unwrap()).collect()
+    };
+    let other = [
+        &["train", "chat.ron", "--run-dir", "other", "--set", "parallel.tensor=2"][..],
+        &["--set", "parallel.data=1", "--set", "batch.micro=1"],
+    ];
+    folder.onebox(&other.concat()).ok();
+    for (a, b) in losses("run").iter().zip(losses("other")) {
+        assert!((a - b).abs() < 1e-5, "{a} {b}");
+    }
+    let args = ["generate", "run", "--chat", "--prompt", "what holds?", "--tokens", "3"];
+    folder.onebox(&args).ok();
+}
+
+#[test]
+fn a_run_of_epochs_has_as_many_steps_as_they_need() {
+    let folder = with_chats();
+    let ron = folder.read("chat.ron").replace("steps: 4, eval_every: 2", "epochs: 1.5");
+    fs::write(folder.path("epochs.ron"), &ron).unwrap();
+    let train = |args: &[&str]| folder.onebox(&[&["train", "epochs.ron"], args].concat());
+    // 54 samples, 8 in a step: 81 need 11 steps.
+    let told = train(&["--run-dir", "run"]).ok().stderr;
+    assert!(told.contains("done    11 steps"), "{told}");
+    let kept = folder.read("run/config.ron");
+    for said in ["steps: 11,", "decay_steps: 11,", "epochs: None,"] {
+        assert!(kept.contains(said), "{said}: {kept}");
+    }
+    let told = train(&["--run-dir", "run", "--resume"]).ok().stderr;
+    assert!(told.contains("finished at step 11"), "{told}");
+    train(&["--dry-run", "--set", "train.steps=3"])
+        .refused(78, &["a run has steps or epochs, not both", "3 steps", "1.5 epochs"]);
+    train(&["--dry-run", "--set", "schedule.warmup_steps=12"]).refused(78, &["warmup_steps"]);
+}
+
+/// The folder of a tokenizer has the template, too, for a model that comes from nowhere.
+#[test]
+fn a_new_model_learns_chats_by_the_template_beside_its_tokenizer() {
+    let folder = with_chats();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let from = from.join("../tests/fixtures/hf-chat-tiny");
+    let ron = format!(
+        "(model: (layers: 1, hidden: 32, heads: 4, vocab: 307, seq_len: 64), device: Cpu(memory: \"64MiB\"),
+          precision: Fp32, batch: (micro: 8), train: (steps: 2),
+          data: (train: \"chats.jsonl\", format: Chat, tokenizer: {from:?}))"
+    );
+    fs::write(folder.path("new.ron"), ron).unwrap();
+    let told = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
+    assert!(told.contains("generate new --chat --prompt 'Hello'"), "{told}");
+    let args = ["generate", "new", "--chat", "--prompt", "what?", "--tokens", "2", "--json"];
+    folder.onebox(&args).ok();
+    let kept = |name: &str| folder.path("new/model.from").join(name).exists();
+    assert!(kept("tokenizer_config.json") && !kept("config.json"));
+}
+
+#[test]
+fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
+    let folder = with_chats();
+    let dry = |rows: &str, sets: &[&str]| {
+        fs::write(folder.path("rows.jsonl"), rows).unwrap();
+        let sets = ["data.train=rows.jsonl"].iter().chain(sets).flat_map(|set| ["--set", set]);
+        let all = ["train", "chat.ron", "--dry-run"].into_iter().chain(sets);
+        folder.onebox(&all.collect::<Vec<_>>())
+    };
+    let good = folder.read("chats.jsonl");
+    let one_bad = format!("{good}{{\"messages\": []}}\n");
+    let told = dry(&one_bad, &[]).ok().stderr;
+    assert!(
+        told.contains("1 of 61 rows cannot be used (rows.jsonl line 61: `messages` is empty)"),
+        "{told}"
+    );
+    let many_bad = format!("7\n{good}\n{{\n{}", "{\"text\": \"a\"}\n".repeat(4));
+    for (rows, sets, said) in [
+        (
+            many_bad.as_str(),
+            &[][..],
+            "6 of 66 rows cannot be used (rows.jsonl line 1: it is not an object",
+        ),
+        (&many_bad, &[], "rows.jsonl line 63: it is no JSON: "),
+        (&many_bad, &[], "and 3 more); at most 5 % of the rows"),
+        (&good, &["model.seq_len=20"], "have more tokens than model.seq_len + 1, the longest"),
+        ("", &[], "empty"),
+        ("\n\n", &[], "empty"),
+        ("[{\"messages\": []}]", &[], "it is one JSON array, not JSON lines: write each"),
+        (&good[..good.find('\n').unwrap()], &[], "it has one row, and none is left to hold out"),
+    ] {
+        let told = dry(rows, sets).refused(66, &[]).stderr;
+        assert!(told.contains(said), "{said}: {told}");
+    }
+    let cut = dry(&good, &["model.seq_len=50", "data.truncate=true"]).ok().stderr;
+    assert!(cut.contains("60 to train") || cut.contains("54 to train"), "{cut}");
+    let check = |sets: &[&str], said: &str| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let all = ["config", "check", "chat.ron"].into_iter().chain(sets);
+        let told = folder.onebox(&all.collect::<Vec<_>>()).refused(78, &[]).stderr;
+        assert!(told.contains(said), "{said}: {told}");
+    };
+    check(&["data.packing=Windows"], "a window would cut chats anywhere");
+    check(&["data.tokenizer=None"], "rows of text need a tokenizer");
+    check(&["data.format=Auto", "data.packing=None"], "these files have no rows");
+}
