@@ -495,10 +495,10 @@ impl TrainConfig {
 /// Length and rhythm of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrainConfig {
-    /// Optimizer steps. 1..=10^12, as every number of steps.
-    pub steps: u64,
     /// Instead of `steps`, until the data is read.
     pub epochs: Option<f32>,
+    /// Optimizer steps. 1..=10^12, as every number of steps.
+    pub steps: u64,
     /// Steps between evaluations; 0: only after the last. Default 0.
     pub eval_every: u64,
     /// Most global batches of an evaluation, also of the last one; 0: all. Default None: 8 between steps, and 600 for the
