@@ -142,7 +142,7 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
         (
             many_bad.as_str(),
             &[][..],
-            "6 of 66 rows cannot be used (rows.jsonl line 1: it is not an object",
+            "6 of 66 rows cannot be used (rows.jsonl line 1: it is a number, not an object",
         ),
         (&many_bad, &[], "rows.jsonl line 63: it is no JSON: "),
         (&many_bad, &[], "and 3 more); at most 5 % of the rows"),

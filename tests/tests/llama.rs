@@ -205,7 +205,7 @@ fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
             in_place[data.shuffled(SEED, n as u64)] = document.clone();
         }
         let data = Arc::new(Dataset::of_documents(&in_place, &held_out, T));
-        for (layout, micro) in LAYOUTS.into_iter().flat_map(|layout| [(layout, 2), (layout, 4)]) {
+        for (layout, micro) in LAYOUTS.into_iter().zip([2, 4].into_iter().cycle()) {
             let mut sets = grid(layout);
             sets.retain(|set| !set.starts_with("batch.micro"));
             sets.extend([format!("batch.micro={micro}"), format!("batch.global={MASKED_B}")]);

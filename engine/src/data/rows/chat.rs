@@ -22,6 +22,10 @@ pub(super) fn said(
     mut row: Map<String, Json>,
     system: Option<&str>,
 ) -> Result<Said, String> {
+    let none = |tools: &Json| tools.is_null() || tools.as_array().is_some_and(Vec::is_empty);
+    if row.get("tools").is_some_and(|tools| !none(tools)) {
+        return Err("it has `tools`, which no chat gets here: remove them from the row".into());
+    }
     let (mut messages, asked) = match (row.remove("messages"), row.remove("prompt")) {
         (Some(messages), _) => (list("messages", messages)?, 0),
         (None, Some(prompt)) => {

@@ -23,8 +23,6 @@ use std::ops::Range;
 pub(super) const CUT: char = '\u{FDD2}';
 /// Marks of onebox, which no text has: Unicode promises that they are no characters.
 const MARKS: Range<char> = '\u{FDD0}'..'\u{FDD4}';
-/// Nested lists and objects of a row; serde_json refuses more than 128.
-const NOT_AN_OBJECT: &str = "it is not an object, such as {\"text\": \"...\"}";
 
 /// A row as a model sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,7 +81,16 @@ impl<'a> Rows<'a> {
     /// What is wrong with the row, in words that complete "line 3: ".
     pub fn document(&self, row: &str) -> Result<Document, String> {
         let json: Json = serde_json::from_str(row).map_err(|e| format!("it is no JSON: {e}"))?;
-        let Json::Object(mut row) = json else { return Err(NOT_AN_OBJECT.into()) };
+        let mut row = match json {
+            Json::Object(row) => row,
+            other => {
+                let example = match self.kind {
+                    Kind::Text(_) => "{\"text\": \"...\"}",
+                    Kind::Chat { .. } => "{\"messages\": [..]}",
+                };
+                return Err(format!("it is {}, not an object such as {example}", kind_of(&other)));
+            }
+        };
         row.values_mut().try_for_each(|value| self.defuse(value))?;
         let document = match &self.kind {
             Kind::Text(field) => match row.get(field) {
@@ -387,7 +394,11 @@ mod tests {
         chats("", |rows| {
             for (row, said) in [
                 ("{".into(), "it is no JSON: "),
-                ("[1]".into(), "it is not an object"),
+                ("[1]".into(), "it is a list, not an object such as {\"messages\": [..]}"),
+                (
+                    json!({ "messages": [user], "tools": [{}] }).to_string(),
+                    "it has `tools`, which no chat gets here",
+                ),
                 ("[".repeat(10_000), "it is no JSON: recursion limit"),
                 (
                     json!({ "texts": "a" }).to_string(),
