@@ -137,6 +137,27 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
     }
 }
 
+/// Trains from a folder: losses and norms of the steps are these.
+fn assert_steps(
+    config: &Config,
+    (from, data): (&Arc<Pretrained>, &Arc<Dataset>),
+    [want_losses, want_norms]: [&[f64]; 2],
+    run: &str,
+) {
+    let options = RunOptions { pretrained: Some(Arc::clone(from)), ..RunOptions::default() };
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let outcome = train(config, &build(config), data, &options, &mut |message| {
+        if let Message::Step(step) = message {
+            losses.push(step.loss);
+            norms.push(step.grad_norm);
+        }
+    });
+    outcome.unwrap();
+    let (apart, of_norms) = (worst(&losses, want_losses), worst(&norms, want_norms));
+    println!("{run}: losses {apart:.1e}, norms {of_norms:.1e} apart");
+    assert!(apart < 2e-5 && of_norms < 2e-5, "{run}: {apart:e} {of_norms:e}");
+}
+
 #[test]
 fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
     for model in MODELS {
@@ -161,20 +182,8 @@ fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
             let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
             let (seed, data) = dataset_of_windows(&windows, B, V, run.path());
             let config = fp32(model, &sets, seed);
-            let options =
-                RunOptions { pretrained: Some(Arc::clone(&from)), ..RunOptions::default() };
-            let (mut losses, mut norms) = (Vec::new(), Vec::new());
-            let outcome = train(&config, &build(&config), &data, &options, &mut |message| {
-                if let Message::Step(step) = message {
-                    losses.push(step.loss);
-                    norms.push(step.grad_norm);
-                }
-            });
-            outcome.unwrap();
-            let apart = worst(&losses, fixture.get("train.losses"));
-            let of_norms = worst(&norms, fixture.get("train.norms"));
-            println!("{model} {sets:?}: losses {apart:.1e}, norms {of_norms:.1e} apart");
-            assert!(apart < 2e-5 && of_norms < 2e-5, "{model} {sets:?}: {apart:e} {of_norms:e}");
+            let want = ["losses", "norms"].map(|of| fixture.get(&format!("train.{of}")));
+            assert_steps(&config, (&from, &data), want, &format!("{model} {sets:?}"));
         }
     }
 }
@@ -211,20 +220,8 @@ fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
             sets.extend([format!("batch.micro={micro}"), format!("batch.global={MASKED_B}")]);
             sets.push("data.order=Shuffled".into());
             let config = fp32(model, &sets, SEED);
-            let options =
-                RunOptions { pretrained: Some(Arc::clone(&from)), ..RunOptions::default() };
-            let (mut losses, mut norms) = (Vec::new(), Vec::new());
-            let outcome = train(&config, &build(&config), &data, &options, &mut |message| {
-                if let Message::Step(step) = message {
-                    losses.push(step.loss);
-                    norms.push(step.grad_norm);
-                }
-            });
-            outcome.unwrap();
-            let apart = worst(&losses, fixture.get("masked.train.losses"));
-            let of_norms = worst(&norms, fixture.get("masked.train.norms"));
-            println!("{model} {sets:?}: losses {apart:.1e}, norms {of_norms:.1e} apart");
-            assert!(apart < 2e-5 && of_norms < 2e-5, "{model} {sets:?}: {apart:e} {of_norms:e}");
+            let want = ["losses", "norms"].map(|of| fixture.get(&format!("masked.train.{of}")));
+            assert_steps(&config, (&from, &data), want, &format!("{model} {sets:?}"));
         }
     }
 }

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 #[derive(Debug, clap::Args)]
 pub(super) struct CheckArgs {
     #[command(flatten)]
-    config: ConfigArgs,
+    pub(super) config: ConfigArgs,
     /// One JSON document on stdout
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// All errors, or a line that says what the config is, and what of it this version cannot run.

@@ -114,6 +114,17 @@ pub(super) fn open(
     read(config, tokenizer, dry).map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
 }
 
+/// The tokenizer and all of the data, for a command that needs nothing before them.
+pub(super) fn read_whole(
+    config: &Config,
+    dry: bool,
+) -> Result<(Option<Tokenizer>, Arc<Dataset>), Failed> {
+    let tokenizer = tokenizer(config)?;
+    look(config)?;
+    let data = open(config, tokenizer.as_ref(), dry)?;
+    Ok((tokenizer, data))
+}
+
 fn read(config: &Config, tokenizer: Option<&Tokenizer>, dry: bool) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
     let (train, validation) = (data.train.as_str(), data.validation.as_deref());

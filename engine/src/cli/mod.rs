@@ -23,8 +23,7 @@ mod topology;
 mod trace;
 mod train;
 
-use crate::config::Loaded;
-use crate::config::{BOX, find_box};
+use crate::config::{BOX, Loaded, find_box};
 use crate::report::colour;
 use crate::report::shown::lines;
 use crate::run_dir::CONFIG;
@@ -103,7 +102,7 @@ enum Verb {
 #[derive(Debug, Subcommand)]
 enum DataVerb {
     /// Read all of it, and say what it has
-    Check(samples::CheckArgs),
+    Check(check::CheckArgs),
     /// A sample: its text, and which of its tokens count as targets
     Show(samples::SamplesArgs),
 }

@@ -1,9 +1,9 @@
 //! `onebox data check` and `onebox data show`: what a model sees of its data.
 
+use super::check::CheckArgs;
 use super::exit::Failed;
 use super::{ConfigArgs, data, print, print_json};
-use crate::config::{Config, DataOrder};
-use crate::data::{Dataset, Decoder, Document, Identity, Tokenizer};
+use crate::data::{Decoder, Document, Identity, Tokenizer};
 use crate::report::colour;
 use clap::builder::styling::{AnsiColor, Style};
 use serde_json::json;
@@ -20,25 +20,14 @@ pub(super) struct SamplesArgs {
     json: bool,
 }
 
-#[derive(Debug, clap::Args)]
-pub(super) struct CheckArgs {
-    #[command(flatten)]
-    config: ConfigArgs,
-    /// One JSON document on stdout
-    #[arg(long)]
-    json: bool,
-}
-
 /// Reads all of the data.
-pub(super) fn check(args: &CheckArgs) -> Result<(), Failed> {
-    let loaded = args.config.load()?;
+pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), Failed> {
+    let loaded = args.load()?;
     let config = &loaded.config;
-    let tokenizer = data::tokenizer(config)?;
-    data::look(config)?;
-    let dataset = data::open(config, tokenizer.as_ref(), false)?;
+    let (_, dataset) = data::read_whole(config, false)?;
     let Identity { train, held_out } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
-    if args.json {
+    if *json {
         return print_json(&json!({
             "ok": true,
             "tokens": dataset.num_tokens(),
@@ -52,7 +41,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), Failed> {
     print(&format!(
         "{}: ok: {}\nan epoch has {samples} samples, which are {steps:.1} steps of {}\nxxh3 of the tokens: {train:032x} to train, \
          {held_out:032x} held out\n",
-        args.config.name(),
+        args.name(),
         dataset.describe(),
         config.batch.global,
     ))
@@ -66,10 +55,9 @@ const MARKS: [&str; 2] = ["[[", "]]"];
 pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     let loaded = args.config.load()?;
     let config = &loaded.config;
-    let tokenizer = data::tokenizer(config)?;
-    data::look(config)?;
-    let dataset = data::open(config, tokenizer.as_ref(), false)?;
-    let place = place(config, &dataset, args.sample);
+    let (tokenizer, dataset) = data::read_whole(config, false)?;
+    let (seed, global) = (config.train.seed, config.batch.global as u64);
+    let place = dataset.place(config.data.order, seed, (args.sample, global));
     let document = dataset.document(place);
     if args.json {
         let Document { tokens, counted } = document;
@@ -92,15 +80,6 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
         tokens.len(),
         text(&document, tokenizer.as_ref(), (config.data.format.is_text(), all, painted)),
     ))
-}
-
-/// Where sample `number` of the run stands.
-fn place(config: &Config, data: &Dataset, number: u64) -> usize {
-    let (seed, global) = (config.train.seed, config.batch.global as u64);
-    match config.data.order {
-        DataOrder::Shuffled => data.shuffled(seed, number),
-        DataOrder::Random => data.sample(seed, 1 + number / global, number % global),
-    }
 }
 
 /// The text of the tokens, or their numbers where nothing makes text of them.

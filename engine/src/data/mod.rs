@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use device::random;
 use topology::{counted, format_bytes};
 
-use crate::config::{DataConfig, DataFormat};
+use crate::config::{DataConfig, DataFormat, DataOrder};
 use crate::report::shown::Shown;
 
 mod bad_rows;
@@ -201,6 +201,19 @@ impl Dataset {
         let stream = random::key(random::key(seed, DATA_STREAM), step);
         let places = self.documents.as_ref().map_or(self.split - self.seq_len, |d| d.split);
         random::below(stream, index, places as u64) as usize
+    }
+
+    /// The place of sample `number` of a run, counted from 0 over all its steps of `per_step` samples, in this order.
+    pub(crate) fn place(
+        &self,
+        order: DataOrder,
+        seed: u64,
+        (number, per_step): (u64, u64),
+    ) -> usize {
+        match order {
+            DataOrder::Random => self.sample(seed, 1 + number / per_step, number % per_step),
+            DataOrder::Shuffled => self.shuffled(seed, number),
+        }
     }
 
     /// How many samples an epoch has: documents, or windows of `seq_len` targets, of which fewer than `seq_len` tokens at the end

@@ -91,13 +91,9 @@ impl Samples {
     /// Where a sample stands in the data.
     fn place(&self, step: u64, sample: usize) -> usize {
         let seed = self.detours.seed(self.deal.seed, step);
-        match self.deal.order {
-            DataOrder::Random => self.data.sample(seed, step, sample as u64),
-            DataOrder::Shuffled => {
-                let before = (step - 1) * self.deal.samples() as u64;
-                self.data.shuffled(seed, before + sample as u64)
-            }
-        }
+        let samples = self.deal.samples() as u64;
+        let number = (step - 1) * samples + sample as u64;
+        self.data.place(self.deal.order, seed, (number, samples))
     }
 
     /// How many targets of a step count, over all ranks.
