@@ -125,7 +125,7 @@ impl Template {
     /// The text of `messages`, and of the beginning of an answer if there is to be one.
     ///
     /// # Errors
-    /// What the template refuses, and one that does not end.
+    /// The template refuses the messages, or does not end.
     pub fn text(&self, messages: &[Json], answer: bool) -> Result<String, String> {
         let text = self.marked(messages, answer)?;
         Ok(if self.marks { text.replace([OPEN, CLOSE], "") } else { text })

@@ -48,7 +48,7 @@ impl DataFormat {
     }
 }
 
-/// What a sample of the data is.
+/// The kind of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Packing {
     /// A window of `seq_len` tokens of all documents side by side.

@@ -365,7 +365,7 @@ fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
         "epochs",
         Interval::above(0.0, 1e6),
         Or::Default(None),
-        "Instead of `steps`: as many steps as take every sample so often, rounded up. `steps` follows when the data is read.",
+        "Number of times that the run takes every sample, instead of `steps`. The number of steps follows from it, rounded up, when the data is read.",
     );
     let steps = match epochs {
         None => Or::Required("steps: 1000"),

@@ -23,11 +23,11 @@ const MOST_LEFT_OUT: f64 = 0.05;
 /// How rows become tokens.
 #[derive(Debug)]
 pub struct Rowed<'a> {
-    /// What makes documents of them.
+    /// The maker of documents.
     pub rows: &'a Rows<'a>,
     /// `Jsonl` or `Chat`.
     pub format: &'a DataFormat,
-    /// What a sample is.
+    /// The kind of a sample.
     pub packing: Packing,
     /// A document that is too long for a sample is cut, and not left out.
     pub truncate: bool,

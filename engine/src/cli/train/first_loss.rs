@@ -1,4 +1,4 @@
-//! What the loss of step 1 says of the settings: it is known before anything is learned.
+//! A check of the settings by the loss of step 1, which is known before the model has learned anything.
 
 use crate::config::{Config, DataFormat};
 

@@ -21,7 +21,7 @@ impl<R: BufRead> Lines<R> {
     /// The next line that is not blank, and its number.
     ///
     /// # Errors
-    /// What cannot be read. What is no row is one of the second kind.
+    /// The outer error: the file cannot be read. The inner error: this line is no text, or too long.
     pub(in crate::data) fn next(&mut self) -> io::Result<Option<(u64, Result<String, String>)>> {
         loop {
             self.line.clear();

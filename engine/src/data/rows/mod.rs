@@ -33,7 +33,7 @@ pub struct Document {
     pub counted: Vec<bool>,
 }
 
-/// What rows hold.
+/// The content of rows.
 #[derive(Clone, Debug)]
 enum Kind<'a> {
     /// A text in this field.
@@ -78,7 +78,7 @@ impl<'a> Rows<'a> {
     /// The document of a row.
     ///
     /// # Errors
-    /// What is wrong with the row, in words that complete "line 3: ".
+    /// The fault of the row, in words that complete "line 3: ".
     pub fn document(&self, row: &str) -> Result<Document, String> {
         let json: Json = serde_json::from_str(row).map_err(|e| format!("it is no JSON: {e}"))?;
         let mut row = match json {

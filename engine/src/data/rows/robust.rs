@@ -8,7 +8,7 @@ use device::random::below;
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 
-/// What parsers stumble over.
+/// Pieces of text that are hard for parsers.
 const WORDS: [&str; 20] = [
     "{",
     "}",

@@ -158,7 +158,7 @@ impl Spans<'_> {
     }
 }
 
-/// What a message asks of tools.
+/// The calls of tools in a message.
 fn calls(message: &Json) -> Option<&Vec<Json>> {
     message["tool_calls"].as_array().filter(|calls| !calls.is_empty())
 }
