@@ -1,15 +1,18 @@
-//! Text from a trained model: the weights that a run left, a checkpoint or a folder of transformers, on one virtual GPU in
-//! fp32. Keys and values of the tokens so far are kept, so that each new token costs one row of every product.
+//! Text from a trained model: the weights that a run left, a checkpoint or a folder of transformers, on the cores or on one
+//! GPU. Keys and values of the tokens so far are kept, so that each new token costs one row of every product.
 
 mod model;
+mod place;
 mod sampling;
+mod weights;
 
 use crate::checkpoint::Checkpoint;
-use crate::config::Config;
+use crate::config::{Config, Precision};
 use crate::data::{Decoder, Tokenizer};
 use crate::hugging_face::FolderError;
 use device::random;
 use model::Model;
+pub use place::On;
 pub use sampling::{Sampling, Stop};
 use sampling::{Tail, draw};
 use std::path::{Path, PathBuf};
@@ -41,6 +44,16 @@ pub enum GenerateError {
         format_bytes(*needed), format_bytes(*free)
     )]
     Memory { needed: u64, free: u64 },
+    #[error(
+        "no GPU computes this here: {0}; see `onebox doctor`, or take the cores: --set device=Cpu"
+    )]
+    NoGpu(String),
+    #[error(
+        "`Bf16` needs sm_80 or newer: GPU {gpu}, {name}, is sm_{sm}, which has no bf16 products; take --set precision=Fp16 or Fp32"
+    )]
+    NoBf16 { gpu: usize, name: String, sm: u32 },
+    #[error("{0}")]
+    GpuMemory(String),
     #[error(transparent)]
     Device(#[from] device::Error),
     #[error(transparent)]
@@ -56,6 +69,30 @@ pub enum Trained<'a> {
     Checkpoint(&'a Checkpoint),
     /// A folder of transformers.
     Folder(&'a Path),
+}
+
+/// A model: where its weights are, and where it computes.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// The weights.
+    pub trained: Trained<'a>,
+    /// Makes tokens of text; `None`: bytes are tokens, or the prompt is numbers.
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// The cores, or a GPU.
+    pub on: On,
+    /// Type of weights, activations, keys and values. Sums are fp32.
+    pub precision: Precision,
+}
+
+impl<'a> Source<'a> {
+    /// On the cores in fp32.
+    pub const fn on_cores(trained: Trained<'a>, tokenizer: Option<&'a Tokenizer>) -> Self {
+        Self { trained, tokenizer, on: On::Cores, precision: Precision::Fp32 }
+    }
+
+    fn open(&self, config: &Config, sizes: (usize, usize)) -> Result<Model, GenerateError> {
+        Model::open(config, self.trained, (self.on, self.precision), sizes)
+    }
 }
 
 /// How a text ends.
@@ -124,14 +161,15 @@ impl Written<'_> {
 /// says to stop (false). A text is the same whatever prompts are beside it.
 ///
 /// # Errors
-/// Weights that cannot be read or do not fit the config or this machine's memory; a prompt that is none.
+/// Weights that cannot be read or do not fit the config or the memory; no GPU, or one that fails; a prompt that is none.
 pub fn generate(
     config: &Config,
-    (trained, tokenizer): (Trained<'_>, Option<&Tokenizer>),
+    from: &Source<'_>,
     prompts: &[String],
     sampling: &Sampling,
     emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
 ) -> Result<(), GenerateError> {
+    let tokenizer = from.tokenizer;
     let bytes = config.data.format.is_bytes() && tokenizer.is_none();
     let written = || match tokenizer {
         Some(tokenizer) => Written::Text(tokenizer.decoder()),
@@ -163,7 +201,7 @@ pub fn generate(
     let mut texts: Vec<Text<'_>> = prompts.iter().map(text).collect::<Result<_, _>>()?;
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
     let context = longest.saturating_add(sampling.tokens).clamp(1, config.model.seq_len);
-    let mut model = Model::open(config, trained, (context, texts.len().clamp(1, TOGETHER)))?;
+    let mut model = from.open(config, (context, texts.len().clamp(1, TOGETHER)))?;
     for (group, texts) in texts.chunks_mut(TOGETHER).enumerate() {
         let mut emit = |i: usize, piece: Piece<'_>| emit(group * TOGETHER + i, piece);
         if !write(&mut model, (texts, known), sampling, &mut emit)? {
@@ -244,13 +282,13 @@ impl Text<'_> {
 /// As [`generate`].
 pub fn next_logits(
     config: &Config,
-    (trained, tokenizer): (Trained<'_>, Option<&Tokenizer>),
+    from: &Source<'_>,
     text: &str,
 ) -> Result<Vec<f64>, GenerateError> {
-    let special = matches!(trained, Trained::Folder(_));
-    let tokens = tokens_of((config, tokenizer), (text, special))?;
+    let special = matches!(from.trained, Trained::Folder(_));
+    let tokens = tokens_of((config, from.tokenizer), (text, special))?;
     let context = tokens.len().min(config.model.seq_len);
-    Ok(Model::open(config, trained, (context, 1))?.next(&[(0, &tokens)])?.remove(0))
+    Ok(from.open(config, (context, 1))?.next(&[(0, &tokens)])?.remove(0))
 }
 
 /// `prompt`, or for a model of token files token 0 where it has none.

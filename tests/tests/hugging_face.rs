@@ -7,7 +7,7 @@
 use engine::checkpoint::Checkpoint;
 use engine::config::Config;
 use engine::data::Dataset;
-use engine::generate::{Trained, next_logits};
+use engine::generate::{Source, Trained, next_logits};
 use engine::hugging_face::{Beside, Folder, Numbers, export, import};
 use engine::run::{Message, RunOptions, train};
 use engine::train::build::build;
@@ -79,8 +79,8 @@ fn logits_of_an_imported_model_are_those_of_transformers() {
     for (sample, rows) in tokens.chunks(T).zip(logits.chunks(T * V)) {
         for (last, row) in rows.chunks(V).enumerate() {
             let prompt: Vec<String> = sample[..=last].iter().map(f64::to_string).collect();
-            let trained = (Trained::Checkpoint(&checkpoint), None);
-            let got = next_logits(&config, trained, &prompt.join(" ")).unwrap();
+            let from = Source::on_cores(Trained::Checkpoint(&checkpoint), None);
+            let got = next_logits(&config, &from, &prompt.join(" ")).unwrap();
             assert_eq!(got.len(), V);
             worst = got.iter().zip(row).map(|(a, b)| (a - b).abs()).fold(worst, f64::max);
         }

@@ -8,7 +8,7 @@
 use engine::checkpoint::Checkpoint;
 use engine::config::Config;
 use engine::data::{Dataset, Document};
-use engine::generate::{Trained, next_logits};
+use engine::generate::{Source, Trained, next_logits};
 use engine::hugging_face::{Beside, Folder, Numbers, Pretrained, export};
 use engine::run::{Message, RunOptions, train};
 use engine::train::build::{build, shape};
@@ -257,8 +257,8 @@ fn the_next_token_of_a_folder_is_that_of_transformers() {
         let mut tokens: Vec<String> = fixture.get("prompt").iter().map(f64::to_string).collect();
         // As long as a sample is.
         for want in &fixture.get("greedy")[..T - 5] {
-            let trained = (Trained::Folder(&folder), None);
-            let logits = next_logits(&config, trained, &tokens.join(" ")).unwrap();
+            let from = Source::on_cores(Trained::Folder(&folder), None);
+            let logits = next_logits(&config, &from, &tokens.join(" ")).unwrap();
             let best = (0..V).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
             assert_eq!(best, *want as usize, "{model} after {tokens:?}");
             tokens.push(best.to_string());

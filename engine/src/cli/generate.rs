@@ -6,9 +6,11 @@ use super::{data, print, say, seen};
 use crate::chat::{chat, message, stop_tokens};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::{Summary, open_newest};
-use crate::config::{Config, Loaded, load_of_run, load_str};
+use crate::config::{Config, DeviceConfig, Loaded, Precision, load_of_run, load_str};
 use crate::data::Tokenizer;
-use crate::generate::{End, GenerateError, Piece, Sampling, Stop, Trained, generate, next_logits};
+use crate::generate::{
+    End, GenerateError, On, Piece, Sampling, Source, Stop, Trained, generate, next_logits,
+};
 use crate::hugging_face::Beside;
 use crate::run_dir::kept::KEPT;
 use crate::run_dir::{CONFIG, TOKENIZER, WEIGHTS};
@@ -20,6 +22,9 @@ use std::path::{Path, PathBuf};
 pub(super) struct GenerateArgs {
     /// Run directory, with config.ron and weights.safetensors; a checkpoint; or a folder of transformers
     run: PathBuf,
+    /// Where to compute, if not where the run trained: device=Cpu (the cores), device=Cuda (one GPU). In which type: precision=Fp32, Bf16, Fp16
+    #[arg(long, value_name = "KEY=VALUE", value_parser = setting)]
+    set: Vec<Setting>,
     /// Start of the text; token numbers for a model of token files. Given several times: several texts, computed together
     #[arg(long, value_name = "TEXT", default_value = "\n")]
     prompt: Vec<String>,
@@ -53,6 +58,30 @@ pub(super) struct GenerateArgs {
     /// Print the logits of the token after the prompt, as JSON, and draw nothing
     #[arg(long, conflicts_with_all = ["chat", "json"])]
     logits: bool,
+}
+
+/// What `--set` changes.
+#[derive(Clone, Copy, Debug)]
+enum Setting {
+    Device(On),
+    Precision(Precision),
+}
+
+/// The texts of `--set`.
+const SETTINGS: [(&str, Setting); 5] = [
+    ("device=Cpu", Setting::Device(On::Cores)),
+    ("device=Cuda", Setting::Device(On::Gpu)),
+    ("precision=Fp32", Setting::Precision(Precision::Fp32)),
+    ("precision=Bf16", Setting::Precision(Precision::Bf16)),
+    ("precision=Fp16", Setting::Precision(Precision::Fp16)),
+];
+
+fn setting(text: &str) -> Result<Setting, String> {
+    let found = SETTINGS.iter().find(|(name, _)| *name == text);
+    found.map(|(_, setting)| *setting).ok_or_else(|| {
+        let all = SETTINGS.map(|(name, _)| name).join(", ");
+        format!("generate takes {all}; everything else is the model's")
+    })
 }
 
 /// For a run that has not ended: what it would go on from.
@@ -154,15 +183,30 @@ impl From<'_> {
     }
 }
 
+/// The model on the device of its config, or as `--set` says; the last one counts.
+fn source<'a>(args: &GenerateArgs, config: &Config, from: &From<'a>) -> Source<'a> {
+    let mut source = Source::on_cores(from.trained, from.tokenizer);
+    if config.device == DeviceConfig::Cuda {
+        source.on = On::Gpu;
+    }
+    for setting in &args.set {
+        match *setting {
+            Setting::Device(on) => source.on = on,
+            Setting::Precision(precision) => source.precision = precision,
+        }
+    }
+    source
+}
+
 /// Draws and writes, or writes the logits that are asked for.
 fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Failed> {
-    let model = (from.trained, from.tokenizer);
+    let model = source(args, config, from);
     if args.logits {
         let [prompt] = &args.prompt[..] else {
             return Err(Failed::new(2, "--logits takes one --prompt"));
         };
         let prompt = crate::generate::default_prompt(config, prompt);
-        let logits = next_logits(config, model, &prompt).map_err(failed)?;
+        let logits = next_logits(config, &model, &prompt).map_err(failed)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
     let prompts: Result<Vec<String>, Failed> =
@@ -183,7 +227,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
     };
     let mut texts = Texts::new(prompts.len(), !args.json);
     let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
-    generate(config, model, &prompts, &sampling, &mut emit).map_err(failed)?;
+    generate(config, &model, &prompts, &sampling, &mut emit).map_err(failed)?;
     texts.unseen.map_or(Ok(()), Err)?;
     for (prompt, text) in args.prompt.iter().zip(&texts.all).filter(|_| args.json) {
         let written = String::from_utf8_lossy(&text.bytes);
@@ -275,10 +319,16 @@ fn failed(error: GenerateError) -> Failed {
         GenerateError::Read { .. } => code::IO,
         GenerateError::Weights { .. } => code::DATA,
         GenerateError::Memory { .. } => code::HOST_MEMORY,
+        GenerateError::NoGpu(_) | GenerateError::NoBf16 { .. } => code::CONFIG,
+        GenerateError::GpuMemory(_) => code::DEVICE_MEMORY,
         GenerateError::Prompt(..) => 2,
         GenerateError::NotFinite(_) => code::NUMERIC,
-        GenerateError::Device(device::Error::HostMemory { .. }) => code::HOST_MEMORY,
-        GenerateError::Device(_) => code::INTERNAL,
+        GenerateError::Device(ref error) => match error {
+            device::Error::HostMemory { .. } => code::HOST_MEMORY,
+            device::Error::OutOfMemory(_) => code::DEVICE_MEMORY,
+            device::Error::Gpu { .. } | device::Error::GpuSetup { .. } => code::RANK,
+            _ => code::INTERNAL,
+        },
     };
     Failed::new(code, error)
 }

@@ -84,3 +84,45 @@ fn attention_to_what_is_kept_agrees() {
         }
     });
 }
+
+/// In float64; scores are up to 20, so the likeliest positions change a running maximum often.
+#[test]
+fn attention_to_what_is_kept_is_the_formula() {
+    in_each_type(|dtype, skew| {
+        for (n, count, kv_count, dim) in
+            [(1, 2, 1, 8), (9, 2, 2, 33), (515, 4, 2, 64), (70, 2, 1, 256)]
+        {
+            let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 1 };
+            let (mut rig, width) = (Rig::new(skew), 2 * kv_count * dim);
+            let q: Vec<f64> = noise(3, count * dim).iter().map(|x| 16.0 * x).collect();
+            let q = rig.put(dtype, (1, count * dim), &q);
+            let cache = rig.put_noise(dtype, (n, width), 4);
+            let out = rig.out(dtype, (1, count * dim));
+            let mut pair = rig.open();
+            let (query, kept) = (pair.on_cpu(q), pair.on_cpu(cache));
+            let got = pair.launched(&Op::CachedAttention { q, cache, out, heads }, out);
+            for head in 0..count {
+                let shared = head / heads.group();
+                let at = |position: usize, part: usize, d: usize| {
+                    kept[position * width + (part * kv_count + shared) * dim + d]
+                };
+                let score = |position: usize| -> f64 {
+                    let products = (0..dim).map(|d| query[head * dim + d] * at(position, 0, d));
+                    products.sum::<f64>() / (dim as f64).sqrt()
+                };
+                let weights: Vec<f64> = (0..n).map(|position| score(position).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                for d in 0..dim {
+                    let sum: f64 =
+                        (0..n).map(|position| weights[position] * at(position, 1, d)).sum();
+                    let (got, want) = (got[head * dim + d], sum / total);
+                    let near = 4e-6 + rig::ulp(dtype) * want.abs();
+                    assert!(
+                        (got - want).abs() <= near,
+                        "{dtype:?} {n} x {dim}, {head}, {d}: {got:e}, not {want:e}"
+                    );
+                }
+            }
+        }
+    });
+}

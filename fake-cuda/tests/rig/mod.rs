@@ -235,6 +235,19 @@ impl Pair {
         }
     }
 
+    /// Runs `op` on the emulated device alone: what it then has in `out`, the only tensor that it writes.
+    #[track_caller]
+    pub(crate) fn launched(&mut self, op: &Op, out: Tensor) -> Vec<f64> {
+        match &self.gpu {
+            Some(gpu) => {
+                gpu.submit(Lane::Compute, op.clone());
+                gpu.sync_all().unwrap_or_else(|e| panic!("{e}"));
+            }
+            None => self.launch(op, &[out]),
+        }
+        self.emulated(out)
+    }
+
     /// Bit for bit.
     #[track_caller]
     pub(crate) fn check_exact(&mut self, op: &Op) {

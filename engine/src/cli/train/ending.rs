@@ -7,7 +7,7 @@ use crate::checkpoint::inspect::open_newest;
 use crate::cli::exit::{Failed, code};
 use crate::cli::{quoted, say};
 use crate::config::{DataFormat, DeviceConfig};
-use crate::generate::{Piece, Sampling, Stop, Trained, generate};
+use crate::generate::{Piece, Sampling, Source, Stop, Trained, generate};
 use crate::report::progress::{clock, si};
 use crate::run::Outcome;
 use crate::run_dir::{CONFIG, METRICS, WEIGHTS};
@@ -178,7 +178,8 @@ impl Session<'_> {
             }
             !stop.load(Ordering::Relaxed)
         };
-        let drawn = generate(config, (trained, self.tokenizer), &prompts, &sampling, &mut emit);
+        let from = Source::on_cores(trained, self.tokenizer);
+        let drawn = generate(config, &from, &prompts, &sampling, &mut emit);
         if let Err(why) = drawn {
             return none(&why);
         }
