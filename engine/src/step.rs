@@ -214,8 +214,9 @@ impl Trainer {
     fn take(&mut self, dev: &Device, step: u64, micros: std::ops::Range<usize>) {
         self.together.clear();
         for (set, micro) in micros.enumerate() {
+            let batch = self.loader.take(dev);
             let pass = self.training_pass(step, micro, set);
-            self.together.push((pass, self.loader.take(dev)));
+            self.together.push((Pass { starts: batch.starts, ..pass }, batch));
         }
     }
 
@@ -259,7 +260,8 @@ impl Trainer {
     /// stands in the last element of [`losses_host`](Self::losses_host).
     pub(crate) fn evaluate(&mut self, dev: &Device, index: u64) -> Event {
         let batch = self.loader.evaluation(dev, index);
-        let pass = Pass { dropout_key: 0, first_token: 0, training: false, set: 0 };
+        let pass =
+            Pass { dropout_key: 0, first_token: 0, training: false, starts: batch.starts, set: 0 };
         self.together.clear();
         self.together.push((pass, batch));
         self.forward(dev, &mut Beside { done: 0, all: 1 });
@@ -289,6 +291,7 @@ impl Trainer {
             dropout_key: random::key(random::key(self.samples.deal.seed, DROPOUT_STREAM), step),
             first_token: (self.samples.deal.first_sample(micro) * seq_len) as u64,
             training: true,
+            starts: None,
             set,
         }
     }

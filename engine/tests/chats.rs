@@ -121,6 +121,81 @@ fn a_new_model_learns_chats_by_the_template_beside_its_tokenizer() {
     assert!(kept("tokenizer_config.json") && !kept("config.json"));
 }
 
+/// Chats of 54 samples take fewer steps side by side, and a long run resumes inside of an epoch.
+#[test]
+fn chats_side_by_side_fill_samples_and_resume() {
+    let folder = with_chats();
+    let packed = ["--set", "data.packing=Documents", "--set", "model.seq_len=256"];
+    let onebox = |args: &[&str]| folder.onebox(&[args, &packed].concat()).ok();
+    let checked = onebox(&["data", "check", "chat.ron"]).stdout;
+    let samples = |text: &str| -> usize {
+        let (_, rest) = text.split_once("an epoch has ").unwrap();
+        rest.split_once(" samples").unwrap().0.parse().unwrap()
+    };
+    assert!(checked.contains("60 rows: 54 to train, 6 held out; in "), "{checked}");
+    assert!((6..20).contains(&samples(&checked)), "{checked}");
+    let shown = onebox(&["data", "show", "chat.ron", "--json"]).stdout;
+    let sample: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let list = |key: &str| sample[key].as_array().unwrap().clone();
+    let (tokens, counted, starts) = (list("tokens"), list("counted"), list("documents"));
+    assert!(starts.len() > 2 && starts[0] == 0 && tokens.len() == counted.len());
+    for start in &starts {
+        let start = start.as_u64().unwrap() as usize;
+        // Every document begins with the control token of its first turn.
+        assert_eq!((&tokens[start], &counted[start]), (&tokens[0], &false.into()));
+    }
+    let text = onebox(&["data", "show", "chat.ron"]).stdout;
+    let parts = text.matches("\n---- document ").count();
+    assert_eq!(parts, starts.len());
+    assert!(text.contains(&format!("{parts} documents, {} tokens", tokens.len())), "{text}");
+
+    let losses = |run: &str| -> Vec<String> {
+        let lines = folder.metrics(run);
+        let steps = lines.iter().filter(|line| line["kind"] == "step");
+        steps.map(|line| line["loss"].to_string()).collect()
+    };
+    let train = |args: &[&str]| {
+        let sets = [
+            "batch.micro=1",
+            "batch.global=2",
+            "train.checkpoint_every=1",
+            "schedule.decay_steps=8",
+        ];
+        let sets: Vec<&str> = sets.into_iter().flat_map(|set| ["--set", set]).collect();
+        onebox(&[&["train", "chat.ron"], &*sets, &["--set"], args].concat())
+    };
+    train(&["train.steps=8", "--run-dir", "whole"]);
+    train(&["train.steps=3", "--run-dir", "parts"]);
+    train(&["train.steps=8", "--run-dir", "parts", "--resume"]);
+    assert_eq!(losses("whole"), losses("parts"));
+    assert_eq!(losses("whole").len(), 8);
+}
+
+#[test]
+fn long_texts_are_divided_and_lose_no_target() {
+    let folder = with_chats();
+    let text =
+        |i: usize| format!("{{\"text\": \"{}\"}}\n", "the box holds a model ".repeat(1 + i % 9));
+    fs::write(folder.path("texts.jsonl"), (0..40).map(text).collect::<String>()).unwrap();
+    let check = |seq_len: &str| {
+        let texts = ["data.train=texts.jsonl", "data.format=Jsonl(text: \"text\")"];
+        let sets = texts.into_iter().chain(["data.packing=Documents", seq_len]);
+        let all = ["data", "check", "chat.ron", "--json"].into_iter();
+        folder.onebox(&all.chain(sets.flat_map(|set| ["--set", set])).collect::<Vec<_>>()).ok()
+    };
+    let told = check("model.seq_len=32");
+    let divided = "of 40 rows have more tokens than model.seq_len + 1 and are divided";
+    assert!(told.stderr.contains(divided), "{}", told.stderr);
+    let whole = check("model.seq_len=256");
+    assert!(!whole.stderr.contains("divided"), "{}", whole.stderr);
+    let tokens = |stdout: &str| {
+        let said: serde_json::Value = serde_json::from_str(stdout).unwrap();
+        said["tokens"].as_u64().unwrap()
+    };
+    // Each part begins with the last token of the one before.
+    assert!(tokens(&told.stdout) > tokens(&whole.stdout));
+}
+
 #[test]
 fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
     let folder = with_chats();
@@ -166,4 +241,5 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
     check(&["data.packing=Windows"], "a window would cut chats anywhere");
     check(&["data.tokenizer=None"], "rows of text need a tokenizer");
     check(&["data.format=Auto", "data.packing=None"], "these files have no rows");
+    check(&["data.format=Auto", "data.packing=Documents"], "these files have no rows");
 }

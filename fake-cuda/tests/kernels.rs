@@ -216,10 +216,15 @@ fn rows_of_tables_are_the_same_bits() {
             let d_table = rig.put_noise(dtype, (10, cols), 3);
             let positions = rig.put_noise(dtype, (7, cols), 4);
             let d_positions = rig.out(dtype, (7, cols));
+            let documents = [3, 4, 1, 1, 5, 7, 7, 2, 2, 3, 7, 7, 4, 3];
+            let starts = rig.put_starts(7, &documents, first_row..first_row + 40);
             let mut pair = rig.open();
             pair.check_exact(&Op::Embedding { tokens: ids, table, shard, y });
-            pair.check_exact(&Op::AddPositions { x: y, table: positions, first_row });
-            pair.check_exact(&Op::PositionsBackward { d_y, first_row, d_table: d_positions });
+            for starts in [None, Some(starts)] {
+                pair.check_exact(&Op::AddPositions { x: y, table: positions, first_row, starts });
+                let op = Op::PositionsBackward { d_y, first_row, starts, d_table: d_positions };
+                pair.check_exact(&op);
+            }
             pair.check_exact(&Op::EmbeddingBackward { tokens: ids, order, d_y, shard, d_table });
         }
     });
@@ -229,7 +234,7 @@ fn rows_of_tables_are_the_same_bits() {
 fn positions_without_a_row_become_zero() {
     let mut rig = Rig::new(0);
     let (d_y, d_table) = (rig.put_noise(Dtype::F16, (3, 40), 1), rig.out(Dtype::Bf16, (8, 40)));
-    rig.open().check_exact(&Op::PositionsBackward { d_y, first_row: 6, d_table });
+    rig.open().check_exact(&Op::PositionsBackward { d_y, first_row: 6, starts: None, d_table });
 }
 
 #[test]
@@ -443,10 +448,14 @@ fn rotations_and_their_gradients_agree() {
                     k_gain: rig.out(dtype, (1, dim)),
                 };
                 let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 });
+                let starts = rig.put_starts(5, &[2, 3, 1, 4].repeat(rows / 5), 0..rows);
                 let mut pair = rig.open();
-                pair.check(&Op::Rotary { qkv, table, heads, norm }, (4e-7, 1.0));
-                let norm = norm.map(|norm| (norm, grads));
-                pair.check(&Op::RotaryBackward { d_qkv, table, heads, norm }, (8e-6, 1.0));
+                for starts in [None, Some(starts)] {
+                    pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, (4e-7, 1.0));
+                    let norm = norm.map(|norm| (norm, grads));
+                    let op = Op::RotaryBackward { d_qkv, table, heads, starts, norm };
+                    pair.check(&op, (8e-6, 1.0));
+                }
             }
         }
     });

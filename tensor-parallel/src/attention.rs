@@ -35,6 +35,8 @@ pub(crate) struct AttentionPass {
     pub(crate) dropout: Dropout,
     /// Cosines and sines, where positions are rotary.
     pub(crate) table: Option<Tensor>,
+    /// (B T), where samples hold several documents: the starts of their rows.
+    pub(crate) starts: Option<Tensor>,
 }
 
 impl AttentionSaved {
@@ -178,10 +180,10 @@ impl Attention {
         pass: AttentionPass,
     ) {
         let AttentionSaved { qkv, out, lse, .. } = saved;
-        let AttentionPass { heads, dropout, table } = pass;
+        let AttentionPass { heads, dropout, starts, .. } = pass;
         self.project(dev, normed, saved);
-        self.rotate(dev, shape, saved, (heads, table));
-        dev.submit(Compute, Op::Attention { qkv, out, lse, heads, dropout });
+        self.rotate(dev, shape, saved, pass);
+        dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
     }
 
     /// normed (rows, C) -> q, k and v, in `saved`.
@@ -198,11 +200,11 @@ impl Attention {
         dev: &Device,
         shape: &GptShape,
         saved: AttentionSaved,
-        (heads, table): (Heads, Option<Tensor>),
+        AttentionPass { heads, table, starts, .. }: AttentionPass,
     ) {
         if let Some(table) = table {
             let (qkv, norm) = (saved.qkv, self.head_norm(shape, saved));
-            dev.submit(Compute, Op::Rotary { qkv, table, heads, norm });
+            dev.submit(Compute, Op::Rotary { qkv, table, heads, starts, norm });
         }
     }
 
@@ -224,13 +226,14 @@ impl Attention {
     ) {
         let (AttentionSaved { qkv, out, lse, .. }, d_sum) = (saved, branch.d_sum);
         let (d_out, d_qkv) = (scratch.d_attention, scratch.d_qkv);
-        let AttentionPass { heads, dropout, table } = pass;
+        let AttentionPass { heads, dropout, table, starts } = pass;
         dev.submit(Compute, Op::product(d_sum, self.proj_weight, d_out));
         dev.submit(Compute, Op::product(d_sum.t(), out, grads.proj_weight));
-        dev.submit(Compute, Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout });
+        let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
+        dev.submit(Compute, op);
         if let Some(table) = table {
             let norm = self.head_norm(shape, saved).zip(grads.gains);
-            dev.submit(Compute, Op::RotaryBackward { d_qkv, table, heads, norm });
+            dev.submit(Compute, Op::RotaryBackward { d_qkv, table, heads, starts, norm });
         }
         dev.submit(Compute, Op::product(d_qkv, self.qkv_weight, branch.d_normed));
         let summed = branch.region.start_sum(dev, branch.d_normed);

@@ -223,6 +223,11 @@ impl Block {
     fn heads(&self, dev: &Device, shape: &GptShape, pass: &Pass) -> AttentionPass {
         let (layer, first) = (self.layer as u64 + 1, pass.first_token);
         let dropout = pass.dropout(shape, layer, ATTENTION_WEIGHTS, first);
-        AttentionPass { heads: shape.heads_of(dev), dropout, table: self.table }
+        AttentionPass {
+            heads: shape.heads_of(dev),
+            dropout,
+            table: self.table,
+            starts: pass.starts,
+        }
     }
 }

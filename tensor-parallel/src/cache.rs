@@ -1,6 +1,6 @@
 //! Keys and values of the tokens that a model has read (the KV cache): generation computes each new token alone.
 
-use crate::attention::{Attention, AttentionSaved};
+use crate::attention::{Attention, AttentionPass, AttentionSaved};
 use crate::shape::GptShape;
 use device::{Arena, Device, Dropout, Heads, Lane::Compute, Op, Plan, Tensor};
 use std::ops::Range;
@@ -80,7 +80,8 @@ impl Attention {
             let heads = Heads { seq_len: new.count, ..shape.heads_of(dev) };
             let saved = saved.of(rows, heads.count);
             let table = table.map(|table| table.rows(new.first..new.first + new.count));
-            self.rotate(dev, shape, saved, (heads, table));
+            let pass = AttentionPass { heads, dropout: Dropout::NONE, table, starts: None };
+            self.rotate(dev, shape, saved, pass);
             let keys = shape.heads_width()..shape.qkv_width();
             for i in 0..new.count {
                 let src = saved.qkv.rows(i..i + 1).slice(keys.clone());
@@ -90,8 +91,8 @@ impl Attention {
             }
             if new.first == 0 {
                 let AttentionSaved { qkv, out, lse, .. } = saved;
-                let dropout = Dropout::NONE;
-                dev.submit(Compute, Op::Attention { qkv, out, lse, heads, dropout });
+                let (starts, dropout) = (None, Dropout::NONE);
+                dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
                 continue;
             }
             for i in 0..new.count {

@@ -50,8 +50,8 @@ impl Embedding {
             dev.submit(Compute, Op::Cast { x: summed, y: x });
         }
         if let Some(table) = self.positions {
-            let first_row = Self::first_position(dev, shape);
-            dev.submit(Compute, Op::AddPositions { x, table, first_row });
+            let (first_row, starts) = Self::first_position(dev, shape, pass);
+            dev.submit(Compute, Op::AddPositions { x, table, first_row, starts });
         }
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
@@ -72,7 +72,7 @@ impl Embedding {
         let Some(table) = self.positions else { return };
         for (new, rows) in cache::rows(new) {
             let (x, first_row) = (x.rows(rows), new.first);
-            dev.submit(Compute, Op::AddPositions { x, table, first_row });
+            dev.submit(Compute, Op::AddPositions { x, table, first_row, starts: None });
         }
     }
 
@@ -91,8 +91,8 @@ impl Embedding {
             dev.submit(Compute, Op::Dropout { x: d, y: d, dropout });
         }
         if let Some(d_table) = grads.positions {
-            let first_row = Self::first_position(dev, shape);
-            dev.submit(Compute, Op::PositionsBackward { d_y: d, first_row, d_table });
+            let (first_row, starts) = Self::first_position(dev, shape, pass);
+            dev.submit(Compute, Op::PositionsBackward { d_y: d, first_row, starts, d_table });
         }
         let region = shape.region();
         let d_y = match d_full {
@@ -111,8 +111,13 @@ impl Embedding {
         dev.submit(Compute, Op::EmbeddingBackward { tokens, order, d_y, shard, d_table });
     }
 
-    /// Position of this rank's first row.
-    fn first_position(dev: &Device, shape: &GptShape) -> usize {
-        if shape.sequence { dev.rank().tp * shape.rows() % shape.seq_len } else { 0 }
+    /// Place in its sample of this rank's first row, and the starts of its rows' documents.
+    fn first_position(dev: &Device, shape: &GptShape, pass: &Pass) -> (usize, Option<Tensor>) {
+        if !shape.sequence {
+            return (0, pass.starts);
+        }
+        let first = dev.rank().tp * shape.rows();
+        let starts = pass.starts.map(|starts| starts.slice(first..first + shape.rows()));
+        (first % shape.seq_len, starts)
     }
 }

@@ -221,6 +221,8 @@ pub struct Pass {
     pub first_token: u64,
     /// Dropout works.
     pub training: bool,
+    /// (B T) I32 on the device, where samples hold several documents: the place in its sample where each token's document starts.
+    pub starts: Option<Tensor>,
     /// Number of the set that keeps the inputs of its blocks, below [`GptShape::checkpoint_sets`].
     pub set: usize,
 }

@@ -66,6 +66,8 @@ pub struct Given<'a> {
     pub tokens: &'a [f64],
     /// The next tokens.
     pub targets: &'a [f64],
+    /// Where the document of each starts in its sample; None: a sample is one document.
+    pub starts: Option<&'a [f64]>,
     /// A whole parameter.
     pub param: &'a (dyn Fn(&str) -> &'a [f64] + Sync),
 }
@@ -92,6 +94,7 @@ struct Handles {
     plan: Arc<Plan>,
     gpt: Gpt,
     batch: BatchTensors,
+    starts: Tensor,
     buckets: Vec<Tensor>,
     loss: Tensor,
     scale: Tensor,
@@ -130,13 +133,13 @@ impl Handles {
         let mut tensor = |name: &str, dtype, len| {
             plan.tensor((Arena::Device, "of the test"), name, dtype, (1, len))
         };
-        let [tokens, targets, order] =
-            ["tokens", "targets", "order"].map(|name| tensor(name, Dtype::I32, shape.tokens()));
+        let [tokens, targets, order, starts] = ["tokens", "targets", "order", "starts"]
+            .map(|name| tensor(name, Dtype::I32, shape.tokens()));
         let bucket = |s: &SegmentLayout| tensor(&s.name, Dtype::F32, s.padded);
         let buckets = gpt.segments().iter().map(bucket).collect();
         let [loss, scale] = ["loss", "scale"].map(|name| tensor(name, Dtype::F64, 1));
         let batch = BatchTensors { tokens, targets, order };
-        Self { plan: Arc::new(plan), gpt, batch, buckets, loss, scale }
+        Self { plan: Arc::new(plan), gpt, batch, starts, buckets, loss, scale }
     }
 
     fn rank(&self, given: &Given<'_>, world: &Arc<World>, rank: Rank) -> OfRank {
@@ -152,7 +155,8 @@ impl Handles {
         let dev = cpu::open(rank, &self.plan, world, &options).expect("a device opens");
         gpt.write_constants(&dev).expect("constants are written");
         self.write(given, &dev);
-        let pass = Pass { dropout_key: 0, first_token: 0, training: true, set: 0 };
+        let starts = given.starts.map(|_| self.starts);
+        let pass = Pass { dropout_key: 0, first_token: 0, training: true, starts, set: 0 };
         let bucket = |part| self.buckets[gpt.segment(part)];
         gpt.embed(&dev, &pass, batch);
         (0..shape.layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer));
@@ -193,11 +197,14 @@ impl Handles {
         write(self.scale, &|_| 1.0);
         let tokens = self.gpt.shape().tokens();
         let own = dp * tokens..(dp + 1) * tokens;
-        let (inputs, targets) = (&given.tokens[own.clone()], &given.targets[own]);
+        let (inputs, targets) = (&given.tokens[own.clone()], &given.targets[own.clone()]);
         let mut order: Vec<usize> = (0..tokens).collect();
         order.sort_by_key(|&i| inputs[i] as i64);
         write(self.batch.tokens, &|i| inputs[i]);
         write(self.batch.targets, &|i| targets[i]);
+        if let Some(starts) = given.starts {
+            write(self.starts, &|i| starts[own.start + i]);
+        }
         write(self.batch.order, &|i| order[i] as f64);
     }
 

@@ -5,6 +5,9 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+#[path = "llama/packed.rs"]
+mod packed;
+
 use engine::checkpoint::Checkpoint;
 use engine::config::Config;
 use engine::data::{Dataset, Document};
@@ -118,6 +121,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
             let given = Given {
                 tokens: fixture.get("tokens"),
                 targets: fixture.get("targets"),
+                starts: None,
                 param: &|name| fixture.get(&theirs(name)),
             };
             let Passed { logits, loss, grads } = pass(&shape, layout.1, &given);
@@ -208,12 +212,12 @@ fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
         assert!(none > 5, "{model}: some samples have no target");
         // Sample n of the run is document n.
         let held_out = [documents[0].clone()];
-        let data = Dataset::of_documents(&documents, &held_out, T);
+        let data = Dataset::of_documents(&documents, &held_out, (T, false));
         let mut in_place = documents.clone();
         for (n, document) in documents.iter().enumerate() {
             in_place[data.shuffled(SEED, n as u64)] = document.clone();
         }
-        let data = Arc::new(Dataset::of_documents(&in_place, &held_out, T));
+        let data = Arc::new(Dataset::of_documents(&in_place, &held_out, (T, false)));
         for (layout, micro) in LAYOUTS.into_iter().zip([2, 4].into_iter().cycle()) {
             let mut sets = grid(layout);
             sets.retain(|set| !set.starts_with("batch.micro"));
@@ -238,13 +242,16 @@ fn steps_on_gpus_are_those_of_pytorch() {
     }
     let cache = tempfile::tempdir().unwrap();
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let name = "ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout";
-    command.args(["--exact", name, "--nocapture"]).env(ON_GPUS, "1");
+    let names = [
+        "ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout",
+        "packed::ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
+    ];
+    command.args(names).args(["--exact", "--nocapture"]).env(ON_GPUS, "1");
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
     command.env("XDG_CACHE_HOME", cache.path()).env("FAKECUDA_DEVICES", "4");
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    let passed = output.status.success() && said.contains("1 passed");
+    let passed = output.status.success() && said.contains("2 passed");
     assert!(passed, "{said}{}", String::from_utf8_lossy(&output.stderr));
 }
 

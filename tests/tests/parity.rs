@@ -77,7 +77,7 @@ fn logits_loss_and_every_gradient_are_those_of_pytorch_on_every_layout() {
     let targets: Vec<f64> = windows.flat_map(|w| &w[1..]).copied().collect();
     let param = &|name: &str| fixture.get(name);
     for layout in LAYOUTS {
-        let given = Given { tokens: &tokens, targets: &targets, param };
+        let given = Given { tokens: &tokens, targets: &targets, starts: None, param };
         let Passed { logits, loss, grads } = pass(&shape(layout), layout.1, &given);
         let apart = worst(&logits, fixture.get("logits"));
         assert!(apart < 1e-5, "{layout:?}: logits are {apart:e} apart");

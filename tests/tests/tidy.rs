@@ -266,9 +266,13 @@ fn every_mutant_still_finds_what_it_breaks() {
     let root = root();
     let mutants = files(&root.join("tests/mutants"), &[".patch"]);
     assert!(mutants.len() > 60);
+    let all: String = sources().into_iter().map(|(_, source)| source).collect();
     for path in mutants {
         let (patch, mutant) = (read(&path), path.file_name().expect("a file").to_string_lossy());
-        assert!(patch.contains("\n# test: -p "), "{mutant} names no test");
+        let test = patch.lines().find_map(|line| line.strip_prefix("# test: -p "));
+        let test = test.unwrap_or_else(|| panic!("{mutant} names no test"));
+        let test = test.rsplit([' ', ':']).next().expect("a part");
+        assert!(all.contains(&format!("fn {test}()")), "{mutant}: there is no test {test}");
         let mut changed = 0;
         for file in patch.split("\n--- a/").skip(1) {
             let name = file.lines().next().expect("a name");

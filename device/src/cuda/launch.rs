@@ -152,6 +152,11 @@ impl Launcher<'_> {
         tensors.iter().fold(Args::default(), |args, t| args.with(&[(self.at)(*t)]))
     }
 
+    /// Address of a tensor that there may be; 0 without.
+    fn at_or_null(&self, tensor: Option<Tensor>) -> u64 {
+        tensor.map_or(0, |t| (self.at)(t))
+    }
+
     fn task(&mut self, task: &DeviceOp) -> Result<(), String> {
         let call = task.kernel();
         let args = call.args.iter().fold(Args::default(), |args, arg| match arg {

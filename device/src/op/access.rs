@@ -29,8 +29,14 @@ impl Op {
             Self::EmbeddingBackward { tokens, order, d_y, d_table, .. } => {
                 all(&[(Read, tokens), (Read, order), (Read, d_y), (Update, d_table)]);
             }
-            Self::AddPositions { x, table, .. } => all(&[(Update, x), (Read, table)]),
-            Self::PositionsBackward { d_y, d_table, .. } => all(&[(Read, d_y), (Write, d_table)]),
+            Self::AddPositions { x, table, starts, .. } => {
+                all(&[(Update, x), (Read, table)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
+            }
+            Self::PositionsBackward { d_y, starts, d_table, .. } => {
+                all(&[(Read, d_y), (Write, d_table)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
+            }
             Self::LayerNorm { x, gain, bias, y, stats, .. } => {
                 all(&[(Read, x), (Read, gain), (Read, bias), (Write, y), (Write, stats)]);
             }
@@ -48,14 +54,16 @@ impl Op {
             Self::CachedAttention { q, cache, out, .. } => {
                 all(&[(Read, q), (Read, cache), (Write, out)]);
             }
-            Self::Rotary { qkv, table, norm, .. } => {
+            Self::Rotary { qkv, table, starts, norm, .. } => {
                 all(&[(Update, qkv), (Read, table)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
                 if let Some(HeadNorm { q_gain, k_gain, raw, .. }) = norm {
                     all(&[(Read, q_gain), (Read, k_gain), (Write, raw)]);
                 }
             }
-            Self::RotaryBackward { d_qkv, table, norm, .. } => {
+            Self::RotaryBackward { d_qkv, table, starts, norm, .. } => {
                 all(&[(Update, d_qkv), (Read, table)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
                 if let Some((HeadNorm { q_gain, k_gain, raw, .. }, grads)) = norm {
                     all(&[(Read, q_gain), (Read, k_gain), (Read, raw)]);
                     all(&[(Write, grads.q_gain), (Write, grads.k_gain)]);
@@ -67,11 +75,13 @@ impl Op {
                 all(&[(Read, x), (Write, y)]);
             }
             Self::GeluBackward { x, d } => all(&[(Read, x), (Update, d)]),
-            Self::Attention { qkv, out, lse, .. } => {
+            Self::Attention { qkv, out, lse, starts, .. } => {
                 all(&[(Read, qkv), (Write, out), (Write, lse)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
             }
-            Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, .. } => {
+            Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, starts, .. } => {
                 all(&[(Read, qkv), (Read, out), (Read, lse), (Read, d_out), (Write, d_qkv)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
             }
             Self::BiasDropoutAdd { x, bias, residual, y, .. } => {
                 all(&[(Read, x), (Read, residual), (Write, y)]);

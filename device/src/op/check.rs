@@ -58,8 +58,12 @@ impl Op {
                 same(d_y.shape().0, tokens.len()),
                 same(d_y.shape().1, d_table.shape().1),
             ]),
-            Self::AddPositions { x, table, .. } => same(x.shape().1, table.shape().1),
-            Self::PositionsBackward { d_y, d_table, .. } => same(d_y.shape().1, d_table.shape().1),
+            Self::AddPositions { x, table, starts, .. } => {
+                all_of(&[same(x.shape().1, table.shape().1), check_starts(starts, x)])
+            }
+            Self::PositionsBackward { d_y, starts, d_table, .. } => {
+                all_of(&[same(d_y.shape().1, d_table.shape().1), check_starts(starts, d_y)])
+            }
             Self::LayerNorm { x, gain, bias, y, stats, .. } => all_of(&[
                 same(x.len(), y.len()),
                 same(gain.len(), x.shape().1),
@@ -86,8 +90,11 @@ impl Op {
                 same(d_gain.len(), gain.len()),
                 same(stats.len(), x.shape().0),
             ]),
-            Self::Rotary { qkv, table, heads, norm } => check_rotary(qkv, table, heads, norm),
-            Self::RotaryBackward { d_qkv, table, heads, norm } => all_of(&[
+            Self::Rotary { qkv, table, heads, starts, norm } => {
+                all_of(&[check_rotary(qkv, table, heads, norm), check_starts(starts, qkv)])
+            }
+            Self::RotaryBackward { d_qkv, table, heads, starts, norm } => all_of(&[
+                check_starts(starts, d_qkv),
                 check_rotary(d_qkv, table, heads, norm.map(|(norm, _)| norm)),
                 norm.map_or(Ok(()), |(norm, grads)| {
                     all_of(&[
@@ -100,13 +107,18 @@ impl Op {
                 all_of(&[same(x.shape().0, d.shape().0), same(x.shape().1, 2 * d.shape().1)])
             }
             Self::ColumnSum { x, y } => same(x.shape().1, y.len()),
-            Self::Attention { qkv, out, lse, heads, .. } => check_attention(qkv, out, lse, heads),
+            Self::Attention { qkv, out, lse, heads, starts, .. } => {
+                all_of(&[check_attention(qkv, out, lse, heads), check_starts(starts, qkv)])
+            }
             Self::CachedAttention { q, cache, out, heads } => check_cached(q, cache, out, heads),
-            Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, .. } => all_of(&[
-                check_attention(qkv, out, lse, heads),
-                same(out.len(), d_out.len()),
-                same(qkv.len(), d_qkv.len()),
-            ]),
+            Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, .. } => {
+                all_of(&[
+                    check_starts(starts, qkv),
+                    check_attention(qkv, out, lse, heads),
+                    same(out.len(), d_out.len()),
+                    same(qkv.len(), d_qkv.len()),
+                ])
+            }
             Self::BiasDropoutAdd { x, bias, residual, y, .. } => all_of(&[
                 same(x.len(), residual.len()),
                 same(x.len(), y.len()),
@@ -150,6 +162,15 @@ impl Op {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// One start for each row.
+fn check_starts(starts: Option<Tensor>, rows: Tensor) -> Result<(), String> {
+    match starts {
+        Some(t) if t.dtype() != Dtype::I32 => Err(format!("{:?} where I32 belongs", t.dtype())),
+        Some(t) => same(t.len(), rows.shape().0),
+        None => Ok(()),
     }
 }
 

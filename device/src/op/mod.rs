@@ -110,6 +110,9 @@ pub struct VocabShard {
 }
 
 /// The operations of lanes. Shapes are (rows, columns); B samples, T tokens each, C hidden.
+/// `starts` (rows) I32, for samples of several documents: the place in its sample where the document
+/// of each row starts. Positions count from there, and a row sees no other document. None: a sample
+/// is one document.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Op {
@@ -126,10 +129,10 @@ pub enum Op {
         shard: VocabShard,
         d_table: Tensor,
     },
-    /// x (rows, C) += table (T, C) row (first_row + r) mod T.
-    AddPositions { x: Tensor, table: Tensor, first_row: usize },
+    /// x (rows, C) += table (T, C) row (first_row + r) mod T, less its start.
+    AddPositions { x: Tensor, table: Tensor, first_row: usize, starts: Option<Tensor> },
     /// d_table (T, C) = sums of d_y (rows, C) by position; positions without a row become zero.
-    PositionsBackward { d_y: Tensor, first_row: usize, d_table: Tensor },
+    PositionsBackward { d_y: Tensor, first_row: usize, starts: Option<Tensor>, d_table: Tensor },
     /// y = (x - mean) / sqrt(variance + epsilon) gain + bias by row; stats (rows, 2) F32 = mean, 1/deviation.
     LayerNorm { x: Tensor, gain: Tensor, bias: Tensor, y: Tensor, stats: Tensor, epsilon: f32 },
     /// d_x = (add ? d_x : 0) + the gradient with respect to x; overwrites d_gain and d_bias.
@@ -158,14 +161,21 @@ pub enum Op {
     /// Rotates each head of q and k by its position, after the norm if there is one. With x1 and x2
     /// the halves of a head and a = angles of the position: (x1, x2) = (x1 cos a - x2 sin a, x2 cos
     /// a + x1 sin a), in place (arXiv 2104.09864). `table` (T, D) F32 = cosines of D/2 angles, then
-    /// their sines. Row r of `qkv` has position r mod T.
-    Rotary { qkv: Tensor, table: Tensor, heads: Heads, norm: Option<HeadNorm> },
+    /// their sines. Row r of `qkv` has position r mod T, less its start.
+    Rotary {
+        qkv: Tensor,
+        table: Tensor,
+        heads: Heads,
+        starts: Option<Tensor>,
+        norm: Option<HeadNorm>,
+    },
     /// Turns d_qkv, the gradient with respect to the rotated q and k, into the gradient with
     /// respect to the inputs of [`Rotary`](Self::Rotary). Overwrites the gradients of gains.
     RotaryBackward {
         d_qkv: Tensor,
         table: Tensor,
         heads: Heads,
+        starts: Option<Tensor>,
         norm: Option<(HeadNorm, HeadNormGrads)>,
     },
     /// y (rows, F) = silu(gate) up, where x (rows, 2 F) = gate, then up; silu(z) = z / (1 + e^-z) (arXiv 2002.05202).
@@ -180,7 +190,14 @@ pub enum Op {
     ColumnSum { x: Tensor, y: Tensor },
     /// out (B T, H D) = causal softmax(q k' / sqrt(D)) v with dropout of the weights; lse (B, H, T)
     /// F32 = log of the sums.
-    Attention { qkv: Tensor, out: Tensor, lse: Tensor, heads: Heads, dropout: Dropout },
+    Attention {
+        qkv: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        heads: Heads,
+        starts: Option<Tensor>,
+        dropout: Dropout,
+    },
     /// d_qkv from d_out. Recomputes the weights from qkv and lse.
     AttentionBackward {
         qkv: Tensor,
@@ -189,6 +206,7 @@ pub enum Op {
         d_out: Tensor,
         d_qkv: Tensor,
         heads: Heads,
+        starts: Option<Tensor>,
         dropout: Dropout,
     },
     /// out (1, H D) = softmax(q k' / sqrt(D)) v of one new token, whose queries are q (1, H D): `cache` (n, 2 K D) has the
@@ -305,7 +323,7 @@ impl Op {
     pub fn flops(&self) -> f64 {
         match self {
             Self::Gemm { a, b, .. } => 2.0 * a.len() as f64 * b.shape().1 as f64,
-            // Causal: half of the square. The forward pass has scores and values; the backward pass
+            // Causal: half of the square, as if a sample were one document. The forward pass has scores and values; the backward pass
             // has five products of that size.
             Self::Attention { out, heads, .. } => 2.0 * out.len() as f64 * heads.seq_len as f64,
             Self::AttentionBackward { out, heads, .. } => {

@@ -415,8 +415,9 @@ fn seconds_of_attention(
     let program = record(rank_of(1, 1), &Arc::new(plan), |d| {
         [qkv, d_out].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;
         d.begin_step(1);
-        d.submit(Lane::Compute, Op::Attention { qkv, out, lse, heads, dropout });
-        let backward = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout };
+        d.submit(Lane::Compute, Op::Attention { qkv, out, lse, heads, starts: None, dropout });
+        let backward =
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts: None, dropout };
         d.submit(Lane::Compute, backward);
         d.sync_all()
     });

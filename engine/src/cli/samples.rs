@@ -7,6 +7,7 @@ use crate::data::{Decoder, Document, Identity, Tokenizer};
 use crate::report::colour;
 use clap::builder::styling::{AnsiColor, Style};
 use serde_json::json;
+use topology::counted as counted_noun;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SamplesArgs {
@@ -58,15 +59,21 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     let (tokenizer, dataset) = data::read_whole(config, false)?;
     let (seed, global) = (config.train.seed, config.batch.global as u64);
     let place = dataset.place(config.data.order, seed, (args.sample, global));
-    let document = dataset.document(place);
+    let documents = dataset.documents(place);
+    // In a window nothing separates documents: it counts as one.
+    let starts = documents.iter().scan(0, |end, document| {
+        let start = *end;
+        *end += document.tokens.len();
+        Some(start)
+    });
+    let starts: Vec<usize> = starts.collect();
+    let tokens: Vec<u32> = documents.iter().flat_map(|d| d.tokens.clone()).collect();
+    let counted: Vec<bool> = documents.iter().flat_map(|d| d.counted.clone()).collect();
     if args.json {
-        let Document { tokens, counted } = document;
-        // A sample is one document, or a window in which nothing separates them.
-        return print_json(&json!({ "tokens": tokens, "counted": counted, "documents": [0] }));
+        return print_json(&json!({ "tokens": tokens, "counted": counted, "documents": starts }));
     }
-    let Document { tokens, counted } = &document;
     let targets = counted.iter().filter(|counts| **counts).count();
-    let all = targets + 1 >= tokens.len();
+    let all = targets + documents.len() >= tokens.len();
     let painted = colour::wanted(&std::io::stdout());
     let marked = match (all, painted) {
         (true, _) => "",
@@ -74,12 +81,24 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
         (false, false) => ", between [[ and ]]",
     };
     let each = dataset.num_train_samples();
-    print(&format!(
-        "sample {} of the run, one of {each} of an epoch: {} tokens, {targets} targets{marked}\n\n{}\n",
+    let of = match documents.len() {
+        1 => String::new(),
+        n => format!("{n} documents, "),
+    };
+    let mut out = format!(
+        "sample {} of the run, one of {each} of an epoch: {of}{} tokens, {targets} targets{marked}\n",
         args.sample,
         tokens.len(),
-        text(&document, tokenizer.as_ref(), (config.data.format.is_text(), all, painted)),
-    ))
+    );
+    for (number, document) in documents.iter().enumerate() {
+        if documents.len() > 1 {
+            let tokens = counted_noun(document.tokens.len(), "token");
+            out += &format!("\n---- document {} of {}, {tokens}", number + 1, documents.len());
+        }
+        let how = (config.data.format.is_text(), all, painted);
+        out += &format!("\n{}\n", text(document, tokenizer.as_ref(), how));
+    }
+    print(&out)
 }
 
 /// The text of the tokens, or their numbers where nothing makes text of them.

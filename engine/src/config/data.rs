@@ -53,6 +53,8 @@ impl DataFormat {
 pub enum Packing {
     /// A window of `seq_len` tokens of all documents side by side.
     Windows,
+    /// Documents side by side, each of which sees itself alone, and padding behind them.
+    Documents,
     /// A document, and padding behind it.
     None,
 }

@@ -34,10 +34,11 @@ impl Checks<'_> {
     pub(super) fn packing_of_another_format(&self) -> Option<Broken> {
         let DataConfig { format, packing, .. } = &self.config.data;
         let (message, help) = match (format, packing) {
-            (DataFormat::Chat, Packing::Windows) => {
-                ("a window would cut chats anywhere", "leave `data.packing` out")
-            }
-            (format, Packing::None) if !format.is_rows() => (
+            (DataFormat::Chat, Packing::Windows) => (
+                "a window would cut chats anywhere",
+                "leave `data.packing` out, or set it to `Documents`",
+            ),
+            (format, Packing::None | Packing::Documents) if !format.is_rows() => (
                 "these files have no rows to be samples",
                 "leave `data.packing` out, or set `data.format` to `Jsonl` or `Chat`",
             ),

@@ -65,5 +65,5 @@ impl Named for DataOrder {
 
 impl Named for Packing {
     const ALL: &'static [(&'static str, Self)] =
-        &[("Windows", Self::Windows), ("None", Self::None)];
+        &[("Windows", Self::Windows), ("Documents", Self::Documents), ("None", Self::None)];
 }

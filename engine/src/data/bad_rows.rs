@@ -19,6 +19,8 @@ pub struct BadRows {
     pub(super) longest: usize,
     /// Cut to a sample.
     pub(super) cut: usize,
+    /// Divided into several samples.
+    pub(super) divided: usize,
     /// The first ones, with what is wrong with them.
     first: Vec<String>,
 }
@@ -35,7 +37,7 @@ impl BadRows {
 
 impl fmt::Display for BadRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bad, long, longest, cut, first } = self;
+        let Self { rows, bad, long, longest, cut, divided, first } = self;
         let of = |n: usize| format!("{n} of {}", counted(*rows, "row"));
         let mut parts = Vec::new();
         if *bad > 0 {
@@ -52,6 +54,12 @@ impl fmt::Display for BadRows {
         }
         if *cut > 0 {
             parts.push(format!("{} are cut at model.seq_len + 1 tokens", of(*cut)));
+        }
+        if *divided > 0 {
+            parts.push(format!(
+                "{} have more tokens than model.seq_len + 1 and are divided into documents of that many",
+                of(*divided)
+            ));
         }
         write!(f, "{}", parts.join("; "))
     }

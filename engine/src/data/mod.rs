@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use device::random;
@@ -26,6 +27,7 @@ mod look;
 mod megatron;
 mod open;
 mod order;
+mod pack;
 mod problem;
 mod read;
 mod rowed;
@@ -74,8 +76,10 @@ pub struct Dataset {
     left_out: LeftOut,
     /// Bytes of the text that a tokenizer made these tokens of.
     text: Option<usize>,
-    /// Where each document is a sample.
+    /// Where samples are whole documents.
     documents: Option<Documents>,
+    /// Several of them share a sample.
+    packs: bool,
     identity: Identity,
 }
 
@@ -137,12 +141,15 @@ impl Dataset {
         let Some(documents) = &mut self.documents else { unreachable!("it has documents") };
         documents.split = to_train;
         self.split = documents.tokens(to_train).start;
+        if self.packs {
+            documents.pack(self.seq_len);
+        }
         let parts = [0..to_train, to_train..documents.len()].map(|part| documents.bytes(part));
         let [train, held_out] = &parts;
         self.identity = Identity::of(&self.bytes, self.width, self.split).and(train, held_out);
     }
 
-    /// Appends the tokens of a document, which is a sample if documents are.
+    /// Appends the tokens of a document, which is in one sample if documents are.
     fn append(&mut self, document: &Document) {
         if let Some(documents) = &mut self.documents {
             documents.push(document);
@@ -152,13 +159,18 @@ impl Dataset {
         }
     }
 
-    /// Documents that are known, each a sample of its own of at most `seq_len` + 1 tokens; as many tokens count as its `counted` say.
+    /// Documents that are known, of at most `seq_len` + 1 tokens, each in a sample of its own or packed; as many tokens count as
+    /// its `counted` say.
     ///
     /// # Panics
     /// If a document is longer, or if a part has none.
-    pub fn of_documents(train: &[Document], held_out: &[Document], seq_len: usize) -> Self {
-        let mut data =
-            Self { width: 4, documents: Some(Documents::default()), ..Self::none(seq_len) };
+    pub fn of_documents(
+        train: &[Document],
+        held_out: &[Document],
+        (seq_len, packs): (usize, bool),
+    ) -> Self {
+        let documents = Some(Documents::default());
+        let mut data = Self { width: 4, documents, packs, ..Self::none(seq_len) };
         for document in train.iter().chain(held_out) {
             assert!(document.tokens.len() <= seq_len + 1, "a document is longer than a sample");
             data.append(document);
@@ -182,6 +194,7 @@ impl Dataset {
             left_out,
             text: None,
             documents: None,
+            packs: false,
             identity,
         }
     }
@@ -195,11 +208,12 @@ impl Dataset {
         Self { bytes, split, ..Self::none(seq_len) }
     }
 
-    /// The place of sample `index` of the global batch of `step`, by chance: a document, or the start of a window, uniform over
+    /// The place of sample `index` of the global batch of `step`, by chance: a sample of documents, or the start of a window, uniform over
     /// all that leave `seq_len + 1` tokens of the training part.
     pub fn sample(&self, seed: u64, step: u64, index: u64) -> usize {
         let stream = random::key(random::key(seed, DATA_STREAM), step);
-        let places = self.documents.as_ref().map_or(self.split - self.seq_len, |d| d.split);
+        let windows = || self.split - self.seq_len;
+        let places = self.documents.as_ref().map_or_else(windows, Documents::samples_to_train);
         random::below(stream, index, places as u64) as usize
     }
 
@@ -216,10 +230,11 @@ impl Dataset {
         }
     }
 
-    /// How many samples an epoch has: documents, or windows of `seq_len` targets, of which fewer than `seq_len` tokens at the end
+    /// How many samples an epoch has: those of documents, or windows of `seq_len` targets, of which fewer than `seq_len` tokens at the end
     /// of the training part are in none.
     pub fn num_train_samples(&self) -> usize {
-        self.documents.as_ref().map_or((self.split - 1) / self.seq_len, |d| d.split)
+        let windows = || (self.split - 1) / self.seq_len;
+        self.documents.as_ref().map_or_else(windows, Documents::samples_to_train)
     }
 
     /// The place of sample `number` of a run, counted from 0 over all its steps, if each epoch takes every sample once.
@@ -232,14 +247,14 @@ impl Dataset {
     /// [`shuffled`](Self::shuffled)). Targets that do not count are -1.
     pub fn fill_train(&self, place: usize, inputs: &mut [i32], targets: &mut [i32]) {
         match &self.documents {
-            Some(documents) => self.fill_document((documents, place), inputs, targets),
+            Some(documents) => self.fill_documents((documents, place), inputs, targets),
             None => self.fill(place, self.split, inputs, targets),
         }
     }
 
     /// How many targets of the sample at `place` count.
     pub fn targets(&self, place: usize) -> u64 {
-        self.documents.as_ref().map_or(self.seq_len as u64, |d| d.targets(place))
+        self.documents.as_ref().map_or(self.seq_len as u64, |d| d.targets(place..place + 1))
     }
 
     /// Whether samples differ in how many targets count.
@@ -247,19 +262,24 @@ impl Dataset {
         self.documents.is_some()
     }
 
-    /// How many windows of `seq_len` targets cover the held-out part, or how many documents it has.
+    /// Whether a sample may hold several documents, each of which sees itself alone.
+    pub(crate) const fn is_packed(&self) -> bool {
+        self.packs
+    }
+
+    /// How many windows of `seq_len` targets cover the held-out part, or how many samples its documents are.
     pub fn num_eval_windows(&self) -> usize {
         let tokens = self.num_tokens() - self.split;
         let windows = || (tokens - 1).div_ceil(self.seq_len);
-        self.documents.as_ref().map_or_else(windows, |d| d.len() - d.split)
+        self.documents.as_ref().map_or_else(windows, |d| d.samples() - d.samples_to_train())
     }
 
     /// Targets of the first `windows` windows together. Those of all are every held-out token but the first, once.
     pub fn num_eval_targets(&self, windows: u64) -> u64 {
         match &self.documents {
             Some(d) => {
-                let all = (d.len() - d.split) as u64;
-                d.all_targets(d.split..d.split + windows.min(all) as usize)
+                let (first, all) = (d.samples_to_train(), d.samples());
+                d.targets(first..first + windows.min((all - first) as u64) as usize)
             }
             None => {
                 let all = (self.num_tokens() - self.split - 1) as u64;
@@ -273,8 +293,8 @@ impl Dataset {
     pub fn fill_eval(&self, window: usize, inputs: &mut [i32], targets: &mut [i32]) {
         match &self.documents {
             Some(documents) => {
-                let document = documents.split.saturating_add(window);
-                self.fill_document((documents, document), inputs, targets);
+                let sample = documents.samples_to_train().saturating_add(window);
+                self.fill_documents((documents, sample), inputs, targets);
             }
             None => {
                 let start = self.split.saturating_add(window.saturating_mul(self.seq_len));
@@ -283,17 +303,35 @@ impl Dataset {
         }
     }
 
-    /// The sample at `place` of the training part without padding: its tokens, the last of which is only a target, and which of
-    /// them count as targets.
-    pub fn document(&self, place: usize) -> Document {
-        let tokens = match &self.documents {
-            Some(documents) => documents.tokens(place),
-            None => place..place + self.seq_len + 1,
-        };
-        let counts = |i| self.documents.as_ref().map_or(i > place, |d| d.counts(i));
-        Document {
+    /// Fills `starts` (T): for each token of the sample at `place` the place in the sample where its document starts. Padding is a
+    /// document of its own.
+    pub(crate) fn fill_starts(&self, place: usize, starts: &mut [i32]) {
+        let mut at = 0;
+        for document in self.documents.iter().flat_map(|d| d.of_sample(place).map(|i| d.tokens(i)))
+        {
+            let end = at + document.len() - 1;
+            starts[at..end].fill(at as i32);
+            at = end;
+        }
+        starts[at..].fill(at as i32);
+    }
+
+    /// The same for an evaluation window.
+    pub(crate) fn fill_eval_starts(&self, window: usize, starts: &mut [i32]) {
+        let first = self.documents.as_ref().map_or(0, Documents::samples_to_train);
+        self.fill_starts(first.saturating_add(window), starts);
+    }
+
+    /// The documents of the sample at `place` of the training part, or its window, without padding: the tokens, the last of which
+    /// is only a target, and which of them count as targets.
+    pub fn documents(&self, place: usize) -> Vec<Document> {
+        let whole = |tokens: Range<usize>, counts: &dyn Fn(usize) -> bool| Document {
             counted: tokens.clone().map(counts).collect(),
             tokens: tokens.map(|i| self.token(i)).collect(),
+        };
+        match &self.documents {
+            Some(d) => d.of_sample(place).map(|i| whole(d.tokens(i), &|i| d.counts(i))).collect(),
+            None => vec![whole(place..place + self.seq_len + 1, &|i| i > place)],
         }
     }
 
@@ -307,13 +345,21 @@ impl Dataset {
         let parts = match &self.documents {
             None => format!("{train} to train, {held_out} held out"),
             Some(d) => {
-                let share = 100.0 * d.all_targets(0..d.len()) as f64 / tokens.max(1) as f64;
+                let targets = d.targets(0..d.samples());
+                let share = 100.0 * targets as f64 / tokens.max(1) as f64;
                 let rows = counted(d.len(), "row");
-                let held_out = d.len() - d.split;
-                format!(
-                    "{share:.0} % are targets; {rows}: {} to train, {held_out} held out",
-                    d.split
-                )
+                let (to_train, held_out) = (d.split, d.len() - d.split);
+                let rows = format!("{rows}: {to_train} to train, {held_out} held out");
+                let packed = match d.is_packed() {
+                    false => String::new(),
+                    true => {
+                        let (all, samples) = (d.samples(), d.samples_to_train());
+                        let full = 100.0 * (tokens - d.len()) as f64 / (all * self.seq_len) as f64;
+                        let held_out = all - samples;
+                        format!("; in {samples} and {held_out} samples, {full:.0} % full")
+                    }
+                };
+                format!("{share:.0} % are targets; {rows}{packed}")
             }
         };
         let text = format!("{files}, {bytes}, {tokens} tokens: {parts}");
@@ -343,20 +389,26 @@ impl Dataset {
         }
     }
 
-    /// A document, then padding; past the last document nothing else.
-    fn fill_document(
+    /// The documents of a sample, then padding; past the last sample nothing else.
+    fn fill_documents(
         &self,
-        (documents, document): (&Documents, usize),
-        inputs: &mut [i32],
-        targets: &mut [i32],
+        (documents, sample): (&Documents, usize),
+        mut inputs: &mut [i32],
+        mut targets: &mut [i32],
     ) {
-        let tokens = if document < documents.len() { documents.tokens(document) } else { 0..0 };
-        self.fill(tokens.start, tokens.end, inputs, targets);
-        for (target, token) in targets.iter_mut().zip(tokens.skip(1)) {
-            if !documents.counts(token) {
-                *target = -1;
+        for document in documents.of_sample(sample) {
+            let tokens = documents.tokens(document);
+            let (own, of_inputs) = inputs.split_at_mut(tokens.len() - 1);
+            let (own_targets, of_targets) = targets.split_at_mut(tokens.len() - 1);
+            self.fill(tokens.start, tokens.end, own, own_targets);
+            for (target, token) in own_targets.iter_mut().zip(tokens.skip(1)) {
+                if !documents.counts(token) {
+                    *target = -1;
+                }
             }
+            (inputs, targets) = (of_inputs, of_targets);
         }
+        self.fill(0, 0, inputs, targets);
     }
 
     /// Pairs of tokens in `start..end`, then padding. Tokens are below `vocab`, which fits an i32.

@@ -3,6 +3,7 @@
 use super::bad_rows::BadRows;
 use super::cores;
 use super::open::open_regular;
+use super::pack::Packed;
 use super::problem::{Failure, Problem, at, in_key};
 use super::read::named;
 use super::rows::{Document, Lines, Rows};
@@ -29,7 +30,7 @@ pub struct Rowed<'a> {
     pub format: &'a DataFormat,
     /// The kind of a sample.
     pub packing: Packing,
-    /// A document that is too long for a sample is cut, and not left out.
+    /// A document that is too long for a sample is cut, and not left out or divided.
     pub truncate: bool,
 }
 
@@ -44,6 +45,8 @@ pub(super) struct Documents {
     targets: Vec<u32>,
     /// How many are to train.
     pub(super) split: usize,
+    /// Where several share a sample: the samples, and how many of them are to train.
+    packed: Option<(Packed, usize)>,
 }
 
 impl Documents {
@@ -57,6 +60,40 @@ impl Documents {
         self.ends.len()
     }
 
+    /// Puts documents together in samples of `seq_len` targets, those to train and the others apart.
+    pub(super) fn pack(&mut self, seq_len: usize) {
+        let mut packed = Packed::default();
+        // The last token of a document is only a target.
+        let length = |document| self.tokens(document).len() - 1;
+        packed.append(0..self.split, seq_len, length);
+        let to_train = packed.len();
+        packed.append(self.split..self.len(), seq_len, length);
+        self.packed = Some((packed, to_train));
+    }
+
+    /// Whether several share a sample.
+    pub(super) const fn is_packed(&self) -> bool {
+        self.packed.is_some()
+    }
+
+    /// Number of samples.
+    pub(super) fn samples(&self) -> usize {
+        self.packed.as_ref().map_or(self.len(), |(packed, _)| packed.len())
+    }
+
+    /// How many of them are to train.
+    pub(super) fn samples_to_train(&self) -> usize {
+        self.packed.as_ref().map_or(self.split, |(_, to_train)| *to_train)
+    }
+
+    /// The documents of a sample, one behind another; none behind the last.
+    pub(super) fn of_sample(&self, sample: usize) -> impl Iterator<Item = usize> {
+        let there = sample < self.samples();
+        let packed = self.packed.as_ref().filter(|_| there).map(|(packed, _)| packed.of(sample));
+        let alone = (there && packed.is_none()).then_some(sample);
+        packed.into_iter().flatten().map(|document| *document as usize).chain(alone)
+    }
+
     /// The tokens of a document.
     pub(super) fn tokens(&self, document: usize) -> Range<usize> {
         let start = document.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -68,14 +105,10 @@ impl Documents {
         self.counted[token]
     }
 
-    /// Targets of a document.
-    pub(super) fn targets(&self, document: usize) -> u64 {
-        u64::from(self.targets[document])
-    }
-
-    /// Targets of some documents.
-    pub(super) fn all_targets(&self, documents: Range<usize>) -> u64 {
-        self.targets[documents].iter().map(|targets| u64::from(*targets)).sum()
+    /// Targets of some samples that count.
+    pub(super) fn targets(&self, mut samples: Range<usize>) -> u64 {
+        let of = |sample| self.of_sample(sample).map(|document| u64::from(self.targets[document]));
+        samples.by_ref().flat_map(of).sum()
     }
 
     /// Where documents end and which of their tokens count, for a hash.
@@ -107,8 +140,9 @@ impl Dataset {
             return Err(in_key("data.tokenizer")(at(path)(problem)));
         }
         let width = if tokens <= 1 << 16 { 2 } else { 4 };
-        let documents = (with.packing == Packing::None).then(Documents::default);
-        let mut data = Self { width, text: Some(0), documents, ..Self::none(seq_len) };
+        let documents = (with.packing != Packing::Windows).then(Documents::default);
+        let packs = with.packing == Packing::Documents;
+        let mut data = Self { width, text: Some(0), documents, packs, ..Self::none(seq_len) };
         let (parts, fraction) = ((train, validation), validation_fraction);
         data.fill_parts(parts, fraction, &mut |data, text| data.read_rows(text, with))?;
         Ok(data)
@@ -138,7 +172,7 @@ impl Dataset {
         if out as f64 > MOST_LEFT_OUT * bad.rows as f64 || out == bad.rows {
             return Err(at(Path::new(text))(Problem::BadRows(Box::new(bad))));
         }
-        if out + bad.cut > 0 {
+        if out + bad.cut + bad.divided > 0 {
             tracing::warn!("{}: {bad}", Shown(Path::new(text)));
         }
         Ok(files)
@@ -184,6 +218,12 @@ impl Dataset {
         let most = self.seq_len + 1;
         if self.documents.is_some() && document.tokens.len() > most {
             let tokens = document.tokens.len();
+            let divides = with.packing == Packing::Documents && *with.format != DataFormat::Chat;
+            if !with.truncate && divides {
+                document.divided(most).for_each(|part| self.append(&part));
+                bad.divided += 1;
+                return;
+            }
             if !with.truncate {
                 bad.longest = bad.longest.max(tokens);
                 bad.long += 1;

@@ -12,7 +12,8 @@ use device::{
 use std::sync::Arc;
 use tensor_parallel::BatchTensors;
 
-/// Handles of the batches, the same on every rank: (3, B T) I32 each: tokens, targets, order. Those for training take turns,
+/// Handles of the batches, the same on every rank: (3, B T) I32 each: tokens, targets, order; and a fourth row where samples hold several
+/// documents: their starts. Those for training take turns,
 /// the last is an evaluation's.
 #[derive(Clone, Debug)]
 pub struct BatchLayout {
@@ -22,10 +23,11 @@ pub struct BatchLayout {
 
 impl BatchLayout {
     /// With room for `at_once` training batches and the next one.
-    pub(crate) fn plan(plan: &mut Plan, tokens: usize, at_once: usize) -> Self {
+    pub(crate) fn plan(plan: &mut Plan, tokens: usize, packs: bool, at_once: usize) -> Self {
+        let rows = if packs { 4 } else { 3 };
         let mut slots = |arena, name: &str| {
             let at = (arena, "batches and losses");
-            let slot = |i| plan.tensor(at, format!("{name}.{i}"), Dtype::I32, (3, tokens));
+            let slot = |i| plan.tensor(at, format!("{name}.{i}"), Dtype::I32, (rows, tokens));
             (0..at_once + 2).map(slot).collect()
         };
         Self { host: slots(Arena::Pinned, "batch_host"), device: slots(Arena::Device, "batch") }
@@ -53,6 +55,7 @@ pub(crate) struct Loader {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch {
     pub(crate) tensors: BatchTensors,
+    pub(crate) starts: Option<Tensor>,
     slot: usize,
 }
 
@@ -195,7 +198,8 @@ impl Loader {
             t.reshape(1, t.len())
         };
         let tensors = BatchTensors { tokens: row(0), targets: row(1), order: row(2) };
-        Batch { tensors, slot }
+        let starts = (self.layout.device[slot].shape().0 == 4).then(|| row(3));
+        Batch { tensors, starts, slot }
     }
 
     /// Compute is done with `batch` where it stands now.
@@ -222,20 +226,26 @@ impl HostTask for Fill {
     }
     fn run(&self, index: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let all = host.write_as::<i32>(self.to)?;
-        let n = all.len() / 3;
+        let n = all.len() / self.to.shape().0;
         let (tokens, rest) = all.split_at_mut(n);
-        let (targets, order) = rest.split_at_mut(n);
+        let (targets, rest) = rest.split_at_mut(n);
+        let (order, starts) = rest.split_at_mut(n);
         let Samples { data, deal, .. } = &self.samples;
         let t = deal.seq_len;
+        let mut starts = starts.chunks_mut(t);
         let (step, micro) = (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
         let samples = tokens.chunks_mut(t).zip(targets.chunks_mut(t)).enumerate();
         for (b, (inputs, targets)) in samples {
             if self.training {
                 let sample = deal.first_sample(micro as usize) + b;
-                data.fill_train(self.samples.place(step + 1, sample), inputs, targets);
+                let place = self.samples.place(step + 1, sample);
+                data.fill_train(place, inputs, targets);
+                starts.next().into_iter().for_each(|starts| data.fill_starts(place, starts));
             } else {
                 let window = (index as usize * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;
                 data.fill_eval(window + b, inputs, targets);
+                let starts = starts.next();
+                starts.into_iter().for_each(|starts| data.fill_eval_starts(window + b, starts));
             }
         }
         order.iter_mut().enumerate().for_each(|(i, o)| *o = i as i32);

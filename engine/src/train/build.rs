@@ -2,7 +2,7 @@
 
 use crate::config::{self, Accumulate, BoxConfig, Config, DeviceConfig, Family, ModelConfig};
 use crate::config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
-use crate::config::{Placement, Precision, Recompute};
+use crate::config::{Packing, Placement, Precision, Recompute};
 use crate::run::gpu_room;
 use crate::run::placement::{kernel_threads, virtual_threads};
 use crate::train::batch::BatchLayout;
@@ -293,7 +293,8 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum, scratch: KernelScrat
     };
     let segments: Vec<SegmentSpec> = gpt.parts().map(spec_of).collect();
     let layout = Layout::plan(&mut plan, &spec(config, micro_batches, sum), chunk, &segments);
-    let batches = BatchLayout::plan(&mut plan, shape.tokens(), first_forward(config));
+    let packs = config.data.packing == Packing::Documents;
+    let batches = BatchLayout::plan(&mut plan, shape.tokens(), packs, first_forward(config));
     let mut small =
         |arena, name, len| plan.tensor((arena, "batches and losses"), name, Dtype::F64, (1, len));
     let losses = [

@@ -1,6 +1,6 @@
 //! A rank's part of a run, put together from the config and the plan.
 
-use crate::config::Config;
+use crate::config::{Config, Packing};
 use crate::data::Dataset;
 use crate::step::Trainer;
 use crate::train::batch::{Deal, Loader, Samples};
@@ -34,6 +34,8 @@ pub(crate) fn trainer(
     (data, detours): (&Arc<Dataset>, &Arc<Detours>),
     rank: Rank,
 ) -> Trainer {
+    let packs = config.data.packing == Packing::Documents;
+    assert!(packs || !data.is_packed(), "batches say where packed documents start");
     let deal = Deal {
         seed: config.train.seed,
         order: config.data.order,

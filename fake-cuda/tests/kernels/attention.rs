@@ -5,7 +5,9 @@ use super::{DROPOUT, NO_DROPOUT, in_each_type};
 use device::{Dropout, Dtype, Heads, Op};
 
 /// Samples, head dimension, heads.
-fn attention_sizes() -> Vec<(usize, usize, Heads)> {
+type Size = (usize, usize, Heads);
+
+fn attention_sizes() -> Vec<Size> {
     let size = |samples, seq_len, count, dim| {
         (samples, dim, Heads { count, kv_count: count, first: 1, total: count + 2, seq_len })
     };
@@ -28,9 +30,25 @@ fn attention_sizes() -> Vec<(usize, usize, Heads)> {
     ]
 }
 
+/// Samples of several documents: some in one tile, some over several, the last over none but its own.
+fn packed_sizes() -> Vec<(Size, Option<Vec<usize>>)> {
+    let sizes = [
+        (70, (6, 2), 24, vec![30, 40, 1, 69]),
+        (200, (2, 1), 64, vec![5, 100, 95, 190, 10]),
+        (300, (2, 2), 80, vec![64, 64, 72, 100, 300]),
+        (131, (2, 1), 200, vec![129, 2, 3, 128]),
+    ];
+    let packed = sizes.map(|(seq_len, (count, kv_count), dim, lengths)| {
+        let heads = Heads { count, kv_count, first: 1, total: count + 2, seq_len };
+        ((2, dim, heads), Some(lengths))
+    });
+    packed.into()
+}
+
 /// Forward and backward for a compute capability; by type, the tolerances of both.
 fn check_attention(sm: u32, types: &[(Dtype, [(f64, f64); 2])]) {
-    for (i, (samples, dim, heads)) in attention_sizes().into_iter().enumerate() {
+    let whole = attention_sizes().into_iter().map(|size| (size, None));
+    for (i, ((samples, dim, heads), documents)) in whole.chain(packed_sizes()).enumerate() {
         for ((dtype, tolerances), dropout) in
             types.iter().flat_map(|t| [(*t, NO_DROPOUT), (*t, DROPOUT)])
         {
@@ -44,9 +62,10 @@ fn check_attention(sm: u32, types: &[(Dtype, [(f64, f64); 2])]) {
             let d_out = rig.put_noise(dtype, (rows, width), 2);
             let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, all)));
             let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
+            let starts = documents.as_ref().map(|of| rig.put_starts(heads.seq_len, of, 0..rows));
             let mut pair = rig.open();
-            pair.check(&Op::Attention { qkv, out, lse, heads, dropout }, tolerances[0]);
-            let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout };
+            pair.check(&Op::Attention { qkv, out, lse, heads, starts, dropout }, tolerances[0]);
+            let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
             // Gradients of keys and values are sums over the heads that share them.
             let (absolute, ulps) = tolerances[1];
             pair.check(&op, (absolute * heads.group() as f64, ulps));

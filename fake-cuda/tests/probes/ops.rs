@@ -167,7 +167,7 @@ fn rotary(plan: &mut Plan, normed: bool) -> Made {
     let (tensors, heads) = turned(seq_len);
     on_sets(plan, tensors, 4, |[qkv, table, q_gain, k_gain, raw, ..]| {
         let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 });
-        Op::Rotary { qkv, table, heads, norm }
+        Op::Rotary { qkv, table, heads, starts: None, norm }
     })
 }
 
@@ -177,7 +177,7 @@ fn rotary_backward(plan: &mut Plan, normed: bool) -> Made {
     on_sets(plan, tensors, 5, |[d_qkv, table, q_gain, k_gain, raw, d_q, d_k]| {
         let grads = HeadNormGrads { q_gain: d_q, k_gain: d_k };
         let norm = normed.then_some((HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 }, grads));
-        Op::RotaryBackward { d_qkv, table, heads, norm }
+        Op::RotaryBackward { d_qkv, table, heads, starts: None, norm }
     })
 }
 
@@ -239,9 +239,9 @@ fn attention(plan: &mut Plan, group: usize, dropout: Dropout, backward: bool) ->
     let lse = (Dtype::F32, (rows / seq_len * count, seq_len));
     on_sets(plan, [qkv, out, out, lse, qkv], 4, |[qkv, out, d_out, lse, d_qkv]| {
         if backward {
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout }
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts: None, dropout }
         } else {
-            Op::Attention { qkv, out, lse, heads, dropout }
+            Op::Attention { qkv, out, lse, heads, starts: None, dropout }
         }
     })
 }

@@ -11,6 +11,7 @@ use device::{Arena, Device, Dtype, Lane, Mode, Op, Plan, Rank, Tensor, random};
 use device::{HostWork, World};
 use half::{bf16, f16};
 use std::ffi::{CString, c_char, c_void};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -81,6 +82,22 @@ impl Rig {
 
     pub(crate) fn put_noise(&mut self, dtype: Dtype, shape: (usize, usize), seed: u64) -> Tensor {
         self.put(dtype, shape, &noise(seed, shape.0 * shape.1))
+    }
+
+    /// For some rows of samples the places in their sample where their documents start, of documents with these numbers of
+    /// rows.
+    pub(crate) fn put_starts(
+        &mut self,
+        seq_len: usize,
+        lengths: &[usize],
+        rows: Range<usize>,
+    ) -> Tensor {
+        let mut all: Vec<i32> = Vec::new();
+        for length in lengths {
+            let start = (all.len() % seq_len) as i32;
+            all.extend(std::iter::repeat_n(start, *length));
+        }
+        self.put_ints(&all[rows])
     }
 
     pub(crate) fn put_ints(&mut self, values: &[i32]) -> Tensor {

@@ -1,10 +1,11 @@
 //! Causal attention, one (sample, head) at a time in blocks of [`LANES`] queries: two products with
-//! a softmax between them. A block touches only the keys up to its end. Scores are stored as (keys,
+//! a softmax between them. A block touches only the keys from the start of its first query's document up to its end. Scores are stored as (keys,
 //! queries): each query has its lane of the vectors, so one instruction serves a whole block, and
 //! among the operands of products only q' and d_out' are transposed. The backward pass takes the
 //! heads of queries that share keys and values in turn, and adds up their gradients.
 
 use super::dense::{src, tail};
+use super::documents::Starts;
 use super::math::{Mask, dot, exp, read, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::gemm::{self, Dst, Gemm, Matrix, MatrixMut, Src};
@@ -16,8 +17,9 @@ use std::sync::{Mutex, PoisonError};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::Attention { qkv, out, lse, heads, dropout } => {
-            let shape = Shape::new(out, heads, dropout)?;
+        Op::Attention { qkv, out, lse, heads, starts, dropout } => {
+            let starts = Starts::new(m, starts, (0, heads.seq_len))?;
+            let shape = Shape::new(out, heads, starts, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = src(values(m, qkv)?)?;
             let results = Mutex::new((values_mut(m, out)?, slice_mut::<f32>(m, lse)?));
@@ -27,8 +29,9 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 }
             });
         }
-        Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout } => {
-            let shape = Shape::new(out, heads, dropout)?;
+        Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout } => {
+            let starts = Starts::new(m, starts, (0, heads.seq_len))?;
+            let shape = Shape::new(out, heads, starts, dropout)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = src(values(m, qkv)?)?;
             let groups = shape.units / heads.group();
@@ -49,8 +52,9 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
 }
 
 #[derive(Clone, Copy)]
-struct Shape {
+struct Shape<'a> {
     heads: Heads,
+    starts: Starts<'a>,
     head_dim: usize,
     /// 1 / sqrt(D)
     scale: f32,
@@ -62,8 +66,13 @@ struct Shape {
     work: usize,
 }
 
-impl Shape {
-    fn new(out: Tensor, heads: Heads, dropout: Dropout) -> Result<Self, String> {
+impl<'a> Shape<'a> {
+    fn new(
+        out: Tensor,
+        heads: Heads,
+        starts: Starts<'a>,
+        dropout: Dropout,
+    ) -> Result<Self, String> {
         let (rows, width) = out.shape();
         if heads.count == 0 || heads.kv_count == 0 || heads.seq_len == 0 {
             return Err("no heads, or samples without tokens".into());
@@ -71,6 +80,7 @@ impl Shape {
         let head_dim = width / heads.count;
         Ok(Self {
             heads,
+            starts,
             head_dim,
             scale: 1.0 / (head_dim as f32).sqrt(),
             mask: Mask::new(dropout),
@@ -94,7 +104,7 @@ impl Shape {
 /// One head of one sample.
 #[derive(Clone, Copy)]
 struct Head<'a> {
-    shape: Shape,
+    shape: Shape<'a>,
     unit: usize,
     qkv: Src<'a>,
 }
@@ -138,12 +148,19 @@ impl<'a> Head<'a> {
         ((sample * heads.total as u64 + head) * t + query as u64) * t
     }
 
-    fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
+    fn blocks(self) -> impl Iterator<Item = Block> + use<'a> {
         let t = self.shape.heads.seq_len;
         (0..t).step_by(LANES).map(move |first| {
             let rows = LANES.min(t - first);
-            Block { first, rows, keys: first + rows }
+            let from = self.start(first);
+            Block { first, rows, from, keys: first + rows - from }
         })
+    }
+
+    /// Where the document of a token starts in the sample.
+    fn start(self, token: usize) -> usize {
+        let heads = self.shape.heads;
+        self.shape.starts.of(self.unit / heads.count * heads.seq_len + token)
     }
 }
 
@@ -153,6 +170,8 @@ struct Block {
     first: usize,
     /// Number of queries. Later lanes hold arbitrary values.
     rows: usize,
+    /// The first key, and how many follow from it on.
+    from: usize,
     keys: usize,
 }
 
@@ -187,13 +206,13 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
     let (lse, floats) = floats.split_at_mut(seq_len);
     let (out, scores) = floats.split_at_mut(seq_len * head_dim);
     for block in head.blocks() {
-        let Block { first, rows, keys } = block;
-        let kq = (head.rows(0, 1), head.columns(first));
+        let Block { first, rows, from, keys } = block;
+        let kq = (head.rows(from, 1), head.columns(first));
         product((keys, rows, head_dim), kq, (scores, LANES), 0.0, gemm);
         let inverses = softmax(head, block, scores, &mut lse[first..first + rows]);
         let out = &mut out[first * head_dim..][..rows * head_dim];
         let weights = Matrix::transposed(Src::F32(scores), LANES);
-        let values = (weights, head.rows(0, 2));
+        let values = (weights, head.rows(from, 2));
         product((rows, head_dim, keys), values, (out, head_dim), 0.0, gemm);
         for (row, inverse) in out.chunks_exact_mut(head_dim.max(1)).zip(inverses) {
             row.iter_mut().for_each(|x| *x *= inverse);
@@ -206,11 +225,20 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
     results.1[head.unit * seq_len..][..seq_len].copy_from_slice(lse);
 }
 
-/// Sets the scores of keys behind a query's own position to `x`.
+/// Sets the scores of keys that a query does not see to `x`: behind its own position, and before its document.
 #[inline(always)]
-fn mask_future(scores: &mut [[f32; LANES]], block: Block, x: f32) {
-    for (i, row) in scores[block.first..].iter_mut().enumerate() {
+fn mask_unseen(scores: &mut [[f32; LANES]], head: Head<'_>, block: Block, x: f32) {
+    let Block { first, rows, from, .. } = block;
+    for (i, row) in scores[first - from..].iter_mut().enumerate() {
         row.iter_mut().take(i).for_each(|score| *score = x);
+    }
+    // The last query has the last document. Lanes behind it have no query, and see what the first one sees.
+    if head.start(first + rows - 1) == from {
+        return;
+    }
+    for lane in 0..rows {
+        let start = head.start(first + lane);
+        scores[..start - from].iter_mut().for_each(|row| row[lane] = x);
     }
 }
 
@@ -223,7 +251,7 @@ fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) ->
     vectorised(
         #[inline(always)]
         || {
-            mask_future(scores, block, f32::NEG_INFINITY);
+            mask_unseen(scores, head, block, f32::NEG_INFINITY);
             for row in &*scores {
                 for (top, x) in top.iter_mut().zip(row) {
                     *top = if *x > *top { *x } else { *top };
@@ -244,7 +272,7 @@ fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) ->
             let Some(mask) = mask else { return };
             let indices = block.lanes(|query| head.mask_index(query));
             for (key, row) in scores.iter_mut().enumerate() {
-                let factors = mask.across(&indices, key as u32);
+                let factors = mask.across(&indices, (block.from + key) as u32);
                 row.iter_mut().zip(factors).for_each(|(w, f)| *w *= f);
             }
         },
@@ -292,20 +320,22 @@ fn backward(
         row_dots(head, saved, delta);
         let lse = &saved.lse[unit * seq_len..][..seq_len];
         for block in head.blocks() {
-            let Block { first, rows, keys } = block;
+            let Block { first, rows, from, keys } = block;
             let (at, width) = (head.at(first), head.shape.width());
-            let kq = (head.rows(0, 1), head.columns(first));
+            let kq = (head.rows(from, 1), head.columns(first));
             product((keys, rows, head_dim), kq, (weights, LANES), 0.0, gemm);
-            let d_weights = (head.rows(0, 2), Matrix::transposed(tail(d_out, at), width));
+            let d_weights = (head.rows(from, 2), Matrix::transposed(tail(d_out, at), width));
             product((keys, rows, head_dim), d_weights, (d_scores, LANES), 0.0, gemm);
             scores_backward(head, block, (lse, delta), weights, d_scores);
             let (weights, d_scores) = (Src::F32(weights), Src::F32(d_scores));
-            let to_q = (Matrix::transposed(d_scores, LANES), head.rows(0, 1));
+            let to_q = (Matrix::transposed(d_scores, LANES), head.rows(from, 1));
             let d_q = &mut d_q[first * head_dim..];
             product((rows, head_dim, keys), to_q, (d_q, head_dim), 0.0, gemm);
             let to_k = (Matrix::by_rows(d_scores, LANES), head.rows(first, 0));
+            let d_k = &mut d_k[from * head_dim..];
             product((keys, head_dim, rows), to_k, (d_k, head_dim), 1.0, gemm);
             let to_v = (Matrix::by_rows(weights, LANES), Matrix::by_rows(tail(d_out, at), width));
+            let d_v = &mut d_v[from * head_dim..];
             product((keys, head_dim, rows), to_v, (d_v, head_dim), 1.0, gemm);
         }
         store(head, 0, d_q);
@@ -348,10 +378,11 @@ fn scores_backward(
     vectorised(
         #[inline(always)]
         || {
-            mask_future(weights, block, f32::NEG_INFINITY);
-            mask_future(d_scores, block, 0.0);
+            mask_unseen(weights, head, block, f32::NEG_INFINITY);
+            mask_unseen(d_scores, head, block, 0.0);
             for (key, (weights, d_scores)) in weights.iter_mut().zip(&mut *d_scores).enumerate() {
-                let factors = mask.map_or([1.0; LANES], |mask| mask.across(&indices, key as u32));
+                let factors = mask
+                    .map_or([1.0; LANES], |mask| mask.across(&indices, (block.from + key) as u32));
                 let lanes = weights.iter_mut().zip(d_scores).zip(factors);
                 for (((w, d), f), (lse, delta)) in lanes.zip(lse.iter().zip(&delta)) {
                     let weight = exp(w.mul_add(scale, -lse));
@@ -364,178 +395,4 @@ fn scores_backward(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::testing::{
-        NO_DROPOUT, Rig, TYPES, assert_close, differences, inner, kept, noise,
-    };
-    use super::*;
-    use crate::Dtype;
-
-    const DROPOUT: Dropout = Dropout { p: 0.3, key: 17, first_row: 0 };
-
-    /// Samples, head dimension, and the heads.
-    type Size = (usize, usize, Heads);
-
-    fn size(samples: usize, seq_len: usize, count: usize, head_dim: usize) -> Size {
-        grouped(samples, seq_len, (count, count), head_dim)
-    }
-
-    /// `count` heads of queries share `kv_count` heads of keys and values.
-    fn grouped(
-        samples: usize,
-        seq_len: usize,
-        (count, kv_count): (usize, usize),
-        head_dim: usize,
-    ) -> Size {
-        (samples, head_dim, Heads { count, kv_count, first: 1, total: count + 2, seq_len })
-    }
-
-    /// out and lse by the plain formula.
-    fn attention_f64(
-        qkv: &[f64],
-        (samples, d, heads): Size,
-        dropout: Dropout,
-    ) -> (Vec<f64>, Vec<f64>) {
-        let Heads { count, kv_count, first, total, seq_len: t } = heads;
-        let width = count * d;
-        let (mut out, mut lse) = (vec![0.0; samples * t * width], vec![0.0; samples * count * t]);
-        let at = |b: usize, token: usize, part: usize, h: usize| {
-            let (all, shared) = (count + 2 * kv_count, h * kv_count / count);
-            let head = [h, count + shared, count + kv_count + shared][part];
-            &qkv[((b * t + token) * all + head) * d..][..d]
-        };
-        for (b, h, q) in (0..samples * count * t).map(|i| (i / t / count, i / t % count, i % t)) {
-            let score = |k| inner(at(b, q, 0, h), at(b, k, 1, h)) / (d as f64).sqrt();
-            let sum: f64 = (0..=q).map(|k| f64::exp(score(k))).sum();
-            lse[(b * count + h) * t + q] = sum.ln();
-            let sample = dropout.first_row as usize / t + b;
-            for k in 0..=q {
-                let index = ((sample * total + first + h) * t + q) * t + k;
-                let weight = score(k).exp() / sum * kept(dropout, index);
-                let row = &mut out[(b * t + q) * width + h * d..][..d];
-                row.iter_mut().zip(at(b, k, 2, h)).for_each(|(o, v)| *o += weight * v);
-            }
-        }
-        (out, lse)
-    }
-
-    fn inputs((samples, d, heads): Size) -> (Vec<f64>, Vec<f64>) {
-        let n = samples * heads.seq_len * d;
-        let all = heads.count + 2 * heads.kv_count;
-        (noise(1, all * n).iter().map(|x| 2.0 * x).collect(), noise(2, heads.count * n))
-    }
-
-    /// out, lse and d_qkv by the ops.
-    fn run_ops(
-        threads: usize,
-        dtype: Dtype,
-        size: Size,
-        dropout: Dropout,
-        qkv: &[f64],
-        d_out: &[f64],
-    ) -> [Vec<f64>; 3] {
-        let (samples, d, heads) = size;
-        let (rows, width) = (samples * heads.seq_len, heads.count * d);
-        let mut rig = Rig::new(threads);
-        let qkv_width = (heads.count + 2 * heads.kv_count) * d;
-        let (qkv, d_out) =
-            (rig.put(dtype, (rows, qkv_width), qkv), rig.put(dtype, (rows, width), d_out));
-        let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, qkv_width)));
-        let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
-        rig.run(&Op::Attention { qkv, out, lse, heads, dropout });
-        rig.run(&Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout });
-        [out, lse, d_qkv].map(|t| rig.get(t))
-    }
-
-    #[test]
-    fn forward_is_the_formula_in_every_type_and_shape() {
-        for (dtype, ulp) in TYPES {
-            for dropout in [NO_DROPOUT, DROPOUT] {
-                for size in [
-                    size(1, 2, 1, 2),
-                    size(2, 65, 2, 3),
-                    size(1, 130, 3, 16),
-                    size(2, 31, 1, 80),
-                    size(1, 300, 1, 7),
-                    grouped(2, 65, (6, 2), 4),
-                    grouped(1, 40, (3, 1), 6),
-                ] {
-                    let dropout = Dropout { first_row: 3 * size.2.seq_len as u64, ..dropout };
-                    let (qkv, d_out) = inputs(size);
-                    let [out, lse, _] = run_ops(1, dtype, size, dropout, &qkv, &d_out);
-                    let (want, want_lse) = attention_f64(&qkv, size, dropout);
-                    assert_close(&out, &want, 4e-6, ulp);
-                    assert_close(&lse, &want_lse, 2e-6, 1e-6);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn gradients_are_central_differences_of_the_formula() {
-        for (dtype, ulp) in TYPES {
-            for dropout in [NO_DROPOUT, DROPOUT] {
-                for size in [
-                    size(2, 2, 1, 2),
-                    size(2, 7, 2, 5),
-                    size(1, 67, 1, 3),
-                    grouped(2, 5, (6, 2), 2),
-                    grouped(1, 35, (3, 1), 2),
-                ] {
-                    let dropout = Dropout { first_row: size.2.seq_len as u64, ..dropout };
-                    let (qkv, d_out) = inputs(size);
-                    let [_, _, got] = run_ops(1, dtype, size, dropout, &qkv, &d_out);
-                    let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, dropout).0, &d_out);
-                    // delta comes from the stored output, whose rounding enters d_q and d_k.
-                    assert_close(&got, &differences(&qkv, loss), 1e-5 + 3.0 * ulp, 2.0 * ulp);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn gradients_over_several_blocks_of_queries_are_right() {
-        let size = size(1, 200, 1, 4);
-        let (qkv, d_out) = inputs(size);
-        let [_, _, got] = run_ops(1, Dtype::F32, size, DROPOUT, &qkv, &d_out);
-        let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, DROPOUT).0, &d_out);
-        for i in (0..qkv.len()).step_by(97) {
-            let mut near = qkv.clone();
-            near[i] += 1e-5;
-            let above = loss(&near);
-            near[i] -= 2e-5;
-            assert_close(&[got[i]], &[(above - loss(&near)) / 2e-5], 1e-5, 1e-5);
-        }
-    }
-
-    #[test]
-    fn a_sample_does_not_depend_on_the_others_nor_on_threads() {
-        for dropout in [NO_DROPOUT, DROPOUT] {
-            let (all, one) = (size(3, 70, 2, 10), size(1, 70, 2, 10));
-            let (qkv, d_out) = inputs(all);
-            let whole = run_ops(1, Dtype::Bf16, all, dropout, &qkv, &d_out);
-            assert_eq!(whole, run_ops(3, Dtype::Bf16, all, dropout, &qkv, &d_out));
-            let dropout = Dropout { first_row: 70, ..dropout };
-            let (qkv, d_out) = (&qkv[70 * 60..140 * 60], &d_out[70 * 20..140 * 20]);
-            let part = run_ops(1, Dtype::Bf16, one, dropout, qkv, d_out);
-            assert_eq!(part[0], whole[0][70 * 20..140 * 20]);
-            assert_eq!(part[1], whole[1][140..280]);
-            assert_eq!(part[2], whole[2][70 * 60..140 * 60]);
-        }
-    }
-
-    #[test]
-    fn heads_on_other_ranks_drop_what_they_would_drop_on_one() {
-        let (both, d) = (size(2, 33, 2, 4), 4);
-        let (qkv, d_out) = inputs(both);
-        let whole = run_ops(1, Dtype::F32, both, DROPOUT, &qkv, &d_out)[0].clone();
-        for head in 0..2 {
-            let of_head = |x: &Vec<f64>| -> Vec<f64> {
-                x.chunks(2 * d).flat_map(|row| row[head * d..][..d].to_vec()).collect()
-            };
-            let one = (2, d, Heads { count: 1, kv_count: 1, first: 1 + head, ..both.2 });
-            let [out, ..] = run_ops(1, Dtype::F32, one, DROPOUT, &of_head(&qkv), &of_head(&d_out));
-            assert_eq!(out, of_head(&whole));
-        }
-    }
-}
+mod tests;

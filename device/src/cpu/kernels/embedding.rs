@@ -1,5 +1,6 @@
 //! Rows of tables, by token and by position. All four ops are sums of rows.
 
+use super::documents::Starts;
 use super::math::{read, vectorised};
 use super::{Memory, not_a_kernel, slice, values, values_mut};
 use crate::cpu::workers::{Rows, Workers};
@@ -38,24 +39,24 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 });
             });
         }
-        Op::AddPositions { x, table, first_row } => {
+        Op::AddPositions { x, table, first_row, starts } => {
             let (seq_len, cols) = (table.shape().0.max(1), table.shape().1);
+            let starts = Starts::new(m, starts, (first_row, seq_len))?;
             let table = values(m, table)?;
             workers.split(x.shape().0, x.len(), out(m, x, cols)?, &|rows, mut x, _| {
                 for (i, row) in rows.enumerate() {
-                    let position = once((first_row + row) % seq_len);
+                    let position = once(starts.position(row));
                     sum_rows(table, &position, true, &mut x.view, i * cols..(i + 1) * cols);
                 }
             });
         }
-        Op::PositionsBackward { d_y, first_row, d_table } => {
+        Op::PositionsBackward { d_y, first_row, starts, d_table } => {
             let ((seq_len, cols), rows) = (d_table.shape(), d_y.shape().0);
+            let starts = Starts::new(m, starts, (first_row, seq_len.max(1)))?;
             let (work, d_y) = (d_y.len(), values(m, d_y)?);
             workers.split(seq_len, work, out(m, d_table, cols)?, &|positions, mut d_table, _| {
                 for (i, position) in positions.enumerate() {
-                    // The first row r with (first_row + r) mod T = position.
-                    let first = (position + seq_len - first_row % seq_len) % seq_len;
-                    let rows = (first..rows).step_by(seq_len);
+                    let rows = starts.rows_at(position, rows);
                     sum_rows(d_y, &rows, false, &mut d_table.view, i * cols..(i + 1) * cols);
                 }
             });
@@ -142,7 +143,7 @@ impl<'a> Sorted<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Rig, TYPES, assert_close, noise};
+    use super::super::testing::{Rig, TYPES, assert_close, noise, starts};
     use crate::Dtype;
     use crate::op::{Op, VocabShard};
 
@@ -208,19 +209,29 @@ mod tests {
     #[test]
     fn positions_wrap_at_the_sample_and_their_gradients_sum() {
         for (dtype, ulp) in TYPES {
-            for (rows, first_row) in [(14, 0), (7, 10), (3, 13), (3, 4)] {
+            let of = [(14, 0), (7, 10), (3, 13), (3, 4)];
+            for ((rows, first_row), packed) in of.into_iter().flat_map(|r| [(r, false), (r, true)])
+            {
                 let (seq_len, cols) = (5, 260);
                 let mut rig = Rig::new(1);
                 let (x, table) = (noise(1, rows * cols), noise(2, seq_len * cols));
                 let (tx, tt) =
                     (rig.put(dtype, (rows, cols), &x), rig.put(dtype, (seq_len, cols), &table));
                 let d_table = rig.out(Dtype::F32, (seq_len, cols));
-                rig.run(&Op::PositionsBackward { d_y: tx, first_row, d_table });
-                rig.run(&Op::AddPositions { x: tx, table: tt, first_row });
+                // As long as all samples: rows begin inside of one.
+                let documents = match packed {
+                    true => starts(5, &[2, 3, 1, 3, 1, 4, 1, 5]),
+                    false => vec![0; 20],
+                };
+                let documents = &documents[first_row % 5..][..rows];
+                let starts = packed.then(|| rig.put_ints(documents));
+                rig.run(&Op::PositionsBackward { d_y: tx, first_row, starts, d_table });
+                rig.run(&Op::AddPositions { x: tx, table: tt, first_row, starts });
                 let mut sums = vec![0.0; seq_len * cols];
                 let mut want = x.clone();
                 for i in 0..rows * cols {
-                    let place = (first_row + i / cols) % seq_len * cols + i % cols;
+                    let position = (first_row + i / cols) % seq_len - documents[i / cols] as usize;
+                    let place = position * cols + i % cols;
                     want[i] += table[place];
                     sums[place] += x[i];
                 }
@@ -245,9 +256,9 @@ mod tests {
             let positions = rig.out(Dtype::F32, (7, cols));
             let y = rig.out(Dtype::F32, (n, cols));
             rig.run(&Op::EmbeddingBackward { tokens, order, d_y, shard, d_table: table });
-            rig.run(&Op::PositionsBackward { d_y, first_row: 3, d_table: positions });
+            rig.run(&Op::PositionsBackward { d_y, first_row: 3, starts: None, d_table: positions });
             rig.run(&Op::Embedding { tokens, table, shard, y });
-            rig.run(&Op::AddPositions { x: y, table: positions, first_row: 3 });
+            rig.run(&Op::AddPositions { x: y, table: positions, first_row: 3, starts: None });
             [rig.get(table), rig.get(positions), rig.get(y)]
         };
         assert_eq!(run(1), run(3));

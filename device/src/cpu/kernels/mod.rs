@@ -7,6 +7,7 @@
 mod attention;
 mod cached;
 mod dense;
+mod documents;
 mod elementwise;
 mod embedding;
 mod loss;

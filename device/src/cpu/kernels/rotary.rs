@@ -1,6 +1,7 @@
 //! Rotary positions by halves (arXiv 2104.09864; `rotate_half` of transformers), with the norm of
 //! each head of q and k in models that have one. Everything between one load and one store is f32.
 
+use super::documents::Starts;
 use super::math::{dot, read, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, values, values_mut};
 use crate::cpu::workers::{Rows, Workers, rotary_floats};
@@ -10,8 +11,8 @@ use std::ops::Range;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::Rotary { qkv, table, heads, norm } => {
-            let shape = Shape::new(qkv, heads);
+        Op::Rotary { qkv, table, heads, starts, norm } => {
+            let shape = Shape::new(qkv, heads, Starts::new(m, starts, (0, heads.seq_len))?);
             workers.need(rotary_floats(shape.dim))?;
             let work = qkv.len();
             let (table, qkv) = (slice::<f32>(m, table)?, values_mut(m, qkv)?);
@@ -29,8 +30,8 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 rotate(shape, table, rows, &mut qkv.view, norm, &mut scratch.floats);
             });
         }
-        Op::RotaryBackward { d_qkv, table, heads, norm } => {
-            let shape = Shape::new(d_qkv, heads);
+        Op::RotaryBackward { d_qkv, table, heads, starts, norm } => {
+            let shape = Shape::new(d_qkv, heads, Starts::new(m, starts, (0, heads.seq_len))?);
             workers.need(rotary_floats(shape.dim))?;
             let work = d_qkv.len();
             let (table, d_qkv) = (slice::<f32>(m, table)?, values_mut(m, d_qkv)?);
@@ -64,8 +65,9 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
 }
 
 #[derive(Clone, Copy)]
-struct Shape {
+struct Shape<'a> {
     heads: Heads,
+    starts: Starts<'a>,
     rows: usize,
     /// Elements of a row of qkv.
     columns: usize,
@@ -73,10 +75,10 @@ struct Shape {
     dim: usize,
 }
 
-impl Shape {
-    const fn new(qkv: Tensor, heads: Heads) -> Self {
+impl<'a> Shape<'a> {
+    const fn new(qkv: Tensor, heads: Heads, starts: Starts<'a>) -> Self {
         let (rows, columns) = qkv.shape();
-        Self { heads, rows, columns, dim: heads.dim(columns) }
+        Self { heads, starts, rows, columns, dim: heads.dim(columns) }
     }
 
     /// Elements of a row that belong to q and k.
@@ -86,7 +88,7 @@ impl Shape {
 
     /// Cosines and sines of row `row`, D/2 each.
     fn angles(self, table: &[f32], row: usize) -> (&[f32], &[f32]) {
-        table[row % self.heads.seq_len * self.dim..][..self.dim].split_at(self.dim / 2)
+        table[self.starts.position(row) * self.dim..][..self.dim].split_at(self.dim / 2)
     }
 
     /// The heads of q and k: 0 for q or 1 for k, with the head's first element in a row.
@@ -100,7 +102,7 @@ impl Shape {
 type Norm<'a, 'b> = ([View<'a>; 2], &'a mut ViewMut<'b>, f32);
 
 fn rotate(
-    shape: Shape,
+    shape: Shape<'_>,
     table: &[f32],
     rows: Range<usize>,
     qkv: &mut ViewMut<'_>,
@@ -153,7 +155,7 @@ struct Inputs<'a> {
 /// Adds sums over the rows, and in each row over the heads, to (d_q_gain, d_k_gain), D elements
 /// each.
 fn turn_back(
-    shape: Shape,
+    shape: Shape<'_>,
     table: &[f32],
     rows: Range<usize>,
     d_qkv: &mut ViewMut<'_>,
@@ -201,7 +203,7 @@ fn turn_back(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Rig, TYPES, assert_close, differences, inner, noise};
+    use super::super::testing::{Rig, TYPES, assert_close, differences, inner, noise, starts};
     use super::*;
     use crate::Dtype;
     use crate::op::HeadNormGrads;
@@ -222,8 +224,19 @@ mod tests {
         (0..seq_len).flat_map(row).collect()
     }
 
+    /// Documents of some rows of samples of 5.
+    fn documents(rows: usize) -> Vec<i32> {
+        starts(5, &[2, 3, 1, 1, 3].repeat(rows.div_ceil(5)))[..rows].to_vec()
+    }
+
     /// The plain formula for `rows` rows of heads.
-    fn rotary_f64(qkv: &[f64], rows: usize, dim: usize, gains: Option<[&[f64]; 2]>) -> Vec<f64> {
+    fn rotary_f64(
+        qkv: &[f64],
+        (rows, dim): (usize, usize),
+        packed: bool,
+        gains: Option<[&[f64]; 2]>,
+    ) -> Vec<f64> {
+        let starts = if packed { documents(rows) } else { vec![0; rows] };
         let (heads, table) = (heads(), table(5, dim));
         let columns = qkv.len() / rows;
         let mut out = qkv.to_vec();
@@ -236,7 +249,7 @@ mod tests {
                 let scale = 1.0 / (square + EPSILON).sqrt();
                 x.iter_mut().zip(gain).for_each(|(x, gain)| *x *= scale * gain);
             }
-            let angles = &table[row % heads.seq_len * dim..][..dim];
+            let angles = &table[(row % heads.seq_len - starts[row] as usize) * dim..][..dim];
             for i in 0..dim / 2 {
                 let (a, b, cos, sin) = (x[i], x[i + dim / 2], angles[i], angles[i + dim / 2]);
                 out[at + i] = a * cos - b * sin;
@@ -252,7 +265,7 @@ mod tests {
         dtype: Dtype,
         rows: usize,
         dim: usize,
-        normed: bool,
+        (normed, packed): (bool, bool),
     ) -> Vec<Vec<f64>> {
         let (mut rig, heads, n) = (Rig::new(threads), heads(), rows * 10 * dim);
         let table = rig.put(Dtype::F32, (heads.seq_len, dim), &table(heads.seq_len, dim));
@@ -266,24 +279,28 @@ mod tests {
             k_gain: rig.out(Dtype::F32, (1, dim)),
         };
         let norm = HeadNorm { q_gain, k_gain, raw, epsilon: EPSILON as f32 };
-        rig.run(&Op::Rotary { qkv, table, heads, norm: normed.then_some(norm) });
+        let starts = packed.then(|| rig.put_ints(&documents(rows)));
+        rig.run(&Op::Rotary { qkv, table, heads, starts, norm: normed.then_some(norm) });
         let norm = normed.then_some((norm, grads));
-        rig.run(&Op::RotaryBackward { d_qkv, table, heads, norm });
+        rig.run(&Op::RotaryBackward { d_qkv, table, heads, starts, norm });
         [qkv, d_qkv, grads.q_gain, grads.k_gain].map(|t| rig.get(t)).to_vec()
     }
 
     #[test]
     fn rotation_and_its_gradients_are_the_formula_in_every_type() {
         for (dtype, ulp) in TYPES {
-            for (rows, dim, normed) in
-                [(5, 2, false), (10, 6, true), (15, 16, true), (5, 64, false)]
-            {
+            for (rows, dim, normed, packed) in [
+                (5, 2, false, false),
+                (10, 6, true, false),
+                (15, 16, true, true),
+                (5, 64, false, true),
+            ] {
                 let (x, d) = (noise(1, rows * 10 * dim), noise(2, rows * 10 * dim));
                 let (q, k) = (noise(3, dim), noise(4, dim));
                 let formula = |x: &[f64], q: &[f64], k: &[f64]| {
-                    rotary_f64(x, rows, dim, normed.then_some([q, k]))
+                    rotary_f64(x, (rows, dim), packed, normed.then_some([q, k]))
                 };
-                let got = run_ops(1, dtype, rows, dim, normed);
+                let got = run_ops(1, dtype, rows, dim, (normed, packed));
                 assert_close(&got[0], &formula(&x, &q, &k), 3e-6, ulp);
                 let want = differences(&x, |x| inner(&d, &formula(x, &q, &k)));
                 // q and k are rounded before the norm.
@@ -301,7 +318,7 @@ mod tests {
     #[test]
     fn threads_change_no_bit() {
         for normed in [false, true] {
-            let run = |threads| run_ops(threads, Dtype::Bf16, 400, 16, normed);
+            let run = |threads| run_ops(threads, Dtype::Bf16, 400, 16, (normed, normed));
             assert_eq!(run(1), run(3));
         }
     }

@@ -163,3 +163,13 @@ pub(super) fn differences(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
 pub(super) fn inner(x: &[f64], y: &[f64]) -> f64 {
     x.iter().zip(y).map(|(x, y)| x * y).sum()
 }
+
+/// For each row the place in its sample where its document starts, of documents with these numbers of rows.
+pub(super) fn starts(seq_len: usize, lengths: &[usize]) -> Vec<i32> {
+    let mut all: Vec<i32> = Vec::new();
+    for length in lengths {
+        let start = (all.len() % seq_len) as i32;
+        all.extend(std::iter::repeat_n(start, *length));
+    }
+    all
+}

@@ -86,6 +86,9 @@ INLINE void store_rows(const float (&sums)[4][N], const float (&factors)[4], voi
         store1(y, type, start + (4 * ty + i) * stride + tx + 16 * j, sums[i][j] * factors[i]);
 }
 
+// The first tile of keys that a tile of queries sees.
+INLINE int first_tile(const Head& head, int query) { return start_of(head, query) / TILE * TILE; }
+
 template <int N>
 INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
   __shared__ Slab slabs[2];
@@ -96,8 +99,10 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
   int query = TILE * (gridDim.x - 1 - blockIdx.x);
   Rows q = rows_of_qkv(qkv, type_of(types, 0), head, query, 0);
   float sums[4][N] = {}, top[4], total[4] = {0, 0, 0, 0};
-  for (int i = 0; i < 4; i++) top[i] = -__int_as_float(0x7f800000);
-  for (int key = 0; key <= query; key += TILE) {
+  int start[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) top[i] = -__int_as_float(0x7f800000), start[i] = start_of(head, query + 4 * ty + i);
+  for (int key = first_tile(head, query); key <= query; key += TILE) {
     Rows k = rows_of_qkv(qkv, type_of(types, 0), head, key, 1), v = k;
     v.start += head.kv_count * head.dim;
     float s[4][4] = {};
@@ -113,11 +118,13 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
       float high = top[i];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        if (key + tx + 16 * j > row) s[i][j] = -__int_as_float(0x7f800000);
+        int column = key + tx + 16 * j;
+        if (column > row || column < start[i]) s[i][j] = -__int_as_float(0x7f800000);
         high = fmaxf(high, s[i][j]);
       }
       high = warp_combine(high, 16, larger);
-      float shrink = exponential((top[i] - high) * head.scale);
+      // A row has seen no key yet where its document starts in a later tile.
+      float from = finite_or_zero(high), shrink = exponential((top[i] - from) * head.scale);
       top[i] = high;
       total[i] *= shrink;
 #pragma unroll
@@ -125,7 +132,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         int column = tx + 16 * j;
-        float w = exponential((s[i][j] - high) * head.scale);
+        float w = exponential((s[i][j] - from) * head.scale);
         total[i] += w;
         weights[4 * ty + i][column] = masked(head.mask, mask_index(head, row, key + column), w);
       }
@@ -169,11 +176,12 @@ INLINE void scores_backward(float (&w)[4][4], float (&d)[4][4], Slab (&slabs)[2]
   for (int i = 0; i < 4; i++) {
     int row = query + 4 * ty + i;
     bool exists = row < (int)head.seq_len;
+    int start = start_of(head, row);
     float row_lse = exists ? saved.lse[at_lse(head, row)] : 0.0f, row_delta = exists ? saved.delta[at_lse(head, row)] : 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       int column = key + tx + 16 * j;
-      bool seen = exists && column <= row;
+      bool seen = exists && column <= row && column >= start;
       float weight = exponential(fmaf(w[i][j], head.scale, -row_lse));
       float factor = masked(head.mask, mask_index(head, row, column), 1.0f);
       d[i][j] = seen ? weight * fmaf(d[i][j], factor, -row_delta) * head.scale : 0.0f;
@@ -213,7 +221,7 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
   int query = TILE * (gridDim.x - 1 - blockIdx.x);
   float d_q[4][N] = {};
   const float ones[4] = {1, 1, 1, 1};
-  for (int key = 0; key <= query; key += TILE) {
+  for (int key = first_tile(head, query); key <= query; key += TILE) {
     float w[4][4], d[4][4];
     scores_backward(w, d, slabs, saved, head, query, key);
     keep_tile(tile, d);
@@ -236,7 +244,8 @@ INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   u32 end = (blockIdx.y + 1) * group_size(head);
   head.shared = blockIdx.y;
   for (head.number = blockIdx.y * group_size(head); head.number < end; head.number++) {
-    for (int query = key; query < t; query += TILE) {
+    // Documents that start behind the keys see none of them, nor do those after.
+    for (int query = key; query < t && start_of(head, query) < key + TILE; query += TILE) {
       float w[4][4], d[4][4];
       scores_backward(w, d, slabs, saved, head, query, key);
       keep_tile(tile, w);

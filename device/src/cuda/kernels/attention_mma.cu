@@ -148,6 +148,9 @@ INLINE void store_rows(const float (&sums)[D / 8][4], float factor_0, float fact
     }
 }
 
+// The first tile of keys that a tile of queries sees.
+INLINE int first_tile(const Head& head, int query) { return start_of(head, query) / TILE * TILE; }
+
 template <class T, int D>
 INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
   DYNAMIC_SHARED(shared);
@@ -156,9 +159,12 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
   int query = TILE * (gridDim.x - 1 - blockIdx.x);
   float sums[D / 8][4] = {}, top[2], total[2] = {0, 0};
   top[0] = top[1] = -__int_as_float(0x7f800000);
+  int start[2];
+#pragma unroll
+  for (int half = 0; half < 2; half++) start[half] = start_of(head, query + first + lane / 4 + 8 * half);
   float scale = head.scale * LOG2_E;
   Tile<D>::load(q, rows_of_qkv(qkv, type_of(types, 0), head, query, 0));
-  for (int key = 0; key <= query; key += TILE) {
+  for (int key = first_tile(head, query); key <= query; key += TILE) {
     __syncthreads();
     Tile<D>::load(k, rows_of_qkv(qkv, type_of(types, 0), head, key, 1));
     Tile<D>::load(v, rows_of_qkv(qkv, type_of(types, 0), head, key, 2));
@@ -184,11 +190,13 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
       for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; e++) {
-          if (key + 8 * n + lane % 4 * 2 + e % 2 > row) s[n][e] = -__int_as_float(0x7f800000);
+          int column = key + 8 * n + lane % 4 * 2 + e % 2;
+          if (column > row || column < start[half]) s[n][e] = -__int_as_float(0x7f800000);
           high = fmaxf(high, s[n][e]);
         }
       high = warp_combine(high, 4, larger);
-      float shrink = exp2_fast((top[half] - high) * scale);
+      // A row has seen no key yet where its document starts in a later tile.
+      float from = finite_or_zero(high), shrink = exp2_fast((top[half] - from) * scale);
       top[half] = high;
       total[half] *= shrink;
 #pragma unroll
@@ -197,7 +205,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
       for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; e++) {
-          float w = exp2_fast((s[n][e] - high) * scale);
+          float w = exp2_fast((s[n][e] - from) * scale);
           total[half] += w;
           s[n][e] = masked(head.mask, mask_index(head, row, key + 8 * n + lane % 4 * 2 + e % 2), w);
         }
@@ -243,8 +251,9 @@ INLINE void two_products(float (&s)[2][4], float (&d)[2][4], const u16* x, const
 
 // Replaces a product of q and k by the masked weight, and one of d_out and v by the gradient of the
 // score.
-INLINE void score_backward(float& s, float& d, const Head& head, int query, int key, float lse, float delta) {
-  bool seen = query < (int)head.seq_len && key <= query;
+INLINE void score_backward(float& s, float& d, const Head& head, int query, int key, int start, float lse,
+                           float delta) {
+  bool seen = query < (int)head.seq_len && key <= query && key >= start;
   float weight = exp2_fast(fmaf(s, head.scale, -lse) * LOG2_E);
   float factor = masked(head.mask, mask_index(head, query, key), 1.0f);
   d = seen ? weight * fmaf(d, factor, -delta) * head.scale : 0.0f;
@@ -258,29 +267,32 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
   int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, t = head.seq_len;
   int query = TILE * (gridDim.x - 1 - blockIdx.x), row = query + first + lane / 4;
   float d_q[D / 8][4] = {}, lse[2], delta[2];
+  int start[2], of_warp = start_of(head, query + first);
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     bool exists = row + 8 * half < t;
+    start[half] = start_of(head, row + 8 * half);
     lse[half] = exists ? saved.lse[at_lse(head, row + 8 * half)] : 0.0f;
     delta[half] = exists ? saved.delta[at_lse(head, row + 8 * half)] : 0.0f;
   }
   Tile<D>::load(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
   Tile<D>::load(d_out, rows_of_out(saved.d_out, 0, head, query));
-  for (int key = 0; key <= query; key += TILE) {
+  for (int key = first_tile(head, query); key <= query; key += TILE) {
     __syncthreads();
     Tile<D>::load(k, rows_of_qkv(saved.qkv, 0, head, key, 1));
     Tile<D>::load(v, rows_of_qkv(saved.qkv, 0, head, key, 2));
     __syncthreads();
     // No query of this warp sees the keys after its last query.
     for (int at = 0; at < TILE && key + at < query + first + 16; at += 16) {
+      if (key + at + 15 < of_warp) continue;  // nor those before its first document
       float s[2][4], d[2][4];
       two_products<T, D>(s, d, q, d_out, first, k, v, at);
 #pragma unroll
       for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-          score_backward(s[n][e], d[n][e], head, row + e / 2 * 8, key + at + 8 * n + lane % 4 * 2 + e % 2, lse[e / 2],
-                         delta[e / 2]);
+          score_backward(s[n][e], d[n][e], head, row + e / 2 * 8, key + at + 8 * n + lane % 4 * 2 + e % 2,
+                         start[e / 2], lse[e / 2], delta[e / 2]);
       u32 a[4];
       as_rows<T>(a, d[0], d[1]);
       multiply_rows<T, D>(d_q, a, k, at);
@@ -294,6 +306,7 @@ INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   DYNAMIC_SHARED(shared);
   u16 *k = (u16*)shared, *v = k + Tile<D>::SIZE, *q = v + Tile<D>::SIZE, *d_out = q + Tile<D>::SIZE;
   float *lse = (float*)(d_out + Tile<D>::SIZE), *delta = lse + TILE;
+  int* start = (int*)(delta + TILE);
   int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, t = head.seq_len;
   int key = TILE * blockIdx.x, row = key + first + lane / 4;
   float d_k[D / 8][4] = {}, d_v[D / 8][4] = {};
@@ -302,19 +315,21 @@ INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   Tile<D>::load(k, rows_of_qkv(saved.qkv, 0, head, key, 1));
   Tile<D>::load(v, rows_of_qkv(saved.qkv, 0, head, key, 2));
   for (head.number = blockIdx.y * group_size(head); head.number < end; head.number++) {
-    for (int query = key; query < t; query += TILE) {
+    // Documents that start behind the keys see none of them, nor do those after.
+    for (int query = key; query < t && start_of(head, query) < key + TILE; query += TILE) {
       __syncthreads();
       Tile<D>::load(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
       Tile<D>::load(d_out, rows_of_out(saved.d_out, 0, head, query));
       if (threadIdx.x < TILE) {
         bool exists = query + (int)threadIdx.x < t;
         lse[threadIdx.x] = exists ? saved.lse[at_lse(head, query + threadIdx.x)] : 0.0f;
+        start[threadIdx.x] = start_of(head, query + threadIdx.x);
         delta[threadIdx.x] = exists ? saved.delta[at_lse(head, query + threadIdx.x)] : 0.0f;
       }
       __syncthreads();
       for (int at = 0; at < TILE; at += 16) {
-        // Queries before this warp's first key see none of its keys.
-        if (query + at + 15 < key + first) continue;
+        // Queries before this warp's first key see none of its keys, nor do those of later documents.
+        if (query + at + 15 < key + first || start[at] > key + first + 15) continue;
         // s and d are transposed: rows are keys.
         float s[2][4], d[2][4];
         two_products<T, D>(s, d, k, v, first, q, d_out, at);
@@ -323,7 +338,7 @@ INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   #pragma unroll
           for (int e = 0; e < 4; e++) {
             int col = at + 8 * n + lane % 4 * 2 + e % 2;
-            score_backward(s[n][e], d[n][e], head, query + col, row + e / 2 * 8, lse[col], delta[col]);
+            score_backward(s[n][e], d[n][e], head, query + col, row + e / 2 * 8, start[col], lse[col], delta[col]);
           }
         u32 a[4];
         as_rows<T>(a, s[0], s[1]);

@@ -47,10 +47,11 @@ KERNEL(256) embedding_backward(const int* tokens, const int* order, const void* 
   store1(d_table, type_of(types, 1), at, sum + load1(d_table, type_of(types, 1), at));
 }
 
-// x (rows, cols) += row (first_row + r) mod seq_len of the table.
-KERNEL(256) add_positions(void* x, const void* table, u32 types, i64 rows, i64 cols, i64 first_row, i64 seq_len) {
+// x (rows, cols) += row (first_row + r) mod seq_len of the table, less the start of the row's document.
+KERNEL(256) add_positions(void* x, const void* table, const int* starts, u32 types, i64 rows, i64 cols, i64 first_row,
+                          i64 seq_len) {
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-    i64 position = (first_row + row) % seq_len;
+    i64 position = (first_row + row) % seq_len - (starts ? starts[row] : 0);
     for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
       int count = run_length(col, cols);
       float v[8], p[8];
@@ -63,15 +64,43 @@ KERNEL(256) add_positions(void* x, const void* table, u32 types, i64 rows, i64 c
   }
 }
 
+// The first row from `row` on at `position` of its document, or a number from `rows` on.
+INLINE i64 next_at(const int* starts, i64 row, i64 rows, i64 first_row, i64 seq_len, i64 position) {
+  while (row < rows) {
+    i64 place = (first_row + row) % seq_len, here = place - starts[row];
+    if (here == position) return row;
+    if (here < position) {
+      // A document that starts between is there later still.
+      row += position - here;
+      continue;
+    }
+    // The first row of the next document.
+    int start = starts[row];
+    i64 end = row - place + seq_len;
+    end = end < rows ? end : rows;
+    while (row < end) {
+      i64 middle = (row + end) / 2;
+      if (starts[middle] == start) row = middle + 1;
+      else end = middle;
+    }
+  }
+  return row;
+}
+
 // d_table (seq_len, cols) = sums of d_y (rows, cols) by position. A block has one position.
-KERNEL(256) positions_backward(const void* d_y, void* d_table, u32 types, i64 rows, i64 cols, i64 first_row,
-                               i64 seq_len) {
+KERNEL(256) positions_backward(const void* d_y, const int* starts, void* d_table, u32 types, i64 rows, i64 cols,
+                               i64 first_row, i64 seq_len) {
   i64 position = blockIdx.x, col = (i64)blockIdx.y * blockDim.x + threadIdx.x;
   if (col >= cols) return;
   // The first row r with (first_row + r) mod T = position.
   i64 first = (position + seq_len - first_row % seq_len) % seq_len;
   float sum = 0.0f;
   with_type(type_of(types, 0), [&](auto type) {
+    if (starts) {
+      for (i64 row = -1; (row = next_at(starts, row + 1, rows, first_row, seq_len, position)) < rows;)
+        sum += get<decltype(type)>(d_y, row * cols + col);
+      return;
+    }
 #pragma unroll 4
     for (i64 row = first; row < rows; row += seq_len) sum += get<decltype(type)>(d_y, row * cols + col);
   });

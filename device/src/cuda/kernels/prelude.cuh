@@ -239,6 +239,7 @@ struct Head {
   u32 total;    // heads of all ranks
   Mask mask;
   u32 kv_count;  // heads of keys and values; count / kv_count heads of queries share one
+  const int* starts;  // by row of all samples, where its document starts in its sample; null: at 0
   u32 number;    // number of this head of queries
   u32 shared;    // number of its head of keys and values
 };
@@ -265,6 +266,13 @@ INLINE u64 mask_index(const Head& head, u32 query, u32 key) {
   return (number * head.seq_len + query) * head.seq_len + key;
 }
 
+INLINE float finite_or_zero(float x) { return x == -__int_as_float(0x7f800000) ? 0.0f : x; }
+
+// Where the document of a token starts in its sample; 0 for tokens after the last.
+INLINE int start_of(const Head& head, int token) {
+  return head.starts && token < (int)head.seq_len ? head.starts[blockIdx.z * head.seq_len + (u32)token] : 0;
+}
+
 // Inputs of the backward kernels.
 struct Saved {
   const void *qkv, *d_out;
@@ -274,9 +282,9 @@ struct Saved {
 
 #define HEAD_PARAMETERS                                                                                          \
   u32 count, u32 seq_len, u32 dim, float scale, u64 first_mask_head, u32 total, u64 key, u32 threshold,          \
-      float mask_scale, u32 kv_count
+      float mask_scale, u32 kv_count, const int *starts
 #define HEAD \
-  { count, seq_len, dim, scale, first_mask_head, total, { key, threshold, mask_scale }, kv_count, blockIdx.y, blockIdx.y / (count / kv_count) }
+  { count, seq_len, dim, scale, first_mask_head, total, { key, threshold, mask_scale }, kv_count, starts, blockIdx.y, blockIdx.y / (count / kv_count) }
 
 #define BACKWARD_PARAMETERS                                                                                      \
   const void *qkv, const void *out, const float *lse, const void *d_out, void *d_qkv, const float *delta,        \

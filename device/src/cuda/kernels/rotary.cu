@@ -12,12 +12,13 @@ struct Turned {
   u32 rows, count, kv_count, seq_len, dim, lanes;
   float epsilon;
   u32 types;  // types of qkv, the gains of q and k, raw
+  const int* starts;  // by row, where its document starts in its sample; null: at 0
 };
 
 #define TURNED_PARAMETERS \
-  u32 types, u32 rows, u32 count, u32 kv_count, u32 seq_len, u32 dim, u32 lanes, float epsilon
+  u32 types, u32 rows, u32 count, u32 kv_count, u32 seq_len, u32 dim, u32 lanes, float epsilon, const int* starts
 #define TURNED \
-  { rows, count, kv_count, seq_len, dim, lanes, epsilon, types }
+  { rows, count, kv_count, seq_len, dim, lanes, epsilon, types, starts }
 
 // Pairs first..first + n of a head: x[0] and x[1] are from its two halves. Pairs after the end are
 // 0.
@@ -60,7 +61,9 @@ INLINE float inverse_root(const Pairs& x, const Turned& turned) {
 // Rotates x by its position, or back.
 INLINE void turn(Pairs& x, const float* table, u32 row, Place place, const Turned& turned, bool back) {
   Pairs angle;
-  load_pairs(angle, table, F32, (i64)(row % turned.seq_len) * turned.dim, place, turned.dim);
+  u32 position = row % turned.seq_len;
+  if (turned.starts && place.n > 0) position -= turned.starts[row];
+  load_pairs(angle, table, F32, (i64)position * turned.dim, place, turned.dim);
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     float c = angle[0][j], s = back ? -angle[1][j] : angle[1][j], a = x[0][j], b = x[1][j];

@@ -21,6 +21,8 @@ const MMA: [(usize, [&str; 3]); 2] = [
 /// Sizes that the kernels share.
 struct Shape {
     heads: Heads,
+    /// Address of the documents' starts; 0 without documents.
+    starts: u64,
     head_dim: usize,
     grid: [usize; 3],
     kernels: [&'static str; 3],
@@ -31,7 +33,7 @@ struct Shape {
 
 impl Shape {
     /// `tensors` are all tensors of varying type; the first has the shape of `out`.
-    fn new(tensors: &[Tensor], heads: Heads, sm: u32) -> Result<Self, String> {
+    fn new(tensors: &[Tensor], heads: Heads, starts: u64, sm: u32) -> Result<Self, String> {
         let out = tensors[0];
         let (rows, width) = out.shape();
         if heads.count == 0 || heads.kv_count == 0 || heads.seq_len == 0 {
@@ -45,17 +47,17 @@ impl Shape {
         let Some(&(most, kernels)) = fits else {
             return Err(format!("heads of {head_dim}; at most 256"));
         };
-        // Forward has three tiles; backward has four, and two numbers per row.
+        // Forward has three tiles; backward has four, and three numbers per row.
         let tile = TILE as u32 * 2 * (most as u32 + 8);
         let (block, shared_bytes) = match mma {
-            Some(_) => (128, [3 * tile, 4 * tile + 8 * TILE as u32]),
+            Some(_) => (128, [3 * tile, 4 * tile + 12 * TILE as u32]),
             None => (256, [0, 0]),
         };
         let grid = [heads.seq_len.div_ceil(TILE), heads.count, rows / heads.seq_len];
         if grid[1..].iter().any(|n| *n > usize::from(u16::MAX)) {
             return Err(format!("{} heads of {} samples; at most 65535", grid[1], grid[2]));
         }
-        Ok(Self { heads, head_dim, grid, kernels, block, shared_bytes })
+        Ok(Self { heads, starts, head_dim, grid, kernels, block, shared_bytes })
     }
 
     fn launch(&self, kernel: usize, args: Args) -> Launch {
@@ -75,24 +77,25 @@ impl Shape {
             .float(1.0 / (self.head_dim as f32).sqrt())
             .with(&[first_mask_head, total as u64])
             .mask(dropout)
-            .with(&[kv_count as u64])
+            .with(&[kv_count as u64, self.starts])
     }
 }
 
 impl Launcher<'_> {
     pub(super) fn attention(&mut self, op: &Op, sm: u32) -> Result<(), String> {
         match *op {
-            Op::Attention { qkv, out, lse, heads, dropout } => {
+            Op::Attention { qkv, out, lse, heads, starts, dropout } => {
                 is(lse, Dtype::F32)?;
-                let shape = Shape::new(&[out, qkv], heads, sm)?;
+                let shape = Shape::new(&[out, qkv], heads, self.at_or_null(starts), sm)?;
                 let args = self.args(&[qkv, out, lse]).with(&[values(&[qkv, out])?]);
                 let args = shape.head(args, dropout);
                 self.launch(shape.launch(0, args));
                 Ok(())
             }
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, dropout } => {
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout } => {
                 is(lse, Dtype::F32)?;
-                let shape = Shape::new(&[out, qkv, d_out, d_qkv], heads, sm)?;
+                let (all, starts) = ([out, qkv, d_out, d_qkv], self.at_or_null(starts));
+                let shape = Shape::new(&all, heads, starts, sm)?;
                 let types = values(&[qkv, out, d_out, d_qkv])?;
                 self.launch_delta(&shape, (out, d_out), types);
                 let args = self.args(&[qkv, out, lse, d_out, d_qkv]);

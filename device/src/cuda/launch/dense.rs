@@ -121,17 +121,18 @@ impl Launcher<'_> {
                 let args = args.with(&owned(shard, rows));
                 self.launch(Launch::by_tiles("embedding_backward", (n, cols), args));
             }
-            Op::AddPositions { x, table, first_row } => {
+            Op::AddPositions { x, table, first_row, starts } => {
                 let ((rows, cols), seq_len) = (x.shape(), table.shape().0.max(1));
                 let sizes = [rows, cols, first_row, seq_len].map(|n| n as u64);
-                let args = self.args(&[x, table]).with(&[values(&[x, table])?]).with(&sizes);
+                let args = self.args(&[x, table]).with(&[self.at_or_null(starts)]);
+                let args = args.with(&[values(&[x, table])?]).with(&sizes);
                 self.launch(Launch::by_rows("add_positions", (rows, cols), 256, args));
             }
-            Op::PositionsBackward { d_y, first_row, d_table } => {
+            Op::PositionsBackward { d_y, first_row, starts, d_table } => {
                 let ((rows, cols), seq_len) = (d_y.shape(), d_table.shape().0);
                 let sizes = [rows, cols, first_row, seq_len].map(|n| n as u64);
-                let args =
-                    self.args(&[d_y, d_table]).with(&[values(&[d_y, d_table])?]).with(&sizes);
+                let args = self.args(&[d_y]).with(&[self.at_or_null(starts), (self.at)(d_table)]);
+                let args = args.with(&[values(&[d_y, d_table])?]).with(&sizes);
                 self.launch(Launch::by_tiles("positions_backward", (seq_len, cols), args));
             }
             _ => return no_kernel(op),

@@ -21,16 +21,19 @@ pub(crate) const fn rotary_scratch_bytes(dim: usize) -> u64 {
 impl Launcher<'_> {
     pub(super) fn rotary(&mut self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::Rotary { qkv, table, heads, norm } => {
-                let turned = Turned::new(qkv, table, heads, norm)?;
+            Op::Rotary { qkv, table, heads, starts, norm } => {
+                let starts = self.at_or_null(starts);
+                let turned = Turned::new((qkv, table), heads, starts, norm)?;
                 self.turn((qkv, table), &turned, norm, false);
             }
-            Op::RotaryBackward { d_qkv, table, heads, norm: None } => {
-                let turned = Turned::new(d_qkv, table, heads, None)?;
+            Op::RotaryBackward { d_qkv, table, heads, starts, norm: None } => {
+                let starts = self.at_or_null(starts);
+                let turned = Turned::new((d_qkv, table), heads, starts, None)?;
                 self.turn((d_qkv, table), &turned, None, true);
             }
-            Op::RotaryBackward { d_qkv, table, heads, norm: Some((norm, grads)) } => {
-                let turned = Turned::new(d_qkv, table, heads, Some(norm))?;
+            Op::RotaryBackward { d_qkv, table, heads, starts, norm: Some((norm, grads)) } => {
+                let starts = self.at_or_null(starts);
+                let turned = Turned::new((d_qkv, table), heads, starts, Some(norm))?;
                 let (each, [of_q, of_k]) = turned.parts();
                 let args = self.args(&[d_qkv, table, norm.q_gain, norm.k_gain, norm.raw]);
                 let args = args.with(&[self.scratch, of_q as u64, each as u64]);
@@ -71,15 +74,17 @@ struct Turned {
     types: u64,
     rows: usize,
     heads: Heads,
+    /// Address of the documents' starts; 0 without documents.
+    starts: u64,
     dim: usize,
     epsilon: f32,
 }
 
 impl Turned {
     fn new(
-        qkv: Tensor,
-        table: Tensor,
+        (qkv, table): (Tensor, Tensor),
         heads: Heads,
+        starts: u64,
         norm: Option<HeadNorm>,
     ) -> Result<Self, String> {
         is(table, Dtype::F32)?;
@@ -92,7 +97,8 @@ impl Turned {
             Some(norm) => values(&[qkv, norm.q_gain, norm.k_gain, norm.raw])?,
             None => values(&[qkv])?,
         };
-        let turned = Self { types, rows, heads, dim, epsilon: norm.map_or(0.0, |n| n.epsilon) };
+        let epsilon = norm.map_or(0.0, |n| n.epsilon);
+        let turned = Self { types, rows, heads, starts, dim, epsilon };
         // Kernels count heads in 32 bits.
         if turned.heads() > i32::MAX as usize {
             let most = i32::MAX;
@@ -127,6 +133,9 @@ impl Turned {
     fn with(&self, args: Args) -> Args {
         let Heads { count, kv_count, seq_len, .. } = self.heads;
         let sizes = [self.rows, count, kv_count, seq_len, self.dim, self.lanes()];
-        args.with(&[self.types]).with(&sizes.map(|n| n as u64)).float(self.epsilon)
+        args.with(&[self.types])
+            .with(&sizes.map(|n| n as u64))
+            .float(self.epsilon)
+            .with(&[self.starts])
     }
 }
