@@ -2,10 +2,13 @@
 //! beside it, measured here or that of the link.
 
 mod adam;
+mod box_text;
 mod compute;
+pub mod gpu_box;
 mod memory;
 
 pub use adam::{Case, Row, adam, cases, state_name};
+pub(crate) use box_text::OUTPUT as BOX_OF_GPUS;
 pub use compute::{Collective, Product, collectives, products};
 pub use memory::{NodeMemory, memory};
 
@@ -210,13 +213,23 @@ const PRODUCT_ON_CUDA: usize = 4096;
 pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
     // A GPU of less memory than any is none.
     let large = on_cuda && cuda::free_memory(0).is_ok_and(|bytes| bytes > 1 << 30);
-    let n = if large { PRODUCT_ON_CUDA } else { PRODUCT_ON_CPU };
+    let (n, count) = if large { (PRODUCT_ON_CUDA, 10) } else { (PRODUCT_ON_CPU, 1) };
+    product_of_shape(on_cuda, dtype, ((n, n, n), count), &Place::default())
+}
+
+/// 10^12 operations a second of `count` products (m, k) by (k, n) behind each other.
+fn product_of_shape(
+    on_cuda: bool,
+    dtype: Dtype,
+    ((m, k, n), count): ((usize, usize, usize), usize),
+    place: &Place,
+) -> Result<f64, Error> {
     let mut plan = Plan::default();
-    let [a, b, c] = ["a", "b", "c"]
-        .map(|name| plan.tensor((Arena::Device, "of the measurement"), name, dtype, (n, n)));
-    let dev = open(plan, on_cuda, &Place::default())?;
+    let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
+        plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
+    });
+    let dev = open(plan, on_cuda, place)?;
     [a, b].iter().try_for_each(|t| dev.write(*t, &|i| 1.0 / (1 + i % 7) as f64))?;
-    let count = if large { 10 } else { 1 };
     let seconds = fastest(|| {
         for _ in 0..count {
             dev.submit(Lane::Compute, Op::product(a, b, c));
@@ -224,7 +237,7 @@ pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
         dev.sync_all()
     })?;
     dev.finish()?;
-    Ok(2.0 * (n as f64).powi(3) * f64::from(count) / seconds / 1e12)
+    Ok(2.0 * (m * n * k) as f64 * count as f64 / seconds / 1e12)
 }
 
 /// `count` steps of `config`, after one that is not counted; nothing is written or evaluated. `trace`: of ops.

@@ -183,6 +183,71 @@ fn bench_measures_gpus() {
     assert_eq!((&said["device"], &said["bytes"]), (&"Cuda".into(), &(1 << 20).into()), "{said}");
 }
 
+/// Two small GPUs, beside which little lies.
+const SMALL: [(&str, &str); 3] =
+    [("FAKECUDA_MEMORY", "1073741824"), ("FAKECUDA_BESIDE", "1"), ("FAKECUDA_DEVICES", "2")];
+const SAVE_BOX: [&str; 3] = ["bench", "--save-box", "here.ron"];
+
+#[test]
+fn the_gpus_and_the_host_are_measured_as_a_box_that_all_predictions_take() {
+    let folder = Folder::new();
+    let said = onebox(&folder, &SAVE_BOX, &SMALL).ok().stderr;
+    assert!(said.contains("the driver is a stand-in without a GPU"), "{said}");
+    let text = folder.read("here.ron");
+    assert!(text.contains("THE DRIVER IS A STAND-IN WITHOUT A GPU"), "{text}");
+    // Each rate stands below what was measured for it.
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let rates = ["gemm_tflops", "fp32_tflops", "memory_gb_per_s", "link_gb_per_s"];
+    for key in rates.iter().chain(&["node_gb_per_s", "core_gb_per_s"]) {
+        let at = lines.iter().position(|line| line.starts_with(&format!("{key}: ")));
+        let at = at.unwrap_or_else(|| panic!("no {key} in\n{text}"));
+        let comment: Vec<&str> =
+            lines[..at].iter().rev().take_while(|line| line.starts_with("//")).copied().collect();
+        assert!(comment.iter().any(|line| line.contains("Measured")), "{key}: {comment:?}");
+    }
+    for part in
+        ["AdamW of 262144 parameters", "up, ", "both ways at once", "sums of 1.00 MiB over 2 GPUs"]
+    {
+        assert!(text.contains(part), "`{part}` is not in\n{text}");
+    }
+    // A plan keeps more back for CUDA than such a GPU has.
+    let larger = text.replace("gpu_memory: \"1.00GiB\"", "gpu_memory: \"8GiB\"");
+    assert_ne!(larger, text);
+    std::fs::write(folder.path("larger.ron"), larger).unwrap();
+    let config = ["tiny.ron", "--box", "larger.ron", "--set", "batch.global=8"];
+    let alone = ["--set", "parallel.data=1"];
+    folder.onebox(&[&["plan"], &config[..], &alone].concat()).ok();
+    folder.onebox(&[&["plan", "--search"], &config[..]].concat()).ok();
+    let said = folder.onebox(&[&["simulate"], &config[..], &alone, &["--json"]].concat()).ok();
+    let said: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    assert!(said["step_seconds"].as_f64().unwrap() > 0.0, "{said}");
+    // Boxes of GPUs and of cores give way to each other.
+    let cores = onebox(&folder, &[&SAVE_BOX[..], &["--cores"]].concat(), &SMALL).ok();
+    assert!(!cores.stderr.contains("stand-in") && folder.read("here.ron").contains("gelu: "));
+    onebox(&folder, &SAVE_BOX, &SMALL).ok();
+    assert!(folder.read("here.ron").contains("gemm_tflops: "));
+}
+
+#[test]
+fn what_a_box_of_gpus_lacks_is_said() {
+    let folder = Folder::new();
+    let failing = [&SMALL[..], &[("FAKECUDA_FAIL", "nccl-init:1")]].concat();
+    let said = onebox(&folder, &SAVE_BOX, &failing).ok().stderr;
+    assert!(said.contains("sums of all GPUs at once are not measured"), "{said}");
+    let text = folder.read("here.ron");
+    assert!(
+        !text.contains("peer_gb_per_s: ") && text.contains("`peer_gb_per_s` is left out"),
+        "{text}"
+    );
+    std::fs::remove_file(folder.path("here.ron")).unwrap();
+    let none = ["cannot be used", "--cores"];
+    onebox(&folder, &SAVE_BOX, &[("FAKECUDA_DEVICES", "0")]).refused(78, &none);
+    // A GPU that fails leaves no file.
+    let lost = [&SMALL[..], &[("FAKECUDA_FAIL", "gemm:3@0")]].concat();
+    onebox(&folder, &SAVE_BOX, &lost).refused(76, &["16-bit products", "GPU 0"]);
+    assert!(!folder.path("here.ron").exists());
+}
+
 /// The checkpoint of step 2 is being written, each fsync taking a while, when a GPU is lost in step 3.
 #[test]
 fn a_gpu_that_is_lost_beside_a_save_costs_no_checkpoint() {

@@ -249,6 +249,28 @@ fn this_machine_is_measured_and_the_box_is_simulated() {
 }
 
 #[test]
+fn gpus_of_a_box_without_a_topology_reach_each_other_as_it_says() {
+    let folder = Folder::new();
+    let seconds = |peer: &str| {
+        let ron = format!(
+            "(gpus: 2, gpu_memory: \"8GiB\", node_memory: \"8GiB\",
+              gpu: (gemm_tflops: 100, fp32_tflops: 20, memory_gb_per_s: 1000, processors: 80, {peer}),
+              host: (node_gb_per_s: 100, core_gb_per_s: 10, cores: 8, link_gb_per_s: 0.01))"
+        );
+        std::fs::write(folder.path("box.ron"), ron).unwrap();
+        let args =
+            ["simulate", "tiny.ron", "--box", "box.ron", "--set", "parallel.data=1", "--json"];
+        let said = json(&folder.onebox(&args).ok().stdout);
+        let lanes = said["lanes"].as_array().unwrap().clone();
+        let lane = lanes.iter().find(|lane| lane["lane"] == "TpComm").unwrap();
+        lane["seconds"].as_f64().unwrap()
+    };
+    // Over links of 10 MB/s, and as fast as NVLink.
+    let (links, peers) = (seconds(""), seconds("peer_gb_per_s: 300"));
+    assert!(peers > 0.0 && peers < 0.1 * links, "{links} {peers}");
+}
+
+#[test]
 fn what_cannot_be_simulated_is_said() {
     let folder = Folder::new();
     let done = folder.onebox(&["simulate", "tiny.ron"]);

@@ -126,17 +126,23 @@ pub(super) fn device_memory(ordinal: usize) -> Result<u64, Failure> {
     Ok(bytes as u64)
 }
 
+fn attribute(ordinal: usize, which: CUdevice_attribute) -> Result<u32, Failure> {
+    let (device, mut value) = (device(ordinal)?, 0);
+    call!(cuDeviceGetAttribute(&raw mut value, which, device))?;
+    Ok(value as u32)
+}
+
 /// Compute capability: 70 for V100, 90 for H100.
 pub(super) fn device_sm(ordinal: usize) -> Result<u32, Failure> {
-    let device = device(ordinal)?;
-    let attribute = |which| {
-        let mut value = 0;
-        call!(cuDeviceGetAttribute(&raw mut value, which, device))?;
-        Ok(value)
-    };
-    let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-    let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    Ok((10 * major + minor) as u32)
+    let of = |which| attribute(ordinal, which);
+    let major = of(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = of(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok(10 * major + minor)
+}
+
+/// Number of multiprocessors.
+pub(super) fn device_processors(ordinal: usize) -> Result<u32, Failure> {
+    attribute(ordinal, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
 }
 
 /// A GPU's primary context: one per GPU and process.

@@ -18,6 +18,8 @@ pub struct GpuInfo {
     pub name: String,
     /// Compute capability: 70 for V100, 90 for H100.
     pub sm: u32,
+    /// Number of multiprocessors.
+    pub processors: u32,
     /// Total bytes.
     pub memory: u64,
     /// Its PCI address, if the driver reports it.
@@ -184,6 +186,7 @@ fn gpus() -> Result<Vec<GpuInfo>, String> {
             ordinal,
             name: driver::device_name(ordinal)?,
             sm: driver::device_sm(ordinal)?,
+            processors: driver::device_processors(ordinal)?,
             memory: driver::device_memory(ordinal)?,
             pci: driver::device_address(ordinal)?.parse().ok(),
         })

@@ -10,22 +10,23 @@ use super::hardware::era::Fact;
 use super::hardware::{Hardware, Measured};
 use super::program::{Kind, Work};
 use crate::tensor::Cargo;
+pub use kernels::WIDE_SHARE;
 use kernels::kernel;
 
 /// Share of a GPU's memory bandwidth that streaming kernels reach.
-pub(super) const MEMORY_SHARE: f64 = 0.8;
+pub const MEMORY_SHARE: f64 = 0.8;
 
 /// Share of a PCIe link that large pinned copies reach: 12.3 GB/s of 15.75.
-const LINK_SHARE: f64 = 0.78;
+pub const LINK_SHARE: f64 = 0.78;
 
 /// Share of NVLink that large collectives reach: 130 GB/s of 150.
-const NVLINK_SHARE: f64 = 0.87;
+pub const NVLINK_SHARE: f64 = 0.87;
 
 /// Share of the network between boxes that collectives reach.
 const NETWORK_SHARE: f64 = 0.85;
 
 /// Share of a node's memory channels that one fused pass reaches, reading and writing.
-const CHANNEL_SHARE: f64 = 0.8;
+pub const CHANNEL_SHARE: f64 = 0.8;
 
 /// Seconds from the end of a kernel to the start of the next on its stream.
 pub(super) const KERNEL_GAP: f64 = 2e-6;

@@ -14,6 +14,7 @@ mod submit;
 mod timeline;
 
 pub use crate::tensor::Cargo;
+pub use cost::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
 pub use hardware::era::{AsOf2020, Fact};
 pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
 pub use program::{Kind, Program, Work, record};

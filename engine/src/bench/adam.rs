@@ -5,7 +5,7 @@ use super::on_host;
 use crate::report::metrics;
 use crate::run::open::kernel_crew;
 use device::numerics::SimdPath;
-use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
+use device::{Arena, Crew, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
 use offload::{AdamTile, NoiseRun, Rule, Storage, TrafficTile, control};
 use serde::Serialize;
 use std::sync::Arc;
@@ -61,6 +61,13 @@ pub struct Row {
     pub rounds: usize,
 }
 
+impl Row {
+    /// In `seconds`, of each thread.
+    pub(super) fn gb_per_s_and_thread(&self) -> f64 {
+        self.gb_per_s / self.threads as f64
+    }
+}
+
 /// Name of a state, as `offload.master` and `offload.moments` make it.
 pub const fn state_name(storage: Storage) -> &'static str {
     match (storage.split_master, matches!(storage.moments, Dtype::Bf16)) {
@@ -96,6 +103,9 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
     cases
 }
 
+/// A node by Linux's number, with its CPUs; none: anywhere.
+type Place<'a> = &'a [(u32, Vec<u32>)];
+
 /// The update of one tile, the same without arithmetic.
 type Tiles = Vec<[Arc<HostOp>; 2]>;
 
@@ -109,6 +119,19 @@ type Times = ([Vec<Vec<f64>>; 2], Vec<f64>);
 /// No memory, or a path that this machine lacks.
 pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Error> {
     let Some(one) = cases.first() else { return Ok(Vec::new()) };
+    adam_on((kernel_crew(one.threads, None), &[]), cases, (params, most))
+}
+
+/// [`adam`] by this crew, its memory on a node by its CPUs, where they are given.
+///
+/// # Errors
+/// As there.
+pub(super) fn adam_on(
+    (crew, node): (Option<Arc<Crew>>, Place<'_>),
+    cases: &[Case],
+    (params, most): (usize, usize),
+) -> Result<Vec<Row>, Error> {
+    let Some(one) = cases.first() else { return Ok(Vec::new()) };
     let site = std::panic::Location::caller();
     let refused = |problem| Error::Task { rank: 0, op: "adam_tile", site, problem };
     let (mut plan, mut states): (_, Vec<(Storage, _)>) = (Plan::default(), Vec::new());
@@ -121,7 +144,7 @@ pub fn adam(cases: &[Case], params: usize, most: usize) -> Result<Vec<Row>, Erro
     });
     let of_case: Vec<usize> = of_case.collect();
     cases.iter().try_for_each(|case| case.path.choose().map_err(refused))?;
-    let dev = on_host(plan, kernel_crew(one.threads, None), one.small_pages, &[])?;
+    let dev = on_host(plan, crew, one.small_pages, node)?;
     for (_, ((_, control), fills)) in &states {
         for (tensor, value) in fills {
             dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;

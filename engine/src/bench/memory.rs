@@ -3,14 +3,16 @@
 use super::adam::median;
 use super::on_host;
 use crate::run::open::kernel_crew;
+use crate::run::placement::cores;
 use device::numerics::{Pass, sweep};
 use device::{
-    Arena, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
+    Arena, Crew, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,
 };
 use serde::Serialize;
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
-use topology::Machine;
+use topology::{Machine, NumaNode};
 
 /// One node, in 10^9 bytes a second of its own cores on its own memory.
 #[derive(Clone, Debug, Serialize)]
@@ -86,49 +88,79 @@ impl Pieces for Arrays<'_> {
     }
 }
 
+/// A node by Linux's number, and its CPUs that this process may use; neither where the machine cannot be looked at.
+pub(super) type Node = (Option<u32>, Vec<u32>);
+
+/// Every node that has such CPUs.
+pub(super) fn nodes() -> Vec<Node> {
+    let Ok(machine) = Machine::discover() else { return vec![(None, Vec::new())] };
+    let allowed = |cpu: &u32| machine.allowed_cpus.contains(cpu);
+    let of = |node: &NumaNode| -> Node {
+        (Some(node.id), node.cpus.iter().copied().filter(allowed).collect())
+    };
+    machine.numa_nodes.iter().map(of).filter(|(_, cpus)| !cpus.is_empty()).collect()
+}
+
+/// `work` in a thread on the CPUs of `node`, with a crew of all of them, and what [`on_host`] asks for memory there. Where
+/// binding is refused it is wherever it is.
+pub(super) fn on_node<T: Send>(
+    (id, cpus): &Node,
+    work: impl FnOnce(Option<Arc<Crew>>, &[(u32, Vec<u32>)]) -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    let threads = if cpus.is_empty() { cores() } else { cpus.len() };
+    let run = || {
+        if !cpus.is_empty() {
+            // The crew's first thread; the others bind themselves.
+            let _ = topology::bind_current_thread(cpus);
+        }
+        let place = id.map(|id| (id, cpus.clone()));
+        let crew = kernel_crew(threads, place.as_ref().map(|(_, cpus)| cpus.clone()));
+        work(crew, place.as_slice())
+    };
+    std::thread::scope(|scope| {
+        let whom =
+            id.map_or_else(|| "the memory".into(), |id| format!("the memory of NUMA node {id}"));
+        let started = std::thread::Builder::new().spawn_scoped(scope, run);
+        let refused = |e: io::Error| Error::NoThread { whom, problem: e.to_string() };
+        let done = started.map_err(refused)?.join();
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 /// Every node with arrays of `bytes`.
 ///
 /// # Errors
 /// No memory.
 pub fn memory(bytes: u64) -> Result<Vec<NodeMemory>, Error> {
-    let Ok(machine) = Machine::discover() else {
-        return Ok(vec![node(None, Vec::new(), bytes)?]);
-    };
-    let allowed = |cpu: &u32| machine.allowed_cpus.contains(cpu);
-    let nodes = machine
-        .numa_nodes
-        .iter()
-        .map(|node| (node.id, node.cpus.iter().copied().filter(allowed).collect::<Vec<u32>>()));
-    nodes
-        .filter(|(_, cpus)| !cpus.is_empty())
-        .map(|(id, cpus)| {
-            std::thread::scope(|scope| {
-                let measure = || node(Some(id), cpus, bytes);
-                let started = std::thread::Builder::new().spawn_scoped(scope, measure);
-                let whom = format!("the memory of NUMA node {id}");
-                let refused = |e: io::Error| Error::NoThread { whom, problem: e.to_string() };
-                let measured = started.map_err(refused)?.join();
-                measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-        })
-        .collect()
+    nodes().iter().map(|of| on_node(of, |crew, place| node(crew, place, bytes))).collect()
 }
 
-fn node(id: Option<u32>, cpus: Vec<u32>, bytes: u64) -> Result<NodeMemory, Error> {
-    let threads = if cpus.is_empty() { crate::run::placement::cores() } else { cpus.len() };
+/// One core of the first node, with arrays of `bytes`.
+///
+/// # Errors
+/// No memory.
+pub(super) fn one_core(bytes: u64) -> Result<NodeMemory, Error> {
+    let Some((id, mut cpus)) = nodes().into_iter().next() else {
+        unreachable!("this process runs on a CPU, which is of a node")
+    };
+    cpus.truncate(1);
+    on_node(&(id, cpus), |_, place| node(None, place, bytes))
+}
+
+fn node(
+    crew: Option<Arc<Crew>>,
+    place: &[(u32, Vec<u32>)],
+    bytes: u64,
+) -> Result<NodeMemory, Error> {
+    let id = place.first().map(|(id, _)| *id);
+    let threads = crew.as_ref().map_or(1, |crew| crew.threads());
     let mut plan = Plan::default();
     let mut array = |name: &str| {
         let at = (Arena::Pinned, "of the measurement");
         plan.tensor(at, name, Dtype::F32, (1, (bytes / 4) as usize))
     };
     let (from, to) = (array("a"), array("b"));
-    if !cpus.is_empty() {
-        // The crew's first thread; the others bind themselves. Where that is refused the figures are of wherever it is.
-        let _ = topology::bind_current_thread(&cpus);
-    }
-    let place = id.map(|id| (id, cpus));
-    let crew = kernel_crew(threads, place.as_ref().map(|(_, cpus)| cpus.clone()));
-    let dev = on_host(plan, crew, false, place.as_slice())?;
+    let dev = on_host(plan, crew, false, place)?;
     [from, to].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
     let rate = |pass, moved: u64| {
         let op = HostOp::new(Sweep { pass, from, to });

@@ -6,7 +6,8 @@ use super::train::check_memory;
 use super::{ConfigArgs, may_write, plan, print, print_json, say, unwritten};
 
 mod host;
-use crate::bench::{Copies, Steps, copies, is_on_cuda, product, steps};
+use crate::bench::gpu_box::{self, GpuBoxError};
+use crate::bench::{BOX_OF_GPUS, Copies, Steps, copies, is_on_cuda, product, steps};
 use crate::predict::calibrate;
 use crate::predict::calibrate::{measure, to_ron};
 use crate::report::progress::si;
@@ -27,11 +28,15 @@ use topology::{available_memory, format_bytes};
 #[command(override_usage = "onebox bench step [OPTIONS] <CONFIG>\n       \
                             onebox bench copy [OPTIONS]\n       \
                             onebox bench <adam|gemm|collective> [OPTIONS]\n       \
-                            onebox bench --save-box <FILE>")]
+                            onebox bench --save-box <FILE> [--cores]")]
 pub(super) struct BenchArgs {
-    /// Time real steps on virtual GPUs and write a box file, for `onebox simulate --box FILE`
+    /// Measure this machine and write a box file, for `onebox simulate --box FILE`: its GPUs and its host, or where it has no GPU
+    /// its cores as virtual GPUs
     #[arg(long, value_name = "FILE", required = true)]
     save_box: Option<PathBuf>,
+    /// Measure the cores as virtual GPUs where there are GPUs too
+    #[arg(long, requires = "save_box")]
+    cores: bool,
     #[command(subcommand)]
     verb: Option<BenchVerb>,
 }
@@ -82,22 +87,48 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), Failed> {
         (Some(BenchVerb::Adam(args)), _) => host::adam(args),
         (Some(BenchVerb::Gemm(args)), _) => host::gemm(args),
         (Some(BenchVerb::Collective(args)), _) => host::collective(args),
-        (None, Some(path)) => save_box(path),
+        (None, Some(path)) => save_box(path, args.cores),
         (None, None) => Ok(()),
     }
 }
 
-fn save_box(path: &Path) -> Result<(), Failed> {
-    may_write(calibrate::OUTPUT, path)?;
-    let measured = measure(&mut |what| say(&format!("measuring: {what}")));
-    let measured = measured.map_err(|e| Failed::new(code::INTERNAL, e))?;
-    let memory = format_bytes(available_memory()).replace(' ', "");
-    let gpus = 4 * cores();
-    let ron = to_ron(&measured, gpus, &memory, &memory);
+fn save_box(path: &Path, on_cores: bool) -> Result<(), Failed> {
+    let on_gpus = !on_cores && gpu::machine().has_driver();
+    // A box of either kind gives way to another.
+    let kinds = [calibrate::OUTPUT, BOX_OF_GPUS];
+    if kinds.iter().all(|kind| kind.check(path).is_err()) {
+        may_write(calibrate::OUTPUT, path)?;
+    }
+    let mut tell = |what: &str| say(&format!("measuring: {what}"));
+    let ron = if on_gpus { box_of_gpus(&mut tell)? } else { box_of_cores(&mut tell)? };
     std::fs::write(path, ron).map_err(|e| unwritten(path, &e))?;
     let path = path.display();
     say(&format!("{path}: written\nnext: onebox simulate configs/quickstart.ron --box {path}"));
     Ok(())
+}
+
+fn box_of_cores(tell: &mut dyn FnMut(&str)) -> Result<String, Failed> {
+    let measured = measure(tell).map_err(|e| Failed::new(code::INTERNAL, e))?;
+    let memory = format_bytes(available_memory()).replace(' ', "");
+    Ok(to_ron(&measured, 4 * cores(), &memory, &memory))
+}
+
+fn box_of_gpus(tell: &mut dyn FnMut(&str)) -> Result<String, Failed> {
+    let measured = gpu_box::measure(tell).map_err(|error| {
+        let code = match error {
+            GpuBoxError::None(_) | GpuBoxError::Mixed(_) => code::CONFIG,
+            GpuBoxError::Full { .. } => code::DEVICE_MEMORY,
+            GpuBoxError::Failed { .. } => code::RANK,
+        };
+        Failed::new(code, error)
+    })?;
+    if measured.is_stand_in() {
+        say(
+            "warning: the driver is a stand-in without a GPU: these figures say nothing about any GPU",
+        );
+    }
+    measured.missing().iter().for_each(|what| say(&format!("warning: {what}")));
+    Ok(measured.to_ron())
 }
 
 fn step(args: &StepArgs) -> Result<(), Failed> {

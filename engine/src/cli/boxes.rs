@@ -59,7 +59,8 @@ pub(super) fn run(args: &BoxesArgs) -> Result<(), Failed> {
 
 fn listed(name: &'static str, described: &BoxConfig) -> Listed {
     let alone = f64::from(described.host.link_gb_per_s);
-    let (mut link, mut all, mut nvlink) = ([alone; 2], alone, Vec::new());
+    let (mut link, mut all) = ([alone; 2], alone);
+    let mut nvlink = vec![f64::from(described.gpu.peer_gb_per_s)];
     if let Some(machine) = &described.machine {
         let gpus = 0..machine.gpus.len();
         let each = gpus.clone().filter_map(|gpu| machine.host_gb_per_s_alone(gpu));

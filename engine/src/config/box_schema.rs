@@ -51,6 +51,7 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
             gemm_tflops: rate(s, "gemm_tflops", "TFLOPS of large 16-bit matrix products with fp32 sums, sustained, as published measurements have it."),
             fp32_tflops: rate(s, "fp32_tflops", "TFLOPS of fp32 arithmetic, from the data sheet."),
             memory_gb_per_s: rate(s, "memory_gb_per_s", "GB/s of the GPU's memory, from the data sheet."),
+            peer_gb_per_s: rate(s, "peer_gb_per_s", "GB/s each way between two GPUs of a machine, as NVLink. 0: what goes between them takes the links to the host. Used without `topology`."),
             processors: s.uint("processors", 0..=100_000, Or::Default(0), "Multiprocessors."),
             sm: s.uint("sm", 0..=200, Or::Default(0), "Compute capability: 70 for V100, 90 for H100. 0: not known."),
             fused_attention: s.flag("fused_attention", false, "Attention of 16 bits runs on tensor cores (compute capability 8.0 and later); otherwise its kernel works in fp32."),

@@ -192,6 +192,8 @@ pub struct GpuConfig {
     pub fp32_tflops: f32,
     /// GB/s of its memory, of the data sheet.
     pub memory_gb_per_s: f32,
+    /// Without `topology`: GB/s each way between two GPUs of a machine, as NVLink. 0: over the links to the host.
+    pub peer_gb_per_s: f32,
     /// Multiprocessors.
     pub processors: usize,
     /// Compute capability: 70 for V100, 90 for H100. 0..=200, default 0: unknown

@@ -236,13 +236,15 @@ fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
         states: nodes(rank),
         cores: b.host.cores as f64 * nodes(rank).len() as f64 / ranks.max(b.numa_nodes) as f64,
     };
+    let peer = f64::from(b.gpu.peer_gb_per_s) * G;
+    let between = |a: usize, other: usize| if a == other { 0.0 } else { peer };
     Layout {
         bytes: (0..ranks).map(by_node).collect(),
         reasons,
         seats: (0..ranks).map(seat).collect(),
         nodes: b.numa_nodes,
         links: vec![f64::from(b.host.link_gb_per_s) * G; ranks],
-        nvlink: vec![vec![0.0; ranks]; ranks],
+        nvlink: (0..ranks).map(|a| (0..ranks).map(|other| between(a, other)).collect()).collect(),
     }
 }
 

@@ -12,7 +12,7 @@ const TILE: f64 = 128.0;
 const GEMM_DEPTH: f64 = 128.0;
 
 /// Share of a data sheet's fp32 rate that matrix products reach.
-const WIDE_SHARE: f64 = 0.85;
+pub const WIDE_SHARE: f64 = 0.85;
 
 /// Queries, and keys, per tile of the attention kernels.
 const ATTENTION_TILE: f64 = 64.0;
