@@ -7,6 +7,7 @@ pub mod metrics;
 pub(crate) mod page;
 pub(crate) mod plot;
 pub mod progress;
+pub(crate) mod reading;
 pub(crate) mod shown;
 pub(crate) mod stderr;
 pub mod tensorboard;

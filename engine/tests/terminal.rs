@@ -326,3 +326,26 @@ fn colours_are_for_terminals_that_want_them_and_hide_nothing() {
         assert!(!(piped.stdout + &piped.stderr).contains('\u{1b}'), "{args:?}");
     }
 }
+
+#[test]
+fn a_long_check_of_tokens_shows_how_far_it_is_until_a_ctrl_c() {
+    if !has_terminals() {
+        return;
+    }
+    let folder = Folder::new();
+    // Zeros that take no room, and hours.
+    std::fs::File::create(folder.path("tokens.bin")).unwrap().set_len(1 << 42).unwrap();
+    let args = "train tiny.ron --run-dir run --set data.train=tokens.bin --set data.format=U16";
+    let mut terminal = Terminal::start(&folder, 100, &[], args);
+    let shows = |text: &'static str| {
+        move |screen: &Screen| String::from_utf8_lossy(&screen.bytes).contains(text)
+    };
+    terminal.wait_for("a status", shows("0%  checking data  "));
+    terminal.wait_for("its end", shows(" of 4.00 TiB  "));
+    terminal.press_ctrl_c();
+    let (code, lines, _) = terminal.end();
+    assert_eq!(code, 75, "{lines:#?}");
+    let said = lines.iter().any(|line| line.contains("interrupted before the first step"));
+    assert!(said && !lines.iter().any(|line| line.contains('░')), "{lines:#?}");
+    assert!(!folder.path("run").exists());
+}

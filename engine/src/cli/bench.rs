@@ -141,7 +141,7 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
     let built = build(config);
     data::look(config)?;
     check_memory(&loaded, &built, false)?;
-    let data = data::open(config, data::tokenizer(config)?.as_ref(), true)?;
+    let data = data::open(config, data::tokenizer(config)?.as_ref(), (true, false))?;
     let flops = plan::made(config, &built)?.step.map_or(0.0, |step| step.model_flops);
     let ceiling = product(is_on_cuda(config), dtype(config.precision));
     let ceiling = ceiling.map_err(|e| Failed::new(code::RANK, e))?;

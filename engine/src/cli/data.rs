@@ -4,7 +4,9 @@ use super::exit::{Failed, code};
 use super::say;
 use crate::chat::Template;
 use crate::config::{Config, DataConfig, DataFormat, DeviceConfig};
-use crate::data::{Cache, DataError, Dataset, Look, Problem, Rowed, Rows, Tokenized, Tokenizer};
+use crate::data::{
+    Cache, Checks, DataError, Dataset, Look, Problem, Rowed, Rows, Tokenized, Tokenizer,
+};
 use crate::hugging_face::Beside;
 use crate::report::shown::Shown;
 use crate::run_dir::TOKENIZER;
@@ -96,7 +98,7 @@ pub(super) fn trouble(
     if look.bytes > READ_WHOLE[usize::from(tokenizer.is_some())] {
         return None;
     }
-    read(config, tokenizer.as_ref(), true).err().map(told)
+    read(config, tokenizer.as_ref(), (true, true)).err().map(told)
 }
 
 /// Looks for what keeps it from being read, before anything is read.
@@ -105,30 +107,35 @@ pub(super) fn look(config: &Config) -> Result<(), Failed> {
     looked.map(drop).map_err(|e| Failed::new(code::DATA, e))
 }
 
-/// Reads all of it. With `dry` nothing is written, not even tokens into the user's cache folder.
+/// Opens and checks all of it. With `dry` nothing is written, not even into the user's cache folder. With `quiet` no progress
+/// is shown.
 pub(super) fn open(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
-    dry: bool,
+    (dry, quiet): (bool, bool),
 ) -> Result<Arc<Dataset>, Failed> {
-    read(config, tokenizer, dry).map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
+    read(config, tokenizer, (dry, quiet)).map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
 }
 
 /// The tokenizer and all of the data, for a command that needs nothing before them.
 pub(super) fn read_whole(
     config: &Config,
-    dry: bool,
+    (dry, quiet): (bool, bool),
 ) -> Result<(Option<Tokenizer>, Arc<Dataset>), Failed> {
     let tokenizer = tokenizer(config)?;
     look(config)?;
-    let data = open(config, tokenizer.as_ref(), dry)?;
+    let data = open(config, tokenizer.as_ref(), (dry, quiet))?;
     Ok((tokenizer, data))
 }
 
-fn read(config: &Config, tokenizer: Option<&Tokenizer>, dry: bool) -> Result<Dataset, DataError> {
+fn read(
+    config: &Config,
+    tokenizer: Option<&Tokenizer>,
+    (dry, quiet): (bool, bool),
+) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
-    let (train, validation) = (data.train.as_str(), data.validation.as_deref());
-    let (parts, fraction) = ((train, validation), data.validation_fraction);
+    let parts = (data.train.as_str(), data.validation.as_deref());
+    let (fraction, cache) = (data.validation_fraction, Cache::of_user(dry));
     let size = (model.vocab, model.seq_len);
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
@@ -146,12 +153,14 @@ fn read(config: &Config, tokenizer: Option<&Tokenizer>, dry: bool) -> Result<Dat
             Dataset::open_rows(parts, &with, fraction, (path, tokenizer.vocab()), size)
         }
         (Some(tokenizer), Some(path)) => {
-            let cache = Cache::of_user(dry);
             let (path, format) = (Path::new(path), data.format.clone());
             let with = Tokenized { tokenizer, path, cache: &cache, format };
             Dataset::open_text(parts, &with, fraction, model.vocab, model.seq_len)
         }
-        _ => Dataset::open(train, validation, data.format.clone(), fraction, size.0, size.1),
+        _ => {
+            let checks = Checks { cache: &cache, vocab: model.vocab, quiet };
+            Dataset::open_checked(parts, &data.format, fraction, checks, model.seq_len)
+        }
     }
 }
 

@@ -208,7 +208,7 @@ pub(super) fn finished(dir: &Path, step: u64, loaded: &Loaded) -> Result<(), Fai
     let mut all = differences_of(&stored, loaded);
     if let (Some(saved), true) = (&saved, all.iter().any(|d| d.key.starts_with("data."))) {
         let tokenizer = data::tokenizer(&loaded.config)?;
-        let data = data::open(&loaded.config, tokenizer.as_ref(), true)?;
+        let data = data::open(&loaded.config, tokenizer.as_ref(), (true, false))?;
         all = saved.differences(loaded, &data).map_err(failed)?;
     }
     let (experiment, idle): (Vec<_>, Vec<_>) =

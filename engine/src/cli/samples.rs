@@ -1,7 +1,7 @@
 //! `onebox data check` and `onebox data show`: what a model sees of its data.
 
 use super::check::CheckArgs;
-use super::exit::Failed;
+use super::exit::{Failed, code};
 use super::{ConfigArgs, data, print, print_json};
 use crate::data::{Decoder, Document, Identity, Tokenizer};
 use crate::report::colour;
@@ -25,7 +25,7 @@ pub(super) struct SamplesArgs {
 pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), Failed> {
     let loaded = args.load()?;
     let config = &loaded.config;
-    let (_, dataset) = data::read_whole(config, false)?;
+    let (_, dataset) = data::read_whole(config, (false, false))?;
     let Identity { train, held_out } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
     if *json {
@@ -56,10 +56,10 @@ const MARKS: [&str; 2] = ["[[", "]]"];
 pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     let loaded = args.config.load()?;
     let config = &loaded.config;
-    let (tokenizer, dataset) = data::read_whole(config, false)?;
+    let (tokenizer, dataset) = data::read_whole(config, (false, false))?;
     let (seed, global) = (config.train.seed, config.batch.global as u64);
     let place = dataset.place(config.data.order, seed, (args.sample, global));
-    let documents = dataset.documents(place);
+    let documents = dataset.documents(place).map_err(|e| Failed::new(code::DATA, e))?;
     // In a window nothing separates documents: it counts as one.
     let starts = documents.iter().scan(0, |end, document| {
         let start = *end;

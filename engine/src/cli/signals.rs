@@ -97,6 +97,7 @@ fn listen(
             told.store(true, Ordering::SeqCst);
             // Held to the end: no step begins meanwhile.
             if let Some(words) = &*starting.words() {
+                stderr::leave();
                 announce(words);
                 stderr::flush();
                 signal_hook::low_level::exit(i32::from(code::INTERRUPTED));

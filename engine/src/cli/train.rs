@@ -26,6 +26,7 @@ use crate::report::tensorboard::Events;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
 use crate::run_dir::kept::KEPT;
 use crate::run_dir::{CONFIG, RUNS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
+use crate::train::batch::FILL;
 use crate::train::build::{Built, build};
 use crate::train::detours::Detours;
 use device::Error;
@@ -101,7 +102,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     // Before the data is read: it is part of what must fit.
     let looked = check_memory(&loaded, &built, args.dry_run)?;
     let beside = beside((&loaded.config, tokenizer), (args.run_dir.as_deref(), mode))?;
-    let read = || data::open(&loaded.config, tokenizer, args.dry_run);
+    let read = || data::open(&loaded.config, tokenizer, (args.dry_run, args.quiet));
     let data = match early {
         Some(data) => data,
         None => debug_span!("data").in_scope(read)?,
@@ -459,6 +460,8 @@ impl Session<'_> {
             | Error::ForeignEvent { .. }
             | Error::NoData => code::INTERNAL,
             Error::NoCuda { .. } => code::CONFIG,
+            // A file of the data was changed under the run.
+            Error::Task { op: FILL, .. } => code::DATA,
             _ => code::RANK,
         };
         let metrics = self.dir.held().place().map_or_else(String::new, |place| {

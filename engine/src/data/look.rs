@@ -46,7 +46,7 @@ impl Look {
     }
 
     fn part(&mut self, text: &str, (data, warn): (&DataConfig, bool)) -> Result<(), Failure> {
-        let (files, mut source) = named(text, &data.format, usize::MAX, warn)?;
+        let (files, mut source) = named(text, &data.format, warn)?;
         let before = self.bytes;
         for path in &files {
             let mut file = open_regular(path).map_err(at(path))?;

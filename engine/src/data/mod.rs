@@ -1,13 +1,11 @@
-//! The tokens of a run: files, read into one array whose end is held out, and the windows of it
-//! that become batches (B, T). `run` opens it before step 1; the batch filling of each step takes
-//! from it.
+//! The tokens of a run: those of its files one behind another, of which the end is held out, and the windows of them that
+//! become batches (B, T). `run` opens it before step 1; the batch filling of each step reads from it.
 //!
 //! Invariant: sample i of step k is a function of (seed, k, i) only, never of rank or layout, so a
 //! resumed or re-sharded run needs no replay.
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use device::random;
@@ -17,8 +15,10 @@ use crate::config::{DataConfig, DataFormat, DataOrder};
 use crate::report::shown::Shown;
 
 mod bad_rows;
+mod checked;
 mod cores;
 mod files;
+mod fill;
 mod identity;
 mod kind;
 mod left_out;
@@ -32,12 +32,15 @@ mod problem;
 mod read;
 mod rowed;
 mod rows;
+mod sealed;
+mod store;
 mod text;
 mod tokenizer;
 mod tokens;
 mod untrusted;
 mod utf8;
 
+pub(crate) use checked::Checks;
 pub(crate) use cores::texts_at_once;
 pub use identity::Identity;
 pub use left_out::LeftOut;
@@ -47,6 +50,8 @@ use problem::{Failure, at, in_key};
 use rowed::Documents;
 pub use rowed::Rowed;
 pub use rows::{Document, Rows};
+use store::Store;
+pub use store::Unread;
 pub use text::Tokenized;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use tokens::Cache;
@@ -65,11 +70,9 @@ const DATA_STREAM: u64 = 0x6461_7461;
 /// Appends the tokens of what a text names, and returns the files.
 type Append<'a> = dyn FnMut(&mut Dataset, &str) -> Result<Vec<PathBuf>, Failure> + 'a;
 
-/// Tokens as they stand in the files, little-endian: `..split` to train, `split..` held out.
+/// Tokens: `..split` to train, `split..` held out.
 pub struct Dataset {
-    bytes: Vec<u8>,
-    /// Bytes of a token: 1, 2 or 4.
-    width: usize,
+    store: Store,
     split: usize,
     seq_len: usize,
     num_files: usize,
@@ -84,7 +87,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Reads everything into memory and checks it. What `train` and `validation` name is taken as a
+    /// Opens all files and checks their tokens, which stay in the files. What `train` and `validation` name is taken as a
     /// file or a directory if it exists, else as a glob. Without `validation` the last
     /// `validation_fraction` of the tokens, rounded to a whole one, is held out.
     ///
@@ -100,9 +103,22 @@ impl Dataset {
         vocab: usize,
         seq_len: usize,
     ) -> Result<Self, DataError> {
-        let mut data = Self { width: format.width(), ..Self::none(seq_len) };
-        let (parts, fraction) = ((train, validation), validation_fraction);
-        data.fill_parts(parts, fraction, &mut |data, text| data.read(text, &format, vocab))?;
+        let checks = Checks { vocab, ..Checks::none() };
+        Self::open_checked((train, validation), &format, validation_fraction, checks, seq_len)
+    }
+
+    /// [`open`](Self::open), where what a check finds is kept for the next time.
+    pub(crate) fn open_checked(
+        parts: (&str, Option<&str>),
+        format: &DataFormat,
+        fraction: f32,
+        checks: Checks<'_>,
+        seq_len: usize,
+    ) -> Result<Self, DataError> {
+        let mut data = Self::of_width(format.width(), seq_len);
+        data.fill_parts(parts, fraction, checks, &mut |data, text| {
+            data.read(text, format, checks)
+        })?;
         Ok(data)
     }
 
@@ -111,6 +127,7 @@ impl Dataset {
         &mut self,
         (train, validation): (&str, Option<&str>),
         validation_fraction: f32,
+        checks: Checks<'_>,
         read: &mut Append<'_>,
     ) -> Result<(), DataError> {
         let train_files = read(self, train).map_err(in_key("data.train"))?;
@@ -131,9 +148,12 @@ impl Dataset {
             self.hold_out(documents);
             return Ok(());
         }
-        lengths::check((train, validation), (self.split, self.num_tokens()), self.seq_len)?;
-        self.identity = Identity::of(&self.bytes, self.width, self.split);
-        Ok(())
+        let identity = checks.pass(&mut self.store, self.split).map_err(|failure| {
+            let trained_on = validation.is_none() || train_files.contains(&failure.0);
+            in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
+        });
+        self.identity = identity?;
+        lengths::check((train, validation), (self.split, self.num_tokens()), self.seq_len)
     }
 
     /// Holds out all documents but the first `to_train`.
@@ -146,7 +166,10 @@ impl Dataset {
         }
         let parts = [0..to_train, to_train..documents.len()].map(|part| documents.bytes(part));
         let [train, held_out] = &parts;
-        self.identity = Identity::of(&self.bytes, self.width, self.split).and(train, held_out);
+        let Ok((identity, _)) = Identity::and_largest(&self.store, self.split, &|_| ()) else {
+            unreachable!("documents are in memory");
+        };
+        self.identity = identity.and(train, held_out);
     }
 
     /// Appends the tokens of a document, which is in one sample if documents are.
@@ -154,9 +177,17 @@ impl Dataset {
         if let Some(documents) = &mut self.documents {
             documents.push(document);
         }
-        for token in &document.tokens {
-            self.bytes.extend_from_slice(&token.to_le_bytes()[..self.width]);
+        self.push_tokens(&document.tokens);
+    }
+
+    /// Appends tokens that are in memory.
+    fn push_tokens(&mut self, tokens: &[u32]) {
+        let width = self.store.width;
+        let mut bytes = Vec::with_capacity(tokens.len() * width);
+        for token in tokens {
+            bytes.extend_from_slice(&token.to_le_bytes()[..width]);
         }
+        self.store.push_bytes(&bytes);
     }
 
     /// Documents that are known, of at most `seq_len` + 1 tokens, each in a sample of its own or packed; as many tokens count as
@@ -170,7 +201,7 @@ impl Dataset {
         (seq_len, packs): (usize, bool),
     ) -> Self {
         let documents = Some(Documents::default());
-        let mut data = Self { width: 4, documents, packs, ..Self::none(seq_len) };
+        let mut data = Self { documents, packs, ..Self::of_width(4, seq_len) };
         for document in train.iter().chain(held_out) {
             assert!(document.tokens.len() <= seq_len + 1, "a document is longer than a sample");
             data.append(document);
@@ -182,12 +213,16 @@ impl Dataset {
 
     /// No tokens: for a step that is counted, not run.
     pub(crate) const fn none(seq_len: usize) -> Self {
+        Self::of_width(1, seq_len)
+    }
+
+    /// No tokens yet, each of which will have so many bytes.
+    const fn of_width(width: usize, seq_len: usize) -> Self {
         let left_out =
             LeftOut { files: 0, bytes: 0, largest: None, binary: 0, runs: BTreeSet::new() };
         let identity = Identity::NONE;
         Self {
-            bytes: Vec::new(),
-            width: 1,
+            store: Store::new(width),
             split: 0,
             seq_len,
             num_files: 0,
@@ -205,7 +240,9 @@ impl Dataset {
         let byte = |i: u64| random::below(0, i, 256) as u8;
         let bytes: Vec<u8> = (0..=(windows * seq_len) as u64).map(byte).collect();
         let split = bytes.len() - seq_len - 1;
-        Self { bytes, split, ..Self::none(seq_len) }
+        let mut data = Self { split, ..Self::none(seq_len) };
+        data.store.push_bytes(&bytes);
+        data
     }
 
     /// The place of sample `index` of the global batch of `step`, by chance: a sample of documents, or the start of a window, uniform over
@@ -241,15 +278,6 @@ impl Dataset {
     pub fn shuffled(&self, seed: u64, number: u64) -> usize {
         let sample = order::shuffled(seed, number, self.num_train_samples() as u64) as usize;
         if self.documents.is_some() { sample } else { sample * self.seq_len }
-    }
-
-    /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `place` (from [`sample`](Self::sample) or
-    /// [`shuffled`](Self::shuffled)). Targets that do not count are -1.
-    pub fn fill_train(&self, place: usize, inputs: &mut [i32], targets: &mut [i32]) {
-        match &self.documents {
-            Some(documents) => self.fill_documents((documents, place), inputs, targets),
-            None => self.fill(place, self.split, inputs, targets),
-        }
     }
 
     /// How many targets of the sample at `place` count.
@@ -288,57 +316,10 @@ impl Dataset {
         }
     }
 
-    /// Fills `inputs` (T) and `targets` (T) of an evaluation window. Past the end of the held-out
-    /// part, so all over for `window >= num_eval_windows()`, inputs are 0 and targets -1: ignored.
-    pub fn fill_eval(&self, window: usize, inputs: &mut [i32], targets: &mut [i32]) {
-        match &self.documents {
-            Some(documents) => {
-                let sample = documents.samples_to_train().saturating_add(window);
-                self.fill_documents((documents, sample), inputs, targets);
-            }
-            None => {
-                let start = self.split.saturating_add(window.saturating_mul(self.seq_len));
-                self.fill(start, self.num_tokens(), inputs, targets);
-            }
-        }
-    }
-
-    /// Fills `starts` (T): for each token of the sample at `place` the place in the sample where its document starts. Padding is a
-    /// document of its own.
-    pub(crate) fn fill_starts(&self, place: usize, starts: &mut [i32]) {
-        let mut at = 0;
-        for document in self.documents.iter().flat_map(|d| d.of_sample(place).map(|i| d.tokens(i)))
-        {
-            let end = at + document.len() - 1;
-            starts[at..end].fill(at as i32);
-            at = end;
-        }
-        starts[at..].fill(at as i32);
-    }
-
-    /// The same for an evaluation window.
-    pub(crate) fn fill_eval_starts(&self, window: usize, starts: &mut [i32]) {
-        let first = self.documents.as_ref().map_or(0, Documents::samples_to_train);
-        self.fill_starts(first.saturating_add(window), starts);
-    }
-
-    /// The documents of the sample at `place` of the training part, or its window, without padding: the tokens, the last of which
-    /// is only a target, and which of them count as targets.
-    pub fn documents(&self, place: usize) -> Vec<Document> {
-        let whole = |tokens: Range<usize>, counts: &dyn Fn(usize) -> bool| Document {
-            counted: tokens.clone().map(counts).collect(),
-            tokens: tokens.map(|i| self.token(i)).collect(),
-        };
-        match &self.documents {
-            Some(d) => d.of_sample(place).map(|i| whole(d.tokens(i), &|i| d.counts(i))).collect(),
-            None => vec![whole(place..place + self.seq_len + 1, &|i| i > place)],
-        }
-    }
-
     /// Files, tokens and split, for the start-up report.
     pub fn describe(&self) -> String {
         let (files, tokens) = (self.num_files, self.num_tokens());
-        let bytes = self.text.unwrap_or(self.bytes.len());
+        let bytes = self.text.unwrap_or(tokens * self.store.width);
         let (train, held_out) = (self.split, tokens - self.split);
         let files = counted(files, "file");
         let bytes = format_bytes(bytes as u64);
@@ -377,49 +358,7 @@ impl Dataset {
 
     /// Both parts.
     pub(crate) fn num_tokens(&self) -> usize {
-        self.bytes.len() / self.width
-    }
-
-    fn token(&self, i: usize) -> u32 {
-        match (self.width, &self.bytes[i * self.width..]) {
-            (1, &[a, ..]) => u32::from(a),
-            (2, &[a, b, ..]) => u32::from(u16::from_le_bytes([a, b])),
-            (_, &[a, b, c, d, ..]) => u32::from_le_bytes([a, b, c, d]),
-            _ => 0,
-        }
-    }
-
-    /// The documents of a sample, then padding; past the last sample nothing else.
-    fn fill_documents(
-        &self,
-        (documents, sample): (&Documents, usize),
-        mut inputs: &mut [i32],
-        mut targets: &mut [i32],
-    ) {
-        for document in documents.of_sample(sample) {
-            let tokens = documents.tokens(document);
-            let (own, of_inputs) = inputs.split_at_mut(tokens.len() - 1);
-            let (own_targets, of_targets) = targets.split_at_mut(tokens.len() - 1);
-            self.fill(tokens.start, tokens.end, own, own_targets);
-            for (target, token) in own_targets.iter_mut().zip(tokens.skip(1)) {
-                if !documents.counts(token) {
-                    *target = -1;
-                }
-            }
-            (inputs, targets) = (of_inputs, of_targets);
-        }
-        self.fill(0, 0, inputs, targets);
-    }
-
-    /// Pairs of tokens in `start..end`, then padding. Tokens are below `vocab`, which fits an i32.
-    fn fill(&self, start: usize, end: usize, inputs: &mut [i32], targets: &mut [i32]) {
-        for (i, (input, target)) in inputs.iter_mut().zip(targets).enumerate() {
-            let at = start.saturating_add(i);
-            (*input, *target) = match at.saturating_add(1) < end {
-                true => (self.token(at) as i32, self.token(at + 1) as i32),
-                false => (0, -1),
-            };
-        }
+        self.store.num_tokens()
     }
 }
 

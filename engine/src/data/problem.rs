@@ -69,20 +69,18 @@ pub enum Problem {
     NotAFile,
     #[error("cannot read it: {0}; check its permissions, and that nothing else writes to it")]
     Unreadable(io::Error),
-    #[error("its {} do not fit in memory beside {} read before. onebox loads the whole data set; use a smaller file or more RAM",
-        format_bytes(*bytes), format_bytes(*held as u64)
-    )]
-    OutOfMemory { bytes: u64, held: usize },
+    #[error("cannot read it from byte {offset} on: {why}; check that nothing else writes to it")]
+    Changed { offset: u64, why: String },
     #[error(
         "{bytes} bytes are no whole number of {width}-byte tokens; check data.format and the end \
          of the file"
     )]
     PartialToken { bytes: usize, width: usize },
     #[error(
-        "token {index} is {token}, but model.vocab is {vocab}; set model.vocab to more than the \
+        "{which} is {token}, but model.vocab is {vocab}; set model.vocab to more than the \
          largest token, or check data.format"
     )]
-    TokenOutOfVocab { index: usize, token: u32, vocab: usize },
+    TokenOutOfVocab { which: String, token: u32, vocab: usize },
     #[error("{0}; at most 5 % of the rows may be left out")]
     BadRows(Box<BadRows>),
     #[error(

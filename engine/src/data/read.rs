@@ -1,20 +1,19 @@
-//! The bytes of files that a text in the config names.
+//! The files that a text in the config names, opened.
 
+use super::checked::{Checks, Texts};
 use super::files::{Found, find_files, held_out_among};
 use super::kind::{self, Kind};
 use super::left_out::LeftOut;
 use super::open::open_regular;
 use super::problem::{Failure, Problem, at};
-use super::utf8::{self, NotUtf8};
-use super::{Dataset, cores, megatron};
+use super::store::{TokenFile, Unread};
+use super::{Dataset, megatron};
 use crate::config::DataFormat;
 use crate::report::shown::Shown;
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::Seek;
 use std::path::{Path, PathBuf};
-
-/// Tokens that a thread checks at once.
-const CHECKED: usize = 1 << 20;
+use std::time::SystemTime;
 
 /// What else can be done with a named file that is no text.
 const TAKE_BYTES: &str = "set data.format: Bytes to train on its bytes as they are";
@@ -22,8 +21,6 @@ const TAKE_BYTES: &str = "set data.format: Bytes to train on its bytes as they a
 /// How files are taken.
 pub(super) struct Source {
     pub(super) format: DataFormat,
-    /// Tokens are below it.
-    pub(super) vocab: usize,
     pub(super) from_directory: bool,
     pub(super) left_out: LeftOut,
     /// Says what it finds strange and takes all the same.
@@ -49,7 +46,6 @@ const fn refusal(kind: Kind, format: &DataFormat) -> Problem {
 pub(super) fn named(
     text: &str,
     format: &DataFormat,
-    vocab: usize,
     warns: bool,
 ) -> Result<(Vec<PathBuf>, Source), Failure> {
     let Found { files, from_directory, runs } = find_files(text)?;
@@ -63,7 +59,7 @@ pub(super) fn named(
         }
     }
     let left_out = LeftOut { runs, ..LeftOut::default() };
-    Ok((files, Source { format: format.clone(), vocab, from_directory, left_out, warns }))
+    Ok((files, Source { format: format.clone(), from_directory, left_out, warns }))
 }
 
 impl Source {
@@ -138,84 +134,62 @@ impl Source {
     }
 }
 
+impl Source {
+    /// Opens a file, or leaves it out. Where a named one must be text, `or_else` says what can be done with another.
+    pub(super) fn open(
+        &mut self,
+        path: &Path,
+        or_else: Option<&'static str>,
+        texts: &mut Texts<'_>,
+    ) -> Result<Option<TokenFile>, Problem> {
+        let mut file = open_regular(path)?;
+        if !self.takes(path, &mut file)? {
+            return Ok(None);
+        }
+        let file = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
+        if !self.format.is_text() || !self.from_directory && or_else.is_none() {
+            return Ok(Some(file));
+        }
+        let changed = |Unread { offset, why, .. }| Problem::Changed { offset, why };
+        match (texts.fault(&file).map_err(changed)?, or_else) {
+            (None, _) => Ok(Some(file)),
+            (Some(fault), Some(or_else)) if !self.from_directory => {
+                Err(Problem::NotUtf8 { fault, or_else })
+            }
+            (Some(fault), _) => {
+                self.left_out.add(path, file.stamp.bytes, fault.kind());
+                Ok(None)
+            }
+        }
+    }
+}
+
 impl Dataset {
     /// Appends the tokens of all files that `text` names, in order; returns the files.
     pub(super) fn read(
         &mut self,
         text: &str,
         format: &DataFormat,
-        vocab: usize,
+        checks: Checks<'_>,
     ) -> Result<Vec<PathBuf>, Failure> {
-        let before = self.bytes.len();
-        let (files, mut source) = named(text, format, vocab, true)?;
+        let (files, mut source) = named(text, format, true)?;
         let or_else = (*format == DataFormat::Auto).then_some(TAKE_BYTES);
-        for file in &files {
-            self.read_file(file, &mut source, or_else).map_err(at(file))?;
+        let (began, mut texts) = (SystemTime::now(), Texts::of(text, checks));
+        let (before, width) = (self.store.num_tokens(), self.store.width);
+        for path in &files {
+            let Some(file) = source.open(path, or_else, &mut texts).map_err(at(path))? else {
+                continue;
+            };
+            let bytes = file.stamp.bytes as usize;
+            if !bytes.is_multiple_of(width) {
+                return Err(at(path)(Problem::PartialToken { bytes, width }));
+            }
+            self.num_files += usize::from(bytes > 0);
+            self.store.push_file(file);
         }
-        let taken = (self.bytes.len() - before) as u64;
+        texts.keep(began);
+        let taken = ((self.store.num_tokens() - before) * width) as u64;
         self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
         Ok(files)
-    }
-
-    /// Appends one file, or leaves it out. Where a named one must be text, `or_else` says what can be done with another.
-    pub(super) fn read_file(
-        &mut self,
-        path: &Path,
-        source: &mut Source,
-        or_else: Option<&'static str>,
-    ) -> Result<(), Problem> {
-        let before = self.bytes.len();
-        let mut file = open_regular(path)?;
-        if !source.takes(path, &mut file)? {
-            return Ok(());
-        }
-        let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
-        let fits = usize::try_from(bytes).is_ok_and(|n| self.bytes.try_reserve(n).is_ok());
-        if !fits {
-            return Err(Problem::OutOfMemory { bytes, held: before });
-        }
-        let mut file = file.take(bytes);
-        let must_be_text = self.width == 1 && (source.from_directory || or_else.is_some());
-        let read = match must_be_text {
-            true => utf8::append(&mut file, &mut self.bytes),
-            false => file.read_to_end(&mut self.bytes).map(|_| None),
-        };
-        let fault = read.map_err(Problem::Unreadable)?;
-        let ended = !matches!(fault, Some(NotUtf8::BadByte { .. }));
-        if ended && (self.bytes.len() - before) as u64 != bytes {
-            return Err(Problem::Unreadable(io::ErrorKind::UnexpectedEof.into()));
-        }
-        if let Some(fault) = fault {
-            self.bytes.truncate(before);
-            return match or_else {
-                Some(or_else) if !source.from_directory => Err(Problem::NotUtf8 { fault, or_else }),
-                _ => {
-                    source.left_out.add(path, bytes, fault.kind());
-                    Ok(())
-                }
-            };
-        }
-        self.num_files += usize::from(bytes > 0);
-        self.check_tokens(before, source.vocab)
-    }
-
-    /// Checks the file whose bytes are `before..`, on all cores.
-    fn check_tokens(&self, before: usize, vocab: usize) -> Result<(), Problem> {
-        let (width, bytes) = (self.width, self.bytes.len() - before);
-        if !bytes.is_multiple_of(width) {
-            return Err(Problem::PartialToken { bytes, width });
-        }
-        if width == 1 && vocab > usize::from(u8::MAX) {
-            return Ok(());
-        }
-        let (first, end) = (before / width, self.num_tokens());
-        let unknown = |part: usize| {
-            let from = first + part * CHECKED;
-            (from..end.min(from + CHECKED)).find(|&i| self.token(i) as usize >= vocab)
-        };
-        let unknown = cores::map((end - first).div_ceil(CHECKED), unknown);
-        unknown.into_iter().flatten().next().map_or(Ok(()), |i| {
-            Err(Problem::TokenOutOfVocab { index: i - first, token: self.token(i), vocab })
-        })
     }
 }

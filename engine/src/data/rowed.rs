@@ -1,6 +1,7 @@
 //! A data set of rows: files of JSON lines through a tokenizer and, for chats, the model's template.
 
 use super::bad_rows::BadRows;
+use super::checked::Checks;
 use super::cores;
 use super::open::open_regular;
 use super::pack::Packed;
@@ -142,15 +143,17 @@ impl Dataset {
         let width = if tokens <= 1 << 16 { 2 } else { 4 };
         let documents = (with.packing != Packing::Windows).then(Documents::default);
         let packs = with.packing == Packing::Documents;
-        let mut data = Self { width, text: Some(0), documents, packs, ..Self::none(seq_len) };
+        let mut data = Self { text: Some(0), documents, packs, ..Self::of_width(width, seq_len) };
         let (parts, fraction) = ((train, validation), validation_fraction);
-        data.fill_parts(parts, fraction, &mut |data, text| data.read_rows(text, with))?;
+        data.fill_parts(parts, fraction, Checks::none(), &mut |data, text| {
+            data.read_rows(text, with)
+        })?;
         Ok(data)
     }
 
     /// Appends the documents of all files that `text` names, in order; returns the files.
     fn read_rows(&mut self, text: &str, with: &Rowed<'_>) -> Result<Vec<PathBuf>, Failure> {
-        let (files, mut source) = named(text, with.format, 256, true)?;
+        let (files, mut source) = named(text, with.format, true)?;
         let (mut bytes, mut bad) = (0, BadRows::default());
         for path in &files {
             let mut file = open_regular(path).map_err(at(path))?;

@@ -1,5 +1,6 @@
 //! A data set of text through a tokenizer.
 
+use super::checked::{Checks, Texts, failure};
 use super::problem::{Failure, at, in_key};
 use super::read::named;
 use super::tokenizer::Tokenizer;
@@ -7,6 +8,7 @@ use super::tokens::Cache;
 use super::{DataError, Dataset, Problem};
 use crate::config::DataFormat;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Longest file, in bytes. A tokenizer takes some 240 times as much memory for a moment.
 pub(super) const MAX_FILE: u64 = 256 << 20;
@@ -42,9 +44,11 @@ impl Dataset {
             return Err(in_key("data.tokenizer")(at(with.path)(problem)));
         }
         let width = if tokenizer <= 1 << 16 { 2 } else { 4 };
-        let mut data = Self { width, text: Some(0), ..Self::none(seq_len) };
+        let mut data = Self { text: Some(0), ..Self::of_width(width, seq_len) };
         let (parts, fraction) = ((train, validation), validation_fraction);
-        data.fill_parts(parts, fraction, &mut |data, text| data.read_text(text, with, vocab))?;
+        data.fill_parts(parts, fraction, Checks::none(), &mut |data, text| {
+            data.read_text(text, with, vocab)
+        })?;
         Ok(data)
     }
 
@@ -55,42 +59,40 @@ impl Dataset {
         with: &Tokenized<'_>,
         vocab: usize,
     ) -> Result<Vec<PathBuf>, Failure> {
-        let (files, mut source) = named(text, &with.format, 256, true)?;
-        let mut raw = Self::none(self.seq_len);
-        let mut ends = Vec::new();
-        for file in &files {
-            let before = raw.bytes.len();
-            raw.read_file(file, &mut source, Some("leave it out")).map_err(at(file))?;
-            let bytes = (raw.bytes.len() - before) as u64;
-            if bytes > MAX_FILE {
-                return Err(at(file)(Problem::TextTooLong { bytes, most: MAX_FILE }));
-            }
-            ends.push(raw.bytes.len());
-        }
-        self.num_files += raw.num_files;
+        let (files, mut source) = named(text, &with.format, true)?;
         let mut texts = Vec::new();
-        let mut start = 0;
-        for (file, end) in files.iter().zip(&ends) {
-            let Ok(text) = str::from_utf8(&raw.bytes[start..*end]) else {
-                unreachable!("{} was read as text", file.display());
+        let checks = Checks { cache: with.cache, vocab, quiet: true };
+        let (began, mut known) = (SystemTime::now(), Texts::of(text, checks));
+        for path in &files {
+            let file = source.open(path, Some("leave it out"), &mut known).map_err(at(path))?;
+            let Some(file) = file.filter(|file| file.stamp.bytes > 0) else { continue };
+            let bytes = file.stamp.bytes;
+            if bytes > MAX_FILE {
+                return Err(at(path)(Problem::TextTooLong { bytes, most: MAX_FILE }));
+            }
+            let text = file.read_whole().map_err(failure)?;
+            let Ok(text) = String::from_utf8(text) else {
+                unreachable!("{} was checked to be text", path.display());
             };
-            texts.push(text);
-            start = *end;
+            texts.push((path, text));
         }
+        known.keep(began);
+        self.num_files += texts.len();
+        let bytes: usize = texts.iter().map(|(_, text)| text.len()).sum();
+        let (paths, texts): (Vec<_>, Vec<_>) =
+            texts.iter().map(|(path, text)| (*path, text.as_str())).unzip();
         let tokens = with.cache.tokens(with.tokenizer, &texts);
-        let tokens = tokens.map_err(|(i, why)| at(&files[i])(Problem::NoTokenizer(why)))?;
+        let tokens = tokens.map_err(|(i, why)| at(paths[i])(Problem::NoTokenizer(why)))?;
         // Text may come to no tokens at all.
-        let taken = if tokens.is_empty() { 0 } else { raw.bytes.len() as u64 };
+        let taken = if tokens.is_empty() { 0 } else { bytes as u64 };
         self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
         if let Some(index) = tokens.iter().position(|token| *token as usize >= vocab) {
-            let problem = Problem::TokenOutOfVocab { index, token: tokens[index], vocab };
+            let which = format!("token {index}");
+            let problem = Problem::TokenOutOfVocab { which, token: tokens[index], vocab };
             return Err(at(Path::new(text))(problem));
         }
-        match self.width {
-            2 => self.bytes.extend(tokens.iter().flat_map(|token| (*token as u16).to_le_bytes())),
-            _ => self.bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes())),
-        }
-        self.text = self.text.map(|bytes| bytes + raw.bytes.len());
+        self.push_tokens(&tokens);
+        self.text = self.text.map(|all| all + bytes);
         Ok(files)
     }
 
@@ -131,9 +133,9 @@ mod tests {
         let data = open(&path(&folder, ""), 300).unwrap();
         // `the box` at the start of a file, after a blank: not one text.
         let both = open(&path(&folder, "[ab].txt"), 300).unwrap();
-        assert_eq!(data.bytes, both.bytes);
+        assert_eq!(data.bytes(), both.bytes());
         let first = open(&path(&folder, "a.txt"), 300).unwrap();
-        assert_eq!(data.bytes[..first.bytes.len()], first.bytes);
+        assert!(data.bytes().starts_with(&first.bytes()));
         assert_eq!(data.token(first.num_tokens()), data.token(0));
         assert!(data.bytes_per_token().unwrap() > 2.0, "{data:?}");
         let said = data.describe();

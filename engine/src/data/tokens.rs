@@ -1,20 +1,13 @@
-//! Texts as tokens, made once: a file in the user's cache folder, called after the hash of tokenizer and texts. It ends with the
-//! hash of its content, and gets its name when it is on the disk: who reads it sees all of it, or makes it anew. Two
-//! runs at once write the same bytes, and the later name stays.
+//! Texts as tokens, made once: a file in the user's cache folder, called after the hash of tokenizer and texts.
 
 use super::cores;
+use super::sealed::{self, Magic};
 use super::tokenizer::Tokenizer;
-use crate::run_dir::durable::sync_folder;
-use std::fs::{self, File};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+use xxhash_rust::xxh3::Xxh3Default;
 
 /// At the start of each file.
-const MAGIC: &[u8; 16] = b"onebox tokens 1\n";
-/// Bytes of a hash.
-const HASH: usize = 16;
+const MAGIC: &Magic = b"onebox tokens 1\n";
 
 /// Where tokens are kept.
 #[derive(Clone, Debug, Default)]
@@ -55,7 +48,7 @@ impl Cache {
             .collect::<Result<Vec<_>, _>>()?;
         let tokens = parts.concat();
         if let Some(path) = path.filter(|_| !self.read_only)
-            && let Err(error) = write(&path, &tokens)
+            && let Err(error) = sealed::write(&path, MAGIC, stored(&tokens))
         {
             let path = path.display();
             tracing::warn!("{path}: {error}; the text will be tokenized again next time");
@@ -67,7 +60,9 @@ impl Cache {
 /// By everything that the tokens follow from.
 fn name(tokenizer: &Tokenizer, texts: &[&str]) -> String {
     let mut hash = Xxh3Default::new();
-    for part in [MAGIC, tokenizer.bytes()].into_iter().chain(texts.iter().map(|t| t.as_bytes())) {
+    for part in
+        [&MAGIC[..], tokenizer.bytes()].into_iter().chain(texts.iter().map(|t| t.as_bytes()))
+    {
         hash.update(&(part.len() as u64).to_le_bytes());
         hash.update(part);
     }
@@ -76,52 +71,20 @@ fn name(tokenizer: &Tokenizer, texts: &[&str]) -> String {
 
 /// None where it is not there, or not whole: then it is made again.
 fn read(path: &Path) -> Option<Vec<u32>> {
-    let mut bytes = fs::read(path).ok()?;
-    let whole = bytes.len().checked_sub(HASH).filter(|n| *n >= MAGIC.len());
-    let hash = whole.map(|whole| bytes.split_off(whole));
-    let is_whole = hash.is_some_and(|hash| hash == xxh3_128(&bytes).to_le_bytes());
-    if !is_whole || !bytes.starts_with(MAGIC) {
-        tracing::warn!("{}: not what was written; it is made again", path.display());
-        return None;
-    }
-    let (tokens, rest) = bytes[MAGIC.len()..].as_chunks();
+    let bytes = sealed::read(path, MAGIC)?;
+    let (tokens, rest) = bytes.as_chunks();
     rest.is_empty().then(|| tokens.iter().map(|b| u32::from_le_bytes(*b)).collect())
 }
 
-fn write(path: &Path, tokens: &[u32]) -> io::Result<()> {
-    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    fs::create_dir_all(folder)?;
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
-    let unfinished = path.with_extension(format!("{}-{time}.tmp", std::process::id()));
-    let done = fill(&unfinished, tokens)
-        .and_then(|()| fs::rename(&unfinished, path))
-        .and_then(|()| sync_folder(folder));
-    if done.is_err() {
-        // The first error is the one to tell.
-        drop(fs::remove_file(&unfinished));
-    }
-    done
-}
-
-fn fill(path: &Path, tokens: &[u32]) -> io::Result<()> {
-    let mut file = File::create_new(path)?;
-    let mut hash = Xxh3Default::new();
-    let mut put = |bytes: &[u8]| {
-        hash.update(bytes);
-        file.write_all(bytes)
-    };
-    put(MAGIC)?;
-    for part in tokens.chunks(1 << 16) {
-        let bytes: Vec<u8> = part.iter().flat_map(|token| token.to_le_bytes()).collect();
-        put(&bytes)?;
-    }
-    file.write_all(&hash.digest128().to_le_bytes())?;
-    file.sync_all()
+/// As they are written.
+fn stored(tokens: &[u32]) -> impl Iterator<Item = Vec<u8>> {
+    tokens.chunks(1 << 16).map(|part| part.iter().flat_map(|token| token.to_le_bytes()).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn tokenizer() -> Tokenizer {
         let path =
@@ -147,7 +110,7 @@ mod tests {
         assert_eq!(all.len(), 1);
         let good = fs::read(&all[0]).unwrap();
         // It is what is read: a sealed file with other tokens is believed.
-        fill(&folder.path().join("other"), &[7, 8]).unwrap();
+        sealed::fill(&folder.path().join("other"), MAGIC, stored(&[7, 8])).unwrap();
         fs::rename(folder.path().join("other"), &all[0]).unwrap();
         assert_eq!(cache.tokens(&tokenizer, &texts).unwrap(), [7, 8]);
         for at in 0..good.len() {

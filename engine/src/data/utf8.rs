@@ -1,11 +1,16 @@
-//! Text is checked while it is read: a long file that is none is refused at its first bad byte.
+//! Whether a file is text. A long file that is none is refused soon after its first bad byte.
 
+use super::cores;
 use super::kind::{Kind, NOT_UTF8, TEXT_CUT};
 use std::fmt;
-use std::io::{self, Read};
+use std::ops::Range;
 
-/// Bytes that are read before they are checked.
-const BLOCK: usize = 4 << 20;
+/// Bytes that a thread looks at together.
+const BLOCK: usize = 1 << 20;
+/// Blocks that are looked at before the search may end.
+const TOGETHER: usize = 256;
+/// Bytes of the longest character.
+const LONGEST: usize = 4;
 
 /// Why bytes are no text, and the offset where they cease to be it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,53 +53,120 @@ impl fmt::Display for NotUtf8 {
     }
 }
 
-/// Appends what `from` gives to `to`, until its end or until it is no text.
-pub(super) fn append(from: &mut impl Read, to: &mut Vec<u8>) -> io::Result<Option<NotUtf8>> {
-    let start = to.len();
-    let mut text = start;
-    loop {
-        let read = from.by_ref().take(BLOCK as u64).read_to_end(to)?;
-        match str::from_utf8(&to[text..]) {
-            Ok(_) => text = to.len(),
-            Err(e) => {
-                text += e.valid_up_to();
-                if e.error_len().is_some() {
-                    let offset = (text - start) as u64;
-                    return Ok(Some(NotUtf8::BadByte { offset, byte: to[text] }));
-                }
-            }
-        }
-        if read < BLOCK {
-            let cut = NotUtf8::Cut { offset: (text - start) as u64 };
-            return Ok((text < to.len()).then_some(cut));
+/// The first place where `bytes` bytes cease to be text, found by all cores. `read` fills a slice with those from an offset on;
+/// `looked_at` adds the bytes of a block.
+pub(super) fn fault<E: Send>(
+    bytes: u64,
+    read: impl Fn(u64, &mut [u8]) -> Result<(), E> + Sync,
+    looked_at: impl Fn(u64) + Sync,
+) -> Result<Option<NotUtf8>, E> {
+    let bytes = bytes as usize;
+    let blocks = bytes.div_ceil(BLOCK);
+    for first in (0..blocks).step_by(TOGETHER) {
+        let block = |i: usize| {
+            let start = (first + i) * BLOCK;
+            let block = start..bytes.min(start + BLOCK);
+            let mut text = vec![0; (block.end + LONGEST - 1).min(bytes) - start];
+            read(start as u64, &mut text)?;
+            looked_at(block.len() as u64);
+            Ok(in_block(&text, block, bytes))
+        };
+        let found = cores::map(TOGETHER.min(blocks - first), block);
+        if let Some(found) = found.into_iter().find_map(Result::transpose) {
+            return found.map(Some);
         }
     }
+    Ok(None)
+}
+
+/// The first fault of the characters that begin in a block of so many bytes. `text` goes on behind the block.
+fn in_block(text: &[u8], block: Range<usize>, bytes: usize) -> Option<NotUtf8> {
+    // The block before has the rest of a character that began in it.
+    let rest_of_one = |from: usize| {
+        let rest = text[from..].iter().take(LONGEST - 1);
+        rest.take_while(|byte| **byte & 0xc0 == 0x80).count()
+    };
+    let start = if block.start == 0 { 0 } else { rest_of_one(0) };
+    let end = block.len() + rest_of_one(block.len());
+    let e = str::from_utf8(&text[start..end]).err()?;
+    let place = start + e.valid_up_to();
+    let offset = (block.start + place) as u64;
+    let at_end = e.error_len().is_none() && block.start + end == bytes;
+    Some(match at_end {
+        true => NotUtf8::Cut { offset },
+        false => NotUtf8::BadByte { offset, byte: text[place] },
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
-    fn fault(mut from: impl Read) -> Option<NotUtf8> {
-        append(&mut from, &mut b"before".to_vec()).unwrap()
+    /// The fault of a text with so many zeros behind it, and how many bytes were looked at.
+    fn found(text: &[u8], zeros: u64) -> (Option<NotUtf8>, u64) {
+        let looked_at = AtomicU64::new(0);
+        let read = |offset: u64, out: &mut [u8]| {
+            let there = text.get(offset as usize..).unwrap_or(&[]);
+            let there = &there[..there.len().min(out.len())];
+            out[..there.len()].copy_from_slice(there);
+            Ok::<_, Infallible>(())
+        };
+        let add = |bytes| _ = looked_at.fetch_add(bytes, Ordering::Relaxed);
+        let Ok(fault) = fault(text.len() as u64 + zeros, read, add);
+        (fault, looked_at.into_inner())
+    }
+
+    /// As the standard library finds it in one piece.
+    fn expected(text: &[u8]) -> Option<NotUtf8> {
+        let e = str::from_utf8(text).err()?;
+        let offset = e.valid_up_to() as u64;
+        Some(match e.error_len() {
+            None => NotUtf8::Cut { offset },
+            Some(_) => NotUtf8::BadByte { offset, byte: text[e.valid_up_to()] },
+        })
     }
 
     #[test]
     fn what_is_no_text_is_found_without_reading_on() {
-        let endless = (&b"caf\xe9 and more"[..]).chain(io::repeat(b'x'));
-        assert_eq!(fault(endless), Some(NotUtf8::BadByte { offset: 3, byte: 0xe9 }));
+        let (fault, read) = found(b"caf\xe9", 1 << 40);
+        assert_eq!(fault, Some(NotUtf8::BadByte { offset: 3, byte: 0xe9 }));
+        assert_eq!(read, (TOGETHER * BLOCK) as u64);
     }
 
     #[test]
-    fn a_character_across_two_blocks_is_one_and_one_at_the_end_is_cut() {
-        let blanks = vec![b' '; BLOCK - 1];
-        let whole = [&blanks[..], "é".as_bytes()].concat();
-        assert_eq!(fault(&whole[..]), None);
-        let offset = BLOCK as u64 - 1;
-        assert_eq!(fault(&whole[..BLOCK]), Some(NotUtf8::Cut { offset }));
-        assert_eq!(fault(&b"\xe6\xbc"[..]), Some(NotUtf8::Cut { offset: 0 }));
-        let bad = [&blanks[..], b"\xc3\xff"].concat();
-        assert_eq!(fault(&bad[..]), Some(NotUtf8::BadByte { offset, byte: 0xc3 }));
-        assert_eq!(fault(&b""[..]), None);
+    fn a_character_across_two_blocks_is_one_and_faults_are_those_of_the_whole() {
+        let around: [&[u8]; 16] = [
+            b"ab",
+            "é".as_bytes(),
+            "漢".as_bytes(),
+            "🦀".as_bytes(),
+            b"\xc3",
+            b"\xc3\xff",
+            b"\xe6\xbc",
+            b"\xf0\x9f\xa6",
+            b"\x80",
+            b"\x80\x80",
+            b"\x80\x80\x80\x80",
+            b"\xed\xa0\x80",
+            b"\xc0\x80",
+            b"\xf5\x80\x80\x80",
+            b"\xf0\x9f\xa6x",
+            b"\xe6\xbc\x80\x80\x80\x80",
+        ];
+        for before in BLOCK - 4..=BLOCK + 1 {
+            for part in around {
+                for behind in [&b""[..], b"and on", &[b'y'; BLOCK]] {
+                    let text = [&vec![b' '; before][..], part, behind].concat();
+                    let (fault, read) = found(&text, 0);
+                    let case = format!("{part:x?} at {before}, {} behind", behind.len());
+                    assert_eq!(fault, expected(&text), "{case}");
+                    assert_eq!(read, text.len() as u64, "{case}");
+                }
+            }
+        }
+        assert_eq!(found(b"", 0).0, None);
+        assert_eq!(found(b"\xe6\xbc", 0).0, Some(NotUtf8::Cut { offset: 0 }));
     }
 }

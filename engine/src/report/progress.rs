@@ -86,7 +86,7 @@ fn fields(line: &StepLine) -> [(u8, String); 11] {
     ]
 }
 
-fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     text.chars().take(width).collect()
 }
 
@@ -100,7 +100,7 @@ pub struct Part {
 }
 
 /// What a terminal of `width` columns shows below all lines: `███░░░░░░░  30%  step ...`.
-fn status(steps: Part, width: usize, rest: impl Fn(usize) -> String) -> String {
+pub(crate) fn status(steps: Part, width: usize, rest: impl Fn(usize) -> String) -> String {
     let done = steps.done as f64 / steps.of.max(1) as f64;
     let cells = (width / 8).min(20);
     let full = (done * cells as f64) as usize;
@@ -108,6 +108,12 @@ fn status(steps: Part, width: usize, rest: impl Fn(usize) -> String) -> String {
     let bar = format!("{bar} {:>3.0}%  ", (100.0 * done).floor());
     let left = width.saturating_sub(bar.chars().count());
     cut(&format!("{bar}{}", rest(left)), width)
+}
+
+/// Whether stderr is a terminal that can move its cursor. Another one gets lines alone.
+pub(crate) fn on_terminal() -> bool {
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+    !dumb && io::stderr().is_terminal()
 }
 
 /// The progress of a run on stderr.
@@ -138,10 +144,7 @@ impl Progress {
         if quiet {
             return Self::new(None);
         }
-        // A terminal that cannot move its cursor gets lines alone.
-        let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-        let on_terminal = !dumb && io::stderr().is_terminal();
-        Self { on_terminal, ..Self::to_writer(Box::new(stderr::Queue)) }
+        Self { on_terminal: on_terminal(), ..Self::to_writer(Box::new(stderr::Queue)) }
     }
 
     /// Plain lines to `writer`, which gets one write per line.

@@ -2,7 +2,7 @@
 //! the step. Which samples a batch holds is a function of the seed, the step and the sample's number alone.
 
 use crate::config::DataOrder;
-use crate::data::Dataset;
+use crate::data::{Dataset, Unread};
 use crate::train::detours::Detours;
 use device::{
     Arena, Device, Dtype, Event, HostContext, HostOp, HostTask,
@@ -209,6 +209,9 @@ impl Loader {
     }
 }
 
+/// The task that reads data.
+pub(crate) const FILL: &str = "fill_batch";
+
 /// Writes one micro-batch. `arg` is its number.
 #[derive(Debug)]
 struct Fill {
@@ -219,7 +222,7 @@ struct Fill {
 
 impl HostTask for Fill {
     fn name(&self) -> &'static str {
-        "fill_batch"
+        FILL
     }
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
         visit(Mode::Write, self.to);
@@ -235,15 +238,16 @@ impl HostTask for Fill {
         let mut starts = starts.chunks_mut(t);
         let (step, micro) = (index / deal.micro_batches as u64, index % deal.micro_batches as u64);
         let samples = tokens.chunks_mut(t).zip(targets.chunks_mut(t)).enumerate();
+        let unread = |unread: Unread| unread.to_string();
         for (b, (inputs, targets)) in samples {
             if self.training {
                 let sample = deal.first_sample(micro as usize) + b;
                 let place = self.samples.place(step + 1, sample);
-                data.fill_train(place, inputs, targets);
+                data.fill_train(place, inputs, targets).map_err(unread)?;
                 starts.next().into_iter().for_each(|starts| data.fill_starts(place, starts));
             } else {
                 let window = (index as usize * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;
-                data.fill_eval(window + b, inputs, targets);
+                data.fill_eval(window + b, inputs, targets).map_err(unread)?;
                 let starts = starts.next();
                 starts.into_iter().for_each(|starts| data.fill_eval_starts(window + b, starts));
             }

@@ -102,7 +102,7 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     let built = build(config);
     folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
-    let opened = data::open(config, tokenizer.as_ref(), false)?;
+    let opened = data::open(config, tokenizer.as_ref(), (false, false))?;
     let beside = Beside::open(&args.folder).map_err(unusable)?;
     let beside = data::fitting(beside, &args.folder, (config, tokenizer.as_ref()));
     let new = NewRun::create(&args.out, config, (tokenizer.as_ref(), beside))?;

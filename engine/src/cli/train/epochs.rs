@@ -15,7 +15,7 @@ pub(super) fn as_steps(
 ) -> Result<(Loaded, Option<Arc<Dataset>>), Failed> {
     let config = &loaded.config;
     let Some(epochs) = config.train.epochs else { return Ok((loaded, None)) };
-    let (_, data) = data::read_whole(config, args.dry_run)?;
+    let (_, data) = data::read_whole(config, (args.dry_run, args.quiet))?;
     let samples = f64::from(epochs) * data.num_train_samples() as f64;
     let steps = (samples / config.batch.global as f64).ceil().max(1.0) as u64;
     Ok((args.config.load_with_steps(&loaded, steps)?, Some(data)))

@@ -1,5 +1,5 @@
-//! What of the host's memory a run's data takes. Its tokens belong to no rank: they are read before the ranks' memory is
-//! there, and lie on whichever nodes have room.
+//! What of the host's memory a run's data takes. Tokens in files stay there. Tokens that are made of text belong to no rank:
+//! they are made before the ranks' memory is there, and lie on whichever nodes have room.
 
 use crate::config::{Config, DataConfig, DeviceConfig};
 use crate::data::{Look, Tokenizer, texts_at_once};
@@ -16,7 +16,9 @@ const PER_TOKEN: f64 = 192.0;
 /// Bytes on the host for all ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DataMemory {
-    /// Of the tokens, which stay.
+    /// Of tokens that stay in their files.
+    pub in_files: u64,
+    /// Of tokens that stay in memory.
     pub tokens: u64,
     /// Most while they are read: with a tokenizer the text, the tokens three times, and what the tokenizer takes.
     pub reading: u64,
@@ -43,6 +45,12 @@ impl DataMemory {
 
     /// A sentence.
     pub(crate) fn words(&self) -> String {
+        if self.in_files > 0 {
+            let bytes = format_bytes(self.in_files);
+            return format!(
+                "data: {bytes} of tokens stay in their files, and a run reads them from there"
+            );
+        }
         let about = if self.estimated { "about " } else { "" };
         let reading = match self.reading > self.tokens {
             true => format!(", {about}{} while the text is read", format_bytes(self.reading)),
@@ -58,7 +66,7 @@ impl DataMemory {
 fn measured(config: &Config) -> Option<DataMemory> {
     let look = Look::at(config, false).ok()?;
     let Some(path) = &config.data.tokenizer else {
-        return Some(DataMemory { tokens: look.bytes, reading: look.bytes, estimated: false });
+        return Some(DataMemory { in_files: look.bytes, ..DataMemory::default() });
     };
     let tokenizer = Tokenizer::open(Path::new(path)).ok()?;
     let sample = tokenizer.encode(&look.sample).ok()?;
@@ -69,5 +77,5 @@ fn measured(config: &Config) -> Option<DataMemory> {
     let working = at_once as f64 * (PER_BYTE + PER_TOKEN * share);
     // The tokens of each file, all of them in a row, and those as they are stored.
     let reading = look.bytes + 2 * 4 * tokens + stored + working as u64;
-    Some(DataMemory { tokens: stored, reading, estimated: true })
+    Some(DataMemory { in_files: 0, tokens: stored, reading, estimated: true })
 }

@@ -1,0 +1,244 @@
+//! What onebox has found in files of tokens and text, kept in the user's cache folder, so that a file is read through
+//! once. It is believed of a file with the same [`Stamp`].
+
+use super::cores;
+use super::identity::Identity;
+use super::problem::{Failure, Problem, at};
+use super::sealed::{self, Magic};
+use super::store::{Stamp, Store, TokenFile, Unread, largest, widened};
+use super::tokens::Cache;
+use super::utf8::{self, NotUtf8};
+use crate::report::reading::Reading;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf, absolute};
+use std::time::SystemTime;
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// What a pass over all tokens has found.
+const SET: &Magic = b"onebox checked 1";
+/// Which files are text.
+const TEXTS: &Magic = b"onebox texts  1\n";
+/// Bytes that are checked faster than a file of the cache folder is written.
+const WORTH_KEEPING: u64 = 16 << 20;
+/// Tokens that a thread looks at together for one that is too large.
+const BLOCK: usize = 1 << 20;
+
+/// How files are checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checks<'a> {
+    /// Where what was found is kept.
+    pub(crate) cache: &'a Cache,
+    /// Tokens are below it.
+    pub(crate) vocab: usize,
+    /// Progress is not shown.
+    pub(crate) quiet: bool,
+}
+
+/// Of a pass over all tokens.
+struct Found {
+    identity: Identity,
+    /// The largest token of each segment.
+    largest: Vec<u32>,
+}
+
+/// Nowhere.
+static NO_CACHE: Cache = Cache { folder: None, read_only: true };
+
+impl Checks<'_> {
+    /// Keeps nothing, shows nothing, takes any token.
+    pub(super) const fn none() -> Self {
+        Self { cache: &NO_CACHE, vocab: usize::MAX, quiet: true }
+    }
+
+    /// The identity of tokens of which `..split` are to train. Refuses those that are not below the vocabulary, and has larger
+    /// ones than there are now refused from now on.
+    pub(super) fn pass(&self, store: &mut Store, split: usize) -> Result<Identity, Failure> {
+        let Found { identity, largest } = self.found(store, split).map_err(failure)?;
+        if let Some(segment) = largest.iter().position(|token| *token as usize >= self.vocab) {
+            let (index, token) = self.first_unknown(store, segment).map_err(failure)?;
+            let place = store.file(segment).map_or(Path::new(""), |file| &file.path);
+            let which = format!("token {index}, at byte {},", index * store.width);
+            return Err(at(place)(Problem::TokenOutOfVocab { which, token, vocab: self.vocab }));
+        }
+        store.bound(&largest);
+        Ok(identity)
+    }
+
+    fn found(&self, store: &Store, split: usize) -> Result<Found, Unread> {
+        let now = SystemTime::now();
+        let bytes = (store.num_tokens() * store.width) as u64;
+        let worth = bytes >= WORTH_KEEPING && self.cache.folder.is_some();
+        let files = store.files().filter(|_| worth);
+        let kept = files.as_ref().and_then(|files| {
+            let name = format!("{:032x}.checked", name(files, (store.width, split)));
+            Some(self.cache.folder.as_ref()?.join(name))
+        });
+        let known = kept.as_deref().and_then(|path| sealed::read(path, SET));
+        if let Some(found) = known.and_then(|bytes| Found::from_bytes(&bytes, store.num_segments()))
+        {
+            return Ok(found);
+        }
+        let reading = Reading::new("checking data", bytes, self.quiet);
+        let (identity, largest) = Identity::and_largest(store, split, &|bytes| reading.add(bytes))?;
+        drop(reading);
+        let found = Found { identity, largest };
+        let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
+        if files.as_ref().is_some_and(settled) {
+            keep(self.cache, kept.as_deref(), SET, found.to_bytes());
+        }
+        Ok(found)
+    }
+
+    /// The number in a segment of its first token that is not below the vocabulary, and the token.
+    fn first_unknown(&self, store: &Store, segment: usize) -> Result<(usize, u32), Unread> {
+        let first = store.start(segment);
+        let tokens = store.file(segment).map_or(0, |file| file.stamp.bytes as usize) / store.width;
+        let in_block = |block: usize| {
+            let start = block * BLOCK;
+            let end = tokens.min(start + BLOCK);
+            let mut bytes = vec![0; (end - start) * store.width];
+            store.read(segment, first + start, &mut bytes)?;
+            let mut found = None;
+            if largest(&bytes, store.width) as usize >= self.vocab {
+                let mut i = start;
+                widened(&bytes, store.width, |token| {
+                    if token as usize >= self.vocab && found.is_none() {
+                        found = Some((i, token));
+                    }
+                    i += 1;
+                });
+            }
+            Ok(found)
+        };
+        let blocks = tokens.div_ceil(BLOCK);
+        for group in (0..blocks).step_by(cores::all()) {
+            let found = cores::map(cores::all().min(blocks - group), |i| in_block(group + i));
+            if let Some(found) = found.into_iter().find_map(Result::transpose) {
+                return found;
+            }
+        }
+        unreachable!("segment {segment} has a token that is not below {}", self.vocab)
+    }
+}
+
+impl Found {
+    fn to_bytes(&self) -> Vec<u8> {
+        let Identity { train, held_out } = self.identity;
+        let mut bytes = [train, held_out].map(u128::to_le_bytes).as_flattened().to_vec();
+        bytes.extend(self.largest.iter().flat_map(|token| token.to_le_bytes()));
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8], segments: usize) -> Option<Self> {
+        let (identity, largest) = bytes.split_at_checked(32)?;
+        let [train, held_out] = identity.as_chunks().0 else { return None };
+        let identity = Identity {
+            train: u128::from_le_bytes(*train),
+            held_out: u128::from_le_bytes(*held_out),
+        };
+        let (largest, rest) = largest.as_chunks();
+        let largest: Vec<_> = largest.iter().map(|token| u32::from_le_bytes(*token)).collect();
+        (rest.is_empty() && largest.len() == segments).then_some(Self { identity, largest })
+    }
+}
+
+/// By everything that a pass over the files depends on.
+fn name(files: &[&TokenFile], (width, split): (usize, usize)) -> u128 {
+    let mut hash = Xxh3Default::new();
+    hash.update(&[width as u64, split as u64].map(u64::to_le_bytes).concat());
+    for file in files {
+        let path = absolute(&file.path).unwrap_or_else(|_| file.path.clone());
+        let path = path.as_os_str().as_encoded_bytes();
+        hash.update(&(path.len() as u64).to_le_bytes());
+        hash.update(path);
+        hash.update(&file.stamp.to_bytes());
+    }
+    hash.digest128()
+}
+
+fn keep(cache: &Cache, path: Option<&Path>, magic: &Magic, bytes: Vec<u8>) {
+    if let Some(path) = path.filter(|_| !cache.read_only)
+        && let Err(error) = sealed::write(path, magic, std::iter::once(bytes))
+    {
+        tracing::warn!("{}: {error}; the data will be checked again next time", path.display());
+    }
+}
+
+/// Which files of a name in the config are text.
+pub(super) struct Texts<'a> {
+    checks: Checks<'a>,
+    path: Option<PathBuf>,
+    known: HashMap<[u8; 40], Option<NotUtf8>>,
+    found: Vec<(Stamp, Option<NotUtf8>)>,
+    /// Bytes that had to be looked at.
+    looked_at: u64,
+}
+
+impl<'a> Texts<'a> {
+    /// Of the files that `named` stands for.
+    pub(super) fn of(named: &str, checks: Checks<'a>) -> Self {
+        let mut hash = Xxh3Default::new();
+        let absolute = absolute(named).unwrap_or_default();
+        hash.update(absolute.as_os_str().as_encoded_bytes());
+        let name = format!("{:032x}.texts", hash.digest128());
+        let path = checks.cache.folder.as_ref().map(|folder| folder.join(name));
+        let kept = path.as_deref().and_then(|path| sealed::read(path, TEXTS));
+        let known = kept.and_then(|bytes| verdicts(&bytes)).unwrap_or_default();
+        Self { checks, path, known, found: Vec::new(), looked_at: 0 }
+    }
+
+    /// Where a file ceases to be text.
+    pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<NotUtf8>, Unread> {
+        let stamp = file.stamp;
+        let fault = match self.known.get(&stamp.to_bytes()) {
+            Some(fault) => *fault,
+            None => {
+                self.looked_at += stamp.bytes;
+                let reading = Reading::new("checking text", stamp.bytes, self.checks.quiet);
+                utf8::fault(stamp.bytes, |at, out| file.read(at, out), |bytes| reading.add(bytes))?
+            }
+        };
+        self.found.push((stamp, fault));
+        Ok(fault)
+    }
+
+    /// Keeps what was found.
+    pub(super) fn keep(self, began: SystemTime) {
+        if self.looked_at < WORTH_KEEPING {
+            return;
+        }
+        let settled = self.found.iter().filter(|(stamp, _)| stamp.is_settled(began));
+        let bytes = settled.flat_map(|(stamp, fault)| {
+            let (kind, byte, offset) = match *fault {
+                None => (0, 0, 0),
+                Some(NotUtf8::BadByte { offset, byte }) => (1, byte, offset),
+                Some(NotUtf8::Cut { offset }) => (2, 0, offset),
+            };
+            [&stamp.to_bytes()[..], &[kind, byte], &offset.to_le_bytes()].concat()
+        });
+        keep(self.checks.cache, self.path.as_deref(), TEXTS, bytes.collect());
+    }
+}
+
+/// As they were kept, by the bytes of a file's stamp.
+fn verdicts(bytes: &[u8]) -> Option<HashMap<[u8; 40], Option<NotUtf8>>> {
+    let (all, []) = bytes.as_chunks::<50>() else { return None };
+    let one = |bytes: &[u8; 50]| {
+        let (stamp, fault) = bytes.split_first_chunk::<40>()?;
+        let (&[kind, byte], offset) = fault.split_first_chunk()?;
+        let offset = u64::from_le_bytes(offset.try_into().ok()?);
+        let fault = match kind {
+            0 => None,
+            1 => Some(NotUtf8::BadByte { offset, byte }),
+            2 => Some(NotUtf8::Cut { offset }),
+            _ => return None,
+        };
+        Some((*stamp, fault))
+    };
+    all.iter().map(one).collect()
+}
+
+/// A file that cannot be read while it is checked.
+pub(super) fn failure(Unread { path, offset, why }: Unread) -> Failure {
+    (path, Problem::Changed { offset, why })
+}

@@ -1,0 +1,62 @@
+//! Files in the user's cache folder that are whole or are made again. Each ends with the hash of its content, and gets its
+//! name when it is on the disk. Two runs at once write the same bytes, and the later name stays.
+
+use crate::run_dir::durable::sync_folder;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+/// What a file begins with: what it holds, and the version of that.
+pub(super) type Magic = [u8; 16];
+/// Bytes of a hash.
+const HASH: usize = 16;
+
+/// What was written behind `magic`. None where it is not there, or not whole.
+pub(super) fn read(path: &Path, magic: &Magic) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
+    let whole = bytes.len().checked_sub(HASH).filter(|n| *n >= magic.len());
+    let hash = whole.map(|whole| bytes.split_off(whole));
+    let is_whole = hash.is_some_and(|hash| hash == xxh3_128(&bytes).to_le_bytes());
+    if !is_whole || !bytes.starts_with(magic) {
+        tracing::warn!("{}: not what was written; it is made again", path.display());
+        return None;
+    }
+    Some(bytes.split_off(magic.len()))
+}
+
+/// Writes `parts`, one behind another. The folder is made.
+pub(super) fn write(
+    path: &Path,
+    magic: &Magic,
+    parts: impl Iterator<Item = Vec<u8>>,
+) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    fs::create_dir_all(folder)?;
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
+    let unfinished = path.with_extension(format!("{}-{time}.tmp", std::process::id()));
+    let done = fill(&unfinished, magic, parts)
+        .and_then(|()| fs::rename(&unfinished, path))
+        .and_then(|()| sync_folder(folder));
+    if done.is_err() {
+        // The first error is the one to tell.
+        drop(fs::remove_file(&unfinished));
+    }
+    done
+}
+
+pub(super) fn fill(
+    path: &Path,
+    magic: &Magic,
+    parts: impl Iterator<Item = Vec<u8>>,
+) -> io::Result<()> {
+    let mut file = File::create_new(path)?;
+    let mut hash = Xxh3Default::new();
+    for part in std::iter::once(magic.to_vec()).chain(parts) {
+        hash.update(&part);
+        file.write_all(&part)?;
+    }
+    file.write_all(&hash.digest128().to_le_bytes())?;
+    file.sync_all()
+}
