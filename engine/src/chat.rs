@@ -34,19 +34,19 @@ pub fn message(role: &str, content: &str) -> Json {
     serde_json::json!({ "role": role, "content": content })
 }
 
-/// The text of a chat of `messages`, up to where the model's answer begins.
-///
-/// # Errors
-/// A folder without a template, and one that does not run.
-pub fn chat(beside: &Beside, messages: &[Json]) -> Result<String, String> {
-    Template::of(beside)?.text(messages, true)
-}
+/// Variables that onebox gives a template itself.
+const GIVEN: [&str; 4] = ["messages", "add_generation_prompt", "tools", "documents"];
+/// Functions that a template calls.
+const FUNCTIONS: [&str; 7] =
+    ["raise_exception", "strftime_now", "namespace", "range", "dict", "debug", "loop"];
 
 /// A chat template, read once.
 #[derive(Debug)]
 pub struct Template {
     env: Environment<'static>,
     tokens: BTreeMap<&'static str, String>,
+    /// Further ones, which count for more than tokens.
+    variables: BTreeMap<String, Json>,
     marks: bool,
 }
 
@@ -109,7 +109,39 @@ impl Template {
         let marked = with_generation_as_filter(&template);
         let marks = marked != template;
         env.add_template_owned(NAME, marked)?;
-        Ok(Self { env, tokens, marks })
+        Ok(Self { env, tokens, variables: BTreeMap::new(), marks })
+    }
+
+    /// With these variables, as the keyword arguments of `apply_chat_template`: a switch such as `enable_thinking`.
+    ///
+    /// # Errors
+    /// One that the template never asks for, or that onebox gives it itself.
+    pub fn with(mut self, variables: &[(String, Json)]) -> Result<Self, String> {
+        let template = self.env.get_template(NAME).map_err(|e| does_not_run(&e))?;
+        let asked = template.undeclared_variables(false);
+        for (name, value) in variables {
+            if GIVEN.contains(&name.as_str()) {
+                return Err(format!(
+                    "`{name}` is a variable that onebox gives its chat template itself"
+                ));
+            }
+            if !asked.contains(name) {
+                let known = |other: &&String| {
+                    let own = GIVEN.iter().chain(&FUNCTIONS).chain(&TOKENS);
+                    !own.into_iter().any(|name| name == other)
+                };
+                let mut others: Vec<&str> =
+                    asked.iter().filter(known).map(String::as_str).collect();
+                others.sort_unstable();
+                let others = match &others[..] {
+                    [] => "it has none".to_owned(),
+                    some => format!("it has `{}`", some.join("`, `")),
+                };
+                return Err(format!("its chat template has no variable `{name}`; {others}"));
+            }
+            self.variables.insert(name.clone(), value.clone());
+        }
+        Ok(self)
     }
 
     /// The token that ends a text, where the folder names one.
@@ -140,9 +172,13 @@ impl Template {
             tools => (),
             documents => (),
         };
-        let tokens = Value::from(self.tokens.clone());
+        let tokens =
+            self.tokens.iter().map(|(name, text)| ((*name).to_owned(), Value::from(text.as_str())));
+        let variables =
+            self.variables.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value))));
+        let others: BTreeMap<String, Value> = tokens.chain(variables).collect();
         let template = self.env.get_template(NAME).map_err(|e| does_not_run(&e))?;
-        template.render(context! { ..chat, ..tokens }).map_err(|e| does_not_run(&e))
+        template.render(context! { ..chat, ..Value::from(others) }).map_err(|e| does_not_run(&e))
     }
 }
 
@@ -288,7 +324,8 @@ mod tests {
             let messages = one["messages"].as_array().unwrap();
             // Up to the last answer.
             let asked = &messages[..messages.len() - 1];
-            assert_eq!(chat(&beside, asked).unwrap(), one["prompt"].as_str().unwrap());
+            let text = Template::of(&beside).unwrap().text(asked, true).unwrap();
+            assert_eq!(text, one["prompt"].as_str().unwrap());
         }
         assert_eq!(stop_tokens(&beside).unwrap(), [301, 302]);
     }
@@ -354,6 +391,32 @@ mod tests {
         ] {
             assert_eq!(rendered(template).unwrap(), text, "{template}");
         }
+    }
+
+    /// As `apply_chat_template(messages, enable_thinking=False)` and the like.
+    #[test]
+    fn a_template_has_the_variables_that_it_is_given_and_no_others() {
+        let text = "{{ bos_token }}{% if enable_thinking is defined and enable_thinking is false %}<none>{% endif %}\
+            {% macro m() %}{{ depth }}{% endmacro %}{{ m() }}";
+        let template = || {
+            let tokens = BTreeMap::from([("bos_token", "<s>".to_owned())]);
+            Template::new(text, tokens, Utc::now()).unwrap()
+        };
+        let with = |name: &str, value: Json| template().with(&[(name.to_owned(), value)]);
+        let written = |name: &str, value: Json| with(name, value).unwrap().text(&[], true).unwrap();
+        assert_eq!(template().text(&[], true).unwrap(), "<s>");
+        assert_eq!(written("enable_thinking", false.into()), "<s><none>");
+        assert_eq!(written("enable_thinking", true.into()), "<s>");
+        assert_eq!(written("enable_thinking", "false".into()), "<s>");
+        assert_eq!(written("depth", 3.into()), "<s>3");
+        assert_eq!(written("bos_token", "<b>".into()), "<b>");
+        let why = with("enable_thinkin", false.into()).unwrap_err();
+        assert_eq!(
+            why,
+            "its chat template has no variable `enable_thinkin`; it has `depth`, `enable_thinking`"
+        );
+        let why = with("messages", Json::Null).unwrap_err();
+        assert!(why.contains("onebox gives"), "{why}");
     }
 
     #[test]

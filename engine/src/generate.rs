@@ -10,6 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{Config, Precision};
 use crate::data::{Decoder, Tokenizer};
 use crate::hugging_face::FolderError;
+use device::cuda::WIDEST_HEAD;
 use device::random;
 use model::Model;
 pub use place::On;
@@ -52,6 +53,10 @@ pub enum GenerateError {
         "`Bf16` needs sm_80 or newer: GPU {gpu}, {name}, is sm_{sm}, which has no bf16 products; take --set precision=Fp16 or Fp32"
     )]
     NoBf16 { gpu: usize, name: String, sm: u32 },
+    #[error(
+        "heads of {0} elements: on GPUs they have at most {WIDEST_HEAD}, for which there are kernels; take the cores: --set device=Cpu"
+    )]
+    WideHeads(usize),
     #[error("{0}")]
     GpuMemory(String),
     #[error(transparent)]

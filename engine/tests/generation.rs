@@ -90,6 +90,59 @@ fn a_text_ends_at_what_stops_it() {
     assert_eq!(stopped[0]["end"], "stop_token");
 }
 
+#[test]
+fn a_prompt_in_a_file_or_from_the_standard_input_is_that_of_the_command_line() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let options = ["--tokens", "6", "--temperature", "0"];
+    let ask = |how: &[&str]| answers(&folder, &[&[&chat[..]], how, &options[..]].concat());
+    let want = ask(&["--prompt", "the box\nholds", "--prompt", "what"]);
+    for (name, text) in [("a.txt", "the box\nholds\n"), ("b.txt", "what"), ("c.txt", "what\r\n")] {
+        std::fs::write(folder.path(name), text).unwrap();
+    }
+    assert_eq!(ask(&["--prompt-file", "a.txt", "--prompt-file", "b.txt"]), want);
+    assert_eq!(ask(&["--prompt-file", "c.txt"]), [want[1].clone()]);
+    let said = |chatting: &str| {
+        let line = format!(
+            "printf 'what\\n' | {} generate {chat} {chatting} --prompt-file - --tokens 6 --temperature 0 --json",
+            env!("CARGO_BIN_EXE_onebox")
+        );
+        serde_json::from_str::<Value>(&folder.shell(&line).ok().stdout).unwrap()
+    };
+    assert_eq!(said(""), want[1]);
+    assert_eq!(said("--chat"), ask(&["--chat", "--prompt", "what"])[0]);
+    let refused = |how: &[&str], code, texts: &[&str]| {
+        folder.onebox(&[&["generate", &chat], how].concat()).refused(code, texts);
+    };
+    refused(&["--prompt-file", "a.txt", "--prompt", "a"], 2, &["cannot be used with"]);
+    refused(&["--prompt-file", "none.txt"], 74, &["--prompt-file none.txt", "cannot be read"]);
+    refused(&["--prompt-file", "/dev/zero"], 66, &["more than 64.00 MiB"]);
+    std::fs::write(folder.path("d.txt"), b"a\xff").unwrap();
+    refused(&["--prompt-file", "d.txt"], 66, &["d.txt: it is not UTF-8"]);
+}
+
+#[test]
+fn a_template_gets_variables_that_it_knows() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let copy = copied(&folder, &chat);
+    let template = "{{ messages[0].content }}{% if not thinking %} the box{% endif %}";
+    std::fs::write(copy.join("chat_template.jinja"), template).unwrap();
+    let options = ["--tokens", "6", "--temperature", "0"];
+    let ask = |how: &[&str]| answers(&folder, &[&["copy"], how, &options[..]].concat());
+    let tokens = |how: &[&str]| ask(how)[0]["tokens"].clone();
+    let with = |value| tokens(&["--chat", "--prompt", "what", "--template-var", value]);
+    assert_eq!(with("thinking=false"), tokens(&["--prompt", "what the box"]));
+    assert_eq!(with("thinking=true"), tokens(&["--prompt", "what"]));
+    let refused = |value: &str, code, texts: &[&str]| {
+        let args = ["generate", "copy", "--chat", "--prompt", "a", "--template-var", value];
+        folder.onebox(&args).refused(code, texts);
+    };
+    refused("thinkin=true", 66, &["no variable `thinkin`; it has `thinking`"]);
+    refused("thinking=False", 2, &["`False` is Python's; write `false`"]);
+    refused("thinking", 2, &["NAME=VALUE"]);
+    let args = ["generate", "copy", "--prompt", "a", "--template-var", "thinking=true"];
+    folder.onebox(&args).refused(2, &["--chat"]);
+}
+
 /// A copy of the folder `from` under the name `copy`.
 fn copied(folder: &Folder, from: &str) -> std::path::PathBuf {
     let copy = folder.path("copy");

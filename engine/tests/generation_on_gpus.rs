@@ -122,6 +122,21 @@ fn what_a_gpu_has_no_room_for_is_refused_with_its_parts() {
 }
 
 #[test]
+fn heads_that_no_kernel_takes_are_refused_before_anything_is_read() {
+    let folder = Folder::new();
+    let wide =
+        ["--set", "model.hidden=264", "--set", "model.heads=1", "--set", "parallel.tensor=1"];
+    let args =
+        [&["train", "tiny.ron", "--run-dir", "run", "-q", "--set", "device.count=2"], &wide[..]];
+    let args = [&args.concat()[..], &["--set", "train.steps=1"]].concat();
+    folder.onebox(&args).ok();
+    let args = ["generate", "run", "--tokens", "2", "--temperature", "0"];
+    folder.onebox(&args).ok();
+    let said = ["heads of 264 elements", "at most 256", "--set device=Cpu"];
+    onebox(&folder, &[&args[..], &ON_GPU].concat(), &[]).refused(78, &said);
+}
+
+#[test]
 fn what_generate_cannot_be_set_to_is_refused() {
     let (folder, model) = (Folder::new(), fixture("qwen3"));
     let set = |value| ["generate", &model, "--prompt", "1", "--set", value];

@@ -210,6 +210,7 @@ fn is(t: Tensor, dtype: Dtype) -> Result<(), String> {
     }
 }
 
+pub use attention::WIDEST_HEAD;
 pub(crate) use dense::norm_scratch_bytes;
 pub(crate) use rotary::rotary_scratch_bytes;
 

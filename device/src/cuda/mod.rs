@@ -27,7 +27,7 @@ mod timeline;
 mod watchdog;
 
 pub use beside::{Beside, Found, STREAMS_PER_RANK, connected, look};
-pub use launch::Program;
+pub use launch::{Program, WIDEST_HEAD};
 pub use memory::Peers;
 pub use memory::{page_tables, pinned_bytes};
 pub use open::{Collectives, CudaOptions, open};

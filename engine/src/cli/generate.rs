@@ -3,7 +3,7 @@
 use super::checkpoint::{run_of, unusable};
 use super::exit::{Failed, code};
 use super::{data, print, say, seen};
-use crate::chat::{chat, message, stop_tokens};
+use crate::chat::{Template, message, stop_tokens};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::{Summary, open_newest};
 use crate::config::{Config, DeviceConfig, Loaded, Precision, load_of_run, load_str};
@@ -14,8 +14,10 @@ use crate::generate::{
 use crate::hugging_face::Beside;
 use crate::run_dir::kept::KEPT;
 use crate::run_dir::{CONFIG, TOKENIZER, WEIGHTS};
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use topology::format_bytes;
 
 /// Draw text from a model that `train` left.
 #[derive(Debug, clap::Args)]
@@ -26,14 +28,20 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_name = "KEY=VALUE", value_parser = setting)]
     set: Vec<Setting>,
     /// Start of the text; token numbers for a model of token files. Given several times: several texts, computed together
-    #[arg(long, value_name = "TEXT", default_value = "\n")]
+    #[arg(long, value_name = "TEXT", default_value = "\n", group = "start")]
     prompt: Vec<String>,
+    /// The same from a file, without the end of its last line; `-`: from the standard input
+    #[arg(long, value_name = "FILE", group = "start")]
+    prompt_file: Vec<PathBuf>,
     /// Prompts are what a user says, in the chat template of the model's folder; only the answers are printed
-    #[arg(long, requires = "prompt")]
+    #[arg(long, requires = "start")]
     chat: bool,
     /// With --chat: what the system says before the user
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
+    /// With --chat: a variable of the template, such as enable_thinking=false. VALUE is JSON, or else a text
+    #[arg(long, value_name = "NAME=VALUE", requires = "chat", value_parser = variable)]
+    template_var: Vec<(String, serde_json::Value)>,
     /// Tokens to draw for each prompt, at most
     #[arg(long, default_value_t = 200)]
     tokens: usize,
@@ -82,6 +90,53 @@ fn setting(text: &str) -> Result<Setting, String> {
         let all = SETTINGS.map(|(name, _)| name).join(", ");
         format!("generate takes {all}; everything else is the model's")
     })
+}
+
+/// A variable of a template.
+fn variable(text: &str) -> Result<(String, serde_json::Value), String> {
+    let (name, value) = text.split_once('=').ok_or("NAME=VALUE is expected")?;
+    // As texts they would all count as true.
+    if let Some((_, json)) = PYTHON.iter().find(|(python, _)| *python == value) {
+        return Err(format!("`{value}` is Python's; write `{json}`"));
+    }
+    let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    Ok((name.to_owned(), value))
+}
+
+/// Values of Python, and what JSON writes.
+const PYTHON: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("None", "null")];
+
+/// Bytes of a prompt in a file: a hundred times the longest context of a model.
+const LONGEST_PROMPT: u64 = 64 << 20;
+
+/// What the prompts are, from the command line or from files.
+fn prompts(args: &GenerateArgs) -> Result<Vec<String>, Failed> {
+    if args.prompt_file.is_empty() {
+        return Ok(args.prompt.clone());
+    }
+    args.prompt_file.iter().map(|path| prompt_in(path)).collect()
+}
+
+fn prompt_in(path: &Path) -> Result<String, Failed> {
+    let (mut bytes, most) = (Vec::new(), LONGEST_PROMPT);
+    let done = match path == Path::new("-") {
+        true => std::io::stdin().lock().take(most + 1).read_to_end(&mut bytes),
+        false => File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)),
+    };
+    let of = format!("--prompt-file {}", path.display());
+    let read = done.map_err(|e| Failed::new(code::IO, format!("{of}: it cannot be read: {e}")))?;
+    if read as u64 > most {
+        let why =
+            format!("{of}: it has more than {}, and no model reads as much", format_bytes(most));
+        return Err(Failed::new(code::DATA, why));
+    }
+    let mut text = String::from_utf8(bytes).map_err(|e| {
+        Failed::new(code::DATA, format!("{of}: it is not UTF-8: {}", e.utf8_error()))
+    })?;
+    // That of a line which an editor ends.
+    let end = text.strip_suffix("\n").map(|text| text.strip_suffix('\r').unwrap_or(text).len());
+    text.truncate(end.unwrap_or(text.len()));
+    Ok(text)
 }
 
 /// For a run that has not ended: what it would go on from.
@@ -201,17 +256,16 @@ fn source<'a>(args: &GenerateArgs, config: &Config, from: &From<'a>) -> Source<'
 /// Draws and writes, or writes the logits that are asked for.
 fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Failed> {
     let model = source(args, config, from);
+    let asked = prompts(args)?;
     if args.logits {
-        let [prompt] = &args.prompt[..] else {
+        let [prompt] = &asked[..] else {
             return Err(Failed::new(2, "--logits takes one --prompt"));
         };
         let prompt = crate::generate::default_prompt(config, prompt);
         let logits = next_logits(config, &model, &prompt).map_err(failed)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
-    let prompts: Result<Vec<String>, Failed> =
-        args.prompt.iter().map(|prompt| text_of(args, config, from, prompt)).collect();
-    let (prompts, tokens) = (prompts?, stop_tokens(&from.beside));
+    let (prompts, tokens) = (texts_of(args, config, from, &asked)?, stop_tokens(&from.beside));
     let sampling = Sampling {
         tokens: args.tokens,
         temperature: args.temperature,
@@ -229,7 +283,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
     let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
     generate(config, &model, &prompts, &sampling, &mut emit).map_err(failed)?;
     texts.unseen.map_or(Ok(()), Err)?;
-    for (prompt, text) in args.prompt.iter().zip(&texts.all).filter(|_| args.json) {
+    for (prompt, text) in asked.iter().zip(&texts.all).filter(|_| args.json) {
         let written = String::from_utf8_lossy(&text.bytes);
         let (end, tokens) = (text.end, &text.tokens);
         let json =
@@ -239,23 +293,29 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
     Ok(())
 }
 
-/// A prompt as the model reads it.
-fn text_of(
+/// Prompts as the model reads them.
+fn texts_of(
     args: &GenerateArgs,
     config: &Config,
     from: &From<'_>,
-    prompt: &str,
-) -> Result<String, Failed> {
+    prompts: &[String],
+) -> Result<Vec<String>, Failed> {
     if !args.chat {
-        return Ok(crate::generate::default_prompt(config, prompt));
+        let text = |prompt: &String| crate::generate::default_prompt(config, prompt);
+        return Ok(prompts.iter().map(text).collect());
     }
     if from.tokenizer.is_none() {
         let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
         return Err(Failed::new(code::DATA, why));
     }
-    let system = args.system.iter().map(|text| message("system", text));
-    let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
-    chat(&from.beside, &messages).map_err(|why| from.unusable(&why))
+    let template = Template::of(&from.beside).and_then(|t| t.with(&args.template_var));
+    let template = template.map_err(|why| from.unusable(&why))?;
+    let text = |prompt: &String| {
+        let system = args.system.iter().map(|text| message("system", text));
+        let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
+        template.text(&messages, true).map_err(|why| from.unusable(&why))
+    };
+    prompts.iter().map(text).collect()
 }
 
 /// What is known of each text; those that are shown come in the order of their prompts, each as soon as it is known.
@@ -319,7 +379,9 @@ fn failed(error: GenerateError) -> Failed {
         GenerateError::Read { .. } => code::IO,
         GenerateError::Weights { .. } => code::DATA,
         GenerateError::Memory { .. } => code::HOST_MEMORY,
-        GenerateError::NoGpu(_) | GenerateError::NoBf16 { .. } => code::CONFIG,
+        GenerateError::NoGpu(_) | GenerateError::NoBf16 { .. } | GenerateError::WideHeads(_) => {
+            code::CONFIG
+        }
         GenerateError::GpuMemory(_) => code::DEVICE_MEMORY,
         GenerateError::Prompt(..) => 2,
         GenerateError::NotFinite(_) => code::NUMERIC,

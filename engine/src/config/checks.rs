@@ -14,7 +14,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 35] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 36] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -22,6 +22,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 35] {
         Checks::heads_over_kv_heads,
         Checks::kv_heads_over_ranks,
         Checks::halves_of_heads,
+        Checks::widest_head,
         Checks::rope_factors,
         Checks::ffn_over_ranks,
         Checks::tokens_over_ranks,

@@ -1,7 +1,9 @@
 //! What the parts of a model must be; refused among the `checks`.
 
 use super::checks::{Broken, Checks, Count, Deal};
-use super::{Family, RopeScaling};
+use super::{DeviceConfig, Family, RopeScaling};
+use device::cuda::WIDEST_HEAD;
+use topology::counted;
 
 impl Checks<'_> {
     fn ranks(&self) -> Count {
@@ -60,6 +62,28 @@ impl Checks<'_> {
             message: format!("a head of {} elements has no two halves to rotate", m.head_dim),
             help: "use an even `model.head_dim`".into(),
             values: vec![("model.head_dim", "an odd number".into())],
+        })
+    }
+
+    /// GPUs have no kernels for wider ones.
+    pub(super) fn widest_head(&self) -> Option<Broken> {
+        let head_dim = self.config.model.head_dim;
+        let on_gpus = match &self.config.device {
+            DeviceConfig::Cpu { .. } => false,
+            DeviceConfig::Cuda => true,
+            DeviceConfig::Sim { box_, .. } => box_.measured.is_none(),
+        };
+        (on_gpus && head_dim > WIDEST_HEAD).then(|| Broken {
+            message: format!(
+                "heads of {head_dim} elements: on GPUs they have at most {WIDEST_HEAD}, for which there are kernels"
+            ),
+            help: format!(
+                "use a `model.head_dim` of at most {WIDEST_HEAD}, or virtual GPUs, `device: Cpu`"
+            ),
+            values: vec![
+                ("model.head_dim", counted(head_dim, "element")),
+                ("device", "GPUs".into()),
+            ],
         })
     }
 

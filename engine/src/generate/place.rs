@@ -8,7 +8,7 @@ use crate::run::open::kernel_crew;
 use crate::run::placement::cores;
 use crate::train::build::scratch_floats;
 use device::cpu::{self, CpuOptions, Lanes};
-use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::cuda::{self, Collectives, CudaOptions, Peers, WIDEST_HEAD};
 use device::{Arena, Device, Dtype, HostPlace, HostWork, Plan, Rank, World};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(super) fn open(
 ) -> Result<Device, GenerateError> {
     match on {
         On::Cores => on_cores(plan, shape),
-        On::Gpu => on_gpu(config, plan, shape.dtype),
+        On::Gpu => on_gpu(config, plan, shape),
     }
 }
 
@@ -63,9 +63,13 @@ fn on_cores(plan: Plan, shape: &GptShape) -> Result<Device, GenerateError> {
     Ok(cpu::open(ALONE, &Arc::new(plan), &world(), &options)?)
 }
 
-fn on_gpu(config: &Config, plan: Plan, dtype: Dtype) -> Result<Device, GenerateError> {
+fn on_gpu(config: &Config, plan: Plan, shape: &GptShape) -> Result<Device, GenerateError> {
+    let dtype = shape.dtype;
     if let Some(missing) = machine().missing() {
         return Err(GenerateError::NoGpu(missing));
+    }
+    if shape.head_dim > WIDEST_HEAD {
+        return Err(GenerateError::WideHeads(shape.head_dim));
     }
     let gpu = taken((1, 1)).first().copied();
     let gpu = gpu.and_then(|gpu| machine().gpus.get(gpu));

@@ -5,11 +5,14 @@ use super::{Args, Dropout, Dtype, Heads, Launch, Launcher, Op, Tensor, is, no_ke
 /// Queries, or keys, per block.
 const TILE: usize = 64;
 
+/// Elements of the widest head that has kernels.
+pub const WIDEST_HEAD: usize = 256;
+
 /// Kernels by head dimension: forward, backward by queries, backward by keys.
 const BY_HEAD_DIM: [(usize, [&str; 3]); 3] = [
     (64, ["attention_64", "attention_queries_64", "attention_keys_64"]),
     (128, ["attention_128", "attention_queries_128", "attention_keys_128"]),
-    (256, ["attention_256", "attention_queries_256", "attention_keys_256"]),
+    (WIDEST_HEAD, ["attention_256", "attention_queries_256", "attention_keys_256"]),
 ];
 
 /// Kernels on tensor cores, from compute capability 8.0 on.
@@ -45,7 +48,7 @@ impl Shape {
         let mma = MMA.iter().find(|(most, _)| sm >= 80 && half && one_type && head_dim <= *most);
         let fits = mma.or_else(|| BY_HEAD_DIM.iter().find(|(most, _)| head_dim <= *most));
         let Some(&(most, kernels)) = fits else {
-            return Err(format!("heads of {head_dim}; at most 256"));
+            return Err(format!("heads of {head_dim}; at most {WIDEST_HEAD}"));
         };
         // Forward has three tiles; backward has four, and three numbers per row.
         let tile = TILE as u32 * 2 * (most as u32 + 8);
@@ -111,8 +114,8 @@ impl Launcher<'_> {
     pub(super) fn cached_attention(&mut self, op: &Op) -> Result<(), String> {
         let Op::CachedAttention { q, cache, out, heads } = *op else { return no_kernel(op) };
         let dim = q.len() / heads.count;
-        if dim > 256 {
-            return Err(format!("heads of {dim}; at most 256"));
+        if dim > WIDEST_HEAD {
+            return Err(format!("heads of {dim}; at most {WIDEST_HEAD}"));
         }
         let sizes = [cache.shape().0, dim, heads.group(), heads.kv_count].map(|n| n as u64);
         let args = self.args(&[q, cache, out]).with(&[values(&[q, cache, out])?]).with(&sizes);

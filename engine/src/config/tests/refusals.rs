@@ -25,6 +25,17 @@ fn a_run_that_would_leave_nothing() {
 }
 
 #[test]
+fn heads_that_no_kernel_of_a_gpu_takes() {
+    let wide = ["model.family=Llama", "model.head_dim=258"];
+    loaded(LEAST, &wide).unwrap();
+    let on = |device: &'static str| [&wide[..], &[device]].concat();
+    let said = ["heads of 258 elements", "at most 256", "258 elements", "`device: Cpu`"];
+    refuses(&on("device=Cuda"), "model.head_dim", &said);
+    refuses(&on("device=Sim(box: \"h100-128gib\")"), "model.head_dim", &said);
+    loaded(LEAST, &["model.family=Llama", "model.head_dim=256", "device=Cuda"]).unwrap();
+}
+
+#[test]
 fn single_values() {
     let cases: &[(&str, &str, &[&str])] = &[
         ("model.layers=0", "model.layers", &["from 1 to 10_000, found 0"]),
