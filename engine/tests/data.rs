@@ -210,21 +210,46 @@ fn what_is_held_out_by_its_name_is_not_trained_on() {
 fn megatrons_prefix_and_index_are_understood() {
     let folder = Folder::new();
     fs::write(folder.path("corpus.bin"), [1, 0, 0, 0].repeat(400)).unwrap();
-    let index = |dtype: u8| {
-        let head = [b"MMIDIDX\0\0".as_slice(), &1u64.to_le_bytes(), &[dtype], &[0; 40]].concat();
-        fs::write(folder.path("corpus.idx"), head).unwrap();
+    // One sequence and one document, of so many tokens.
+    let index = |dtype: u8, tokens: u32| {
+        let (head, counts) =
+            ([b"MMIDIDX\0\0", &1u64.to_le_bytes()[..], &[dtype]].concat(), [1u64, 2]);
+        let (counts, sizes) = (counts.map(u64::to_le_bytes), tokens.to_le_bytes());
+        let ends = [0u64, 0, 1].map(u64::to_le_bytes);
+        let all = [&head, counts.as_flattened(), &sizes, ends.as_flattened()].concat();
+        fs::write(folder.path("corpus.idx"), all).unwrap();
     };
-    index(4);
-    dry(&folder, "corpus", &[]).refused(66, &["corpus.bin", "U32", "does not exist"]);
+    index(4, 400);
+    dry(&folder, "corpus", &[])
+        .refused(66, &["corpus.bin", "data.format: Megatron", "does not exist"]);
+    for name in ["corpus", "corpus.bin"] {
+        let format = ["data.format=Megatron"];
+        dry(&folder, name, &format).ok();
+        let checked = folder.onebox(
+            &[
+                &["config", "check", "tiny.ron"],
+                &sets(&[&format[..], &[&format!("data.train={name:?}")]].concat())[..],
+            ]
+            .concat(),
+        );
+        checked.ok();
+    }
     // Numbers of 4 bytes, read as twice as many of 2, would be every other token 0.
     let u16 = ["data.format=U16", "model.vocab=300"];
-    dry(&folder, "corpus.bin", &u16).refused(66, &["corpus.idx", "int32", "U32"]);
+    dry(&folder, "corpus.bin", &u16).refused(66, &["corpus.idx", "int32", "Megatron"]);
     dry(&folder, "corpus.bin", &["data.format=U32"]).ok();
-    index(8);
-    dry(&folder, "corpus", &[]).refused(66, &["U16"]);
+    index(8, 800);
     dry(&folder, "corpus.bin", &u16).ok();
-    index(5);
+    let megatron = ["data.format=Megatron", "model.vocab=300"];
+    dry(&folder, "corpus", &megatron).ok();
+    // The file is longer than its index knows.
+    index(8, 700);
+    dry(&folder, "corpus", &megatron).refused(66, &["corpus.idx counts 1400 bytes", "it has 1600"]);
+    index(5, 200);
     dry(&folder, "corpus.bin", &u16).refused(66, &["corpus.idx", "int64"]);
+    dry(&folder, "corpus.bin", &megatron).refused(66, &["corpus.idx", "int64"]);
+    fs::remove_file(folder.path("corpus.idx")).unwrap();
+    dry(&folder, "corpus.bin", &megatron).refused(66, &["corpus.idx is not there"]);
 }
 
 #[test]

@@ -60,13 +60,13 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     let (seed, global) = (config.train.seed, config.batch.global as u64);
     let place = dataset.place(config.data.order, seed, (args.sample, global));
     let documents = dataset.documents(place).map_err(|e| Failed::new(code::DATA, e))?;
-    // In a window nothing separates documents: it counts as one.
+    let in_window = dataset.starts_in_window(place).map_err(|e| Failed::new(code::DATA, e))?;
     let starts = documents.iter().scan(0, |end, document| {
         let start = *end;
         *end += document.tokens.len();
         Some(start)
     });
-    let starts: Vec<usize> = starts.collect();
+    let starts: Vec<usize> = if documents.len() > 1 { starts.collect() } else { in_window };
     let tokens: Vec<u32> = documents.iter().flat_map(|d| d.tokens.clone()).collect();
     let counted: Vec<bool> = documents.iter().flat_map(|d| d.counted.clone()).collect();
     if args.json {

@@ -13,6 +13,8 @@ pub enum DataFormat {
     U16,
     /// Little-endian 32-bit tokens.
     U32,
+    /// Token files of Megatron, each with its index beside it, which says what the tokens are.
+    Megatron,
     /// JSON lines: each is an object with a text.
     Jsonl {
         /// The key of the text.
@@ -38,12 +40,13 @@ impl DataFormat {
         self.is_bytes() || self.is_rows()
     }
 
-    /// Bytes of a token in the files; with a tokenizer, of a piece of text.
-    pub const fn width(&self) -> usize {
+    /// Bytes of a token in the files; with a tokenizer, of a piece of text. None: an index says it.
+    pub const fn width(&self) -> Option<usize> {
         match self {
-            Self::Auto | Self::Bytes | Self::Jsonl { .. } | Self::Chat => 1,
-            Self::U16 => 2,
-            Self::U32 => 4,
+            Self::Auto | Self::Bytes | Self::Jsonl { .. } | Self::Chat => Some(1),
+            Self::U16 => Some(2),
+            Self::U32 => Some(4),
+            Self::Megatron => None,
         }
     }
 }

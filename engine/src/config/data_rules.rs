@@ -11,7 +11,8 @@ impl Checks<'_> {
         let bytes = self.config.data.format.is_bytes();
         (bytes && self.config.data.tokenizer.is_none() && vocab < 256).then(|| Broken {
             message: format!("{vocab} tokens are too few for bytes, of which there are 256"),
-            help: "use 256 or more, or leave it out; or use the format `U16` or `U32`".into(),
+            help: "use 256 or more, or leave it out; or use the format `U16`, `U32` or `Megatron`"
+                .into(),
             values: vec![
                 ("model.vocab", counted(vocab, "token")),
                 ("data.format", "one token per byte".into()),

@@ -326,7 +326,7 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         train,
         validation,
         format,
-        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text, or the folder of one. None: a byte is a token. Not with `format` `U16` and `U32`. With `model.from` the one of its folder where this is left out."),
+        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text, or the folder of one. None: a byte is a token. Not with `format` `U16`, `U32` and `Megatron`. With `model.from` the one of its folder where this is left out."),
         validation_fraction: s.float(
             "validation_fraction",
             Interval::above(0.0, 0.5),
@@ -341,13 +341,14 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
 }
 
 fn data_format(s: &mut Section<'_, '_>) -> DataFormat {
-    let examples = ["Auto", "Bytes", "U16", "U32", "Jsonl(text: \"text\")", "Chat"];
-    s.choice("format", &examples, Or::Default(0), "`Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files. `Jsonl`: JSON lines with a text each. `Chat`: JSON lines with `messages` each, or `prompt` and `completion`; only answers count.", |index, s| match index {
+    let examples = ["Auto", "Bytes", "U16", "U32", "Megatron", "Jsonl(text: \"text\")", "Chat"];
+    s.choice("format", &examples, Or::Default(0), "`Auto`: text, and a file that seems to be something else is refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files. `Megatron`: a `.bin` with its `.idx` beside it, by either name or by what the names have in common. `Jsonl`: JSON lines with a text each. `Chat`: JSON lines with `messages` each, or `prompt` and `completion`; only answers count.", |index, s| match index {
         0 => DataFormat::Auto,
         1 => DataFormat::Bytes,
         2 => DataFormat::U16,
         3 => DataFormat::U32,
-        4 => DataFormat::Jsonl { text: s.text("text", Or::Default("text".into()), |_| Ok(()), "The key of the text in a row.") },
+        4 => DataFormat::Megatron,
+        5 => DataFormat::Jsonl { text: s.text("text", Or::Default("text".into()), |_| Ok(()), "The key of the text in a row.") },
         _ => DataFormat::Chat,
     })
 }

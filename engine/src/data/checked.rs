@@ -3,6 +3,7 @@
 
 use super::cores;
 use super::identity::Identity;
+use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
 use super::sealed::{self, Magic};
 use super::store::{Stamp, Store, TokenFile, Unread, largest, widened};
@@ -52,25 +53,43 @@ impl Checks<'_> {
 
     /// The identity of tokens of which `..split` are to train. Refuses those that are not below the vocabulary, and has larger
     /// ones than there are now refused from now on.
-    pub(super) fn pass(&self, store: &mut Store, split: usize) -> Result<Identity, Failure> {
-        let Found { identity, largest } = self.found(store, split).map_err(failure)?;
+    pub(super) fn pass(
+        &self,
+        store: &mut Store,
+        split: usize,
+        indexes: &[Index],
+    ) -> Result<Identity, Failure> {
+        let Found { identity, largest } = self.found(store, split, indexes)?;
+        for (segment, Index { dtype, .. }) in indexes.iter().enumerate() {
+            if largest[segment] as usize >= dtype.end {
+                let end = dtype.end;
+                let bounded = Self { vocab: end, ..*self };
+                let (which, _) = bounded.first_unknown(store, segment).map_err(failure)?;
+                let problem = Problem::Negative { which, dtype: dtype.name, end };
+                return Err(at(path_of(store, segment))(problem));
+            }
+        }
         if let Some(segment) = largest.iter().position(|token| *token as usize >= self.vocab) {
-            let (index, token) = self.first_unknown(store, segment).map_err(failure)?;
-            let place = store.file(segment).map_or(Path::new(""), |file| &file.path);
-            let which = format!("token {index}, at byte {},", index * store.width);
-            return Err(at(place)(Problem::TokenOutOfVocab { which, token, vocab: self.vocab }));
+            let (which, token) = self.first_unknown(store, segment).map_err(failure)?;
+            return Err(at(path_of(store, segment))(Problem::TokenOutOfVocab {
+                which,
+                token,
+                vocab: self.vocab,
+            }));
         }
         store.bound(&largest);
         Ok(identity)
     }
 
-    fn found(&self, store: &Store, split: usize) -> Result<Found, Unread> {
+    fn found(&self, store: &Store, split: usize, indexes: &[Index]) -> Result<Found, Failure> {
         let now = SystemTime::now();
         let bytes = (store.num_tokens() * store.width) as u64;
         let worth = bytes >= WORTH_KEEPING && self.cache.folder.is_some();
         let files = store.files().filter(|_| worth);
         let kept = files.as_ref().and_then(|files| {
-            let name = format!("{:032x}.checked", name(files, (store.width, split)));
+            let indexes = indexes.iter().map(|index| &index.file);
+            let all = files.iter().copied().chain(indexes);
+            let name = format!("{:032x}.checked", name(all, (store.width, split)));
             Some(self.cache.folder.as_ref()?.join(name))
         });
         let known = kept.as_deref().and_then(|path| sealed::read(path, SET));
@@ -78,19 +97,27 @@ impl Checks<'_> {
         {
             return Ok(found);
         }
+        for (segment, index) in indexes.iter().enumerate() {
+            let Some(file) = store.file(segment) else { unreachable!("an index has a file") };
+            index.check(file).map_err(at(&file.path))?;
+        }
         let reading = Reading::new("checking data", bytes, self.quiet);
-        let (identity, largest) = Identity::and_largest(store, split, &|bytes| reading.add(bytes))?;
+        let add = |bytes| reading.add(bytes);
+        let (identity, largest) = Identity::and_largest(store, split, &add).map_err(failure)?;
         drop(reading);
         let found = Found { identity, largest };
-        let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
+        let settled = |files: &Vec<&TokenFile>| {
+            let indexes = indexes.iter().map(|index| &index.file);
+            files.iter().copied().chain(indexes).all(|file| file.stamp.is_settled(now))
+        };
         if files.as_ref().is_some_and(settled) {
             keep(self.cache, kept.as_deref(), SET, found.to_bytes());
         }
         Ok(found)
     }
 
-    /// The number in a segment of its first token that is not below the vocabulary, and the token.
-    fn first_unknown(&self, store: &Store, segment: usize) -> Result<(usize, u32), Unread> {
+    /// Which token of a segment is the first that is not below the vocabulary, and the token.
+    fn first_unknown(&self, store: &Store, segment: usize) -> Result<(String, u32), Unread> {
         let first = store.start(segment);
         let tokens = store.file(segment).map_or(0, |file| file.stamp.bytes as usize) / store.width;
         let in_block = |block: usize| {
@@ -114,7 +141,8 @@ impl Checks<'_> {
         for group in (0..blocks).step_by(cores::all()) {
             let found = cores::map(cores::all().min(blocks - group), |i| in_block(group + i));
             if let Some(found) = found.into_iter().find_map(Result::transpose) {
-                return found;
+                let (index, token) = found?;
+                return Ok((format!("token {index}, at byte {},", index * store.width), token));
             }
         }
         unreachable!("segment {segment} has a token that is not below {}", self.vocab)
@@ -143,7 +171,7 @@ impl Found {
 }
 
 /// By everything that a pass over the files depends on.
-fn name(files: &[&TokenFile], (width, split): (usize, usize)) -> u128 {
+fn name<'a>(files: impl Iterator<Item = &'a TokenFile>, (width, split): (usize, usize)) -> u128 {
     let mut hash = Xxh3Default::new();
     hash.update(&[width as u64, split as u64].map(u64::to_le_bytes).concat());
     for file in files {
@@ -154,6 +182,10 @@ fn name(files: &[&TokenFile], (width, split): (usize, usize)) -> u128 {
         hash.update(&file.stamp.to_bytes());
     }
     hash.digest128()
+}
+
+fn path_of(store: &Store, segment: usize) -> &Path {
+    store.file(segment).map_or(Path::new(""), |file| &file.path)
 }
 
 fn keep(cache: &Cache, path: Option<&Path>, magic: &Magic, bytes: Vec<u8>) {

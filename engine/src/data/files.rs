@@ -6,7 +6,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Problem;
-use super::megatron::{format_of, index_of};
 use super::problem::{Failure, at};
 use crate::run_dir::{CONFIG, METRICS, is_run, resolved};
 
@@ -59,11 +58,7 @@ pub(super) fn find_files(text: &str) -> Result<Found, Failure> {
 /// Megatron names a token file and its index by what their names have in common.
 fn prefix(text: &str) -> Option<Problem> {
     let tokens = PathBuf::from(format!("{text}.bin"));
-    let format = match index_of(&tokens) {
-        Some(dtype) => format_of(dtype).map_or(dtype.to_owned(), |format| format!("{format:?}")),
-        None => "U16 or U32".into(),
-    };
-    tokens.is_file().then_some(Problem::Prefix { tokens, format })
+    tokens.is_file().then_some(Problem::Prefix { tokens })
 }
 
 /// A file to train on and one to hold out, by their names, in one folder.

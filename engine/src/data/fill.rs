@@ -81,6 +81,28 @@ impl Dataset {
         }
     }
 
+    /// Where documents begin in the window at `place`, as the index of its file says it; the first begins at 0. Without an index
+    /// a window counts as one.
+    ///
+    /// # Errors
+    /// As [`fill_train`](Self::fill_train).
+    pub fn starts_in_window(&self, place: usize) -> Result<Vec<usize>, Unread> {
+        let mut starts = vec![0];
+        if self.indexes.is_empty() {
+            return Ok(starts);
+        }
+        for (segment, part) in self.store.parts(place..place + self.seq_len + 1) {
+            let first = self.store.start(segment);
+            // A file begins with a document.
+            starts.push(part.start - place);
+            let of_file = part.start - first..part.end - first;
+            let ends = self.indexes[segment].ends_inside(&of_file)?;
+            starts.extend(ends.into_iter().map(|end| first + end - place));
+        }
+        starts.dedup();
+        Ok(starts)
+    }
+
     /// The documents of a sample, then padding; past the last sample nothing else.
     fn fill_documents(
         &self,

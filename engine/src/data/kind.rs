@@ -45,7 +45,7 @@ const NUMPY: Kind = Kind {
 };
 const INDEX: Kind = Kind {
     what: "a Megatron index",
-    remedy: "name the .bin file beside it, with data.format: U16 or U32",
+    remedy: "name the .bin file beside it, with data.format: Megatron",
 };
 const TOKENS: Kind = Kind {
     what: "a token file, as its name says",
@@ -68,7 +68,7 @@ pub(super) const TEXT_CUT: Kind = Kind {
 };
 
 /// Where no text and no token file begins like it.
-const BY_HEAD: [(&[u8], Kind); 10] = [
+const BY_HEAD: [(&[u8], Kind); 11] = [
     (b"\x1f\x8b\x08", GZIP),
     (b"\x28\xb5\x2f\xfd", ZSTD),
     (b"\xfd7zXZ\0", XZ),
@@ -78,6 +78,7 @@ const BY_HEAD: [(&[u8], Kind); 10] = [
     (b"ARROW1", ARROW),
     (b"\x93NUMPY", NUMPY),
     (b"MMIDIDX\0", INDEX),
+    (b"TNTIDX\0\0", INDEX),
     (b"\xff\xfe", UTF16),
 ];
 const BY_NAME: [(&str, Kind); 15] = [

@@ -1,9 +1,11 @@
 //! What can be said of the data without reading it: whether the files are there, what they seem to hold, how long they are.
 
 use super::lengths;
+use super::megatron::Index;
 use super::open::open_regular;
 use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::read::named;
+use super::store::TokenFile;
 use super::text::MAX_FILE;
 use crate::config::{Config, DataConfig};
 use std::fs::File;
@@ -18,6 +20,8 @@ const SAMPLE: u64 = 64 << 10;
 pub(crate) struct Look {
     /// Bytes that will be read; of a directory also those of files that turn out to be no UTF-8.
     pub(crate) bytes: u64,
+    /// Tokens of files of tokens.
+    tokens: usize,
     /// Bytes of the longest file.
     pub(crate) longest: u64,
     /// The beginning of the first file that is text.
@@ -29,18 +33,17 @@ impl Look {
     pub(crate) fn at(config: &Config, warn: bool) -> Result<Self, DataError> {
         let (data, mut look) = (&config.data, Self::default());
         look.part(&data.train, (data, warn)).map_err(in_key("data.train"))?;
-        let train = look.bytes;
+        let train = look.tokens;
         if let Some(validation) = &data.validation {
             look.part(validation, (data, warn)).map_err(in_key("data.validation"))?;
         }
         if data.tokenizer.is_none() {
-            let tokens = |bytes: u64| bytes as usize / data.format.width();
             let split = match data.validation {
-                Some(_) => tokens(train),
-                None => lengths::to_train(tokens(train), data.validation_fraction),
+                Some(_) => train,
+                None => lengths::to_train(train, data.validation_fraction),
             };
             let names = (data.train.as_str(), data.validation.as_deref());
-            lengths::check(names, (split, tokens(look.bytes)), config.model.seq_len)?;
+            lengths::check(names, (split, look.tokens), config.model.seq_len)?;
         }
         Ok(look)
     }
@@ -50,15 +53,14 @@ impl Look {
         let before = self.bytes;
         for path in &files {
             let mut file = open_regular(path).map_err(at(path))?;
-            if !source.takes(path, &mut file).map_err(at(path))? {
-                continue;
+            if source.takes(path, &mut file).map_err(at(path))? {
+                self.add(path, file, data).map_err(at(path))?;
             }
-            self.add(&mut file, data).map_err(at(path))?;
         }
         source.end(Path::new(text), self.bytes - before).map(drop).map_err(at(Path::new(text)))
     }
 
-    fn add(&mut self, file: &mut File, data: &DataConfig) -> Result<(), Problem> {
+    fn add(&mut self, path: &Path, mut file: File, data: &DataConfig) -> Result<(), Problem> {
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
         if data.tokenizer.is_some() {
             if bytes > MAX_FILE && !data.format.is_rows() {
@@ -67,15 +69,21 @@ impl Look {
             if self.sample.is_empty() {
                 let mut head = Vec::new();
                 file.rewind().map_err(Problem::Unreadable)?;
-                file.take(SAMPLE).read_to_end(&mut head).map_err(Problem::Unreadable)?;
+                (&file).take(SAMPLE).read_to_end(&mut head).map_err(Problem::Unreadable)?;
                 self.sample = String::from_utf8_lossy(&head).into_owned();
             }
         }
-        let width = data.format.width();
+        let width = match data.format.width() {
+            Some(width) => width,
+            None => {
+                Index::beside(&TokenFile::new(path, file).map_err(Problem::Unreadable)?)?.width()
+            }
+        };
         if !bytes.is_multiple_of(width as u64) {
             return Err(Problem::PartialToken { bytes: bytes as usize, width });
         }
         self.bytes += bytes;
+        self.tokens += bytes as usize / width;
         self.longest = self.longest.max(bytes);
         Ok(())
     }

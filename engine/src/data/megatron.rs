@@ -1,34 +1,599 @@
-//! The index that Megatron writes beside a file of tokens.
+//! The index (.idx) that Megatron writes beside a file of tokens (.bin): their type, and where sequences and documents begin.
+//! `MMIDIDX` is that of its mapped data sets, `TNTIDX` that of older ones, which fairseq writes without documents.
 
 use super::open::open_regular;
-use crate::config::DataFormat;
-use std::io::Read;
-use std::path::Path;
+use super::problem::Problem;
+use super::store::{TokenFile, Unread};
+use std::fmt;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
-/// The type of tokens that a Megatron index beside a file of tokens states; none without an index.
-pub(super) fn index_of(tokens: &Path) -> Option<&'static str> {
-    let mut start = [0; 18];
-    open_regular(&tokens.with_extension("idx")).ok()?.read_exact(&mut start).ok()?;
-    // The mark, a version of 8 bytes, the code of the type.
-    let code = start.strip_prefix(b"MMIDIDX\0\0")?.last()?;
-    Some(match code {
-        1 => "uint8",
-        2 => "int8",
-        3 => "int16",
-        4 => "int32",
-        5 => "int64",
-        6 => "float64",
-        7 => "float32",
-        8 => "uint16",
-        _ => "an unknown type",
-    })
+const MAPPED: &[u8; 9] = b"MMIDIDX\0\0";
+const OLD: &[u8; 8] = b"TNTIDX\0\0";
+/// Numbers of an index that are read at once.
+const BLOCK: u64 = 1 << 16;
+
+/// The type of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dtype {
+    pub(super) name: &'static str,
+    /// Bytes of a token, where onebox reads the type.
+    pub(super) width: Option<usize>,
+    /// Tokens are below it.
+    pub(super) end: usize,
 }
 
-/// The format of tokens of this type.
-pub(super) fn format_of(dtype: &str) -> Option<DataFormat> {
-    match dtype {
-        "int16" | "uint16" => Some(DataFormat::U16),
-        "int32" => Some(DataFormat::U32),
-        _ => None,
+impl Dtype {
+    fn of(code: u64) -> Self {
+        let (name, width, end) = match code {
+            1 => ("uint8", Some(1), 1 << 8),
+            2 => ("int8", None, 0),
+            3 => ("int16", Some(2), 1 << 15),
+            4 => ("int32", Some(4), 1 << 31),
+            5 => ("int64", None, 0),
+            6 => ("float64", None, 0),
+            7 => ("float32", None, 0),
+            8 => ("uint16", Some(2), 1 << 16),
+            _ => ("an unknown type", None, 0),
+        };
+        Self { name, width, end }
+    }
+}
+
+/// The index of a token file.
+pub(super) fn path_of(tokens: &Path) -> PathBuf {
+    tokens.with_extension("idx")
+}
+
+/// The type that an index beside a file of tokens states; none without an index. Only the head of the index is looked at.
+pub(super) fn dtype_of(tokens: &Path) -> Option<Dtype> {
+    let mut head = [0; 24];
+    open_regular(&path_of(tokens)).ok()?.read_exact_at(&mut head[..18], 0).ok()?;
+    if head.starts_with(MAPPED) {
+        return Some(Dtype::of(head[17].into()));
+    }
+    let code = head[16..].first_chunk().filter(|_| head.starts_with(OLD))?;
+    Some(Dtype::of(u64::from_le_bytes(*code)))
+}
+
+/// Numbers side by side in an index.
+#[derive(Clone, Copy, Debug)]
+struct Column {
+    at: u64,
+    /// Bytes of a number.
+    width: u64,
+}
+
+/// What is wrong with an index, and where.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    offset: u64,
+    why: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at byte {}: {}", self.offset, self.why)
+    }
+}
+
+impl From<Unread> for Fault {
+    fn from(Unread { offset, why, .. }: Unread) -> Self {
+        Self { offset, why: format!("it cannot be read: {why}") }
+    }
+}
+
+/// An opened index.
+#[derive(Debug)]
+pub(super) struct Index {
+    pub(super) file: TokenFile,
+    pub(super) dtype: Dtype,
+    sequences: u64,
+    /// Tokens of each sequence.
+    sizes: Column,
+    /// Where each sequence begins, in units of so many bytes.
+    starts: Column,
+    unit: u64,
+    /// Of old ones: where the dimensions of each sequence begin among all. A sequence of tokens has one.
+    dimensions: Option<Column>,
+    /// The number of the first sequence of each document, and that of all sequences; none where each sequence is a document.
+    documents: Option<(Column, u64)>,
+}
+
+impl Index {
+    /// The index beside a file of tokens, whose own length is looked at.
+    pub(super) fn beside(tokens: &TokenFile) -> Result<Self, Problem> {
+        let path = path_of(&tokens.path);
+        let file = open_regular(&path).map_err(|problem| match problem {
+            Problem::Missing => Problem::NoIndex { index: path.clone() },
+            other => other,
+        })?;
+        let file = TokenFile::new(&path, file).map_err(Problem::Unreadable)?;
+        let index = Self::read(file)
+            .map_err(|fault| Problem::BadIndex { index: path.clone(), fault: fault.to_string() })?;
+        match index.dtype.width {
+            Some(_) => Ok(index),
+            None => Err(Problem::StrangeTokens { index: path, dtype: index.dtype.name }),
+        }
+    }
+
+    /// Reads the head, and compares its numbers with the length of the file.
+    fn read(file: TokenFile) -> Result<Self, Fault> {
+        let bytes = file.stamp.bytes;
+        let mut head = [0; 56];
+        let head = &mut head[..bytes.min(56) as usize];
+        file.read(0, head)?;
+        let word = |at: usize| {
+            let word = head.get(at..at + 8).and_then(|word| word.try_into().ok());
+            let cut = || Fault { offset: bytes, why: "the file ends in its head".into() };
+            word.map(u64::from_le_bytes).ok_or_else(cut)
+        };
+        let version = |at: usize| match word(at)? {
+            1 => Ok(()),
+            other => {
+                let why = format!("it has version {other}, and onebox reads version 1");
+                Err(Fault { offset: at as u64, why })
+            }
+        };
+        if head.starts_with(MAPPED) {
+            version(9)?;
+            let (sequences, documents) = (word(18)?, word(26)?);
+            let code = u64::from(head[17]);
+            let fits = |modes: u128| {
+                34 + (12 + modes) * u128::from(sequences) + 8 * u128::from(documents)
+                    == u128::from(bytes)
+            };
+            if !fits(0) && !fits(1) {
+                return Err(too_long(18, (sequences, documents), bytes));
+            }
+            let starts = 34 + 4 * sequences;
+            let dtype = Dtype::of(code);
+            return Ok(Self {
+                file,
+                dtype,
+                sequences,
+                sizes: Column { at: 34, width: 4 },
+                starts: Column { at: starts, width: 8 },
+                unit: dtype.width.unwrap_or(1) as u64,
+                dimensions: None,
+                documents: Some((Column { at: starts + 8 * sequences, width: 8 }, documents)),
+            });
+        }
+        if !head.starts_with(OLD) {
+            let why = "it begins neither with MMIDIDX nor with TNTIDX, as Megatron's do".into();
+            return Err(Fault { offset: 0, why });
+        }
+        version(8)?;
+        let (dtype, sequences, sizes) = (Dtype::of(word(16)?), word(32)?, word(40)?);
+        if let Some(width) = dtype.width
+            && word(24)? != width as u64
+        {
+            let why = format!("tokens of {} have {} bytes in it", dtype.name, word(24)?);
+            return Err(Fault { offset: 24, why });
+        }
+        if sizes != sequences {
+            let why = format!("{sequences} sequences have {sizes} dimensions, and tokens have one");
+            return Err(Fault { offset: 40, why });
+        }
+        // fairseq writes neither the number of documents nor the documents.
+        let without = 48 + 24 * u128::from(sequences) + 16;
+        let documents = match u128::from(bytes) == without {
+            true => None,
+            false => Some(word(48)?),
+        };
+        let at = if documents.is_some() { 56 } else { 48 };
+        let with = without + documents.map_or(0, |documents| 8 + 8 * u128::from(documents));
+        if with != u128::from(bytes) {
+            return Err(too_long(32, (sequences, documents.unwrap_or(0)), bytes));
+        }
+        let starts = at + 8 * (sequences + 1);
+        let sizes = starts + 8 * (sequences + 1);
+        let column = |at| Column { at, width: 8 };
+        Ok(Self {
+            file,
+            dtype,
+            sequences,
+            sizes: column(sizes),
+            starts: column(starts),
+            unit: 1,
+            dimensions: Some(column(at)),
+            documents: documents.map(|count| (column(sizes + 8 * sequences), count)),
+        })
+    }
+
+    /// Bytes of a token.
+    pub(super) fn width(&self) -> usize {
+        let Some(width) = self.dtype.width else { unreachable!("other types are refused") };
+        width
+    }
+
+    /// How many documents there are.
+    pub(super) fn num_documents(&self) -> u64 {
+        self.documents.map_or(self.sequences, |(_, count)| count.saturating_sub(1))
+    }
+
+    /// Compares all sequences and documents with each other and with the file of tokens, in bounded memory.
+    pub(super) fn check(&self, tokens: &TokenFile) -> Result<(), Problem> {
+        let bad = |fault: Fault| {
+            let (index, fault) = (self.file.path.clone(), fault.to_string());
+            Problem::BadIndex { index, fault }
+        };
+        let sum = self.check_sequences().map_err(bad)?;
+        self.check_documents().map_err(bad)?;
+        let needs = sum.saturating_mul(self.width() as u64);
+        if needs != tokens.stamp.bytes {
+            let (index, bytes) = (self.file.path.clone(), tokens.stamp.bytes);
+            return Err(Problem::OtherLength { index, needs, bytes });
+        }
+        Ok(())
+    }
+
+    /// The tokens of all sequences.
+    fn check_sequences(&self) -> Result<u64, Fault> {
+        let mut sum = 0u64;
+        for first in (0..self.sequences).step_by(BLOCK as usize) {
+            let block = first..self.sequences.min(first + BLOCK);
+            let (sizes, starts) = (
+                self.numbers(self.sizes, block.clone())?,
+                self.numbers(self.starts, block.clone())?,
+            );
+            for ((i, size), start) in block.clone().zip(sizes).zip(starts) {
+                let fault =
+                    |column: Column, why| Fault { offset: column.at + i * column.width, why };
+                let Ok(size) = u64::try_from(size) else {
+                    return Err(fault(self.sizes, format!("sequence {i} has {size} tokens")));
+                };
+                if i128::from(start) != i128::from(sum) * i128::from(self.unit) {
+                    let unit = if self.unit == 1 { "token" } else { "byte" };
+                    let end = u128::from(sum) * u128::from(self.unit);
+                    let why = format!(
+                        "sequence {i} begins at {unit} {start}, and the ones before it end at {end}"
+                    );
+                    return Err(fault(self.starts, why));
+                }
+                let Some(with) = sum.checked_add(size) else {
+                    return Err(fault(self.sizes, format!("sequence {i} has {size} tokens")));
+                };
+                sum = with;
+            }
+        }
+        self.check_old(sum).map(|()| sum)
+    }
+
+    /// What only old indexes have: the end of the last sequence, and dimensions.
+    fn check_old(&self, sum: u64) -> Result<(), Fault> {
+        let Some(dimensions) = self.dimensions else { return Ok(()) };
+        let end = self.numbers(self.starts, self.sequences..self.sequences + 1)?[0];
+        if end != sum as i64 {
+            let offset = self.starts.at + self.sequences * self.starts.width;
+            let why = format!("the sequences end at token {end}, and have {sum} tokens");
+            return Err(Fault { offset, why });
+        }
+        for first in (0..=self.sequences).step_by(BLOCK as usize) {
+            let block = first..(self.sequences + 1).min(first + BLOCK);
+            let numbers = self.numbers(dimensions, block.clone())?;
+            if let Some((i, first)) = block.zip(numbers).find(|(i, first)| *i as i64 != *first) {
+                let why =
+                    format!("the dimensions of sequence {i} begin at {first}, and tokens have one");
+                return Err(Fault { offset: dimensions.at + i * dimensions.width, why });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_documents(&self) -> Result<(), Fault> {
+        let Some((column, count)) = self.documents else { return Ok(()) };
+        let mut before = 0;
+        for first in (0..count).step_by(BLOCK as usize) {
+            let block = first..count.min(first + BLOCK);
+            for (i, sequence) in block.clone().zip(self.numbers(column, block)?) {
+                let ends = i + 1 == count && sequence != self.sequences as i64;
+                if sequence < before
+                    || i == 0 && sequence != 0
+                    || sequence as u64 > self.sequences
+                    || ends
+                {
+                    let expected = match (i, ends) {
+                        (0, _) => "0".into(),
+                        (_, true) => self.sequences.to_string(),
+                        (_, false) => format!("{before} to {}", self.sequences),
+                    };
+                    let why = format!(
+                        "document {i} begins with sequence {sequence}, and not with {expected}"
+                    );
+                    return Err(Fault { offset: column.at + i * column.width, why });
+                }
+                before = sequence;
+            }
+        }
+        match count {
+            0 => Err(Fault {
+                offset: column.at,
+                why: "it has no documents, not even their end".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn numbers(&self, column: Column, range: Range<u64>) -> Result<Vec<i64>, Unread> {
+        let mut bytes = vec![0; ((range.end - range.start) * column.width) as usize];
+        self.file.read(column.at + range.start * column.width, &mut bytes)?;
+        Ok(match column.width {
+            4 => bytes.as_chunks().0.iter().map(|n| i32::from_le_bytes(*n).into()).collect(),
+            _ => bytes.as_chunks().0.iter().map(|n| i64::from_le_bytes(*n)).collect(),
+        })
+    }
+
+    /// How many tokens stand before the end of each of some documents. The index is checked.
+    pub(super) fn ends(&self, documents: Range<u64>) -> Result<Vec<usize>, Unread> {
+        let ends = documents.start + 1..documents.end + 1;
+        let sequences = match self.documents {
+            Some((column, _)) => self.numbers(column, ends)?,
+            None => ends.map(|end| end as i64).collect(),
+        };
+        let mut starts = Starts { index: self, first: 0, held: Vec::new() };
+        sequences.into_iter().map(|sequence| starts.of(sequence as u64)).collect()
+    }
+
+    /// The ends of documents that lie inside of these tokens.
+    pub(super) fn ends_inside(&self, tokens: &Range<usize>) -> Result<Vec<usize>, Unread> {
+        let (mut low, mut high) = (0, self.num_documents());
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.ends(middle..middle + 1)?[0] > tokens.start {
+                true => high = middle,
+                false => low = middle + 1,
+            }
+        }
+        let mut inside = Vec::new();
+        for document in low..self.num_documents() {
+            let end = self.ends(document..document + 1)?[0];
+            if end >= tokens.end {
+                break;
+            }
+            inside.push(end);
+        }
+        inside.dedup();
+        Ok(inside)
+    }
+}
+
+/// Where sequences begin, asked in their order.
+struct Starts<'a> {
+    index: &'a Index,
+    first: u64,
+    held: Vec<i64>,
+}
+
+impl Starts<'_> {
+    /// The tokens before a sequence, or before the end of all.
+    fn of(&mut self, sequence: u64) -> Result<usize, Unread> {
+        let Index { sequences, starts, sizes, unit, .. } = self.index;
+        if sequence == *sequences {
+            let Some(last) = sequence.checked_sub(1) else { return Ok(0) };
+            let size = self.index.numbers(*sizes, last..sequence)?;
+            return Ok(self.of(last)? + size[0] as usize);
+        }
+        if sequence < self.first || sequence >= self.first + self.held.len() as u64 {
+            self.held =
+                self.index.numbers(*starts, sequence..(*sequences).min(sequence + BLOCK))?;
+            self.first = sequence;
+        }
+        Ok((self.held[(sequence - self.first) as usize] as u64).div_euclid(*unit) as usize)
+    }
+}
+
+fn too_long(offset: u64, (sequences, documents): (u64, u64), bytes: u64) -> Fault {
+    let why = format!(
+        "{sequences} sequences and {documents} documents do not fit a file of {bytes} bytes"
+    );
+    Fault { offset, why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DataError, Dataset};
+    use super::*;
+    use crate::config::DataFormat;
+    use std::fs;
+    use tempfile::TempDir;
+
+    fn fixture() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/megatron")
+    }
+
+    /// Sequences of tokens of each document.
+    fn documents() -> Vec<Vec<Vec<u32>>> {
+        serde_json::from_slice(&fs::read(fixture().join("documents.json")).unwrap()).unwrap()
+    }
+
+    fn open(path: &Path) -> Result<Dataset, DataError> {
+        Dataset::open(path.to_str().unwrap(), None, DataFormat::Megatron, 0.25, 250, 4)
+    }
+
+    #[test]
+    fn tokens_and_documents_are_those_that_megatron_wrote() {
+        let documents = documents();
+        let flat: Vec<u32> = documents.concat().concat();
+        let lengths = documents.iter().map(|document| document.concat().len());
+        let ends: Vec<usize> = lengths
+            .scan(0, |end, n| {
+                Some({
+                    *end += n;
+                    *end
+                })
+            })
+            .collect();
+        for name in
+            ["mapped-u8", "mapped-u16", "mapped-i16", "mapped-i32", "mapped-modes", "old-u16"]
+        {
+            let path = fixture().join(name);
+            let data = open(&path).unwrap();
+            assert_eq!((0..flat.len()).map(|i| data.token(i)).collect::<Vec<_>>(), flat, "{name}");
+            assert!(data.describe().contains("tokens in 7 documents: "), "{data:?}");
+            let [index] = &data.indexes[..] else { panic!("one index") };
+            assert_eq!(index.ends(0..7).unwrap(), ends, "{name}");
+            for start in 0..flat.len() {
+                for end in start..=flat.len() {
+                    let mut inside: Vec<_> =
+                        ends.iter().copied().filter(|at| start < *at && *at < end).collect();
+                    inside.dedup();
+                    assert_eq!(
+                        index.ends_inside(&(start..end)).unwrap(),
+                        inside,
+                        "{name} {start}..{end}"
+                    );
+                }
+            }
+            // By each of the names that Megatron's users give it.
+            let named = open(&path.with_added_extension("bin")).unwrap();
+            assert_eq!(named.identity(), data.identity());
+        }
+        // fairseq knows sequences alone.
+        let data = open(&fixture().join("fairseq-i32")).unwrap();
+        let sizes = documents.concat().into_iter().map(|sequence| sequence.len());
+        let ends: Vec<usize> = sizes
+            .scan(0, |end, n| {
+                Some({
+                    *end += n;
+                    *end
+                })
+            })
+            .collect();
+        assert_eq!(data.indexes[0].ends(0..ends.len() as u64).unwrap(), ends);
+    }
+
+    #[test]
+    fn windows_say_where_documents_begin_in_any_file() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b"] {
+            copy(&folder, "mapped-u16", name);
+        }
+        let data = Dataset::open(
+            folder.path().to_str().unwrap(),
+            None,
+            DataFormat::Megatron,
+            0.25,
+            250,
+            20,
+        );
+        let data = data.unwrap();
+        assert_eq!(data.num_tokens(), 84);
+        // Documents end at 8, 9, 9, 16, 28, 40 and 42 in each file.
+        for (place, starts) in [
+            (0, vec![0, 8, 9, 16]),
+            (8, vec![0, 1, 8, 20]),
+            (30, vec![0, 10, 12, 20]),
+            (42, vec![0, 8, 9, 16]),
+        ] {
+            assert_eq!(data.starts_in_window(place).unwrap(), starts, "{place}");
+        }
+    }
+
+    fn copy(folder: &TempDir, from: &str, to: &str) {
+        for kind in ["bin", "idx"] {
+            let file = fixture().join(from).with_added_extension(kind);
+            fs::copy(file, folder.path().join(to).with_added_extension(kind)).unwrap();
+        }
+    }
+
+    fn refused(folder: &TempDir) -> String {
+        open(&folder.path().join("t")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_damaged_index_is_refused_with_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.idx");
+        // Where the documents begin: they may be other ones.
+        for (name, documents) in
+            [("mapped-u16", 34 + 12 * 10), ("mapped-i32", 34 + 12 * 10), ("old-u16", 56 + 8 * 32)]
+        {
+            copy(&folder, name, "t");
+            let good = fs::read(&path).unwrap();
+            assert_eq!(good.len(), documents + 8 * 8, "{name}");
+            for at in 0..good.len() {
+                for bit in 0..8 {
+                    let mut bad = good.clone();
+                    bad[at] ^= 1 << bit;
+                    fs::write(&path, bad).unwrap();
+                    match open(&folder.path().join("t")) {
+                        Ok(_) => assert!(at >= documents, "{name} {at}"),
+                        Err(e) => assert!(e.to_string().contains("t.idx"), "{e}"),
+                    }
+                }
+                fs::write(&path, &good[..at]).unwrap();
+                let said = refused(&folder);
+                assert!(said.contains("t.idx is damaged"), "{said}");
+            }
+            fs::write(&path, [&good[..], &[0]].concat()).unwrap();
+            assert!(refused(&folder).contains("do not fit a file of"));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_byte() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = folder.path().join("t.idx");
+        let with = |at: usize, bytes: &[u8]| {
+            copy(&folder, "mapped-u16", "t");
+            let mut bad = fs::read(&index).unwrap();
+            bad[at..at + bytes.len()].copy_from_slice(bytes);
+            fs::write(&index, bad).unwrap();
+            refused(&folder)
+        };
+        for (at, bytes, said) in [
+            (0, &b"X"[..], "at byte 0: it begins neither with MMIDIDX nor with TNTIDX"),
+            (9, &[2], "at byte 9: it has version 2"),
+            (17, &[5], "its tokens are int64"),
+            (18, &[11], "at byte 18: 11 sequences and 8 documents do not fit a file of 218 bytes"),
+            (25, &[255], "do not fit a file of 218 bytes"),
+            (38, &[0xff; 4], "at byte 38: sequence 1 has -1 tokens"),
+            (
+                38,
+                &[4],
+                "at byte 90: sequence 2 begins at byte 16, and the ones before it end at 18",
+            ),
+            (70, &[3], "its index"),
+            (154, &[1], "at byte 154: document 0 begins with sequence 1, and not with 0"),
+            (170, &[1], "at byte 170: document 2 begins with sequence 1, and not with 2 to 10"),
+            (210, &[9], "at byte 210: document 7 begins with sequence 9, and not with 10"),
+        ] {
+            let got = with(at, bytes);
+            assert!(got.contains(said), "{said}: {got}");
+        }
+        copy(&folder, "mapped-u16", "t");
+        let tokens = folder.path().join("t.bin");
+        let good = fs::read(&tokens).unwrap();
+        for len in (0..good.len()).chain([good.len() + 2]) {
+            fs::write(&tokens, good.iter().copied().cycle().take(len).collect::<Vec<_>>()).unwrap();
+            let said = refused(&folder);
+            let counts = format!("t.idx counts 84 bytes of tokens, and it has {len};");
+            assert!(said.contains("t.bin: ") && said.contains(&counts), "{said}");
+        }
+        let mut high = good.clone();
+        high[20..22].copy_from_slice(&[250, 0]);
+        fs::write(&tokens, &high).unwrap();
+        let said = refused(&folder);
+        assert!(
+            said.contains("t.bin: token 10, at byte 20, is 250, but model.vocab is 250"),
+            "{said}"
+        );
+        copy(&folder, "mapped-i16", "t");
+        high[20..22].copy_from_slice(&[255, 255]);
+        fs::write(&tokens, &high).unwrap();
+        assert!(refused(&folder).contains("t.bin: token 10, at byte 20, is negative"));
+        fs::remove_file(&index).unwrap();
+        assert!(refused(&folder).contains("t.idx is not there"));
+        copy(&folder, "mapped-i64", "t");
+        assert!(refused(&folder).contains("t.idx says that its tokens are int64"));
+        copy(&folder, "mapped-i32", "u");
+        copy(&folder, "mapped-u16", "t");
+        let both = open(folder.path()).unwrap_err().to_string();
+        assert!(
+            both.contains("u.bin: its tokens have 4 bytes, and those of the files before it 2"),
+            "{both}"
+        );
     }
 }

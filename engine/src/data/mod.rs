@@ -45,6 +45,7 @@ pub(crate) use cores::texts_at_once;
 pub use identity::Identity;
 pub use left_out::LeftOut;
 pub(crate) use look::Look;
+use megatron::Index;
 pub use problem::{DataError, Problem};
 use problem::{Failure, at, in_key};
 use rowed::Documents;
@@ -81,6 +82,8 @@ pub struct Dataset {
     text: Option<usize>,
     /// Where samples are whole documents.
     documents: Option<Documents>,
+    /// Of each segment of the tokens, where its file has one.
+    indexes: Vec<Index>,
     /// Several of them share a sample.
     packs: bool,
     identity: Identity,
@@ -115,7 +118,8 @@ impl Dataset {
         checks: Checks<'_>,
         seq_len: usize,
     ) -> Result<Self, DataError> {
-        let mut data = Self::of_width(format.width(), seq_len);
+        // An index beside the first file says it otherwise.
+        let mut data = Self::of_width(format.width().unwrap_or(1), seq_len);
         data.fill_parts(parts, fraction, checks, &mut |data, text| {
             data.read(text, format, checks)
         })?;
@@ -148,7 +152,7 @@ impl Dataset {
             self.hold_out(documents);
             return Ok(());
         }
-        let identity = checks.pass(&mut self.store, self.split).map_err(|failure| {
+        let identity = checks.pass(&mut self.store, self.split, &self.indexes).map_err(|failure| {
             let trained_on = validation.is_none() || train_files.contains(&failure.0);
             in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
         });
@@ -229,6 +233,7 @@ impl Dataset {
             left_out,
             text: None,
             documents: None,
+            indexes: Vec::new(),
             packs: false,
             identity,
         }
@@ -343,7 +348,12 @@ impl Dataset {
                 format!("{share:.0} % are targets; {rows}{packed}")
             }
         };
-        let text = format!("{files}, {bytes}, {tokens} tokens: {parts}");
+        let of_index = self.indexes.iter().map(Index::num_documents).sum::<u64>();
+        let documents = match self.indexes.is_empty() {
+            true => String::new(),
+            false => format!(" in {}", counted(of_index as usize, "document")),
+        };
+        let text = format!("{files}, {bytes}, {tokens} tokens{documents}: {parts}");
         let text = match self.bytes_per_token() {
             Some(bytes) => format!("{text}; {bytes:.2} bytes per token"),
             None => text,

@@ -34,11 +34,10 @@ pub enum Problem {
     #[error("no file matches (the pattern knows `*`, `?`, `[a-z]`, `[!a-z]` and `**`)")]
     NoMatch,
     #[error(
-        "does not exist, but {} does: a token file and its index, as Megatron writes them; name the .bin file, with \
-         data.format: {format}",
+        "does not exist, but {} does: a token file and its index, as Megatron writes them; set data.format: Megatron",
         Shown(tokens)
     )]
-    Prefix { tokens: PathBuf, format: String },
+    Prefix { tokens: PathBuf },
     #[error(
         "no usable file: {0}. A directory gives its UTF-8 files, or *.bin for U16 and U32, without hidden ones, \
          target, runs, node_modules, Cargo.lock and links; name a file or a glob to take it as it is"
@@ -62,7 +61,38 @@ pub enum Problem {
         "{} says that its tokens are {dtype}, but data.format is {format:?}: {remedy}",
         Shown(index)
     )]
-    OtherTokens { index: PathBuf, dtype: &'static str, format: Box<DataFormat>, remedy: String },
+    OtherTokens {
+        index: PathBuf,
+        dtype: &'static str,
+        format: Box<DataFormat>,
+        remedy: &'static str,
+    },
+    #[error(
+        "data.format is Megatron, but {} is not there; copy it beside the tokens, or set data.format: U16 or U32",
+        Shown(index)
+    )]
+    NoIndex { index: PathBuf },
+    #[error(
+        "its index {} is damaged, {fault}; copy both files again, or write them anew",
+        Shown(index)
+    )]
+    BadIndex { index: PathBuf, fault: String },
+    #[error(
+        "its index {} counts {needs} bytes of tokens, and it has {bytes}; copy both files again, or write them anew",
+        Shown(index)
+    )]
+    OtherLength { index: PathBuf, needs: u64, bytes: u64 },
+    #[error(
+        "{} says that its tokens are {dtype}: onebox reads uint8, uint16, int16 and int32, convert it",
+        Shown(index)
+    )]
+    StrangeTokens { index: PathBuf, dtype: &'static str },
+    #[error(
+        "its tokens have {width} bytes, and those of the files before it {before}; write all with one type"
+    )]
+    OtherWidth { width: usize, before: usize },
+    #[error("{which} is negative: tokens of {dtype} are not below {end}")]
+    Negative { which: String, dtype: &'static str, end: usize },
     #[error("empty: put text into it, or name another file")]
     Empty,
     #[error("neither a regular file nor a directory: copy its content to a file")]

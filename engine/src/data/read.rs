@@ -1,13 +1,14 @@
 //! The files that a text in the config names, opened.
 
+use super::Dataset;
 use super::checked::{Checks, Texts};
 use super::files::{Found, find_files, held_out_among};
 use super::kind::{self, Kind};
 use super::left_out::LeftOut;
+use super::megatron::{self, Dtype, Index};
 use super::open::open_regular;
 use super::problem::{Failure, Problem, at};
-use super::store::{TokenFile, Unread};
-use super::{Dataset, megatron};
+use super::store::{Store, TokenFile, Unread};
 use crate::config::DataFormat;
 use crate::report::shown::Shown;
 use std::fs::File;
@@ -36,9 +37,11 @@ const fn refusal(kind: Kind, format: &DataFormat) -> Problem {
             remedy,
             insist: "; or set data.format: Bytes to train on its bytes as they are",
         },
-        DataFormat::U16 | DataFormat::U32 | DataFormat::Jsonl { .. } | DataFormat::Chat => {
-            Problem::Foreign { what, remedy, insist: "" }
-        }
+        DataFormat::U16
+        | DataFormat::U32
+        | DataFormat::Megatron
+        | DataFormat::Jsonl { .. }
+        | DataFormat::Chat => Problem::Foreign { what, remedy, insist: "" },
     }
 }
 
@@ -48,7 +51,12 @@ pub(super) fn named(
     format: &DataFormat,
     warns: bool,
 ) -> Result<(Vec<PathBuf>, Source), Failure> {
-    let Found { files, from_directory, runs } = find_files(text)?;
+    // Megatron calls both files by what their names have in common.
+    let tokens = format!("{text}.bin");
+    let by_prefix = *format == DataFormat::Megatron
+        && !Path::new(text).exists()
+        && Path::new(&tokens).is_file();
+    let Found { files, from_directory, runs } = find_files(if by_prefix { &tokens } else { text })?;
     if from_directory && let Some((train, held_out)) = held_out_among(&files) {
         let problem = Problem::HeldOutToo { train, held_out };
         if !format.is_text() {
@@ -120,17 +128,16 @@ impl Source {
 
     /// Compares the format with what a Megatron index says.
     fn check_index(&self, path: &Path) -> Result<(), Problem> {
-        let Some(dtype) = megatron::index_of(path) else { return Ok(()) };
-        let format = megatron::format_of(dtype);
-        if format.as_ref() == Some(&self.format) {
+        let Some(Dtype { name, width, .. }) = megatron::dtype_of(path) else { return Ok(()) };
+        if self.format == DataFormat::Megatron || width.is_some() && width == self.format.width() {
             return Ok(());
         }
-        let remedy = match format {
-            Some(format) => format!("set data.format: {format:?}"),
-            None => "onebox reads 16-bit and 32-bit tokens: convert it".to_owned(),
+        let remedy = match width {
+            Some(_) => "set data.format: Megatron",
+            None => "onebox reads uint8, uint16, int16 and int32: convert it",
         };
-        let index = path.with_extension("idx");
-        Err(Problem::OtherTokens { index, dtype, format: Box::new(self.format.clone()), remedy })
+        let (index, format) = (megatron::path_of(path), Box::new(self.format.clone()));
+        Err(Problem::OtherTokens { index, dtype: name, format, remedy })
     }
 }
 
@@ -175,12 +182,16 @@ impl Dataset {
         let (files, mut source) = named(text, format, true)?;
         let or_else = (*format == DataFormat::Auto).then_some(TAKE_BYTES);
         let (began, mut texts) = (SystemTime::now(), Texts::of(text, checks));
-        let (before, width) = (self.store.num_tokens(), self.store.width);
+        let before = self.store.num_tokens();
         for path in &files {
             let Some(file) = source.open(path, or_else, &mut texts).map_err(at(path))? else {
                 continue;
             };
             let bytes = file.stamp.bytes as usize;
+            if *format == DataFormat::Megatron {
+                self.read_index(&file).map_err(at(path))?;
+            }
+            let width = self.store.width;
             if !bytes.is_multiple_of(width) {
                 return Err(at(path)(Problem::PartialToken { bytes, width }));
             }
@@ -188,8 +199,25 @@ impl Dataset {
             self.store.push_file(file);
         }
         texts.keep(began);
-        let taken = ((self.store.num_tokens() - before) * width) as u64;
+        let taken = ((self.store.num_tokens() - before) * self.store.width) as u64;
         self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
         Ok(files)
+    }
+
+    /// Opens the index of a file of tokens, which says how many bytes each has.
+    fn read_index(&mut self, file: &TokenFile) -> Result<(), Problem> {
+        let index = Index::beside(file)?;
+        let (width, before) = (index.width(), self.store.width);
+        match self.store.num_segments() {
+            0 => self.store = Store::new(width),
+            _ if width != before => return Err(Problem::OtherWidth { width, before }),
+            _ => {}
+        }
+        // A file without tokens is no segment, and one that is cut off inside of a token is none that could be read.
+        if file.stamp.bytes == 0 || !file.stamp.bytes.is_multiple_of(width as u64) {
+            return index.check(file);
+        }
+        self.indexes.push(index);
+        Ok(())
     }
 }

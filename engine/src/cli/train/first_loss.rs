@@ -38,7 +38,7 @@ fn of_imported(config: &Config, loss: f64) -> Option<String> {
     let data = &config.data;
     let tokens = match (&data.tokenizer, &data.format) {
         (Some(tokenizer), _) => format!("the tokenizer {tokenizer} must be the model's"),
-        (None, DataFormat::U16 | DataFormat::U32) => {
+        (None, DataFormat::U16 | DataFormat::U32 | DataFormat::Megatron) => {
             format!(
                 "data.format ({:?}) must be that of the files, and their tokens must come from the model's tokenizer",
                 data.format
