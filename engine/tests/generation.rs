@@ -143,6 +143,36 @@ fn a_template_gets_variables_that_it_knows() {
     folder.onebox(&args).refused(2, &["--chat"]);
 }
 
+#[test]
+fn templates_besides_the_default_one_are_named_and_left_out() {
+    let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));
+    let copy = copied(&folder, &chat);
+    let args =
+        ["generate", "copy", "--chat", "--prompt", "what", "--tokens", "6", "--temperature", "0"];
+    let want = folder.onebox(&args).ok();
+    assert!(!want.stderr.contains("template"), "{}", want.stderr);
+    let more = copy.join("additional_chat_templates");
+    std::fs::create_dir(&more).unwrap();
+    for name in ["tool_use.jinja", "rag.jinja", "notes.txt"] {
+        std::fs::write(more.join(name), "{{ 1 / 0 }}").unwrap();
+    }
+    let said = "of additional_chat_templates it neither uses nor keeps `rag`, `tool_use`\n";
+    let got = folder.onebox(&args).ok();
+    assert_eq!(got.stdout, want.stdout);
+    assert!(got.stderr.contains(said), "{}", got.stderr);
+    let rows = "{\"prompt\": \"a\", \"completion\": \"b\"}\n".repeat(200);
+    std::fs::write(folder.path("rows.jsonl"), rows).unwrap();
+    std::fs::write(
+        folder.path("a.ron"),
+        "(model: (from: \"copy\", seq_len: 32), device: Cpu(count: 1, threads: 1), batch: (micro: 1, global: 1),
+          data: (train: \"rows.jsonl\", format: Chat), train: (steps: 1))",
+    )
+    .unwrap();
+    let got = folder.onebox(&["train", "a.ron", "--run-dir", "run"]).ok();
+    assert_eq!(got.stderr.matches(said).count(), 1, "{}", got.stderr);
+    assert!(!folder.path("run/model.from/additional_chat_templates").exists());
+}
+
 /// A copy of the folder `from` under the name `copy`.
 fn copied(folder: &Folder, from: &str) -> std::path::PathBuf {
     let copy = folder.path("copy");

@@ -43,7 +43,12 @@ pub(super) fn fitting(
     from: &Path,
     (config, tokenizer): (&Config, Option<&Tokenizer>),
 ) -> Beside {
-    let Some(why) = beside.foreign(&config.data, tokenizer) else { return beside };
+    let Some(why) = beside.foreign(&config.data, tokenizer) else {
+        if let Some(left_out) = beside.left_out() {
+            say(&format!("note: {}: {left_out}", Shown(from)));
+        }
+        return beside;
+    };
     if beside.files().iter().any(|(name, _)| *name != "config.json") {
         let from = Shown(from);
         say(&format!("note: the run keeps no tokenizer and no chat template of {from}: {why}"));

@@ -310,6 +310,9 @@ fn texts_of(
     }
     let template = Template::of(&from.beside).and_then(|t| t.with(&args.template_var));
     let template = template.map_err(|why| from.unusable(&why))?;
+    if let Some(left_out) = from.beside.left_out() {
+        say(&format!("note: {}: {left_out}", from.place.display()));
+    }
     let text = |prompt: &String| {
         let system = args.system.iter().map(|text| message("system", text));
         let messages: Vec<_> = system.chain([message("user", prompt)]).collect();

@@ -16,10 +16,17 @@ use std::path::Path;
 /// Bytes of all files together.
 const MOST: u64 = 256 << 20;
 
+/// The folder of templates that a model has besides its default one.
+const TEMPLATES: &str = "additional_chat_templates";
+/// How their files end.
+const TEMPLATE: &str = ".jinja";
+
 /// The files, each as it was.
 #[derive(Debug, Default)]
 pub struct Beside {
     files: Vec<(&'static str, Vec<u8>)>,
+    /// Names of further chat templates, which onebox neither uses nor keeps.
+    templates: Vec<String>,
 }
 
 impl Beside {
@@ -72,7 +79,42 @@ impl Beside {
             })?;
             files.push((name, bytes));
         }
-        Ok(Self { files })
+        let mut templates: Vec<String> = match std::fs::read_dir(path.join(TEMPLATES)) {
+            Err(error)
+                if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory]
+                    .contains(&error.kind()) =>
+            {
+                Vec::new()
+            }
+            found => {
+                let found = found.and_then(|all| all.collect::<io::Result<Vec<_>>>());
+                let found = found.map_err(|e| unreadable(&path.join(TEMPLATES), e))?;
+                let name = |entry: &std::fs::DirEntry| {
+                    let name = entry.file_name().to_string_lossy().into_owned();
+                    name.strip_suffix(TEMPLATE).map(str::to_owned)
+                };
+                found.iter().filter_map(name).collect()
+            }
+        };
+        templates.sort_unstable();
+        Ok(Self { files, templates })
+    }
+
+    /// That further chat templates of the folder are left out, where it has some.
+    pub fn left_out(&self) -> Option<String> {
+        /// Names that are listed.
+        const NAMED: usize = 8;
+        let (all, named) = (&self.templates, self.templates.len().min(NAMED));
+        let more = match all.len() - named {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let names = all[..named].join("`, `");
+        (!all.is_empty()).then(|| {
+            format!(
+                "onebox takes the default chat template alone: of {TEMPLATES} it neither uses nor keeps `{names}`{more}"
+            )
+        })
     }
 
     /// Why none of them belongs to a run whose tokens come from `data` and `tokenizer`.
