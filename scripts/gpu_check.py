@@ -18,9 +18,9 @@ from gpu_first import FIRST, First, block
 PARTS = {
     "first": ["doctor", *FIRST],
     "ops": ["doctor", "kernels", "collectives", "sanitizer"],
-    "parity": ["doctor", "fixture", "text"],
+    "parity": ["doctor", "fixture", "text", "generate"],
     "training": ["doctor", "layouts"],
-    "bench": ["doctor", "copy", "speed", "machine"],
+    "bench": ["doctor", "copy", "box", "speed", "machine"],
 }
 WORDS = {True: "ok", False: "FAIL", None: "skip"}
 
@@ -228,6 +228,45 @@ class Check(First):
             rows.append(f"| {precision} | {tp} x {dp} | {held_out[0]:.5f} | {held_out[1]:.5f} | {apart:.1e} (allowed {limit:.0e}) |")
         return not wrong, "; ".join(wrong) or "losses as on cpu", "\n".join(rows)
 
+    # (precision, how far a logit may be from the cpu's, by the largest one)
+    LOGITS = [("Fp32", 1e-5), ("Bf16", 5e-2), ("Fp16", 1e-2)]
+
+    def generate(self):
+        """A trained model's logits on both backends, and the tokens of a text."""
+        steps, hidden, letters, tokens = (2, 32, 2000, 8) if self.fake else (40, 128, 60000, 40)
+        run, prompt = self.work / "generate", "what onebox reads "
+        path = self.config("generate", model=f"(layers: 2, hidden: {hidden}, heads: 4, seq_len: 64)", precision="Fp32", steps=steps,
+                           batch="(micro: 2, global: 4)", text=self.short_text(letters))
+        code, out, err, _ = self.onebox("train", path, "--run-dir", run, "--overwrite", "--quiet", limit=120)
+        if code != 0:
+            return False, f"train: exit code {code}", block(tail(out + err))
+
+        def ask(device, precision, *words):
+            sets = ["--set", f"device={device}", "--set", f"precision={precision}"]
+            code, out, err, seconds = self.onebox("generate", run, "--prompt", prompt, *sets, *words)
+            if code != 0:
+                raise RuntimeError(f"generate on {device} ends with {code}: {tail(out + err, 400)}")
+            return json.loads(out), seconds
+
+        want = ask("Cpu", "Fp32", "--logits")[0]["logits"]
+        size, wrong = max(map(abs, want)), []
+        rows = ["| precision | logits most apart from the cpu's in fp32, by the largest |", "|---|---|"]
+        for precision, limit in self.LOGITS:
+            if precision == "Bf16" and self.onebox("config", "check", path, "--set", "precision=Bf16")[0] != 0:
+                rows.append("| Bf16 | not on this GPU |")
+                continue
+            got = ask("Cuda", precision, "--logits")[0]["logits"]
+            apart = max(abs(a - b) for a, b in zip(got, want)) / size if len(got) == len(want) else float("inf")
+            if not apart <= limit:
+                wrong.append(f"{precision}: {apart:.1e} apart")
+            rows.append(f"| {precision} | {apart:.1e} (allowed {limit:.0e}) |")
+        words = ["--tokens", tokens, "--temperature", "0", "--json"]
+        (cpu, _), (gpu, seconds) = ask("Cpu", "Fp32", *words), ask("Cuda", "Fp32", *words)
+        alike = next((i for i, (a, b) in enumerate(zip(cpu["tokens"], gpu["tokens"])) if a != b), len(cpu["tokens"]))
+        rows.append(f"\n{len(gpu['tokens'])} tokens in {seconds:.1f} s, the start included; the first {alike} are the cpu's (a tie of "
+                    "two logits may part them).")
+        return not wrong, "; ".join(wrong) or f"logits as on cpu; {alike} of {len(cpu['tokens'])} tokens alike", "\n".join(rows)
+
     def sanitizer(self):
         tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if not pathlib.Path(tool).exists():
@@ -249,6 +288,19 @@ class Check(First):
             f"| {what} | {c[key]:.2f} | {ceiling} |" for what, key in [("up", "up"), ("down", "down"), ("both, added", "both")])
             + f"\n\nCeiling: {c['ceiling_is']}, one direction.")
         return True, f"up {c['up']:.1f}, down {c['down']:.1f}, both {c['both']:.1f} GB/s", text
+
+    def box(self):
+        """This machine as a box for plan, search and simulate."""
+        path = self.work / "here.ron"
+        code, out, err, seconds = self.onebox("bench", "--save-box", path, limit=240)
+        if code != 0:
+            return False, f"exit code {code}", block(tail(out + err))
+        text = path.read_text()
+        rates = re.findall(r"^ *(gemm_tflops|memory_gb_per_s|peer_gb_per_s|link_gb_per_s): ([0-9.]+)", text, re.M)
+        path = self.config("box", model="(layers: 2, hidden: 128, heads: 4, seq_len: 64)", batch="(micro: 2, global: 4)")
+        if not self.fake:  # the stand-in's GPU is smaller than what a plan keeps back
+            code, out, err, _ = self.onebox("simulate", path, "--box", self.work / "here.ron")
+        return code == 0, "keys " + ", ".join(f"{key} {value}" for key, value in rates), block(text) + ("" if code == 0 else block(tail(out + err)))
 
     # (name, layers, hidden, heads), largest first
     MODELS = [("1.3B", 24, 2048, 16), ("760M", 24, 1536, 16), ("350M", 24, 1024, 16), ("124M", 12, 768, 12)]
