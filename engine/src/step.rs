@@ -256,10 +256,10 @@ impl Trainer {
         dev.wait(Compute, self.optimizer.params_ready(segment));
     }
 
-    /// Loss summed over micro-batch `index` of an evaluation, and over the data-parallel ranks. The event: it
+    /// Loss summed over micro-batch `index` of the evaluation of a corpus, and over the data-parallel ranks. The event: it
     /// stands in the last element of [`losses_host`](Self::losses_host).
-    pub(crate) fn evaluate(&mut self, dev: &Device, index: u64) -> Event {
-        let batch = self.loader.evaluation(dev, index);
+    pub(crate) fn evaluate(&mut self, dev: &Device, (corpus, index): (usize, u64)) -> Event {
+        let batch = self.loader.evaluation(dev, (corpus, index));
         let pass =
             Pass { dropout_key: 0, first_token: 0, training: false, starts: batch.starts, set: 0 };
         self.together.clear();

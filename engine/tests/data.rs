@@ -52,6 +52,101 @@ fn other_text_of_equal_length_is_another_experiment() {
     go_on(&folder, "run", "--resume", "text.txt").ok();
 }
 
+/// Sums of what onebox says of the evaluations and steps of a run.
+fn lines(folder: &Folder, run: &str) -> Vec<serde_json::Value> {
+    let mut all = folder.metrics(run);
+    for line in &mut all {
+        for key in [
+            "seconds",
+            "tokens_per_second",
+            "host_memory",
+            "device_memory",
+            "tflops",
+            "wait",
+            "mfu",
+        ] {
+            line.as_object_mut().unwrap().remove(key);
+        }
+    }
+    all
+}
+
+#[test]
+fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
+    let folder = Folder::new();
+    fs::write(folder.path("other.txt"), "0123456789 ".repeat(400)).unwrap();
+    fs::write(folder.path("third.txt"), "xyz\n".repeat(400)).unwrap();
+    let mixed = [
+        "data.train=[(path: \"text.txt\", weight: 3), (path: \"other.txt\", name: \"numbers\")]",
+        "train.steps=6",
+        "schedule.decay_steps=6",
+        "train.eval_every=3",
+        "train.checkpoint_every=2",
+        "precision=Fp32",
+    ];
+    let all = [&sets(&mixed)[..], &["--run-dir", "none"]].concat();
+    let checked =
+        folder.onebox(&[&["data", "check", "tiny.ron"], &all[..all.len() - 2]].concat()).ok();
+    for said in ["text: 75.0 % of the samples; 1 file", "numbers: 25.0 % of the samples; 1 file"] {
+        assert!(checked.stdout.contains(said), "{}", checked.stdout);
+    }
+    let done = folder.train("mixed", &sets(&mixed)).ok();
+    assert!(
+        done.stderr.contains(" of text, ") && done.stderr.contains(" of numbers"),
+        "{}",
+        done.stderr
+    );
+    let evaluations = |run: &str| {
+        let all = lines(&folder, run).into_iter().filter(|line| line["kind"] == "eval");
+        all.collect::<Vec<_>>()
+    };
+    let [first, last] = &evaluations("mixed")[..] else { panic!("two evaluations") };
+    for (line, names) in [(first, ["numbers", "text"]), (last, ["numbers", "text"])] {
+        let sets = line["sets"].as_object().unwrap();
+        assert_eq!(sets.keys().collect::<Vec<_>>(), names);
+        let losses: Vec<f64> = sets.values().map(|loss| loss.as_f64().unwrap()).collect();
+        let mean = line["loss"].as_f64().unwrap();
+        assert!(losses[0].min(losses[1]) <= mean && mean <= losses[0].max(losses[1]));
+    }
+    // The same on other ranks, and when it stops on its way.
+    let ranks = [&mixed[..], &["parallel.tensor=1", "device.count=2"]].concat();
+    folder.train("ranks", &sets(&ranks)).ok();
+    let losses = |run: &str| -> Vec<f64> {
+        let steps = lines(&folder, run).into_iter().filter(|line| line["kind"] == "step");
+        steps.map(|line| line["loss"].as_f64().unwrap()).collect()
+    };
+    for (one, other) in losses("mixed").iter().zip(losses("ranks")) {
+        assert!((one - other).abs() < 2e-5, "{one} {other}");
+    }
+    let parts = |steps: &'static str, how: &[&'static str]| {
+        let sets_of = [&mixed[..1], &[steps], &mixed[2..]].concat();
+        folder.train("parts", &[how, &sets(&sets_of)].concat()).ok();
+    };
+    parts("train.steps=2", &[]);
+    parts("train.steps=6", &["--resume"]);
+    assert_eq!(losses("mixed"), losses("parts"));
+    // Other weights are other data.
+    let other = mixed[0].replace("weight: 3", "weight: 2");
+    let other = [&[other.as_str()], &mixed[1..]].concat();
+    let refused = folder.train("mixed", &[&["--resume"], &sets(&other)[..]].concat());
+    refused.refused(78, &["data.train", "differs from the one"]);
+
+    let named = [
+        "data.validation=[(name: \"third\", path: \"third.txt\"), (path: \"other.txt\")]",
+        "train.steps=2",
+        "train.eval_every=1",
+        "train.eval_batches=0",
+    ];
+    folder.train("named", &sets(&named)).ok();
+    let last = evaluations("named").pop().unwrap();
+    assert_eq!(last["sets"].as_object().unwrap().keys().collect::<Vec<_>>(), ["other", "third"]);
+    assert_eq!(last["whole"], true);
+    let alone = ["data.validation=other.txt", named[1], named[2], named[3]];
+    folder.train("alone", &sets(&alone)).ok();
+    assert_eq!(last["sets"]["other"], evaluations("alone").pop().unwrap()["loss"]);
+    assert_ne!(last["sets"]["other"], last["sets"]["third"]);
+}
+
 #[test]
 fn files_that_sort_otherwise_are_other_data_and_another_place_is_not() {
     let folder = Folder::new();

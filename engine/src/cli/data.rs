@@ -3,9 +3,10 @@
 use super::exit::{Failed, code};
 use super::say;
 use crate::chat::Template;
-use crate::config::{Config, DataConfig, DataFormat, DeviceConfig};
+use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Source};
 use crate::data::{
-    Cache, Checks, DataError, Dataset, Look, Problem, Rowed, Rows, Tokenized, Tokenizer,
+    Cache, Checks, Corpus, DataError, Dataset, Look, Parts, Problem, Rowed, Rows, Tokenized,
+    Tokenizer,
 };
 use crate::hugging_face::Beside;
 use crate::report::shown::Shown;
@@ -139,9 +140,7 @@ fn read(
     (dry, quiet): (bool, bool),
 ) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
-    let parts = (data.train.as_str(), data.validation.as_deref());
-    let (fraction, cache) = (data.validation_fraction, Cache::of_user(dry));
-    let size = (model.vocab, model.seq_len);
+    let (cache, size) = (Cache::of_user(dry), (model.vocab, model.seq_len));
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
             let path = Path::new(path);
@@ -155,18 +154,40 @@ fn read(
             };
             let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
             let with = Rowed { rows: &rows, format, packing, truncate };
-            Dataset::open_rows(parts, &with, fraction, (path, tokenizer.vocab()), size)
+            let tokenizer = (path, tokenizer.vocab());
+            every(data, &|parts| Corpus::open_rows(parts, &with, tokenizer, size))
         }
         (Some(tokenizer), Some(path)) => {
             let (path, format) = (Path::new(path), data.format.clone());
             let with = Tokenized { tokenizer, path, cache: &cache, format };
-            Dataset::open_text(parts, &with, fraction, model.vocab, model.seq_len)
+            every(data, &|parts| Corpus::open_text(parts, &with, size.0, size.1))
         }
         _ => {
             let checks = Checks { cache: &cache, vocab: model.vocab, quiet };
-            Dataset::open_checked(parts, &data.format, fraction, checks, model.seq_len)
+            every(data, &|parts| Corpus::open_checked(parts, &data.format, checks, model.seq_len))
         }
     }
+}
+
+/// Opens all that the config names: one corpus with both parts, or several.
+fn every(
+    data: &DataConfig,
+    open: &dyn Fn(Parts<'_>) -> Result<Corpus, DataError>,
+) -> Result<Dataset, DataError> {
+    let (train, held_out, fraction) = (&data.train.0, &data.validation.0, data.validation_fraction);
+    match (train.as_slice(), held_out.as_slice()) {
+        ([one], []) => return open(Parts::Cut(&one.path, fraction)).map(Dataset::from),
+        ([one], [other]) => return open(Parts::Both(&one.path, &other.path)).map(Dataset::from),
+        _ => {}
+    }
+    let of_train = |source: &Source| {
+        let path = source.path.as_str();
+        open(if held_out.is_empty() { Parts::Cut(path, fraction) } else { Parts::Train(path) })
+    };
+    let to_train = train.iter().map(of_train).collect::<Result<_, _>>()?;
+    let of_held_out = |source: &Source| open(Parts::HeldOut(&source.path));
+    let apart = held_out.iter().map(of_held_out).collect::<Result<_, _>>()?;
+    Ok(Dataset::of_corpora((to_train, train), (apart, held_out)))
 }
 
 /// The chat template beside a tokenizer. Rows of texts need none, but take the token of their end from there.

@@ -85,6 +85,7 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
         1 => String::new(),
         n => format!("{n} documents, "),
     };
+    let of = dataset.name(place).map_or_else(String::new, |name| format!("of {name}, ")) + &of;
     let mut out = format!(
         "sample {} of the run, one of {each} of an epoch: {of}{} tokens, {targets} targets{marked}\n",
         args.sample,

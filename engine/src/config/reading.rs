@@ -9,6 +9,7 @@ pub(super) mod report;
 pub(super) mod section;
 pub(super) mod set;
 pub(super) mod source;
+pub(super) mod sources;
 pub(super) mod suggest;
 pub(super) mod tree;
 pub(super) mod value;

@@ -1,6 +1,7 @@
 //! Every key of a config: its type, its range, its default, its meaning.
 
 use super::reading::section::{Or, Section};
+use super::reading::sources::Entries;
 use super::reading::value::Interval;
 use super::*;
 
@@ -304,11 +305,8 @@ fn batch(s: &mut Section<'_, '_>, parallel: &ParallelConfig) -> BatchConfig {
 }
 
 fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
-    let train = s.path("train", Or::Default(String::new()), "File, directory or glob to train on. Relative to the config file; in `--set` to the working directory. `train` needs it, `plan` does not.");
-    let validation = s.path_or_none(
-        "validation",
-        "The same for evaluations. None: the last `validation_fraction` of `train`.",
-    );
+    let train = s.sources("train", Entries::Weighed, "File, directory or glob to train on, or several with their shares of the samples. Relative to the config file; in `--set` to the working directory. `train` needs it, `plan` does not.");
+    let validation = s.sources("validation", Entries::Named, "The same for evaluations; each of several has a loss of its own. None: the last `validation_fraction` of `train`.");
     let format = data_format(s);
     // Files of tokens need none.
     let text = format.is_text();

@@ -90,7 +90,7 @@ fn the_least_config_has_the_documented_defaults() {
     assert_eq!((config.optimizer.lr, config.schedule.min_lr), (6e-4, 6e-5));
     assert_eq!((config.schedule.decay_steps, config.optimizer.clip), (10, Some(1.0)));
     assert_eq!((config.batch.micro, config.batch.global), (1, 1));
-    assert_eq!((config.data.train.as_str(), &config.data.validation), ("", &None));
+    assert!(config.data.train.is_empty() && config.data.validation.is_empty());
     assert_eq!((config.train.seed, config.train.eval_batches), (1337, None));
     assert_eq!(config.precision, Precision::Bf16);
     assert_eq!(config.offload.update, UpdateMode::Overlapped);
@@ -145,8 +145,8 @@ fn a_config_of_every_shape_is_read_and_round_trips() {
     assert_eq!(config.offload.optimizer, Placement::Split { device_fraction: 0.25 });
     assert_eq!(config.offload.update, UpdateMode::Delayed { after_step: 40 });
     assert_eq!((config.optimizer.lr, config.optimizer.clip), (1.0, None));
-    assert_eq!(config.data.train, "/base/a/*.txt");
-    assert_eq!(config.data.validation.as_deref(), Some("/base/b.txt"));
+    assert_eq!(config.data.train, Sources::one("/base/a/*.txt".into()));
+    assert_eq!(config.data.validation, Sources::one("/base/b.txt".into()));
     assert_eq!(config.train.seed, u64::MAX);
     assert_eq!(config.sample.prompt, "tab\t é \"q\" \\ \n");
     let text = config.to_ron();
@@ -219,13 +219,51 @@ fn set_takes_texts_without_quotes() {
         ("x=y", "x=y"),
     ] {
         let config = config(LEAST, &[&format!("data.train={value}")]);
-        assert_eq!(config.data.train, here.join(path).to_str().unwrap());
+        assert_eq!(config.data.train, Sources::one(here.join(path).to_str().unwrap().into()));
     }
     let config = config(RICH, &["data.validation=None", "name=2024", "device.memory=3MiB"]);
-    assert_eq!((config.data.validation, config.name.as_str()), (None, "2024"));
+    assert_eq!((config.data.validation, config.name.as_str()), (Sources::default(), "2024"));
     assert!(matches!(config.device, DeviceConfig::Cpu { memory: 3_145_728, count: 4, .. }));
     let config = tests::config(LEAST, &["data.validation=/abs/v.txt"]);
-    assert_eq!(config.data.validation.as_deref(), Some("/abs/v.txt"));
+    assert_eq!(config.data.validation, Sources::one("/abs/v.txt".into()));
+}
+
+#[test]
+fn data_sets_are_a_path_or_a_list_and_come_back() {
+    let list = "data: (train: [(path: \"a\", weight: 0.75), (path: \"/b\", name: \"code\")],
+        validation: [(name: \"x\", path: \"v*.txt\"), (path: \"w\")])";
+    let text = LEAST.replace("train: (steps", &format!("{list}, train: (steps"));
+    let config = config(&text, &[]);
+    let of = |sources: &Sources| -> Vec<(Option<String>, String, f32)> {
+        sources.0.iter().map(|s| (s.name.clone(), s.path.clone(), s.weight)).collect()
+    };
+    let path = |name: &str| format!("/base/{name}");
+    let train = [(None, path("a"), 0.75), (Some("code".into()), "/b".into(), 1.0)];
+    assert_eq!(of(&config.data.train), train);
+    let validation = [(Some("x".into()), path("v*.txt"), 1.0), (None, path("w"), 1.0)];
+    assert_eq!(of(&config.data.validation), validation);
+    let again = tests::config(&config.to_ron(), &[]);
+    assert_eq!(again.data, config.data);
+    // One has all samples, whatever its weight.
+    let one = tests::config(LEAST, &["data.train=[(path: \"/a\", weight: 0.1)]"]);
+    assert_eq!(one.data.train, Sources::one("/a".into()));
+    for (set, said) in [
+        ("data.train=[]", "expected 1 to 256 data sets, found 0"),
+        ("data.train=[\"a\"]", "expected `(path: ..)` in a list, found the string \"a\""),
+        ("data.train=[(weight: 1)]", "an entry has no `path`"),
+        ("data.train=[(path: \"a\", weight: 0)]", "above 0"),
+        ("data.train=[(path: \"a\", share: 1)]", "an entry has no key \"share\""),
+        ("data.train=[(path: \"\")]", "expected a path"),
+        ("data.validation=[(path: \"a\", weight: 1)]", "it has `name` and `path`"),
+        (
+            "data.validation=[(name: \"a\", path: \"b\"), (name: \"a\", path: \"c\")]",
+            "two data sets are called \"a\"",
+        ),
+        ("data.validation=[(name: \"\", path: \"b\")]", "is no name of 1 to 64 bytes"),
+    ] {
+        let told = loaded(LEAST, &[set]).expect_err(set).to_string();
+        assert!(told.contains(said), "{set}: {told}");
+    }
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Samples as batches take them: tokens are read from where they stand.
 
-use super::{Dataset, Document, Documents, Unread};
+use super::{Corpus, Document, Documents, Unread};
 use std::ops::Range;
 
-impl Dataset {
+impl Corpus {
     /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `place` (from [`sample`](Self::sample) or
     /// [`shuffled`](Self::shuffled)). Targets that do not count are -1.
     ///

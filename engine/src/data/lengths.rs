@@ -1,5 +1,6 @@
 //! The parts of the tokens, and whether each has a window.
 
+use super::Parts;
 use super::problem::{DataError, Problem, at, in_key};
 use std::path::Path;
 
@@ -8,22 +9,30 @@ pub(super) fn to_train(tokens: usize, held_out: f32) -> usize {
     tokens - (tokens as f64 * f64::from(held_out)).round() as usize
 }
 
-/// Whether each part of `total` tokens, `..split` and `split..`, has a window of `seq_len` and the token after it.
+/// Whether each part that there is, of `total` tokens `..split` and `split..`, has a window of `seq_len` and the token after it.
 pub(super) fn check(
-    (train, validation): (&str, Option<&str>),
+    parts: Parts<'_>,
     (split, total): (usize, usize),
     seq_len: usize,
 ) -> Result<(), DataError> {
     let held_out = total - split;
-    let (key, text, part, tokens) = match validation {
-        _ if split <= seq_len => ("data.train", train, "training", split),
-        _ if held_out > seq_len => return Ok(()),
-        Some(validation) => ("data.validation", validation, "held-out", held_out),
-        None => ("data.train", train, "held-out", held_out),
+    let (train, validation) = match parts {
+        Parts::Both(train, validation) => (Some(train), Some(validation)),
+        Parts::Cut(train, _) => (Some(train), Some(train)),
+        Parts::Train(train) => (Some(train), None),
+        Parts::HeldOut(validation) => (None, Some(validation)),
     };
-    let (arithmetic, remedy) = match validation {
-        Some(_) => ("all of the files".to_owned(), "give more text"),
-        None => (
+    let cut = matches!(parts, Parts::Cut(..));
+    let (key, text, part, tokens) = match (train, validation) {
+        (Some(train), _) if split <= seq_len => ("data.train", train, "training", split),
+        (_, Some(text)) if held_out <= seq_len => {
+            (if cut { "data.train" } else { "data.validation" }, text, "held-out", held_out)
+        }
+        _ => return Ok(()),
+    };
+    let (arithmetic, remedy) = match cut {
+        false => ("all of the files".to_owned(), "give more text"),
+        true => (
             format!("{total} in all - {} in the other part", total - tokens),
             "set data.validation, change data.validation_fraction or give more text",
         ),

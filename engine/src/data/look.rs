@@ -1,12 +1,12 @@
 //! What can be said of the data without reading it: whether the files are there, what they seem to hold, how long they are.
 
-use super::lengths;
 use super::megatron::Index;
 use super::open::open_regular;
 use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::read::named;
 use super::store::TokenFile;
 use super::text::MAX_FILE;
+use super::{Parts, lengths};
 use crate::config::{Config, DataConfig};
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -29,21 +29,29 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    /// Opens every file and reads its beginning. `warn`: says what `Dataset::open` would warn of.
+    /// Opens every file and reads its beginning. `warn`: says what `Corpus::open` would warn of.
     pub(crate) fn at(config: &Config, warn: bool) -> Result<Self, DataError> {
         let (data, mut look) = (&config.data, Self::default());
-        look.part(&data.train, (data, warn)).map_err(in_key("data.train"))?;
-        let train = look.tokens;
-        if let Some(validation) = &data.validation {
-            look.part(validation, (data, warn)).map_err(in_key("data.validation"))?;
+        if data.train.is_empty() {
+            return Err(in_key("data.train")(at(Path::new(""))(Problem::NotSet)));
         }
-        if data.tokenizer.is_none() {
-            let split = match data.validation {
-                Some(_) => train,
-                None => lengths::to_train(train, data.validation_fraction),
-            };
-            let names = (data.train.as_str(), data.validation.as_deref());
-            lengths::check(names, (split, look.tokens), config.model.seq_len)?;
+        for (key, sources) in [("data.train", &data.train), ("data.validation", &data.validation)] {
+            for text in sources.paths() {
+                let before = look.tokens;
+                look.part(text, (data, warn)).map_err(in_key(key))?;
+                if data.tokenizer.is_none() {
+                    let tokens = look.tokens - before;
+                    let (parts, split) = match (key, data.validation.is_empty()) {
+                        ("data.train", true) => {
+                            let fraction = data.validation_fraction;
+                            (Parts::Cut(text, fraction), lengths::to_train(tokens, fraction))
+                        }
+                        ("data.train", false) => (Parts::Train(text), tokens),
+                        _ => (Parts::HeldOut(text), 0),
+                    };
+                    lengths::check(parts, (split, tokens), config.model.seq_len)?;
+                }
+            }
         }
         Ok(look)
     }

@@ -393,7 +393,7 @@ fn too_long(offset: u64, (sequences, documents): (u64, u64), bytes: u64) -> Faul
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DataError, Dataset};
+    use super::super::{Corpus, DataError};
     use super::*;
     use crate::config::DataFormat;
     use std::fs;
@@ -408,8 +408,8 @@ mod tests {
         serde_json::from_slice(&fs::read(fixture().join("documents.json")).unwrap()).unwrap()
     }
 
-    fn open(path: &Path) -> Result<Dataset, DataError> {
-        Dataset::open(path.to_str().unwrap(), None, DataFormat::Megatron, 0.25, 250, 4)
+    fn open(path: &Path) -> Result<Corpus, DataError> {
+        Corpus::open(path.to_str().unwrap(), None, DataFormat::Megatron, 0.25, 250, 4)
     }
 
     #[test]
@@ -470,7 +470,7 @@ mod tests {
         for name in ["a", "b"] {
             copy(&folder, "mapped-u16", name);
         }
-        let data = Dataset::open(
+        let data = Corpus::open(
             folder.path().to_str().unwrap(),
             None,
             DataFormat::Megatron,

@@ -1,8 +1,5 @@
 //! The tokens of a run: those of its files one behind another, of which the end is held out, and the windows of them that
 //! become batches (B, T). `run` opens it before step 1; the batch filling of each step reads from it.
-//!
-//! Invariant: sample i of step k is a function of (seed, k, i) only, never of rank or layout, so a
-//! resumed or re-sharded run needs no replay.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,6 +14,8 @@ use crate::report::shown::Shown;
 mod bad_rows;
 mod checked;
 mod cores;
+mod dataset;
+mod document;
 mod files;
 mod fill;
 mod identity;
@@ -37,11 +36,14 @@ mod store;
 mod text;
 mod tokenizer;
 mod tokens;
+mod turns;
 mod untrusted;
 mod utf8;
 
 pub(crate) use checked::Checks;
 pub(crate) use cores::texts_at_once;
+pub use dataset::Dataset;
+pub use document::Document;
 pub use identity::Identity;
 pub use left_out::LeftOut;
 pub(crate) use look::Look;
@@ -50,7 +52,7 @@ pub use problem::{DataError, Problem};
 use problem::{Failure, at, in_key};
 use rowed::Documents;
 pub use rowed::Rowed;
-pub use rows::{Document, Rows};
+pub use rows::Rows;
 use store::Store;
 pub use store::Unread;
 pub use text::Tokenized;
@@ -60,19 +62,34 @@ pub use utf8::NotUtf8;
 
 /// The key of the data that would take what a run writes into `directory`.
 pub(crate) fn takes_from(data: &DataConfig, directory: &Path) -> Option<&'static str> {
-    let named = [("data.train", Some(&data.train)), ("data.validation", data.validation.as_ref())];
-    let takes = |text: &String| files::takes_from(text, directory);
-    named.into_iter().find_map(|(key, text)| text.is_some_and(takes).then_some(key))
+    let named = [("data.train", &data.train), ("data.validation", &data.validation)];
+    let mut takes = named
+        .into_iter()
+        .filter(|(_, sources)| sources.paths().any(|text| files::takes_from(text, directory)));
+    takes.next().map(|(key, _)| key)
 }
 
 /// Word that keys the data stream under the seed of a run.
 const DATA_STREAM: u64 = 0x6461_7461;
 
 /// Appends the tokens of what a text names, and returns the files.
-type Append<'a> = dyn FnMut(&mut Dataset, &str) -> Result<Vec<PathBuf>, Failure> + 'a;
+type Append<'a> = dyn FnMut(&mut Corpus, &str) -> Result<Vec<PathBuf>, Failure> + 'a;
+
+/// What a corpus is made of.
+#[derive(Clone, Copy, Debug)]
+pub enum Parts<'a> {
+    /// Names of what to train on, and of what to hold out.
+    Both(&'a str, &'a str),
+    /// A name, of which this share is held out: the last tokens or documents.
+    Cut(&'a str, f32),
+    /// A name of what to train on; nothing is held out.
+    Train(&'a str),
+    /// A name of what to hold out; there is nothing to train on.
+    HeldOut(&'a str),
+}
 
 /// Tokens: `..split` to train, `split..` held out.
-pub struct Dataset {
+pub struct Corpus {
     store: Store,
     split: usize,
     seq_len: usize,
@@ -89,7 +106,7 @@ pub struct Dataset {
     identity: Identity,
 }
 
-impl Dataset {
+impl Corpus {
     /// Opens all files and checks their tokens, which stay in the files. What `train` and `validation` name is taken as a
     /// file or a directory if it exists, else as a glob. Without `validation` the last
     /// `validation_fraction` of the tokens, rounded to a whole one, is held out.
@@ -107,64 +124,82 @@ impl Dataset {
         seq_len: usize,
     ) -> Result<Self, DataError> {
         let checks = Checks { vocab, ..Checks::none() };
-        Self::open_checked((train, validation), &format, validation_fraction, checks, seq_len)
+        let parts = match validation {
+            Some(validation) => Parts::Both(train, validation),
+            None => Parts::Cut(train, validation_fraction),
+        };
+        Self::open_checked(parts, &format, checks, seq_len)
     }
 
     /// [`open`](Self::open), where what a check finds is kept for the next time.
     pub(crate) fn open_checked(
-        parts: (&str, Option<&str>),
+        parts: Parts<'_>,
         format: &DataFormat,
-        fraction: f32,
         checks: Checks<'_>,
         seq_len: usize,
     ) -> Result<Self, DataError> {
         // An index beside the first file says it otherwise.
         let mut data = Self::of_width(format.width().unwrap_or(1), seq_len);
-        data.fill_parts(parts, fraction, checks, &mut |data, text| {
-            data.read(text, format, checks)
-        })?;
+        data.fill_parts(parts, checks, &mut |data, text| data.read(text, format, checks))?;
         Ok(data)
     }
 
-    /// Reads both parts, or cuts the first.
+    /// Reads all parts.
     fn fill_parts(
         &mut self,
-        (train, validation): (&str, Option<&str>),
-        validation_fraction: f32,
+        parts: Parts<'_>,
         checks: Checks<'_>,
         read: &mut Append<'_>,
     ) -> Result<(), DataError> {
-        let train_files = read(self, train).map_err(in_key("data.train"))?;
+        let (Parts::Both(text, _) | Parts::Cut(text, _) | Parts::Train(text)) = parts else {
+            return self.fill_held_out(parts, &[], checks, read);
+        };
+        let files = read(self, text).map_err(in_key("data.train"))?;
+        self.fill_held_out(parts, &files, checks, read)
+    }
+
+    /// Reads what is held out, if it is another part, and cuts.
+    fn fill_held_out(
+        &mut self,
+        parts: Parts<'_>,
+        train_files: &[PathBuf],
+        checks: Checks<'_>,
+        read: &mut Append<'_>,
+    ) -> Result<(), DataError> {
         self.split = self.num_tokens();
         let mut documents = self.documents.as_ref().map_or(0, Documents::len);
-        if let Some(validation) = validation {
-            let files = read(self, validation).map_err(in_key("data.validation"))?;
-            warn_of_overlap(&train_files, &files);
-        } else if self.documents.is_some() {
-            documents = lengths::to_train(documents, validation_fraction).min(documents - 1);
-            if documents == 0 {
-                return Err(in_key("data.train")(at(Path::new(train))(Problem::OneRow)));
+        match parts {
+            Parts::Both(_, validation) | Parts::HeldOut(validation) => {
+                let files = read(self, validation).map_err(in_key("data.validation"))?;
+                warn_of_overlap(train_files, &files);
             }
-        } else {
-            self.split = lengths::to_train(self.split, validation_fraction);
+            Parts::Cut(train, fraction) if self.documents.is_some() => {
+                documents = lengths::to_train(documents, fraction).min(documents - 1);
+                if documents == 0 {
+                    return Err(in_key("data.train")(at(Path::new(train))(Problem::OneRow)));
+                }
+            }
+            Parts::Cut(_, fraction) => self.split = lengths::to_train(self.split, fraction),
+            Parts::Train(_) => {}
         }
         if self.documents.is_some() {
             self.hold_out(documents);
             return Ok(());
         }
         let identity = checks.pass(&mut self.store, self.split, &self.indexes).map_err(|failure| {
-            let trained_on = validation.is_none() || train_files.contains(&failure.0);
+            let apart = matches!(parts, Parts::Both(..) | Parts::HeldOut(_));
+            let trained_on = !apart || train_files.contains(&failure.0);
             in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
         });
         self.identity = identity?;
-        lengths::check((train, validation), (self.split, self.num_tokens()), self.seq_len)
+        lengths::check(parts, (self.split, self.num_tokens()), self.seq_len)
     }
 
     /// Holds out all documents but the first `to_train`.
     fn hold_out(&mut self, to_train: usize) {
         let Some(documents) = &mut self.documents else { unreachable!("it has documents") };
         documents.split = to_train;
-        self.split = documents.tokens(to_train).start;
+        self.split = documents.start(to_train);
         if self.packs {
             documents.pack(self.seq_len);
         }
@@ -328,14 +363,20 @@ impl Dataset {
         let (train, held_out) = (self.split, tokens - self.split);
         let files = counted(files, "file");
         let bytes = format_bytes(bytes as u64);
+        // Of a corpus that has one part, the other is not spoken of.
+        let parts = |to_train, held_out| match (to_train, held_out) {
+            (to_train, 0) => format!("{to_train} to train"),
+            (0, held_out) => format!("{held_out} held out"),
+            _ => format!("{to_train} to train, {held_out} held out"),
+        };
         let parts = match &self.documents {
-            None => format!("{train} to train, {held_out} held out"),
+            None => parts(train, held_out),
             Some(d) => {
                 let targets = d.targets(0..d.samples());
                 let share = 100.0 * targets as f64 / tokens.max(1) as f64;
                 let rows = counted(d.len(), "row");
                 let (to_train, held_out) = (d.split, d.len() - d.split);
-                let rows = format!("{rows}: {to_train} to train, {held_out} held out");
+                let rows = format!("{rows}: {}", parts(to_train, held_out));
                 let packed = match d.is_packed() {
                     false => String::new(),
                     true => {
@@ -372,9 +413,9 @@ impl Dataset {
     }
 }
 
-impl fmt::Debug for Dataset {
+impl fmt::Debug for Corpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Dataset({})", self.describe())
+        write!(f, "Corpus({})", self.describe())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The files that a text in the config names, opened.
 
-use super::Dataset;
+use super::Corpus;
 use super::checked::{Checks, Texts};
 use super::files::{Found, find_files, held_out_among};
 use super::kind::{self, Kind};
@@ -171,7 +171,7 @@ impl Source {
     }
 }
 
-impl Dataset {
+impl Corpus {
     /// Appends the tokens of all files that `text` names, in order; returns the files.
     pub(super) fn read(
         &mut self,

@@ -3,12 +3,13 @@
 use super::bad_rows::BadRows;
 use super::checked::Checks;
 use super::cores;
+use super::document::Document;
 use super::open::open_regular;
 use super::pack::Packed;
 use super::problem::{Failure, Problem, at, in_key};
 use super::read::named;
-use super::rows::{Document, Lines, Rows};
-use super::{DataError, Dataset};
+use super::rows::{Lines, Rows};
+use super::{Corpus, DataError, Parts};
 use crate::config::{DataFormat, Packing};
 use crate::report::shown::Shown;
 use std::io::BufReader;
@@ -95,10 +96,14 @@ impl Documents {
         packed.into_iter().flatten().map(|document| *document as usize).chain(alone)
     }
 
+    /// Where a document starts in the tokens, or where the last one ends.
+    pub(super) fn start(&self, document: usize) -> usize {
+        document.checked_sub(1).map_or(0, |before| self.ends[before])
+    }
+
     /// The tokens of a document.
     pub(super) fn tokens(&self, document: usize) -> Range<usize> {
-        let start = document.checked_sub(1).map_or(0, |before| self.ends[before]);
-        start..self.ends[document]
+        self.start(document)..self.ends[document]
     }
 
     /// Whether a token counts as a target.
@@ -114,24 +119,23 @@ impl Documents {
 
     /// Where documents end and which of their tokens count, for a hash.
     pub(super) fn bytes(&self, documents: Range<usize>) -> Vec<u8> {
-        let start = self.tokens(documents.start).start;
+        let start = self.start(documents.start);
         let ends = self.ends[documents.clone()].iter().map(|end| (end - start) as u64);
         let mut bytes: Vec<u8> = ends.flat_map(u64::to_le_bytes).collect();
-        let end = self.ends[documents.end - 1];
+        let end = self.start(documents.end);
         bytes.extend(self.counted[start..end].iter().map(|counts| u8::from(*counts)));
         bytes
     }
 }
 
-impl Dataset {
+impl Corpus {
     /// [`open`](Self::open), where files hold JSON lines.
     ///
     /// # Errors
     /// As there, and where more rows than a few are no samples.
     pub fn open_rows(
-        (train, validation): (&str, Option<&str>),
+        parts: Parts<'_>,
         with: &Rowed<'_>,
-        validation_fraction: f32,
         tokenizer: (&Path, usize),
         (vocab, seq_len): (usize, usize),
     ) -> Result<Self, DataError> {
@@ -144,10 +148,7 @@ impl Dataset {
         let documents = (with.packing != Packing::Windows).then(Documents::default);
         let packs = with.packing == Packing::Documents;
         let mut data = Self { text: Some(0), documents, packs, ..Self::of_width(width, seq_len) };
-        let (parts, fraction) = ((train, validation), validation_fraction);
-        data.fill_parts(parts, fraction, Checks::none(), &mut |data, text| {
-            data.read_rows(text, with)
-        })?;
+        data.fill_parts(parts, Checks::none(), &mut |data, text| data.read_rows(text, with))?;
         Ok(data)
     }
 

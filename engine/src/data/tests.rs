@@ -6,11 +6,11 @@ use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 /// `train` of bytes in windows of 4, a quarter held out.
-fn open(train: &str) -> Result<Dataset, DataError> {
-    Dataset::open(train, None, DataFormat::Bytes, 0.25, 256, 4)
+fn open(train: &str) -> Result<Corpus, DataError> {
+    Corpus::open(train, None, DataFormat::Bytes, 0.25, 256, 4)
 }
 
-impl Dataset {
+impl Corpus {
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let width = self.store.width;
@@ -26,7 +26,7 @@ impl Dataset {
     }
 }
 
-fn error(result: Result<Dataset, DataError>) -> String {
+fn error(result: Result<Corpus, DataError>) -> String {
     result.unwrap_err().to_string()
 }
 
@@ -35,7 +35,7 @@ fn a_directory_gives_its_text_in_sorted_path_order() {
     let folder = folder(&TREE);
     symlink(folder.path().join("b.txt"), folder.path().join("link.txt")).unwrap();
     symlink(folder.path(), folder.path().join("loop")).unwrap();
-    let data = Dataset::open(&path(&folder, ""), None, DataFormat::Bytes, 0.5, 256, 3).unwrap();
+    let data = Corpus::open(&path(&folder, ""), None, DataFormat::Bytes, 0.5, 256, 3).unwrap();
     assert_eq!(data.bytes(), b"ddzzaabb");
     assert_eq!(
         data.describe(),
@@ -61,7 +61,7 @@ fn a_directory_leaves_out_what_is_no_text_and_a_named_file_may_be_binary() {
 #[test]
 fn a_directory_gives_only_bin_files_for_wide_tokens() {
     let folder = folder(&[("a.txt", b"aa"), ("b/tokens.bin", b"12345678"), ("c.idx", b"cc")]);
-    let data = Dataset::open(&path(&folder, ""), None, DataFormat::U16, 0.5, 70_000, 1);
+    let data = Corpus::open(&path(&folder, ""), None, DataFormat::U16, 0.5, 70_000, 1);
     assert_eq!(data.unwrap().bytes(), b"12345678");
 }
 
@@ -87,7 +87,7 @@ fn what_gives_no_text_is_refused_with_key_absolute_path_and_remedy() {
     let train = folder.path().join("train.txt");
     fs::write(&train, "0123456789").unwrap();
     let (train, missing) = (train.to_str().unwrap(), path(&folder, "missing"));
-    let result = Dataset::open(train, Some(&missing), DataFormat::Bytes, 0.1, 256, 4);
+    let result = Corpus::open(train, Some(&missing), DataFormat::Bytes, 0.1, 256, 4);
     assert!(error(result).starts_with(&format!("data.validation: {missing}: no such file")));
 }
 
@@ -136,7 +136,7 @@ fn tokens_are_little_endian_whole_and_below_the_vocabulary() {
         ("odd.bin", &[1, 0, 0]),
     ]);
     let open =
-        |name, format, vocab| Dataset::open(&path(&folder, name), None, format, 0.5, vocab, 1);
+        |name, format, vocab| Corpus::open(&path(&folder, name), None, format, 0.5, vocab, 1);
     let data = open("u16.bin", DataFormat::U16, 257).unwrap();
     assert_eq!((0..6).map(|i| data.token(i)).collect::<Vec<_>>(), [1, 256, 2, 3, 4, 5]);
     let data = open("u32.bin", DataFormat::U32, 257).unwrap();
@@ -162,7 +162,7 @@ fn a_part_shorter_than_a_window_is_refused_with_the_arithmetic() {
     let open = |validation: Option<&str>, fraction, seq_len| {
         let validation = validation.map(|name| path(&folder, name));
         let train = path(&folder, "train");
-        Dataset::open(&train, validation.as_deref(), DataFormat::Bytes, fraction, 256, seq_len)
+        Corpus::open(&train, validation.as_deref(), DataFormat::Bytes, fraction, 256, seq_len)
     };
     let message = error(open(None, 0.1, 9));
     assert!(
@@ -209,7 +209,7 @@ fn evaluation_predicts_every_held_out_token_but_the_first_exactly_once() {
     let (train, validation) = (path(&folder, "t"), path(&folder, "v"));
     for seq_len in 1..=9 {
         let data =
-            Dataset::open(&train, Some(&validation), DataFormat::Bytes, 0.1, 256, seq_len).unwrap();
+            Corpus::open(&train, Some(&validation), DataFormat::Bytes, 0.1, 256, seq_len).unwrap();
         let (mut seen, mut windows) = (Vec::new(), 0);
         loop {
             let (mut inputs, mut targets) = (vec![9; seq_len], vec![9; seq_len]);
@@ -233,7 +233,7 @@ fn evaluation_predicts_every_held_out_token_but_the_first_exactly_once() {
 fn the_last_tenth_is_held_out_by_default() {
     let text: Vec<u8> = (0..200).collect();
     let folder = folder(&[("t", &text)]);
-    let data = Dataset::open(&path(&folder, "t"), None, DataFormat::Bytes, 0.1, 256, 4).unwrap();
+    let data = Corpus::open(&path(&folder, "t"), None, DataFormat::Bytes, 0.1, 256, 4).unwrap();
     assert_eq!((data.split, data.num_eval_targets(u64::MAX)), (180, 19));
     assert_eq!(data.describe(), "1 file, 200 B, 200 tokens: 180 to train, 20 held out");
 }
@@ -245,7 +245,7 @@ fn windows_anywhere_in_a_file_are_its_tokens() {
     let folder = folder(&[("t.bin", &bytes)]);
     let seq_len = 1000;
     let file = path(&folder, "t.bin");
-    let data = Dataset::open(&file, None, DataFormat::U16, 0.1, 65_536, seq_len).unwrap();
+    let data = Corpus::open(&file, None, DataFormat::U16, 0.1, 65_536, seq_len).unwrap();
     let windows = 3000;
     let (mut inputs, mut targets) = (vec![9; seq_len], vec![9; seq_len]);
     let mut spent = std::time::Duration::ZERO;

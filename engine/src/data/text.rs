@@ -5,7 +5,7 @@ use super::problem::{Failure, at, in_key};
 use super::read::named;
 use super::tokenizer::Tokenizer;
 use super::tokens::Cache;
-use super::{DataError, Dataset, Problem};
+use super::{Corpus, DataError, Parts, Problem};
 use crate::config::DataFormat;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -26,15 +26,14 @@ pub struct Tokenized<'a> {
     pub format: DataFormat,
 }
 
-impl Dataset {
+impl Corpus {
     /// [`open`](Self::open), where files are text and tokens what the tokenizer makes of each.
     ///
     /// # Errors
     /// As there, and for a tokenizer with tokens that `vocab` has not, or text that is not UTF-8.
     pub fn open_text(
-        (train, validation): (&str, Option<&str>),
+        parts: Parts<'_>,
         with: &Tokenized<'_>,
-        validation_fraction: f32,
         vocab: usize,
         seq_len: usize,
     ) -> Result<Self, DataError> {
@@ -45,8 +44,7 @@ impl Dataset {
         }
         let width = if tokenizer <= 1 << 16 { 2 } else { 4 };
         let mut data = Self { text: Some(0), ..Self::of_width(width, seq_len) };
-        let (parts, fraction) = ((train, validation), validation_fraction);
-        data.fill_parts(parts, fraction, Checks::none(), &mut |data, text| {
+        data.fill_parts(parts, Checks::none(), &mut |data, text| {
             data.read_text(text, with, vocab)
         })?;
         Ok(data)
@@ -107,7 +105,7 @@ mod tests {
     use super::super::files::tests::{folder, path};
     use super::*;
 
-    fn open(train: &str, vocab: usize) -> Result<Dataset, DataError> {
+    fn open(train: &str, vocab: usize) -> Result<Corpus, DataError> {
         let file =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tokenizer-tiny.json");
         let tokenizer = Tokenizer::open(&file).unwrap();
@@ -118,7 +116,7 @@ mod tests {
             cache: &cache,
             format: DataFormat::Auto,
         };
-        Dataset::open_text((train, None), &with, 0.25, vocab, 4)
+        Corpus::open_text(Parts::Cut(train, 0.25), &with, vocab, 4)
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::config::{Loaded, load_stored};
 use crate::run_dir::{CONFIG, METRICS, own};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -41,10 +42,13 @@ pub(crate) struct Step {
 }
 
 /// A line of an evaluation.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Eval {
     pub(crate) step: u64,
     pub(crate) loss: Option<f64>,
+    /// By data set, where there are several.
+    #[serde(default)]
+    pub(crate) sets: BTreeMap<String, Option<f64>>,
 }
 
 #[derive(Deserialize)]

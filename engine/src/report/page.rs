@@ -1,9 +1,10 @@
 //! The page of `onebox report`: one file that loads nothing.
 
-use crate::report::curves::{Curves, Step};
+use crate::report::curves::{Curves, Eval, Step};
 use crate::report::metrics::median;
 use crate::report::plot::{Look, Plot, Series, colour, escape, hex, short};
 use crate::report::progress::clock;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use topology::format_bytes;
 
@@ -192,9 +193,17 @@ fn plots(runs: &[Curves]) -> String {
         });
         series.collect()
     };
-    let held_out = runs.iter().map(|run| {
-        let points = run.evals.iter().map(|eval| (eval.step as f64, eval.loss.unwrap_or(f64::NAN)));
-        Series { name: run.name.clone(), points: thinned(points.collect()), ideal: false }
+    let of_evals = |run: &Curves, name: String, of: &dyn Fn(&Eval) -> Option<f64>| {
+        let points = run.evals.iter().map(|eval| (eval.step as f64, of(eval).unwrap_or(f64::NAN)));
+        Series { name, points: thinned(points.collect()), ideal: false }
+    };
+    let held_out = runs.iter().flat_map(|run| {
+        let sets: BTreeSet<&String> = run.evals.iter().flat_map(|eval| eval.sets.keys()).collect();
+        let sets = sets.into_iter().map(move |set| {
+            let loss = |eval: &Eval| eval.sets.get(set).copied().flatten();
+            of_evals(run, format!("{}: {set}", run.name), &loss)
+        });
+        [of_evals(run, run.name.clone(), &|eval| eval.loss)].into_iter().chain(sets)
     });
     let all: [(&str, &str, Vec<Series>); 8] = [
         ("Loss", "nats per token", of_steps(|step| step.loss)),

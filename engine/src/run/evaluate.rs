@@ -1,6 +1,7 @@
 //! Evaluation of the held-out part, by all ranks together.
 
 use crate::config::TrainConfig;
+use crate::data::Corpus;
 use crate::run::Ranks;
 use crate::run::fault_point::Place;
 use crate::run::messages::{Listener, Message};
@@ -38,7 +39,8 @@ impl Ranks<'_> {
             && step < train.steps
     }
 
-    /// Mean held-out loss over as many batches as [`bound`] allows. False: the run was told to stop meanwhile.
+    /// Mean held-out loss of each corpus, over as many batches of it as [`bound`] allows. False: the run was told to stop
+    /// meanwhile.
     pub(crate) fn evaluate(
         &self,
         dev: &Device,
@@ -49,33 +51,46 @@ impl Ranks<'_> {
         let _evaluating = tracing::debug_span!("evaluate", step).entered();
         self.passes(dev.rank(), Place::Evaluating, step);
         let per_batch = (self.config.batch.micro * self.config.parallel.data) as u64;
-        let all = (self.data.num_eval_windows() as u64).div_ceil(per_batch);
         // Counted in global batches, so that every layout sees the same windows.
-        let bound = bound(&self.config.train, step);
-        let batches = bound.saturating_mul(self.built.micro_batches as u64).min(all);
-        let (mut sum, mut stopped, mut told) = (0.0, false, Instant::now());
-        for index in 0..batches {
-            if told.elapsed() >= NEWS {
-                told = Instant::now();
-                listener.tell(Message::Evaluating { step, done: index, batches });
+        let most = bound(&self.config.train, step).saturating_mul(self.built.micro_batches as u64);
+        let batches = |corpus: &Corpus| {
+            let all = (corpus.num_eval_windows() as u64).div_ceil(per_batch);
+            (most.min(all), all)
+        };
+        let every: Vec<_> = self.data.evaluations().collect();
+        let all_batches: u64 = every.iter().map(|(_, corpus)| batches(corpus).0).sum();
+        let (mut stopped, mut told, mut done) = (false, Instant::now(), 0);
+        let (mut losses, mut sum, mut tokens, mut whole) = (Vec::new(), 0.0, 0, true);
+        for (number, (name, corpus)) in every.iter().enumerate() {
+            let (of_corpus, all) = batches(corpus);
+            let mut loss_of_corpus = 0.0;
+            for index in 0..of_corpus {
+                if told.elapsed() >= NEWS {
+                    told = Instant::now();
+                    listener.tell(Message::Evaluating { step, done, batches: all_batches });
+                }
+                let losses_on_host = trainer.evaluate(dev, (number, index));
+                dev.sync(losses_on_host)?;
+                let mut loss = [0.0];
+                let last = self.built.micro_batches;
+                dev.read(trainer.losses_host().slice(last..last + 1), &mut loss)?;
+                loss_of_corpus += loss[0];
+                done += 1;
+                stopped = turns.end_here();
+                if stopped && done < all_batches {
+                    return Ok(false);
+                }
             }
-            let losses_on_host = trainer.evaluate(dev, index);
-            dev.sync(losses_on_host)?;
-            let mut loss = [0.0];
-            let last = self.built.micro_batches;
-            dev.read(trainer.losses_host().slice(last..last + 1), &mut loss)?;
-            sum += loss[0];
-            stopped = turns.end_here();
-            if stopped && index + 1 < batches {
-                return Ok(false);
-            }
+            let targets = corpus.num_eval_targets(of_corpus * per_batch);
+            losses.push(((*name).to_owned(), loss_of_corpus / targets as f64));
+            (sum, tokens, whole) =
+                (sum + loss_of_corpus, tokens + targets, whole && of_corpus == all);
         }
-        let tokens = self.data.num_eval_targets(batches * per_batch);
-        let whole = batches == all;
         if step == self.config.train.steps {
             self.evaluated.store(true, Ordering::SeqCst);
         }
-        listener.tell(Message::Eval { step, loss: sum / tokens as f64, whole });
+        let sets = if losses.len() > 1 { losses } else { Vec::new() };
+        listener.tell(Message::Eval { step, loss: sum / tokens as f64, whole, sets });
         Ok(!stopped)
     }
 }

@@ -50,6 +50,8 @@ pub enum Message {
         loss: f64,
         /// Over all of the held-out part.
         whole: bool,
+        /// By data set, where there are several: its name and its loss.
+        sets: Vec<(String, f64)>,
     },
     /// The files of a checkpoint are on the disk. It gets its name when what was told before is there too.
     Saving {

@@ -184,10 +184,11 @@ impl Loader {
         batch
     }
 
-    /// Micro-batch `index` of an evaluation. Compute waits for it.
-    pub(crate) fn evaluation(&mut self, dev: &Device, index: u64) -> Batch {
+    /// Micro-batch `index` of the evaluation of a corpus. Compute waits for it.
+    pub(crate) fn evaluation(&mut self, dev: &Device, (corpus, index): (usize, u64)) -> Batch {
         let last = self.tasks.len() - 1;
-        self.send(dev, last, index);
+        assert!(index >> OF_CORPUS == 0, "{index} batches of an evaluation");
+        self.send(dev, last, (corpus as u64) << OF_CORPUS | index);
         self.arrived(dev, last)
     }
 
@@ -211,6 +212,9 @@ impl Loader {
 
 /// The task that reads data.
 pub(crate) const FILL: &str = "fill_batch";
+
+/// Bits of the number of an evaluation's micro-batch that count it within its corpus. Those above are the number of the corpus.
+const OF_CORPUS: u32 = 48;
 
 /// Writes one micro-batch. `arg` is its number.
 #[derive(Debug)]
@@ -246,10 +250,12 @@ impl HostTask for Fill {
                 data.fill_train(place, inputs, targets).map_err(unread)?;
                 starts.next().into_iter().for_each(|starts| data.fill_starts(place, starts));
             } else {
-                let window = (index as usize * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;
-                data.fill_eval(window + b, inputs, targets).map_err(unread)?;
+                let corpus = data.evaluation((index >> OF_CORPUS) as usize);
+                let batch = (index & ((1 << OF_CORPUS) - 1)) as usize;
+                let first = (batch * deal.rank.dp_size + deal.rank.dp) * deal.micro_batch;
+                corpus.fill_eval(first + b, inputs, targets).map_err(unread)?;
                 let starts = starts.next();
-                starts.into_iter().for_each(|starts| data.fill_eval_starts(window + b, starts));
+                starts.into_iter().for_each(|starts| corpus.fill_eval_starts(first + b, starts));
             }
         }
         order.iter_mut().enumerate().for_each(|(i, o)| *o = i as i32);

@@ -23,12 +23,16 @@ pub(super) fn as_steps(
 
 /// How often the run takes each sample, where it takes epochs.
 pub(super) fn words(config: &Config, data: &Dataset) -> String {
-    let samples = config.train.steps as f64 * config.batch.global as f64;
-    let each = data.num_train_samples();
-    match config.data.order {
-        DataOrder::Random => String::new(),
-        DataOrder::Shuffled => {
-            format!("; {:.2} epochs of {}", samples / each as f64, counted(each, "sample"))
-        }
+    if config.data.order == DataOrder::Random {
+        return String::new();
     }
+    let samples = config.train.steps as f64 * config.batch.global as f64;
+    let shares: Vec<_> = data.shares(samples).collect();
+    let several = shares.len() > 1;
+    let words = |(name, each, taken): (&str, usize, f64)| {
+        let of = if several { format!(" of {name}") } else { String::new() };
+        format!("{:.2} epochs of {}{of}", taken / each as f64, counted(each, "sample"))
+    };
+    let all: Vec<String> = shares.into_iter().map(words).collect();
+    format!("{}{}", if several { "\n        " } else { "; " }, all.join(", "))
 }

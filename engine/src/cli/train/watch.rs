@@ -47,9 +47,9 @@ impl Watch {
         let config = &session.loaded.config;
         match message {
             Message::Step(step) => self.step(session, &step),
-            Message::Eval { step, loss, whole } => {
-                self.metrics.eval(step, loss, whole);
-                self.progress.eval(step, config.train.steps, (loss as f32, whole));
+            Message::Eval { step, loss, whole, sets } => {
+                self.metrics.eval(step, (loss, whole), &sets);
+                self.progress.eval(step, config.train.steps, (loss as f32, whole), &sets);
                 if step == config.train.steps {
                     self.held_out = Some((loss, whole));
                 }

@@ -133,18 +133,7 @@ impl Section<'_, '_> {
         )
     }
 
-    /// A path, made absolute.
-    pub(in crate::config) fn path(
-        &mut self,
-        key: &'static str,
-        or: Or<String>,
-        doc: &'static str,
-    ) -> String {
-        let about = About { doc, values: &|| "path in quotes".into() };
-        self.leaf(key, or, about, |text| quoted(text), absolute)
-    }
-
-    /// [`path`](Self::path), or as it stands a name that `is_known`, where no file has it.
+    /// A path, or as it stands a name that `is_known`, where no file has it.
     pub(in crate::config) fn path_or_name(
         &mut self,
         key: &'static str,
@@ -245,7 +234,7 @@ fn some_text<T>(show: impl Fn(&T) -> String) -> impl Fn(&Option<T>) -> String {
 }
 
 /// A path joined to the directory of its file, or to the working directory from `--set`.
-fn absolute(reader: &Reader, node: &Node) -> Parsed<String> {
+pub(super) fn absolute(reader: &Reader, node: &Node) -> Parsed<String> {
     let text = reader.item(node).string()?;
     let complain = |why: &str| Complaint {
         message: format!("{why}, found {}", quoted(&text)),

@@ -79,6 +79,12 @@ fn assignment(source: &Source, index: usize) -> Result<(Target<'_>, Node), Refus
     Ok((Target { key, key_place, at: start }, value))
 }
 
+/// Whether a text is a list of data sets, and not a glob that begins with a bracket.
+fn is_list(text: &str) -> bool {
+    let inside = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).map(str::trim);
+    inside.is_some_and(|inside| inside.is_empty() || inside.starts_with(['(', '"']))
+}
+
 /// The tree right of the `=`.
 fn value(source: &Source, index: usize, key: &str, start: usize) -> Result<Node, Refused> {
     let rest = source.text.get(start..).unwrap_or_default();
@@ -86,7 +92,8 @@ fn value(source: &Source, index: usize, key: &str, start: usize) -> Result<Node,
     let from = start + rest.len() - rest.trim_start().len();
     let place = Place { source: index, start: from, end: from + text.len() };
     let ron = ["\"", "r\"", "r#"].iter().any(|prefix| text.starts_with(prefix))
-        || key == "data.validation" && (text == "None" || text.starts_with("Some("));
+        || key == "data.validation" && (text == "None" || text.starts_with("Some("))
+        || is_list(text);
     if TEXT_KEYS.contains(&key) && !ron {
         return Ok(Node { place, kind: Kind::Bare });
     }

@@ -27,6 +27,8 @@ pub(in crate::config) enum Kind {
     Struct { name: Option<String>, fields: Vec<Field> },
     /// `(value, ...)` or `Name(value, ...)`.
     Tuple { name: Option<String>, items: Vec<Node> },
+    /// `[value, ...]`
+    List(Vec<Node>),
     /// Nothing that a config has use for, in words.
     Other(&'static str),
 }
@@ -80,6 +82,9 @@ impl Node {
         path: &str,
         found: &mut impl FnMut(String, Place, Place),
     ) {
+        if let Kind::List(items) = &self.kind {
+            items.iter().for_each(|item| item.duplicates(path, found));
+        }
         let Kind::Struct { fields, .. } = &self.kind else { return };
         let mut seen: HashMap<&str, Place> = HashMap::new();
         for field in fields {
@@ -179,8 +184,8 @@ impl<'a> Parser<'a> {
         let kind = match self.rest().chars().next()? {
             '"' => self.string().map(|()| Kind::Text)?,
             '\'' => self.character().map(|()| Kind::Other("a character"))?,
-            '[' => self.sequence("[", "]").map(|()| Kind::Other("a list"))?,
-            '{' => self.sequence("{", "}").map(|()| Kind::Other("a map"))?,
+            '[' => self.list()?,
+            '{' => self.map().map(|()| Kind::Other("a map"))?,
             '(' => self.group(None)?,
             _ => self.word_value()?,
         };
@@ -206,11 +211,25 @@ impl<'a> Parser<'a> {
         self.past("'")
     }
 
-    fn sequence(&mut self, open: &str, close: &str) -> Option<()> {
-        self.eat(open);
+    fn list(&mut self) -> Option<Kind> {
+        self.eat("[");
+        let mut items = Vec::new();
         loop {
             self.skip();
-            if self.eat(close) {
+            if self.eat("]") {
+                return Some(Kind::List(items));
+            }
+            items.push(self.value()?);
+            self.skip();
+            self.eat(",");
+        }
+    }
+
+    fn map(&mut self) -> Option<()> {
+        self.eat("{");
+        loop {
+            self.skip();
+            if self.eat("}") {
                 return Some(());
             }
             self.value()?;

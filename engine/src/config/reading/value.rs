@@ -79,6 +79,7 @@ impl Item<'_> {
             }
             Kind::Struct { name: None, .. } => "a group of keys".into(),
             Kind::Tuple { name: None, .. } => "a group of values".into(),
+            Kind::List(_) => "a list".into(),
             Kind::Other(what) => (*what).into(),
         }
     }

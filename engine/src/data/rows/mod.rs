@@ -12,6 +12,7 @@ mod spans;
 
 pub(super) use lines::Lines;
 
+use super::document::Document;
 use super::tokenizer::Tokenizer;
 use crate::chat::Template;
 use chat::{Said, said};
@@ -23,27 +24,6 @@ use std::ops::Range;
 pub(super) const CUT: char = '\u{FDD2}';
 /// Marks of onebox, which no text has: Unicode promises that they are no characters.
 const MARKS: Range<char> = '\u{FDD0}'..'\u{FDD4}';
-
-/// A row as a model sees it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Document {
-    /// The tokens.
-    pub tokens: Vec<u32>,
-    /// By token: whether the loss counts it as a target. Never the first.
-    pub counted: Vec<bool>,
-}
-
-impl Document {
-    /// Documents of at most `most` tokens. Each begins with the last token of the one before, so that every target counts once.
-    pub(super) fn divided(&self, most: usize) -> impl Iterator<Item = Self> {
-        (0..self.tokens.len().saturating_sub(1)).step_by(most - 1).map(move |start| {
-            let part = start..self.tokens.len().min(start + most);
-            let mut counted = self.counted[part.clone()].to_vec();
-            counted[0] = false;
-            Self { tokens: self.tokens[part].to_vec(), counted }
-        })
-    }
-}
 
 /// The content of rows.
 #[derive(Clone, Debug)]

@@ -1,0 +1,113 @@
+//! Whose turn a sample is, where a run has several data sets: by their weights, exactly in every period and nearly so in
+//! every stretch of one. It is a function of the sample's number alone, so a resumed run needs no replay.
+
+/// Samples of a period, a power of two: weights are rounded to as many parts.
+const PERIOD: usize = 4096;
+
+/// The turns of a period.
+#[derive(Clone, Debug)]
+pub(super) struct Turns {
+    /// By place in the period: the data set, and how many samples of the period it has had before.
+    turns: Vec<(u16, u16)>,
+    /// By data set: its samples of a period.
+    counts: Vec<u64>,
+}
+
+impl Turns {
+    /// For data sets of these weights, which are above 0.
+    pub(super) fn new(weights: &[f32]) -> Self {
+        let counts = shares(weights);
+        let ends: Vec<usize> = counts
+            .iter()
+            .scan(0, |end, count| {
+                *end += *count as usize;
+                Some(*end)
+            })
+            .collect();
+        let mut had = vec![0; counts.len()];
+        // Bits in reverse order: any stretch of places comes to points that lie evenly (van der Corput).
+        let reversed = |place: usize| place.reverse_bits() >> (usize::BITS - PERIOD.ilog2());
+        let turn = |place| {
+            let set = ends.partition_point(|end| *end <= reversed(place));
+            had[set] += 1;
+            (set as u16, had[set] - 1)
+        };
+        Self { turns: (0..PERIOD).map(turn).collect(), counts }
+    }
+
+    /// The data set of sample `number` of a run, and the number of the sample among those of its set.
+    pub(super) fn of(&self, number: u64) -> (usize, u64) {
+        let (period, place) = (number / PERIOD as u64, number % PERIOD as u64);
+        let (set, had) = self.turns[place as usize];
+        let set = usize::from(set);
+        (set, period * self.counts[set] + u64::from(had))
+    }
+
+    /// The share of a data set.
+    pub(super) fn share(&self, set: usize) -> f64 {
+        self.counts[set] as f64 / PERIOD as f64
+    }
+}
+
+/// Samples of a period for each weight: by largest remainder, and at least one.
+fn shares(weights: &[f32]) -> Vec<u64> {
+    assert!((1..=PERIOD / 2).contains(&weights.len()), "{} data sets", weights.len());
+    let all: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
+    let exact = |weight: &f32| f64::from(*weight) / all * PERIOD as f64;
+    let mut counts: Vec<u64> = weights.iter().map(|w| (exact(w) as u64).max(1)).collect();
+    let given = |counts: &[u64]| counts.iter().sum::<u64>();
+    let lacks = |i: usize, counts: &[u64]| exact(&weights[i]) - counts[i] as f64;
+    while given(&counts) != PERIOD as u64 {
+        let few = given(&counts) < PERIOD as u64;
+        let by_need = |a: &usize, b: &usize| lacks(*a, &counts).total_cmp(&lacks(*b, &counts));
+        let all = 0..counts.len();
+        let changed = if few { all.max_by(by_need) } else { all.min_by(by_need) };
+        let Some(changed) = changed else { unreachable!("there are data sets") };
+        counts[changed] = if few { counts[changed] + 1 } else { counts[changed] - 1 };
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WEIGHTS: [&[f32]; 5] =
+        [&[1.0], &[0.7, 0.3], &[1.0, 1.0, 1.0], &[1e-6, 5.0], &[0.5, 0.2, 0.15, 0.1, 0.05]];
+
+    #[test]
+    fn shares_are_those_of_the_weights_over_every_stretch() {
+        for weights in WEIGHTS {
+            let turns = Turns::new(weights);
+            let all: f32 = weights.iter().sum();
+            for (set, weight) in weights.iter().enumerate() {
+                let share = f64::from(weight / all);
+                assert!((turns.share(set) - share).abs() <= 1.0 / PERIOD as f64, "{weights:?}");
+                for (start, length) in
+                    [(0, 4096u64), (0, 50), (777, 100), (5000, 1000), (123, 20_000)]
+                {
+                    let stretch = start..start + length;
+                    let had = stretch.filter(|number| turns.of(*number).0 == set).count() as f64;
+                    let (want, most) = (turns.share(set) * length as f64, 8.0);
+                    assert!(
+                        (had - want).abs() <= most,
+                        "{weights:?}: {had} of {length}, not {want}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_data_set_counts_its_samples_without_a_gap() {
+        for weights in WEIGHTS {
+            let turns = Turns::new(weights);
+            let mut next = vec![0; weights.len()];
+            for number in 0..3 * PERIOD as u64 {
+                let (set, of_set) = turns.of(number);
+                assert_eq!(of_set, next[set]);
+                next[set] += 1;
+            }
+        }
+    }
+}
