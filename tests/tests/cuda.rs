@@ -65,6 +65,7 @@ const CASES: &[(&str, fn())] = &[
     ("account_70b", accounting::seventy_billion),
     ("account_70b_shortened", accounting::seventy_billion_shortened),
     ("allocated", memory::is_allocated_as_planned),
+    ("written", memory::weights_are_written_in_pieces),
     ("lost", lost_case),
     ("lost_at_a_product", lost::at_a_product),
     ("hanging", hanging_case),
@@ -406,6 +407,11 @@ fn a_plan_that_does_not_fit_is_an_error_with_figures() {
 fn what_is_allocated_is_what_is_planned() {
     let memory = if full() { "110000000" } else { "50000000" };
     under_fake("allocated", &[("FAKECUDA_BESIDE", "0"), ("FAKECUDA_MEMORY", memory)]);
+}
+
+#[test]
+fn weights_on_a_gpu_are_those_that_were_written() {
+    under_fake("written", &[]);
 }
 
 #[test]

@@ -448,6 +448,10 @@ impl Executor for Gpu {
         self.write_own(t, value)
     }
 
+    fn write_f32(&self, t: Tensor, values: &[f32]) -> Result<(), Error> {
+        self.write_own_f32(t, values)
+    }
+
     fn fail(&self, step: u64, error: &Error) {
         self.host.world.fail(self.rank(), step, error);
     }

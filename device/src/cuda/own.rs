@@ -50,6 +50,23 @@ impl Gpu {
         }
         Ok(())
     }
+
+    /// Sets a tensor of the GPU to fp32 values, rounded. States and weights come this way: values that keep their type are
+    /// copied without a call for each.
+    pub(super) fn write_own_f32(&self, t: Tensor, values: &[f32]) -> Result<(), Error> {
+        if t.dtype() != Dtype::F32 || t.arena() == Arena::Pinned || self.host.is_rehearsal() {
+            return self.write_own(t, &|i| f64::from(values[i]));
+        }
+        let (at, own) = (self.peer.at(t), &self.streams[STREAMS]);
+        let mut bytes = vec![0u8; OWN_BYTES.min(4 * values.len())];
+        for (i, values) in values.chunks(OWN_BYTES / 4).enumerate() {
+            let bytes = &mut bytes[..4 * values.len()];
+            let to = bytes.as_chunks_mut().0.iter_mut();
+            to.zip(values).for_each(|(to, x)| *to = x.to_le_bytes());
+            self.own("write", own.upload(bytes, at + (i * OWN_BYTES) as u64))?;
+        }
+        Ok(())
+    }
 }
 
 fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {

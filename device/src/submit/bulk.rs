@@ -90,7 +90,7 @@ impl Device {
                 return Err(error);
             }
             for (t, staged) in tensors.iter().zip(&staged).filter(|(_, s)| !s.is_empty()) {
-                self.executor().write(t.slice(range.clone()), &|i| f64::from(staged[i]))?;
+                self.executor().write_f32(t.slice(range.clone()), staged)?;
             }
         }
         Ok(())

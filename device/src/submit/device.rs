@@ -114,6 +114,10 @@ pub(crate) trait Executor {
     }
     /// Writes a tensor that is not [`in_memory`](Self::in_memory). Nothing in the lanes conflicts.
     fn write(&self, t: Tensor, value: &dyn Fn(usize) -> f64) -> Result<(), Error>;
+    /// [`write`](Self::write) of fp32 values.
+    fn write_f32(&self, t: Tensor, values: &[f32]) -> Result<(), Error> {
+        self.write(t, &|i| f64::from(values[i]))
+    }
     /// Tells the peers that this rank submits nothing more, and why.
     fn fail(&self, step: u64, error: &Error);
     /// Notes the step for the lanes' error messages.

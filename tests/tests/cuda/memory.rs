@@ -1,10 +1,14 @@
 //! The largest models of a small GPU: what the plan says and what the driver was asked for.
 
 use super::{on_cuda, try_run};
+use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::{Arena, Dtype, Plan, Rank, ViewMut, World};
 use engine::config::Config;
 use engine::predict::plan::{Report, memory_report};
 use engine::run::RunOptions;
 use engine::train::build::build;
+use std::sync::Arc;
+use std::time::Duration;
 use tests::tiny;
 
 /// What products take of each GPU: much of one this small.
@@ -54,6 +58,46 @@ fn within_two_percent(what: &str, allocated: u64, planned: u64) {
     assert!(planned.abs_diff(allocated) <= planned / 50, "{what}: {allocated} against {planned}");
 }
 
+/// Weights of more than a piece are where they belong, in each type.
+pub(super) fn weights_are_written_in_pieces() {
+    // Two pieces of 1 MiB, and a bit.
+    const N: usize = (2 << 20) / 4 + 77;
+    let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
+    let mut plan = Plan::default();
+    let types = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+    let all = types.map(|dtype| plan.tensor((Arena::Device, "test"), "weights", dtype, (1, N)));
+    let options = CudaOptions {
+        gpu: None,
+        host: device::HostPlace::default(),
+        peers: Arc::new(Peers::new(1)),
+        collectives: Collectives::InProcess,
+        scratch: 0,
+        work: device::HostWork::default(),
+        programs: &[],
+        warm_up: Arc::default(),
+    };
+    let world = World::new(1, 1, Duration::from_secs(60));
+    let dev = cuda::open(rank, &Arc::new(plan), &world, &options).unwrap();
+    // Exact in 8 bits, and at each place another than a piece before.
+    let value = |i: usize| (i * 7 + i / 1000) as f32 % 251.0;
+    for tensor in all {
+        let fill = |first: usize, views: &mut [ViewMut<'_>]| {
+            for view in views {
+                (0..view.len()).for_each(|i| view.store(i, &[value(first + i)]));
+            }
+            Ok(())
+        };
+        dev.write_runs(&[tensor], &fill).unwrap();
+    }
+    for tensor in all {
+        let mut read = vec![0.0; N];
+        dev.read(tensor, &mut read).unwrap();
+        let wrong = (0..N).find(|i| read[*i] as f32 != value(*i));
+        assert_eq!(wrong, None, "{:?}", tensor.dtype());
+    }
+    dev.finish().unwrap();
+}
+
 pub(super) fn is_allocated_as_planned() {
     let mut parameters = Vec::new();
     // In this order: the driver tells the highest that ever was.
@@ -69,7 +113,7 @@ pub(super) fn is_allocated_as_planned() {
         within_two_percent("GPU", peak, plan.gpu.bytes);
         if plan.host_per_rank.bytes > 1 << 20 {
             let config = config(optimizer, layers);
-            let copied = device::cuda::pinned_bytes(&build(&config).plan);
+            let copied = cuda::pinned_bytes(&build(&config).plan);
             assert!(copied < plan.host_per_rank.bytes / 2, "states are not pinned");
             assert_eq!(pinned, copied, "bytes of host memory that are pinned");
         }
