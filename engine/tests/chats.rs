@@ -55,6 +55,9 @@ fn a_model_learns_the_answers_of_chats() {
         text.contains("<|im_start|>assistant\n[[") && text.contains("<|im_end|>]]\n"),
         "{text}"
     );
+    let sets = ["--set", "model.seq_len=256"];
+    let wasteful = folder.onebox(&[&["data", "check", "chat.ron"], &sets[..]].concat()).ok().stdout;
+    assert!(wasteful.contains(" % full: several rows share one with data.packing: Documents"));
     let checked = folder.onebox(&["data", "check", "chat.ron"]).ok().stdout;
     assert!(checked.contains("60 rows: 54 to train, 6 held out"), "{checked}");
     assert!(checked.contains("an epoch has 54 samples, which are 6.8 steps of 8"), "{checked}");

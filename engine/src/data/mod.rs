@@ -72,6 +72,9 @@ pub(crate) fn takes_from(data: &DataConfig, directory: &Path) -> Option<&'static
 /// Word that keys the data stream under the seed of a run.
 const DATA_STREAM: u64 = 0x6461_7461;
 
+/// Percent of a sample that are no padding, below which a remedy is named.
+const HALF_FULL: f64 = 50.0;
+
 /// Appends the tokens of what a text names, and returns the files.
 type Append<'a> = dyn FnMut(&mut Corpus, &str) -> Result<Vec<PathBuf>, Failure> + 'a;
 
@@ -377,14 +380,19 @@ impl Corpus {
                 let rows = counted(d.len(), "row");
                 let (to_train, held_out) = (d.split, d.len() - d.split);
                 let rows = format!("{rows}: {}", parts(to_train, held_out));
+                let (all, samples) = (d.samples(), d.samples_to_train());
+                let full = 100.0 * (tokens - d.len()) as f64 / (all * self.seq_len) as f64;
                 let packed = match d.is_packed() {
-                    false => String::new(),
                     true => {
-                        let (all, samples) = (d.samples(), d.samples_to_train());
-                        let full = 100.0 * (tokens - d.len()) as f64 / (all * self.seq_len) as f64;
                         let held_out = all - samples;
                         format!("; in {samples} and {held_out} samples, {full:.0} % full")
                     }
+                    false if full < HALF_FULL => {
+                        format!(
+                            "; a sample is {full:.0} % full: data.packing: Documents has several rows in one"
+                        )
+                    }
+                    false => String::new(),
                 };
                 format!("{share:.0} % are targets; {rows}{packed}")
             }
