@@ -389,7 +389,7 @@ impl Corpus {
                     }
                     false if full < HALF_FULL => {
                         format!(
-                            "; a sample is {full:.0} % full: data.packing: Documents has several rows in one"
+                            "; samples are {full:.0} % full: several rows share one with data.packing: Documents"
                         )
                     }
                     false => String::new(),
