@@ -122,9 +122,9 @@ fn a_skipped_step_names_the_first_tensor_whose_gradient_overflowed() {
     };
     let plain = ran(&[], &weights);
     assert!(!plain.steps[0].skipped && plain.outcome.not_finite.is_none());
-    by("h.1.ln_1.weight", 1.0 / 512.0, &mut weights);
-    by("h.1.ln_1.bias", 1.0 / 512.0, &mut weights);
-    by("h.1.attn.qkv.weight", 512.0, &mut weights);
+    by("h.1.ln_1.weight", 1.0 / 4096.0, &mut weights);
+    by("h.1.ln_1.bias", 1.0 / 4096.0, &mut weights);
+    by("h.1.attn.qkv.weight", 4096.0, &mut weights);
     for layout in [
         &["offload.update=Serial"][..],
         &["offload.update=Overlapped", "batch.micro=2"],
