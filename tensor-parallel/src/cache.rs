@@ -82,13 +82,8 @@ impl Attention {
             let table = table.map(|table| table.rows(new.first..new.first + new.count));
             let pass = AttentionPass { heads, dropout: Dropout::NONE, table, starts: None };
             self.rotate(dev, shape, saved, pass);
-            let keys = shape.heads_width()..shape.qkv_width();
-            for i in 0..new.count {
-                let src = saved.qkv.rows(i..i + 1).slice(keys.clone());
-                let position = new.first + i;
-                let dst = cache.rows(layer, new.sample, position..position + 1);
-                dev.submit(Compute, Op::Copy { src, dst });
-            }
+            let kept = cache.rows(layer, new.sample, new.first..new.first + new.count);
+            dev.submit(Compute, Op::LastColumns { x: saved.qkv, y: kept });
             if new.first == 0 {
                 let AttentionSaved { qkv, out, lse, .. } = saved;
                 let (starts, dropout) = (None, Dropout::NONE);
@@ -96,7 +91,7 @@ impl Attention {
                 continue;
             }
             for i in 0..new.count {
-                let q = saved.qkv.rows(i..i + 1).slice(0..keys.start);
+                let q = saved.qkv.rows(i..i + 1).slice(0..shape.heads_width());
                 let cache = cache.rows(layer, new.sample, 0..new.first + i + 1);
                 let out = saved.out.rows(i..i + 1);
                 dev.submit(Compute, Op::CachedAttention { q, cache, out, heads });

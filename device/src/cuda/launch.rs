@@ -251,6 +251,7 @@ pub fn launches(
         Op::Rotary { .. } | Op::RotaryBackward { .. } => to.rotary(op),
         Op::Attention { .. } | Op::AttentionBackward { .. } => to.attention(op, sm),
         Op::CachedAttention { .. } => to.cached_attention(op),
+        Op::LastColumns { .. } => to.last_columns(op),
         Op::RowMax { .. }
         | Op::CrossEntropyStats { .. }
         | Op::CrossEntropyLoss { .. }

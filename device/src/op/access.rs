@@ -101,6 +101,7 @@ impl Op {
             Self::Add { x, into } => all(&[(Read, x), (Update, into)]),
             Self::Zero { x } => all(&[(Write, x)]),
             Self::ChunkSquares { x, partials, .. } => all(&[(Read, x), (Write, partials)]),
+            Self::LastColumns { x, y } => all(&[(Read, x), (Write, y)]),
             Self::Copy { src, dst } => all(&[(Read, src), (Write, dst)]),
             Self::AllReduce { x, .. } | Self::ReduceScatter { x, .. } => all(&[(Update, x)]),
             // Ordered like an update; but the parts from peers may hold arbitrary data before.

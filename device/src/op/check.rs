@@ -153,6 +153,12 @@ impl Op {
                 same(partials.len(), x.len().div_ceil(chunk.max(1)))
             }
             Self::Task { ref task } => task.check(),
+            Self::LastColumns { x, y } if x.dtype() != y.dtype() => {
+                Err("columns are kept in their type".into())
+            }
+            Self::LastColumns { x, y } => {
+                all_of(&[same(x.shape().0, y.shape().0), at_most(y.shape().1, x.shape().1)])
+            }
             Self::Copy { src, dst } if src.dtype() != dst.dtype() => {
                 Err("a copy does not convert".into())
             }

@@ -212,6 +212,8 @@ pub enum Op {
     /// out (1, H D) = softmax(q k' / sqrt(D)) v of one new token, whose queries are q (1, H D): `cache` (n, 2 K D) has the
     /// keys of K heads of all tokens that it sees, itself the last, and their values behind.
     CachedAttention { q: Tensor, cache: Tensor, out: Tensor, heads: Heads },
+    /// y (n, w) = the last w columns of x (n, m): of tokens' queries, keys and values those that are kept.
+    LastColumns { x: Tensor, y: Tensor },
     /// y = residual + dropout(x + bias).
     BiasDropoutAdd {
         x: Tensor,
@@ -299,6 +301,7 @@ impl Op {
             Self::Attention { .. } => "attention",
             Self::AttentionBackward { .. } => "attention_backward",
             Self::CachedAttention { .. } => "cached_attention",
+            Self::LastColumns { .. } => "last_columns",
             Self::BiasDropoutAdd { .. } => "bias_dropout_add",
             Self::Dropout { .. } => "dropout",
             Self::RowMax { .. } => "row_max",

@@ -104,6 +104,17 @@ fn attention_to_what_is_kept_agrees() {
     });
 }
 
+#[test]
+fn the_last_columns_are_kept_in_the_same_bits() {
+    in_each_type(|dtype, skew| {
+        for (n, of, width) in [(1, 9, 4), (77, 48, 16), (5, 8, 8), (30, 67, 33), (300, 300, 270)] {
+            let mut rig = Rig::new(skew);
+            let (x, y) = (rig.put_noise(dtype, (n, of), 1), rig.out(dtype, (n, width)));
+            rig.open().check_exact(&Op::LastColumns { x, y });
+        }
+    });
+}
+
 /// In float64; scores are up to 20, so the likeliest positions change a running maximum often.
 #[test]
 fn attention_to_what_is_kept_is_the_formula() {

@@ -1,14 +1,43 @@
-//! Attention of one new token over the keys and values of those before it, which are kept. A unit is a head of queries.
+//! Keys and values are kept, and one new token attends to those before it. There a unit is a head of queries.
 
 use super::math::{dot, exp, max, read, vectorised};
 use super::{Memory, not_a_kernel, values, values_mut};
-use crate::View;
 use crate::cpu::workers::{Rows, Workers, attention_floats};
 use crate::op::{Heads, Op};
+use crate::view::cast;
+use crate::{Tensor, View};
 use std::ops::Range;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
-    let Op::CachedAttention { q, cache, out, heads } = *op else { return not_a_kernel() };
+    match *op {
+        Op::CachedAttention { q, cache, out, heads } => attend(m, workers, (q, cache, out), heads),
+        Op::LastColumns { x, y } => keep(m, workers, (x, y)),
+        _ => not_a_kernel(),
+    }
+}
+
+/// A unit is a row.
+fn keep(m: &impl Memory, workers: &Workers, (x, y): (Tensor, Tensor)) -> Result<(), String> {
+    let ((rows, of), (_, width)) = (x.shape(), y.shape());
+    let x = values(m, x)?;
+    let y = Rows { view: values_mut(m, y)?, each: width };
+    workers.split(rows, rows * width, y, &|units, y, _| {
+        let mut left = y.view;
+        for row in units {
+            let (mut to, rest) = left.split_at(width);
+            cast(x.slice((row + 1) * of - width..(row + 1) * of), &mut to);
+            left = rest;
+        }
+    });
+    Ok(())
+}
+
+fn attend(
+    m: &impl Memory,
+    workers: &Workers,
+    (q, cache, out): (Tensor, Tensor, Tensor),
+    heads: Heads,
+) -> Result<(), String> {
     let (positions, width) = cache.shape();
     let dim = q.len() / heads.count;
     workers.need(attention_floats(positions, dim))?;
@@ -89,6 +118,21 @@ impl Shape {
 mod tests {
     use super::super::testing::{Rig, TYPES, assert_close, noise};
     use super::*;
+
+    #[test]
+    fn the_last_columns_are_kept_as_they_are() {
+        for ((dtype, _), threads) in TYPES.iter().flat_map(|t| [(*t, 1), (*t, 3)]) {
+            for (n, of, width) in [(1, 9, 4), (77, 48, 16), (5, 8, 8), (300, 300, 270)] {
+                let mut rig = Rig::new(threads);
+                let x = rig.put(dtype, (n, of), &noise(1, n * of));
+                let y = rig.out(dtype, (n, width));
+                rig.run(&Op::LastColumns { x, y });
+                let (x, y) = (rig.get(x), rig.get(y));
+                let want = x.chunks(of).flat_map(|row| &row[of - width..]);
+                assert!(y.iter().eq(want), "{dtype:?} {n} x {of}, {width}");
+            }
+        }
+    }
 
     #[test]
     fn one_query_attends_to_all_that_is_kept() {

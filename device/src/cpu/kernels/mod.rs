@@ -58,7 +58,7 @@ pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<()
         | Op::RmsNormBackward { .. } => norm::run(op, memory, workers),
         Op::Rotary { .. } | Op::RotaryBackward { .. } => rotary::run(op, memory, workers),
         Op::Attention { .. } | Op::AttentionBackward { .. } => attention::run(op, memory, workers),
-        Op::CachedAttention { .. } => cached::run(op, memory, workers),
+        Op::CachedAttention { .. } | Op::LastColumns { .. } => cached::run(op, memory, workers),
         Op::RowMax { .. }
         | Op::CrossEntropyStats { .. }
         | Op::CrossEntropyLoss { .. }

@@ -325,3 +325,15 @@ KERNEL(256) cached_attention(const void* q, const void* cache, void* out, u32 ty
     store1(out, type_of(types, 2), head * head_dim + d, result / all);
   }
 }
+
+// y (rows, width) = the last columns of x (rows, of), by runs of a row.
+KERNEL(256) last_columns(const void* x, void* y, u32 types, i64 rows, i64 of, i64 width) {
+  i64 runs = (width + 7) / 8;
+  for (i64 unit = (i64)blockIdx.x * blockDim.x + threadIdx.x; unit < rows * runs; unit += (i64)gridDim.x * blockDim.x) {
+    i64 row = unit / runs, col = unit % runs * 8;
+    int n = run_length(col, width);
+    float v[8];
+    load8(x, type_of(types, 0), (row + 1) * of - width + col, n, v);
+    store8(y, type_of(types, 1), row * width + col, n, v);
+  }
+}

@@ -1,6 +1,8 @@
 //! Launches of attention.
 
-use super::{Args, Dropout, Dtype, Heads, Launch, Launcher, Op, Tensor, is, no_kernel, values};
+use super::{
+    Args, Dropout, Dtype, Heads, Launch, Launcher, Op, RUN, Tensor, is, no_kernel, values,
+};
 
 /// Queries, or keys, per block.
 const TILE: usize = 64;
@@ -121,6 +123,17 @@ impl Launcher<'_> {
         let args = self.args(&[q, cache, out]).with(&[values(&[q, cache, out])?]).with(&sizes);
         let args = args.float(1.0 / (dim as f32).sqrt());
         self.launch(Launch::new("cached_attention", [heads.count, 1, 1], 256, args));
+        Ok(())
+    }
+
+    pub(super) fn last_columns(&mut self, op: &Op) -> Result<(), String> {
+        let Op::LastColumns { x, y } = *op else { return no_kernel(op) };
+        let ((rows, of), (_, width)) = (x.shape(), y.shape());
+        let sizes = [rows, of, width].map(|n| n as u64);
+        let args = self.args(&[x, y]).with(&[values(&[x, y])?]).with(&sizes);
+        if rows * width > 0 {
+            self.launch(Launch::flat("last_columns", rows * width.div_ceil(RUN), args));
+        }
         Ok(())
     }
 
