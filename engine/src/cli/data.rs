@@ -143,19 +143,10 @@ fn read(
     let (cache, size) = (Cache::of_user(dry), (model.vocab, model.seq_len));
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
-            let path = Path::new(path);
-            let template = template(data, path)?;
-            let rows = match (&data.format, &template) {
-                (DataFormat::Jsonl { text }, template) => {
-                    Rows::of_texts(tokenizer, text, template.as_ref())
-                }
-                (_, Some(template)) => Rows::of_chats(tokenizer, template, &data.system),
-                (_, None) => unreachable!("chats without a template are refused"),
-            };
-            let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
-            let with = Rowed { rows: &rows, format, packing, truncate };
-            let tokenizer = (path, tokenizer.vocab());
-            every(data, &|parts| Corpus::open_rows(parts, &with, tokenizer, size))
+            let of = (Path::new(path), tokenizer.vocab());
+            rowed((data, of.0), tokenizer, |with| {
+                every(data, &|parts| Corpus::open_rows(parts, &with, of, size))
+            })?
         }
         (Some(tokenizer), Some(path)) => {
             let (path, format) = (Path::new(path), data.format.clone());
@@ -188,6 +179,34 @@ fn every(
     let of_held_out = |source: &Source| open(Parts::HeldOut(&source.path));
     let apart = held_out.iter().map(of_held_out).collect::<Result<_, _>>()?;
     Ok(Dataset::of_corpora((to_train, train), (apart, held_out)))
+}
+
+/// Calls `then` with what makes tokens of the rows of `config`.
+pub(super) fn with_rows<T>(
+    config: &Config,
+    tokenizer: &Tokenizer,
+    then: impl FnOnce(Rowed<'_>) -> T,
+) -> Result<T, Failed> {
+    let data = &config.data;
+    let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
+    rowed((data, Path::new(path)), tokenizer, then).map_err(|e| Failed::new(code::DATA, e))
+}
+
+fn rowed<T>(
+    (data, path): (&DataConfig, &Path),
+    tokenizer: &Tokenizer,
+    then: impl FnOnce(Rowed<'_>) -> T,
+) -> Result<T, DataError> {
+    let template = template(data, path)?;
+    let rows = match (&data.format, &template) {
+        (DataFormat::Jsonl { text }, template) => {
+            Rows::of_texts(tokenizer, text, template.as_ref())
+        }
+        (_, Some(template)) => Rows::of_chats(tokenizer, template, &data.system),
+        (_, None) => unreachable!("chats without a template are refused"),
+    };
+    let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
+    Ok(then(Rowed { rows: &rows, format, packing, truncate }))
 }
 
 /// The chat template beside a tokenizer. Rows of texts need none, but take the token of their end from there.

@@ -13,6 +13,7 @@ mod keys;
 mod log;
 mod plan;
 mod plot;
+mod prepare;
 mod report;
 mod resume;
 mod samples;
@@ -103,6 +104,8 @@ enum Verb {
 enum DataVerb {
     /// Read all of it, and say what it has
     Check(check::CheckArgs),
+    /// Make tokens of text once, into files that runs read where they stand
+    Prepare(prepare::PrepareArgs),
     /// A sample: its text, and which of its tokens count as targets
     Show(samples::SamplesArgs),
 }
@@ -222,6 +225,7 @@ pub fn main() -> ExitCode {
         Verb::Generate(args) => generate::run(&args),
         Verb::Checkpoint { verb } => checkpoint::run(&verb),
         Verb::Data { verb: DataVerb::Check(args) } => samples::check(&args),
+        Verb::Data { verb: DataVerb::Prepare(args) } => prepare::run(&args),
         Verb::Data { verb: DataVerb::Show(args) } => samples::run(&args),
         Verb::Doctor(args) => doctor::run(&args),
         Verb::Report(args) => report::run(&args),

@@ -1,15 +1,18 @@
 //! Rows of a data set that are not taken, and why.
 
 use crate::report::shown::Shown;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::Path;
 use topology::counted;
 
+/// Share of the rows that may be left out.
+const MOST_LEFT_OUT: f64 = 0.05;
 /// Rows that a message shows.
 const SHOWN: usize = 3;
 
 /// Rows that are no samples.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BadRows {
     pub(super) rows: usize,
     pub(super) bad: usize,
@@ -31,6 +34,19 @@ impl BadRows {
         if self.first.len() < SHOWN {
             let name = path.file_name().unwrap_or(path.as_os_str());
             self.first.push(format!("{} line {number}: {why}", Shown(Path::new(name))));
+        }
+    }
+
+    /// Whether so many are left out that the rest is not what was meant.
+    pub(super) fn are_too_many(&self) -> bool {
+        let out = self.bad + self.long;
+        out as f64 > MOST_LEFT_OUT * self.rows as f64 || out == self.rows
+    }
+
+    /// Says what of the rows of this name is left out or changed.
+    pub(super) fn warn(&self, named: &Path) {
+        if self.bad + self.long + self.cut + self.divided > 0 {
+            tracing::warn!("{}: {self}", Shown(named));
         }
     }
 }

@@ -11,7 +11,6 @@ use super::read::named;
 use super::rows::{Lines, Rows};
 use super::{Corpus, DataError, Parts};
 use crate::config::{DataFormat, Packing};
-use crate::report::shown::Shown;
 use std::io::BufReader;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -20,8 +19,6 @@ use std::path::{Path, PathBuf};
 const AT_ONCE: usize = 4096;
 /// Their bytes, unless one row has more.
 const BYTES_AT_ONCE: usize = 16 << 20;
-/// Share of the rows that may be left out.
-const MOST_LEFT_OUT: f64 = 0.05;
 
 /// How rows become tokens.
 #[derive(Debug)]
@@ -172,18 +169,15 @@ impl Corpus {
         if bad.rows == 0 {
             return Err(at(Path::new(text))(Problem::Empty));
         }
-        let out = bad.bad + bad.long;
-        if out as f64 > MOST_LEFT_OUT * bad.rows as f64 || out == bad.rows {
+        if bad.are_too_many() {
             return Err(at(Path::new(text))(Problem::BadRows(Box::new(bad))));
         }
-        if out + bad.cut + bad.divided > 0 {
-            tracing::warn!("{}: {bad}", Shown(Path::new(text)));
-        }
+        bad.warn(Path::new(text));
         Ok(files)
     }
 
     /// Appends the documents of the next rows. False: there was none.
-    fn read_some(
+    pub(super) fn read_some(
         &mut self,
         path: &Path,
         lines: &mut Lines<BufReader<std::fs::File>>,

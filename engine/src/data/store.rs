@@ -124,6 +124,11 @@ impl TokenFile {
         }
     }
 
+    /// The same, opened for each read.
+    pub(super) fn closed(self) -> Self {
+        Self { file: None, ..self }
+    }
+
     /// All of it.
     pub(super) fn read_whole(&self) -> Result<Vec<u8>, Unread> {
         let mut bytes = vec![0; self.stamp.bytes as usize];
@@ -190,15 +195,13 @@ impl Store {
     }
 
     /// Adds the tokens of a file, a whole number of them.
-    pub(super) fn push_file(&mut self, mut file: TokenFile) {
+    pub(super) fn push_file(&mut self, file: TokenFile) {
         let bytes = file.stamp.bytes as usize;
         assert!(bytes.is_multiple_of(self.width), "a file has whole tokens");
         if bytes == 0 {
             return;
         }
-        if self.segments.len() >= KEPT_OPEN {
-            file.file = None;
-        }
+        let file = if self.segments.len() < KEPT_OPEN { file } else { file.closed() };
         let end = self.num_tokens() + bytes / self.width;
         self.segments.push(Segment { end, place: Place::File(file), most: u32::MAX });
     }
@@ -218,6 +221,15 @@ impl Store {
                 self.segments.push(Segment { end, place, most: u32::MAX });
             }
         }
+    }
+
+    /// Those that were pushed as bytes.
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        let bytes = |segment: Segment| match segment.place {
+            Place::Memory(bytes) => bytes,
+            Place::File(_) => unreachable!("the tokens are in memory"),
+        };
+        self.segments.into_iter().next().map_or_else(Vec::new, bytes)
     }
 
     /// From now on a larger token in a segment is an error. `most`: by segment, as a check has found them.

@@ -1,6 +1,6 @@
 //! The lines of a file, one after another.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, Read, Seek};
 
 /// Bytes of a row; more is none.
 pub(in crate::data) const LONGEST: usize = 64 << 20;
@@ -15,7 +15,20 @@ pub(in crate::data) struct Lines<R> {
 
 impl<R: BufRead> Lines<R> {
     pub(in crate::data) const fn new(from: R) -> Self {
-        Self { from, number: 0, line: Vec::new() }
+        Self::after(from, 0)
+    }
+
+    /// From the middle of a file, behind so many lines.
+    pub(in crate::data) const fn after(from: R, lines: u64) -> Self {
+        Self { from, number: lines, line: Vec::new() }
+    }
+
+    /// Where the next line begins in the file, and the number of lines before it.
+    pub(in crate::data) fn place(&mut self) -> io::Result<(u64, u64)>
+    where
+        R: Seek,
+    {
+        Ok((self.from.stream_position()?, self.number))
     }
 
     /// The next line that is not blank, and its number.

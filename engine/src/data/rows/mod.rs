@@ -67,6 +67,11 @@ impl<'a> Rows<'a> {
         Self { tokenizer, control: Control::new(tokenizer.control()), end, kind }
     }
 
+    /// The token behind each text.
+    pub(super) const fn end(&self) -> Option<u32> {
+        self.end
+    }
+
     /// The document of a row.
     ///
     /// # Errors

@@ -1,0 +1,145 @@
+//! `onebox data prepare`: makes tokens of text once.
+
+use super::exit::{Failed, code};
+use super::{ConfigArgs, data, print};
+use crate::config::{Config, DataFormat, Packing, Source, Sources};
+use crate::data::{
+    Cache, PART, Prepare, PrepareError, Prepared, Problem, Rowed, Tokenizer, takes_from,
+};
+use crate::run_dir::resolved;
+use clap::ValueHint;
+use std::path::{Path, PathBuf, absolute};
+use topology::{counted, format_bytes};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct PrepareArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Folder for the tokens; a started one is gone on with
+    #[arg(value_hint = ValueHint::DirPath)]
+    out: PathBuf,
+}
+
+pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
+    let loaded = args.config.load()?;
+    let config = &loaded.config;
+    refuse(config, &args.out)?;
+    let Some(tokenizer) = data::tokenizer(config)? else {
+        unreachable!("without a tokenizer nothing is prepared")
+    };
+    if tokenizer.vocab() > config.model.vocab {
+        let problem =
+            Problem::TokenizerVocab { tokenizer: tokenizer.vocab(), vocab: config.model.vocab };
+        return Err(Failed::new(code::DATA, format!("data.tokenizer: {problem}")));
+    }
+    let cache = Cache::of_user(false);
+    let out = absolute(&args.out).unwrap_or_else(|_| args.out.clone());
+    let with = (&tokenizer, &cache);
+    let prepared = match config.data.format.is_rows() {
+        false => prepare(config, with, None, &out),
+        true => {
+            data::with_rows(config, &tokenizer, |rows| prepare(config, with, Some(rows), &out))?
+        }
+    };
+    let prepared = prepared.map_err(|error| match &error {
+        PrepareError::Data(_) => Failed::new(code::DATA, error),
+        PrepareError::Write { .. } => Failed::new(code::IO, error),
+        PrepareError::Refused { .. } => Failed::new(code::NO_RUN_DIR, error),
+    })?;
+    print(&words(config, &prepared, &out))
+}
+
+fn prepare(
+    config: &Config,
+    (tokenizer, cache): (&Tokenizer, &Cache),
+    rows: Option<Rowed<'_>>,
+    out: &Path,
+) -> Result<Prepared, PrepareError> {
+    let data = &config.data;
+    let (train, held_out) = (data.train.paths().collect(), data.validation.paths().collect());
+    Prepare {
+        train,
+        held_out,
+        format: &data.format,
+        tokenizer,
+        rows,
+        cache,
+        out,
+        part: PART,
+        quiet: false,
+    }
+    .run()
+}
+
+/// Refuses what has no tokens to be made, or more than tokens.
+fn refuse(config: &Config, out: &Path) -> Result<(), Failed> {
+    let data = &config.data;
+    let why = match (&data.format, data.packing) {
+        (DataFormat::Chat, _) => {
+            "data.format: Chat: a file of tokens does not say which of them count; train on the chats themselves".into()
+        }
+        (DataFormat::Jsonl { .. }, Packing::Documents | Packing::None) => format!(
+            "data.packing: {:?}: a file of tokens does not say where documents begin; set data.packing: Windows, or train on the \
+             rows themselves",
+            data.packing
+        ),
+        (format, _) if !format.is_text() => {
+            format!("data.format: {format:?}: the files hold tokens, and a run reads these where they stand")
+        }
+        _ if data.tokenizer.is_none() => {
+            "data.tokenizer is not set: bytes are the tokens, and a run reads these where they stand".into()
+        }
+        _ => {
+            let inside = |text: &str| {
+                Path::new(text).is_dir() && resolved(out).starts_with(resolved(Path::new(text)))
+            };
+            let mut named = data.train.paths().chain(data.validation.paths());
+            let among = takes_from(data, out).is_some() || named.any(inside);
+            match among {
+                true => format!("{}: it is in a folder of the data; name another one", out.display()),
+                false => return Ok(()),
+            }
+        }
+    };
+    Err(Failed::new(code::CONFIG, why))
+}
+
+fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
+    let Prepared { train, held_out, tokens, files, text, parts, before, format } = prepared;
+    let (files, text) = (counted(*files, "file"), format_bytes(*text));
+    let parts = counted(*parts, "part");
+    let before = match before {
+        0 => String::new(),
+        before => format!(", {before} of them from before"),
+    };
+    let data = &config.data;
+    let mut keys = vec![format!("train: {}", sources(&data.train, train))];
+    if !held_out.is_empty() {
+        keys.push(format!("validation: {}", sources(&data.validation, held_out)));
+    }
+    keys.push(format!("format: {format:?}"));
+    if held_out.is_empty() {
+        keys.push(format!("validation_fraction: {:?}", data.validation_fraction));
+    }
+    format!(
+        "{}: {tokens} tokens of {files}, {text} of text, in {parts}{before}\nA config trains on them with these two lines, and \
+         without data.tokenizer:\n    data: ({}),\n    model: (.., vocab: {}),\n",
+        out.display(),
+        keys.join(", "),
+        config.model.vocab,
+    )
+}
+
+/// What these sources are called, by the folders of their tokens.
+fn sources(of: &Sources, folders: &[PathBuf]) -> String {
+    let path = |folder: &PathBuf| format!("{:?}", folder.to_string_lossy());
+    if let ([Source { name: None, .. }], [folder]) = (of.0.as_slice(), folders) {
+        return path(folder);
+    }
+    let one = |(source, folder): (&Source, &PathBuf)| {
+        let name =
+            source.name.as_ref().map_or_else(String::new, |name| format!("name: {name:?}, "));
+        format!("({name}path: {}, weight: {:?})", path(folder), source.weight)
+    };
+    format!("[{}]", of.0.iter().zip(folders).map(one).collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,550 @@
+//! Text that becomes files of tokens once (`onebox data prepare`), in bounded memory. Runs then read the tokens where they stand.
+//!
+//! The tokens are those that a run makes of the same text. They go into parts. A part is on the disk before the manifest names
+//! it, and the folder of all parts gets its name after the last one, so that what is done stays after an interrupt and nobody
+//! trains on a half.
+
+use super::bad_rows::BadRows;
+use super::checked::{Checks, Texts, failure};
+use super::open::open_regular;
+use super::problem::{DataError, Failure, Problem, at, in_key};
+use super::read::named;
+use super::rows::Lines;
+use super::store::TokenFile;
+use super::text::MAX_FILE;
+use super::tokens::Cache;
+use super::{Corpus, Rowed, Tokenizer, cores};
+use crate::config::DataFormat;
+use crate::report::reading::Reading;
+use crate::report::shown::Shown;
+use crate::run_dir::durable::sync_folder;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, BufReader, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// Bytes of text after which a part ends.
+pub(crate) const PART: u64 = 64 << 20;
+/// What is done, in the folder.
+const MANIFEST: &str = "prepared.json";
+/// Held while something is being written.
+const LOCK: &str = ".lock";
+
+/// Text to prepare.
+#[derive(Debug)]
+pub(crate) struct Prepare<'a> {
+    /// What `data.train` and `data.validation` name.
+    pub(crate) train: Vec<&'a str>,
+    pub(crate) held_out: Vec<&'a str>,
+    pub(crate) format: &'a DataFormat,
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// Makes tokens of JSON lines; none where files are text.
+    pub(crate) rows: Option<Rowed<'a>>,
+    /// Where it is kept which files are text.
+    pub(crate) cache: &'a Cache,
+    /// The folder of the tokens.
+    pub(crate) out: &'a Path,
+    /// Bytes of text after which a part ends.
+    pub(crate) part: u64,
+    pub(crate) quiet: bool,
+}
+
+/// What stands in the folder.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// The folders of tokens to train on.
+    pub(crate) train: Vec<PathBuf>,
+    pub(crate) held_out: Vec<PathBuf>,
+    pub(crate) tokens: u64,
+    pub(crate) files: usize,
+    /// Bytes of text.
+    pub(crate) text: u64,
+    pub(crate) parts: usize,
+    /// Parts that an earlier start had made.
+    pub(crate) before: usize,
+    /// `U16` or `U32`.
+    pub(crate) format: DataFormat,
+}
+
+/// Why nothing, or only a part, was prepared.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PrepareError {
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error("{}: cannot be written: {error}", Shown(path))]
+    Write { path: PathBuf, error: io::Error },
+    #[error("{}: {why}", Shown(path))]
+    Refused { path: PathBuf, why: &'static str },
+}
+
+/// Where the text of the next part begins.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Place {
+    file: usize,
+    offset: u64,
+    /// Lines before it in the file.
+    lines: u64,
+}
+
+/// A finished part.
+#[derive(Debug, Serialize, Deserialize)]
+struct Part {
+    tokens: u64,
+    /// Bytes of its text.
+    text: u64,
+    next: Place,
+    /// Rows of this part and of those before it.
+    rows: BadRows,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    /// Hash of the tokenizer and of all files' stamps.
+    of: String,
+    /// Of each name in the config.
+    parts: Vec<Vec<Part>>,
+}
+
+/// The files of a name in the config.
+struct Named<'a> {
+    key: &'static str,
+    text: &'a str,
+    /// Of its tokens.
+    folder: PathBuf,
+    files: Vec<TokenFile>,
+}
+
+impl Prepare<'_> {
+    /// Makes all parts that are not there yet.
+    ///
+    /// # Errors
+    /// [`PrepareError`]. Finished parts stay.
+    pub(crate) fn run(&self) -> Result<Prepared, PrepareError> {
+        let mut all = Vec::new();
+        for (key, texts) in [("data.train", &self.train), ("data.validation", &self.held_out)] {
+            let name = key.trim_start_matches("data.");
+            for (i, text) in texts.iter().enumerate() {
+                let number = if texts.len() > 1 { format!("-{}", i + 1) } else { String::new() };
+                let folder = self.out.join(format!("{name}{number}"));
+                let files = self.files(text).map_err(in_key(key))?;
+                all.push(Named { key, text, folder, files });
+            }
+        }
+        let _lock = self.lock()?;
+        let mut manifest = self.manifest(&all)?;
+        let before = manifest.parts.iter().map(Vec::len).sum();
+        let bytes =
+            |named: &Named<'_>| named.files.iter().map(|file| file.stamp.bytes).sum::<u64>();
+        let (text, files) = (all.iter().map(bytes).sum(), all.iter().map(|n| n.files.len()).sum());
+        let reading = Reading::new("making tokens", text, self.quiet);
+        reading.add(manifest.parts.iter().flatten().map(|part| part.text).sum());
+        for (i, named) in all.iter().enumerate() {
+            self.fill(&mut manifest, (i, named), &reading)?;
+        }
+        drop(reading);
+        let mut train = Vec::new();
+        for Named { folder, .. } in all {
+            if !folder.exists() {
+                fs::rename(partial(&folder), &folder).map_err(unwritten(&folder))?;
+            }
+            train.push(folder);
+        }
+        let held_out = train.split_off(self.train.len());
+        sync_folder(self.out).map_err(unwritten(self.out))?;
+        let parts = manifest.parts.iter().flatten();
+        let (tokens, parts) = (parts.clone().map(|part| part.tokens).sum(), parts.count());
+        let format = if self.width() == 2 { DataFormat::U16 } else { DataFormat::U32 };
+        Ok(Prepared { train, held_out, tokens, files, text, parts, before, format })
+    }
+
+    /// Bytes of a token.
+    fn width(&self) -> usize {
+        if self.tokenizer.vocab() <= 1 << 16 { 2 } else { 4 }
+    }
+
+    /// The files of a name that hold text, closed.
+    fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
+        let (paths, mut source) = named(text, self.format, true)?;
+        let checks = Checks { cache: self.cache, vocab: usize::MAX, quiet: self.quiet };
+        let (began, mut known) = (SystemTime::now(), Texts::of(text, checks));
+        let mut files = Vec::new();
+        for path in &paths {
+            let file = match self.rows {
+                None => source.open(path, Some("leave it out"), &mut known).map_err(at(path))?,
+                Some(_) => {
+                    let mut file = open_regular(path).map_err(at(path))?;
+                    let takes = source.takes(path, &mut file).map_err(at(path))?;
+                    let opened = takes.then(|| TokenFile::new(path, file)).transpose();
+                    opened.map_err(Problem::Unreadable).map_err(at(path))?
+                }
+            };
+            let Some(file) = file.filter(|file| file.stamp.bytes > 0) else { continue };
+            let bytes = file.stamp.bytes;
+            if bytes > MAX_FILE && self.rows.is_none() {
+                return Err(at(path)(Problem::TextTooLong { bytes, most: MAX_FILE }));
+            }
+            files.push(file.closed());
+        }
+        known.keep(began);
+        let taken = files.iter().map(|file| file.stamp.bytes).sum();
+        source.end(Path::new(text), taken).map_err(at(Path::new(text)))?;
+        Ok(files)
+    }
+
+    fn lock(&self) -> Result<File, PrepareError> {
+        let refused = |why| PrepareError::Refused { path: self.out.to_owned(), why };
+        let there = fs::read_dir(self.out).map_or(0, Iterator::count);
+        if there > 0 && !self.out.join(LOCK).exists() {
+            return Err(refused(
+                "the folder is not empty, and `data prepare` did not make it; name another one",
+            ));
+        }
+        fs::create_dir_all(self.out).map_err(unwritten(self.out))?;
+        let path = self.out.join(LOCK);
+        let lock = File::create(&path).map_err(unwritten(&path))?;
+        let held = "another process prepares data in it; wait for that, or name another folder";
+        lock.try_lock().map_err(|_| refused(held))?;
+        Ok(lock)
+    }
+
+    /// That of an earlier start, as far as its parts are there.
+    fn manifest(&self, all: &[Named<'_>]) -> Result<Manifest, PrepareError> {
+        let mut hash = Xxh3Default::new();
+        let rows =
+            self.rows.as_ref().map(|with| format!("{:?} {:?}", with.format, with.rows.end()));
+        for part in [self.tokenizer.bytes(), rows.unwrap_or_default().as_bytes()] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hash.update(&(self.train.len() as u64).to_le_bytes());
+        for named in all {
+            hash.update(&(named.files.len() as u64).to_le_bytes());
+            named.files.iter().for_each(|file| hash.update(&file.stamp.to_bytes()));
+        }
+        let of = format!("{:032x}", hash.digest128());
+        let path = self.out.join(MANIFEST);
+        let bytes = match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let parts = all.iter().map(|_| Vec::new()).collect();
+                return Ok(Manifest { version: 1, of, parts });
+            }
+            other => other.map_err(unwritten(&path))?,
+        };
+        let there: Option<Manifest> = serde_json::from_slice(&bytes).ok();
+        let mut manifest = there.filter(|there| there.version == 1 && there.of == of && there.parts.len() == all.len()).ok_or(PrepareError::Refused {
+            path,
+            why: "it is of other text, of text that has changed since, or of another tokenizer; delete the folder, or name another one",
+        })?;
+        for (Named { folder, .. }, parts) in all.iter().zip(&mut manifest.parts) {
+            let whole = |(number, part): (usize, &Part)| {
+                let bytes = |folder: &Path| {
+                    fs::metadata(folder.join(name(number))).map_or(0, |file| file.len())
+                };
+                bytes(&partial(folder)).max(bytes(folder)) == part.tokens * self.width() as u64
+            };
+            let whole = parts.iter().enumerate().take_while(|part| whole(*part)).count();
+            parts.truncate(whole);
+        }
+        Ok(manifest)
+    }
+
+    /// Makes the parts of a name that are not there yet.
+    fn fill(
+        &self,
+        manifest: &mut Manifest,
+        (i, named): (usize, &Named<'_>),
+        reading: &Reading,
+    ) -> Result<(), PrepareError> {
+        let refused = |problem| in_key(named.key)(at(Path::new(named.text))(problem));
+        let folder = &named.folder;
+        let into = if folder.exists() { folder.clone() } else { partial(folder) };
+        fs::create_dir_all(&into).map_err(unwritten(&into))?;
+        loop {
+            let last = manifest.parts[i].last();
+            let from = last.map_or(Place::default(), |part| part.next);
+            let rows = last.map(|part| part.rows.clone()).unwrap_or_default();
+            if from.file == named.files.len() {
+                if manifest.parts[i].iter().all(|part| part.tokens == 0) {
+                    return Err(refused(Problem::Empty).into());
+                }
+                if self.rows.is_some() && rows.are_too_many() {
+                    return Err(refused(Problem::BadRows(Box::new(rows))).into());
+                }
+                rows.warn(Path::new(named.text));
+                return Ok(());
+            }
+            let part = match &self.rows {
+                None => self.of_texts(&named.files, from, reading),
+                Some(with) => self.of_rows(&named.files, (from, rows), with, reading),
+            };
+            let (bytes, part) = part.map_err(in_key(named.key))?;
+            let path = into.join(name(manifest.parts[i].len()));
+            write(&path, &bytes).map_err(unwritten(&path))?;
+            manifest.parts[i].push(part);
+            let path = self.out.join(MANIFEST);
+            let json = serde_json::to_vec(&*manifest).map_err(io::Error::from);
+            json.and_then(|json| write(&path, &json)).map_err(unwritten(&path))?;
+        }
+    }
+
+    /// The tokens of some whole files, by all cores.
+    fn of_texts(
+        &self,
+        files: &[TokenFile],
+        from: Place,
+        reading: &Reading,
+    ) -> Result<(Vec<u8>, Part), Failure> {
+        let mut text = 0;
+        let fits = |file: &&TokenFile| {
+            let fits = text < self.part;
+            text += file.stamp.bytes;
+            fits
+        };
+        let files: Vec<&TokenFile> = files[from.file..].iter().take_while(fits).collect();
+        let longest = files.iter().map(|file| file.stamp.bytes).max().unwrap_or(0);
+        let encode = |i: usize| {
+            let file = files[i];
+            let text = String::from_utf8(file.read_whole().map_err(failure)?);
+            let Ok(text) = text else { unreachable!("{:?} was checked to be text", file.path) };
+            let tokens = self.tokenizer.encode(&text);
+            reading.add(text.len() as u64);
+            tokens.map_err(|why| at(&file.path)(Problem::NoTokenizer(why)))
+        };
+        let tokens = cores::map_by(cores::texts_at_once(longest), files.len(), encode);
+        let mut made = Corpus::of_width(self.width(), 0);
+        for tokens in tokens {
+            made.push_tokens(&tokens?);
+        }
+        let next = Place { file: from.file + files.len(), ..Place::default() };
+        let text = files.iter().map(|file| file.stamp.bytes).sum();
+        Ok(part(made, text, next, BadRows::default()))
+    }
+
+    /// The tokens of some rows.
+    fn of_rows(
+        &self,
+        files: &[TokenFile],
+        (from, mut rows): (Place, BadRows),
+        with: &Rowed<'_>,
+        reading: &Reading,
+    ) -> Result<(Vec<u8>, Part), Failure> {
+        let mut made = Corpus::of_width(self.width(), 0);
+        let (mut next, mut text) = (from, 0);
+        while next.file < files.len() && text < self.part {
+            let file = &files[next.file];
+            let unreadable = |e| at(&file.path)(Problem::Unreadable(e));
+            let mut opened = open_regular(&file.path).map_err(at(&file.path))?;
+            opened.seek(SeekFrom::Start(next.offset)).map_err(unreadable)?;
+            let mut lines = Lines::after(BufReader::new(opened), next.lines);
+            let mut more = true;
+            while more && text < self.part {
+                let read = made.read_some(&file.path, &mut lines, with, &mut rows);
+                more = read.map_err(at(&file.path))?;
+                let (offset, number) = lines.place().map_err(unreadable)?;
+                reading.add(offset - next.offset);
+                text += offset - next.offset;
+                next = Place { offset, lines: number, ..next };
+            }
+            // What was read is of the file that the manifest knows.
+            file.read(0, &mut []).map_err(failure)?;
+            if !more {
+                next = Place { file: next.file + 1, ..Place::default() };
+            }
+        }
+        Ok(part(made, text, next, rows))
+    }
+}
+
+fn part(made: Corpus, text: u64, next: Place, rows: BadRows) -> (Vec<u8>, Part) {
+    let tokens = made.num_tokens() as u64;
+    (made.store.into_bytes(), Part { tokens, text, next, rows })
+}
+
+/// Where parts stand before the last one is done.
+fn partial(folder: &Path) -> PathBuf {
+    folder.with_extension("partial")
+}
+
+/// Of a part: the order of names is that of parts.
+fn name(part: usize) -> String {
+    format!("{part:06}.bin")
+}
+
+fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
+    |error| PrepareError::Write { path: path.to_owned(), error }
+}
+
+/// Writes a file that has its name when it is on the disk.
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = path.with_extension("tmp");
+    let mut file = File::create(&unfinished)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    sync_folder(path.parent().unwrap_or(Path::new(".")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::tests::{folder, path};
+    use super::super::{Parts, Rows, Tokenized};
+    use super::*;
+    use crate::config::Packing;
+    use tempfile::TempDir;
+
+    const VOCAB: usize = 300;
+
+    fn tokenizer_path() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tokenizer-tiny.json")
+    }
+
+    fn prepare(
+        parts: (&str, Option<&str>),
+        format: &DataFormat,
+        out: &Path,
+        part: u64,
+    ) -> Result<Prepared, PrepareError> {
+        let tokenizer = Tokenizer::open(&tokenizer_path()).unwrap();
+        let rows = Rows::of_texts(&tokenizer, "text", None);
+        let rowed = Rowed { rows: &rows, format, packing: Packing::Windows, truncate: false };
+        let rows = format.is_rows().then_some(rowed);
+        let (tokenizer, cache) = (&tokenizer, &Cache::default());
+        let (train, held_out) = (vec![parts.0], parts.1.into_iter().collect());
+        Prepare { train, held_out, format, tokenizer, rows, cache, out, part, quiet: true }.run()
+    }
+
+    /// The tokens that a run makes of the same text itself.
+    fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corpus {
+        let parts =
+            held_out.map_or(Parts::Cut(train, 0.1), |held_out| Parts::Both(train, held_out));
+        let file = tokenizer_path();
+        let tokenizer = Tokenizer::open(&file).unwrap();
+        if format.is_rows() {
+            let rows = Rows::of_texts(&tokenizer, "text", None);
+            let with = Rowed { rows: &rows, format, packing: Packing::Windows, truncate: false };
+            return Corpus::open_rows(parts, &with, (&file, VOCAB), (VOCAB, 4)).unwrap();
+        }
+        let (cache, format) = (&Cache::default(), format.clone());
+        let with = Tokenized { tokenizer: &tokenizer, path: &file, cache, format };
+        Corpus::open_text(parts, &with, VOCAB, 4).unwrap()
+    }
+
+    fn of_tokens(prepared: &Prepared) -> Corpus {
+        let train = prepared.train[0].to_str().unwrap();
+        let held_out = prepared.held_out.first().map(|folder| folder.to_str().unwrap());
+        Corpus::open(train, held_out, prepared.format.clone(), 0.1, VOCAB, 4).unwrap()
+    }
+
+    fn texts() -> TempDir {
+        let words =
+            ["the box ", "holds the model ", "caf\u{e9} \u{1f980} ", "that is too large.\n"];
+        let text = |n: usize| (0..n).map(|i| words[(i * 7 + n) % 4]).collect::<String>();
+        let row = |i: usize| serde_json::json!({ "text": text(i % 9 + 1) }).to_string() + "\n\n";
+        let rows = |range: std::ops::Range<usize>| range.map(row).collect::<String>();
+        folder(&[
+            ("train/a.txt", text(40).as_bytes()),
+            ("train/b.txt", b""),
+            ("train/c/d.txt", text(5).as_bytes()),
+            ("train/e.txt", text(90).as_bytes()),
+            ("train/f.txt", b"\xff"),
+            ("held/a.txt", text(33).as_bytes()),
+            ("rows/a.jsonl", format!("\u{feff}{}", rows(0..50)).as_bytes()),
+            ("rows/b.jsonl", format!("{}{{\n{}", rows(50..60), rows(60..130)).as_bytes()),
+            ("more.jsonl", rows(7..40).as_bytes()),
+        ])
+    }
+
+    fn jsonl() -> DataFormat {
+        DataFormat::Jsonl { text: "text".into() }
+    }
+
+    #[test]
+    fn prepared_tokens_are_those_that_a_run_makes_of_the_text() {
+        let folder = texts();
+        for (i, (train, held_out, format)) in [
+            ("train", None, DataFormat::Auto),
+            ("train", Some("held"), DataFormat::Auto),
+            ("rows", None, jsonl()),
+            ("rows", Some("more.jsonl"), jsonl()),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (train, held_out) =
+                (path(&folder, train), held_out.map(|name| path(&folder, name)));
+            let parts = (train.as_str(), held_out.as_deref());
+            let expected = of_text(parts, &format);
+            for part in [1, 100, 1000, PART] {
+                let out = folder.path().join(format!("out-{i}-{part}"));
+                let prepared = prepare(parts, &format, &out, part).unwrap();
+                let data = of_tokens(&prepared);
+                assert_eq!(data.bytes(), expected.bytes());
+                // Checkpoints of one may go on with the other.
+                assert_eq!(data.identity(), expected.identity());
+                assert_eq!((prepared.before, &prepared.format), (0, &DataFormat::U16));
+                let many = usize::from(held_out.is_some()) + 1;
+                assert!(part < PART || prepared.parts == many, "{prepared:?}");
+                assert!(part > 100 || prepared.parts > many, "{prepared:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_interrupted_one_goes_on_where_it_was() {
+        let folder = texts();
+        // Longer than what is read at once.
+        let row = |i: usize| serde_json::json!({ "text": format!("box {i}") }).to_string();
+        let rows: Vec<String> = (0..20_000).map(row).collect();
+        fs::write(folder.path().join("rows/a.jsonl"), rows.join("\n")).unwrap();
+        let (rows, more) = (path(&folder, "rows"), path(&folder, "more.jsonl"));
+        let (parts, out) = ((rows.as_str(), Some(more.as_str())), folder.path().join("out"));
+        let whole = prepare(parts, &jsonl(), &out, 1500).unwrap();
+        let expected = of_tokens(&whole).bytes();
+        assert_eq!(expected, of_text(parts, &jsonl()).bytes());
+        let train = fs::read_dir(out.join("train")).unwrap().count();
+        assert!(train > 4 && whole.parts > train, "{whole:?}");
+        for left in 0..train {
+            // As a kill leaves it: a part is half there, and the folders have not got their names.
+            for name in ["train", "validation"] {
+                fs::rename(out.join(name), out.join(format!("{name}.partial"))).unwrap();
+            }
+            let cut = out.join("train.partial").join(name(left));
+            fs::write(cut.with_extension("tmp"), "x").unwrap();
+            File::options().write(true).open(&cut).unwrap().set_len(1).unwrap();
+            let again = prepare(parts, &jsonl(), &out, 1500).unwrap();
+            assert_eq!(again.before, whole.parts - train + left);
+            assert_eq!(of_tokens(&again).bytes(), expected, "{left}");
+        }
+        // Nothing is left to be done.
+        let done = prepare(parts, &jsonl(), &out, 1500).unwrap();
+        assert_eq!((done.before, done.parts), (whole.parts, whole.parts));
+    }
+
+    #[test]
+    fn other_text_and_other_folders_are_refused() {
+        let folder = texts();
+        let (train, rows) = (path(&folder, "train"), path(&folder, "rows"));
+        let out = folder.path().join("out");
+        prepare((&train, None), &DataFormat::Auto, &out, PART).unwrap();
+        let refused = |train: &str, format: &DataFormat, out: &Path| {
+            prepare((train, None), format, out, PART).unwrap_err().to_string()
+        };
+        assert!(refused(&rows, &jsonl(), &out).contains("prepared.json: it is of other text"));
+        fs::write(folder.path().join("train/a.txt"), "another text").unwrap();
+        assert!(refused(&train, &DataFormat::Auto, &out).contains("text that has changed since"));
+        let foreign = refused(&train, &DataFormat::Auto, &folder.path().join("held"));
+        assert!(foreign.contains("held: the folder is not empty"), "{foreign}");
+        let held = File::open(out.join(LOCK)).unwrap();
+        held.lock().unwrap();
+        assert!(refused(&train, &DataFormat::Auto, &out).contains("another process"));
+        // More bad rows than a few are known only at the end.
+        let rows = "{}\n".repeat(9) + "{\"text\": \"a b\"}\n";
+        fs::write(folder.path().join("bad.jsonl"), rows).unwrap();
+        let bad = refused(&path(&folder, "bad.jsonl"), &jsonl(), &folder.path().join("bad"));
+        assert!(bad.contains("9 of 10 rows cannot be used (bad.jsonl line 1: "), "{bad}");
+        assert!(!folder.path().join("bad/train").exists(), "nobody trains on it");
+    }
+}

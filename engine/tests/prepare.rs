@@ -1,0 +1,85 @@
+//! `onebox data prepare` as a user meets it.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+mod common;
+
+use common::{Done, Folder};
+use std::fs;
+
+const TOKENIZER: [&str; 2] = ["data.tokenizer=\"tokenizer.json\"", "model.vocab=300"];
+
+fn folder() -> Folder {
+    let folder = Folder::new();
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/tokenizer-tiny.json");
+    fs::copy(fixture, folder.path("tokenizer.json")).unwrap();
+    folder
+}
+
+fn onebox(folder: &Folder, args: &[&str], sets: &[&str]) -> Done {
+    let sets = sets.iter().flat_map(|set| ["--set", *set]);
+    let args: Vec<_> = args.iter().copied().chain(sets).collect();
+    let mut command = folder.command(&args);
+    command.env("XDG_CACHE_HOME", folder.path("cache"));
+    Folder::done(command)
+}
+
+#[test]
+fn the_lines_that_it_prints_train_as_the_text_does() {
+    let folder = folder();
+    prepared_as(&folder, &["data.validation=\"text.txt\""], 2);
+    let rows = "{\"text\": \"the box holds a model\"}\n".repeat(40);
+    fs::write(folder.path("rows.jsonl"), rows).unwrap();
+    prepared_as(&folder, &["data.train=\"rows.jsonl\"", "data.format=Jsonl(text: \"text\")"], 1);
+    fs::write(folder.path("other.txt"), "that is too large for one card ".repeat(60)).unwrap();
+    let sources =
+        "data.train=[(path: \"text.txt\", weight: 0.5), (name: \"b\", path: \"other.txt\")]";
+    prepared_as(&folder, &[sources, "data.validation_fraction=0.2"], 2);
+}
+
+/// Trains on the text and on what becomes of it, in so many parts.
+fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
+    let sets = [&TOKENIZER[..], more].concat();
+    let made = format!("made-{}", more[0].len());
+    let prepare = ["data", "prepare", "tiny.ron", &made];
+    let said = onebox(folder, &prepare, &sets).ok().stdout;
+    let lines: Vec<&str> = said.lines().map(str::trim).collect();
+    let [first, _, data, "model: (.., vocab: 300),"] = lines[..] else { panic!("{said}") };
+    let end = format!("in {}", topology::counted(parts, "part"));
+    assert!(first.ends_with(&end), "{said}");
+    let data = data.strip_suffix(',').unwrap().replacen("data: ", "data=", 1);
+    let train = |run: &str, sets: &[&str]| {
+        let run = format!("{run}-{made}");
+        onebox(folder, &["train", "tiny.ron", "-q", "--run-dir", &run], sets).ok();
+        folder.hash(&run)
+    };
+    assert_eq!(train("tokens", &["model.vocab=300", &data]), train("text", &sets));
+    let again = onebox(folder, &prepare, &sets).ok().stdout;
+    assert!(again.contains(&format!("{end}, {parts} of them from before")), "{again}");
+}
+
+#[test]
+fn what_a_file_of_tokens_cannot_hold_is_refused() {
+    let folder = folder();
+    fs::create_dir(folder.path("texts")).unwrap();
+    fs::write(folder.path("texts/a.txt"), "the box holds a model").unwrap();
+    let refused = |out: &str, sets: &[&str], code: i32, text: &str| {
+        onebox(&folder, &["data", "prepare", "tiny.ron", out], sets).refused(code, &[text]);
+        assert!(!folder.path(out).join("prepared.json").exists());
+    };
+    let with = |more: &[&'static str]| [&TOKENIZER[..], more].concat();
+    let chat = with(&["data.format=Chat"]);
+    refused("made", &chat, 78, "does not say which of them count");
+    for packing in ["Documents", "None"] {
+        let packing = format!("data.packing={packing}");
+        let sets = [&TOKENIZER[..], &["data.format=Jsonl(text: \"text\")", &packing]].concat();
+        refused("made", &sets, 78, "does not say where documents begin");
+    }
+    refused("made", &[], 78, "data.tokenizer is not set");
+    refused("made", &["data.format=U16"], 78, "the files hold tokens");
+    refused("texts/made", &with(&["data.train=\"texts\""]), 78, "it is in a folder of the data");
+    refused("made", &with(&["data.train=\"nosuch\""]), 66, "data.train: ");
+    let small = ["data.tokenizer=\"tokenizer.json\"", "model.vocab=299"];
+    refused("made", &small, 66, "model.vocab is 299");
+}
