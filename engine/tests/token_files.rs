@@ -128,7 +128,7 @@ fn trained(folder: &Folder, run: &str, train: &str, limit: &str) -> String {
     let onebox = env!("CARGO_BIN_EXE_onebox");
     let line = format!(
         "{limit} {onebox} train tiny.ron -q --run-dir {run} --set train.steps=2 --set model.vocab=500 \
-         --set data.format=U16 --set 'data.train=\"{train}\"'"
+         --set data.format=U16 --set 'data.train={train}'"
     );
     folder.shell(&line).ok();
     folder.hash(run)
@@ -146,8 +146,13 @@ fn many_small_files_train_as_one_and_few_of_them_are_open() {
         all.extend(bytes);
     }
     fs::write(folder.path("one.bin"), all).unwrap();
-    let many = trained(&folder, "run-many", "many", "ulimit -n 400;");
-    assert_eq!(many, trained(&folder, "run-one", "one.bin", ""));
+    let limit = "ulimit -n 400;";
+    let many = trained(&folder, "run-many", "\"many\"", limit);
+    assert_eq!(many, trained(&folder, "run-one", "\"one.bin\"", ""));
+    // So for all data sets of a run together.
+    let twice = |path: &str| format!("[(path: {path:?}), (name: \"b\", path: {path:?})]");
+    let many = trained(&folder, "run-mixed", &twice("many"), limit);
+    assert_eq!(many, trained(&folder, "run-mixed-one", &twice("one.bin"), ""));
 }
 
 #[test]
