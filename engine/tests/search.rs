@@ -332,7 +332,8 @@ fn a_search_starts_from_the_box_whatever_ranks_the_config_has() {
     // What the search does not change is judged as ever, and where nothing fits this is told too.
     let wrong = ["plan", "many.ron", "--search", "--set", "model.heads=5"];
     folder.onebox(&wrong).refused(78, &["model.heads", "5 heads"]);
-    let none = ["plan", "many.ron", "--search", "--set", "model.hidden=4096"];
+    let none =
+        ["plan", "many.ron", "--search", "--set", "model.hidden=4096", "--set", "model.heads=16"];
     let none = folder.onebox(&none);
     assert_eq!(none.code, 1, "{}", none.stderr);
     assert!(none.stdout.contains("no layout fits"), "{}", none.stdout);
