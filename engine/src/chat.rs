@@ -144,6 +144,13 @@ impl Template {
         Ok(self)
     }
 
+    /// Everything that its texts follow from, but for messages and the day.
+    pub(crate) fn identity(&self) -> String {
+        let template = self.env.get_template(NAME);
+        let source = template.as_ref().map_or("", |template| template.source());
+        format!("{source}\0{:?}\0{:?}\0{}", self.tokens, self.variables, self.marks)
+    }
+
     /// The token that ends a text, where the folder names one.
     pub fn end_of_text(&self) -> Option<&str> {
         self.tokens.get("eos_token").map(String::as_str)

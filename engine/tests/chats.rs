@@ -175,6 +175,35 @@ fn chats_side_by_side_fill_samples_and_resume() {
 }
 
 #[test]
+fn chats_are_tokenized_once_and_anew_with_another_system_prompt() {
+    let folder = with_chats();
+    let rows = folder.read("chats.jsonl").repeat(8) + "{\"messages\": []}\n";
+    fs::write(folder.path("chats.jsonl"), rows).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let check = |sets: &[&str]| {
+        let all = [&["data", "check", "chat.ron"], sets].concat();
+        let mut command = folder.command(&all);
+        command.env("XDG_CACHE_HOME", cache.path());
+        let done = Folder::done(command).ok();
+        (done.stdout, done.stderr)
+    };
+    let kept = || {
+        let folder = fs::read_dir(cache.path().join("onebox/tokens")).unwrap();
+        folder.filter(|entry| !entry.as_ref().unwrap().path().is_dir()).count()
+    };
+    let first = check(&[]);
+    assert!(first.1.contains("1 of 481 rows cannot be used (chats.jsonl line 481"), "{}", first.1);
+    let after_first = kept();
+    assert!(after_first > 0);
+    assert_eq!((check(&[]), kept()), (first.clone(), after_first));
+    let other = check(&["--set", "data.system=\"a system\""]);
+    assert!(other.0 != first.0 && kept() > after_first);
+    // The same rows in other samples.
+    let packed = check(&["--set", "data.packing=Documents"]);
+    assert!(packed.0.contains("% full") && kept() == after_first + 1, "{}", packed.0);
+}
+
+#[test]
 fn long_texts_are_divided_and_lose_no_target() {
     let folder = with_chats();
     let text =

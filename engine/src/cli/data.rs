@@ -144,7 +144,7 @@ fn read(
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
             let of = (Path::new(path), tokenizer.vocab());
-            rowed((data, of.0), tokenizer, |with| {
+            rowed((data, of.0, &cache), tokenizer, |with| {
                 every(data, &|parts| Corpus::open_rows(parts, &with, of, size))
             })?
         }
@@ -189,11 +189,13 @@ pub(super) fn with_rows<T>(
 ) -> Result<T, Failed> {
     let data = &config.data;
     let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
-    rowed((data, Path::new(path)), tokenizer, then).map_err(|e| Failed::new(code::DATA, e))
+    // Its tokens are kept in a folder of the user's choice.
+    let cache = &Cache::default();
+    rowed((data, Path::new(path), cache), tokenizer, then).map_err(|e| Failed::new(code::DATA, e))
 }
 
 fn rowed<T>(
-    (data, path): (&DataConfig, &Path),
+    (data, path, cache): (&DataConfig, &Path, &Cache),
     tokenizer: &Tokenizer,
     then: impl FnOnce(Rowed<'_>) -> T,
 ) -> Result<T, DataError> {
@@ -206,7 +208,7 @@ fn rowed<T>(
         (_, None) => unreachable!("chats without a template are refused"),
     };
     let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
-    Ok(then(Rowed { rows: &rows, format, packing, truncate }))
+    Ok(then(Rowed { rows: &rows, format, packing, truncate, cache }))
 }
 
 /// The chat template beside a tokenizer. Rows of texts need none, but take the token of their end from there.

@@ -23,6 +23,7 @@ mod kind;
 mod left_out;
 mod lengths;
 mod look;
+mod made;
 mod megatron;
 mod open;
 mod order;

@@ -409,7 +409,13 @@ mod tests {
     ) -> Result<Prepared, PrepareError> {
         let tokenizer = Tokenizer::open(&tokenizer_path()).unwrap();
         let rows = Rows::of_texts(&tokenizer, "text", None);
-        let rowed = Rowed { rows: &rows, format, packing: Packing::Windows, truncate: false };
+        let rowed = Rowed {
+            rows: &rows,
+            format,
+            packing: Packing::Windows,
+            truncate: false,
+            cache: &Cache::default(),
+        };
         let rows = format.is_rows().then_some(rowed);
         let (tokenizer, cache) = (&tokenizer, &Cache::default());
         let (train, held_out) = (vec![parts.0], parts.1.into_iter().collect());
@@ -424,7 +430,13 @@ mod tests {
         let tokenizer = Tokenizer::open(&file).unwrap();
         if format.is_rows() {
             let rows = Rows::of_texts(&tokenizer, "text", None);
-            let with = Rowed { rows: &rows, format, packing: Packing::Windows, truncate: false };
+            let with = Rowed {
+                rows: &rows,
+                format,
+                packing: Packing::Windows,
+                truncate: false,
+                cache: &Cache::default(),
+            };
             return Corpus::open_rows(parts, &with, (&file, VOCAB), (VOCAB, 4)).unwrap();
         }
         let (cache, format) = (&Cache::default(), format.clone());

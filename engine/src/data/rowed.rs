@@ -9,6 +9,7 @@ use super::pack::Packed;
 use super::problem::{Failure, Problem, at, in_key};
 use super::read::named;
 use super::rows::{Lines, Rows};
+use super::tokens::Cache;
 use super::{Corpus, DataError, Parts};
 use crate::config::{DataFormat, Packing};
 use std::io::BufReader;
@@ -31,6 +32,8 @@ pub struct Rowed<'a> {
     pub packing: Packing,
     /// A document that is too long for a sample is cut, and not left out or divided.
     pub truncate: bool,
+    /// Where documents are kept.
+    pub cache: &'a Cache,
 }
 
 /// Documents that are samples by themselves.
@@ -190,11 +193,14 @@ impl Corpus {
             bytes += row.as_ref().map_or(0, String::len);
             rows.push((number, row));
         }
-        let document = |i: usize| {
-            let row = rows[i].1.as_ref().map_err(Clone::clone)?;
-            with.rows.document(row)
-        };
-        let documents = cores::map(rows.len(), document);
+        let texts: Vec<Result<&str, &str>> = rows
+            .iter()
+            .map(|(_, row)| row.as_ref().map(String::as_str).map_err(String::as_str))
+            .collect();
+        let document =
+            |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.document(t));
+        let make = || cores::map(texts.len(), document);
+        let documents = with.cache.documents(with.rows.hash(), &texts, make);
         for ((number, _), document) in rows.iter().zip(documents) {
             bad.rows += 1;
             match document {

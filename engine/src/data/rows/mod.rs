@@ -19,6 +19,7 @@ use chat::{Said, said};
 use control::Control;
 use serde_json::Value as Json;
 use std::ops::Range;
+use xxhash_rust::xxh3::Xxh3Default;
 
 /// Stands inside the text of a control token where a row has it: that text controls nothing.
 pub(super) const CUT: char = '\u{FDD2}';
@@ -65,6 +66,22 @@ impl<'a> Rows<'a> {
     fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: Kind<'a>) -> Self {
         let end = end.and_then(|text| tokenizer.token(text));
         Self { tokenizer, control: Control::new(tokenizer.control()), end, kind }
+    }
+
+    /// xxh3, 128 bits, of everything but the row that a document follows from.
+    pub(super) fn hash(&self) -> u128 {
+        let kind = match &self.kind {
+            Kind::Text(field) => format!("text {:?} {field}", self.end),
+            Kind::Chat { template, system } => {
+                format!("chat {:?} {system:?} {}", self.end, template.identity())
+            }
+        };
+        let mut hash = Xxh3Default::new();
+        for part in [self.tokenizer.bytes(), kind.as_bytes()] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hash.digest128()
     }
 
     /// The token behind each text.
