@@ -145,6 +145,36 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
     folder.train("alone", &sets(&alone)).ok();
     assert_eq!(last["sets"]["other"], evaluations("alone").pop().unwrap()["loss"]);
     assert_ne!(last["sets"]["other"], last["sets"]["third"]);
+
+    // A file that is trained on and held out is named, also among several.
+    let of = |train: &str, validation: &str| {
+        let sets = [format!("data.train={train}"), format!("data.validation={validation}")];
+        let sets = sets.each_ref().map(String::as_str);
+        folder.onebox(&[&["data", "check", "tiny.ron"], &self::sets(&sets)[..]].concat()).ok()
+    };
+    let both = "[(path: \"text.txt\"), (path: \"other.txt\")]";
+    for (train, validation, file) in [
+        (
+            both,
+            "[(path: \"third.txt\"), (path: \"other.txt\")]",
+            Some("other.txt is in data.train"),
+        ),
+        (both, "third.txt", None),
+        (both, "None", None),
+        (
+            "[(path: \"text.txt\"), (path: \"te*.txt\")]",
+            "None",
+            Some("text.txt is in two data sets"),
+        ),
+    ] {
+        let said = of(train, validation).stderr;
+        assert_eq!(said.contains("evaluation is not held out"), file.is_some(), "{said}");
+        assert!(said.contains(file.unwrap_or("")), "{said}");
+    }
+    // The same file twice: each has its loss.
+    let twice = "data.validation=[(path: \"third.txt\"), (path: \"third.txt\")]";
+    folder.train("twice", &sets(&[twice, named[1], named[2], named[3]])).ok();
+    assert_eq!(evaluations("twice").pop().unwrap()["sets"].as_object().unwrap().len(), 2);
 }
 
 #[test]

@@ -8,25 +8,49 @@ mod common;
 use common::{Done, Folder};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Kibibytes of address space that a process gets: half of the file that it reads.
 const ROOM: usize = 1 << 20;
 
-/// A file of zeros that takes no room, with some bytes in it, written long ago.
+/// A file of zeros that takes no room, with some bytes in it, and with the same time of change as each other such file.
 fn sparse(path: &Path, bytes: u64, parts: &[(u64, &[u8])]) {
     File::create(path).unwrap().set_len(bytes).unwrap();
-    write_unseen(path, parts);
+    write_hidden(path, parts);
 }
 
-/// Writes into a file as if that had been long ago, at the same time as each other such write.
-fn write_unseen(path: &Path, parts: &[(u64, &[u8])]) {
+/// Writes into a file, and sets its time of change back to what it is after each other such write.
+fn write_hidden(path: &Path, parts: &[(u64, &[u8])]) {
     let file = File::options().write(true).open(path).unwrap();
     for (at, bytes) in parts {
         file.write_all_at(bytes, *at).unwrap();
     }
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)).unwrap();
+}
+
+/// Until another change of the files has another time.
+fn settle() {
+    sleep(Duration::from_millis(3100));
+}
+
+/// Flips a bit of a file of the cache folder, and closes it with the hash of what it has now.
+fn forge(path: &Path, byte: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes.truncate(bytes.len() - 16);
+    bytes[byte] ^= 1;
+    bytes.extend(xxh3_128(&bytes).to_le_bytes());
+    fs::write(path, bytes).unwrap();
+}
+
+/// The only file of the cache folder.
+fn only(folder: &Folder, cache: &str) -> PathBuf {
+    let mut all = fs::read_dir(folder.path(cache).join("onebox/tokens")).unwrap();
+    let one = all.next().unwrap().unwrap().path();
+    assert!(all.next().is_none());
+    one
 }
 
 /// `onebox data check` in JSON, with a cache folder of the test's own.
@@ -56,19 +80,26 @@ fn a_file_of_gigabytes_is_read_through_once_and_is_never_in_memory() {
     let bytes = 2 << 30;
     sparse(&path, bytes, &[(4 << 20, &[7]), (1 << 30, &[9])]);
     let sets = ["data.train=\"tokens.bin\"", "data.format=U32"];
+    let unsettled = hashes(check(&folder, "cache", &sets));
+    assert_eq!(kept(&folder, "cache"), 0, "a file that was just written may change unnoticed");
+    settle();
     let first = hashes(check(&folder, "cache", &sets));
-    assert_eq!(kept(&folder, "cache"), 1);
-    // Whoever changes a file and hides it is not noticed: the file is not read through again.
-    write_unseen(&path, &[(1 << 29, &[8])]);
-    assert_eq!(hashes(check(&folder, "cache", &sets)), first);
+    assert_eq!(first, unsettled);
+    // What is in the cache folder is believed: the file is not read through again.
+    let known = only(&folder, "cache");
+    let held_out = 32;
+    forge(&known, held_out);
+    let forged = hashes(check(&folder, "cache", &sets));
+    assert!(forged[0] == first[0] && forged[1] != first[1], "{forged:?}");
+    forge(&known, held_out);
     // The largest token is known, too, for any vocabulary.
     let small = [&sets[..], &["model.vocab=9"]].concat();
     check(&folder, "cache", &small).refused(66, &["token 268435456, at byte 1073741824, is 9,"]);
-    // Whoever does not hide it is.
-    File::options().write(true).open(&path).unwrap().set_modified(SystemTime::now()).unwrap();
+    // Whoever changes a file is noticed, also where its time of change says nothing.
+    write_hidden(&path, &[(1 << 29, &[8])]);
     let changed = hashes(check(&folder, "cache", &sets));
     assert!(changed[0] != first[0] && changed[1] == first[1], "{changed:?}");
-    assert_eq!(kept(&folder, "cache"), 1, "a file that was just written may change unnoticed");
+    assert_eq!(kept(&folder, "cache"), 1);
 }
 
 #[test]
@@ -77,6 +108,7 @@ fn a_cache_that_is_no_folder_costs_only_time() {
     fs::write(folder.path("cache"), "").unwrap();
     let zeros = 20 << 20;
     sparse(&folder.path("tokens.bin"), zeros, &[]);
+    settle();
     let sets = ["data.train=\"tokens.bin\"", "data.format=U32"];
     let done = check(&folder, "cache", &sets);
     assert!(done.stderr.contains("will be checked again"), "{}", done.stderr);
@@ -108,18 +140,24 @@ fn which_files_are_text_is_found_once() {
     let bad = folder.path("texts/bad.txt");
     fs::write(folder.path("texts/good.txt"), "good ".repeat(6 << 20)).unwrap();
     fs::write(&bad, [&b"x".repeat(100_000)[..], b"\xff"].concat()).unwrap();
-    for name in ["good.txt", "bad.txt"] {
-        write_unseen(&folder.path("texts").join(name), &[]);
-    }
+    write_hidden(&bad, &[]);
+    settle();
     let tokens = |done: Done| {
         let json: serde_json::Value = serde_json::from_str(&done.ok().stdout).unwrap();
         json["tokens"].as_u64().unwrap()
     };
     let sets = ["data.train=\"texts\""];
     assert_eq!(tokens(check(&folder, "cache", &sets)), 5 * (6 << 20));
-    write_unseen(&bad, &[(100_000, b"x")]);
+    let cached = fs::read_dir(folder.path("cache/onebox/tokens")).unwrap();
+    let texts =
+        cached.map(|entry| entry.unwrap().path()).find(|path| path.extension().unwrap() == "texts");
+    // The kind of the fault of bad.txt, which stands first: it is believed.
+    let (texts, kind) = (texts.unwrap(), 16 + 56);
+    forge(&texts, kind);
+    assert_eq!(tokens(check(&folder, "cache", &sets)), 5 * (6 << 20) + 100_001);
+    forge(&texts, kind);
     assert_eq!(tokens(check(&folder, "cache", &sets)), 5 * (6 << 20));
-    File::options().write(true).open(&bad).unwrap().set_modified(SystemTime::now()).unwrap();
+    write_hidden(&bad, &[(100_000, b"x")]);
     assert_eq!(tokens(check(&folder, "cache", &sets)), 5 * (6 << 20) + 100_001);
 }
 
@@ -153,6 +191,20 @@ fn many_small_files_train_as_one_and_few_of_them_are_open() {
     let twice = |path: &str| format!("[(path: {path:?}), (name: \"b\", path: {path:?})]");
     let many = trained(&folder, "run-mixed", &twice("many"), limit);
     assert_eq!(many, trained(&folder, "run-mixed-one", &twice("one.bin"), ""));
+    // Nor do the indexes of Megatron's files take more.
+    let onebox = env!("CARGO_BIN_EXE_onebox");
+    let checked = |set: &str| {
+        let set = format!("--set data.format={set} --set model.vocab=500");
+        folder.shell(&format!("ulimit -n 400; {onebox} data check tiny.ron {set}")).ok().stdout
+    };
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/megatron");
+    fs::create_dir(folder.path("megatron")).unwrap();
+    for (i, kind) in (0..500).flat_map(|i| ["bin", "idx"].map(|kind| (i, kind))) {
+        let to = folder.path("megatron").join(format!("{i}.{kind}"));
+        fs::copy(fixture.join(format!("mapped-u16.{kind}")), to).unwrap();
+    }
+    let said = checked("Megatron --set 'data.train=\"megatron\"'");
+    assert!(said.contains("500 files") && said.contains("in 3500 documents"), "{said}");
 }
 
 #[test]
@@ -172,7 +224,7 @@ fn a_file_that_shrinks_under_a_run_ends_it_with_its_name() {
     let metrics = folder.path("run/metrics.jsonl");
     while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 3 {
         assert!(since.elapsed() < Duration::from_secs(180) && !run.is_finished(), "no three steps");
-        std::thread::sleep(Duration::from_millis(5));
+        sleep(Duration::from_millis(5));
     }
     File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
     let ended = run.join().unwrap();

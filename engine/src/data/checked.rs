@@ -6,7 +6,7 @@ use super::identity::Identity;
 use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
 use super::sealed::{self, Magic};
-use super::store::{Stamp, Store, TokenFile, Unread, largest, widened};
+use super::store::{STAMP, Stamp, Store, TokenFile, Unread, largest, widened};
 use super::tokens::Cache;
 use super::utf8::{self, NotUtf8};
 use crate::report::reading::Reading;
@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 /// What a pass over all tokens has found.
 const SET: &Magic = b"onebox checked 1";
 /// Which files are text.
-const TEXTS: &Magic = b"onebox texts  1\n";
+const TEXTS: &Magic = b"onebox texts  2\n";
 /// Bytes that are checked faster than a file of the cache folder is written.
 const WORTH_KEEPING: u64 = 16 << 20;
 /// Tokens that a thread looks at together for one that is too large.
@@ -200,7 +200,7 @@ fn keep(cache: &Cache, path: Option<&Path>, magic: &Magic, bytes: Vec<u8>) {
 pub(super) struct Texts<'a> {
     checks: Checks<'a>,
     path: Option<PathBuf>,
-    known: HashMap<[u8; 40], Option<NotUtf8>>,
+    known: HashMap<[u8; STAMP], Option<NotUtf8>>,
     found: Vec<(Stamp, Option<NotUtf8>)>,
     /// Bytes that had to be looked at.
     looked_at: u64,
@@ -252,11 +252,14 @@ impl<'a> Texts<'a> {
     }
 }
 
+/// Bytes of a file's stamp, a kind, a byte and an offset.
+const VERDICT: usize = STAMP + 10;
+
 /// As they were kept, by the bytes of a file's stamp.
-fn verdicts(bytes: &[u8]) -> Option<HashMap<[u8; 40], Option<NotUtf8>>> {
-    let (all, []) = bytes.as_chunks::<50>() else { return None };
-    let one = |bytes: &[u8; 50]| {
-        let (stamp, fault) = bytes.split_first_chunk::<40>()?;
+fn verdicts(bytes: &[u8]) -> Option<HashMap<[u8; STAMP], Option<NotUtf8>>> {
+    let (all, []) = bytes.as_chunks::<VERDICT>() else { return None };
+    let one = |bytes: &[u8; VERDICT]| {
+        let (stamp, fault) = bytes.split_first_chunk::<STAMP>()?;
         let (&[kind, byte], offset) = fault.split_first_chunk()?;
         let offset = u64::from_le_bytes(offset.try_into().ok()?);
         let fault = match kind {

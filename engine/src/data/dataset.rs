@@ -5,11 +5,12 @@
 
 use super::problem::DataError;
 use super::turns::Turns;
-use super::{Corpus, Document, Identity, Unread};
+use super::{Corpus, Document, Identity, Unread, behind, warn_of_overlap};
 use crate::config::{DataFormat, DataOrder, Source};
+use crate::report::shown::Shown;
 use device::random;
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Word that keys the order of each corpus but the first under the seed of a run.
@@ -87,6 +88,7 @@ impl Dataset {
     ) -> Self {
         let weights: Vec<f32> = to_train.1.iter().map(|source| source.weight).collect();
         let count = to_train.0.len();
+        warn_of_files(&to_train.0, &held_out.0);
         let named = |(corpora, sources): (Vec<Corpus>, &[Source])| -> Vec<Named> {
             assert!(corpora.len() == sources.len(), "a corpus has a source");
             let named = corpora.into_iter().zip(names(sources));
@@ -201,6 +203,11 @@ impl Dataset {
         (self.to_train > 1).then(|| self.corpora[place >> AT].name.as_str())
     }
 
+    /// Whether it is told of in several lines.
+    pub(crate) const fn is_several(&self) -> bool {
+        self.corpora.len() > 1
+    }
+
     /// Whether samples differ in how many targets count.
     pub(crate) fn is_uneven(&self) -> bool {
         self.trained().iter().any(|named| named.corpus.is_uneven())
@@ -264,16 +271,70 @@ impl Dataset {
     }
 }
 
-/// Names that are given, or those of files; whole paths where files have the same name.
-fn names(sources: &[Source]) -> Vec<String> {
-    let short = |source: &Source| {
-        let stem = Path::new(&source.path).file_stem().map(|stem| stem.to_string_lossy().into());
-        source.name.clone().or(stem).unwrap_or_else(|| source.path.clone())
-    };
-    let names: Vec<String> = sources.iter().map(short).collect();
-    if names.iter().collect::<BTreeSet<_>>().len() == names.len() {
-        return names;
+fn files(corpora: &[Corpus]) -> impl Iterator<Item = &PathBuf> {
+    corpora.iter().flat_map(|corpus| &corpus.files)
+}
+
+/// Says which files are trained on and held out all the same.
+fn warn_of_files(to_train: &[Corpus], held_out: &[Corpus]) {
+    if !held_out.is_empty() {
+        return warn_of_overlap(files(to_train), files(held_out));
     }
-    let long = |source: &Source| source.name.clone().unwrap_or_else(|| source.path.clone());
-    sources.iter().map(long).collect()
+    let mut seen = HashSet::new();
+    for file in files(to_train).filter_map(|file| behind(file)) {
+        if !seen.insert(file.clone()) {
+            let file = Shown(&file);
+            tracing::warn!(
+                "{file} is in two data sets of data.train, each of which holds out its own end: evaluation is not held out"
+            );
+        }
+    }
+}
+
+/// Names that are given, or those of files; whole paths where files have the same name, and numbers where paths are the same.
+fn names(sources: &[Source]) -> Vec<String> {
+    let all = |of: &dyn Fn(&Source) -> Option<String>| -> Vec<String> {
+        let name = |source: &Source| {
+            let name = source.name.clone().or_else(|| of(source));
+            // Nothing in a name may act on a terminal.
+            Shown(Path::new(name.as_ref().unwrap_or(&source.path))).to_string()
+        };
+        sources.iter().map(name).collect()
+    };
+    let differ = |names: &[String]| names.iter().collect::<HashSet<_>>().len() == names.len();
+    let stem = |path: &str| Some(Path::new(path).file_stem()?.to_string_lossy().into_owned());
+    let mut names = all(&|source| stem(&source.path));
+    if !differ(&names) {
+        names = all(&|_| None);
+    }
+    let mut seen = HashSet::new();
+    for name in &mut names {
+        let (first, mut number) = (name.clone(), 1);
+        while !seen.insert(name.clone()) {
+            number += 1;
+            *name = format!("{first} ({number})");
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_data_set_has_a_name_of_its_own_that_does_nothing_to_a_terminal() {
+        let of = |sources: &[(Option<&str>, &str)]| {
+            let source = |(name, path): &(Option<&str>, &str)| {
+                let name = name.map(Into::into);
+                Source { name, path: (*path).into(), weight: 1.0 }
+            };
+            names(&sources.iter().map(source).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&[(None, "/a/x.txt"), (Some("b"), "/a/y.txt")]), ["x", "b"]);
+        assert_eq!(of(&[(None, "/a/x"), (None, "/b/x"), (Some("c"), "/x")]), ["/a/x", "/b/x", "c"]);
+        let same = [(None, "/a"), (None, "/a"), (Some("/a (2)"), "/b"), (None, "/a")];
+        assert_eq!(of(&same), ["/a", "/a (2)", "/a (2) (2)", "/a (3)"]);
+        assert_eq!(of(&[(None, "/\u{1b}[2J\u{202e}.txt")]), ["\\u001b[2J\\u202e"]);
+    }
 }

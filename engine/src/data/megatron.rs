@@ -113,7 +113,8 @@ impl Index {
         let index = Self::read(file)
             .map_err(|fault| Problem::BadIndex { index: path.clone(), fault: fault.to_string() })?;
         match index.dtype.width {
-            Some(_) => Ok(index),
+            // It is read seldom, and there may be thousands.
+            Some(_) => Ok(Self { file: index.file.closed(), ..index }),
             None => Err(Problem::StrangeTokens { index: path, dtype: index.dtype.name }),
         }
     }

@@ -1,7 +1,7 @@
 //! The tokens of a run: those of its files one behind another, of which the end is held out, and the windows of them that
 //! become batches (B, T). `run` opens it before step 1; the batch filling of each step reads from it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -110,6 +110,8 @@ pub struct Corpus {
     /// Several of them share a sample.
     packs: bool,
     identity: Identity,
+    /// Of all parts.
+    files: Vec<PathBuf>,
 }
 
 impl Corpus {
@@ -158,26 +160,27 @@ impl Corpus {
         read: &mut Append<'_>,
     ) -> Result<(), DataError> {
         let (Parts::Both(text, _) | Parts::Cut(text, _) | Parts::Train(text)) = parts else {
-            return self.fill_held_out(parts, &[], checks, read);
+            return self.fill_held_out(parts, checks, read);
         };
-        let files = read(self, text).map_err(in_key("data.train"))?;
-        self.fill_held_out(parts, &files, checks, read)
+        self.files = read(self, text).map_err(in_key("data.train"))?;
+        self.fill_held_out(parts, checks, read)
     }
 
     /// Reads what is held out, if it is another part, and cuts.
     fn fill_held_out(
         &mut self,
         parts: Parts<'_>,
-        train_files: &[PathBuf],
         checks: Checks<'_>,
         read: &mut Append<'_>,
     ) -> Result<(), DataError> {
         self.split = self.num_tokens();
+        let to_train = self.files.len();
         let mut documents = self.documents.as_ref().map_or(0, Documents::len);
         match parts {
             Parts::Both(_, validation) | Parts::HeldOut(validation) => {
                 let files = read(self, validation).map_err(in_key("data.validation"))?;
-                warn_of_overlap(train_files, &files);
+                warn_of_overlap(self.files.iter(), files.iter());
+                self.files.extend(files);
             }
             Parts::Cut(train, fraction) if self.documents.is_some() => {
                 documents = lengths::to_train(documents, fraction).min(documents - 1);
@@ -194,7 +197,7 @@ impl Corpus {
         }
         let identity = checks.pass(&mut self.store, self.split, &self.indexes).map_err(|failure| {
             let apart = matches!(parts, Parts::Both(..) | Parts::HeldOut(_));
-            let trained_on = !apart || train_files.contains(&failure.0);
+            let trained_on = !apart || self.files[..to_train].contains(&failure.0);
             in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
         });
         self.identity = identity?;
@@ -277,6 +280,7 @@ impl Corpus {
             indexes: Vec::new(),
             packs: false,
             identity,
+            files: Vec::new(),
         }
     }
 
@@ -430,15 +434,21 @@ impl fmt::Debug for Corpus {
     }
 }
 
-fn warn_of_overlap(train: &[PathBuf], validation: &[PathBuf]) {
-    let train: Vec<_> = train.iter().filter_map(|file| file.canonicalize().ok()).collect();
-    for file in validation.iter().filter_map(|file| file.canonicalize().ok()) {
-        if train.contains(&file) {
-            let file = Shown(&file);
-            tracing::warn!(
-                "{file} is in data.train and in data.validation: evaluation is not held out"
-            );
-        }
+/// The file behind a name, whatever links lead there.
+fn behind(file: &Path) -> Option<PathBuf> {
+    file.canonicalize().ok()
+}
+
+fn warn_of_overlap<'a>(
+    train: impl Iterator<Item = &'a PathBuf>,
+    held_out: impl Iterator<Item = &'a PathBuf>,
+) {
+    let train: HashSet<_> = train.filter_map(|file| behind(file)).collect();
+    for file in held_out.filter_map(|file| behind(file)).filter(|file| train.contains(file)) {
+        let file = Shown(&file);
+        tracing::warn!(
+            "{file} is in data.train and in data.validation: evaluation is not held out"
+        );
     }
 }
 

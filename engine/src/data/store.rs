@@ -21,15 +21,20 @@ static OPEN: AtomicUsize = AtomicUsize::new(0);
 /// Bytes that are read at once into tokens, on the stack: a step allocates nothing.
 const AT_ONCE: usize = 16 << 10;
 
+/// Bytes of a [`Stamp`].
+pub(super) const STAMP: usize = 56;
+
 /// Tells a file from others, and from itself before a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Stamp {
     device: u64,
     inode: u64,
     /// Length.
     pub(super) bytes: u64,
-    /// Seconds and nanoseconds since 1970.
+    /// Time of its last change, in seconds and nanoseconds since 1970. Programs that copy files set it as they like.
     modified: (i64, i64),
+    /// Time of the last change of the file or of what the system knows of it. Nobody sets it.
+    changed: (i64, i64),
 }
 
 impl Stamp {
@@ -39,17 +44,24 @@ impl Stamp {
             inode: metadata.ino(),
             bytes: metadata.len(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
 
     /// For a hash and for a file.
-    pub(super) fn to_bytes(self) -> [u8; 40] {
-        let (seconds, nanos) = self.modified;
-        let words =
-            [self.device, self.inode, self.bytes, seconds.cast_unsigned(), nanos.cast_unsigned()];
-        let mut bytes = [0; 40];
+    pub(super) fn to_bytes(self) -> [u8; STAMP] {
+        let ((a, b), (c, d)) = (self.modified, self.changed);
+        let [a, b, c, d] = [a, b, c, d].map(i64::cast_unsigned);
+        let words = [self.device, self.inode, self.bytes, a, b, c, d];
+        let mut bytes = [0; STAMP];
         bytes.as_chunks_mut().0.copy_from_slice(&words.map(u64::to_le_bytes));
         bytes
+    }
+
+    /// Whether the file is as it was. A run goes on when the file gets another link or owner, which changes the second time.
+    fn is_as(&self, before: &Self) -> bool {
+        let of = |stamp: &Self| (stamp.device, stamp.inode, stamp.bytes, stamp.modified);
+        of(self) == of(before)
     }
 
     /// Whether the file was changed so long before `now` that another change has another time.
@@ -57,7 +69,7 @@ impl Stamp {
         /// Clocks of file systems tick more often than this.
         const TICK: Duration = Duration::from_secs(1);
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let changed = u64::try_from(self.modified.0).map_or(Duration::ZERO, Duration::from_secs);
+        let changed = u64::try_from(self.changed.0).map_or(Duration::ZERO, Duration::from_secs);
         since.checked_sub(changed).is_some_and(|age| age > 2 * TICK)
     }
 
@@ -139,7 +151,9 @@ impl TokenFile {
         // After the read: what was read is what was there before a change.
         let now = file.metadata().map(|metadata| Stamp::of(&metadata));
         match now {
-            Ok(now) if now == self.stamp => read.map_err(|e| self.unread(offset, e.to_string())),
+            Ok(now) if now.is_as(&self.stamp) => {
+                read.map_err(|e| self.unread(offset, e.to_string()))
+            }
             Ok(now) => Err(self.unread(offset, self.stamp.change(&now))),
             Err(e) => Err(self.unread(offset, e.to_string())),
         }
@@ -467,6 +481,9 @@ mod tests {
         }
         // The open file is the old one still.
         let gone = |path: &Path| fs::remove_file(path).unwrap();
+        // Another link or another mode is no other content.
+        let link = |path: &Path| fs::hard_link(path, path.with_extension("link")).unwrap();
+        assert_eq!(changed(true, link).unwrap(), [257, 257]);
         assert_eq!(changed(true, replace).unwrap(), [257, 257]);
         assert_eq!(changed(true, gone).unwrap(), [257, 257]);
         let unread = changed(false, replace).unwrap_err();

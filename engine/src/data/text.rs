@@ -69,9 +69,10 @@ impl Corpus {
                 return Err(at(path)(Problem::TextTooLong { bytes, most: MAX_FILE }));
             }
             let text = file.read_whole().map_err(failure)?;
-            let Ok(text) = String::from_utf8(text) else {
-                unreachable!("{} was checked to be text", path.display());
-            };
+            let text = String::from_utf8(text).map_err(|error| {
+                let offset = error.utf8_error().valid_up_to() as u64;
+                at(path)(Problem::Changed { offset, why: "it was text a moment ago".into() })
+            })?;
             texts.push((path, text));
         }
         known.keep(began);

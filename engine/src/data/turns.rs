@@ -61,8 +61,12 @@ fn shares(weights: &[f32]) -> Vec<u64> {
         let few = given(&counts) < PERIOD as u64;
         let by_need = |a: &usize, b: &usize| lacks(*a, &counts).total_cmp(&lacks(*b, &counts));
         let all = 0..counts.len();
-        let changed = if few { all.max_by(by_need) } else { all.min_by(by_need) };
-        let Some(changed) = changed else { unreachable!("there are data sets") };
+        // A data set of little weight keeps its one sample.
+        let changed = match few {
+            true => all.max_by(by_need),
+            false => all.filter(|i| counts[*i] > 1).min_by(by_need),
+        };
+        let Some(changed) = changed else { unreachable!("a period has room for one of each") };
         counts[changed] = if few { counts[changed] + 1 } else { counts[changed] - 1 };
     }
     counts
@@ -95,6 +99,15 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn no_weight_is_too_small_for_a_sample_of_a_period() {
+        for (small, many) in [(1e-4, 2), (1e-6, 255), (1e-45, 3)] {
+            let weights = [vec![small; many], vec![1e6]].concat();
+            let counts = shares(&weights);
+            assert_eq!(counts, [vec![1; many], vec![(PERIOD - many) as u64]].concat());
         }
     }
 

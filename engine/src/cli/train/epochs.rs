@@ -34,5 +34,6 @@ pub(super) fn words(config: &Config, data: &Dataset) -> String {
         format!("{:.2} epochs of {}{of}", taken / each as f64, counted(each, "sample"))
     };
     let all: Vec<String> = shares.into_iter().map(words).collect();
-    format!("{}{}", if several { "\n        " } else { "; " }, all.join(", "))
+    let before = if data.is_several() { "\n        " } else { "; " };
+    format!("{before}{}", all.join(", "))
 }
