@@ -90,6 +90,13 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
     for said in ["text: 75.0 % of the samples; 1 file", "numbers: 25.0 % of the samples; 1 file"] {
         assert!(checked.stdout.contains(said), "{}", checked.stdout);
     }
+    let json = [&["data", "check", "tiny.ron", "--json"], &all[..all.len() - 2]].concat();
+    let json: serde_json::Value = serde_json::from_str(&folder.onebox(&json).ok().stdout).unwrap();
+    assert_eq!(
+        (&json["sets"][1]["name"], &json["sets"][1]["share"]),
+        (&"numbers".into(), &0.25.into())
+    );
+    assert_eq!(json["held_out_sets"].as_array().unwrap().len(), 2);
     let done = folder.train("mixed", &sets(&mixed)).ok();
     assert!(
         done.stderr.contains(" of text, ") && done.stderr.contains(" of numbers"),
@@ -108,6 +115,8 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
         let mean = line["loss"].as_f64().unwrap();
         assert!(losses[0].min(losses[1]) <= mean && mean <= losses[0].max(losses[1]));
     }
+    let table = folder.onebox(&["report", "mixed", "--csv"]).ok().stdout;
+    assert_eq!(table.matches(",eval/numbers,").count(), 2, "{table}");
     // The same on other ranks, and when it stops on its way.
     let ranks = [&mixed[..], &["parallel.tensor=1", "device.count=2"]].concat();
     folder.train("ranks", &sets(&ranks)).ok();

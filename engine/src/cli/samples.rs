@@ -29,6 +29,7 @@ pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), 
     let Identity { train, held_out } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
     if *json {
+        let (shares, apart) = (dataset.shares(1.0), dataset.evaluations());
         return print_json(&json!({
             "ok": true,
             "tokens": dataset.num_tokens(),
@@ -36,6 +37,8 @@ pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), 
             "held_out_samples": windows,
             "train_hash": format!("{train:032x}"),
             "held_out_hash": format!("{held_out:032x}"),
+            "sets": shares.map(|(name, samples, share)| json!({ "name": name, "samples": samples, "share": share })).collect::<Vec<_>>(),
+            "held_out_sets": apart.map(|(name, corpus)| json!({ "name": name, "samples": corpus.num_eval_windows() })).collect::<Vec<_>>(),
         }));
     }
     let steps = samples as f64 / config.batch.global as f64;

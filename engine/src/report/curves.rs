@@ -138,13 +138,14 @@ pub(crate) const CSV: &str = "run,kind,step,tokens,loss,grad_norm,lr,loss_scale,
 
 /// A row for each step and evaluation; what is not there or not finite is empty.
 pub(crate) fn csv(runs: &[Curves]) -> String {
+    let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    };
     let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
     let mut out = CSV.to_owned();
     for run in runs {
-        let name = match run.name.contains([',', '"', '\n', '\r']) {
-            true => format!("\"{}\"", run.name.replace('"', "\"\"")),
-            false => run.name.clone(),
-        };
+        let name = quoted(&run.name);
         let mut evals = run.evals.iter().peekable();
         let mut eval_rows = |out: &mut String, until: u64| {
             while let Some(eval) = evals.next_if(|eval| eval.step < until) {
@@ -153,6 +154,11 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
                     eval.step,
                     number(eval.loss)
                 ));
+                for (set, loss) in &eval.sets {
+                    let kind = quoted(&format!("eval/{set}"));
+                    let (step, loss) = (eval.step, number(*loss));
+                    out.push_str(&format!("{name},{kind},{step},,{loss},,,,,,,,\n"));
+                }
             }
         };
         for step in &run.steps {
