@@ -52,25 +52,6 @@ fn other_text_of_equal_length_is_another_experiment() {
     go_on(&folder, "run", "--resume", "text.txt").ok();
 }
 
-/// Sums of what onebox says of the evaluations and steps of a run.
-fn lines(folder: &Folder, run: &str) -> Vec<serde_json::Value> {
-    let mut all = folder.metrics(run);
-    for line in &mut all {
-        for key in [
-            "seconds",
-            "tokens_per_second",
-            "host_memory",
-            "device_memory",
-            "tflops",
-            "wait",
-            "mfu",
-        ] {
-            line.as_object_mut().unwrap().remove(key);
-        }
-    }
-    all
-}
-
 #[test]
 fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
     let folder = Folder::new();
@@ -104,7 +85,7 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
         done.stderr
     );
     let evaluations = |run: &str| {
-        let all = lines(&folder, run).into_iter().filter(|line| line["kind"] == "eval");
+        let all = folder.metrics(run).into_iter().filter(|line| line["kind"] == "eval");
         all.collect::<Vec<_>>()
     };
     let [first, last] = &evaluations("mixed")[..] else { panic!("two evaluations") };
@@ -121,7 +102,7 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
     let ranks = [&mixed[..], &["parallel.tensor=1", "device.count=2"]].concat();
     folder.train("ranks", &sets(&ranks)).ok();
     let losses = |run: &str| -> Vec<f64> {
-        let steps = lines(&folder, run).into_iter().filter(|line| line["kind"] == "step");
+        let steps = folder.metrics(run).into_iter().filter(|line| line["kind"] == "step");
         steps.map(|line| line["loss"].as_f64().unwrap()).collect()
     };
     for (one, other) in losses("mixed").iter().zip(losses("ranks")) {
