@@ -134,7 +134,7 @@ impl Template {
                     asked.iter().filter(known).map(String::as_str).collect();
                 others.sort_unstable();
                 let others = match &others[..] {
-                    [] => "it has none".to_owned(),
+                    [] => "it has no variables of its own".to_owned(),
                     some => format!("it has `{}`", some.join("`, `")),
                 };
                 return Err(format!("its chat template has no variable `{name}`; {others}"));

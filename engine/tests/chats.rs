@@ -135,7 +135,7 @@ fn chats_side_by_side_fill_samples_and_resume() {
         let (_, rest) = text.split_once("an epoch has ").unwrap();
         rest.split_once(" samples").unwrap().0.parse().unwrap()
     };
-    assert!(checked.contains("60 rows: 54 to train, 6 held out; in "), "{checked}");
+    assert!(checked.contains("60 rows: 54 to train, 6 held out; samples: "), "{checked}");
     assert!((6..20).contains(&samples(&checked)), "{checked}");
     let shown = onebox(&["data", "show", "chat.ron", "--json"]).stdout;
     let sample: serde_json::Value = serde_json::from_str(&shown).unwrap();

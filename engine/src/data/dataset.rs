@@ -263,7 +263,7 @@ impl Dataset {
         let line = |(index, Named { name, corpus }): (usize, &Named)| {
             let share = match index < self.to_train {
                 true => format!("{:.1} % of the samples", 100.0 * self.turns.share(index)),
-                false => "evaluations".into(),
+                false => "for evaluation".into(),
             };
             format!("{name}: {share}; {}", corpus.describe())
         };

@@ -392,7 +392,7 @@ impl Corpus {
                 let packed = match d.is_packed() {
                     true => {
                         let held_out = all - samples;
-                        format!("; in {samples} and {held_out} samples, {full:.0} % full")
+                        format!("; samples: {}, {full:.0} % full", parts(samples, held_out))
                     }
                     false if full < HALF_FULL => {
                         format!(

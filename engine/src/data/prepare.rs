@@ -29,8 +29,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 pub(crate) const PART: u64 = 64 << 20;
 /// What is done, in the folder.
 const MANIFEST: &str = "prepared.json";
-/// Held while something is being written.
-const LOCK: &str = ".lock";
+/// Held while something is being written. Runs have a `.lock`: their folders are no place for tokens.
+const LOCK: &str = ".prepare.lock";
 
 /// Text to prepare.
 #[derive(Debug)]
@@ -549,6 +549,13 @@ mod tests {
         assert!(refused(&train, &DataFormat::Auto, &out).contains("text that has changed since"));
         let foreign = refused(&train, &DataFormat::Auto, &folder.path().join("held"));
         assert!(foreign.contains("held: the folder is not empty"), "{foreign}");
+        // As a run has one.
+        let run = folder.path().join("run");
+        fs::create_dir(&run).unwrap();
+        fs::write(run.join(".lock"), "a pid").unwrap();
+        let of_run = refused(&train, &DataFormat::Auto, &run);
+        assert!(of_run.contains("run: the folder is not empty"), "{of_run}");
+        assert_eq!(fs::read(run.join(".lock")).unwrap(), b"a pid");
         let held = File::open(out.join(LOCK)).unwrap();
         held.lock().unwrap();
         assert!(refused(&train, &DataFormat::Auto, &out).contains("another process"));
