@@ -156,7 +156,7 @@ impl Template {
         self.tokens.get("eos_token").map(String::as_str)
     }
 
-    /// Whether [`marked`](Self::marked) has marks: whether the template has blocks `{% generation %}`.
+    /// Whether the template has blocks `{% generation %}`.
     pub const fn has_marks(&self) -> bool {
         self.marks
     }

@@ -1,6 +1,6 @@
 //! `metrics.jsonl`: one JSON object per line, written after each step by `run`.
 //!
-//! A line goes out in one write ([`Appended`]). Where the run has event files for TensorBoard, these get the same.
+//! A line goes out in one write (`Appended`). Where the run has event files for TensorBoard, these get the same.
 
 use crate::report::appended::Appended;
 pub use crate::report::appended::MetricsError;
