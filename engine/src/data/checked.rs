@@ -19,6 +19,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 const SET: &Magic = b"onebox checked 1";
 /// Which files are text.
 const TEXTS: &Magic = b"onebox texts  2\n";
+/// The work that is done again where what was found cannot be kept.
+const AGAIN: &str = "the data will be checked again";
 /// Bytes that are checked faster than a file of the cache folder is written.
 const WORTH_KEEPING: u64 = 16 << 20;
 /// Tokens that a thread looks at together for one that is too large.
@@ -111,7 +113,8 @@ impl Checks<'_> {
             files.iter().copied().chain(indexes).all(|file| file.stamp.is_settled(now))
         };
         if files.as_ref().is_some_and(settled) {
-            keep(self.cache, kept.as_deref(), SET, found.to_bytes());
+            let parts = std::iter::once(found.to_bytes());
+            self.cache.keep(kept.as_deref(), SET, parts, AGAIN);
         }
         Ok(found)
     }
@@ -188,14 +191,6 @@ fn path_of(store: &Store, segment: usize) -> &Path {
     store.file(segment).map_or(Path::new(""), |file| &file.path)
 }
 
-fn keep(cache: &Cache, path: Option<&Path>, magic: &Magic, bytes: Vec<u8>) {
-    if let Some(path) = path.filter(|_| !cache.read_only)
-        && let Err(error) = sealed::write(path, magic, std::iter::once(bytes))
-    {
-        tracing::warn!("{}: {error}; the data will be checked again next time", path.display());
-    }
-}
-
 /// Which files of a name in the config are text.
 pub(super) struct Texts<'a> {
     checks: Checks<'a>,
@@ -210,7 +205,7 @@ impl<'a> Texts<'a> {
     /// Of the files that `named` stands for.
     pub(super) fn of(named: &str, checks: Checks<'a>) -> Self {
         let mut hash = Xxh3Default::new();
-        let absolute = absolute(named).unwrap_or_default();
+        let absolute = absolute(named).unwrap_or_else(|_| named.into());
         hash.update(absolute.as_os_str().as_encoded_bytes());
         let name = format!("{:032x}.texts", hash.digest128());
         let path = checks.cache.folder.as_ref().map(|folder| folder.join(name));
@@ -248,7 +243,8 @@ impl<'a> Texts<'a> {
             };
             [&stamp.to_bytes()[..], &[kind, byte], &offset.to_le_bytes()].concat()
         });
-        keep(self.checks.cache, self.path.as_deref(), TEXTS, bytes.collect());
+        let parts = std::iter::once(bytes.collect());
+        self.checks.cache.keep(self.path.as_deref(), TEXTS, parts, AGAIN);
     }
 }
 

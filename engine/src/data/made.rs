@@ -31,12 +31,9 @@ impl Cache {
             return found;
         }
         let made = make();
-        if let Some(path) = path.filter(|_| !self.read_only)
-            && let Err(error) = sealed::write(&path, MAGIC, std::iter::once(encoded(&made)))
-        {
-            let path = path.display();
-            tracing::warn!("{path}: {error}; the rows will be tokenized again next time");
-        }
+        // Encoded only where it is kept.
+        let parts = std::iter::once_with(|| encoded(&made));
+        self.keep(path.as_deref(), MAGIC, parts, "the rows will be tokenized again");
         made
     }
 }

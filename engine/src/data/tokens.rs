@@ -47,13 +47,23 @@ impl Cache {
             .into_iter()
             .collect::<Result<Vec<_>, _>>()?;
         let tokens = parts.concat();
-        if let Some(path) = path.filter(|_| !self.read_only)
-            && let Err(error) = sealed::write(&path, MAGIC, stored(&tokens))
-        {
-            let path = path.display();
-            tracing::warn!("{path}: {error}; the text will be tokenized again next time");
-        }
+        self.keep(path.as_deref(), MAGIC, stored(&tokens), "the text will be tokenized again");
         Ok(tokens)
+    }
+
+    /// Keeps a file, where there is a path and files may be put there; warns where it cannot, with the work that is done again.
+    pub(super) fn keep(
+        &self,
+        path: Option<&Path>,
+        magic: &Magic,
+        parts: impl Iterator<Item = Vec<u8>>,
+        again: &str,
+    ) {
+        if let Some(path) = path.filter(|_| !self.read_only)
+            && let Err(error) = sealed::write(path, magic, parts)
+        {
+            tracing::warn!("{}: {error}; {again} next time", path.display());
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use chat::{Said, said};
 use control::Control;
 use serde_json::Value as Json;
 use std::ops::Range;
+use std::sync::OnceLock;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Stands inside the text of a control token where a row has it: that text controls nothing.
@@ -47,6 +48,7 @@ pub struct Rows<'a> {
     /// The token behind each text.
     end: Option<u32>,
     kind: Kind<'a>,
+    hash: OnceLock<u128>,
 }
 
 impl<'a> Rows<'a> {
@@ -65,11 +67,16 @@ impl<'a> Rows<'a> {
 
     fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: Kind<'a>) -> Self {
         let end = end.and_then(|text| tokenizer.token(text));
-        Self { tokenizer, control: Control::new(tokenizer.control()), end, kind }
+        let control = Control::new(tokenizer.control());
+        Self { tokenizer, control, end, kind, hash: OnceLock::new() }
     }
 
     /// xxh3, 128 bits, of everything but the row that a document follows from.
     pub(super) fn hash(&self) -> u128 {
+        *self.hash.get_or_init(|| self.hashed())
+    }
+
+    fn hashed(&self) -> u128 {
         let kind = match &self.kind {
             Kind::Text(field) => format!("text {:?} {field}", self.end),
             Kind::Chat { template, system } => {
