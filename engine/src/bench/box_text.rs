@@ -44,7 +44,7 @@ impl GpuBox {
         text.out
     }
 
-    /// What could not be measured, and what that means for a simulation.
+    /// The figures that could not be measured, with their effect on a simulation.
     pub fn missing(&self) -> Vec<String> {
         match (&self.together, self.gpus) {
             (Err(why), 2..) => vec![format!(

@@ -19,7 +19,7 @@ use topology::{Machine, available_memory, format_bytes};
 /// The name of each GPU of the stand-in driver begins like this.
 const STAND_IN: &str = "Fake GPU";
 
-/// What is measured.
+/// The sizes of the measurements.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     /// (m, k, n) of products.
@@ -78,9 +78,9 @@ pub struct GpuBox {
     pub gpus: usize,
     /// Bytes of the GPU with the least memory.
     pub gpu_memory: u64,
-    /// The driver's and NCCL's versions; why NCCL is not there.
+    /// The version of the driver.
     pub driver: String,
-    /// See there.
+    /// The version of NCCL, or the reason of its absence.
     pub nccl: Result<String, String>,
     /// Bytes that a node of the host has free at least.
     pub node_memory: u64,
@@ -136,14 +136,14 @@ pub enum GpuBoxError {
     /// A measurement.
     #[error("{what}: {error}")]
     Failed {
-        /// What was measured.
+        /// The measured rate.
         what: &'static str,
         /// Why it ended.
         error: Error,
     },
 }
 
-/// Measures everything. Takes about a minute. `tell` is told what is measured.
+/// Measures everything, in about a minute. `tell` gets the name of each measurement before it begins.
 ///
 /// # Errors
 /// No GPUs of one kind; a GPU that fails, or no memory.
@@ -198,7 +198,7 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
     })
 }
 
-/// The result of `work`, which `tell` is told of before.
+/// The result of `work`; `tell` gets its name before.
 fn told<T>(
     tell: &mut dyn FnMut(&str),
     what: &'static str,
@@ -269,7 +269,7 @@ fn full(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
     free.filter(|(_, free)| *free < TAKEN).min_by_key(|(_, free)| *free)
 }
 
-/// What every rank of [`together`] has.
+/// The things that every rank of [`together`] has.
 struct Shared {
     plan: Arc<Plan>,
     world: Arc<World>,

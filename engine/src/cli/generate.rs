@@ -109,7 +109,7 @@ const PYTHON: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("None"
 /// Bytes of a prompt in a file: a hundred times the longest context of a model.
 const LONGEST_PROMPT: u64 = 64 << 20;
 
-/// What the prompts are, from the command line or from files.
+/// The prompts, from the command line or from files.
 fn prompts(args: &GenerateArgs) -> Result<Vec<String>, Failed> {
     if args.prompt_file.is_empty() {
         return Ok(args.prompt.clone());

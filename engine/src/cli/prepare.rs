@@ -130,7 +130,7 @@ fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
     )
 }
 
-/// What these sources are called, by the folders of their tokens.
+/// These sources in the words of a config, with the folders of their tokens as paths.
 fn sources(of: &Sources, folders: &[PathBuf]) -> String {
     let path = |folder: &PathBuf| format!("{:?}", folder.to_string_lossy());
     if let ([Source { name: None, .. }], [folder]) = (of.0.as_slice(), folders) {
