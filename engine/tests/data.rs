@@ -390,8 +390,10 @@ fn the_plan_counts_what_the_data_takes() {
     let text = folder.read("text.txt").len() as u64;
     let memory = json(plan("text.txt", &["data.tokenizer=\"tokenizer.json\"", "model.vocab=300"]));
     let memory = &memory["data_memory"];
-    let [tokens, reading] = ["tokens", "reading"].map(|key| memory[key].as_u64().unwrap());
-    assert!(tokens > 0 && tokens < 2 * text && reading > 64 * text + 96 * tokens, "{memory}");
+    let [kept, tokens, reading] =
+        ["in_files", "tokens", "reading"].map(|key| memory[key].as_u64().unwrap());
+    assert!(kept > 0 && kept < 2 * text && tokens == 0, "{memory}");
+    assert!(reading > 2 * text + 2 * kept && reading < 300 * text, "{memory}");
     // Where it is not there, the rest is planned.
     assert!(json(plan("absent", &[]).ok())["data_memory"].is_null());
 }

@@ -5,7 +5,7 @@ use super::say;
 use crate::chat::Template;
 use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Source};
 use crate::data::{
-    Cache, Checks, Corpus, DataError, Dataset, Look, Parts, Problem, Rowed, Rows, Tokenized,
+    Cache, Checks, Corpus, DataError, Dataset, Look, Parts, Problem, Rowed, Rows, Sizes, Tokenized,
     Tokenizer,
 };
 use crate::hugging_face::Beside;
@@ -150,7 +150,8 @@ fn read(
         }
         (Some(tokenizer), Some(path)) => {
             let (path, format) = (Path::new(path), data.format.clone());
-            let with = Tokenized { tokenizer, path, cache: &cache, format };
+            let sizes = Sizes::default();
+            let with = Tokenized { tokenizer, path, cache: &cache, format, sizes, quiet };
             every(data, &|parts| Corpus::open_text(parts, &with, size.0, size.1))
         }
         _ => {

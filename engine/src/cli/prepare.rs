@@ -4,7 +4,7 @@ use super::exit::{Failed, code};
 use super::{ConfigArgs, data, print};
 use crate::config::{Config, DataFormat, Packing, Source, Sources};
 use crate::data::{
-    Cache, PART, Prepare, PrepareError, Prepared, Problem, Rowed, Tokenizer, takes_from,
+    Cache, Prepare, PrepareError, Prepared, Problem, Rowed, Sizes, Tokenizer, takes_from,
 };
 use crate::run_dir::resolved;
 use clap::ValueHint;
@@ -65,7 +65,7 @@ fn prepare(
         rows,
         cache,
         out,
-        part: PART,
+        sizes: Sizes::default(),
         quiet: false,
     }
     .run()

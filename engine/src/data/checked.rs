@@ -122,7 +122,7 @@ impl Checks<'_> {
     /// Which token of a segment is the first that is not below the vocabulary, and the token.
     fn first_unknown(&self, store: &Store, segment: usize) -> Result<(String, u32), Unread> {
         let first = store.start(segment);
-        let tokens = store.file(segment).map_or(0, |file| file.stamp.bytes as usize) / store.width;
+        let tokens = store.len(segment);
         let in_block = |block: usize| {
             let start = block * BLOCK;
             let end = tokens.min(start + BLOCK);

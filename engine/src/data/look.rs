@@ -5,7 +5,6 @@ use super::open::open_regular;
 use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::read::named;
 use super::store::TokenFile;
-use super::text::MAX_FILE;
 use super::{Parts, lengths};
 use crate::config::{Config, DataConfig};
 use std::fs::File;
@@ -70,16 +69,11 @@ impl Look {
 
     fn add(&mut self, path: &Path, mut file: File, data: &DataConfig) -> Result<(), Problem> {
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
-        if data.tokenizer.is_some() {
-            if bytes > MAX_FILE && !data.format.is_rows() {
-                return Err(Problem::TextTooLong { bytes, most: MAX_FILE });
-            }
-            if self.sample.is_empty() {
-                let mut head = Vec::new();
-                file.rewind().map_err(Problem::Unreadable)?;
-                (&file).take(SAMPLE).read_to_end(&mut head).map_err(Problem::Unreadable)?;
-                self.sample = String::from_utf8_lossy(&head).into_owned();
-            }
+        if data.tokenizer.is_some() && self.sample.is_empty() {
+            let mut head = Vec::new();
+            file.rewind().map_err(Problem::Unreadable)?;
+            (&file).take(SAMPLE).read_to_end(&mut head).map_err(Problem::Unreadable)?;
+            self.sample = String::from_utf8_lossy(&head).into_owned();
         }
         let width = match data.format.width() {
             Some(width) => width,

@@ -5,15 +5,16 @@
 //! trains on a half.
 
 use super::bad_rows::BadRows;
-use super::checked::{Checks, Texts, failure};
+use super::checked::{Checks, failure};
 use super::open::open_regular;
+use super::parts::{Place, Sizes, Texts};
 use super::problem::{DataError, Failure, Problem, at, in_key};
-use super::read::named;
+use super::read::{Source, named};
 use super::rows::Lines;
 use super::store::TokenFile;
-use super::text::MAX_FILE;
+use super::text::text_files;
 use super::tokens::Cache;
-use super::{Corpus, Rowed, Tokenizer, cores};
+use super::{Corpus, Rowed, Tokenizer};
 use crate::config::DataFormat;
 use crate::report::reading::Reading;
 use crate::report::shown::Shown;
@@ -22,11 +23,8 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Bytes of text after which a part ends.
-pub(crate) const PART: u64 = 64 << 20;
 /// What is done, in the folder.
 const MANIFEST: &str = "prepared.json";
 /// Held while something is being written. Runs have a `.lock`: their folders are no place for tokens.
@@ -46,8 +44,7 @@ pub(crate) struct Prepare<'a> {
     pub(crate) cache: &'a Cache,
     /// The folder of the tokens.
     pub(crate) out: &'a Path,
-    /// Bytes of text after which a part ends.
-    pub(crate) part: u64,
+    pub(crate) sizes: Sizes,
     pub(crate) quiet: bool,
 }
 
@@ -77,15 +74,6 @@ pub(crate) enum PrepareError {
     Write { path: PathBuf, error: io::Error },
     #[error("{}: {why}", Shown(path))]
     Refused { path: PathBuf, why: &'static str },
-}
-
-/// Where the text of the next part begins.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-struct Place {
-    file: usize,
-    offset: u64,
-    /// Lines before it in the file.
-    lines: u64,
 }
 
 /// A finished part.
@@ -167,28 +155,14 @@ impl Prepare<'_> {
 
     /// The files of a name that hold text, closed.
     fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
-        let (paths, mut source) = named(text, self.format, true)?;
         let checks = Checks { cache: self.cache, vocab: usize::MAX, quiet: self.quiet };
-        let (began, mut known) = (SystemTime::now(), Texts::of(text, checks));
-        let mut files = Vec::new();
-        for path in &paths {
-            let file = match self.rows {
-                None => source.open(path, Some("leave it out"), &mut known).map_err(at(path))?,
-                Some(_) => {
-                    let mut file = open_regular(path).map_err(at(path))?;
-                    let takes = source.takes(path, &mut file).map_err(at(path))?;
-                    let opened = takes.then(|| TokenFile::new(path, file)).transpose();
-                    opened.map_err(Problem::Unreadable).map_err(at(path))?
-                }
-            };
-            let Some(file) = file.filter(|file| file.stamp.bytes > 0) else { continue };
-            let bytes = file.stamp.bytes;
-            if bytes > MAX_FILE && self.rows.is_none() {
-                return Err(at(path)(Problem::TextTooLong { bytes, most: MAX_FILE }));
+        let (files, source) = match self.rows {
+            None => {
+                let (_, files, source) = text_files(text, self.format, checks)?;
+                (files, source)
             }
-            files.push(file.closed());
-        }
-        known.keep(began);
+            Some(_) => row_files(text, self.format)?,
+        };
         let taken = files.iter().map(|file| file.stamp.bytes).sum();
         source.end(Path::new(text), taken).map_err(at(Path::new(text)))?;
         Ok(files)
@@ -286,41 +260,23 @@ impl Prepare<'_> {
             manifest.parts[i].push(part);
             let path = self.out.join(MANIFEST);
             let json = serde_json::to_vec(&*manifest).map_err(io::Error::from);
-            json.and_then(|json| write(&path, &json)).map_err(unwritten(&path))?;
+            json.and_then(|json| write(&path, &[json])).map_err(unwritten(&path))?;
         }
     }
 
-    /// The tokens of some whole files, by all cores.
+    /// The tokens of some text, by all cores.
     fn of_texts(
         &self,
         files: &[TokenFile],
         from: Place,
         reading: &Reading,
-    ) -> Result<(Vec<u8>, Part), Failure> {
-        let mut text = 0;
-        let fits = |file: &&TokenFile| {
-            let fits = text < self.part;
-            text += file.stamp.bytes;
-            fits
-        };
-        let files: Vec<&TokenFile> = files[from.file..].iter().take_while(fits).collect();
-        let longest = files.iter().map(|file| file.stamp.bytes).max().unwrap_or(0);
-        let encode = |i: usize| {
-            let file = files[i];
-            let text = String::from_utf8(file.read_whole().map_err(failure)?);
-            let Ok(text) = text else { unreachable!("{:?} was checked to be text", file.path) };
-            let tokens = self.tokenizer.encode(&text);
-            reading.add(text.len() as u64);
-            tokens.map_err(|why| at(&file.path)(Problem::NoTokenizer(why)))
-        };
-        let tokens = cores::map_by(cores::texts_at_once(longest), files.len(), encode);
-        let mut made = Corpus::of_width(self.width(), 0);
-        for tokens in tokens {
-            made.push_tokens(&tokens?);
-        }
-        let next = Place { file: from.file + files.len(), ..Place::default() };
-        let text = files.iter().map(|file| file.stamp.bytes).sum();
-        Ok(part(made, text, next, BadRows::default()))
+    ) -> Result<(Vec<Vec<u8>>, Part), Failure> {
+        let texts = Texts { files, tokenizer: self.tokenizer, sizes: self.sizes };
+        let text = texts.read(from)?;
+        let made = texts.encode(&text, self.width(), &|bytes| reading.add(bytes))?;
+        let tokens = made.iter().map(Vec::len).sum::<usize>() / self.width();
+        let (rows, tokens) = (BadRows::default(), tokens as u64);
+        Ok((made, Part { tokens, text: text.bytes, next: text.next, rows }))
     }
 
     /// The tokens of some rows.
@@ -330,17 +286,17 @@ impl Prepare<'_> {
         (from, mut rows): (Place, BadRows),
         with: &Rowed<'_>,
         reading: &Reading,
-    ) -> Result<(Vec<u8>, Part), Failure> {
+    ) -> Result<(Vec<Vec<u8>>, Part), Failure> {
         let mut made = Corpus::of_width(self.width(), 0);
         let (mut next, mut text) = (from, 0);
-        while next.file < files.len() && text < self.part {
+        while next.file < files.len() && text < self.sizes.part {
             let file = &files[next.file];
             let unreadable = |e| at(&file.path)(Problem::Unreadable(e));
             let mut opened = open_regular(&file.path).map_err(at(&file.path))?;
             opened.seek(SeekFrom::Start(next.offset)).map_err(unreadable)?;
             let mut lines = Lines::after(BufReader::new(opened), next.lines);
             let mut more = true;
-            while more && text < self.part {
+            while more && text < self.sizes.part {
                 let read = made.read_some(&file.path, &mut lines, with, &mut rows);
                 more = read.map_err(at(&file.path))?;
                 let (offset, number) = lines.place().map_err(unreadable)?;
@@ -354,13 +310,24 @@ impl Prepare<'_> {
                 next = Place { file: next.file + 1, ..Place::default() };
             }
         }
-        Ok(part(made, text, next, rows))
+        let tokens = made.num_tokens() as u64;
+        Ok((vec![made.store.into_bytes()], Part { tokens, text, next, rows }))
     }
 }
 
-fn part(made: Corpus, text: u64, next: Place, rows: BadRows) -> (Vec<u8>, Part) {
-    let tokens = made.num_tokens() as u64;
-    (made.store.into_bytes(), Part { tokens, text, next, rows })
+/// The files of a name that hold rows, closed, and how they are taken.
+fn row_files(text: &str, format: &DataFormat) -> Result<(Vec<TokenFile>, Source), Failure> {
+    let (paths, mut source) = named(text, format, true)?;
+    let mut files = Vec::new();
+    for path in &paths {
+        let mut file = open_regular(path).map_err(at(path))?;
+        if source.takes(path, &mut file).map_err(at(path))? {
+            let file = TokenFile::new(path, file).map_err(Problem::Unreadable);
+            files.push(file.map_err(at(path))?.closed());
+        }
+    }
+    files.retain(|file| file.stamp.bytes > 0);
+    Ok((files, source))
 }
 
 /// Where parts stand before the last one is done.
@@ -378,10 +345,10 @@ fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
 }
 
 /// Writes a file that has its name when it is on the disk.
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write(path: &Path, parts: &[Vec<u8>]) -> io::Result<()> {
     let unfinished = path.with_extension("tmp");
     let mut file = File::create(&unfinished)?;
-    file.write_all(bytes)?;
+    parts.iter().try_for_each(|bytes| file.write_all(bytes))?;
     file.sync_all()?;
     fs::rename(&unfinished, path)?;
     sync_folder(path.parent().unwrap_or(Path::new(".")))
@@ -396,6 +363,7 @@ mod tests {
     use tempfile::TempDir;
 
     const VOCAB: usize = 300;
+    const PART: u64 = 64 << 20;
 
     fn tokenizer_path() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tokenizer-tiny.json")
@@ -407,6 +375,7 @@ mod tests {
         out: &Path,
         part: u64,
     ) -> Result<Prepared, PrepareError> {
+        let sizes = Sizes { part, piece: 7, ..Sizes::default() };
         let tokenizer = Tokenizer::open(&tokenizer_path()).unwrap();
         let rows = Rows::of_texts(&tokenizer, "text", None);
         let rowed = Rowed {
@@ -419,7 +388,7 @@ mod tests {
         let rows = format.is_rows().then_some(rowed);
         let (tokenizer, cache) = (&tokenizer, &Cache::default());
         let (train, held_out) = (vec![parts.0], parts.1.into_iter().collect());
-        Prepare { train, held_out, format, tokenizer, rows, cache, out, part, quiet: true }.run()
+        Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }.run()
     }
 
     /// The tokens that a run makes of the same text itself.
@@ -440,7 +409,9 @@ mod tests {
             return Corpus::open_rows(parts, &with, (&file, VOCAB), (VOCAB, 4)).unwrap();
         }
         let (cache, format) = (&Cache::default(), format.clone());
-        let with = Tokenized { tokenizer: &tokenizer, path: &file, cache, format };
+        let sizes = Sizes::default();
+        let with =
+            Tokenized { tokenizer: &tokenizer, path: &file, cache, format, sizes, quiet: true };
         Corpus::open_text(parts, &with, VOCAB, 4).unwrap()
     }
 

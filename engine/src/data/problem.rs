@@ -130,8 +130,13 @@ pub enum Problem {
     TokenizerVocab { tokenizer: usize, vocab: usize },
     #[error("{fault}; or {or_else}")]
     NotUtf8 { fault: NotUtf8, or_else: &'static str },
-    #[error("{} are more than a tokenizer takes at once ({}); split the file", format_bytes(*bytes), format_bytes(*most))]
-    TextTooLong { bytes: u64, most: u64 },
+    #[error(
+        "{} of text are more than a tokenizer takes at once ({}), and onebox knows no place to cut them: {why}; divide the file \
+         into smaller ones, or write JSON lines with a document in each (data.format: Jsonl)",
+        format_bytes(*bytes),
+        format_bytes(*most)
+    )]
+    Uncut { bytes: u64, most: u64, why: String },
     #[error(
         "the {part} part has {tokens} tokens ({arithmetic}), but model.seq_len {seq_len} needs \
          seq_len + 1 = {}; lower model.seq_len to at most {}, or {remedy}",

@@ -3,7 +3,8 @@
 
 use crate::run_dir::durable::sync_folder;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
@@ -12,6 +13,8 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 pub(super) type Magic = [u8; 16];
 /// Bytes of a hash.
 const HASH: usize = 16;
+/// Bytes that are read at once.
+const BLOCK: usize = 1 << 20;
 
 /// What was written behind `magic`. None where it is not there, or not whole.
 pub(super) fn read(path: &Path, magic: &Magic) -> Option<Vec<u8>> {
@@ -20,10 +23,47 @@ pub(super) fn read(path: &Path, magic: &Magic) -> Option<Vec<u8>> {
     let hash = whole.map(|whole| bytes.split_off(whole));
     let is_whole = hash.is_some_and(|hash| hash == xxh3_128(&bytes).to_le_bytes());
     if !is_whole || !bytes.starts_with(magic) {
-        tracing::warn!("{}: not what was written; it is made again", path.display());
+        made_again(path);
         return None;
     }
     Some(bytes.split_off(magic.len()))
+}
+
+/// What was written behind `magic`, as a file that is open and where it stands in it. None where it is not there, or not whole.
+pub(super) fn open(path: &Path, magic: &Magic) -> Option<(File, Range<u64>)> {
+    let file = File::open(path).ok()?;
+    let body = whole(&file, magic).unwrap_or_default();
+    if body.is_none() {
+        made_again(path);
+    }
+    Some((file, body?))
+}
+
+/// Where the content of a file stands, if it is what its hash says.
+fn whole(mut file: &File, magic: &Magic) -> io::Result<Option<Range<u64>>> {
+    let length = file.metadata()?.len();
+    let Some(end) = length.checked_sub(HASH as u64).filter(|end| *end >= magic.len() as u64) else {
+        return Ok(None);
+    };
+    let mut begin = Magic::default();
+    file.read_exact(&mut begin)?;
+    let mut hash = Xxh3Default::new();
+    hash.update(&begin);
+    let (mut block, mut left) = (vec![0; BLOCK], end - magic.len() as u64);
+    while left > 0 {
+        let some = &mut block[..left.min(BLOCK as u64) as usize];
+        file.read_exact(some)?;
+        hash.update(some);
+        left -= some.len() as u64;
+    }
+    let mut written = [0; HASH];
+    file.read_exact(&mut written)?;
+    let is_whole = begin == *magic && written == hash.digest128().to_le_bytes();
+    Ok(is_whole.then_some(magic.len() as u64..end))
+}
+
+fn made_again(path: &Path) {
+    tracing::warn!("{}: not what was written; it is made again", path.display());
 }
 
 /// Writes `parts`, one behind another. The folder is made.

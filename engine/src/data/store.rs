@@ -164,12 +164,6 @@ impl TokenFile {
         Self { file: None, ..self }
     }
 
-    /// All of it.
-    pub(super) fn read_whole(&self) -> Result<Vec<u8>, Unread> {
-        let mut bytes = vec![0; self.stamp.bytes as usize];
-        self.read(0, &mut bytes).map(|()| bytes)
-    }
-
     fn unread(&self, offset: u64, why: String) -> Unread {
         Unread { path: self.path.clone(), offset, why }
     }
@@ -177,7 +171,8 @@ impl TokenFile {
 
 #[derive(Debug)]
 enum Place {
-    File(TokenFile),
+    /// From a byte of a file on.
+    File(TokenFile, u64),
     Memory(Vec<u8>),
 }
 
@@ -224,6 +219,11 @@ impl Store {
         self.segments[segment].file()
     }
 
+    /// How many tokens a segment has.
+    pub(super) fn len(&self, segment: usize) -> usize {
+        self.segments[segment].end - self.start(segment)
+    }
+
     /// Where a segment begins among all tokens.
     pub(super) fn start(&self, segment: usize) -> usize {
         segment.checked_sub(1).map_or(0, |before| self.segments[before].end)
@@ -231,13 +231,20 @@ impl Store {
 
     /// Adds the tokens of a file, a whole number of them.
     pub(super) fn push_file(&mut self, file: TokenFile) {
-        let bytes = file.stamp.bytes as usize;
-        assert!(bytes.is_multiple_of(self.width), "a file has whole tokens");
-        if bytes == 0 {
+        let bytes = 0..file.stamp.bytes;
+        self.push_part(file, bytes);
+    }
+
+    /// Adds the tokens in these bytes of a file, a whole number of them.
+    pub(super) fn push_part(&mut self, file: TokenFile, bytes: Range<u64>) {
+        assert!(bytes.end <= file.stamp.bytes, "the bytes are in the file");
+        let length = (bytes.end - bytes.start) as usize;
+        assert!(length.is_multiple_of(self.width), "a file has whole tokens");
+        if length == 0 {
             return;
         }
-        let end = self.num_tokens() + bytes / self.width;
-        self.segments.push(Segment { end, place: Place::File(file), most: u32::MAX });
+        let end = self.num_tokens() + length / self.width;
+        self.segments.push(Segment { end, place: Place::File(file, bytes.start), most: u32::MAX });
     }
 
     /// Adds tokens that stay in memory.
@@ -261,7 +268,7 @@ impl Store {
     pub(super) fn into_bytes(self) -> Vec<u8> {
         let bytes = |segment: Segment| match segment.place {
             Place::Memory(bytes) => bytes,
-            Place::File(_) => unreachable!("the tokens are in memory"),
+            Place::File(..) => unreachable!("the tokens are in memory"),
         };
         self.segments.into_iter().next().map_or_else(Vec::new, bytes)
     }
@@ -291,7 +298,7 @@ impl Store {
     pub(super) fn read(&self, segment: usize, start: usize, out: &mut [u8]) -> Result<(), Unread> {
         let at = (start - self.start(segment)) * self.width;
         match &self.segments[segment].place {
-            Place::File(file) => file.read(at as u64, out),
+            Place::File(file, from) => file.read(from + at as u64, out),
             Place::Memory(bytes) => {
                 out.copy_from_slice(&bytes[at..][..out.len()]);
                 Ok(())
@@ -332,16 +339,16 @@ impl Store {
         if token <= *most {
             return Ok(());
         }
-        let Place::File(file) = place else { unreachable!("tokens in memory are checked") };
+        let Place::File(file, from) = place else { unreachable!("tokens in memory are checked") };
         let why = format!("token {token} stands there now, and {most} was the largest of the file");
-        Err(file.unread(((start - self.start(segment)) * self.width) as u64, why))
+        Err(file.unread(from + ((start - self.start(segment)) * self.width) as u64, why))
     }
 }
 
 impl Segment {
     const fn file(&self) -> Option<&TokenFile> {
         match &self.place {
-            Place::File(file) => Some(file),
+            Place::File(file, _) => Some(file),
             Place::Memory(_) => None,
         }
     }
@@ -445,7 +452,7 @@ mod tests {
         let folder = folder(&[("t.bin", &[1; 100])]);
         let mut store = store(&folder, 2, &["t.bin".into()]);
         assert_eq!(tokens(&store, 10..12).unwrap(), [257, 257]);
-        if let Place::File(file) = &mut store.segments[0].place
+        if let Place::File(file, _) = &mut store.segments[0].place
             && !kept
         {
             file.file = None;

@@ -1,17 +1,17 @@
 //! A data set of text through a tokenizer.
 
-use super::checked::{Checks, Texts, failure};
+use super::checked::{self, Checks};
+use super::parts::{Place, Sizes, Texts};
 use super::problem::{Failure, at, in_key};
-use super::read::named;
+use super::read::{Source, named};
+use super::store::TokenFile;
 use super::tokenizer::Tokenizer;
 use super::tokens::Cache;
 use super::{Corpus, DataError, Parts, Problem};
 use crate::config::DataFormat;
+use crate::report::reading::Reading;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
-
-/// Longest file, in bytes. A tokenizer takes some 240 times as much memory for a moment.
-pub(super) const MAX_FILE: u64 = 256 << 20;
 
 /// How texts become tokens.
 #[derive(Debug)]
@@ -24,6 +24,27 @@ pub struct Tokenized<'a> {
     pub cache: &'a Cache,
     /// `Auto`, or `Bytes` for who insists on files that seem to be no text.
     pub format: DataFormat,
+    /// How text is divided.
+    pub(crate) sizes: Sizes,
+    /// Progress is not shown.
+    pub quiet: bool,
+}
+
+/// The files of a name: all of them, those that hold text, closed, and how they are taken.
+pub(super) fn text_files(
+    text: &str,
+    format: &DataFormat,
+    checks: Checks<'_>,
+) -> Result<(Vec<PathBuf>, Vec<TokenFile>, Source), Failure> {
+    let (paths, mut source) = named(text, format, true)?;
+    let (began, mut known) = (SystemTime::now(), checked::Texts::of(text, checks));
+    let mut files = Vec::new();
+    for path in &paths {
+        let file = source.open(path, Some("leave it out"), &mut known).map_err(at(path))?;
+        files.extend(file.filter(|file| file.stamp.bytes > 0).map(TokenFile::closed));
+    }
+    known.keep(began);
+    Ok((paths, files, source))
 }
 
 impl Corpus {
@@ -44,9 +65,8 @@ impl Corpus {
         }
         let width = if tokenizer <= 1 << 16 { 2 } else { 4 };
         let mut data = Self { text: Some(0), ..Self::of_width(width, seq_len) };
-        data.fill_parts(parts, Checks::none(), &mut |data, text| {
-            data.read_text(text, with, vocab)
-        })?;
+        let checks = Checks { cache: with.cache, vocab, quiet: with.quiet };
+        data.fill_parts(parts, checks, &mut |data, text| data.read_text(text, with, checks))?;
         Ok(data)
     }
 
@@ -55,44 +75,25 @@ impl Corpus {
         &mut self,
         text: &str,
         with: &Tokenized<'_>,
-        vocab: usize,
+        checks: Checks<'_>,
     ) -> Result<Vec<PathBuf>, Failure> {
-        let (files, mut source) = named(text, &with.format, true)?;
-        let mut texts = Vec::new();
-        let checks = Checks { cache: with.cache, vocab, quiet: true };
-        let (began, mut known) = (SystemTime::now(), Texts::of(text, checks));
-        for path in &files {
-            let file = source.open(path, Some("leave it out"), &mut known).map_err(at(path))?;
-            let Some(file) = file.filter(|file| file.stamp.bytes > 0) else { continue };
-            let bytes = file.stamp.bytes;
-            if bytes > MAX_FILE {
-                return Err(at(path)(Problem::TextTooLong { bytes, most: MAX_FILE }));
-            }
-            let text = file.read_whole().map_err(failure)?;
-            let text = String::from_utf8(text).map_err(|error| {
-                let offset = error.utf8_error().valid_up_to() as u64;
-                at(path)(Problem::Changed { offset, why: "it was text a moment ago".into() })
-            })?;
-            texts.push((path, text));
+        let (paths, files, source) = text_files(text, &with.format, checks)?;
+        let texts = Texts { files: &files, tokenizer: with.tokenizer, sizes: with.sizes };
+        let bytes: u64 = files.iter().map(|file| file.stamp.bytes).sum();
+        let reading = Reading::new("making tokens", bytes, with.quiet);
+        let (before, mut from) = (self.store.num_tokens(), Place::default());
+        while from.file < files.len() {
+            let part = texts.read(from)?;
+            with.cache.add_part(&mut self.store, (&texts, &part), &|bytes| reading.add(bytes))?;
+            from = part.next;
         }
-        known.keep(began);
-        self.num_files += texts.len();
-        let bytes: usize = texts.iter().map(|(_, text)| text.len()).sum();
-        let (paths, texts): (Vec<_>, Vec<_>) =
-            texts.iter().map(|(path, text)| (*path, text.as_str())).unzip();
-        let tokens = with.cache.tokens(with.tokenizer, &texts);
-        let tokens = tokens.map_err(|(i, why)| at(paths[i])(Problem::NoTokenizer(why)))?;
+        drop(reading);
+        self.num_files += files.len();
         // Text may come to no tokens at all.
-        let taken = if tokens.is_empty() { 0 } else { bytes as u64 };
+        let taken = if self.store.num_tokens() == before { 0 } else { bytes };
         self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
-        if let Some(index) = tokens.iter().position(|token| *token as usize >= vocab) {
-            let which = format!("token {index}");
-            let problem = Problem::TokenOutOfVocab { which, token: tokens[index], vocab };
-            return Err(at(Path::new(text))(problem));
-        }
-        self.push_tokens(&tokens);
-        self.text = self.text.map(|all| all + bytes);
-        Ok(files)
+        self.text = self.text.map(|all| all + bytes as usize);
+        Ok(paths)
     }
 
     /// Bytes of text for each token, both parts together; none where bytes are tokens, or files hold them.
@@ -116,6 +117,8 @@ mod tests {
             path: &file,
             cache: &cache,
             format: DataFormat::Auto,
+            sizes: Sizes::default(),
+            quiet: true,
         };
         Corpus::open_text(Parts::Cut(train, 0.25), &with, vocab, 4)
     }

@@ -1,5 +1,6 @@
 //! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
 
+use super::cuts::Cuts;
 use super::open::open_regular;
 use super::{Problem, untrusted};
 use std::fmt;
@@ -20,6 +21,7 @@ pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     bytes: Vec<u8>,
     vocab: usize,
+    cuts: Result<Cuts, String>,
 }
 
 impl Tokenizer {
@@ -48,6 +50,7 @@ impl Tokenizer {
             ));
         }
         untrusted::check(&value).map_err(wrong)?;
+        let cuts = Cuts::of(&value);
         drop(value);
         let load = || tokenizers::Tokenizer::from_bytes(&bytes);
         let made = untrusted::guarded("over the file", load).map_err(wrong)?;
@@ -61,7 +64,7 @@ impl Tokenizer {
         }
         let inner = Arc::new(inner);
         untrusted::try_out(&inner, untrusted::PATIENCE).map_err(wrong)?;
-        Ok(Self { inner, bytes, vocab })
+        Ok(Self { inner, bytes, vocab, cuts })
     }
 
     /// The file.
@@ -72,6 +75,16 @@ impl Tokenizer {
     /// One more than its largest token.
     pub const fn vocab(&self) -> usize {
         self.vocab
+    }
+
+    /// Where a text can be cut, or why no place is known.
+    pub(super) const fn cuts(&self) -> Result<&Cuts, &String> {
+        self.cuts.as_ref()
+    }
+
+    /// Whether a text can be cut.
+    pub(crate) const fn has_cuts(&self) -> bool {
+        self.cuts.is_ok()
     }
 
     /// The tokens of a text, without any that the tokenizer would put around it.

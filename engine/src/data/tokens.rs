@@ -1,13 +1,14 @@
-//! Texts as tokens, made once: a file in the user's cache folder, called after the hash of tokenizer and texts.
+//! Texts as tokens, made once: those of a part are a file in the user's cache folder, called after the hash of tokenizer and text.
 
-use super::cores;
+use super::parts::{Text, Texts};
+use super::problem::Failure;
 use super::sealed::{self, Magic};
-use super::tokenizer::Tokenizer;
+use super::store::{Store, TokenFile};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// At the start of each file.
-const MAGIC: &Magic = b"onebox tokens 1\n";
+const MAGIC: &Magic = b"onebox tokens 2\n";
 
 /// Where tokens are kept.
 #[derive(Clone, Debug, Default)]
@@ -28,27 +29,32 @@ impl Cache {
         Self { folder: folder.map(|cache| cache.join("onebox/tokens")), read_only }
     }
 
-    /// The tokens of `texts`, each of which is one file's, one after another.
-    ///
-    /// # Errors
-    /// (number of the text, what the tokenizer says)
-    pub(super) fn tokens(
+    /// Adds the tokens of a part of texts to `store`: they stay in a file of the folder, or in memory where that cannot be. `add`:
+    /// adds bytes of text that are done.
+    pub(super) fn add_part(
         &self,
-        tokenizer: &Tokenizer,
-        texts: &[&str],
-    ) -> Result<Vec<u32>, (usize, String)> {
-        let path = self.folder.as_ref().map(|folder| folder.join(name(tokenizer, texts)));
-        if let Some(found) = path.as_deref().and_then(read) {
-            return Ok(found);
+        store: &mut Store,
+        (texts, part): (&Texts<'_>, &Text<'_>),
+        add: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), Failure> {
+        let path = self.folder.as_ref().map(|folder| folder.join(name(texts, part, store.width)));
+        if let Some(path) = path.as_deref().filter(|path| path.exists())
+            && push(store, path)
+        {
+            add(part.bytes);
+            return Ok(());
         }
-        let encode = |i: usize| tokenizer.encode(texts[i]).map_err(|why| (i, why));
-        let longest = texts.iter().map(|text| text.len() as u64).max().unwrap_or(0);
-        let parts = cores::map_by(cores::texts_at_once(longest), texts.len(), encode)
-            .into_iter()
-            .collect::<Result<Vec<_>, _>>()?;
-        let tokens = parts.concat();
-        self.keep(path.as_deref(), MAGIC, stored(&tokens), "the text will be tokenized again");
-        Ok(tokens)
+        let tokens = texts.encode(part, store.width, add)?;
+        self.keep(
+            path.as_deref(),
+            MAGIC,
+            tokens.iter().cloned(),
+            "the text will be tokenized again",
+        );
+        if !path.is_some_and(|path| path.exists() && push(store, &path)) {
+            tokens.iter().for_each(|tokens| store.push_bytes(tokens));
+        }
+        Ok(())
     }
 
     /// Keeps a file, where there is a path and files may be put there; warns where it cannot, with the work that is done again.
@@ -67,34 +73,34 @@ impl Cache {
     }
 }
 
-/// By everything that the tokens follow from.
-fn name(tokenizer: &Tokenizer, texts: &[&str]) -> String {
+/// By everything that the tokens follow from, and how many bytes each has.
+fn name(texts: &Texts<'_>, part: &Text<'_>, width: usize) -> String {
     let mut hash = Xxh3Default::new();
-    for part in
-        [&MAGIC[..], tokenizer.bytes()].into_iter().chain(texts.iter().map(|t| t.as_bytes()))
-    {
+    let all = part.texts.iter().map(|(_, text)| text.as_bytes());
+    for part in [&MAGIC[..], &[width as u8], texts.tokenizer.bytes()].into_iter().chain(all) {
         hash.update(&(part.len() as u64).to_le_bytes());
         hash.update(part);
     }
     format!("{:032x}", hash.digest128())
 }
 
-/// None where it is not there, or not whole: then it is made again.
-fn read(path: &Path) -> Option<Vec<u32>> {
-    let bytes = sealed::read(path, MAGIC)?;
-    let (tokens, rest) = bytes.as_chunks();
-    rest.is_empty().then(|| tokens.iter().map(|b| u32::from_le_bytes(*b)).collect())
-}
-
-/// As they are written.
-fn stored(tokens: &[u32]) -> impl Iterator<Item = Vec<u8>> {
-    tokens.chunks(1 << 16).map(|part| part.iter().flat_map(|token| token.to_le_bytes()).collect())
+/// Adds the tokens of a file. False where it is not whole: then it is made again.
+fn push(store: &mut Store, path: &Path) -> bool {
+    let Some((file, body)) = sealed::open(path, MAGIC) else { return false };
+    let Ok(file) = TokenFile::new(path, file) else { return false };
+    let has_tokens = (body.end - body.start).is_multiple_of(store.width as u64);
+    if has_tokens {
+        store.push_part(file, body);
+    }
+    has_tokens
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Tokenizer;
+    use super::super::parts::{Place, Sizes};
     use super::*;
-    use std::fs;
+    use std::fs::{self, File};
 
     fn tokenizer() -> Tokenizer {
         let path =
@@ -108,34 +114,77 @@ mod tests {
         all
     }
 
+    /// The tokens of files with these texts.
+    fn tokens(cache: &Cache, texts: &[&str], part: u64) -> Vec<u32> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |(i, text): (usize, &&str)| {
+            let path = folder.path().join(i.to_string());
+            fs::write(&path, text).unwrap();
+            TokenFile::new(&path, File::open(&path).unwrap()).unwrap()
+        };
+        let files: Vec<TokenFile> = texts.iter().enumerate().map(file).collect();
+        let sizes = Sizes { part, ..Sizes::default() };
+        let texts = Texts { files: &files, tokenizer: &tokenizer(), sizes };
+        let (mut store, mut from) = (Store::new(2), Place::default());
+        while from.file < files.len() {
+            let part = texts.read(from).unwrap();
+            cache.add_part(&mut store, (&texts, &part), &|_| ()).unwrap();
+            from = part.next;
+        }
+        let mut all = Vec::new();
+        store.each(0..store.num_tokens(), |_, token| all.push(token)).unwrap();
+        all
+    }
+
+    fn whole(texts: &[&str]) -> Vec<u32> {
+        texts.iter().flat_map(|text| tokenizer().encode(text).unwrap()).collect()
+    }
+
     #[test]
     fn tokens_are_kept_by_content_and_a_broken_file_is_made_again() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache { folder: Some(folder.path().join("a/b")), read_only: false };
-        let (tokenizer, texts) = (tokenizer(), ["the box holds", " the model"]);
-        let tokens = cache.tokens(&tokenizer, &texts).unwrap();
-        let expected = texts.map(|text| tokenizer.encode(text).unwrap()).concat();
-        assert_eq!(tokens, expected);
+        let texts = ["the box holds", " the model"];
+        assert_eq!(tokens(&cache, &texts, 1 << 20), whole(&texts));
         let all = files(&folder.path().join("a/b"));
         assert_eq!(all.len(), 1);
         let good = fs::read(&all[0]).unwrap();
         // It is what is read: a sealed file with other tokens is believed.
-        sealed::fill(&folder.path().join("other"), MAGIC, stored(&[7, 8])).unwrap();
+        let other = [7u16, 8].map(u16::to_le_bytes).concat();
+        sealed::fill(&folder.path().join("other"), MAGIC, [other].into_iter()).unwrap();
         fs::rename(folder.path().join("other"), &all[0]).unwrap();
-        assert_eq!(cache.tokens(&tokenizer, &texts).unwrap(), [7, 8]);
+        assert_eq!(tokens(&cache, &texts, 1 << 20), [7, 8]);
         for at in 0..good.len() {
             let mut bytes = good.clone();
             bytes[at] ^= 4;
             for bad in [&bytes[..], &good[..at]] {
                 fs::write(&all[0], bad).unwrap();
-                assert!(read(&all[0]).is_none(), "byte {at}");
+                assert!(sealed::open(&all[0], MAGIC).is_none(), "byte {at}");
             }
         }
-        assert_eq!(cache.tokens(&tokenizer, &texts).unwrap(), expected);
+        assert_eq!(tokens(&cache, &texts, 1 << 20), whole(&texts));
         assert_eq!((fs::read(&all[0]).unwrap(), files(&folder.path().join("a/b"))), (good, all));
         // Another cut of the same bytes is another file.
-        cache.tokens(&tokenizer, &["the box", " holds the model"]).unwrap();
+        tokens(&cache, &["the box", " holds the model"], 1 << 20);
         assert_eq!(files(&folder.path().join("a/b")).len(), 2);
+    }
+
+    #[test]
+    fn a_text_that_grows_keeps_the_parts_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache { folder: Some(folder.path().join("c")), read_only: false };
+        let line = |i: u32| format!("box {i} holds the model. that is too large\n");
+        let text: String = (0..50).map(line).collect();
+        assert_eq!(tokens(&cache, &[&text], 300), whole(&[&text]));
+        let before = files(&folder.path().join("c"));
+        assert!(before.len() > 5, "{before:?}");
+        // As a start that was interrupted left it.
+        fs::remove_file(&before[0]).unwrap();
+        let longer = text.clone() + "and it goes on";
+        assert_eq!(tokens(&cache, &[&longer], 300), whole(&[&longer]));
+        let after = files(&folder.path().join("c"));
+        let kept = before.iter().filter(|path| after.contains(path)).count();
+        assert!(kept + 1 >= before.len() && after.len() == before.len() + 1, "{kept}: {after:?}");
     }
 
     #[test]
@@ -143,24 +192,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), "").unwrap();
         let cache = Cache { folder: Some(folder.path().join("file/x")), read_only: false };
-        assert!(!cache.tokens(&tokenizer(), &["text"]).unwrap().is_empty());
+        assert_eq!(tokens(&cache, &["text"], 1), whole(&["text"]));
         let there = folder.path().join("not");
         let cache = Cache { folder: Some(there.clone()), read_only: true };
-        assert!(!cache.tokens(&tokenizer(), &["text"]).unwrap().is_empty() && !there.exists());
+        assert_eq!(tokens(&cache, &["text"], 1), whole(&["text"]));
+        assert!(!there.exists());
     }
 
     #[test]
     fn many_at_once_leave_one_whole_file() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache { folder: Some(folder.path().to_owned()), read_only: false };
-        let (tokenizer, text) = (tokenizer(), "the box holds the model ".repeat(500));
+        let text = "the box holds the model ".repeat(500);
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                scope.spawn(|| cache.tokens(&tokenizer, &[&text]).unwrap());
+                scope.spawn(|| tokens(&cache, &[&text], 1 << 20));
             }
         });
-        let all = files(folder.path());
-        assert_eq!(all.len(), 1, "{all:?}");
-        assert_eq!(read(&all[0]).unwrap(), tokenizer.encode(&text).unwrap());
+        assert_eq!(files(folder.path()).len(), 1);
+        assert_eq!(tokens(&cache, &[&text], 1 << 20), whole(&[&text]));
     }
 }

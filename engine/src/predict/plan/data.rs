@@ -2,7 +2,7 @@
 //! they are made before the ranks' memory is there, and lie on whichever nodes have room.
 
 use crate::config::{Config, DataConfig, DeviceConfig};
-use crate::data::{Look, Tokenizer, texts_at_once};
+use crate::data::{Cache, Look, Sizes, Tokenizer, texts_at_once};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +20,8 @@ pub struct DataMemory {
     pub in_files: u64,
     /// Of tokens that stay in memory.
     pub tokens: u64,
-    /// Most while they are read: with a tokenizer the text, the tokens three times, and what the tokenizer takes.
+    /// Most while they are read: of rows the text, the tokens three times, and what the tokenizer takes; of other text the same of
+    /// a part.
     pub reading: u64,
     /// How many tokens a text comes to was measured on its beginning.
     pub estimated: bool,
@@ -45,17 +46,17 @@ impl DataMemory {
 
     /// A sentence.
     pub(crate) fn words(&self) -> String {
-        if self.in_files > 0 {
-            let bytes = format_bytes(self.in_files);
-            return format!(
-                "data: {bytes} of tokens stay in their files, and a run reads them from there"
-            );
-        }
         let about = if self.estimated { "about " } else { "" };
         let reading = match self.reading > self.tokens {
             true => format!(", {about}{} while the text is read", format_bytes(self.reading)),
             false => String::new(),
         };
+        if self.in_files > 0 {
+            let bytes = format_bytes(self.in_files);
+            return format!(
+                "data: {about}{bytes} of tokens stay in their files, and a run reads them from there{reading}"
+            );
+        }
         format!(
             "data: {about}{} of tokens{reading}, on the host once for all ranks, on any of its nodes",
             format_bytes(self.tokens)
@@ -73,9 +74,23 @@ fn measured(config: &Config) -> Option<DataMemory> {
     let share = sample.len() as f64 / look.sample.len().max(1) as f64;
     let tokens = (look.bytes as f64 * share).ceil() as u64;
     let stored = tokens * if tokenizer.vocab() <= 1 << 16 { 2 } else { 4 };
-    let at_once = look.bytes.min(texts_at_once(look.longest) as u64 * look.longest);
-    let working = at_once as f64 * (PER_BYTE + PER_TOKEN * share);
-    // The tokens of each file, all of them in a row, and those as they are stored.
-    let reading = look.bytes + 2 * 4 * tokens + stored + working as u64;
-    Some(DataMemory { in_files: 0, tokens: stored, reading, estimated: true })
+    let Sizes { part, piece, .. } = Sizes::default();
+    let working = |one: u64| {
+        let at_once = look.bytes.min(texts_at_once(one) as u64 * one);
+        (at_once as f64 * (PER_BYTE + PER_TOKEN * share)) as u64
+    };
+    if config.data.format.is_rows() {
+        // The tokens of each file, all of them in a row, and those as they are stored.
+        let reading = look.bytes + 2 * 4 * tokens + stored + working(look.longest);
+        return Some(DataMemory { in_files: 0, tokens: stored, reading, estimated: true });
+    }
+    let one = if tokenizer.has_cuts() { piece as u64 } else { look.longest };
+    // A part is read, cut, and its tokens are made and written.
+    let of_part = part.min(look.bytes) as f64 / look.bytes.max(1) as f64;
+    let reading = ((2 * look.bytes + 2 * stored) as f64 * of_part) as u64 + working(one);
+    // Where no folder can keep them they stay in memory.
+    let kept = Cache::of_user(true).folder.is_some();
+    let (in_files, in_memory) = if kept { (stored, 0) } else { (0, stored) };
+    let reading = reading + in_memory;
+    Some(DataMemory { in_files, tokens: in_memory, reading, estimated: true })
 }

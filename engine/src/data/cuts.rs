@@ -1,0 +1,512 @@
+//! Places where a text can be cut so that the tokens of the pieces, one behind another, are those of the whole.
+//!
+//! A tokenizer takes the texts of its added tokens out of a text, normalizes the rest, divides it into words, and makes tokens of
+//! each word by itself. A place is safe if none of these steps sees both of its sides at once. Two kinds of places are, with the
+//! tokenizers whose steps this file knows:
+//!
+//! - *in front of a blank behind a character that is no white space*: no word of GPT-2, Llama 3, Qwen and the like has a blank
+//!   behind such a character, and their only look ahead, `\s+(?!\S)`, stands behind white space. `Metaspace` begins a word with
+//!   each blank. A BPE of SentencePiece that has no words joins the two sides only if a token of its vocabulary has such a
+//!   character in front of a blank.
+//! - *behind a line feed that stands behind no white space and in front of a letter or digit*: the line feed ends a word of its
+//!   own or of the punctuation before it. Texts without blanks have these.
+
+use serde_json::Value as Json;
+use std::collections::HashSet;
+use std::ops::Range;
+
+/// What SentencePiece writes for a blank.
+const META: char = '\u{2581}';
+
+/// Parts between the `|` of patterns of words. In each of them a blank stands at the beginning or behind white space, nothing but
+/// `/`, `\r` and `\n` stands behind a line feed, and none looks back.
+const WORDS: [&str; 27] = [
+    "'s",
+    "'t",
+    "'re",
+    "'ve",
+    "'m",
+    "'ll",
+    "'d",
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+    " ?\\p{L}+",
+    "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+",
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+",
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+",
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*",
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    "[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+",
+    "\\p{N}",
+    "\\p{N}{1,3}",
+    " ?\\p{N}+",
+    " ?[^\\s\\p{L}\\p{N}]+",
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*",
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*",
+    " ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*",
+    " ?[\\p{P}\\p{S}]+[\\r\\n]*",
+    "\\s*[\\r\\n]+",
+    "[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+",
+];
+/// Parts of white space. The second is behind the first, so that a line feed alone is a word at the end of a piece too.
+const SPACES: [&str; 2] = ["\\s+(?!\\S)", "\\s+"];
+
+/// Where a tokenizer lets a text be cut.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cuts {
+    /// Characters that join a blank behind them.
+    join_blank: HashSet<char>,
+    /// Characters of which a model without words makes a token each. It may leave out another one, and join what stands around.
+    known: Option<HashSet<char>>,
+    /// Characters at which an added token begins.
+    begin: HashSet<char>,
+    /// Only ASCII characters are known to stay as they are.
+    ascii: bool,
+    /// A line feed ends a word.
+    lines: bool,
+    /// The tokenizer writes a blank in front of each piece: that of the cut is left out.
+    writes_blank: bool,
+}
+
+impl Cuts {
+    /// Those of a tokenizer.json.
+    ///
+    /// # Errors
+    /// Why none is known, in words that complete "because".
+    pub(super) fn of(file: &Json) -> Result<Self, String> {
+        let mut cuts = Self::default();
+        let blanks = cuts.normalizer(&file["normalizer"])?;
+        cuts.words(&file["pre_tokenizer"], blanks, &file["model"])?;
+        cuts.added(&file["added_tokens"])?;
+        Ok(cuts)
+    }
+
+    /// Whether a normalizer writes [`META`] for blanks.
+    fn normalizer(&mut self, part: &Json) -> Result<bool, String> {
+        let mut blanks = false;
+        for part in flat(part, "normalizers") {
+            match part["type"].as_str() {
+                // It joins nothing to a blank, a line feed, or an ASCII letter or digit before them.
+                Some("NFC") => self.ascii = true,
+                Some("Prepend") if part["prepend"] == META.to_string() && !blanks => {
+                    self.writes_blank = true;
+                }
+                Some("Replace")
+                    if part["pattern"]["String"] == " " && part["content"] == META.to_string() =>
+                {
+                    blanks = true;
+                }
+                other => return Err(unknown("normalizer", other)),
+            }
+        }
+        match self.writes_blank && !blanks {
+            true => Err(unknown("normalizer", Some("Prepend"))),
+            false => Ok(blanks),
+        }
+    }
+
+    /// How words are divided.
+    fn words(&mut self, part: &Json, mut blanks: bool, model: &Json) -> Result<(), String> {
+        let (mut divided, mut lines) = (false, true);
+        for part in flat(part, "pretokenizers") {
+            match part["type"].as_str() {
+                Some("ByteLevel") if !blanks => {
+                    // A piece that begins with a blank gets no other one; a line does.
+                    lines &= part["add_prefix_space"] == false;
+                    divided |= part["use_regex"] != false;
+                }
+                Some("Digits") if !blanks => {}
+                Some("Split") if !blanks && is_known(part) => {
+                    let pattern = part["pattern"]["Regex"].as_str().unwrap_or_default();
+                    divided |= alternatives(pattern).any(|one| one == SPACES[1]);
+                }
+                // There is no blank any more.
+                Some("Split") if blanks && part["pattern"]["String"] == " " => {}
+                Some("Metaspace") if !blanks && part["replacement"] == META.to_string() => {
+                    blanks = true;
+                    divided |= part["split"] != false;
+                }
+                other => return Err(unknown("pre_tokenizer", other)),
+            }
+        }
+        self.lines = lines && !blanks && divided;
+        match (divided, blanks) {
+            (true, _) => Ok(()),
+            (false, true) => self.vocabulary(model),
+            (false, false) => Err("its pre_tokenizer makes no words".into()),
+        }
+    }
+
+    /// A BPE without words joins what a token of its vocabulary has side by side.
+    fn vocabulary(&mut self, model: &Json) -> Result<(), String> {
+        let none = |key: &str| model[key].as_str().is_none_or(str::is_empty);
+        let whole = none("continuing_subword_prefix") && none("end_of_word_suffix");
+        let by_merges = model["type"] == "BPE" && model["ignore_merges"] != true && whole;
+        let Some(vocab) = model["vocab"].as_object().filter(|_| by_merges) else {
+            return Err(
+                "its model makes tokens of a text without words, and is no plain BPE".into()
+            );
+        };
+        let meta = META.to_string();
+        if !vocab.contains_key(&meta) {
+            return Err("its vocabulary has no blank".into());
+        }
+        let one = |token: &String| token.chars().next().filter(|c| c.len_utf8() == token.len());
+        self.known = Some(vocab.keys().filter_map(one).collect());
+        for token in vocab.keys() {
+            let before = token.match_indices(META).filter_map(|(at, _)| token[..at].chars().last());
+            self.join_blank.extend(before);
+        }
+        Ok(())
+    }
+
+    fn added(&mut self, tokens: &Json) -> Result<(), String> {
+        let mut ascii = true;
+        for token in tokens.as_array().into_iter().flatten() {
+            let text = token["content"].as_str().unwrap_or_default();
+            if token["single_word"] == true && text.starts_with(char::is_whitespace) {
+                return Err(
+                    "one of its added tokens is a single word and begins with a blank".into()
+                );
+            }
+            if self.writes_blank && text.starts_with([' ', META]) {
+                return Err("one of its added tokens begins with a blank".into());
+            }
+            self.begin.extend(text.chars().next());
+            self.join_blank.extend(text.chars().last());
+            self.join_blank.extend(
+                text.chars()
+                    .zip(text.chars().skip(1))
+                    .filter_map(|(one, next)| [' ', META].contains(&next).then_some(one)),
+            );
+            self.lines &= !text.contains('\n');
+            ascii &= text.is_ascii();
+        }
+        // A normalizer may change what these begin and end with.
+        self.ascii &= !ascii;
+        Ok(())
+    }
+
+    /// Whether `text` can be cut at `at`: what a cut there leaves out. The piece in front of it ends at its start, and the next
+    /// one begins at its end.
+    fn at(&self, text: &str, at: usize) -> Option<Range<usize>> {
+        let bytes = text.as_bytes();
+        let is_stable = |c: char| !c.is_whitespace() && (!self.ascii || c.is_ascii());
+        let begins = |at: usize| {
+            let next = text[at..].chars().next()?;
+            let begins = next.is_alphanumeric() && is_stable(next) && !self.begin.contains(&next);
+            begins.then_some(())
+        };
+        if bytes[at] == b' ' {
+            let before = text[..at].chars().next_back()?;
+            let known = self.known.as_ref().is_none_or(|known| known.contains(&before));
+            if !known || !is_stable(before) || self.join_blank.contains(&before) {
+                return None;
+            }
+            if !self.writes_blank {
+                return Some(at..at);
+            }
+            begins(at + 1)?;
+            return Some(at..at + 1);
+        }
+        if !self.lines || at < 2 || bytes[at - 1] != b'\n' {
+            return None;
+        }
+        let before = text[..at - 1].chars().next_back()?;
+        begins(at)?;
+        (!before.is_whitespace()).then_some(at..at)
+    }
+
+    /// The last cut up to `most` bytes or the first one behind them; none where there is none.
+    pub(super) fn near(&self, text: &str, most: usize) -> Option<Range<usize>> {
+        let most = most.min(text.len().saturating_sub(1));
+        let mut before = (1..=most).rev();
+        before
+            .find_map(|at| self.at(text, at))
+            .or_else(|| (most + 1..text.len()).find_map(|at| self.at(text, at)))
+    }
+
+    /// Pieces of about `size` bytes.
+    pub(super) fn pieces<'a>(&self, text: &'a str, size: usize) -> Vec<&'a str> {
+        let (mut pieces, mut left) = (Vec::new(), text);
+        while left.len() > size
+            && let Some(cut) = self.near(left, size)
+        {
+            pieces.push(&left[..cut.start]);
+            left = &left[cut.end..];
+        }
+        pieces.push(left);
+        pieces
+    }
+}
+
+/// The parts of a sequence, in a row.
+fn flat<'a>(part: &'a Json, key: &str) -> Vec<&'a Json> {
+    match part[key].as_array() {
+        _ if part.is_null() => Vec::new(),
+        Some(parts) => parts.iter().flat_map(|part| flat(part, key)).collect(),
+        None => vec![part],
+    }
+}
+
+fn unknown(what: &str, kind: Option<&str>) -> String {
+    format!("its {what} {} is none of those that are known", kind.unwrap_or("without a type"))
+}
+
+/// Whether a `Split` makes words of known parts, and keeps all of the text.
+fn is_known(split: &Json) -> bool {
+    let Some(pattern) = split["pattern"]["Regex"].as_str() else { return false };
+    let keeps = match split["behavior"].as_str() {
+        Some("Isolated") => split["invert"] != true,
+        Some("Removed") => split["invert"] == true,
+        _ => false,
+    };
+    let parts: Vec<&str> = alternatives(pattern).collect();
+    let place = |part: &str| parts.iter().position(|one| *one == part);
+    let known = |part: &&str| WORDS.contains(part) || SPACES.contains(part);
+    let in_order = match SPACES.map(place) {
+        [None, None] => split["invert"] != true,
+        [Some(ahead), Some(behind)] => ahead < behind,
+        _ => false,
+    };
+    keeps && in_order && parts.iter().all(known)
+}
+
+/// What stands between the `|` of a pattern that are in no brackets.
+fn alternatives(pattern: &str) -> impl Iterator<Item = &str> {
+    let (mut round, mut square, mut escaped) = (0, false, false);
+    pattern.split(move |c| {
+        let is_escaped = std::mem::take(&mut escaped);
+        match c {
+            _ if is_escaped => {}
+            '\\' => escaped = true,
+            ']' => square = false,
+            '[' => square = true,
+            '(' if !square => round += 1,
+            ')' if !square => round -= 1,
+            _ => return c == '|' && round == 0 && !square,
+        }
+        false
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Tokenizer;
+    use super::*;
+    use device::random;
+    use serde_json::json;
+    use std::collections::BTreeMap;
+
+    const GPT2: &str =
+        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+    const LLAMA3: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    const QWEN35: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    const O200K: &str = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    const DEEPSEEK: &str = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+
+    /// What texts are made of: letters that compose, marks, digits, white space of all kinds, and an added token.
+    const SIGNS: [&str; 25] = [
+        "a",
+        "S",
+        "x",
+        "1",
+        "2",
+        "\u{e9}",
+        "\u{6f22}",
+        "\u{301}",
+        "\u{93f}",
+        "e",
+        " ",
+        " ",
+        " ",
+        "\n",
+        "\n",
+        "\r",
+        "\t",
+        "'",
+        "s",
+        ".",
+        "/",
+        "\u{a0}",
+        "<x>",
+        "\u{1f980}",
+        "\u{436}",
+    ];
+
+    /// As GPT-2 writes a byte.
+    fn written(byte: u8) -> char {
+        let is_itself = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let before = (0..byte).filter(|b| !is_itself(*b)).count() as u32;
+        char::from_u32(if is_itself(byte) { byte.into() } else { 256 + before }).unwrap()
+    }
+
+    /// A model that merges every two of these signs, and many further ones: a word that is divided elsewhere has other tokens.
+    fn model(signs: &[String], joins: impl Fn(&str, &str) -> bool) -> Json {
+        let mut vocab: BTreeMap<String, usize> = BTreeMap::new();
+        let mut add = |token: &str| {
+            let next = vocab.len();
+            vocab.entry(token.to_owned()).or_insert(next);
+        };
+        signs.iter().for_each(|sign| add(sign));
+        let mut merges = Vec::new();
+        let mut merged = Vec::new();
+        for one in signs {
+            for other in signs.iter().filter(|other| joins(one, other)) {
+                merges.push([one.clone(), other.clone()]);
+                merged.push(format!("{one}{other}"));
+            }
+        }
+        for (i, one) in merged.iter().enumerate().step_by(3) {
+            let other = &merged[random::below(7, i as u64, merged.len() as u64) as usize];
+            if joins(one, other) {
+                merges.push([one.clone(), other.clone()]);
+            }
+        }
+        // Which pair goes first is by chance, too.
+        let pairs = signs.len() * signs.len();
+        let many = pairs.min(merged.len());
+        merges[..many]
+            .sort_by_key(|pair| random::key(3, pair.concat().bytes().map(u64::from).sum()));
+        merges.iter().for_each(|pair| add(&pair.concat()));
+        json!({ "type": "BPE", "vocab": vocab, "merges": merges, "byte_fallback": true })
+    }
+
+    fn file(normalizer: &Json, words: &Json, model: &Json) -> Json {
+        let added = json!({ "id": 0, "content": "<x>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true });
+        let mut file = json!({ "version": "1.0", "normalizer": normalizer, "pre_tokenizer": words, "model": model, "added_tokens": [added] });
+        let next = file["model"]["vocab"].as_object().unwrap().len();
+        file["added_tokens"][0]["id"] = next.into();
+        file
+    }
+
+    fn byte_level(patterns: &[&str]) -> Json {
+        let split = |pattern: &&str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+        let mut parts: Vec<Json> = patterns.iter().map(split).collect();
+        let last = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": patterns.is_empty() });
+        parts.push(last);
+        json!({ "type": "Sequence", "pretokenizers": parts })
+    }
+
+    /// Every text in pieces of every size has the tokens of the whole.
+    fn pieces_are_the_whole(name: &str, file: &Json, at_least: usize) {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(path.path(), file.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(path.path()).unwrap();
+        let cuts = tokenizer.cuts().unwrap();
+        let mut made = 0;
+        for number in 0..600 {
+            let key = random::key(11, number);
+            let length = random::below(key, 0, 40);
+            let sign = |i| SIGNS[random::below(key, i + 1, SIGNS.len() as u64) as usize];
+            let text: String = (0..length).map(sign).collect();
+            let whole = tokenizer.encode(&text).unwrap();
+            for size in [1, 2, 5, 17] {
+                let pieces = cuts.pieces(&text, size);
+                let tokens: Vec<u32> =
+                    pieces.iter().flat_map(|piece| tokenizer.encode(piece).unwrap()).collect();
+                assert_eq!(tokens, whole, "{name}: {text:?} as {pieces:?}");
+                made += pieces.len() - 1;
+            }
+        }
+        assert!(made > at_least, "{name}: only {made} cuts");
+    }
+
+    #[test]
+    fn pieces_of_any_text_have_the_tokens_of_the_whole() {
+        let bytes: Vec<String> = (0..=255).map(|byte| written(byte).to_string()).collect();
+        let used: HashSet<String> =
+            SIGNS.concat().bytes().map(|byte| written(byte).to_string()).collect();
+        let both = |one: &str, other: &str| {
+            used.contains(one) && used.contains(other) || one.chars().count() > 1
+        };
+        let of_bytes = model(&bytes, both);
+        let (none, nfc) = (Json::Null, json!({ "type": "NFC" }));
+        let digits = json!({ "type": "Sequence", "pretokenizers": [
+            { "type": "Digits", "individual_digits": true },
+            { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true }
+        ]});
+        let prefixed = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
+        for (name, normalizer, words) in [
+            ("GPT-2", &none, byte_level(&[])),
+            ("GPT-2 as a pattern", &nfc, byte_level(&[GPT2])),
+            ("Llama 3", &none, byte_level(&[LLAMA3])),
+            ("Qwen 2", &nfc, byte_level(&[&LLAMA3.replace("{1,3}", "")])),
+            ("Qwen 3.5", &nfc, byte_level(&[QWEN35])),
+            ("o200k", &none, byte_level(&[O200K])),
+            (
+                "DeepSeek",
+                &none,
+                byte_level(&[
+                    "\\p{N}{1,3}",
+                    "[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+",
+                    DEEPSEEK,
+                ]),
+            ),
+            ("StarCoder", &none, digits),
+            ("RoBERTa", &none, prefixed),
+        ] {
+            pieces_are_the_whole(name, &file(normalizer, &words, &of_bytes), 1000);
+        }
+    }
+
+    #[test]
+    fn pieces_of_any_text_have_the_tokens_of_the_whole_where_blanks_are_written() {
+        // No vocabulary has the crab and the Russian letter.
+        let signs = SIGNS.concat().replace(' ', "\u{2581}").replace(['\u{1f980}', '\u{436}'], "");
+        let mut signs: Vec<String> = signs.chars().map(String::from).collect();
+        signs.sort();
+        signs.dedup();
+        let any = model(&signs, |_, _| true);
+        let meta = META.to_string();
+        let in_front = |one: &str, other: &str| {
+            !other.contains(META)
+                || one.chars().all(|c| c == META) && !other.trim_start_matches(META).contains(META)
+        };
+        let whole_words = model(&signs, in_front);
+        let metaspace = |scheme: &str, split: bool| json!({ "type": "Metaspace", "replacement": meta, "prepend_scheme": scheme, "split": split });
+        let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": meta });
+        let llama = json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": meta }, replace] });
+        let gemma = json!({ "type": "Split", "pattern": { "String": " " }, "behavior": "MergedWithPrevious", "invert": false });
+        let none = Json::Null;
+        for (name, normalizer, words, model) in [
+            ("Metaspace", &none, metaspace("always", true), &any),
+            ("Metaspace of the first", &none, metaspace("first", true), &any),
+            ("Metaspace without", &none, metaspace("never", true), &any),
+            ("no words", &none, metaspace("first", false), &whole_words),
+            ("Llama 2", &llama, Json::Null, &whole_words),
+            ("Gemma", &replace, gemma, &whole_words),
+        ] {
+            pieces_are_the_whole(name, &file(normalizer, &words, model), 500);
+        }
+        let joined = Cuts::of(&file(&llama, &none, &any)).unwrap();
+        assert_eq!(
+            joined.near("a b", 1),
+            None,
+            "a token of its vocabulary has a blank behind an a"
+        );
+    }
+
+    #[test]
+    fn a_tokenizer_of_unknown_steps_has_no_places() {
+        let model = model(&["a".into(), META.into()], |_, _| true);
+        let why = |normalizer: Json, words: Json| Cuts::of(&file(&normalizer, &words, &model));
+        let none = || Json::Null;
+        let odd = LLAMA3.replace("\\s*[\\r\\n]+", "\\w \\w");
+        for (normalizer, words, said) in [
+            (none(), none(), "makes no words"),
+            (json!({ "type": "Lowercase" }), byte_level(&[]), "its normalizer Lowercase is none"),
+            (none(), json!({ "type": "Whitespace" }), "its pre_tokenizer Whitespace is none"),
+            (none(), byte_level(&[&odd]), "its pre_tokenizer Split is none"),
+            (none(), byte_level(&["\\p{N}{1,3}"]), "makes no words"),
+        ] {
+            let told = why(normalizer, words).unwrap_err();
+            assert!(told.contains(said), "{said}: {told}");
+        }
+        let mut single = file(&Json::Null, &byte_level(&[]), &model);
+        single["added_tokens"][0]["content"] = " x".into();
+        single["added_tokens"][0]["single_word"] = true.into();
+        assert!(Cuts::of(&single).unwrap_err().contains("single word"));
+    }
+}
