@@ -6,7 +6,7 @@ use super::identity::Identity;
 use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
 use super::sealed::{self, Magic};
-use super::store::{STAMP, Stamp, Store, TokenFile, Unread, largest, widened};
+use super::store::{STAMP, Stamp, Store, TokenFile, Unread, failure, largest, widened};
 use super::tokens::Cache;
 use super::utf8::{self, NotUtf8};
 use crate::report::reading::Reading;
@@ -267,9 +267,4 @@ fn verdicts(bytes: &[u8]) -> Option<HashMap<[u8; STAMP], Option<NotUtf8>>> {
         Some((*stamp, fault))
     };
     all.iter().map(one).collect()
-}
-
-/// A file that cannot be read while it is checked.
-pub(super) fn failure(Unread { path, offset, why }: Unread) -> Failure {
-    (path, Problem::Changed { offset, why })
 }

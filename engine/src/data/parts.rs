@@ -3,9 +3,8 @@
 
 use super::cores;
 use super::problem::{Failure, Problem, at};
-use super::store::TokenFile;
+use super::store::{TokenFile, Unread, failure};
 use super::tokenizer::Tokenizer;
-use super::{checked::failure, store::Unread};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of text after which a part ends.

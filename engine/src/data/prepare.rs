@@ -5,13 +5,13 @@
 //! trains on a half.
 
 use super::bad_rows::BadRows;
-use super::checked::{Checks, failure};
+use super::checked::Checks;
 use super::open::open_regular;
 use super::parts::{Place, Sizes, Texts};
 use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::read::{Source, named};
 use super::rows::Lines;
-use super::store::TokenFile;
+use super::store::{TokenFile, failure};
 use super::text::text_files;
 use super::tokens::Cache;
 use super::{Corpus, Rowed, Tokenizer};

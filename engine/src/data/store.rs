@@ -5,7 +5,7 @@
 //! same length and time of change, as when the run opened it.
 
 use super::open::open_regular;
-use super::problem::Problem;
+use super::problem::{Failure, Problem};
 use crate::report::shown::Shown;
 use std::fs::{File, Metadata};
 use std::ops::Range;
@@ -99,6 +99,11 @@ pub struct Unread {
     pub offset: u64,
     /// What has happened.
     pub why: String,
+}
+
+/// The same while the data is opened.
+pub(super) fn failure(Unread { path, offset, why }: Unread) -> Failure {
+    (path, Problem::Changed { offset, why })
 }
 
 /// A file that stays open.
