@@ -6,6 +6,8 @@ use super::problem::{Failure, Problem, at};
 use super::store::{TokenFile, Unread, failure};
 use super::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of text after which a part ends.
 const PART: u64 = 64 << 20;
@@ -15,6 +17,10 @@ const PIECE: usize = 16 << 10;
 const SEVERAL: usize = 128;
 /// Such places for each core, at least, if there are pieces enough.
 const SHARES: usize = 4;
+/// Bytes of a word that is worth remembering.
+const WORD: usize = 32;
+/// Words that a core remembers: some 20 MiB.
+const WORDS: usize = 1 << 17;
 /// Most bytes of text without a place to cut them.
 const MOST: u64 = 256 << 20;
 /// Bytes behind a cut that must be known.
@@ -30,11 +36,13 @@ pub(super) struct Place {
 }
 
 /// How text files are divided.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Texts<'a> {
     pub(super) files: &'a [TokenFile],
     pub(super) tokenizer: &'a Tokenizer,
-    pub(super) sizes: Sizes,
+    sizes: Sizes,
+    /// Those that no core uses now.
+    memos: Mutex<Vec<Memo>>,
 }
 
 /// Bytes of text.
@@ -64,6 +72,14 @@ pub(super) struct Text<'a> {
 }
 
 impl<'a> Texts<'a> {
+    pub(super) const fn new(
+        files: &'a [TokenFile],
+        tokenizer: &'a Tokenizer,
+        sizes: Sizes,
+    ) -> Self {
+        Self { files, tokenizer, sizes, memos: Mutex::new(Vec::new()) }
+    }
+
     /// The part that begins at a place. It does not depend on what stands behind it.
     pub(super) fn read(&self, from: Place) -> Result<Text<'a>, Failure> {
         let mut text = Text { texts: Vec::new(), bytes: 0, next: from };
@@ -132,17 +148,56 @@ impl<'a> Texts<'a> {
         let several = (pieces.len() / (SHARES * cores::all())).clamp(1, SEVERAL);
         let groups: Vec<_> = pieces.chunks(several).collect();
         let encode = |i: usize| {
+            let mut memo = lock(&self.memos).pop().unwrap_or_default();
             let mut made = Vec::new();
-            for (file, piece) in groups[i] {
-                let tokens = self.tokenizer.encode(piece);
-                let tokens = tokens.map_err(|why| at(&file.path)(Problem::NoTokenizer(why)))?;
+            let mut push = |tokens: &[u32]| {
                 made.reserve(tokens.len() * width);
                 tokens.iter().for_each(|token| made.extend(&token.to_le_bytes()[..width]));
+            };
+            for (file, piece) in groups[i] {
+                let done = memo.encode(self.tokenizer, piece, &mut push);
+                done.map_err(|why| at(&file.path)(Problem::NoTokenizer(why)))?;
                 add(piece.len() as u64);
             }
+            lock(&self.memos).push(memo);
             Ok(made)
         };
         cores::map_by(cores::texts_at_once(longest), groups.len(), encode).into_iter().collect()
+    }
+}
+
+fn lock(memos: &Mutex<Vec<Memo>>) -> MutexGuard<'_, Vec<Memo>> {
+    memos.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tokens of texts between two places to cut, mostly a word. Most of a text are words that were seen before.
+#[derive(Debug, Default)]
+struct Memo(HashMap<String, Box<[u32]>>);
+
+impl Memo {
+    /// Calls `push` with the tokens of a text, some after others.
+    fn encode(
+        &mut self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        push: &mut dyn FnMut(&[u32]),
+    ) -> Result<(), String> {
+        let Ok(cuts) = tokenizer.cuts() else {
+            tokenizer.encode(text).map(|tokens| push(&tokens))?;
+            return Ok(());
+        };
+        for word in cuts.pieces(text, 1) {
+            if let Some(tokens) = self.0.get(word) {
+                push(tokens);
+                continue;
+            }
+            let tokens = tokenizer.encode(word)?;
+            push(&tokens);
+            if word.len() <= WORD && self.0.len() < WORDS {
+                self.0.insert(word.to_owned(), tokens.into());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -185,7 +240,7 @@ mod tests {
         let path = folder.path().join("text");
         std::fs::write(&path, text).unwrap();
         let files = [TokenFile::new(&path, File::open(&path).unwrap()).unwrap()];
-        let texts = Texts { files: &files, tokenizer, sizes };
+        let texts = Texts::new(&files, tokenizer, sizes);
         let (mut tokens, mut count, mut from) = (Vec::new(), 0, Place::default());
         while from.file < files.len() {
             let part = texts.read(from)?;

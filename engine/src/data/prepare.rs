@@ -271,7 +271,7 @@ impl Prepare<'_> {
         from: Place,
         reading: &Reading,
     ) -> Result<(Vec<Vec<u8>>, Part), Failure> {
-        let texts = Texts { files, tokenizer: self.tokenizer, sizes: self.sizes };
+        let texts = Texts::new(files, self.tokenizer, self.sizes);
         let text = texts.read(from)?;
         let made = texts.encode(&text, self.width(), &|bytes| reading.add(bytes))?;
         let tokens = made.iter().map(Vec::len).sum::<usize>() / self.width();

@@ -78,7 +78,7 @@ impl Corpus {
         checks: Checks<'_>,
     ) -> Result<Vec<PathBuf>, Failure> {
         let (paths, files, source) = text_files(text, &with.format, checks)?;
-        let texts = Texts { files: &files, tokenizer: with.tokenizer, sizes: with.sizes };
+        let texts = Texts::new(&files, with.tokenizer, with.sizes);
         let bytes: u64 = files.iter().map(|file| file.stamp.bytes).sum();
         let reading = Reading::new("making tokens", bytes, with.quiet);
         let (before, mut from) = (self.store.num_tokens(), Place::default());

@@ -124,7 +124,8 @@ mod tests {
         };
         let files: Vec<TokenFile> = texts.iter().enumerate().map(file).collect();
         let sizes = Sizes { part, ..Sizes::default() };
-        let texts = Texts { files: &files, tokenizer: &tokenizer(), sizes };
+        let tokenizer = tokenizer();
+        let texts = Texts::new(&files, &tokenizer, sizes);
         let (mut store, mut from) = (Store::new(2), Place::default());
         while from.file < files.len() {
             let part = texts.read(from).unwrap();
