@@ -132,23 +132,32 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Cuts the texts of control tokens in every string.
+    /// Cuts the texts of control tokens in every string and key.
     fn defuse(&self, value: &mut Json) -> Result<(), String> {
         match value {
-            Json::String(text) => {
-                if let Some(mark) = text.chars().find(|c| MARKS.contains(c)) {
-                    let code = u32::from(mark);
-                    return Err(format!("it has U+{code:04X}, which is no character: remove it"));
-                }
-                if let Some(cut) = self.control.cut(text) {
-                    *text = cut;
+            Json::String(text) => self.defuse_text(text),
+            Json::Array(values) => values.iter_mut().try_for_each(|value| self.defuse(value)),
+            Json::Object(fields) => {
+                for (mut key, mut value) in std::mem::take(fields) {
+                    self.defuse_text(&mut key)?;
+                    self.defuse(&mut value)?;
+                    fields.insert(key, value);
                 }
                 Ok(())
             }
-            Json::Array(values) => values.iter_mut().try_for_each(|value| self.defuse(value)),
-            Json::Object(fields) => fields.values_mut().try_for_each(|value| self.defuse(value)),
             Json::Null | Json::Bool(_) | Json::Number(_) => Ok(()),
         }
+    }
+
+    fn defuse_text(&self, text: &mut String) -> Result<(), String> {
+        if let Some(mark) = text.chars().find(|c| MARKS.contains(c)) {
+            let code = u32::from(mark);
+            return Err(format!("it has U+{code:04X}, which is no character: remove it"));
+        }
+        if let Some(cut) = self.control.cut(text) {
+            *text = cut;
+        }
+        Ok(())
     }
 
     /// A text and its end: all of it counts.
