@@ -233,3 +233,42 @@ fn a_file_that_shrinks_under_a_run_ends_it_with_its_name() {
         &["tokens.bin: cannot read the tokens at byte", "it has 1000 bytes now, and had 40000"],
     );
 }
+
+#[test]
+fn documents_of_a_gigabyte_are_packed_by_their_index_alone() {
+    let folder = Folder::new();
+    let (documents, tokens) = (1u64 << 15, 1u64 << 14);
+    sparse(&folder.path("t.bin"), 2 * documents * tokens, &[]);
+    let words = |words: &mut dyn Iterator<Item = u64>| -> Vec<u8> {
+        words.flat_map(u64::to_le_bytes).collect()
+    };
+    let index = [
+        [&b"MMIDIDX\0\0"[..], &1u64.to_le_bytes(), &[8]].concat(),
+        words(&mut [documents, documents + 1].into_iter()),
+        (0..documents).flat_map(|_| (tokens as u32).to_le_bytes()).collect(),
+        words(&mut (0..documents).map(|i| 2 * tokens * i)),
+        words(&mut (0..=documents)),
+    ];
+    fs::write(folder.path("t.idx"), index.concat()).unwrap();
+    settle();
+    let sets = [
+        "data.train=\"t\"",
+        "data.format=Megatron",
+        "data.packing=Documents",
+        "model.seq_len=8192",
+    ];
+    let done = check(&folder, "cache", &sets).ok();
+    let told = "32768 of 32768 documents have more tokens than model.seq_len + 1 and are divided";
+    assert!(done.stderr.contains(told), "{}", done.stderr);
+    let said: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(
+        said["samples"].as_u64().unwrap() + said["held_out_samples"].as_u64().unwrap(),
+        2 * documents
+    );
+    // What was found is believed: the tokens are not read through again.
+    let known = only(&folder, "cache");
+    forge(&known, 32);
+    let forged = hashes(check(&folder, "cache", &sets));
+    let first = hashes(done);
+    assert!(forged[0] == first[0] && forged[1] != first[1], "{forged:?}");
+}

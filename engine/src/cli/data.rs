@@ -5,8 +5,8 @@ use super::say;
 use crate::chat::Template;
 use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Source};
 use crate::data::{
-    Cache, Checks, Corpus, DataError, Dataset, Look, Parts, Problem, Rowed, Rows, Sizes, Tokenized,
-    Tokenizer,
+    Cache, Checks, Corpus, DataError, Dataset, Filed, Look, Parts, Problem, Rowed, Rows, Sizes,
+    Tokenized, Tokenizer,
 };
 use crate::hugging_face::Beside;
 use crate::report::shown::Shown;
@@ -156,7 +156,9 @@ fn read(
         }
         _ => {
             let checks = Checks { cache: &cache, vocab: model.vocab, quiet };
-            every(data, &|parts| Corpus::open_checked(parts, &data.format, checks, model.seq_len))
+            let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
+            let with = Filed { format, packing, truncate };
+            every(data, &|parts| Corpus::open_checked(parts, with, checks, model.seq_len))
         }
     }
 }

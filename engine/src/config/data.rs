@@ -35,6 +35,11 @@ impl DataFormat {
         matches!(self, Self::Jsonl { .. } | Self::Chat)
     }
 
+    /// Whether files say where documents begin.
+    pub const fn has_documents(&self) -> bool {
+        self.is_rows() || matches!(self, Self::Megatron)
+    }
+
     /// Whether a file or a row holds a text that a tokenizer can take.
     pub const fn is_text(&self) -> bool {
         self.is_bytes() || self.is_rows()

@@ -39,9 +39,9 @@ impl Checks<'_> {
                 "a window would cut chats anywhere",
                 "leave `data.packing` out, or set it to `Documents`",
             ),
-            (format, Packing::None | Packing::Documents) if !format.is_rows() => (
-                "these files have no rows to be samples",
-                "leave `data.packing` out, or set `data.format` to `Jsonl` or `Chat`",
+            (format, Packing::None | Packing::Documents) if !format.has_documents() => (
+                "these files do not say where documents begin",
+                "leave `data.packing` out, or set `data.format` to `Jsonl`, `Chat` or `Megatron`",
             ),
             _ => return None,
         };

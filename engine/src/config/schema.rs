@@ -331,8 +331,8 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
             Or::Default(0.1),
             "Share of `train` that is held out where there is no `validation`.",
         ),
-        packing: s.named_or("packing", packing, "The sample. `Windows`: `model.seq_len` tokens of all documents side by side. `Documents`: documents of `Jsonl` or `Chat` side by side, each of which sees itself alone. `None`: one of them, and padding behind it."),
-        truncate: s.flag("truncate", false, "With `packing: Documents` and `None`, a document of more than `model.seq_len` + 1 tokens is cut there. `false`: it is left out, and counted; a text with `packing: Documents` is divided."),
+        packing: s.named_or("packing", packing, "The sample. `Windows`: `model.seq_len` tokens of all documents side by side. `Documents`: documents of `Jsonl`, `Chat` or `Megatron` side by side, each of which sees itself alone. `None`: one of them, and padding behind it."),
+        truncate: s.flag("truncate", false, "With `packing: Documents` and `None`, a document of more than `model.seq_len` + 1 tokens is cut there. `false`: it is left out, and counted; one of `Jsonl` or `Megatron` with `packing: Documents` is divided."),
         system: s.text("system", Or::Default(String::new()), |_| Ok(()), "With `Chat`, the first message of each chat that has none of the system. Empty: none."),
         order: s.named("order", order, "`Shuffled`: epochs, each of which has every window of `model.seq_len` tokens once. `Random`: each sample starts anywhere."),
     }

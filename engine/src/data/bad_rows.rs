@@ -11,6 +11,24 @@ const MOST_LEFT_OUT: f64 = 0.05;
 /// Rows that a message shows.
 const SHOWN: usize = 3;
 
+/// What may be left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Of {
+    #[default]
+    Rows,
+    /// Of an index.
+    Documents,
+}
+
+impl Of {
+    const fn noun(self) -> &'static str {
+        match self {
+            Self::Rows => "row",
+            Self::Documents => "document",
+        }
+    }
+}
+
 /// Rows that are no samples.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BadRows {
@@ -24,11 +42,21 @@ pub struct BadRows {
     pub(super) cut: usize,
     /// Divided into several samples.
     pub(super) divided: usize,
+    /// With fewer tokens than an input and a target.
+    #[serde(default)]
+    pub(super) short: usize,
     /// The first ones, with what is wrong with them.
     first: Vec<String>,
+    #[serde(skip)]
+    of: Of,
 }
 
 impl BadRows {
+    /// None yet, of the documents of an index.
+    pub(super) fn of_documents() -> Self {
+        Self { of: Of::Documents, ..Self::default() }
+    }
+
     pub(super) fn add(&mut self, path: &Path, number: u64, why: &str) {
         self.bad += 1;
         if self.first.len() < SHOWN {
@@ -37,24 +65,27 @@ impl BadRows {
         }
     }
 
-    /// Whether so many are left out that the rest is not what was meant.
+    /// Whether so many are left out that the rest is not what was meant. Short ones lose no target.
     pub(super) fn are_too_many(&self) -> bool {
         let out = self.bad + self.long;
-        out as f64 > MOST_LEFT_OUT * self.rows as f64 || out == self.rows
+        out as f64 > MOST_LEFT_OUT * self.rows as f64 || out + self.short == self.rows
     }
 
-    /// Says what of the rows of this name is left out or changed.
-    pub(super) fn warn(&self, named: &Path) {
-        if self.bad + self.long + self.cut + self.divided > 0 {
-            tracing::warn!("{}: {self}", Shown(named));
-        }
+    /// Whether anything is to be said.
+    pub(super) const fn are_some(&self) -> bool {
+        self.bad + self.long + self.cut + self.divided + self.short > 0
+    }
+
+    /// What may be left out, in the plural.
+    pub(super) fn nouns(&self) -> String {
+        format!("{}s", self.of.noun())
     }
 }
 
 impl fmt::Display for BadRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bad, long, longest, cut, divided, first } = self;
-        let of = |n: usize| format!("{n} of {}", counted(*rows, "row"));
+        let Self { rows, bad, long, longest, cut, divided, short, first, of: what } = self;
+        let of = |n: usize| format!("{n} of {}", counted(*rows, what.noun()));
         let mut parts = Vec::new();
         if *bad > 0 {
             let more = bad - first.len();
@@ -75,6 +106,12 @@ impl fmt::Display for BadRows {
             parts.push(format!(
                 "{} have more tokens than model.seq_len + 1 and are divided into documents of that many",
                 of(*divided)
+            ));
+        }
+        if *short > 0 {
+            parts.push(format!(
+                "{} have fewer than 2 tokens, thus no target, and are left out",
+                of(*short)
             ));
         }
         write!(f, "{}", parts.join("; "))

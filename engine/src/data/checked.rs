@@ -2,7 +2,8 @@
 //! once. It is believed of a file with the same [`Stamp`].
 
 use super::cores;
-use super::identity::Identity;
+use super::documents::{Documents, Room};
+use super::identity::{Identity, Pieces};
 use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
 use super::sealed::{self, Magic};
@@ -59,9 +60,9 @@ impl Checks<'_> {
         &self,
         store: &mut Store,
         split: usize,
-        indexes: &[Index],
+        (indexes, documents): (&[Index], Option<&Documents>),
     ) -> Result<Identity, Failure> {
-        let Found { identity, largest } = self.found(store, split, indexes)?;
+        let Found { identity, largest } = self.found(store, split, (indexes, documents))?;
         for (segment, Index { dtype, .. }) in indexes.iter().enumerate() {
             if largest[segment] as usize >= dtype.end {
                 let end = dtype.end;
@@ -83,15 +84,26 @@ impl Checks<'_> {
         Ok(identity)
     }
 
-    fn found(&self, store: &Store, split: usize, indexes: &[Index]) -> Result<Found, Failure> {
+    fn found(
+        &self,
+        store: &Store,
+        split: usize,
+        (indexes, documents): (&[Index], Option<&Documents>),
+    ) -> Result<Found, Failure> {
         let now = SystemTime::now();
-        let bytes = (store.num_tokens() * store.width) as u64;
+        let parts = match documents {
+            None => [0..split, split..store.num_tokens()].map(Pieces::one),
+            Some(documents) => documents.parts(),
+        };
+        let bytes = (parts.each_ref().map(Pieces::len).iter().sum::<usize>() * store.width) as u64;
         let worth = bytes >= WORTH_KEEPING && self.cache.folder.is_some();
         let files = store.files().filter(|_| worth);
         let kept = files.as_ref().and_then(|files| {
             let indexes = indexes.iter().map(|index| &index.file);
             let all = files.iter().copied().chain(indexes);
-            let name = format!("{:032x}.checked", name(all, (store.width, split)));
+            // The index and these say which documents there are.
+            let of = documents.map(|documents| (documents.room, documents.split));
+            let name = format!("{:032x}.checked", name(all, (store.width, split), of));
             Some(self.cache.folder.as_ref()?.join(name))
         });
         let known = kept.as_deref().and_then(|path| sealed::read(path, SET));
@@ -105,7 +117,8 @@ impl Checks<'_> {
         }
         let reading = Reading::new("checking data", bytes, self.quiet);
         let add = |bytes| reading.add(bytes);
-        let (identity, largest) = Identity::and_largest(store, split, &add).map_err(failure)?;
+        let (identity, largest) = Identity::and_largest(store, &parts, &add).map_err(failure)?;
+        let identity = documents.map_or(identity, |documents| identity.and(documents.hashes()));
         drop(reading);
         let found = Found { identity, largest };
         let settled = |files: &Vec<&TokenFile>| {
@@ -174,9 +187,16 @@ impl Found {
 }
 
 /// By everything that a pass over the files depends on.
-fn name<'a>(files: impl Iterator<Item = &'a TokenFile>, (width, split): (usize, usize)) -> u128 {
+fn name<'a>(
+    files: impl Iterator<Item = &'a TokenFile>,
+    (width, split): (usize, usize),
+    documents: Option<(Room, usize)>,
+) -> u128 {
     let mut hash = Xxh3Default::new();
     hash.update(&[width as u64, split as u64].map(u64::to_le_bytes).concat());
+    if let Some(documents) = documents {
+        hash.update(format!("{documents:?}").as_bytes());
+    }
     for file in files {
         let path = absolute(&file.path).unwrap_or_else(|_| file.path.clone());
         let path = path.as_os_str().as_encoded_bytes();

@@ -69,26 +69,32 @@ impl Corpus {
     /// # Errors
     /// As [`fill_train`](Self::fill_train).
     pub fn documents(&self, place: usize) -> Result<Vec<Document>, Unread> {
-        let whole = |tokens: Range<usize>, counts: &dyn Fn(usize) -> bool| {
-            let counted = tokens.clone().map(counts).collect();
+        let whole = |tokens: Range<usize>| {
+            let mut counted = vec![true; tokens.len()];
+            counted[0] = false;
             let mut all = Vec::with_capacity(tokens.len());
             self.store.each(tokens, |_, token| all.push(token))?;
             Ok(Document { tokens: all, counted })
         };
-        match &self.documents {
-            Some(d) => d.of_sample(place).map(|i| whole(d.tokens(i), &|i| d.counts(i))).collect(),
-            None => Ok(vec![whole(place..place + self.seq_len + 1, &|i| i > place)?]),
-        }
+        let Some(documents) = &self.documents else {
+            return Ok(vec![whole(place..place + self.seq_len + 1)?]);
+        };
+        let document = |number| {
+            let mut document = whole(documents.tokens(number))?;
+            documents.not_counted(number, |token| document.counted[token] = false);
+            Ok(document)
+        };
+        documents.of_sample(place).map(document).collect()
     }
 
     /// Where documents begin in the window at `place`, as the index of its file says it; the first begins at 0. Without an index
-    /// a window counts as one.
+    /// a window counts as one, and so does a sample of documents.
     ///
     /// # Errors
     /// As [`fill_train`](Self::fill_train).
     pub fn starts_in_window(&self, place: usize) -> Result<Vec<usize>, Unread> {
         let mut starts = vec![0];
-        if self.indexes.is_empty() {
+        if self.indexes.is_empty() || self.documents.is_some() {
             return Ok(starts);
         }
         for (segment, part) in self.store.parts(place..place + self.seq_len + 1) {
@@ -115,11 +121,12 @@ impl Corpus {
             let (own, of_inputs) = inputs.split_at_mut(tokens.len() - 1);
             let (own_targets, of_targets) = targets.split_at_mut(tokens.len() - 1);
             self.fill(tokens.start, tokens.end, own, own_targets)?;
-            for (target, token) in own_targets.iter_mut().zip(tokens.skip(1)) {
-                if !documents.counts(token) {
-                    *target = -1;
+            documents.not_counted(document, |token| {
+                // The first is no target.
+                if let Some(target) = token.checked_sub(1) {
+                    own_targets[target] = -1;
                 }
-            }
+            });
             (inputs, targets) = (of_inputs, of_targets);
         }
         self.fill(0, 0, inputs, targets)

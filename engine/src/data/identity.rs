@@ -27,40 +27,86 @@ impl Identity {
     /// Of a data set without tokens that is never trained on.
     pub(super) const NONE: Self = Self { train: 0, held_out: 0 };
 
-    /// The same tokens with more about each part.
-    pub(super) fn and(self, train: &[u8], held_out: &[u8]) -> Self {
-        let both = |tokens: u128, more: &[u8]| {
-            xxh3_128([tokens, xxh3_128(more)].map(u128::to_le_bytes).as_flattened())
-        };
-        Self { train: both(self.train, train), held_out: both(self.held_out, held_out) }
+    /// The same tokens with a hash of more about each part.
+    pub(super) fn and(self, [train, held_out]: [u128; 2]) -> Self {
+        let both = |hashes: [u128; 2]| xxh3_128(hashes.map(u128::to_le_bytes).as_flattened());
+        Self { train: both([self.train, train]), held_out: both([self.held_out, held_out]) }
     }
 
-    /// Of tokens of which `..split` are to train, and the largest token of each segment. Runs on all cores, in bounded memory.
-    /// `read`: adds bytes that were read.
+    /// Of the tokens to train and of those that are held out, and the largest token of each segment. Runs on all cores, in
+    /// bounded memory. `read`: adds bytes that were read.
     pub(super) fn and_largest(
         store: &Store,
-        split: usize,
+        [train, held_out]: &[Pieces; 2],
         read: &(dyn Fn(u64) + Sync),
     ) -> Result<(Self, Vec<u32>), Unread> {
         let most: Vec<AtomicU32> = (0..store.num_segments()).map(|_| AtomicU32::new(0)).collect();
         let of = |part| hash(store, part, (&most, read));
-        let identity = Self { train: of(0..split)?, held_out: of(split..store.num_tokens())? };
+        let identity = Self { train: of(train)?, held_out: of(held_out)? };
         Ok((identity, most.into_iter().map(AtomicU32::into_inner).collect()))
+    }
+}
+
+/// Ranges of the tokens of a store, one behind another.
+#[derive(Debug, Default)]
+pub(super) struct Pieces {
+    ranges: Vec<Range<usize>>,
+    /// How many tokens the ranges up to each have.
+    ends: Vec<usize>,
+}
+
+impl Pieces {
+    pub(super) fn one(range: Range<usize>) -> Self {
+        let mut one = Self::default();
+        one.push(range);
+        one
+    }
+
+    /// Adds a range. Ranges that stand side by side become one.
+    pub(super) fn push(&mut self, range: Range<usize>) {
+        let end = self.len() + range.len();
+        match (self.ranges.last_mut(), self.ends.last_mut()) {
+            (Some(last), Some(of_last)) if last.end == range.start => {
+                (last.end, *of_last) = (range.end, end);
+            }
+            _ => {
+                self.ranges.push(range);
+                self.ends.push(end);
+            }
+        }
+    }
+
+    /// Tokens of all ranges.
+    pub(super) fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Where some of their tokens, counted over all ranges, stand in the store.
+    fn of(&self, tokens: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let first = self.ends.partition_point(|end| *end <= tokens.start);
+        let all = self.ranges[first..].iter().zip(&self.ends[first..]);
+        all.take_while(move |(range, end)| *end - range.len() < tokens.end).map(
+            move |(range, end)| {
+                let before = end - range.len();
+                let skipped = tokens.start.saturating_sub(before);
+                range.start + skipped..range.end - end.saturating_sub(tokens.end)
+            },
+        )
     }
 }
 
 fn hash(
     store: &Store,
-    tokens: Range<usize>,
+    tokens: &Pieces,
     (most, read): (&[AtomicU32], &(dyn Fn(u64) + Sync)),
 ) -> Result<u128, Unread> {
     let chunks = tokens.len().div_ceil(CHUNK);
     let mut all = Xxh3Default::new();
     for first in (0..chunks).step_by(TOGETHER) {
         let chunk = |i: usize| {
-            let start = tokens.start + (first + i) * CHUNK;
-            let chunk = start..tokens.end.min(start + CHUNK);
-            let hash = of_chunk(store, chunk.clone(), most);
+            let start = (first + i) * CHUNK;
+            let chunk = start..tokens.len().min(start + CHUNK);
+            let hash = of_chunk(store, tokens.of(chunk.clone()), most);
             read((chunk.len() * store.width) as u64);
             hash
         };
@@ -71,10 +117,14 @@ fn hash(
     Ok(all.digest128())
 }
 
-fn of_chunk(store: &Store, chunk: Range<usize>, most: &[AtomicU32]) -> Result<[u8; 16], Unread> {
+fn of_chunk(
+    store: &Store,
+    chunk: impl Iterator<Item = Range<usize>>,
+    most: &[AtomicU32],
+) -> Result<[u8; 16], Unread> {
     let mut hasher = Xxh3Default::new();
     let (mut bytes, mut wide) = (vec![0; BLOCK * store.width], vec![0; 4 * BLOCK]);
-    for (segment, part) in store.parts(chunk) {
+    for (segment, part) in chunk.flat_map(|range| store.parts(range)) {
         let mut in_part = 0;
         for start in part.clone().step_by(BLOCK) {
             let bytes = &mut bytes[..BLOCK.min(part.end - start) * store.width];
@@ -117,7 +167,8 @@ mod tests {
         fn of(bytes: &[u8], width: usize, split: usize) -> Self {
             let mut store = Store::new(width);
             store.push_bytes(bytes);
-            Self::and_largest(&store, split, &|_| ()).unwrap().0
+            let parts = [0..split, split..store.num_tokens()].map(Pieces::one);
+            Self::and_largest(&store, &parts, &|_| ()).unwrap().0
         }
     }
 
@@ -150,5 +201,22 @@ mod tests {
         assert_eq!(small.train, xxh3_128(&wide));
         let wide = xxh3_128(&stored(&[300], 4)).to_le_bytes();
         assert_eq!(small.held_out, xxh3_128(&wide));
+    }
+    /// The tokens of pieces hash as if they stood one behind another, whatever lies between them.
+    #[test]
+    fn pieces_are_the_tokens_that_they_name() {
+        let tokens: Vec<u32> = (0..3 * CHUNK as u32).map(|i| i.wrapping_mul(31) % 250).collect();
+        let mut store = Store::new(2);
+        store.push_bytes(&stored(&tokens, 2));
+        let ranges = [0..7, 7..CHUNK - 1, CHUNK - 2..CHUNK + 5, CHUNK + 90..3 * CHUNK];
+        let mut pieces = Pieces::default();
+        ranges.iter().for_each(|range| pieces.push(range.clone()));
+        assert_eq!((pieces.ranges.len(), pieces.len()), (3, 3 * CHUNK - 84));
+        let joined: Vec<u32> =
+            ranges.iter().flat_map(|range| tokens[range.clone()].to_vec()).collect();
+        let parts = [pieces, Pieces::one(9..20)];
+        let (of_pieces, _) = Identity::and_largest(&store, &parts, &|_| ()).unwrap();
+        let both = [&joined, &tokens[9..20]].concat();
+        assert_eq!(of_pieces, Identity::of(&stored(&both, 4), 4, joined.len()));
     }
 }

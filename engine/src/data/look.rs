@@ -6,7 +6,7 @@ use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::read::named;
 use super::store::TokenFile;
 use super::{Parts, lengths};
-use crate::config::{Config, DataConfig};
+use crate::config::{Config, DataConfig, Packing};
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::Path;
@@ -38,7 +38,7 @@ impl Look {
             for text in sources.paths() {
                 let before = look.tokens;
                 look.part(text, (data, warn)).map_err(in_key(key))?;
-                if data.tokenizer.is_none() {
+                if data.tokenizer.is_none() && data.packing == Packing::Windows {
                     let tokens = look.tokens - before;
                     let (parts, split) = match (key, data.validation.is_empty()) {
                         ("data.train", true) => {

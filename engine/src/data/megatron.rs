@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const MAPPED: &[u8; 9] = b"MMIDIDX\0\0";
 const OLD: &[u8; 8] = b"TNTIDX\0\0";
 /// Numbers of an index that are read at once.
-const BLOCK: u64 = 1 << 16;
+pub(super) const BLOCK: u64 = 1 << 16;
 
 /// The type of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,18 +216,19 @@ impl Index {
 
     /// Compares all sequences and documents with each other and with the file of tokens, in bounded memory.
     pub(super) fn check(&self, tokens: &TokenFile) -> Result<(), Problem> {
-        let bad = |fault: Fault| {
-            let (index, fault) = (self.file.path.clone(), fault.to_string());
-            Problem::BadIndex { index, fault }
-        };
-        let sum = self.check_sequences().map_err(bad)?;
-        self.check_documents().map_err(bad)?;
+        let sum = self.check_sequences().map_err(|fault| self.bad(&fault))?;
+        self.check_documents().map_err(|fault| self.bad(&fault))?;
         let needs = sum.saturating_mul(self.width() as u64);
         if needs != tokens.stamp.bytes {
             let (index, bytes) = (self.file.path.clone(), tokens.stamp.bytes);
             return Err(Problem::OtherLength { index, needs, bytes });
         }
         Ok(())
+    }
+
+    /// What a fault of it is to the data.
+    pub(super) fn bad(&self, fault: &Fault) -> Problem {
+        Problem::BadIndex { index: self.file.path.clone(), fault: fault.to_string() }
     }
 
     /// The tokens of all sequences.
@@ -333,7 +334,8 @@ impl Index {
             Some((column, _)) => self.numbers(column, ends)?,
             None => ends.map(|end| end as i64).collect(),
         };
-        let mut starts = Starts { index: self, first: 0, held: Vec::new() };
+        let end = sequences.last().map_or(0, |last| *last as u64 + 1);
+        let mut starts = Starts { index: self, end, first: 0, held: Vec::new() };
         sequences.into_iter().map(|sequence| starts.of(sequence as u64)).collect()
     }
 
@@ -347,14 +349,14 @@ impl Index {
                 false => low = middle + 1,
             }
         }
-        let mut inside = Vec::new();
-        for document in low..self.num_documents() {
-            let end = self.ends(document..document + 1)?[0];
-            if end >= tokens.end {
-                break;
-            }
-            inside.push(end);
+        // Twice as many at a time until they lie behind: at most twice as many as there are.
+        let (mut inside, mut some) = (Vec::new(), 1);
+        while low < self.num_documents() && inside.last().is_none_or(|end| *end < tokens.end) {
+            let block = low..self.num_documents().min(low + some);
+            inside.extend(self.ends(block.clone())?);
+            (low, some) = (block.end, BLOCK.min(2 * some));
         }
+        inside.retain(|end| *end < tokens.end);
         inside.dedup();
         Ok(inside)
     }
@@ -363,6 +365,8 @@ impl Index {
 /// Where sequences begin, asked in their order.
 struct Starts<'a> {
     index: &'a Index,
+    /// Of those that are asked for.
+    end: u64,
     first: u64,
     held: Vec<i64>,
 }
@@ -377,8 +381,8 @@ impl Starts<'_> {
             return Ok(self.of(last)? + size[0] as usize);
         }
         if sequence < self.first || sequence >= self.first + self.held.len() as u64 {
-            self.held =
-                self.index.numbers(*starts, sequence..(*sequences).min(sequence + BLOCK))?;
+            let end = (*sequences).min(self.end).min(sequence + BLOCK);
+            self.held = self.index.numbers(*starts, sequence..end.max(sequence + 1))?;
             self.first = sequence;
         }
         Ok((self.held[(sequence - self.first) as usize] as u64).div_euclid(*unit) as usize)
@@ -393,208 +397,4 @@ fn too_long(offset: u64, (sequences, documents): (u64, u64), bytes: u64) -> Faul
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::{Corpus, DataError};
-    use super::*;
-    use crate::config::DataFormat;
-    use std::fs;
-    use tempfile::TempDir;
-
-    fn fixture() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/megatron")
-    }
-
-    /// Sequences of tokens of each document.
-    fn documents() -> Vec<Vec<Vec<u32>>> {
-        serde_json::from_slice(&fs::read(fixture().join("documents.json")).unwrap()).unwrap()
-    }
-
-    fn open(path: &Path) -> Result<Corpus, DataError> {
-        Corpus::open(path.to_str().unwrap(), None, DataFormat::Megatron, 0.25, 250, 4)
-    }
-
-    #[test]
-    fn tokens_and_documents_are_those_that_megatron_wrote() {
-        let documents = documents();
-        let flat: Vec<u32> = documents.concat().concat();
-        let lengths = documents.iter().map(|document| document.concat().len());
-        let ends: Vec<usize> = lengths
-            .scan(0, |end, n| {
-                Some({
-                    *end += n;
-                    *end
-                })
-            })
-            .collect();
-        for name in
-            ["mapped-u8", "mapped-u16", "mapped-i16", "mapped-i32", "mapped-modes", "old-u16"]
-        {
-            let path = fixture().join(name);
-            let data = open(&path).unwrap();
-            assert_eq!((0..flat.len()).map(|i| data.token(i)).collect::<Vec<_>>(), flat, "{name}");
-            assert!(data.describe().contains("tokens in 7 documents: "), "{data:?}");
-            let [index] = &data.indexes[..] else { panic!("one index") };
-            assert_eq!(index.ends(0..7).unwrap(), ends, "{name}");
-            for start in 0..flat.len() {
-                for end in start..=flat.len() {
-                    let mut inside: Vec<_> =
-                        ends.iter().copied().filter(|at| start < *at && *at < end).collect();
-                    inside.dedup();
-                    assert_eq!(
-                        index.ends_inside(&(start..end)).unwrap(),
-                        inside,
-                        "{name} {start}..{end}"
-                    );
-                }
-            }
-            // By each of the names that Megatron's users give it.
-            let named = open(&path.with_added_extension("bin")).unwrap();
-            assert_eq!(named.identity(), data.identity());
-        }
-        // fairseq knows sequences alone.
-        let data = open(&fixture().join("fairseq-i32")).unwrap();
-        let sizes = documents.concat().into_iter().map(|sequence| sequence.len());
-        let ends: Vec<usize> = sizes
-            .scan(0, |end, n| {
-                Some({
-                    *end += n;
-                    *end
-                })
-            })
-            .collect();
-        assert_eq!(data.indexes[0].ends(0..ends.len() as u64).unwrap(), ends);
-    }
-
-    #[test]
-    fn windows_say_where_documents_begin_in_any_file() {
-        let folder = tempfile::tempdir().unwrap();
-        for name in ["a", "b"] {
-            copy(&folder, "mapped-u16", name);
-        }
-        let data = Corpus::open(
-            folder.path().to_str().unwrap(),
-            None,
-            DataFormat::Megatron,
-            0.25,
-            250,
-            20,
-        );
-        let data = data.unwrap();
-        assert_eq!(data.num_tokens(), 84);
-        // Documents end at 8, 9, 9, 16, 28, 40 and 42 in each file.
-        for (place, starts) in [
-            (0, vec![0, 8, 9, 16]),
-            (8, vec![0, 1, 8, 20]),
-            (30, vec![0, 10, 12, 20]),
-            (42, vec![0, 8, 9, 16]),
-        ] {
-            assert_eq!(data.starts_in_window(place).unwrap(), starts, "{place}");
-        }
-    }
-
-    fn copy(folder: &TempDir, from: &str, to: &str) {
-        for kind in ["bin", "idx"] {
-            let file = fixture().join(from).with_added_extension(kind);
-            fs::copy(file, folder.path().join(to).with_added_extension(kind)).unwrap();
-        }
-    }
-
-    fn refused(folder: &TempDir) -> String {
-        open(&folder.path().join("t")).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn a_damaged_index_is_refused_with_its_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("t.idx");
-        // Where the documents begin: they may be other ones.
-        for (name, documents) in
-            [("mapped-u16", 34 + 12 * 10), ("mapped-i32", 34 + 12 * 10), ("old-u16", 56 + 8 * 32)]
-        {
-            copy(&folder, name, "t");
-            let good = fs::read(&path).unwrap();
-            assert_eq!(good.len(), documents + 8 * 8, "{name}");
-            for at in 0..good.len() {
-                for bit in 0..8 {
-                    let mut bad = good.clone();
-                    bad[at] ^= 1 << bit;
-                    fs::write(&path, bad).unwrap();
-                    match open(&folder.path().join("t")) {
-                        Ok(_) => assert!(at >= documents, "{name} {at}"),
-                        Err(e) => assert!(e.to_string().contains("t.idx"), "{e}"),
-                    }
-                }
-                fs::write(&path, &good[..at]).unwrap();
-                let said = refused(&folder);
-                assert!(said.contains("t.idx is damaged"), "{said}");
-            }
-            fs::write(&path, [&good[..], &[0]].concat()).unwrap();
-            assert!(refused(&folder).contains("do not fit a file of"));
-        }
-    }
-
-    #[test]
-    fn what_is_wrong_is_named_with_its_byte() {
-        let folder = tempfile::tempdir().unwrap();
-        let index = folder.path().join("t.idx");
-        let with = |at: usize, bytes: &[u8]| {
-            copy(&folder, "mapped-u16", "t");
-            let mut bad = fs::read(&index).unwrap();
-            bad[at..at + bytes.len()].copy_from_slice(bytes);
-            fs::write(&index, bad).unwrap();
-            refused(&folder)
-        };
-        for (at, bytes, said) in [
-            (0, &b"X"[..], "at byte 0: it begins neither with MMIDIDX nor with TNTIDX"),
-            (9, &[2], "at byte 9: it has version 2"),
-            (17, &[5], "its tokens are int64"),
-            (18, &[11], "at byte 18: 11 sequences and 8 documents do not fit a file of 218 bytes"),
-            (25, &[255], "do not fit a file of 218 bytes"),
-            (38, &[0xff; 4], "at byte 38: sequence 1 has -1 tokens"),
-            (
-                38,
-                &[4],
-                "at byte 90: sequence 2 begins at byte 16, and the ones before it end at 18",
-            ),
-            (70, &[3], "its index"),
-            (154, &[1], "at byte 154: document 0 begins with sequence 1, and not with 0"),
-            (170, &[1], "at byte 170: document 2 begins with sequence 1, and not with 2 to 10"),
-            (210, &[9], "at byte 210: document 7 begins with sequence 9, and not with 10"),
-        ] {
-            let got = with(at, bytes);
-            assert!(got.contains(said), "{said}: {got}");
-        }
-        copy(&folder, "mapped-u16", "t");
-        let tokens = folder.path().join("t.bin");
-        let good = fs::read(&tokens).unwrap();
-        for len in (0..good.len()).chain([good.len() + 2]) {
-            fs::write(&tokens, good.iter().copied().cycle().take(len).collect::<Vec<_>>()).unwrap();
-            let said = refused(&folder);
-            let counts = format!("t.idx counts 84 bytes of tokens, and it has {len};");
-            assert!(said.contains("t.bin: ") && said.contains(&counts), "{said}");
-        }
-        let mut high = good.clone();
-        high[20..22].copy_from_slice(&[250, 0]);
-        fs::write(&tokens, &high).unwrap();
-        let said = refused(&folder);
-        assert!(
-            said.contains("t.bin: token 10, at byte 20, is 250, but model.vocab is 250"),
-            "{said}"
-        );
-        copy(&folder, "mapped-i16", "t");
-        high[20..22].copy_from_slice(&[255, 255]);
-        fs::write(&tokens, &high).unwrap();
-        assert!(refused(&folder).contains("t.bin: token 10, at byte 20, is negative"));
-        fs::remove_file(&index).unwrap();
-        assert!(refused(&folder).contains("t.idx is not there"));
-        copy(&folder, "mapped-i64", "t");
-        assert!(refused(&folder).contains("t.idx says that its tokens are int64"));
-        copy(&folder, "mapped-i32", "u");
-        copy(&folder, "mapped-u16", "t");
-        let both = open(folder.path()).unwrap_err().to_string();
-        assert!(
-            both.contains("u.bin: its tokens have 4 bytes, and those of the files before it 2"),
-            "{both}"
-        );
-    }
-}
+mod tests;

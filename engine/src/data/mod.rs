@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use device::random;
 use topology::{counted, format_bytes};
 
-use crate::config::{DataConfig, DataFormat, DataOrder};
+use crate::config::{DataConfig, DataFormat, DataOrder, Packing};
 use crate::report::shown::Shown;
 
 mod bad_rows;
@@ -17,6 +17,7 @@ mod cores;
 mod cuts;
 mod dataset;
 mod document;
+mod documents;
 mod files;
 mod fill;
 mod identity;
@@ -48,6 +49,7 @@ pub(crate) use checked::Checks;
 pub(crate) use cores::texts_at_once;
 pub use dataset::Dataset;
 pub use document::Document;
+use documents::{Documents, Room};
 pub use identity::Identity;
 pub use left_out::LeftOut;
 pub(crate) use look::Look;
@@ -56,7 +58,6 @@ pub(crate) use parts::Sizes;
 pub(crate) use prepare::{Prepare, PrepareError, Prepared};
 pub use problem::{DataError, Problem};
 use problem::{Failure, at, in_key};
-use rowed::Documents;
 pub use rowed::Rowed;
 pub use rows::Rows;
 use store::Store;
@@ -97,6 +98,17 @@ pub enum Parts<'a> {
     HeldOut(&'a str),
 }
 
+/// How files of tokens become samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Filed<'a> {
+    /// Of the files.
+    pub(crate) format: &'a DataFormat,
+    /// The kind of a sample.
+    pub(crate) packing: Packing,
+    /// A document that is too long for a sample is cut, and not left out or divided.
+    pub(crate) truncate: bool,
+}
+
 /// Tokens: `..split` to train, `split..` held out.
 pub struct Corpus {
     store: Store,
@@ -106,7 +118,7 @@ pub struct Corpus {
     left_out: LeftOut,
     /// Bytes of the text that a tokenizer made these tokens of.
     text: Option<usize>,
-    /// Where samples are whole documents.
+    /// Where samples are made of documents.
     documents: Option<Documents>,
     /// Of each segment of the tokens, where its file has one.
     indexes: Vec<Index>,
@@ -139,18 +151,24 @@ impl Corpus {
             Some(validation) => Parts::Both(train, validation),
             None => Parts::Cut(train, validation_fraction),
         };
-        Self::open_checked(parts, &format, checks, seq_len)
+        let with = Filed { format: &format, packing: Packing::Windows, truncate: false };
+        Self::open_checked(parts, with, checks, seq_len)
     }
 
     /// [`open`](Self::open), where what a check finds is kept for the next time.
     pub(crate) fn open_checked(
         parts: Parts<'_>,
-        format: &DataFormat,
+        with: Filed<'_>,
         checks: Checks<'_>,
         seq_len: usize,
     ) -> Result<Self, DataError> {
+        let Filed { format, packing, truncate } = with;
+        let packs = packing == Packing::Documents;
+        let documents = Documents::that_count(Room::new(seq_len, truncate, packs));
+        let documents = (packing != Packing::Windows).then_some(documents);
         // An index beside the first file says it otherwise.
-        let mut data = Self::of_width(format.width().unwrap_or(1), seq_len);
+        let width = format.width().unwrap_or(1);
+        let mut data = Self { documents, packs, ..Self::of_width(width, seq_len) };
         data.fill_parts(parts, checks, &mut |data, text| data.read(text, format, checks))?;
         Ok(data)
     }
@@ -185,48 +203,40 @@ impl Corpus {
                 warn_of_overlap(self.files.iter(), files.iter());
                 self.files.extend(files);
             }
-            Parts::Cut(train, fraction) if self.documents.is_some() => {
-                documents = lengths::to_train(documents, fraction).min(documents - 1);
-                if documents == 0 {
-                    return Err(in_key("data.train")(at(Path::new(train))(Problem::OneRow)));
+            Parts::Cut(train, fraction) => match &self.documents {
+                Some(all) => {
+                    let cut = lengths::to_train(documents, fraction);
+                    let one = || in_key("data.train")(at(Path::new(train))(Problem::OneRow));
+                    documents = all.whole_cut(cut).ok_or_else(one)?;
                 }
-            }
-            Parts::Cut(_, fraction) => self.split = lengths::to_train(self.split, fraction),
+                None => self.split = lengths::to_train(self.split, fraction),
+            },
             Parts::Train(_) => {}
         }
-        if self.documents.is_some() {
-            self.hold_out(documents);
-            return Ok(());
+        if let Some(all) = &mut self.documents {
+            all.hold_out(documents, self.packs);
         }
-        let identity = checks.pass(&mut self.store, self.split, &self.indexes).map_err(|failure| {
+        let identity = self.checked(checks).map_err(|failure| {
             let apart = matches!(parts, Parts::Both(..) | Parts::HeldOut(_));
             let trained_on = !apart || self.files[..to_train].contains(&failure.0);
             in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
         });
         self.identity = identity?;
-        lengths::check(parts, (self.split, self.num_tokens()), self.seq_len)
+        match self.documents {
+            Some(_) => Ok(()),
+            None => lengths::check(parts, (self.split, self.num_tokens()), self.seq_len),
+        }
     }
 
-    /// Holds out all documents but the first `to_train`.
-    fn hold_out(&mut self, to_train: usize) {
-        let Some(documents) = &mut self.documents else { unreachable!("it has documents") };
-        documents.split = to_train;
-        self.split = documents.start(to_train);
-        if self.packs {
-            documents.pack(self.seq_len);
-        }
-        let parts = [0..to_train, to_train..documents.len()].map(|part| documents.bytes(part));
-        let [train, held_out] = &parts;
-        let Ok((identity, _)) = Identity::and_largest(&self.store, self.split, &|_| ()) else {
-            unreachable!("documents are in memory");
-        };
-        self.identity = identity.and(train, held_out);
+    /// What a pass over the tokens of both parts finds.
+    fn checked(&mut self, checks: Checks<'_>) -> Result<Identity, Failure> {
+        checks.pass(&mut self.store, self.split, (&self.indexes, self.documents.as_ref()))
     }
 
     /// Appends the tokens of a document, which is in one sample if documents are.
     fn append(&mut self, document: &Document) {
         if let Some(documents) = &mut self.documents {
-            documents.push(document);
+            documents.push_counted(&document.counted);
         }
         self.push_tokens(&document.tokens);
     }
@@ -251,14 +261,19 @@ impl Corpus {
         held_out: &[Document],
         (seq_len, packs): (usize, bool),
     ) -> Self {
-        let documents = Some(Documents::default());
+        let documents = Some(Documents::that_say(Room::new(seq_len, false, false)));
         let mut data = Self { documents, packs, ..Self::of_width(4, seq_len) };
         for document in train.iter().chain(held_out) {
             assert!(document.tokens.len() <= seq_len + 1, "a document is longer than a sample");
             data.append(document);
         }
         assert!(!train.is_empty() && !held_out.is_empty(), "each part has a document");
-        data.hold_out(train.len());
+        let Some(documents) = &mut data.documents else { unreachable!("it was made with some") };
+        documents.hold_out(train.len(), packs);
+        let Ok(identity) = data.checked(Checks::none()) else {
+            unreachable!("tokens in memory can be read")
+        };
+        data.identity = identity;
         data
     }
 
@@ -376,6 +391,7 @@ impl Corpus {
         let (train, held_out) = (self.split, tokens - self.split);
         let files = counted(files, "file");
         let bytes = format_bytes(bytes as u64);
+        let of_index = self.indexes.iter().map(Index::num_documents).sum::<u64>();
         // Of a corpus that has one part, the other is not spoken of.
         let parts = |to_train, held_out| match (to_train, held_out) {
             (to_train, 0) => format!("{to_train} to train"),
@@ -386,12 +402,13 @@ impl Corpus {
             None => parts(train, held_out),
             Some(d) => {
                 let targets = d.targets(0..d.samples());
-                let share = 100.0 * targets as f64 / tokens.max(1) as f64;
-                let rows = counted(d.len(), "row");
+                let in_samples = d.num_tokens();
+                let share = 100.0 * targets as f64 / in_samples.max(1) as f64;
+                let rows = counted(d.len(), if of_index > 0 { "document" } else { "row" });
                 let (to_train, held_out) = (d.split, d.len() - d.split);
                 let rows = format!("{rows}: {}", parts(to_train, held_out));
                 let (all, samples) = (d.samples(), d.samples_to_train());
-                let full = 100.0 * (tokens - d.len()) as f64 / (all * self.seq_len) as f64;
+                let full = 100.0 * (in_samples - d.len()) as f64 / (all * self.seq_len) as f64;
                 let packed = match d.is_packed() {
                     true => {
                         let held_out = all - samples;
@@ -407,7 +424,6 @@ impl Corpus {
                 format!("{share:.0} % are targets; {rows}{packed}")
             }
         };
-        let of_index = self.indexes.iter().map(Index::num_documents).sum::<u64>();
         let documents = match self.indexes.is_empty() {
             true => String::new(),
             false => format!(" in {}", counted(of_index as usize, "document")),

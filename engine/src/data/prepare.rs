@@ -8,7 +8,7 @@ use super::bad_rows::BadRows;
 use super::checked::Checks;
 use super::open::open_regular;
 use super::parts::{Place, Sizes, Texts};
-use super::problem::{DataError, Failure, Problem, at, in_key};
+use super::problem::{DataError, Failure, Problem, at, in_key, settle};
 use super::read::{Source, named};
 use super::rows::Lines;
 use super::store::{TokenFile, failure};
@@ -244,10 +244,9 @@ impl Prepare<'_> {
                 if manifest.parts[i].iter().all(|part| part.tokens == 0) {
                     return Err(refused(Problem::Empty).into());
                 }
-                if self.rows.is_some() && rows.are_too_many() {
-                    return Err(refused(Problem::BadRows(Box::new(rows))).into());
+                if self.rows.is_some() {
+                    settle(Path::new(named.text), rows).map_err(in_key(named.key))?;
                 }
-                rows.warn(Path::new(named.text));
                 return Ok(());
             }
             let part = match &self.rows {

@@ -111,15 +111,17 @@ pub enum Problem {
          largest token, or check data.format"
     )]
     TokenOutOfVocab { which: String, token: u32, vocab: usize },
-    #[error("{0}; at most 5 % of the rows may be left out")]
-    BadRows(Box<BadRows>),
+    #[error("{rows}; at most 5 % of the {} may be left out", rows.nouns())]
+    BadRows { rows: Box<BadRows> },
     #[error(
         "data.format: {format} makes tokens of text and needs a tokenizer: set data.tokenizer to a tokenizer.json or to its folder"
     )]
     NeedsTokenizer { format: &'static str },
     #[error("{0}; data.format: Chat needs the chat template of the model")]
     NoTemplate(String),
-    #[error("it has one row, and none is left to hold out: give more rows, or set data.validation")]
+    #[error(
+        "it has one row or document, and none is left to hold out: give more, or set data.validation"
+    )]
     OneRow,
     #[error("cannot be used as a tokenizer.json: {0}")]
     NoTokenizer(String),
@@ -157,6 +159,17 @@ pub(super) type Failure = (PathBuf, Problem);
 /// The failure as one of this config key.
 pub(super) fn in_key(key: &'static str) -> impl FnOnce(Failure) -> DataError {
     move |(path, problem)| DataError { key, path: absolute(&path).unwrap_or(path), problem }
+}
+
+/// Says what of the rows of this name is left out or changed; refuses them where too many are left out.
+pub(super) fn settle(named: &Path, rows: BadRows) -> Result<(), Failure> {
+    if rows.are_too_many() {
+        return Err(at(named)(Problem::BadRows { rows: Box::new(rows) }));
+    }
+    if rows.are_some() {
+        tracing::warn!("{}: {rows}", Shown(named));
+    }
+    Ok(())
 }
 
 /// The problem, at this path.

@@ -1,13 +1,14 @@
 //! The files that a text in the config names, opened.
 
 use super::Corpus;
+use super::bad_rows::BadRows;
 use super::checked::{Checks, Texts};
 use super::files::{Found, find_files, held_out_among};
 use super::kind::{self, Kind};
 use super::left_out::LeftOut;
 use super::megatron::{self, Dtype, Index};
 use super::open::open_regular;
-use super::problem::{Failure, Problem, at};
+use super::problem::{Failure, Problem, at, settle};
 use super::store::{Store, TokenFile, Unread};
 use crate::config::DataFormat;
 use crate::report::shown::Shown;
@@ -183,13 +184,14 @@ impl Corpus {
         let or_else = (*format == DataFormat::Auto).then_some(TAKE_BYTES);
         let (began, mut texts) = (SystemTime::now(), Texts::of(text, checks));
         let before = self.store.num_tokens();
+        let mut said = BadRows::of_documents();
         for path in &files {
             let Some(file) = source.open(path, or_else, &mut texts).map_err(at(path))? else {
                 continue;
             };
             let bytes = file.stamp.bytes as usize;
             if *format == DataFormat::Megatron {
-                self.read_index(&file).map_err(at(path))?;
+                self.read_index(&file, &mut said).map_err(at(path))?;
             }
             let width = self.store.width;
             if !bytes.is_multiple_of(width) {
@@ -201,11 +203,14 @@ impl Corpus {
         texts.keep(began);
         let taken = ((self.store.num_tokens() - before) * self.store.width) as u64;
         self.left_out.append(source.end(Path::new(text), taken).map_err(at(Path::new(text)))?);
+        if self.documents.is_some() {
+            settle(Path::new(text), said)?;
+        }
         Ok(files)
     }
 
     /// Opens the index of a file of tokens, which says how many bytes each has.
-    fn read_index(&mut self, file: &TokenFile) -> Result<(), Problem> {
+    fn read_index(&mut self, file: &TokenFile, said: &mut BadRows) -> Result<(), Problem> {
         let index = Index::beside(file)?;
         let (width, before) = (index.width(), self.store.width);
         match self.store.num_segments() {
@@ -217,7 +222,33 @@ impl Corpus {
         if file.stamp.bytes == 0 || !file.stamp.bytes.is_multiple_of(width as u64) {
             return index.check(file);
         }
+        if self.documents.is_some() {
+            index.check(file)?;
+            self.read_documents(&index, said).map_err(|fault| index.bad(&fault.into()))?;
+        }
         self.indexes.push(index);
+        Ok(())
+    }
+
+    /// Adds the documents of an index, whose tokens stand behind all that there are.
+    fn read_documents(&mut self, index: &Index, said: &mut BadRows) -> Result<(), Unread> {
+        let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
+        let first = self.store.num_tokens();
+        let (all, mut start) = (index.num_documents(), 0);
+        said.rows += all as usize;
+        for block in (0..all).step_by(megatron::BLOCK as usize) {
+            for end in index.ends(block..all.min(block + megatron::BLOCK))? {
+                let tokens = end - start;
+                if tokens < 2 {
+                    said.short += 1;
+                }
+                documents.room.note(tokens, said);
+                if let Some(taken) = documents.room.taken(tokens) {
+                    documents.push(first + start..first + start + taken);
+                }
+                start = end;
+            }
+        }
         Ok(())
     }
 }

@@ -1,0 +1,268 @@
+//! Documents that samples are made of: pieces of the tokens, wherever those stand, with what of them counts.
+
+use super::bad_rows::BadRows;
+use super::identity::Pieces;
+use super::pack::Packed;
+use std::ops::Range;
+use xxhash_rust::xxh3::Xxh3Default;
+
+/// What becomes of a document with more tokens than a sample has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Long {
+    /// Documents of as many tokens as a sample takes. Each begins with the last token of the one before, so that every target
+    /// counts once.
+    Divided,
+    /// Its first tokens.
+    Cut,
+    /// Nothing.
+    LeftOut,
+}
+
+/// The documents that a sample has room for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Tokens of the longest.
+    pub(super) most: usize,
+    pub(super) long: Long,
+}
+
+impl Room {
+    /// Of samples of `seq_len` targets. `truncate` cuts a longer document, `divides` divides it where it is not cut.
+    pub(super) const fn new(seq_len: usize, truncate: bool, divides: bool) -> Self {
+        let long = match (truncate, divides) {
+            (true, _) => Long::Cut,
+            (false, true) => Long::Divided,
+            (false, false) => Long::LeftOut,
+        };
+        // The last token of a document is only a target.
+        Self { most: seq_len + 1, long }
+    }
+
+    /// How many tokens of a document of so many are taken; none where the document is left out.
+    pub(super) fn taken(&self, tokens: usize) -> Option<usize> {
+        match self.long {
+            _ if tokens <= self.most => Some(tokens),
+            Long::Divided => Some(tokens),
+            Long::Cut => Some(self.most),
+            Long::LeftOut => None,
+        }
+    }
+
+    /// Notes what becomes of a document of so many tokens, where it has more than there is room for.
+    pub(super) fn note(&self, tokens: usize, said: &mut BadRows) {
+        match self.long {
+            _ if tokens <= self.most => {}
+            Long::Divided => said.divided += 1,
+            Long::Cut => said.cut += 1,
+            Long::LeftOut => {
+                said.longest = said.longest.max(tokens);
+                said.long += 1;
+            }
+        }
+    }
+}
+
+/// The tokens that count as targets.
+#[derive(Clone, Debug)]
+enum Targets {
+    /// All but the first of each document.
+    All,
+    /// By token: whether it counts, unless it is the first of a document; and by document: how many do.
+    Some { counted: Vec<bool>, of: Vec<u32> },
+}
+
+/// Documents that are samples, or that several together are.
+#[derive(Clone, Debug)]
+pub(super) struct Documents {
+    pub(super) room: Room,
+    /// Where each starts in the tokens.
+    starts: Vec<usize>,
+    /// Tokens of each.
+    lengths: Vec<u32>,
+    targets: Targets,
+    /// How many are to train.
+    pub(super) split: usize,
+    /// Where several share a sample: the samples, and how many of them are to train.
+    packed: Option<(Packed, usize)>,
+}
+
+impl Documents {
+    /// None yet, of whose tokens all count but the first.
+    pub(super) const fn that_count(room: Room) -> Self {
+        Self::new(room, Targets::All)
+    }
+
+    /// None yet, each of which comes with what of it counts.
+    pub(super) const fn that_say(room: Room) -> Self {
+        Self::new(room, Targets::Some { counted: Vec::new(), of: Vec::new() })
+    }
+
+    const fn new(room: Room, targets: Targets) -> Self {
+        Self { room, starts: Vec::new(), lengths: Vec::new(), targets, split: 0, packed: None }
+    }
+
+    /// Adds a document that is these tokens, all of which count.
+    pub(super) fn push(&mut self, tokens: Range<usize>) {
+        assert!(matches!(self.targets, Targets::All), "it says what counts");
+        self.push_parts(tokens);
+    }
+
+    /// Adds a document behind all tokens that there are, of which these count.
+    pub(super) fn push_counted(&mut self, document: &[bool]) {
+        let Targets::Some { counted, .. } = &mut self.targets else {
+            unreachable!("all tokens count")
+        };
+        let start = counted.len();
+        counted.extend(document);
+        let tokens = start..counted.len();
+        let parts = self.push_parts(tokens);
+        let Targets::Some { counted, of } = &mut self.targets else { unreachable!("as above") };
+        for part in parts {
+            let (start, length) = (self.starts[part], self.lengths[part] as usize);
+            let counts = counted[start + 1..start + length].iter().filter(|counts| **counts);
+            of.push(counts.count() as u32);
+        }
+    }
+
+    /// Adds a document, divided where it is too long, and returns its parts.
+    fn push_parts(&mut self, tokens: Range<usize>) -> Range<usize> {
+        let before = self.len();
+        // The last token of a part is the first of the next.
+        for start in (tokens.start..tokens.end.saturating_sub(1)).step_by(self.room.most - 1) {
+            self.starts.push(start);
+            self.lengths.push(self.room.most.min(tokens.end - start) as u32);
+        }
+        before..self.len()
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Makes the first `to_train` documents those to train; `packs` puts documents together in samples, those to train and the
+    /// others apart.
+    pub(super) fn hold_out(&mut self, to_train: usize, packs: bool) {
+        self.split = to_train;
+        if !packs {
+            return;
+        }
+        assert!(u32::try_from(self.len()).is_ok(), "documents have numbers of 32 bits");
+        let mut packed = Packed::default();
+        // The last token of a document is only a target.
+        let (length, room) =
+            (|document: usize| self.lengths[document] as usize - 1, self.room.most - 1);
+        packed.append(0..self.split, room, length);
+        let samples = packed.len();
+        packed.append(self.split..self.len(), room, length);
+        self.packed = Some((packed, samples));
+    }
+
+    /// Where to cut so that no document has parts on both sides: at `at`, or at the nearest place that leaves a document on each
+    /// side. None where there is no such place.
+    pub(super) fn whole_cut(&self, at: usize) -> Option<usize> {
+        let continues = |next: usize| self.starts[next] < self.tokens(next - 1).end;
+        let before = (1..=at.min(self.len() - 1)).rev().find(|next| !continues(*next));
+        let behind = (at.max(1)..self.len()).find(|next| !continues(*next));
+        let far = |cut: &usize| cut.abs_diff(at);
+        before.into_iter().chain(behind).min_by_key(far)
+    }
+
+    /// Whether several share a sample.
+    pub(super) const fn is_packed(&self) -> bool {
+        self.packed.is_some()
+    }
+
+    /// Number of samples.
+    pub(super) fn samples(&self) -> usize {
+        self.packed.as_ref().map_or(self.len(), |(packed, _)| packed.len())
+    }
+
+    /// How many of them are to train.
+    pub(super) fn samples_to_train(&self) -> usize {
+        self.packed.as_ref().map_or(self.split, |(_, to_train)| *to_train)
+    }
+
+    /// The documents of a sample, one behind another; none behind the last.
+    pub(super) fn of_sample(&self, sample: usize) -> impl Iterator<Item = usize> {
+        let there = sample < self.samples();
+        let packed = self.packed.as_ref().filter(|_| there).map(|(packed, _)| packed.of(sample));
+        let alone = (there && packed.is_none()).then_some(sample);
+        packed.into_iter().flatten().map(|document| *document as usize).chain(alone)
+    }
+
+    /// The tokens of a document.
+    pub(super) fn tokens(&self, document: usize) -> Range<usize> {
+        let start = self.starts[document];
+        start..start + self.lengths[document] as usize
+    }
+
+    /// Tokens of all of them; one that ends a document and begins the next counts for both.
+    pub(super) fn num_tokens(&self) -> usize {
+        self.lengths.iter().map(|length| *length as usize).sum()
+    }
+
+    /// Calls `each` with the number in a document of each of its tokens that is no target.
+    pub(super) fn not_counted(&self, document: usize, mut each: impl FnMut(usize)) {
+        each(0);
+        if let Targets::Some { counted, .. } = &self.targets {
+            let own = &counted[self.tokens(document)];
+            (1..own.len()).filter(|i| !own[*i]).for_each(each);
+        }
+    }
+
+    /// Targets of some samples that count.
+    pub(super) fn targets(&self, mut samples: Range<usize>) -> u64 {
+        let of = |document: usize| match &self.targets {
+            Targets::All => self.lengths[document] - 1,
+            Targets::Some { of, .. } => of[document],
+        };
+        let of = |sample| self.of_sample(sample).map(|document| u64::from(of(document)));
+        samples.by_ref().flat_map(of).sum()
+    }
+
+    /// The tokens of those to train, and of those that are held out.
+    pub(super) fn parts(&self) -> [Pieces; 2] {
+        [0..self.split, self.split..self.len()].map(|part| {
+            let mut pieces = Pieces::default();
+            part.for_each(|document| pieces.push(self.tokens(document)));
+            pieces
+        })
+    }
+
+    /// Hashes of where documents end in each part, and which of their tokens count.
+    pub(super) fn hashes(&self) -> [u128; 2] {
+        [0..self.split, self.split..self.len()].map(|part| {
+            let (mut hash, mut end) = (Xxh3Default::new(), 0);
+            for document in part.clone() {
+                end += u64::from(self.lengths[document]);
+                hash.update(&end.to_le_bytes());
+            }
+            let mut counted = vec![0; self.room.most];
+            for document in part {
+                let counted = &mut counted[..self.lengths[document] as usize];
+                counted.fill(1);
+                self.not_counted(document, |token| counted[token] = 0);
+                hash.update(counted);
+            }
+            hash.digest128()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_leaves_documents_whole_and_both_sides_one() {
+        let mut documents = Documents::that_count(Room::new(4, false, true));
+        // 1, 5 and 1 parts.
+        [0..3, 3..24, 24..27].into_iter().for_each(|tokens| documents.push(tokens));
+        assert_eq!(documents.len(), 7);
+        let cuts: Vec<_> = (0..=7).map(|at| documents.whole_cut(at)).collect();
+        assert_eq!(cuts, [1, 1, 1, 1, 6, 6, 6, 6].map(Some));
+        let mut one = Documents::that_count(Room::new(4, false, true));
+        one.push(0..24);
+        assert_eq!(one.whole_cut(3), None);
+    }
+}
