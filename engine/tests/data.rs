@@ -71,6 +71,15 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
     for said in ["text: 75.0 % of the samples; 1 file", "numbers: 25.0 % of the samples; 1 file"] {
         assert!(checked.stdout.contains(said), "{}", checked.stdout);
     }
+    // A data set of a share comes round later than one that has every sample.
+    let numbers = |text: &str| -> Vec<f64> {
+        let (_, rest) = checked.stdout.split_once(text).unwrap();
+        let words = rest.lines().next().unwrap().split([' ', ',']);
+        words.filter_map(|word| word.parse().ok()).collect()
+    };
+    let [epoch, steps, global] = numbers("an epoch of numbers has ")[..] else { panic!() };
+    assert!((steps - epoch / (0.25 * global)).abs() <= 0.051, "{}", checked.stdout);
+    assert_eq!(numbers("as all have together:")[0], epoch + numbers("an epoch of text has ")[0]);
     let json = [&["data", "check", "tiny.ron", "--json"], &all[..all.len() - 2]].concat();
     let json: serde_json::Value = serde_json::from_str(&folder.onebox(&json).ok().stdout).unwrap();
     assert_eq!(

@@ -69,6 +69,9 @@ fn a_run_learns_tokens_keeps_them_and_writes_text() {
 
     let all = kept(&folder);
     assert_eq!(all.len(), 1, "{all:?}");
+    let bytes = topology::format_bytes(std::fs::metadata(&all[0]).unwrap().len());
+    let looked = onebox(&folder, &["doctor"]).stdout;
+    assert!(looked.contains(&format!("data cache    {bytes} in 1 file in ")), "{looked}");
     let good = std::fs::read(&all[0]).unwrap();
     let mut bad = good.clone();
     bad[40] ^= 1;

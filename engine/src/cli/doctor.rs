@@ -2,12 +2,14 @@
 
 use super::exit::{Failed, code};
 use super::{print, print_json};
+use crate::data::Cache;
 use crate::run::gpu;
 use crate::run::placement::cores;
 use device::cuda::{Beside, Found, GpuInfo, LibraryInfo, Probe, free_memory, look};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::json;
+use std::fs::{self, Metadata};
 use topology::{Machine, available_memory, counted, format_bytes};
 
 /// Below it not even the quickstart trains.
@@ -195,7 +197,19 @@ fn host(probe: &Probe, machine: Result<&Machine, &topology::Error>) -> Vec<Findi
         Err(error) => Finding::new(Verdict::Warn, "NUMA", format!("unknown: {error}"))
             .remedy("threads are not bound to cores"),
     };
-    vec![memory, memlock(probe), nodes]
+    [memory, memlock(probe), nodes].into_iter().chain(cache()).collect()
+}
+
+/// What the folder of tokens takes of the disk, and how to empty it; none where there is no such folder.
+fn cache() -> Option<Finding> {
+    let folder = Cache::of_user(true).folder?;
+    let files = fs::read_dir(&folder).ok()?.filter_map(|entry| entry.ok()?.metadata().ok());
+    let lengths: Vec<u64> = files.filter(Metadata::is_file).map(|file| file.len()).collect();
+    let (bytes, path) = (format_bytes(lengths.iter().sum()), folder.display());
+    let text = format!("{bytes} in {} in {path}", counted(lengths.len(), "file"));
+    Some(Finding::new(Verdict::Ok, "data cache", text).remedy(
+        "it grows with each text and tokenizer: to empty it, delete the folder while no run reads data; runs make again what they need",
+    ))
 }
 
 /// Drivers pin memory themselves; some containers count it all the same.

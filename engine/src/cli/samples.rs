@@ -3,7 +3,7 @@
 use super::check::CheckArgs;
 use super::exit::{Failed, code};
 use super::{ConfigArgs, data, print, print_json};
-use crate::data::{Decoder, Document, Identity, Tokenizer};
+use crate::data::{Dataset, Decoder, Document, Identity, Tokenizer};
 use crate::report::colour;
 use clap::builder::styling::{AnsiColor, Style};
 use serde_json::json;
@@ -41,14 +41,35 @@ pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), 
             "held_out_sets": apart.map(|(name, corpus)| json!({ "name": name, "samples": corpus.num_eval_windows() })).collect::<Vec<_>>(),
         }));
     }
-    let steps = samples as f64 / config.batch.global as f64;
     print(&format!(
-        "{}: ok: {}\nan epoch has {samples} samples, which are {steps:.1} steps of {}\nxxh3 of the tokens: {train:032x} to train, \
-         {held_out:032x} held out\n",
+        "{}: ok: {}\n{}\nxxh3 of the tokens: {train:032x} to train, {held_out:032x} held out\n",
         args.name(),
         dataset.describe(),
-        config.batch.global,
+        epochs(&dataset, config.batch.global),
     ))
+}
+
+/// How many steps an epoch has, of each data set.
+fn epochs(dataset: &Dataset, global: usize) -> String {
+    let samples = dataset.num_train_samples();
+    let steps = |samples: usize, share: f64| samples as f64 / (global as f64 * share);
+    let sets: Vec<_> = dataset.shares(1.0).collect();
+    if sets.len() == 1 {
+        let steps = steps(samples, 1.0);
+        return format!("an epoch has {samples} samples, which are {steps:.1} steps of {global}");
+    }
+    let one = |(name, samples, share): (&str, usize, f64)| {
+        let steps = steps(samples, share);
+        format!(
+            "an epoch of {name} has {samples} samples, and the run takes them in {steps:.1} steps of {global}"
+        )
+    };
+    let sets: Vec<_> = sets.into_iter().map(one).collect();
+    let steps = steps(samples, 1.0);
+    format!(
+        "{}\ntrain.epochs: 1 is as many samples as all have together: {samples}, which are {steps:.1} steps",
+        sets.join("\n")
+    )
 }
 
 /// Of targets, in a text that has other tokens too.
