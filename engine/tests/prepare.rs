@@ -32,6 +32,12 @@ fn the_lines_that_it_prints_train_as_the_text_does() {
     let rows = "{\"text\": \"the box holds a model\"}\n".repeat(40);
     fs::write(folder.path("rows.jsonl"), rows).unwrap();
     prepared_as(&folder, &["data.train=\"rows.jsonl\"", "data.format=Jsonl(text: \"text\")"], 1);
+    let long = (0..60)
+        .map(|i| format!("{{\"text\": \"{}\"}}\n", "the box holds a model ".repeat(1 + i % 9)));
+    fs::write(folder.path("long.jsonl"), long.collect::<String>()).unwrap();
+    let rows = ["data.train=\"long.jsonl\"", "data.format=Jsonl(text: \"text\")"];
+    prepared_as(&folder, &[&["data.packing=Documents"], &rows[..]].concat(), 1);
+    prepared_as(&folder, &[&["data.packing=None", "data.truncate=true"], &rows[..]].concat(), 1);
     fs::write(folder.path("other.txt"), "that is too large for one card ".repeat(60)).unwrap();
     let sources =
         "data.train=[(path: \"text.txt\", weight: 0.5), (name: \"b\", path: \"other.txt\")]";
@@ -54,7 +60,23 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
         onebox(folder, &["train", "tiny.ron", "-q", "--run-dir", &run], sets).ok();
         folder.hash(&run)
     };
-    assert_eq!(train("tokens", &["model.vocab=300", &data]), train("text", &sets));
+    let tokens = ["model.vocab=300", &data];
+    let same = |args: &[&str], keys: [&str; 3]| {
+        let [one, other] = [&tokens[..], &sets].map(|sets| {
+            let said = onebox(folder, args, sets).ok().stdout;
+            let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+            keys.map(|key| said[key].clone())
+        });
+        assert_eq!(one, other);
+    };
+    same(&["data", "check", "tiny.ron", "--json"], ["train_hash", "held_out_hash", "samples"]);
+    for sample in ["0", "3", "11"] {
+        same(
+            &["data", "show", "tiny.ron", "--json", "--sample", sample],
+            ["tokens", "counted", "documents"],
+        );
+    }
+    assert_eq!(train("tokens", &tokens), train("text", &sets));
     let again = onebox(folder, &prepare, &sets).ok().stdout;
     assert!(again.contains(&format!("{end}, {parts} of them from before")), "{again}");
 }
@@ -71,11 +93,6 @@ fn what_a_file_of_tokens_cannot_hold_is_refused() {
     let with = |more: &[&'static str]| [&TOKENIZER[..], more].concat();
     let chat = with(&["data.format=Chat"]);
     refused("made", &chat, 78, "does not say which of them count");
-    for packing in ["Documents", "None"] {
-        let packing = format!("data.packing={packing}");
-        let sets = [&TOKENIZER[..], &["data.format=Jsonl(text: \"text\")", &packing]].concat();
-        refused("made", &sets, 78, "does not say where documents begin");
-    }
     refused("made", &[], 78, "data.tokenizer is not set");
     refused("made", &["data.format=U16"], 78, "the files hold tokens");
     refused("texts/made", &with(&["data.train=\"texts\""]), 78, "it is in a folder of the data");

@@ -74,16 +74,11 @@ fn prepare(
 /// Refuses what has no tokens to be made, or more than tokens.
 fn refuse(config: &Config, out: &Path) -> Result<(), Failed> {
     let data = &config.data;
-    let why = match (&data.format, data.packing) {
-        (DataFormat::Chat, _) => {
+    let why = match &data.format {
+        DataFormat::Chat => {
             "data.format: Chat: a file of tokens does not say which of them count; train on the chats themselves".into()
         }
-        (DataFormat::Jsonl { .. }, Packing::Documents | Packing::None) => format!(
-            "data.packing: {:?}: a file of tokens does not say where documents begin; set data.packing: Windows, or train on the \
-             rows themselves",
-            data.packing
-        ),
-        (format, _) if !format.is_text() => {
+        format if !format.is_text() => {
             format!("data.format: {format:?}: the files hold tokens, and a run reads these where they stand")
         }
         _ if data.tokenizer.is_none() => {
@@ -117,7 +112,14 @@ fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
     if !held_out.is_empty() {
         keys.push(format!("validation: {}", sources(&data.validation, held_out)));
     }
-    keys.push(format!("format: {format:?}"));
+    match data.packing {
+        Packing::Windows => keys.push(format!("format: {format:?}")),
+        // The index says where documents begin.
+        packing => keys.push(format!("format: Megatron, packing: {packing:?}")),
+    }
+    if data.truncate {
+        keys.push("truncate: true".into());
+    }
     if held_out.is_empty() {
         keys.push(format!("validation_fraction: {:?}", data.validation_fraction));
     }

@@ -57,6 +57,28 @@ pub(super) fn dtype_of(tokens: &Path) -> Option<Dtype> {
     Some(Dtype::of(u64::from_le_bytes(*code)))
 }
 
+/// Bytes of the index of so many documents of one sequence each.
+pub(super) const fn length(documents: u64) -> u64 {
+    34 + 12 * documents + 8 * (documents + 1)
+}
+
+/// The index of documents of so many tokens, each of one sequence, as Megatron writes it. Tokens have 2 or 4 bytes.
+pub(super) fn written(lengths: impl Iterator<Item = usize> + Clone, width: usize) -> Vec<u8> {
+    let count = lengths.clone().count() as u64;
+    let code = if width == 2 { 8 } else { 4 };
+    let mut bytes = [&MAPPED[..], &1u64.to_le_bytes(), &[code]].concat();
+    bytes.extend([count, count + 1].map(u64::to_le_bytes).as_flattened());
+    lengths.clone().for_each(|tokens| bytes.extend((tokens as u32).to_le_bytes()));
+    let starts = lengths.scan(0, |end, tokens| {
+        let start = *end;
+        *end += (tokens * width) as u64;
+        Some(start)
+    });
+    starts.for_each(|start| bytes.extend(start.to_le_bytes()));
+    (0..=count).for_each(|sequence| bytes.extend(sequence.to_le_bytes()));
+    bytes
+}
+
 /// Numbers side by side in an index.
 #[derive(Clone, Copy, Debug)]
 struct Column {

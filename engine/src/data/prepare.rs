@@ -6,6 +6,8 @@
 
 use super::bad_rows::BadRows;
 use super::checked::Checks;
+use super::documents::{Documents, Room};
+use super::megatron::{self, path_of};
 use super::open::open_regular;
 use super::parts::{Place, Sizes, Texts};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
@@ -80,11 +82,22 @@ pub(crate) enum PrepareError {
 #[derive(Debug, Serialize, Deserialize)]
 struct Part {
     tokens: u64,
+    /// Documents of its index, where it has one.
+    #[serde(default)]
+    documents: Option<u64>,
     /// Bytes of its text.
     text: u64,
     next: Place,
     /// Rows of this part and of those before it.
     rows: BadRows,
+}
+
+/// A part that is not on the disk yet.
+struct Made {
+    tokens: Vec<Vec<u8>>,
+    /// Says where documents begin, where the text has some.
+    index: Option<Vec<u8>>,
+    part: Part,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -214,10 +227,16 @@ impl Prepare<'_> {
         })?;
         for (Named { folder, .. }, parts) in all.iter().zip(&mut manifest.parts) {
             let whole = |(number, part): (usize, &Part)| {
-                let bytes = |folder: &Path| {
-                    fs::metadata(folder.join(name(number))).map_or(0, |file| file.len())
+                let path = |folder: &Path| folder.join(name(number));
+                let [partial, whole] = [path(&partial(folder)), path(folder)];
+                let bytes = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
+                let index = bytes(&path_of(&partial)).max(bytes(&path_of(&whole)));
+                let has_index = match part.documents {
+                    Some(documents) => index == megatron::length(documents),
+                    None => self.rows.is_none(),
                 };
-                bytes(&partial(folder)).max(bytes(folder)) == part.tokens * self.width() as u64
+                let tokens = part.tokens * self.width() as u64;
+                bytes(&partial).max(bytes(&whole)) == tokens && has_index
             };
             let whole = parts.iter().enumerate().take_while(|part| whole(*part)).count();
             parts.truncate(whole);
@@ -253,9 +272,13 @@ impl Prepare<'_> {
                 None => self.of_texts(&named.files, from, reading),
                 Some(with) => self.of_rows(&named.files, (from, rows), with, reading),
             };
-            let (bytes, part) = part.map_err(in_key(named.key))?;
+            let Made { tokens, index, part } = part.map_err(in_key(named.key))?;
             let path = into.join(name(manifest.parts[i].len()));
-            write(&path, &bytes).map_err(unwritten(&path))?;
+            write(&path, &tokens).map_err(unwritten(&path))?;
+            if let Some(index) = index {
+                let path = path_of(&path);
+                write(&path, &[index]).map_err(unwritten(&path))?;
+            }
             manifest.parts[i].push(part);
             let path = self.out.join(MANIFEST);
             let json = serde_json::to_vec(&*manifest).map_err(io::Error::from);
@@ -269,13 +292,14 @@ impl Prepare<'_> {
         files: &[TokenFile],
         from: Place,
         reading: &Reading,
-    ) -> Result<(Vec<Vec<u8>>, Part), Failure> {
+    ) -> Result<Made, Failure> {
         let texts = Texts::new(files, self.tokenizer, self.sizes);
         let text = texts.read(from)?;
         let made = texts.encode(&text, self.width(), &|bytes| reading.add(bytes))?;
         let tokens = made.iter().map(Vec::len).sum::<usize>() / self.width();
         let (rows, tokens) = (BadRows::default(), tokens as u64);
-        Ok((made, Part { tokens, text: text.bytes, next: text.next, rows }))
+        let part = Part { tokens, documents: None, text: text.bytes, next: text.next, rows };
+        Ok(Made { tokens: made, index: None, part })
     }
 
     /// The tokens of some rows.
@@ -285,8 +309,10 @@ impl Prepare<'_> {
         (from, mut rows): (Place, BadRows),
         with: &Rowed<'_>,
         reading: &Reading,
-    ) -> Result<(Vec<Vec<u8>>, Part), Failure> {
-        let mut made = Corpus::of_width(self.width(), 0);
+    ) -> Result<Made, Failure> {
+        // The folder is for samples of any length: a run cuts or divides.
+        let documents = Some(Documents::that_say(Room::new(usize::MAX - 1, false, true)));
+        let mut made = Corpus { documents, ..Corpus::of_width(self.width(), 0) };
         let (mut next, mut text) = (from, 0);
         while next.file < files.len() && text < self.sizes.part {
             let file = &files[next.file];
@@ -310,7 +336,13 @@ impl Prepare<'_> {
             }
         }
         let tokens = made.num_tokens() as u64;
-        Ok((vec![made.store.into_bytes()], Part { tokens, text, next, rows }))
+        let count = made.documents.as_ref().map(|documents| documents.len() as u64);
+        let index = made.documents.map(|documents| {
+            let lengths = (0..documents.len()).map(|document| documents.tokens(document).len());
+            megatron::written(lengths, self.width())
+        });
+        let part = Part { tokens, documents: count, text, next, rows };
+        Ok(Made { tokens: vec![made.store.into_bytes()], index, part })
     }
 }
 
@@ -486,7 +518,8 @@ mod tests {
         let whole = prepare(parts, &jsonl(), &out, 1500).unwrap();
         let expected = of_tokens(&whole).bytes();
         assert_eq!(expected, of_text(parts, &jsonl()).bytes());
-        let train = fs::read_dir(out.join("train")).unwrap().count();
+        // Tokens and their index.
+        let train = fs::read_dir(out.join("train")).unwrap().count() / 2;
         assert!(train > 4 && whole.parts > train, "{whole:?}");
         for left in 0..train {
             // As a kill leaves it: a part is half there, and the folders have not got their names.
@@ -495,7 +528,8 @@ mod tests {
             }
             let cut = out.join("train.partial").join(name(left));
             fs::write(cut.with_extension("tmp"), "x").unwrap();
-            File::options().write(true).open(&cut).unwrap().set_len(1).unwrap();
+            let half = if left % 2 == 0 { cut } else { path_of(&cut) };
+            File::options().write(true).open(&half).unwrap().set_len(1).unwrap();
             let again = prepare(parts, &jsonl(), &out, 1500).unwrap();
             assert_eq!(again.before, whole.parts - train + left);
             assert_eq!(of_tokens(&again).bytes(), expected, "{left}");
