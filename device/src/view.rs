@@ -190,6 +190,18 @@ impl<'a> ViewMut<'a> {
         T::of_mut(self)
     }
 
+    /// A view for reading the elements, as long as this one lives.
+    pub const fn into_view(self) -> View<'a> {
+        match self {
+            Self::F16(s) => View::F16(s),
+            Self::Bf16(s) => View::Bf16(s),
+            Self::F32(s) => View::F32(s),
+            Self::F64(s) => View::F64(s),
+            Self::I32(s) => View::I32(s),
+            Self::U16(s) => View::U16(s),
+        }
+    }
+
     /// A view for reading the elements.
     pub const fn as_view(&self) -> View<'_> {
         match self {

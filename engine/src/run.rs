@@ -38,6 +38,7 @@ use crossbeam_channel::RecvTimeoutError;
 use device::World;
 use device::cuda::Peers;
 use device::{Arena, Device, Error, Rank};
+pub use offload::Ahead;
 use offload::{Optimizer, control};
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -474,6 +475,7 @@ impl Ranks<'_> {
             lr: words[control::LR],
             skipped: words[control::SKIP] != 0.0,
             skipped_total: words[control::SKIPPED] as u64,
+            ahead: Ahead::of(&words),
             seconds: 0.0,
             activity: dev.activity(),
         })

@@ -87,6 +87,7 @@ impl Trainer {
         let mut forward_done = 0;
         let tied = self.gpt.head() == Embedding;
         for micro in 0..self.samples.deal.micro_batches {
+            let last = micro + 1 == self.samples.deal.micro_batches;
             if micro == forward_done {
                 let together = if micro == 0 { self.schedule.first_forward } else { 1 };
                 forward_done += together;
@@ -112,8 +113,12 @@ impl Trainer {
             if !tied {
                 self.optimizer.reduce(dev, self.gpt.segment(Head), head, micro);
             }
-            let last = micro + 1 == self.samples.deal.micro_batches;
             if last {
+                self.optimizer.presume(dev, step);
+                self.optimizer.update_ahead(dev, self.gpt.segment(FinalNorm));
+                if !tied {
+                    self.optimizer.update_ahead(dev, self.gpt.segment(Head));
+                }
                 // The output layer was the last reader of its table, and of a tied embedding.
                 self.replace(dev, self.gpt.segment(Embedding));
                 if !tied {
@@ -128,6 +133,7 @@ impl Trainer {
                 self.optimizer.reduce(dev, segment, bucket, micro);
                 self.catch_up(dev, &mut late);
                 if last {
+                    self.optimizer.update_ahead(dev, segment);
                     self.replace(dev, segment);
                 }
             }

@@ -263,7 +263,7 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
 #[test]
 fn every_op_of_a_step_is_listed_with_its_place_and_what_it_waits_for() {
     let folder = Folder::new();
-    for update in ["Overlapped", "Serial", "Delayed(after_step: 3)"] {
+    for update in ["Overlapped", "Serial", "Speculative", "Delayed(after_step: 3)"] {
         let set = format!("offload.update={update}");
         let json = |args: &[&str]| {
             let args = [&["plan", "tiny.ron", "--json", "--set", &set], args].concat();

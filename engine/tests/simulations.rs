@@ -379,7 +379,7 @@ fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
     let told = of(&[]);
     let schedules = told["schedules"].as_array().unwrap();
     let names: Vec<&str> = schedules.iter().map(|s| s["schedule"].as_str().unwrap()).collect();
-    assert_eq!(names, ["Overlapped", "Serial", "Delayed(after_step: 40)"]);
+    assert_eq!(names, ["Overlapped", "Serial", "Delayed(after_step: 40)", "Speculative"]);
     let number = |s: &Value, key: &str| s[key].as_f64().unwrap();
     for s in schedules {
         let alone = of(&[&format!("offload.update={}", s["schedule"].as_str().unwrap())]);

@@ -23,6 +23,7 @@ fn main() {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             device_fraction,
             delayed: false,
+            ahead_fraction: 0.0,
             sum: Sum::None,
             transfer: Transfer::Streamed,
             storage: Storage::default(),

@@ -2,7 +2,7 @@
 //! 16-bit parameter are one pass over memory: 28 bytes per parameter with 16-bit gradients and fp32 states.
 
 use crate::control;
-use crate::update::{Master, Noise, NoiseRun, Rule, States, Update, traffic, update};
+use crate::update::{Apart, Master, Noise, NoiseRun, Rule, States, Update, traffic, update};
 use device::cuda::Program;
 use device::{
     DeviceTask, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Pieces, Tensor,
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const PIECE: usize = 1 << 14;
 
 /// A run of owned parameters.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct AdamTile {
     /// The update rule.
     pub rule: Rule,
@@ -156,33 +156,53 @@ impl AdamTile {
         streams: bool,
         work: Work,
     ) -> Result<(), String> {
-        let whole = Update {
+        let words = host.read_as::<f64>(self.control)?;
+        let whole = self.whole(words, [self.master, self.momentum, self.variance], host)?;
+        share(host, Update { streams, ..whole }, work)
+    }
+
+    /// Its update by the words of a control block, of states in the arrays of masters, first moments and second moments.
+    pub(crate) fn whole<'a, 'host: 'a>(
+        &'a self,
+        words: &'a [f64],
+        [master, momentum, variance]: [Tensor; 3],
+        host: &mut HostContext<'host>,
+    ) -> Result<Update<'a>, String> {
+        Ok(Update {
             rule: self.rule,
-            control: host.read_as::<f64>(self.control)?,
+            control: words,
             grad: host.read(self.grad)?,
             states: States {
                 master: if self.is_split() {
-                    Master::Lower(host.write_as::<u16>(self.master)?)
+                    Master::Lower(host.write_as::<u16>(master)?)
                 } else {
-                    Master::Whole(host.write_as::<f32>(self.master)?)
+                    Master::Whole(host.write_as::<f32>(master)?)
                 },
-                momentum: host.write(self.momentum)?,
-                variance: host.write(self.variance)?,
+                momentum: host.write(momentum)?,
+                variance: host.write(variance)?,
             },
             param: host.write(self.param)?,
             decayed: self.decayed,
             noise: Noise { runs: &self.noise.0, start: self.noise.1 },
-            streams,
-        };
-        let outcome = Mutex::new(Ok(()));
-        host.share(Tile(whole), &|Tile(piece)| {
-            if let Err(problem) = work(piece) {
-                // Of several, any: what is wrong is the tile's types, so it is the same.
-                *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(problem);
-            }
-        });
-        outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
+            streams: self.master.len() >= STREAMED,
+        })
     }
+}
+
+/// Gives the rank's kernel threads pieces of an update.
+pub(crate) fn share<T: Pieces>(
+    host: &HostContext<'_>,
+    whole: T,
+    work: impl Fn(T) -> Result<(), String> + Sync,
+) -> Result<(), String> {
+    let outcome = Mutex::new(Ok(()));
+    host.share(whole, &|piece| {
+        if let Err(problem) = work(piece) {
+            // Of several, any: what is wrong is the tile's types, so it is the same.
+            *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(problem);
+        }
+    });
+    outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Parameters of a tile from which on its stores go past the caches.
@@ -190,16 +210,23 @@ const STREAMED: usize = 1 << 18;
 
 type Work = fn(Update<'_>) -> Result<(), String>;
 
-/// An update in pieces; elementwise, so the cut changes no bit.
-struct Tile<'a>(Update<'a>);
-
-impl Pieces for Tile<'_> {
+/// Elementwise, so the cut changes no bit.
+impl Pieces for Update<'_> {
     fn units(&self) -> usize {
-        self.0.grad.len().div_ceil(PIECE)
+        self.grad.len().div_ceil(PIECE)
     }
     fn cut(self, units: usize) -> (Self, Self) {
-        let (first, rest) = self.0.split_at(units * PIECE);
-        (Self(first), Self(rest))
+        self.split_at(units * PIECE)
+    }
+}
+
+/// Elementwise, too.
+impl Pieces for Apart<'_> {
+    fn units(&self) -> usize {
+        self.new.units()
+    }
+    fn cut(self, units: usize) -> (Self, Self) {
+        self.split_at(units * PIECE)
     }
 }
 

@@ -26,5 +26,17 @@ pub const GOOD_STEPS: usize = 10;
 pub const HYSTERESIS_LEFT: usize = 11;
 /// Number of skipped steps so far.
 pub const SKIPPED: usize = 12;
+/// Which of the two arrays of a state holds it, where segments are updated ahead of the decision: 0 or 1.
+pub const SIDE: usize = 13;
+/// Share of the recent steps that were clipped or skipped, an average that forgets an eighth with each step.
+pub const CLIPPED: usize = 14;
+/// What became of the updates ahead of the decision: [`NOT_AHEAD`], [`COMMITTED`] or [`REDONE`].
+pub const AHEAD: usize = 15;
+/// No update ran ahead of the decision.
+pub const NOT_AHEAD: f64 = 0.0;
+/// The decision was the presumed one: the updates ahead of it stand.
+pub const COMMITTED: f64 = 1.0;
+/// The decision was another one: the updates ahead of it are redone, or dropped where the step is skipped.
+pub const REDONE: f64 = 2.0;
 /// Number of words.
 pub const WORDS: usize = 16;

@@ -24,6 +24,15 @@ pub struct Owned {
     pub gradient: Option<State>,
 }
 
+/// Which arrays hold what a rank owns.
+#[derive(Clone, Copy)]
+pub(crate) struct Sides {
+    /// [`control::SIDE`]
+    pub(crate) states: usize,
+    /// The side of the gradient whose update waits, where one does.
+    pub(crate) late: Option<usize>,
+}
+
 /// Elements of one partial sum of the norm: a power of two, from the longest segment (unpadded), so that
 /// about a thousand make a segment. A function of the segments alone, not of data-parallel
 /// ranks or buckets.
@@ -94,6 +103,8 @@ pub struct Layout {
     pub(crate) control: Tensor,
     /// Its copy on the device.
     pub(crate) device_control: Tensor,
+    /// The control block that updates ahead of the decision presume.
+    pub(crate) presumed: Option<Tensor>,
 }
 
 /// Cuts a range into as few pieces as allowed, all multiples of `unit`.
@@ -112,6 +123,19 @@ fn cuts(segments: &[SegmentSpec], fraction: f64, unit: usize) -> Vec<usize> {
         units * unit
     };
     segments.iter().map(cut).collect()
+}
+
+/// Finds the first of the last segments that have at most the share `fraction` of all elements behind the first segment.
+fn first_ahead(segments: &[SegmentSpec], fraction: f64) -> usize {
+    let len = |s: &SegmentSpec| s.params.len() as f64;
+    let behind = segments.get(1..).unwrap_or_default();
+    let most = fraction * behind.iter().map(len).sum::<f64>();
+    let mut taken = 0.0;
+    let fits = |s: &&SegmentSpec| {
+        taken += len(s);
+        taken <= most
+    };
+    segments.len() - behind.iter().rev().take_while(fits).count()
 }
 
 /// Plans the bucket of every segment, and says how many there are.
@@ -179,10 +203,17 @@ impl Layout {
         let unit = spec.dp_size * chunk;
         let blocking = BlockingBuffers::plan(plan, spec, unit, segments);
         let cuts = cuts(segments, spec.device_fraction, unit);
-        let (mut own_end, mut all_end) = (0, 0);
+        let first_ahead = first_ahead(segments, spec.ahead_fraction);
+        let words = (1, control::WORDS);
+        let at = (Arena::Pinned, "norms and decisions");
+        let presumed =
+            (first_ahead < segments.len()).then(|| plan.tensor(at, "presumed", Dtype::F64, words));
+        let (mut own_end, mut all_end, mut number) = (0, 0, 0);
         let mut segment = |((s, bucket), &cut): ((&SegmentSpec, Bucket), &usize)| {
             let chunks = s.params.len() / chunk;
             let (own_start, all_start) = (own_end, all_end);
+            let presumed = presumed.filter(|_| number >= first_ahead);
+            number += 1;
             own_end += chunks / spec.dp_size;
             all_end += chunks;
             let (mut pieces, mut stores) = (Vec::new(), Vec::new());
@@ -195,10 +226,10 @@ impl Layout {
                 let name = if is_split { format!("{}.on_device", s.name) } else { s.name.clone() };
                 let (len, dtype) = (range.len() / spec.dp_size, s.params.dtype());
                 pieces.extend(self::pieces(range, spec.bucket_elements, unit, stores.len()));
-                let arrays = Arrays { plan, spec, name, len, dtype };
+                let arrays = Arrays { plan, spec, name, len, dtype, chunk };
                 stores.push(match on_device {
                     true => arrays.on_device(),
-                    false => arrays.on_host(blocking),
+                    false => arrays.on_host(blocking, presumed),
                 });
             }
             let chunks = Chunks { own: own_start..own_end, all: all_start..all_end };
@@ -225,6 +256,7 @@ impl Layout {
             norm: sums(Arena::Pinned, "norm", 1),
             control: sums(Arena::Pinned, "control", control::WORDS),
             device_control: sums(Arena::Device, "device_control", control::WORDS),
+            presumed,
             spec: spec.clone(),
         }
     }
@@ -246,8 +278,13 @@ impl Layout {
         stores.map(|store| store.master.len() as u64).sum()
     }
 
-    /// Lists what rank `dp` owns of a segment, in order; `late` is the side of the gradient whose update waits.
-    pub fn owned(&self, segment: usize, dp: usize, late: Option<usize>) -> Vec<Owned> {
+    /// Lists what rank `dp` owns of a segment, in order, with the first arrays of its states.
+    pub fn owned(&self, segment: usize, dp: usize) -> Vec<Owned> {
+        self.owned_on(segment, dp, Sides { states: 0, late: None })
+    }
+
+    /// [`owned`](Self::owned) with the arrays of `sides`.
+    pub(crate) fn owned_on(&self, segment: usize, dp: usize, sides: Sides) -> Vec<Owned> {
         let s = &self.segments[segment];
         let mut ends = vec![0; s.stores.len()];
         let part = |piece: &Piece| {
@@ -258,8 +295,8 @@ impl Layout {
             let part = |state: State| state.slice(owned.clone());
             Owned {
                 start: piece.start + dp * len,
-                states: store.states().map(part),
-                gradient: late.map(|side| part(State::whole(store.gradient(side)))),
+                states: store.states(sides.states).map(part),
+                gradient: sides.late.map(|side| part(State::whole(store.gradient(side)))),
             }
         };
         s.pieces.iter().map(part).collect()

@@ -23,6 +23,7 @@
 //! 6. `blocking`: transfers as DeepSpeed had them in 2020, to compare with.
 
 mod adam;
+mod ahead;
 mod blocking;
 pub mod control;
 mod layout;
@@ -39,10 +40,11 @@ mod update;
 mod work;
 
 pub use adam::{AdamTile, DeviceUpdate, PROGRAMS, TrafficTile};
+pub use ahead::{Ahead, TOO_OFTEN};
 pub use layout::{Layout, Owned, chunk_elements};
 pub use locate::NotFinite;
 pub use norm::LossScale;
-pub use optimizer::Optimizer;
+pub use optimizer::{Optimizer, Side};
 pub use schedule::PerStep;
 pub use spec::{BucketOf, SegmentSpec, Spec, Sum, Transfer};
 pub use start::{Fill, Parameters, StateAt, Told};

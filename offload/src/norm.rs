@@ -2,12 +2,11 @@
 //! All of it is host work that leaves data behind; the rank's thread never waits for it and the program is the
 //! same either way.
 
+use crate::ahead;
 use crate::control;
-use crate::schedule::PerStep;
-use crate::update::Rule;
+use crate::schedule::Rates;
 use device::numerics::{Counted, accumulate, accumulate_chunks};
 use device::{HostContext, HostTask, Mode, Pieces, Tensor, View};
-use std::sync::Arc;
 
 type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
 
@@ -181,12 +180,11 @@ impl HostTask for FoldPartials {
 pub(crate) struct Decide {
     pub(crate) norm: Tensor,
     pub(crate) control: Tensor,
-    pub(crate) rule: Rule,
-    /// Summed gradients are this many times the mean over ranks and micro-batches.
-    pub(crate) summands: f64,
+    pub(crate) rates: Rates,
     pub(crate) clip: Option<f64>,
     pub(crate) loss_scale: Option<LossScale>,
-    pub(crate) given: Arc<dyn PerStep>,
+    /// The block of [`Presume`](crate::ahead::Presume), where segments are updated ahead of the decision.
+    pub(crate) presumed: Option<Tensor>,
 }
 
 impl HostTask for Decide {
@@ -196,41 +194,35 @@ impl HostTask for Decide {
     fn accesses(&self, visit: Visit<'_>) {
         visit(Mode::Read, self.norm);
         visit(Mode::Update, self.control);
+        if let Some(presumed) = self.presumed {
+            visit(Mode::Read, presumed);
+        }
     }
     fn run(&self, step: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         let squares = host.read_as::<f64>(self.norm)?[0];
         let words = host.write_as::<f64>(self.control)?;
-        let scale = words[control::LOSS_SCALE];
-        let unit = self.given.weight(step) / (scale * self.summands);
+        let unit = self.rates.unit(words, step);
         let norm = squares.sqrt() * unit;
         let finite = squares.is_finite();
         let clip = self.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
-        words[control::STEP] = step as f64;
         words[control::NORM] = norm;
         words[control::SKIP] = f64::from(u8::from(!finite));
-        words[control::FACTOR] = if finite { unit * clip } else { 0.0 };
-        words[control::LR] = self.given.learning_rate(step);
-        words[control::LOSS_SCALE_USED] = scale;
+        words[control::LOSS_SCALE_USED] = words[control::LOSS_SCALE];
         if finite {
-            words[control::APPLIED] += 1.0;
-            self.correct_bias(words);
+            self.rates.apply(words, step, unit * clip);
         } else {
+            words[control::STEP] = step as f64;
+            words[control::LR] = self.rates.given.learning_rate(step);
+            words[control::FACTOR] = 0.0;
             words[control::SKIPPED] += 1.0;
+        }
+        if let Some(presumed) = self.presumed {
+            ahead::judge(words, host.read_as::<f64>(presumed)?, finite && clip == 1.0);
         }
         if let Some(rule) = self.loss_scale {
             rule.next(words, finite);
         }
         Ok(())
-    }
-}
-
-impl Decide {
-    fn correct_bias(&self, words: &mut [f64]) {
-        if let Rule::AdamW { beta1, beta2, .. } = self.rule {
-            let t = words[control::APPLIED];
-            words[control::MOMENTUM_CORRECTION] = 1.0 / (1.0 - f64::from(beta1).powf(t));
-            words[control::VARIANCE_CORRECTION] = 1.0 / (1.0 - f64::from(beta2).powf(t));
-        }
     }
 }
 

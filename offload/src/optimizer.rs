@@ -1,17 +1,29 @@
 //! The optimizer of one rank: what it submits, and what it waits for.
 
-use crate::layout::{Layout, Owned, Segment};
+use crate::ahead::Presume;
+use crate::control;
+use crate::layout::{Layout, Owned, Segment, Sides};
 use crate::norm::{Decide, FoldPartials, SpreadPartials};
 use crate::reduce::Reduced;
-use crate::schedule::PerStep;
+use crate::schedule::{PerStep, Rates};
 use crate::spec::Transfer;
 use crate::store::Store;
 use crate::update::NoiseRun;
 use crate::work::{PieceWork, SegmentWork, Share, segment_work, spread_runs};
 use device::Lane::{Compute, D2h, DpComm, H2d, Host};
 use device::numerics::Counted;
-use device::{Device, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
+use device::{Device, Error, Event, Group, HostOp, Op, Rank, Reduce, Tensor};
+use std::ops::Range;
 use std::sync::Arc;
+
+/// Which of the two arrays of a state holds it; see [`control::SIDE`].
+#[derive(Clone, Copy, Debug)]
+pub struct Side(usize);
+
+impl Side {
+    /// The arrays that hold the states before the first step.
+    pub const FIRST: Self = Self(0);
+}
 
 /// The optimizer of one rank.
 #[derive(Debug)]
@@ -21,6 +33,8 @@ pub struct Optimizer {
     pub(crate) work: Vec<SegmentWork>,
     spread: Arc<HostOp>,
     fold: Arc<HostOp>,
+    /// Where updates run ahead of the decision.
+    presume: Option<Arc<HostOp>>,
     decide: Arc<HostOp>,
     /// For each bucket, by its number, the event behind which its former contents have gone.
     bucket_free: Vec<Event>,
@@ -48,14 +62,18 @@ impl Optimizer {
         };
         let segments = layout.segments.iter().zip(counted).zip(noise);
         let work: Vec<SegmentWork> = segments.map(work).collect();
+        let summands = (spec.micro_batches * spec.dp_size) as f64;
+        let rates = Rates { rule: spec.rule, summands, given };
+        let presume = layout.presumed.map(|presumed| {
+            HostOp::new(Presume { control: layout.control, presumed, rates: rates.clone() })
+        });
         let decide = Decide {
             norm: layout.norm,
             control: layout.control,
-            rule: spec.rule,
-            summands: (spec.micro_batches * spec.dp_size) as f64,
+            rates,
             clip: spec.clip,
             loss_scale: spec.loss_scale,
-            given,
+            presumed: layout.presumed,
         };
         let runs = spread_runs(layout, rank.dp, &work);
         Self {
@@ -65,6 +83,7 @@ impl Optimizer {
                 runs,
             }),
             fold: HostOp::new(FoldPartials { all: layout.all_partials, norm: layout.norm }),
+            presume,
             decide: HostOp::new(decide),
             bucket_free: vec![Event::default(); layout.num_buckets],
             control_on_device: Event::default(),
@@ -132,9 +151,12 @@ impl Optimizer {
     /// Behind the event the host's control block holds the decision of `step`.
     pub fn decide(&mut self, dev: &Device, step: u64) -> Event {
         let layout = &self.layout;
-        if let Some(src) = layout.device_partials {
-            dev.follow(D2h, DpComm);
-            dev.submit(D2h, Op::Copy { src, dst: layout.partials.slice(0..src.len()) });
+        if let Some(all) = layout.device_partials {
+            // Those of segments that are updated ahead are down: the last segments, none of which is on the device alone.
+            let ahead = self.work.iter().position(|w| w.tally.is_some());
+            let down = ahead.filter(|_| !layout.spec.host_adds());
+            let end = down.map_or(all.len(), |first| layout.segments[first].chunks.own.start);
+            self.copy_partials_down(dev, 0..end);
         }
         dev.follow(Host, D2h);
         dev.submit_host(&self.spread, 0);
@@ -153,6 +175,42 @@ impl Optimizer {
         dev.submit(H2d, Op::Copy { src: layout.control, dst: layout.device_control });
         self.control_on_device = dev.record(H2d);
         decided
+    }
+
+    /// Copies sums of squares that the device has made down to the host.
+    fn copy_partials_down(&self, dev: &Device, range: Range<usize>) {
+        let Some(all) = self.layout.device_partials.filter(|_| !range.is_empty()) else { return };
+        let (src, dst) = (all.slice(range.clone()), self.layout.partials.slice(range));
+        dev.follow(D2h, DpComm);
+        dev.submit(D2h, Op::Copy { src, dst });
+    }
+
+    /// Presumes the decision of `step`, before the first [`update_ahead`](Self::update_ahead) of the step. Does nothing where no
+    /// update runs ahead.
+    pub fn presume(&self, dev: &Device, step: u64) {
+        if let Some(presume) = &self.presume {
+            dev.submit_host(presume, step);
+        }
+    }
+
+    /// Queues the update of what this rank owns of `segment` by the presumed decision, behind its last micro-batch's
+    /// [`reduce`](Self::reduce). [`update`](Self::update) must follow, behind the decision. Does nothing where the
+    /// segment is not updated ahead.
+    pub fn update_ahead(&mut self, dev: &Device, segment: usize) {
+        let Some(tally) = &self.work[segment].tally else { return };
+        if !self.layout.spec.host_adds() {
+            self.copy_partials_down(dev, self.layout.segments[segment].chunks.own.clone());
+            dev.follow(Host, D2h);
+        }
+        dev.submit_host(tally, 0);
+        let w = &self.work[segment];
+        // What was there before may still be on its way up.
+        dev.wait(Host, w.uploaded);
+        for tile in w.pieces.iter().flat_map(PieceWork::tiles) {
+            if let Some(ahead) = &tile.ahead {
+                dev.submit_host(ahead, 0);
+            }
+        }
     }
 
     /// Leaves the update that was just decided for later: the next step fills the other side of the gradients meanwhile.
@@ -288,8 +346,18 @@ impl Optimizer {
         self.control_on_device
     }
 
+    /// Finds out which arrays hold the states after the last step, for [`owned`](Self::owned). All lanes are done with it.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    pub fn side(&self, dev: &Device) -> Result<Side, Error> {
+        let mut side = [0.0];
+        dev.read(self.layout.control.slice(control::SIDE..control::SIDE + 1), &mut side)?;
+        Ok(Side(usize::from(side[0] != 0.0)))
+    }
+
     /// Lists what this rank owns of a segment, in order.
-    pub fn owned(&self, segment: usize) -> Vec<Owned> {
-        self.layout.owned(segment, self.rank.dp, self.late)
+    pub fn owned(&self, segment: usize, Side(states): Side) -> Vec<Owned> {
+        self.layout.owned_on(segment, self.rank.dp, Sides { states, late: self.late })
     }
 }

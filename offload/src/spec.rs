@@ -65,6 +65,9 @@ pub struct Spec {
     pub device_fraction: f64,
     /// Whether an update may wait until the next step's gradients are there, so that both steps' need room.
     pub delayed: bool,
+    /// The share of the parameters behind the first segment, 0 to 1, that may be updated ahead of the decision: whole segments,
+    /// the last ones, whose gradients are complete first.
+    pub ahead_fraction: f64,
     /// The place of sums over micro-batches.
     pub sum: Sum,
     /// The way between device and host: `Blocking` goes with all states on the host, without sums on the device and
@@ -98,10 +101,15 @@ impl Spec {
 
     /// Asserts that `Blocking` comes with what it can do.
     pub(crate) fn check(&self) {
-        let host_alone = self.device_fraction == 0.0 && self.sum != Sum::Device && !self.delayed;
+        let late = self.delayed || self.ahead_fraction > 0.0;
+        let host_alone = self.device_fraction == 0.0 && self.sum != Sum::Device && !late;
+        assert!(
+            !self.delayed || self.ahead_fraction == 0.0,
+            "an update runs ahead of its decision or waits for the next step, never both"
+        );
         assert!(
             self.transfer == Transfer::Streamed || host_alone,
-            "the config refuses blocking transfers beside states or sums on the device and beside delayed updates"
+            "the config refuses blocking transfers beside states or sums on the device, and beside updates that are delayed or ahead of the decision"
         );
     }
 }

@@ -1,5 +1,6 @@
 //! The start of an optimizer: initial parameters, or the states of an earlier run.
 
+use crate::ahead::Second;
 use crate::control;
 use crate::optimizer::Optimizer;
 use crate::state::State;
@@ -63,7 +64,7 @@ impl Optimizer {
             for piece in &w.pieces {
                 let (first, owned) = (piece.flat_start(self.rank), piece.owned.clone());
                 let store = &s.stores[piece.store];
-                for state in store.states() {
+                for state in store.states(0) {
                     let tensors = state.slice(owned.clone()).tensors();
                     tensors.into_iter().try_for_each(|t| dev.write(t, &|_| 0.0))?;
                 }
@@ -73,8 +74,24 @@ impl Optimizer {
             }
             w.unpublished = true;
         }
+        self.blank_second(dev)?;
         dev.write(layout.control, &|i| words[i])?;
         dev.write(layout.device_control, &|i| words[i])
+    }
+
+    /// Brings in the second arrays of states: an update ahead of the decision leaves them unwritten where it stops.
+    fn blank_second(&self, dev: &Device) -> Result<(), Error> {
+        let stores = self.layout.segments.iter().flat_map(|s| &s.stores);
+        let arrays = stores.filter_map(|store| store.second.as_ref()).flat_map(Second::own_arrays);
+        arrays.into_iter().try_for_each(|array| {
+            dev.write_runs(&[array], &|_, views| {
+                let (zeros, view) = ([0.0; 1024], &mut views[0]);
+                for at in (0..view.len()).step_by(zeros.len()) {
+                    view.store(at, &zeros[..zeros.len().min(view.len() - at)]);
+                }
+                Ok(())
+            })
+        })
     }
 
     /// The control block before step 1.
@@ -101,7 +118,7 @@ impl Optimizer {
             for piece in &w.pieces {
                 let (flat, store) = (piece.flat_start(self.rank), &s.stores[piece.store]);
                 let gradient = late.then(|| State::whole(store.gradient(0)));
-                for (number, state) in store.states().into_iter().chain(gradient).enumerate() {
+                for (number, state) in store.states(0).into_iter().chain(gradient).enumerate() {
                     let state = state.slice(piece.owned.clone());
                     let of_device = || s.spec.params.slice(flat..flat + piece.owned.len());
                     let of_host = |up: Tensor| up.slice(piece.owned.clone());
@@ -134,6 +151,7 @@ impl Optimizer {
             }
             w.unpublished = true;
         }
+        self.blank_second(dev)?;
         dev.write(layout.control, &|i| words[i])?;
         dev.write(layout.device_control, &|i| words[i])?;
         Ok(true)

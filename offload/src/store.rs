@@ -1,5 +1,6 @@
 //! A rank's arrays for the elements that are updated at one place: states, and gradients and parameters on their ways.
 
+use crate::ahead::Second;
 use crate::spec::{Spec, Sum};
 use crate::state::{State, Storage};
 use device::{Arena, Cargo, Dtype, Plan, Pool, Tensor};
@@ -28,6 +29,8 @@ pub(crate) struct Store {
     pub(crate) momentum: Tensor,
     /// The second moments.
     pub(crate) variance: Tensor,
+    /// The second arrays, where updates run ahead of the decision.
+    pub(crate) second: Option<Second>,
 }
 
 /// What an update reads, by the side of the step that makes it: two arrays where updates are delayed, else the same one twice.
@@ -113,6 +116,8 @@ pub(crate) struct Arrays<'a> {
     pub(crate) len: usize,
     /// Storage type of parameters and gradients.
     pub(crate) dtype: Dtype,
+    /// Elements of one partial sum of the norm.
+    pub(crate) chunk: usize,
 }
 
 impl Arrays<'_> {
@@ -132,10 +137,16 @@ impl Arrays<'_> {
         let (dtype, pool) = if summed { (Dtype::F32, SUMS) } else { (self.dtype, SHARDS) };
         let gradient = self.sides((Arena::Device, pool), "grad", dtype);
         let [master, momentum, variance] = self.states(Arena::Device, Storage::default());
-        Store { place: Place::Device { gradient, summed }, master, momentum, variance }
+        let place = Place::Device { gradient, summed };
+        Store { place, master, momentum, variance, second: None }
     }
 
-    pub(crate) fn on_host(mut self, blocking: Option<BlockingBuffers>) -> Store {
+    /// `presumed`: the presumed words, where updates of this segment run ahead of the decision.
+    pub(crate) fn on_host(
+        mut self,
+        blocking: Option<BlockingBuffers>,
+        presumed: Option<Tensor>,
+    ) -> Store {
         let staging = (Arena::Pinned, GRADIENT_STAGING);
         let way = match (blocking, self.spec.sum) {
             (Some(BlockingBuffers { wide, incoming }), _) => {
@@ -158,7 +169,21 @@ impl Arrays<'_> {
         };
         let [master, momentum, variance] = self.states(Arena::Pinned, self.spec.storage);
         let up = self.array((Arena::Pinned, PARAMETER_STAGING), "params_up", self.dtype);
-        Store { place: Place::Host { way, up }, master, momentum, variance }
+        let second = presumed.map(|presumed| self.second(presumed));
+        Store { place: Place::Host { way, up }, master, momentum, variance, second }
+    }
+
+    fn second(&mut self, presumed: Tensor) -> Second {
+        let name = std::mem::take(&mut self.name);
+        self.name = format!("{name}.second");
+        let states = self.states(Arena::Pinned, self.spec.storage);
+        let at = (Arena::Pinned, STATES);
+        let split = self.spec.storage.split_master;
+        let upper = split.then(|| self.array(at, "upper", self.dtype));
+        let words = (1, self.len / self.chunk);
+        let factor = self.plan.tensor(at, format!("{}.factors", self.name), Dtype::F64, words);
+        self.name = name;
+        Second { states, upper, factor, presumed }
     }
 
     fn states(&mut self, arena: Arena, storage: Storage) -> [Tensor; 3] {
@@ -191,13 +216,17 @@ impl Store {
         }
     }
 
-    /// The masters, the first moments and the second moments.
-    pub(crate) fn states(&self) -> [State; 3] {
-        let master = match self.staging().filter(|_| self.master.dtype() == Dtype::U16) {
-            Some(upper) => State::halves(self.master, upper),
-            None => State::whole(self.master),
+    /// The masters, the first moments and the second moments; `side` is [`control::SIDE`](crate::control::SIDE).
+    pub(crate) fn states(&self, side: usize) -> [State; 3] {
+        let [master, momentum, variance] = match &self.second {
+            Some(second) if side == 1 => second.states,
+            _ => [self.master, self.momentum, self.variance],
         };
-        [master, State::whole(self.momentum), State::whole(self.variance)]
+        let master = match self.staging().filter(|_| master.dtype() == Dtype::U16) {
+            Some(upper) => State::halves(master, upper),
+            None => State::whole(master),
+        };
+        [master, State::whole(momentum), State::whole(variance)]
     }
 
     /// The gradients that the update of the step of `side` reads.

@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod accuracy;
+mod apart;
 mod elements;
 pub(crate) mod halves;
 mod noise;
@@ -11,6 +12,7 @@ mod rules;
 mod tests;
 mod traffic;
 
+pub(crate) use apart::{Apart, Upper, update_apart};
 pub(crate) use noise::Noise;
 pub use noise::NoiseRun;
 pub use rules::Rule;

@@ -1,6 +1,7 @@
 //! A rank's work on each segment: pieces, tiles and their host tasks, made once.
 
 use crate::adam::{AdamTile, DeviceUpdate};
+use crate::ahead::{AheadTile, SettleTile, Tally};
 use crate::layout::{Layout, Segment};
 use crate::norm::{Accumulate, Run, Turn};
 use crate::store::{Place, Sides, Store, Way};
@@ -43,8 +44,10 @@ pub(crate) struct Tile {
     pub(crate) start: usize,
     /// The tasks that add micro-batches up, where the host does, by side of the gradients and by [`Turn`].
     pub(crate) accumulate: Option<[[Arc<HostOp>; 3]; 2]>,
-    /// The update for each side of the gradients.
+    /// The update for each side of the gradients, or what is left to do where the tile is updated ahead of the decision.
     pub(crate) adam: [Arc<HostOp>; 2],
+    /// The update ahead of the decision, where there is one.
+    pub(crate) ahead: Option<Arc<HostOp>>,
     /// The event behind which the new parameters are in staging.
     pub(crate) updated: Event,
 }
@@ -54,6 +57,8 @@ pub(crate) struct Tile {
 pub(crate) struct SegmentWork {
     /// Its pieces, in the order in which they are reduced.
     pub(crate) pieces: Vec<PieceWork>,
+    /// Adds up its sums of squares, where it is updated ahead of the decision.
+    pub(crate) tally: Option<Arc<HostOp>>,
     /// Whether an update is queued that `publish` has not sent out.
     pub(crate) unpublished: bool,
     /// For each side of the gradients, the event behind which the host has read what came down last.
@@ -145,8 +150,16 @@ pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> Se
             owned: part.owned,
         }
     });
+    let pieces: Vec<PieceWork> = pieces.collect();
+    let ahead = || pieces.iter().filter(|piece| s.stores[piece.store].second.is_some());
+    let chunks = ahead().next().zip(ahead().next_back());
+    let tally = layout.presumed.zip(chunks).map(|(presumed, (first, last))| {
+        let partials = layout.partials.slice(first.chunks.start..last.chunks.end);
+        HostOp::new(Tally { presumed, partials, clip: layout.spec.clip })
+    });
     SegmentWork {
-        pieces: pieces.collect(),
+        pieces,
+        tally,
         unpublished: false,
         staging_free: Default::default(),
         uploaded: Event::default(),
@@ -190,8 +203,21 @@ impl Part<'_> {
         };
         let noise = (Arc::clone(self.share.noise), self.start);
         let adam = self.update(self.layout.control, self.of(up), &noise);
-        let adam = adam.map(HostOp::new);
-        Tile { start: self.start, accumulate, adam, updated: Event::default(), owned: self.owned }
+        let second = self
+            .store
+            .second
+            .as_ref()
+            .map(|second| second.tile(&self.owned, self.owned.start / self.layout.chunk));
+        let ahead = second.clone().map(|second| {
+            let [tile, _] = adam.clone();
+            HostOp::new(AheadTile { tile, second })
+        });
+        let adam = adam.map(|tile| match second.clone() {
+            Some(second) => HostOp::new(SettleTile { tile, second }),
+            None => HostOp::new(tile),
+        });
+        let (start, updated) = (self.start, Event::default());
+        Tile { start, accumulate, adam, ahead, updated, owned: self.owned }
     }
 
     /// Makes the tasks that add micro-batches up, by side of the gradients and by turn.

@@ -88,6 +88,24 @@ fn the_next_forward_starts_before_the_update_has_ended_and_under_serial_it_does_
     assert!(!update_is_under_the_next_forward(&serial));
 }
 
+/// In some step the update of the last segments starts before the gradients of block 0 are on the host.
+#[test]
+fn under_speculative_the_update_runs_beside_the_backward_pass_of_its_own_step() {
+    let spans = traced_with(&["offload.update=Speculative"], ("ahead_tile", 1));
+    let mut tiles: Vec<_> =
+        spans.iter().filter(|s| s.name == "ahead_tile").map(|s| s.start).collect();
+    tiles.sort();
+    let is = |s: &&Span| s.lane == Lane::D2h && s.wrote.starts_with("block.0.grad_down");
+    let mut down: Vec<_> = spans.iter().filter(is).map(|s| s.end).collect();
+    down.sort();
+    assert!(down.len() == STEPS && !tiles.is_empty() && tiles.len().is_multiple_of(STEPS));
+    let of_step = tiles.len() / STEPS;
+    assert!((0..STEPS).any(|k| tiles[k * of_step] < down[k]));
+    // Half of the parameters behind the embedding: not those that the next forward pass needs first.
+    assert!(!spans.iter().any(|s| s.name == "settle_tile" && s.wrote.starts_with("block.0.")));
+    assert!(spans.iter().any(|s| s.name == "settle_tile" && s.wrote.starts_with("block.9.")));
+}
+
 /// In some step the gradients of block 0 are on the host before the last tile of the update of the step before starts.
 fn update_is_under_the_next_backward(spans: &[Span]) -> bool {
     let mut tiles: Vec<_> =

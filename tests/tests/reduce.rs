@@ -35,6 +35,7 @@ fn spec(dp_size: usize, reduce_fp32: bool, device_fraction: f64, bucket_elements
         rule: Rule::Sgd { weight_decay: 0.0 },
         device_fraction,
         delayed: false,
+        ahead_fraction: 0.0,
         sum: Sum::None,
         transfer: Transfer::Streamed,
         storage: Storage::default(),

@@ -215,7 +215,9 @@ fn checkpoints_come_by_the_clock_too() {
 
 #[test]
 fn every_update_mode_and_placement_goes_on() {
-    let modes: [&[&str]; 11] = [
+    let modes: [&[&str]; 13] = [
+        &["offload.update=Speculative", "offload.speculated_fraction=1"],
+        &["precision=Bf16", "offload.master=Split", "offload.update=Speculative"],
         &["offload.update=Serial"],
         &["offload.optimizer=Device"],
         &["offload.accumulate=Host", "parallel.sequence=true"],
@@ -249,6 +251,21 @@ fn every_update_mode_and_placement_goes_on() {
         let resumed = run(&sets, 5, again.path(), Some(open(folder.path(), 5)));
         assert_goes_on_as(&straight, &resumed, 5, &format!("{mode:?}"));
     }
+}
+
+/// The states are in their first or in their second arrays, step by step.
+#[test]
+fn a_run_with_updates_ahead_of_the_decision_goes_on_at_every_step_and_as_serial() {
+    let clipped = ["train.steps=8", "loss_scale.initial=65536", "optimizer.clip=1.3"];
+    let base = with(&with(BASE, TP2_DP2), &clipped);
+    let ahead = with(&base, &["offload.update=Speculative"]);
+    at_every_step(&ahead);
+    let folder = tempfile::tempdir().unwrap();
+    let straight = run(&ahead, 3, folder.path(), None);
+    let again = tempfile::tempdir().unwrap();
+    let serial = with(&base, &["offload.update=Serial"]);
+    let resumed = run(&serial, 3, again.path(), Some(open(folder.path(), 3)));
+    assert_eq!(straight.outcome.state_hash, resumed.outcome.state_hash);
 }
 
 #[test]

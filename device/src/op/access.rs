@@ -115,6 +115,6 @@ impl Op {
     pub fn bytes(&self) -> u64 {
         let mut sum = 0;
         self.accesses(&mut |mode, t| sum += t.bytes() * if mode == Mode::Update { 2 } else { 1 });
-        sum
+        if let Self::Host { task, .. } = self { task.bytes(sum) } else { sum }
     }
 }

@@ -17,6 +17,10 @@ pub trait HostTask: Send + Sync + Debug {
     fn flops(&self) -> f64 {
         0.0
     }
+    /// Number of bytes that it moves; `declared` are those of its ranges, for tasks that touch all of them.
+    fn bytes(&self, declared: u64) -> u64 {
+        declared
+    }
     /// Does the work. Every path writes each range declared as `Write` in full.
     ///
     /// # Errors
@@ -59,6 +63,11 @@ impl HostOp {
     /// See [`HostTask::flops`].
     pub fn flops(&self) -> f64 {
         self.task.flops()
+    }
+
+    /// See [`HostTask::bytes`].
+    pub fn bytes(&self, declared: u64) -> u64 {
+        self.task.bytes(declared)
     }
 
     pub(crate) fn run(&self, arg: u64, host: &mut HostContext<'_>) -> Result<(), String> {
@@ -159,7 +168,7 @@ pub struct HostContext<'a> {
 }
 
 /// Largest number of ranges of one host task.
-pub(crate) const MAX_DECLARED: usize = 8;
+pub(crate) const MAX_DECLARED: usize = 12;
 
 /// The declared ranges in a fixed table, so that running a task allocates nothing.
 pub(crate) type Declared<'a> = [Option<Slot<'a>>; MAX_DECLARED];

@@ -84,6 +84,7 @@ const LAYOUT: &[&str] = &[
     "offload.bucket_elements",
     "offload.tile_elements",
     "offload.lookahead",
+    "offload.speculated_fraction",
     "offload.keep_gradients",
     "offload.first_forward",
     "offload.sockets",
@@ -158,7 +159,7 @@ fn kind_of(key: &str) -> Option<Kind> {
 fn delayed(loaded: &Loaded) -> Option<u64> {
     match update_mode(&loaded.config) {
         UpdateMode::Delayed { after_step } => Some(after_step),
-        UpdateMode::Serial | UpdateMode::Overlapped => None,
+        UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Speculative => None,
     }
 }
 

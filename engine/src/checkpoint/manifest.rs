@@ -99,6 +99,9 @@ pub(super) struct Control {
     /// The decision for an update that waits for the next step, as bits of F64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     late: Option<[u64; 5]>,
+    /// The share of recent steps that were clipped or skipped, as bits of F64, where updates run ahead of the decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    clipped: Option<u64>,
 }
 
 /// A data set: its size, and the hashes of its tokens, which manifests of earlier versions lack.
@@ -154,6 +157,7 @@ impl Control {
             loss_scale: words[control::LOSS_SCALE],
             good_steps: words[control::GOOD_STEPS] as u64,
             hysteresis_left: words[control::HYSTERESIS_LEFT] as i64,
+            clipped: (words[control::CLIPPED] != 0.0).then(|| words[control::CLIPPED].to_bits()),
         }
     }
 
@@ -169,6 +173,7 @@ impl Control {
         words[control::STEP] = step as f64;
         words[control::APPLIED] = self.applied as f64;
         words[control::SKIPPED] = self.skipped as f64;
+        words[control::CLIPPED] = self.clipped.map_or(0.0, f64::from_bits);
         for (word, bits) in DECISION.into_iter().zip(self.late.into_iter().flatten()) {
             words[word] = f64::from_bits(bits);
         }

@@ -212,7 +212,7 @@ impl RankFile {
         folder: &Path,
     ) -> Result<Self, RewriteError> {
         let path = folder.join(file_name(rank.index()));
-        let all = pieces(&built.gpt, &|segment| built.layout.owned(segment, rank.dp, None), rank);
+        let all = pieces(&built.gpt, &|segment| built.layout.owned(segment, rank.dp), rank);
         let entries: Vec<Entry> = piece_entries((&manifest.tensors, manifest.states()), &all);
         let header = encode(&entries);
         let file = File::create_new(&path).and_then(|file| {

@@ -24,7 +24,7 @@ use crate::run_dir::Held;
 use crate::train::build::Built;
 use crossbeam_channel::Sender;
 use device::{Arena, Device, Error, Tensor};
-use offload::{Optimizer, State, control};
+use offload::{Optimizer, Side, State, control};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -171,7 +171,7 @@ impl Saver {
     ) -> Result<(), Error> {
         let Some(copies) = &self.copies else { return Ok(()) };
         let rank = dev.rank();
-        let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
+        let pieces = pieces(gpt, &|segment| optimizer.owned(segment, Side::FIRST), rank);
         let (mut room, wanted) = (Vec::new(), bytes(&pieces) / 3 * self.most_states);
         room.try_reserve_exact(wanted).map_err(|_| Error::HostMemory {
             rank: rank.index(),
@@ -214,11 +214,12 @@ impl Saver {
             self.finish(listener);
         }
         self.passes(rank.index(), Place::Saving, step);
+        let side = optimizer.side(dev)?;
         let unfinished = self.unfinished(step);
         match &self.copies {
             Some(copies) => {
                 meet(dev, meeting)?;
-                let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
+                let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
                 lock(&copies[rank.index()]).take(dev, pieces, optimizer.is_late())?;
             }
             None => {
@@ -234,7 +235,7 @@ impl Saver {
                         true => Err(io::Error::other("the run has failed").into()),
                         false => Ok(read(dev, part, to)?),
                     };
-                    let pieces = pieces(gpt, &|segment| optimizer.owned(segment), rank);
+                    let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
                     let pieces = (&pieces, optimizer.is_late());
                     self.passes(rank.index(), Place::Writing, step);
                     let file = || self.write(rank.index(), pieces, &unfinished, &mut fill);

@@ -4,7 +4,9 @@ use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, may_write, print, print_json, say, unwritten};
 use crate::config::Config;
 use crate::predict::plan::memory_report;
-use crate::predict::simulate::{SimulateError, Simulated, groups, schedules, simulate, summary};
+use crate::predict::simulate::{
+    SimulateError, Simulated, groups, mean_step, schedules, simulate, summary,
+};
 use crate::report::metrics::median_step;
 use crate::report::progress::si;
 use crate::report::trace;
@@ -30,6 +32,9 @@ pub(super) struct SimulateArgs {
     /// Set the step time of this run beside the simulated one
     #[arg(long, value_name = "RUN")]
     compare: Option<PathBuf>,
+    /// Share of the steps that are clipped or skipped: under `offload.update: Speculative` these do a part of the update twice
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    clipped: f64,
     /// Write the last simulated step as a Chrome trace, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -43,6 +48,10 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     let memory = memory_report(config, &built);
     let timeline = simulate(config, &built).map_err(failed)?;
     let mut told = summary(config, &memory, &timeline);
+    told.clip(
+        args.clipped,
+        mean_step(config, &built, (told.step_seconds, args.clipped)).map_err(failed)?,
+    );
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, config.world_size());
         let ranks = written.map_err(|e| unwritten(path, &e))?;
@@ -77,6 +86,14 @@ fn measured(run: &Path) -> Result<f64, Failed> {
     let failed = |why: String| Failed::new(code::DATA, format!("{}: {why}", path.display()));
     let text = std::fs::read_to_string(&path).map_err(|e| failed(e.to_string()))?;
     median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))
+}
+
+/// Reads a share.
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("a share is a number from 0 to 1, such as 0.1".into()),
+    }
 }
 
 pub(super) fn failed(error: SimulateError) -> Failed {

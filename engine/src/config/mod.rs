@@ -289,6 +289,9 @@ pub struct OffloadConfig {
     pub optimizer: Placement,
     /// When the update runs. Default `Overlapped`.
     pub update: UpdateMode,
+    /// Share of the parameters behind the embedding that `Speculative` updates ahead of the decision, in whole segments, the
+    /// last ones. [0, 1], default 0.5.
+    pub speculated_fraction: f32,
     /// How gradients come down. Default `Streamed`.
     pub transfer: Transfer,
     /// Where micro-batches are summed. Default `Auto`.
@@ -356,6 +359,10 @@ pub enum UpdateMode {
     Serial,
     /// Layer by layer under the next forward; the same bits as `Serial`.
     Overlapped,
+    /// Segments are updated during the last backward pass of a step as if neither clipping nor a skip followed, into second arrays of
+    /// the states, and again behind the decision where one did; the same bits as `Serial`.
+    /// Idle where `optimizer` is `Device`: there it is `Overlapped`.
+    Speculative,
     /// The update of step k runs under the whole of step k + 1, which computes on the parameters of step k - 1. Not exact.
     /// Idle where `optimizer` is `Device`: there it is `Overlapped`.
     Delayed {

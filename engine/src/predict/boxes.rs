@@ -289,6 +289,13 @@ fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> Measured {
         let either = |x: f32, y: f32| if x > 0.0 { x } else { y };
         (a > 0.0 || b > 0.0).then(|| (name.to_owned(), pair([either(a, b), either(b, a)])))
     });
+    // Updates ahead of the decision are taken to be as fast as those behind it.
+    let updates = |(name, rates): (String, [f64; 2])| {
+        let also = ["ahead_tile", "settle_tile"].map(|also| (also.to_owned(), rates));
+        let is_update = name == "adam_tile";
+        std::iter::once((name, rates)).chain(also.into_iter().filter(move |_| is_update))
+    };
+    let known = known.flat_map(updates);
     Measured {
         cores: m.cores as f64,
         threads: 1.0

@@ -8,6 +8,7 @@ use crate::train::build::{Built, build, first_forward, shape, update_mode};
 use crate::train::trainer::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};
+use offload::Ahead;
 use serde::Serialize;
 use std::sync::Arc;
 use topology::HostBytes;
@@ -54,6 +55,9 @@ pub struct Simulated {
     pub data: usize,
     /// One optimizer step.
     pub step_seconds: f64,
+    /// Share of the steps that are clipped or skipped, which `step_seconds` and what follows from it take the mean of; the rest
+    /// tells of a step that is not.
+    pub clipped: f64,
     /// Over all ranks.
     pub tokens_per_second: f64,
     /// Operations as run, recomputation included, per second and GPU, in 10^12.
@@ -164,10 +168,47 @@ pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
 /// # Errors
 /// No box, or one that says too little; a grid that is larger.
 pub fn simulate(config: &Config, built: &Built) -> Result<Timeline, SimulateError> {
+    simulate_as(config, built, Ahead::Committed)
+}
+
+/// [`simulate`], with what becomes of updates ahead of the decision, if there are any.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_as(
+    config: &Config,
+    built: &Built,
+    ahead: Ahead,
+) -> Result<Timeline, SimulateError> {
     let hardware = hardware(config, built.host_bytes(config))?;
-    let program = record(config, built)?;
+    let mut program = record(config, built)?;
+    match ahead {
+        Ahead::No => program.leave_out("ahead_tile"),
+        Ahead::Committed => program.leave_out("settle_tile"),
+        Ahead::Redone => {}
+    }
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
     Ok(sim::simulate(program, &hardware, (tp, dp))?)
+}
+
+/// Seconds of a mean step of which the share `clipped` is clipped or skipped; `committed` is the time of one that is not.
+/// Where too many are, no update runs ahead of the decision.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn mean_step(
+    config: &Config,
+    built: &Built,
+    (committed, clipped): (f64, f64),
+) -> Result<f64, SimulateError> {
+    if clipped == 0.0 || update_mode(config) != UpdateMode::Speculative {
+        return Ok(committed);
+    }
+    if clipped >= offload::TOO_OFTEN {
+        return Ok(simulate_as(config, built, Ahead::No)?.step_seconds());
+    }
+    let redone = simulate_as(config, built, Ahead::Redone)?.step_seconds();
+    Ok((1.0 - clipped) * committed + clipped * redone)
 }
 
 /// What `config` would run on, each rank with (staging, states) of host memory.
@@ -230,7 +271,7 @@ pub(crate) fn with_steps(config: &Config, steps: u64) -> Config {
 pub(crate) fn typical_step(config: &Config) -> u64 {
     match update_mode(config) {
         UpdateMode::Delayed { after_step } => after_step.max(1),
-        UpdateMode::Serial | UpdateMode::Overlapped => 1,
+        UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Speculative => 1,
     }
 }
 
@@ -270,6 +311,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         tensor: config.parallel.tensor,
         data: config.parallel.data,
         step_seconds: seconds,
+        clipped: 0.0,
         tokens_per_second: tokens / seconds,
         hardware_tflops_per_gpu: flops / seconds / 1e12,
         model_tflops_per_gpu: model,
@@ -286,6 +328,22 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         fits: memory.fits,
         schedules: Vec::new(),
         measured: None,
+    }
+}
+
+impl Simulated {
+    /// Takes the mean over steps of which the share `clipped` is clipped or skipped: `seconds` long.
+    pub fn clip(&mut self, clipped: f64, seconds: f64) {
+        let times = self.step_seconds / seconds;
+        for rate in [
+            &mut self.tokens_per_second,
+            &mut self.hardware_tflops_per_gpu,
+            &mut self.model_tflops_per_gpu,
+            &mut self.share_of_gemm_rate,
+        ] {
+            *rate *= times;
+        }
+        (self.clipped, self.step_seconds) = (clipped, seconds);
     }
 }
 
@@ -331,14 +389,14 @@ pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateErr
     }
     let mut others = Vec::new();
     let delayed = UpdateMode::Delayed { after_step: 40 };
-    for update in [UpdateMode::Serial, UpdateMode::Overlapped, delayed] {
+    let of = |update| {
         let mut other = config.clone();
         (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
         let mode = |c: &Config| std::mem::discriminant(&c.offload.update);
-        if mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed {
-            others.push(other);
-        }
-    }
+        let differs = mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed;
+        differs.then_some(other)
+    };
+    others.extend([UpdateMode::Serial, UpdateMode::Overlapped, delayed].into_iter().filter_map(of));
     let mut together = config.clone();
     (together.offload.update, together.offload.transfer) =
         (UpdateMode::Overlapped, Transfer::Streamed);
@@ -346,6 +404,7 @@ pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateErr
     if first_forward(config) == 1 && first_forward(&together) > 1 && together.is_sound() {
         others.push(together);
     }
+    others.extend(of(UpdateMode::Speculative));
     for other in others {
         let timeline = simulate(&other, &build(&other))?;
         all.push(told(&other, timeline.step_seconds()));

@@ -12,6 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use offload::Ahead;
 use serde::{Deserialize, Serialize};
 
 /// A finished optimizer step. Keys of its line, in this order; non-finite values print as null.
@@ -69,7 +70,12 @@ pub(crate) const DAMAGED: &str = "metrics.jsonl.damaged";
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Line<'a> {
-    Step(&'a StepMetrics),
+    Step {
+        #[serde(flatten)]
+        step: &'a StepMetrics,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ahead: Option<&'static str>,
+    },
     Eval {
         step: u64,
         loss: f64,
@@ -132,7 +138,17 @@ impl MetricsWriter {
 
     /// Appends a step.
     pub fn step(&mut self, step: &StepMetrics) {
-        self.write(&Line::Step(step));
+        self.step_ahead(step, None);
+    }
+
+    /// Appends a step, and what became of its updates ahead of the decision, where the run has any.
+    pub fn step_ahead(&mut self, step: &StepMetrics, ahead: Option<Ahead>) {
+        let ahead = ahead.map(|ahead| match ahead {
+            Ahead::No => "no",
+            Ahead::Committed => "committed",
+            Ahead::Redone => "redone",
+        });
+        self.write(&Line::Step { step, ahead });
         if let Some(events) = &mut self.events {
             events.scalars(step.step, &step.curves());
         }

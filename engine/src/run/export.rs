@@ -194,7 +194,7 @@ impl Gathering {
     ) -> Result<(), Error> {
         let (window, differs) = (self.window(number), AtomicBool::new(false));
         let local = part.local();
-        for owned in optimizer.owned(part.segment) {
+        for owned in optimizer.owned(part.segment, optimizer.side(dev)?) {
             let state = &owned.states[part.state];
             let from = owned.start.max(local.start);
             let to = (owned.start + state.len()).min(local.end);

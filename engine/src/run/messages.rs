@@ -2,6 +2,7 @@
 
 use device::Activity;
 use device::World;
+use offload::Ahead;
 
 /// What a step ended with, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,6 +23,8 @@ pub struct StepReport {
     pub skipped: bool,
     /// Skipped steps since the first.
     pub skipped_total: u64,
+    /// What became of the updates ahead of the decision, under `offload.update: Speculative`.
+    pub ahead: Ahead,
     /// Wall time since the step before ended.
     pub seconds: f64,
     /// Rank 0's lanes since the start.

@@ -206,7 +206,9 @@ const fn micro_batches(config: &Config) -> usize {
 /// When the update runs; on the device right after it was decided, whatever `offload.update` says.
 pub fn update_mode(config: &Config) -> UpdateMode {
     match (config.offload.optimizer, config.offload.update) {
-        (Placement::Device, UpdateMode::Delayed { .. }) => UpdateMode::Overlapped,
+        (Placement::Device, UpdateMode::Delayed { .. } | UpdateMode::Speculative) => {
+            UpdateMode::Overlapped
+        }
         (_, update) => update,
     }
 }
@@ -320,6 +322,10 @@ fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
             Placement::Split { device_fraction } => f64::from(device_fraction),
         },
         delayed: matches!(update_mode(config), UpdateMode::Delayed { .. }),
+        ahead_fraction: match update_mode(config) {
+            UpdateMode::Speculative => f64::from(offload.speculated_fraction),
+            UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Delayed { .. } => 0.0,
+        },
         sum,
         transfer: match offload.transfer {
             Transfer::Streamed => offload::Transfer::Streamed,

@@ -81,7 +81,8 @@ pub(super) fn grid(precision: &str) {
 }
 
 /// What moves work in place.
-const PLACES: [&[&str]; 4] = [
+const PLACES: [&[&str]; 5] = [
+    &["offload.update=Speculative", "offload.speculated_fraction=1"],
     &["offload.update=Serial"],
     &["offload.optimizer=Device"],
     &["offload.accumulate=Host"],
@@ -116,7 +117,7 @@ pub(super) fn modes() {
     no_bit_changes(&together, &[&["offload.first_forward=3"]], &in_process());
     let late = with(&small, &with(DELAYED, &["train.steps=4", "precision=Fp32"]));
     near(&late, &[&[]], &[in_process()], limit("Fp32"));
-    no_bit_changes(&late, &[PLACES[2], PLACES[3], PIECES[1], &[]], &in_process());
+    no_bit_changes(&late, &[PLACES[3], PLACES[4], PIECES[1], &[]], &in_process());
 }
 
 /// The library adds 16-bit numbers hop by hop, rounding each time: with `reduce_fp32` it is given none. Then its sums are those

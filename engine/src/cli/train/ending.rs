@@ -131,8 +131,14 @@ impl Session<'_> {
             format!("\nfiles   {}: {METRICS}, {CONFIG}{weights}", place.display())
         });
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
+        let ahead = match watch.ahead {
+            [0, 0, 0] => String::new(),
+            [no, committed, redone] => format!(
+                "\nupdates ahead of the decision: {committed} committed, {redone} redone, {no} not tried"
+            ),
+        };
         self.say(&format!(
-            "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped\n\
+            "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped{ahead}\n\
              loss    {loss:.4} {unit} in the last step{held_out}{state}{files}",
             clock(seconds),
             clock(watch.train_seconds),

@@ -1,11 +1,11 @@
 //! What the messages of a run add up to: lines, progress, and when it is hopeless.
 
 use super::{Session, first_loss};
-use crate::config::Precision;
+use crate::config::{Precision, UpdateMode};
 use crate::report::metrics::{MetricsWriter, StepMetrics};
 use crate::report::progress::{Part, Progress, StepLine};
 use crate::run::{Message, StepReport};
-use crate::train::build::device_bytes;
+use crate::train::build::{device_bytes, update_mode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -22,6 +22,8 @@ pub(super) struct Watch {
     /// After the last step; over all of it.
     pub(super) held_out: Option<(f64, bool)>,
     pub(super) train_seconds: f64,
+    /// Number of steps by what became of their updates ahead of the decision, where the run has any: none, committed, redone.
+    pub(super) ahead: [u64; 3],
 }
 
 impl Watch {
@@ -40,6 +42,7 @@ impl Watch {
             not_saved: None,
             held_out: None,
             train_seconds: 0.0,
+            ahead: [0; 3],
         }
     }
 
@@ -82,7 +85,11 @@ impl Watch {
         self.train_seconds += step.seconds;
         self.last = Some(*step);
         let device_memory = device_bytes(config, &session.built.plan);
-        self.metrics.step(&StepMetrics {
+        let speculates = update_mode(config) == UpdateMode::Speculative;
+        if speculates {
+            self.ahead[step.ahead as usize] += 1;
+        }
+        let metrics = StepMetrics {
             step: step.step,
             loss: step.loss,
             grad_norm: step.grad_norm,
@@ -96,7 +103,8 @@ impl Watch {
             device_memory,
             host_memory: topology::resident_memory(),
             targets: session.data.is_uneven().then_some(step.targets),
-        });
+        };
+        self.metrics.step_ahead(&metrics, speculates.then_some(step.ahead));
         let shape = session.built.gpt.shape();
         let activity = step.activity;
         let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));

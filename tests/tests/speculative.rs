@@ -1,0 +1,104 @@
+//! Updates ahead of the decision: the bits of `Serial`, whether the decision is the presumed one at every step, at some or at none.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use engine::run::Ahead;
+use tests::Ran;
+use tests::compare::{assert_same_bits, full, run_sets, run_with, with, with_delays};
+
+const SPECULATIVE: &str = "offload.update=Speculative";
+const SERIAL: &str = "offload.update=Serial";
+
+/// Dropout drops, and evaluations happen between updates.
+const BASE: &[&str] = &[
+    "model.vocab=257",
+    "model.dropout=0.1",
+    "train.steps=7",
+    "train.eval_every=3",
+    "train.eval_batches=2",
+    "offload.tile_elements=1024",
+    "offload.speculated_fraction=1",
+];
+
+const LAYOUTS: [&[&str]; 11] = [
+    &[],
+    &["parallel.tensor=2", "parallel.data=2"],
+    &["parallel.data=2", "batch.micro=1", "offload.accumulate=Device"],
+    &["parallel.tensor=2", "parallel.sequence=true", "batch.micro=1", "offload.accumulate=Host"],
+    &["batch.micro=1", "offload.accumulate=Host", "offload.first_forward=2", "recompute=Block"],
+    &["offload.optimizer=Split(device_fraction: 0.4)", "batch.micro=1", "parallel.data=2"],
+    // Some segments of those that may be updated ahead are on the device.
+    &["offload.optimizer=Split(device_fraction: 0.8)"],
+    &["offload.optimizer=Split(device_fraction: 0.8)", "batch.micro=1", "offload.accumulate=Host"],
+    &["offload.master=Split", "precision=Bf16"],
+    &["offload.moments=Bf16", "precision=Bf16", "parallel.data=2"],
+    &["offload.master=Split", "offload.moments=Bf16", "precision=Bf16", "batch.micro=1"],
+];
+
+/// What became of the updates ahead of the decision, by step.
+fn ahead(ran: &Ran) -> Vec<Ahead> {
+    ran.steps.iter().map(|step| step.ahead).collect()
+}
+
+/// A threshold that is the norm of one of the steps, so that some steps are clipped and one hits it.
+fn between(ran: &Ran) -> String {
+    let mut norms: Vec<f64> = ran.steps.iter().map(|step| step.grad_norm).collect();
+    norms.sort_by(f64::total_cmp);
+    format!("optimizer.clip={}", norms[norms.len() / 2] as f32)
+}
+
+#[test]
+fn it_has_the_bits_of_serial_where_all_some_or_no_steps_are_clipped() {
+    for layout in LAYOUTS {
+        let base = with(BASE, layout);
+        let unclipped = run_sets(&with(&base, &[SERIAL, "optimizer.clip=None"]));
+        let some = between(&unclipped);
+        let all = ["optimizer.clip=None", "optimizer.clip=0.001", &some];
+        for clip in if full() || layout.len() < 3 { &all[..] } else { &all[2..] } {
+            let clip = *clip;
+            let serial = run_sets(&with(&base, &[SERIAL, clip]));
+            let sets = with(&base, &[SPECULATIVE, clip]);
+            let ran = run_sets(&sets);
+            assert_same_bits(&serial, &ran, &format!("{sets:?}"));
+            let is = ahead(&ran);
+            match clip {
+                "optimizer.clip=None" => {
+                    assert!(is.iter().all(|step| *step == Ahead::Committed), "{sets:?}: {is:?}");
+                }
+                // After a few clipped steps it is not tried any more.
+                "optimizer.clip=0.001" => {
+                    assert_eq!(is[0], Ahead::Redone, "{sets:?}");
+                    assert_eq!(is[6], Ahead::No, "{sets:?}: {is:?}");
+                }
+                _ => {
+                    let both = [Ahead::Committed, Ahead::Redone];
+                    assert!(both.iter().all(|one| is.contains(one)), "{sets:?}: {is:?}");
+                }
+            }
+            let half = run_sets(&with(&sets, &["offload.speculated_fraction=0.5"]));
+            assert_same_bits(&serial, &half, &format!("half of {sets:?}"));
+            if full() || layout.len() == 2 {
+                let delayed = run_with(&sets, &with_delays(200));
+                assert_same_bits(&serial, &delayed, &format!("delayed lanes of {sets:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_that_are_skipped_leave_everything_as_it_was() {
+    let base = ["precision=Fp16", "loss_scale.initial=16777216", "loss_scale.hysteresis=1"];
+    for layout in [&[][..], &["parallel.tensor=2", "parallel.data=2", "batch.micro=1"]] {
+        let base = with(&with(BASE, &base), layout);
+        let base = with(&base, &["train.steps=14"]);
+        let serial = run_sets(&with(&base, &[SERIAL]));
+        let ran = run_sets(&with(&base, &[SPECULATIVE]));
+        assert_same_bits(&serial, &ran, &format!("{layout:?}"));
+        let skipped = ran.steps.iter().filter(|step| step.skipped).count();
+        assert!((1..14).contains(&skipped), "{skipped} steps are skipped");
+        let dropped =
+            ran.steps.iter().filter(|step| step.skipped && step.ahead == Ahead::Redone).count();
+        assert!(dropped > 0, "no update ahead of the decision is dropped: {:?}", ahead(&ran));
+    }
+}
