@@ -2,12 +2,13 @@
 //! are Jinja as transformers runs it (`apply_chat_template` with `add_generation_prompt`).
 
 use crate::hugging_face::Beside;
+use crate::json::Json as Message;
 use crate::utc::Utc;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
-use serde::Serialize as _;
+use serde::Serialize;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -30,8 +31,9 @@ pub(crate) const CLOSE: char = '\u{FDD1}';
 const FILTER: &str = "generation";
 
 /// A message: `role` is `system`, `user` or `assistant`.
-pub fn message(role: &str, content: &str) -> Json {
-    serde_json::json!({ "role": role, "content": content })
+pub(crate) fn message(role: &str, content: &str) -> Message {
+    let texts = [("role", role), ("content", content)];
+    Message::Object(texts.map(|(key, text)| (key.into(), Message::String(text.into()))).into())
 }
 
 /// Variables that onebox gives a template itself.
@@ -165,13 +167,17 @@ impl Template {
     ///
     /// # Errors
     /// The template refuses the messages, or does not end.
-    pub fn text(&self, messages: &[Json], answer: bool) -> Result<String, String> {
+    pub fn text<M: Serialize>(&self, messages: &[M], answer: bool) -> Result<String, String> {
         let text = self.marked(messages, answer)?;
         Ok(if self.marks { text.replace([OPEN, CLOSE], "") } else { text })
     }
 
     /// The same with [`OPEN`] and [`CLOSE`] around what the template takes for an assistant's.
-    pub(crate) fn marked(&self, messages: &[Json], answer: bool) -> Result<String, String> {
+    pub(crate) fn marked<M: Serialize>(
+        &self,
+        messages: &[M],
+        answer: bool,
+    ) -> Result<String, String> {
         let chat = context! {
             messages => Value::from(Serde(messages)),
             add_generation_prompt => answer,
@@ -340,7 +346,7 @@ mod tests {
     fn render(
         template: &str,
         (tokens, now): (BTreeMap<&'static str, String>, Utc),
-        messages: &[Json],
+        messages: &[Message],
     ) -> Result<String, String> {
         let template = Template::new(template, tokens, now).map_err(|e| does_not_run(&e))?;
         template.text(messages, true)
@@ -410,8 +416,10 @@ mod tests {
             Template::new(text, tokens, Utc::now()).unwrap()
         };
         let with = |name: &str, value: Json| template().with(&[(name.to_owned(), value)]);
-        let written = |name: &str, value: Json| with(name, value).unwrap().text(&[], true).unwrap();
-        assert_eq!(template().text(&[], true).unwrap(), "<s>");
+        let written = |name: &str, value: Json| {
+            with(name, value).unwrap().text::<Message>(&[], true).unwrap()
+        };
+        assert_eq!(template().text::<Message>(&[], true).unwrap(), "<s>");
         assert_eq!(written("enable_thinking", false.into()), "<s><none>");
         assert_eq!(written("enable_thinking", true.into()), "<s>");
         assert_eq!(written("enable_thinking", "false".into()), "<s>");

@@ -1,10 +1,10 @@
 //! The text of a chat, and what an assistant says in it.
 
 use super::control::Control;
-use super::spans::Spans;
+use super::spans::{Spans, has_role};
 use super::{has, kind_of};
 use crate::chat::{CLOSE, OPEN, Template, message};
-use serde_json::{Map, Value as Json};
+use crate::json::{Json, Map};
 use std::ops::Range;
 
 /// A text, and its bytes that count.
@@ -19,17 +19,17 @@ pub(super) enum Said {
 pub(super) fn said(
     template: &Template,
     control: &Control,
-    mut row: Map<String, Json>,
+    mut row: Map,
     system: Option<&str>,
 ) -> Result<Said, String> {
-    let none = |tools: &Json| tools.is_null() || tools.as_array().is_some_and(Vec::is_empty);
+    let none = |tools: &Json| *tools == Json::Null || *tools == Json::Array(Vec::new());
     if row.get("tools").is_some_and(|tools| !none(tools)) {
         return Err("it has `tools`, which no chat gets here: remove them from the row".into());
     }
-    let (mut messages, asked) = match (row.remove("messages"), row.remove("prompt")) {
+    let (mut messages, asked) = match (row.shift_remove("messages"), row.shift_remove("prompt")) {
         (Some(messages), _) => (list("messages", messages)?, 0),
         (None, Some(prompt)) => {
-            let completion = row.remove("completion");
+            let completion = row.shift_remove("completion");
             let completion = completion.ok_or("it has a `prompt` and no `completion`")?;
             match (prompt, completion) {
                 (Json::String(prompt), Json::String(completion)) => {
@@ -44,7 +44,7 @@ pub(super) fn said(
                 }
             }
         }
-        (None, None) => match row.remove("conversations") {
+        (None, None) => match row.shift_remove("conversations") {
             Some(turns) => (list("conversations", turns)?.into_iter().map(renamed).collect(), 0),
             None => return Err(format!("it has no `messages`, and no `prompt`{}", has(&row))),
         },
@@ -53,15 +53,16 @@ pub(super) fn said(
         check(one).map_err(|why| format!("message {}: {why}", i + 1))?;
         // As in transformers: what is null is not there.
         let Json::Object(one) = one else { continue };
-        one.retain(|_, value| !value.is_null());
+        one.retain(|_, value| *value != Json::Null);
         // Thoughts have three names there; templates read the first or the second.
         let names = ["reasoning_content", "thinking", "reasoning"];
         if let Some(thoughts) = names.iter().find_map(|name| one.get(*name)).cloned() {
-            one.entry(names[1]).or_insert_with(|| thoughts.clone());
+            let second = one.shift_remove(names[1]).unwrap_or_else(|| thoughts.clone());
+            one.shift_insert(0, names[1].into(), second);
             one.insert(names[0].into(), thoughts);
         }
     }
-    let is_of = |role: &'static str| move |one: &Json| one["role"] == role;
+    let is_of = |role: &'static str| move |one: &Json| has_role(one, role);
     let mut asked = asked;
     if let Some(system) = system
         && !messages.iter().any(is_of("system"))
@@ -98,13 +99,13 @@ fn list(key: &str, value: Json) -> Result<Vec<Json>, String> {
 
 /// A turn of a shared conversation as a message.
 fn renamed(turn: Json) -> Json {
-    let role = match turn["from"].as_str() {
+    let role = match turn.get("from").and_then(Json::as_str) {
         Some("human") => "user",
         Some("gpt") => "assistant",
         Some(role) => role,
         None => return turn,
     };
-    match turn["value"].as_str() {
+    match turn.get("value").and_then(Json::as_str) {
         Some(value) => message(role, value),
         None => turn,
     }

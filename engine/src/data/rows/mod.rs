@@ -15,9 +15,9 @@ pub(super) use lines::Lines;
 use super::document::Document;
 use super::tokenizer::Tokenizer;
 use crate::chat::Template;
+use crate::json::{Json, Map};
 use chat::{Said, said};
 use control::Control;
-use serde_json::Value as Json;
 use std::ops::Range;
 use std::sync::OnceLock;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -224,7 +224,7 @@ fn kind_of(value: &Json) -> &'static str {
 }
 
 /// The keys of a row, for errors.
-fn has(row: &serde_json::Map<String, Json>) -> String {
+fn has(row: &Map) -> String {
     const SOME: usize = 6;
     let keys: Vec<String> = row.keys().take(SOME).map(|key| format!("`{key}`")).collect();
     match keys.is_empty() {
@@ -237,7 +237,7 @@ fn has(row: &serde_json::Map<String, Json>) -> String {
 mod tests {
     use super::*;
     use crate::hugging_face::Beside;
-    use serde_json::json;
+    use serde_json::{Value as Json, json};
     use std::path::{Path, PathBuf};
 
     fn folder() -> PathBuf {

@@ -4,8 +4,18 @@ use super::{Document, Rows};
 use crate::chat::Template;
 use crate::data::Tokenizer;
 use crate::hugging_face::Beside;
+use crate::json::Json as Ordered;
+use serde::Deserialize;
 use serde_json::Value as Json;
 use std::path::Path;
+
+/// A row, whose keys have their order, and what is known of it.
+#[derive(Deserialize)]
+struct One {
+    row: Ordered,
+    #[serde(flatten)]
+    known: Json,
+}
 
 fn ones(of: &Json) -> Vec<bool> {
     of.as_array().unwrap().iter().map(|one| one == 1).collect()
@@ -16,9 +26,10 @@ fn tokens(of: &Json) -> Vec<u32> {
 }
 
 /// How a row differs, if it does.
-fn difference(chats: &Rows<'_>, texts: &Rows<'_>, one: &Json) -> Option<String> {
-    let row = one["row"].to_string();
-    let rows = if one["row"]["text"].is_string() { texts } else { chats };
+fn difference(chats: &Rows<'_>, texts: &Rows<'_>, One { row, known: one }: &One) -> Option<String> {
+    let is_text = row.get("text").is_some();
+    let row = serde_json::to_string(row).unwrap();
+    let rows = if is_text { texts } else { chats };
     let made = rows.document(&row);
     let show = |tokens: &[u32]| {
         let mut decoder = rows.tokenizer.decoder();
@@ -44,7 +55,7 @@ fn difference(chats: &Rows<'_>, texts: &Rows<'_>, one: &Json) -> Option<String> 
         return Some("control tokens of a message control".into());
     }
     let mut wanted = tokens(&one["tokens"]);
-    if one["row"]["text"].is_string() {
+    if is_text {
         wanted.extend(rows.end);
     }
     if made != wanted {
@@ -77,11 +88,11 @@ fn rows_are_those_of_transformers() {
         let chats = Rows::of_chats(&tokenizer, &template, "");
         let texts = Rows::of_texts(&tokenizer, "text", Some(&template));
         let rows = std::fs::read(folder.join("rows.json")).unwrap();
-        let rows: Vec<Json> = serde_json::from_slice(&rows).unwrap();
+        let rows: Vec<One> = serde_json::from_slice(&rows).unwrap();
         all += rows.len();
         for one in &rows {
             if let Some(how) = difference(&chats, &texts, one) {
-                differ.push(format!("{name}, {}: {how}", one["name"].as_str().unwrap()));
+                differ.push(format!("{name}, {}: {how}", one.known["name"].as_str().unwrap()));
             }
         }
     }

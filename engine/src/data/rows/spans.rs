@@ -5,7 +5,7 @@
 use super::CUT;
 use super::control::Control;
 use crate::chat::Template;
-use serde_json::Value as Json;
+use crate::json::Json;
 use std::ops::Range;
 
 /// Takes the place of an answer.
@@ -45,7 +45,7 @@ impl Spans<'_> {
 
     /// By one text in which all answers are others, if what is between them stays as it is.
     fn at_once(&self, messages: &[Json], answers: &[usize]) -> Option<Vec<Range<usize>>> {
-        let is_said = |one: &Json| one["role"] == "assistant";
+        let is_said = |one: &Json| has_role(one, "assistant");
         if messages.iter().any(|one| calls(one).is_some()) {
             return None;
         }
@@ -158,22 +158,36 @@ impl Spans<'_> {
     }
 }
 
+/// Whether a message has this role.
+pub(super) fn has_role(message: &Json, role: &str) -> bool {
+    message.get("role").and_then(Json::as_str) == Some(role)
+}
+
 /// The calls of tools in a message.
 fn calls(message: &Json) -> Option<&Vec<Json>> {
-    message["tool_calls"].as_array().filter(|calls| !calls.is_empty())
+    match message.get("tool_calls") {
+        Some(Json::Array(calls)) if !calls.is_empty() => Some(calls),
+        _ => None,
+    }
 }
 
 /// The message with other words and calls of tools of other names.
 fn another(message: &Json) -> Json {
     let mut other = message.clone();
-    other["content"] = Json::String(ANSWER.into());
-    let calls = other.get_mut("tool_calls").and_then(Json::as_array_mut);
-    for call in calls.into_iter().flatten().filter_map(Json::as_object_mut) {
+    let Json::Object(fields) = &mut other else { unreachable!("a message is an object") };
+    let word = || Json::String(ANSWER.into());
+    fields.insert("content".into(), word());
+    let Some(Json::Array(calls)) = fields.get_mut("tool_calls") else { return other };
+    for call in calls {
+        let Json::Object(call) = call else { continue };
         let call = match call.get_mut("function") {
-            Some(Json::Object(function)) => function,
+            Some(Json::Object(function)) => {
+                function.insert("name".into(), word());
+                continue;
+            }
             _ => call,
         };
-        call.insert("name".into(), Json::String(ANSWER.into()));
+        call.insert("name".into(), word());
     }
     other
 }
