@@ -1,5 +1,6 @@
 //! The text of a chat, and what an assistant says in it.
 
+use super::contents;
 use super::control::Control;
 use super::spans::{Spans, has_role};
 use super::{has, kind_of};
@@ -54,6 +55,12 @@ pub(super) fn said(
         // As in transformers: what is null is not there.
         let Json::Object(one) = one else { continue };
         one.retain(|_, value| *value != Json::Null);
+        if let Some(Json::Array(parts)) = one.get_mut("content") {
+            for part in parts {
+                let Json::Object(part) = part else { continue };
+                part.retain(|_, value| *value != Json::Null);
+            }
+        }
         // Thoughts have three names there; templates read the first or the second.
         let names = ["reasoning_content", "thinking", "reasoning"];
         if let Some(thoughts) = names.iter().find_map(|name| one.get(*name)).cloned() {
@@ -75,6 +82,7 @@ pub(super) fn said(
     if answers.is_empty() {
         return Err("no message has the role `assistant`, so there is nothing to learn".into());
     }
+    contents::check_read(template, &messages)?;
     if template.has_marks() {
         let (text, mut counted) = unmarked(&template.marked(&messages, false)?);
         if messages[..asked].iter().any(is_of("assistant")) {
@@ -118,6 +126,7 @@ fn check(message: &Json) -> Result<(), String> {
     for key in ["role", "content"] {
         match fields.get(key) {
             Some(Json::String(_)) => {}
+            Some(Json::Array(parts)) if key == "content" => contents::check(parts)?,
             // Calls of tools have no content.
             Some(Json::Null) if key == "content" && fields.contains_key("tool_calls") => {}
             Some(other) => return Err(format!("`{key}` is {}, not a text", kind_of(other))),

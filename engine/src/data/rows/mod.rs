@@ -2,6 +2,7 @@
 //! that the model's template makes of them, and only what the assistant says counts.
 
 mod chat;
+mod contents;
 mod control;
 mod lines;
 #[cfg(test)]
@@ -24,6 +25,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 /// Stands inside the text of a control token where a row has it: that text controls nothing.
 pub(super) const CUT: char = '\u{FDD2}';
+/// Takes the place of an answer.
+const ANSWER: char = '\u{FDD3}';
 /// Marks of onebox, which no text has: Unicode promises that they are no characters.
 const MARKS: Range<char> = '\u{FDD0}'..'\u{FDD4}';
 
@@ -421,6 +424,10 @@ mod tests {
     #[test]
     fn a_bad_row_is_named() {
         let user = json!({ "role": "user", "content": "a" });
+        let answer = json!({ "role": "assistant", "content": "b" });
+        let of = |content: Json| {
+            json!({ "messages": [{ "role": "user", "content": content }, answer] }).to_string()
+        };
         chats("", |rows| {
             for (row, said) in [
                 ("{".into(), "it is no JSON: "),
@@ -447,6 +454,20 @@ mod tests {
                 (
                     json!({ "messages": [{ "role": "user", "content": 3 }] }).to_string(),
                     "`content` is a number",
+                ),
+                (of(json!([])), "message 1: `content` is an empty list"),
+                (of(json!(["a"])), "message 1: part 1 of `content` is a text, not an object"),
+                (
+                    of(json!([{ "type": "text", "text": "a" }, { "type": "image", "url": "b" }])),
+                    "message 1: part 2 of `content` is of the type `image`, and onebox trains on texts",
+                ),
+                (
+                    of(json!([{ "text": "a" }])),
+                    "is not {\"type\": \"text\", \"text\": \"..\"}; it has `text`",
+                ),
+                (
+                    of(json!([{ "type": "text", "text": "a" }])),
+                    "the `content` of message 1 is a list, which the chat template does not read: join",
                 ),
                 (json!({ "messages": [user] }).to_string(), "no message has the role `assistant`"),
                 (json!({ "prompt": "a" }).to_string(), "it has a `prompt` and no `completion`"),

@@ -68,8 +68,14 @@ fn with_other_words(row: &Json, key: u64) -> Json {
     let mut row = row.clone();
     let messages = row.get_mut("messages").and_then(Json::as_array_mut);
     for (n, message) in messages.into_iter().flatten().enumerate() {
-        let content = changed(message["content"].as_str().unwrap(), key + ((n as u64) << 32));
-        message["content"] = content.into();
+        let texts = match &mut message["content"] {
+            Json::Array(parts) => parts.iter_mut().map(|part| &mut part["text"]).collect(),
+            text => vec![text],
+        };
+        for text in texts {
+            let other = changed(text.as_str().unwrap(), key + ((n as u64) << 32));
+            *text = other.into();
+        }
     }
     if let Some(Json::String(text)) = row.get_mut("text") {
         *text = changed(text, key);

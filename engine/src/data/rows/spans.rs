@@ -2,14 +2,13 @@
 //! behind it. Templates write earlier answers otherwise than the last one, so answers are looked for in the whole text: they are
 //! where other answers change it.
 
-use super::CUT;
+use super::contents::of_text;
 use super::control::Control;
+use super::{ANSWER, CUT};
 use crate::chat::Template;
 use crate::json::Json;
 use std::ops::Range;
 
-/// Takes the place of an answer.
-const ANSWER: char = '\u{FDD3}';
 /// Bytes that a template writes for a row: each answer alone takes its whole text several times.
 const MOST: usize = 256 << 20;
 
@@ -176,7 +175,11 @@ fn another(message: &Json) -> Json {
     let mut other = message.clone();
     let Json::Object(fields) = &mut other else { unreachable!("a message is an object") };
     let word = || Json::String(ANSWER.into());
-    fields.insert("content".into(), word());
+    let content = match fields.get("content") {
+        Some(Json::Array(_)) => of_text(ANSWER.into()),
+        _ => word(),
+    };
+    fields.insert("content".into(), content);
     let Some(Json::Array(calls)) = fields.get_mut("tool_calls") else { return other };
     for call in calls {
         let Json::Object(call) = call else { continue };
