@@ -115,17 +115,18 @@ impl Tokenizer {
         untrusted::encode_with_places(&self.inner, text, special)
     }
 
-    /// The same of a text in which `cut` stands inside the texts of control tokens that are to be like any other.
+    /// The same of a text in which `cut` stands inside the texts of control tokens that are to be like any other, and other
+    /// characters stand for those of one letter, which `letter` gives.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
     pub(super) fn encode_cut(
         &self,
         text: &str,
-        cut: char,
+        (cut, letter): (char, &dyn Fn(char) -> char),
         special: bool,
     ) -> Result<Vec<(u32, Range<usize>)>, String> {
-        untrusted::encode_cut(&self.inner, text, cut, special)
+        untrusted::encode_cut(&self.inner, text, (cut, letter), special)
     }
 
     /// The texts of its control tokens.

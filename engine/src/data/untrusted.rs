@@ -122,11 +122,12 @@ pub(super) fn encode_with_places(
     with_places(guarded("over the text", || inner.encode(text, special))?, text)
 }
 
-/// The same of a text in which `cut` stands inside what is not to be a control token. The places are those with it.
+/// The same of a text in which `cut` stands inside what is not to be a control token, and other characters stand for letters
+/// that are not to be one: `letter` gives these. The places are those of the text as it is given.
 pub(super) fn encode_cut(
     inner: &tokenizers::Tokenizer,
     text: &str,
-    cut: char,
+    (cut, letter): (char, &dyn Fn(char) -> char),
     special: bool,
 ) -> Result<Vec<(u32, Range<usize>)>, String> {
     // As `encode` of the library does it, but for the cuts.
@@ -135,6 +136,7 @@ pub(super) fn encode_cut(
         let mut parts = added.extract_and_normalize(inner.get_normalizer(), text);
         parts.normalize(|part| {
             part.filter(|c| c != cut);
+            part.map(letter);
             Ok(())
         })?;
         if let Some(into_words) = inner.get_pre_tokenizer() {

@@ -1,6 +1,6 @@
 //! The texts of control tokens, and where one stands in a text.
 
-use super::CUT;
+use super::{CUT, LETTERS};
 use std::ops::Range;
 
 /// Finds all of them in one pass.
@@ -10,6 +10,8 @@ pub(super) struct Control {
     texts: Vec<String>,
     /// By byte: whether one begins with it.
     begins: [bool; 256],
+    /// Those of one letter, in which no cut has room: others stand for them.
+    letters: Vec<char>,
 }
 
 impl Control {
@@ -21,7 +23,29 @@ impl Control {
                 begins[usize::from(first)] = true;
             }
         }
-        Self { texts, begins }
+        let letter = |text: &String| {
+            let mut all = text.chars();
+            all.next().filter(|_| all.next().is_none())
+        };
+        let letters = texts.iter().filter_map(letter).collect();
+        Self { texts, begins, letters }
+    }
+
+    /// Refuses more tokens of one letter than there are characters to stand for them.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let (many, most) = (self.letters.len(), LETTERS.count());
+        match many > most {
+            true => Err(format!(
+                "the tokenizer has {many} special tokens of one character, and onebox tells at most {most} from text: remove some from it"
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// The letter for which a character stands, or that character.
+    pub(super) fn letter(&self, c: char) -> char {
+        let number = LETTERS.clone().position(|other| other == c);
+        number.and_then(|number| self.letters.get(number)).copied().unwrap_or(c)
     }
 
     /// The first one behind `from`.
@@ -34,15 +58,21 @@ impl Control {
         })
     }
 
-    /// The text with a cut behind the first letter of each, also where two of them overlap.
+    /// The text with a cut behind the first letter of each, also where two of them overlap. Where that letter is one by itself,
+    /// another character stands for it.
     pub(super) fn cut(&self, text: &str) -> Option<String> {
         let mut found = self.find(text, 0)?;
         let (mut out, mut at) = (String::with_capacity(text.len() + 64), 0);
         loop {
-            let first = text[found.start..].chars().next().map_or(1, char::len_utf8);
-            out.push_str(&text[at..found.start + first]);
-            out.push(CUT);
-            at = found.start + first;
+            out.push_str(&text[at..found.start]);
+            let Some(first) = text[found.clone()].chars().next() else {
+                unreachable!("no token is empty")
+            };
+            match self.letters.iter().position(|letter| *letter == first) {
+                Some(number) => out.extend(LETTERS.clone().nth(number)),
+                None => out.extend([first, CUT]),
+            }
+            at = found.start + first.len_utf8();
             match self.find(text, at) {
                 Some(next) => found = next,
                 None => return Some(out + &text[at..]),
@@ -54,6 +84,19 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_character_stands_for_a_token_of_one_letter() {
+        let control = Control::new(["¤", "¤a", "<a>", "é"].map(String::from).into());
+        let cut = control.cut("x¤¤a<a>é").unwrap();
+        assert_eq!(control.find(&cut, 0), None);
+        let back: String = cut.chars().filter(|c| *c != CUT).map(|c| control.letter(c)).collect();
+        assert_eq!(back, "x¤¤a<a>é");
+        assert!(control.check().is_ok());
+        let many = Control::new(('a'..='z').chain('A'..='C').map(String::from).collect());
+        let why = many.check().unwrap_err();
+        assert!(why.contains("29 special tokens of one character") && why.contains("28"), "{why}");
+    }
 
     #[test]
     fn each_control_token_is_found_and_cut() {

@@ -28,7 +28,9 @@ pub(super) const CUT: char = '\u{FDD2}';
 /// Takes the place of an answer.
 const ANSWER: char = '\u{FDD3}';
 /// Marks of onebox, which no text has: Unicode promises that they are no characters.
-const MARKS: Range<char> = '\u{FDD0}'..'\u{FDD4}';
+const MARKS: Range<char> = '\u{FDD0}'..'\u{FDF0}';
+/// Those of them that stand for control tokens of one letter.
+const LETTERS: Range<char> = '\u{FDD4}'..MARKS.end;
 
 /// The content of rows.
 #[derive(Clone, Debug)]
@@ -104,6 +106,7 @@ impl<'a> Rows<'a> {
     /// # Errors
     /// The fault of the row, in words that complete "line 3: ".
     pub fn document(&self, row: &str) -> Result<Document, String> {
+        self.control.check()?;
         let json: Json = serde_json::from_str(row).map_err(|e| format!("it is no JSON: {e}"))?;
         let mut row = match json {
             Json::Object(row) => row,
@@ -205,8 +208,9 @@ impl<'a> Rows<'a> {
             document.tokens.push(token);
             document.counted.push(counts && !first);
         };
-        let tokens = match text.contains(CUT) {
-            true => self.tokenizer.encode_cut(text, CUT, special)?,
+        let letter = |c| self.control.letter(c);
+        let tokens = match text.contains(|c| c == CUT || LETTERS.contains(&c)) {
+            true => self.tokenizer.encode_cut(text, (CUT, &letter), special)?,
             false => self.tokenizer.encode_with_places(text, special)?,
         };
         tokens.into_iter().for_each(|(token, place)| push(token, place));
