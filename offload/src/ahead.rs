@@ -10,7 +10,7 @@ use crate::control::{
     self, AHEAD, CLIPPED, COMMITTED, FACTOR, NORM, NOT_AHEAD, REDONE, SIDE, SKIP,
 };
 use crate::schedule::Rates;
-use crate::update::{Apart, Upper, update_apart};
+use crate::update::{Apart, Upper, traffic_apart, update_apart};
 use device::{HostContext, HostTask, Mode, Tensor, ViewMut};
 use std::ops::Range;
 
@@ -121,23 +121,52 @@ impl HostTask for Tally {
 
 /// The second arrays of the states of a store or of a tile, and what an update ahead of the decision needs besides.
 #[derive(Clone, Debug)]
-pub(crate) struct Second {
+pub struct Second {
     /// The masters, the first moments and the second moments, of side 1.
-    pub(crate) states: [Tensor; 3],
+    pub states: [Tensor; 3],
     /// The upper halves of split masters before the update.
-    pub(crate) upper: Option<Tensor>,
+    pub upper: Option<Tensor>,
     /// The factor by which a tile was updated ahead of the decision, or 0: one F64 of a tile, and of a store one for each chunk,
     /// since tiles begin with chunks.
-    pub(crate) factor: Tensor,
-    /// See [`Presume::presumed`].
-    pub(crate) presumed: Tensor,
+    pub factor: Tensor,
+    /// The presumed [control block](crate::control); its `SIDE` is that of the old states.
+    pub presumed: Tensor,
 }
 
 /// The update of a tile ahead of the decision.
+#[derive(Clone, Debug)]
+pub struct AheadTile {
+    /// The tile with the first arrays of its states.
+    pub tile: AdamTile,
+    /// The second arrays.
+    pub second: Second,
+}
+
+/// The loads and stores of an update ahead of the decision without its arithmetic, to see how long it would take at least.
 #[derive(Debug)]
-pub(crate) struct AheadTile {
-    pub(crate) tile: AdamTile,
-    pub(crate) second: Second,
+pub struct AheadTraffic(
+    /// The tile, whose states are nonsense afterwards.
+    pub AheadTile,
+);
+
+impl HostTask for AheadTraffic {
+    fn name(&self) -> &'static str {
+        "ahead_traffic"
+    }
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        self.0.accesses(visit);
+    }
+    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        let AheadTile { tile, second } = &self.0;
+        let words = host.read_as::<f64>(second.presumed)?;
+        host.write_as::<f64>(second.factor)?[0] = words[FACTOR];
+        let apart =
+            second.apart(tile, Inputs { words, side: words[SIDE], changed: false }, host)?;
+        share(host, apart, |piece| {
+            traffic_apart(piece);
+            Ok(())
+        })
+    }
 }
 
 /// What is left to do of a tile behind the decision.
@@ -252,9 +281,19 @@ impl Second {
     fn update(
         &self,
         tile: &AdamTile,
-        Inputs { words, side, changed }: Inputs<'_>,
+        inputs: Inputs<'_>,
         host: &mut HostContext<'_>,
     ) -> Result<(), String> {
+        let apart = self.apart(tile, inputs, host)?;
+        share(host, apart, update_apart)
+    }
+
+    fn apart<'a, 'host: 'a>(
+        &self,
+        tile: &'a AdamTile,
+        Inputs { words, side, changed }: Inputs<'a>,
+        host: &mut HostContext<'host>,
+    ) -> Result<Apart<'a>, String> {
         let [old, new] = self.arrays(tile, side);
         let upper = match self.upper {
             None => Upper::Absent,
@@ -266,6 +305,6 @@ impl Second {
         let mut read = |t: Tensor| host.write(t).map(ViewMut::into_view);
         let old = [read(old[0])?, read(old[1])?, read(old[2])?];
         let new = tile.whole(words, new, host)?;
-        share(host, Apart { old, upper, new }, update_apart)
+        Ok(Apart { old, upper, new })
     }
 }

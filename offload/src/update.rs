@@ -12,7 +12,7 @@ mod rules;
 mod tests;
 mod traffic;
 
-pub(crate) use apart::{Apart, Upper, update_apart};
+pub(crate) use apart::{Apart, Upper, traffic_apart, update_apart};
 pub(crate) use noise::Noise;
 pub use noise::NoiseRun;
 pub use rules::Rule;
@@ -23,8 +23,10 @@ use device::numerics::SimdPath;
 use device::numerics::lanes::{self, Available, Kernel, Lanes, WIDEST};
 use device::{View, ViewMut};
 use elements::{
-    F16, F16Mut, Halves, Source, Target, Words, WordsMut, aligned, wide, wide_mut, words, words_mut,
+    F16, F16Mut, Halves, Source, Target, WordState, Words, WordsMut, aligned, wide, wide_mut,
+    wide_state, words, words_mut,
 };
+use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use noise::Draw;
 use padded::{PAD, Padded};
@@ -60,8 +62,10 @@ pub(crate) struct Update<'a> {
     pub(crate) control: &'a [f64],
     /// Summed and scaled gradients.
     pub(crate) grad: View<'a>,
-    /// The states.
+    /// The states; of those in [`old`](Self::old) the new ones.
     pub(crate) states: States<'a>,
+    /// The masters, the first moments and the second moments before the update, where it leaves them as they are.
+    pub(crate) old: Option<[View<'a>; 3]>,
     /// The parameters, rounded: bf16 to nearest with ties away from zero, else ties to even.
     pub(crate) param: ViewMut<'a>,
     /// So many leading elements take weight decay; all where there are fewer.
@@ -91,7 +95,7 @@ impl<'a> Update<'a> {
     /// Two updates, parted at element `mid`.
     #[inline(always)]
     pub(crate) fn split_at(self, mid: usize) -> (Self, Self) {
-        let Self { rule, control, grad, states, param, decayed, noise, streams } = self;
+        let Self { rule, control, grad, states, old, param, decayed, noise, streams } = self;
         let (masters, end) = (states.master.split_at(mid), grad.len());
         let (momentum, variance) = (states.momentum.split_at(mid), states.variance.split_at(mid));
         let (first, second) = param.split_at(mid);
@@ -101,6 +105,7 @@ impl<'a> Update<'a> {
             rule,
             control,
             states,
+            old: old.map(|old| old.map(|view| view.slice(range.clone()))),
             param,
             decayed: decayed.saturating_sub(range.start).min(range.len()),
             noise: Noise { start: noise.start + range.start, ..noise },
@@ -113,6 +118,13 @@ impl<'a> Update<'a> {
     fn check(&self) -> Result<(), String> {
         let (states, n) = (&self.states, self.grad.len());
         let lengths = [states.master.len(), states.momentum.len(), states.variance.len()];
+        let new = states.views();
+        let is_alike = |(old, new): (&View<'_>, &View<'_>)| {
+            old.len() == n && std::mem::discriminant(old) == std::mem::discriminant(new)
+        };
+        if self.old.iter().flatten().zip(&new).any(|pair| !is_alike(pair)) {
+            return Err(format!("{n} gradients, old states of other lengths or types"));
+        }
         if lengths.iter().any(|len| *len != n) || self.param.len() != n {
             return Err(format!(
                 "{n} gradients, {lengths:?} states, {} parameters",
@@ -161,7 +173,8 @@ impl<'a> Update<'a> {
             Master::Whole(_) => true,
         };
         let moments = aligned(states.momentum.as_view()) && aligned(states.variance.as_view());
-        low && moments && aligned(self.param.as_view()) && aligned(self.grad)
+        let old = self.old.iter().flatten().all(|view| aligned(*view));
+        old && low && moments && aligned(self.param.as_view()) && aligned(self.grad)
     }
 
     /// From `at` on, what has weight decay or has none, and random bits that follow each other.
@@ -222,29 +235,48 @@ struct Step<L> {
     draw: Draw,
 }
 
+/// A moment before the update, where that is elsewhere, and its array.
+type Moment<'a, 'b> = (Option<View<'a>>, &'a mut ViewMut<'b>);
+
 impl Update<'_> {
     /// Whole vectors, which have weight decay or have none.
     #[inline(always)]
     fn vectors<L: Lanes>(mut self, step: Step<L>) {
         let (n, streams, path) = (self.grad.len() / L::PAIR, self.streams, step.path);
-        let moments = (&mut self.states.momentum, &mut self.states.variance);
+        let old = self.old.map_or([None; 3], |old| old.map(Some));
+        let [momentum, variance] = [&mut self.states.momentum, &mut self.states.variance];
+        let moments = [(old[1], momentum), (old[2], variance)];
+        let old_master = old[0].and_then(View::as_slice::<f32>);
         match (&mut self.states.master, &mut self.param) {
             (Master::Lower(low), ViewMut::Bf16(high)) => {
-                let high = words_mut::<L>(high.reinterpret_cast_mut(), n);
-                step.on(self.grad, Halves(high, words_mut::<L>(low, n)), moments, n);
+                let old_lower = old[0].and_then(View::as_slice).map(|old| words::<L>(old, n));
+                let upper = words_mut::<L>(high.reinterpret_cast_mut(), n);
+                let halves = Halves { upper, old_lower, lower: words_mut::<L>(low, n) };
+                step.on(self.grad, halves, moments, n);
             }
             (Master::Whole(master), ViewMut::Bf16(param)) => {
                 let param = words_mut::<L>(param.reinterpret_cast_mut(), n);
-                let master = elements::Master(wide_mut::<L>(master, n), WordsMut(param, streams));
+                let master =
+                    elements::Master(wide_state(old_master, master, n), WordsMut(param, streams));
                 step.on(self.grad, master, moments, n);
             }
             (Master::Whole(master), ViewMut::F16(param)) => {
                 let param = F16Mut(path, param.reinterpret_cast_mut(), streams);
-                step.on(self.grad, elements::Master(wide_mut::<L>(master, n), param), moments, n);
+                step.on(
+                    self.grad,
+                    elements::Master(wide_state(old_master, master, n), param),
+                    moments,
+                    n,
+                );
             }
             (Master::Whole(master), ViewMut::F32(param)) => {
                 let param = wide_mut::<L>(param, n);
-                step.on(self.grad, elements::Master(wide_mut::<L>(master, n), param), moments, n);
+                step.on(
+                    self.grad,
+                    elements::Master(wide_state(old_master, master, n), param),
+                    moments,
+                    n,
+                );
             }
             _ => {}
         }
@@ -253,13 +285,7 @@ impl Update<'_> {
 
 impl<L: Lanes> Step<L> {
     #[inline(always)]
-    fn on(
-        self,
-        grad: View<'_>,
-        master: impl Target<L>,
-        moments: (&mut ViewMut<'_>, &mut ViewMut<'_>),
-        n: usize,
-    ) {
+    fn on(self, grad: View<'_>, master: impl Target<L>, moments: [Moment<'_, '_>; 2], n: usize) {
         if self.scalars.skip {
             return keep(self.lanes, master, n);
         }
@@ -279,7 +305,7 @@ impl<L: Lanes> Step<L> {
         self,
         grad: &impl Source<L>,
         master: impl Target<L>,
-        (momentum, variance): (&mut ViewMut<'_>, &mut ViewMut<'_>),
+        [(old_momentum, momentum), (old_variance, variance)]: [Moment<'_, '_>; 2],
         n: usize,
     ) {
         let Self { lanes, scalars, rule, decays, draw, .. } = self;
@@ -295,16 +321,35 @@ impl<L: Lanes> Step<L> {
         };
         match (momentum, variance) {
             (ViewMut::F32(m), ViewMut::F32(v)) => {
-                let moments = [wide_mut::<L>(m, n), wide_mut::<L>(v, n)];
+                let old_m = old_momentum.and_then(View::as_slice);
+                let old_v = old_variance.and_then(View::as_slice);
+                let moments = [wide_state::<L>(old_m, m, n), wide_state::<L>(old_v, v, n)];
                 rule.run((lanes, draw), grad, master, moments, n);
             }
             (ViewMut::Bf16(m), ViewMut::Bf16(v)) => {
-                let m = WordsMut(words_mut::<L>(m.reinterpret_cast_mut(), n), false);
-                let v = WordsMut(words_mut::<L>(v.reinterpret_cast_mut(), n), false);
+                let [old_m, old_v] = [old_momentum, old_variance].map(|old| {
+                    let old = old.and_then(View::as_slice::<bf16>);
+                    old.map(|old| words::<L>(old.reinterpret_cast(), n))
+                });
+                let new = words_mut::<L>(m.reinterpret_cast_mut(), n);
+                let m = WordState { old: old_m, new };
+                let new = words_mut::<L>(v.reinterpret_cast_mut(), n);
+                let v = WordState { old: old_v, new };
                 rule.run((lanes, draw), grad, master, [m, v], n);
             }
             _ => {}
         }
+    }
+}
+
+impl States<'_> {
+    /// The masters, the first moments and the second moments.
+    const fn views(&self) -> [View<'_>; 3] {
+        let master = match &self.master {
+            Master::Whole(x) => View::F32(x),
+            Master::Lower(x) => View::U16(x),
+        };
+        [master, self.momentum.as_view(), self.variance.as_view()]
     }
 }
 

@@ -6,7 +6,9 @@ use crate::report::metrics;
 use crate::run::open::kernel_crew;
 use device::numerics::SimdPath;
 use device::{Arena, Crew, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
-use offload::{AdamTile, NoiseRun, Rule, Storage, TrafficTile, control};
+use offload::{
+    AdamTile, AheadTile, AheadTraffic, NoiseRun, Rule, Second, Storage, TrafficTile, control,
+};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,6 +26,8 @@ pub struct Case {
     pub path: SimdPath,
     /// How states are kept.
     pub storage: Storage,
+    /// Whether the update is one ahead of the decision, into second arrays of the states.
+    pub ahead: bool,
     /// Of kernels.
     pub threads: usize,
     /// 4 KiB instead of 2 MiB.
@@ -78,7 +82,17 @@ pub const fn state_name(storage: Storage) -> &'static str {
     }
 }
 
-/// Every path with fp32 states; with the best one the other states, one thread, and small pages.
+/// [`state_name`] of an update ahead of the decision.
+const fn ahead_name(storage: Storage) -> &'static str {
+    match (storage.split_master, matches!(storage.moments, Dtype::Bf16)) {
+        (false, false) => "fp32 ahead",
+        (true, false) => "split ahead",
+        (false, true) => "bf16 ahead",
+        (true, true) => "split+bf16 ahead",
+    }
+}
+
+/// Every path with fp32 states; with the best one the other states, updates ahead of the decision, one thread, and small pages.
 /// `states_only`: the states alone.
 pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<Case> {
     let mut paths = only.map_or_else(SimdPath::available, |path| vec![path]);
@@ -87,7 +101,7 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
     }
     let storage = |moments, split_master| Storage { moments, split_master };
     let fp32 = Storage::default();
-    let case = |path| Case { path, storage: fp32, threads, small_pages: false };
+    let case = |path| Case { path, storage: fp32, ahead: false, threads, small_pages: false };
     let mut cases: Vec<Case> = paths.iter().copied().map(case).collect();
     let Some(best) = cases.first().copied() else { return cases };
     for (moments, split) in [(Dtype::F32, true), (Dtype::Bf16, false), (Dtype::Bf16, true)] {
@@ -95,6 +109,9 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
     }
     if states_only {
         return cases;
+    }
+    for storage in [fp32, storage(Dtype::Bf16, true)] {
+        cases.push(Case { storage, ahead: true, ..best });
     }
     if threads > 1 {
         cases.push(Case { threads: 1, ..best });
@@ -134,11 +151,12 @@ pub(super) fn adam_on(
     let Some(one) = cases.first() else { return Ok(Vec::new()) };
     let site = std::panic::Location::caller();
     let refused = |problem| Error::Task { rank: 0, op: "adam_tile", site, problem };
-    let (mut plan, mut states): (_, Vec<(Storage, _)>) = (Plan::default(), Vec::new());
+    let (mut plan, mut states): (_, Vec<((Storage, bool), _)>) = (Plan::default(), Vec::new());
     // Which states are a case's: those of a kind are there once.
-    let of_case = cases.iter().map(|Case { storage, .. }| {
-        states.iter().position(|(have, _)| have == storage).unwrap_or_else(|| {
-            states.push((*storage, tiles(&mut plan, *storage, params)));
+    let of_case = cases.iter().map(|Case { storage, ahead, .. }| {
+        let kind = (*storage, *ahead);
+        states.iter().position(|(have, _)| *have == kind).unwrap_or_else(|| {
+            states.push((kind, tiles(&mut plan, kind, params)));
             states.len() - 1
         })
     });
@@ -194,11 +212,12 @@ pub(super) fn adam_on(
 fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: usize) -> Row {
     let moments = 4.0 * case.storage.moments.bytes() as f64;
     // Gradient in; master and parameter in and out, of which the whole one's parameter is only written.
-    let bytes_per_param = 2.0 + moments + if case.storage.split_master { 8.0 } else { 10.0 };
+    let kept = if case.ahead && case.storage.split_master { 2.0 } else { 0.0 };
+    let bytes_per_param = 2.0 + moments + kept + if case.storage.split_master { 8.0 } else { 10.0 };
     let bytes = bytes_per_param * params as f64;
     Row {
         path: case.path.name(),
-        state: state_name(case.storage),
+        state: if case.ahead { ahead_name(case.storage) } else { state_name(case.storage) },
         threads: case.threads,
         page_kib: if case.small_pages { 4 } else { 2048 },
         params,
@@ -221,7 +240,7 @@ pub(super) fn median(of: &[f64]) -> f64 {
 /// All tiles with the control block, and what to fill tensors with.
 fn tiles(
     plan: &mut Plan,
-    storage: Storage,
+    (storage, ahead): (Storage, bool),
     params: usize,
 ) -> ((Tiles, Tensor), Vec<(Tensor, f64)>) {
     let mut tensor = |name: &str, dtype, len| {
@@ -233,6 +252,21 @@ fn tiles(
     let master = tensor("master", lower, params);
     let [momentum, variance] = ["m", "v"].map(|name| tensor(name, storage.moments, params));
     let param = tensor("param", Dtype::Bf16, params);
+    let second = ahead.then(|| {
+        let states = [
+            ("master.second", lower),
+            ("m.second", storage.moments),
+            ("v.second", storage.moments),
+        ];
+        let states = states.map(|(name, dtype)| tensor(name, dtype, params));
+        let upper = storage.split_master.then(|| tensor("upper", Dtype::Bf16, params));
+        Second {
+            states,
+            upper,
+            factor: tensor("factors", Dtype::F64, params.div_ceil(TILE)),
+            presumed: control,
+        }
+    });
     let noise: Arc<[_]> = match storage.moments {
         Dtype::Bf16 => [NoiseRun { flat: 0..params, stream: 1, global: 0 }].into(),
         _ => Arc::default(),
@@ -250,12 +284,24 @@ fn tiles(
             decayed: TILE.min(params - at),
             noise: (Arc::clone(&noise), at),
         };
-        [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))]
+        let Some(second) = &second else {
+            return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];
+        };
+        let second = Second {
+            states: second.states.map(part),
+            upper: second.upper.map(part),
+            factor: second.factor.slice(at / TILE..at / TILE + 1),
+            presumed: control,
+        };
+        let ahead = AheadTile { tile: tile(), second };
+        [HostOp::new(ahead.clone()), HostOp::new(AheadTraffic(ahead))]
     };
     let all = (0..params).step_by(TILE).map(tile).collect();
+    let second = second.iter().flat_map(|second| second.states.into_iter().chain(second.upper));
+    let second = second.map(|array| (array, 1e-2)).collect::<Vec<_>>();
     let fills =
         vec![(grad, 1e-2), (master, 2e-2), (momentum, 1e-3), (variance, 1e-5), (param, 2e-2)];
-    ((all, control), fills)
+    ((all, control), [fills, second].concat())
 }
 
 /// The third step of a run.

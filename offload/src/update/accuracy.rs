@@ -115,6 +115,7 @@ impl Reference {
                     momentum: if short { ViewMut::Bf16(&mut mb) } else { ViewMut::F32(&mut m) },
                     variance: if short { ViewMut::Bf16(&mut vb) } else { ViewMut::F32(&mut v) },
                 },
+                old: None,
                 param: ViewMut::Bf16(&mut high),
                 decayed: N,
                 noise: Noise { runs: &runs, start: 0 },

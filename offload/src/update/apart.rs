@@ -1,15 +1,11 @@
 //! An update that leaves the states which it reads as they are: the new ones go to other arrays.
 
-use super::{Master, States, Update, update};
-use crate::control;
+use super::{Master, Rule, States, Update, update};
 use device::numerics::lanes::stream;
 use device::{View, ViewMut};
 use half::bf16;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use half::slice::HalfFloatSliceExt;
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
-
-/// Elements that are updated at a time, within a core's own cache.
-const BLOCK: usize = 2048;
 
 /// An update apart from the states that it reads.
 #[derive(Debug)]
@@ -33,36 +29,37 @@ pub(crate) enum Upper<'a> {
     Restore(&'a [bf16]),
 }
 
-/// States of one block.
-#[repr(align(64))]
-struct Block {
-    wide: [[f32; BLOCK]; 3],
-    narrow: [[u16; BLOCK]; 3],
-}
-
-/// Does it. In a skipped step only the parameters are set, to those of the old states.
+/// Does it. In a skipped step only the parameters are set, to those of the old states; the new ones are nonsense.
 ///
 /// # Errors
 /// As [`update`].
 pub(crate) fn update_apart(apart: Apart<'_>) -> Result<(), String> {
     let Apart { old, mut upper, mut new } = apart;
     let n = new.grad.len();
-    if old.iter().any(|view| view.len() != n) || !upper.fits(&new.states.master, n) {
-        return Err(format!("{n} gradients, old states of other lengths or kinds"));
+    if !upper.fits(&new.states.master, n) {
+        return Err(format!("{n} gradients, upper halves of other lengths or of whole masters"));
     }
-    let skip = new.control[control::SKIP] != 0.0;
-    let mut block = Block { wide: [[0.0; BLOCK]; 3], narrow: [[0; BLOCK]; 3] };
-    for at in (0..n).step_by(BLOCK) {
-        let range = at..(at + BLOCK).min(n);
-        let mut part = new.part(range.clone());
-        upper.before(range.clone(), &mut part.param);
-        let old = old.map(|view| view.slice(range.clone()));
-        update(Update { states: block.states(old)?, param: part.param.reborrow(), ..part })?;
-        if !skip {
-            block.give(&mut part.states);
-        }
+    upper.before(0..n, &mut new.param);
+    if let Rule::Sgd { .. } = new.rule {
+        // It has no moments, and keeps what another rule has left.
+        moved(old[1], new.states.momentum.reborrow());
+        moved(old[2], new.states.variance.reborrow());
     }
-    Ok(())
+    update(Update { old: Some(old), ..new })
+}
+
+/// The loads and stores of [`update_apart`] without its arithmetic, of gradients and parameters of 16 bits. The states are
+/// nonsense afterwards.
+pub(crate) fn traffic_apart(apart: Apart<'_>) {
+    let Apart { old, mut upper, new } = apart;
+    let Update { grad, states: States { master, momentum, variance }, mut param, .. } = new;
+    upper.before(0..grad.len(), &mut param);
+    let master = match master {
+        Master::Whole(x) => ViewMut::F32(x),
+        Master::Lower(x) => ViewMut::U16(x),
+    };
+    let new = [master, momentum, variance];
+    old.into_iter().zip(new).chain([(grad, param)]).for_each(|(from, to)| moved(from, to));
 }
 
 impl<'a> Apart<'a> {
@@ -119,68 +116,122 @@ impl Upper<'_> {
     }
 }
 
-impl Block {
-    /// Brings old states in.
-    fn states(
-        &mut self,
-        [master, momentum, variance]: [View<'_>; 3],
-    ) -> Result<States<'_>, String> {
-        let n = master.len();
-        let [master_wide, momentum_wide, variance_wide] = &mut self.wide;
-        let [master_narrow, momentum_narrow, variance_narrow] = &mut self.narrow;
-        let master = match master {
-            View::F32(x) => {
-                master_wide[..n].copy_from_slice(x);
-                Master::Whole(&mut master_wide[..n])
-            }
-            View::U16(x) => {
-                master_narrow[..n].copy_from_slice(x);
-                Master::Lower(&mut master_narrow[..n])
-            }
-            _ => return Err("masters are fp32, or lower halves of it".into()),
-        };
-        Ok(States {
-            master,
-            momentum: moment(momentum, (momentum_wide, momentum_narrow))?,
-            variance: moment(variance, (variance_wide, variance_narrow))?,
-        })
-    }
-
-    /// Stores the new states past the caches: nothing reads them before the next update.
-    fn give(&self, new: &mut States<'_>) {
-        let n = new.master.len();
-        match &mut new.master {
-            Master::Whole(x) => stream(cast_slice(&self.wide[0][..n]), cast_slice_mut(x)),
-            Master::Lower(x) => stream(&self.narrow[0][..n], x),
+/// Copies past the caches.
+fn moved(from: View<'_>, to: ViewMut<'_>) {
+    match (from, to) {
+        (View::F32(from), ViewMut::F32(to)) => stream(cast_slice(from), cast_slice_mut(to)),
+        (View::U16(from), ViewMut::U16(to)) => stream(from, to),
+        (View::Bf16(from), ViewMut::Bf16(to)) => {
+            stream(from.reinterpret_cast(), to.reinterpret_cast_mut());
         }
-        let moments = [&mut new.momentum, &mut new.variance];
-        for (moment, (wide, narrow)) in
-            moments.into_iter().zip(self.wide[1..].iter().zip(&self.narrow[1..]))
-        {
-            match moment {
-                ViewMut::F32(x) => stream(cast_slice(&wide[..n]), cast_slice_mut(x)),
-                ViewMut::Bf16(x) => stream(&narrow[..n], x.reinterpret_cast_mut()),
-                _ => unreachable!("the update has refused moments that are neither fp32 nor bf16"),
-            }
-        }
+        _ => unreachable!("old and new states have the same types"),
     }
 }
 
-/// Brings old moments in.
-fn moment<'a>(
-    old: View<'_>,
-    (wide, narrow): (&'a mut [f32; BLOCK], &'a mut [u16; BLOCK]),
-) -> Result<ViewMut<'a>, String> {
-    let n = old.len();
-    match old {
-        View::F32(x) => {
-            wide[..n].copy_from_slice(x);
-            Ok(ViewMut::F32(&mut wide[..n]))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control;
+    use crate::update::{Noise, NoiseRun, update_on};
+    use device::numerics::SimdPath;
+    use device::random;
+    use half::bf16;
+
+    const RULE: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
+    fn drawn(seed: u64, n: usize) -> Vec<f32> {
+        (0..n as u64).map(|i| random::below(seed, i, 1 << 20) as f32 / 1e6 + 1e-3).collect()
+    }
+
+    /// Elements in front of the arrays: whole lines of memory are stored past the caches, and others not.
+    #[test]
+    fn it_is_the_update_in_place_by_all_instructions_at_any_length_and_place() {
+        let mut words = [0.0; control::WORDS];
+        words[control::STEP] = 3.0;
+        words[control::LR] = 1e-2;
+        words[control::FACTOR] = 0.5;
+        words[control::MOMENTUM_CORRECTION] = 3.0;
+        words[control::VARIANCE_CORRECTION] = 5.0;
+        let runs = [NoiseRun { flat: 0..1 << 20, stream: 7, global: 5 }];
+        for (n, front) in [(1, 0), (63, 0), (5_000, 0), (70_001, 0), (5_000, 3), (4_096, 16)] {
+            let all = front + n;
+            let grad: Vec<bf16> = drawn(1, all).into_iter().map(bf16::from_f32).collect();
+            let old = drawn(2, all);
+            let lower: Vec<u16> = old.iter().map(|x| x.to_bits() as u16).collect();
+            let upper: Vec<bf16> = old.iter().map(|x| bf16::from_f32(*x)).collect();
+            let wide = [drawn(3, all), drawn(4, all)];
+            let narrow = wide.clone().map(|m| Vec::from_iter(m.into_iter().map(bf16::from_f32)));
+            for (split, small) in [(false, false), (false, true), (true, false), (true, true)] {
+                for path in SimdPath::available() {
+                    let run = |apart: bool| {
+                        let (mut master, mut low, mut param) =
+                            (old.clone(), lower.clone(), upper.clone());
+                        let ([mut m, mut v], [mut small_m, mut small_v]) =
+                            (wide.clone(), narrow.clone());
+                        if apart {
+                            // Nothing of the new arrays may be read.
+                            for x in [&mut master, &mut m, &mut v] {
+                                x.fill(f32::NAN);
+                            }
+                            small_m.fill(bf16::NAN);
+                            small_v.fill(bf16::NAN);
+                            low.fill(12_345);
+                        }
+                        let from = [View::F32(&old), View::F32(&wide[0]), View::F32(&wide[1])];
+                        let [mut from_master, mut from_m, mut from_v] = from;
+                        if split {
+                            from_master = View::U16(&lower);
+                        }
+                        if small {
+                            (from_m, from_v) = (View::Bf16(&narrow[0]), View::Bf16(&narrow[1]));
+                        }
+                        let before = [from_master, from_m, from_v].map(|x| x.slice(front..all));
+                        let update = Update {
+                            rule: RULE,
+                            control: &words,
+                            grad: View::Bf16(&grad[front..]),
+                            states: States {
+                                master: match split {
+                                    true => Master::Lower(&mut low[front..]),
+                                    false => Master::Whole(&mut master[front..]),
+                                },
+                                momentum: match small {
+                                    true => ViewMut::Bf16(&mut small_m[front..]),
+                                    false => ViewMut::F32(&mut m[front..]),
+                                },
+                                variance: match small {
+                                    true => ViewMut::Bf16(&mut small_v[front..]),
+                                    false => ViewMut::F32(&mut v[front..]),
+                                },
+                            },
+                            old: apart.then_some(before),
+                            param: ViewMut::Bf16(&mut param[front..]),
+                            decayed: n / 2,
+                            noise: Noise { runs: &runs, start: 3 },
+                            streams: false,
+                        };
+                        update_on(path, update).expect("types that go together");
+                        let wide = if split { Vec::new() } else { master.split_off(front) };
+                        let moments = match small {
+                            true => {
+                                [small_m, small_v].map(|x| x.reinterpret_cast()[front..].to_vec())
+                            }
+                            false => [Vec::new(), Vec::new()],
+                        };
+                        let fp32 =
+                            if small { Vec::new() } else { [&m[front..], &v[front..]].concat() };
+                        let bits = [wide, fp32].concat().into_iter().map(f32::to_bits);
+                        let low = if split { low[front..].to_vec() } else { Vec::new() };
+                        let halves = [low, param.reinterpret_cast()[front..].to_vec()].concat();
+                        (bits.collect::<Vec<_>>(), moments, halves)
+                    };
+                    assert!(
+                        run(false) == run(true),
+                        "{n} from {front}, {split} {small} {}",
+                        path.name()
+                    );
+                }
+            }
         }
-        View::Bf16(x) => {
-            narrow[..n].copy_from_slice(x.reinterpret_cast());
-            Ok(ViewMut::Bf16(narrow[..n].reinterpret_cast_mut()))
-        }
-        _ => Err("moments are fp32 or bf16".into()),
     }
 }

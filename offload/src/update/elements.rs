@@ -33,16 +33,31 @@ pub(super) struct Wide<'a, L: Lanes>(pub(super) &'a [[L::f32s; 2]]);
 pub(super) struct WideMut<'a, L: Lanes>(pub(super) &'a mut [[L::f32s; 2]]);
 /// bf16.
 pub(super) struct Words<'a, L: Lanes>(pub(super) &'a [L::u32s]);
-/// bf16, to write: parameters to nearest, moments by chance.
+/// bf16 parameters, to write: past the caches or not.
 pub(super) struct WordsMut<'a, L: Lanes>(pub(super) &'a mut [L::u32s], pub(super) bool);
 /// fp16.
 pub(super) struct F16<'a>(pub(super) Available, pub(super) &'a [u16]);
 /// fp16, to write: past the caches or not.
 pub(super) struct F16Mut<'a>(pub(super) Available, pub(super) &'a mut [u16], pub(super) bool);
+/// A state in fp32. Where the old one is elsewhere, it stays, and the new one is stored past the caches.
+pub(super) struct WideState<'a, L: Lanes> {
+    old: Option<&'a [[L::u32s; 2]]>,
+    new: &'a mut [[L::u32s; 2]],
+}
+/// A state in bf16, rounded by chance, as [`WideState`].
+pub(super) struct WordState<'a, L: Lanes> {
+    pub(super) old: Option<&'a [L::u32s]>,
+    pub(super) new: &'a mut [L::u32s],
+}
 /// fp32 masters and the parameters.
-pub(super) struct Master<'a, L: Lanes, P>(pub(super) WideMut<'a, L>, pub(super) P);
+pub(super) struct Master<'a, L: Lanes, P>(pub(super) WideState<'a, L>, pub(super) P);
 /// The upper and lower halves of masters; see [`split`](super::halves::split).
-pub(super) struct Halves<'a, L: Lanes>(pub(super) &'a mut [L::u32s], pub(super) &'a mut [L::u32s]);
+pub(super) struct Halves<'a, L: Lanes> {
+    pub(super) upper: &'a mut [L::u32s],
+    /// As a [`WordState`].
+    pub(super) old_lower: Option<&'a [L::u32s]>,
+    pub(super) lower: &'a mut [L::u32s],
+}
 
 /// `n` pairs of vectors of fp32.
 #[inline(always)]
@@ -54,6 +69,29 @@ pub(super) fn wide<L: Lanes>(x: &[f32], n: usize) -> Wide<'_, L> {
 #[inline(always)]
 pub(super) fn wide_mut<L: Lanes>(x: &mut [f32], n: usize) -> WideMut<'_, L> {
     WideMut(&mut L::as_mut_simd_f32s(x).0.as_chunks_mut().0[..n])
+}
+
+/// `n` pairs of vectors of a state in fp32, whose old elements are in `old` where they are elsewhere.
+#[inline(always)]
+pub(super) fn wide_state<'a, L: Lanes>(
+    old: Option<&'a [f32]>,
+    new: &'a mut [f32],
+    n: usize,
+) -> WideState<'a, L> {
+    WideState {
+        old: old.map(|old| &L::as_simd_u32s(cast_slice(old)).0.as_chunks().0[..n]),
+        new: &mut L::as_mut_simd_u32s(cast_slice_mut(new)).0.as_chunks_mut().0[..n],
+    }
+}
+
+/// Stores a vector, past the caches or not.
+#[inline(always)]
+fn store<L: Lanes>(l: L, x: L::u32s, to: &mut L::u32s, streams: bool) {
+    if streams {
+        stream_vector(l, x, to);
+    } else {
+        *to = x;
+    }
 }
 
 /// `n` vectors of words, which must be aligned.
@@ -138,19 +176,19 @@ impl<L: Lanes> Source<L> for Words<'_, L> {
     }
 }
 
-impl<L: Lanes> Source<L> for WordsMut<'_, L> {
+impl<L: Lanes> Source<L> for WordState<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
-        Words::<L>(self.0).get(l, i)
+        Words::<L>(self.old.unwrap_or(self.new)).get(l, i)
     }
 }
 
-impl<L: Lanes> Target<L> for WordsMut<'_, L> {
+impl<L: Lanes> Target<L> for WordState<'_, L> {
     const DRAWS: bool = true;
     #[inline(always)]
     fn put(&mut self, l: L, i: usize, x: [L::f32s; 2], random: [L::u32s; 2]) {
         // An infinity or the NaN of arithmetic stays one, since their lower halves are zeros.
-        self.0[i] = pack(l, bits(l, x), random);
+        store(l, pack(l, bits(l, x), random), &mut self.new[i], self.old.is_some());
     }
 }
 
@@ -158,11 +196,7 @@ impl<L: Lanes> Sink<L> for WordsMut<'_, L> {
     #[inline(always)]
     fn put(&mut self, l: L, i: usize, x: [L::f32s; 2]) {
         let rounded = nearest(l, x);
-        if self.1 {
-            stream_vector(l, rounded, &mut self.0[i]);
-        } else {
-            self.0[i] = rounded;
-        }
+        store(l, rounded, &mut self.0[i], self.1);
     }
 }
 
@@ -174,17 +208,23 @@ impl<L: Lanes> Source<L> for Wide<'_, L> {
     }
 }
 
-impl<L: Lanes> Source<L> for WideMut<'_, L> {
+impl<L: Lanes> Source<L> for WideState<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
-        Wide::<L>(self.0).get(l, i)
+        let from = &self.old.unwrap_or(self.new)[i];
+        prefetch(from, L::PAIR);
+        let [first, second] = *from;
+        l.unzip([l.transmute_f32s_u32s(first), l.transmute_f32s_u32s(second)])
     }
 }
 
-impl<L: Lanes> Target<L> for WideMut<'_, L> {
+impl<L: Lanes> Target<L> for WideState<'_, L> {
     #[inline(always)]
     fn put(&mut self, l: L, i: usize, x: [L::f32s; 2], _: [L::u32s; 2]) {
-        self.0[i] = l.zip(x);
+        let [first, second] = bits(l, l.zip(x));
+        let [to_first, to_second] = &mut self.new[i];
+        store(l, first, to_first, self.old.is_some());
+        store(l, second, to_second, self.old.is_some());
     }
 }
 
@@ -245,13 +285,14 @@ impl<L: Lanes, P: Sink<L>> Target<L> for Master<'_, L, P> {
 impl<L: Lanes> Source<L> for Halves<'_, L> {
     #[inline(always)]
     fn get(&self, l: L, i: usize) -> [L::f32s; 2] {
-        prefetch(&self.0[i], L::PAIR);
-        prefetch(&self.1[i], L::PAIR);
+        let (upper, lower) = (&self.upper[i], &self.old_lower.unwrap_or(self.lower)[i]);
+        prefetch(upper, L::PAIR);
+        prefetch(lower, L::PAIR);
         // The upper half is that of the bits plus HALF; of those the lower half is this one with another first bit.
         let half = l.splat_u32s(HALF);
-        let lower = l.xor_u32s(self.1[i], l.splat_u32s(HALF << 16 | HALF));
-        let even = l.sub_u32s(l.halves(lower, up(l, self.0[i])), half);
-        let odd = l.sub_u32s(l.halves(down(l, lower), self.0[i]), half);
+        let lower = l.xor_u32s(*lower, l.splat_u32s(HALF << 16 | HALF));
+        let even = l.sub_u32s(l.halves(lower, up(l, *upper)), half);
+        let odd = l.sub_u32s(l.halves(down(l, lower), *upper), half);
         [l.transmute_f32s_u32s(even), l.transmute_f32s_u32s(odd)]
     }
 }
@@ -259,8 +300,9 @@ impl<L: Lanes> Source<L> for Halves<'_, L> {
 impl<L: Lanes> Target<L> for Halves<'_, L> {
     #[inline(always)]
     fn put(&mut self, l: L, i: usize, x: [L::f32s; 2], _: [L::u32s; 2]) {
-        self.0[i] = nearest(l, x);
+        self.upper[i] = nearest(l, x);
         let [even, odd] = bits(l, x);
-        self.1[i] = l.halves(even, up(l, odd));
+        let lower = l.halves(even, up(l, odd));
+        store(l, lower, &mut self.lower[i], self.old_lower.is_some());
     }
 }

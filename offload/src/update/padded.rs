@@ -85,7 +85,7 @@ impl Padded {
             View::Bf16(_) => View::Bf16(grad.narrow[..len].reinterpret_cast()),
             _ => View::F32(&grad.wide[..len]),
         };
-        Update { grad, states, param, ..*part }
+        Update { grad, states, old: None, param, ..*part }
     }
 
     /// Copies `part` back.
@@ -103,11 +103,7 @@ impl Padded {
 }
 
 /// In the order of [`Padded`].
-const fn fields<'a>(part: &'a Update<'_>) -> [View<'a>; 5] {
-    let states = &part.states;
-    let master = match &states.master {
-        Master::Whole(x) => View::F32(x),
-        Master::Lower(x) => View::U16(x),
-    };
-    [part.grad, master, states.momentum.as_view(), states.variance.as_view(), part.param.as_view()]
+fn fields<'a>(part: &'a Update<'_>) -> [View<'a>; 5] {
+    let [master, momentum, variance] = part.old.unwrap_or_else(|| part.states.views());
+    [part.grad, master, momentum, variance, part.param.as_view()]
 }

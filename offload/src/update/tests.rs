@@ -30,8 +30,18 @@ fn fp32(
         variance: ViewMut::F32(variance),
     };
     let streams = true;
-    update(Update { rule, control, grad, states, param, decayed, noise: NO_NOISE, streams })
-        .unwrap();
+    update(Update {
+        rule,
+        control,
+        grad,
+        states,
+        old: None,
+        param,
+        decayed,
+        noise: NO_NOISE,
+        streams,
+    })
+    .unwrap();
 }
 
 #[test]
@@ -131,6 +141,7 @@ fn updated(path: SimdPath, case: &Case) -> [Vec<u32>; 4] {
         rule: case.rule,
         control: &control(1e-3, 0.25, 3),
         grad,
+        old: None,
         states: States {
             master: if case.split { Master::Lower(&mut low) } else { Master::Whole(&mut p) },
             momentum: if case.short { ViewMut::Bf16(&mut mb) } else { ViewMut::F32(&mut m) },
@@ -240,7 +251,8 @@ fn bf16_moments_are_those_of_the_formula_with_the_random_bits_of_their_elements(
         let (grad, param) = (View::F32(&g[start..]), ViewMut::F32(&mut out));
         let noise = Noise { runs: &runs, start };
         let (control, decayed, streams) = (&words[..], 100, false);
-        let update = Update { rule, control, grad, states, param, decayed, noise, streams };
+        let update =
+            Update { rule, control, grad, states, old: None, param, decayed, noise, streams };
         update_on(path, update).unwrap();
         for i in start..n {
             let Some(random) = promised(&runs, 7, i) else { continue };
@@ -288,6 +300,7 @@ fn what_is_not_a_number_stays_so_in_masters_parameters_and_moments() {
                 control: &control(1e-3, 0.25, 3),
                 grad: View::F32(&[1.0; 40]),
                 states,
+                old: None,
                 param: ViewMut::Bf16(&mut high),
                 decayed: 40,
                 noise: Noise { runs: &runs, start: 0 },
@@ -324,6 +337,7 @@ fn storage_that_does_not_go_together_is_refused() {
         control: &words,
         grad: View::F32(&[0.0; 2]),
         states,
+        old: None,
         param: ViewMut::F32(&mut out),
         decayed: 0,
         noise: NO_NOISE,

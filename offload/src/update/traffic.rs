@@ -119,6 +119,7 @@ mod tests {
                 momentum: ViewMut::F32(&mut m),
                 variance: ViewMut::F32(&mut v),
             },
+            old: None,
             param: ViewMut::Bf16(&mut param),
             decayed: 0,
             noise: Noise { runs: &[], start: 0 },
