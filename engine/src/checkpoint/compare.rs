@@ -212,7 +212,9 @@ pub(super) fn between(
         let differs = values[0] != values[1] && !(key == "data.format" && values.iter().all(text));
         let listed =
             || kind_of(key).unwrap_or_else(|| unreachable!("a test has `{key}` in a list"));
-        let names_tokens = key.starts_with("data.") && key != "data.order";
+        // These two say which tokens make a sample, and in which step.
+        let deals = ["data.order", "data.packing"].contains(&&**key);
+        let names_tokens = key.starts_with("data.") && !deals;
         let kind = if known_same && names_tokens { Kind::Harmless } else { listed() };
         differs.then(|| Difference { key: key.clone(), kind, values })
     };
@@ -235,6 +237,36 @@ pub(super) fn between(
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    /// Documents that are all shorter than a sample have the same tokens and hashes however they are packed.
+    #[test]
+    fn the_same_tokens_in_other_samples_are_another_experiment() {
+        let hash = "0123456789abcdef0123456789abcdef";
+        let seen = serde_json::json!({
+            "tokens": 90, "held_out_windows": 0, "train_hash": hash, "held_out_hash": hash
+        });
+        let seen: Seen = serde_json::from_value(seen).unwrap_or_else(|e| panic!("{e}"));
+        let ron = r#"(
+            model: (layers: 1, hidden: 32, heads: 4, seq_len: 16, vocab: 64),
+            data: (train: "a.jsonl", format: Jsonl(), tokenizer: "t.json", packing: None),
+            train: (steps: 2),
+        )"#;
+        let of = |set: &str| {
+            let sets = [set.to_owned()];
+            let loaded = crate::config::load_str(ron, "test.ron", Path::new("."), &sets);
+            loaded.unwrap_or_else(|e| panic!("{e}"))
+        };
+        let kinds = |set: &str| {
+            let (stored, now) = (of("train.seed=1"), of(set));
+            let found = between((&stored, &seen), (&now, &seen)).into_iter();
+            let data = found.filter(|difference| difference.key.starts_with("data."));
+            data.map(|difference| (difference.key, difference.kind)).collect::<Vec<_>>()
+        };
+        let packing = kinds("data.packing=Documents");
+        assert_eq!(packing, [("data.packing".to_owned(), Kind::Experiment)]);
+        let train = kinds("data.train=\"copy.jsonl\"");
+        assert_eq!(train, [("data.train".to_owned(), Kind::Harmless)]);
+    }
 
     #[test]
     fn every_key_of_a_config_is_in_one_list() {
