@@ -399,6 +399,19 @@ fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
     assert_eq!(device["schedules"].as_array().unwrap().len(), 1);
 }
 
+/// Speculative takes second arrays of states: where they do not fit, a smaller share of them does.
+#[test]
+fn a_smaller_share_ahead_of_the_decision_is_named_where_the_states_do_not_fit() {
+    let folder = Folder::new();
+    let path = config("dgx2-70b.ron");
+    let base = ["plan", &path, "--set", "batch.global=32", "--set", "offload.update=Speculative"];
+    let refused = folder.onebox(&base);
+    assert_ne!(refused.code, 0);
+    assert!(refused.stdout.contains("--set offload.speculated_fraction=0.2"), "{}", refused.stdout);
+    let args = [&base[..], &["--set", "offload.speculated_fraction=0.2"]].concat();
+    folder.onebox(&args).ok();
+}
+
 /// Simulated: no GPU has run it. What the host gives is what its updates reach in the simulation.
 #[test]
 fn the_update_of_a_billion_parameters_hides_behind_the_first_forward_pass_of_an_h100() {

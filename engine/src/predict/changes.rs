@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 type Setting = (&'static str, fn(&Config) -> String);
 
 /// Every one of them.
-const SETTINGS: [Setting; 11] = [
+const SETTINGS: [Setting; 13] = [
     ("parallel.tensor", |c| in_line(&c.parallel.tensor)),
     ("parallel.data", |c| in_line(&c.parallel.data)),
     ("batch.micro", |c| in_line(&c.batch.micro)),
@@ -18,6 +18,8 @@ const SETTINGS: [Setting; 11] = [
     ("parallel.sequence", |c| in_line(&c.parallel.sequence)),
     ("offload.optimizer", |c| in_line(&c.offload.optimizer)),
     ("offload.accumulate", |c| in_line(&c.offload.accumulate)),
+    ("offload.update", |c| in_line(&c.offload.update)),
+    ("offload.speculated_fraction", |c| in_line(&c.offload.speculated_fraction)),
     ("offload.first_forward", |c| in_line(&c.offload.first_forward)),
     ("model.layers", |c| in_line(&c.model.layers)),
 ];

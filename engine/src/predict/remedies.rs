@@ -1,6 +1,6 @@
 //! What would make a config fit: single changes and pairs of them, each laid out before it is named.
 
-use crate::config::{Config, DeviceConfig, Loaded, Placement};
+use crate::config::{Config, DeviceConfig, Loaded, Placement, UpdateMode};
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
 use crate::predict::search::Brief;
@@ -13,6 +13,9 @@ const NAMED: usize = 3;
 
 /// Remedies whose step is simulated, those with fewest changes first.
 const SIMULATED: usize = 16;
+
+/// Shares of the parameters that are updated ahead of the decision, the largest first.
+const SHARES: [f32; 4] = [0.8, 0.6, 0.4, 0.2];
 
 /// A change after which everything fits.
 #[derive(Clone, Debug, Serialize)]
@@ -129,6 +132,13 @@ fn changes_of(given: &Config) -> Vec<Change> {
     }
     for optimizer in [Placement::Host, Placement::Device] {
         all.push((5, Box::new(move |c| c.offload.optimizer = optimizer)));
+    }
+    if given.offload.update == UpdateMode::Speculative {
+        let now = given.offload.speculated_fraction;
+        for share in SHARES.into_iter().filter(|share| *share < now) {
+            all.push((6, Box::new(move |c| c.offload.speculated_fraction = share)));
+        }
+        all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));
     }
     all
 }
