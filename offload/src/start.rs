@@ -82,8 +82,10 @@ impl Optimizer {
     /// Brings in the second arrays of states: an update ahead of the decision leaves them unwritten where it stops.
     fn blank_second(&self, dev: &Device) -> Result<(), Error> {
         let stores = self.layout.segments.iter().flat_map(|s| &s.stores);
-        let arrays = stores.filter_map(|store| store.second.as_ref()).flat_map(Second::own_arrays);
-        arrays.into_iter().try_for_each(|array| {
+        let seconds: Vec<&Second> = stores.filter_map(|store| store.second.as_ref()).collect();
+        seconds.iter().try_for_each(|second| dev.write(second.factor, &|_| 0.0))?;
+        let mut arrays = seconds.into_iter().flat_map(Second::own_arrays);
+        arrays.try_for_each(|array| {
             dev.write_runs(&[array], &|_, views| {
                 let (zeros, view) = ([0.0; 1024], &mut views[0]);
                 for at in (0..view.len()).step_by(zeros.len()) {
@@ -152,6 +154,13 @@ impl Optimizer {
             w.unpublished = true;
         }
         self.blank_second(dev)?;
+        let mut words = *words;
+        words[control::SIDE] = 0.0;
+        if let Some(presumed) = layout.presumed {
+            // A late update is one that nothing was done of ahead of its decision.
+            dev.write(presumed, &|i| words[i])?;
+            words[control::SIDE] = f64::from(u8::from(late && words[control::SKIP] == 0.0));
+        }
         dev.write(layout.control, &|i| words[i])?;
         dev.write(layout.device_control, &|i| words[i])?;
         Ok(true)

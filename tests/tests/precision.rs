@@ -128,6 +128,8 @@ fn a_skipped_step_names_the_first_tensor_whose_gradient_overflowed() {
     for layout in [
         &["offload.update=Serial"][..],
         &["offload.update=Overlapped", "batch.micro=2"],
+        &["offload.update=Speculative", "offload.speculated_fraction=1"],
+        &["offload.update=Speculative", "batch.micro=2", "offload.accumulate=Host"],
         &["offload.accumulate=Host", "batch.micro=2"],
         &["offload.optimizer=Device"],
         &["parallel.data=2", "batch.micro=2"],

@@ -262,8 +262,7 @@ fn a_run_with_updates_ahead_of_the_decision_goes_on_at_every_step_and_as_serial(
     at_every_step(&ahead);
     let folder = tempfile::tempdir().unwrap();
     let straight = run(&ahead, 3, folder.path(), None);
-    let again = tempfile::tempdir().unwrap();
-    let serial = with(&base, &["offload.update=Serial"]);
+    let (again, serial) = (tempfile::tempdir().unwrap(), with(&base, &["offload.update=Serial"]));
     let resumed = run(&serial, 3, again.path(), Some(open(folder.path(), 3)));
     assert_eq!(straight.outcome.state_hash, resumed.outcome.state_hash);
 }
@@ -289,7 +288,8 @@ fn an_update_that_waits_goes_to_every_layout_and_update_mode() {
     // From here on every gradient overflows, so that what waited is all that changes the states.
     let overflow =
         with(BASE, &["loss_scale.initial=16777216", "loss_scale.floor=16777216", "train.steps=6"]);
-    let layouts: [&[&str]; 5] = [
+    let layouts: [&[&str]; 6] = [
+        &["parallel.data=2", "offload.update=Speculative", "offload.speculated_fraction=1"],
         &["parallel.tensor=1", "parallel.data=4", late],
         &["parallel.tensor=4", "offload.optimizer=Split(device_fraction: 0.3)", late],
         &["offload.optimizer=Device"],

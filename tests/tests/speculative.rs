@@ -102,3 +102,22 @@ fn steps_that_are_skipped_leave_everything_as_it_was() {
         assert!(dropped > 0, "no update ahead of the decision is dropped: {:?}", ahead(&ran));
     }
 }
+
+/// Models of one block and with an output projection of their own, and a rule without moments.
+#[test]
+fn other_models_rules_and_shares_have_the_bits_of_serial() {
+    let cases: [&[&str]; 6] = [
+        &["model.layers=1", "optimizer.clip=None"],
+        &["optimizer.kind=Sgd", "optimizer.lr=0.1", "optimizer.clip=1.5"],
+        &["model.family=Llama", "parallel.tensor=2", "optimizer.clip=1.5"],
+        &["offload.tile_elements=3000", "offload.bucket_elements=5000", "optimizer.clip=1.5"],
+        &["offload.speculated_fraction=0", "optimizer.clip=None"],
+        &["offload.speculated_fraction=0.2", "model.layers=5", "optimizer.clip=1.5"],
+    ];
+    for case in cases {
+        let base = with(BASE, case);
+        let serial = run_sets(&with(&base, &[SERIAL]));
+        let ran = run_sets(&with(&base, &[SPECULATIVE]));
+        assert_same_bits(&serial, &ran, &format!("{case:?}: {:?}", ahead(&ran)));
+    }
+}
