@@ -119,10 +119,10 @@ fn contents(folder: &Path, step: u64) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn what_is_written_while_training_goes_on_is_what_it_waits_for_otherwise() {
-    for mode in
-        [&["offload.update=Overlapped"], &["offload.update=Serial"], &["offload.optimizer=Device"]]
-    {
-        let sets = with(&with(BASE, TP2_DP2), mode);
+    let updates = ["update=Overlapped", "update=Serial", "update=Speculative", "optimizer=Device"];
+    for mode in updates.map(|set| [format!("offload.{set}")]) {
+        let mode = mode.each_ref().map(String::as_str);
+        let sets = with(&with(BASE, TP2_DP2), &mode);
         let ran = |writer: &'static str, kept: &Path| run(&with(&sets, &[writer]), 1, kept, None);
         let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let [waits, goes_on] = [

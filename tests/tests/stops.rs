@@ -19,8 +19,12 @@ const GRIDS: [(usize, &[&str]); 4] = [
     (2, &["parallel.data=2"]),
     (4, &["parallel.tensor=2", "parallel.data=2"]),
 ];
-const UPDATES: [&str; 3] =
-    ["offload.update=Overlapped", "offload.update=Serial", "offload.update=Delayed(after_step: 1)"];
+const UPDATES: [&str; 4] = [
+    "offload.update=Overlapped",
+    "offload.update=Serial",
+    "offload.update=Speculative",
+    "offload.update=Delayed(after_step: 1)",
+];
 const LANES: [Lanes; 2] = [Lanes::Inline, Lanes::Threads { chaos_us: 20 }];
 
 /// A run that `rank` tells to stop at `place` of `step`; any rank where it is none.
@@ -39,7 +43,7 @@ fn told(sets: &[&str], lanes: Lanes, at: (Option<usize>, Place, u64)) -> Ran {
 #[test]
 fn a_run_that_is_told_to_stop_during_a_step_ends_after_it() {
     for (ranks, grid) in GRIDS {
-        for update in &UPDATES[..if ranks == 4 { 3 } else { 1 }] {
+        for update in &UPDATES[..if ranks == 4 { UPDATES.len() } else { 1 }] {
             let sets = with(grid, &[update, "train.eval_batches=1"]);
             let whole = try_run(&tiny(&sets), &RunOptions::default()).unwrap();
             let told = |lanes, at| {
