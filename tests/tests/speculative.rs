@@ -41,7 +41,7 @@ fn ahead(ran: &Ran) -> Vec<Ahead> {
     ran.steps.iter().map(|step| step.ahead).collect()
 }
 
-/// A threshold that is the norm of one of the steps, so that some steps are clipped and one hits it.
+/// A threshold near the middle norm of the steps, so that some are clipped and some are not.
 fn between(ran: &Ran) -> String {
     let mut norms: Vec<f64> = ran.steps.iter().map(|step| step.grad_norm).collect();
     norms.sort_by(f64::total_cmp);
