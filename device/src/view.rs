@@ -82,14 +82,14 @@ macro_rules! for_each_type {
 }
 
 macro_rules! rewrap {
-    ($self:expr, $kind:ident, $s:ident => $body:expr) => {
+    ($self:expr, $from:ident => $to:ident, $s:ident => $body:expr) => {
         match $self {
-            $kind::F16($s) => $kind::F16($body),
-            $kind::Bf16($s) => $kind::Bf16($body),
-            $kind::F32($s) => $kind::F32($body),
-            $kind::F64($s) => $kind::F64($body),
-            $kind::I32($s) => $kind::I32($body),
-            $kind::U16($s) => $kind::U16($body),
+            $from::F16($s) => $to::F16($body),
+            $from::Bf16($s) => $to::Bf16($body),
+            $from::F32($s) => $to::F32($body),
+            $from::F64($s) => $to::F64($body),
+            $from::I32($s) => $to::I32($body),
+            $from::U16($s) => $to::U16($body),
         }
     };
 }
@@ -112,7 +112,7 @@ impl<'a> View<'a> {
 
     /// Elements `range`.
     pub fn slice(self, range: std::ops::Range<usize>) -> Self {
-        rewrap!(self, View, s => &s[range])
+        rewrap!(self, View => View, s => &s[range])
     }
 
     /// Prefetches elements `range`, which are needed soon. The range may go past the end.
@@ -192,26 +192,12 @@ impl<'a> ViewMut<'a> {
 
     /// A view for reading the elements, as long as this one lives.
     pub const fn into_view(self) -> View<'a> {
-        match self {
-            Self::F16(s) => View::F16(s),
-            Self::Bf16(s) => View::Bf16(s),
-            Self::F32(s) => View::F32(s),
-            Self::F64(s) => View::F64(s),
-            Self::I32(s) => View::I32(s),
-            Self::U16(s) => View::U16(s),
-        }
+        rewrap!(self, ViewMut => View, s => s)
     }
 
     /// A view for reading the elements.
     pub const fn as_view(&self) -> View<'_> {
-        match self {
-            Self::F16(s) => View::F16(s),
-            Self::Bf16(s) => View::Bf16(s),
-            Self::F32(s) => View::F32(s),
-            Self::F64(s) => View::F64(s),
-            Self::I32(s) => View::I32(s),
-            Self::U16(s) => View::U16(s),
-        }
+        rewrap!(self, ViewMut => View, s => s)
     }
 
     /// A shorter-lived view of the same elements.
@@ -228,7 +214,7 @@ impl<'a> ViewMut<'a> {
 
     /// Elements `range`.
     pub fn slice(self, range: std::ops::Range<usize>) -> Self {
-        rewrap!(self, ViewMut, s => &mut s[range])
+        rewrap!(self, ViewMut => ViewMut, s => &mut s[range])
     }
 
     /// Rounds `values` to the storage type (nearest, ties to even) and stores them at `at..at +

@@ -224,7 +224,7 @@ impl Pieces for Update<'_> {
 /// Elementwise, too.
 impl Pieces for Apart<'_> {
     fn units(&self) -> usize {
-        self.new.units()
+        self.update.units()
     }
     fn cut(self, units: usize) -> (Self, Self) {
         self.split_at(units * PIECE)

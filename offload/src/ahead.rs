@@ -10,7 +10,7 @@ use crate::control::{
     self, AHEAD, CLIPPED, COMMITTED, FACTOR, NORM, NOT_AHEAD, REDONE, SIDE, SKIP,
 };
 use crate::schedule::Rates;
-use crate::update::{Apart, Upper, traffic_apart, update_apart};
+use crate::update::{Apart, Update, Upper, traffic_apart, update_apart};
 use device::{HostContext, HostTask, Mode, Tensor, ViewMut};
 use std::ops::Range;
 
@@ -239,8 +239,9 @@ struct Inputs<'a> {
 }
 
 impl Second {
-    /// Cuts the elements `owned` of a tile out of a store's arrays; the tile begins with chunk number `chunk` of the store.
-    pub(crate) fn tile(&self, owned: &Range<usize>, chunk: usize) -> Self {
+    /// Cuts the elements `owned` of a tile out of a store's arrays; word number `chunk` of the factors is the tile's.
+    #[must_use]
+    pub fn tile(&self, owned: &Range<usize>, chunk: usize) -> Self {
         Self {
             states: self.states.map(|array| array.slice(owned.clone())),
             upper: self.upper.map(|array| array.slice(owned.clone())),
@@ -305,6 +306,6 @@ impl Second {
         let mut read = |t: Tensor| host.write(t).map(ViewMut::into_view);
         let old = [read(old[0])?, read(old[1])?, read(old[2])?];
         let new = tile.whole(words, new, host)?;
-        Ok(Apart { old, upper, new })
+        Ok(Apart { upper, update: Update { old: Some(old), ..new } })
     }
 }

@@ -82,13 +82,17 @@ pub const fn state_name(storage: Storage) -> &'static str {
     }
 }
 
-/// [`state_name`] of an update ahead of the decision.
-const fn ahead_name(storage: Storage) -> &'static str {
-    match (storage.split_master, matches!(storage.moments, Dtype::Bf16)) {
-        (false, false) => "fp32 ahead",
-        (true, false) => "split ahead",
-        (false, true) => "bf16 ahead",
-        (true, true) => "split+bf16 ahead",
+impl Case {
+    /// [`state_name`], with the word `ahead` where the update is one ahead of the decision.
+    pub fn state_name(&self) -> &'static str {
+        let Storage { moments, split_master } = self.storage;
+        match (self.ahead, split_master, moments) {
+            (false, ..) => state_name(self.storage),
+            (true, false, Dtype::Bf16) => "bf16 ahead",
+            (true, true, Dtype::Bf16) => "split+bf16 ahead",
+            (true, false, _) => "fp32 ahead",
+            (true, true, _) => "split ahead",
+        }
     }
 }
 
@@ -217,7 +221,7 @@ fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: us
     let bytes = bytes_per_param * params as f64;
     Row {
         path: case.path.name(),
-        state: if case.ahead { ahead_name(case.storage) } else { state_name(case.storage) },
+        state: case.state_name(),
         threads: case.threads,
         page_kib: if case.small_pages { 4 } else { 2048 },
         params,
@@ -287,12 +291,7 @@ fn tiles(
         let Some(second) = &second else {
             return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];
         };
-        let second = Second {
-            states: second.states.map(part),
-            upper: second.upper.map(part),
-            factor: second.factor.slice(at / TILE..at / TILE + 1),
-            presumed: control,
-        };
+        let second = second.tile(&(at..(at + TILE).min(params)), at / TILE);
         let ahead = AheadTile { tile: tile(), second };
         [HostOp::new(ahead.clone()), HostOp::new(AheadTraffic(ahead))]
     };

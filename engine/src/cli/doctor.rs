@@ -200,7 +200,7 @@ fn host(probe: &Probe, machine: Result<&Machine, &topology::Error>) -> Vec<Findi
     [memory, memlock(probe), nodes].into_iter().chain(cache()).collect()
 }
 
-/// What the folder of tokens takes of the disk, and how to empty it; none where there is no such folder.
+/// Says how many bytes the folder of tokens has, and how to empty it; none where there is no such folder.
 fn cache() -> Option<Finding> {
     let folder = Cache::of_user(true).folder?;
     let files = fs::read_dir(&folder).ok()?.filter_map(|entry| entry.ok()?.metadata().ok());

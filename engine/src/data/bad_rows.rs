@@ -11,7 +11,7 @@ const MOST_LEFT_OUT: f64 = 0.05;
 /// Rows that a message shows.
 const SHOWN: usize = 3;
 
-/// What may be left out.
+/// The kind of thing that may be left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Of {
     #[default]
@@ -65,7 +65,7 @@ impl BadRows {
         }
     }
 
-    /// Whether so many are left out that the rest is not what was meant. Short ones lose no target.
+    /// Whether more are left out than a user can have meant. Short ones lose no target.
     pub(super) fn are_too_many(&self) -> bool {
         let out = self.bad + self.long;
         out as f64 > MOST_LEFT_OUT * self.rows as f64 || out + self.short == self.rows
@@ -76,7 +76,7 @@ impl BadRows {
         self.bad + self.long + self.cut + self.divided + self.short > 0
     }
 
-    /// What may be left out, in the plural.
+    /// The plural name of the things that may be left out.
     pub(super) fn nouns(&self) -> String {
         format!("{}s", self.of.noun())
     }

@@ -15,7 +15,7 @@ use serde_json::Value as Json;
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// What SentencePiece writes for a blank.
+/// The character that SentencePiece writes for a blank.
 const META: char = '\u{2581}';
 
 /// Parts between the `|` of patterns of words. In each of them a blank stands at the beginning or behind white space, nothing but
@@ -118,7 +118,9 @@ impl Cuts {
                 }
                 Some("Digits") if !blanks => {}
                 Some("Split") if !blanks && is_known(part) => {
-                    let pattern = part["pattern"]["Regex"].as_str().unwrap_or_default();
+                    let Some(pattern) = part["pattern"]["Regex"].as_str() else {
+                        unreachable!("a known `Split` has a pattern")
+                    };
                     divided |= alternatives(pattern).any(|one| one == SPACES[1]);
                 }
                 // There is no blank any more.
@@ -164,7 +166,9 @@ impl Cuts {
     fn added(&mut self, tokens: &Json) -> Result<(), String> {
         let mut ascii = true;
         for token in tokens.as_array().into_iter().flatten() {
-            let text = token["content"].as_str().unwrap_or_default();
+            let Some(text) = token["content"].as_str() else {
+                return Err("one of its added tokens has no text".into());
+            };
             if token["single_word"] == true && text.starts_with(char::is_whitespace) {
                 return Err(
                     "one of its added tokens is a single word and begins with a blank".into()
@@ -273,7 +277,7 @@ fn is_known(split: &Json) -> bool {
     keeps && in_order && parts.iter().all(known)
 }
 
-/// What stands between the `|` of a pattern that are in no brackets.
+/// Divides a pattern at each `|` outside of brackets.
 fn alternatives(pattern: &str) -> impl Iterator<Item = &str> {
     let (mut round, mut square, mut escaped) = (0, false, false);
     pattern.split(move |c| {
@@ -306,7 +310,7 @@ mod tests {
     const O200K: &str = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
     const DEEPSEEK: &str = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-    /// What texts are made of: letters that compose, marks, digits, white space of all kinds, and an added token.
+    /// Parts of random texts: letters that compose, marks, digits, white space of all kinds, and an added token.
     const SIGNS: [&str; 25] = [
         "a",
         "S",

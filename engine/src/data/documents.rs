@@ -6,7 +6,7 @@ use super::pack::Packed;
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// What becomes of a document with more tokens than a sample has room for.
+/// The treatment of a document with more tokens than a sample has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Long {
     /// Documents of as many tokens as a sample takes. Each begins with the last token of the one before, so that every target
@@ -38,7 +38,7 @@ impl Room {
         Self { most: seq_len + 1, long }
     }
 
-    /// How many tokens of a document of so many are taken; none where the document is left out.
+    /// The number of tokens that are taken of a document of `tokens`; none where the document is left out.
     pub(super) fn taken(&self, tokens: usize) -> Option<usize> {
         match self.long {
             _ if tokens <= self.most => Some(tokens),
@@ -48,7 +48,7 @@ impl Room {
         }
     }
 
-    /// Notes what becomes of a document of so many tokens, where it has more than there is room for.
+    /// Notes the treatment of a document of `tokens`, where these are more than there is room for.
     pub(super) fn note(&self, tokens: usize, said: &mut BadRows) {
         match self.long {
             _ if tokens <= self.most => {}

@@ -57,12 +57,12 @@ pub(super) fn dtype_of(tokens: &Path) -> Option<Dtype> {
     Some(Dtype::of(u64::from_le_bytes(*code)))
 }
 
-/// Bytes of the index of so many documents of one sequence each.
+/// Bytes of the index of `documents` documents of one sequence each.
 pub(super) const fn length(documents: u64) -> u64 {
     34 + 12 * documents + 8 * (documents + 1)
 }
 
-/// The index of documents of so many tokens, each of one sequence, as Megatron writes it. Tokens have 2 or 4 bytes.
+/// The index of documents of `lengths` tokens, each of one sequence, as Megatron writes it. Tokens have 2 or 4 bytes.
 pub(super) fn written(lengths: impl Iterator<Item = usize> + Clone, width: usize) -> Vec<u8> {
     let count = lengths.clone().count() as u64;
     let code = if width == 2 { 8 } else { 4 };
@@ -248,7 +248,7 @@ impl Index {
         Ok(())
     }
 
-    /// What a fault of it is to the data.
+    /// The fault of the index as a problem of the data.
     pub(super) fn bad(&self, fault: &Fault) -> Problem {
         Problem::BadIndex { index: self.file.path.clone(), fault: fault.to_string() }
     }

@@ -5,31 +5,27 @@ use crate::run_dir::durable::sync_folder;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+use xxhash_rust::xxh3::Xxh3Default;
 
-/// What a file begins with: what it holds, and the version of that.
+/// The first bytes of a file: the name and the version of its content.
 pub(super) type Magic = [u8; 16];
 /// Bytes of a hash.
 const HASH: usize = 16;
 /// Bytes that are read at once.
 const BLOCK: usize = 1 << 20;
 
-/// What was written behind `magic`. None where it is not there, or not whole.
+/// The content behind `magic`. None where the file is not there, or not whole.
 pub(super) fn read(path: &Path, magic: &Magic) -> Option<Vec<u8>> {
-    let mut bytes = fs::read(path).ok()?;
-    let whole = bytes.len().checked_sub(HASH).filter(|n| *n >= magic.len());
-    let hash = whole.map(|whole| bytes.split_off(whole));
-    let is_whole = hash.is_some_and(|hash| hash == xxh3_128(&bytes).to_le_bytes());
-    if !is_whole || !bytes.starts_with(magic) {
-        made_again(path);
-        return None;
-    }
-    Some(bytes.split_off(magic.len()))
+    let (file, body) = open(path, magic)?;
+    let mut content = vec![0; (body.end - body.start) as usize];
+    file.read_exact_at(&mut content, body.start).ok()?;
+    Some(content)
 }
 
-/// What was written behind `magic`, as a file that is open and where it stands in it. None where it is not there, or not whole.
+/// The open file, and the place of the content behind `magic` in it. None where the file is not there, or not whole.
 pub(super) fn open(path: &Path, magic: &Magic) -> Option<(File, Range<u64>)> {
     let file = File::open(path).ok()?;
     let body = whole(&file, magic).unwrap_or_default();
@@ -39,7 +35,7 @@ pub(super) fn open(path: &Path, magic: &Magic) -> Option<(File, Range<u64>)> {
     Some((file, body?))
 }
 
-/// Where the content of a file stands, if it is what its hash says.
+/// The place of the content of a file whose hash is right.
 fn whole(mut file: &File, magic: &Magic) -> io::Result<Option<Range<u64>>> {
     let length = file.metadata()?.len();
     let Some(end) = length.checked_sub(HASH as u64).filter(|end| *end >= magic.len() as u64) else {

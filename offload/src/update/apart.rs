@@ -7,15 +7,13 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
-/// An update apart from the states that it reads.
+/// An update that leaves the old states as they are.
 #[derive(Debug)]
 pub(crate) struct Apart<'a> {
-    /// The masters (fp32, or `U16` of split ones), the first moments and the second moments before the update.
-    pub(crate) old: [View<'a>; 3],
     /// The upper halves of split masters.
     pub(crate) upper: Upper<'a>,
-    /// The update, with the arrays of the new states.
-    pub(crate) new: Update<'a>,
+    /// The update, with the arrays of the old and the new states.
+    pub(crate) update: Update<'a>,
 }
 
 /// What happens to the upper halves of split masters, which are the parameters and have one array alone.
@@ -34,47 +32,43 @@ pub(crate) enum Upper<'a> {
 /// # Errors
 /// As [`update`].
 pub(crate) fn update_apart(apart: Apart<'_>) -> Result<(), String> {
-    let Apart { old, mut upper, mut new } = apart;
+    let Apart { mut upper, update: mut new } = apart;
     let n = new.grad.len();
     if !upper.fits(&new.states.master, n) {
         return Err(format!("{n} gradients, upper halves of other lengths or of whole masters"));
     }
+    let Some([_, momentum, variance]) = new.old else {
+        return Err("an update apart from its old states has none".into());
+    };
     upper.before(0..n, &mut new.param);
     if let Rule::Sgd { .. } = new.rule {
         // It has no moments, and keeps what another rule has left.
-        moved(old[1], new.states.momentum.reborrow());
-        moved(old[2], new.states.variance.reborrow());
+        moved(momentum, new.states.momentum.reborrow());
+        moved(variance, new.states.variance.reborrow());
     }
-    update(Update { old: Some(old), ..new })
+    update(new)
 }
 
 /// The loads and stores of [`update_apart`] without its arithmetic, of gradients and parameters of 16 bits. The states are
 /// nonsense afterwards.
 pub(crate) fn traffic_apart(apart: Apart<'_>) {
-    let Apart { old, mut upper, new } = apart;
-    let Update { grad, states: States { master, momentum, variance }, mut param, .. } = new;
+    let Apart { mut upper, update } = apart;
+    let Update { grad, states: States { master, momentum, variance }, old, mut param, .. } = update;
     upper.before(0..grad.len(), &mut param);
     let master = match master {
         Master::Whole(x) => ViewMut::F32(x),
         Master::Lower(x) => ViewMut::U16(x),
     };
-    let new = [master, momentum, variance];
-    old.into_iter().zip(new).chain([(grad, param)]).for_each(|(from, to)| moved(from, to));
+    let states = old.into_iter().flatten().zip([master, momentum, variance]);
+    states.chain([(grad, param)]).for_each(|(from, to)| moved(from, to));
 }
 
-impl<'a> Apart<'a> {
+impl Apart<'_> {
     /// Two updates, parted at element `mid`.
     pub(crate) fn split_at(self, mid: usize) -> (Self, Self) {
-        let Self { old, upper, new } = self;
-        let end = new.grad.len();
-        let (first, second) = new.split_at(mid);
-        let (left, right) = upper.split_at(mid);
-        let part = |range: std::ops::Range<usize>| old.map(|view| view.slice(range.clone()));
-        let (before, behind) = (part(0..mid), part(mid..end));
-        (
-            Self { old: before, upper: left, new: first },
-            Self { old: behind, upper: right, new: second },
-        )
+        let (first, second) = self.update.split_at(mid);
+        let (left, right) = self.upper.split_at(mid);
+        (Self { upper: left, update: first }, Self { upper: right, update: second })
     }
 }
 

@@ -3,7 +3,7 @@
 use super::super::exit::{Failed, code};
 use super::super::{SimdArg, say};
 use super::shown;
-use crate::bench::{self, Collective, Product, Row, cases, state_name};
+use crate::bench::{self, Collective, Product, Row, cases};
 use crate::run::placement::cores;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -84,7 +84,7 @@ pub(super) fn adam(args: &AdamArgs) -> Result<(), Failed> {
     for in_turn in cases.chunk_by(|a, b| (a.threads, a.small_pages) == (b.threads, b.small_pages)) {
         for case in in_turn {
             let pages = if case.small_pages { "4 KiB" } else { "2 MiB" };
-            let state = state_name(case.storage);
+            let state = case.state_name();
             let (path, threads) = (case.path, case.threads);
             let threads = counted(threads, "thread");
             say(&format!("measuring: {path}, {state}, {threads}, pages of {pages}"));
