@@ -248,7 +248,8 @@ fn refused_at(program: u64) -> Refusal {
     let mut plan = Plan::default();
     let mut tensor = |arena| plan.tensor((arena, "p"), "t", Dtype::F32, (1, ELEMENTS as usize));
     let tensors = [tensor(Arena::Device), tensor(Arena::Pinned)];
-    let (dev, _) = recorder::open(Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 }, &Arc::new(plan));
+    let (dev, _) =
+        recorder::open(Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 }, &Arc::new(plan), "");
     let (mut graph, mut events) = (Graph::default(), Vec::new());
     let stream = random::key(0x6861_7a61, program);
     let mut draw = Draw { stream, index: 0, care: CARE - program % 5 };

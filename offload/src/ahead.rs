@@ -133,13 +133,117 @@ pub struct Second {
     pub presumed: Tensor,
 }
 
-/// The update of a tile ahead of the decision.
+/// When a tile with second arrays is updated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum When {
+    /// Ahead of the decision, by the presumed words.
+    Ahead,
+    /// Behind the decision, where no update ahead of it stands.
+    Behind,
+}
+
+/// The update of a tile from one side of its states to the other.
 #[derive(Clone, Debug)]
 pub struct AheadTile {
     /// The tile with the first arrays of its states.
     pub tile: AdamTile,
     /// The second arrays.
     pub second: Second,
+    /// When the update runs.
+    pub when: When,
+}
+
+impl HostTask for AheadTile {
+    fn name(&self) -> &'static str {
+        match self.when {
+            When::Ahead => "ahead_tile",
+            When::Behind => "settle_tile",
+        }
+    }
+    /// Everything that may be touched, whatever the words say.
+    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
+        let Self { tile, second, when } = self;
+        visit(Mode::Read, second.presumed);
+        visit(Mode::Read, tile.grad);
+        visit(Mode::Update, tile.param);
+        let first = [tile.master, tile.momentum, tile.variance];
+        for tensor in first.into_iter().chain(second.own_arrays()) {
+            visit(Mode::Update, tensor);
+        }
+        match when {
+            When::Ahead => visit(Mode::Write, second.factor),
+            When::Behind => {
+                visit(Mode::Read, second.factor);
+                visit(Mode::Read, tile.control);
+            }
+        }
+    }
+    /// Those of the update in place, and of the upper halves that are kept or brought back.
+    fn bytes(&self, _: u64) -> u64 {
+        let mut bytes = self.second.upper.map_or(0, Tensor::bytes);
+        let each = |mode| if mode == Mode::Update { 2 } else { 1 };
+        self.tile.accesses(&mut |mode, t| bytes += t.bytes() * each(mode));
+        bytes
+    }
+    fn flops(&self) -> f64 {
+        self.tile.flops()
+    }
+    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
+        let presumed = host.read_as::<f64>(self.second.presumed)?;
+        let (words, halves) = match self.when {
+            When::Ahead => {
+                host.write_as::<f64>(self.second.factor)?[0] = presumed[FACTOR];
+                if presumed[FACTOR] == 0.0 {
+                    return Ok(());
+                }
+                (presumed, Halves::Keep)
+            }
+            When::Behind => {
+                let words = host.read_as::<f64>(self.tile.control)?;
+                let factor = host.read_as::<f64>(self.second.factor)?[0];
+                // Of a skipped step the factor is 0.
+                if factor == words[FACTOR] {
+                    return Ok(());
+                }
+                (words, if factor == 0.0 { Halves::Leave } else { Halves::Restore })
+            }
+        };
+        let apart = self.apart((words, presumed[SIDE], halves), host)?;
+        share(host, apart, update_apart)
+    }
+}
+
+/// What an update does with the kept upper halves of split masters.
+#[derive(Clone, Copy)]
+enum Halves {
+    /// It keeps those that it changes.
+    Keep,
+    /// It brings them back first: an update ahead of the decision has changed the parameters.
+    Restore,
+    /// Nothing: nobody reads them any more.
+    Leave,
+}
+
+impl AheadTile {
+    /// The update by `words`; `side` is that of the old states.
+    fn apart<'a, 'host: 'a>(
+        &'a self,
+        (words, side, halves): (&'a [f64], f64, Halves),
+        host: &mut HostContext<'host>,
+    ) -> Result<Apart<'a>, String> {
+        let Self { tile, second, .. } = self;
+        let first = [tile.master, tile.momentum, tile.variance];
+        let [old, new] = if side == 0.0 { [first, second.states] } else { [second.states, first] };
+        let upper = match (second.upper, halves) {
+            (None, _) | (_, Halves::Leave) => Upper::Stay,
+            (Some(kept), Halves::Keep) => Upper::Keep(host.write_as(kept)?),
+            (Some(kept), Halves::Restore) => Upper::Restore(host.write_as(kept)?),
+        };
+        let mut read = |t: Tensor| host.write(t).map(ViewMut::into_view);
+        let old = [read(old[0])?, read(old[1])?, read(old[2])?];
+        let new = tile.whole(words, new, host)?;
+        Ok(Apart { upper, update: Update { old: Some(old), ..new } })
+    }
 }
 
 /// The loads and stores of an update ahead of the decision without its arithmetic, to see how long it would take at least.
@@ -157,85 +261,14 @@ impl HostTask for AheadTraffic {
         self.0.accesses(visit);
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let AheadTile { tile, second } = &self.0;
-        let words = host.read_as::<f64>(second.presumed)?;
-        host.write_as::<f64>(second.factor)?[0] = words[FACTOR];
-        let apart =
-            second.apart(tile, Inputs { words, side: words[SIDE], changed: false }, host)?;
+        let words = host.read_as::<f64>(self.0.second.presumed)?;
+        host.write_as::<f64>(self.0.second.factor)?[0] = words[FACTOR];
+        let apart = self.0.apart((words, words[SIDE], Halves::Keep), host)?;
         share(host, apart, |piece| {
             traffic_apart(piece);
             Ok(())
         })
     }
-}
-
-/// What is left to do of a tile behind the decision.
-#[derive(Debug)]
-pub(crate) struct SettleTile {
-    pub(crate) tile: AdamTile,
-    pub(crate) second: Second,
-}
-
-impl HostTask for AheadTile {
-    fn name(&self) -> &'static str {
-        "ahead_tile"
-    }
-    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
-        self.second.accesses(&self.tile, visit);
-        visit(Mode::Write, self.second.factor);
-    }
-    fn bytes(&self, _: u64) -> u64 {
-        self.second.bytes(&self.tile)
-    }
-    fn flops(&self) -> f64 {
-        self.tile.flops()
-    }
-    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let presumed = host.read_as::<f64>(self.second.presumed)?;
-        host.write_as::<f64>(self.second.factor)?[0] = presumed[FACTOR];
-        if presumed[FACTOR] == 0.0 {
-            return Ok(());
-        }
-        let side = presumed[SIDE];
-        self.second.update(&self.tile, Inputs { words: presumed, side, changed: false }, host)
-    }
-}
-
-impl HostTask for SettleTile {
-    fn name(&self) -> &'static str {
-        "settle_tile"
-    }
-    fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
-        self.second.accesses(&self.tile, visit);
-        visit(Mode::Read, self.second.factor);
-        visit(Mode::Read, self.tile.control);
-    }
-    fn bytes(&self, _: u64) -> u64 {
-        self.second.bytes(&self.tile)
-    }
-    fn flops(&self) -> f64 {
-        self.tile.flops()
-    }
-    fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        let words = host.read_as::<f64>(self.tile.control)?;
-        let side = host.read_as::<f64>(self.second.presumed)?[SIDE];
-        let factor = host.read_as::<f64>(self.second.factor)?[0];
-        let changed = factor != 0.0;
-        // Of a skipped step the factor is 0.
-        if factor == words[FACTOR] {
-            return Ok(());
-        }
-        self.second.update(&self.tile, Inputs { words, side, changed }, host)
-    }
-}
-
-/// What an update from one side to the other reads besides gradients and states.
-struct Inputs<'a> {
-    words: &'a [f64],
-    /// The side of the old states.
-    side: f64,
-    /// Whether an update ahead of the decision has changed the parameters.
-    changed: bool,
 }
 
 impl Second {
@@ -254,58 +287,84 @@ impl Second {
     pub(crate) fn own_arrays(&self) -> impl Iterator<Item = Tensor> {
         self.states.into_iter().chain(self.upper)
     }
+}
 
-    /// Everything that may be touched, whatever the words say.
-    fn accesses(&self, tile: &AdamTile, visit: &mut dyn FnMut(Mode, Tensor)) {
-        visit(Mode::Read, self.presumed);
-        visit(Mode::Read, tile.grad);
-        visit(Mode::Update, tile.param);
-        let first = [tile.master, tile.momentum, tile.variance];
-        for tensor in first.into_iter().chain(self.own_arrays()) {
-            visit(Mode::Update, tensor);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::PerStep;
+    use crate::update::Rule;
+    use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
+    use device::{Arena, Dtype, HostOp, HostPlace, HostWork, Plan, Rank, World};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[derive(Debug)]
+    struct Twice;
+
+    impl PerStep for Twice {
+        fn learning_rate(&self, _: u64) -> f64 {
+            0.5
+        }
+        fn weight(&self, _: u64) -> f64 {
+            2.0
         }
     }
 
-    /// Bytes that an update moves: those of the update in place, and the upper halves that are kept.
-    fn bytes(&self, tile: &AdamTile) -> u64 {
-        let mut bytes = self.upper.map_or(0, Tensor::bytes);
-        tile.accesses(&mut |mode, t| bytes += t.bytes() * if mode == Mode::Update { 2 } else { 1 });
-        bytes
-    }
-
-    /// The arrays of the states: the old ones' and the new ones'.
-    fn arrays(&self, tile: &AdamTile, side: f64) -> [[Tensor; 3]; 2] {
-        let first = [tile.master, tile.momentum, tile.variance];
-        if side == 0.0 { [first, self.states] } else { [self.states, first] }
-    }
-
-    fn update(
-        &self,
-        tile: &AdamTile,
-        inputs: Inputs<'_>,
-        host: &mut HostContext<'_>,
-    ) -> Result<(), String> {
-        let apart = self.apart(tile, inputs, host)?;
-        share(host, apart, update_apart)
-    }
-
-    fn apart<'a, 'host: 'a>(
-        &self,
-        tile: &'a AdamTile,
-        Inputs { words, side, changed }: Inputs<'a>,
-        host: &mut HostContext<'host>,
-    ) -> Result<Apart<'a>, String> {
-        let [old, new] = self.arrays(tile, side);
-        let upper = match self.upper {
-            None => Upper::Absent,
-            Some(kept) => {
-                let kept = host.write_as(kept)?;
-                if changed { Upper::Restore(kept) } else { Upper::Keep(kept) }
-            }
+    /// The presumed factor and what is done ahead at all: before the first segment, and behind the sums of each.
+    fn presumed(clipped: f64, clip: Option<f64>, sums: &[f64]) -> (Vec<f64>, f64) {
+        let mut plan = Plan::default();
+        let mut words = |name, n| plan.tensor((Arena::Pinned, "test"), name, Dtype::F64, (1, n));
+        let [control, presumed] = ["control", "presumed"].map(|name| words(name, control::WORDS));
+        let partials = words("partials", sums.len());
+        let options = CpuOptions {
+            lanes: Lanes::Inline,
+            memory_limit: u64::MAX,
+            host: HostPlace::default(),
+            scratch: ScratchFloats::default(),
+            work: HostWork::default(),
         };
-        let mut read = |t: Tensor| host.write(t).map(ViewMut::into_view);
-        let old = [read(old[0])?, read(old[1])?, read(old[2])?];
-        let new = tile.whole(words, new, host)?;
-        Ok(Apart { upper, update: Update { old: Some(old), ..new } })
+        let rank = Rank::all(1, 1).next().expect("one rank");
+        let world = World::new(1, 1, Duration::from_secs(10));
+        let dev = cpu::open(rank, &Arc::new(plan), &world, &options).expect("a virtual GPU");
+        let mut before = [0.0; control::WORDS];
+        (before[control::LOSS_SCALE], before[CLIPPED]) = (4.0, clipped);
+        dev.write(control, &|i| before[i]).expect("written");
+        dev.write(partials, &|i| sums[i]).expect("written");
+        let rule = Rule::Sgd { weight_decay: 0.0 };
+        let rates = Rates { rule, summands: 1.0, given: Arc::new(Twice) };
+        let mut tasks = vec![HostOp::new(Presume { control, presumed, rates })];
+        for at in 0..sums.len() {
+            let partials = partials.slice(at..at + 1);
+            tasks.push(HostOp::new(Tally { presumed, partials, clip }));
+        }
+        let mut words = [0.0; control::WORDS];
+        let factors = tasks.iter().map(|task| {
+            dev.submit_host(task, 3);
+            dev.sync_all().expect("it runs");
+            dev.read(presumed, &mut words).expect("read");
+            words[FACTOR]
+        });
+        let factors = factors.collect();
+        dev.finish().expect("it ends");
+        (factors, words[AHEAD])
+    }
+
+    /// The factor is 2 / 4.
+    #[test]
+    fn nothing_more_is_updated_ahead_once_the_sums_of_a_rank_show_a_clipped_or_skipped_step() {
+        let ran = |clip, sums: &[f64]| presumed(0.0, clip, sums).0;
+        assert_eq!(ran(Some(2.5), &[9.0, 16.0, 0.1, 0.0]), [0.5, 0.5, 0.5, 0.0, 0.0]);
+        assert_eq!(ran(None, &[9.0, 1e30, 1e300]), [0.5; 4]);
+        for odd in [f64::INFINITY, f64::NAN] {
+            assert_eq!(ran(None, &[9.0, odd, 0.0]), [0.5, 0.5, 0.0, 0.0]);
+            assert_eq!(ran(Some(1e9), &[odd]), [0.5, 0.0]);
+        }
+    }
+
+    #[test]
+    fn nothing_is_updated_ahead_where_half_of_the_recent_steps_were_clipped() {
+        assert_eq!(presumed(0.499, None, &[1.0]), (vec![0.5, 0.5], COMMITTED));
+        assert_eq!(presumed(TOO_OFTEN, None, &[1.0]), (vec![0.0, 0.0], NOT_AHEAD));
     }
 }

@@ -40,7 +40,7 @@ mod update;
 mod work;
 
 pub use adam::{AdamTile, DeviceUpdate, PROGRAMS, TrafficTile};
-pub use ahead::{Ahead, AheadTile, AheadTraffic, Second, TOO_OFTEN};
+pub use ahead::{Ahead, AheadTile, AheadTraffic, Second, TOO_OFTEN, When};
 pub use layout::{Layout, Owned, chunk_elements};
 pub use locate::NotFinite;
 pub use norm::LossScale;

@@ -1,7 +1,7 @@
 //! A rank's work on each segment: pieces, tiles and their host tasks, made once.
 
 use crate::adam::{AdamTile, DeviceUpdate};
-use crate::ahead::{AheadTile, SettleTile, Tally};
+use crate::ahead::{AheadTile, Tally, When};
 use crate::layout::{Layout, Segment};
 use crate::norm::{Accumulate, Run, Turn};
 use crate::store::{Place, Sides, Store, Way};
@@ -203,19 +203,15 @@ impl Part<'_> {
         };
         let noise = (Arc::clone(self.share.noise), self.start);
         let adam = self.update(self.layout.control, self.of(up), &noise);
-        let second = self
-            .store
-            .second
-            .as_ref()
-            .map(|second| second.tile(&self.owned, self.owned.start / self.layout.chunk));
-        let ahead = second.clone().map(|second| {
-            let [tile, _] = adam.clone();
-            HostOp::new(AheadTile { tile, second })
-        });
-        let adam = adam.map(|tile| match second.clone() {
-            Some(second) => HostOp::new(SettleTile { tile, second }),
+        let second = self.store.second.as_ref();
+        let second =
+            second.map(|second| second.tile(&self.owned, self.owned.start / self.layout.chunk));
+        let with = |tile: AdamTile, when| match second.clone() {
+            Some(second) => HostOp::new(AheadTile { tile, second, when }),
             None => HostOp::new(tile),
-        });
+        };
+        let ahead = second.is_some().then(|| with(adam[0].clone(), When::Ahead));
+        let adam = adam.map(|tile| with(tile, When::Behind));
         let (start, updated) = (self.start, Event::default());
         Tile { start, accumulate, adam, ahead, updated, owned: self.owned }
     }

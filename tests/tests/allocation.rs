@@ -162,6 +162,8 @@ fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
         &["offload.transfer=Blocking", "offload.update=Serial"],
         &["offload.first_forward=3", "recompute=Block"],
         &["offload.update=Delayed(after_step: 0)", "offload.optimizer=Split(device_fraction: 0.3)"],
+        &["offload.update=Speculative", "precision=Bf16", "offload.master=Split"],
+        &[GRID[0], GRID[1], "offload.update=Speculative", "offload.accumulate=Host"],
         &GRID,
         &[GRID[0], GRID[1], "parallel.sequence=true", "offload.accumulate=Host"],
         &[GRID[0], "recompute=Block", "partition_checkpoints=true"],

@@ -3,6 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+#[path = "speculative/by_hand.rs"]
+mod by_hand;
+#[path = "speculative/drawn.rs"]
+mod drawn;
+
 use engine::run::Ahead;
 use tests::Ran;
 use tests::compare::{assert_same_bits, full, run_sets, run_with, with, with_delays};

@@ -22,12 +22,13 @@ pub struct Totals {
 #[derive(Debug)]
 struct Recorder {
     totals: Rc<RefCell<Totals>>,
+    idle: &'static str,
 }
 
-/// A device that only counts. The totals grow while it is used.
-pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<Totals>>) {
+/// A device that only counts. The totals grow while it is used. Ops named `idle` count as ops that move no bytes.
+pub fn open(rank: Rank, plan: &Arc<Plan>, idle: &'static str) -> (Device, Rc<RefCell<Totals>>) {
     let totals = Rc::new(RefCell::new(Totals::default()));
-    let recorder = Recorder { totals: Rc::clone(&totals) };
+    let recorder = Recorder { totals: Rc::clone(&totals), idle };
     (Device::new(rank, Arc::clone(plan), Box::new(recorder)), totals)
 }
 
@@ -40,7 +41,7 @@ impl Executor for Recorder {
     fn submit(&self, Admitted { op, lane, .. }: Admitted) {
         let mut totals = self.totals.borrow_mut();
         totals.ops[lane as usize] += 1;
-        totals.bytes[lane as usize] += moved(&op);
+        totals.bytes[lane as usize] += if op.name() == self.idle { 0 } else { moved(&op) };
         totals.flops += op.flops();
     }
     fn wait(&self, _: Lane, _: &Event) {}

@@ -7,7 +7,7 @@ use crate::run::open::kernel_crew;
 use device::numerics::SimdPath;
 use device::{Arena, Crew, Device, Dtype, Error, HostOp, Lane, Plan, Tensor};
 use offload::{
-    AdamTile, AheadTile, AheadTraffic, NoiseRun, Rule, Second, Storage, TrafficTile, control,
+    AdamTile, AheadTile, AheadTraffic, NoiseRun, Rule, Second, Storage, TrafficTile, When, control,
 };
 use serde::Serialize;
 use std::sync::Arc;
@@ -292,7 +292,7 @@ fn tiles(
             return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];
         };
         let second = second.tile(&(at..(at + TILE).min(params)), at / TILE);
-        let ahead = AheadTile { tile: tile(), second };
+        let ahead = AheadTile { tile: tile(), second, when: When::Ahead };
         [HostOp::new(ahead.clone()), HostOp::new(AheadTraffic(ahead))]
     };
     let all = (0..params).step_by(TILE).map(tile).collect();

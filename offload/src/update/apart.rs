@@ -19,8 +19,8 @@ pub(crate) struct Apart<'a> {
 /// What happens to the upper halves of split masters, which are the parameters and have one array alone.
 #[derive(Debug)]
 pub(crate) enum Upper<'a> {
-    /// Nothing: the masters are whole.
-    Absent,
+    /// Nothing: the masters are whole, or nothing needs those from before.
+    Stay,
     /// They are kept here before the update changes them.
     Keep(&'a mut [bf16]),
     /// They were changed before, and are these.
@@ -73,10 +73,10 @@ impl Apart<'_> {
 }
 
 impl Upper<'_> {
-    /// Whether there are `n` upper halves where the masters are split, and none where they are whole.
+    /// Whether there are `n` upper halves or none, and none where the masters are whole.
     fn fits(&self, master: &Master<'_>, n: usize) -> bool {
         match (self, master) {
-            (Self::Absent, Master::Whole(_)) => true,
+            (Self::Stay, _) => true,
             (Self::Keep(kept), Master::Lower(_)) => kept.len() == n,
             (Self::Restore(kept), Master::Lower(_)) => kept.len() == n,
             _ => false,
@@ -97,7 +97,7 @@ impl Upper<'_> {
 
     fn split_at(self, mid: usize) -> (Self, Self) {
         match self {
-            Self::Absent => (Self::Absent, Self::Absent),
+            Self::Stay => (Self::Stay, Self::Stay),
             Self::Keep(kept) => {
                 let (first, second) = kept.split_at_mut(mid);
                 (Self::Keep(first), Self::Keep(second))

@@ -1,0 +1,305 @@
+//! Whole runs, drawn: each goes through several phases with other layouts, update modes, checkpoints, stops and crashes, and is
+//! compared with a run of the same phases whose updates are `Serial`.
+
+use super::by_hand::{Drawn, seeds};
+use device::cpu::Lanes;
+use engine::checkpoint::{Checkpoint, newest};
+use engine::run::{Ahead, Message, Place, RunOptions, StepReport, Watcher, train};
+use engine::train::build::build;
+use engine::train::detours::Detours;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tests::compare::excerpt;
+use tests::tiny;
+
+/// Settings of a run, or of a phase of it.
+type Sets = Vec<String>;
+
+/// From one resumption to the next.
+#[derive(Debug)]
+struct Phase {
+    /// What both runs have.
+    sets: Sets,
+    /// What only the run has that is compared with `Serial`.
+    own: Sets,
+    /// The step that the next phase goes on from, and whether by other samples.
+    next: (u64, bool),
+    lanes: Lanes,
+    fault: Option<Fault>,
+}
+
+/// What ends a run before its time, at a place of a step.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    rank: usize,
+    place: Place,
+    step: u64,
+    /// The run is told to stop; else a rank dies.
+    stops: bool,
+}
+
+/// What both runs have in all phases.
+fn model(d: &Drawn) -> Sets {
+    let mut sets = vec!["batch.global=12".to_owned(), "model.vocab=257".to_owned()];
+    let mut set = |text: String| sets.push(text);
+    set(format!("model.layers={}", d.of(&[1, 2, 3, 4])));
+    if d.one_in(3) {
+        set("model.family=Llama".into());
+        set(format!("model.tied={}", d.one_in(2)));
+    }
+    set(format!("model.dropout={}", d.of(&["0.0", "0.1"])));
+    let precision = d.of(&["Fp32", "Bf16", "Bf16", "Fp16"]);
+    set(format!("precision={precision}"));
+    set(format!("loss_scale.initial={}", d.of(&["65536", "1048576", "16777216"])));
+    set(format!("loss_scale.hysteresis={}", d.of(&[1, 2])));
+    set(format!("loss_scale.window={}", d.of(&[1, 2, 5])));
+    set(format!("optimizer.clip={}", d.of(&["None", "1e-3", "0.8", "1.1", "1.3", "1.5"])));
+    let kind = d.of(&["AdamW", "AdamW", "Sgd"]);
+    set(format!("optimizer.kind={kind}"));
+    set(format!("optimizer.weight_decay={}", d.of(&["0.0", "0.1"])));
+    set(format!("schedule.warmup_steps={}", d.of(&[0, 3])));
+    set(format!("schedule.decay_steps={}", d.of(&[4, 40])));
+    set("schedule.min_lr=0.0".into());
+    if precision == "Bf16" {
+        set(format!("offload.master={}", d.of(&["Fp32", "Split"])));
+        if kind == "AdamW" && d.one_in(2) {
+            set("offload.moments=Bf16".into());
+        }
+    }
+    sets
+}
+
+fn phases(d: &Drawn, model: &Sets) -> Vec<Phase> {
+    let mut phases: Vec<Phase> = Vec::new();
+    for _ in 0..1 + d.below(3) {
+        let from = phases.last().map_or(0, |phase| phase.next.0);
+        let until = from + 1 + d.below(6) as u64;
+        let (tp, dp) = d.of(&[(1, 1), (1, 1), (2, 1), (2, 1), (1, 2), (1, 2), (2, 2), (1, 3)]);
+        let micro = if dp == 3 { d.of(&[1, 2, 4]) } else { d.of(&[1, 2, 3, 6]) };
+        let mut sets = vec![
+            format!("parallel.tensor={tp}"),
+            format!("parallel.data={dp}"),
+            format!("parallel.sequence={}", tp > 1 && d.one_in(2)),
+            format!("batch.micro={micro}"),
+            format!("train.eval_every={}", d.of(&[0, 1, 2])),
+            "train.eval_batches=1".to_owned(),
+            format!("offload.accumulate={}", d.of(&["Auto", "Host", "Device"])),
+            format!("offload.bucket_elements={}", d.of(&[1500, 4096, 20_000])),
+            format!("train.steps={until}"),
+            "train.checkpoint_every=1".to_owned(),
+            "train.checkpoint_keep=1000".to_owned(),
+        ];
+        if d.one_in(3) {
+            sets.push("recompute=Block".into());
+            sets.push(format!("offload.first_forward={}", d.of(&[1, 2, 3])));
+        }
+        let late = d.one_in(6);
+        let mode = if late {
+            sets.push(format!(
+                "offload.update=Delayed(after_step: {})",
+                d.of(&[0, until, until + 1])
+            ));
+            "offload.lookahead=1".to_owned()
+        } else {
+            let modes = ["Speculative", "Speculative", "Speculative", "Overlapped"];
+            format!("offload.update={}", d.of(&modes))
+        };
+        // Small moments are kept on the host alone.
+        if !model.iter().any(|set| set == "offload.moments=Bf16") {
+            let fraction = d.of(&["0.0", "0.0", "0.3", "0.7"]);
+            sets.push(format!("offload.optimizer=Split(device_fraction: {fraction})"));
+        }
+        let chaos_us = d.of(&[0, 30]);
+        let fault = d.one_in(2).then(|| Fault {
+            rank: d.below(tp * dp),
+            place: d.of(&[
+                Place::Step,
+                Place::Decided,
+                Place::Saving,
+                Place::Writing,
+                Place::Saved,
+            ]),
+            step: from + 1 + d.below(until - from) as u64,
+            stops: d.one_in(2),
+        });
+        // Beside training the death of a writer loses its checkpoint alone.
+        let beside = fault.is_none_or(|fault| fault.place != Place::Writing) && d.one_in(2);
+        let writer = if beside { "Background" } else { "Foreground" };
+        let own = vec![
+            mode,
+            format!("offload.speculated_fraction={}", d.of(&["1", "1", "0.5", "0.3"])),
+            format!("offload.tile_elements={}", d.of(&[1024, 3000, 100_000])),
+            format!("offload.lookahead={}", d.of(&[1, 2, 3])),
+            format!("train.checkpoint_writer={writer}"),
+        ];
+        phases.push(Phase {
+            sets,
+            own,
+            next: (from + 1 + d.below(until - from) as u64, d.one_in(4)),
+            lanes: d.of(&[Lanes::Inline, Lanes::Inline, Lanes::Threads { chaos_us }]),
+            fault,
+        });
+    }
+    phases
+}
+
+/// What a run tells of each step, and leaves.
+#[derive(Default)]
+struct Told {
+    steps: BTreeMap<u64, StepReport>,
+    evals: BTreeMap<u64, u64>,
+    hash: String,
+}
+
+/// Trains up to the end of a phase, from as many starts as it takes.
+fn trained(
+    sets: &[&str],
+    (phase, is_serial): (&Phase, bool),
+    folder: &Path,
+    mut from: (Option<Checkpoint>, Option<Detours>),
+) -> Told {
+    let config = tiny(sets);
+    let built = build(&config);
+    let mut told = Told::default();
+    let mut fault = phase.fault.filter(|_| !is_serial);
+    loop {
+        let stop = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&stop);
+        let watcher = fault.take().map(|fault| {
+            Watcher::new(move |rank, place, step| {
+                if (rank, place, step) == (fault.rank, fault.place, fault.step) {
+                    assert!(fault.stops, "a fault");
+                    tell.store(true, Ordering::SeqCst);
+                }
+            })
+        });
+        let options = RunOptions {
+            lanes: if is_serial { Lanes::Inline } else { phase.lanes },
+            watcher,
+            stop,
+            timeout: Duration::from_secs(120),
+            checkpoints: Some(folder.to_owned()),
+            resume: from.0.take().map(Arc::new),
+            detours: from.1.clone(),
+            checkpoint_pause: Duration::ZERO,
+            ..RunOptions::default()
+        };
+        let ran = train(&config, &built, &excerpt(), &options, &mut |m| match m {
+            Message::Step(report) => drop(told.steps.insert(report.step, report)),
+            Message::Eval { step, loss, .. } => drop(told.evals.insert(step, loss.to_bits())),
+            Message::Evaluating { .. }
+            | Message::Saving { .. }
+            | Message::Saved { .. }
+            | Message::NotSaved { .. } => {}
+        });
+        match ran {
+            Ok(outcome) if outcome.complete => {
+                told.hash = outcome.state_hash;
+                return told;
+            }
+            Ok(_) => {}
+            Err(error) => assert!(error.to_string().contains("a fault"), "{error}"),
+        }
+        let (found, refused) = newest(folder).unwrap();
+        assert!(refused.is_empty(), "{refused:?}");
+        // Nothing was saved by this phase: it begins again as it began.
+        from.0 = found;
+    }
+}
+
+/// All files of a checkpoint but the config, the hash and the share of clipped steps in its manifest.
+fn contents(folder: &Path, step: u64) -> BTreeMap<String, Vec<u8>> {
+    let at = folder.join(format!("step-{step:08}"));
+    let entries = std::fs::read_dir(at).unwrap().map(Result::unwrap);
+    let content = |entry: std::fs::DirEntry| {
+        let (name, mut bytes) =
+            (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap());
+        if name == "MANIFEST" {
+            let line = bytes.split(|byte| *byte == b'\n').next().unwrap();
+            let mut manifest: serde_json::Value = serde_json::from_slice(line).unwrap();
+            manifest.as_object_mut().unwrap().remove("config").unwrap();
+            manifest["control"].as_object_mut().unwrap().remove("clipped");
+            bytes = manifest.to_string().into_bytes();
+        }
+        (name, bytes)
+    };
+    entries.map(content).collect()
+}
+
+/// Runs the phases, and leaves the checkpoints of each in a folder of its own.
+fn all(model: &Sets, phases: &[Phase], folder: &Path, is_serial: bool) -> Vec<Told> {
+    let mut from = (None, None);
+    let mut all = Vec::new();
+    for (number, phase) in phases.iter().enumerate() {
+        let here = folder.join(format!("{number}"));
+        if let Some(checkpoint) = &from.0 {
+            // A run that dies before its first checkpoint goes on from the one of the phase before.
+            let checkpoint: &Checkpoint = checkpoint;
+            let name = checkpoint.path().file_name().unwrap();
+            copied(checkpoint.path(), &here.join(name));
+        } else {
+            std::fs::create_dir_all(&here).unwrap();
+        }
+        let own: &[String] =
+            if is_serial { &["offload.update=Serial".to_owned()] } else { &phase.own };
+        let late = phase.sets.iter().find(|set| set.starts_with("offload.update"));
+        let sets = model.iter().chain(own).chain(&phase.sets).map(String::as_str);
+        let sets: Vec<&str> = sets.chain(late.map(String::as_str)).collect();
+        all.push(trained(&sets, (phase, is_serial), &here, from));
+        let (next, detours) = phase.next;
+        let path = here.join(format!("step-{next:08}"));
+        let checkpoint = Checkpoint::open(&path, next).unwrap();
+        let detours = detours.then(|| checkpoint.detours().clone().and(next));
+        from = (Some(checkpoint), detours);
+    }
+    all
+}
+
+fn copied(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn drawn_runs_have_the_bits_of_serial_through_resumptions_crashes_and_other_layouts() {
+    let mut became = BTreeMap::new();
+    for seed in seeds(6, 300) {
+        let d = Drawn::new(device::random::key(seed, 2));
+        let model = model(&d);
+        let phases = phases(&d, &model);
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let what = || format!("seed {seed}: {model:?} {phases:#?}");
+        let serial = all(&model, &phases, folders[0].path(), true);
+        let ran = all(&model, &phases, folders[1].path(), false);
+        println!("seed {seed}");
+        for (number, (want, got)) in serial.iter().zip(&ran).enumerate() {
+            assert!(want.steps.keys().eq(got.steps.keys()), "steps of {number} of {}", what());
+            for (a, b) in want.steps.values().zip(got.steps.values()) {
+                let bits = |r: &StepReport| {
+                    let words = [r.loss, r.grad_norm, r.loss_scale, r.lr].map(f64::to_bits);
+                    (words, r.skipped, r.skipped_total)
+                };
+                assert_eq!(bits(a), bits(b), "step {} of {number} of {}", a.step, what());
+                *became.entry(b.ahead as usize).or_insert(0) += 1;
+            }
+            assert_eq!(want.evals, got.evals, "evaluations of {number} of {}", what());
+            assert_eq!(want.hash, got.hash, "states of {number} of {}", what());
+            for step in want.steps.keys() {
+                let [a, b] = folders.each_ref().map(|f| f.path().join(format!("{number}")));
+                // A writer beside training may have lost one where a rank died.
+                if b.join(format!("step-{step:08}")).exists() {
+                    let same = contents(&a, *step) == contents(&b, *step);
+                    assert!(same, "checkpoint {step} of {number} of {}", what());
+                }
+            }
+        }
+    }
+    let all = [Ahead::No, Ahead::Committed, Ahead::Redone];
+    let each = all.iter().all(|one| became.contains_key(&(*one as usize)));
+    assert!(each || seeds(6, 300).count() < 6, "{became:?}");
+}
