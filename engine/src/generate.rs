@@ -296,9 +296,13 @@ pub fn next_logits(
     Ok(from.open(config, (context, 1))?.next(&[(0, &tokens)])?.remove(0))
 }
 
-/// `prompt`, or for a model of token files token 0 where it has none.
-pub(crate) fn default_prompt(config: &Config, prompt: &str) -> String {
-    let blank = !config.data.format.is_text() && prompt.trim().is_empty();
+/// `prompt`, or for a model of token files without a tokenizer token 0 where it has none.
+pub(crate) fn default_prompt(
+    (config, tokenizer): (&Config, Option<&Tokenizer>),
+    prompt: &str,
+) -> String {
+    let numbers = tokenizer.is_none() && !config.data.format.is_text();
+    let blank = numbers && prompt.trim().is_empty();
     if blank { "0".into() } else { prompt.into() }
 }
 
@@ -326,8 +330,8 @@ fn tokens_of(
             vocab - 1
         ))),
     };
-    let tokens = match (config.data.format.is_text(), tokenizer) {
-        (true, Some(tokenizer)) => {
+    let tokens = match (tokenizer, config.data.format.is_text()) {
+        (Some(tokenizer), _) => {
             let encoded = match special {
                 true => tokenizer.encode_prompt(text),
                 false => tokenizer.encode(text),
@@ -335,8 +339,8 @@ fn tokens_of(
             let encoded = encoded.map_err(&refuse)?;
             encoded.into_iter().map(|token| token as i32).collect()
         }
-        (true, None) => text.bytes().map(i32::from).collect(),
-        (false, _) => text.split_whitespace().map(token).collect::<Result<Vec<i32>, _>>()?,
+        (None, true) => text.bytes().map(i32::from).collect(),
+        (None, false) => text.split_whitespace().map(token).collect::<Result<Vec<i32>, _>>()?,
     };
     if tokens.is_empty() {
         return Err(refuse("it is empty; give at least one character".into()));

@@ -5,32 +5,9 @@
 
 mod common;
 
-use common::Folder;
+use common::{Folder, with_chats};
 use std::fs;
 use std::path::Path;
-
-/// A folder with a model, its chat template, and chats.
-fn with_chats() -> Folder {
-    let folder = Folder::new();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let model = model.join("../tests/fixtures/hf-chat-tiny");
-    let chat = |i: usize| {
-        let words = ["the box", "a model", "one card"];
-        serde_json::json!({ "messages": [
-            { "role": "user", "content": format!("what holds {}?", words[i % 3]) },
-            { "role": "assistant", "content": format!("{} of {i}", words[(i + 1) % 3]) },
-        ]})
-    };
-    let rows: String = (0..60).map(|i| format!("{}\n", chat(i))).collect();
-    fs::write(folder.path("chats.jsonl"), rows).unwrap();
-    let ron = format!(
-        "(model: (from: {model:?}, seq_len: 64), device: Cpu(count: 2, memory: \"64MiB\"),
-          parallel: (data: 2), precision: Fp32, batch: (micro: 2, global: 8),
-          data: (train: \"chats.jsonl\", format: Chat), train: (steps: 4, eval_every: 2))"
-    );
-    fs::write(folder.path("chat.ron"), ron).unwrap();
-    folder
-}
 
 #[test]
 fn a_model_learns_the_answers_of_chats() {
@@ -283,4 +260,156 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
         &["data.format=Auto", "data.packing=Documents"],
         "these files do not say where documents begin",
     );
+}
+
+/// Prepares the chats of `chat.ron` into `out`; the line of the config that trains on them.
+fn prepared(folder: &Folder, out: &str, sets: &[&str]) -> String {
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let all: Vec<&str> = ["data", "prepare", "chat.ron", out].into_iter().chain(sets).collect();
+    let said = folder.onebox(&all).ok().stdout;
+    let data = said.lines().find_map(|line| line.trim().strip_prefix("data: ")).unwrap();
+    format!("data={}", data.strip_suffix(',').unwrap())
+}
+
+#[test]
+fn prepared_chats_train_as_the_chats_do_on_any_layout() {
+    let folder = with_chats();
+    let more = [
+        serde_json::json!({ "prompt": "a box of", "completion": " one model, and a half" }),
+        serde_json::json!({ "messages": [] }),
+        serde_json::json!({ "messages": [
+            { "role": "user", "content": "a" },
+            { "role": "assistant", "content": "b" },
+            { "role": "user", "content": "and what is in the other box?" },
+            { "role": "assistant", "content": "c" },
+        ]}),
+    ];
+    let chats = folder.read("chats.jsonl");
+    let held: String = chats.lines().skip(40).flat_map(|line| [line, "\n"]).collect();
+    fs::write(folder.path("held.jsonl"), held).unwrap();
+    let rows = more.iter().fold(chats, |all, row| format!("{all}{row}\n"));
+    fs::write(folder.path("chats.jsonl"), rows).unwrap();
+    let onebox = |args: &[&str], sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", *set]);
+        folder.onebox(&args.iter().copied().chain(sets).collect::<Vec<_>>()).ok()
+    };
+    let alone = "data.packing=None";
+    let packed = "data.packing=Documents";
+    let held = "data.validation=\"held.jsonl\"";
+    for (number, (sets, layout)) in [
+        (&[alone][..], [1, 2, 2]),
+        (&[alone, "data.truncate=true", "model.seq_len=48", held], [2, 1, 4]),
+        (&[packed, "model.seq_len=256"], [2, 2, 1]),
+        (&[packed, "model.seq_len=128", "data.system=\"a box\""], [1, 2, 1]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let data = prepared(&folder, &format!("made-{number}"), sets);
+        assert!(data.contains("format: Megatron, packing: "), "{data}");
+        let keys = ["parallel.tensor", "parallel.data", "batch.micro", "device.count"];
+        let layout = layout.into_iter().chain([layout[0] * layout[1]]);
+        let layout: Vec<_> = keys.iter().zip(layout).map(|(key, n)| format!("{key}={n}")).collect();
+        let mut shape: Vec<&str> = layout.iter().map(String::as_str).collect();
+        shape.extend(sets.iter().filter(|set| set.starts_with("model.")));
+        let (mut of_rows, mut of_tokens) = (shape.clone(), shape);
+        of_rows.extend(sets.iter().filter(|set| set.starts_with("data.")));
+        of_tokens.push(&data);
+        let same = |args: &[&str], keys: &[&str]| {
+            let [one, other] = [&of_rows, &of_tokens].map(|sets| {
+                let said =
+                    onebox(&[&["data", args[0], "chat.ron", "--json"], &args[1..]].concat(), sets);
+                let said: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+                keys.iter().map(|key| said[key].clone()).collect::<Vec<_>>()
+            });
+            assert_eq!(one, other, "{sets:?}");
+        };
+        same(&["check"], &["train_hash", "held_out_hash", "samples", "held_out_samples"]);
+        for sample in ["0", "1", "7"] {
+            same(&["show", "--sample", sample], &["tokens", "counted", "documents"]);
+        }
+        let run = |name: &str, sets: &[&str], args: &[&str]| {
+            let run = format!("{name}-{number}");
+            onebox(&[&["train", "chat.ron", "-q", "--run-dir", &run], args].concat(), sets);
+            folder.hash(&run)
+        };
+        let whole = run("rows", &of_rows, &[]);
+        assert_eq!(run("tokens", &of_tokens, &[]), whole, "{sets:?}");
+        // What the one has begun the other goes on with.
+        // Each is talked to and given back alike.
+        let talk = |name: &str| {
+            let run = format!("{name}-{number}");
+            let args = ["generate", &run, "--chat", "--prompt", "what holds?", "--tokens", "4"];
+            let out = format!("out-{run}");
+            onebox(&["checkpoint", "export", &run, &out, "--to", "safetensors"], &[]);
+            let exported = fs::read_dir(folder.path(&out)).unwrap().map(|entry| {
+                let path = entry.unwrap().path();
+                (path.file_name().unwrap().to_owned(), fs::read(path).unwrap())
+            });
+            let exported: std::collections::BTreeMap<_, _> = exported.collect();
+            assert!(exported.contains_key(std::ffi::OsStr::new("tokenizer_config.json")));
+            (onebox(&args, &[]).stdout, exported)
+        };
+        assert_eq!(talk("tokens"), talk("rows"));
+        let text = |sets: &[&str]| onebox(&["data", "show", "chat.ron"], sets).stdout;
+        assert_eq!(text(&of_tokens), text(&of_rows));
+        let both = [&of_rows, &of_tokens];
+        let (first, then) = (both[number % 2], both[(number + 1) % 2]);
+        let some = ["schedule.decay_steps=4", "train.checkpoint_every=1"];
+        run("both", &[&first[..], &some, &["train.steps=2"]].concat(), &[]);
+        let hash = run("both", &[&then[..], &some].concat(), &["--resume"]);
+        assert_eq!(hash, whole, "{sets:?}");
+    }
+}
+
+#[test]
+fn a_mask_is_asked_for_and_looked_at() {
+    let folder = with_chats();
+    let data = prepared(&folder, "made", &[]);
+    let check = |sets: &[&str]| {
+        let sets = [&data[..]].into_iter().chain(sets.iter().copied());
+        let sets = sets.flat_map(|set| ["--set", set]);
+        folder.onebox(&["data", "check", "chat.ron"].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    let said = check(&[]).ok().stdout;
+    assert!(said.contains("60 documents: 54 to train, 6 held out"), "{said}");
+    check(&["data.packing=Windows"]).refused(66, &["000000.mask says which of its tokens count"]);
+    let mask = folder.path("made/train/000000.mask");
+    let good = fs::read(&mask).unwrap();
+    let mut bad = good.clone();
+    bad[300] ^= 4;
+    fs::write(&mask, &bad).unwrap();
+    check(&[]).refused(66, &["000000.bin: its mask ", "000000.mask is damaged, at byte 0: the "]);
+    fs::write(&mask, &good[..99]).unwrap();
+    check(&[]).refused(66, &["000000.mask is damaged, at byte 99: the file has 99 bytes"]);
+    // A half mask is made again.
+    assert!(!prepared(&folder, "made", &[]).is_empty());
+    assert_eq!(fs::read(&mask).unwrap(), good);
+    let other = ["data", "prepare", "chat.ron", "made", "--set", "data.system=\"another\""];
+    folder.onebox(&other).refused(73, &["prepared.json: it is of other text"]);
+}
+
+/// Prepared chats bring their tokenizer and its template to a model that comes from nowhere.
+#[test]
+fn a_run_on_prepared_chats_keeps_their_tokenizer_and_template() {
+    let folder = with_chats();
+    let data = prepared(&folder, "made", &[]);
+    assert!(data.contains("tokenizer: \""), "{data}");
+    let ron = format!(
+        "(model: (layers: 1, hidden: 32, heads: 4, vocab: 307, seq_len: 64), device: Cpu(memory: \"64MiB\"),
+          precision: Fp32, batch: (micro: 8), train: (steps: 2), {})",
+        data.replacen("data=", "data: ", 1)
+    );
+    fs::write(folder.path("new.ron"), ron).unwrap();
+    folder.onebox(&["config", "check", "new.ron"]).ok();
+    let told = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
+    assert!(told.contains("generate new --chat --prompt 'Hello'"), "{told}");
+    folder.onebox(&["generate", "new", "--chat", "--prompt", "what?", "--tokens", "2"]).ok();
+    let kept = |name: &str| folder.path("new/model.from").join(name).exists();
+    assert!(kept("tokenizer_config.json") && !kept("config.json"));
+    let without = ["train", "new.ron", "--run-dir", "none", "--set", "data.tokenizer=None"];
+    let told = folder.onebox(&without).ok().stderr;
+    assert!(!told.contains("--chat"), "{told}");
+    let numbers = ["generate", "none", "--prompt", "5 6", "--tokens", "2"];
+    folder.onebox(&numbers).ok();
 }

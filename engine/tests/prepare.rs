@@ -69,6 +69,13 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
         });
         assert_eq!(one, other);
     };
+    let told = |args: &[&str], sets: &[&str]| onebox(folder, args, sets).ok().stdout;
+    let shown = |sets: &[&str]| {
+        let shown = told(&["data", "show", "tiny.ron", "--sample", "2"], sets);
+        // The first line names the data set.
+        shown.split_once('\n').unwrap().1.to_owned()
+    };
+    assert_eq!(shown(&tokens), shown(&sets));
     same(&["data", "check", "tiny.ron", "--json"], ["train_hash", "held_out_hash", "samples"]);
     for sample in ["0", "3", "11"] {
         same(
@@ -77,6 +84,10 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
         );
     }
     assert_eq!(train("tokens", &tokens), train("text", &sets));
+    let [of_tokens, of_text] = ["tokens", "text"].map(|run| format!("{run}-{made}"));
+    let write = |run: &str| told(&["generate", run, "--prompt", "the box ", "--tokens", "9"], &[]);
+    assert_eq!(write(&of_tokens), write(&of_text));
+    assert_eq!(folder.read(&format!("{of_tokens}/tokenizer.json")), folder.read("tokenizer.json"));
     let again = onebox(folder, &prepare, &sets).ok().stdout;
     assert!(again.contains(&format!("{end}, {parts} of them from before")), "{again}");
 }
@@ -91,8 +102,6 @@ fn what_a_file_of_tokens_cannot_hold_is_refused() {
         assert!(!folder.path(out).join("prepared.json").exists());
     };
     let with = |more: &[&'static str]| [&TOKENIZER[..], more].concat();
-    let chat = with(&["data.format=Chat"]);
-    refused("made", &chat, 78, "does not say which of them count");
     refused("made", &[], 78, "data.tokenizer is not set");
     refused("made", &["data.format=U16"], 78, "the files hold tokens");
     refused("texts/made", &with(&["data.train=\"texts\""]), 78, "it is in a folder of the data");

@@ -207,8 +207,8 @@ fn many_small_files_train_as_one_and_few_of_them_are_open() {
     assert!(said.contains("500 files") && said.contains("in 3500 documents"), "{said}");
 }
 
-#[test]
-fn a_file_that_shrinks_under_a_run_ends_it_with_its_name() {
+/// Changes of a file under a run, one after another, each when the run has done some steps more.
+fn under_a_run(changes: &[&dyn Fn(&Path)]) -> Done {
     let folder = Folder::new();
     let path = folder.path("tokens.bin");
     let tokens: Vec<u8> =
@@ -222,16 +222,45 @@ fn a_file_that_shrinks_under_a_run_ends_it_with_its_name() {
     let run = std::thread::spawn(move || Folder::done(command));
     let since = Instant::now();
     let metrics = folder.path("run/metrics.jsonl");
-    while fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 3 {
-        assert!(since.elapsed() < Duration::from_secs(180) && !run.is_finished(), "no three steps");
-        sleep(Duration::from_millis(5));
+    let steps = || fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
+    for change in changes {
+        // Lines that are written while the file is read through are of steps before.
+        let before = steps();
+        while steps() < before + 50 {
+            let patient = since.elapsed() < Duration::from_secs(180);
+            assert!(patient && !run.is_finished(), "{before} steps, and no more");
+            sleep(Duration::from_millis(5));
+        }
+        change(&path);
     }
-    File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
-    let ended = run.join().unwrap();
+    run.join().unwrap()
+}
+
+#[test]
+fn a_file_that_shrinks_under_a_run_ends_it_with_its_name() {
+    let ended = under_a_run(&[&|path| {
+        File::options().write(true).open(path).unwrap().set_len(1000).unwrap();
+    }]);
     ended.refused(
         66,
         &["tokens.bin: cannot read the tokens at byte", "it has 1000 bytes now, and had 40000"],
     );
+}
+
+#[test]
+fn a_file_that_is_touched_under_a_run_ends_it_only_where_its_bytes_are_others() {
+    let touch = |path: &Path| {
+        File::options().write(true).open(path).unwrap().set_modified(SystemTime::now()).unwrap();
+    };
+    let rewrite = |path: &Path| fs::write(path, fs::read(path).unwrap()).unwrap();
+    let change = |path: &Path| {
+        File::options().write(true).open(path).unwrap().write_all_at(&[9], 12_001).unwrap();
+    };
+    let ended = under_a_run(&[&touch, &rewrite, &change]);
+    let said = ended.stderr.matches("tokens.bin has another time of change: it is read").count();
+    // Of the last change each rank may say it.
+    assert!(said >= 3, "{}", ended.stderr);
+    ended.refused(66, &["tokens.bin: cannot read the tokens at byte", "it was written to"]);
 }
 
 #[test]

@@ -96,8 +96,8 @@ fn a_tokenizer_that_does_not_fit_is_refused() {
     let with = |more: &[&str]| train(&folder, "run", &[], more);
     with(&["model.vocab=299"])
         .refused(66, &["data.tokenizer", "tokenizer.json", "model.vocab to 300"]);
-    with(&["data.format=U16"])
-        .refused(78, &["data.tokenizer", "files of tokens need no tokenizer"]);
+    with(&["data.format=U16", "model.vocab=299"])
+        .refused(66, &["data.tokenizer", "tokenizer.json", "model.vocab to 300"]);
     with(&["data.tokenizer=\"none.json\""]).refused(66, &["none.json", "no such file"]);
     with(&["data.tokenizer=\"text.txt\""]).refused(66, &["text.txt", "tokenizer.json"]);
     std::fs::write(folder.path("text.txt"), b"\xff\xfe and more text").unwrap();

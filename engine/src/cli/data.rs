@@ -95,13 +95,11 @@ pub(super) fn trouble(
         Ok(look) => look,
         Err(error) => return Some(told(error)),
     };
-    let tokens = tokenizer.as_ref().map_or(0, Tokenizer::vocab);
-    if tokens > config.model.vocab {
-        let problem = Problem::TokenizerVocab { tokenizer: tokens, vocab: config.model.vocab };
-        let path = config.data.tokenizer.as_ref()?.into();
-        return Some(told(DataError { key: "data.tokenizer", path, problem }));
+    if let Err(error) = check_vocab(config, tokenizer.as_ref()) {
+        return Some(told(error));
     }
-    if look.bytes > READ_WHOLE[usize::from(tokenizer.is_some())] {
+    let tokenizes = tokenizer.is_some() && config.data.format.is_text();
+    if look.bytes > READ_WHOLE[usize::from(tokenizes)] {
         return None;
     }
     read(config, tokenizer.as_ref(), (true, true)).err().map(told)
@@ -134,6 +132,15 @@ pub(super) fn read_whole(
     Ok((tokenizer, data))
 }
 
+/// Refuses a tokenizer with tokens that the model has not.
+fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), DataError> {
+    let (Some(tokenizer), Some(path)) = (tokenizer, &config.data.tokenizer) else { return Ok(()) };
+    let (tokenizer, vocab) = (tokenizer.vocab(), config.model.vocab);
+    let problem = Problem::TokenizerVocab { tokenizer, vocab };
+    let refused = || DataError { key: "data.tokenizer", path: path.into(), problem };
+    (tokenizer <= vocab).then_some(()).ok_or_else(refused)
+}
+
 fn read(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
@@ -148,13 +155,15 @@ fn read(
                 every(data, &|parts| Corpus::open_rows(parts, &with, of, size))
             })?
         }
-        (Some(tokenizer), Some(path)) => {
+        (Some(tokenizer), Some(path)) if data.format.is_text() => {
             let (path, format) = (Path::new(path), data.format.clone());
             let sizes = Sizes::default();
             let with = Tokenized { tokenizer, path, cache: &cache, format, sizes, quiet };
             every(data, &|parts| Corpus::open_text(parts, &with, size.0, size.1))
         }
+        // The tokenizer of files of tokens has made them already.
         _ => {
+            check_vocab(config, tokenizer)?;
             let checks = Checks { cache: &cache, vocab: model.vocab, quiet };
             let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
             let with = Filed { format, packing, truncate };

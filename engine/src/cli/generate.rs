@@ -9,7 +9,8 @@ use crate::checkpoint::inspect::{Summary, open_newest};
 use crate::config::{Config, DeviceConfig, Loaded, Precision, load_of_run, load_str};
 use crate::data::Tokenizer;
 use crate::generate::{
-    End, GenerateError, On, Piece, Sampling, Source, Stop, Trained, generate, next_logits,
+    End, GenerateError, On, Piece, Sampling, Source, Stop, Trained, default_prompt, generate,
+    next_logits,
 };
 use crate::hugging_face::Beside;
 use crate::run_dir::kept::KEPT;
@@ -261,7 +262,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &From<'_>) -> Result<(), Fai
         let [prompt] = &asked[..] else {
             return Err(Failed::new(2, "--logits takes one --prompt"));
         };
-        let prompt = crate::generate::default_prompt(config, prompt);
+        let prompt = default_prompt((config, from.tokenizer), prompt);
         let logits = next_logits(config, &model, &prompt).map_err(failed)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
@@ -301,7 +302,7 @@ fn texts_of(
     prompts: &[String],
 ) -> Result<Vec<String>, Failed> {
     if !args.chat {
-        let text = |prompt: &String| crate::generate::default_prompt(config, prompt);
+        let text = |prompt: &String| default_prompt((config, from.tokenizer), prompt);
         return Ok(prompts.iter().map(text).collect());
     }
     if from.tokenizer.is_none() {

@@ -2,7 +2,7 @@
 
 use super::exit::{Failed, code};
 use super::{ConfigArgs, data, print};
-use crate::config::{Config, DataFormat, Packing, Source, Sources};
+use crate::config::{Config, Packing, Source, Sources};
 use crate::data::{
     Cache, Prepare, PrepareError, Prepared, Problem, Rowed, Sizes, Tokenizer, takes_from,
 };
@@ -75,9 +75,6 @@ fn prepare(
 fn refuse(config: &Config, out: &Path) -> Result<(), Failed> {
     let data = &config.data;
     let why = match &data.format {
-        DataFormat::Chat => {
-            "data.format: Chat: a file of tokens does not say which of them count; train on the chats themselves".into()
-        }
         format if !format.is_text() => {
             format!("data.format: {format:?}: the files hold tokens, and a run reads these where they stand")
         }
@@ -117,6 +114,9 @@ fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
         // The index says where documents begin.
         packing => keys.push(format!("format: Megatron, packing: {packing:?}")),
     }
+    if let Some(tokenizer) = &data.tokenizer {
+        keys.push(format!("tokenizer: {tokenizer:?}"));
+    }
     if data.truncate {
         keys.push("truncate: true".into());
     }
@@ -124,8 +124,7 @@ fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
         keys.push(format!("validation_fraction: {:?}", data.validation_fraction));
     }
     format!(
-        "{}: {tokens} tokens of {files}, {text} of text, in {parts}{before}\nA config trains on them with these two lines, and \
-         without data.tokenizer:\n    data: ({}),\n    model: (.., vocab: {}),\n",
+        "{}: {tokens} tokens of {files}, {text} of text, in {parts}{before}\nA config trains on them with these two lines:\n    data: ({}),\n    model: (.., vocab: {}),\n",
         out.display(),
         keys.join(", "),
         config.model.vocab,

@@ -211,8 +211,10 @@ fn beside(
         (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (Beside::of_run(dir), dir),
         (_, _, Some(from)) => (Beside::open(Path::new(from)), Path::new(from)),
         (_, _, None) => match config.data.tokenizer.as_deref().map(Path::new) {
-            // Whoever talks to the model needs the template of its chats.
-            Some(tokenizer) if config.data.format == DataFormat::Chat => {
+            // Whoever talks to the model needs the template of its chats, also of prepared ones.
+            Some(tokenizer)
+                if config.data.format == DataFormat::Chat || !config.data.format.is_text() =>
+            {
                 (Beside::open(tokenizer).map(Beside::without_model), tokenizer)
             }
             _ => return Ok(Beside::default()),

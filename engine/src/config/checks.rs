@@ -14,7 +14,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 36] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 35] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -44,7 +44,6 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 36] {
         Checks::checkpoints_split_once,
         Checks::checkpoint_sets,
         Checks::byte_tokens,
-        Checks::tokenized_twice,
         Checks::rows_without_tokenizer,
         Checks::steps_and_epochs,
         Checks::packing_of_another_format,

@@ -141,7 +141,7 @@ pub struct DataConfig {
     pub validation: Sources,
     /// Default `Auto`.
     pub format: DataFormat,
-    /// `tokenizer.json` for text, made absolute like the others; absent: a byte is a token. With `Auto` and `Bytes` only.
+    /// `tokenizer.json` for text, made absolute like the others; absent: a byte is a token. Of files of tokens the one that made them.
     pub tokenizer: Option<String>,
     /// (0, 0.5], default 0.1.
     pub validation_fraction: f32,

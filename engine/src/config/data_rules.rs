@@ -64,16 +64,4 @@ impl Checks<'_> {
             ],
         })
     }
-
-    pub(super) fn tokenized_twice(&self) -> Option<Broken> {
-        let data = &self.config.data;
-        (data.tokenizer.is_some() && !data.format.is_text()).then(|| Broken {
-            message: "files of tokens need no tokenizer".into(),
-            help: "leave `data.tokenizer` out, or `data.format`, for text".into(),
-            values: vec![
-                ("data.tokenizer", "makes tokens of text".into()),
-                ("data.format", "the files hold tokens".into()),
-            ],
-        })
-    }
 }

@@ -310,9 +310,7 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
     let train = s.sources("train", Entries::Weighed, "File, directory or glob to train on, or several with their shares of the samples. Relative to the config file; in `--set` to the working directory. `train` needs it, `plan` does not.");
     let validation = s.sources("validation", Entries::Named, "The same for evaluations; each of several has a loss of its own. None: the last `validation_fraction` of `train`.");
     let format = data_format(s);
-    // Files of tokens need none.
-    let text = format.is_text();
-    let tokenizer = match told::tokenizer_beside(s.reader, model).filter(|_| text) {
+    let tokenizer = match told::tokenizer_beside(s.reader, model) {
         Some(path) => Or::Derived(Some(path), "beside config.json", &["model.from"]),
         None => Or::Default(None),
     };
@@ -326,7 +324,7 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         train,
         validation,
         format,
-        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text, or the folder of one. None: a byte is a token. Not with `format` `U16`, `U32` and `Megatron`. With `model.from` the one of its folder where this is left out."),
+        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text, or the folder of one. None: a byte is a token. With `format` `U16`, `U32` and `Megatron` the one that made the tokens, which the run keeps for `generate`, `export` and `data show`. With `model.from` the one of its folder where this is left out."),
         validation_fraction: s.float(
             "validation_fraction",
             Interval::above(0.0, 0.5),

@@ -27,6 +27,14 @@ impl Of {
             Self::Documents => "document",
         }
     }
+
+    /// What a number of one counts.
+    const fn place(self) -> &'static str {
+        match self {
+            Self::Rows => "line",
+            Self::Documents => "document",
+        }
+    }
 }
 
 /// Rows that are no samples.
@@ -61,7 +69,8 @@ impl BadRows {
         self.bad += 1;
         if self.first.len() < SHOWN {
             let name = path.file_name().unwrap_or(path.as_os_str());
-            self.first.push(format!("{} line {number}: {why}", Shown(Path::new(name))));
+            let place = self.of.place();
+            self.first.push(format!("{} {place} {number}: {why}", Shown(Path::new(name))));
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::cores;
 use super::documents::{Documents, Room};
-use super::identity::{Identity, Pieces};
+use super::identity::{Identity, Pieces, Segment};
 use super::megatron::Index;
 use super::problem::{Failure, Problem, at};
 use super::sealed::{self, Magic};
@@ -17,7 +17,7 @@ use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// What a pass over all tokens has found.
-const SET: &Magic = b"onebox checked 1";
+const SET: &Magic = b"onebox checked 2";
 /// Which files are text.
 const TEXTS: &Magic = b"onebox texts  2\n";
 /// The work that is done again where what was found cannot be kept.
@@ -39,10 +39,12 @@ pub(crate) struct Checks<'a> {
 }
 
 /// Of a pass over all tokens.
-struct Found {
-    identity: Identity,
-    /// The largest token of each segment.
-    largest: Vec<u32>,
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) identity: Identity,
+    pub(super) segments: Vec<Segment>,
+    /// Hashes of the files beside those of the tokens: indexes, then masks.
+    pub(super) beside: Vec<u128>,
 }
 
 /// Nowhere.
@@ -54,15 +56,16 @@ impl Checks<'_> {
         Self { cache: &NO_CACHE, vocab: usize::MAX, quiet: true }
     }
 
-    /// The identity of tokens of which `..split` are to train. Refuses those that are not below the vocabulary, and has larger
+    /// What is found in tokens of which `..split` are to train. Refuses those that are not below the vocabulary, and has larger
     /// ones than there are now refused from now on.
     pub(super) fn pass(
         &self,
         store: &mut Store,
         split: usize,
         (indexes, documents): (&[Index], Option<&Documents>),
-    ) -> Result<Identity, Failure> {
-        let Found { identity, largest } = self.found(store, split, (indexes, documents))?;
+    ) -> Result<Found, Failure> {
+        let found = self.found(store, split, (indexes, documents))?;
+        let largest: Vec<u32> = found.segments.iter().map(|segment| segment.largest).collect();
         for (segment, Index { dtype, .. }) in indexes.iter().enumerate() {
             if largest[segment] as usize >= dtype.end {
                 let end = dtype.end;
@@ -81,7 +84,7 @@ impl Checks<'_> {
             }));
         }
         store.bound(&largest);
-        Ok(identity)
+        Ok(found)
     }
 
     fn found(
@@ -97,34 +100,43 @@ impl Checks<'_> {
         };
         let bytes = (parts.each_ref().map(Pieces::len).iter().sum::<usize>() * store.width) as u64;
         let worth = bytes >= WORTH_KEEPING && self.cache.folder.is_some();
-        let files = store.files().filter(|_| worth);
+        let masks = documents.map_or(&[][..], Documents::masks);
+        let beside = indexes.iter().map(|index| &index.file);
+        let beside = beside.chain(masks.iter().map(|mask| &mask.file));
+        let files = store.files().filter(|_| worth).map(|mut files| {
+            files.extend(beside.clone());
+            files
+        });
         let kept = files.as_ref().and_then(|files| {
-            let indexes = indexes.iter().map(|index| &index.file);
-            let all = files.iter().copied().chain(indexes);
             // The index and these say which documents there are.
             let of = documents.map(|documents| (documents.room, documents.split));
-            let name = format!("{:032x}.checked", name(all, (store.width, split), of));
+            let files = files.iter().copied();
+            let name = format!("{:032x}.checked", name(files, (store.width, split), of));
             Some(self.cache.folder.as_ref()?.join(name))
         });
         let known = kept.as_deref().and_then(|path| sealed::read(path, SET));
-        if let Some(found) = known.and_then(|bytes| Found::from_bytes(&bytes, store.num_segments()))
-        {
+        let sizes = [store.num_segments(), indexes.len() + masks.len()];
+        if let Some(found) = known.and_then(|bytes| Found::from_bytes(&bytes, sizes)) {
             return Ok(found);
         }
         for (segment, index) in indexes.iter().enumerate() {
             let Some(file) = store.file(segment) else { unreachable!("an index has a file") };
             index.check(file).map_err(at(&file.path))?;
         }
+        for (segment, mask) in masks.iter().enumerate() {
+            mask.check().map_err(at(path_of(store, segment)))?;
+        }
         let reading = Reading::new("checking data", bytes, self.quiet);
         let add = |bytes| reading.add(bytes);
-        let (identity, largest) = Identity::and_largest(store, &parts, &add).map_err(failure)?;
-        let identity = documents.map_or(identity, |documents| identity.and(documents.hashes()));
-        drop(reading);
-        let found = Found { identity, largest };
-        let settled = |files: &Vec<&TokenFile>| {
-            let indexes = indexes.iter().map(|index| &index.file);
-            files.iter().copied().chain(indexes).all(|file| file.stamp.is_settled(now))
+        let (identity, segments) = Identity::and_segments(store, &parts, &add).map_err(failure)?;
+        let identity = match documents {
+            Some(documents) => identity.and(documents.hashes().map_err(failure)?),
+            None => identity,
         };
+        drop(reading);
+        let beside: Result<_, _> = beside.map(TokenFile::hash).collect();
+        let found = Found { identity, segments, beside: beside.map_err(failure)? };
+        let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
         if files.as_ref().is_some_and(settled) {
             let parts = std::iter::once(found.to_bytes());
             self.cache.keep(kept.as_deref(), SET, parts, AGAIN);
@@ -168,21 +180,28 @@ impl Checks<'_> {
 impl Found {
     fn to_bytes(&self) -> Vec<u8> {
         let Identity { train, held_out } = self.identity;
-        let mut bytes = [train, held_out].map(u128::to_le_bytes).as_flattened().to_vec();
-        bytes.extend(self.largest.iter().flat_map(|token| token.to_le_bytes()));
-        bytes
+        let sums = self.segments.iter().map(|segment| segment.sum);
+        let hashes = [train, held_out].into_iter().chain(sums).chain(self.beside.iter().copied());
+        let largest = self.segments.iter().flat_map(|segment| segment.largest.to_le_bytes());
+        hashes.flat_map(u128::to_le_bytes).chain(largest).collect()
     }
 
-    fn from_bytes(bytes: &[u8], segments: usize) -> Option<Self> {
-        let (identity, largest) = bytes.split_at_checked(32)?;
-        let [train, held_out] = identity.as_chunks().0 else { return None };
-        let identity = Identity {
-            train: u128::from_le_bytes(*train),
-            held_out: u128::from_le_bytes(*held_out),
+    fn from_bytes(bytes: &[u8], [segments, beside]: [usize; 2]) -> Option<Self> {
+        let (hashes, largest) = bytes.split_at_checked(16 * (2 + segments + beside))?;
+        let hashes = hashes.as_chunks().0.iter().map(|hash| u128::from_le_bytes(*hash));
+        let hashes: Vec<u128> = hashes.collect();
+        let ([train, held_out], rest) = hashes.split_first_chunk()?;
+        let (sums, beside) = rest.split_at(segments);
+        let (largest, []) = largest.as_chunks() else { return None };
+        let segment = |(largest, sum): (&[u8; 4], &u128)| Segment {
+            largest: u32::from_le_bytes(*largest),
+            sum: *sum,
         };
-        let (largest, rest) = largest.as_chunks();
-        let largest: Vec<_> = largest.iter().map(|token| u32::from_le_bytes(*token)).collect();
-        (rest.is_empty() && largest.len() == segments).then_some(Self { identity, largest })
+        (largest.len() == segments).then(|| Self {
+            identity: Identity { train: *train, held_out: *held_out },
+            segments: largest.iter().zip(sums).map(segment).collect(),
+            beside: beside.to_vec(),
+        })
     }
 }
 
@@ -193,6 +212,7 @@ fn name<'a>(
     documents: Option<(Room, usize)>,
 ) -> u128 {
     let mut hash = Xxh3Default::new();
+    hash.update(SET);
     hash.update(&[width as u64, split as u64].map(u64::to_le_bytes).concat());
     if let Some(documents) = documents {
         hash.update(format!("{documents:?}").as_bytes());

@@ -218,6 +218,12 @@ impl Dataset {
         self.trained().iter().any(|named| named.corpus.is_packed())
     }
 
+    /// Whether files say of each token whether it counts, as those of prepared chats do.
+    pub(crate) fn has_masks(&self) -> bool {
+        let masked = |corpus: &Corpus| corpus.documents.as_ref().is_some_and(|d| d.are_in_files());
+        self.trained().iter().any(|named| masked(&named.corpus))
+    }
+
     /// The held-out corpora with their names, each of which has a loss of its own.
     pub(crate) fn evaluations(&self) -> impl Iterator<Item = (&str, &Corpus)> {
         self.held_out().iter().map(|named| (named.name.as_str(), &named.corpus))

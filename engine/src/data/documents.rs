@@ -2,7 +2,9 @@
 
 use super::bad_rows::BadRows;
 use super::identity::Pieces;
+use super::mask::{self, Bits, Mask, Masks};
 use super::pack::Packed;
+use super::store::Unread;
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -63,16 +65,21 @@ impl Room {
 }
 
 /// The tokens that count as targets.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Targets {
     /// All but the first of each document.
     All,
     /// By token: whether it counts, unless it is the first of a document; and by document: how many do.
     Some { counted: Vec<bool>, of: Vec<u32> },
+    /// The same, where masks beside the files of the tokens say it.
+    InFiles { masks: Masks, of: Vec<u32> },
 }
 
+/// Bytes of a mask that are held at once to look at all of it.
+const BLOCK: usize = 64 << 10;
+
 /// Documents that are samples, or that several together are.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Documents {
     pub(super) room: Room,
     /// Where each starts in the tokens.
@@ -122,6 +129,51 @@ impl Documents {
             let counts = counted[start + 1..start + length].iter().filter(|counts| **counts);
             of.push(counts.count() as u32);
         }
+    }
+
+    /// From now on each document comes with how many of its tokens count, and its file with a mask. One that is too long is not
+    /// divided: an answer without its question teaches nothing.
+    pub(super) fn say_in_files(&mut self) {
+        assert!(self.len() == 0, "documents are there already");
+        self.targets = Targets::InFiles { masks: Masks::default(), of: Vec::new() };
+        if self.room.long == Long::Divided {
+            self.room.long = Long::LeftOut;
+        }
+    }
+
+    /// Whether masks say what counts.
+    pub(super) const fn are_in_files(&self) -> bool {
+        matches!(self.targets, Targets::InFiles { .. })
+    }
+
+    /// The masks; none where nothing else says what counts.
+    pub(super) fn masks(&self) -> &[Mask] {
+        match &self.targets {
+            Targets::InFiles { masks, .. } => masks.all(),
+            Targets::All | Targets::Some { .. } => &[],
+        }
+    }
+
+    /// Adds a document that is these tokens, of which so many count as its mask says.
+    pub(super) fn push_masked(&mut self, tokens: Range<usize>, count: u32) {
+        let parts = self.push_parts(tokens);
+        let Targets::InFiles { of, .. } = &mut self.targets else {
+            unreachable!("no mask says it")
+        };
+        assert!(parts.len() <= 1, "it is not divided");
+        of.extend(parts.map(|_| count));
+    }
+
+    /// Adds the mask of a file whose first token is token `start` of all.
+    pub(super) fn push_mask(&mut self, start: usize, mask: Mask) {
+        let Targets::InFiles { masks, .. } = &mut self.targets else { unreachable!("as above") };
+        masks.push(start, mask);
+    }
+
+    /// The mask of all documents, each of which came with what of it counts.
+    pub(super) fn mask(&self) -> Vec<u8> {
+        let Targets::Some { counted, of } = &self.targets else { unreachable!("all tokens count") };
+        mask::written(of, counted)
     }
 
     /// Adds a document, divided where it is too long, and returns its parts.
@@ -202,19 +254,35 @@ impl Documents {
     }
 
     /// Calls `each` with the number in a document of each of its tokens that is no target.
-    pub(super) fn not_counted(&self, document: usize, mut each: impl FnMut(usize)) {
+    ///
+    /// # Errors
+    /// If a mask cannot be read.
+    pub(super) fn not_counted(
+        &self,
+        document: usize,
+        bits: &mut Bits<'_>,
+        mut each: impl FnMut(usize),
+    ) -> Result<(), Unread> {
         each(0);
-        if let Targets::Some { counted, .. } = &self.targets {
-            let own = &counted[self.tokens(document)];
-            (1..own.len()).filter(|i| !own[*i]).for_each(each);
+        let Range { start, end } = self.tokens(document);
+        match &self.targets {
+            Targets::All => {}
+            Targets::Some { counted, .. } => {
+                let own = &counted[start..end];
+                (1..own.len()).filter(|i| !own[*i]).for_each(each);
+            }
+            Targets::InFiles { masks, .. } => {
+                masks.not_counted(start + 1..end, bits, |i| each(1 + i))?;
+            }
         }
+        Ok(())
     }
 
     /// Targets of some samples that count.
     pub(super) fn targets(&self, mut samples: Range<usize>) -> u64 {
         let of = |document: usize| match &self.targets {
             Targets::All => self.lengths[document] - 1,
-            Targets::Some { of, .. } => of[document],
+            Targets::Some { of, .. } | Targets::InFiles { of, .. } => of[document],
         };
         let of = |sample| self.of_sample(sample).map(|document| u64::from(of(document)));
         samples.by_ref().flat_map(of).sum()
@@ -230,22 +298,35 @@ impl Documents {
     }
 
     /// Hashes of where documents end in each part, and which of their tokens count.
-    pub(super) fn hashes(&self) -> [u128; 2] {
-        [0..self.split, self.split..self.len()].map(|part| {
-            let (mut hash, mut end) = (Xxh3Default::new(), 0);
-            for document in part.clone() {
-                end += u64::from(self.lengths[document]);
-                hash.update(&end.to_le_bytes());
+    ///
+    /// # Errors
+    /// If a mask cannot be read, or contradicts itself.
+    pub(super) fn hashes(&self) -> Result<[u128; 2], Unread> {
+        let held_out = self.hash(self.split..self.len());
+        Ok([self.hash(0..self.split)?, held_out?])
+    }
+
+    fn hash(&self, part: Range<usize>) -> Result<u128, Unread> {
+        let (mut hash, mut end) = (Xxh3Default::new(), 0);
+        for document in part.clone() {
+            end += u64::from(self.lengths[document]);
+            hash.update(&end.to_le_bytes());
+        }
+        let (mut counted, mut block) = (vec![0; self.room.most], vec![0; BLOCK]);
+        let mut bits = Bits::new(&mut block);
+        for document in part {
+            let counted = &mut counted[..self.lengths[document] as usize];
+            counted.fill(1);
+            self.not_counted(document, &mut bits, |token| counted[token] = 0)?;
+            hash.update(counted);
+            if let Targets::InFiles { masks, of } = &self.targets {
+                let found: u32 = counted.iter().map(|counts| u32::from(*counts)).sum();
+                if found != of[document] {
+                    return Err(masks.contradiction(self.starts[document], (found, of[document])));
+                }
             }
-            let mut counted = vec![0; self.room.most];
-            for document in part {
-                let counted = &mut counted[..self.lengths[document] as usize];
-                counted.fill(1);
-                self.not_counted(document, |token| counted[token] = 0);
-                hash.update(counted);
-            }
-            hash.digest128()
-        })
+        }
+        Ok(hash.digest128())
     }
 }
 

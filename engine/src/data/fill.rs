@@ -1,7 +1,11 @@
 //! Samples as batches take them: tokens are read from where they stand.
 
+use super::mask::Bits;
 use super::{Corpus, Document, Documents, Unread};
 use std::ops::Range;
+
+/// Bytes of a mask that are read at once, on the stack: a step allocates nothing.
+const BITS: usize = 1 << 10;
 
 impl Corpus {
     /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `place` (from [`sample`](Self::sample) or
@@ -15,10 +19,10 @@ impl Corpus {
         inputs: &mut [i32],
         targets: &mut [i32],
     ) -> Result<(), Unread> {
-        match &self.documents {
+        self.again_where_touched(|| match &self.documents {
             Some(documents) => self.fill_documents((documents, place), inputs, targets),
             None => self.fill(place, self.split, inputs, targets),
-        }
+        })
     }
 
     /// Fills `inputs` (T) and `targets` (T) of an evaluation window. Past the end of the held-out
@@ -32,7 +36,7 @@ impl Corpus {
         inputs: &mut [i32],
         targets: &mut [i32],
     ) -> Result<(), Unread> {
-        match &self.documents {
+        self.again_where_touched(|| match &self.documents {
             Some(documents) => {
                 let sample = documents.samples_to_train().saturating_add(window);
                 self.fill_documents((documents, sample), inputs, targets)
@@ -41,7 +45,7 @@ impl Corpus {
                 let start = self.split.saturating_add(window.saturating_mul(self.seq_len));
                 self.fill(start, self.num_tokens(), inputs, targets)
             }
-        }
+        })
     }
 
     /// Fills `starts` (T): for each token of the sample at `place` the place in the sample where its document starts. Padding is a
@@ -69,6 +73,10 @@ impl Corpus {
     /// # Errors
     /// As [`fill_train`](Self::fill_train).
     pub fn documents(&self, place: usize) -> Result<Vec<Document>, Unread> {
+        self.again_where_touched(|| self.read_documents_of(place))
+    }
+
+    fn read_documents_of(&self, place: usize) -> Result<Vec<Document>, Unread> {
         let whole = |tokens: Range<usize>| {
             let mut counted = vec![true; tokens.len()];
             counted[0] = false;
@@ -79,9 +87,12 @@ impl Corpus {
         let Some(documents) = &self.documents else {
             return Ok(vec![whole(place..place + self.seq_len + 1)?]);
         };
+        let mut block = [0; BITS];
+        let mut bits = Bits::new(&mut block);
         let document = |number| {
             let mut document = whole(documents.tokens(number))?;
-            documents.not_counted(number, |token| document.counted[token] = false);
+            let counted = &mut document.counted;
+            documents.not_counted(number, &mut bits, |token| counted[token] = false)?;
             Ok(document)
         };
         documents.of_sample(place).map(document).collect()
@@ -93,6 +104,10 @@ impl Corpus {
     /// # Errors
     /// As [`fill_train`](Self::fill_train).
     pub fn starts_in_window(&self, place: usize) -> Result<Vec<usize>, Unread> {
+        self.again_where_touched(|| self.read_starts(place))
+    }
+
+    fn read_starts(&self, place: usize) -> Result<Vec<usize>, Unread> {
         let mut starts = vec![0];
         if self.indexes.is_empty() || self.documents.is_some() {
             return Ok(starts);
@@ -116,17 +131,19 @@ impl Corpus {
         mut inputs: &mut [i32],
         mut targets: &mut [i32],
     ) -> Result<(), Unread> {
+        let mut block = [0; BITS];
+        let mut bits = Bits::new(&mut block);
         for document in documents.of_sample(sample) {
             let tokens = documents.tokens(document);
             let (own, of_inputs) = inputs.split_at_mut(tokens.len() - 1);
             let (own_targets, of_targets) = targets.split_at_mut(tokens.len() - 1);
             self.fill(tokens.start, tokens.end, own, own_targets)?;
-            documents.not_counted(document, |token| {
+            documents.not_counted(document, &mut bits, |token| {
                 // The first is no target.
                 if let Some(target) = token.checked_sub(1) {
                     own_targets[target] = -1;
                 }
-            });
+            })?;
             (inputs, targets) = (of_inputs, of_targets);
         }
         self.fill(0, 0, inputs, targets)

@@ -4,6 +4,7 @@ use super::cores;
 use super::store::{Store, Unread, largest};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// Tokens of a chunk. The hash is one over the hashes of all chunks, so this number is part of it.
@@ -33,17 +34,60 @@ impl Identity {
         Self { train: both([self.train, train]), held_out: both([self.held_out, held_out]) }
     }
 
-    /// Of the tokens to train and of those that are held out, and the largest token of each segment. Runs on all cores, in
-    /// bounded memory. `read`: adds bytes that were read.
-    pub(super) fn and_largest(
+    /// Of the tokens to train and of those that are held out, and what is found in each segment. Runs on all cores, in bounded
+    /// memory. `read`: adds bytes that were read.
+    pub(super) fn and_segments(
         store: &Store,
         [train, held_out]: &[Pieces; 2],
         read: &(dyn Fn(u64) + Sync),
-    ) -> Result<(Self, Vec<u32>), Unread> {
-        let most: Vec<AtomicU32> = (0..store.num_segments()).map(|_| AtomicU32::new(0)).collect();
-        let of = |part| hash(store, part, (&most, read));
+    ) -> Result<(Self, Vec<Segment>), Unread> {
+        let segments = Segments::new(store, None);
+        let of = |part| hash(store, part, (&segments, read));
         let identity = Self { train: of(train)?, held_out: of(held_out)? };
-        Ok((identity, most.into_iter().map(AtomicU32::into_inner).collect()))
+        Ok((identity, segments.found()))
+    }
+}
+
+/// What a pass finds in a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) largest: u32,
+    /// The sum of the hashes of its parts in all chunks, each with its place: that of other tokens is another one.
+    pub(super) sum: u128,
+}
+
+/// The sum of a segment by itself.
+pub(super) fn sum(store: &Store, parts: &[Pieces; 2], segment: usize) -> Result<u128, Unread> {
+    let segments = Segments::new(store, Some(segment));
+    parts.iter().try_for_each(|part| hash(store, part, (&segments, &|_| ())).map(drop))?;
+    Ok(segments.found()[segment].sum)
+}
+
+/// What is found in each segment, by threads side by side.
+struct Segments {
+    all: Vec<(AtomicU32, Mutex<u128>)>,
+    /// Others are passed over.
+    only: Option<usize>,
+}
+
+impl Segments {
+    fn new(store: &Store, only: Option<usize>) -> Self {
+        Self { all: (0..store.num_segments()).map(|_| Default::default()).collect(), only }
+    }
+
+    fn add(&self, segment: usize, (largest, hash): (u32, u128)) {
+        let (most, sum) = &self.all[segment];
+        most.fetch_max(largest, Ordering::Relaxed);
+        let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
+        *sum = sum.wrapping_add(hash);
+    }
+
+    fn found(self) -> Vec<Segment> {
+        let one = |(largest, sum): (AtomicU32, Mutex<u128>)| {
+            let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+            Segment { largest: largest.into_inner(), sum }
+        };
+        self.all.into_iter().map(one).collect()
     }
 }
 
@@ -98,7 +142,7 @@ impl Pieces {
 fn hash(
     store: &Store,
     tokens: &Pieces,
-    (most, read): (&[AtomicU32], &(dyn Fn(u64) + Sync)),
+    (segments, read): (&Segments, &(dyn Fn(u64) + Sync)),
 ) -> Result<u128, Unread> {
     let chunks = tokens.len().div_ceil(CHUNK);
     let mut all = Xxh3Default::new();
@@ -106,7 +150,7 @@ fn hash(
         let chunk = |i: usize| {
             let start = (first + i) * CHUNK;
             let chunk = start..tokens.len().min(start + CHUNK);
-            let hash = of_chunk(store, tokens.of(chunk.clone()), most);
+            let hash = of_chunk(store, tokens.of(chunk.clone()), segments);
             read((chunk.len() * store.width) as u64);
             hash
         };
@@ -120,23 +164,28 @@ fn hash(
 fn of_chunk(
     store: &Store,
     chunk: impl Iterator<Item = Range<usize>>,
-    most: &[AtomicU32],
+    segments: &Segments,
 ) -> Result<[u8; 16], Unread> {
     let mut hasher = Xxh3Default::new();
     let (mut bytes, mut wide) = (vec![0; BLOCK * store.width], vec![0; 4 * BLOCK]);
-    for (segment, part) in chunk.flat_map(|range| store.parts(range)) {
-        let mut in_part = 0;
+    let all = chunk.flat_map(|range| store.parts(range));
+    for (segment, part) in
+        all.filter(|(segment, _)| segments.only.is_none_or(|one| one == *segment))
+    {
+        let (mut in_part, mut of_part) = (0, Xxh3Default::new());
+        of_part.update(&(part.start as u64).to_le_bytes());
         for start in part.clone().step_by(BLOCK) {
             let bytes = &mut bytes[..BLOCK.min(part.end - start) * store.width];
             store.read(segment, start, bytes)?;
             in_part = in_part.max(largest(bytes, store.width));
+            of_part.update(bytes);
             let wide = match store.width {
                 4 => bytes,
                 width => widen(bytes, width, &mut wide),
             };
             hasher.update(wide);
         }
-        most[segment].fetch_max(in_part, Ordering::Relaxed);
+        segments.add(segment, (in_part, of_part.digest128()));
     }
     Ok(hasher.digest128().to_le_bytes())
 }
@@ -168,7 +217,7 @@ mod tests {
             let mut store = Store::new(width);
             store.push_bytes(bytes);
             let parts = [0..split, split..store.num_tokens()].map(Pieces::one);
-            Self::and_largest(&store, &parts, &|_| ()).unwrap().0
+            Self::and_segments(&store, &parts, &|_| ()).unwrap().0
         }
     }
 
@@ -215,7 +264,7 @@ mod tests {
         let joined: Vec<u32> =
             ranges.iter().flat_map(|range| tokens[range.clone()].to_vec()).collect();
         let parts = [pieces, Pieces::one(9..20)];
-        let (of_pieces, _) = Identity::and_largest(&store, &parts, &|_| ()).unwrap();
+        let (of_pieces, _) = Identity::and_segments(&store, &parts, &|_| ()).unwrap();
         let both = [&joined, &tokens[9..20]].concat();
         assert_eq!(of_pieces, Identity::of(&stored(&both, 4), 4, joined.len()));
     }

@@ -47,6 +47,10 @@ const INDEX: Kind = Kind {
     what: "a Megatron index",
     remedy: "name the .bin file beside it, with data.format: Megatron",
 };
+const TARGETS: Kind = Kind {
+    what: "a mask of onebox",
+    remedy: "name the .bin file beside it, with data.format: Megatron",
+};
 const TOKENS: Kind = Kind {
     what: "a token file, as its name says",
     remedy: "set data.format: U16 (nanoGPT's train.bin and val.bin; GPT-2's tokens) or U32",
@@ -68,7 +72,7 @@ pub(super) const TEXT_CUT: Kind = Kind {
 };
 
 /// Where no text and no token file begins like it.
-const BY_HEAD: [(&[u8], Kind); 11] = [
+const BY_HEAD: [(&[u8], Kind); 12] = [
     (b"\x1f\x8b\x08", GZIP),
     (b"\x28\xb5\x2f\xfd", ZSTD),
     (b"\xfd7zXZ\0", XZ),
@@ -79,6 +83,7 @@ const BY_HEAD: [(&[u8], Kind); 11] = [
     (b"\x93NUMPY", NUMPY),
     (b"MMIDIDX\0", INDEX),
     (b"TNTIDX\0\0", INDEX),
+    (b"onebox targets 1", TARGETS),
     (b"\xff\xfe", UTF16),
 ];
 const BY_NAME: [(&str, Kind); 15] = [

@@ -1,5 +1,6 @@
 //! What can be said of the data without reading it: whether the files are there, what they seem to hold, how long they are.
 
+use super::mask;
 use super::megatron::Index;
 use super::open::open_regular;
 use super::problem::{DataError, Failure, Problem, at, in_key};
@@ -38,7 +39,8 @@ impl Look {
             for text in sources.paths() {
                 let before = look.tokens;
                 look.part(text, (data, warn)).map_err(in_key(key))?;
-                if data.tokenizer.is_none() && data.packing == Packing::Windows {
+                let known = data.tokenizer.is_none() || !data.format.is_text();
+                if known && data.packing == Packing::Windows {
                     let tokens = look.tokens - before;
                     let (parts, split) = match (key, data.validation.is_empty()) {
                         ("data.train", true) => {
@@ -69,7 +71,8 @@ impl Look {
 
     fn add(&mut self, path: &Path, mut file: File, data: &DataConfig) -> Result<(), Problem> {
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
-        if data.tokenizer.is_some() && self.sample.is_empty() {
+        mask::check_use(path, (&data.format, data.packing))?;
+        if data.tokenizer.is_some() && data.format.is_text() && self.sample.is_empty() {
             let mut head = Vec::new();
             file.rewind().map_err(Problem::Unreadable)?;
             (&file).take(SAMPLE).read_to_end(&mut head).map_err(Problem::Unreadable)?;

@@ -90,8 +90,8 @@ struct Column {
 /// What is wrong with an index, and where.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    offset: u64,
-    why: String,
+    pub(super) offset: u64,
+    pub(super) why: String,
 }
 
 impl fmt::Display for Fault {

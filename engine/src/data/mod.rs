@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::RwLock;
 
 use device::random;
 use topology::{counted, format_bytes};
@@ -26,6 +27,7 @@ mod left_out;
 mod lengths;
 mod look;
 mod made;
+mod mask;
 mod megatron;
 mod open;
 mod order;
@@ -41,11 +43,13 @@ mod store;
 mod text;
 mod tokenizer;
 mod tokens;
+mod touched;
 mod turns;
 mod untrusted;
 mod utf8;
 
 pub(crate) use checked::Checks;
+use checked::Found;
 pub(crate) use cores::texts_at_once;
 pub use dataset::Dataset;
 pub use document::Document;
@@ -124,7 +128,9 @@ pub struct Corpus {
     indexes: Vec<Index>,
     /// Several of them share a sample.
     packs: bool,
-    identity: Identity,
+    found: Found,
+    /// How often files that somebody has touched were read through again. Whoever reads tokens holds it.
+    read_again: RwLock<u64>,
     /// Of all parts.
     files: Vec<PathBuf>,
 }
@@ -216,12 +222,12 @@ impl Corpus {
         if let Some(all) = &mut self.documents {
             all.hold_out(documents, self.packs);
         }
-        let identity = self.checked(checks).map_err(|failure| {
+        let found = self.checked(checks).map_err(|failure| {
             let apart = matches!(parts, Parts::Both(..) | Parts::HeldOut(_));
             let trained_on = !apart || self.files[..to_train].contains(&failure.0);
             in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
         });
-        self.identity = identity?;
+        self.found = found?;
         match self.documents {
             Some(_) => Ok(()),
             None => lengths::check(parts, (self.split, self.num_tokens()), self.seq_len),
@@ -229,7 +235,7 @@ impl Corpus {
     }
 
     /// What a pass over the tokens of both parts finds.
-    fn checked(&mut self, checks: Checks<'_>) -> Result<Identity, Failure> {
+    fn checked(&mut self, checks: Checks<'_>) -> Result<Found, Failure> {
         checks.pass(&mut self.store, self.split, (&self.indexes, self.documents.as_ref()))
     }
 
@@ -270,10 +276,10 @@ impl Corpus {
         assert!(!train.is_empty() && !held_out.is_empty(), "each part has a document");
         let Some(documents) = &mut data.documents else { unreachable!("it was made with some") };
         documents.hold_out(train.len(), packs);
-        let Ok(identity) = data.checked(Checks::none()) else {
+        let Ok(found) = data.checked(Checks::none()) else {
             unreachable!("tokens in memory can be read")
         };
-        data.identity = identity;
+        data.found = found;
         data
     }
 
@@ -286,7 +292,7 @@ impl Corpus {
     const fn of_width(width: usize, seq_len: usize) -> Self {
         let left_out =
             LeftOut { files: 0, bytes: 0, largest: None, binary: 0, runs: BTreeSet::new() };
-        let identity = Identity::NONE;
+        let found = Found { identity: Identity::NONE, segments: Vec::new(), beside: Vec::new() };
         Self {
             store: Store::new(width),
             split: 0,
@@ -297,7 +303,8 @@ impl Corpus {
             documents: None,
             indexes: Vec::new(),
             packs: false,
-            identity,
+            found,
+            read_again: RwLock::new(0),
             files: Vec::new(),
         }
     }
@@ -438,7 +445,7 @@ impl Corpus {
 
     /// What the tokens are, whatever files they stand in.
     pub const fn identity(&self) -> Identity {
-        self.identity
+        self.found.identity
     }
 
     /// Both parts.

@@ -7,6 +7,7 @@
 use super::bad_rows::BadRows;
 use super::checked::Checks;
 use super::documents::{Documents, Room};
+use super::mask;
 use super::megatron::{self, path_of};
 use super::open::open_regular;
 use super::parts::{Place, Sizes, Texts};
@@ -97,13 +98,15 @@ struct Made {
     tokens: Vec<Vec<u8>>,
     /// Says where documents begin, where the text has some.
     index: Option<Vec<u8>>,
+    /// Says which tokens count, of chats.
+    mask: Option<Vec<u8>>,
     part: Part,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Manifest {
     version: u32,
-    /// Hash of the tokenizer and of all files' stamps.
+    /// Hash of the tokenizer, of what it makes of a row, and of all files' stamps.
     of: String,
     /// Of each name in the config.
     parts: Vec<Vec<Part>>,
@@ -166,6 +169,11 @@ impl Prepare<'_> {
         if self.tokenizer.vocab() <= 1 << 16 { 2 } else { 4 }
     }
 
+    /// Whether not all tokens count.
+    fn has_masks(&self) -> bool {
+        *self.format == DataFormat::Chat
+    }
+
     /// The files of a name that hold text, closed.
     fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
         let checks = Checks { cache: self.cache, vocab: usize::MAX, quiet: self.quiet };
@@ -200,11 +208,9 @@ impl Prepare<'_> {
     /// That of an earlier start, as far as its parts are there.
     fn manifest(&self, all: &[Named<'_>]) -> Result<Manifest, PrepareError> {
         let mut hash = Xxh3Default::new();
-        let rows =
-            self.rows.as_ref().map(|with| format!("{:?} {:?}", with.format, with.rows.end()));
-        for part in [self.tokenizer.bytes(), rows.unwrap_or_default().as_bytes()] {
-            hash.update(&(part.len() as u64).to_le_bytes());
-            hash.update(part);
+        match &self.rows {
+            Some(with) => hash.update(&with.rows.hash().to_le_bytes()),
+            None => hash.update(self.tokenizer.bytes()),
         }
         hash.update(&(self.train.len() as u64).to_le_bytes());
         for named in all {
@@ -223,20 +229,26 @@ impl Prepare<'_> {
         let there: Option<Manifest> = serde_json::from_slice(&bytes).ok();
         let mut manifest = there.filter(|there| there.version == 1 && there.of == of && there.parts.len() == all.len()).ok_or(PrepareError::Refused {
             path,
-            why: "it is of other text, of text that has changed since, or of another tokenizer; delete the folder, or name another one",
+            why: "it is of other text, of text that has changed since, or of another tokenizer, chat template or data.system; delete the folder, or name another one",
         })?;
         for (Named { folder, .. }, parts) in all.iter().zip(&mut manifest.parts) {
             let whole = |(number, part): (usize, &Part)| {
                 let path = |folder: &Path| folder.join(name(number));
                 let [partial, whole] = [path(&partial(folder)), path(folder)];
-                let bytes = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
-                let index = bytes(&path_of(&partial)).max(bytes(&path_of(&whole)));
-                let has_index = match part.documents {
-                    Some(documents) => index == megatron::length(documents),
+                let bytes = |path: &dyn Fn(&Path) -> PathBuf| {
+                    let bytes = |path| fs::metadata(path).map_or(0, |file| file.len());
+                    bytes(path(&partial)).max(bytes(path(&whole)))
+                };
+                let has_documents = match part.documents {
+                    Some(documents) => {
+                        let mask = mask::length(part.tokens, documents);
+                        bytes(&path_of) == megatron::length(documents)
+                            && (!self.has_masks() || bytes(&mask::path_of) == mask)
+                    }
                     None => self.rows.is_none(),
                 };
                 let tokens = part.tokens * self.width() as u64;
-                bytes(&partial).max(bytes(&whole)) == tokens && has_index
+                bytes(&Path::to_owned) == tokens && has_documents
             };
             let whole = parts.iter().enumerate().take_while(|part| whole(*part)).count();
             parts.truncate(whole);
@@ -272,12 +284,12 @@ impl Prepare<'_> {
                 None => self.of_texts(&named.files, from, reading),
                 Some(with) => self.of_rows(&named.files, (from, rows), with, reading),
             };
-            let Made { tokens, index, part } = part.map_err(in_key(named.key))?;
+            let Made { tokens, index, mask, part } = part.map_err(in_key(named.key))?;
             let path = into.join(name(manifest.parts[i].len()));
             write(&path, &tokens).map_err(unwritten(&path))?;
-            if let Some(index) = index {
-                let path = path_of(&path);
-                write(&path, &[index]).map_err(unwritten(&path))?;
+            let beside = [(path_of(&path), index), (mask::path_of(&path), mask)];
+            for (path, bytes) in beside.into_iter().filter_map(|(path, some)| Some((path, some?))) {
+                write(&path, &[bytes]).map_err(unwritten(&path))?;
             }
             manifest.parts[i].push(part);
             let path = self.out.join(MANIFEST);
@@ -299,7 +311,7 @@ impl Prepare<'_> {
         let tokens = made.iter().map(Vec::len).sum::<usize>() / self.width();
         let (rows, tokens) = (BadRows::default(), tokens as u64);
         let part = Part { tokens, documents: None, text: text.bytes, next: text.next, rows };
-        Ok(Made { tokens: made, index: None, part })
+        Ok(Made { tokens: made, index: None, mask: None, part })
     }
 
     /// The tokens of some rows.
@@ -337,12 +349,14 @@ impl Prepare<'_> {
         }
         let tokens = made.num_tokens() as u64;
         let count = made.documents.as_ref().map(|documents| documents.len() as u64);
+        let masked = made.documents.as_ref().filter(|_| self.has_masks());
+        let mask = masked.map(Documents::mask);
         let index = made.documents.map(|documents| {
             let lengths = (0..documents.len()).map(|document| documents.tokens(document).len());
             megatron::written(lengths, self.width())
         });
         let part = Part { tokens, documents: count, text, next, rows };
-        Ok(Made { tokens: vec![made.store.into_bytes()], index, part })
+        Ok(Made { tokens: vec![made.store.into_bytes()], index, mask, part })
     }
 }
 
@@ -386,188 +400,4 @@ fn write(path: &Path, parts: &[Vec<u8>]) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::files::tests::{folder, path};
-    use super::super::{Parts, Rows, Tokenized};
-    use super::*;
-    use crate::config::Packing;
-    use tempfile::TempDir;
-
-    const VOCAB: usize = 300;
-    const PART: u64 = 64 << 20;
-
-    fn tokenizer_path() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tokenizer-tiny.json")
-    }
-
-    fn prepare(
-        parts: (&str, Option<&str>),
-        format: &DataFormat,
-        out: &Path,
-        part: u64,
-    ) -> Result<Prepared, PrepareError> {
-        let sizes = Sizes { part, piece: 7, ..Sizes::default() };
-        let tokenizer = Tokenizer::open(&tokenizer_path()).unwrap();
-        let rows = Rows::of_texts(&tokenizer, "text", None);
-        let rowed = Rowed {
-            rows: &rows,
-            format,
-            packing: Packing::Windows,
-            truncate: false,
-            cache: &Cache::default(),
-        };
-        let rows = format.is_rows().then_some(rowed);
-        let (tokenizer, cache) = (&tokenizer, &Cache::default());
-        let (train, held_out) = (vec![parts.0], parts.1.into_iter().collect());
-        Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }.run()
-    }
-
-    /// The tokens that a run makes of the same text itself.
-    fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corpus {
-        let parts =
-            held_out.map_or(Parts::Cut(train, 0.1), |held_out| Parts::Both(train, held_out));
-        let file = tokenizer_path();
-        let tokenizer = Tokenizer::open(&file).unwrap();
-        if format.is_rows() {
-            let rows = Rows::of_texts(&tokenizer, "text", None);
-            let with = Rowed {
-                rows: &rows,
-                format,
-                packing: Packing::Windows,
-                truncate: false,
-                cache: &Cache::default(),
-            };
-            return Corpus::open_rows(parts, &with, (&file, VOCAB), (VOCAB, 4)).unwrap();
-        }
-        let (cache, format) = (&Cache::default(), format.clone());
-        let sizes = Sizes::default();
-        let with =
-            Tokenized { tokenizer: &tokenizer, path: &file, cache, format, sizes, quiet: true };
-        Corpus::open_text(parts, &with, VOCAB, 4).unwrap()
-    }
-
-    fn of_tokens(prepared: &Prepared) -> Corpus {
-        let train = prepared.train[0].to_str().unwrap();
-        let held_out = prepared.held_out.first().map(|folder| folder.to_str().unwrap());
-        Corpus::open(train, held_out, prepared.format.clone(), 0.1, VOCAB, 4).unwrap()
-    }
-
-    fn texts() -> TempDir {
-        let words =
-            ["the box ", "holds the model ", "caf\u{e9} \u{1f980} ", "that is too large.\n"];
-        let text = |n: usize| (0..n).map(|i| words[(i * 7 + n) % 4]).collect::<String>();
-        let row = |i: usize| serde_json::json!({ "text": text(i % 9 + 1) }).to_string() + "\n\n";
-        let rows = |range: std::ops::Range<usize>| range.map(row).collect::<String>();
-        folder(&[
-            ("train/a.txt", text(40).as_bytes()),
-            ("train/b.txt", b""),
-            ("train/c/d.txt", text(5).as_bytes()),
-            ("train/e.txt", text(90).as_bytes()),
-            ("train/f.txt", b"\xff"),
-            ("held/a.txt", text(33).as_bytes()),
-            ("rows/a.jsonl", format!("\u{feff}{}", rows(0..50)).as_bytes()),
-            ("rows/b.jsonl", format!("{}{{\n{}", rows(50..60), rows(60..130)).as_bytes()),
-            ("more.jsonl", rows(7..40).as_bytes()),
-        ])
-    }
-
-    fn jsonl() -> DataFormat {
-        DataFormat::Jsonl { text: "text".into() }
-    }
-
-    #[test]
-    fn prepared_tokens_are_those_that_a_run_makes_of_the_text() {
-        let folder = texts();
-        for (i, (train, held_out, format)) in [
-            ("train", None, DataFormat::Auto),
-            ("train", Some("held"), DataFormat::Auto),
-            ("rows", None, jsonl()),
-            ("rows", Some("more.jsonl"), jsonl()),
-        ]
-        .into_iter()
-        .enumerate()
-        {
-            let (train, held_out) =
-                (path(&folder, train), held_out.map(|name| path(&folder, name)));
-            let parts = (train.as_str(), held_out.as_deref());
-            let expected = of_text(parts, &format);
-            for part in [1, 100, 1000, PART] {
-                let out = folder.path().join(format!("out-{i}-{part}"));
-                let prepared = prepare(parts, &format, &out, part).unwrap();
-                let data = of_tokens(&prepared);
-                assert_eq!(data.bytes(), expected.bytes());
-                // Checkpoints of one may go on with the other.
-                assert_eq!(data.identity(), expected.identity());
-                assert_eq!((prepared.before, &prepared.format), (0, &DataFormat::U16));
-                let many = usize::from(held_out.is_some()) + 1;
-                assert!(part < PART || prepared.parts == many, "{prepared:?}");
-                assert!(part > 100 || prepared.parts > many, "{prepared:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn an_interrupted_one_goes_on_where_it_was() {
-        let folder = texts();
-        // Longer than what is read at once.
-        let row = |i: usize| serde_json::json!({ "text": format!("box {i}") }).to_string();
-        let rows: Vec<String> = (0..20_000).map(row).collect();
-        fs::write(folder.path().join("rows/a.jsonl"), rows.join("\n")).unwrap();
-        let (rows, more) = (path(&folder, "rows"), path(&folder, "more.jsonl"));
-        let (parts, out) = ((rows.as_str(), Some(more.as_str())), folder.path().join("out"));
-        let whole = prepare(parts, &jsonl(), &out, 1500).unwrap();
-        let expected = of_tokens(&whole).bytes();
-        assert_eq!(expected, of_text(parts, &jsonl()).bytes());
-        // Tokens and their index.
-        let train = fs::read_dir(out.join("train")).unwrap().count() / 2;
-        assert!(train > 4 && whole.parts > train, "{whole:?}");
-        for left in 0..train {
-            // As a kill leaves it: a part is half there, and the folders have not got their names.
-            for name in ["train", "validation"] {
-                fs::rename(out.join(name), out.join(format!("{name}.partial"))).unwrap();
-            }
-            let cut = out.join("train.partial").join(name(left));
-            fs::write(cut.with_extension("tmp"), "x").unwrap();
-            let half = if left % 2 == 0 { cut } else { path_of(&cut) };
-            File::options().write(true).open(&half).unwrap().set_len(1).unwrap();
-            let again = prepare(parts, &jsonl(), &out, 1500).unwrap();
-            assert_eq!(again.before, whole.parts - train + left);
-            assert_eq!(of_tokens(&again).bytes(), expected, "{left}");
-        }
-        // Nothing is left to be done.
-        let done = prepare(parts, &jsonl(), &out, 1500).unwrap();
-        assert_eq!((done.before, done.parts), (whole.parts, whole.parts));
-    }
-
-    #[test]
-    fn other_text_and_other_folders_are_refused() {
-        let folder = texts();
-        let (train, rows) = (path(&folder, "train"), path(&folder, "rows"));
-        let out = folder.path().join("out");
-        prepare((&train, None), &DataFormat::Auto, &out, PART).unwrap();
-        let refused = |train: &str, format: &DataFormat, out: &Path| {
-            prepare((train, None), format, out, PART).unwrap_err().to_string()
-        };
-        assert!(refused(&rows, &jsonl(), &out).contains("prepared.json: it is of other text"));
-        fs::write(folder.path().join("train/a.txt"), "another text").unwrap();
-        assert!(refused(&train, &DataFormat::Auto, &out).contains("text that has changed since"));
-        let foreign = refused(&train, &DataFormat::Auto, &folder.path().join("held"));
-        assert!(foreign.contains("held: the folder is not empty"), "{foreign}");
-        // As a run has one.
-        let run = folder.path().join("run");
-        fs::create_dir(&run).unwrap();
-        fs::write(run.join(".lock"), "a pid").unwrap();
-        let of_run = refused(&train, &DataFormat::Auto, &run);
-        assert!(of_run.contains("run: the folder is not empty"), "{of_run}");
-        assert_eq!(fs::read(run.join(".lock")).unwrap(), b"a pid");
-        let held = File::open(out.join(LOCK)).unwrap();
-        held.lock().unwrap();
-        assert!(refused(&train, &DataFormat::Auto, &out).contains("another process"));
-        // More bad rows than a few are known only at the end.
-        let rows = "{}\n".repeat(9) + "{\"text\": \"a b\"}\n";
-        fs::write(folder.path().join("bad.jsonl"), rows).unwrap();
-        let bad = refused(&path(&folder, "bad.jsonl"), &jsonl(), &folder.path().join("bad"));
-        assert!(bad.contains("9 of 10 rows cannot be used (bad.jsonl line 1: "), "{bad}");
-        assert!(!folder.path().join("bad/train").exists(), "nobody trains on it");
-    }
-}
+mod tests;

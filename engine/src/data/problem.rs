@@ -83,6 +83,22 @@ pub enum Problem {
     )]
     OtherLength { index: PathBuf, needs: u64, bytes: u64 },
     #[error(
+        "its mask {} is damaged, {fault}; copy all files again, or prepare the data again",
+        Shown(mask)
+    )]
+    BadMask { mask: PathBuf, fault: String },
+    #[error(
+        "{} is not there, and other files of the data have a mask, which says which tokens count; copy it beside the tokens, \
+         or prepare the data again",
+        Shown(mask)
+    )]
+    NoMask { mask: PathBuf },
+    #[error(
+        "{} says which of its tokens count; set data.format: Megatron and data.packing: None or Documents, or move the mask away",
+        Shown(mask)
+    )]
+    UnusedMask { mask: PathBuf },
+    #[error(
         "{} says that its tokens are {dtype}: onebox reads uint8, uint16, int16 and int32, convert it",
         Shown(index)
     )]

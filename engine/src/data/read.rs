@@ -6,11 +6,12 @@ use super::checked::{Checks, Texts};
 use super::files::{Found, find_files, held_out_among};
 use super::kind::{self, Kind};
 use super::left_out::LeftOut;
+use super::mask::{self, Mask};
 use super::megatron::{self, Dtype, Index};
 use super::open::open_regular;
 use super::problem::{Failure, Problem, at, settle};
 use super::store::{Store, TokenFile, Unread};
-use crate::config::DataFormat;
+use crate::config::{DataFormat, Packing};
 use crate::report::shown::Shown;
 use std::fs::File;
 use std::io::Seek;
@@ -190,6 +191,9 @@ impl Corpus {
                 continue;
             };
             let bytes = file.stamp.bytes as usize;
+            if self.documents.is_none() {
+                mask::check_use(path, (format, Packing::Windows)).map_err(at(path))?;
+            }
             if *format == DataFormat::Megatron {
                 self.read_index(&file, &mut said).map_err(at(path))?;
             }
@@ -224,30 +228,79 @@ impl Corpus {
         }
         if self.documents.is_some() {
             index.check(file)?;
-            self.read_documents(&index, said).map_err(|fault| index.bad(&fault.into()))?;
+            let mask = self.mask_beside(file, &index)?;
+            self.read_documents((&index, mask), &file.path, said)?;
         }
         self.indexes.push(index);
         Ok(())
     }
 
-    /// Adds the documents of an index, whose tokens stand behind all that there are.
-    fn read_documents(&mut self, index: &Index, said: &mut BadRows) -> Result<(), Unread> {
+    /// Opens the mask of a file of tokens. All files of a data set have one, or none has.
+    fn mask_beside(&mut self, file: &TokenFile, index: &Index) -> Result<Option<Mask>, Problem> {
         let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
+        let mask = Mask::beside(file, index)?;
+        match (mask.is_some(), documents.are_in_files(), self.indexes.first()) {
+            (true, false, None) => documents.say_in_files(),
+            (true, false, Some(first)) => {
+                return Err(Problem::NoMask { mask: mask::path_of(&first.file.path) });
+            }
+            (false, true, _) => return Err(Problem::NoMask { mask: mask::path_of(&file.path) }),
+            (false, false, _) | (true, true, _) => {}
+        }
+        Ok(mask)
+    }
+
+    /// Adds the documents of an index, whose tokens stand behind all that there are. Where there is a mask, it says what counts.
+    fn read_documents(
+        &mut self,
+        (index, mask): (&Index, Option<Mask>),
+        path: &Path,
+        said: &mut BadRows,
+    ) -> Result<(), Problem> {
+        let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
+        let of_index = |unread: Unread| index.bad(&unread.into());
+        let of_mask = |mask: &Mask, unread: Unread| mask.bad(&unread.into());
         let first = self.store.num_tokens();
         let (all, mut start) = (index.num_documents(), 0);
         said.rows += all as usize;
         for block in (0..all).step_by(megatron::BLOCK as usize) {
-            for end in index.ends(block..all.min(block + megatron::BLOCK))? {
-                let tokens = end - start;
+            let block = block..all.min(block + megatron::BLOCK);
+            let counts = mask
+                .as_ref()
+                .map(|mask| mask.counts(block.clone()).map_err(|unread| of_mask(mask, unread)));
+            let counts = counts.transpose()?;
+            let ends = index.ends(block.clone()).map_err(of_index)?;
+            for (i, (number, end)) in block.zip(ends).enumerate() {
+                let (tokens, from) = (end - start, start);
+                start = end;
                 if tokens < 2 {
                     said.short += 1;
+                    continue;
+                }
+                let taken = documents.room.taken(tokens);
+                let cut = from..from + taken.unwrap_or(tokens);
+                let counted = match (&mask, &counts) {
+                    (Some(mask), Some(_)) if cut.len() < tokens => {
+                        Some(mask.count(cut.clone()).map_err(|unread| of_mask(mask, unread))?)
+                    }
+                    (_, counts) => counts.as_ref().map(|counts| counts[i]),
+                };
+                if counted == Some(0) {
+                    let why = format!("its first {} tokens have no target", cut.len());
+                    said.add(path, number, &why);
+                    continue;
                 }
                 documents.room.note(tokens, said);
-                if let Some(taken) = documents.room.taken(tokens) {
-                    documents.push(first + start..first + start + taken);
+                let cut = first + cut.start..first + cut.end;
+                match (taken, counted) {
+                    (None, _) => {}
+                    (Some(_), None) => documents.push(cut),
+                    (Some(_), Some(count)) => documents.push_masked(cut, count),
                 }
-                start = end;
             }
+        }
+        if let Some(mask) = mask {
+            documents.push_mask(first, mask);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! memory depends on their size. Those that onebox makes of text are in memory.
 //!
 //! Invariant: a read gives the tokens that were checked, or an error. After each read the file must be the same one, of the
-//! same length and time of change, as when the run opened it.
+//! same length and time of change, as when the run opened it, or as when it was found to hold the same bytes at another time.
 
 use super::open::open_regular;
 use super::problem::{Failure, Problem};
@@ -12,7 +12,9 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
+use xxhash_rust::xxh3::Xxh3Default;
 
 /// Most files that stay open in a process. Each further one is opened for each read.
 const MOST_OPEN: usize = 256;
@@ -20,6 +22,8 @@ const MOST_OPEN: usize = 256;
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 /// Bytes that are read at once into tokens, on the stack: a step allocates nothing.
 const AT_ONCE: usize = 16 << 10;
+/// Bytes that are hashed at once.
+const BLOCK: usize = 1 << 20;
 
 /// Bytes of a [`Stamp`].
 pub(super) const STAMP: usize = 56;
@@ -56,6 +60,11 @@ impl Stamp {
         let mut bytes = [0; STAMP];
         bytes.as_chunks_mut().0.copy_from_slice(&words.map(u64::to_le_bytes));
         bytes
+    }
+
+    /// Whether it is the same file of the same length with another time of change.
+    fn is_touched(&self, before: &Self) -> bool {
+        !self.is_as(before) && self.is_as(&Self { modified: self.modified, ..*before })
     }
 
     /// Whether the file is as it was. A run goes on when the file gets another link or owner, which changes the second time.
@@ -128,7 +137,10 @@ impl Drop for Kept {
 #[derive(Debug)]
 pub(super) struct TokenFile {
     pub(super) path: PathBuf,
+    /// When it was opened.
     pub(super) stamp: Stamp,
+    /// What it must be now: as when it was opened, or as when it was found to hold the same bytes.
+    believed: RwLock<Stamp>,
     /// None where too many files are open.
     file: Option<Kept>,
 }
@@ -136,7 +148,39 @@ pub(super) struct TokenFile {
 impl TokenFile {
     pub(super) fn new(path: &Path, file: File) -> std::io::Result<Self> {
         let stamp = Stamp::of(&file.metadata()?);
-        Ok(Self { path: path.to_owned(), stamp, file: Kept::new(file) })
+        let believed = RwLock::new(stamp);
+        Ok(Self { path: path.to_owned(), stamp, believed, file: Kept::new(file) })
+    }
+
+    /// What it is now, where nothing but its time of change is another one.
+    pub(super) fn touched(&self) -> Option<Stamp> {
+        let metadata = match &self.file {
+            Some(Kept(file)) => file.metadata(),
+            None => std::fs::metadata(&self.path),
+        };
+        let now = Stamp::of(&metadata.ok()?);
+        now.is_touched(&self.believed()).then_some(now)
+    }
+
+    pub(super) fn believed(&self) -> Stamp {
+        *self.believed.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it must be this; returns what it had to be before.
+    pub(super) fn believe(&self, stamp: Stamp) -> Stamp {
+        let mut believed = self.believed.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut believed, stamp)
+    }
+
+    /// xxh3, 128 bits, of all its bytes.
+    pub(super) fn hash(&self) -> Result<u128, Unread> {
+        let (mut hash, mut block) = (Xxh3Default::new(), vec![0; BLOCK]);
+        for offset in (0..self.stamp.bytes).step_by(BLOCK) {
+            let some = &mut block[..(self.stamp.bytes - offset).min(BLOCK as u64) as usize];
+            self.read(offset, some)?;
+            hash.update(some);
+        }
+        Ok(hash.digest128())
     }
 
     /// Fills `out` with the bytes from `offset` on.
@@ -156,7 +200,7 @@ impl TokenFile {
         // After the read: what was read is what was there before a change.
         let now = file.metadata().map(|metadata| Stamp::of(&metadata));
         match now {
-            Ok(now) if now.is_as(&self.stamp) => {
+            Ok(now) if now.is_as(&self.believed()) => {
                 read.map_err(|e| self.unread(offset, e.to_string()))
             }
             Ok(now) => Err(self.unread(offset, self.stamp.change(&now))),
@@ -169,7 +213,7 @@ impl TokenFile {
         Self { file: None, ..self }
     }
 
-    fn unread(&self, offset: u64, why: String) -> Unread {
+    pub(super) fn unread(&self, offset: u64, why: String) -> Unread {
         Unread { path: self.path.clone(), offset, why }
     }
 }

@@ -96,6 +96,29 @@ impl Folder {
     }
 }
 
+/// A folder with a model, its chat template, and chats.
+pub(crate) fn with_chats() -> Folder {
+    let folder = Folder::new();
+    let model = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let model = model.join("../tests/fixtures/hf-chat-tiny");
+    let chat = |i: usize| {
+        let words = ["the box", "a model", "one card"];
+        serde_json::json!({ "messages": [
+            { "role": "user", "content": format!("what holds {}?", words[i % 3]) },
+            { "role": "assistant", "content": format!("{} of {i}", words[(i + 1) % 3]) },
+        ]})
+    };
+    let rows: String = (0..60).map(|i| format!("{}\n", chat(i))).collect();
+    std::fs::write(folder.path("chats.jsonl"), rows).unwrap();
+    let ron = format!(
+        "(model: (from: {model:?}, seq_len: 64), device: Cpu(count: 2, memory: \"64MiB\"),
+          parallel: (data: 2), precision: Fp32, batch: (micro: 2, global: 8),
+          data: (train: \"chats.jsonl\", format: Chat), train: (steps: 4, eval_every: 2))"
+    );
+    std::fs::write(folder.path("chat.ron"), ron).unwrap();
+    folder
+}
+
 /// Whether strace can trace here; says so where it cannot, which fails where continuous integration runs.
 pub(crate) fn has_strace() -> bool {
     let tried = Command::new("strace").args(["-o", "/dev/null", "true"]).output();

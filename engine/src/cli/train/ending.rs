@@ -7,7 +7,7 @@ use crate::checkpoint::inspect::open_newest;
 use crate::cli::exit::{Failed, code};
 use crate::cli::{quoted, say};
 use crate::config::{DataFormat, DeviceConfig};
-use crate::generate::{Piece, Sampling, Source, Stop, Trained, generate};
+use crate::generate::{Piece, Sampling, Source, Stop, Trained, default_prompt, generate};
 use crate::report::progress::{clock, si};
 use crate::run::Outcome;
 use crate::run_dir::{CONFIG, METRICS, WEIGHTS};
@@ -167,7 +167,8 @@ impl Session<'_> {
             echo: true,
             special: false,
         };
-        let prompts = [crate::generate::default_prompt(config, &config.sample.prompt)];
+        let prompt = default_prompt((config, self.tokenizer), &config.sample.prompt);
+        let prompts = [prompt];
         let none =
             |why: &dyn Display| say(&format!("\nno sample: {why} (see `sample` in the config)"));
         let newest = (!weights).then(|| open_newest(self.dir.path())).transpose();
@@ -193,15 +194,19 @@ impl Session<'_> {
         say(&format!("\nit writes:\n  {}", text.replace('\n', "\n  ")));
     }
 
+    /// Whether the model learns to answer, in chats that come as they are or prepared.
+    fn is_of_chats(&self) -> bool {
+        let prepared = self.data.has_masks() && self.tokenizer.is_some();
+        prepared || self.loaded.config.data.format == DataFormat::Chat
+    }
+
     /// Three commands that work as they stand.
     fn next_commands(&self) {
         let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
         let dir = quoted(&self.dir.path().display().to_string());
         let sample = &self.loaded.config.sample.prompt;
         let prompt = match sample.trim() {
-            "" if self.loaded.config.data.format == DataFormat::Chat => {
-                " --chat --prompt 'Hello'".into()
-            }
+            "" if self.is_of_chats() => " --chat --prompt 'Hello'".into(),
             "" => String::new(),
             _ => format!(" --prompt {}", quoted(sample)),
         };

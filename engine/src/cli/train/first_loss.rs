@@ -37,13 +37,15 @@ fn of_imported(config: &Config, loss: f64) -> Option<String> {
     }
     let data = &config.data;
     let tokens = match (&data.tokenizer, &data.format) {
-        (Some(tokenizer), _) => format!("the tokenizer {tokenizer} must be the model's"),
-        (None, DataFormat::U16 | DataFormat::U32 | DataFormat::Megatron) => {
+        (tokenizer, DataFormat::U16 | DataFormat::U32 | DataFormat::Megatron) => {
+            let named = tokenizer.as_ref().map(|path| format!(", as {path} must be"));
             format!(
-                "data.format ({:?}) must be that of the files, and their tokens must come from the model's tokenizer",
-                data.format
+                "data.format ({:?}) must be that of the files, and their tokens must come from the model's tokenizer{}",
+                data.format,
+                named.unwrap_or_default()
             )
         }
+        (Some(tokenizer), _) => format!("the tokenizer {tokenizer} must be the model's"),
         (None, _) => {
             "without data.tokenizer each byte is a token, and the model must have been trained so"
                 .into()
@@ -92,6 +94,9 @@ mod tests {
         assert!(of(&[], true, 5.1).unwrap().contains("each byte is a token"));
         assert!(of(&["data.format=U32"], true, f64::NAN).is_some());
         assert!(of(&["data.format=U32"], true, 9.0).unwrap().contains("data.format (U32)"));
+        let both = ["data.format=U32", "data.tokenizer=\"/a/tokenizer.json\""];
+        let said = of(&both, true, 9.0).unwrap();
+        assert!(said.contains("(U32)") && said.contains("as /a/tokenizer.json must be"), "{said}");
         let with = of(&["data.tokenizer=\"/a/tokenizer.json\""], true, 9.0).unwrap();
         assert!(with.contains("the tokenizer /a/tokenizer.json"), "{with}");
     }

@@ -96,11 +96,6 @@ impl<'a> Rows<'a> {
         hash.digest128()
     }
 
-    /// The token behind each text.
-    pub(super) const fn end(&self) -> Option<u32> {
-        self.end
-    }
-
     /// The document of a row.
     ///
     /// # Errors

@@ -66,7 +66,7 @@ impl DataMemory {
 
 fn measured(config: &Config) -> Option<DataMemory> {
     let look = Look::at(config, false).ok()?;
-    let Some(path) = &config.data.tokenizer else {
+    let Some(path) = config.data.tokenizer.as_ref().filter(|_| config.data.format.is_text()) else {
         return Some(DataMemory { in_files: look.bytes, ..DataMemory::default() });
     };
     let tokenizer = Tokenizer::open(Path::new(path)).ok()?;
