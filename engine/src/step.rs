@@ -7,14 +7,15 @@
 //! blocks, L + 1 the final norm, and L + 2 the output projection where it is not tied to the embedding.
 
 use crate::config::UpdateMode;
-use crate::train::batch::{Batch, Loader, Samples};
+use crate::train::batch::{Batch, Deal, Loader, Samples};
 use crate::train::build::Built;
 use device::{
     Device, Event, Group,
     Lane::{Compute, D2h, H2d, Host},
     Op, Reduce, Tensor, random,
 };
-use offload::Optimizer;
+use offload::{Bucket, Optimizer};
+use std::ops::Range;
 use tensor_parallel::Part::{Block, Embedding, FinalNorm, Head};
 use tensor_parallel::{Gpt, HeadBuckets, Pass};
 
@@ -31,6 +32,12 @@ pub(crate) struct Trainer {
     pub(crate) schedule: Schedule,
     /// Micro-batches that go through a block together, with their passes.
     together: Vec<(Pass, Batch)>,
+    /// For each of them the event behind which the input of the block that goes backward next is there.
+    inputs: Vec<Event>,
+    /// For each of them the bucket of a tied embedding that the output layer has begun.
+    tied_buckets: Vec<Option<Bucket>>,
+    /// Whether more micro-batches of the step follow.
+    more: bool,
     /// Segments whose late update is queued.
     caught_up: usize,
     /// F64 on the device: the loss of each micro-batch, then of an evaluation.
@@ -48,6 +55,15 @@ pub(crate) struct Schedule {
     pub(crate) lookahead: usize,
     /// Micro-batches whose first forward passes go through each block together.
     pub(crate) first_forward: usize,
+    /// All micro-batches do so, and backward, too.
+    pub(crate) together_back: bool,
+}
+
+impl Schedule {
+    /// Micro-batches that go forward together from number `micro` on, as far as a step has them.
+    const fn together(&self, micro: usize) -> usize {
+        if micro == 0 || self.together_back { self.first_forward } else { 1 }
+    }
 }
 
 /// Passes through a block, forward or backward: of a step, and of these how many are queued.
@@ -73,6 +89,9 @@ impl Trainer {
             samples,
             schedule,
             together: Vec::with_capacity(schedule.first_forward),
+            inputs: vec![Event::default(); schedule.first_forward],
+            tied_buckets: vec![None; schedule.first_forward],
+            more: false,
             caught_up: 0,
             losses,
             losses_host,
@@ -82,66 +101,19 @@ impl Trainer {
 
     /// Queues step `step` (from 1). The event: its losses and its decision (norm, skip) are on the host.
     pub(crate) fn train_step(&mut self, dev: &Device, step: u64) -> Event {
-        let num_blocks = self.gpt.shape().layers;
-        let mut late = Beside { done: 0, all: 2 * num_blocks * self.samples.deal.micro_batches };
-        let mut forward_done = 0;
-        let tied = self.gpt.head() == Embedding;
-        for micro in 0..self.samples.deal.micro_batches {
-            let last = micro + 1 == self.samples.deal.micro_batches;
-            if micro == forward_done {
-                let together = if micro == 0 { self.schedule.first_forward } else { 1 };
-                forward_done += together;
-                self.take(dev, step, micro..forward_done);
-                self.forward(dev, &mut late);
+        let Deal { micro_batches, .. } = self.samples.deal;
+        let mut late = Beside { done: 0, all: 2 * self.gpt.shape().layers * micro_batches };
+        let mut micro = 0;
+        while micro < micro_batches {
+            let together = self.schedule.together(micro).min(micro_batches - micro);
+            self.more = micro + together < micro_batches;
+            self.take(dev, step, micro..micro + together);
+            self.forward(dev, &mut late);
+            let back = if self.schedule.together_back { together } else { 1 };
+            for set in (0..together).step_by(back) {
+                self.backward(dev, step, (micro + set, set..set + back), &mut late);
             }
-            let (pass, batch) = self.together[micro % self.together.len()];
-            self.loader.prefetch(dev); // behind the parameters on H2d: those are needed first
-            dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
-            let loss = self.losses.slice(micro..micro + 1);
-            let head = self.optimizer.bucket(dev, self.gpt.segment(self.gpt.head()));
-            let final_norm = self.optimizer.bucket(dev, self.gpt.segment(FinalNorm));
-            let loss_scale = self.optimizer.loss_scale();
-            dev.wait(Compute, self.optimizer.loss_scale_ready());
-            self.gpt.loss_backward(
-                dev,
-                (&pass, &batch.tensors),
-                loss,
-                loss_scale,
-                HeadBuckets { final_norm, head },
-            );
-            self.optimizer.reduce(dev, self.gpt.segment(FinalNorm), final_norm, micro);
-            if !tied {
-                self.optimizer.reduce(dev, self.gpt.segment(Head), head, micro);
-            }
-            if last {
-                self.optimizer.presume(dev, step);
-                self.optimizer.update_ahead(dev, self.gpt.segment(FinalNorm));
-                if !tied {
-                    self.optimizer.update_ahead(dev, self.gpt.segment(Head));
-                }
-                // The output layer was the last reader of its table, and of a tied embedding.
-                self.replace(dev, self.gpt.segment(Embedding));
-                if !tied {
-                    self.replace(dev, self.gpt.segment(Head));
-                }
-                self.replace(dev, self.gpt.segment(FinalNorm));
-            }
-            for layer in (0..num_blocks).rev() {
-                let segment = self.gpt.segment(Block(layer));
-                let bucket = self.optimizer.bucket(dev, segment);
-                self.gpt.block_backward(dev, &pass, layer, bucket);
-                self.optimizer.reduce(dev, segment, bucket, micro);
-                self.catch_up(dev, &mut late);
-                if last {
-                    self.optimizer.update_ahead(dev, segment);
-                    self.replace(dev, segment);
-                }
-            }
-            let own = || self.optimizer.bucket(dev, self.gpt.segment(Embedding));
-            let embedding = if tied { head } else { own() };
-            self.gpt.embed_backward(dev, &pass, &batch.tensors, embedding);
-            self.optimizer.reduce(dev, self.gpt.segment(Embedding), embedding, micro);
-            self.loader.release(dev, &batch);
+            micro += together;
         }
         self.fetch_losses(dev, 0..self.samples.deal.micro_batches);
         self.optimizer.caught_up();
@@ -155,6 +127,90 @@ impl Trainer {
         decided
     }
 
+    /// The output layer and the blocks backward, of the micro-batches of `sets`, of which `first` is the first: a block's gradients
+    /// of all of them are on their way before those of the block below.
+    fn backward(
+        &mut self,
+        dev: &Device,
+        step: u64,
+        (first, sets): (usize, Range<usize>),
+        late: &mut Beside,
+    ) {
+        let last = first + sets.len() == self.samples.deal.micro_batches;
+        let micros = first..first + sets.len();
+        for (micro, set) in micros.clone().zip(sets.clone()) {
+            self.loss_backward(dev, micro, set);
+        }
+        if last {
+            self.update_under_backward(dev, step);
+        }
+        self.inputs.fill(Event::default());
+        for layer in (0..self.gpt.shape().layers).rev() {
+            let segment = self.gpt.segment(Block(layer));
+            self.await_again(dev, layer);
+            for (micro, set) in micros.clone().zip(sets.clone()) {
+                let bucket = self.optimizer.bucket(dev, segment, set);
+                let to = (bucket.tensor, &mut self.inputs[set]);
+                self.gpt.block_backward(dev, &self.together[set].0, layer, to);
+                self.optimizer.reduce(dev, segment, bucket, micro);
+                self.catch_up(dev, late);
+            }
+            if last {
+                self.optimizer.update_ahead(dev, segment);
+                self.replace(dev, segment);
+            }
+        }
+        for (micro, set) in micros.zip(sets) {
+            self.embed_backward(dev, micro, set);
+        }
+    }
+
+    /// The output layer forward and backward, down to the gradient of the last block's output.
+    fn loss_backward(&mut self, dev: &Device, micro: usize, set: usize) {
+        self.loader.prefetch(dev); // behind the parameters on H2d: those are needed first
+        dev.wait(Compute, self.losses_on_host); // the last step's, before they are overwritten
+        let (pass, batch) = self.together[set];
+        let (norm, table) = (self.gpt.segment(FinalNorm), self.gpt.segment(self.gpt.head()));
+        let head = self.optimizer.bucket(dev, table, set);
+        let final_norm = self.optimizer.bucket(dev, norm, set);
+        let loss = (self.losses.slice(micro..micro + 1), self.optimizer.loss_scale());
+        dev.wait(Compute, self.optimizer.loss_scale_ready());
+        let buckets = HeadBuckets { final_norm: final_norm.tensor, head: head.tensor };
+        self.gpt.loss_backward(dev, (&pass, &batch.tensors), loss, buckets);
+        self.optimizer.reduce(dev, norm, final_norm, micro);
+        if self.gpt.head() == Head {
+            self.optimizer.reduce(dev, table, head, micro);
+        } else {
+            self.tied_buckets[set] = Some(head); // the embedding's backward pass completes it
+        }
+    }
+
+    fn embed_backward(&mut self, dev: &Device, micro: usize, set: usize) {
+        let ((pass, batch), segment) = (self.together[set], self.gpt.segment(Embedding));
+        self.loader.prefetch(dev); // of batches that go backward together, each makes room for one
+        let begun = self.tied_buckets[set].take();
+        let bucket = begun.unwrap_or_else(|| self.optimizer.bucket(dev, segment, set));
+        self.gpt.embed_backward(dev, &pass, &batch.tensors, bucket.tensor);
+        self.optimizer.reduce(dev, segment, bucket, micro);
+        self.loader.release(dev, &batch);
+    }
+
+    /// Behind the last micro-batch's output layer: begins the updates that run under the backward pass, those ahead of the decision
+    /// and the late ones.
+    fn update_under_backward(&mut self, dev: &Device, step: u64) {
+        self.optimizer.presume(dev, step);
+        self.optimizer.update_ahead(dev, self.gpt.segment(FinalNorm));
+        let tied = self.gpt.head() == Embedding;
+        if !tied {
+            self.optimizer.update_ahead(dev, self.gpt.segment(Head));
+        }
+        // The output layer was the last reader of its table, and of a tied embedding.
+        self.replace(dev, self.gpt.segment(Embedding));
+        if !tied {
+            self.replace(dev, self.gpt.segment(Head));
+        }
+        self.replace(dev, self.gpt.segment(FinalNorm));
+    }
     /// Queues the update of `step`, or leaves it for the next one to queue beside its own work, on the parameters of the
     /// step before. Where gradients overflowed that changes nothing: an update that is skipped leaves the
     /// parameters that the next step has anyway, so the step after an overflow is never stale.
@@ -217,7 +273,7 @@ impl Trainer {
     }
 
     /// Takes the batches of some micro-batches, to go through the blocks together.
-    fn take(&mut self, dev: &Device, step: u64, micros: std::ops::Range<usize>) {
+    fn take(&mut self, dev: &Device, step: u64, micros: Range<usize>) {
         self.together.clear();
         for (set, micro) in micros.enumerate() {
             let batch = self.loader.take(dev);
@@ -254,12 +310,50 @@ impl Trainer {
     fn await_params(&mut self, dev: &Device, segment: usize) {
         let last = self.num_segments() - 1;
         for ahead in segment..=(segment + self.schedule.lookahead).min(last) {
+            let stays = self.optimizer.slot(ahead).is_none();
             // What a late update has left in staging is for the next step.
-            if !(self.optimizer.is_late() && self.late_order(ahead) < self.caught_up) {
+            if stays && !(self.optimizer.is_late() && self.late_order(ahead) < self.caught_up) {
                 self.optimizer.publish(dev, ahead);
             }
         }
+        self.bring_up(dev, segment);
         dev.wait(Compute, self.optimizer.params_ready(segment));
+    }
+
+    /// Compute waits for the parameters of a block that goes backward, where they do not stay on the device.
+    fn await_again(&mut self, dev: &Device, layer: usize) {
+        let segment = self.gpt.segment(Block(layer));
+        self.bring_up(dev, self.num_segments() + self.gpt.shape().layers - 1 - layer);
+        if self.optimizer.slot(segment).is_some() {
+            dev.wait(Compute, self.optimizer.params_ready(segment));
+        }
+    }
+
+    /// Brings up the parameters that are read from read number `at` of a group on, as far as their buffers' contents are not read
+    /// before. The ranks' parts are put together one read ahead: further ones are still on their way up.
+    fn bring_up(&mut self, dev: &Device, at: usize) {
+        let reads = self.num_segments() + self.gpt.shape().layers;
+        let end = if self.more { at + reads } else { reads };
+        for read in at..end {
+            let segment = self.read(read);
+            let Some(slot) = self.optimizer.slot(segment) else { continue };
+            let holder = self.optimizer.holder(slot).filter(|holder| *holder != segment);
+            if holder.is_some_and(|holder| (at..read).any(|before| self.read(before) == holder)) {
+                break;
+            }
+            self.optimizer.fetch(dev, segment);
+        }
+        for read in at..end.min(at + 2) {
+            self.optimizer.complete(dev, self.read(read));
+        }
+    }
+
+    /// The segment whose parameters are read number `at` of the micro-batches that go together, or of the next ones: all forward,
+    /// then the blocks backward.
+    const fn read(&self, at: usize) -> usize {
+        let (segments, layers) = (self.num_segments(), self.gpt.shape().layers);
+        let at = at % (segments + layers);
+        if at < segments { at } else { self.gpt.segment(Block(segments + layers - 1 - at)) }
     }
 
     /// Loss summed over micro-batch `index` of the evaluation of a corpus, and over the data-parallel ranks. The event: it
@@ -270,6 +364,7 @@ impl Trainer {
             Pass { dropout_key: 0, first_token: 0, training: false, starts: batch.starts, set: 0 };
         self.together.clear();
         self.together.push((pass, batch));
+        self.more = false;
         self.forward(dev, &mut Beside { done: 0, all: 1 });
         let last = self.samples.deal.micro_batches;
         dev.wait(Compute, self.losses_on_host);
@@ -280,7 +375,7 @@ impl Trainer {
     }
 
     /// Brings losses down and adds up those of the data-parallel ranks, in rank order.
-    fn fetch_losses(&mut self, dev: &Device, range: std::ops::Range<usize>) {
+    fn fetch_losses(&mut self, dev: &Device, range: Range<usize>) {
         let (src, dst) = (self.losses.slice(range.clone()), self.losses_host.slice(range));
         dev.follow(D2h, Compute);
         dev.submit(D2h, Op::Copy { src, dst });

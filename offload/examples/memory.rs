@@ -18,6 +18,7 @@ fn main() {
             len: PARAMETERS,
             decayed: PARAMETERS,
             bucket: BucketOf::Own,
+            slot: None,
         };
         let spec = Spec {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },

@@ -6,8 +6,9 @@
 //! chunks of the segment's flat index, so piece and tile boundaries are multiples of the chunk, and neither
 //! changes a bit.
 
+use crate::buckets::{Bucket, SharedSum, plan_buckets, plan_sums};
 use crate::control;
-use crate::spec::{BucketOf, SegmentSpec, Spec, Sum, Transfer};
+use crate::spec::{SegmentSpec, Spec, Sum, Transfer};
 use crate::state::State;
 use crate::store::{Arrays, BlockingBuffers, Store};
 use device::{Arena, Dtype, Plan, Tensor};
@@ -51,15 +52,6 @@ pub(crate) struct Piece {
     pub(crate) store: usize,
 }
 
-/// The first buffer of the gradients of a segment; see [`BucketOf`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bucket {
-    /// Its memory, in which a segment takes the first elements.
-    pub(crate) tensor: Tensor,
-    /// Its number among all buckets.
-    pub(crate) number: usize,
-}
-
 /// The place of the chunks of a segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunks {
@@ -74,7 +66,10 @@ pub(crate) struct Chunks {
 pub(crate) struct Segment {
     pub(crate) spec: SegmentSpec,
     pub(crate) pieces: Vec<Piece>,
-    pub(crate) bucket: Bucket,
+    /// Its buckets: several where micro-batches or segments take turns.
+    pub(crate) buckets: Vec<Bucket>,
+    /// The buffer of its sums, where segments share some.
+    pub(crate) sum: Option<SharedSum>,
     /// The store of the device, then that of the host; a place without elements has no store.
     pub(crate) stores: Vec<Store>,
     /// The place of this segment's chunks.
@@ -89,6 +84,10 @@ pub struct Layout {
     pub(crate) segments: Vec<Segment>,
     /// Number of buckets of all segments.
     pub(crate) num_buckets: usize,
+    /// Number of buffers of sums that segments share.
+    pub(crate) num_sums: usize,
+    /// Number of buffers that parameters share.
+    pub(crate) num_slots: usize,
     /// A piece in fp32 on the device while it is summed, where the ranks' sums are fp32 and the gradients are not.
     pub(crate) summed: Option<Tensor>,
     /// Sums of squares of this rank's first chunks, in F64 on the device: those that the host does not make.
@@ -138,33 +137,6 @@ fn first_ahead(segments: &[SegmentSpec], fraction: f64) -> usize {
     segments.len() - behind.iter().rev().take_while(fits).count()
 }
 
-/// Plans the bucket of every segment, and says how many there are.
-fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Bucket>, usize) {
-    let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
-    let mut num_buckets = 0;
-    let mut bucket = |name: String, len: usize| {
-        let at = (Arena::Device, "gradient buckets");
-        num_buckets += 1;
-        Bucket { tensor: plan.tensor(at, name, storage, (1, len)), number: num_buckets - 1 }
-    };
-    let of = |kind| segments.iter().filter(move |s| s.bucket == kind);
-    let longest = |kind| of(kind).map(|s| s.params.len()).max().unwrap_or(0);
-    let turns: Vec<Bucket> = (0..of(BucketOf::Turns).count().min(2))
-        .map(|i| bucket(format!("bucket.{i}"), longest(BucketOf::Turns)))
-        .collect();
-    let mut shared = None;
-    let one = |(index, s): (usize, &SegmentSpec)| match s.bucket {
-        BucketOf::Own => bucket(format!("{}.bucket", s.name), s.params.len()),
-        BucketOf::Turns => turns[index % turns.len()],
-        BucketOf::Shared => *shared.get_or_insert_with(|| {
-            let names: Vec<&str> = of(BucketOf::Shared).map(|s| &*s.name).collect();
-            bucket(format!("{}.bucket", names.join("+")), longest(BucketOf::Shared))
-        }),
-    };
-    let buckets = segments.iter().enumerate().map(one).collect();
-    (buckets, num_buckets)
-}
-
 /// Plans a buffer for one piece of `len` elements on the device.
 fn plan_piece(plan: &mut Plan, name: &str, dtype: Dtype, len: usize) -> Tensor {
     plan.tensor((Arena::Device, "gradient buckets"), name, dtype, (1, len))
@@ -200,6 +172,8 @@ impl Layout {
     pub fn plan(plan: &mut Plan, spec: &Spec, chunk: usize, segments: &[SegmentSpec]) -> Self {
         spec.check();
         let (buckets, num_buckets) = plan_buckets(plan, segments);
+        let (sums, num_sums) = plan_sums(plan, spec, segments);
+        let num_slots = segments.iter().filter_map(|s| s.slot).max().map_or(0, |most| most + 1);
         let unit = spec.dp_size * chunk;
         let blocking = BlockingBuffers::plan(plan, spec, unit, segments);
         let cuts = cuts(segments, spec.device_fraction, unit);
@@ -209,7 +183,8 @@ impl Layout {
         let presumed =
             (first_ahead < segments.len()).then(|| plan.tensor(at, "presumed", Dtype::F64, words));
         let (mut own_end, mut all_end, mut number) = (0, 0, 0);
-        let mut segment = |((s, bucket), &cut): ((&SegmentSpec, Bucket), &usize)| {
+        type Buffers = (Vec<Bucket>, Option<SharedSum>);
+        let mut segment = |((s, (buckets, sum)), &cut): ((&SegmentSpec, Buffers), &usize)| {
             let chunks = s.params.len() / chunk;
             let (own_start, all_start) = (own_end, all_end);
             let presumed = presumed.filter(|_| number >= first_ahead);
@@ -229,33 +204,39 @@ impl Layout {
                 let arrays = Arrays { plan, spec, name, len, dtype, chunk };
                 stores.push(match on_device {
                     true => arrays.on_device(),
-                    false => arrays.on_host(blocking, presumed),
+                    false => arrays.on_host((blocking, sum), presumed),
                 });
             }
             let chunks = Chunks { own: own_start..own_end, all: all_start..all_end };
-            Segment { spec: s.clone(), pieces, bucket, stores, chunks }
+            Segment { spec: s.clone(), pieces, buckets, sum, stores, chunks }
         };
-        let segments: Vec<Segment> =
-            segments.iter().zip(buckets).zip(&cuts).map(&mut segment).collect();
+        let segments: Vec<Segment> = segments
+            .iter()
+            .zip(buckets.into_iter().zip(sums))
+            .zip(&cuts)
+            .map(&mut segment)
+            .collect();
         let summed = plan_summed(plan, spec, &segments);
-        let mut sums = |arena, name: &str, len: usize| {
+        let mut words = |arena, name: &str, len: usize| {
             plan.tensor((arena, "norms and decisions"), name, Dtype::F64, (1, len))
         };
         let cut = cuts.iter().sum::<usize>() / unit;
         let on_device = if spec.host_adds() { cut } else { own_end };
         let device_partials =
-            (on_device > 0).then(|| sums(Arena::Device, "device_partials", on_device));
+            (on_device > 0).then(|| words(Arena::Device, "device_partials", on_device));
         Self {
             chunk,
             segments,
             num_buckets,
+            num_sums,
+            num_slots,
             summed,
             device_partials,
-            partials: sums(Arena::Pinned, "partials", own_end),
-            all_partials: sums(Arena::Pinned, "all_partials", all_end),
-            norm: sums(Arena::Pinned, "norm", 1),
-            control: sums(Arena::Pinned, "control", control::WORDS),
-            device_control: sums(Arena::Device, "device_control", control::WORDS),
+            partials: words(Arena::Pinned, "partials", own_end),
+            all_partials: words(Arena::Pinned, "all_partials", all_end),
+            norm: words(Arena::Pinned, "norm", 1),
+            control: words(Arena::Pinned, "control", control::WORDS),
+            device_control: words(Arena::Device, "device_control", control::WORDS),
             presumed,
             spec: spec.clone(),
         }

@@ -25,6 +25,7 @@
 mod adam;
 mod ahead;
 mod blocking;
+mod buckets;
 pub mod control;
 mod layout;
 mod locate;
@@ -41,6 +42,7 @@ mod work;
 
 pub use adam::{AdamTile, DeviceUpdate, PROGRAMS, TrafficTile};
 pub use ahead::{Ahead, AheadTile, AheadTraffic, Second, TOO_OFTEN, When};
+pub use buckets::Bucket;
 pub use layout::{Layout, Owned, chunk_elements};
 pub use locate::NotFinite;
 pub use norm::LossScale;

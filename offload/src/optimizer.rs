@@ -1,12 +1,13 @@
 //! The optimizer of one rank: what it submits, and what it waits for.
 
 use crate::ahead::Presume;
+use crate::buckets::Bucket;
 use crate::control;
 use crate::layout::{Layout, Owned, Segment, Sides};
 use crate::norm::{Decide, FoldPartials, SpreadPartials};
 use crate::reduce::Reduced;
 use crate::schedule::{PerStep, Rates};
-use crate::spec::Transfer;
+use crate::spec::{BucketOf, Transfer};
 use crate::store::Store;
 use crate::update::NoiseRun;
 use crate::work::{PieceWork, SegmentWork, Share, segment_work, spread_runs};
@@ -38,6 +39,12 @@ pub struct Optimizer {
     decide: Arc<HostOp>,
     /// For each bucket, by its number, the event behind which its former contents have gone.
     bucket_free: Vec<Event>,
+    /// How many buckets were given out of those that take turns.
+    turn: usize,
+    /// The same for each buffer of sums that segments share.
+    sum_free: Vec<Event>,
+    /// The segment whose parameters each shared buffer has, or will have.
+    pub(crate) held: Vec<Option<usize>>,
     /// The event behind which the decision of the last step is on the device.
     control_on_device: Event,
     /// The side of the gradients that the running step fills.
@@ -86,6 +93,9 @@ impl Optimizer {
             presume,
             decide: HostOp::new(decide),
             bucket_free: vec![Event::default(); layout.num_buckets],
+            turn: 0,
+            sum_free: vec![Event::default(); layout.num_sums],
+            held: vec![None; layout.num_slots],
             control_on_device: Event::default(),
             side: 0,
             late: None,
@@ -95,23 +105,37 @@ impl Optimizer {
         }
     }
 
-    /// Gives out a bucket for the gradients of `segment`; Compute waits until its former contents have gone.
-    pub fn bucket(&self, dev: &Device, segment: usize) -> Tensor {
-        let Segment { spec, bucket, .. } = &self.layout.segments[segment];
-        dev.wait(Compute, self.bucket_free[bucket.number]);
-        bucket.tensor.slice(0..spec.params.len())
+    /// Gives out a bucket for the gradients of `segment`, of micro-batch `set` of those that go backward together; Compute waits
+    /// until its former contents have gone.
+    pub fn bucket(&mut self, dev: &Device, segment: usize, set: usize) -> Bucket {
+        let Segment { spec, buckets, .. } = &self.layout.segments[segment];
+        let turn = match spec.bucket {
+            BucketOf::Turns => {
+                self.turn += 1;
+                self.turn
+            }
+            BucketOf::Own | BucketOf::Shared | BucketOf::Each(_) => set,
+        };
+        let Bucket { tensor, number } = buckets[turn % buckets.len()];
+        dev.wait(Compute, self.bucket_free[number]);
+        Bucket { tensor: tensor.slice(0..spec.params.len()), number }
     }
 
     /// Starts the way of a full bucket: reduce-scatter over the data-parallel ranks, then this rank's shard to
     /// where it is summed or staged. `micro` counts from 0. Nothing is finished on return; the bucket is free
     /// again when [`bucket`](Self::bucket) gives it out. Where transfers block, Compute waits for all of it.
-    pub fn reduce(&mut self, dev: &Device, segment: usize, bucket: Tensor, micro: usize) {
+    pub fn reduce(&mut self, dev: &Device, segment: usize, bucket: Bucket, micro: usize) {
         let layout = Arc::clone(&self.layout);
-        let s = &layout.segments[segment];
+        let (s, Bucket { tensor: bucket, number }) = (&layout.segments[segment], bucket);
         if s.spec.len < bucket.len() {
             dev.submit(Compute, Op::Zero { x: bucket.slice(s.spec.len..bucket.len()) });
         }
         dev.follow(DpComm, Compute);
+        let sum = s.sum.map(|sum| sum.number);
+        if let Some(sum) = sum.filter(|_| micro == 0) {
+            // The sum of the segment before is on its way down.
+            dev.wait(DpComm, self.sum_free[sum]);
+        }
         let work = &self.work[segment];
         for piece in &work.pieces {
             let own = self.sum_over_ranks(dev, bucket.slice(piece.flat.clone()));
@@ -123,13 +147,16 @@ impl Optimizer {
             // Only now: pieces do not wait for each other's sums.
             self.work[segment].staging_free = [dev.record(Host); 2];
         }
+        if let Some(sum) = sum {
+            self.sum_free[sum] = dev.record(D2h);
+        }
         // What stays on the device comes first, so the last store decides.
         let goes_down = s.stores.last().is_some_and(Store::reads_bucket_down);
         let freed = dev.record(if goes_down { D2h } else { DpComm });
         if layout.spec.transfer == Transfer::Blocking {
             dev.wait(Compute, freed);
         }
-        self.bucket_free[s.bucket.number] = freed;
+        self.bucket_free[number] = freed;
     }
 
     /// Sums a piece over the data-parallel ranks, on DpComm. Returns this rank's part, which has the sum.
@@ -272,18 +299,24 @@ impl Optimizer {
     /// than needed: a lane is a queue, and what stands behind a copy that waits for Adam waits too. Does
     /// nothing when there is nothing new.
     pub fn publish(&mut self, dev: &Device, segment: usize) {
+        assert!(self.slot(segment).is_none(), "parameters that do not stay are fetched");
         if std::mem::take(&mut self.work[segment].unpublished) {
             self.upload(dev, segment);
             self.gather(dev, segment);
         }
     }
 
-    /// Publishes every segment at the end of a step, as [`publish`](Self::publish) does. Where transfers block, nothing goes up
+    /// Publishes every segment that stays on the device at the end of a step, as [`publish`](Self::publish) does. Where transfers block, nothing goes up
     /// before the whole update, and nothing to other ranks before all is up.
     pub fn publish_all(&mut self, dev: &Device) {
         let segments = 0..self.work.len();
         if self.layout.spec.transfer == Transfer::Streamed {
-            return segments.for_each(|segment| self.publish(dev, segment));
+            for segment in segments {
+                if self.slot(segment).is_none() {
+                    self.publish(dev, segment);
+                }
+            }
+            return;
         }
         dev.follow(H2d, Host);
         segments.clone().for_each(|segment| self.upload(dev, segment));
@@ -291,11 +324,55 @@ impl Optimizer {
         segments.for_each(|segment| self.work[segment].unpublished = false);
     }
 
+    /// The number of the buffer that the parameters of `segment` share with others, where they do not stay on the device.
+    pub fn slot(&self, segment: usize) -> Option<usize> {
+        self.layout.segments[segment].spec.slot
+    }
+
+    /// The segment whose parameters a shared buffer has, or will have.
+    pub fn holder(&self, slot: usize) -> Option<usize> {
+        self.held[slot]
+    }
+
+    /// Starts to bring the parameters of a segment up into the buffer that it shares with others, piece by piece as an update makes
+    /// them, behind all that Compute has been given: nothing of it may read what the buffer has later. Does nothing where they
+    /// are there already. [`complete`](Self::complete) must follow.
+    pub fn fetch(&mut self, dev: &Device, segment: usize) {
+        let Some(slot) = self.slot(segment) else { unreachable!("its parameters stay") };
+        let is_new = std::mem::take(&mut self.work[segment].unpublished);
+        if self.held[slot].replace(segment) == Some(segment) && !is_new {
+            return;
+        }
+        dev.follow(H2d, Compute);
+        self.upload(dev, segment);
+        self.work[segment].is_partial = true;
+        if self.rank.dp_size == 1 {
+            self.complete(dev, segment);
+        }
+    }
+
+    /// Gathers what [`fetch`](Self::fetch) brings up from all ranks. DpComm waits for it: what stands behind it there waits, too.
+    pub fn complete(&mut self, dev: &Device, segment: usize) {
+        if std::mem::take(&mut self.work[segment].is_partial) {
+            self.gather(dev, segment);
+        }
+    }
+
     /// Copies what this rank's host has updated up to the device.
     fn upload(&mut self, dev: &Device, segment: usize) {
         let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
         for piece in &w.pieces {
             let Some(up) = s.stores[piece.store].staging() else { continue };
+            if s.spec.slot.is_some() {
+                // Ahead of its use by whole blocks: fewer copies are worth more than an early first one.
+                if let Some(last) = piece.tiles().last() {
+                    dev.wait(H2d, last.updated);
+                }
+                let (start, src) = (piece.flat_start(self.rank), up.slice(piece.owned.clone()));
+                let dst = s.spec.params.slice(start..start + src.len());
+                dev.submit(H2d, Op::Copy { src, dst });
+                continue;
+            }
             for tile in piece.tiles() {
                 dev.wait(H2d, tile.updated);
                 let src = up.slice(tile.owned.clone());
@@ -316,8 +393,14 @@ impl Optimizer {
             w.params_ready = dev.record(if host { H2d } else { Compute });
             return;
         }
-        for from in [(here, Compute), (host, H2d)].into_iter().filter(|from| from.0) {
-            dev.follow(DpComm, from.1);
+        if here {
+            dev.follow(DpComm, Compute);
+        }
+        if s.spec.slot.is_some() {
+            // Segments behind it are on their way up, too.
+            dev.wait(DpComm, w.uploaded);
+        } else if host {
+            dev.follow(DpComm, H2d);
         }
         for piece in &w.pieces {
             let x = s.spec.params.slice(piece.flat.clone());

@@ -12,6 +12,9 @@ pub enum Sum {
     None,
     /// On the device, where it takes 4 bytes per owned parameter; the sum comes down once.
     Device,
+    /// On the device, in buffers that segments share as they share buckets: all micro-batches of a step go backward through a
+    /// segment before the next one.
+    InTurns,
     /// On the host, where it takes 4 bytes per owned parameter; every micro-batch comes down. With `Blocking` the sum is in
     /// the storage type, and also goes up.
     Host,
@@ -38,6 +41,8 @@ pub enum BucketOf {
     Turns,
     /// All such segments share one bucket, since long work lies between them.
     Shared,
+    /// One for each of as many micro-batches as go backward together: each is begun long before it is complete.
+    Each(usize),
 }
 
 /// A segment, as the optimizer sees it.
@@ -53,6 +58,8 @@ pub struct SegmentSpec {
     pub decayed: usize,
     /// Which bucket its gradients go through.
     pub bucket: BucketOf,
+    /// The number of the buffer that `params` shares with those of other segments, where they are there for their uses only.
+    pub slot: Option<usize>,
 }
 
 /// Settings of the optimizer.
@@ -102,10 +109,17 @@ impl Spec {
     /// Asserts that `Blocking` comes with what it can do.
     pub(crate) fn check(&self) {
         let late = self.delayed || self.ahead_fraction > 0.0;
-        let host_alone = self.device_fraction == 0.0 && self.sum != Sum::Device && !late;
+        let host_alone = self.device_fraction == 0.0
+            && self.sum != Sum::Device
+            && self.sum != Sum::InTurns
+            && !late;
         assert!(
             !self.delayed || self.ahead_fraction == 0.0,
             "an update runs ahead of its decision or waits for the next step, never both"
+        );
+        assert!(
+            self.sum != Sum::InTurns || (self.device_fraction == 0.0 && !self.delayed),
+            "sums that segments share go down before the next segment's begin"
         );
         assert!(
             self.transfer == Transfer::Streamed || host_alone,

@@ -1,6 +1,7 @@
 //! A rank's arrays for the elements that are updated at one place: states, and gradients and parameters on their ways.
 
 use crate::ahead::Second;
+use crate::buckets::SharedSum;
 use crate::spec::{Spec, Sum};
 use crate::state::{State, Storage};
 use device::{Arena, Cargo, Dtype, Plan, Pool, Tensor};
@@ -144,7 +145,7 @@ impl Arrays<'_> {
     /// `presumed`: the presumed words, where updates of this segment run ahead of the decision.
     pub(crate) fn on_host(
         mut self,
-        blocking: Option<BlockingBuffers>,
+        (blocking, shared): (Option<BlockingBuffers>, Option<SharedSum>),
         presumed: Option<Tensor>,
     ) -> Store {
         let staging = (Arena::Pinned, GRADIENT_STAGING);
@@ -157,8 +158,11 @@ impl Arrays<'_> {
                 Way::Blocking { so_far, wide, down: self.array(staging, "grad_down", Dtype::F32) }
             }
             (None, Sum::None) => Way::Alone { down: self.sides(staging, "grad_down", self.dtype) },
-            (None, Sum::Device) => {
-                let sum = self.array((Arena::Device, SUMS), "grad", Dtype::F32);
+            (None, Sum::Device | Sum::InTurns) => {
+                let sum = match shared {
+                    Some(shared) => shared.tensor.slice(0..self.len),
+                    None => self.array((Arena::Device, SUMS), "grad", Dtype::F32),
+                };
                 Way::SumOnDevice { sum, down: self.sides(staging, "grad_down", Dtype::F32) }
             }
             (None, Sum::Host) => {

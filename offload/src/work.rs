@@ -61,6 +61,8 @@ pub(crate) struct SegmentWork {
     pub(crate) tally: Option<Arc<HostOp>>,
     /// Whether an update is queued that `publish` has not sent out.
     pub(crate) unpublished: bool,
+    /// Whether this rank's part is in a shared buffer, or on its way there, and the other ranks' parts are not.
+    pub(crate) is_partial: bool,
     /// For each side of the gradients, the event behind which the host has read what came down last.
     pub(crate) staging_free: [Event; 2],
     /// The event behind which the parameters in staging have gone up.
@@ -161,6 +163,7 @@ pub(crate) fn segment_work(layout: &Layout, s: &Segment, share: Share<'_>) -> Se
         pieces,
         tally,
         unpublished: false,
+        is_partial: false,
         staging_free: Default::default(),
         uploaded: Event::default(),
         params_ready: Event::default(),

@@ -23,6 +23,7 @@ fn main() {
         partition_checkpoints: false,
         keep: Keep::Device,
         checkpoint_sets: 1,
+        ring: tensor_parallel::Ring::NONE,
         head_rows: 1024,
         dtype: Dtype::Bf16,
         partial_dtype: Dtype::Bf16,

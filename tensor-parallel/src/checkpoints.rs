@@ -7,7 +7,7 @@
 
 use crate::shape::{GptShape, Keep};
 use device::Lane::{Compute, D2h, H2d, TpComm};
-use device::{Arena, Cargo, Device, Group, Lane, Op, Plan, Pool, Tensor};
+use device::{Arena, Cargo, Device, Event, Group, Op, Plan, Pool, Tensor};
 
 /// Inputs of blocks on their way down and up, and between.
 const STAGING: Pool = Pool::staging("checkpoint staging").carrying(Cargo::Checkpoint);
@@ -77,26 +77,22 @@ impl Checkpoints {
         }
     }
 
-    /// Backward, before block l: Compute waits until x[l] is whole again, and x[l - 1] starts to become it. That
-    /// waits for nothing but the block above, so a sum that queues behind it on TpComm does not wait long.
-    pub(crate) fn restore(&self, dev: &Device, l: usize) {
+    /// Backward, before block l: Compute waits until x[l] is whole again, which it is at `ready`. Then x[l - 1] starts to become
+    /// whole, and is so at the event.
+    pub(crate) fn restore(&self, dev: &Device, l: usize, ready: Event) -> Event {
         assert!(self.keep != Keep::Nothing, "a backward pass needs what was kept");
-        if self.shares.is_empty() {
-            return;
-        }
         if self.keep == Keep::HostBlocking {
-            self.make_whole(dev, l);
-            return dev.follow(Compute, self.last_lane());
+            dev.wait(Compute, self.make_whole(dev, l));
+            return Event::default();
         }
-        dev.follow(Compute, self.last_lane());
-        if let Some(below) = l.checked_sub(1) {
-            self.make_whole(dev, below);
-        }
+        dev.wait(Compute, ready);
+        l.checked_sub(1).map_or_else(Event::default, |below| self.make_whole(dev, below))
     }
 
-    /// x[l] from the ranks' shares, where they were kept, once the block that used the buffer before is over.
-    fn make_whole(&self, dev: &Device, l: usize) {
-        let Some(&share) = self.shares.get(l) else { return };
+    /// Makes x[l] whole from the ranks' shares, where they were kept, once the block that used the buffer before is over; it is
+    /// whole at the event. That waits for nothing but the block above, so a sum that queues behind it on TpComm does not wait long.
+    fn make_whole(&self, dev: &Device, l: usize) -> Event {
+        let Some(&share) = self.shares.get(l) else { return Event::default() };
         let lane = if self.keep == Keep::Device { TpComm } else { H2d };
         dev.follow(lane, Compute);
         if lane == H2d {
@@ -106,12 +102,9 @@ impl Checkpoints {
         if self.parts > 1 {
             dev.follow(TpComm, lane);
             dev.submit(TpComm, Op::AllGather { x: self.flat(l), group: Group::Tp });
+            return dev.record(TpComm);
         }
-    }
-
-    /// The lane on which an input becomes whole again.
-    fn last_lane(&self) -> Lane {
-        if self.parts > 1 || self.keep == Keep::Device { TpComm } else { H2d }
+        dev.record(lane)
     }
 
     /// Elements, not rows: the hidden channels divide by the ranks, tokens need not.

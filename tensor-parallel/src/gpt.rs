@@ -12,8 +12,8 @@ use crate::loss::{Head, HeadInputs};
 use crate::norm::{Norm, NormSaved};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTable;
-use crate::shape::{BatchTensors, GptShape, Pass, Positions};
-use device::{Arena, Device, Error, Plan, Tensor};
+use crate::shape::{BatchTensors, GptShape, Pass, Positions, Ring};
+use device::{Arena, Device, Error, Event, Plan, Tensor};
 
 /// Handles of the model: the same on every rank.
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub struct Gpt {
     shape: GptShape,
     segments: Vec<SegmentLayout>,
     params: Vec<Tensor>,
+    /// By segment: the number of the buffer that others use, too.
+    slots: Vec<Option<usize>>,
     embedding: Embedding,
     blocks: Vec<Block>,
     final_norm: Norm,
@@ -31,7 +33,7 @@ pub struct Gpt {
     rotary: Option<RotaryTable>,
     scratch: Scratch,
     x: Vec<Checkpoints>, // by set, (rows, C): input of block l; x[L] the final norm's
-    d_x: Tensor,         // (rows, C): the running gradient
+    d_x: Vec<Tensor>,    // by set that goes backward together, (rows, C): the running gradient
 }
 
 /// A segment of the parameters by what it is for.
@@ -88,6 +90,53 @@ const fn number(shape: &GptShape, part: Part) -> usize {
     }
 }
 
+/// By segment: the number of the buffer on the device that it shares with others, where it is not resident. A tied embedding is:
+/// nothing else is read at the end of a forward pass and at the beginning of the next.
+fn slots(shape: &GptShape) -> Vec<Option<usize>> {
+    let Ring { slots, .. } = shape.ring;
+    let streamed = |layer: &usize| !shape.ring.is_resident(*layer, shape.layers);
+    let table = (slots > 0 && !shape.parts.tied).then_some(slots);
+    let mut all = vec![table];
+    all.resize(1 + shape.layers, None);
+    for (turn, layer) in (0..shape.layers).filter(streamed).enumerate() {
+        all[number(shape, Part::Block(layer))] = Some(turn % slots);
+    }
+    all.push(None);
+    if !shape.parts.tied {
+        all.push(table);
+    }
+    all
+}
+
+/// Plans the parameters of all segments: a tensor for each that is resident, and one for each buffer.
+fn plan_params(
+    plan: &mut Plan,
+    shape: &GptShape,
+    segments: &[SegmentLayout],
+    slots: &[Option<usize>],
+) -> Vec<Tensor> {
+    let mut flat = |name: &str, len| {
+        plan.tensor((Arena::Device, "parameters"), format!("{name}.params"), shape.dtype, (1, len))
+    };
+    let mut rings: Vec<Option<Tensor>> = vec![None; shape.ring.slots + 1];
+    let longest = |slot: usize| {
+        let users = segments.iter().zip(slots).filter(|(_, of)| **of == Some(slot));
+        users.map(|(s, _)| s.padded).max().unwrap_or(0)
+    };
+    let one = |(s, slot): (&SegmentLayout, &Option<usize>)| match *slot {
+        None => flat(&s.name, s.padded),
+        Some(slot) => {
+            let ring = rings[slot].get_or_insert_with(|| {
+                let of_blocks = slot < shape.ring.slots;
+                let name = if of_blocks { format!("ring.{slot}") } else { "tables".to_owned() };
+                flat(&name, longest(slot))
+            });
+            ring.slice(0..s.padded)
+        }
+    };
+    segments.iter().zip(slots).map(one).collect()
+}
+
 impl GptShape {
     /// Parameters, without padding.
     pub fn parameters(&self) -> u64 {
@@ -118,18 +167,15 @@ impl Gpt {
     pub fn plan(plan: &mut Plan, shape: &GptShape, align: usize) -> Self {
         let (rows, c, dtype) = (shape.rows(), shape.hidden, shape.dtype);
         let segments = layouts(shape, align);
-        let flat = |plan: &mut Plan, s: &SegmentLayout| {
-            plan.tensor(
-                (Arena::Device, "parameters"),
-                format!("{}.params", s.name),
-                dtype,
-                (1, s.padded),
-            )
-        };
-        let params: Vec<Tensor> = segments.iter().map(|s| flat(plan, s)).collect();
+        let slots = slots(shape);
+        let params = plan_params(plan, shape, &segments, &slots);
         let scratch = Scratch::plan(plan, shape);
         let x = (0..shape.checkpoint_sets).map(|set| Checkpoints::plan(plan, shape, set)).collect();
-        let d_x = plan.tensor((Arena::Device, "transients"), "d_x", dtype, (rows, c));
+        let d_x = (0..shape.backward_sets()).map(|set| {
+            let name = if set == 0 { "d_x".to_owned() } else { format!("set.{set}.d_x") };
+            plan.tensor((Arena::Device, "transients"), name, dtype, (rows, c))
+        });
+        let d_x = d_x.collect();
         let shared = shape.recompute.then(|| BlockSaved::plan(plan, shape, "block"));
         let rotary = match shape.parts.positions {
             Positions::Learned => None,
@@ -163,6 +209,7 @@ impl Gpt {
             shape: shape.clone(),
             segments,
             params,
+            slots,
             blocks,
             scratch,
             x,
@@ -210,7 +257,12 @@ impl Gpt {
         &self.segments
     }
 
-    /// The flat parameters of a segment.
+    /// The number of the buffer that a segment shares with others, where its parameters are not resident.
+    pub fn slot(&self, segment: usize) -> Option<usize> {
+        self.slots[segment]
+    }
+
+    /// The flat parameters of a segment, while they are there.
     pub fn params(&self, segment: usize) -> Tensor {
         self.params[segment]
     }
@@ -262,6 +314,11 @@ impl Gpt {
         self.head.logits
     }
 
+    /// The running gradient of a pass: sets that go backward one behind the other have one together.
+    fn d_x(&self, pass: &Pass) -> Tensor {
+        self.d_x[pass.set % self.d_x.len()]
+    }
+
     fn normalize(&self, dev: &Device, pass: &Pass) {
         let x = self.x[pass.set].input(self.shape.layers);
         self.final_norm.forward(dev, self.shape.region(), x, self.final_saved);
@@ -280,8 +337,7 @@ impl Gpt {
         &self,
         dev: &Device,
         (pass, batch): (&Pass, &BatchTensors),
-        loss: Tensor,
-        scale: Tensor,
+        (loss, scale): (Tensor, Tensor),
         buckets: HeadBuckets,
     ) {
         let (shape, region) = (&self.shape, self.shape.region());
@@ -296,22 +352,29 @@ impl Gpt {
         let layout = &self.segments[self.segment(Part::FinalNorm)];
         let grads = Norm::cut(layout.of(buckets.final_norm), FINAL_NORM, shape);
         let saved = (self.x[pass.set].input(shape.layers), self.final_saved);
-        self.final_norm.backward(dev, saved, d_normed, (self.d_x, false), grads);
+        self.final_norm.backward(dev, saved, d_normed, (self.d_x(pass), false), grads);
         region.sum_replicated_grads(dev, layout.replicated(buckets.final_norm));
     }
 
-    /// Block `layer` backward; `bucket` is that of its segment, whole at `record(Compute)`.
-    pub fn block_backward(&self, dev: &Device, pass: &Pass, layer: usize, bucket: Tensor) {
-        self.x[pass.set].restore(dev, layer);
+    /// Block `layer` backward; `bucket` is that of its segment, whole at `record(Compute)`. Reads the block's segment. `input` is
+    /// the event behind which the block's input is there, which becomes that of the block below: its input comes back meanwhile.
+    pub fn block_backward(
+        &self,
+        dev: &Device,
+        pass: &Pass,
+        layer: usize,
+        (bucket, input): (Tensor, &mut Event),
+    ) {
+        *input = self.x[pass.set].restore(dev, layer, *input);
         let x = self.x[pass.set].input(layer);
-        self.blocks[layer].backward(dev, &self.shape, pass, (x, self.d_x), bucket);
+        self.blocks[layer].backward(dev, &self.shape, pass, (x, self.d_x(pass)), bucket);
     }
 
     /// The embedding backward; `bucket` is that of its segment, whole at `record(Compute)`.
     pub fn embed_backward(&self, dev: &Device, pass: &Pass, batch: &BatchTensors, bucket: Tensor) {
         let layout = &self.segments[self.segment(Part::Embedding)];
         let grads = Embedding::cut(layout.of(bucket), &self.shape);
-        let d = (self.d_x, self.scratch.d_branch);
+        let d = (self.d_x(pass), self.scratch.d_branch);
         self.embedding.backward(dev, &self.shape, (pass, batch), d, grads);
         self.shape.region().sum_replicated_grads(dev, layout.replicated(bucket));
     }

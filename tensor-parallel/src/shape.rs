@@ -104,6 +104,8 @@ pub struct GptShape {
     pub keep: Keep,
     /// Micro-batches whose inputs of the blocks are kept at once; more than one with recomputation only.
     pub checkpoint_sets: usize,
+    /// Which parameters are on the device between their uses.
+    pub ring: Ring,
     /// Tokens whose logits are in memory at once.
     pub head_rows: usize,
     /// Type of parameters, activations and gradients.
@@ -114,6 +116,27 @@ pub struct GptShape {
     pub dropout: f32,
     /// Standard deviation of the initial weights.
     pub init_std: f64,
+}
+
+/// Which parameters are on the device between their uses. Of those that are not, the host has the parameters, and the caller
+/// brings them up ahead of each use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ring {
+    /// Buffers in which the blocks that are not resident take turns, at least 2; the token table and an output projection of its
+    /// own share one more. 0: all parameters are resident.
+    pub slots: usize,
+    /// Blocks that are resident, spread evenly over all.
+    pub resident: usize,
+}
+
+impl Ring {
+    /// All parameters are resident.
+    pub const NONE: Self = Self { slots: 0, resident: 0 };
+
+    /// Whether block `layer` of so many is resident.
+    pub const fn is_resident(self, layer: usize, layers: usize) -> bool {
+        self.slots == 0 || (layer + 1) * self.resident / layers > layer * self.resident / layers
+    }
 }
 
 /// Most elements of the logits of all ranks: 1 GiB in 16 bits.
@@ -127,6 +150,11 @@ pub const fn head_rows(vocab: usize) -> usize {
 }
 
 impl GptShape {
+    /// Micro-batches that go backward through each block together.
+    pub(crate) const fn backward_sets(&self) -> usize {
+        if self.ring.slots > 0 { self.checkpoint_sets } else { 1 }
+    }
+
     /// Initial values of most weights.
     pub(crate) const fn weight_init(&self) -> Init {
         Init::Normal(self.init_std)

@@ -1,7 +1,7 @@
 //! One pass of a model, forward and backward, put together from the ranks of a grid; and fixtures to compare it with.
 
 use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
-use device::{Arena, Device, Dtype, HostPlace, HostWork, Lane, Plan, Rank, Tensor, World};
+use device::{Arena, Device, Dtype, Event, HostPlace, HostWork, Lane, Plan, Rank, Tensor, World};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -167,9 +167,11 @@ impl Handles {
             logits.extend(read(&dev, gpt.logits().rows(0..rows.len())));
         }
         let buckets = HeadBuckets { final_norm: bucket(Part::FinalNorm), head: bucket(gpt.head()) };
-        gpt.loss_backward(&dev, (&pass, batch), self.loss, self.scale, buckets);
+        gpt.loss_backward(&dev, (&pass, batch), (self.loss, self.scale), buckets);
+        let mut input = Event::default();
         for layer in (0..shape.layers).rev() {
-            gpt.block_backward(&dev, &pass, layer, bucket(Part::Block(layer)));
+            let to = (bucket(Part::Block(layer)), &mut input);
+            gpt.block_backward(&dev, &pass, layer, to);
         }
         gpt.embed_backward(&dev, &pass, batch, bucket(Part::Embedding));
         let used = |(bucket, s): (&Tensor, &SegmentLayout)| read(&dev, bucket.slice(0..s.len));

@@ -137,3 +137,30 @@ fn overtaking(timeline: &Timeline) -> (usize, usize) {
     }
     (overtook, late)
 }
+
+/// Parameters that live on the host: no op of Compute waits for a copy up beside the first blocks behind the update, and the step
+/// takes little longer than with a GPU that holds all parameters.
+#[test]
+fn parameters_from_the_host_come_up_behind_computing() {
+    let (config, hardware) =
+        described("llama3-70b-one-gpu.ron", "batch.global=8", &["model.layers=12"]);
+    let none: &[&str] = &["model.layers=12", "offload.resident_blocks=0"];
+    let streamed = on(&described("llama3-70b-one-gpu.ron", "batch.global=8", none).0, &hardware);
+    assert_eq!(build(&config).gpt.shape().ring.resident, 12, "all of so few blocks fit");
+    let resident = on(&config, &hardware);
+    let ratio = streamed.step_seconds() / resident.step_seconds();
+    assert!(ratio < 1.03, "{ratio}");
+    // Between the first block's forward pass and the last one's backward pass Compute never stands still as long as half of a
+    // block's copy takes.
+    let copies = spans(&streamed, |p| p.lane == H2d && p.work.name == "copy");
+    let compute = spans(&streamed, |p| p.lane == Compute);
+    let block = seconds(&copies) / 24.0;
+    let pauses = compute.windows(2).map(|pair| pair[1].0 - pair[0].1);
+    let behind = pauses.skip(compute.len() / 4).fold(0.0, f64::max);
+    assert!(behind < 0.5 * block, "{behind} of {block}");
+    // One micro-batch of a sixteenth of the tokens hides nothing.
+    let few = ["batch.micro=1", "model.seq_len=512", none[0], none[1]];
+    let few = on(&described("llama3-70b-one-gpu.ron", "batch.global=1", &few).0, &hardware);
+    let copying = seconds(&spans(&few, |p| p.lane == H2d && p.work.name == "copy"));
+    assert!(copying > 0.5 * few.step_seconds(), "{copying} of {}", few.step_seconds());
+}

@@ -5,9 +5,12 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::{Arena, Error};
-use engine::config::Config;
+use engine::config::{Config, DeviceConfig};
+use engine::predict::plan::memory_report;
 use engine::run::{RunError, RunOptions};
 use engine::train::build::{Built, build, shape};
+use tensor_parallel::Ring;
+use tests::compare::assert_same_bits;
 use tests::{Ran, config, short_text, try_run_on};
 
 /// 3.9 MB of it are kernel scratch, 1 MB buckets, activations and the embedding's.
@@ -127,6 +130,36 @@ fn an_h100_beside_128_gib_trains_seven_billion_parameters_with_the_optimizer_on_
         assert!(on_device <= limit / bytes && on_device > 0.92 * limit / bytes, "{on_device}");
         assert!(on_host > 1.3 * on_device);
     }
+}
+
+/// Blocks that are large beside the token table and the scratch of kernels.
+#[test]
+fn parameters_of_four_times_a_gpus_memory_train_from_the_host_to_the_bits_of_resident_ones() {
+    let of = |memory: &str, parameters: &str| {
+        let sets = ["hidden=160", "vocab=256", "layers=64"].map(|set| format!("model.{set}"));
+        let more =
+            [format!("device.memory=\"{memory}\""), format!("offload.parameters={parameters}")];
+        let config = config(MODEL, &[&sets[..], &more].concat());
+        let built = build(&config);
+        (config, built)
+    };
+    let small = of("9MiB", "Host");
+    let DeviceConfig::Cpu { memory, .. } = &small.0.device else { unreachable!("a virtual GPU") };
+    assert!(2 * shape(&small.0).parameters() >= 4 * *memory, "{}", shape(&small.0).parameters());
+    let refused = trained(&of("9MiB", "Device")).expect_err("it must not fit");
+    assert!(matches!(refused.error, Error::OutOfMemory(_)), "{refused}");
+    let report = memory_report(&small.0, &small.1);
+    assert!(report.fits && report.gpu.bytes <= *memory, "{}", report.binding.words);
+    let resident = trained(&of("256MiB", "Device")).unwrap_or_else(|e| panic!("{e}"));
+    let streamed = trained(&small).unwrap_or_else(|e| panic!("{e}"));
+    assert_same_bits(&resident, &streamed, "four times a GPU's memory");
+    // As many blocks stay as there is room for.
+    let room = of("30MiB", "Host");
+    let Ring { slots, resident: stay } = room.1.gpt.shape().ring;
+    assert!(slots == 3 && (10..90).contains(&stay), "{slots} {stay}");
+    let block = room.1.gpt.params(1).bytes();
+    let left = (30 << 20) - room.1.plan.bytes(Arena::Device);
+    assert!(left < 2 * block, "{left} bytes are left, a block has {block}");
 }
 
 #[test]

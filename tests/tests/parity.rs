@@ -60,6 +60,7 @@ fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> GptShape {
         partition_checkpoints: false,
         keep: tensor_parallel::Keep::Device,
         checkpoint_sets: 1,
+        ring: tensor_parallel::Ring::NONE,
         head_rows: 1024,
         dtype: Dtype::F32,
         partial_dtype: Dtype::F32,

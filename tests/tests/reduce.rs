@@ -54,7 +54,8 @@ fn laid_out(spec: &Spec) -> (Arc<Plan>, Arc<Layout>) {
     let mut plan = Plan::default();
     let params = plan.tensor((Arena::Device, "parameters"), "p", Dtype::Bf16, (1, N));
     let name = "segment".to_owned();
-    let segment = SegmentSpec { name, params, len: N, decayed: 0, bucket: BucketOf::Own };
+    let segment =
+        SegmentSpec { name, params, len: N, decayed: 0, bucket: BucketOf::Own, slot: None };
     let layout = Layout::plan(&mut plan, spec, CHUNK, &[segment]);
     (Arc::new(plan), Arc::new(layout))
 }
@@ -79,12 +80,12 @@ fn reduced(spec: &Spec) -> Vec<f64> {
         let noise = [Arc::from([])];
         let mut optimizer =
             Optimizer::new(&layout, rank, (&[Counted::first(N)], &noise), Arc::new(Constant));
-        let bucket = optimizer.bucket(&dev, 0);
-        dev.write(bucket, &|i| gradient(rank.dp, i).to_f64()).unwrap();
+        let bucket = optimizer.bucket(&dev, 0, 0);
+        dev.write(bucket.tensor, &|i| gradient(rank.dp, i).to_f64()).unwrap();
         optimizer.reduce(&dev, 0, bucket, 0);
         dev.sync_all().unwrap();
         let own = |start: usize| -> Tensor {
-            let piece = bucket.slice(start..(start + spec.bucket_elements).min(N));
+            let piece = bucket.tensor.slice(start..(start + spec.bucket_elements).min(N));
             piece.shard(rank.dp, spec.dp_size)
         };
         let starts = (0..N).step_by(spec.bucket_elements);

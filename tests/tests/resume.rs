@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+#[path = "resume/places.rs"]
+mod places;
 #[path = "resume/told.rs"]
 mod told;
 
@@ -16,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tests::compare::{excerpt, full, with};
 use tests::tiny;
-use told::{assert_goes_on_as, at, open, run, run_by};
+use told::{PAUSE, assert_goes_on_as, at, open, run, run_by};
 
 /// Accumulation, warm-up, dropout, clipping, and an fp16 loss scale that overflows (steps are skipped), is halved
 /// and grows again.
@@ -33,8 +35,6 @@ const BASE: &[&str] = &[
     "train.eval_batches=1",
     "train.checkpoint_keep=1000",
 ];
-/// As little as there can be between checkpoints by their cost.
-const PAUSE: Duration = Duration::ZERO;
 const TP2_DP2: &[&str] = &["parallel.tensor=2", "parallel.data=2"];
 
 fn at_every_step(sets: &[&str]) {

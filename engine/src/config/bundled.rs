@@ -12,8 +12,9 @@ macro_rules! files {
 
 /// In the order in which they are listed: small boxes first.
 pub(crate) const BOXES: &[(&str, &str)] = files!("", ".ron":
-    "v100-32gb" "desktop-2x3090" "workstation-4x4090" "desktop-5090" "workstation-4xa6000" "h100-128gib" "h100-256gib"
-    "h100-512gib" "h200-256gib" "dgx1v" "dgx2" "dgx2-x8" "dgx-a100" "dgx-h100" "dgx-b200"
+    "v100-32gb" "desktop-2x3090" "desktop-4090" "workstation-4x4090" "workstation-4x4090-512gib" "desktop-5090"
+    "workstation-4xa6000" "h100-128gib" "h100-256gib" "h100-512gib" "h100-1tib" "h200-256gib" "dgx1v" "dgx2" "dgx2-x8"
+    "dgx-a100" "dgx-h100" "dgx-h200" "dgx-b200"
 );
 
 /// Those that the boxes name.

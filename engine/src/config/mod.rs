@@ -23,6 +23,7 @@ mod parts;
 mod reading;
 mod schema;
 mod states;
+mod streaming;
 mod told;
 pub(crate) mod transformers;
 mod write;
@@ -287,6 +288,13 @@ pub struct LossScaleConfig {
 pub struct OffloadConfig {
     /// Where states and the Adam step are. Default `Host`.
     pub optimizer: Placement,
+    /// Where parameters are between their uses. Default `Device`.
+    pub parameters: ParameterPlace,
+    /// Blocks whose parameters a GPU holds at once besides the resident ones, with `parameters: Host`. 2..=64; absent: 3, or 2 where
+    /// 3 do not fit.
+    pub ring: Option<usize>,
+    /// Blocks whose parameters stay on the GPU all the same. Absent: as many as the plan fits.
+    pub resident_blocks: Option<usize>,
     /// When the update runs. Default `Overlapped`.
     pub update: UpdateMode,
     /// Share of the parameters behind the embedding that `Speculative` updates ahead of the decision, in whole segments, the
@@ -312,7 +320,8 @@ pub struct OffloadConfig {
     pub keep_gradients: bool,
     /// The first forward passes of so many micro-batches, as far as a step has them, go through each block together, so that
     /// an exact update hides behind all of them. Takes a set of checkpoints for each; with `recompute: Block`.
-    /// 1..=4096, default 1.
+    /// With `parameters: Host` all micro-batches go through the blocks in groups of so many, forward and backward.
+    /// 1..=4096, default 1, and 4096 with `parameters: Host`.
     pub first_forward: usize,
     /// Whose cores and memory ranks use besides those of the sockets that they are on. Default `Auto`.
     pub sockets: Sockets,
@@ -330,6 +339,15 @@ pub enum Placement {
         /// Of the parameters, on the device. [0, 1], rounded to what every rank can own alike.
         device_fraction: f32,
     },
+}
+
+/// Where the 16-bit parameters are between their uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum ParameterPlace {
+    /// On the device, all of them.
+    Device,
+    /// On the host, from where each block's come up for each use; the same bits.
+    Host,
 }
 
 /// How the moments of AdamW are kept in host memory.

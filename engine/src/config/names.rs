@@ -22,6 +22,10 @@ impl Named for Transfer {
         &[("Streamed", Self::Streamed), ("Blocking", Self::Blocking)];
 }
 
+impl Named for ParameterPlace {
+    const ALL: &'static [(&'static str, Self)] = &[("Device", Self::Device), ("Host", Self::Host)];
+}
+
 impl Named for Moments {
     const ALL: &'static [(&'static str, Self)] = &[("Fp32", Self::Fp32), ("Bf16", Self::Bf16)];
 }

@@ -167,8 +167,13 @@ fn loss_scale(s: &mut Section<'_, '_>) -> LossScaleConfig {
 
 fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
     let elements = 1024..=1 << 40;
+    let optimizer = placement(s);
+    let parameters = s.named("parameters", ParameterPlace::Device, "Where parameters are between their uses. `Host`: on the host, from where those of each block come up ahead of each use, so that a model may be larger than the GPUs' memory; the same bits. It needs the optimizer on the host.");
     OffloadConfig {
-        optimizer: placement(s),
+        optimizer,
+        parameters,
+        ring: s.uint_or_none("ring", 2..=64, "With `parameters: Host`: blocks whose parameters a GPU holds at once, besides the resident ones. None: 3, or 2 where 3 do not fit."),
+        resident_blocks: s.uint_or_none("resident_blocks", 0..=10_000, "With `parameters: Host`: blocks whose parameters stay on the GPU all the same, spread evenly. None: as many as fit."),
         update: update(s),
         speculated_fraction: s.float("speculated_fraction", Interval::closed(0.0, 1.0), Or::Default(0.5), "Share of the parameters behind the embedding whose update `Speculative` begins during the backward pass, rounded down to whole blocks, the last ones. Their states take their bytes in host memory twice."),
         transfer: s.named("transfer", Transfer::Streamed, "How gradients and parameters cross PCIe. `Blocking` is what DeepSpeed did in 2020, to compare with; it needs `update: Serial` and the optimizer on the host."),
@@ -179,8 +184,18 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         tile_elements: s.uint("tile_elements", elements, Or::Default(1_048_576), "Most elements of a tile of the update on the host."),
         lookahead: s.uint("lookahead", 1..=64, Or::Default(1), "Segments by which uploads of parameters run ahead of the forward pass."),
         keep_gradients: s.flag("keep_gradients", false, "Every block has a gradient buffer of its own, as in PyTorch, to compare with. Otherwise two take turns."),
-        first_forward: s.uint("first_forward", 1..=4096, Or::Default(1), "Micro-batches whose first forward pass goes through each block together, so that an exact update hides behind all of them. It takes a set of block inputs for each, and `recompute: Block`."),
+        first_forward: s.uint("first_forward", 1..=4096, together(parameters), "Micro-batches whose first forward pass goes through each block together, so that an exact update hides behind all of them. It takes a set of block inputs for each, and `recompute: Block`. With `parameters: Host` all passes of a step go so, forward and backward, in groups of so many: parameters cross PCIe twice for each group."),
         sockets: s.named("sockets", Sockets::Auto, "Sockets whose cores and memory a rank uses: its own (`Near`), or `All`. `Auto`: its own, and all where its own do not hold its states and another socket has no rank."),
+    }
+}
+
+/// All micro-batches where parameters cross PCIe for each group of them.
+const fn together(parameters: ParameterPlace) -> Or<usize> {
+    match parameters {
+        ParameterPlace::Device => Or::Default(1),
+        ParameterPlace::Host => {
+            Or::Derived(4096, "all micro-batches of a step", &["offload.parameters"])
+        }
     }
 }
 

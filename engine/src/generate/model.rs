@@ -44,6 +44,7 @@ impl Model {
             partition_checkpoints: false,
             keep: Keep::Nothing,
             checkpoint_sets: 1,
+            ring: tensor_parallel::Ring::NONE,
             head_rows: samples,
             dtype,
             partial_dtype: dtype,

@@ -1,14 +1,14 @@
 //! Changes to a config that keep its model, batch and results, and the `--set` arguments that make them.
 
 use crate::config::{Accumulate, Config, DeviceConfig, Loaded, Origin};
-use crate::config::{Placement, Recompute, in_line};
+use crate::config::{ParameterPlace, Placement, Recompute, in_line};
 use std::collections::BTreeSet;
 
 /// A setting that a search may change, and its value in RON.
 type Setting = (&'static str, fn(&Config) -> String);
 
 /// Every one of them.
-const SETTINGS: [Setting; 13] = [
+const SETTINGS: [Setting; 16] = [
     ("parallel.tensor", |c| in_line(&c.parallel.tensor)),
     ("parallel.data", |c| in_line(&c.parallel.data)),
     ("batch.micro", |c| in_line(&c.batch.micro)),
@@ -17,6 +17,9 @@ const SETTINGS: [Setting; 13] = [
     ("host_checkpoints", |c| in_line(&c.host_checkpoints)),
     ("parallel.sequence", |c| in_line(&c.parallel.sequence)),
     ("offload.optimizer", |c| in_line(&c.offload.optimizer)),
+    ("offload.parameters", |c| in_line(&c.offload.parameters)),
+    ("offload.ring", |c| in_line(&c.offload.ring)),
+    ("offload.resident_blocks", |c| in_line(&c.offload.resident_blocks)),
     ("offload.accumulate", |c| in_line(&c.offload.accumulate)),
     ("offload.update", |c| in_line(&c.offload.update)),
     ("offload.speculated_fraction", |c| in_line(&c.offload.speculated_fraction)),
@@ -37,7 +40,14 @@ fn changed_settings(given: &Config, changed: &Config) -> Vec<(&'static str, Stri
 /// global batch where the file leaves it out, are held.
 pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
     let given = &loaded.config;
-    let differ = changed_settings(given, changed).into_iter();
+    let streams = |c: &Config| c.offload.parameters == ParameterPlace::Host;
+    // It follows from the place of the parameters.
+    let follows = streams(given) != streams(changed)
+        && changed.offload.first_forward == if streams(changed) { ALL_TOGETHER } else { 1 }
+        && !is_given(loaded, "offload.first_forward");
+    let differ = changed_settings(given, changed)
+        .into_iter()
+        .filter(|(key, _)| !(follows && *key == "offload.first_forward"));
     let mut sets: Vec<String> = differ.map(|(key, is)| format!("{key}={is}")).collect();
     let pass = |c: &Config| c.batch.micro * c.parallel.data;
     if is_derived(loaded, "batch.global") && pass(given) != pass(changed) {
@@ -55,6 +65,28 @@ pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
 fn is_derived(loaded: &Loaded, key: &str) -> bool {
     let origin = loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin);
     matches!(origin, Some(Origin::Derived(_)))
+}
+
+fn is_given(loaded: &Loaded, key: &str) -> bool {
+    let origin = loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin);
+    matches!(origin, Some(Origin::File { .. } | Origin::Set))
+}
+
+/// `offload.first_forward` for all micro-batches of any step.
+pub const ALL_TOGETHER: usize = 4096;
+
+/// Puts parameters on the host, with what goes best with that.
+pub fn stream_parameters(config: &mut Config) {
+    let offload = &mut config.offload;
+    (offload.parameters, offload.optimizer) = (ParameterPlace::Host, Placement::Host);
+    (offload.first_forward, offload.accumulate) = (ALL_TOGETHER, Accumulate::Auto);
+    (config.recompute, config.host_checkpoints) = (Recompute::Block, true);
+}
+
+/// Keeps all parameters on the GPUs.
+pub const fn keep_parameters(config: &mut Config) {
+    config.offload.parameters = ParameterPlace::Device;
+    (config.offload.ring, config.offload.resident_blocks) = (None, None);
 }
 
 /// `--set a=1 --set 'b=C(d: 2)'`, for a shell.

@@ -22,10 +22,11 @@ use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
 use crate::predict::boxes;
 use crate::run::gpu_room;
 use crate::run::placement::{self, this_machine};
-use crate::train::build::{Built, device_bytes, device_limit, reserved};
+use crate::train::build::{Built, device_bytes, device_limit, first_forward, reserved};
 use device::{Arena, Dtype, Error};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use tensor_parallel::Ring;
 use topology::{HostBytes, Machine, NumaNode, Placement, RankPlace, format_bytes};
 
 /// All that `onebox plan` says.
@@ -183,7 +184,7 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
         micro_batches: built.micro_batches,
         accumulate: match built.sum {
             offload::Sum::None => "none",
-            offload::Sum::Device => "device",
+            offload::Sum::Device | offload::Sum::InTurns => "device",
             offload::Sum::Host => "host",
         },
         data_memory: DataMemory::of(config),
@@ -422,13 +423,25 @@ fn name(what: &str) -> String {
     }
 }
 
-/// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place.
+/// Micro-batches by which steps of `config` grow alike: parameters that live on the host come up for each group of them.
+pub(crate) fn alike(config: &Config, built: &Built) -> usize {
+    let group = first_forward(config);
+    let in_groups = built.gpt.shape().ring != Ring::NONE && group < built.micro_batches;
+    if in_groups { group } else { 1 }
+}
+
+/// `config`, whose handles are `built`, with another number of micro-batches, more than one, summed at the same place, and with the
+/// same parameters on the GPU.
 pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: usize) -> Config {
     let mut config = config.clone();
     config.batch.global = micro_batches * config.batch.micro * config.parallel.data;
+    let Ring { slots, resident } = built.gpt.shape().ring;
+    if slots > 0 {
+        (config.offload.ring, config.offload.resident_blocks) = (Some(slots), Some(resident));
+    }
     config.offload.accumulate = match built.sum {
         offload::Sum::Host => Accumulate::Host,
-        offload::Sum::Device | offload::Sum::None => Accumulate::Device,
+        offload::Sum::Device | offload::Sum::InTurns | offload::Sum::None => Accumulate::Device,
     };
     config
 }

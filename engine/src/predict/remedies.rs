@@ -1,6 +1,6 @@
 //! What would make a config fit: single changes and pairs of them, each laid out before it is named.
 
-use crate::config::{Config, DeviceConfig, Loaded, Placement, UpdateMode};
+use crate::config::{Config, DeviceConfig, Loaded, ParameterPlace, Placement, UpdateMode};
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
 use crate::predict::search::Brief;
@@ -117,7 +117,11 @@ fn changes_of(given: &Config) -> Vec<Change> {
     for accumulate in PLACES.map(|(_, accumulate)| accumulate) {
         all.push((1, Box::new(move |c| c.offload.accumulate = accumulate)));
     }
-    all.push((1, Box::new(|c| c.offload.first_forward = 1)));
+    for together in
+        [8, 4, 2, 1].into_iter().filter(|together| *together < given.offload.first_forward)
+    {
+        all.push((1, Box::new(move |c| c.offload.first_forward = together)));
+    }
     // The largest first; larger ones than now too, since one pass needs no sums.
     for micro in divisors(given.batch.global / given.parallel.data).into_iter().rev() {
         all.push((2, Box::new(move |c| c.batch.micro = micro)));
@@ -132,6 +136,9 @@ fn changes_of(given: &Config) -> Vec<Change> {
     }
     for optimizer in [Placement::Host, Placement::Device] {
         all.push((5, Box::new(move |c| c.offload.optimizer = optimizer)));
+    }
+    if given.offload.parameters == ParameterPlace::Device {
+        all.push((7, Box::new(changes::stream_parameters)));
     }
     if given.offload.update == UpdateMode::Speculative {
         let now = given.offload.speculated_fraction;

@@ -4,13 +4,15 @@
 
 mod brief;
 mod choices;
+mod grid;
 
 pub(crate) use brief::Brief;
 
 use self::choices::{Screened, with_choices};
-use crate::config::{Accumulate, Config, Loaded, Placement, Recompute};
-use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
-use crate::predict::plan::{fits, memory_report, with_micro_batches};
+use self::grid::enumerate;
+use crate::config::{Config, Loaded, Placement, Recompute};
+use crate::predict::changes;
+use crate::predict::plan::{alike, fits, memory_report, with_micro_batches};
 use crate::predict::simulate::{SimulateError, Simulated, described, groups, simulate, summary};
 use crate::train::build::{Built, build, first_forward, shape};
 use device::sim::TooFewSeats;
@@ -19,6 +21,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use tensor_parallel::Ring;
 
 /// Layouts with more micro-batches than this are extrapolated to the end, from half as many.
 const MOST_MICRO_BATCHES: usize = 64;
@@ -240,50 +243,12 @@ fn sort<T>(all: &mut [T], key: impl Fn(&T) -> (f64, usize)) {
     });
 }
 
-/// Everything that the model and the batch of `given` allow on `world` ranks.
-fn enumerate(given: &Config, world: usize) -> Vec<Config> {
-    let mut all = Vec::new();
-    for (tensor, data) in grids(world) {
-        for micro in divisors(given.batch.global / data) {
-            let mut of_grid = given.clone();
-            (of_grid.parallel.tensor, of_grid.parallel.data) = (tensor, data);
-            (of_grid.batch.micro, of_grid.offload.first_forward) = (micro, 1);
-            // The batch does not change: micro x data divides it.
-            let one_pass = micro * data == given.batch.global;
-            all.extend(memory_choices(&of_grid, one_pass).into_iter().filter(Config::is_sound));
-        }
-    }
-    all
-}
-
-/// What a grid and a micro-batch leave open.
-fn memory_choices(of_grid: &Config, one_pass: bool) -> Vec<Config> {
-    // On one rank there is nothing to split, in one pass nothing to sum.
-    let split = if of_grid.parallel.tensor > 1 { &[false, true][..] } else { &[false] };
-    let places = PLACES.iter().filter(|(_, sum)| !(one_pass && *sum == Accumulate::Host));
-    let mut all = Vec::new();
-    for &(optimizer, accumulate) in places {
-        let on_one = split.len() == 1;
-        for (recompute, shares) in CHECKPOINTS.into_iter().filter(|(_, s)| !(*s && on_one)) {
-            for &sequence in split {
-                let mut c = of_grid.clone();
-                (c.offload.optimizer, c.offload.accumulate) = (optimizer, accumulate);
-                c.recompute = recompute;
-                if !on_one {
-                    (c.parallel.sequence, c.partition_checkpoints) = (sequence, shares);
-                } else if recompute == Recompute::None {
-                    c.partition_checkpoints = false;
-                }
-                all.push(c);
-            }
-        }
-    }
-    all
-}
-
 /// `config` with its handles, if it fits.
 fn laid_out(given: &Config, config: Config, number: usize) -> Option<Candidate> {
-    fits(&config, &build(&config)).then(|| worded(given, config, number))
+    let built = build(&config);
+    // All blocks stay: it is the same without parameters on the host.
+    let stays = built.gpt.shape().ring.resident == config.model.layers;
+    (!stays && fits(&config, &built)).then(|| worded(given, config, number))
 }
 
 /// `config` with its handles, in the words of `given` where these mean the same.
@@ -322,7 +287,9 @@ fn with_given(given: &Config, mut all: Vec<Candidate>) -> Vec<Candidate> {
 fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, usize)>) {
     let alike = |a: &Candidate, b: &Candidate| {
         let (x, y) = (&a.config, &b.config);
-        x.parallel == y.parallel && x.offload.optimizer == y.offload.optimizer
+        x.parallel == y.parallel
+            && x.offload.optimizer == y.offload.optimizer
+            && x.offload.parameters == y.offload.parameters
     };
     // All activations, whole inputs, shares of inputs: what keeps less works more.
     let checkpoints = |c: &Candidate| match (c.config.recompute, c.config.partition_checkpoints) {
@@ -370,14 +337,20 @@ fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
     let play = |config: &Config, built: &Built| -> Result<Told, SimulateError> {
         Ok(Told::of(&summary(config, &memory, &simulate(config, built)?)))
     };
-    let extrapolated = built.micro_batches > MOST_MICRO_BATCHES;
+    let unit = alike(config, built);
+    let extrapolated = built.micro_batches > MOST_MICRO_BATCHES.max(4 * unit)
+        && built.micro_batches.is_multiple_of(unit);
     let told = if extrapolated {
         let of = |micro_batches| {
             let few = with_micro_batches(config, built, micro_batches);
             play(&few, &build(&few))
         };
-        let half = (MOST_MICRO_BATCHES / 2).max(first_forward(config) + 1);
-        Told::extrapolated(&of(half)?, &of(half + 1)?, (built.micro_batches - half) as f64)
+        // The first passes that go together are no further ones.
+        let resident = built.gpt.shape().ring == Ring::NONE;
+        let first = if resident { first_forward(config) + 1 } else { 2 * unit };
+        let half = (MOST_MICRO_BATCHES / 2).next_multiple_of(unit).max(first);
+        let further = (built.micro_batches - half) / unit;
+        Told::extrapolated(&of(half)?, &of(half + unit)?, further as f64)
     } else {
         play(config, built)?
     };
@@ -421,7 +394,7 @@ fn words(config: &Config, built: &Built) -> String {
     }
     words.push(match built.sum {
         Sum::None => "one pass".into(),
-        Sum::Device => "sums on GPU".into(),
+        Sum::Device | Sum::InTurns => "sums on GPU".into(),
         Sum::Host => "sums on host".into(),
     });
     words.push(match config.offload.optimizer {
@@ -431,7 +404,10 @@ fn words(config: &Config, built: &Built) -> String {
             format!("{:.1} % of the optimizer on GPU", 100.0 * device_fraction)
         }
     });
-    if first_forward(config) > 1 {
+    let Ring { slots, resident } = built.gpt.shape().ring;
+    if slots > 0 {
+        words.push(format!("{resident} of {} blocks stay on GPU", config.model.layers));
+    } else if first_forward(config) > 1 {
         words.push(format!("{} first forward passes together", first_forward(config)));
     }
     words.join(", ")

@@ -394,7 +394,7 @@ pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateErr
         (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
         let mode = |c: &Config| std::mem::discriminant(&c.offload.update);
         let differs = mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed;
-        differs.then_some(other)
+        (differs && other.is_sound()).then_some(other)
     };
     others.extend([UpdateMode::Serial, UpdateMode::Overlapped, delayed].into_iter().filter_map(of));
     let mut together = config.clone();

@@ -47,6 +47,7 @@ pub(crate) struct Loader {
     end: u64,
     /// Of a step.
     micro_batches: u64,
+    in_groups: bool,
     on_device: Vec<Event>,
     consumed: Vec<Event>,
 }
@@ -118,8 +119,12 @@ impl Samples {
 }
 
 impl Loader {
-    /// For training steps `1..=steps`.
-    pub(crate) fn new(layout: &BatchLayout, samples: &Samples, steps: u64) -> Self {
+    /// For training steps `1..=steps`. `in_groups`: all batches are taken as many at a time as there is room for.
+    pub(crate) fn new(
+        layout: &BatchLayout,
+        samples: &Samples,
+        (steps, in_groups): (u64, bool),
+    ) -> Self {
         let slots = layout.host.len();
         let task = |slot| {
             let training = slot + 1 < slots;
@@ -134,6 +139,7 @@ impl Loader {
             released: 0,
             end: steps * micro_batches,
             micro_batches,
+            in_groups,
             on_device: vec![Event::default(); slots],
             consumed: vec![Event::default(); slots],
         }
@@ -149,7 +155,8 @@ impl Loader {
     /// begins with, as far as there is room; nothing after the last.
     pub(crate) fn prefetch(&mut self, dev: &Device) {
         let room = self.slots() - 1;
-        let ahead = if self.taken.is_multiple_of(self.micro_batches) { room } else { 1 };
+        let many = self.in_groups || self.taken.is_multiple_of(self.micro_batches);
+        let ahead = if many { room } else { 1 };
         let until = (self.taken + ahead).min(self.released + room + 1).min(self.end);
         while self.next < until {
             self.send(dev, self.slot(self.next), self.next);

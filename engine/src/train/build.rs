@@ -2,7 +2,7 @@
 
 use crate::config::{self, Accumulate, BoxConfig, Config, DeviceConfig, Family, ModelConfig};
 use crate::config::{Master, Moments, OptimizerConfig, OptimizerKind, Transfer, UpdateMode};
-use crate::config::{Packing, Placement, Precision, Recompute};
+use crate::config::{Packing, ParameterPlace, Placement, Precision, Recompute};
 use crate::run::gpu_room;
 use crate::run::placement::{kernel_threads, virtual_threads};
 use crate::train::batch::BatchLayout;
@@ -10,7 +10,8 @@ use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
 use offload::{BucketOf, Layout, LossScale, Rule, SegmentSpec, Spec, Storage, Sum, chunk_elements};
 use std::sync::Arc;
-use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Rope, RopeScaling, head_rows};
+use tensor_parallel::head_rows;
+use tensor_parallel::{Gpt, GptShape, Keep, Part, Parts, Positions, Ring, Rope, RopeScaling};
 use topology::HostBytes;
 
 /// The model, the optimizer and their memory.
@@ -86,6 +87,7 @@ pub fn shape(config: &Config) -> GptShape {
             (true, Transfer::Blocking) => Keep::HostBlocking,
         },
         checkpoint_sets: first_forward(config),
+        ring: Ring::NONE,
         head_rows: head_rows(m.vocab),
         dtype,
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
@@ -249,10 +251,54 @@ fn with_room(config: &Config, mut scratch: KernelScratch) -> Built {
 }
 
 fn build_with(config: &Config, scratch: KernelScratch) -> Built {
+    match config.offload.parameters {
+        ParameterPlace::Device => with_sums(config, scratch, Ring::NONE),
+        ParameterPlace::Host => with_ring(config, scratch),
+    }
+}
+
+fn fits(config: &Config, built: &Built) -> bool {
+    let limit = device_limit(config, &built.plan);
+    limit.is_some_and(|limit| device_bytes(config, &built.plan) <= limit)
+}
+
+/// Parameters that come up for each use: in a ring of as many blocks as fit, at most three, beside as many resident blocks as fit,
+/// unless the config says how many.
+fn with_ring(config: &Config, scratch: KernelScratch) -> Built {
+    let layers = config.model.layers;
+    let with = |slots, resident| with_sums(config, scratch, Ring { slots, resident });
+    let least = config.offload.resident_blocks.unwrap_or(0).min(layers);
+    let slots =
+        config.offload.ring.unwrap_or_else(|| if fits(config, &with(3, least)) { 3 } else { 2 });
+    let mut built = with(slots, least);
+    let Some(limit) = device_limit(config, &built.plan) else { return built };
+    if config.offload.resident_blocks.is_some() {
+        return built;
+    }
+    let left = limit.saturating_sub(device_bytes(config, &built.plan));
+    let block = built.gpt.params(built.gpt.segment(Part::Block(0))).bytes();
+    let mut resident = layers.min((left / block) as usize);
+    while resident > 0 {
+        let more = with(slots, resident);
+        if fits(config, &more) {
+            built = more;
+            break;
+        }
+        resident -= 1;
+    }
+    built
+}
+
+/// Micro-batches are summed where the config says, or where there is room.
+fn with_sums(config: &Config, scratch: KernelScratch, ring: Ring) -> Built {
     let micro_batches = micro_batches(config);
-    let with = |sum| lay_out(config, micro_batches, sum, scratch);
+    let with = |sum| lay_out(config, (micro_batches, sum), scratch, ring);
     if micro_batches == 1 {
         return with(Sum::None);
+    }
+    let together = ring != Ring::NONE && first_forward(config) == micro_batches;
+    if together && config.offload.accumulate != Accumulate::Host {
+        return with(Sum::InTurns);
     }
     if config.offload.optimizer == Placement::Device {
         return with(Sum::Device);
@@ -265,15 +311,19 @@ fn build_with(config: &Config, scratch: KernelScratch) -> Built {
         Accumulate::Host => with(Sum::Host),
         Accumulate::Auto => {
             let on_device = with(Sum::Device);
-            let bytes = device_bytes(config, &on_device.plan);
-            let fits = device_limit(config, &on_device.plan).is_some_and(|limit| bytes <= limit);
-            if fits { on_device } else { with(Sum::Host) }
+            if fits(config, &on_device) { on_device } else { with(Sum::Host) }
         }
     }
 }
 
-fn lay_out(config: &Config, micro_batches: usize, sum: Sum, scratch: KernelScratch) -> Built {
-    let (shape, mut plan) = (shape(config), Plan::default());
+fn lay_out(
+    config: &Config,
+    (micro_batches, sum): (usize, Sum),
+    scratch: KernelScratch,
+    ring: Ring,
+) -> Built {
+    let (shape, mut plan) = (GptShape { ring, ..shape(config) }, Plan::default());
+    let sets = if ring == Ring::NONE { 1 } else { first_forward(config) };
     let chunk = chunk_elements(Gpt::longest_segment(&shape));
     let gpt = Gpt::plan(&mut plan, &shape, chunk * config.parallel.data);
     let spec_of = |part| {
@@ -285,12 +335,15 @@ fn lay_out(config: &Config, micro_batches: usize, sum: Sum, scratch: KernelScrat
             len: layout.len,
             decayed: layout.decayed,
             bucket: match part {
+                // The output layer begins what the embedding completes, far behind.
+                Part::Embedding if config.model.tied && sets > 1 => BucketOf::Each(sets),
                 _ if config.offload.keep_gradients => BucketOf::Own,
                 Part::Block(_) => BucketOf::Turns,
                 Part::FinalNorm => BucketOf::Own,
                 // All blocks go backward, or forward, between the two.
                 Part::Embedding | Part::Head => BucketOf::Shared,
             },
+            slot: gpt.slot(segment),
         }
     };
     let segments: Vec<SegmentSpec> = gpt.parts().map(spec_of).collect();

@@ -1,6 +1,6 @@
 //! A rank's part of a run, put together from the config and the plan.
 
-use crate::config::{Config, Packing};
+use crate::config::{Config, Packing, ParameterPlace};
 use crate::data::Dataset;
 use crate::step::Trainer;
 use crate::train::batch::{Deal, Loader, Samples};
@@ -50,11 +50,13 @@ pub(crate) fn trainer(
     let given = Arc::new(Given { schedule, samples: samples.clone() });
     let noise = crate::train::init::noise(config, &built.gpt, rank);
     let optimizer = Optimizer::new(&built.layout, rank, (&counted, &noise), given);
-    let loader = Loader::new(&built.batches, &samples, config.train.steps);
+    let together_back = config.offload.parameters == ParameterPlace::Host;
+    let loader = Loader::new(&built.batches, &samples, (config.train.steps, together_back));
     let schedule = crate::step::Schedule {
         update: crate::train::build::update_mode(config),
         lookahead: config.offload.lookahead,
         first_forward: crate::train::build::first_forward(config),
+        together_back,
     };
     Trainer::new(built, optimizer, loader, samples, schedule)
 }

@@ -115,6 +115,12 @@ pub(super) fn modes() {
     }
     let together = with(&small, &["batch.micro=1", "recompute=Block", "precision=Bf16"]);
     no_bit_changes(&together, &[&["offload.first_forward=3"]], &in_process());
+    let (blocks, host) = ("model.layers=4", "offload.parameters=Host");
+    let one: &[&str] = &[host, "offload.resident_blocks=1", "offload.ring=2"];
+    let two: &[&str] = &[host, "offload.resident_blocks=0", "host_checkpoints=true"];
+    no_bit_changes(&with(&together, &[blocks]), &[one, two], &in_process());
+    let untied = ["model.family=Llama", "model.tied=false", blocks, "precision=Fp32"];
+    no_bit_changes(&with(&together, &untied), &[two], &RunOptions::default());
     let late = with(&small, &with(DELAYED, &["train.steps=4", "precision=Fp32"]));
     near(&late, &[&[]], &[in_process()], limit("Fp32"));
     no_bit_changes(&late, &[PLACES[3], PLACES[4], PIECES[1], &[]], &in_process());

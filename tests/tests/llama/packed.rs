@@ -66,6 +66,7 @@ impl Model {
             partition_checkpoints: false,
             keep: Keep::Device,
             checkpoint_sets: 1,
+            ring: tensor_parallel::Ring::NONE,
             head_rows: 1024,
             dtype: Dtype::F32,
             partial_dtype: Dtype::F32,

@@ -1,6 +1,5 @@
 //! Runs that tell what they did, and the comparison of a run that goes on with the one that was never stopped.
 
-use super::PAUSE;
 use engine::checkpoint::Checkpoint;
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
 use engine::train::build::build;
@@ -8,8 +7,12 @@ use engine::train::detours::Detours;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tests::compare::{excerpt, with};
 use tests::tiny;
+
+/// As little as there can be between checkpoints by their cost.
+pub(super) const PAUSE: Duration = Duration::ZERO;
 
 /// What a run told and left.
 pub(super) struct Told {

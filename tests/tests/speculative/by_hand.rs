@@ -253,6 +253,7 @@ fn laid_out(case: &Case, spec: &Spec) -> (Arc<Plan>, Arc<Layout>, Extra) {
         len: *used,
         decayed: used / 3,
         bucket: if s == 0 || s == last { BucketOf::Own } else { BucketOf::Turns },
+        slot: None,
     };
     let segments: Vec<SegmentSpec> = case.segments.iter().enumerate().map(segment).collect();
     let layout = Layout::plan(&mut plan, spec, CHUNK, &segments);
@@ -357,9 +358,12 @@ fn one_rank(
         for micro in 0..spec.micro_batches {
             let last = micro + 1 == spec.micro_batches;
             for s in (0..count).rev() {
-                let bucket = optimizer.bucket(dev, s);
+                let bucket = optimizer.bucket(dev, s, 0);
                 let at = ((step as usize - 1) * spec.micro_batches + micro) * count + s;
-                dev.submit(Lane::Compute, Op::Copy { src: extra.gradients[at], dst: bucket });
+                dev.submit(
+                    Lane::Compute,
+                    Op::Copy { src: extra.gradients[at], dst: bucket.tensor },
+                );
                 optimizer.reduce(dev, s, bucket, micro);
                 if last {
                     if s == count - 1 {

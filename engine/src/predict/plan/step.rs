@@ -1,6 +1,6 @@
 //! A step in figures: ops, bytes and FLOPs by lane, counted on a device that runs nothing.
 
-use super::with_micro_batches;
+use super::{alike, with_micro_batches};
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::predict::simulate::{typical_step, with_steps};
@@ -36,24 +36,26 @@ pub struct LaneTotals {
 }
 
 /// The task that finds nothing to do in most steps: an update ahead of the decision stands.
-pub(super) const IDLE: &str = "settle_tile";
+const IDLE: &str = "settle_tile";
 
 /// One step. Of many micro-batches three and four are counted: all between the first and the last are alike.
 fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
-    let (few, all) = (3, built.micro_batches as u64);
-    Ok(if all <= few + 1 {
+    let (unit, all) = (alike(config, built) as u64, built.micro_batches as u64);
+    let few = 3 * unit;
+    Ok(if all <= few + unit || !all.is_multiple_of(unit) {
         count(config, built)?
     } else {
         let of = |micro_batches: u64| {
             let config = with_micro_batches(config, built, micro_batches as usize);
             count(&config, &build(&config))
         };
-        let (less, more) = (of(few)?, of(few + 1)?);
-        let line = |a: u64, b: u64| a + (b - a) * (all - few);
+        let (less, more) = (of(few)?, of(few + unit)?);
+        let further = (all - few) / unit;
+        let line = |a: u64, b: u64| a + (b - a) * further;
         Totals {
             ops: std::array::from_fn(|i| line(less.ops[i], more.ops[i])),
             bytes: std::array::from_fn(|i| line(less.bytes[i], more.bytes[i])),
-            flops: less.flops + (more.flops - less.flops) * (all - few) as f64,
+            flops: less.flops + (more.flops - less.flops) * further as f64,
         }
     })
 }

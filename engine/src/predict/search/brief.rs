@@ -1,6 +1,6 @@
 //! A step from a few of its micro-batches: how long, and how much of it waits for the host.
 
-use crate::config::{Config, Recompute};
+use crate::config::{Config, ParameterPlace, Recompute};
 use crate::predict::plan::with_micro_batches;
 use crate::predict::simulate::{SimulateError, simulate};
 use crate::train::build::{Built, build, first_forward};
@@ -36,7 +36,9 @@ impl Brief {
             1 => FEW,
             together => together + 1,
         };
-        if built.micro_batches <= few + 1 {
+        // Few of them hide no parameters on their way up that many hide.
+        let streams = config.offload.parameters == ParameterPlace::Host;
+        if streams || built.micro_batches <= few + 1 {
             return Ok(Self::played(config, built, &simulate(config, built)?));
         }
         let of = |micro_batches| -> Result<Self, SimulateError> {

@@ -112,7 +112,7 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
     let mut config = plain.config.clone();
     config.offload.accumulate = match plain.built.sum {
         Sum::Host => Accumulate::Host,
-        Sum::Device | Sum::None => Accumulate::Device,
+        Sum::Device | Sum::InTurns | Sum::None => Accumulate::Device,
     };
     let waited = brief.host.max(brief.exposed);
     let mut all = Vec::new();
