@@ -470,6 +470,7 @@ impl Ranks<'_> {
             step,
             loss: sum / targets as f64,
             targets,
+            held: trainer.samples.held(step),
             grad_norm: words[control::NORM],
             loss_scale: words[control::LOSS_SCALE_USED],
             lr: words[control::LR],

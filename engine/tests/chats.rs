@@ -44,6 +44,26 @@ fn a_model_learns_the_answers_of_chats() {
     assert!(done.stderr.contains("0.59 epochs of 54 samples"), "{}", done.stderr);
     let first = &folder.metrics("run")[0];
     assert!(first["targets"].as_u64().is_some_and(|n| n > 16 && n < 8 * 64), "{first}");
+    for packing in ["None", "Documents"] {
+        let set = format!("data.packing={packing}");
+        let dir = format!("held-{packing}");
+        folder.onebox(&["train", "chat.ron", "--run-dir", &dir, "--set", &set]).ok();
+        // As they are shown one by one: the last token of a document is a target alone.
+        let (mut documents, mut filled) = (0, 0);
+        for sample in 0..8 {
+            let sample = sample.to_string();
+            let args = ["data", "show", "chat.ron", "--json", "--sample", &sample, "--set", &set];
+            let shown: serde_json::Value =
+                serde_json::from_str(&folder.onebox(&args).ok().stdout).unwrap();
+            let many = |key: &str| shown[key].as_array().unwrap().len();
+            documents += many("documents");
+            filled += many("tokens") - many("documents");
+        }
+        let first = &folder.metrics(&dir)[0];
+        assert_eq!(first["documents"], documents, "{packing}: {first}");
+        let padding = 1.0 - filled as f64 / (8.0 * 64.0);
+        assert!((first["padding"].as_f64().unwrap() - padding).abs() < 1e-12, "{packing}: {first}");
+    }
     let losses = |run: &str| -> Vec<f64> {
         let lines = folder.metrics(run);
         let steps = lines.iter().filter(|line| line["kind"] == "step");

@@ -180,6 +180,12 @@ impl Dataset {
         corpus.targets(at)
     }
 
+    /// How many documents the sample at `place` holds, and how many of its places are no padding; of windows nothing.
+    pub(crate) fn held(&self, place: usize) -> Option<(u64, u64)> {
+        let (corpus, at) = self.find(place);
+        corpus.held(at)
+    }
+
     /// [`Corpus::documents`] of the sample at `place`.
     ///
     /// # Errors

@@ -288,6 +288,12 @@ impl Documents {
         samples.by_ref().flat_map(of).sum()
     }
 
+    /// How many documents a sample holds, and how many of its places they fill: the last token of each is a target alone.
+    pub(super) fn held(&self, sample: usize) -> (u64, u64) {
+        let filled = |document: usize| u64::from(self.lengths[document]) - 1;
+        self.of_sample(sample).fold((0, 0), |(n, all), document| (n + 1, all + filled(document)))
+    }
+
     /// The tokens of those to train, and of those that are held out.
     pub(super) fn parts(&self) -> [Pieces; 2] {
         [0..self.split, self.split..self.len()].map(|part| {

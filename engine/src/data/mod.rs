@@ -360,6 +360,11 @@ impl Corpus {
         self.documents.as_ref().map_or(self.seq_len as u64, |d| d.targets(place..place + 1))
     }
 
+    /// How many documents the sample at `place` holds, and how many of its `seq_len` places are no padding; of windows nothing.
+    fn held(&self, place: usize) -> Option<(u64, u64)> {
+        self.documents.as_ref().map(|documents| documents.held(place))
+    }
+
     /// Whether samples differ in how many targets count.
     pub(crate) const fn is_uneven(&self) -> bool {
         self.documents.is_some()

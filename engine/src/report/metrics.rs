@@ -45,6 +45,12 @@ pub struct StepMetrics {
     /// Targets of the step that its loss counts, where samples differ in how many they have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub targets: Option<u64>,
+    /// Documents of the step, where samples are no windows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub documents: Option<u64>,
+    /// Share of the step's tokens that are padding, 0 to 1, where samples are no windows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub padding: Option<f64>,
 }
 
 impl StepMetrics {
@@ -293,6 +299,8 @@ mod tests {
             device_memory: 4096,
             host_memory: 8192,
             targets: None,
+            documents: None,
+            padding: None,
         }
     }
 

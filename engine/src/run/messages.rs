@@ -1,5 +1,6 @@
 //! What the ranks have to say, and its way to the calling thread.
 
+use crate::train::batch::Held;
 use device::Activity;
 use device::World;
 use offload::Ahead;
@@ -13,6 +14,8 @@ pub struct StepReport {
     pub loss: f64,
     /// Number of these targets.
     pub targets: u64,
+    /// Its documents and padding, where samples are no windows.
+    pub held: Option<Held>,
     /// Of the unscaled mean gradient, before clipping.
     pub grad_norm: f64,
     /// That the step's backward pass used; 1 without scaling.

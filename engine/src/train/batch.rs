@@ -83,6 +83,15 @@ impl Deal {
     }
 }
 
+/// What the samples of a step hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Held {
+    /// Number of documents.
+    pub documents: u64,
+    /// Share of the tokens that are padding, 0 to 1.
+    pub padding: f64,
+}
+
 /// The samples of a run, by step (from 1) and number within it.
 #[derive(Clone, Debug)]
 pub(crate) struct Samples {
@@ -107,6 +116,15 @@ impl Samples {
             false => (samples * self.deal.seq_len) as u64,
             true => (0..samples).map(|i| self.data.targets(self.place(step, i))).sum(),
         }
+    }
+
+    /// How many documents the samples of a step hold over all ranks, and which share of its tokens is padding; of windows nothing.
+    pub(crate) fn held(&self, step: u64) -> Option<Held> {
+        let all = (0..self.deal.samples()).filter(|_| self.data.is_uneven());
+        let each = all.filter_map(|i| self.data.held(self.place(step, i)));
+        let (documents, filled) = each.fold((0, 0), |(n, all), (one, some)| (n + one, all + some));
+        let tokens = (self.deal.samples() * self.deal.seq_len) as f64;
+        (documents > 0).then(|| Held { documents, padding: 1.0 - filled as f64 / tokens })
     }
 
     /// Tokens of a step over its targets: the factor from a sum over all tokens as if each counted to the mean over the

@@ -103,6 +103,8 @@ impl Watch {
             device_memory,
             host_memory: topology::resident_memory(),
             targets: session.data.is_uneven().then_some(step.targets),
+            documents: step.held.map(|held| held.documents),
+            padding: step.held.map(|held| held.padding),
         };
         self.metrics.step_ahead(&metrics, speculates.then_some(step.ahead));
         let shape = session.built.gpt.shape();
