@@ -42,14 +42,16 @@ degrees() { awk -v gpus="$1" -v heads="$2" 'BEGIN { for (t = 1; t <= gpus; t *= 
 #   zero2         optimizer on the device, a share of it on each
 #   offload       optimizer on the host
 #   offload+tp    the same, layers split as far as helps
+#   streamed      the same as offload, with the parameters and the blocks' inputs on the host, too
 largest_of() {
-    local system=$1 gpus=$2 heads=$3 micro=$4 placement=Device grids degree best=0 found
+    local system=$1 gpus=$2 heads=$3 micro=$4 placement=Device grids degree best=0 found streams=()
     shift 4
     case $system in
         dp) grids='1x1' ;;
         tp) grids="${gpus}x1" ;;
         zero2) grids="1x$gpus" ;;
         offload) grids="1x$gpus" placement=Host ;;
+        streamed) grids="1x$gpus" placement=Host streams=(--set offload.parameters=Host --set host_checkpoints=true) ;;
         offload+tp) placement=Host grids=$(for degree in $(degrees "$gpus" "$heads"); do echo "${degree}x$((gpus / degree))"; done) ;;
         *) die "there is no system $system" ;;
     esac
@@ -57,7 +59,7 @@ largest_of() {
         local t=${grid%x*} d=${grid#*x}
         [ $((heads % t)) = 0 ] || die "$heads heads do not divide over $t GPUs"
         largest "$@" --set "offload.optimizer=$placement" --set "parallel.tensor=$t" --set "parallel.data=$d" \
-            --set "batch.micro=$micro" --set "batch.global=$((2 * micro * d))" --set "parallel.sequence=$([ "$t" -gt 1 ] && echo true || echo false)"
+            --set "batch.micro=$micro" --set "batch.global=$((2 * micro * d))" --set "parallel.sequence=$([ "$t" -gt 1 ] && echo true || echo false)" "${streams[@]}"
         if awk "BEGIN { exit !($parameters > $best) }"; then
             best=$parameters found="$layers $parameters $gpu_bytes $t $d $bound"
         fi
