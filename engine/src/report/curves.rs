@@ -39,6 +39,27 @@ pub(crate) struct Step {
     pub(crate) tokens: u64,
     pub(crate) device_memory: Option<f64>,
     pub(crate) host_memory: Option<f64>,
+    pub(crate) ahead: Option<Ahead>,
+}
+
+/// What became of the updates of a step ahead of its decision.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Ahead {
+    No,
+    Committed,
+    Redone,
+}
+
+impl Ahead {
+    /// As a line of the metrics has it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::No => "no",
+            Self::Committed => "committed",
+            Self::Redone => "redone",
+        }
+    }
 }
 
 /// A line of an evaluation.
@@ -126,6 +147,13 @@ impl Curves {
         ranges
     }
 
+    /// Steps whose updates ahead of the decision were committed, made again, and not tried; none where the run makes none.
+    pub(crate) fn ahead(&self) -> Option<[usize; 3]> {
+        let of = |what| self.steps.iter().filter(|step| step.ahead == Some(what)).count();
+        let all = [Ahead::Committed, Ahead::Redone, Ahead::No].map(of);
+        (all != [0; 3]).then_some(all)
+    }
+
     /// The evaluation with the least loss.
     pub(crate) fn best(&self) -> Option<(u64, f64)> {
         let finite = self.evals.iter().filter_map(|eval| Some((eval.step, eval.loss?)));
@@ -134,7 +162,7 @@ impl Curves {
 }
 
 /// Columns of the table as CSV.
-pub(crate) const CSV: &str = "run,kind,step,tokens,loss,grad_norm,lr,loss_scale,step_seconds,tokens_per_second,skipped,device_memory,host_memory\n";
+pub(crate) const CSV: &str = "run,kind,step,tokens,loss,grad_norm,lr,loss_scale,step_seconds,tokens_per_second,skipped,device_memory,host_memory,ahead\n";
 
 /// A row for each step and evaluation; what is not there or not finite is empty.
 pub(crate) fn csv(runs: &[Curves]) -> String {
@@ -150,14 +178,14 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
         let mut eval_rows = |out: &mut String, until: u64| {
             while let Some(eval) = evals.next_if(|eval| eval.step < until) {
                 out.push_str(&format!(
-                    "{name},eval,{},,{},,,,,,,,\n",
+                    "{name},eval,{},,{},,,,,,,,,\n",
                     eval.step,
                     number(eval.loss)
                 ));
                 for (set, loss) in &eval.sets {
                     let kind = quoted(&format!("eval/{set}"));
                     let (step, loss) = (eval.step, number(*loss));
-                    out.push_str(&format!("{name},{kind},{step},,{loss},,,,,,,,\n"));
+                    out.push_str(&format!("{name},{kind},{step},,{loss},,,,,,,,,\n"));
                 }
             }
         };
@@ -174,9 +202,10 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
                 step.host_memory,
             ]
             .map(number);
+            let ahead = step.ahead.map_or("", Ahead::name);
             let Step { step, tokens, skipped, .. } = step;
             out.push_str(&format!(
-                "{name},step,{step},{tokens},{loss},{norm},{lr},{scale},{seconds},{speed},{skipped},{device},{host}\n"
+                "{name},step,{step},{tokens},{loss},{norm},{lr},{scale},{seconds},{speed},{skipped},{device},{host},{ahead}\n"
             ));
         }
         eval_rows(&mut out, u64::MAX);
@@ -215,14 +244,26 @@ mod tests {
     }
 
     #[test]
+    fn what_became_of_updates_ahead_is_counted_and_a_column() {
+        let with = |ahead: &str| STEP.replace('}', &format!(",\"ahead\":\"{ahead}\"}}\n"));
+        let lines = ["committed", "redone", "committed", "no"].map(with).concat();
+        let run = read(&(lines + STEP + "\n"));
+        assert_eq!((run.ahead(), run.steps.len(), run.damaged), (Some([2, 1, 1]), 5, 0));
+        let csv = csv(&[run]);
+        let column = csv.lines().map(|row| row.rsplit(',').next().unwrap());
+        assert!(column.eq(["ahead", "committed", "redone", "committed", "no", ""]), "{csv}");
+        assert_eq!(read(&(STEP.to_owned() + "\n")).ahead(), None);
+    }
+
+    #[test]
     fn rows_are_in_the_order_of_the_run_and_what_is_not_there_is_empty() {
         let eval =
             |step| format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":null,\"whole\":true}}\n");
         let run = read(&format!("{}{STEP}\n{}", eval(0), eval(1)));
         let rows = [
-            "\"a,b\",eval,0,,,,,,,,,,\n",
-            "\"a,b\",step,1,50,5.5,,0.001,1,0.5,100,true,,\n",
-            "\"a,b\",eval,1,,,,,,,,,,\n",
+            "\"a,b\",eval,0,,,,,,,,,,,\n",
+            "\"a,b\",step,1,50,5.5,,0.001,1,0.5,100,true,,,\n",
+            "\"a,b\",eval,1,,,,,,,,,,,\n",
         ];
         assert_eq!(csv(&[run]), CSV.to_owned() + &rows.concat());
         assert!(rows.iter().all(|row| row.matches(',').count() == CSV.matches(',').count() + 1));

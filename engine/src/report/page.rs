@@ -111,6 +111,7 @@ fn summary(runs: &[Curves]) -> String {
             run.steps.iter().filter(|step| step.skipped).count().to_string(),
             bytes(most(|step| step.device_memory)),
             bytes(most(|step| step.host_memory)),
+            or_dash(run.ahead().map(|counts| counts.map(|n| n.to_string()).join(" / "))),
         ]
     });
     let heads = [
@@ -126,8 +127,16 @@ fn summary(runs: &[Curves]) -> String {
         "skipped",
         "device memory",
         "host memory (most)",
+        "updates ahead: committed / redone / not tried",
     ];
-    table(&heads, 2, &rows.collect::<Vec<_>>())
+    let mut rows: Vec<Vec<String>> = rows.collect();
+    let mut heads = heads.to_vec();
+    // A column for runs that make such updates.
+    if runs.iter().all(|run| run.ahead().is_none()) {
+        heads.pop();
+        rows.iter_mut().for_each(|row| drop(row.pop()));
+    }
+    table(&heads, 2, &rows)
 }
 
 /// Keys whose values differ between the configs.

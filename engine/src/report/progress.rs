@@ -40,13 +40,16 @@ pub struct StepLine {
     pub overlap: Option<f64>,
     /// Skipped steps so far.
     pub skipped: u64,
+    /// Steps whose updates ahead of the decision were committed, made again, and not tried; `None` where a run makes none.
+    pub ahead: Option<[u64; 3]>,
     /// To the end of the run; not finite when unknown.
     pub eta_seconds: f64,
 }
 
 /// One line; the fields are always there, in this order, "-" where there is no value:
 /// `step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s
-/// 8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42`.
+/// 8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42`. Of a run that updates ahead of the decision,
+/// `ahead 110 committed 7 redone 3 not tried` stands before `eta`.
 pub fn format_line(line: &StepLine) -> String {
     fitted(line, usize::MAX)
 }
@@ -67,10 +70,13 @@ fn fitted(line: &StepLine, width: usize) -> String {
 const LAST: u8 = 10;
 
 /// The fields in their order, each with its rank.
-fn fields(line: &StepLine) -> [(u8, String); 11] {
+fn fields(line: &StepLine) -> Vec<(u8, String)> {
     let (used, limit) = line.device_memory;
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    [
+    let ahead = line.ahead.map(|[committed, redone, no]| {
+        format!("ahead {committed} committed {redone} redone {no} not tried")
+    });
+    let mut fields = vec![
         (0, format!("step {:>5}/{}", line.step, line.steps)),
         (1, format!("loss {}", fixed(line.loss.into(), 4))),
         (5, format!("norm {}", norm(line.grad_norm.into()))),
@@ -82,8 +88,10 @@ fn fields(line: &StepLine) -> [(u8, String); 11] {
         (LAST, format!("overlap {}", or_dash(line.overlap.map(|o| format!("{:.0}%", 100.0 * o))))),
         // None is no news.
         (if line.skipped == 0 { LAST } else { 3 }, format!("skipped {}", line.skipped)),
-        (2, format!("eta {}", clock(line.eta_seconds))),
-    ]
+    ];
+    fields.extend(ahead.map(|text| (LAST, text)));
+    fields.push((2, format!("eta {}", clock(line.eta_seconds))));
+    fields
 }
 
 pub(crate) fn cut(text: &str, width: usize) -> String {
@@ -350,6 +358,7 @@ mod tests {
         device_memory: (43_201_331, 256 << 20),
         overlap: Some(0.63),
         skipped: 0,
+        ahead: None,
         eta_seconds: 42.0,
     };
 
@@ -387,6 +396,13 @@ mod tests {
             "step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s  \
              8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42"
         );
+    }
+
+    #[test]
+    fn a_line_says_what_became_of_updates_ahead_of_the_decision() {
+        let line = format_line(&StepLine { ahead: Some([110, 7, 3]), ..LINE });
+        let end = "skipped 0  ahead 110 committed 7 redone 3 not tried  eta 0:42";
+        assert!(line.ends_with(end), "{line}");
     }
 
     #[test]

@@ -125,6 +125,10 @@ impl Watch {
             device_memory: (device_memory, limit),
             overlap,
             skipped: step.skipped_total,
+            ahead: speculates.then(|| {
+                let [no, committed, redone] = self.ahead;
+                [committed, redone, no]
+            }),
             eta_seconds: left * self.train_seconds / (step.step - session.done()).max(1) as f64,
         });
         if step.step == 1
