@@ -4,8 +4,13 @@
 pub mod boxes;
 pub mod calibrate;
 pub mod changes;
+mod choose;
 pub mod plan;
 pub mod rehearsal;
 pub mod remedies;
+mod schedules;
 pub mod search;
 pub mod simulate;
+
+pub use choose::choose;
+pub use schedules::schedules;

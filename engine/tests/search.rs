@@ -164,13 +164,42 @@ fn an_exposed_update_is_shared_with_the_gpus_as_far_as_it_fits() {
     }
 }
 
-#[test]
-fn first_passes_go_together_where_that_hides_an_update() {
-    let folder = folder("1573600KiB", "1GiB");
-    // The host takes its time.
-    let slow = BOX.replace("GPU", "1573600KiB").replace("NODE", "1GiB");
+/// A folder whose box has a host that takes its time.
+fn slow_host(node: &str) -> Folder {
+    let folder = folder("1573600KiB", node);
+    let slow = BOX.replace("GPU", "1573600KiB").replace("NODE", node);
     let slow = slow.replace("core_gb_per_s: 0.2", "core_gb_per_s: 0.005");
     std::fs::write(folder.path("box.ron"), slow).unwrap();
+    folder
+}
+
+#[test]
+fn updates_ahead_of_the_decision_are_found_where_they_gain_and_fit() {
+    let found = |node: &str, more: &[&str]| {
+        let folder = slow_host(node);
+        let found = json(&folder, &[&["plan", "tiny.ron", "--search"], more].concat());
+        is_so(&folder, "tiny.ron", more, &found);
+        found
+    };
+    let share = |found: &Value| found["layouts"][0]["speculated_fraction"].as_f64().unwrap();
+    let roomy = found("1GiB", &[]);
+    let sets = roomy["layouts"][0]["sets"].as_array().unwrap();
+    assert!(sets.iter().any(|set| set == "offload.update=Speculative"), "{roomy}");
+    let [roomy, tight] = [share(&roomy), share(&found("2400KiB", &[]))];
+    assert!(tight > 0.0 && tight < roomy, "as much as fits: {tight} of {roomy}");
+    assert!(share(&found("2000KiB", &[])) == 0.0);
+    // Whatever the config says itself, it is one choice of all.
+    for given in ["offload.update=Auto", "offload.update=Speculative"] {
+        assert_eq!(share(&found("1GiB", &["--set", given])), roomy, "{given}");
+    }
+    let serial = found("1GiB", &["--set", "offload.update=Serial"]);
+    assert_eq!(share(&serial), 0.0, "what is asked for by name stays");
+}
+
+#[test]
+fn first_passes_go_together_where_that_hides_an_update() {
+    // Second arrays of the states find no room.
+    let folder = slow_host("2000KiB");
     let of = |more: &[&str]| {
         let found = json(&folder, &[&["plan", "tiny.ron", "--search"], more].concat());
         is_so(&folder, "tiny.ron", more, &found);

@@ -405,7 +405,8 @@ fn a_smaller_share_ahead_of_the_decision_is_named_where_the_states_do_not_fit() 
     let folder = Folder::new();
     let path = config("dgx2-70b.ron");
     let base = ["plan", &path, "--set", "batch.global=32", "--set", "offload.update=Speculative"];
-    let refused = folder.onebox(&base);
+    let refused =
+        folder.onebox(&[&base[..], &["--set", "offload.speculated_fraction=0.5"]].concat());
     assert_ne!(refused.code, 0);
     assert!(refused.stdout.contains("--set offload.speculated_fraction=0.2"), "{}", refused.stdout);
     let args = [&base[..], &["--set", "offload.speculated_fraction=0.2"]].concat();

@@ -162,7 +162,7 @@ fn kind_of(key: &str) -> Option<Kind> {
 fn delayed(loaded: &Loaded) -> Option<u64> {
     match update_mode(&loaded.config) {
         UpdateMode::Delayed { after_step } => Some(after_step),
-        UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Speculative => None,
+        _ => None,
     }
 }
 
@@ -205,6 +205,8 @@ pub(super) fn between(
     let gone: Vec<&String> = gone.collect();
     keys.extend(gone);
     keys.retain(|key| !(idle && key.starts_with("loss_scale.")));
+    let speculates = [stored, now].map(|all| update_mode(&all.config) == UpdateMode::Speculative);
+    keys.retain(|key| speculates == [true, true] || *key != "offload.speculated_fraction");
     // Where the tokens are known, it does not matter which files they came from.
     let same = seen.is_same(sees);
     let known_same = same && seen.hashes().and(sees.hashes()).is_some();

@@ -2,6 +2,7 @@
 
 use super::data;
 use super::exit::{Failed, code};
+use super::simulate::failed;
 use super::train::check_memory;
 use super::{ConfigArgs, may_write, plan, print, print_json, say, unwritten};
 
@@ -10,6 +11,7 @@ use crate::bench::gpu_box::{self, GpuBoxError};
 use crate::bench::{BOX_OF_GPUS, Copies, Steps, copies, is_on_cuda, product, steps};
 use crate::predict::calibrate;
 use crate::predict::calibrate::{measure, to_ron};
+use crate::predict::choose;
 use crate::report::progress::si;
 use crate::report::trace;
 use crate::run::gpu;
@@ -133,7 +135,8 @@ fn box_of_gpus(tell: &mut dyn FnMut(&str)) -> Result<String, Failed> {
 
 fn step(args: &StepArgs) -> Result<(), Failed> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
-    let loaded = args.config.load()?;
+    let mut loaded = args.config.load()?;
+    choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
     if let Some(not_built) = config.not_built(&loaded.origins) {
         return Err(Failed::new(code::CONFIG, not_built));

@@ -2,9 +2,11 @@
 
 use super::check::count;
 use super::exit::{Failed, code};
+use super::simulate::failed;
 use super::{ConfigArgs, OnBox, print, print_json, say, search};
 use crate::config::{Config, Loaded};
 use crate::predict::changes::arguments;
+use crate::predict::choose;
 use crate::predict::plan::{Buffer, Disk, Memory, Report, report};
 use crate::predict::remedies::{Largest, Remedy, largest, remedies};
 use crate::report::progress::si;
@@ -66,7 +68,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
         let loaded = args.on_box.load_to_search(&given)?;
         return search::run(&loaded, args.gpus.map(usize::from), args.json);
     }
-    let loaded = args.on_box.load(&given)?;
+    let mut loaded = args.on_box.load(&given)?;
+    choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
     if args.ops {
         return ops::run(config, &build(config), args.json);
@@ -117,7 +120,7 @@ pub(super) fn text(loaded: &Loaded, report: &Report) -> String {
     nodes(&mut out, report);
     data_memory(&mut out, report);
     step(&mut out, report);
-    if let Some(words) = &report.saving {
+    for words in [&loaded.chosen, &report.saving].into_iter().flatten() {
         let _ = writeln!(out, "\n{words}");
     }
     on_disk(&mut out, &disk(config, report));
@@ -148,7 +151,7 @@ pub(super) fn refusal(loaded: &Loaded, report: &Report) -> String {
         nodes(&mut out, report);
         data_memory(&mut out, report);
     }
-    if let Some(words) = &report.saving {
+    for words in [&loaded.chosen, &report.saving].into_iter().flatten() {
         let _ = writeln!(out, "\n{words}");
     }
     out + "\n" + &verdict(loaded, report)
@@ -297,6 +300,9 @@ fn nothing_fits(largest: Option<&Largest>) -> String {
 struct Document<'a> {
     #[serde(flatten)]
     report: &'a Report,
+    /// What stands for `Auto` of `offload.update`, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<&'a str>,
     /// What a run takes of its disk.
     disk: Disk,
     /// What would make it fit, if it does not.
@@ -306,10 +312,16 @@ struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    fn of(loaded: &Loaded, report: &'a Report) -> Self {
+    fn of(loaded: &'a Loaded, report: &'a Report) -> Self {
         let remedies = if report.fits { Vec::new() } else { remedies(loaded) };
         let nothing = !report.fits && remedies.is_empty();
         let largest = nothing.then(|| largest(loaded)).flatten();
-        Self { report, disk: disk(&loaded.config, report), remedies, largest }
+        Self {
+            report,
+            chosen: loaded.chosen.as_deref(),
+            disk: disk(&loaded.config, report),
+            remedies,
+            largest,
+        }
     }
 }

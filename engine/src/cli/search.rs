@@ -36,7 +36,7 @@ fn text(loaded: &Loaded, found: &Found) -> String {
     let _ = writeln!(
         out,
         "; {} skipped: another layout does the same with less work{}\nscreened {} and {} (optimizer's share on the GPUs, first \
-         forward passes together) with a shortened step, then simulated the best {} in full (the shortened step was within \
+         forward passes together, share updated ahead) with a shortened step, then simulated the best {} in full (the shortened step was within \
          {:.1} %)",
         found.set_aside,
         match found.left_out {

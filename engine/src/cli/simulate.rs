@@ -4,9 +4,8 @@ use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, may_write, print, print_json, say, unwritten};
 use crate::config::Config;
 use crate::predict::plan::memory_report;
-use crate::predict::simulate::{
-    SimulateError, Simulated, groups, mean_step, schedules, simulate, summary,
-};
+use crate::predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
+use crate::predict::{choose, schedules};
 use crate::report::metrics::median_step;
 use crate::report::progress::si;
 use crate::report::trace;
@@ -42,7 +41,8 @@ pub(super) struct SimulateArgs {
 
 pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
-    let loaded = args.on_box.load(&args.config)?;
+    let mut loaded = args.on_box.load(&args.config)?;
+    choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
     let built = build(config);
     let memory = memory_report(config, &built);
@@ -60,6 +60,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     if !args.no_schedules {
         told.schedules = schedules(config, told.step_seconds).map_err(failed)?;
     }
+    told.chosen.clone_from(&loaded.chosen);
     told.measured = args.compare.as_deref().map(measured).transpose()?;
     if args.json {
         print_json(&told)?;
@@ -169,13 +170,17 @@ fn text(config: &Config, told: &Simulated) -> String {
         for s in &told.schedules {
             let (time, host) = (seconds(s.step_seconds), format_bytes(s.host_bytes_per_rank));
             let late = if s.exact { "" } else { ", one step stale" };
+            let share = s.share.map_or(String::new(), |share| format!(", a share of {share}"));
             let room = if s.fits { "" } else { ", does not fit" };
             let _ = writeln!(
                 out,
-                "  {time:>14}   {:>5.2} x   {host:>10}   {}{late}{room}",
+                "  {time:>14}   {:>5.2} x   {host:>10}   {}{share}{late}{room}",
                 s.ratio, s.schedule
             );
         }
+    }
+    if let Some(chosen) = &told.chosen {
+        let _ = writeln!(out, "\n{chosen}");
     }
     let (gpu, host) = (format_bytes(told.gpu_bytes), format_bytes(told.host_bytes_per_rank));
     let _ = writeln!(out, "\neach GPU holds {gpu}, the host {host} for each rank (`onebox plan`)");

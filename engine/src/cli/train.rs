@@ -13,11 +13,12 @@ use super::checkpoint::unusable;
 use super::exit::{Failed, code};
 use super::signals::{self, Signals};
 use super::trace::{self, TraceArgs};
-use super::{ConfigArgs, SimdArg, data, plan, print, resume, say};
+use super::{ConfigArgs, SimdArg, data, plan, print, resume, say, simulate};
 use crate::checkpoint::{Checkpoint, FOLDER, sizes};
 use crate::config::{Config, DataFormat, DeviceConfig, Loaded, Weights, in_line};
 use crate::data::{Dataset, Tokenizer, takes_from};
 use crate::hugging_face::{Beside, Folder, Pretrained};
+use crate::predict::choose;
 use crate::predict::plan::{Disk, memory_report};
 use crate::report::metrics::MetricsWriter;
 use crate::report::progress::Progress;
@@ -72,7 +73,8 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     // A dry run writes nothing: any signal may end it.
     let signals = (!args.dry_run).then(signals::hear);
     let loaded = args.config.load()?;
-    let (loaded, early) = epochs::as_steps(args, loaded)?;
+    let (mut loaded, early) = epochs::as_steps(args, loaded)?;
+    choose(&mut loaded).map_err(simulate::failed)?;
     if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
@@ -173,7 +175,8 @@ pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result
         let why = "out of host memory before the first step: nothing was written";
         return Err(Failed::new(code::HOST_MEMORY, why));
     }
-    let words: Vec<String> = report.placed.into_iter().chain(report.saving).collect();
+    let words = loaded.chosen.iter().cloned().chain(report.placed).chain(report.saving);
+    let words: Vec<String> = words.collect();
     let words = (!words.is_empty()).then(|| words.join("\n"));
     Ok(Looked { words, copies_states: report.copies_states })
 }

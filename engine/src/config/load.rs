@@ -154,7 +154,7 @@ fn read_all(
     if reader.problems.is_empty() {
         let (mut origins, source, ignored) = (reader.origins, text.to_string(), reader.ignored);
         origins.sort_by_key(|(key, ..)| schema::rank(key));
-        return Ok(Loaded { config, origins, source, ignored });
+        return Ok(Loaded { config, origins, source, ignored, chosen: None });
     }
     Err(finish(reader, name))
 }

@@ -62,6 +62,8 @@ pub struct Loaded {
     pub source: String,
     /// Keys of a stored config that this version does not know, dotted. Any other config with such keys is refused.
     pub ignored: Vec<String>,
+    /// What stands for `Auto` of `offload.update`, and why, once [`choose`](crate::predict::choose) has looked: a sentence.
+    pub chosen: Option<String>,
 }
 
 /// Where a value came from.
@@ -298,8 +300,8 @@ pub struct OffloadConfig {
     /// When the update runs. Default `Overlapped`.
     pub update: UpdateMode,
     /// Share of the parameters behind the embedding that `Speculative` updates ahead of the decision, in whole segments, the
-    /// last ones. [0, 1], default 0.5.
-    pub speculated_fraction: f32,
+    /// last ones. Default `Auto`.
+    pub speculated_fraction: Speculated,
     /// How gradients come down. Default `Streamed`.
     pub transfer: Transfer,
     /// Where micro-batches are summed. Default `Auto`.
@@ -387,6 +389,30 @@ pub enum UpdateMode {
         /// The update of this step is the first delayed one: steps up to it are exact, the next one is stale.
         after_step: u64,
     },
+    /// `Speculative` or `Overlapped`, as [`choose`](crate::predict::choose) finds; `Overlapped` before it has looked.
+    Auto,
+}
+
+/// Share of the parameters that `Speculative` updates ahead of the decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Speculated {
+    /// As [`choose`](crate::predict::choose) finds.
+    Auto,
+    /// In [0, 1].
+    Share(f32),
+}
+
+impl Speculated {
+    /// Where nothing else is known.
+    pub const USUAL: f32 = 0.5;
+
+    /// The share: [`USUAL`](Self::USUAL) before anyone has chosen.
+    pub const fn share(self) -> f32 {
+        match self {
+            Self::Auto => Self::USUAL,
+            Self::Share(share) => share,
+        }
+    }
 }
 
 /// How gradients and parameters cross PCIe.

@@ -175,7 +175,10 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         ring: s.uint_or_none("ring", 2..=64, "With `parameters: Host`: blocks whose parameters a GPU holds at once, besides the resident ones. None: 3, or 2 where 3 do not fit."),
         resident_blocks: s.uint_or_none("resident_blocks", 0..=10_000, "With `parameters: Host`: blocks whose parameters stay on the GPU all the same, spread evenly. None: as many as fit."),
         update: update(s),
-        speculated_fraction: s.float("speculated_fraction", Interval::closed(0.0, 1.0), Or::Default(0.5), "Share of the parameters behind the embedding whose update `Speculative` begins during the backward pass, rounded down to whole blocks, the last ones. Their states take their bytes in host memory twice."),
+        speculated_fraction: match s.float_or_auto("speculated_fraction", Interval::closed(0.0, 1.0), "Share of the parameters behind the embedding whose update `Speculative` begins during the backward pass, rounded down to whole blocks, the last ones. Their states take their bytes in host memory twice. `Auto`: on a described box the share of the fastest simulated step, elsewhere at most 0.5, as far as it fits.") {
+            None => Speculated::Auto,
+            Some(share) => Speculated::Share(share),
+        },
         transfer: s.named("transfer", Transfer::Streamed, "How gradients and parameters cross PCIe. `Blocking` is what DeepSpeed did in 2020, to compare with; it needs `update: Serial` and the optimizer on the host."),
         accumulate: s.named("accumulate", Accumulate::Auto, "Where gradients of several micro-batches are summed, in fp32: on the GPU (4/DP bytes for each parameter) or on the host (4 bytes for each owned parameter). `Auto`: on the GPU where the plan fits."),
         moments: s.named("moments", Moments::Fp32, "How the moments of AdamW are kept in host memory. `Bf16` takes 2 bytes for each and rounds up or down by chance: close to fp32, not equal. Only with the whole optimizer on the host."),
@@ -213,11 +216,12 @@ fn placement(s: &mut Section<'_, '_>) -> Placement {
 }
 
 fn update(s: &mut Section<'_, '_>) -> UpdateMode {
-    let examples = ["Serial", "Overlapped", "Speculative", "Delayed(after_step: 40)"];
-    s.choice("update", &examples, Or::Default(1), "When the update runs. `Overlapped` and `Speculative` give the bits of `Serial`; `Speculative` begins during the backward pass, and takes more memory; with `Delayed` each step computes on parameters of one step earlier.", |index, s| match index {
+    let examples = ["Serial", "Overlapped", "Speculative", "Delayed(after_step: 40)", "Auto"];
+    s.choice("update", &examples, Or::Default(1), "When the update runs. `Overlapped` and `Speculative` give the bits of `Serial`; `Speculative` begins during the backward pass, and takes more memory; with `Delayed` each step computes on parameters of one step earlier. `Auto` is `Speculative` where that fits and gains, else `Overlapped`; `plan`, `simulate` and `train` say why.", |index, s| match index {
         0 => UpdateMode::Serial,
         1 => UpdateMode::Overlapped,
         2 => UpdateMode::Speculative,
+        4 => UpdateMode::Auto,
         _ => {
             let or = Or::Required("after_step: 40");
             UpdateMode::Delayed { after_step: s.uint("after_step", 0..=STEPS, or, "The update of this step is the first delayed one.") }

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 
 use super::reading::bytes::format_bytes;
-use super::{Config, DeviceConfig};
+use super::{Config, DeviceConfig, Speculated};
 
 impl Config {
     /// Every key with its value, one per line, in RON. Paths are absolute, so that the text means
@@ -57,5 +57,14 @@ impl Serialize for DeviceConfig {
             Self::Sim { path, .. } => Device::Sim { path: path.to_string_lossy() },
         };
         device.serialize(serializer)
+    }
+}
+
+impl Serialize for Speculated {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_unit_variant("Speculated", 0, "Auto"),
+            Self::Share(share) => serializer.serialize_f32(*share),
+        }
     }
 }

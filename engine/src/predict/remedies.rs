@@ -1,6 +1,8 @@
 //! What would make a config fit: single changes and pairs of them, each laid out before it is named.
 
-use crate::config::{Config, DeviceConfig, Loaded, ParameterPlace, Placement, UpdateMode};
+use crate::config::{
+    Config, DeviceConfig, Loaded, ParameterPlace, Placement, Speculated, UpdateMode,
+};
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
 use crate::predict::search::Brief;
@@ -141,8 +143,9 @@ fn changes_of(given: &Config) -> Vec<Change> {
         all.push((7, Box::new(changes::stream_parameters)));
     }
     if given.offload.update == UpdateMode::Speculative {
-        let now = given.offload.speculated_fraction;
+        let now = given.offload.speculated_fraction.share();
         for share in SHARES.into_iter().filter(|share| *share < now) {
+            let share = Speculated::Share(share);
             all.push((6, Box::new(move |c| c.offload.speculated_fraction = share)));
         }
         all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));

@@ -5,16 +5,19 @@
 mod brief;
 mod choices;
 mod grid;
+mod words;
 
 pub(crate) use brief::Brief;
+pub(crate) use choices::{AHEAD, WORTH_AHEAD, largest};
 
 use self::choices::{Screened, with_choices};
 use self::grid::enumerate;
+use self::words::words;
 use crate::config::{Config, Loaded, Placement, Recompute};
 use crate::predict::changes;
 use crate::predict::plan::{alike, fits, memory_report, with_micro_batches};
 use crate::predict::simulate::{SimulateError, Simulated, described, groups, simulate, summary};
-use crate::train::build::{Built, build, first_forward, shape};
+use crate::train::build::{Built, build, first_forward, shape, share_ahead};
 use device::sim::TooFewSeats;
 use offload::Sum;
 use rayon::prelude::*;
@@ -101,6 +104,8 @@ pub struct Layout {
     pub device_fraction: f32,
     /// Micro-batches whose first forward passes go through each block together.
     pub first_forward: usize,
+    /// Of the parameters behind the embedding, those that are updated ahead of the decision.
+    pub speculated_fraction: f32,
     /// In words: recomputation, split, places.
     pub words: String,
     /// Over all GPUs.
@@ -369,6 +374,7 @@ fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
             Placement::Split { device_fraction } => device_fraction,
         },
         first_forward: first_forward(config),
+        speculated_fraction: share_ahead(config),
         words: words(config, built),
         tokens_per_second: tokens / told.seconds,
         step_seconds: told.seconds,
@@ -380,37 +386,6 @@ fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
         waits: told.waits,
         loses_by: Vec::new(),
     })
-}
-
-fn words(config: &Config, built: &Built) -> String {
-    let mut words: Vec<String> = Vec::new();
-    words.push(match config.recompute {
-        Recompute::None => "no recomputation".into(),
-        Recompute::Block if config.partition_checkpoints => "recompute from shares".into(),
-        Recompute::Block => "recompute".into(),
-    });
-    if config.parallel.sequence && config.parallel.tensor > 1 {
-        words.push("sequence".into());
-    }
-    words.push(match built.sum {
-        Sum::None => "one pass".into(),
-        Sum::Device | Sum::InTurns => "sums on GPU".into(),
-        Sum::Host => "sums on host".into(),
-    });
-    words.push(match config.offload.optimizer {
-        Placement::Host => "optimizer on host".into(),
-        Placement::Device => "optimizer on GPU".into(),
-        Placement::Split { device_fraction } => {
-            format!("{:.1} % of the optimizer on GPU", 100.0 * device_fraction)
-        }
-    });
-    let Ring { slots, resident } = built.gpt.shape().ring;
-    if slots > 0 {
-        words.push(format!("{resident} of {} blocks stay on GPU", config.model.layers));
-    } else if first_forward(config) > 1 {
-        words.push(format!("{} first forward passes together", first_forward(config)));
-    }
-    words.join(", ")
 }
 
 /// A played step: seconds, operations of a GPU, and what it waits for.

@@ -1,10 +1,10 @@
 //! A step of a config on a described box: the very step, on the simulator's clock.
 
-use crate::config::{BoxConfig, Config, DeviceConfig, Placement, Transfer, UpdateMode, in_line};
+use crate::config::{BoxConfig, Config, DeviceConfig, UpdateMode};
 use crate::data::Dataset;
 use crate::predict::boxes::{self, BoxError};
-use crate::predict::plan::{Report, memory_report};
-use crate::train::build::{Built, build, first_forward, shape, update_mode};
+use crate::predict::plan::Report;
+use crate::train::build::{Built, shape, update_mode};
 use crate::train::trainer::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};
@@ -15,9 +15,6 @@ use topology::HostBytes;
 
 /// Steps that are played; the last is looked at.
 pub(crate) const RECORDED_STEPS: u64 = 3;
-
-/// Micro-batches whose first forward passes go together, in the comparison of schedules.
-const TOGETHER: usize = 8;
 
 /// Why there is no simulation.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +85,9 @@ pub struct Simulated {
     pub fits: bool,
     /// The same step under each update mode, its own first.
     pub schedules: Vec<Schedule>,
+    /// What stands for `Auto` of `offload.update`, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<String>,
     /// Of a real run: the median of its steps, in seconds.
     pub measured: Option<f64>,
 }
@@ -97,6 +97,9 @@ pub struct Simulated {
 pub struct Schedule {
     /// As `offload.update` has it.
     pub schedule: String,
+    /// Share of the parameters that are updated ahead of the decision, where any are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<f32>,
     /// The results are those of `Serial`.
     pub exact: bool,
     /// One optimizer step, simulated.
@@ -271,7 +274,7 @@ pub(crate) fn with_steps(config: &Config, steps: u64) -> Config {
 pub(crate) fn typical_step(config: &Config) -> u64 {
     match update_mode(config) {
         UpdateMode::Delayed { after_step } => after_step.max(1),
-        UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Speculative => 1,
+        _ => 1,
     }
 }
 
@@ -327,6 +330,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         host_bytes_per_rank: memory.host_per_rank.bytes,
         fits: memory.fits,
         schedules: Vec::new(),
+        chosen: None,
         measured: None,
     }
 }
@@ -357,57 +361,4 @@ fn overlap(timeline: &Timeline) -> f64 {
     let alone = timeline.together(0, is_offload, is_offload);
     let hidden = timeline.together(0, is_offload, |p| !is_offload(p));
     if alone > 0.0 { hidden / alone } else { 1.0 }
-}
-
-/// The step of `config` under each update mode, its own first, which takes `own` seconds, and with several first forward
-/// passes together. Where all updates are on the
-/// device there is no other. What blocks is compared with what streams.
-///
-/// # Errors
-/// As [`simulate`].
-pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateError> {
-    let told = |config: &Config, step_seconds: f64| {
-        let (offload, memory) = (&config.offload, memory_report(config, &build(config)));
-        let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
-        let mut update = in_line(&offload.update);
-        if first_forward(config) > 1 {
-            update = format!("{update}, first_forward {}", first_forward(config));
-        }
-        let blocking = offload.transfer == Transfer::Blocking;
-        Schedule {
-            schedule: if blocking { format!("{update}, Blocking") } else { update },
-            exact: !delayed,
-            step_seconds,
-            ratio: step_seconds / own,
-            host_bytes_per_rank: memory.host_per_rank.bytes,
-            fits: memory.fits,
-        }
-    };
-    let mut all = vec![told(config, own)];
-    if config.offload.optimizer == Placement::Device {
-        return Ok(all);
-    }
-    let mut others = Vec::new();
-    let delayed = UpdateMode::Delayed { after_step: 40 };
-    let of = |update| {
-        let mut other = config.clone();
-        (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
-        let mode = |c: &Config| std::mem::discriminant(&c.offload.update);
-        let differs = mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed;
-        (differs && other.is_sound()).then_some(other)
-    };
-    others.extend([UpdateMode::Serial, UpdateMode::Overlapped, delayed].into_iter().filter_map(of));
-    let mut together = config.clone();
-    (together.offload.update, together.offload.transfer) =
-        (UpdateMode::Overlapped, Transfer::Streamed);
-    together.offload.first_forward = TOGETHER;
-    if first_forward(config) == 1 && first_forward(&together) > 1 && together.is_sound() {
-        others.push(together);
-    }
-    others.extend(of(UpdateMode::Speculative));
-    for other in others {
-        let timeline = simulate(&other, &build(&other))?;
-        all.push(told(&other, timeline.step_seconds()));
-    }
-    Ok(all)
 }

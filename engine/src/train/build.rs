@@ -205,13 +205,23 @@ const fn micro_batches(config: &Config) -> usize {
     config.batch.global / (config.batch.micro * config.parallel.data)
 }
 
-/// When the update runs; on the device right after it was decided, whatever `offload.update` says.
+/// When the update runs; on the device right after it was decided, whatever `offload.update` says. `Auto` that nobody has
+/// chosen for is `Overlapped`, which needs no more memory.
 pub fn update_mode(config: &Config) -> UpdateMode {
     match (config.offload.optimizer, config.offload.update) {
+        (_, UpdateMode::Auto) => UpdateMode::Overlapped,
         (Placement::Device, UpdateMode::Delayed { .. } | UpdateMode::Speculative) => {
             UpdateMode::Overlapped
         }
         (_, update) => update,
+    }
+}
+
+/// Share of the parameters behind the embedding that are updated ahead of the decision.
+pub fn share_ahead(config: &Config) -> f32 {
+    match update_mode(config) {
+        UpdateMode::Speculative => config.offload.speculated_fraction.share(),
+        _ => 0.0,
     }
 }
 
@@ -375,10 +385,7 @@ fn spec(config: &Config, micro_batches: usize, sum: Sum) -> Spec {
             Placement::Split { device_fraction } => f64::from(device_fraction),
         },
         delayed: matches!(update_mode(config), UpdateMode::Delayed { .. }),
-        ahead_fraction: match update_mode(config) {
-            UpdateMode::Speculative => f64::from(offload.speculated_fraction),
-            UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Delayed { .. } => 0.0,
-        },
+        ahead_fraction: f64::from(share_ahead(config)),
         sum,
         transfer: match offload.transfer {
             Transfer::Streamed => offload::Transfer::Streamed,

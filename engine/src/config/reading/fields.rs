@@ -71,6 +71,21 @@ impl Section<'_, '_> {
         })
     }
 
+    /// A finite number, or none for `Auto`, which is the default.
+    pub(in crate::config) fn float_or_auto(
+        &mut self,
+        key: &'static str,
+        within: Interval,
+        doc: &'static str,
+    ) -> Option<f32> {
+        let about = About { doc, values: &|| format!("number {}, or `Auto`", within.words()) };
+        let show = |value: &Option<f32>| value.map_or_else(|| "Auto".into(), float_text);
+        self.leaf(key, Or::Default(None), about, show, |reader, node| match &node.kind {
+            Kind::Word(word) if word == "Auto" => Ok(None),
+            _ => reader.item(node).float(within).map(Some),
+        })
+    }
+
     /// `true` or `false`.
     pub(in crate::config) fn flag(
         &mut self,

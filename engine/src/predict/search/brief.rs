@@ -76,6 +76,16 @@ impl Brief {
         }
     }
 
+    /// Share of the step in which it waits for work of the host, copies and data-parallel collectives.
+    pub(crate) fn waits(&self) -> f64 {
+        self.exposed / self.seconds
+    }
+
+    /// Share of the host's work for which the step waits, at most 1.
+    pub(crate) fn waited_share(&self) -> f64 {
+        self.exposed / self.host.max(self.exposed)
+    }
+
     /// The step can hardly be faster, wherever the update is and whatever it hides behind.
     pub(super) const fn floor(&self) -> f64 {
         (self.seconds - self.exposed).max(self.compute)

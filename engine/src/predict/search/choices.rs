@@ -1,16 +1,19 @@
-//! What a layout gains from a share of the optimizer on the GPUs and from a first forward pass of several micro-batches:
-//! simulated where its step waits for the host and could by that come among those that are told.
+//! What a layout gains from a share of the optimizer on the GPUs, from a first forward pass of several micro-batches, and from
+//! updates ahead of the decision: simulated where its step waits for the host and could by that come among those that are told.
 
 use super::{Brief, Candidate, TOLD, worded};
-use crate::config::{Accumulate, Config, Placement, Recompute, UpdateMode};
+use crate::config::{Accumulate, Config, Placement, Recompute, Speculated, UpdateMode};
 use crate::predict::plan::fits;
 use crate::predict::simulate::SimulateError;
-use crate::train::build::{Built, build, first_forward};
+use crate::train::build::{Built, build, first_forward, update_mode};
 use offload::Sum;
 use rayon::prelude::*;
 
 /// Shares of the optimizer are whole multiples of one over this.
 const PARTS: usize = 1000;
+
+/// Shares that are updated ahead of the decision are whole multiples of one over this.
+pub(crate) const AHEAD: usize = 20;
 
 /// So many are as good as all, which is another layout.
 const ALMOST_ALL: usize = 990;
@@ -33,10 +36,15 @@ const WAVE: usize = 4;
 /// A candidate after its brief simulation.
 pub(super) type Screened = (Brief, Candidate);
 
+/// Share of a step that an update ahead of the decision must save to be worth its memory.
+pub(crate) const WORTH_AHEAD: f64 = 0.01;
+
 /// Not simulated yet.
 struct Open {
     /// Its step is hardly shorter.
     least: f64,
+    /// A longer step is not worth its memory.
+    most: f64,
     candidate: Candidate,
 }
 
@@ -54,7 +62,7 @@ pub(super) fn with_choices(
             Recompute::None => brief.floor() + RECOMPUTED * brief.compute,
             Recompute::Block => brief.floor(),
         });
-        open.extend(least.map(|least| Open { least, candidate }));
+        open.extend(least.map(|least| Open { least, most: f64::INFINITY, candidate }));
     }
     let (mut from, mut slowest) = (0, slowest_told(&screened));
     loop {
@@ -70,18 +78,22 @@ pub(super) fn with_choices(
         }
         open.sort_by(|a, b| a.least.total_cmp(&b.least));
         let wave: Vec<Open> = open.drain(..open.len().min(WAVE)).collect();
-        let brief = |Open { candidate: c, .. }| Ok((Brief::of(&c.config, &c.built)?, c));
-        let tried: Vec<Screened> =
+        let brief =
+            |Open { candidate: c, most, .. }| Ok((Brief::of(&c.config, &c.built)?, c, most));
+        let tried: Vec<(Brief, Candidate, f64)> =
             wave.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
         from = screened.len();
-        screened.extend(tried);
+        let worth = tried.into_iter().filter(|(brief, _, most)| brief.seconds <= *most);
+        screened.extend(worth.map(|(brief, c, _)| (brief, c)));
         slowest = slowest_told(&screened);
     }
 }
 
-/// Neither is chosen yet, and the host has the update.
+/// Nothing is chosen yet, and the host has the update.
 fn is_plain(config: &Config) -> bool {
-    config.offload.optimizer == Placement::Host && first_forward(config) == 1
+    config.offload.optimizer == Placement::Host
+        && first_forward(config) == 1
+        && update_mode(config) != UpdateMode::Speculative
 }
 
 /// Seconds of the slowest layout that would be told as things stand.
@@ -103,7 +115,7 @@ fn slowest_told(screened: &[Screened]) -> f64 {
 
 /// What may gain on `plain`, where that waits for the host: so many first forward passes together that the update hides
 /// behind them, or as many as fit; with each number the share of the optimizer on the GPUs that leaves nothing to be
-/// waited for, and the largest that fits.
+/// waited for, and the largest that fits; and the same of the share that is updated ahead of the decision.
 fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
     if !is_plain(&plain.config) || brief.exposed <= WORTH * brief.seconds {
         return Vec::new();
@@ -116,11 +128,11 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
     };
     let waited = brief.host.max(brief.exposed);
     let mut all = Vec::new();
-    let mut add = |config: &Config, together: usize, parts: usize| {
+    let mut add = |config: &Config, (together, parts): (usize, usize), most: f64| {
         let share = parts as f64 / PARTS as f64;
         let gain = AT_MOST * ((together - 1) as f64 * brief.forward + share * waited);
         let least = brief.floor().max(brief.seconds - gain);
-        all.push(Open { least, candidate: worded(given, config.clone(), plain.number) });
+        all.push(Open { least, most, candidate: worded(given, config.clone(), plain.number) });
     };
     let together = together(&config, &plain.built, brief);
     let mut numbers = vec![1, together];
@@ -135,10 +147,36 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
         // All of it is a place of its own.
         shares.retain(|parts| (together > 1 || *parts > 0) && *parts < ALMOST_ALL);
         for parts in shares {
-            add(&with_share(parts), together, parts);
+            add(&with_share(parts), (together, parts), f64::INFINITY);
+        }
+        let worth = WORTH_AHEAD * brief.seconds;
+        if update_mode(&config) == UpdateMode::Overlapped && left > worth {
+            let ahead = |parts| ahead(&with_share(0), parts);
+            for parts in shares_ahead(left / waited, |parts| holds(&ahead(parts))) {
+                let choice = (together, parts * (PARTS / AHEAD));
+                add(&ahead(parts), choice, brief.seconds - worth);
+            }
         }
     }
     all
+}
+
+/// Shares that are updated ahead of the decision: as much as the step waits for, and as much as `holds`; in parts of
+/// [`AHEAD`].
+fn shares_ahead(waited: f64, holds: impl Fn(usize) -> bool) -> Vec<usize> {
+    let most = largest(AHEAD, |parts| parts == 0 || holds(parts));
+    let enough = (waited * AHEAD as f64).ceil().max(0.0) as usize;
+    let mut shares = vec![enough.min(most), most];
+    shares.dedup();
+    shares.retain(|parts| *parts > 0);
+    shares
+}
+
+fn ahead(config: &Config, parts: usize) -> Config {
+    let mut config = config.clone();
+    config.offload.update = UpdateMode::Speculative;
+    config.offload.speculated_fraction = Speculated::Share(parts as f32 / AHEAD as f32);
+    config
 }
 
 fn with(config: &Config, together: usize, parts: usize) -> Config {
@@ -154,7 +192,7 @@ fn with(config: &Config, together: usize, parts: usize) -> Config {
 /// First forward passes behind which the update hides, or as many as fit; 1 where nothing hides behind more.
 fn together(config: &Config, built: &Built, brief: &Brief) -> usize {
     let hides =
-        config.recompute == Recompute::Block && config.offload.update == UpdateMode::Overlapped;
+        config.recompute == Recompute::Block && update_mode(config) == UpdateMode::Overlapped;
     if !hides {
         return 1;
     }
@@ -168,7 +206,7 @@ fn holds(config: &Config) -> bool {
 }
 
 /// The largest of 0..=`most` that `holds`, where 0 does, and with each all below it.
-fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+pub(crate) fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
     if holds(most) {
         return most;
     }

@@ -1,6 +1,6 @@
 //! Every layout that is looked at: grids of ranks, micro-batches, and what these leave open.
 
-use crate::config::{Accumulate, Config, ParameterPlace, Recompute};
+use crate::config::{Accumulate, Config, ParameterPlace, Recompute, UpdateMode};
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 
 /// Everything that the model and the batch of `given` allow on `world` ranks.
@@ -11,12 +11,21 @@ pub(super) fn enumerate(given: &Config, world: usize) -> Vec<Config> {
             let mut of_grid = given.clone();
             (of_grid.parallel.tensor, of_grid.parallel.data) = (tensor, data);
             (of_grid.batch.micro, of_grid.offload.first_forward) = (micro, 1);
+            of_grid.offload.update = plain(given.offload.update);
             // The batch does not change: micro x data divides it.
             let one_pass = micro * data == given.batch.global;
             all.extend(memory_choices(&of_grid, one_pass).into_iter().filter(Config::is_sound));
         }
     }
     all
+}
+
+/// The update that every layout starts from: a share ahead of the decision is a choice.
+const fn plain(update: UpdateMode) -> UpdateMode {
+    match update {
+        UpdateMode::Speculative | UpdateMode::Auto => UpdateMode::Overlapped,
+        update => update,
+    }
 }
 
 /// What a grid and a micro-batch leave open.

@@ -1,0 +1,69 @@
+//! The step of a config under each update mode, to compare.
+
+use super::choose::choice;
+use super::plan::memory_report;
+use super::simulate::{Schedule, SimulateError, simulate};
+use crate::config::{Config, Placement, Transfer, UpdateMode, in_line};
+use crate::train::build::{build, first_forward, share_ahead, update_mode};
+
+/// Micro-batches whose first forward passes go together.
+const TOGETHER: usize = 8;
+
+/// The step of `config` under each update mode, its own first, which takes `own` seconds, and with several first forward
+/// passes together. Where all updates are on the
+/// device there is no other. What blocks is compared with what streams.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateError> {
+    let told = |config: &Config, step_seconds: f64| {
+        let (offload, memory) = (&config.offload, memory_report(config, &build(config)));
+        let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
+        let mut update = in_line(&offload.update);
+        if first_forward(config) > 1 {
+            update = format!("{update}, first_forward {}", first_forward(config));
+        }
+        let blocking = offload.transfer == Transfer::Blocking;
+        Schedule {
+            schedule: if blocking { format!("{update}, Blocking") } else { update },
+            share: Some(share_ahead(config)).filter(|share| *share > 0.0),
+            exact: !delayed,
+            step_seconds,
+            ratio: step_seconds / own,
+            host_bytes_per_rank: memory.host_per_rank.bytes,
+            fits: memory.fits,
+        }
+    };
+    let mut all = vec![told(config, own)];
+    if config.offload.optimizer == Placement::Device {
+        return Ok(all);
+    }
+    let mut others = Vec::new();
+    let delayed = UpdateMode::Delayed { after_step: 40 };
+    let of = |update| {
+        let mut other = config.clone();
+        (other.offload.update, other.offload.transfer) = (update, Transfer::Streamed);
+        let mode = |c: &Config| std::mem::discriminant(&c.offload.update);
+        let differs = mode(&other) != mode(config) || config.offload.transfer != Transfer::Streamed;
+        (differs && other.is_sound()).then_some(other)
+    };
+    others.extend([UpdateMode::Serial, UpdateMode::Overlapped, delayed].into_iter().filter_map(of));
+    let mut together = config.clone();
+    (together.offload.update, together.offload.transfer) =
+        (UpdateMode::Overlapped, Transfer::Streamed);
+    together.offload.first_forward = TOGETHER;
+    if first_forward(config) == 1 && first_forward(&together) > 1 && together.is_sound() {
+        others.push(together);
+    }
+    if let Some(mut ahead) = of(UpdateMode::Speculative) {
+        if let Some((_, share, _)) = choice(&ahead)? {
+            ahead.offload.speculated_fraction = share;
+        }
+        others.push(ahead);
+    }
+    for other in others {
+        let timeline = simulate(&other, &build(&other))?;
+        all.push(told(&other, timeline.step_seconds()));
+    }
+    Ok(all)
+}
