@@ -103,7 +103,7 @@ fn on_an_h100(
             format!("batch.global={micro_batches}"),
         ],
     );
-    engine::predict::plan::memory_report(&config, &build(&config))
+    memory_report(&config, &build(&config))
 }
 
 /// Plans, nothing is run. 128 GB are what bounds the optimizer on the host: 18 bytes of each parameter.
@@ -171,7 +171,7 @@ fn every_byte_of_the_limit_counts() {
 fn needs_what_is_planned((mut config, built): (Config, Built)) {
     let bytes = built.plan.bytes(Arena::Device);
     let mut with = |limit: u64| {
-        let engine::config::DeviceConfig::Cpu { memory, .. } = &mut config.device else { panic!() };
+        let DeviceConfig::Cpu { memory, .. } = &mut config.device else { panic!() };
         *memory = limit;
         trained(&(config.clone(), built.clone()))
     };
