@@ -48,7 +48,8 @@
 //! (NaN), freed memory with `0xEE`; addresses are checked before a copy, matrix product or
 //! collective runs; contexts, code and buffers of libraries take device memory, some at their first use;
 //! memory registered without `PORTABLE` is pinned for one context; a kernel with an argument in another device's memory
-//! needs peer access, and a copy does not. What it does not: timing, races within a kernel, legacy default-stream ordering.
+//! needs peer access, and a copy does not. What it does not: timing, races within a kernel (see
+//! [`ptx`]), legacy default-stream ordering.
 
 #![expect(
     clippy::undocumented_unsafe_blocks,
@@ -67,6 +68,7 @@ mod machine;
 mod nccl;
 mod number;
 mod nvrtc;
+pub mod ptx;
 mod stats;
 mod stream;
 mod sync;

@@ -2,7 +2,13 @@
 //! is set, on the first GPU of the machine instead of the emulator.
 
 #![expect(unsafe_code, reason = "the emulator is C++ and its kernels take addresses")]
-#![expect(clippy::expect_used, clippy::panic, reason = "a test")]
+#![expect(clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
+
+mod compiled;
+mod nvrtc;
+
+use compiled::Compiled;
+pub(crate) use compiled::{compile, nvrtc_or_skip, take_ran};
 
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::testing::{self, Launch};
@@ -56,9 +62,13 @@ pub(crate) fn normal(seed: u64, n: usize) -> Vec<f64> {
 pub(crate) struct Rig {
     plan: Plan,
     values: Vec<(Tensor, Vec<f64>)>,
+    tensors: Vec<Tensor>,
     /// Elements by which every tensor is moved from an aligned address.
     pub(crate) skew: usize,
     pub(crate) sm: u32,
+    /// The kernels as NVRTC compiles them run beside those compiled as C++, and what both write differs by no more than this,
+    /// absolute.
+    pub(crate) compiled: Option<f64>,
 }
 
 impl Rig {
@@ -66,11 +76,18 @@ impl Rig {
         Self { skew, sm: 70, ..Self::default() }
     }
 
+    /// Kernels run as C++ and as PTX for a compute capability.
+    pub(crate) fn compiled(skew: usize, sm: u32, bound: f64) -> Self {
+        Self { sm, compiled: Some(bound), ..Self::new(skew) }
+    }
+
     fn tensor(&mut self, dtype: Dtype, (rows, cols): (usize, usize)) -> Tensor {
         let n = rows * cols;
         let at = (Arena::Device, "test");
         let whole = self.plan.tensor(at, "t", dtype, (1, n + self.skew));
-        whole.slice(self.skew..self.skew + n).reshape(rows, cols)
+        let tensor = whole.slice(self.skew..self.skew + n).reshape(rows, cols);
+        self.tensors.push(tensor);
+        tensor
     }
 
     pub(crate) fn put(&mut self, dtype: Dtype, shape: (usize, usize), values: &[f64]) -> Tensor {
@@ -125,7 +142,8 @@ impl Rig {
         // Poisoned with NaN of every type.
         let memory = vec![u64::MAX; plan.bytes(Arena::Device).div_ceil(8) as usize + 32];
         let gpu = real().then(|| open_gpu(rank, &plan));
-        let mut pair = Pair { cpu, memory, sm: self.sm, gpu };
+        let tensors = self.tensors;
+        let mut pair = Pair { cpu, memory, sm: self.sm, gpu, compiled: self.compiled, tensors };
         for (t, values) in &self.values {
             pair.cpu.write(*t, &|i| values[i]).expect("written");
             pair.follow(*t);
@@ -160,6 +178,8 @@ pub(crate) struct Pair {
     memory: Vec<u64>,
     sm: u32,
     gpu: Option<Device>,
+    pub(crate) compiled: Option<f64>,
+    tensors: Vec<Tensor>,
 }
 
 impl Pair {
@@ -278,8 +298,16 @@ impl Pair {
         let before = self.bytes_mut().to_vec();
         let base = self.base();
         let at = |t: Tensor| base + t.range().start;
+        let mut compiled = self.compiled(op, &scratch);
         let scratch = scratch.as_mut_ptr() as u64;
-        testing::launches(op, &at, scratch, self.sm, &mut run).expect("kernels");
+        let mut both = |launch: &Launch| {
+            if let Some(compiled) = &mut compiled {
+                compiled.run(launch);
+            }
+            run(launch);
+        };
+        testing::launches(op, &at, scratch, self.sm, &mut both).expect("kernels");
+        self.compare(op, compiled.as_ref(), written);
         let mut after = self.bytes_mut().to_vec();
         for t in written {
             let range = t.range().start as usize..t.range().end as usize;
@@ -288,11 +316,56 @@ impl Pair {
         assert!(before == after, "{} writes outside its tensors", op.name());
     }
 
+    /// The rig's memory for compiled kernels: each tensor, and no byte beside it.
+    fn compiled(&mut self, op: &Op, scratch: &[u64]) -> Option<Compiled> {
+        self.compiled?;
+        let base = self.base();
+        let mut compiled = Compiled::new(self.sm);
+        for t in self.tensors.clone() {
+            let range = t.range().start as usize..t.range().end as usize;
+            let bytes = self.bytes_mut()[range].to_vec();
+            compiled.memory.add(base + t.range().start, bytes, !op_only_writes(op, t));
+        }
+        let bytes = scratch.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        compiled.memory.add(scratch.as_ptr() as u64, bytes, false);
+        Some(compiled)
+    }
+
+    /// What the compiled kernels wrote and left is what those compiled as C++ did.
+    #[track_caller]
+    fn compare(&mut self, op: &Op, compiled: Option<&Compiled>, written: &[Tensor]) {
+        let (Some(compiled), Some(bound)) = (compiled, self.compiled) else { return };
+        for t in self.tensors.clone() {
+            let got = compiled.memory.bytes(self.address(t)).expect("a tensor");
+            let got = decode(got, t.dtype());
+            let is_written = written.iter().any(|w| w.range() == t.range());
+            let bound = if is_written { bound } else { 0.0 };
+            for (i, (got, want)) in got.iter().zip(self.emulated(t)).enumerate() {
+                let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                let name = op.name();
+                assert!(
+                    same || bound > 0.0
+                        && (got - want).abs() <= bound + ulp(t.dtype()) * want.abs(),
+                    "{name} as PTX, {:?} {:?}: element {i} is {got:e}, not {want:e}",
+                    t.dtype(),
+                    t.shape()
+                );
+            }
+        }
+    }
+
     /// `add_bias`, which is no op of its own: c += bias on the emulated device; returns c.
     pub(crate) fn add_bias(&mut self, c: Tensor, bias: Tensor) -> Vec<f64> {
         let base = self.base();
         let at = |t: Tensor| base + t.range().start;
-        testing::add_bias((c, bias), &at, &mut run).expect("a kernel");
+        let op = Op::Add { x: bias, into: c };
+        let mut compiled = self.compiled(&op, &[]);
+        let mut both = |launch: &Launch| {
+            compiled.iter_mut().for_each(|compiled| compiled.run(launch));
+            run(launch);
+        };
+        testing::add_bias((c, bias), &at, &mut both).expect("a kernel");
+        self.compare(&op, compiled.as_ref(), &[c]);
         self.emulated(c)
     }
 
@@ -305,15 +378,25 @@ impl Pair {
     ) -> Vec<f64> {
         let addresses: Vec<u64> = parts.iter().map(|t| self.address(*t)).collect();
         let to = (self.address(into), into.dtype(), into.len());
-        testing::combine_peers(to, &addresses, reduce, &mut run).expect("a kernel");
+        let op = Op::Add { x: into, into };
+        let mut compiled = self.compiled(&op, &[]);
+        let mut both = |launch: &Launch| {
+            compiled.iter_mut().for_each(|compiled| compiled.run(launch));
+            run(launch);
+        };
+        testing::combine_peers(to, &addresses, reduce, &mut both).expect("a kernel");
+        self.compare(&op, compiled.as_ref(), &[into]);
         self.emulated(into)
     }
 }
 
 fn op_only_writes(op: &Op, t: Tensor) -> bool {
-    let mut only = true;
-    op.accesses(&mut |mode, other| only &= mode == Mode::Write || other != t);
-    only
+    let (mut writes, mut other_modes) = (false, false);
+    op.accesses(&mut |mode, other| {
+        writes |= other == t && mode == Mode::Write;
+        other_modes |= other == t && mode != Mode::Write;
+    });
+    writes && !other_modes
 }
 
 /// Runs one launch, after a look at its arguments.

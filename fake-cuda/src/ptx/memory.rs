@@ -1,0 +1,127 @@
+//! Memory that a launch may touch, by byte: its value, whether anything wrote it, and who touched it last.
+
+use super::fault::FaultKind;
+use super::shadow::{Cell, Stamp};
+
+/// Generic addresses of shared memory start here.
+pub(super) const WINDOW: u64 = 0x7fff_0000_0000;
+
+/// Consecutive bytes.
+#[derive(Debug, Default)]
+pub(super) struct Region {
+    start: u64,
+    bytes: Vec<u8>,
+    written: Vec<bool>,
+    cells: Vec<Cell>,
+}
+
+impl Region {
+    fn new(start: u64, bytes: Vec<u8>, written: bool) -> Self {
+        let count = bytes.len();
+        Self { start, bytes, written: vec![written; count], cells: vec![Cell::default(); count] }
+    }
+
+    /// A block's shared memory: NaN until it is written.
+    pub(super) fn shared(bytes: usize) -> Self {
+        Self::new(0, vec![0xff; bytes], false)
+    }
+
+    /// Before the next block.
+    pub(super) fn forget(&mut self) {
+        self.bytes.fill(0xff);
+        self.written.fill(false);
+        self.cells.fill(Cell::default());
+    }
+
+    fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+
+    fn holds(&self, at: u64, count: usize) -> bool {
+        at >= self.start && at.checked_add(count as u64).is_some_and(|end| end <= self.end())
+    }
+
+    /// Reads; what is wrong with it goes to `found`.
+    pub(super) fn read(
+        &mut self,
+        at: u64,
+        to: &mut [u8],
+        now: Stamp,
+        found: &mut dyn FnMut(Wrong),
+    ) {
+        let from = (at - self.start) as usize;
+        let range = from..from + to.len();
+        to.copy_from_slice(&self.bytes[range.clone()]);
+        if let Some(byte) = self.written[range.clone()].iter().position(|written| !written) {
+            found(Wrong { kind: FaultKind::Uninitialised, at: at + byte as u64, other: None });
+        }
+        for (byte, cell) in self.cells[range].iter_mut().enumerate() {
+            if let Some(other) = cell.read(now) {
+                found(Wrong { kind: FaultKind::Race, at: at + byte as u64, other: Some(other) });
+            }
+        }
+    }
+
+    /// Writes; what is wrong with it goes to `found`.
+    pub(super) fn write(&mut self, at: u64, from: &[u8], now: Stamp, found: &mut dyn FnMut(Wrong)) {
+        let start = (at - self.start) as usize;
+        let range = start..start + from.len();
+        self.bytes[range.clone()].copy_from_slice(from);
+        self.written[range.clone()].fill(true);
+        for (byte, cell) in self.cells[range].iter_mut().enumerate() {
+            if let Some(other) = cell.write(now) {
+                found(Wrong { kind: FaultKind::Race, at: at + byte as u64, other: Some(other) });
+            }
+        }
+    }
+}
+
+/// What is wrong with an access.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wrong {
+    pub(super) kind: FaultKind,
+    pub(super) at: u64,
+    /// The other access of a race.
+    pub(super) other: Option<Stamp>,
+}
+
+/// Global memory of a launch: the only addresses that its kernel may touch.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// By address.
+    regions: Vec<Region>,
+}
+
+impl Memory {
+    /// Adds bytes at an address. Without `written` they count as not written yet.
+    pub fn add(&mut self, start: u64, bytes: Vec<u8>, written: bool) {
+        let at = self.regions.partition_point(|region| region.start < start);
+        self.regions.insert(at, Region::new(start, bytes, written));
+    }
+
+    /// The bytes of the region that starts at an address.
+    pub fn bytes(&self, start: u64) -> Option<&[u8]> {
+        self.regions
+            .iter()
+            .find(|region| region.start == start)
+            .map(|region| region.bytes.as_slice())
+    }
+
+    /// The region that holds `count` bytes at an address.
+    pub(super) fn region(&mut self, at: u64, count: usize) -> Option<&mut Region> {
+        let next = self.regions.partition_point(|region| region.start <= at);
+        self.regions.get_mut(next.checked_sub(1)?).filter(|region| region.holds(at, count))
+    }
+
+    /// A new launch: everything before it is ordered.
+    pub(super) fn begin(&mut self) {
+        self.regions.iter_mut().for_each(|region| region.cells.fill(Cell::default()));
+    }
+}
+
+impl Region {
+    /// Itself, if it holds `count` bytes at an address.
+    pub(super) fn hold(&mut self, at: u64, count: usize) -> Option<&mut Self> {
+        self.holds(at, count).then_some(self)
+    }
+}

@@ -1,0 +1,58 @@
+//! A compiled program and its kernels.
+
+use super::flow;
+use super::op::{Instruction, Reg, Special};
+use super::parse;
+
+/// The kernels of a PTX text.
+#[derive(Debug)]
+pub struct Module {
+    /// In the text's order.
+    pub kernels: Vec<Kernel>,
+}
+
+impl Module {
+    /// Reads a PTX text. The error names the line and the instruction that the interpreter does not know.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        parse::module(text).map(|kernels| Self { kernels })
+    }
+
+    /// The kernel of this name.
+    pub fn kernel(&self, name: &str) -> Option<&Kernel> {
+        self.kernels.iter().find(|kernel| kernel.name == name)
+    }
+}
+
+/// A kernel, ready to run.
+#[derive(Debug, Default)]
+pub struct Kernel {
+    /// Its name in the source.
+    pub name: String,
+    /// Bytes of each parameter.
+    pub parameters: Vec<usize>,
+    /// Bytes of shared memory that the source declares.
+    pub shared_bytes: usize,
+    pub(super) code: Vec<Instruction>,
+    /// By instruction, where lanes that part there meet again.
+    pub(super) meets: Vec<usize>,
+    /// Number of registers.
+    pub(super) registers: usize,
+    pub(super) constants: Vec<(Reg, u64)>,
+    pub(super) specials: Vec<(Reg, Special)>,
+    /// By parameter.
+    pub(super) arguments: Vec<Reg>,
+    /// The registers that hold the start of dynamic shared memory.
+    pub(super) dynamic: Vec<Reg>,
+}
+
+impl Kernel {
+    /// Number of PTX instructions.
+    pub fn instructions(&self) -> usize {
+        self.code.len()
+    }
+
+    pub(super) fn finish(mut self) -> Self {
+        self.meets = flow::meets(&self.code);
+        self
+    }
+}

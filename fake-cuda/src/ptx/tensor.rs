@@ -1,0 +1,53 @@
+//! Matrix operations of a warp.
+
+use half::{bf16, f16};
+
+use super::op::{Kind, Type};
+
+/// The values of a register in all lanes.
+pub(super) type Lanes = [u64; 32];
+
+/// d (16, 8) = a (16, 16) b (16, 8) + c, with the lanes' shares of m16n8k16. Each product is added in order of k and
+/// rounded to fp32; a GPU leaves order and width unspecified.
+pub(super) fn multiply(ty: Type, a: &[Lanes; 4], b: &[Lanes; 2], c: &[Lanes; 4]) -> [Lanes; 4] {
+    let a = a.map(|lanes| lanes.map(|x| widen(ty, x)));
+    let b = b.map(|lanes| lanes.map(|x| widen(ty, x)));
+    let mut d = *c;
+    for lane in 0..32 {
+        for (e, sum) in d.iter_mut().enumerate() {
+            let mut total = f32::from_bits(sum[lane] as u32);
+            for pair in 0..8 {
+                let x = a[pair / 4 * 2 + e / 2][lane / 4 * 4 + pair % 4];
+                let y = b[pair / 4][lane % 4 * 8 + e % 2 * 4 + pair % 4];
+                total += x[0] * y[0];
+                total += x[1] * y[1];
+            }
+            sum[lane] = u64::from(total.to_bits());
+        }
+    }
+    d
+}
+
+/// The two 16-bit numbers of a register.
+fn widen(ty: Type, x: u64) -> [f32; 2] {
+    [x as u16, (x >> 16) as u16].map(|x| {
+        if ty.kind == Kind::Brain {
+            bf16::from_bits(x).to_f32()
+        } else {
+            f16::from_bits(x).to_f32()
+        }
+    })
+}
+
+/// What a lane gets of an 8 x 8 matrix of 16-bit elements, given by rows of 16 bytes.
+pub(super) fn share(rows: &[[u8; 16]; 8], lane: usize, transposed: bool) -> u64 {
+    let (outer, inner) = (lane / 4, lane % 4 * 2);
+    let element = |row: usize, col: usize| {
+        u64::from(u16::from_le_bytes([rows[row][2 * col], rows[row][2 * col + 1]]))
+    };
+    if transposed {
+        element(inner, outer) | element(inner + 1, outer) << 16
+    } else {
+        element(outer, inner) | element(outer, inner + 1) << 16
+    }
+}

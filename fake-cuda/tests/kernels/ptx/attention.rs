@@ -1,0 +1,90 @@
+//! Attention: portable, on tensor cores, and to what is kept.
+
+use super::kernels_of;
+use crate::rig::{Rig, VALUES, nvrtc_or_skip, take_ran};
+use crate::{DROPOUT, NO_DROPOUT};
+use device::{Dtype, Heads, Op};
+
+/// Runs attention and its gradients for heads of `dim`, and sees that the kernels with this ending ran.
+fn attention(sm: u32, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
+    if !nvrtc_or_skip() {
+        return;
+    }
+    for (i, &dtype) in types.iter().enumerate() {
+        let heads = Heads { count: 2, kv_count: 1, first: 1, total: 4, seq_len: 70 };
+        let (rows, width, all) = (heads.seq_len, 2 * dim, 4 * dim);
+        let mut rig = Rig::compiled(i % 2, sm, bound);
+        let qkv = rig.put_noise(dtype, (rows, all), 1);
+        let d_out = rig.put_noise(dtype, (rows, width), 2);
+        let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, all)));
+        let lse = rig.out(Dtype::F32, (heads.count, heads.seq_len));
+        let starts = (i > 0).then(|| rig.put_starts(heads.seq_len, &[10, 57, 3], 0..rows));
+        let dropout = if i > 1 { DROPOUT } else { NO_DROPOUT };
+        let mut pair = rig.open();
+        // The cpu backend rounds weights of tensor cores no more than others.
+        let rounded = if sm >= 80 { 1.0 / 128.0 } else { 1e-6 };
+        pair.check(&Op::Attention { qkv, out, lse, heads, starts, dropout }, (rounded, 1.0));
+        let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
+        pair.check(&op, (8.0 * rounded, 2.0));
+    }
+    let ran = take_ran();
+    let size = if dim <= 64 { "64" } else { "128" };
+    for kernel in ["", "queries_", "keys_"].map(|part| format!("{prefix}{part}{size}")) {
+        assert!(dim > 128 || ran.contains_key(&kernel), "{kernel} did not run");
+    }
+    assert!(ran.contains_key("attention_delta"));
+}
+
+#[test]
+fn attention_of_heads_of_64() {
+    attention(70, 64, &VALUES, "attention_", 2e-7);
+    attention(70, 10, &VALUES[1..2], "attention_", 2e-7);
+}
+
+#[test]
+fn attention_of_heads_of_128() {
+    attention(70, 80, &VALUES[1..], "attention_", 2e-7);
+}
+
+#[test]
+fn attention_of_heads_of_256() {
+    attention(70, 136, &VALUES[1..2], "attention_", 2e-7);
+    attention(80, 136, &VALUES[..1], "attention_", 2e-7);
+}
+
+#[test]
+fn attention_on_tensor_cores() {
+    for dim in [64, 24, 128, 80] {
+        let types = [Dtype::Bf16, Dtype::F16, Dtype::F16];
+        attention(80, dim, &types[..if dim % 64 == 0 { 3 } else { 1 }], "attention_mma_", 2e-6);
+    }
+}
+
+#[test]
+fn attention_to_what_is_kept_and_the_last_columns() {
+    if !nvrtc_or_skip() {
+        return;
+    }
+    for (sm, dtype) in [70, 80].into_iter().flat_map(|sm| VALUES.map(|dtype| (sm, dtype))) {
+        for (n, count, kv_count, dim) in [(7, 6, 2, 10), (33, 2, 1, 256)] {
+            let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 1 };
+            let mut rig = Rig::compiled(n % 2, sm, 0.0);
+            let q = rig.put_noise(dtype, (1, count * dim), 1);
+            let cache = rig.put_noise(dtype, (n, 2 * kv_count * dim), 2);
+            let out = rig.out(dtype, (1, count * dim));
+            let last = rig.out(dtype, (n, kv_count * dim));
+            let mut pair = rig.open();
+            pair.check(&Op::CachedAttention { q, cache, out, heads }, (2e-6, 1.0));
+            pair.launched(&Op::LastColumns { x: cache, y: last }, last);
+        }
+    }
+    let ran = take_ran();
+    assert!(ran.contains_key("cached_attention") && ran.contains_key("last_columns"));
+}
+
+#[test]
+fn these_are_all_kernels_of_attention() {
+    let count = |file| kernels_of(file).len();
+    // Delta, what is kept, the last columns; forward, queries and keys of 64, 128 and 256.
+    assert_eq!((count("attention.cu"), count("attention_mma.cu")), (3 + 9, 6));
+}
