@@ -16,7 +16,7 @@ OPTIONS = re.findall(r'"(-[^"]+)"', (KERNELS.parent / "launch.rs").read_text().s
 
 
 def compile_file(nvrtc, path, architecture):
-    """Whether it compiled, and NVRTC's log."""
+    """Whether it compiled, NVRTC's log, and the machine code."""
     source = (KERNELS / "prelude.cuh").read_text() + f'#line 1 "{path.name}"\n' + path.read_text()
     options = [f"--gpu-architecture=sm_{architecture}", *OPTIONS, "--ptxas-options=-v"]
     program = ctypes.c_void_p()
@@ -27,8 +27,11 @@ def compile_file(nvrtc, path, architecture):
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    cubin = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, cubin)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return status == 0, log.value.decode()
+    return status == 0, log.value.decode(), cubin.raw
 
 
 def kernels_of(log):
@@ -50,7 +53,7 @@ def main():
     jobs = [(path, architecture) for architecture in architectures for path in files]
     with ThreadPoolExecutor(2) as pool:
         results = pool.map(lambda job: compile_file(nvrtc, *job), jobs)
-        for (path, architecture), (compiled, log) in zip(jobs, results):
+        for (path, architecture), (compiled, log, _) in zip(jobs, results):
             found = list(kernels_of(log))
             if not compiled or not found or "): warning" in log:
                 failed = failed or not compiled or not found
@@ -66,4 +69,5 @@ def main():
     sys.exit(1 if failed else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

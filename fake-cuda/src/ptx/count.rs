@@ -88,6 +88,8 @@ pub struct Counts {
     pub read: u64,
     /// Bytes written to global memory.
     pub written: u64,
+    /// Distinct bytes read and distinct bytes written of global memory.
+    pub touched: u64,
     /// Passes of shared memory.
     pub passes: u64,
     /// Passes without bank conflicts.

@@ -74,7 +74,9 @@ impl Kernel {
             epoch: 0,
         };
         room.grid(shape, &mut warps);
-        Ok(room.run)
+        let mut run = room.run;
+        run.counts.touched = memory.touched();
+        Ok(run)
     }
 }
 

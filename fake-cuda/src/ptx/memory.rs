@@ -113,6 +113,12 @@ impl Memory {
         self.regions.get_mut(next.checked_sub(1)?).filter(|region| region.holds(at, count))
     }
 
+    /// Bytes that this launch read, and bytes that it wrote, each once.
+    pub(super) fn touched(&self) -> u64 {
+        let cells = self.regions.iter().flat_map(|region| &region.cells);
+        cells.map(Cell::touches).sum()
+    }
+
     /// A new launch: everything before it is ordered.
     pub(super) fn begin(&mut self) {
         self.regions.iter_mut().for_each(|region| region.cells.fill(Cell::default()));

@@ -57,6 +57,11 @@ pub(super) struct Cell {
 }
 
 impl Cell {
+    /// 1 for a read and 1 for a write since the launch began.
+    pub(super) fn touches(&self) -> u64 {
+        u64::from(self.read != Stamp::default()) + u64::from(self.write != Stamp::default())
+    }
+
     /// The access that races with this read.
     pub(super) fn read(&mut self, now: Stamp) -> Option<Stamp> {
         if self.read == now {

@@ -229,3 +229,22 @@ fn update_kernels() {
         }
     });
 }
+
+/// The hash of scripts/kernel_report.py.
+#[test]
+fn the_page_of_estimates_is_of_these_kernels() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folders = ["device/src/cuda/kernels", "offload/src/kernels"];
+    let files =
+        folders.iter().flat_map(|folder| std::fs::read_dir(root.join(folder)).expect(folder));
+    let mut paths: Vec<_> = files.map(|entry| entry.expect("a file").path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|e| e == "cu" || e == "cuh"));
+    paths.sort_by_key(|path| path.file_name().map(std::ffi::OsStr::to_os_string));
+    let bytes = paths.iter().flat_map(|path| std::fs::read(path).expect("a file"));
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    let page = std::fs::read_to_string(root.join("benchmarks/kernels.md")).expect("the page");
+    let line = format!("sources: {hash:016x}");
+    assert!(page.contains(&line), "a kernel has changed: run scripts/kernel-report ({line})");
+}

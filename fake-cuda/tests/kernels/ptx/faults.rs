@@ -148,6 +148,7 @@ fn conflicts_and_sectors_are_counted() {
     assert_eq!((bad.passes, bad.least_passes), (64, 2));
     assert_eq!((good.passes, good.least_passes), (2, 2));
     assert_eq!((good.requests, good.sectors, good.least_sectors), (2, 8, 8));
+    assert_eq!((good.touched, good.written), (256, 256));
     let spread = run_of("x[i * 8 & 63 | i >> 3] = i;", true).counts;
     assert_eq!((spread.sectors, spread.least_sectors), (16, 8));
 }

@@ -1,0 +1,162 @@
+//! Counts of every kernel at the shapes of three configs, from the interpreter of PTX, for scripts/kernel-report: one line
+//! for each launch, fields parted by tabs. A kernel runs on a part of its rows or heads; `scale` says how much more the whole
+//! is.
+
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a tool of scripts/kernel-report"
+)]
+#![expect(unsafe_code, reason = "NVRTC is a C library")]
+
+#[path = "../../tests/rig/nvrtc.rs"]
+mod nvrtc;
+mod shapes;
+
+use device::cuda::testing::{self, Launch};
+use device::{Arena, Dtype, Mode, Op, Plan, Tensor};
+use fake_cuda::ptx::{Memory, Module, Shape, Unit};
+use shapes::{Config, configs};
+use std::collections::HashMap;
+
+/// Where the tensors start, and the scratch.
+const BASE: u64 = 1 << 32;
+const SCRATCH: u64 = 1 << 40;
+
+/// Makes an op with so many rows (or heads).
+pub(crate) type Make = Box<dyn Fn(&mut Tensors, usize) -> Op>;
+
+/// An op on tensors of a plan.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) make: Make,
+    /// Rows (or heads) of the whole, and of the part that runs.
+    pub(crate) whole: usize,
+    pub(crate) part: usize,
+    /// What else the whole has more than the part.
+    pub(crate) times: f64,
+}
+
+/// Tensors that come to be.
+#[derive(Default)]
+pub(crate) struct Tensors {
+    plan: Plan,
+    all: Vec<Tensor>,
+}
+
+impl Tensors {
+    pub(crate) fn make(&mut self, dtype: Dtype, shape: (usize, usize)) -> Tensor {
+        let tensor = self.plan.tensor((Arena::Device, "test"), "t", dtype, shape);
+        self.all.push(tensor);
+        tensor
+    }
+}
+
+/// The launches of an op, and the bytes that it must move at least.
+fn launches(case: &Case, rows: usize, sm: u32) -> (Vec<Launch>, Tensors, u64, Op) {
+    let mut tensors = Tensors::default();
+    let op = (case.make)(&mut tensors, rows);
+    let (mut found, mut least) = (Vec::new(), 0);
+    op.accesses(&mut |mode, t| {
+        let bytes = t.range().end - t.range().start;
+        least += if mode == Mode::Update { 2 * bytes } else { bytes };
+    });
+    let at = |t: Tensor| BASE + t.range().start;
+    testing::launches(&op, &at, SCRATCH, sm, &mut |launch| found.push(*launch)).expect("kernels");
+    (found, tensors, least, op)
+}
+
+/// Memory with a number of each type everywhere.
+fn memory(tensors: &Tensors, op: &Op) -> Memory {
+    let mut memory = Memory::default();
+    for t in &tensors.all {
+        let bytes = match t.dtype() {
+            Dtype::Bf16 => 0x3e80_u16.to_le_bytes().to_vec(),
+            Dtype::F16 => 0x3400_u16.to_le_bytes().to_vec(),
+            Dtype::F32 => 0.25_f32.to_le_bytes().to_vec(),
+            Dtype::F64 => 0.25_f64.to_le_bytes().to_vec(),
+            Dtype::I32 | Dtype::U16 => vec![0; t.dtype().bytes() as usize],
+        };
+        memory.add(BASE + t.range().start, bytes.repeat(t.len()), true);
+    }
+    memory.add(SCRATCH, vec![0; testing::scratch_bytes(op) as usize], false);
+    memory
+}
+
+/// Programs as NVRTC compiles them.
+#[derive(Default)]
+struct Programs(HashMap<(&'static str, u32), Module>);
+
+impl Programs {
+    fn of(&mut self, kernel: &str, sm: u32) -> &Module {
+        let call = format!(") {kernel}(");
+        let mut all = testing::PROGRAMS.iter().chain(offload::PROGRAMS);
+        let program = all.find(|program| program.source.contains(&call)).expect("a program");
+        self.0.entry((program.name, sm)).or_insert_with(|| {
+            let text = nvrtc::ptx(program.name, &program.text(), sm);
+            Module::parse(&text).unwrap_or_else(|problem| panic!("{}: {problem}", program.name))
+        })
+    }
+}
+
+const UNITS: [Unit; 16] = [
+    Unit::Single,
+    Unit::Double,
+    Unit::Integer,
+    Unit::Convert,
+    Unit::Move,
+    Unit::Special,
+    Unit::Tensor,
+    Unit::Matrix,
+    Unit::LoadGlobal,
+    Unit::StoreGlobal,
+    Unit::LoadShared,
+    Unit::StoreShared,
+    Unit::Copy,
+    Unit::Shuffle,
+    Unit::Barrier,
+    Unit::Branch,
+];
+
+fn report(config: &Config, case: &Case, programs: &mut Programs) {
+    let sm = if config.sm < 80 { 70 } else { 80 };
+    let (whole, _, least, _) = launches(case, case.whole, config.sm);
+    let (parts, tensors, _, op) = launches(case, case.part, config.sm);
+    let mut memory = memory(&tensors, &op);
+    let scale = case.whole as f64 / case.part as f64 * case.times;
+    for (at, (launch, part)) in whole.iter().zip(&parts).enumerate() {
+        let kernel = programs.of(part.kernel, sm).kernel(part.kernel).expect("a kernel");
+        let shape = Shape { grid: part.grid, block: part.block, shared_bytes: part.shared_bytes };
+        let run = kernel.run(&shape, part.args.slots(), &mut memory).expect("arguments");
+        assert!(run.faults.is_empty(), "{:#?}", run.faults);
+        let c = &run.counts;
+        let blocks: f64 = launch.grid.iter().map(|x| f64::from(*x)).product();
+        // Its work grows with the tokens, not with pairs of them.
+        let of_part: f64 = part.grid.iter().map(|x| f64::from(*x)).product();
+        let scale = if part.kernel == "attention_delta" { blocks / of_part } else { scale };
+        let mut fields = vec![config.name.to_string(), case.name.into(), part.kernel.into()];
+        // The least bytes are of the op; its first launch has them.
+        let least = if at == 0 { least as f64 } else { 0.0 };
+        let numbers = [blocks, part.block.into(), (part.shared_bytes as f64), scale, least];
+        fields.extend(numbers.map(|x| format!("{x:.0}")));
+        let counts = [c.requests, c.sectors, c.least_sectors, c.touched, c.passes, c.least_passes];
+        fields.extend(counts.map(|x| x.to_string()));
+        fields.push(format!("{:.2}", c.lanes()));
+        fields
+            .extend(UNITS.map(|unit| c.instructions.get(&unit).copied().unwrap_or(0).to_string()));
+        println!("{}", fields.join("\t"));
+    }
+}
+
+fn main() {
+    let head = "config op kernel blocks threads dynamic scale least requests sectors least_sectors touched passes least_passes lanes";
+    let units = UNITS.map(|unit| format!("{unit:?}"));
+    println!("{}\t{}", head.replace(' ', "\t"), units.join("\t"));
+    let mut programs = Programs::default();
+    for config in configs() {
+        for case in config.cases() {
+            report(&config, &case, &mut programs);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The ops of a step at the shapes of configs, per GPU and micro-batch.
+
+use crate::{Case, Make, Tensors};
+use device::{Dropout, Dtype, Heads, Op, VocabShard};
+
+/// A config's sizes on one GPU.
+pub(crate) struct Config {
+    /// Its file in configs/.
+    pub(crate) name: &'static str,
+    pub(crate) sm: u32,
+    value: Dtype,
+    llama: bool,
+    /// Tokens of a micro-batch, and those of them that a rank norms.
+    tokens: usize,
+    normed: usize,
+    hidden: usize,
+    /// Heads and heads of keys and values of this rank.
+    heads: (usize, usize),
+    /// Columns of the feed-forward part, and of the vocabulary, of this rank.
+    ffn: usize,
+    vocab: usize,
+    seq_len: usize,
+}
+
+pub(crate) fn configs() -> [Config; 3] {
+    let (value, llama) = (Dtype::Bf16, false);
+    let h100 = Config {
+        name: "h100-1.3b",
+        sm: 90,
+        value,
+        llama,
+        tokens: 8192,
+        normed: 8192,
+        hidden: 2048,
+        heads: (16, 16),
+        ffn: 8192,
+        vocab: 50304,
+        seq_len: 1024,
+    };
+    let llama3 = Config {
+        name: "llama3-8b",
+        llama: true,
+        hidden: 4096,
+        heads: (32, 8),
+        ffn: 14336,
+        vocab: 128_256,
+        seq_len: 4096,
+        ..h100
+    };
+    let dgx2 = Config {
+        name: "dgx2-70b",
+        sm: 70,
+        value: Dtype::F16,
+        normed: 1024,
+        hidden: 9216,
+        heads: (9, 9),
+        ffn: 4608,
+        vocab: 6288,
+        ..h100
+    };
+    [h100, llama3, dgx2]
+}
+
+/// Longest sample that runs; longer ones have more pairs of tiles.
+const LONGEST: usize = 1024;
+const DIM: usize = 128;
+const NO_DROPOUT: Dropout = Dropout { p: 0.0, key: 0, first_row: 0 };
+
+impl Config {
+    pub(crate) fn cases(&self) -> Vec<Case> {
+        let mut cases = if self.llama { self.of_llama() } else { self.of_gpt() };
+        cases.extend(self.attention());
+        cases.extend(self.loss());
+        let (value, cols) = (self.value, self.ffn);
+        cases.push(self.rows("accumulate", self.hidden, 16, move |t, rows| {
+            let [x, into] = [value, Dtype::F32].map(|dtype| t.make(dtype, (rows, cols)));
+            Op::Add { x, into }
+        }));
+        cases
+    }
+
+    fn rows(
+        &self,
+        name: &'static str,
+        whole: usize,
+        part: usize,
+        make: impl Fn(&mut Tensors, usize) -> Op + 'static,
+    ) -> Case {
+        Case { name, make: Box::new(make), whole, part, times: 1.0 }
+    }
+
+    fn of_gpt(&self) -> Vec<Case> {
+        let (value, cols, ffn) = (self.value, self.hidden, self.ffn);
+        let norm = move |t: &mut Tensors, rows| {
+            let [x, y, d] = [(); 3].map(|()| t.make(value, (rows, cols)));
+            let [gain, bias] = [(); 2].map(|()| t.make(value, (1, cols)));
+            (x, y, d, gain, bias, t.make(Dtype::F32, (rows, 2)))
+        };
+        let add = move |t: &mut Tensors, rows| {
+            let [x, residual, y] = [(); 3].map(|()| t.make(value, (rows, cols)));
+            let bias = Some(t.make(value, (1, cols)));
+            Op::BiasDropoutAdd { x, bias, residual, y, dropout: NO_DROPOUT }
+        };
+        vec![
+            self.rows("layer_norm", self.normed, 32, move |t, rows| {
+                let (x, y, _, gain, bias, stats) = norm(t, rows);
+                Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 }
+            }),
+            self.rows("layer_norm_backward", self.normed, 128, move |t, rows| {
+                let (x, d_y, d_x, d_gain, d_bias, stats) = norm(t, rows);
+                let gain = t.make(value, (1, cols));
+                Op::LayerNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain, d_bias }
+            }),
+            self.rows("gelu", self.tokens, 16, move |t, rows| {
+                let [x, y] = [(); 2].map(|()| t.make(value, (rows, ffn)));
+                Op::Gelu { x, y }
+            }),
+            self.rows("gelu_backward", self.tokens, 16, move |t, rows| {
+                let [x, d] = [(); 2].map(|()| t.make(value, (rows, ffn)));
+                Op::GeluBackward { x, d }
+            }),
+            self.rows("bias_dropout_add", self.normed, 32, add),
+            self.rows("column_sum", self.tokens, 256, move |t, rows| {
+                let (x, y) = (t.make(value, (rows, ffn)), t.make(value, (1, ffn)));
+                Op::ColumnSum { x, y }
+            }),
+        ]
+    }
+
+    fn of_llama(&self) -> Vec<Case> {
+        let (value, cols, ffn) = (self.value, self.hidden, self.ffn);
+        let (heads, seq_len) = (self.heads, self.seq_len);
+        let turned = move |t: &mut Tensors, rows| {
+            let (count, kv_count) = heads;
+            let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
+            let qkv = t.make(value, (rows, (count + 2 * kv_count) * DIM));
+            (qkv, t.make(Dtype::F32, (seq_len, DIM)), heads)
+        };
+        vec![
+            self.rows("rms_norm", self.normed, 32, move |t, rows| {
+                let [x, y] = [(); 2].map(|()| t.make(value, (rows, cols)));
+                let (gain, stats) = (t.make(value, (1, cols)), t.make(Dtype::F32, (rows, 1)));
+                Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }
+            }),
+            self.rows("rms_norm_backward", self.normed, 128, move |t, rows| {
+                let [x, d_y, d_x] = [(); 3].map(|()| t.make(value, (rows, cols)));
+                let [gain, d_gain] = [(); 2].map(|()| t.make(value, (1, cols)));
+                let stats = t.make(Dtype::F32, (rows, 1));
+                Op::RmsNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain }
+            }),
+            self.rows("rotary", self.tokens, 32, move |t, rows| {
+                let (qkv, table, heads) = turned(t, rows);
+                Op::Rotary { qkv, table, heads, starts: None, norm: None }
+            }),
+            self.rows("swiglu", self.tokens, 8, move |t, rows| {
+                let (x, y) = (t.make(value, (rows, 2 * ffn)), t.make(value, (rows, ffn)));
+                Op::SwiGlu { x, y }
+            }),
+            self.rows("swiglu_backward", self.tokens, 8, move |t, rows| {
+                let (x, d) = (t.make(value, (rows, 2 * ffn)), t.make(value, (rows, ffn)));
+                Op::SwiGluBackward { x, d }
+            }),
+            self.rows("add", self.tokens, 32, move |t, rows| {
+                let [x, into] = [(); 2].map(|()| t.make(value, (rows, cols)));
+                Op::Add { x, into }
+            }),
+        ]
+    }
+
+    fn attention(&self) -> [Case; 2] {
+        let (value, group) = (self.value, self.heads.0 / self.heads.1);
+        let (seq_len, samples) = (self.seq_len, self.tokens / self.seq_len);
+        // The part is one head of keys of a sample with LONGEST tokens.
+        let pairs = |tokens: usize| (tokens / 64 * (tokens / 64 + 1)) as f64;
+        let make = move |backward: bool| -> Make {
+            Box::new(move |t, shared| {
+                // The whole has all heads of all samples; its part one head of keys.
+                let (tokens, samples) = if shared == 1 { (LONGEST, 1) } else { (seq_len, samples) };
+                let kv_count = shared / samples;
+                let count = kv_count * group;
+                let heads = Heads { count, kv_count, first: 0, total: count, seq_len: tokens };
+                let rows = tokens * samples;
+                let qkv = t.make(value, (rows, (count + 2 * kv_count) * DIM));
+                let out = t.make(value, (rows, count * DIM));
+                let lse = t.make(Dtype::F32, (samples * count, tokens));
+                let (starts, dropout) = (None, NO_DROPOUT);
+                if !backward {
+                    return Op::Attention { qkv, out, lse, heads, starts, dropout };
+                }
+                let d_out = t.make(value, (rows, count * DIM));
+                let d_qkv = t.make(value, (rows, (count + 2 * kv_count) * DIM));
+                Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout }
+            })
+        };
+        [("attention", false), ("attention_backward", true)].map(|(name, backward)| Case {
+            name,
+            make: make(backward),
+            whole: self.heads.1 * samples,
+            part: 1,
+            times: pairs(seq_len) / pairs(LONGEST),
+        })
+    }
+
+    fn loss(&self) -> Vec<Case> {
+        let (value, cols) = (self.value, self.vocab);
+        let pass = |name, number: usize| {
+            self.rows(name, self.tokens, 4, move |t, rows| {
+                let (logits, shard) =
+                    (t.make(value, (rows, cols)), VocabShard { first: 0, valid: cols });
+                let [max, sums] = [1, 2].map(|parts| t.make(Dtype::F32, (parts, rows)));
+                if number == 0 {
+                    return Op::RowMax { x: logits, y: max, shard };
+                }
+                let targets = t.make(Dtype::I32, (1, rows));
+                if number == 1 {
+                    return Op::CrossEntropyStats { logits, max, targets, shard, sums };
+                }
+                let scale = t.make(Dtype::F64, (1, 1));
+                Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor: 1.0 }
+            })
+        };
+        vec![pass("row_max", 0), pass("cross_entropy_stats", 1), pass("cross_entropy_backward", 2)]
+    }
+}

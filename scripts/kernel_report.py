@@ -1,0 +1,199 @@
+"""Makes benchmarks/kernels.md of what NVRTC and the interpreter of PTX say. See kernel-report."""
+
+import csv
+import ctypes
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+from check_kernels import FOLDERS, KERNELS, compile_file, kernels_of
+
+ARCHITECTURES = ["70", "80", "86", "89", "90", "100"]
+# By architecture: registers, warps, blocks and bytes of shared memory of a multiprocessor; bytes that a block takes beside its own.
+LIMITS = {
+    "70": (65536, 64, 32, 96 << 10, 0),
+    "80": (65536, 64, 32, 164 << 10, 1024),
+    "86": (65536, 48, 16, 100 << 10, 1024),
+    "89": (65536, 48, 24, 100 << 10, 1024),
+    "90": (65536, 64, 32, 228 << 10, 1024),
+    "100": (65536, 64, 32, 228 << 10, 1024),
+}
+# By config: GPU, architecture, multiprocessors, GHz, bytes/s of memory, clocks of a load, clocks of an m16n8k16 product.
+GPUS = {
+    "h100-1.3b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
+    "llama3-8b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
+    "dgx2-70b": ("V100", "70", 80, 1.4, 0.8e12, 500, 0.0),
+}
+
+
+def source_hash():
+    """FNV-1a of all sources of kernels, as fake-cuda/tests/kernels/ptx.rs has it."""
+    value = 0xCBF29CE484222325
+    paths = sorted((path for folder in FOLDERS for path in folder.glob("*.cu*")), key=lambda path: path.name)
+    for byte in b"".join(path.read_bytes() for path in paths):
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return f"{value:016x}"
+
+
+def registers_of(text):
+    return set(re.findall(r"\bU?R\d+", text))
+
+
+def loads_in_flight(disassembler, cubin):
+    """By kernel, the most global loads between the first of them and the first use of one; of 16 bytes where there are any."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([disassembler, file.name], capture_output=True, text=True)
+    found = {}
+    for part in done.stdout.split("\n.text.")[1:]:
+        name = part.split(":", 1)[0]
+        lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][\w.]*)([^;]*);|^(\.L_x_\d+):", part, re.M)
+        wide = any(op.startswith("LDG") and ".128" in op for op, _, _ in lines)
+        most, pending = 0, []
+        for op, operands, label in lines:
+            if label:
+                pending = []
+                continue
+            used = registers_of(operands)
+            if any(used & targets for targets in pending):
+                pending = []
+            if op.startswith("LDG") and (".128" in op or not wide):
+                first = int(re.search(r"R(\d+)", operands).group(1))
+                words = 4 if ".128" in op else 2 if ".64" in op else 1
+                pending.append({f"R{first + i}" for i in range(words)})
+                most = max(most, len(pending))
+        found[name] = max(most, 1)
+    return found
+
+
+def compiled(library, disassembler):
+    """By (kernel, architecture): registers, declared shared memory, spills, loads in flight (or None)."""
+    nvrtc = ctypes.CDLL(library)
+    files = sorted(path for folder in FOLDERS for path in folder.glob("*.cu"))
+    jobs = [(path, architecture) for architecture in ARCHITECTURES for path in files]
+    table = {}
+    with ThreadPoolExecutor(2) as pool:
+        for (path, architecture), (done, log, cubin) in zip(jobs, pool.map(lambda job: compile_file(nvrtc, *job), jobs)):
+            if not done:
+                sys.exit(f"{path.name} for sm_{architecture}: {log}")
+            # This disassembler reads no code for sm_70.
+            loads = loads_in_flight(disassembler, cubin) if disassembler and architecture != "70" else {}
+            for name, registers, shared, _, spills in kernels_of(log):
+                table[name, architecture] = (registers, shared, spills, loads.get(name))
+    return table
+
+
+def blocks_per_multiprocessor(architecture, registers, threads, shared):
+    all_registers, warps, blocks, all_shared, beside = LIMITS[architecture]
+    of_block = threads // 32
+    by_registers = all_registers // (-(-registers * 32 // 256) * 256 * of_block)
+    by_shared = all_shared // (shared + beside) if shared else blocks
+    return max(1, min(by_registers, warps // of_block, blocks, by_shared))
+
+
+def estimate(row, table):
+    """Seconds by limit, bytes at least, and warps of a multiprocessor."""
+    _, architecture, count, ghz, bandwidth, latency, product = GPUS[row["config"]]
+    number = {key: float(value) for key, value in row.items() if key not in ("config", "op", "kernel")}
+    registers, shared, _, loads = table[row["kernel"], architecture]
+    if loads is None:
+        loads = (table.get((row["kernel"], "80")) or (0, 0, 0, None))[3] or 1
+    threads = int(number["threads"])
+    resident = blocks_per_multiprocessor(architecture, registers, threads, shared + int(number["dynamic"]))
+    warps = min(resident, number["blocks"] / count) * threads / 32
+    scale, clock = number["scale"], ghz * 1e9
+    executed = sum(number[unit] for unit in row if unit[0].isupper()) - number["Move"]
+    busy = min(1.0, number["blocks"] / count) * count * clock
+    times = {
+        "memory": number["touched"] * scale / bandwidth,
+        "latency": number["LoadGlobal"] * scale / loads * latency / (warps * count * clock),
+        "issue": executed * scale / (4 * busy),
+        "shared": number["passes"] * scale / busy,
+        "tensor": number["Tensor"] * scale * product / busy,
+    }
+    return times, number["touched"] * scale, warps, loads
+
+
+def page(library, disassembler, counts):
+    table = compiled(library, disassembler)
+    out = ["# CUDA kernels, estimated", ""]
+    out += [
+        "Made by `scripts/kernel-report`, without a GPU: every figure is estimated. A test fails when a kernel has changed since.",
+        "",
+        f"sources: {source_hash()}",
+        "",
+        "## As compiled",
+        "",
+        "Registers by architecture, and the spills (bytes) where there are any; then the loads of global memory (of 16 bytes, where a",
+        "kernel has such) that a thread of the code for sm_90 has in flight before it uses one.",
+        "",
+        "| kernel | " + " | ".join(f"sm_{a}" for a in ARCHITECTURES) + " | declared shared bytes | loads in flight |",
+        "|---" * (len(ARCHITECTURES) + 3) + "|",
+    ]
+    for name in sorted({name for name, _ in table}):
+        rows = [table.get((name, a)) for a in ARCHITECTURES]
+        cells = [f"{r[0]}" + (f" spills {r[2]}" if r[2] else "") if r else "-" for r in rows]
+        of_90 = table[name, "90"]
+        out.append(f"| {name} | " + " | ".join(cells) + f" | {of_90[1]} | {of_90[3] or 'unknown'} |")
+    out += [
+        "",
+        "## At the shapes of configs",
+        "",
+        "Per op of a block (and of the head) and micro-batch on one GPU. The interpreter of PTX runs each kernel on a part of its rows or",
+        "heads, and the counts are scaled. `least` is the distinct bytes that are read or written, and `moved` is the sectors that all",
+        "requests touch, most of which caches hold where it is more. `conflicts` is passes of shared memory over those without bank",
+        "conflicts. The estimate is the greatest of five limits: memory (least over its bandwidth), latency (rounds of loads over resident",
+        "warps), issue (PTX instructions without moves, 4 per clock), passes of shared memory, tensor cores. Limits that add up, and",
+        "instructions that machine code has beside PTX, make a GPU slower. `roofline` is memory or tensor time over the estimate.",
+        "`llama3-8b` runs samples of 1024 tokens and scales all counts of attention to 4096 by pairs of tiles, its bytes, too, which is too",
+        "much for them. Loads in flight for sm_70 are those of sm_80. The roofline of attention on a V100 leaves its tensor cores out.",
+        "",
+        "GPUs, as assumed: " + "; ".join(
+            f"{name} ({config}): {count} multiprocessors at {ghz} GHz, {bandwidth / 1e12} TB/s, {latency} clocks per load"
+            for config, (name, _, count, ghz, bandwidth, latency, _) in GPUS.items()
+        ) + ".",
+        "",
+        "| config | op | kernel | warps | loads in flight | instructions (M) | least (MB) | moved (MB) | conflicts | estimated us | limit | roofline |",
+        "|---" * 12 + "|",
+    ]
+    sums = {}
+    for row in csv.DictReader(open(counts), delimiter="\t"):
+        times, least, warps, loads = estimate(row, table)
+        limit = max(times, key=times.get)
+        time = times[limit]
+        share = max(times["memory"], times["tensor"]) / time
+        executed = sum(float(row[unit]) for unit in row if unit[0].isupper()) * float(row["scale"])
+        moved = float(row["sectors"]) * 32 * float(row["scale"])
+        ratio = float(row["passes"]) / max(float(row["least_passes"]), 1)
+        conflicts = f"{ratio:.2f}x" if float(row["passes"]) else "-"
+        sums.setdefault((row["config"], row["op"]), []).append(time)
+        out.append(
+            f"| {row['config']} | {row['op']} | {row['kernel']} | {warps:.0f} | {loads} | {executed / 1e6:.1f} | {least / 1e6:.0f} "
+            f"| {moved / 1e6:.0f} | {conflicts} | {time * 1e6:.0f} | {limit} | {share:.0%} |"
+        )
+    out += ["", "Ops of several kernels: " + "; ".join(
+        f"{config} {op} {sum(times) * 1e6:.0f} us" for (config, op), times in sums.items() if len(times) > 1
+    ) + "."]
+    print("\n".join(out))
+
+
+def times_of(path):
+    cells = [line.strip("| \n").split(" | ") for line in open(path) if line.startswith("| ")]
+    return {tuple(row[:3]): float(row[9]) for row in cells if len(row) == 12 and row[9].isdigit()}
+
+
+def compare(old, new):
+    old, new = times_of(old), times_of(new)
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        change = f"{a:.0f} -> {b:.0f} us ({b / a:.2f}x)" if a and b else "new" if b else "gone"
+        print(f"{' '.join(key):70} {change}")
+
+
+if sys.argv[1] == "--compare":
+    compare(sys.argv[2], sys.argv[3])
+else:
+    page(*sys.argv[1:4])
