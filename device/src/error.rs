@@ -70,6 +70,86 @@ pub enum Error {
     /// The run is over, and data can no longer be read.
     #[error("this backend holds no data")]
     NoData,
+    /// A rank of another process failed.
+    #[error(transparent)]
+    Elsewhere(Box<Elsewhere>),
+    /// A process has gone, or is stopped, or cannot be reached.
+    #[error("no sign of life for {seconds} s from process {process} on {node}, which has {ranks}")]
+    Silent { process: usize, node: String, ranks: String, seconds: u64 },
+    /// A process ended before the run.
+    #[error(
+        "process {process} on {node}, which has {ranks}, has ended before the run; it says why"
+    )]
+    Gone { process: usize, node: String, ranks: String },
+}
+
+/// A failure in another process.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{cause} (process {process} on {node})")]
+pub struct Elsewhere {
+    /// Number of the process.
+    pub process: usize,
+    /// Name of its machine.
+    pub node: String,
+    /// What failed.
+    pub kind: Kind,
+    /// In words.
+    pub cause: String,
+}
+
+/// What failed, as far as a caller treats failures differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A rank, or a process.
+    Rank,
+    /// The memory of a GPU is too small.
+    DeviceMemory,
+    /// The machine's memory is too small.
+    HostMemory,
+    /// The program is wrong.
+    Bug,
+    /// There is no GPU.
+    NoCuda,
+    /// The host task or kernel of this name.
+    Task(&'static str),
+}
+
+impl Error {
+    /// What failed.
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::OutOfMemory(_) => Kind::DeviceMemory,
+            Self::HostMemory { .. } => Kind::HostMemory,
+            Self::Op { .. }
+            | Self::OutOfPlan { .. }
+            | Self::Overlap { .. }
+            | Self::Hazard(_)
+            | Self::ForeignEvent { .. }
+            | Self::NoData => Kind::Bug,
+            Self::NoCuda { .. } => Kind::NoCuda,
+            Self::Task { op, .. } => Kind::Task(op),
+            Self::Elsewhere(elsewhere) => elsewhere.kind,
+            _ => Kind::Rank,
+        }
+    }
+}
+
+impl Kind {
+    const PLAIN: [Self; 5] =
+        [Self::Rank, Self::DeviceMemory, Self::HostMemory, Self::Bug, Self::NoCuda];
+
+    /// Its number, and the name of its task.
+    pub(crate) fn parts(self) -> (u8, &'static str) {
+        let number = Self::PLAIN.iter().position(|plain| *plain == self);
+        let number = number.unwrap_or(Self::PLAIN.len());
+        (number as u8, if let Self::Task(op) = self { op } else { "" })
+    }
+
+    pub(crate) fn from_parts(number: u8, op: &'static str) -> Option<Self> {
+        let number = usize::from(number);
+        let task = (number == Self::PLAIN.len()).then_some(Self::Task(op));
+        Self::PLAIN.get(number).copied().or(task)
+    }
 }
 
 /// Two ops touch the same bytes and no event orders them.

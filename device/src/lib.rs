@@ -31,11 +31,14 @@ mod submit;
 mod tensor;
 mod view;
 
-pub use error::{Error, Hazard, OutOfMemory, Site};
+pub use error::{Elsewhere, Error, Hazard, Kind, OutOfMemory, Site};
 pub use op::{Dropout, Group, HeadNorm, HeadNormGrads, Heads, Mode, Op, Reduce, VocabShard};
 pub use ranks::crew::{Crew, Pieces};
 pub use ranks::memory::HostPlace;
+#[cfg(feature = "mpi")]
+pub use ranks::mpi;
 pub use ranks::panics;
+pub use ranks::processes::{Processes, Wire};
 pub use ranks::shared::HostWork;
 pub use ranks::trace::{Span, Trace};
 pub use ranks::world::World;

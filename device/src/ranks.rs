@@ -1,14 +1,22 @@
 //! The rank threads of a process, on every backend: their meetings, the state that their lanes
 //! share, and their helper threads.
 //!
-//! `world`: collectives meet, failures spread. `shared`: a rank's lanes. `memory`: its arenas.
+//! `world`: collectives meet, failures spread; `meeting`: their boards. `processes`: the processes of a run, which `mpi`
+//! joins; `far`: the ranks of the others; `letters`: what they tell each other.
+//! `shared`: a rank's lanes. `memory`: its arenas.
 //! `queue`: jobs of a lane. `trace`: times of ops. `crew`: kernel threads. `panics`, `patience`:
 //! notes of panics, and times of waiting.
 
 pub(crate) mod crew;
+pub(crate) mod far;
+pub(crate) mod letters;
+pub(crate) mod meeting;
 pub(crate) mod memory;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod panics;
 pub(crate) mod patience;
+pub(crate) mod processes;
 pub(crate) mod queue;
 pub(crate) mod shared;
 pub(crate) mod trace;

@@ -25,6 +25,10 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// All types.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::F16, Self::Bf16, Self::F32, Self::F64, Self::I32, Self::U16];
+
     /// Size of one element in bytes.
     pub const fn bytes(self) -> u64 {
         match self {
@@ -147,6 +151,29 @@ impl Tensor {
             let n = self.rows / count;
             self.rows(index * n..(index + 1) * n)
         }
+    }
+
+    /// All of the handle, for another process with the same plan.
+    pub(crate) const fn words(self) -> [u64; 5] {
+        let kinds = (self.arena as u64) | (self.dtype as u64) << 8 | (self.transposed as u64) << 16;
+        let (rows, cols) = (self.rows as u64, self.cols as u64);
+        [self.entry as u64, kinds, self.start, rows, cols]
+    }
+
+    /// The handle that another process's words are; `None` if they are none.
+    pub(crate) fn from_words([entry, kinds, start, rows, cols]: [u64; 5]) -> Option<Self> {
+        let [arena, dtype, transposed, ..] = kinds.to_le_bytes();
+        let arena = Arena::ALL.into_iter().find(|known| *known as u8 == arena)?;
+        let dtype = Dtype::ALL.into_iter().find(|known| *known as u8 == dtype)?;
+        Some(Self {
+            entry: u32::try_from(entry).ok()?,
+            arena,
+            dtype,
+            transposed: transposed != 0,
+            start,
+            rows: usize::try_from(rows).ok()?,
+            cols: usize::try_from(cols).ok()?,
+        })
     }
 
     /// The same elements with another shape.

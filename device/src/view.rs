@@ -1,6 +1,7 @@
 //! Typed views of untyped storage. Storage types meet arithmetic only here: kernels are written
 //! once, on f32 blocks.
 
+use crate::Dtype;
 use crate::numerics::ask;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
@@ -144,6 +145,13 @@ impl<'a> View<'a> {
 }
 
 impl View<'_> {
+    /// Appends all elements to `bytes`, little-endian.
+    pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) {
+        for_each_type!(self, View, s => {
+            s.iter().for_each(|x| bytes.extend_from_slice(&x.to_le_bytes()));
+        });
+    }
+
     /// Widens all elements to fp64, which holds each exactly.
     pub(crate) fn widen(&self, out: &mut [f64]) {
         match self {
@@ -264,6 +272,41 @@ impl<'a> ViewMut<'a> {
             Self::I32(s) => s.fill(0),
             Self::U16(s) => s.fill(0),
         }
+    }
+}
+
+/// Elements from another process.
+#[derive(Debug)]
+pub(crate) enum Received {
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    I32(Vec<i32>),
+    U16(Vec<u16>),
+}
+
+impl Received {
+    /// Elements of `dtype`, as [`View::append_to`] wrote them.
+    pub(crate) fn new(dtype: Dtype, bytes: &[u8]) -> Self {
+        macro_rules! read {
+            ($variant:ident, $t:ty) => {{
+                let (whole, _) = bytes.as_chunks();
+                Self::$variant(whole.iter().map(|x| <$t>::from_le_bytes(*x)).collect())
+            }};
+        }
+        match dtype {
+            Dtype::F16 => read!(F16, f16),
+            Dtype::Bf16 => read!(Bf16, bf16),
+            Dtype::F32 => read!(F32, f32),
+            Dtype::F64 => read!(F64, f64),
+            Dtype::I32 => read!(I32, i32),
+            Dtype::U16 => read!(U16, u16),
+        }
+    }
+
+    pub(crate) fn view(&self) -> View<'_> {
+        rewrap!(self, Self => View, s => s)
     }
 }
 

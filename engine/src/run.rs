@@ -6,14 +6,17 @@ pub(crate) mod export;
 pub(crate) mod fault_point;
 pub(crate) mod gpu;
 pub(crate) mod gpu_room;
+pub(crate) mod here;
 pub(crate) mod host_jobs;
 pub(crate) mod load;
 pub(crate) mod meet;
 pub(crate) mod messages;
+mod not_finite;
 pub(crate) mod open;
 pub(crate) mod options;
 pub(crate) mod outcome;
 pub(crate) mod placement;
+mod runs;
 pub(crate) mod stop;
 
 use crate::checkpoint::{AfterStep, Saver};
@@ -25,6 +28,7 @@ use crate::run::host_jobs::host_jobs;
 use crate::run::meet::meet;
 use crate::run::messages::{Listener, Post};
 pub use crate::run::messages::{Message, StepReport};
+use crate::run::not_finite::NotFinite;
 pub use crate::run::options::{RunOptions, Stuck};
 pub use crate::run::outcome::{Outcome, RunError, Unread};
 use crate::run::placement::{Places, places};
@@ -39,22 +43,13 @@ use device::World;
 use device::cuda::Peers;
 use device::{Arena, Device, Error, Rank};
 pub use offload::Ahead;
-use offload::{Optimizer, control};
-use std::cmp::Reverse;
+use offload::control;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use topology::HostBytes;
 use tracing::{debug_span, info_span};
-
-/// Where the gradients of a skipped step are not finite.
-#[derive(Default)]
-struct NotFinite {
-    step: u64,
-    /// Segment, index in it, and the tensor's name: the first of all ranks' in the order of the backward pass.
-    first: Option<(Reverse<usize>, usize, String)>,
-}
 
 /// How far a rank came.
 struct Reached {
@@ -117,7 +112,10 @@ pub fn train(
         built,
         data,
         options,
-        world: World::new(tp, dp, options.timeout),
+        world: match options.processes.as_ref().filter(|processes| processes.count() > 1) {
+            Some(processes) => World::across(processes, (tp, dp), options.timeout),
+            None => World::new(tp, dp, options.timeout),
+        },
         peers: Arc::new(Peers::new(tp * dp)),
         stop: Stop::new(Arc::clone(&options.stop)),
         held: AtomicBool::new(false),
@@ -144,7 +142,8 @@ pub fn train(
             let started = builder.spawn_scoped(scope, move || ranks.run(rank, sender.as_ref()));
             started.map_err(|error| ranks.world.not_started(rank, &error))
         };
-        let threads: Vec<_> = Rank::all(tp, dp).map(spawn).collect();
+        let here = Rank::all(tp, dp).filter(|rank| ranks.world.has(*rank));
+        let threads: Vec<_> = here.map(|rank| (rank, spawn(rank))).collect();
         drop(sender);
         // By value: should `tell` panic, rank 0 must not wait for who no longer listens.
         let _stop = StopOnPanic(&options.stop);
@@ -157,16 +156,19 @@ pub fn train(
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        while threads.iter().flatten().any(|thread| !thread.is_finished()) {
+        let runs = |(_, thread): &(Rank, Result<ScopedJoinHandle<'_, _>, Error>)| {
+            thread.as_ref().is_ok_and(|thread| !thread.is_finished())
+        };
+        while threads.iter().any(runs) {
             overdue.look(&threads);
             std::thread::sleep(Duration::from_millis(1));
         }
-        let joined = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, _>, Error>)| {
-            let why = "its thread panicked".to_owned();
+        let joined = |(rank, thread): (Rank, Result<ScopedJoinHandle<'_, _>, Error>)| {
+            let (rank, why) = (rank.index(), "its thread panicked".to_owned());
             let died = |_| Err(Error::RankDied { rank, step: 0, why });
-            thread.and_then(|thread| thread.join().unwrap_or_else(died))
+            (rank, thread.and_then(|thread| thread.join().unwrap_or_else(died)))
         };
-        threads.into_iter().enumerate().map(joined).collect::<Vec<Result<u64, Error>>>()
+        threads.into_iter().map(joined).collect::<Vec<(usize, Result<u64, Error>)>>()
     });
     outcome(results, ranks, config.train.steps)
 }
@@ -187,7 +189,7 @@ struct Overdue<'a> {
 }
 
 impl Overdue<'_> {
-    fn look<T>(&mut self, threads: &[Result<ScopedJoinHandle<'_, T>, Error>]) {
+    fn look<T>(&mut self, threads: &[(Rank, Result<ScopedJoinHandle<'_, T>, Error>)]) {
         let Some((grace, tell)) = self.ranks.options.stuck else { return };
         let Some((rank, step, error)) = self.ranks.world.failure() else { return };
         let progress = self.ranks.saver.as_ref().and_then(|saver| saver.progress());
@@ -201,11 +203,11 @@ impl Overdue<'_> {
         }
         let stuck =
             |t: &Result<ScopedJoinHandle<'_, T>, Error>| t.as_ref().is_ok_and(|t| !t.is_finished());
-        let all = threads.iter().enumerate().map(|(rank, t)| {
-            let why = "it is stuck: it does not end".to_owned();
-            stuck(t).then_some(Error::RankDied { rank, step, why })
-        });
-        let all: Vec<_> = all.collect();
+        let mut all = vec![None; self.ranks.config.world_size()];
+        for (stuck, _) in threads.iter().filter(|(_, thread)| stuck(thread)) {
+            let (rank, why) = (stuck.index(), "it is stuck: it does not end".to_owned());
+            all[rank] = Some(Error::RankDied { rank, step, why });
+        }
         if progress.is_none() && all.iter().all(Option::is_none) {
             return;
         }
@@ -225,12 +227,15 @@ impl Drop for StopOnPanic<'_> {
 }
 
 fn outcome(
-    results: Vec<Result<u64, Error>>,
+    results: Vec<(usize, Result<u64, Error>)>,
     ranks: Ranks<'_>,
     steps: u64,
 ) -> Result<Outcome, RunError> {
     let unread = *ranks.unread.lock().unwrap_or_else(|e| e.into_inner());
-    let mut all: Vec<Option<Error>> = results.iter().map(|r| r.as_ref().err().cloned()).collect();
+    let mut all: Vec<Option<Error>> = vec![None; ranks.config.world_size()];
+    for (rank, result) in &results {
+        all[*rank] = result.as_ref().err().cloned();
+    }
     if let Some((rank, step, error)) = ranks.world.failure() {
         // That a rank returned early is known to the others; why, it knows itself.
         let own = all[rank].get_or_insert_with(|| error.clone()).clone();
@@ -241,7 +246,7 @@ fn outcome(
     if let Some((rank, error)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.clone()?))) {
         return Err(RunError { rank, step: 0, error, all, unread });
     }
-    let step = results.into_iter().flatten().max();
+    let step = results.into_iter().filter_map(|(_, result)| result.ok()).max();
     let step = step.unwrap_or_else(|| unreachable!("a run without ranks has no plan"));
     let complete = step == steps && ranks.evaluated.load(Ordering::SeqCst);
     let noted = ranks.not_finite.into_inner().unwrap_or_else(|e| e.into_inner());
@@ -291,7 +296,7 @@ impl Ranks<'_> {
         self.passes(rank, Place::Loaded, done);
         trainer.loader.prefetch(&dev);
         let listener = Listener { sender, world: &self.world };
-        let mut turns = self.stop.turns();
+        let mut turns = self.stop.turns(&self.world, rank);
         self.drives(place, true);
         let reached = self.steps(&dev, &mut trainer, done, (&mut turns, listener))?;
         let Some(reached) = reached else { return Ok(done) };
@@ -327,7 +332,7 @@ impl Ranks<'_> {
         (turns, listener): (&mut Turns<'_>, Listener<'_>),
     ) -> Result<Option<Reached>, Error> {
         let steps = self.config.train.steps;
-        let mut reached = Reached { step: done, stopped: turns.end_here(), diverged: false };
+        let mut reached = Reached { step: done, stopped: turns.end_here()?, diverged: false };
         // An evaluation that is cut short ends the run: it is done again by whoever goes on from here.
         if !reached.stopped && self.is_eval_due(done) {
             reached.stopped = !self.evaluate(dev, trainer, done, (turns, listener))?;
@@ -365,9 +370,10 @@ impl Ranks<'_> {
             if diverged {
                 self.diverged_from.store(last_good + 1, Ordering::SeqCst);
             }
-            reached = Reached { step, stopped: turns.end_here(), diverged };
-            // First the states: an evaluation changes nothing.
             let due = self.saver.as_ref().is_some_and(|saver| saver.is_due(step));
+            let (stopped, due) = turns.after_step(due)?;
+            reached = Reached { step, stopped, diverged };
+            // First the states: an evaluation changes nothing.
             let after = AfterStep { step, skipped_in_a_row: step - last_good };
             if due || !reached.goes_on() || step == steps {
                 self.save(dev, trainer, after, listener)?;
@@ -409,6 +415,10 @@ impl Ranks<'_> {
                 self.held.store(saver.holds(reached.step), Ordering::SeqCst);
             }
             meet(dev, self.built.meeting)?;
+            let held = self.held.load(Ordering::SeqCst);
+            if self.is_told_elsewhere(dev, "held", held)? {
+                self.held.store(true, Ordering::SeqCst);
+            }
         }
         Ok((!self.held.load(Ordering::SeqCst)).then_some(true))
     }
@@ -418,23 +428,6 @@ impl Ranks<'_> {
         let HostBytes { staging, states } = self.built.host_bytes(self.config);
         let device = self.built.plan.bytes(Arena::Device);
         Duration::from_secs_f64((staging + states + device) as f64 / SLOWEST)
-    }
-
-    /// Notes which tensor made `step` be skipped: the first on any rank.
-    fn locate(&self, dev: &Device, optimizer: &Optimizer, step: u64) -> Result<(), Error> {
-        let Some(found) = optimizer.first_not_finite(dev)? else { return Ok(()) };
-        let offload::NotFinite { segment, element: at } = found;
-        let params = &self.built.gpt.segments()[segment].params;
-        let name = params.iter().find(|param| param.range.contains(&at)).map(|p| p.name.clone());
-        let found = (Reverse(segment), at, name.unwrap_or_else(|| "padding".into()));
-        let noted = &mut *self.not_finite.lock().unwrap_or_else(|e| e.into_inner());
-        if noted.step != step {
-            *noted = NotFinite { step, first: None };
-        }
-        if noted.first.as_ref().is_none_or(|known| found < *known) {
-            noted.first = Some(found);
-        }
-        Ok(())
     }
 
     /// A checkpoint, where this run has any.

@@ -187,6 +187,7 @@ impl Executor for Cpu {
 
     fn begin_step(&self, step: u64) {
         self.shared.step.store(step, Ordering::Relaxed);
+        self.shared.world.step.store(step, Ordering::Relaxed);
     }
 
     fn finish(&self) {}

@@ -1,41 +1,20 @@
-//! Meetings of rank threads: collectives, and news of a failed rank.
+//! Meetings of rank threads: collectives, and news of a failed rank. `spread`: ranks in other
+//! processes.
 
+mod spread;
+
+use super::far::Far;
+use super::meeting::{Board, Meeting, Note, Post, lock};
 use super::memory::Memory;
-use crate::error::Site;
+use super::processes::{Hears, Processes};
 use crate::{Error, Group, LANES, Lane, Rank, Tensor};
+use std::collections::BTreeSet;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-/// A rank's contribution to a collective.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Post {
-    pub(crate) op: &'static str,
-    pub(crate) site: Site,
-    pub(crate) tensor: Tensor,
-    /// Other values that must agree: the reduction, the root.
-    pub(crate) detail: usize,
-}
-
-/// Posts of the last two meetings. A rank can post for meeting g + 2 only after all ranks have
-/// entered g + 1, and a rank that enters g + 1 no longer reads the posts of g.
-#[derive(Debug)]
-struct Board {
-    generation: u64,
-    arrived: usize,
-    posts: [Vec<Option<Post>>; 2],
-}
-
-#[derive(Debug)]
-struct Meeting {
-    /// Rank indexes.
-    members: Vec<usize>,
-    board: Mutex<Board>,
-    turned: Condvar,
-}
-
-/// The ranks of one run, which are threads of one process.
+/// The ranks of one run: threads of this process, and of others.
 #[derive(Debug)]
 pub struct World {
     failed: AtomicBool,
@@ -46,6 +25,8 @@ pub struct World {
     tp: Vec<Vec<Meeting>>,
     dp: Vec<Vec<Meeting>>,
     all: Vec<Meeting>,
+    /// Of the ranks' own threads, beside all lanes.
+    pub(crate) own: Meeting,
     timeout: Duration,
     /// Milliseconds added to the timeout during large reads and writes.
     more: AtomicU64,
@@ -54,6 +35,10 @@ pub struct World {
     /// Number of ranks that something outside the run holds up. The others' deadlines stand still
     /// meanwhile.
     held_up: AtomicUsize,
+    /// The last step that a rank of this process has begun.
+    pub(crate) step: AtomicU64,
+    /// Ranks in other processes.
+    pub(crate) far: Option<Far>,
 }
 
 /// Interval at which a waiting thread looks up. A much longer pause means that a signal or a
@@ -68,39 +53,103 @@ const YIELDS: usize = 50;
 
 /// A meeting that has taken place. Its posts can be read until the next meeting at the same place.
 pub(crate) struct Met<'a> {
-    world: &'a World,
-    meeting: &'a Meeting,
+    pub(crate) world: &'a World,
+    pub(crate) meeting: &'a Meeting,
     generation: u64,
     pub(crate) me: usize,
 }
 
 impl World {
-    /// A grid of ranks. A collective that a rank does not enter within `timeout` is an error.
+    /// A grid of ranks in this process. A collective that a rank does not enter within `timeout` is
+    /// an error.
     pub fn new(tp_size: usize, dp_size: usize, timeout: Duration) -> Arc<Self> {
-        let meeting = |members: Vec<usize>| {
-            let posts = [vec![None; members.len()], vec![None; members.len()]];
-            let board = Mutex::new(Board { generation: 0, arrived: 0, posts });
-            Meeting { members, board, turned: Condvar::new() }
-        };
+        Arc::new(Self::of(tp_size, dp_size, timeout, None))
+    }
+
+    /// The same, with the ranks dealt to `processes` in order. All of them call it at the same
+    /// point of the program.
+    pub fn across(
+        processes: &Arc<Processes>,
+        (tp_size, dp_size): (usize, usize),
+        timeout: Duration,
+    ) -> Arc<Self> {
+        let ranks = tp_size * dp_size;
+        assert!(ranks.is_multiple_of(processes.count()), "the caller has looked at it");
+        let world = Arc::new(Self::of(tp_size, dp_size, timeout, Some(Far::new(processes))));
+        if let Some(far) = &world.far {
+            let hears: Arc<dyn Hears> = Arc::clone(&world) as _;
+            far.enter(&hears);
+        }
+        world
+    }
+
+    fn of(tp_size: usize, dp_size: usize, timeout: Duration, far: Option<Far>) -> Self {
         let first = Rank { tp: 0, tp_size, dp: 0, dp_size };
-        let meeting = |rank: Rank, group| {
-            meeting((0..rank.within(group).1).map(|i| rank.member(group, i)).collect())
-        };
-        let tp_group = |dp| meeting(Rank { dp, ..first }, Group::Tp);
-        let dp_group = |tp| meeting(Rank { tp, ..first }, Group::Dp);
         let world_size = first.world_size();
-        Arc::new(Self {
+        let meeting = |(lane, kind, rank): (usize, u64, Rank), group| {
+            let members = (0..rank.within(group).1).map(|i| rank.member(group, i));
+            let members: Vec<usize> = members.collect();
+            let homes = far.iter().flat_map(|far| {
+                let home = |member: &usize| far.home(*member, world_size);
+                members.iter().map(home).filter(|home| *home != far.processes.me())
+            });
+            let elsewhere: BTreeSet<usize> = homes.collect();
+            let id = (rank.index() as u64) << 16 | (lane as u64) << 8 | kind;
+            let (board, elsewhere) = (Board::new(members.len()), elsewhere.into_iter().collect());
+            Meeting { id, members, elsewhere, board: Mutex::new(board), turned: Condvar::new() }
+        };
+        let tp_group = |lane| move |dp| meeting((lane, 0, Rank { dp, ..first }), Group::Tp);
+        let dp_group = |lane| move |tp| meeting((lane, 1, Rank { tp, ..first }), Group::Dp);
+        Self {
             failed: AtomicBool::new(false),
             first: Mutex::new(None),
             memories: (0..world_size).map(|_| OnceLock::new()).collect(),
-            tp: (0..LANES).map(|_| (0..dp_size).map(tp_group).collect()).collect(),
-            dp: (0..LANES).map(|_| (0..tp_size).map(dp_group).collect()).collect(),
-            all: (0..LANES).map(|_| meeting(first, Group::World)).collect(),
+            tp: (0..LANES).map(|lane| (0..dp_size).map(tp_group(lane)).collect()).collect(),
+            dp: (0..LANES).map(|lane| (0..tp_size).map(dp_group(lane)).collect()).collect(),
+            all: (0..LANES).map(|lane| meeting((lane, 2, first), Group::World)).collect(),
+            own: meeting((LANES, 2, first), Group::World),
             timeout,
             more: AtomicU64::new(0),
             gpus_held_up: (0..world_size).map(|_| AtomicBool::new(false)).collect(),
             held_up: AtomicUsize::new(0),
-        })
+            step: AtomicU64::new(0),
+            far,
+        }
+    }
+
+    /// Whether ranks are in other processes.
+    pub const fn is_spread(&self) -> bool {
+        self.far.is_some()
+    }
+
+    /// Whether this process has the rank.
+    pub fn has(&self, rank: Rank) -> bool {
+        let home = |far: &Far| far.home(rank.index(), self.num_ranks());
+        self.far.as_ref().is_none_or(|far| home(far) == far.processes.me())
+    }
+
+    pub(crate) fn meeting(&self, rank: Rank, lane: Lane, group: Group) -> &Meeting {
+        match group {
+            Group::Tp => &self.tp[lane as usize][rank.dp],
+            Group::Dp => &self.dp[lane as usize][rank.tp],
+            Group::World => &self.all[lane as usize],
+        }
+    }
+
+    pub(crate) fn all_meetings(&self) -> impl Iterator<Item = &Meeting> {
+        self.tp.iter().chain(&self.dp).flatten().chain(&self.all).chain([&self.own])
+    }
+
+    /// All ranks tell each other a number, on their own threads and in the same order: what each
+    /// told, by rank.
+    ///
+    /// # Errors
+    /// A rank has failed, or does not come.
+    #[track_caller]
+    pub fn agree(&self, rank: Rank, what: &'static str, told: u64) -> Result<Vec<u64>, Error> {
+        let (site, tensor) = (Location::caller(), Tensor::NONE);
+        let post = Post { op: what, site, tensor, detail: 0, told };
+        self.come(rank, (&self.own, rank.index()), post).map(|met| met.told())
     }
 
     pub(crate) fn hold_gpu_up(&self, rank: usize, held_up: bool) {
@@ -127,7 +176,7 @@ impl World {
     /// collective of the Compute lane.
     #[track_caller]
     pub(crate) fn gather(&self, rank: Rank, op: &'static str) -> Result<(), Error> {
-        let post = Post { op, site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
+        let post = Post { op, site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
         self.meet(rank, Lane::Compute, Group::World, post).map(drop)
     }
 
@@ -151,6 +200,15 @@ impl World {
         result
     }
 
+    pub(crate) fn is_held_up_here(&self) -> bool {
+        self.held_up.load(Ordering::SeqCst) > 0
+    }
+
+    fn is_held_up(&self) -> bool {
+        let far = self.far.as_ref();
+        self.is_held_up_here() || far.is_some_and(|far| far.processes.any_held_up())
+    }
+
     /// Ends the run because `rank`'s thread did not start, and returns the error.
     pub fn not_started(&self, rank: Rank, error: &std::io::Error) -> Error {
         let whom = format!("rank {}", rank.index());
@@ -163,14 +221,30 @@ impl World {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Keeps the first failure, and wakes every rank that waits in a meeting.
+    /// Keeps the first failure, wakes every rank that waits in a meeting, and tells the other
+    /// processes.
     pub(crate) fn fail(&self, rank: Rank, step: u64, error: &Error) {
-        lock(&self.first).get_or_insert_with(|| (rank.index(), step, error.clone()));
+        if self.note_failure(rank.index(), step, error)
+            && let Some(far) = &self.far
+        {
+            far.failed(rank.index(), step, error);
+        }
+    }
+
+    /// The same, and tells nobody. True: it is the first.
+    pub(crate) fn note_failure(&self, rank: usize, step: u64, error: &Error) -> bool {
+        let is_first = {
+            let mut first = lock(&self.first);
+            let is_first = first.is_none();
+            first.get_or_insert_with(|| (rank, step, error.clone()));
+            is_first
+        };
         self.failed.store(true, Ordering::SeqCst);
-        for m in self.tp.iter().chain(&self.dp).flatten().chain(&self.all) {
+        for m in self.all_meetings() {
             drop(lock(&m.board));
             m.turned.notify_all();
         }
+        is_first
     }
 
     /// The first failure: rank, step and error.
@@ -201,22 +275,25 @@ impl World {
         group: Group,
         post: Post,
     ) -> Result<Met<'_>, Error> {
-        let meeting = match group {
-            Group::Tp => &self.tp[lane as usize][rank.dp],
-            Group::Dp => &self.dp[lane as usize][rank.tp],
-            Group::World => &self.all[lane as usize],
-        };
-        let (me, _) = rank.within(group);
+        self.come(rank, (self.meeting(rank, lane, group), rank.within(group).0), post)
+    }
+
+    fn come<'a>(
+        &'a self,
+        rank: Rank,
+        (meeting, me): (&'a Meeting, usize),
+        post: Post,
+    ) -> Result<Met<'a>, Error> {
         let mut board = lock(&meeting.board);
         let generation = board.generation;
-        board.posts[(generation % 2) as usize][me] = Some(post);
-        board.arrived += 1;
-        if board.arrived == meeting.members.len() {
-            board.arrived = 0;
-            board.generation += 1;
-            let stale = (board.generation % 2) as usize;
-            board.posts[stale].fill(None);
+        if board.put(me, generation, post.into()) {
             meeting.turned.notify_all();
+        }
+        if let Some(far) = &self.far {
+            // A letter may arrive, and want the board, before this thread goes on.
+            drop(board);
+            far.post(meeting, me, generation, post.into());
+            board = lock(&meeting.board);
         }
         let board = self.await_turn(rank, meeting, board, generation, post)?;
         drop(board);
@@ -249,8 +326,10 @@ impl World {
                 let absent = board.absent(meeting);
                 drop(board);
                 let missing = self.culprits(absent);
-                // A rank whose GPU waits for another rank has a watchdog, which names that rank.
-                let excused = missing.iter().all(|rank| self.is_gpu_held_up(*rank));
+                // A rank whose GPU waits for another rank has a watchdog, which names that rank. And
+                // another process knows better for which of its ranks the others wait.
+                let excused = |rank: &usize| self.is_gpu_held_up(*rank) || self.is_away(*rank);
+                let excused = missing.iter().all(excused);
                 if !excused || waited >= self.timeout() + DOUBT {
                     let (op, site, seconds) = (post.op, post.site, self.timeout().as_secs());
                     return Err(Error::Timeout { rank: rank.index(), op, site, seconds, missing });
@@ -259,7 +338,7 @@ impl World {
             }
             let (began, slice) = (Instant::now(), left.min(LOOK_UP));
             board = meeting.turned.wait_timeout(board, slice).unwrap_or_else(|e| e.into_inner()).0;
-            if self.held_up.load(Ordering::SeqCst) == 0 {
+            if !self.is_held_up() {
                 waited += began.elapsed().min(2 * LOOK_UP);
             }
         }
@@ -268,11 +347,17 @@ impl World {
 }
 
 impl World {
+    /// Whether the rank is in another process.
+    pub(crate) fn is_away(&self, rank: usize) -> bool {
+        let home = |far: &Far| far.home(rank, self.num_ranks()) != far.processes.me();
+        self.far.as_ref().is_some_and(home)
+    }
+
     /// The ranks to blame for the absence of `missing`. A rank that waits in another meeting itself
     /// passes the blame to that meeting's absent ranks.
     fn culprits(&self, missing: Vec<usize>) -> Vec<usize> {
         let mut waits: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
-        for meeting in self.tp.iter().chain(&self.dp).flatten().chain(&self.all) {
+        for meeting in self.all_meetings() {
             let absent = lock(&meeting.board).absent(meeting);
             let come = |rank: &usize| !absent.contains(rank);
             waits.push((meeting.members.iter().copied().filter(come).collect(), absent));
@@ -298,19 +383,6 @@ impl World {
     }
 }
 
-impl Board {
-    /// Absent members of a meeting that has begun; all members of one that has not, in which no
-    /// rank waits.
-    fn absent(&self, meeting: &Meeting) -> Vec<usize> {
-        if self.arrived == 0 {
-            return meeting.members.clone();
-        }
-        let posts = &self.posts[(self.generation % 2) as usize];
-        let absent = meeting.members.iter().zip(posts).filter(|(_, post)| post.is_none());
-        absent.map(|(member, _)| *member).collect()
-    }
-}
-
 impl<'a> Met<'a> {
     /// Number of ranks in the group.
     pub(crate) fn size(&self) -> usize {
@@ -328,27 +400,37 @@ impl<'a> Met<'a> {
         }
     }
 
+    /// What each member told.
+    fn told(&self) -> Vec<u64> {
+        let board = lock(&self.meeting.board);
+        let notes = board.posts(self.generation);
+        notes.iter().flatten().map(|note| note.told).collect()
+    }
+
     fn compare(&self, rank: Rank, mine: Post) -> Result<(), Error> {
         let board = lock(&self.meeting.board);
-        let shape = |p: &Post| (p.op, p.tensor.range(), p.tensor.dtype(), p.detail);
-        for (i, theirs) in board.posts[(self.generation % 2) as usize].iter().enumerate() {
+        let (site, mine) = (mine.site, Note::from(mine));
+        let shape = |p: &Note| (p.op, p.tensor.range(), p.tensor.dtype(), p.detail);
+        for (i, theirs) in board.posts(self.generation).iter().enumerate() {
             let Some(theirs) = theirs else { continue };
             if shape(theirs) != shape(&mine) {
-                let tell = |p: &Post| {
-                    format!("{} of {} x {:?} at {}", p.op, p.tensor.len(), p.tensor.dtype(), p.site)
+                let tell = |p: &Note| {
+                    format!(
+                        "{} of {} x {:?} at {}",
+                        p.op,
+                        p.tensor.len(),
+                        p.tensor.dtype(),
+                        p.place
+                    )
                 };
                 let peer = self.meeting.members[i];
                 let problem = format!("{} here, {} on rank {peer}", tell(&mine), tell(theirs));
-                let (rank, op, site) = (rank.index(), mine.op, mine.site);
+                let (rank, op) = (rank.index(), mine.op);
                 return Err(Error::Mismatch { rank, op, site, problem });
             }
         }
         Ok(())
     }
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 #[cfg(test)]
@@ -359,7 +441,8 @@ mod tests {
     fn blame_goes_past_those_that_wait_themselves() {
         let world = World::new(2, 2, Duration::from_millis(10));
         let at = |tp, dp| Rank { tp, tp_size: 2, dp, dp_size: 2 };
-        let post = Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
+        let post =
+            Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
         let missing = |rank, group| match world.meet(rank, Lane::Compute, group, post) {
             Err(Error::Timeout { missing, .. }) => missing,
             other => panic!("{:?}", other.map(drop)),
@@ -376,7 +459,8 @@ mod tests {
     fn a_rank_whose_gpu_waits_for_another_is_blamed_last() {
         let world = World::new(2, 1, Duration::from_millis(1));
         let alone = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
-        let post = Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
+        let post =
+            Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
         world.hold_gpu_up(1, true);
         let began = Instant::now();
         let met = world.meet(alone, Lane::Compute, Group::Tp, post).map(drop);
@@ -393,7 +477,8 @@ mod tests {
         world.wait_longer(Duration::ZERO);
         assert_eq!(world.timeout(), step);
         let alone = Rank { tp: 0, tp_size: 2, dp: 0, dp_size: 1 };
-        let post = Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0 };
+        let post =
+            Post { op: "test", site: Location::caller(), tensor: Tensor::NONE, detail: 0, told: 0 };
         let met = world.meet(alone, Lane::Compute, Group::Tp, post).map(drop);
         assert!(matches!(met, Err(Error::Timeout { .. })), "{met:?}");
     }

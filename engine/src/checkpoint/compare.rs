@@ -67,6 +67,7 @@ const LAYOUT: &[&str] = &[
     "parallel.data",
     "parallel.sequence",
     "parallel.reduce_fp32",
+    "parallel.tensor_across_nodes",
     "device",
     "device.count",
     "device.memory",

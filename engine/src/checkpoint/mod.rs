@@ -78,6 +78,16 @@ fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     move |source| CheckpointError::Io { path: path.to_owned(), source }
 }
 
+/// What all processes of a run have in common: hashes of the config and of the data.
+pub(crate) fn identity(
+    config: &crate::config::Config,
+    data: &crate::data::Dataset,
+) -> [(&'static str, String); 2] {
+    let seen = manifest::Manifest::new(config, data).seen();
+    let of = |text: &str| format!("{:016x}", xxhash_rust::xxh3::xxh3_64(text.as_bytes()));
+    [("the config", of(&config.to_ron())), ("the data", of(&seen))]
+}
+
 /// Name of a rank's file.
 fn file_name(number: usize) -> String {
     format!("rank-{number:05}.safetensors")

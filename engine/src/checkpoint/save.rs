@@ -4,6 +4,7 @@
 //! Invariant: one checkpoint is written at a time. Who wants the next one waits for it, and so does the run's end.
 
 mod background;
+mod elsewhere;
 mod pace;
 
 use self::background::Snapshot;
@@ -139,7 +140,9 @@ impl Saver {
         let good = here.map(Checkpoint::step).into_iter().collect();
         let ranks = 0..config.world_size();
         let decide = || crate::predict::plan::checkpoint_copy(config, built) > 0;
-        let copies = options.copies_states.unwrap_or_else(decide);
+        // What threads beside the ranks write in several processes, nobody would bring together.
+        let spread = options.processes.as_ref().is_some_and(|processes| processes.count() > 1);
+        let copies = !spread && options.copies_states.unwrap_or_else(decide);
         let pace = Pace::new(train, options.checkpoint_pause);
         let files = ranks.clone().map(|_| None).collect();
         Some(Arc::new(Self {
@@ -229,7 +232,7 @@ impl Saver {
                     });
                 }
                 meet(dev, meeting)?;
-                if self.is_well() {
+                if self.is_well_everywhere(rank, world)? {
                     let mut fill = |part: State, to: &mut [u8]| match world.failure().is_some() {
                         // It cannot become whole any more.
                         true => Err(io::Error::other("the run has failed").into()),
@@ -244,6 +247,7 @@ impl Saver {
             }
         }
         self.passes(rank.index(), Place::Saved, step);
+        self.bring(rank, world)?;
         meet(dev, meeting)?;
         if !first {
             return Ok(());

@@ -23,6 +23,7 @@ const BLOCK: usize = 1 << 16;
 const UNSYNCED: usize = 1 << 30;
 
 /// What a rank wrote.
+#[derive(serde::Serialize, serde::Deserialize)]
 pub(super) struct Written {
     pub(super) entry: FileEntry,
     /// (tensor, its range)

@@ -1,6 +1,7 @@
 //! `onebox config check` and `onebox config show`.
 
 use super::exit::{Failed, code};
+use super::processes::{launched, refusal};
 use super::{ConfigArgs, data, print, print_json, say};
 use crate::config::{ConfigError, DeviceConfig, Origin, Problem, load_and_look};
 use serde_json::{Value, json};
@@ -54,6 +55,9 @@ pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), 
         config.batch.global,
         config.model.seq_len,
     ))?;
+    if let Some(why) = launched().and_then(|count| refusal(config, count)) {
+        return Err(Failed::new(code::CONFIG, why));
+    }
     if let Some(not_built) = not_built {
         let keys: Vec<&str> = not_built.errors().iter().map(|p| p.key.as_str()).collect();
         say(&match config.device {

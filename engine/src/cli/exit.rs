@@ -66,6 +66,14 @@ impl Failed {
         self
     }
 
+    pub(super) const fn code(&self) -> u8 {
+        self.code
+    }
+
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The message was said already.
     pub(super) const fn silent(code: u8) -> Self {
         Self { code, message: String::new() }
@@ -76,7 +84,7 @@ impl Failed {
         super::say(&format!("warning: {}", self.message));
     }
 
-    pub(super) fn report(self) -> ExitCode {
+    pub(super) fn report(&self) -> ExitCode {
         if !self.message.is_empty() {
             let prefix = if self.message.starts_with("error") { "" } else { "error: " };
             super::say(&format!("{prefix}{}", self.message));

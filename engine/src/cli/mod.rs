@@ -14,6 +14,7 @@ mod log;
 mod plan;
 mod plot;
 mod prepare;
+mod processes;
 mod report;
 mod resume;
 mod samples;
@@ -253,6 +254,9 @@ fn unwritten(path: &Path, error: &std::io::Error) -> Failed {
 
 /// To stdout, with nothing in it that acts on a terminal. Who closes it early, as `head` does, has seen enough.
 fn print(text: &str) -> Result<(), Failed> {
+    if processes::holds_back(text) {
+        return Ok(());
+    }
     let mut out = std::io::stdout().lock();
     seen(out.write_all(colour::on_stdout(&lines(text)).as_bytes()).and_then(|()| out.flush()))
         .map(drop)
@@ -284,5 +288,8 @@ fn quoted(text: &str) -> String {
 
 /// To stderr, as a line, with nothing in it that acts on a terminal.
 fn say(text: &str) {
+    if processes::holds_back(text) {
+        return;
+    }
     crate::report::stderr::line(&colour::on_stderr(&lines(text)));
 }

@@ -252,7 +252,7 @@ fn failed(error: CheckpointError) -> Failed {
 }
 
 /// The same of the newest checkpoint: one that the system does not read may be as whole as ever.
-fn unusable(error: CheckpointError) -> Failed {
+pub(super) fn unusable(error: CheckpointError) -> Failed {
     if !error.is_of_the_system() {
         return failed(error);
     }

@@ -4,40 +4,41 @@ mod diverged;
 mod ending;
 mod epochs;
 mod first_loss;
+mod follower;
+mod prepared;
 mod rollback;
 mod watch;
 
+use self::follower::{Follower, Start};
+pub(super) use self::prepared::check_memory;
+use self::prepared::{Looked, Prepared, prepare};
 use self::watch::Watch;
 use super::check::count;
-use super::checkpoint::unusable;
 use super::exit::{Failed, code};
+use super::processes::{Team, facts};
 use super::signals::{self, Signals};
 use super::trace::{self, TraceArgs};
-use super::{ConfigArgs, SimdArg, data, plan, print, resume, say, simulate};
-use crate::checkpoint::{Checkpoint, FOLDER, sizes};
-use crate::config::{Config, DataFormat, DeviceConfig, Loaded, Weights, in_line};
-use crate::data::{Dataset, Tokenizer, takes_from};
-use crate::hugging_face::{Beside, Folder, Pretrained};
-use crate::predict::choose;
-use crate::predict::plan::{Disk, memory_report};
+use super::{ConfigArgs, SimdArg, say};
+use crate::checkpoint::{Checkpoint, FOLDER};
+use crate::config::{DeviceConfig, Loaded, in_line};
+use crate::data::{Dataset, Tokenizer};
+use crate::hugging_face::Pretrained;
 use crate::report::metrics::MetricsWriter;
 use crate::report::progress::Progress;
 use crate::report::stderr;
 use crate::report::tensorboard::Events;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
-use crate::run_dir::kept::KEPT;
-use crate::run_dir::{CONFIG, RUNS, RunDir, RunDirError, RunMode, TOKENIZER, WEIGHTS};
+use crate::run_dir::{CONFIG, RunDir, RunDirError, TOKENIZER, WEIGHTS};
 use crate::train::batch::FILL;
-use crate::train::build::{Built, build};
+use crate::train::build::Built;
 use crate::train::detours::Detours;
-use device::Error;
+use device::Kind;
 use device::numerics::SimdPath;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use topology::counted;
-use tracing::debug_span;
 
 /// Train a model.
 #[derive(Debug, clap::Args)]
@@ -63,6 +64,9 @@ pub(super) struct TrainArgs {
     simd: SimdArg,
     #[command(flatten)]
     trace: TraceArgs,
+    /// Under mpirun or srun: a process that gives no sign of life for so long ends the run
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..))]
+    silence: u64,
     /// No progress, no summary
     #[arg(short, long)]
     pub(super) quiet: bool,
@@ -72,187 +76,24 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
     args.simd.choose()?;
     // A dry run writes nothing: any signal may end it.
     let signals = (!args.dry_run).then(signals::hear);
-    let loaded = args.config.load()?;
-    let (mut loaded, early) = epochs::as_steps(args, loaded)?;
-    choose(&mut loaded).map_err(simulate::failed)?;
-    if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
-        return Err(Failed::new(code::CONFIG, not_built));
-    }
-    let mode = match (args.resume, args.fork, args.overwrite) {
-        (true, ..) => RunMode::Resume,
-        (_, true, _) => RunMode::Fork,
-        (.., true) => RunMode::Overwrite,
-        _ => RunMode::Fresh,
-    };
-    if let (RunMode::Resume, Some(dir)) = (mode, &args.run_dir)
-        && let Some(step) = RunDir::finished_in(dir)
-        && step >= loaded.config.train.steps
-    {
-        return resume::finished(dir, step, &loaded);
-    }
-    args.trace.check(args.run_dir.as_deref(), loaded.config.train.steps)?;
-    let built = debug_span!("layout").in_scope(|| build(&loaded.config));
-    let tokenizer = data::tokenizer(&loaded.config)?;
-    let tokenizer = tokenizer.as_ref();
-    data::look(&loaded.config)?;
-    // A fork goes beside it.
-    if let Some(path) = args.run_dir.as_ref().filter(|_| mode != RunMode::Fork)
-        && let Some(key) = takes_from(&loaded.config.data, path)
-    {
-        return Err(refused(RunDirError::AmongData { path: path.clone(), key }));
-    }
-    // Before the data is read: it is part of what must fit.
-    let looked = check_memory(&loaded, &built, args.dry_run)?;
-    let beside = beside((&loaded.config, tokenizer), (args.run_dir.as_deref(), mode))?;
-    let read = || data::open(&loaded.config, tokenizer, (args.dry_run, args.quiet));
-    let data = match early {
-        Some(data) => data,
-        None => debug_span!("data").in_scope(read)?,
-    };
-    let Some(signals) = signals else {
-        say(&format!("data: {}", data.describe()));
-        say("dry run: everything is in order; nothing was written");
-        return Ok(());
-    };
-    check_disk(&loaded, &built, (args.run_dir.as_deref(), mode))?;
-    let create = || {
-        let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode);
-        let kept = dir.and_then(|dir| dir.keep(beside.files()).map(|()| dir));
-        kept.map_err(refused)
-    };
-    let start = |from: &Path| resume::start(from, &loaded, &built, (&data, tokenizer), mode);
-    let (dir, start, pretrained) = match mode {
-        RunMode::Fork => {
-            // A fork that is refused leaves no directory.
-            let source = RunDir::source(args.run_dir.as_deref()).map_err(refused)?;
-            let start = start(&source)?;
-            let dir = create()?;
-            start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
-            (dir, start, None)
+    let team = Team::join(args.silence)?;
+    let ended = team.all("config", prepare(args, &team), |prepared| {
+        let known = prepared.iter().flat_map(|prepared| {
+            let all = crate::checkpoint::identity(&prepared.loaded.config, &prepared.data);
+            all.map(|(name, is)| (name.to_owned(), is))
+        });
+        facts().into_iter().chain(known).collect()
+    });
+    let ended = ended.and_then(|prepared| match (prepared, signals) {
+        (None, _) => Ok(()),
+        (Some(prepared), None) => {
+            say(&format!("data: {}", prepared.data.describe()));
+            say("dry run: everything is in order; nothing was written");
+            Ok(())
         }
-        RunMode::Resume => {
-            let dir = create()?;
-            let start = start(dir.path())?;
-            // They are another model's than the one that is trained now.
-            dir.remove(WEIGHTS).map_err(refused)?;
-            let pretrained = match start {
-                // The first start of a run.
-                None => pretrained(&loaded.config, &built)?,
-                Some(_) => None,
-            };
-            (dir, start, pretrained)
-        }
-        RunMode::Fresh | RunMode::Overwrite => {
-            // A folder that is refused leaves no directory.
-            let pretrained = pretrained(&loaded.config, &built)?;
-            (create()?, None, pretrained)
-        }
-    };
-    drop(beside);
-    let (loaded, built, data, dir) = (&loaded, &built, &data, &dir);
-    Session { args, loaded, built, data, tokenizer, dir, looked, pretrained, start }.train(&signals)
-}
-
-/// Refuses with numbers before anything is allocated. Only what is shown has its step counted. What the introduction
-/// says of memory: whose sockets are used, how checkpoints are written, where that is not plain.
-pub(super) fn check_memory(loaded: &Loaded, built: &Built, show: bool) -> Result<Looked, Failed> {
-    let config = &loaded.config;
-    let report = if show { plan::made(config, built)? } else { memory_report(config, built) };
-    if show {
-        print(&plan::text(loaded, &report))?;
-    } else if !report.fits {
-        say(&plan::refusal(loaded, &report));
-    }
-    let over = |limit: Option<u64>, bytes| limit.is_some_and(|limit| bytes > limit);
-    if over(report.gpu.limit, report.gpu.bytes) {
-        let why = "out of GPU memory before the first step: nothing was written";
-        return Err(Failed::new(code::DEVICE_MEMORY, why));
-    }
-    if let Some(why) = report.not_checked {
-        return Err(Failed::new(code::RANK, why));
-    }
-    if !report.fits {
-        let why = "out of host memory before the first step: nothing was written";
-        return Err(Failed::new(code::HOST_MEMORY, why));
-    }
-    let words = loaded.chosen.iter().cloned().chain(report.placed).chain(report.saving);
-    let words: Vec<String> = words.collect();
-    let words = (!words.is_empty()).then(|| words.join("\n"));
-    Ok(Looked { words, copies_states: report.copies_states })
-}
-
-/// What a look at the memories has decided for the run.
-pub(super) struct Looked {
-    /// Whose sockets are used, how checkpoints are written, where that is not plain.
-    words: Option<String>,
-    /// Whether ranks copy their states and go on while these are written.
-    copies_states: bool,
-}
-
-/// The folder of `model.from`, opened, where its weights are what training starts from.
-fn pretrained(config: &Config, built: &Built) -> Result<Option<Arc<Pretrained>>, Failed> {
-    let model = &config.model;
-    let Some(from) = model.from.as_ref().filter(|_| model.weights == Weights::Pretrained) else {
-        return Ok(None);
-    };
-    if Path::new(from).is_file() {
-        let why = "model.from names a file, and weights stand beside it: name the folder, or set `model.weights=Random`";
-        return Err(Failed::new(code::CONFIG, why));
-    }
-    let folder = Folder::open(Path::new(from)).map_err(unusable)?;
-    let weights = Pretrained::new(folder, &built.gpt).map_err(unusable)?;
-    Ok(Some(Arc::new(weights)))
-}
-
-/// What the run keeps of the folder that its model is from, where it has not kept it yet.
-fn beside(
-    (config, tokenizer): (&Config, Option<&Tokenizer>),
-    (dir, mode): (Option<&Path>, RunMode),
-) -> Result<Beside, Failed> {
-    let (beside, from) = match (dir, mode, &config.model.from) {
-        (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => return Ok(Beside::default()),
-        (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (Beside::of_run(dir), dir),
-        (_, _, Some(from)) => (Beside::open(Path::new(from)), Path::new(from)),
-        (_, _, None) => match config.data.tokenizer.as_deref().map(Path::new) {
-            // Whoever talks to the model needs the template of its chats, also of prepared ones.
-            Some(tokenizer)
-                if config.data.format == DataFormat::Chat || !config.data.format.is_text() =>
-            {
-                (Beside::open(tokenizer).map(Beside::without_model), tokenizer)
-            }
-            _ => return Ok(Beside::default()),
-        },
-    };
-    Ok(data::fitting(beside.map_err(unusable)?, from, (config, tokenizer)))
-}
-
-/// Refuses a run whose first checkpoint, or whose weights where it saves none, find no room; warns where not all of it does.
-fn check_disk(
-    loaded: &Loaded,
-    built: &Built,
-    (dir, mode): (Option<&Path>, RunMode),
-) -> Result<(), Failed> {
-    let parameters = built.gpt.shape().parameters();
-    // A fork goes beside its source.
-    let beside =
-        |dir: &Path| dir.canonicalize().map_or(dir.to_owned(), |dir| dir.with_extension("new"));
-    let place = match (dir, mode) {
-        (Some(dir), RunMode::Fork) => beside(dir),
-        (dir, _) => dir.unwrap_or(Path::new(RUNS)).to_owned(),
-    };
-    let disk = Disk::new(&loaded.config, parameters, &place);
-    let found = match (dir, mode) {
-        (Some(dir), RunMode::Resume | RunMode::Overwrite) => sizes(&dir.join(FOLDER)),
-        (None, _) | (_, RunMode::Fresh | RunMode::Fork) => Vec::new(),
-    };
-    let disk = disk.holding(&found, mode == RunMode::Overwrite);
-    if let Some(why) = disk.refusal() {
-        return Err(Failed::new(code::IO, format!("{why}; nothing was written")));
-    }
-    if let Some(why) = disk.shortage() {
-        say(&format!("warning: {why}"));
-    }
-    Ok(())
+        (Some(prepared), Some(signals)) => prepared.run((args, &team), &signals),
+    });
+    team.end(ended)
 }
 
 pub(super) fn refused(error: RunDirError) -> Failed {
@@ -261,6 +102,27 @@ pub(super) fn refused(error: RunDirError) -> Failed {
         _ => code::NO_RUN_DIR,
     };
     Failed::new(code, error)
+}
+
+impl Prepared {
+    /// Makes the directory, and trains.
+    pub(super) fn run(
+        self,
+        (args, team): (&TrainArgs, &Team),
+        signals: &Signals,
+    ) -> Result<(), Failed> {
+        let own = if team.is_first() { self.open(args).map(Some) } else { Ok(None) };
+        let own = team.all("directory", own, |_| Vec::new())?;
+        let (loaded, built, data) = (&self.loaded, &self.built, &self.data);
+        let Some((dir, start, pretrained)) = own else {
+            return Follower { args, loaded, built, data, looked: &self.looked, team }.run(signals);
+        };
+        team.first("start", Some(Start::of(&dir, start.as_ref())))?;
+        team.all("ready", Ok(()), |()| Vec::new())?;
+        let (dir, tokenizer, looked) = (&dir, self.tokenizer.as_ref(), self.looked);
+        Session { args, loaded, built, data, tokenizer, dir, looked, pretrained, start, team }
+            .train(signals)
+    }
 }
 
 /// Everything that a run has before its first step.
@@ -276,6 +138,7 @@ pub(super) struct Session<'a> {
     pretrained: Option<Arc<Pretrained>>,
     /// What it goes on from.
     pub(super) start: Option<Arc<Checkpoint>>,
+    team: &'a Team,
 }
 
 impl Session<'_> {
@@ -317,6 +180,7 @@ impl Session<'_> {
             let again = "interrupted while the run is taken back; --resume goes on after its newest checkpoint";
             signals.starting.say(again.to_owned());
             let earlier = rollback::start(self.dir, self.start.as_ref(), (left, &outcome))?;
+            self.team.first("next", Some(earlier.as_ref().map(|from| from.path().to_owned())))?;
             let Some(earlier) = earlier else {
                 signals.starting.over();
                 return self.end(&outcome, &mut watch, started.elapsed().as_secs_f64());
@@ -356,6 +220,7 @@ impl Session<'_> {
             copies_states: Some(self.looked.copies_states),
             held: Some(Arc::clone(self.dir.held())),
             pretrained: self.pretrained.clone(),
+            processes: self.team.processes(),
             resume: self.start.clone(),
             detours: Some(detours.clone()),
             // Other settings deserve as many steps as any.
@@ -424,6 +289,9 @@ impl Session<'_> {
             counted(self.built.micro_batches, "micro-batch"),
             self.data.describe() + &epochs::words(config, self.data),
         ));
+        if let Some(words) = self.team.words(config) {
+            self.say(&words);
+        }
         if let Some(words) = &self.looked.words {
             self.say(words);
         }
@@ -451,28 +319,29 @@ impl Session<'_> {
     }
 
     fn failed(&self, error: &RunError) -> Failed {
-        let unread = error.unread.map(|unread| match unread {
-            Unread::System => code::IO,
-            Unread::Changed => code::CHECKPOINT,
-        });
-        let code = match error.error {
-            Error::OutOfMemory(_) => code::DEVICE_MEMORY,
-            Error::HostMemory { .. } => code::HOST_MEMORY,
-            Error::Op { .. }
-            | Error::OutOfPlan { .. }
-            | Error::Overlap { .. }
-            | Error::Hazard(_)
-            | Error::ForeignEvent { .. }
-            | Error::NoData => code::INTERNAL,
-            Error::NoCuda { .. } => code::CONFIG,
-            // A file of the data was changed under the run.
-            Error::Task { op: FILL, .. } => code::DATA,
-            _ => code::RANK,
-        };
+        let code = code_of(error);
         let metrics = self.dir.held().place().map_or_else(String::new, |place| {
             format!("\nthe metrics up to there are in {}", place.display())
         });
-        Failed::new(unread.unwrap_or(code), format!("{error}{metrics}"))
+        Failed::new(code, format!("{error}{metrics}"))
+    }
+}
+
+/// The exit code of a run that has failed.
+fn code_of(error: &RunError) -> u8 {
+    let code = match error.error.kind() {
+        Kind::DeviceMemory => code::DEVICE_MEMORY,
+        Kind::HostMemory => code::HOST_MEMORY,
+        Kind::Bug => code::INTERNAL,
+        Kind::NoCuda => code::CONFIG,
+        // A file of the data was changed under the run.
+        Kind::Task(FILL) => code::DATA,
+        Kind::Task(_) | Kind::Rank => code::RANK,
+    };
+    match error.unread {
+        Some(Unread::System) => code::IO,
+        Some(Unread::Changed) => code::CHECKPOINT,
+        None => code,
     }
 }
 

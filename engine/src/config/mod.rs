@@ -259,6 +259,8 @@ pub struct ParallelConfig {
     /// over DP, whose sum is rounded once. NCCL else rounds 16-bit sums at each hop; sums in-process are fp32 in any case, so
     /// there gradients stay the same. With DP it takes 4 bytes for each element of the longest bucket. Default false.
     pub reduce_fp32: bool,
+    /// Where several processes have the ranks: TP groups may have ranks in more than one of them. Default false.
+    pub tensor_across_nodes: bool,
 }
 
 /// 16-bit storage with fp32 arithmetic, or all fp32.

@@ -137,6 +137,7 @@ fn parallel(s: &mut Section<'_, '_>) -> ParallelConfig {
         data: s.uint("data", 1..=4096, Or::Default(1), "DP degree: replicas of the model."),
         sequence: s.flag("sequence", false, "Sequence parallelism: norms, dropout and residuals are split by tokens over TP."),
         reduce_fp32: s.flag("reduce_fp32", false, "Sums over ranks exchange 32-bit numbers: TP's partial sums, and gradients over DP, whose sum is rounded once. NCCL otherwise rounds 16-bit sums at each hop; in-process sums are fp32 in any case. With DP it takes 4 bytes for each element of the longest bucket."),
+        tensor_across_nodes: s.flag("tensor_across_nodes", false, "Under `mpirun` or `srun`: a TP group may have ranks in several processes, whose sums inside layers then go through the network. Without it the ranks of a process must be whole TP groups."),
     }
 }
 

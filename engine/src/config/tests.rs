@@ -18,7 +18,7 @@ const RICH: &str = r##"#![enable(implicit_some)]
     name: r#"a "quoted" name"#,
     device: Cpu(count: 4, memory: "1.5GiB", threads: Some(2)),
     model: (layers: 0x2, hidden: 1_024, heads: 8, seq_len: 64, vocab: 50257, dropout: 0.1),
-    parallel: (tensor: 2, data: 2, sequence: true, reduce_fp32: true,),
+    parallel: (tensor: 2, data: 2, sequence: true, reduce_fp32: true, tensor_across_nodes: true,),
     precision: Fp16,
     loss_scale: (initial: 4096, window: 500, hysteresis: 3, floor: 0.5),
     offload: (

@@ -21,6 +21,7 @@ pub use step::{LaneTotals, Step};
 use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
 use crate::predict::boxes;
 use crate::run::gpu_room;
+use crate::run::here;
 use crate::run::placement::{self, this_machine};
 use crate::train::build::{Built, device_bytes, device_limit, first_forward, reserved};
 use device::{Arena, Dtype, Error};
@@ -168,7 +169,7 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
         host_per_rank.pools.sort_by_key(|pool| std::cmp::Reverse(pool.bytes));
     }
     let host = built.host_bytes(config);
-    let planned = (host.staging + host.states + copy) * config.world_size() as u64;
+    let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
     let saving = saving::saving(config, built, &memories);
     let Memories { nodes, placed, limited, .. } = memories;
     let binding = binding(&limited);
@@ -329,7 +330,7 @@ fn nodes(
         let (nodes, reasons) = of_box(config, box_, (host, copy));
         return (nodes, reasons, None);
     }
-    let planned = (host.staging + host.states + copy) * config.world_size() as u64;
+    let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
     let data = DataMemory::of(config).unwrap_or_default();
     let bytes = (planned + data.tokens).max(data.reading) + beside(built, planned);
     let whole = Some((bytes, topology::available_memory()));

@@ -76,7 +76,7 @@ impl Ranks<'_> {
                 dev.read(trainer.losses_host().slice(last..last + 1), &mut loss)?;
                 loss_of_corpus += loss[0];
                 done += 1;
-                stopped = turns.end_here();
+                stopped = turns.end_here()?;
                 if stopped && done < all_batches {
                     return Ok(false);
                 }

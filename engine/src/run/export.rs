@@ -5,6 +5,7 @@
 use crate::checkpoint::room;
 use crate::run::meet::meet;
 use crate::run::options::RunOptions;
+use crate::run::runs::Runs;
 use crate::run_dir::UNFINISHED;
 use crate::run_dir::durable::sync_folder;
 use crate::run_dir::own::{self, Held};
@@ -150,14 +151,12 @@ impl Gathering {
                         return Ok(());
                     }
                     meet(dev, meeting)?;
-                    if owner {
-                        self.contribute(dev, optimizer, number, &part, Work::Write)?;
-                    }
+                    let put = (Work::Write, owner);
+                    self.contribute((dev, world), optimizer, (number, &part), put)?;
                     meet(dev, meeting)?;
                     if replicas {
-                        if !owner {
-                            self.contribute(dev, optimizer, number, &part, Work::Compare)?;
-                        }
+                        let compare = (Work::Compare, !owner);
+                        self.contribute((dev, world), optimizer, (number, &part), compare)?;
                         meet(dev, meeting)?;
                     }
                     let whole = Whole(number, part.range.len(), state == 0);
@@ -182,17 +181,48 @@ impl Gathering {
         self.segments.iter().enumerate().flat_map(of)
     }
 
-    /// Copies what this rank owns of a tensor's state into the window, or compares: what every tensor-parallel
-    /// rank holds must be the same on all.
+    /// Copies what this rank owns of a tensor's state into the window, or compares, where it `has` a share in that: what
+    /// every tensor-parallel rank holds must be the same on all. The window is in rank 0's process.
     fn contribute(
+        &self,
+        (dev, world): (&Device, &World),
+        optimizer: &Optimizer,
+        (number, part): (usize, &Part<'_>),
+        (work, has): (Work, bool),
+    ) -> Result<(), Error> {
+        let differs = |rank| {
+            let param = part.param.name.clone();
+            Error::Replica { rank, param }
+        };
+        let (window, rank) = (|| self.window(number), dev.rank());
+        let runs = Runs::default();
+        let away = !world.has(Rank { tp: 0, dp: 0, ..rank });
+        let take = |at: usize, values: &[f32]| match away {
+            true => runs.take(at, values),
+            false => window().work(work, at, values),
+        };
+        if has && !self.give(dev, optimizer, part, &take)? {
+            return Err(differs(rank.index()));
+        }
+        if world.is_spread() {
+            for (from, runs) in world.bring(rank, "window", &runs.into_bytes())? {
+                if !Runs::each(&runs, |at, values| window().work(work, at, values)) {
+                    return Err(differs(from));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives `take` each run that this rank owns of a tensor's state, with its place in the window. False: `take` said so.
+    fn give(
         &self,
         dev: &Device,
         optimizer: &Optimizer,
-        number: usize,
         part: &Part<'_>,
-        work: Work,
-    ) -> Result<(), Error> {
-        let (window, differs) = (self.window(number), AtomicBool::new(false));
+        take: &(dyn Fn(usize, &[f32]) -> bool + Sync),
+    ) -> Result<bool, Error> {
+        let differs = AtomicBool::new(false);
         let local = part.local();
         for owned in optimizer.owned(part.segment, optimizer.side(dev)?) {
             let state = &owned.states[part.state];
@@ -203,16 +233,12 @@ impl Gathering {
             }
             let state = state.slice(from - owned.start..to - owned.start);
             state.read_runs(dev, &|first, values| {
-                if !part.place(from + first, values, &|at, values| window.work(work, at, values)) {
+                if !part.place(from + first, values, take) {
                     differs.store(true, Ordering::Relaxed);
                 }
             })?;
         }
-        if differs.into_inner() {
-            let (rank, param) = (dev.rank().index(), part.param.name.clone());
-            return Err(Error::Replica { rank, param });
-        }
-        Ok(())
+        Ok(!differs.into_inner())
     }
 
     fn window(&self, number: usize) -> &Window {

@@ -14,11 +14,12 @@ impl Ranks<'_> {
     /// told to stop before all ranks had their states.
     pub(crate) fn start(&self, dev: &Device, trainer: &mut Trainer) -> Result<Option<u64>, Error> {
         self.built.gpt.write_constants(dev)?;
-        if !self.load(dev, trainer)? {
+        let whole = self.load(dev, trainer)?;
+        if !whole {
             self.stop.abandon();
         }
         meet(dev, self.built.meeting)?;
-        if self.stop.is_abandoned() {
+        if self.stop.is_abandoned() || self.is_told_elsewhere(dev, "abandon", !whole)? {
             return Ok(None);
         }
         if let Some(from) = &self.options.resume {
@@ -28,6 +29,20 @@ impl Ranks<'_> {
             trainer.loader.skip_to(from.step());
         }
         Ok(Some(self.steps_before()))
+    }
+
+    /// Whether a rank of another process, where there are several, says so; the same on all.
+    pub(crate) fn is_told_elsewhere(
+        &self,
+        dev: &Device,
+        what: &'static str,
+        here: bool,
+    ) -> Result<bool, Error> {
+        if !self.world.is_spread() {
+            return Ok(false);
+        }
+        let told = self.world.agree(dev.rank(), what, u64::from(here))?;
+        Ok(told.contains(&1))
     }
 
     /// The step of what the run goes on from.

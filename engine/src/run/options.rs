@@ -8,6 +8,7 @@ use crate::run_dir::Held;
 use crate::train::detours::Detours;
 use crate::train::init::Weights;
 use device::Lane;
+use device::Processes;
 use device::Trace;
 use device::cpu::Lanes;
 use device::cuda::Collectives;
@@ -42,6 +43,8 @@ pub struct RunOptions {
     pub initial: Option<Arc<Weights>>,
     /// Weights that training starts from, of the same model.
     pub pretrained: Option<Arc<Pretrained>>,
+    /// The processes to which the ranks are dealt in order; `None`: all are threads of this one.
+    pub processes: Option<Arc<Processes>>,
     /// Bind rank threads to the cores that topology deals them.
     pub bind: bool,
     /// When true, every rank ends after the step that is running, or the batch of an evaluation; before the first step as
@@ -98,6 +101,7 @@ impl Default for RunOptions {
             watcher: None,
             initial: None,
             pretrained: None,
+            processes: None,
             bind: false,
             stop: Arc::default(),
             timeout: Duration::from_secs(600),

@@ -1,7 +1,7 @@
 //! Where the ranks of a run go on this machine.
 
 use crate::config::{Config, DeviceConfig};
-use crate::run::gpu;
+use crate::run::{gpu, here};
 use std::sync::OnceLock;
 use topology::{HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, place};
 
@@ -28,14 +28,15 @@ pub(crate) fn virtual_threads(config: &Config, host: HostBytes) -> usize {
     let wanted = Request { seats: Seats::Virtual, ..request(config, host) };
     let placed = this_machine().and_then(|machine| place(machine, &wanted).ok());
     let least = placed.and_then(|all| all.ranks.iter().map(|rank| rank.cpus.len()).min());
-    kernel_threads(cores(), config.world_size(), least.filter(|cpus| *cpus > 0))
+    kernel_threads(cores(), here::ranks(config), least.filter(|cpus| *cpus > 0))
 }
 
-/// What is to be placed for `config`, each of whose ranks takes `host`.
+/// What is to be placed on this machine for `config`, each of whose ranks takes `host`.
 pub(crate) fn request(config: &Config, host: HostBytes) -> Request {
+    let (tp, dp) = here::grid(config);
     Request {
-        tp: config.parallel.tensor,
-        dp: config.parallel.data,
+        tp,
+        dp,
         seats: Seats::default(),
         staging_bytes: host.staging,
         state_bytes: host.states,
@@ -54,7 +55,7 @@ pub(crate) struct Places {
 
 /// Places the ranks, each of which takes `host`, and says where.
 pub(crate) fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
-    let (gpus, world_size) = (gpus(config), config.world_size());
+    let (gpus, world_size) = (gpus(config), here::ranks(config));
     if let Some(few) = gpu::few_queues().filter(|_| !gpus.is_empty()) {
         tracing::warn!("{few}");
     }
@@ -81,7 +82,9 @@ pub(crate) fn places(config: &Config, host: HostBytes, bind: bool) -> Places {
                 tracing::info!("{place}");
                 place.reasons.iter().for_each(|reason| tracing::info!("  {reason}"));
             }
-            places.ranks = placement.ranks;
+            // By rank of the run; no thread of this process asks for the places of others.
+            let place = |rank| placement.ranks[here::number(config, rank).unwrap_or(0)].clone();
+            places.ranks = (0..config.world_size()).map(place).collect();
         }
     }
     places

@@ -4,15 +4,27 @@
 //! peer's own hazard check protects the range. Sums are in rank order, in fp32 (fp64 for F64),
 //! rounded once: every rank ends with the same bits.
 
+mod far;
+
 use super::Shared;
-use crate::ranks::world::{Met, Post};
+use crate::ranks::meeting::Post;
+use crate::ranks::world::Met;
 use crate::view::copy;
 use crate::{Admitted, BLOCK, Dtype, Error, Group, Op, Reduce, Tensor, View, ViewMut};
+use std::ops::Range;
 
 /// Runs a collective on the calling thread. Blocks until all ranks of its group have entered and
 /// left it.
 pub(crate) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
     match op.op {
+        Op::AllReduce { group, .. }
+        | Op::ReduceScatter { group, .. }
+        | Op::AllGather { group, .. }
+        | Op::Broadcast { group, .. }
+            if shared.world.is_far(shared.rank, group) =>
+        {
+            far::run(op, shared)
+        }
         Op::AllReduce { x, group, reduce } => all_reduce(op, shared, x, group, reduce),
         Op::ReduceScatter { x, group } => reduce_scatter(op, shared, x, group),
         Op::AllGather { x, group } => all_gather(op, shared, x, group),
@@ -28,7 +40,7 @@ pub(crate) fn meet<'a>(
     group: Group,
     detail: usize,
 ) -> Result<Met<'a>, Error> {
-    let post = Post { op: op.op.name(), site: op.site, tensor: x, detail };
+    let post = Post { op: op.op.name(), site: op.site, tensor: x, detail, told: 0 };
     shared.world.meet(shared.rank, op.lane, group, post)
 }
 
@@ -49,21 +61,32 @@ pub(crate) fn divisible(
 /// Sets `mine` to the combination of the same range on every rank. Only this rank reads or writes
 /// `mine` meanwhile.
 fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
+    let flat = mine.reshape(1, mine.len());
+    let theirs = |i: usize, range: Range<usize>| met.peer(i).view(flat.slice(range));
+    combine_of(met.size(), theirs, (shared, flat), reduce);
+}
+
+/// The same, where `theirs` has the elements of member i of `size` at a range of `mine`.
+fn combine_of<'a>(
+    size: usize,
+    theirs: impl Fn(usize, Range<usize>) -> View<'a>,
+    (shared, mine): (&Shared, Tensor),
+    reduce: Reduce,
+) {
     if mine.dtype() == Dtype::F64 {
         for e in 0..mine.len() {
-            let one = mine.slice(e..e + 1);
-            let value = |i| match met.peer(i).view(one).as_slice::<f64>() {
+            let value = |i| match theirs(i, e..e + 1).as_slice::<f64>() {
                 Some(values) => values[0],
                 None => unreachable!("the range is of 64 bits, as was looked at above"),
             };
             let mut total = value(0);
-            for i in 1..met.size() {
+            for i in 1..size {
                 total = match reduce {
                     Reduce::Sum => total + value(i),
                     Reduce::Max => total.max(value(i)),
                 };
             }
-            if let ViewMut::F64(out) = shared.memory.view_mut(one) {
+            if let ViewMut::F64(out) = shared.memory.view_mut(mine.slice(e..e + 1)) {
                 out[0] = total;
             }
         }
@@ -72,9 +95,8 @@ fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
     let (mut sum, mut block) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
     for start in (0..mine.len()).step_by(BLOCK) {
         let n = BLOCK.min(mine.len() - start);
-        let part = mine.reshape(1, mine.len()).slice(start..start + n);
-        for i in 0..met.size() {
-            let theirs: View<'_> = met.peer(i).view(part);
+        for i in 0..size {
+            let theirs = theirs(i, start..start + n);
             if i == 0 {
                 theirs.load(0, &mut sum[..n]);
                 continue;
@@ -86,7 +108,7 @@ fn combine(met: &Met<'_>, shared: &Shared, mine: Tensor, reduce: Reduce) {
                 Reduce::Max => pairs.for_each(|(s, x)| *s = s.max(*x)),
             }
         }
-        shared.memory.view_mut(part).store(0, &sum[..n]);
+        shared.memory.view_mut(mine.slice(start..start + n)).store(0, &sum[..n]);
     }
 }
 
@@ -120,12 +142,17 @@ fn all_reduce(
     reduce: Reduce,
 ) -> Result<(), Error> {
     let met = meet(op, shared, x, group, reduce as usize)?;
-    let (flat, each) = (x.reshape(1, x.len()), x.len().div_ceil(met.size()));
-    let part = |i: usize| flat.slice((i * each).min(x.len())..((i + 1) * each).min(x.len()));
+    let part = |i: usize| part(x, i, met.size());
     combine(&met, shared, part(met.me), reduce);
     let summed = meet(op, shared, x, group, reduce as usize)?;
     gather(&summed, shared, part);
     meet(op, shared, x, group, reduce as usize).map(drop)
+}
+
+/// Part `i` of `count` of all elements of `x`: the last ones may be shorter, or empty.
+fn part(x: Tensor, i: usize, count: usize) -> Tensor {
+    let each = x.len().div_ceil(count);
+    x.reshape(1, x.len()).slice((i * each).min(x.len())..((i + 1) * each).min(x.len()))
 }
 
 fn broadcast(

@@ -2,6 +2,7 @@
 
 use super::{Memories, memories};
 use crate::config::{CheckpointWriter, Config, UpdateMode};
+use crate::run::here;
 use crate::train::build::{Built, update_mode};
 use topology::format_bytes;
 
@@ -16,7 +17,7 @@ pub(crate) fn checkpoint_copy(config: &Config, built: &Built) -> u64 {
 pub(super) fn decided(config: &Config, built: &Built) -> Memories {
     let with = || memories(config, built, states(config, built));
     let auto = match config.train.checkpoint_writer {
-        _ if !config.train.saves() => None,
+        _ if !config.train.saves() || here::is_spread() => None,
         CheckpointWriter::Foreground => None,
         CheckpointWriter::Background => return with(),
         CheckpointWriter::Auto => Some(with()).filter(Memories::host_fits),
@@ -49,6 +50,7 @@ pub(super) fn saving(config: &Config, built: &Built, memories: &Memories) -> Opt
                 "checkpoints are written while training goes on, from a copy of {needed} per rank{without}"
             ));
         }
+        _ if here::is_spread() => "ranks are in several processes".to_owned(),
         CheckpointWriter::Foreground | CheckpointWriter::Background => {
             "as the config says".to_owned()
         }

@@ -1,0 +1,82 @@
+//! What is known of ranks of other processes: their posts arrive as letters, and their data ahead of the posts.
+//!
+//! A rank sends its data first and then comes to the meeting, and letters between two processes
+//! keep their order. So when a meeting has taken place, the data of all its members is here.
+
+use super::letters::{HEAD, Letter};
+use super::meeting::{Meeting, Note, lock};
+use super::processes::{Hears, Processes};
+use crate::Error;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// What a world has of ranks in other processes.
+#[derive(Debug)]
+pub(crate) struct Far {
+    pub(crate) processes: Arc<Processes>,
+    /// Of the world, the same in all processes.
+    number: OnceLock<u64>,
+    inbox: Mutex<HashMap<Way, VecDeque<Parcel>>>,
+}
+
+/// The meeting before which data is sent, its sender and its receiver.
+pub(crate) type Way = (u64, usize, usize);
+
+/// Data from a rank of another process.
+#[derive(Debug)]
+pub(crate) struct Parcel(Vec<u8>);
+
+impl Parcel {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0[HEAD..]
+    }
+}
+
+impl Far {
+    pub(crate) fn new(processes: &Arc<Processes>) -> Self {
+        let (number, inbox) = (OnceLock::new(), Mutex::default());
+        Self { processes: Arc::clone(processes), number, inbox }
+    }
+
+    /// Takes letters from here on, which `world` hears.
+    pub(crate) fn enter(&self, world: &Arc<dyn Hears>) {
+        let number = self.processes.enter(world);
+        self.number.get_or_init(|| number);
+        self.processes.catch_up(&**world);
+    }
+
+    /// Data for another rank has come.
+    pub(crate) fn take_in(&self, way: Way, letter: Vec<u8>) {
+        lock(&self.inbox).entry(way).or_default().push_back(Parcel(letter));
+    }
+
+    /// The first data that has come this way.
+    pub(crate) fn take_out(&self, way: Way) -> Parcel {
+        let parcel = lock(&self.inbox).get_mut(&way).and_then(VecDeque::pop_front);
+        let Some(parcel) = parcel else {
+            unreachable!("a rank sends its data before it comes, and letters keep their order")
+        };
+        parcel
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number.get().copied().unwrap_or_default()
+    }
+
+    /// The process of a rank.
+    pub(crate) fn home(&self, rank: usize, world_size: usize) -> usize {
+        rank / (world_size / self.processes.count())
+    }
+
+    /// Tells the other processes of a meeting that a member has come.
+    pub(crate) fn post(&self, meeting: &Meeting, member: usize, generation: u64, note: Note) {
+        let world = self.number();
+        let letter = Letter::Post { world, meeting: meeting.id, member, generation, note };
+        meeting.elsewhere.iter().for_each(|process| self.processes.send(*process, &letter));
+    }
+
+    pub(crate) fn failed(&self, rank: usize, step: u64, error: &Error) {
+        let (world, kind, cause) = (self.number(), error.kind(), error.to_string());
+        self.processes.send_all(&Letter::Failed { world, rank, step, kind, cause: &cause });
+    }
+}

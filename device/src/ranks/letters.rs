@@ -1,0 +1,197 @@
+//! Letters between the processes of a run, and their bytes: little-endian numbers, and texts
+//! behind their length.
+
+use super::meeting::{Note, Place};
+use crate::{Kind, Tensor};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+/// What one process tells another.
+#[derive(Debug)]
+pub(crate) enum Letter<'a> {
+    /// It lives. `held_up`: something outside the run holds one of its ranks up.
+    Beat { held_up: bool },
+    /// A rank has come to a meeting.
+    Post { world: u64, meeting: u64, member: usize, generation: u64, note: Note },
+    /// Data of a rank for another, which it takes behind its next meeting.
+    Data { world: u64, meeting: u64, from: usize, to: usize, bytes: &'a [u8] },
+    /// A rank has failed.
+    Failed { world: u64, rank: usize, step: u64, kind: Kind, cause: &'a str },
+    /// What all processes tell each other in turn `turn`.
+    Word { turn: u64, what: &'a str, bytes: &'a [u8] },
+    /// It ends with this exit code, and says nothing more.
+    Bye { code: u8 },
+}
+
+/// Bytes of [`Letter::Data`] before its data.
+pub(crate) const HEAD: usize = 1 + 4 * 8;
+
+impl<'a> Letter<'a> {
+    /// The bytes of the letter.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Out(Vec::with_capacity(256));
+        match self {
+            Self::Beat { held_up } => out.byte(0).byte(u8::from(*held_up)),
+            Self::Post { world, meeting, member, generation, note } => {
+                out.byte(1).all(&[*world, *meeting, *member as u64, *generation]);
+                out.all(&note.tensor.words()).all(&[note.detail as u64, note.told]).text(note.op);
+                let Place { file, line, column } = note.place;
+                out.text(file).number(u64::from(line)).number(u64::from(column))
+            }
+            Self::Data { world, meeting, from, to, bytes } => {
+                out.0.reserve(bytes.len());
+                out.byte(2).all(&[*world, *meeting, *from as u64, *to as u64]).bytes(bytes)
+            }
+            Self::Failed { world, rank, step, kind, cause } => {
+                let (kind, op) = kind.parts();
+                out.byte(3).all(&[*world, *rank as u64, *step]).byte(kind).text(op).text(cause)
+            }
+            Self::Word { turn, what, bytes } => out.byte(4).number(*turn).text(what).bytes(bytes),
+            Self::Bye { code } => out.byte(5).byte(*code),
+        };
+        out.0
+    }
+
+    /// The letter that `bytes` are; `None` if they are none.
+    pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let mut from = In(bytes);
+        Some(match from.byte()? {
+            0 => Self::Beat { held_up: from.byte()? != 0 },
+            1 => {
+                let [world, meeting, member, generation] = from.all()?;
+                let tensor = Tensor::from_words(from.all()?)?;
+                let [detail, told] = from.all()?;
+                let op = known(from.text()?);
+                let file = known(from.text()?);
+                let line = u32::try_from(from.number()?).ok()?;
+                let column = u32::try_from(from.number()?).ok()?;
+                let note = Note {
+                    op,
+                    place: Place { file, line, column },
+                    tensor,
+                    detail: detail as usize,
+                    told,
+                };
+                Self::Post { world, meeting, member: member as usize, generation, note }
+            }
+            2 => {
+                let [world, meeting, sender, to] = from.all()?;
+                Self::Data { world, meeting, from: sender as usize, to: to as usize, bytes: from.0 }
+            }
+            3 => {
+                let [world, rank, step] = from.all()?;
+                let kind = Kind::from_parts(from.byte()?, known(from.text()?))?;
+                Self::Failed { world, rank: rank as usize, step, kind, cause: from.text()? }
+            }
+            4 => Self::Word { turn: from.number()?, what: from.text()?, bytes: from.0 },
+            5 => Self::Bye { code: from.byte()? },
+            _ => return None,
+        })
+    }
+}
+
+/// Names of operations and files, which another process has in its program, too.
+fn known(text: &str) -> &'static str {
+    static KNOWN: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    match all.get(text) {
+        Some(known) => known,
+        None => {
+            let kept: &'static str = Box::leak(text.to_owned().into_boxed_str());
+            all.insert(kept);
+            kept
+        }
+    }
+}
+
+struct Out(Vec<u8>);
+
+impl Out {
+    fn byte(&mut self, byte: u8) -> &mut Self {
+        self.0.push(byte);
+        self
+    }
+
+    fn number(&mut self, number: u64) -> &mut Self {
+        self.bytes(&number.to_le_bytes())
+    }
+
+    fn all(&mut self, numbers: &[u64]) -> &mut Self {
+        numbers.iter().for_each(|number| {
+            self.number(*number);
+        });
+        self
+    }
+
+    fn text(&mut self, text: &str) -> &mut Self {
+        self.number(text.len() as u64).bytes(text.as_bytes())
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+}
+
+struct In<'a>(&'a [u8]);
+
+impl<'a> In<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take(1).map(|byte| byte[0])
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        self.take(8)?.try_into().ok().map(u64::from_le_bytes)
+    }
+
+    fn all<const N: usize>(&mut self) -> Option<[u64; N]> {
+        let mut all = [0; N];
+        for number in &mut all {
+            *number = self.number()?;
+        }
+        Some(all)
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        let len = usize::try_from(self.number()?).ok()?;
+        std::str::from_utf8(self.take(len)?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arena, Dtype, Plan};
+
+    #[test]
+    fn letters_arrive_as_they_were_sent() {
+        let mut plan = Plan::default();
+        let tensor = plan.tensor((Arena::Pinned, "test"), "x", Dtype::Bf16, (3, 5)).t();
+        let place = Place { file: "a/b.rs", line: 7, column: 9 };
+        let note = Note { op: "all_reduce", place, tensor, detail: 1, told: 2 };
+        let kind = Kind::Task("fill_batch");
+        let letters = [
+            Letter::Beat { held_up: true },
+            Letter::Post { world: 1, meeting: 2, member: 3, generation: 4, note },
+            Letter::Data { world: 1, meeting: 2, from: 3, to: 4, bytes: b"data" },
+            Letter::Failed { world: 1, rank: 2, step: 3, kind, cause: "no \u{fc}" },
+            Letter::Word { turn: 5, what: "start", bytes: b"" },
+            Letter::Bye { code: 76 },
+        ];
+        for letter in letters {
+            let (bytes, before) = (letter.encode(), format!("{letter:?}"));
+            assert_eq!(format!("{:?}", Letter::decode(&bytes).unwrap()), before);
+            let cut = &bytes[..bytes.len() - 1];
+            assert!(Letter::decode(cut).is_none_or(|other| format!("{other:?}") != before));
+        }
+        assert!(Letter::decode(&[]).is_none() && Letter::decode(&[9]).is_none());
+        let data = Letter::Data { world: 0, meeting: 0, from: 0, to: 0, bytes: &[] };
+        assert_eq!(data.encode().len(), HEAD);
+    }
+}

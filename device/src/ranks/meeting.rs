@@ -1,0 +1,126 @@
+//! A meeting of ranks: a board on which each of them posts what it has come for.
+
+use crate::Tensor;
+use crate::error::Site;
+use std::fmt;
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// A rank's contribution to a collective.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Post {
+    pub(crate) op: &'static str,
+    pub(crate) site: Site,
+    pub(crate) tensor: Tensor,
+    /// Other values that must agree: the reduction, the root.
+    pub(crate) detail: usize,
+    /// What a rank tells the others, which need not agree.
+    pub(crate) told: u64,
+}
+
+/// A post on a board, from whatever process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Note {
+    pub(crate) op: &'static str,
+    pub(crate) place: Place,
+    pub(crate) tensor: Tensor,
+    pub(crate) detail: usize,
+    pub(crate) told: u64,
+}
+
+/// A line of the program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) file: &'static str,
+    pub(crate) line: u32,
+    pub(crate) column: u32,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+    }
+}
+
+impl From<Post> for Note {
+    fn from(Post { op, site, tensor, detail, told }: Post) -> Self {
+        let (file, line, column) = (site.file(), site.line(), site.column());
+        Self { op, place: Place { file, line, column }, tensor, detail, told }
+    }
+}
+
+/// Posts of the last meeting, of the present one, and of the next one, for which members in other
+/// processes may post early. A rank can post for meeting g + 2 only after all ranks have entered
+/// g + 1, and a rank that enters g + 1 no longer reads the posts of g.
+#[derive(Debug)]
+pub(crate) struct Board {
+    pub(crate) generation: u64,
+    arrived: [usize; 3],
+    posts: [Vec<Option<Note>>; 3],
+}
+
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    /// The same in all processes.
+    pub(crate) id: u64,
+    /// Rank indexes.
+    pub(crate) members: Vec<usize>,
+    /// Other processes that have members.
+    pub(crate) elsewhere: Vec<usize>,
+    pub(crate) board: Mutex<Board>,
+    pub(crate) turned: Condvar,
+}
+
+impl Board {
+    pub(crate) fn new(members: usize) -> Self {
+        Self { generation: 0, arrived: [0; 3], posts: [(); 3].map(|()| vec![None; members]) }
+    }
+
+    /// A member has come to meeting `generation`, the present one or the next. True: now all have
+    /// come to the present one.
+    pub(crate) fn put(&mut self, member: usize, generation: u64, note: Note) -> bool {
+        assert!(generation.wrapping_sub(self.generation) < 2, "nobody is further ahead");
+        let slot = (generation % 3) as usize;
+        self.posts[slot][member] = Some(note);
+        self.arrived[slot] += 1;
+        let all = generation == self.generation && self.arrived[slot] == self.posts[slot].len();
+        if all {
+            self.arrived[slot] = 0;
+            self.generation += 1;
+            let stale = ((self.generation + 1) % 3) as usize;
+            self.posts[stale].fill(None);
+        }
+        all
+    }
+
+    /// Absent members of a meeting that has begun; all members of one that has not, in which no
+    /// rank waits.
+    pub(crate) fn absent(&self, meeting: &Meeting) -> Vec<usize> {
+        let slot = (self.generation % 3) as usize;
+        if self.arrived[slot] == 0 {
+            return meeting.members.clone();
+        }
+        let posts = &self.posts[slot];
+        let absent = meeting.members.iter().zip(posts).filter(|(_, post)| post.is_none());
+        absent.map(|(member, _)| *member).collect()
+    }
+}
+
+impl Board {
+    /// The posts of meeting `generation`, one of the last three.
+    pub(crate) fn posts(&self, generation: u64) -> &[Option<Note>] {
+        &self.posts[(generation % 3) as usize]
+    }
+}
+
+impl Meeting {
+    /// A member in another process has come.
+    pub(crate) fn hear(&self, member: usize, generation: u64, note: Note) {
+        if lock(&self.board).put(member, generation, note) {
+            self.turned.notify_all();
+        }
+    }
+}
+
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}

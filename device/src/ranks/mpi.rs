@@ -1,0 +1,211 @@
+//! Processes that MPI has started: one thread of each makes all calls of MPI.
+//!
+//! No thread waits inside MPI for a process that is stopped: a large letter is sent beside looking
+//! for others, and [`Processes::watch`] has a thread of its own.
+
+use super::processes::{LOOK, Processes, Wire};
+use mpi::Threading;
+use mpi::environment::Universe;
+use mpi::point_to_point::MatchedReceiveVec;
+use mpi::request;
+use mpi::topology::{Communicator, SimpleCommunicator};
+use mpi::traits::{Destination, Source};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Letters have one tag: MPI keeps the order of messages of one tag.
+const LETTER: i32 = 7;
+
+/// How long a thread that has something to do looks again at once.
+const EAGER: Duration = Duration::from_millis(2);
+
+/// What the thread that calls MPI is asked for.
+#[derive(Debug)]
+enum Job {
+    Send(usize, Vec<u8>),
+    /// The end: in order, or by ending all processes with this exit code.
+    Close(Option<u8>, Sender<()>),
+}
+
+#[derive(Debug)]
+struct Mpi {
+    jobs: Mutex<Sender<Job>>,
+    /// These overtake others.
+    urgent: Mutex<Sender<(usize, Vec<u8>)>>,
+}
+
+impl Wire for Mpi {
+    fn send(&self, to: usize, bytes: Vec<u8>, urgent: bool) {
+        // Behind the end nobody hears any more.
+        if urgent {
+            let _ = self.urgent.lock().unwrap_or_else(PoisonError::into_inner).send((to, bytes));
+        } else {
+            let _ =
+                self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(Job::Send(to, bytes));
+        }
+    }
+
+    fn close(&self, abort: Option<u8>) {
+        let (closed, over) = channel();
+        let job = Job::Close(abort, closed);
+        let _ = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
+        // A thread that is stuck in MPI does not answer; the process ends without it, and the
+        // launcher ends the others.
+        let _ = if abort.is_some() {
+            over.recv_timeout(Duration::from_secs(5)).map_err(drop)
+        } else {
+            over.recv().map_err(drop)
+        };
+    }
+}
+
+/// Joins the processes that MPI has started together with this one. One that says nothing for
+/// `silence` has failed.
+///
+/// # Errors
+/// MPI, or the machine, cannot start what this needs.
+pub fn join(silence: Duration) -> Result<Arc<Processes>, String> {
+    let (jobs, job) = channel();
+    let (urgent, hurried) = channel();
+    let (ready, joined) = channel();
+    let run = move || serve(silence, (jobs, urgent), (&job, &hurried), &ready);
+    let thread = std::thread::Builder::new().name("mpi".into()).spawn(run);
+    thread.map_err(|error| format!("no thread for MPI: {error}"))?;
+    let gone = "the thread that calls MPI has ended";
+    joined.recv().unwrap_or_else(|_| Err(gone.to_owned()))
+}
+
+fn serve(
+    silence: Duration,
+    (jobs, urgent): (Sender<Job>, Sender<(usize, Vec<u8>)>),
+    (job, hurried): (&Receiver<Job>, &Receiver<(usize, Vec<u8>)>),
+    ready: &Sender<Result<Arc<Processes>, String>>,
+) {
+    let Some((universe, _)) = mpi::initialize_with_threading(Threading::Funneled) else {
+        let _ = ready.send(Err("MPI was started before in this process".into()));
+        return;
+    };
+    let world = universe.world();
+    let (me, count) = (world.rank() as usize, world.size() as usize);
+    let wire = Mpi { jobs: Mutex::new(jobs), urgent: Mutex::new(urgent) };
+    let processes = Processes::new(me, nodes(&world, count), Box::new(wire), silence);
+    let ended = Arc::new(AtomicBool::new(false));
+    let watch = {
+        let (processes, ended) = (Arc::clone(&processes), Arc::clone(&ended));
+        move || processes.watch(&ended)
+    };
+    if let Err(error) = std::thread::Builder::new().name("watch".into()).spawn(watch) {
+        let _ = ready.send(Err(format!("no thread to watch over processes: {error}")));
+        return;
+    }
+    let _ = ready.send(Ok(Arc::clone(&processes)));
+    let mut post = Post { world, processes, hurried, beat: Instant::now(), active: Instant::now() };
+    let (abort, closed) = post.serve(job);
+    ended.store(true, Ordering::Relaxed);
+    match abort {
+        None => finalize(universe),
+        Some(code) => post.world.abort(i32::from(code)),
+    }
+    let _ = closed.send(());
+}
+
+/// Ends MPI, as dropping the universe does.
+fn finalize(universe: Universe) {
+    drop(universe);
+}
+
+/// The names of all machines.
+fn nodes(world: &SimpleCommunicator, count: usize) -> Vec<String> {
+    use mpi::collective::CommunicatorCollectives;
+    const LONGEST: usize = 256;
+    let mut own = [0u8; LONGEST];
+    let name = mpi::environment::processor_name().unwrap_or_default();
+    own.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte);
+    let mut all = vec![0u8; LONGEST * count];
+    world.all_gather_into(&own[..], &mut all[..]);
+    let text = |name: &[u8]| {
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(name).into_owned()
+    };
+    all.chunks(LONGEST).map(text).collect()
+}
+
+/// Letters on their way, both ways.
+struct Post<'a> {
+    world: SimpleCommunicator,
+    processes: Arc<Processes>,
+    hurried: &'a Receiver<(usize, Vec<u8>)>,
+    /// When this process last said that it lives.
+    beat: Instant,
+    /// When it last had something to do.
+    active: Instant,
+}
+
+impl Post<'_> {
+    /// Until the end, which it returns.
+    fn serve(&mut self, jobs: &Receiver<Job>) -> (Option<u8>, Sender<()>) {
+        loop {
+            self.look(None);
+            let pause = self.pause();
+            let job = match pause.is_zero() {
+                true => jobs.try_recv().map_err(|error| error == TryRecvError::Disconnected),
+                false => {
+                    let job = jobs.recv_timeout(pause);
+                    job.map_err(|error| error == RecvTimeoutError::Disconnected)
+                }
+            };
+            match job {
+                Ok(Job::Send(to, bytes)) => self.send(to, &bytes),
+                Ok(Job::Close(abort, closed)) => return (abort, closed),
+                Err(true) => unreachable!("the wire has the other end, and lives in `processes`"),
+                Err(false) if pause.is_zero() => std::thread::yield_now(),
+                Err(false) => {}
+            }
+        }
+    }
+
+    /// How long this thread may sleep before it looks for letters again.
+    fn pause(&self) -> Duration {
+        match self.active.elapsed() {
+            idle if idle < EAGER => Duration::ZERO,
+            idle if idle < 50 * EAGER => Duration::from_micros(50),
+            _ => Duration::from_millis(1),
+        }
+    }
+
+    /// Takes the letters that have come, and sends those that cannot wait, but none to `busy`, to
+    /// which another one is on its way.
+    fn look(&mut self, busy: Option<usize>) {
+        while let Some((message, status)) =
+            self.world.any_process().immediate_matched_probe_with_tag(LETTER)
+        {
+            self.active = Instant::now();
+            let (bytes, status) = (message, status).matched_receive_vec::<u8>();
+            self.processes.hear(status.source_rank() as usize, bytes);
+        }
+        if self.beat.elapsed() >= LOOK {
+            self.beat = Instant::now();
+            self.processes.beat();
+        }
+        while let Ok((to, bytes)) = self.hurried.try_recv() {
+            if busy != Some(to) {
+                self.world.process_at_rank(to as i32).send_with_tag(&bytes[..], LETTER);
+            }
+        }
+    }
+
+    /// Sends a letter, and looks for others until it is gone.
+    fn send(&mut self, to: usize, bytes: &[u8]) {
+        self.active = Instant::now();
+        request::scope(|scope| {
+            let to_process = self.world.process_at_rank(to as i32);
+            let mut request = to_process.immediate_send_with_tag(scope, bytes, LETTER);
+            while let Err(not_yet) = request.test() {
+                request = not_yet;
+                self.look(Some(to));
+            }
+        });
+    }
+}

@@ -1,0 +1,113 @@
+//! Ranks of a world that are in other processes.
+
+use super::{Met, World};
+use crate::error::Elsewhere;
+use crate::ranks::far::Parcel;
+use crate::ranks::letters::Letter;
+use crate::ranks::processes::Hears;
+use crate::submit::device::Rank;
+use crate::{Error, Group, Lane};
+use topology::counted;
+
+impl World {
+    /// Whether a member of this rank's group is in another process.
+    pub(crate) fn is_far(&self, rank: Rank, group: Group) -> bool {
+        self.far.is_some() && !self.meeting(rank, Lane::Compute, group).elsewhere.is_empty()
+    }
+
+    /// Sends `bytes` to member `to` of the group, which is in another process and takes it behind
+    /// the next meeting.
+    pub(crate) fn send(&self, (rank, lane): (Rank, Lane), group: Group, to: usize, bytes: &[u8]) {
+        let Some(far) = &self.far else { unreachable!("all ranks are in this process") };
+        let (meeting, to) = (self.meeting(rank, lane, group).id, rank.member(group, to));
+        let (world, from) = (far.number(), rank.index());
+        let home = far.home(to, self.num_ranks());
+        far.processes.send(home, &Letter::Data { world, meeting, from, to, bytes });
+    }
+
+    /// Brings `bytes` of the ranks in other processes than rank 0's to rank 0. All ranks call it on
+    /// their own threads and in the same order. On rank 0: the bytes by rank, but of those that
+    /// share its process.
+    ///
+    /// # Errors
+    /// A rank has failed, or does not come.
+    #[track_caller]
+    pub fn bring(
+        &self,
+        rank: Rank,
+        what: &'static str,
+        bytes: &[u8],
+    ) -> Result<Vec<(usize, Vec<u8>)>, Error> {
+        let Some(far) = &self.far else { return self.agree(rank, what, 0).map(|_| Vec::new()) };
+        let (world, meeting, from) = (far.number(), self.own.id, rank.index());
+        let first = far.home(0, self.num_ranks());
+        if far.processes.me() != first {
+            far.processes.send(first, &Letter::Data { world, meeting, from, to: 0, bytes });
+        }
+        self.agree(rank, what, 0)?;
+        let all = (0..self.num_ranks()).filter(|other| from == 0 && self.is_away(*other));
+        let take = |from| (from, far.take_out((meeting, from, 0)).bytes().to_owned());
+        Ok(all.map(take).collect())
+    }
+}
+
+impl Hears for World {
+    /// Takes a letter of process `from`, which is to this world.
+    fn hear(&self, from: usize, bytes: Vec<u8>) {
+        let Some(far) = &self.far else { return };
+        match Letter::decode(&bytes) {
+            Some(Letter::Post { meeting, member, generation, note, .. }) => {
+                let Some(meeting) = self.all_meetings().find(|known| known.id == meeting) else {
+                    unreachable!("all processes make the same meetings")
+                };
+                meeting.hear(member, generation, note);
+            }
+            Some(Letter::Data { meeting, from, to, .. }) => {
+                far.take_in((meeting, from, to), bytes);
+            }
+            Some(Letter::Failed { rank, step, kind, cause, .. }) => {
+                let node = far.processes.node(from).to_owned();
+                let cause = cause.to_owned();
+                let error =
+                    Error::Elsewhere(Box::new(Elsewhere { process: from, node, kind, cause }));
+                self.note_failure(rank, step, &error);
+            }
+            _ => unreachable!("such a letter is to the processes, not to a world"),
+        }
+    }
+
+    /// Ends the run because `process` is lost, which was `silent` for so many seconds or has ended.
+    fn lose(&self, process: usize, silent: Option<u64>) {
+        let Some(far) = &self.far else { return };
+        let all = far.processes.ranks(process, self.num_ranks());
+        let (first, last) = (all.start, all.end.saturating_sub(1));
+        let ranks = if first == last {
+            format!("rank {first}")
+        } else {
+            format!("{} ({first} to {last})", counted(all.len(), "rank"))
+        };
+        let node = far.processes.node(process).to_owned();
+        let error = match silent {
+            Some(seconds) => Error::Silent { process, node, ranks, seconds },
+            None => Error::Gone { process, node, ranks },
+        };
+        let step = self.step.load(std::sync::atomic::Ordering::Relaxed);
+        if self.note_failure(first, step, &error) {
+            far.failed(first, step, &error);
+        }
+    }
+
+    fn is_held_up(&self) -> bool {
+        self.is_held_up_here()
+    }
+}
+
+impl Met<'_> {
+    /// What member `i`, which is in another process, sent before this meeting.
+    pub(crate) fn parcel(&self, i: usize) -> Parcel {
+        let members = &self.meeting.members;
+        let way = (self.meeting.id, members[i], members[self.me]);
+        let Some(far) = &self.world.far else { unreachable!("all ranks are in this process") };
+        far.take_out(way)
+    }
+}

@@ -1,0 +1,75 @@
+//! Which ranks of a run this machine has, where a launcher has started several processes for it.
+
+use crate::config::Config;
+use device::Processes;
+use std::sync::OnceLock;
+
+/// The processes of this one's machine.
+#[derive(Debug)]
+struct Share {
+    processes: usize,
+    /// In order.
+    on_node: Vec<usize>,
+}
+
+static SHARE: OnceLock<Share> = OnceLock::new();
+
+/// From now on the ranks of a run are dealt to `processes`. Before anything is laid out or placed.
+pub(crate) fn share(processes: &Processes) {
+    let (all, on_node) = (processes.count(), processes.on_this_node());
+    SHARE.get_or_init(|| Share { processes: all, on_node });
+}
+
+/// Whether ranks are in several processes.
+pub(crate) fn is_spread() -> bool {
+    SHARE.get().is_some_and(|share| share.processes > 1)
+}
+
+/// TP and DP degree of the ranks on this machine.
+pub(crate) fn grid(config: &Config) -> (usize, usize) {
+    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
+    SHARE.get().map_or((tensor, data), |share| share.grid(tensor, data))
+}
+
+/// Number of ranks on this machine.
+pub(crate) fn ranks(config: &Config) -> usize {
+    let (tensor, data) = grid(config);
+    tensor * data
+}
+
+/// The number of `rank` among those on this machine; `None` where another one has it.
+pub(crate) fn number(config: &Config, rank: usize) -> Option<usize> {
+    SHARE.get().map_or(Some(rank), |share| share.number(config.world_size(), rank))
+}
+
+impl Share {
+    fn grid(&self, tensor: usize, data: usize) -> (usize, usize) {
+        let ranks = tensor * data / self.processes * self.on_node.len();
+        if ranks.is_multiple_of(tensor) { (tensor, ranks / tensor) } else { (ranks, 1) }
+    }
+
+    fn number(&self, world_size: usize, rank: usize) -> Option<usize> {
+        let each = world_size / self.processes;
+        let place = self.on_node.iter().position(|process| *process == rank / each)?;
+        Some(place * each + rank % each)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_dealt_in_order_however_processes_are_dealt_to_machines() {
+        let share = |on_node: &[usize]| Share { processes: 4, on_node: on_node.to_vec() };
+        assert_eq!(share(&[0, 1, 2, 3]).grid(2, 4), (2, 4));
+        assert_eq!(share(&[2, 3]).grid(2, 4), (2, 2));
+        assert_eq!(share(&[1]).grid(8, 1), (2, 1));
+        let numbers =
+            |share: Share| (0..8).map(move |rank| share.number(8, rank)).collect::<Vec<_>>();
+        let two = [None, None, None, None, Some(0), Some(1), Some(2), Some(3)];
+        assert_eq!(numbers(share(&[2, 3])), two);
+        let in_turn = [Some(0), Some(1), None, None, Some(2), Some(3), None, None];
+        assert_eq!(numbers(share(&[0, 2])), in_turn);
+    }
+}

@@ -1,0 +1,58 @@
+//! Runs of values on their way to rank 0's process: each with its place and length, little-endian.
+
+use std::sync::{Mutex, PoisonError};
+
+/// Runs of a window, from all kernel threads of a rank.
+#[derive(Default)]
+pub(super) struct Runs(Mutex<Vec<u8>>);
+
+impl Runs {
+    /// Appends `values`, which belong at element `at`. Always true.
+    pub(super) fn take(&self, at: usize, values: &[f32]) -> bool {
+        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes.reserve(16 + 4 * values.len());
+        [at, values.len()].iter().for_each(|number| bytes.extend((*number as u64).to_le_bytes()));
+        values.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
+        true
+    }
+
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives `work` each run. False: it said so.
+    pub(super) fn each(mut bytes: &[u8], work: impl Fn(usize, &[f32]) -> bool) -> bool {
+        let mut same = true;
+        while let Some((head, rest)) = bytes.split_first_chunk::<16>() {
+            let ([at, len], _) = head.as_chunks() else { unreachable!("16 bytes are two numbers") };
+            let (at, len) = (u64::from_le_bytes(*at), u64::from_le_bytes(*len));
+            let (values, rest) = rest.split_at(4 * len as usize);
+            let (values, _) = values.as_chunks();
+            let values: Vec<f32> = values.iter().map(|x| f32::from_le_bytes(*x)).collect();
+            same &= work(at as usize, &values);
+            bytes = rest;
+        }
+        same
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_arrive_as_they_were_taken() {
+        let runs = Runs::default();
+        assert!(runs.take(7, &[1.0, -0.0]) && runs.take(0, &[]) && runs.take(9, &[f32::NAN]));
+        let (bytes, seen) = (runs.into_bytes(), Mutex::new(Vec::new()));
+        let note = |at: usize, values: &[f32]| {
+            let bits: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
+            seen.lock().unwrap().push((at, bits));
+            at != 9
+        };
+        assert!(!Runs::each(&bytes, note), "the last one said so");
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let all = vec![(7, bits(&[1.0, -0.0])), (0, Vec::new()), (9, bits(&[f32::NAN]))];
+        assert_eq!(seen.into_inner().unwrap(), all);
+    }
+}
