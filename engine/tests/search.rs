@@ -73,6 +73,8 @@ fn a_search_finds_what_trying_everything_finds() {
     let (mut best, mut tried) = (f64::INFINITY, 0);
     for (tensor, data) in [(1, 4), (2, 2), (4, 1)] {
         for micro in [1, 2, 4, 8, 16].iter().filter(|micro| 16 % (*micro * data) == 0) {
+            // With parameters on the host, where all blocks stay on the GPUs: none of its own.
+            tried += if tensor > 1 { 2 } else { 1 };
             for recompute in ["None", "Block"] {
                 let splits = [(false, false), (true, false), (false, true)];
                 let splits = splits.into_iter().filter(|split| {
@@ -244,7 +246,8 @@ fn a_search_of_one_gpu_in_one_pass_shows_no_layout_twice() {
     let found =
         json(&folder, &[&["plan", "tiny.ron", "--search", "--gpus", "1"], &one[..]].concat());
     let layouts = found["layouts"].as_array().unwrap();
-    assert_eq!((found["enumerated"].as_u64(), layouts.len()), (Some(4), 3), "{found}");
+    // One more has its parameters on the host: all of them stay on the GPU, so it is none of its own.
+    assert_eq!((found["enumerated"].as_u64(), layouts.len()), (Some(5), 3), "{found}");
     assert_eq!(
         found["given"]["rank"].as_u64().unwrap() as usize,
         1 + layouts.iter().position(|l| l["changes"] == 0).unwrap()

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tests::compare::{excerpt, full, with};
 use tests::tiny;
-use told::{PAUSE, assert_goes_on_as, at, open, run, run_by};
+use told::{assert_goes_on_as, at, open, run, run_by};
 
 /// Accumulation, warm-up, dropout, clipping, and an fp16 loss scale that overflows (steps are skipped), is halved
 /// and grows again.

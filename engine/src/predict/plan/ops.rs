@@ -1,7 +1,7 @@
 //! Every op of a step, in the order of the program: what `onebox plan --ops` shows.
 
 use super::dtype_name;
-use super::step::{first_rank, play};
+use super::step::{IDLE, first_rank, play};
 use crate::config::Config;
 use crate::train::build::Built;
 use device::recorder::{self, Listed};
@@ -25,7 +25,7 @@ pub struct Op {
     pub name: &'static str,
     /// What it touches.
     pub tensors: Vec<Touched>,
-    /// Bytes that it reads and writes; of a copy its length.
+    /// Bytes that it reads and writes; of a copy its length. 0 where it finds nothing to do in most steps.
     pub bytes: u64,
     /// Floating-point operations of the dense work; a multiply-add counts 2.
     pub flops: f64,
@@ -88,7 +88,7 @@ fn op(listed: Listed, before: u64) -> Op {
         lane: format!("{:?}", listed.lane),
         name: listed.name,
         tensors: listed.tensors.into_iter().map(touched).collect(),
-        bytes: listed.bytes,
+        bytes: if listed.name == IDLE { 0 } else { listed.bytes },
         flops: listed.flops,
         waits: listed.waits.into_iter().map(number).collect(),
     }

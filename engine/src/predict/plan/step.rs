@@ -36,7 +36,7 @@ pub struct LaneTotals {
 }
 
 /// The task that finds nothing to do in most steps: an update ahead of the decision stands.
-const IDLE: &str = "settle_tile";
+pub(super) const IDLE: &str = "settle_tile";
 
 /// One step. Of many micro-batches three and four are counted: all between the first and the last are alike.
 fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
