@@ -211,6 +211,7 @@ impl Trainer {
         }
         self.replace(dev, self.gpt.segment(FinalNorm));
     }
+
     /// Queues the update of `step`, or leaves it for the next one to queue beside its own work, on the parameters of the
     /// step before. Where gradients overflowed that changes nothing: an update that is skipped leaves the
     /// parameters that the next step has anyway, so the step after an overflow is never stale.
