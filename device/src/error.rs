@@ -91,13 +91,13 @@ pub struct Elsewhere {
     pub process: usize,
     /// Name of its machine.
     pub node: String,
-    /// What failed.
+    /// The kind of the failure.
     pub kind: Kind,
     /// In words.
     pub cause: String,
 }
 
-/// What failed, as far as a caller treats failures differently.
+/// The kinds of failures that a caller treats differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A rank, or a process.
@@ -115,7 +115,7 @@ pub enum Kind {
 }
 
 impl Error {
-    /// What failed.
+    /// The kind of the failure.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::OutOfMemory(_) => Kind::DeviceMemory,

@@ -1,4 +1,4 @@
-//! What is known of ranks of other processes: their posts arrive as letters, and their data ahead of the posts.
+//! The posts and the data of ranks in other processes. Both arrive as letters, the data ahead of the posts.
 //!
 //! A rank sends its data first and then comes to the meeting, and letters between two processes
 //! keep their order. So when a meeting has taken place, the data of all its members is here.
@@ -10,7 +10,7 @@ use crate::Error;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// What a world has of ranks in other processes.
+/// The part of a world that belongs to ranks in other processes.
 #[derive(Debug)]
 pub(crate) struct Far {
     pub(crate) processes: Arc<Processes>,

@@ -6,7 +6,7 @@ use crate::{Kind, Tensor};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-/// What one process tells another.
+/// A message from one process to another.
 #[derive(Debug)]
 pub(crate) enum Letter<'a> {
     /// It lives. `held_up`: something outside the run holds one of its ranks up.
@@ -17,7 +17,7 @@ pub(crate) enum Letter<'a> {
     Data { world: u64, meeting: u64, from: usize, to: usize, bytes: &'a [u8] },
     /// A rank has failed.
     Failed { world: u64, rank: usize, step: u64, kind: Kind, cause: &'a str },
-    /// What all processes tell each other in turn `turn`.
+    /// A contribution to exchange number `turn`, to which all processes contribute.
     Word { turn: u64, what: &'a str, bytes: &'a [u8] },
     /// It ends with this exit code, and says nothing more.
     Bye { code: u8 },

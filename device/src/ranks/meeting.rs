@@ -13,7 +13,7 @@ pub(crate) struct Post {
     pub(crate) tensor: Tensor,
     /// Other values that must agree: the reduction, the root.
     pub(crate) detail: usize,
-    /// What a rank tells the others, which need not agree.
+    /// A value of the rank for the others. Values need not agree.
     pub(crate) told: u64,
 }
 

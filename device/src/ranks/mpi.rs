@@ -21,7 +21,7 @@ const LETTER: i32 = 7;
 /// How long a thread that has something to do looks again at once.
 const EAGER: Duration = Duration::from_millis(2);
 
-/// What the thread that calls MPI is asked for.
+/// A request to the thread that calls MPI.
 #[derive(Debug)]
 enum Job {
     Send(usize, Vec<u8>),

@@ -26,7 +26,7 @@ pub(crate) trait Hears: Send + Sync + std::fmt::Debug {
     /// Takes a letter of process `from`, which is to this world.
     fn hear(&self, from: usize, bytes: Vec<u8>);
 
-    /// Ends the run because `process` is lost, which was `silent` for so many seconds or has ended.
+    /// Ends the run because `process` is lost: it was silent for `silent` seconds, or it has ended (`None`).
     fn lose(&self, process: usize, silent: Option<u64>);
 
     /// Something outside the run holds a rank of this process up.

@@ -400,7 +400,7 @@ impl<'a> Met<'a> {
         }
     }
 
-    /// What each member told.
+    /// The value that each member told.
     fn told(&self) -> Vec<u64> {
         let board = lock(&self.meeting.board);
         let notes = board.posts(self.generation);

@@ -76,7 +76,7 @@ impl Hears for World {
         }
     }
 
-    /// Ends the run because `process` is lost, which was `silent` for so many seconds or has ended.
+    /// Ends the run because `process` is lost: it was silent for `silent` seconds, or it has ended (`None`).
     fn lose(&self, process: usize, silent: Option<u64>) {
         let Some(far) = &self.far else { return };
         let all = far.processes.ranks(process, self.num_ranks());
@@ -103,7 +103,7 @@ impl Hears for World {
 }
 
 impl Met<'_> {
-    /// What member `i`, which is in another process, sent before this meeting.
+    /// The data that member `i`, a rank of another process, sent before this meeting.
     pub(crate) fn parcel(&self, i: usize) -> Parcel {
         let members = &self.meeting.members;
         let way = (self.meeting.id, members[i], members[self.me]);

@@ -88,7 +88,7 @@ impl Far<'_> {
         ROUND / self.x.dtype().bytes() as usize
     }
 
-    /// What of `part` goes in a round.
+    /// The elements of `part` that round number `round` sends.
     fn cut(&self, part: Tensor, round: usize) -> Tensor {
         let (flat, each) = (part.reshape(1, part.len()), self.each());
         flat.slice((round * each).min(part.len())..((round + 1) * each).min(part.len()))
