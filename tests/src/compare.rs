@@ -8,6 +8,7 @@ use engine::run::RunOptions;
 use engine::train::build::build;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -42,6 +43,29 @@ pub fn excerpt() -> Arc<Dataset> {
         std::fs::write(&file, prose(5_000)).expect("written");
         dataset(&file.display().to_string(), 16)
     }))
+}
+
+/// All files of a checkpoint but the config and the hash in its manifest, and those of these words of its control block that it has.
+///
+/// # Panics
+/// When it cannot be read.
+pub fn contents(checkpoint: &Path, without: &[&str]) -> BTreeMap<String, Vec<u8>> {
+    let entries =
+        std::fs::read_dir(checkpoint).expect("a checkpoint").map(|entry| entry.expect("an entry"));
+    let content = |entry: std::fs::DirEntry| {
+        let name = entry.file_name().into_string().expect("a name");
+        let mut bytes = std::fs::read(entry.path()).expect("a file");
+        if name == "MANIFEST" {
+            let line = bytes.split(|byte| *byte == b'\n').next().expect("a line");
+            let mut manifest: serde_json::Value = serde_json::from_slice(line).expect("JSON");
+            manifest.as_object_mut().and_then(|all| all.remove("config")).expect("a config");
+            let control = manifest["control"].as_object_mut().expect("a control block");
+            control.retain(|word, _| !without.contains(&word.as_str()));
+            bytes = manifest.to_string().into_bytes();
+        }
+        (name, bytes)
+    };
+    entries.map(content).collect()
 }
 
 /// A training part of one window, so that every sample of every step is the same.

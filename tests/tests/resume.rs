@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tests::compare::{excerpt, full, with};
+use tests::compare::{contents, excerpt, full, with};
 use tests::tiny;
 use told::{assert_goes_on_as, at, open, run, run_by};
 
@@ -100,23 +100,6 @@ fn a_run_that_is_taken_back_goes_another_way_and_whoever_goes_on_follows() {
     assert_eq!(open(folders[2].path(), 11).detours(), &way);
 }
 
-/// All files of a checkpoint but the config and the hash in its manifest.
-fn contents(folder: &Path, step: u64) -> BTreeMap<String, Vec<u8>> {
-    let entries = std::fs::read_dir(at(folder, step)).unwrap().map(Result::unwrap);
-    let content = |entry: std::fs::DirEntry| {
-        let (name, mut bytes) =
-            (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap());
-        if name == "MANIFEST" {
-            let line = bytes.split(|byte| *byte == b'\n').next().unwrap();
-            let mut manifest: serde_json::Value = serde_json::from_slice(line).unwrap();
-            manifest.as_object_mut().unwrap().remove("config").unwrap();
-            bytes = manifest.to_string().into_bytes();
-        }
-        (name, bytes)
-    };
-    entries.map(content).collect()
-}
-
 #[test]
 fn what_is_written_while_training_goes_on_is_what_it_waits_for_otherwise() {
     let updates = ["update=Overlapped", "update=Serial", "update=Speculative", "optimizer=Device"];
@@ -132,7 +115,7 @@ fn what_is_written_while_training_goes_on_is_what_it_waits_for_otherwise() {
         assert_goes_on_as(&waits, &goes_on, 0, &format!("{mode:?}"));
         assert_eq!(waits.saved, goes_on.saved);
         for step in waits.saved {
-            let [a, b] = folders.each_ref().map(|folder| contents(folder.path(), step));
+            let [a, b] = folders.each_ref().map(|folder| contents(&at(folder.path(), step), &[]));
             assert!(a.keys().eq(b.keys()) && a.len() == 5, "{mode:?}");
             for (name, bytes) in a {
                 assert!(bytes == b[&name], "{mode:?}: {name} of step {step}");

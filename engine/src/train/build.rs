@@ -221,7 +221,8 @@ pub fn update_mode(config: &Config) -> UpdateMode {
 pub fn share_ahead(config: &Config) -> f32 {
     match update_mode(config) {
         UpdateMode::Speculative => config.offload.speculated_fraction.share(),
-        _ => 0.0,
+        UpdateMode::Serial | UpdateMode::Overlapped | UpdateMode::Delayed { .. } => 0.0,
+        UpdateMode::Auto => unreachable!("`update_mode` puts Overlapped in its place"),
     }
 }
 
