@@ -345,6 +345,9 @@ pub enum Placement {
     },
 }
 
+/// `offload.first_forward` for all micro-batches of any step.
+pub(crate) const ALL_TOGETHER: usize = 4096;
+
 /// Where the 16-bit parameters are between their uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum ParameterPlace {

@@ -188,7 +188,7 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         tile_elements: s.uint("tile_elements", elements, Or::Default(1_048_576), "Most elements of a tile of the update on the host."),
         lookahead: s.uint("lookahead", 1..=64, Or::Default(1), "Segments by which uploads of parameters run ahead of the forward pass."),
         keep_gradients: s.flag("keep_gradients", false, "Every block has a gradient buffer of its own, as in PyTorch, to compare with. Otherwise two take turns."),
-        first_forward: s.uint("first_forward", 1..=4096, together(parameters), "Micro-batches whose first forward pass goes through each block together, so that an exact update hides behind all of them. It takes a set of block inputs for each, and `recompute: Block`. With `parameters: Host` all passes of a step go so, forward and backward, in groups of so many: parameters cross PCIe twice for each group."),
+        first_forward: s.uint("first_forward", 1..=ALL_TOGETHER as u64, together(parameters), "Micro-batches whose first forward pass goes through each block together, so that an exact update hides behind all of them. It takes a set of block inputs for each, and `recompute: Block`. With `parameters: Host` all passes of a step go so, forward and backward, in groups of so many: parameters cross PCIe twice for each group."),
         sockets: s.named("sockets", Sockets::Auto, "Sockets whose cores and memory a rank uses: its own (`Near`), or `All`. `Auto`: its own, and all where its own do not hold its states and another socket has no rank."),
     }
 }
@@ -198,7 +198,7 @@ const fn together(parameters: ParameterPlace) -> Or<usize> {
     match parameters {
         ParameterPlace::Device => Or::Default(1),
         ParameterPlace::Host => {
-            Or::Derived(4096, "all micro-batches of a step", &["offload.parameters"])
+            Or::Derived(ALL_TOGETHER, "all micro-batches of a step", &["offload.parameters"])
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Changes to a config that keep its model, batch and results, and the `--set` arguments that make them.
 
-use crate::config::{Accumulate, Config, DeviceConfig, Loaded, Origin};
+use crate::config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, Loaded, Origin};
 use crate::config::{ParameterPlace, Placement, Recompute, in_line};
 use std::collections::BTreeSet;
 
@@ -63,17 +63,16 @@ pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
 }
 
 fn is_derived(loaded: &Loaded, key: &str) -> bool {
-    let origin = loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin);
-    matches!(origin, Some(Origin::Derived(_)))
+    matches!(origin(loaded, key), Some(Origin::Derived(_)))
 }
 
 fn is_given(loaded: &Loaded, key: &str) -> bool {
-    let origin = loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin);
-    matches!(origin, Some(Origin::File { .. } | Origin::Set))
+    matches!(origin(loaded, key), Some(Origin::File { .. } | Origin::Set))
 }
 
-/// `offload.first_forward` for all micro-batches of any step.
-pub const ALL_TOGETHER: usize = 4096;
+fn origin<'a>(loaded: &'a Loaded, key: &str) -> Option<&'a Origin> {
+    loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin)
+}
 
 /// Puts parameters on the host, with what goes best with that.
 pub fn stream_parameters(config: &mut Config) {

@@ -279,9 +279,11 @@ fn with_ring(config: &Config, scratch: KernelScratch) -> Built {
     let layers = config.model.layers;
     let with = |slots, resident| with_sums(config, scratch, Ring { slots, resident });
     let least = config.offload.resident_blocks.unwrap_or(0).min(layers);
-    let slots =
-        config.offload.ring.unwrap_or_else(|| if fits(config, &with(3, least)) { 3 } else { 2 });
-    let mut built = with(slots, least);
+    let mut built = with(config.offload.ring.unwrap_or(3), least);
+    if config.offload.ring.is_none() && !fits(config, &built) {
+        built = with(2, least);
+    }
+    let slots = built.gpt.shape().ring.slots;
     let Some(limit) = device_limit(config, &built.plan) else { return built };
     if config.offload.resident_blocks.is_some() {
         return built;
