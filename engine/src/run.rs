@@ -18,6 +18,7 @@ pub(crate) mod outcome;
 pub(crate) mod placement;
 mod runs;
 pub(crate) mod stop;
+mod verify;
 
 use crate::checkpoint::{AfterStep, Saver};
 use crate::config::{Config, WeightsPolicy};
@@ -33,6 +34,7 @@ pub use crate::run::options::{RunOptions, Stuck};
 pub use crate::run::outcome::{Outcome, RunError, Unread};
 use crate::run::placement::{Places, places};
 use crate::run::stop::{Stop, Turns};
+use crate::run::verify::Differing;
 use crate::step::Trainer;
 use crate::train::build::Built;
 use crate::train::detours::Detours;
@@ -82,6 +84,8 @@ pub(crate) struct Ranks<'a> {
     /// The last evaluation is done.
     pub(crate) evaluated: AtomicBool,
     not_finite: Mutex<NotFinite>,
+    /// What differs between the two runs of a step, by rank of this process.
+    differing: Mutex<Vec<Differing>>,
     pub(crate) unread: Mutex<Option<Unread>>,
     /// The first of the steps that were skipped until the run ended; 0: none.
     diverged_from: AtomicU64,
@@ -121,6 +125,7 @@ pub fn train(
         held: AtomicBool::new(false),
         evaluated: AtomicBool::new(false),
         not_finite: Mutex::default(),
+        differing: Mutex::default(),
         unread: Mutex::default(),
         diverged_from: AtomicU64::new(0),
         gathering: Gathering::new(&built.gpt, options),
@@ -349,6 +354,7 @@ impl Ranks<'_> {
                 return Ok(None);
             }
             self.passes(dev.rank(), Place::Step, step);
+            let trial = self.tried(dev, trainer, step)?;
             let stepping = debug_span!("step", number = step).entered();
             let decided = trainer.train_step(dev, step);
             dev.sync(decided)?;
@@ -358,6 +364,8 @@ impl Ranks<'_> {
             }
             self.passes(dev.rank(), Place::Decided, step);
             let mut report = self.report(dev, trainer)?;
+            report.verified =
+                trial.map(|trial| self.verify(dev, trainer, &trial, listener)).transpose()?;
             report.seconds = ended.elapsed().as_secs_f64();
             if report.skipped {
                 self.locate(dev, &trainer.optimizer, step)?;
@@ -470,6 +478,7 @@ impl Ranks<'_> {
             skipped: words[control::SKIP] != 0.0,
             skipped_total: words[control::SKIPPED] as u64,
             ahead: Ahead::of(&words),
+            verified: None,
             seconds: 0.0,
             activity: dev.activity(),
         })

@@ -40,6 +40,8 @@ pub(crate) struct Trainer {
     more: bool,
     /// Segments whose late update is queued.
     caught_up: usize,
+    /// The passes are those of a trial: nothing of their own update follows.
+    is_trial: bool,
     /// F64 on the device: the loss of each micro-batch, then of an evaluation.
     losses: Tensor,
     /// The same on the host, summed over the data-parallel ranks.
@@ -93,6 +95,7 @@ impl Trainer {
             tied_buckets: vec![None; schedule.first_forward],
             more: false,
             caught_up: 0,
+            is_trial: false,
             losses,
             losses_host,
             losses_on_host,
@@ -101,6 +104,31 @@ impl Trainer {
 
     /// Queues step `step` (from 1). The event: its losses and its decision (norm, skip) are on the host.
     pub(crate) fn train_step(&mut self, dev: &Device, step: u64) -> Event {
+        self.passes(dev, step);
+        self.optimizer.caught_up();
+
+        let decided = self.optimizer.decide(dev, step);
+        self.start_update(dev, step);
+        if self.schedule.update == UpdateMode::Serial {
+            self.optimizer.publish_all(dev);
+            dev.fence();
+        }
+        decided
+    }
+
+    /// Queues the passes of step `step` and nothing of its update, so that they can be compared with those of the step itself, which
+    /// must follow. Behind all of it the losses and the [sums of squares](Optimizer::squares) are on the host.
+    pub(crate) fn try_step(&mut self, dev: &Device, step: u64) {
+        self.is_trial = true;
+        self.passes(dev, step);
+        self.is_trial = false;
+        self.optimizer.bring_squares_down(dev);
+        self.loader.skip_to(step - 1);
+        self.loader.prefetch(dev);
+    }
+
+    /// All micro-batches forward and backward, and their losses to the host.
+    fn passes(&mut self, dev: &Device, step: u64) {
         let Deal { micro_batches, .. } = self.samples.deal;
         let mut late = Beside { done: 0, all: 2 * self.gpt.shape().layers * micro_batches };
         let mut micro = 0;
@@ -116,15 +144,6 @@ impl Trainer {
             micro += together;
         }
         self.fetch_losses(dev, 0..self.samples.deal.micro_batches);
-        self.optimizer.caught_up();
-
-        let decided = self.optimizer.decide(dev, step);
-        self.start_update(dev, step);
-        if self.schedule.update == UpdateMode::Serial {
-            self.optimizer.publish_all(dev);
-            dev.fence();
-        }
-        decided
     }
 
     /// The output layer and the blocks backward, of the micro-batches of `sets`, of which `first` is the first: a block's gradients
@@ -136,7 +155,7 @@ impl Trainer {
         (first, sets): (usize, Range<usize>),
         late: &mut Beside,
     ) {
-        let last = first + sets.len() == self.samples.deal.micro_batches;
+        let last = !self.is_trial && first + sets.len() == self.samples.deal.micro_batches;
         let micros = first..first + sets.len();
         for (micro, set) in micros.clone().zip(sets.clone()) {
             self.loss_backward(dev, micro, set);

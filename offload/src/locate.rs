@@ -1,7 +1,9 @@
-//! Where gradients are not finite: looked for after a step that was skipped for it, by each rank in what it owns.
+//! Where gradients are not finite, looked for after a step that was skipped for it, and where those of two passes differ: by each
+//! rank in what it owns.
 
 use crate::Optimizer;
 use device::{Device, Error};
+use std::ops::Range;
 
 /// Elements that are read at once.
 const BLOCK: usize = 1 << 12;
@@ -16,6 +18,29 @@ pub struct NotFinite {
 }
 
 impl Optimizer {
+    /// The sums of squares of the chunks of the gradient that this rank owns, which are on the host: those of a step that is decided, or
+    /// behind [`bring_squares_down`](Self::bring_squares_down).
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    pub fn squares(&self, dev: &Device) -> Result<Vec<f64>, Error> {
+        let mut squares = vec![0.0; self.layout.partials.len()];
+        dev.read(self.layout.partials, &mut squares)?;
+        Ok(squares)
+    }
+
+    /// The elements of chunk number `chunk` of [`squares`](Self::squares): the segment, and the range in its flat buffer.
+    pub fn chunk(&self, chunk: usize) -> (usize, Range<usize>) {
+        let works = self.work.iter().enumerate();
+        let mut pieces = works.flat_map(|(s, work)| work.pieces.iter().map(move |p| (s, p)));
+        let Some((segment, piece)) = pieces.find(|(_, piece)| piece.chunks.contains(&chunk)) else {
+            unreachable!("every chunk is one of a piece")
+        };
+        let (start, len) = (piece.flat_start(self.rank), self.layout.chunk);
+        let from = start + (chunk - piece.chunks.start) * len;
+        (segment, from..(from + len).min(start + piece.owned.len()))
+    }
+
     /// Finds, in what this rank owns, the last segment in which a gradient of the decided step is not finite, which the
     /// backward pass came to first, and the first such element of it.
     ///
@@ -23,8 +48,7 @@ impl Optimizer {
     /// As [`Device::read`].
     pub fn first_not_finite(&self, dev: &Device) -> Result<Option<NotFinite>, Error> {
         let (layout, side) = (&self.layout, self.late.unwrap_or(self.side));
-        let mut squares = vec![0.0; layout.partials.len()];
-        dev.read(layout.partials, &mut squares)?;
+        let squares = self.squares(dev)?;
         for (segment, (s, work)) in layout.segments.iter().zip(&self.work).enumerate().rev() {
             for piece in &work.pieces {
                 // Where the update reads them.

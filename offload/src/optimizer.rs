@@ -204,6 +204,14 @@ impl Optimizer {
         decided
     }
 
+    /// Queues the way of the gradient's sums of squares to the host, behind the last micro-batch's [`reduce`](Self::reduce), for
+    /// [`squares`](Self::squares).
+    pub fn bring_squares_down(&self, dev: &Device) {
+        if let Some(all) = self.layout.device_partials {
+            self.copy_partials_down(dev, 0..all.len());
+        }
+    }
+
     /// Copies sums of squares that the device has made down to the host.
     fn copy_partials_down(&self, dev: &Device, range: Range<usize>) {
         let Some(all) = self.layout.device_partials.filter(|_| !range.is_empty()) else { return };

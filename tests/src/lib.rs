@@ -192,6 +192,7 @@ pub fn try_run_on(
         Message::Step(step) => steps.push(step),
         Message::Eval { step, loss, .. } => evals.push((step, loss)),
         Message::Evaluating { .. }
+        | Message::Differs { .. }
         | Message::Saving { .. }
         | Message::Saved { .. }
         | Message::NotSaved { .. } => {}

@@ -46,6 +46,7 @@ fn run(
         Message::Saved { step, .. } => saved.push(step),
         Message::NotSaved { why, .. } => not.push(why),
         Message::Step(_)
+        | Message::Differs { .. }
         | Message::Evaluating { .. }
         | Message::Eval { .. }
         | Message::Saving { .. } => {}

@@ -143,7 +143,10 @@ fn a_checkpoint_has_no_name_before_all_is_heard_that_was_told() {
                 assert!(!at(&here, step).exists(), "{writer}: step {step}");
             }
             Message::Saved { .. } => saved += 1,
-            Message::Evaluating { .. } | Message::Eval { .. } | Message::NotSaved { .. } => {}
+            Message::Evaluating { .. }
+            | Message::Eval { .. }
+            | Message::Differs { .. }
+            | Message::NotSaved { .. } => {}
         });
         assert_eq!((outcome.unwrap().step, saved), (3, 3));
     }

@@ -55,6 +55,7 @@ const HARMLESS: &[&str] = &[
     "train.checkpoint_keep",
     "train.weights",
     "train.stop_after_skipped",
+    "train.verify_every",
     "train.rollbacks",
     "sample.prompt",
     "sample.tokens",

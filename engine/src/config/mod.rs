@@ -568,9 +568,8 @@ pub struct TrainConfig {
     pub checkpoint_every: u64,
     /// Also when training went on for so many minutes since the last one. Default None.
     pub checkpoint_minutes: Option<f32>,
-    /// Also when training would wait for at most this share of its time, as the last one made it wait; the first after
-    /// ten minutes, and then at least ten minutes apart. (0, 1], default 0.01 where neither of the two above is given; None:
-    /// not by this. With none of the three the run leaves no checkpoint.
+    /// Largest share of its time, (0, 1], that training waits for checkpoints ten minutes apart; None: not by this. Default
+    /// 0.01 where neither of the two above is given. With none of the three the run leaves no checkpoint.
     pub checkpoint_overhead: Option<f32>,
     /// Default `Auto`.
     pub checkpoint_writer: CheckpointWriter,
@@ -580,8 +579,10 @@ pub struct TrainConfig {
     pub weights: WeightsPolicy,
     /// So many skipped steps in a row end the run. Default: in as many a loss scale comes down from 2^24 to 1, and some more.
     pub stop_after_skipped: u64,
-    /// Instead, so many times, the run is taken back to the newest checkpoint from before the skipped steps, and goes on
-    /// from there with other samples. 0..=1,000,000, default 0.
+    /// Steps between those whose passes run twice and are compared; 0: never. Default 0.
+    pub verify_every: u64,
+    /// Number of times that the run is taken back to the newest checkpoint from before the skipped steps instead, and goes
+    /// on from there with other samples. 0..=1,000,000, default 0.
     pub rollbacks: u64,
     /// Seed of weights, samples and dropout. Default 1337.
     pub seed: u64,

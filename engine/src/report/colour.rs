@@ -72,11 +72,12 @@ fn verdict(line: &str) -> Option<(Range<usize>, Style)> {
             alone.then_some((before.len()..end.len(), *style))
         })
     };
-    let not_saved = || {
-        let at = line.find("NOT SAVED")?;
-        Some((at..at + "NOT SAVED".len(), BAD))
+    let within = || {
+        let words = ["NOT SAVED", "DIFFERS"].into_iter().find(|words| line.contains(words))?;
+        let at = line.find(words)?;
+        Some((at..at + words.len(), BAD))
     };
-    starts.or_else(ends).or_else(not_saved)
+    starts.or_else(ends).or_else(within)
 }
 
 #[cfg(test)]

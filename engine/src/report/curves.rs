@@ -15,6 +15,8 @@ pub(crate) struct Curves {
     pub(crate) evals: Vec<Eval>,
     /// Steps whose checkpoint could not be saved, and why.
     pub(crate) not_saved: Vec<(u64, String)>,
+    /// Steps that ran twice with other bits, and where each of some ranks has seen it.
+    pub(crate) differs: Vec<(u64, Vec<Place>)>,
     /// The last step and the hash of the states, of a run that is done.
     pub(crate) end: Option<(u64, String)>,
     /// Whole lines that could not be read.
@@ -72,6 +74,13 @@ pub(crate) struct Eval {
     pub(crate) sets: BTreeMap<String, Option<f64>>,
 }
 
+/// Where a rank has seen that two runs of a step differ.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) rank: usize,
+    pub(crate) place: String,
+}
+
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Line {
@@ -81,6 +90,10 @@ enum Line {
     NotSaved {
         step: u64,
         error: String,
+    },
+    Differs {
+        step: u64,
+        places: Vec<Place>,
     },
     End {
         step: u64,
@@ -129,6 +142,7 @@ impl Curves {
             Ok(Line::Step(step)) => self.steps.push(step),
             Ok(Line::Eval(eval)) => self.evals.push(eval),
             Ok(Line::NotSaved { step, error }) => self.not_saved.push((step, error)),
+            Ok(Line::Differs { step, places }) => self.differs.push((step, places)),
             Ok(Line::End { step, state_hash }) => self.end = Some((step, state_hash)),
             Ok(Line::Unknown) => {}
             Err(_) => self.damaged += 1,

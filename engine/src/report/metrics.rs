@@ -51,6 +51,9 @@ pub struct StepMetrics {
     /// Share of the step's tokens that are padding, 0 to 1, where samples are no windows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padding: Option<f64>,
+    /// Whether two runs of the step's passes have given the same bits, where the step ran twice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verified: Option<bool>,
 }
 
 impl StepMetrics {
@@ -98,6 +101,17 @@ enum Line<'a> {
         step: u64,
         error: &'a str,
     },
+    Differs {
+        step: u64,
+        places: Vec<Place<'a>>,
+    },
+}
+
+/// Where a rank has seen that two runs of a step differ.
+#[derive(Serialize)]
+struct Place<'a> {
+    rank: usize,
+    place: &'a str,
 }
 
 /// What is read back of a line.
@@ -176,6 +190,12 @@ impl MetricsWriter {
     /// Appends that the checkpoint of `step` could not be saved, and why.
     pub fn checkpoint_failed(&mut self, step: u64, error: &str) {
         self.write(&Line::CheckpointFailed { step, error });
+    }
+
+    /// Appends that two runs of a step's passes have given other bits, and where each of some ranks has seen it.
+    pub fn differs(&mut self, step: u64, places: &[(usize, String)]) {
+        let places = places.iter().map(|(rank, place)| Place { rank: *rank, place }).collect();
+        self.write(&Line::Differs { step, places });
     }
 
     /// Appends the last line of a finished run and syncs the file to the disk.
@@ -301,6 +321,7 @@ mod tests {
             targets: None,
             documents: None,
             padding: None,
+            verified: None,
         }
     }
 

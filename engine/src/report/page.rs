@@ -289,6 +289,11 @@ fn events(runs: &[Curves]) -> String {
                 .take(ROWS)
                 .map(|(step, why)| (*step, format!("checkpoint NOT SAVED: {why}"))),
         );
+        found.extend(run.differs.iter().take(ROWS).map(|(step, places)| {
+            let each: Vec<String> =
+                places.iter().map(|p| format!("{} on rank {}", p.place, p.rank)).collect();
+            (*step, format!("ran twice and DIFFERS: {}", each.join(", ")))
+        }));
         let broken = run.steps.iter().filter(|step| step.loss.is_none());
         found.extend(
             broken
@@ -296,7 +301,8 @@ fn events(runs: &[Curves]) -> String {
                 .map(|step| (step.step, "the loss is not finite, for the first time".to_owned())),
         );
         found.sort();
-        let more = skipped.len().saturating_sub(ROWS) + run.not_saved.len().saturating_sub(ROWS);
+        let counts = [skipped.len(), run.not_saved.len(), run.differs.len()];
+        let more: usize = counts.iter().map(|count| count.saturating_sub(ROWS)).sum();
         let last = run.steps.last().map_or(0, |step| step.step);
         if more > 0 {
             found.push((last, format!("{more} more of these")));
@@ -354,6 +360,7 @@ fn values(runs: &[Curves]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::metrics::MetricsWriter;
 
     #[test]
     fn a_peak_among_a_million_steps_is_drawn() {
@@ -364,5 +371,16 @@ mod tests {
         assert!(kept.windows(2).all(|pair| pair[0].0 < pair[1].0));
         let broken = thinned((0..10_000).map(|i| (f64::from(i), f64::NAN)).collect());
         assert!(broken.len() <= POINTS && !broken.is_empty());
+    }
+
+    #[test]
+    fn a_step_that_differs_is_written_and_is_an_event() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut metrics = MetricsWriter::open(&folder.path().join("metrics.jsonl"), 0).unwrap();
+        metrics.differs(4, &[(2, "the loss".into()), (3, "the gradient of `a.b`".into())]);
+        metrics.sync();
+        let events = events(&[Curves::read(folder.path(), "one".into()).unwrap()]);
+        let words = "ran twice and DIFFERS: the loss on rank 2, the gradient of `a.b` on rank 3";
+        assert!(events.contains(words), "{events}");
     }
 }

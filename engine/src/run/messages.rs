@@ -28,6 +28,8 @@ pub struct StepReport {
     pub skipped_total: u64,
     /// What became of the updates ahead of the decision, under `offload.update: Speculative`.
     pub ahead: Ahead,
+    /// Whether two runs of its passes have given the same bits, where `train.verify_every` asked for two.
+    pub verified: Option<bool>,
     /// Wall time since the step before ended.
     pub seconds: f64,
     /// Rank 0's lanes since the start.
@@ -39,6 +41,13 @@ pub struct StepReport {
 pub enum Message {
     /// A step is decided.
     Step(StepReport),
+    /// Two runs of a step's passes have given other bits; training goes on with the second.
+    Differs {
+        /// The step, which is told of next.
+        step: u64,
+        /// Each rank that has seen it, and where: the tensors of the gradient to which the backward pass came first, or the loss.
+        places: Vec<(usize, String)>,
+    },
     /// About to begin a batch of an evaluation.
     Evaluating {
         /// The step it follows.

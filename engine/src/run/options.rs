@@ -37,6 +37,8 @@ pub struct RunOptions {
     pub stall_at: Option<(usize, Lane, u64, Duration)>,
     /// For tests: this rank returns before this step.
     pub leave_at: Option<(usize, u64)>,
+    /// For tests: on this rank a parameter changes between the two runs of this step.
+    pub change_at: Option<(usize, u64)>,
     /// Told where ranks are: see [`crate::run::Place`].
     pub watcher: Option<Watcher>,
     /// Parameters by global name; those that it lacks start at random.
@@ -98,6 +100,7 @@ impl Default for RunOptions {
             panic_at: None,
             stall_at: None,
             leave_at: None,
+            change_at: None,
             watcher: None,
             initial: None,
             pretrained: None,

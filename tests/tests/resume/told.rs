@@ -56,6 +56,7 @@ pub(super) fn run_by(
         Message::Saved { step, .. } => saved.push(step),
         Message::Evaluating { .. } | Message::Saving { .. } => {}
         Message::NotSaved { why, .. } => panic!("{why}"),
+        Message::Differs { places, .. } => panic!("{places:?}"),
     });
     let outcome = outcome.unwrap_or_else(|e| panic!("{sets:?}: {e}"));
     Told { steps, evals, saved, outcome, weights: std::fs::read(weights).unwrap() }

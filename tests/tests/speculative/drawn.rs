@@ -191,6 +191,7 @@ fn trained(
             Message::Step(report) => drop(told.steps.insert(report.step, report)),
             Message::Eval { step, loss, .. } => drop(told.evals.insert(step, loss.to_bits())),
             Message::Evaluating { .. }
+            | Message::Differs { .. }
             | Message::Saving { .. }
             | Message::Saved { .. }
             | Message::NotSaved { .. } => {}

@@ -137,8 +137,16 @@ impl Session<'_> {
                 "\nupdates ahead of the decision: {committed} committed, {redone} redone, {no} not tried"
             ),
         };
+        let verified = match watch.verified {
+            [0, _] => String::new(),
+            [all, 0] => format!("\n{} ran twice: the same bits", counted(all, "step")),
+            [all, other] => format!(
+                "\n{} ran twice: {other} with OTHER BITS; see \"differs\" in {METRICS}",
+                counted(all, "step")
+            ),
+        };
         self.say(&format!(
-            "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped{ahead}\n\
+            "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped{ahead}{verified}\n\
              loss    {loss:.4} {unit} in the last step{held_out}{state}{files}",
             clock(seconds),
             clock(watch.train_seconds),

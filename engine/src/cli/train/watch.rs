@@ -24,6 +24,8 @@ pub(super) struct Watch {
     pub(super) train_seconds: f64,
     /// Number of steps by what became of their updates ahead of the decision, where the run has any: none, committed, redone.
     pub(super) ahead: [u64; 3],
+    /// Number of steps that ran twice, and of these whose bits differed.
+    pub(super) verified: [u64; 2],
 }
 
 impl Watch {
@@ -43,6 +45,7 @@ impl Watch {
             held_out: None,
             train_seconds: 0.0,
             ahead: [0; 3],
+            verified: [0; 2],
         }
     }
 
@@ -60,6 +63,15 @@ impl Watch {
             Message::Evaluating { step, done, batches } => {
                 let steps = Part { done: step, of: config.train.steps };
                 self.progress.evaluating(steps, Part { done, of: batches });
+            }
+            Message::Differs { step, places } => {
+                let place = |(rank, place): &(usize, String)| format!("{place} on rank {rank}");
+                let all: Vec<String> = places.iter().map(place).collect();
+                self.progress.warn(&format!(
+                    "step {step} ran twice and DIFFERS: {}; a GPU, its memory or a link is faulty, and the run goes on with the second result",
+                    all.join(", ")
+                ));
+                self.metrics.differs(step, &places);
             }
             Message::Saving { .. } => self.metrics.sync(),
             Message::Saved { step, waited, seconds, hashing, bytes } => {
@@ -105,7 +117,12 @@ impl Watch {
             targets: session.data.is_uneven().then_some(step.targets),
             documents: step.held.map(|held| held.documents),
             padding: step.held.map(|held| held.padding),
+            verified: step.verified,
         };
+        if let Some(same) = step.verified {
+            self.verified[0] += 1;
+            self.verified[1] += u64::from(!same);
+        }
         self.metrics.step_ahead(&metrics, speculates.then_some(step.ahead));
         let shape = session.built.gpt.shape();
         let activity = step.activity;

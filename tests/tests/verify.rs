@@ -1,0 +1,90 @@
+//! Steps whose passes run twice (`train.verify_every`): they change nothing, and a fault between the two is told of.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use engine::run::{Message, RunOptions, train};
+use engine::train::build::build;
+use tests::compare::{assert_same_bits, run_sets, run_with, with, with_delays};
+use tests::{text, tiny};
+
+/// Dropout drops, and evaluations happen between updates.
+const BASE: &[&str] = &[
+    "model.vocab=257",
+    "model.dropout=0.1",
+    "train.steps=5",
+    "train.eval_every=3",
+    "train.eval_batches=2",
+    "offload.tile_elements=1024",
+];
+const EVERY: &str = "train.verify_every=2";
+
+const WAYS: [&[&str]; 9] = [
+    &["offload.update=Serial", "batch.micro=1"],
+    &["offload.update=Overlapped", "parallel.tensor=2", "parallel.data=2"],
+    &["offload.update=Overlapped", "batch.micro=1", "offload.accumulate=Host"],
+    &["offload.update=Speculative", "offload.speculated_fraction=1", "parallel.data=2"],
+    &[
+        "offload.update=Speculative",
+        "offload.speculated_fraction=1",
+        "batch.micro=1",
+        "offload.first_forward=2",
+        "recompute=Block",
+    ],
+    &["offload.update=Delayed(after_step: 1)", "parallel.data=2", "batch.micro=1"],
+    &[
+        "offload.optimizer=Split(device_fraction: 0.4)",
+        "batch.micro=1",
+        "offload.accumulate=Device",
+    ],
+    // Steps 1 to 3 overflow.
+    &[
+        "precision=Fp16",
+        "loss_scale.initial=16777216",
+        "parallel.tensor=2",
+        "parallel.sequence=true",
+    ],
+    &[
+        "offload.parameters=Host",
+        "offload.ring=2",
+        "batch.micro=1",
+        "recompute=Block",
+        "parallel.data=2",
+    ],
+];
+
+#[test]
+fn a_step_that_runs_twice_has_the_bits_of_one_that_runs_once() {
+    for way in WAYS {
+        let sets = with(BASE, way);
+        let once = run_sets(&sets);
+        let twice = run_sets(&with(&sets, &[EVERY]));
+        assert_same_bits(&once, &twice, &format!("{way:?}"));
+        let verified = twice.steps.iter().map(|step| step.verified);
+        assert!(verified.eq([None, Some(true), None, Some(true), None]), "{way:?}");
+        let slow = run_with(&with(&sets, &[EVERY]), &with_delays(5));
+        assert_same_bits(&once, &slow, &format!("{way:?} with delays"));
+    }
+}
+
+#[test]
+fn a_parameter_that_changes_between_the_two_is_told_of_with_rank_and_tensor() {
+    for (way, rank) in [(WAYS[1], 2), (WAYS[2], 0), (WAYS[3], 1), (WAYS[5], 1)] {
+        let config = tiny(&with(&with(BASE, way), &[EVERY]));
+        let options = RunOptions { change_at: Some((rank, 4)), ..RunOptions::default() };
+        let (mut told, mut verified) = (Vec::new(), Vec::new());
+        let outcome =
+            train(&config, &build(&config), &text(), &options, &mut |message| match message {
+                Message::Differs { step, places } => told.push((step, places)),
+                Message::Step(report) => verified.push(report.verified),
+                _ => {}
+            });
+        assert!(outcome.unwrap().complete, "the run goes on");
+        assert_eq!(verified, [None, Some(true), None, Some(false), None], "{way:?}");
+        let [(4, places)] = &told[..] else { panic!("{way:?}: {told:?}") };
+        let (_, place) = places.iter().find(|(at, _)| *at == rank).unwrap();
+        assert!(place.starts_with("the gradient of `"), "{way:?}: {place}");
+        // The backward pass comes to the final norm first, which one of the ranks owns.
+        assert!(places.iter().any(|(_, place)| place.contains("`ln_f.")), "{way:?}: {places:?}");
+    }
+}
