@@ -187,9 +187,9 @@ fn updates_ahead_of_the_decision_are_found_where_they_gain_and_fit() {
     let roomy = found("1GiB", &[]);
     let sets = roomy["layouts"][0]["sets"].as_array().unwrap();
     assert!(sets.iter().any(|set| set == "offload.update=Speculative"), "{roomy}");
-    let [roomy, tight] = [share(&roomy), share(&found("2400KiB", &[]))];
+    let [roomy, tight] = [share(&roomy), share(&found("2000KiB", &[]))];
     assert!(tight > 0.0 && tight < roomy, "as much as fits: {tight} of {roomy}");
-    assert!(share(&found("2000KiB", &[])) == 0.0);
+    assert!(share(&found("1800KiB", &[])) == 0.0);
     // Whatever the config says itself, it is one choice of all.
     for given in ["offload.update=Auto", "offload.update=Speculative"] {
         assert_eq!(share(&found("1GiB", &["--set", given])), roomy, "{given}");
@@ -199,14 +199,32 @@ fn updates_ahead_of_the_decision_are_found_where_they_gain_and_fit() {
 }
 
 #[test]
+fn a_share_on_the_gpus_and_one_ahead_of_the_decision_are_chosen_together() {
+    let folder = slow_host("1GiB");
+    let found = json(&folder, &["plan", "tiny.ron", "--search"]);
+    let first = &found["layouts"][0];
+    let number = |key: &str| first[key].as_f64().unwrap();
+    assert!(number("device_fraction") > 0.0 && number("speculated_fraction") > 0.0, "{found}");
+    // Neither alone is as fast.
+    for alone in ["offload.optimizer=Host", "offload.update=Overlapped"] {
+        let mut sets = sets(&first["sets"]);
+        sets.extend(["--set".to_owned(), alone.to_owned()]);
+        let told = json(&folder, &with(&["simulate", "tiny.ron"], &sets));
+        let seconds = told["step_seconds"].as_f64().unwrap();
+        assert!(seconds > 1.01 * number("step_seconds"), "{alone}: {seconds}");
+    }
+}
+
+#[test]
 fn first_passes_go_together_where_that_hides_an_update() {
     // Second arrays of the states find no room.
-    let folder = slow_host("2000KiB");
-    let of = |more: &[&str]| {
-        let found = json(&folder, &[&["plan", "tiny.ron", "--search"], more].concat());
-        is_so(&folder, "tiny.ron", more, &found);
+    let folder = slow_host("1800KiB");
+    let within = |folder: &Folder, more: &[&str]| {
+        let found = json(folder, &[&["plan", "tiny.ron", "--search"], more].concat());
+        is_so(folder, "tiny.ron", more, &found);
         found
     };
+    let of = |more: &[&str]| within(&folder, more);
     let found = of(&[]);
     assert!(chosen(&found)[0].1 > 1, "{found}");
     // A layout is told once, with the best of its choices.
@@ -224,7 +242,7 @@ fn first_passes_go_together_where_that_hides_an_update() {
     let text = folder.onebox(&["plan", "tiny.ron", "--search"]).ok().stdout;
     assert!(text.contains("--set 'offload.optimizer=Split(device_fraction: 0."), "{text}");
     // An update that is late hides behind the whole step anyway.
-    let late = of(&["--set", "offload.update=Delayed(after_step: 1)"]);
+    let late = within(&slow_host("2000KiB"), &["--set", "offload.update=Delayed(after_step: 1)"]);
     assert!(chosen(&late).iter().all(|(_, together)| *together == 1), "{late}");
     // What is given is no part of what else is tried.
     let given = of(&["--set", "offload.first_forward=2", "--set", "batch.micro=2"]);

@@ -68,6 +68,7 @@ const CASES: &[(&str, fn())] = &[
     ("written", memory::weights_are_written_in_pieces),
     ("lost", lost_case),
     ("lost_at_a_product", lost::at_a_product),
+    ("lost_at_a_wait", lost::at_a_wait),
     ("hanging", hanging_case),
     ("hanging_at_first", hanging_at_first_case),
     ("missing", missing_case),
@@ -423,6 +424,10 @@ fn a_lost_gpu_ends_the_run_and_is_named() {
 #[test]
 fn a_library_that_finds_a_gpu_lost_says_how() {
     under_fake("lost_at_a_product", &[("FAKECUDA_FAIL", "lost:100@0")]);
+    // One of these is found by the wait itself.
+    for at in 100..106 {
+        under_fake("lost_at_a_wait", &[("FAKECUDA_FAIL", &format!("lost:{at}@0"))]);
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The last ops of each stream. An error that appears late can then name the ops around it.
+//! The last ops of each lane. An error that appears late can then name the ops around it.
 
 use super::driver::Failure;
 use super::progress::Passed;

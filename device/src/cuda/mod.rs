@@ -363,6 +363,7 @@ impl Gpu {
 
 impl Executor for Gpu {
     fn submit(&self, op: Admitted) {
+        self.history.remember(&op);
         if op.lane == Lane::Host {
             if op.op.group().is_some_and(|group| self.rank().within(group).1 > 1) {
                 self.host_met.set(op.tick);
@@ -376,7 +377,6 @@ impl Executor for Gpu {
         if self.host.world.failed() {
             return;
         }
-        self.history.remember(&op);
         let paced = self.keep_pace(op.lane).map_err(|e| self.failed(&op, &e));
         let done = paced.and_then(|()| match &self.timeline {
             Some(timeline) => {

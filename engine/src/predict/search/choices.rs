@@ -115,7 +115,8 @@ fn slowest_told(screened: &[Screened]) -> f64 {
 
 /// What may gain on `plain`, where that waits for the host: so many first forward passes together that the update hides
 /// behind them, or as many as fit; with each number the share of the optimizer on the GPUs that leaves nothing to be
-/// waited for, and the largest that fits; and the same of the share that is updated ahead of the decision.
+/// waited for, and the largest that fits; and with each of these shares, and with none, the same of the share that is updated
+/// ahead of the decision.
 fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
     if !is_plain(&plain.config) || brief.exposed <= WORTH * brief.seconds {
         return Vec::new();
@@ -145,16 +146,20 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
         let mut shares = vec![0, enough.min(most), most];
         shares.dedup();
         // All of it is a place of its own.
-        shares.retain(|parts| (together > 1 || *parts > 0) && *parts < ALMOST_ALL);
-        for parts in shares {
-            add(&with_share(parts), (together, parts), f64::INFINITY);
-        }
+        shares.retain(|parts| *parts < ALMOST_ALL);
         let worth = WORTH_AHEAD * brief.seconds;
-        if update_mode(&config) == UpdateMode::Overlapped && left > worth {
-            let ahead = |parts| ahead(&with_share(0), parts);
-            for parts in shares_ahead(left / waited, |parts| holds(&ahead(parts))) {
-                let choice = (together, parts * (PARTS / AHEAD));
-                add(&ahead(parts), choice, brief.seconds - worth);
+        for here in shares {
+            if together > 1 || here > 0 {
+                add(&with_share(here), (together, here), f64::INFINITY);
+            }
+            let saved = here as f64 / PARTS as f64 * waited;
+            if update_mode(&config) == UpdateMode::Overlapped && left - saved > worth {
+                let ahead = |parts| ahead(&with_share(here), parts);
+                let waits = (left - saved) / waited;
+                for parts in shares_ahead(waits, |parts| holds(&ahead(parts))) {
+                    let choice = (together, here + parts * (PARTS / AHEAD));
+                    add(&ahead(parts), choice, brief.seconds - saved - worth);
+                }
             }
         }
     }
