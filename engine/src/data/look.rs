@@ -21,7 +21,11 @@ pub(crate) struct Look {
     /// Bytes that will be read; of a directory also those of files that turn out to be no UTF-8.
     pub(crate) bytes: u64,
     /// Tokens of files of tokens.
-    tokens: usize,
+    pub(crate) tokens: usize,
+    /// Documents of files of tokens, where samples are no windows.
+    pub(crate) documents: u64,
+    /// A mask beside such a file says what counts.
+    pub(crate) is_masked: bool,
     /// Bytes of the longest file.
     pub(crate) longest: u64,
     /// The beginning of the first file that is text.
@@ -81,7 +85,13 @@ impl Look {
         let width = match data.format.width() {
             Some(width) => width,
             None => {
-                Index::beside(&TokenFile::new(path, file).map_err(Problem::Unreadable)?)?.width()
+                let tokens = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
+                let index = Index::beside(&tokens)?;
+                if data.packing != Packing::Windows {
+                    self.documents += index.num_documents();
+                    self.is_masked |= mask::path_of(path).exists();
+                }
+                index.width()
             }
         };
         if !bytes.is_multiple_of(width as u64) {

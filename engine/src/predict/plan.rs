@@ -332,7 +332,8 @@ fn nodes(
     }
     let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
     let data = DataMemory::of(config).unwrap_or_default();
-    let bytes = (planned + data.tokens).max(data.reading) + beside(built, planned);
+    let data = (planned + data.tokens + data.documents).max(data.reading);
+    let bytes = data + beside(built, planned);
     let whole = Some((bytes, topology::available_memory()));
     let Some(machine) = this_machine() else { return (Vec::new(), Vec::new(), whole) };
     let wanted = placement::request(config, host);

@@ -1,7 +1,7 @@
 //! What of the host's memory a run's data takes. Tokens in files stay there. Tokens that are made of text belong to no rank:
 //! they are made before the ranks' memory is there, and lie on whichever nodes have room.
 
-use crate::config::{Config, DataConfig, DeviceConfig};
+use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Packing};
 use crate::data::{Cache, Look, Sizes, Tokenizer, texts_at_once};
 use serde::Serialize;
 use std::path::Path;
@@ -18,8 +18,10 @@ const PER_TOKEN: f64 = 192.0;
 pub struct DataMemory {
     /// Of tokens that stay in their files.
     pub in_files: u64,
-    /// Of tokens that stay in memory.
+    /// Of tokens that stay in memory, and of chats which of them count.
     pub tokens: u64,
+    /// Of where documents begin, how long they are and what of them counts, where samples are no windows.
+    pub documents: u64,
     /// Most while they are read: of rows the text, the tokens three times, and what the tokenizer takes; of other text the same of
     /// a part.
     pub reading: u64,
@@ -47,6 +49,10 @@ impl DataMemory {
     /// A sentence.
     pub(crate) fn words(&self) -> String {
         let about = if self.estimated { "about " } else { "" };
+        let documents = match self.documents {
+            0 => String::new(),
+            bytes => format!(", and {} of where documents are", format_bytes(bytes)),
+        };
         let reading = match self.reading > self.tokens {
             true => format!(", {about}{} while the text is read", format_bytes(self.reading)),
             false => String::new(),
@@ -54,11 +60,11 @@ impl DataMemory {
         if self.in_files > 0 {
             let bytes = format_bytes(self.in_files);
             return format!(
-                "data: {about}{bytes} of tokens stay in their files, and a run reads them from there{reading}"
+                "data: {about}{bytes} of tokens stay in their files, and a run reads them from there{documents}{reading}"
             );
         }
         format!(
-            "data: {about}{} of tokens{reading}, on the host once for all ranks, on any of its nodes",
+            "data: {about}{} of tokens{documents}{reading}, on the host once for all ranks, on any of its nodes",
             format_bytes(self.tokens)
         )
     }
@@ -67,7 +73,8 @@ impl DataMemory {
 fn measured(config: &Config) -> Option<DataMemory> {
     let look = Look::at(config, false).ok()?;
     let Some(path) = config.data.tokenizer.as_ref().filter(|_| config.data.format.is_text()) else {
-        return Some(DataMemory { in_files: look.bytes, ..DataMemory::default() });
+        let documents = documents(config, (look.documents, look.tokens as u64), look.is_masked);
+        return Some(DataMemory { in_files: look.bytes, documents, ..DataMemory::default() });
     };
     let tokenizer = Tokenizer::open(Path::new(path)).ok()?;
     let sample = tokenizer.encode(&look.sample).ok()?;
@@ -81,8 +88,18 @@ fn measured(config: &Config) -> Option<DataMemory> {
     };
     if config.data.format.is_rows() {
         // The tokens of each file, all of them in a row, and those as they are stored.
+        let chats = matches!(config.data.format, DataFormat::Chat);
+        let lines = look.sample.lines().count() as f64 / look.sample.len().max(1) as f64;
+        let documents = documents(config, ((look.bytes as f64 * lines) as u64, tokens), chats);
+        let stored = stored + if chats { tokens } else { 0 };
         let reading = look.bytes + 2 * 4 * tokens + stored + working(look.longest);
-        return Some(DataMemory { in_files: 0, tokens: stored, reading, estimated: true });
+        return Some(DataMemory {
+            in_files: 0,
+            tokens: stored,
+            documents,
+            reading,
+            estimated: true,
+        });
     }
     let one = if tokenizer.has_cuts() { piece as u64 } else { look.longest };
     // A part is read, cut, and its tokens are made and written.
@@ -92,5 +109,18 @@ fn measured(config: &Config) -> Option<DataMemory> {
     let kept = Cache::of_user(true).folder.is_some();
     let (in_files, in_memory) = if kept { (stored, 0) } else { (0, stored) };
     let reading = reading + in_memory;
-    Some(DataMemory { in_files, tokens: in_memory, reading, estimated: true })
+    Some(DataMemory { in_files, tokens: in_memory, documents: 0, reading, estimated: true })
+}
+
+/// Bytes that are kept of documents: of each where it begins, how long it is and, where some tokens do not count, how many do; where
+/// several share a sample its number, and the end of each sample.
+fn documents(config: &Config, (documents, tokens): (u64, u64), counts: bool) -> u64 {
+    let each = 12 + if counts { 4 } else { 0 };
+    match config.data.packing {
+        Packing::Windows => 0,
+        Packing::None => documents * each,
+        Packing::Documents => {
+            documents * (each + 4) + 8 * tokens.div_ceil(config.model.seq_len as u64)
+        }
+    }
 }
