@@ -377,58 +377,6 @@ fn megatrons_prefix_and_index_are_understood() {
 }
 
 #[test]
-fn the_plan_counts_what_the_data_takes() {
-    let folder = Folder::new();
-    let sparse = |name: &str, bytes: u64| {
-        fs::File::create(folder.path(name)).unwrap().set_len(bytes).unwrap();
-    };
-    let plan = |train: &str, more: &[&str]| {
-        let train = format!("data.train={train:?}");
-        let args = ["plan", "tiny.ron", "--json", "--set", &train];
-        folder.onebox(&[&args[..], &sets(more)].concat())
-    };
-    let json = |done: Done| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
-    // More than any machine has: tokens stay in their files.
-    sparse("huge.bin", 8 << 40);
-    let huge = plan("huge.bin", &["data.format=U16"]).ok();
-    let memory = &json(huge)["data_memory"];
-    assert_eq!((&memory["in_files"], &memory["tokens"]), (&(8u64 << 40).into(), &0.into()));
-    // Where 1,000 documents of 8 tokens are.
-    sparse("corpus.bin", 16_000);
-    let words = |of: &mut dyn Iterator<Item = u64>| of.flat_map(u64::to_le_bytes).collect();
-    let index: Vec<Vec<u8>> = vec![
-        b"MMIDIDX\x00\x00".to_vec(),
-        words(&mut [1].into_iter()),
-        vec![8],
-        words(&mut [1000, 1001].into_iter()),
-        (0..1000).flat_map(|_| 8u32.to_le_bytes()).collect(),
-        words(&mut (0..1000).map(|i| 16 * i)),
-        words(&mut (0..1001)),
-    ];
-    fs::write(folder.path("corpus.idx"), index.concat()).unwrap();
-    for (packing, bytes) in
-        [("Windows", 0), ("None", 12_000), ("Documents", 16_000 + 8 * 8000 / 16)]
-    {
-        let packing = format!("data.packing={packing}");
-        let sets = ["data.format=Megatron", "model.vocab=300", "model.seq_len=16", &packing];
-        let memory = json(plan("corpus", &sets).ok());
-        assert_eq!(memory["data_memory"]["documents"], bytes, "{packing}");
-    }
-    // Text, and what comes out of it.
-    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/tokenizer-tiny.json");
-    fs::copy(fixture, folder.path("tokenizer.json")).unwrap();
-    let text = folder.read("text.txt").len() as u64;
-    let memory = json(plan("text.txt", &["data.tokenizer=\"tokenizer.json\"", "model.vocab=300"]));
-    let memory = &memory["data_memory"];
-    let [kept, tokens, reading] =
-        ["in_files", "tokens", "reading"].map(|key| memory[key].as_u64().unwrap());
-    assert!(kept > 0 && kept < 2 * text && tokens == 0, "{memory}");
-    assert!(reading > 2 * text + 2 * kept && reading < 300 * text, "{memory}");
-    // Where it is not there, the rest is planned.
-    assert!(json(plan("absent", &[]).ok())["data_memory"].is_null());
-}
-
-#[test]
 fn a_finished_run_says_what_differs_and_refuses_another_experiment() {
     let folder = Folder::new();
     for (run, saved) in

@@ -21,7 +21,8 @@ pub enum Ahead {
     No,
     /// The decision was the presumed one, so the updates stand.
     Committed,
-    /// The decision was another one: the updates are made again, or dropped where the step is skipped.
+    /// The decision was another one: such updates, where the step made any before its sums of squares stopped them, are made again, or
+    /// dropped where the step is skipped.
     Redone,
 }
 
@@ -39,7 +40,7 @@ impl Ahead {
 /// Share of the recent steps that were clipped or skipped from which on no segment is updated ahead of the decision.
 pub const TOO_OFTEN: f64 = 0.5;
 /// Weight of a step in that share.
-const NEWEST: f64 = 0.125;
+pub(crate) const NEWEST: f64 = 0.125;
 
 /// Leaves in a block of its own the words that the decision will have if the gradient is neither clipped nor skipped. Their
 /// factor is 0 where recent steps were clipped too often. `arg` is the step.
@@ -82,7 +83,6 @@ pub(crate) fn judge(words: &mut [f64], presumed: &[f64], as_presumed: bool) {
         _ if as_presumed => COMMITTED,
         _ => REDONE,
     };
-    words[CLIPPED] += NEWEST * (f64::from(u8::from(!as_presumed)) - words[CLIPPED]);
     if words[SKIP] == 0.0 {
         words[SIDE] = 1.0 - words[SIDE];
     }

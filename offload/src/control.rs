@@ -36,7 +36,7 @@ pub const AHEAD: usize = 15;
 pub const NOT_AHEAD: f64 = 0.0;
 /// The decision was the presumed one: the updates ahead of it stand.
 pub const COMMITTED: f64 = 1.0;
-/// The decision was another one: the updates ahead of it are redone, or dropped where the step is skipped.
+/// The decision was another one: the updates ahead of it, where the step made any, are redone, or dropped where it is skipped.
 pub const REDONE: f64 = 2.0;
 /// Number of words.
 pub const WORDS: usize = 16;

@@ -180,8 +180,9 @@ impl Layout {
         let first_ahead = first_ahead(segments, spec.ahead_fraction);
         let words = (1, control::WORDS);
         let at = (Arena::Pinned, "norms and decisions");
-        let presumed =
-            (first_ahead < segments.len()).then(|| plan.tensor(at, "presumed", Dtype::F64, words));
+        let has_host_part = |(s, cut): (&SegmentSpec, &usize)| *cut < s.params.len();
+        let presumed = segments[first_ahead..].iter().zip(&cuts[first_ahead..]).any(has_host_part);
+        let presumed = presumed.then(|| plan.tensor(at, "presumed", Dtype::F64, words));
         let (mut own_end, mut all_end, mut number) = (0, 0, 0);
         type Buffers = (Vec<Bucket>, Option<SharedSum>);
         let mut segment = |((s, (buckets, sum)), &cut): ((&SegmentSpec, Buffers), &usize)| {
@@ -251,6 +252,11 @@ impl Layout {
     /// Number of data-parallel ranks.
     pub const fn dp_size(&self) -> usize {
         self.spec.dp_size
+    }
+
+    /// Whether any parameter is updated ahead of the decision: the last segment may be larger than the share.
+    pub const fn updates_ahead(&self) -> bool {
+        self.presumed.is_some()
     }
 
     /// Number of parameters that a rank owns, padding included: the elements of each of its states.

@@ -2,7 +2,7 @@
 //! All of it is host work that leaves data behind; the rank's thread never waits for it and the program is the
 //! same either way.
 
-use crate::ahead;
+use crate::ahead::{self, NEWEST};
 use crate::control;
 use crate::schedule::Rates;
 use device::numerics::{Counted, accumulate, accumulate_chunks};
@@ -216,8 +216,11 @@ impl HostTask for Decide {
             words[control::FACTOR] = 0.0;
             words[control::SKIPPED] += 1.0;
         }
+        let as_presumed = finite && clip == 1.0;
+        words[control::CLIPPED] +=
+            NEWEST * (f64::from(u8::from(!as_presumed)) - words[control::CLIPPED]);
         if let Some(presumed) = self.presumed {
-            ahead::judge(words, host.read_as::<f64>(presumed)?, finite && clip == 1.0);
+            ahead::judge(words, host.read_as::<f64>(presumed)?, as_presumed);
         }
         if let Some(rule) = self.loss_scale {
             rule.next(words, finite);

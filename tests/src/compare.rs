@@ -49,7 +49,7 @@ pub fn excerpt() -> Arc<Dataset> {
 ///
 /// # Panics
 /// When it cannot be read.
-pub fn contents(checkpoint: &Path, without: &[&str]) -> BTreeMap<String, Vec<u8>> {
+pub fn contents(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries =
         std::fs::read_dir(checkpoint).expect("a checkpoint").map(|entry| entry.expect("an entry"));
     let content = |entry: std::fs::DirEntry| {
@@ -59,8 +59,6 @@ pub fn contents(checkpoint: &Path, without: &[&str]) -> BTreeMap<String, Vec<u8>
             let line = bytes.split(|byte| *byte == b'\n').next().expect("a line");
             let mut manifest: serde_json::Value = serde_json::from_slice(line).expect("JSON");
             manifest.as_object_mut().and_then(|all| all.remove("config")).expect("a config");
-            let control = manifest["control"].as_object_mut().expect("a control block");
-            control.retain(|word, _| !without.contains(&word.as_str()));
             bytes = manifest.to_string().into_bytes();
         }
         (name, bytes)

@@ -99,6 +99,20 @@ fn a_loss_scale_overflows_in_several_processes_as_in_one() {
     assert_eq!(one.outcome, four.outcome);
 }
 
+/// What a rank of any process sees is known to rank 0.
+#[test]
+fn a_step_that_runs_twice_is_compared_in_all_processes() {
+    let sets = with(&with(BASE, TP2_DP2), &["train.verify_every=2"]);
+    for (change_at, same) in [(None, true), (Some((3, 4)), false)] {
+        let options = RunOptions { change_at, ..RunOptions::default() };
+        for count in [1, 2, 4] {
+            let ran = ran(count, &sets, &options);
+            let verified: Vec<bool> = ran.steps.iter().filter_map(|step| step.verified).collect();
+            assert_eq!(verified[..2], [true, same], "{count} processes");
+        }
+    }
+}
+
 fn saving(folder: &Path, resume: Option<Checkpoint>) -> RunOptions {
     let (checkpoints, resume) = (Some(folder.to_owned()), resume.map(Arc::new));
     RunOptions { checkpoints, resume, ..RunOptions::default() }

@@ -115,7 +115,7 @@ fn what_is_written_while_training_goes_on_is_what_it_waits_for_otherwise() {
         assert_goes_on_as(&waits, &goes_on, 0, &format!("{mode:?}"));
         assert_eq!(waits.saved, goes_on.saved);
         for step in waits.saved {
-            let [a, b] = folders.each_ref().map(|folder| contents(&at(folder.path(), step), &[]));
+            let [a, b] = folders.each_ref().map(|folder| contents(&at(folder.path(), step)));
             assert!(a.keys().eq(b.keys()) && a.len() == 5, "{mode:?}");
             for (name, bytes) in a {
                 assert!(bytes == b[&name], "{mode:?}: {name} of step {step}");

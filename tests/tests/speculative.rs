@@ -59,7 +59,10 @@ fn it_has_the_bits_of_serial_where_all_some_or_no_steps_are_clipped() {
         let base = with(BASE, layout);
         let unclipped = run_sets(&with(&base, &[SERIAL, "optimizer.clip=None"]));
         let some = between(&unclipped);
-        let all = ["optimizer.clip=None", "optimizer.clip=0.001", &some];
+        // The sums of squares of a few segments do not reach it: these are updated ahead, and again.
+        let least = unclipped.steps.iter().map(|step| step.grad_norm).fold(f64::INFINITY, f64::min);
+        let every = format!("optimizer.clip={}", (0.9 * least) as f32);
+        let all = ["optimizer.clip=None", &every, &some];
         for clip in if full() || layout.len() < 3 { &all[..] } else { &all[2..] } {
             let clip = *clip;
             let serial = run_sets(&with(&base, &[SERIAL, clip]));
@@ -72,7 +75,7 @@ fn it_has_the_bits_of_serial_where_all_some_or_no_steps_are_clipped() {
                     assert!(is.iter().all(|step| *step == Ahead::Committed), "{sets:?}: {is:?}");
                 }
                 // After a few clipped steps it is not tried any more.
-                "optimizer.clip=0.001" => {
+                _ if clip == every => {
                     assert_eq!(is[0], Ahead::Redone, "{sets:?}");
                     assert_eq!(is[6], Ahead::No, "{sets:?}: {is:?}");
                 }

@@ -3,8 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+use device::Rank;
 use engine::run::{Message, RunOptions, train};
 use engine::train::build::build;
+use offload::{NoiseRun, Optimizer, PerStep, chunk_elements};
+use std::ops::Range;
+use std::sync::Arc;
+use tensor_parallel::Gpt;
 use tests::compare::{assert_same_bits, run_sets, run_with, with, with_delays};
 use tests::{text, tiny};
 
@@ -86,5 +91,59 @@ fn a_parameter_that_changes_between_the_two_is_told_of_with_rank_and_tensor() {
         assert!(place.starts_with("the gradient of `"), "{way:?}: {place}");
         // The backward pass comes to the final norm first, which one of the ranks owns.
         assert!(places.iter().any(|(_, place)| place.contains("`ln_f.")), "{way:?}: {places:?}");
+    }
+}
+
+#[derive(Debug)]
+struct Nothing;
+
+impl PerStep for Nothing {
+    fn learning_rate(&self, _: u64) -> f64 {
+        0.0
+    }
+    fn weight(&self, _: u64) -> f64 {
+        1.0
+    }
+}
+
+/// So the tensor that a difference names is that of the chunk.
+#[test]
+fn the_chunks_of_the_ranks_of_a_group_hold_each_element_once() {
+    for way in WAYS {
+        let config = tiny(&with(&with(BASE, way), &["offload.bucket_elements=3000"]));
+        let built = build(&config);
+        let dp_size = config.parallel.data;
+        let counted: Vec<_> = built.gpt.segments().iter().map(|s| s.counted(0)).collect();
+        let noise: Vec<Arc<[NoiseRun]>> = counted.iter().map(|_| Arc::from([])).collect();
+        let longest = Gpt::longest_segment(built.gpt.shape());
+        let chunks = built.layout.owned_elements() as usize / chunk_elements(longest);
+        let mut found: Vec<Vec<Range<usize>>> = vec![Vec::new(); counted.len()];
+        for dp in 0..dp_size {
+            let rank = Rank { tp: 0, tp_size: config.parallel.tensor, dp, dp_size };
+            let optimizer =
+                Optimizer::new(&built.layout, rank, (&counted, &noise), Arc::new(Nothing));
+            for (segment, range) in (0..chunks).map(|chunk| optimizer.chunk(chunk)) {
+                found[segment].push(range);
+            }
+        }
+        for (segment, mut ranges) in found.into_iter().enumerate() {
+            ranges.sort_by_key(|range| range.start);
+            let len = built.gpt.params(segment).len();
+            let ends = ranges.iter().map(|range| range.end);
+            assert!(
+                ranges[0].start == 0
+                    && ranges
+                        .iter()
+                        .skip(1)
+                        .map(|r| r.start)
+                        .eq(ends.clone().take(ranges.len() - 1)),
+                "{way:?}"
+            );
+            assert_eq!(
+                ranges.last().map(|range| range.end),
+                Some(len),
+                "{way:?}: segment {segment}"
+            );
+        }
     }
 }

@@ -99,7 +99,7 @@ pub(super) struct Control {
     /// The decision for an update that waits for the next step, as bits of F64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     late: Option<[u64; 5]>,
-    /// The share of recent steps that were clipped or skipped, as bits of F64, where updates run ahead of the decision.
+    /// The share of recent steps that were clipped or skipped, as bits of F64, where it is not 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     clipped: Option<u64>,
 }

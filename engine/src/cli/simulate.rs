@@ -2,7 +2,7 @@
 
 use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, may_write, print, print_json, say, unwritten};
-use crate::config::Config;
+use crate::config::{Config, UpdateMode};
 use crate::predict::plan::memory_report;
 use crate::predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
 use crate::predict::{choose, schedules};
@@ -10,7 +10,7 @@ use crate::report::metrics::median_step;
 use crate::report::progress::si;
 use crate::report::trace;
 use crate::run_dir::METRICS;
-use crate::train::build::build;
+use crate::train::build::{build, update_mode};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
@@ -58,7 +58,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
         say(&format!("trace of {ranks} written to {}", path.display()));
     }
     if !args.no_schedules {
-        told.schedules = schedules(config, told.step_seconds).map_err(failed)?;
+        told.schedules = schedules(config, (told.step_seconds, args.clipped)).map_err(failed)?;
     }
     told.chosen.clone_from(&loaded.chosen);
     told.measured = args.compare.as_deref().map(measured).transpose()?;
@@ -123,6 +123,20 @@ fn text(config: &Config, told: &Simulated) -> String {
         told.model_tflops_per_gpu,
         100.0 * told.share_of_gemm_rate,
     );
+    if told.clipped > 0.0 {
+        let share = 100.0 * told.clipped;
+        let _ = match update_mode(config) {
+            UpdateMode::Speculative => writeln!(
+                out,
+                "that is the mean of a run of which {share:.0} % of the steps are clipped or skipped; lanes and waits below are of a step \
+                 that is not, which takes {}",
+                seconds(told.unclipped_seconds)
+            ),
+            _ => {
+                writeln!(out, "clipped steps take as long as others: the update is not Speculative")
+            }
+        };
+    }
     let _ = writeln!(out, "\nlanes of rank 0      busy   of the step");
     for lane in told.lanes.iter().filter(|lane| lane.ops > 0) {
         let _ = writeln!(
@@ -137,7 +151,7 @@ fn text(config: &Config, told: &Simulated) -> String {
     }
     if told.driver_calls > 0 {
         let (submits, share) =
-            (told.submitting_seconds, told.submitting_seconds / told.step_seconds);
+            (told.submitting_seconds, told.submitting_seconds / told.unclipped_seconds);
         let _ = writeln!(
             out,
             "  {:<8} {:>14}   {:>5.1} %   {:>7} calls of the driver, by the thread that submits",
@@ -160,8 +174,10 @@ fn text(config: &Config, told: &Simulated) -> String {
         100.0 * told.overlap
     );
     let _ = writeln!(out, "\nwhat the step waits for, one after the other");
-    for part in told.critical_path.iter().filter(|part| part.seconds > 0.005 * told.step_seconds) {
-        let share = 100.0 * part.seconds / told.step_seconds;
+    for part in
+        told.critical_path.iter().filter(|part| part.seconds > 0.005 * told.unclipped_seconds)
+    {
+        let share = 100.0 * part.seconds / told.unclipped_seconds;
         let (lane, op) = (&part.lane, part.op);
         let _ = writeln!(out, "  {:>14}   {share:>5.1} %   {op} ({lane})", seconds(part.seconds));
     }
@@ -191,7 +207,7 @@ fn text(config: &Config, told: &Simulated) -> String {
 /// What most of the step is, in a sentence.
 fn bound(told: &Simulated) -> String {
     let parts = groups(&told.critical_path).into_iter();
-    let share = parts.map(|(what, seconds)| (what, seconds / told.step_seconds));
+    let share = parts.map(|(what, seconds)| (what, seconds / told.unclipped_seconds));
     let mut parts: Vec<_> = share.filter(|(_, share)| *share > 0.005).collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     let words = parts.iter().map(|(what, share)| format!("{what} {:.0} %", 100.0 * share));

@@ -30,7 +30,7 @@ use crate::report::tensorboard::Events;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
 use crate::run_dir::{CONFIG, RunDir, RunDirError, TOKENIZER, WEIGHTS};
 use crate::train::batch::FILL;
-use crate::train::build::Built;
+use crate::train::build::{Built, update_mode};
 use crate::train::detours::Detours;
 use device::Kind;
 use device::numerics::SimdPath;
@@ -282,7 +282,7 @@ impl Session<'_> {
             self.gpus(),
             config.precision,
             config.offload.optimizer,
-            in_line(&config.offload.update),
+            in_line(&update_mode(config)),
             SimdPath::current(),
             config.batch.global,
             counted(m.seq_len, "token"),

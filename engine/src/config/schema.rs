@@ -176,7 +176,7 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         ring: s.uint_or_none("ring", 2..=64, "With `parameters: Host`: blocks whose parameters a GPU holds at once, besides the resident ones. None: 3, or 2 where 3 do not fit."),
         resident_blocks: s.uint_or_none("resident_blocks", 0..=10_000, "With `parameters: Host`: blocks whose parameters stay on the GPU all the same, spread evenly. None: as many as fit."),
         update: update(s),
-        speculated_fraction: match s.float_or_auto("speculated_fraction", Interval::closed(0.0, 1.0), "Share of the parameters behind the embedding whose update `Speculative` begins during the backward pass, rounded down to whole blocks, the last ones. Their states take their bytes in host memory twice. `Auto`: on a described box the share of the fastest simulated step, elsewhere at most 0.5, as far as it fits.") {
+        speculated_fraction: match s.float_or_auto("speculated_fraction", Interval::closed(0.0, 1.0), "Share of the parameters behind the embedding whose update `Speculative` begins during the backward pass, rounded down to whole segments, the last ones: first an output projection of its own, then the final norm and the last blocks. Their states take their bytes in host memory twice. `Auto`: on a described box the share of the fastest simulated step, elsewhere at most 0.5, as far as it fits.") {
             None => Speculated::Auto,
             Some(share) => Speculated::Share(share),
         },

@@ -62,6 +62,7 @@ pub(crate) use parts::Sizes;
 pub(crate) use prepare::{Prepare, PrepareError, Prepared};
 pub use problem::{DataError, Problem};
 use problem::{Failure, at, in_key};
+pub(crate) use rowed::BYTES_AT_ONCE;
 pub use rowed::Rowed;
 pub use rows::Rows;
 use store::Store;

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// Rows whose tokens are made at once.
 const AT_ONCE: usize = 4096;
 /// Their bytes, unless one row has more.
-const BYTES_AT_ONCE: usize = 16 << 20;
+pub(crate) const BYTES_AT_ONCE: usize = 16 << 20;
 
 /// How rows become tokens.
 #[derive(Debug)]

@@ -12,10 +12,10 @@ use device::Arena;
 use rayon::prelude::*;
 use topology::format_bytes;
 
-/// Share of a step by which the step of a smaller share may be longer.
+/// A smaller share is as good if its step is longer by at most this share.
 const AS_GOOD: f64 = 0.005;
 
-/// Most of a micro-batch's computing that is its backward pass: three of four parts with recomputation.
+/// Largest share of a micro-batch's computing that its backward pass takes: three of four parts with recomputation.
 const BACKWARD: f64 = 0.75;
 
 /// A choice and its reason.
@@ -153,13 +153,24 @@ impl<'a> Choosing<'a> {
         (UpdateMode::Speculative, Speculated::Share(share), why)
     }
 
-    /// No share fits.
+    /// Whether anything is updated ahead with a share: it is less than the last segment otherwise.
+    fn moves(&self, share: f32) -> bool {
+        build(&self.ahead(share)).layout.updates_ahead()
+    }
+
+    /// No share both fits and updates anything ahead.
     fn nothing_fits(&self) -> Choice {
+        let why = if !fits(&self.exact, &self.built) {
+            "the run does not fit without it".to_owned()
+        } else if let Some(share) = self.asked().filter(|share| !self.moves(*share)) {
+            format!("a share of {share} is less than the last segment, so nothing is updated ahead")
+        } else {
+            "the second arrays of Speculative do not fit the host's memory beside all else"
+                .to_owned()
+        };
         match self.must() {
-            true => self.speculative(Speculated::USUAL, "none fits"),
-            false => {
-                self.overlapped("the second arrays of Speculative do not fit the host's memory")
-            }
+            true => self.speculative(Speculated::USUAL, &why),
+            false => self.overlapped(&why),
         }
     }
 
@@ -168,7 +179,7 @@ impl<'a> Choosing<'a> {
         let unknown =
             "no described box says what it gains (`onebox plan --search --box BOX` finds it)";
         if let Some(share) = self.asked() {
-            return if self.holds(share) {
+            return if self.holds(share) && self.moves(share) {
                 self.speculative(share, unknown)
             } else {
                 self.nothing_fits()
@@ -177,7 +188,7 @@ impl<'a> Choosing<'a> {
         let usual = (Speculated::USUAL * AHEAD as f32) as usize;
         let holds = |parts| parts == 0 || self.holds(share_of(parts));
         match largest(usual, holds) {
-            0 => self.nothing_fits(),
+            parts if parts == 0 || !self.moves(share_of(parts)) => self.nothing_fits(),
             parts if parts == usual => self.speculative(share_of(parts), unknown),
             parts => self.speculative(share_of(parts), &format!("as much as fits; {unknown}")),
         }
@@ -224,7 +235,8 @@ impl<'a> Choosing<'a> {
     /// Shares worth a simulation, the smallest first: what the step waits for, more than that, and all that fits.
     fn shares(&self, overlapped: &Brief) -> Vec<f32> {
         if let Some(share) = self.asked() {
-            return if self.holds(share) { vec![share] } else { Vec::new() };
+            let usable = self.holds(share) && self.moves(share);
+            return if usable { vec![share] } else { Vec::new() };
         }
         let most = largest(AHEAD, |parts| parts == 0 || self.holds(share_of(parts)));
         let enough = (overlapped.waited_share() * AHEAD as f64).ceil() as usize;
@@ -233,7 +245,7 @@ impl<'a> Choosing<'a> {
         parts.retain(|parts| *parts > 0);
         parts.sort_unstable();
         parts.dedup();
-        parts.into_iter().map(share_of).collect()
+        parts.into_iter().map(share_of).filter(|share| self.moves(*share)).collect()
     }
 }
 

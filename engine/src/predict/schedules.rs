@@ -2,7 +2,7 @@
 
 use super::choose::choice;
 use super::plan::memory_report;
-use super::simulate::{Schedule, SimulateError, simulate};
+use super::simulate::{Schedule, SimulateError, mean_step, simulate};
 use crate::config::{Config, Placement, Transfer, UpdateMode, in_line};
 use crate::train::build::{build, first_forward, share_ahead, update_mode};
 
@@ -10,12 +10,15 @@ use crate::train::build::{build, first_forward, share_ahead, update_mode};
 const TOGETHER: usize = 8;
 
 /// The step of `config` under each update mode, its own first, which takes `own` seconds, and with several first forward
-/// passes together. Where all updates are on the
-/// device there is no other. What blocks is compared with what streams.
+/// passes together. The share `clipped` of the steps is clipped or skipped, and the times are means. Where all updates are on the
+/// device there is no other mode. What blocks is compared with what streams.
 ///
 /// # Errors
 /// As [`simulate`].
-pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateError> {
+pub fn schedules(
+    config: &Config,
+    (own, clipped): (f64, f64),
+) -> Result<Vec<Schedule>, SimulateError> {
     let told = |config: &Config, step_seconds: f64| {
         let (offload, memory) = (&config.offload, memory_report(config, &build(config)));
         let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
@@ -62,8 +65,9 @@ pub fn schedules(config: &Config, own: f64) -> Result<Vec<Schedule>, SimulateErr
         others.push(ahead);
     }
     for other in others {
-        let timeline = simulate(&other, &build(&other))?;
-        all.push(told(&other, timeline.step_seconds()));
+        let built = build(&other);
+        let committed = simulate(&other, &built)?.step_seconds();
+        all.push(told(&other, mean_step(&other, &built, (committed, clipped))?));
     }
     Ok(all)
 }

@@ -52,9 +52,11 @@ pub struct Simulated {
     pub data: usize,
     /// One optimizer step.
     pub step_seconds: f64,
-    /// Share of the steps that are clipped or skipped, which `step_seconds` and what follows from it take the mean of; the rest
+    /// Share of the steps that are clipped or skipped, which `step_seconds`, the rates and `schedules` take the mean of; the rest
     /// tells of a step that is not.
     pub clipped: f64,
+    /// A step that is neither clipped nor skipped.
+    pub unclipped_seconds: f64,
     /// Over all ranks.
     pub tokens_per_second: f64,
     /// Operations as run, recomputation included, per second and GPU, in 10^12.
@@ -315,6 +317,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         data: config.parallel.data,
         step_seconds: seconds,
         clipped: 0.0,
+        unclipped_seconds: timeline.step_seconds(),
         tokens_per_second: tokens / seconds,
         hardware_tflops_per_gpu: flops / seconds / 1e12,
         model_tflops_per_gpu: model,

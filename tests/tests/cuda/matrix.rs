@@ -82,7 +82,7 @@ pub(super) fn grid(precision: &str) {
 
 /// What moves work in place.
 const PLACES: [&[&str]; 5] = [
-    &["offload.update=Speculative", "offload.speculated_fraction=1"],
+    &["offload.update=Speculative", "offload.speculated_fraction=1", "train.verify_every=2"],
     &["offload.update=Serial"],
     &["offload.optimizer=Device"],
     &["offload.accumulate=Host"],

@@ -68,7 +68,7 @@ impl Watch {
                 let place = |(rank, place): &(usize, String)| format!("{place} on rank {rank}");
                 let all: Vec<String> = places.iter().map(place).collect();
                 self.progress.warn(&format!(
-                    "step {step} ran twice and DIFFERS: {}; a GPU, its memory or a link is faulty, and the run goes on with the second result",
+                    "step {step} ran twice and DIFFERS: {}; a GPU, a core, memory or a link is faulty, and the run goes on with the second result",
                     all.join(", ")
                 ));
                 self.metrics.differs(step, &places);

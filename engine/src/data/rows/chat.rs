@@ -133,6 +133,12 @@ fn check(message: &Json) -> Result<(), String> {
             None => return Err(format!("it has no `{key}`{}", has(fields))),
         }
     }
+    // Files for OpenAI's fine-tuning mark so what is not to be learned.
+    if matches!(fields.get("weight"), Some(Json::Number(weight)) if weight.as_f64() == Some(0.0)) {
+        return Err(
+            "it has a `weight` of 0, and onebox learns every answer: leave the row out".into()
+        );
+    }
     Ok(())
 }
 

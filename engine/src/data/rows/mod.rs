@@ -435,6 +435,10 @@ mod tests {
                     json!({ "messages": [user], "tools": [{}] }).to_string(),
                     "it has `tools`, which no chat gets here",
                 ),
+                (
+                    json!({ "messages": [user, { "role": "assistant", "content": "b", "weight": 0 }] }).to_string(),
+                    "message 2: it has a `weight` of 0",
+                ),
                 ("[".repeat(10_000), "it is no JSON: recursion limit"),
                 (
                     json!({ "texts": "a" }).to_string(),

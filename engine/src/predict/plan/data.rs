@@ -2,7 +2,7 @@
 //! they are made before the ranks' memory is there, and lie on whichever nodes have room.
 
 use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Packing};
-use crate::data::{Cache, Look, Sizes, Tokenizer, texts_at_once};
+use crate::data::{BYTES_AT_ONCE, Cache, Look, Sizes, Tokenizer, texts_at_once};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -13,6 +13,9 @@ use topology::format_bytes;
 const PER_BYTE: f64 = 64.0;
 const PER_TOKEN: f64 = 192.0;
 
+/// Bytes of a row that may be among others although none is in their beginning.
+const LONG_ROW: u64 = 64 << 10;
+
 /// Bytes on the host for all ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DataMemory {
@@ -22,8 +25,8 @@ pub struct DataMemory {
     pub tokens: u64,
     /// Of where documents begin, how long they are and what of them counts, where samples are no windows.
     pub documents: u64,
-    /// Most while they are read: of rows the text, the tokens three times, and what the tokenizer takes; of other text the same of
-    /// a part.
+    /// Largest number while they are read: the text that is read at once, its tokens, and what the tokenizer takes; of rows also the
+    /// tokens that stay, twice while their buffer grows.
     pub reading: u64,
     /// How many tokens a text comes to was measured on its beginning.
     pub estimated: bool,
@@ -87,12 +90,15 @@ fn measured(config: &Config) -> Option<DataMemory> {
         (at_once as f64 * (PER_BYTE + PER_TOKEN * share)) as u64
     };
     if config.data.format.is_rows() {
-        // The tokens of each file, all of them in a row, and those as they are stored.
         let chats = matches!(config.data.format, DataFormat::Chat);
         let lines = look.sample.lines().count() as f64 / look.sample.len().max(1) as f64;
         let documents = documents(config, ((look.bytes as f64 * lines) as u64, tokens), chats);
         let stored = stored + if chats { tokens } else { 0 };
-        let reading = look.bytes + 2 * 4 * tokens + stored + working(look.longest);
+        let longest = look.sample.lines().map(str::len).max().unwrap_or(0) as u64;
+        let at_once = look.bytes.min(BYTES_AT_ONCE as u64);
+        // Each token and whether it counts, and both once more as the cache keeps them.
+        let made = (at_once as f64 * share) as u64 * 2 * 5;
+        let reading = 2 * stored + documents + at_once + made + working(longest.max(LONG_ROW));
         return Some(DataMemory {
             in_files: 0,
             tokens: stored,

@@ -15,7 +15,7 @@ const PARTS: usize = 1000;
 /// Shares that are updated ahead of the decision are whole multiples of one over this.
 pub(crate) const AHEAD: usize = 20;
 
-/// So many are as good as all, which is another layout.
+/// This share is as good as all of it, which is another layout.
 const ALMOST_ALL: usize = 990;
 
 /// Most micro-batches that are taken together.
@@ -113,7 +113,7 @@ fn slowest_told(screened: &[Screened]) -> f64 {
     f64::INFINITY
 }
 
-/// What may gain on `plain`, where that waits for the host: so many first forward passes together that the update hides
+/// Choices that may gain on `plain`, where that waits for the host: enough first forward passes together to hide the update
 /// behind them, or as many as fit; with each number the share of the optimizer on the GPUs that leaves nothing to be
 /// waited for, and the largest that fits; and with each of these shares, and with none, the same of the share that is updated
 /// ahead of the decision.
@@ -157,8 +157,12 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
                 let ahead = |parts| ahead(&with_share(here), parts);
                 let waits = (left - saved) / waited;
                 for parts in shares_ahead(waits, |parts| holds(&ahead(parts))) {
-                    let choice = (together, here + parts * (PARTS / AHEAD));
-                    add(&ahead(parts), choice, brief.seconds - saved - worth);
+                    let (config, choice) = (ahead(parts), here + parts * (PARTS / AHEAD));
+                    let saved = saved + (together - 1) as f64 * brief.forward;
+                    // A share may be less than the last segment.
+                    if build(&config).layout.updates_ahead() {
+                        add(&config, (together, choice), brief.seconds - saved - worth);
+                    }
                 }
             }
         }
