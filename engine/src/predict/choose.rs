@@ -288,7 +288,7 @@ mod tests {
         // No machine holds it.
         let (update, _, why) = on_gpus(256_000, &[auto]);
         assert_eq!(update, UpdateMode::Overlapped);
-        assert!(why.contains("do not fit the host's memory"), "{why}");
+        assert!(why.contains("the run does not fit without it"), "{why}");
         // By name it is not replaced: the plan refuses it.
         let named = on_gpus(256_000, &["offload.update=Speculative"]);
         assert_eq!((named.0, named.1), (UpdateMode::Speculative, Speculated::Share(0.5)));
