@@ -400,6 +400,10 @@ fn the_plan_counts_what_the_data_takes() {
     let [tokens, reading] = ["tokens", "reading"].map(|key| memory[key].as_u64().unwrap());
     let text = rows.len() as u64;
     assert!(tokens > text / 2 && reading > 2 * tokens && reading < 20 * text, "{text}: {memory}");
+    // What no machine holds does not fit: the tokens of rows are in memory.
+    sparse("huge.jsonl", 8 << 40);
+    let huge = json(plan("huge.jsonl", &jsonl));
+    assert!(huge["fits"] == false && huge["binding"]["what"] == "host", "{huge}");
     // Where it is not there, the rest is planned.
     assert!(json(plan("absent", &[]).ok())["data_memory"].is_null());
 }
