@@ -102,6 +102,73 @@ fn lanes_of_a_warp_are_not_in_step() {
     assert!(kinds("bar.sync 0;").is_empty());
 }
 
+/// Each lane copies its word of x to its word of s, between `before` and `after`, and stores what it then reads of s.
+fn copied(before: &str, after: &str, read: &str) -> (Vec<FaultKind>, Vec<u32>) {
+    let (run, words) = run_of(&format!(
+        "st.global.u32 [%rd1], %r1;\nmov.u32 %r5, s;\nadd.s32 %r5, %r5, %r9;\nxor.b32 %r6, %r5, 4;\n{before}\n\
+         cp.async.ca.shared.global [%r5], [%rd1], 4;\n{after}\nld.shared.u32 %r2, [{read}];\n\
+         bar.sync 0;\nst.global.u32 [%rd1], %r2;"
+    ));
+    (run.faults.iter().map(|fault| fault.kind).collect(), words)
+}
+
+const COMMIT: &str = "cp.async.commit_group;";
+const WAIT: &str = "cp.async.wait_group 0;";
+const BARRIER: &str = "bar.sync 0;";
+
+#[test]
+fn a_copy_is_there_once_its_thread_has_waited_and_for_others_after_a_barrier() {
+    let own = |after: &[&str]| copied("", &after.join("\n"), "%r5");
+    for good in
+        [&[COMMIT, WAIT][..], &["cp.async.wait_all;"], &[COMMIT, COMMIT, "cp.async.wait_group 1;"]]
+    {
+        assert_eq!(own(good), (vec![], (0..32).collect()), "{good:?}");
+    }
+    // Without a wait, and after waits that end other groups.
+    for bad in [
+        &[][..],
+        &[COMMIT],
+        &[WAIT, COMMIT],
+        &[COMMIT, "cp.async.wait_group 1;"],
+        &[COMMIT, BARRIER],
+    ] {
+        let (faults, words) = own(bad);
+        assert_eq!(faults[0], FaultKind::Race, "{bad:?}");
+        assert_eq!(words[0], u32::MAX);
+    }
+    let others = |after: &[&str]| copied("", &after.join("\n"), "%r6");
+    assert_eq!(others(&[COMMIT, WAIT, BARRIER]), (vec![], (0..32).map(|lane| lane ^ 1).collect()));
+    assert_eq!(others(&[COMMIT, WAIT]).0, [FaultKind::Race]);
+    // Another thread's wait may come later than this read.
+    assert_eq!(others(&[COMMIT, BARRIER, WAIT]).0, [FaultKind::Race]);
+}
+
+#[test]
+fn nothing_touches_the_two_ends_of_a_copy_under_way() {
+    let faults = |before: &str, after: &[&str]| copied(before, &after.join("\n"), "%r5").0;
+    let over = "st.global.u32 [%rd1], 7;";
+    assert_eq!(faults("", &[over, "cp.async.wait_all;"]), [FaultKind::Race]);
+    assert!(faults("", &["cp.async.wait_all;", over]).is_empty());
+    let into = "st.shared.u32 [%r5], 7;";
+    assert_eq!(faults("", &[into, "cp.async.wait_all;"]), [FaultKind::Race]);
+    assert!(faults(into, &["cp.async.wait_all;"]).is_empty());
+    let again = "cp.async.ca.shared.global [%r5], [%rd1], 4;";
+    assert_eq!(faults("", &[again, "cp.async.wait_all;"]), [FaultKind::Race]);
+    // A reader that no barrier orders before the copy.
+    let (write, read) = (format!("{into}\n{BARRIER}"), "ld.shared.u32 %r7, [%r6];");
+    assert_eq!(faults(&format!("{write}\n{read}"), &["cp.async.wait_all;"]), [FaultKind::Race]);
+    assert!(faults(&format!("{write}\n{read}\n{BARRIER}"), &["cp.async.wait_all;"]).is_empty());
+}
+
+#[test]
+fn bytes_that_a_copy_does_not_take_become_0() {
+    let body = "st.global.u32 [%rd1], 9;\nmov.u32 %r5, s;\nadd.s32 %r5, %r5, %r9;\nsetp.lt.u32 %p1, %r1, 5;\n\
+                selp.b32 %r4, 2, 0, %p1;\nadd.s64 %rd3, %rd1, 4096;\n\
+                @%p1 mov.u64 %rd3, %rd1;\ncp.async.ca.shared.global [%r5], [%rd3], 4, %r4;\n\
+                cp.async.wait_all;\nld.shared.u32 %r2, [%r5];";
+    assert_eq!(words_of(body)[3..7], [9, 9, 0, 0]);
+}
+
 #[test]
 fn what_the_interpreter_does_not_know_is_refused_by_name() {
     for unknown in [
@@ -112,6 +179,9 @@ fn what_the_interpreter_does_not_know_is_refused_by_name() {
         "cvt.rn.f16.f64 %rs1, %fd1;",
         "bar.sync 1;",
         "sin.approx.f32 %f1, %f2;",
+        "cp.async.cg.shared.global [%r9], [%rd1], 8;",
+        "cp.async.ca.shared.global [%r9], [%rd1], 4, %p1;",
+        "cp.async.mbarrier.arrive.b64 [%r9];",
     ] {
         let error = Module::parse(&text_of(unknown)).expect_err(unknown);
         let name = unknown.split(' ').next().unwrap_or_default();

@@ -100,7 +100,7 @@ impl Programs {
     }
 }
 
-const UNITS: [Unit; 16] = [
+const UNITS: [Unit; 17] = [
     Unit::Single,
     Unit::Double,
     Unit::Integer,
@@ -114,6 +114,7 @@ const UNITS: [Unit; 16] = [
     Unit::LoadShared,
     Unit::StoreShared,
     Unit::Copy,
+    Unit::Wait,
     Unit::Shuffle,
     Unit::Barrier,
     Unit::Branch,

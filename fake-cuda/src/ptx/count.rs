@@ -33,6 +33,8 @@ pub enum Unit {
     StoreShared,
     /// `cp.async`.
     Copy,
+    /// Waits for `cp.async`.
+    Wait,
     /// Shuffles.
     Shuffle,
     /// Barriers and fences.
@@ -66,7 +68,8 @@ pub(super) fn unit(op: &Op) -> Unit {
         Op::Shuffle { .. } => Unit::Shuffle,
         Op::LoadMatrices { .. } => Unit::Matrix,
         Op::Multiply { .. } => Unit::Tensor,
-        Op::Barrier | Op::WarpBarrier { .. } | Op::Fence => Unit::Barrier,
+        Op::WaitCopies { .. } => Unit::Wait,
+        Op::Barrier | Op::WarpBarrier { .. } | Op::Fence | Op::CloseCopies => Unit::Barrier,
         Op::Branch { .. } | Op::Return => Unit::Branch,
     }
 }

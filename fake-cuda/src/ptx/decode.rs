@@ -179,15 +179,24 @@ impl<'a> Decoder<'_, 'a> {
     }
 
     fn copy(&mut self) -> Decoded {
-        if self.has("commit_group") || self.has("wait_group") || self.has("wait_all") {
-            return Ok(Some(Op::Fence));
-        }
-        if !self.has("async") || self.has("bulk") {
-            return Ok(None);
+        match self.parts[1..] {
+            ["async", "commit_group"] => return Ok(Some(Op::CloseCopies)),
+            ["async", "wait_all"] => return Ok(Some(Op::WaitCopies { most: None })),
+            ["async", "wait_group"] => {
+                let most = self.text(0)?.parse().map_err(|_| "the number of groups is none")?;
+                return Ok(Some(Op::WaitCopies { most: Some(most) }));
+            }
+            ["async", "ca" | "cg", "shared", "global", ..] => {}
+            _ => return Ok(None),
         }
         let (to, from) =
             (self.builder.address(self.text(0)?)?, self.builder.address(self.text(1)?)?);
         let bytes = self.text(2)?.parse().map_err(|_| "the size is no number")?;
+        let sizes: &[usize] = if self.has("cg") { &[16] } else { &[4, 8, 16] };
+        // A fourth operand may also be a predicate.
+        if !sizes.contains(&bytes) || self.given.get(3).is_some_and(|text| text.starts_with("%p")) {
+            return Ok(None);
+        }
         let valid = if self.given.len() > 3 { Some(self.reg(3)?) } else { None };
         Ok(Some(Op::CopyAsync { to, from, bytes, valid }))
     }

@@ -6,7 +6,8 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FaultKind {
     /// Two threads touch one byte, at least one writes it, and nothing orders the two accesses: no barrier of the block
-    /// and, within a warp, no `__syncwarp`. A shuffle orders no memory. Nothing orders threads of two blocks.
+    /// and, within a warp, no `__syncwarp`. A shuffle orders no memory. Nothing orders threads of two blocks. Nor does anything
+    /// order a copy by `cp.async` and what its own thread does before it waits for the copy.
     Race,
     /// A read of bytes that nothing has written.
     Uninitialised,

@@ -8,7 +8,7 @@ use super::fault::{Fault, FaultKind};
 use super::memory::{Memory, Region};
 use super::module::Kernel;
 use super::op::Instruction;
-use super::step::{After, step};
+use super::step::{After, land, step};
 use super::warp::Warp;
 
 /// Instructions of one warp after which a kernel counts as endless.
@@ -109,6 +109,8 @@ impl Room<'_> {
             if !self.block(warps) {
                 return;
             }
+            // Copies end with their block at the latest.
+            warps.iter_mut().for_each(|warp| land(self, warp, u32::MAX, None));
         }
     }
 

@@ -12,13 +12,16 @@ pub(super) struct Region {
     start: u64,
     bytes: Vec<u8>,
     written: Vec<bool>,
+    /// By byte, the copies under way that read it (of global memory) or write it (of shared memory).
+    under_way: Vec<u16>,
     cells: Vec<Cell>,
 }
 
 impl Region {
     fn new(start: u64, bytes: Vec<u8>, written: bool) -> Self {
         let count = bytes.len();
-        Self { start, bytes, written: vec![written; count], cells: vec![Cell::default(); count] }
+        let (written, under_way) = (vec![written; count], vec![0; count]);
+        Self { start, bytes, written, under_way, cells: vec![Cell::default(); count] }
     }
 
     /// A block's shared memory: NaN until it is written.
@@ -30,6 +33,12 @@ impl Region {
     pub(super) fn forget(&mut self) {
         self.bytes.fill(0xff);
         self.written.fill(false);
+        self.order();
+    }
+
+    /// Nothing is under way, and nothing races with what was before.
+    fn order(&mut self) {
+        self.under_way.fill(0);
         self.cells.fill(Cell::default());
     }
 
@@ -53,7 +62,13 @@ impl Region {
         let range = from..from + to.len();
         to.copy_from_slice(&self.bytes[range.clone()]);
         if let Some(byte) = self.written[range.clone()].iter().position(|written| !written) {
-            found(Wrong { kind: FaultKind::Uninitialised, at: at + byte as u64, other: None });
+            let arrives = self.under_way[from + byte] > 0;
+            let (kind, other) = if arrives {
+                (FaultKind::Race, Some(self.cells[from + byte].written()))
+            } else {
+                (FaultKind::Uninitialised, None)
+            };
+            found(Wrong { kind, at: at + byte as u64, other });
         }
         for (byte, cell) in self.cells[range].iter_mut().enumerate() {
             if let Some(other) = cell.read(now) {
@@ -66,6 +81,12 @@ impl Region {
     pub(super) fn write(&mut self, at: u64, from: &[u8], now: Stamp, found: &mut dyn FnMut(Wrong)) {
         let start = (at - self.start) as usize;
         let range = start..start + from.len();
+        if let Some(byte) = self.under_way[range.clone()].iter().position(|&copies| copies > 0) {
+            let cell = &self.cells[start + byte];
+            let leaves = self.written[start + byte];
+            let other = Some(if leaves { cell.was_read() } else { cell.written() });
+            found(Wrong { kind: FaultKind::Race, at: at + byte as u64, other });
+        }
         self.bytes[range.clone()].copy_from_slice(from);
         self.written[range.clone()].fill(true);
         for (byte, cell) in self.cells[range].iter_mut().enumerate() {
@@ -73,6 +94,57 @@ impl Region {
                 found(Wrong { kind: FaultKind::Race, at: at + byte as u64, other: Some(other) });
             }
         }
+    }
+}
+
+/// Copies of `cp.async`.
+impl Region {
+    /// Reads for a copy that begins.
+    pub(super) fn lend(
+        &mut self,
+        at: u64,
+        to: &mut [u8],
+        now: Stamp,
+        found: &mut dyn FnMut(Wrong),
+    ) {
+        self.read(at, to, now, found);
+        self.pass(at, to.len(), |copies| *copies += 1);
+    }
+
+    /// The copy has read these bytes.
+    pub(super) fn give_back(&mut self, at: u64, count: usize, now: Stamp) {
+        self.pass(at, count, |copies| *copies -= 1);
+        let from = (at - self.start) as usize;
+        // The race of a copy and an earlier write was found when it began.
+        for cell in &mut self.cells[from..from + count] {
+            cell.read(now);
+        }
+    }
+
+    /// A copy that will write these bytes begins.
+    pub(super) fn expect(
+        &mut self,
+        at: u64,
+        count: usize,
+        now: Stamp,
+        found: &mut dyn FnMut(Wrong),
+    ) {
+        self.write(at, &[0xff; 16][..count], now, found);
+        self.pass(at, count, |copies| *copies += 1);
+        let from = (at - self.start) as usize;
+        self.written[from..from + count].fill(false);
+    }
+
+    /// The bytes of a copy are there.
+    pub(super) fn arrive(&mut self, at: u64, bytes: &[u8], now: Stamp) {
+        self.pass(at, bytes.len(), |copies| *copies -= 1);
+        // Accesses since the copy began were found when they came.
+        self.write(at, bytes, now, &mut |_| ());
+    }
+
+    fn pass(&mut self, at: u64, count: usize, f: impl Fn(&mut u16)) {
+        let from = (at - self.start) as usize;
+        self.under_way[from..from + count].iter_mut().for_each(f);
     }
 }
 
@@ -121,7 +193,7 @@ impl Memory {
 
     /// A new launch: everything before it is ordered.
     pub(super) fn begin(&mut self) {
-        self.regions.iter_mut().for_each(|region| region.cells.fill(Cell::default()));
+        self.regions.iter_mut().for_each(Region::order);
     }
 }
 

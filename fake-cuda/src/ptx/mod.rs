@@ -14,9 +14,11 @@
 //! | `rcp.approx.ftz.f64` | the quotient without its lower 32 bits | the same precision |
 //! | `mma` | products and sums in fp32, in order of k, each rounded | the order and the width of sums are unspecified |
 //!
-//! `cp.async` copies at once: a missing `cp.async.wait` is not found. Instructions that no kernel uses are refused by name.
+//! `cp.async` is under way until its thread waits for it: until then its bytes may not be read or written, and their source may
+//! not be written. Instructions that no kernel uses are refused by name.
 
 mod alu;
+mod copies;
 mod count;
 mod decode;
 mod fault;

@@ -157,12 +157,18 @@ pub(super) enum Op {
         a: Vec<Reg>,
         at: Address,
     },
-    /// Copies from global to shared memory; bytes after `valid` become 0.
+    /// Begins a copy from global to shared memory; bytes after `valid` become 0.
     CopyAsync {
         to: Address,
         from: Address,
         bytes: usize,
         valid: Option<Reg>,
+    },
+    /// Closes a group of copies.
+    CloseCopies,
+    /// Waits for copies but those of the last so many groups; `None`: for all, in a group or not.
+    WaitCopies {
+        most: Option<u64>,
     },
     Shuffle {
         how: Shuffle,
@@ -192,7 +198,7 @@ pub(super) enum Op {
     WarpBarrier {
         lanes: Reg,
     },
-    /// Fences and waits for copies: nothing to do here.
+    /// Nothing to do here.
     Fence,
     Branch {
         to: usize,

@@ -62,6 +62,14 @@ impl Cell {
         u64::from(self.read != Stamp::default()) + u64::from(self.write != Stamp::default())
     }
 
+    pub(super) fn written(&self) -> Stamp {
+        self.write
+    }
+
+    pub(super) fn was_read(&self) -> Stamp {
+        self.read
+    }
+
     /// The access that races with this read.
     pub(super) fn read(&mut self, now: Stamp) -> Option<Stamp> {
         if self.read == now {

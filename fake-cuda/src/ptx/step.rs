@@ -1,6 +1,7 @@
 //! One instruction of a warp.
 
 use super::alu::{alu, convert, holds, keep, signed};
+use super::copies::Copy;
 use super::count::unit;
 use super::fault::FaultKind;
 use super::launch::Room;
@@ -40,6 +41,23 @@ pub(super) fn step(room: &mut Room<'_>, warp: &mut Warp, at: usize, lanes: u32) 
     After::Next
 }
 
+/// Ends copies of `lanes`: all but those of the last `most` groups.
+pub(super) fn land(room: &mut Room<'_>, warp: &mut Warp, lanes: u32, most: Option<u64>) {
+    for Copy { lane, from, to, bytes, count } in warp.copies.end(lanes, most) {
+        let now = Stamp::new(room.number, room.epoch, warp.within, warp.first + lane);
+        if let Some((from, count)) = from
+            && let Some(region) = room.memory.region(from, count)
+        {
+            region.give_back(from, count, now);
+        }
+        if let Some(to) = to
+            && let Some(region) = room.shared.hold(to, count)
+        {
+            region.arrive(to, &bytes[..count], now);
+        }
+    }
+}
+
 struct Step<'s, 'r> {
     room: &'s mut Room<'r>,
     warp: &'s mut Warp,
@@ -75,6 +93,8 @@ impl Step<'_, '_> {
             Op::Load { space, ty, ref d, at } => self.load(space, ty, d, at),
             Op::Store { space, ty, ref a, at } => self.store(space, ty, a, at),
             Op::CopyAsync { to, from, bytes, valid } => self.copy(to, from, bytes, valid),
+            Op::CloseCopies => self.warp.copies.close(each(self.lanes)),
+            Op::WaitCopies { most } => land(self.room, self.warp, self.lanes, most),
             Op::Shuffle { how, d, valid, a, b, clamp, lanes } => {
                 if !self.together(self.warp.file[lanes]) {
                     return After::Over;
@@ -184,14 +204,17 @@ impl Step<'_, '_> {
             let mut room = [0; 16];
             let valid = valid
                 .map_or(bytes, |register| (self.warp.file[register][lane] as usize).min(bytes));
-            if valid > 0 {
-                self.touch(Space::Global, from[lane], lane, bytes, |region, at, now, found| {
-                    region.read(at, &mut room[..valid], now, found);
+            let reads = valid > 0
+                && self.is_aligned(from[lane], lane, bytes)
+                && self.reach(Space::Global, from[lane], lane, valid, |region, at, now, found| {
+                    region.lend(at, &mut room[..valid], now, found);
                 });
-            }
-            self.touch(Space::Shared, to[lane], lane, bytes, |region, at, now, found| {
-                region.write(at, &room[..bytes], now, found);
-            });
+            let writes =
+                self.touch(Space::Shared, to[lane], lane, bytes, |region, at, now, found| {
+                    region.expect(at, bytes, now, found);
+                });
+            let (from, to) = (reads.then_some((from[lane], valid)), writes.then_some(to[lane]));
+            self.warp.copies.begin(Copy { lane, from, to, bytes: room, count: bytes });
         }
     }
 
@@ -208,7 +231,7 @@ impl Step<'_, '_> {
         }
     }
 
-    /// One lane's access: `f` makes it where the address is good.
+    /// One lane's access: `f` makes it where the address is good, and the result says whether it is.
     fn touch(
         &mut self,
         space: Space,
@@ -216,14 +239,29 @@ impl Step<'_, '_> {
         lane: usize,
         bytes: usize,
         f: impl FnOnce(&mut Region, u64, Stamp, &mut dyn FnMut(Wrong)),
-    ) {
+    ) -> bool {
+        self.is_aligned(address, lane, bytes) && self.reach(space, address, lane, bytes, f)
+    }
+
+    fn is_aligned(&mut self, address: u64, lane: usize, bytes: usize) -> bool {
+        let is = address.is_multiple_of(bytes as u64);
+        if !is {
+            let about = format!("{bytes} bytes at {address:#x}");
+            self.room.report(FaultKind::Misaligned, self.at, self.warp.first + lane, about);
+        }
+        is
+    }
+
+    fn reach(
+        &mut self,
+        space: Space,
+        address: u64,
+        lane: usize,
+        bytes: usize,
+        f: impl FnOnce(&mut Region, u64, Stamp, &mut dyn FnMut(Wrong)),
+    ) -> bool {
         let thread = self.warp.first + lane;
         let now = Stamp::new(self.room.number, self.room.epoch, self.warp.within, thread);
-        if !address.is_multiple_of(bytes as u64) {
-            let about = format!("{bytes} bytes at {address:#x}");
-            self.room.report(FaultKind::Misaligned, self.at, thread, about);
-            return;
-        }
         let is_shared = space == Space::Shared || space == Space::Generic && address >= WINDOW;
         let at = if space == Space::Generic && is_shared { address - WINDOW } else { address };
         let region = if is_shared {
@@ -237,13 +275,14 @@ impl Step<'_, '_> {
                 if is_shared { "shared memory" } else { "memory" }
             );
             self.room.report(FaultKind::OutOfRange, self.at, thread, about);
-            return;
+            return false;
         };
         let mut first = None;
         f(region, at, now, &mut |wrong| first = first.or(Some(wrong)));
         if let Some(wrong) = first {
             self.report(wrong, thread, is_shared);
         }
+        true
     }
 
     fn report(&mut self, wrong: Wrong, thread: usize, is_shared: bool) {

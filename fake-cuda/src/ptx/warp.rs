@@ -1,5 +1,6 @@
 //! A warp: its registers, and which of its lanes go where.
 
+use super::copies::Copies;
 use super::module::Kernel;
 use super::op::{Reg, Special};
 use super::tensor::Lanes;
@@ -25,6 +26,7 @@ pub(super) struct Warp {
     pub(super) within: u64,
     /// At a barrier of the block.
     pub(super) waits: bool,
+    pub(super) copies: Copies,
     paths: Vec<Path>,
 }
 
@@ -35,7 +37,15 @@ impl Warp {
         for &(register, bits) in &kernel.constants {
             file[register] = [bits; 32];
         }
-        Self { file, first, all, within: 0, waits: false, paths: Vec::new() }
+        Self {
+            file,
+            first,
+            all,
+            within: 0,
+            waits: false,
+            copies: Copies::default(),
+            paths: Vec::new(),
+        }
     }
 
     /// All lanes at the kernel's start, in another block.
@@ -52,7 +62,7 @@ impl Warp {
                 Special::Warp => first / 32,
             });
         }
-        (self.within, self.waits) = (0, false);
+        (self.within, self.waits, self.copies) = (0, false, Copies::default());
         self.paths = vec![Path { next: 0, until: usize::MAX, lanes: self.all }];
     }
 

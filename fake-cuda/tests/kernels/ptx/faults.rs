@@ -131,6 +131,51 @@ fn a_shuffle_that_some_lanes_do_not_reach() {
     plant(FaultKind::Parted, 1, &body(16), &body(32));
 }
 
+/// A word of x goes to s by `cp.async`; what stands around it decides.
+fn copied(after: &str) -> String {
+    format!(
+        "__shared__ float s[64];\n\
+         asm volatile(\"cp.async.ca.shared.global [%0], [%1], 4;\" :: \"r\"((unsigned)__cvta_generic_to_shared(s + i)), \"l\"(x + i) : \"memory\");\n\
+         {after}"
+    )
+}
+const WAIT: &str = "asm volatile(\"cp.async.wait_all;\" ::: \"memory\");";
+
+#[test]
+fn a_read_of_a_copy_that_is_under_way() {
+    let body = |wait| copied(&format!("{wait}\n__syncthreads();\nfloat y = s[i];\nx[i] = y + 1;"));
+    plant(FaultKind::Race, 5, &body(""), &body(WAIT));
+}
+
+/// The barrier must stand behind the wait.
+#[test]
+fn a_read_of_a_copy_for_which_only_its_own_thread_has_waited() {
+    let body = |first, second| {
+        copied(&format!("{first}\n{second}\nfloat y = s[63 - i];\n__syncthreads();\nx[i] = y;"))
+    };
+    let barrier = "__syncthreads();";
+    plant(FaultKind::Race, 5, &body(barrier, WAIT), &body(WAIT, barrier));
+    plant(FaultKind::Race, 5, &body(WAIT, ""), &body(WAIT, barrier));
+}
+
+#[test]
+fn a_source_that_is_overwritten_while_its_copy_is_under_way() {
+    let body = |first, second| copied(&format!("{first}\nx[i] = 5;\n{second}"));
+    plant(FaultKind::Race, 4, &body("", WAIT), &body(WAIT, ""));
+}
+
+/// Two tiles in turn, as kernels have them: the copy into a tile begins only when all warps have read it.
+#[test]
+fn a_copy_into_a_tile_that_others_still_read() {
+    let body = |before, after| {
+        copied(&format!(
+            "for (int k = 0; k < 3; k++) {{\n{WAIT}\n__syncthreads();\nx[i] = s[63 - i];\n{before}\ns[i] = k;\n{after}\n}}"
+        ))
+    };
+    let barrier = "__syncthreads();";
+    plant(FaultKind::Race, 8, &body("", barrier), &body(barrier, ""));
+}
+
 /// Columns of a tile of 32 x 32 words are in one bank, unless rows are one longer.
 #[test]
 fn conflicts_and_sectors_are_counted() {
