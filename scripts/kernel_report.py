@@ -42,7 +42,8 @@ def registers_of(text):
 
 
 def loads_in_flight(disassembler, cubin):
-    """By kernel, the most global loads between the first of them and the first use of one; of 16 bytes where there are any."""
+    """By kernel, the most global loads between the first of them and the first use of one; of 16 bytes where there are any.
+    Then the most copies (cp.async) between two waits."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -52,11 +53,16 @@ def loads_in_flight(disassembler, cubin):
         name = part.split(":", 1)[0]
         lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][\w.]*)([^;]*);|^(\.L_x_\d+):", part, re.M)
         wide = any(op.startswith("LDG") and ".128" in op for op, _, _ in lines)
-        most, pending = 0, []
+        most, pending, copies = 0, [], [0]
         for op, operands, label in lines:
             if label:
                 pending = []
                 continue
+            if op.startswith("LDGSTS"):
+                copies[-1] += 1
+                continue
+            if op.startswith("DEPBAR"):
+                copies.append(0)
             used = registers_of(operands)
             if any(used & targets for targets in pending):
                 pending = []
@@ -65,12 +71,12 @@ def loads_in_flight(disassembler, cubin):
                 words = 4 if ".128" in op else 2 if ".64" in op else 1
                 pending.append({f"R{first + i}" for i in range(words)})
                 most = max(most, len(pending))
-        found[name] = max(most, 1)
+        found[name] = max(most, 1), max(copies)
     return found
 
 
 def compiled(library, disassembler):
-    """By (kernel, architecture): registers, declared shared memory, spills, loads in flight (or None)."""
+    """By (kernel, architecture): registers, declared shared memory, spills, loads and copies in flight (or None)."""
     nvrtc = ctypes.CDLL(library)
     files = sorted(path for folder in FOLDERS for path in folder.glob("*.cu"))
     jobs = [(path, architecture) for architecture in ARCHITECTURES for path in files]
@@ -100,7 +106,7 @@ def estimate(row, table):
     number = {key: float(value) for key, value in row.items() if key not in ("config", "op", "kernel")}
     registers, shared, _, loads = table[row["kernel"], architecture]
     if loads is None:
-        loads = (table.get((row["kernel"], "80")) or (0, 0, 0, None))[3] or 1
+        loads = (table.get((row["kernel"], "80")) or (0, 0, 0, None))[3] or (1, 0)
     threads = int(number["threads"])
     resident = blocks_per_multiprocessor(architecture, registers, threads, shared + int(number["dynamic"]))
     warps = min(resident, number["blocks"] / count) * threads / 32
@@ -109,12 +115,16 @@ def estimate(row, table):
     busy = min(1.0, number["blocks"] / count) * count * clock
     times = {
         "memory": number["touched"] * scale / bandwidth,
-        "latency": number["LoadGlobal"] * scale / loads * latency / (warps * count * clock),
+        "latency": (number["LoadGlobal"] / loads[0] + number["Wait"]) * scale * latency / (warps * count * clock),
         "issue": executed * scale / (4 * busy),
         "shared": number["passes"] * scale / busy,
         "tensor": number["Tensor"] * scale * product / busy,
     }
     return times, number["touched"] * scale, warps, loads
+
+
+def in_flight(loads):
+    return "unknown" if loads is None else f"{loads[1]} copies" if loads[1] else loads[0]
 
 
 def page(library, disassembler, counts):
@@ -128,7 +138,8 @@ def page(library, disassembler, counts):
         "## As compiled",
         "",
         "Registers by architecture, and the spills (bytes) where there are any; then the loads of global memory (of 16 bytes, where a",
-        "kernel has such) that a thread of the code for sm_90 has in flight before it uses one.",
+        "kernel has such) that a thread of the code for sm_90 has in flight before it uses one, or the copies (`cp.async`) that it begins",
+        "before it waits for them.",
         "",
         "| kernel | " + " | ".join(f"sm_{a}" for a in ARCHITECTURES) + " | declared shared bytes | loads in flight |",
         "|---" * (len(ARCHITECTURES) + 3) + "|",
@@ -137,7 +148,7 @@ def page(library, disassembler, counts):
         rows = [table.get((name, a)) for a in ARCHITECTURES]
         cells = [f"{r[0]}" + (f" spills {r[2]}" if r[2] else "") if r else "-" for r in rows]
         of_90 = table[name, "90"]
-        out.append(f"| {name} | " + " | ".join(cells) + f" | {of_90[1]} | {of_90[3] or 'unknown'} |")
+        out.append(f"| {name} | " + " | ".join(cells) + f" | {of_90[1]} | {in_flight(of_90[3])} |")
     out += [
         "",
         "## At the shapes of configs",
@@ -145,9 +156,9 @@ def page(library, disassembler, counts):
         "Per op of a block (and of the head) and micro-batch on one GPU. The interpreter of PTX runs each kernel on a part of its rows or",
         "heads, and the counts are scaled. `least` is the distinct bytes that are read or written, and `moved` is the sectors that all",
         "requests touch, most of which caches hold where it is more. `conflicts` is passes of shared memory over those without bank",
-        "conflicts. The estimate is the greatest of five limits: memory (least over its bandwidth), latency (rounds of loads over resident",
-        "warps), issue (PTX instructions without moves, 4 per clock), passes of shared memory, tensor cores. Limits that add up, and",
-        "instructions that machine code has beside PTX, make a GPU slower. `roofline` is memory or tensor time over the estimate.",
+        "conflicts. The estimate is the greatest of five limits: memory (least over its bandwidth), latency (rounds of loads, and waits for",
+        "copies, over resident warps), issue (PTX instructions without moves, 4 per clock), passes of shared memory, tensor cores. Limits that",
+        "add up, and instructions that machine code has beside PTX, make a GPU slower. `roofline` is memory or tensor time over the estimate.",
         "`llama3-8b` runs samples of 1024 tokens and scales all counts of attention to 4096 by pairs of tiles, its bytes, too, which is too",
         "much for them. Loads in flight for sm_70 are those of sm_80. The roofline of attention on a V100 leaves its tensor cores out.",
         "",
@@ -171,7 +182,7 @@ def page(library, disassembler, counts):
         conflicts = f"{ratio:.2f}x" if float(row["passes"]) else "-"
         sums.setdefault((row["config"], row["op"]), []).append(time)
         out.append(
-            f"| {row['config']} | {row['op']} | {row['kernel']} | {warps:.0f} | {loads} | {executed / 1e6:.1f} | {least / 1e6:.0f} "
+            f"| {row['config']} | {row['op']} | {row['kernel']} | {warps:.0f} | {in_flight(loads)} | {executed / 1e6:.1f} | {least / 1e6:.0f} "
             f"| {moved / 1e6:.0f} | {conflicts} | {time * 1e6:.0f} | {limit} | {share:.0%} |"
         )
     out += ["", "Ops of several kernels: " + "; ".join(

@@ -20,6 +20,10 @@ INLINE void load_slab(Slab& to, const Rows& rows, int from) {
   for (int j = 0; j < 8; j++) to[row][col + j] = v[j];
 }
 
+// A tile of weights, or of their gradients. A warp reads and writes rows that are 4 apart: the padding puts them in different
+// banks.
+typedef float Weights[TILE][TILE + 4];
+
 // Loads two slabs at once, one with each half of the block.
 INLINE void load_slabs(Slab& a, const Rows& rows_a, Slab& b, const Rows& rows_b, int from) {
   if (threadIdx.x < 128) load_slab(a, rows_a, from);
@@ -45,7 +49,7 @@ INLINE void multiply_slabs(float (&sums)[4][4], const Slab& a, const Slab& b) {
 // 16 N. `panel` has room for DEPTH rows. A barrier precedes each write of the panel; w may be read
 // right after the first barrier.
 template <int N, bool TRANSPOSED>
-INLINE void multiply_rows(float (&sums)[4][N], const float (&w)[TILE][TILE], float* panel, const Rows& rows) {
+INLINE void multiply_rows(float (&sums)[4][N], const Weights& w, float* panel, const Rows& rows) {
   int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
   for (int from = 0; from < TILE && from < rows.rows; from += DEPTH) {
     __syncthreads();
@@ -92,7 +96,7 @@ INLINE int first_tile(const Head& head, int query) { return start_of(head, query
 template <int N>
 INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
   __shared__ Slab slabs[2];
-  __shared__ float weights[TILE][TILE];
+  __shared__ Weights weights;
   __shared__ float panel[DEPTH * 16 * N];
   int ty = threadIdx.x / 16, tx = threadIdx.x % 16, t = head.seq_len;
   // The longest rows come first.
@@ -190,7 +194,7 @@ INLINE void scores_backward(float (&w)[4][4], float (&d)[4][4], Slab (&slabs)[2]
   }
 }
 
-INLINE void keep_tile(float (&to)[TILE][TILE], const float (&x)[4][4]) {
+INLINE void keep_tile(Weights& to, const float (&x)[4][4]) {
   int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
 #pragma unroll
   for (int i = 0; i < 4; i++)
@@ -216,7 +220,7 @@ KERNEL(256) attention_delta(const void* out, const void* d_out, float* delta, u3
 template <int N>
 INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) {
   __shared__ Slab slabs[2];
-  __shared__ float tile[TILE][TILE];
+  __shared__ Weights tile;
   __shared__ float panel[DEPTH * 16 * N];
   int query = TILE * (gridDim.x - 1 - blockIdx.x);
   float d_q[4][N] = {};
@@ -236,7 +240,7 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
 template <int N>
 INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   __shared__ Slab slabs[2];
-  __shared__ float tile[TILE][TILE];
+  __shared__ Weights tile;
   __shared__ float panel[DEPTH * 16 * N];
   int key = TILE * blockIdx.x, t = head.seq_len;
   float d_k[4][N] = {}, d_v[4][N] = {};

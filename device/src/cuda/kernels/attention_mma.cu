@@ -17,7 +17,26 @@ template <class T>
 INLINE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   emulator::mma_16816(d, a, b0, b1, T::widen);
 }
+INLINE void begin_copy(u16* to, const u16* from, bool exists) {
+  *(uint4*)to = exists ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
+}
+INLINE void wait_copies() {}
+INLINE int min(int a, int b) { return a < b ? a : b; }
 #else
+// Begins to copy 16 bytes to shared memory (0 where they do not exist). They are there after wait_copies, and for other
+// threads after a barrier behind it.
+INLINE void begin_copy(u16* to, const u16* from, bool exists) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
+               "r"(exists ? 16 : 0)
+               : "memory");
+#endif
+}
+INLINE void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 INLINE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -92,6 +111,27 @@ struct Tile {
     }
   }
 
+  // Begins to load the first ROWS rows, 0 outside; wait_copies and a barrier follow.
+  template <int ROWS>
+  static INLINE void begin(u16* to, const Rows& rows) {
+    const u16* from = (const u16*)rows.x + rows.start;
+    if (!aligned(from) || (rows.stride | rows.width) % 8) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < ROWS * D; i += 128) {
+        int row = i / D, col = i % D;
+        to[row * STRIDE + col] = row < rows.rows && col < rows.width ? from[row * rows.stride + col] : (u16)0;
+      }
+      return;
+    }
+    int row = threadIdx.x / (D / 8), col = threadIdx.x % (D / 8) * 8;
+    const int STEP = 128 / (D / 8);
+    to += row * STRIDE + col, from += row * rows.stride + col;
+    int count = col < rows.width ? rows.rows - row : 0;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += STEP, to += STEP * STRIDE, from += STEP * rows.stride)
+      begin_copy(to, from, i < count);
+  }
+
   // Operand a (16, 16): rows `row`.. and columns `col`.. of the tile.
   static INLINE void rows_16(u32 (&a)[4], const u16* tile, int row, int col) {
     u32 lane = threadIdx.x % 32;
@@ -133,11 +173,11 @@ INLINE void multiply_rows(float (&sums)[D / 8][4], const u32 (&a)[4], const u16*
   }
 }
 
-// y = this warp's 16 rows of sums, each times its factor, for existing rows.
+// y = 16 rows of sums from row `first` on, each times its factor, for existing rows.
 template <class T, int D>
-INLINE void store_rows(const float (&sums)[D / 8][4], float factor_0, float factor_1, void* y, i64 start, i64 stride,
-                       int rows, int width) {
-  int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+INLINE void store_rows(const float (&sums)[D / 8][4], float factor_0, float factor_1, int first, void* y, i64 start,
+                       i64 stride, int rows, int width) {
+  int lane = threadIdx.x % 32, row = first + lane / 4;
 #pragma unroll
   for (int n = 0; n < D / 8; n++)
 #pragma unroll
@@ -151,80 +191,131 @@ INLINE void store_rows(const float (&sums)[D / 8][4], float factor_0, float fact
 // The first tile of keys that a tile of queries sees.
 INLINE int first_tile(const Head& head, int query) { return start_of(head, query) / TILE * TILE; }
 
+// Forward a block has 128 queries and a warp 32: an operand b, once loaded, serves two products. Keys and values have two
+// tiles each: while the products with one run, the next ones come. Tiles of 32 leave registers enough.
+#define QUERIES 128
+#define OF_WARP 32
+#define KEYS 32
+
 template <class T, int D>
 INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
   DYNAMIC_SHARED(shared);
-  u16 *q = (u16*)shared, *k = q + Tile<D>::SIZE, *v = k + Tile<D>::SIZE;
-  int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, t = head.seq_len;
-  int query = TILE * (gridDim.x - 1 - blockIdx.x);
-  float sums[D / 8][4] = {}, top[2], total[2] = {0, 0};
-  top[0] = top[1] = -__int_as_float(0x7f800000);
-  int start[2];
+  const int SIZE = KEYS * Tile<D>::STRIDE;
+  u16 *q = (u16*)shared, *tiles = q + QUERIES * Tile<D>::STRIDE;
+  int lane = threadIdx.x % 32, first = threadIdx.x / 32 * OF_WARP, t = head.seq_len;
+  int query = QUERIES * (gridDim.x - 1 - blockIdx.x), row = query + first, end = min(query + QUERIES, t);
+  int start = start_of(head, row), last_start = start_of(head, min(row + OF_WARP, t) - 1);
+  float sums[2][D / 8][4] = {}, top[4], total[4] = {0, 0, 0, 0};
 #pragma unroll
-  for (int half = 0; half < 2; half++) start[half] = start_of(head, query + first + lane / 4 + 8 * half);
+  for (int i = 0; i < 4; i++) top[i] = -__int_as_float(0x7f800000);
   float scale = head.scale * LOG2_E;
-  Tile<D>::load(q, rows_of_qkv(qkv, type_of(types, 0), head, query, 0));
-  for (int key = first_tile(head, query); key <= query; key += TILE) {
+  int key = start_of(head, query) / KEYS * KEYS;
+  Tile<D>::template begin<QUERIES>(q, rows_of_qkv(qkv, type_of(types, 0), head, query, 0));
+  Tile<D>::template begin<KEYS>(tiles, rows_of_qkv(qkv, type_of(types, 0), head, key, 1));
+  Tile<D>::template begin<KEYS>(tiles + SIZE, rows_of_qkv(qkv, type_of(types, 0), head, key, 2));
+  for (int other = 2 * SIZE; key < end; key += KEYS, other = 2 * SIZE - other) {
+    const u16 *k = tiles + (2 * SIZE - other), *v = k + SIZE;
+    wait_copies();
+    // All warps have left the other tiles.
     __syncthreads();
-    Tile<D>::load(k, rows_of_qkv(qkv, type_of(types, 0), head, key, 1));
-    Tile<D>::load(v, rows_of_qkv(qkv, type_of(types, 0), head, key, 2));
-    __syncthreads();
-    float s[TILE / 8][4] = {};
+    if (key + KEYS < end) {
+      Tile<D>::template begin<KEYS>(tiles + other, rows_of_qkv(qkv, type_of(types, 0), head, key + KEYS, 1));
+      Tile<D>::template begin<KEYS>(tiles + other + SIZE, rows_of_qkv(qkv, type_of(types, 0), head, key + KEYS, 2));
+    }
+    // Whether any query of this warp sees any of these keys.
+    if (row >= t || key >= row + OF_WARP || key + KEYS <= start) continue;
+    float s[2][KEYS / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < D; d += 16) {
-      u32 a[4];
-      Tile<D>::rows_16(a, q, first, d);
+      u32 a[2][4];
+      Tile<D>::rows_16(a[0], q, first, d);
+      Tile<D>::rows_16(a[1], q, first + 16, d);
 #pragma unroll
-      for (int n = 0; n < TILE / 8; n += 2) {
+      for (int n = 0; n < KEYS / 8; n += 2) {
         u32 b[4];
         Tile<D>::columns_16(b, k, 8 * n, d);
-        multiply<T>(s[n], a, b[0], b[1]);
-        multiply<T>(s[n + 1], a, b[2], b[3]);
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+          multiply<T>(s[m][n], a[m], b[0], b[1]);
+          multiply<T>(s[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+    // Tiles across the diagonal, and across the start of a document.
+    if (key + KEYS > row + 1 || key < last_start) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        int r = row + lane / 4 + 8 * i, of_row = start_of(head, r);
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            int column = key + 8 * n + lane % 4 * 2 + e;
+            if (column > r || column < of_row) s[i / 2][n][i % 2 * 2 + e] = -__int_as_float(0x7f800000);
+          }
       }
     }
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      int row = query + first + lane / 4 + 8 * half;
-      float high = top[half];
+    for (int i = 0; i < 4; i++) {
+      float high = top[i];
 #pragma unroll
-      for (int n = 0; n < TILE / 8; n++)
+      for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; e++) {
-          int column = key + 8 * n + lane % 4 * 2 + e % 2;
-          if (column > row || column < start[half]) s[n][e] = -__int_as_float(0x7f800000);
-          high = fmaxf(high, s[n][e]);
-        }
+        for (int e = i % 2 * 2; e < i % 2 * 2 + 2; e++) high = fmaxf(high, s[i / 2][n][e]);
       high = warp_combine(high, 4, larger);
       // A row has seen no key yet where its document starts in a later tile.
-      float from = finite_or_zero(high), shrink = exp2_fast((top[half] - from) * scale);
-      top[half] = high;
-      total[half] *= shrink;
+      float from = -scale * finite_or_zero(high), shrink = exp2_fast(fmaf(top[i], scale, from));
+      top[i] = high;
+      total[i] *= shrink;
 #pragma unroll
-      for (int n = 0; n < D / 8; n++) sums[n][2 * half] *= shrink, sums[n][2 * half + 1] *= shrink;
+      for (int n = 0; n < D / 8; n++)
 #pragma unroll
-      for (int n = 0; n < TILE / 8; n++)
+        for (int e = i % 2 * 2; e < i % 2 * 2 + 2; e++) sums[i / 2][n][e] *= shrink;
 #pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; e++) {
-          float w = exp2_fast((s[n][e] - from) * scale);
-          total[half] += w;
-          s[n][e] = masked(head.mask, mask_index(head, row, key + 8 * n + lane % 4 * 2 + e % 2), w);
+      for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int e = i % 2 * 2; e < i % 2 * 2 + 2; e++)
+          total[i] += s[i / 2][n][e] = exp2_fast(fmaf(s[i / 2][n][e], scale, from));
+    }
+    if (head.mask.threshold) {
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            u64 index = mask_index(head, row + lane / 4 + 8 * i, key + 8 * n + lane % 4 * 2 + e);
+            float& w = s[i / 2][n][i % 2 * 2 + e];
+            w = masked(head.mask, index, w);
+          }
+    }
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n += 2) {
+      u32 a[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; m++) as_rows<T>(a[m], s[m][n], s[m][n + 1]);
+#pragma unroll
+      for (int c = 0; c < D / 8; c += 2) {
+        u32 b[4];
+        Tile<D>::rows_as_b(b, v, 8 * n, 8 * c);
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+          multiply<T>(sums[m][c], a[m], b[0], b[1]);
+          multiply<T>(sums[m][c + 1], a[m], b[2], b[3]);
         }
-    }
-#pragma unroll
-    for (int n = 0; n < TILE / 8; n += 2) {
-      u32 a[4];
-      as_rows<T>(a, s[n], s[n + 1]);
-      multiply_rows<T, D>(sums, a, v, 8 * n);
+      }
     }
   }
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    total[half] = warp_combine(total[half], 4, plus);
-    int row = query + first + lane / 4 + 8 * half;
-    if (lane % 4 == 0 && row < t) lse[at_lse(head, row)] = fmaf(top[half], head.scale, logf(total[half]));
+  for (int i = 0; i < 4; i++) {
+    total[i] = warp_combine(total[i], 4, plus);
+    int r = row + lane / 4 + 8 * i;
+    if (lane % 4 == 0 && r < t) lse[at_lse(head, r)] = fmaf(top[i], head.scale, logf(total[i]));
   }
-  store_rows<T, D>(sums, 1.0f / total[0], 1.0f / total[1], out, at_row(head, query), row_width(head), t - query,
-                   head.dim);
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+    store_rows<T, D>(sums[m], 1.0f / total[2 * m], 1.0f / total[2 * m + 1], first + 16 * m, out, at_row(head, query),
+                     row_width(head), t - query, head.dim);
 }
 
 // s and d (16, 16) = rows `row`.. of x and of y times columns `col`.. of x' and y' (tiles by rows).
@@ -298,7 +389,7 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
       multiply_rows<T, D>(d_q, a, k, at);
     }
   }
-  store_rows<T, D>(d_q, 1, 1, d_qkv, at_qkv(head, query, 0), qkv_width(head), t - query, head.dim);
+  store_rows<T, D>(d_q, 1, 1, first, d_qkv, at_qkv(head, query, 0), qkv_width(head), t - query, head.dim);
 }
 
 template <class T, int D>
@@ -349,8 +440,8 @@ INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
     }
   }
   i64 stride = qkv_width(head);
-  store_rows<T, D>(d_k, 1, 1, d_qkv, at_qkv(head, key, 1), stride, t - key, head.dim);
-  store_rows<T, D>(d_v, 1, 1, d_qkv, at_qkv(head, key, 2), stride, t - key, head.dim);
+  store_rows<T, D>(d_k, 1, 1, first, d_qkv, at_qkv(head, key, 1), stride, t - key, head.dim);
+  store_rows<T, D>(d_v, 1, 1, first, d_qkv, at_qkv(head, key, 2), stride, t - key, head.dim);
 }
 
 // Kernels by head dimension: up to 64 and 128. All tensors have the type of qkv.

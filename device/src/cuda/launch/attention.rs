@@ -4,7 +4,7 @@ use super::{
     Args, Dropout, Dtype, Heads, Launch, Launcher, Op, RUN, Tensor, is, no_kernel, values,
 };
 
-/// Queries, or keys, per block.
+/// Queries, or keys, per block; forward on tensor cores there are twice as many.
 const TILE: usize = 64;
 
 /// Elements of the widest head that has kernels.
@@ -30,6 +30,8 @@ struct Shape {
     starts: u64,
     head_dim: usize,
     grid: [usize; 3],
+    /// Queries of a block, forward.
+    queries: usize,
     kernels: [&'static str; 3],
     block: u32,
     /// Bytes of dynamic shared memory, forward and backward.
@@ -52,23 +54,25 @@ impl Shape {
         let Some(&(most, kernels)) = fits else {
             return Err(format!("heads of {head_dim}; at most {WIDEST_HEAD}"));
         };
-        // Forward has three tiles; backward has four, and three numbers per row.
+        // Forward has 128 rows of queries, and twice 32 of keys and of values; backward has four tiles, and three numbers
+        // per row.
         let tile = TILE as u32 * 2 * (most as u32 + 8);
-        let (block, shared_bytes) = match mma {
-            Some(_) => (128, [3 * tile, 4 * tile + 12 * TILE as u32]),
-            None => (256, [0, 0]),
+        let (block, queries, shared_bytes) = match mma {
+            Some(_) => (128, 2 * TILE, [4 * tile, 4 * tile + 12 * TILE as u32]),
+            None => (256, TILE, [0; 2]),
         };
         let grid = [heads.seq_len.div_ceil(TILE), heads.count, rows / heads.seq_len];
         if grid[1..].iter().any(|n| *n > usize::from(u16::MAX)) {
             return Err(format!("{} heads of {} samples; at most 65535", grid[1], grid[2]));
         }
-        Ok(Self { heads, starts, head_dim, grid, kernels, block, shared_bytes })
+        Ok(Self { heads, starts, head_dim, grid, queries, kernels, block, shared_bytes })
     }
 
     fn launch(&self, kernel: usize, args: Args) -> Launch {
         // The backward pass by keys takes the heads that share them in turn.
         let heads = if kernel == 2 { self.heads.kv_count } else { self.heads.count };
-        let grid = [self.grid[0], heads, self.grid[2]];
+        let rows = if kernel == 0 { self.queries } else { TILE };
+        let grid = [self.heads.seq_len.div_ceil(rows), heads, self.grid[2]];
         let launch = Launch::new(self.kernels[kernel], grid, self.block, args);
         Launch { shared_bytes: self.shared_bytes[kernel.min(1)], ..launch }
     }
