@@ -350,13 +350,19 @@ impl Trainer {
     }
 
     /// Brings up the parameters that are read from read number `at` of a group on, as far as their buffers' contents are not read
-    /// before. The ranks' parts are put together one read ahead: further ones are still on their way up.
+    /// before, and no further than the first update that a resident segment waits for: what is read first goes up first. The ranks'
+    /// parts are put together one read ahead: further ones are still on their way up.
     fn bring_up(&mut self, dev: &Device, at: usize) {
         let reads = self.num_segments() + self.gpt.shape().layers;
         let end = if self.more { at + reads } else { reads };
         for read in at..end {
             let segment = self.read(read);
-            let Some(slot) = self.optimizer.slot(segment) else { continue };
+            let Some(slot) = self.optimizer.slot(segment) else {
+                if self.optimizer.is_published(segment) {
+                    continue;
+                }
+                break;
+            };
             let holder = self.optimizer.holder(slot).filter(|holder| *holder != segment);
             if holder.is_some_and(|holder| (at..read).any(|before| self.read(before) == holder)) {
                 break;

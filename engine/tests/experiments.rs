@@ -142,6 +142,14 @@ fn speed_over_gpus_and_batches_is_simulated_and_says_so() {
     assert!(seconds("Overlapped", "2") < seconds("Serial", "2"), "{batch:?}");
     assert!(seconds("Serial", "8") < seconds("Blocking", "8"), "{batch:?}");
     page(&folder, "batch", "simulated");
+
+    // Parameters on the host have fewer schedules.
+    let host = "recompute: Block, offload: (parameters: Host), train:";
+    std::fs::write(folder.path("host.ron"), MODEL.replace("train:", host)).unwrap();
+    script(&folder, "scale-batch", &["host.ron", "--micro-batches", "1 4", "--out", "host"]).ok();
+    let schedules: Vec<String> =
+        rows(&folder, "host/batch.csv", header).into_iter().map(|row| row[0].clone()).collect();
+    assert_eq!(schedules, ["Serial", "Serial", "Overlapped", "Overlapped"]);
 }
 
 #[test]

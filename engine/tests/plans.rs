@@ -223,6 +223,27 @@ fn sets_of_checkpoints_that_do_not_fit_are_given_up() {
 }
 
 #[test]
+fn the_plan_says_why_sums_of_micro_batches_take_four_bytes() {
+    let folder = Folder::new();
+    let says = |sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let told = folder.onebox(&[&["plan", "tiny.ron"], &sets[..]].concat()).ok().stdout;
+        told.contains("gradient staging has 4 bytes a parameter")
+    };
+    let on_device = "offload.accumulate=Device";
+    assert!(says(&[on_device]));
+    // The host's own sums are no staging, fp32 is not rounded, and one micro-batch is no sum.
+    for sets in [
+        &["offload.accumulate=Host"][..],
+        &[on_device, "precision=Fp32"],
+        &[on_device, "batch.global=4"],
+        &["offload.optimizer=Device"],
+    ] {
+        assert!(!says(sets), "{sets:?}");
+    }
+}
+
+#[test]
 fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     let folder = Folder::new();
     let text = "(gpus: 1, gpu_memory: \"80GiB\", numa_nodes: 2, node_memory: \"2MiB\", \
@@ -251,6 +272,16 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     let refused = run("plan", &[layers, "offload.sockets=Near"]);
     assert_eq!((refused.code, &document(&refused)["binding"]["what"]), (1, &"node 0".into()));
     assert!(bytes(&document(&run("plan", &["offload.sockets=All"]).ok()))[1] > 0);
+    // Parameters on the host are staging for the most part: more than the rest of the node next to the GPU.
+    let host = ["offload.parameters=Host", "offload.resident_blocks=0", "recompute=Block"];
+    let host =
+        [&host[..], &["precision=Bf16", "offload.master=Split", "offload.moments=Bf16"]].concat();
+    let sets = [&host[..], &["model.layers=24", "offload.sockets=All"]].concat();
+    let large = document(&run("plan", &sets).ok());
+    let [near, far] = bytes(&large)[..] else { panic!("{large}") };
+    assert!(near <= 2 << 20 && far > near / 2, "{near} {far}");
+    let why = large["placed"][0].as_str().unwrap();
+    assert!(why.contains("node 0 does not hold all staging of its GPUs"), "{why}");
     // Twice the cores and channels: an update that nothing hides takes less.
     std::fs::write(folder.path("two.ron"), text.replace("2MiB", "64GiB")).unwrap();
     let seconds = |sockets: &str| {

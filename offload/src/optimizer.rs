@@ -314,6 +314,11 @@ impl Optimizer {
         }
     }
 
+    /// Whether [`publish`](Self::publish) of a segment has nothing new.
+    pub fn is_published(&self, segment: usize) -> bool {
+        !self.work[segment].unpublished
+    }
+
     /// Publishes every segment that stays on the device at the end of a step, as [`publish`](Self::publish) does. Where transfers block, nothing goes up
     /// before the whole update, and nothing to other ranks before all is up.
     pub fn publish_all(&mut self, dev: &Device) {

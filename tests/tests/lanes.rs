@@ -164,3 +164,19 @@ fn parameters_from_the_host_come_up_behind_computing() {
     let copying = seconds(&spans(&few, |p| p.lane == H2d && p.work.name == "copy"));
     assert!(copying > 0.5 * few.step_seconds(), "{copying} of {}", few.step_seconds());
 }
+
+/// The tables of the first and the last segment share a buffer, and a ring's blocks may lie far behind blocks that stay. What comes
+/// up into such a buffer waits for its update, and parameters that stay do not stand behind it on the lane.
+#[test]
+fn parameters_that_stay_go_up_before_those_that_are_read_later() {
+    let base = ["model.layers=20", "batch.micro=4"];
+    let on_box = |set: &str| {
+        let sets = [&base[..], &[set]].concat();
+        played("llama3-70b-one-gpu.ron", "batch.global=4", &sets).step_seconds()
+    };
+    let resident = on_box("offload.parameters=Device");
+    for some in [20, 10, 1] {
+        let ratio = on_box(&format!("offload.resident_blocks={some}")) / resident;
+        assert!(ratio < 1.02, "{some} blocks stay: {ratio}");
+    }
+}

@@ -20,7 +20,7 @@
 //! 3. `guard`, `trial`: a description from outside is checked, then loaded in a child process;
 //! 4. `paths`: links and the bandwidth that a shared link leaves; `memory`: the memory that may be
 //!    allocated;
-//! 5. `place`: the place of each rank; `groups` chooses GPUs, `deal` cores;
+//! 5. `place`: the place of each rank; `groups` chooses GPUs, `deal` cores, `spread` the nodes of staging that is too much for one;
 //! 6. `bind`, `arena`: bind threads and memory;
 //! 7. `warnings`, [`report`]: findings about a box, and how it is shown.
 
@@ -41,6 +41,7 @@ mod pci;
 mod place;
 mod raw;
 pub mod report;
+mod spread;
 mod trial;
 pub mod units;
 mod warning;
@@ -54,7 +55,10 @@ pub use machine::{Core, Gpu, Machine, NumaNode};
 pub use memory::{available_memory, resident_memory};
 pub use paths::{Hop, Path};
 pub use pci::{Link, PciAddress, PciKind, PciNode};
-pub use place::{HostBytes, Placement, RankPlace, Request, Seats, Sockets, place, place_ranks};
+pub use place::{
+    HostBytes, Placement, RankPlace, Request, Seats, Sockets, far_words, place, place_ranks,
+};
+pub use spread::{Needs, far_staging, in_parts};
 pub use units::{counted, format_bytes, parse_bytes};
 pub use warning::{Severity, Warning};
 pub use warnings::{Environment, warnings};

@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu_list::format_cpu_list;
 use crate::deal::{Share, deal};
-use crate::machine::Machine;
+use crate::machine::{Machine, NumaNode};
 use crate::paths::Path;
 use crate::pci::PciAddress;
+use crate::spread::{Needs, far_staging, in_parts};
 use crate::warning::{Severity, Warning};
 use crate::{Error, counted, format_bytes, groups};
 
@@ -69,6 +70,9 @@ pub struct RankPlace {
     pub gpu: Option<PciAddress>,
     /// The [`NumaNode::id`](crate::NumaNode::id) of its staging buffers, which its GPU reads and writes.
     pub numa_node: u32,
+    /// Nodes and bytes of the part of its staging buffers that `numa_node` does not hold; mostly none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub far_staging: Vec<(u32, u64)>,
     /// The nodes of its optimizer states: those of its cores. Never empty.
     pub state_nodes: Vec<u32>,
     /// One logical CPU of each of its physical cores, for the threads that update parameters.
@@ -92,8 +96,16 @@ pub struct HostBytes {
 }
 
 impl RankPlace {
-    /// Bytes of a rank's memory on each node: `staging` on the rank's own node, `states` in equal
-    /// parts on the nodes of the cores that touch them first.
+    /// The nodes of its staging buffers, its GPU's own first.
+    pub fn staging_nodes(&self) -> Vec<u32> {
+        std::iter::once(self.numa_node)
+            .chain(self.far_staging.iter().map(|(node, _)| *node))
+            .collect()
+    }
+
+    /// Bytes of a rank's memory on each node: `staging` on the rank's own node but for
+    /// [`far_staging`](Self::far_staging), `states` in equal parts on the nodes of the cores that
+    /// touch them first.
     pub fn bytes_by_node(
         &self,
         machine: &Machine,
@@ -109,11 +121,11 @@ impl RankPlace {
         if nodes.is_empty() {
             nodes.clone_from(&self.state_nodes);
         }
-        let mut bytes = BTreeMap::from([(self.numa_node, staging)]);
-        let parts = nodes.len() as u64;
-        for (part, node) in nodes.into_iter().enumerate() {
-            let share = states / parts + u64::from((part as u64) < states % parts);
-            *bytes.entry(node).or_default() += share;
+        let far: u64 = self.far_staging.iter().map(|(_, bytes)| bytes).sum();
+        assert!(far <= staging, "a rank is placed with the staging that it has");
+        let mut bytes = BTreeMap::from([(self.numa_node, staging - far)]);
+        for (node, part) in in_parts(states, &nodes).iter().chain(&self.far_staging) {
+            *bytes.entry(*node).or_default() += part;
         }
         bytes
     }
@@ -125,6 +137,7 @@ impl fmt::Display for RankPlace {
         let mut workers = self.worker_cpus.clone();
         workers.sort_unstable();
         let states: Vec<String> = self.state_nodes.iter().map(u32::to_string).collect();
+        let staging: Vec<String> = self.staging_nodes().iter().map(u32::to_string).collect();
         write!(f, "rank {}: ", self.rank)?;
         if let Some(gpu) = self.gpu {
             write!(f, "GPU {gpu}, ")?;
@@ -132,7 +145,7 @@ impl fmt::Display for RankPlace {
         write!(
             f,
             "staging on node {}, states on node {}, cores {}",
-            self.numa_node,
+            staging.join(","),
             states.join(","),
             format_cpu_list(&workers)
         )?;
@@ -152,7 +165,7 @@ pub struct Placement {
     pub dp: usize,
     /// The places by rank.
     pub ranks: Vec<RankPlace>,
-    /// Reasons about sockets without ranks.
+    /// Reasons about sockets without ranks, and about staging away from its GPU.
     pub sockets: Vec<String>,
     /// Whether cores of sockets without ranks are dealt too.
     pub all_sockets: bool,
@@ -160,6 +173,14 @@ pub struct Placement {
     pub reasons: Vec<String>,
     /// Problems of the placement.
     pub warnings: Vec<Warning>,
+}
+
+impl Placement {
+    /// Adds a reason about sockets.
+    fn say(&mut self, why: String) {
+        self.reasons.push(why.clone());
+        self.sockets.push(why);
+    }
 }
 
 /// Deals `world_size` virtual GPUs over the NUMA nodes in blocks, as evenly as the numbers allow:
@@ -179,25 +200,59 @@ pub fn place_ranks(machine: &Machine, world_size: usize) -> Vec<RankPlace> {
 /// More ranks than GPUs, with [`Seats::Gpus`] and [`Seats::These`]; no GPU at all, with
 /// [`Seats::Shared`].
 pub fn place(machine: &Machine, request: &Request) -> Result<Placement, Error> {
-    let near = place_on(machine, request, request.sockets == Sockets::All)?;
-    let short = needed(machine, request, &near.ranks).into_iter();
+    let mut placement = place_on(machine, request, request.sockets == Sockets::All)?;
+    let is_idle = !placement.sockets.is_empty();
+    spread_staging(machine, request, &mut placement);
+    let short = needed(machine, request, &placement.ranks).into_iter();
     let mut short =
         short.filter_map(|(node, bytes)| Some((node, bytes, too_little(machine, node, bytes)?)));
-    match (request.sockets, short.next()) {
-        (Sockets::Auto, Some((node, bytes, (there, word)))) if !near.sockets.is_empty() => {
-            let mut all = place_on(machine, request, true)?;
-            let why = format!(
-                "the ranks need {} on node {node}, {} are {word}: they use the cores and the memory of all sockets; what \
-                 far cores work on is staged near the GPU and crosses the link between the sockets",
-                format_bytes(bytes),
-                format_bytes(there)
-            );
-            all.reasons.push(why.clone());
-            all.sockets.push(why);
-            Ok(all)
-        }
-        _ => Ok(near),
+    if let (Sockets::Auto, true, Some((node, bytes, (there, word)))) =
+        (request.sockets, is_idle, short.next())
+    {
+        placement = place_on(machine, request, true)?;
+        placement.say(format!(
+            "the ranks need {} on node {node}, {} are {word}: they use the cores and the memory of all sockets; what \
+             far cores work on is staged near the GPU and crosses the link between the sockets",
+            format_bytes(bytes),
+            format_bytes(there)
+        ));
+        spread_staging(machine, request, &mut placement);
     }
+    let mut warnings = too_little_memory(machine, request, &placement.ranks);
+    warnings.append(&mut placement.warnings);
+    placement.warnings = warnings;
+    Ok(placement)
+}
+
+/// Moves staging away from nodes that do not hold it, to other nodes of their ranks.
+fn spread_staging(machine: &Machine, request: &Request, placement: &mut Placement) {
+    let host = HostBytes { staging: request.staging_bytes, states: request.state_bytes };
+    let needs = |place: &RankPlace| Needs {
+        home: place.numa_node,
+        others: place.state_nodes.iter().copied().filter(|id| *id != place.numa_node).collect(),
+        bytes: place.bytes_by_node(machine, host),
+    };
+    let needs: Vec<Needs<u32>> = placement.ranks.iter().map(needs).collect();
+    let there = |id| machine.numa_node(id).map_or(u64::MAX, |node| room(node).0);
+    let mut moved: BTreeMap<u32, u64> = BTreeMap::new();
+    let far = far_staging(host.staging, &needs, there);
+    for (place, far) in placement.ranks.iter_mut().zip(far) {
+        *moved.entry(place.numa_node).or_default() +=
+            far.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        place.far_staging = far;
+    }
+    for (node, bytes) in moved.into_iter().filter(|(_, bytes)| *bytes > 0) {
+        placement.say(far_words(node, bytes));
+    }
+}
+
+/// Says that `bytes` of the staging of the ranks next to `node` lie elsewhere.
+pub fn far_words(node: u32, bytes: u64) -> String {
+    format!(
+        "node {node} does not hold all staging of its GPUs: {} of it lie on other nodes of their ranks, and its copies \
+         cross the link between the nodes",
+        format_bytes(bytes)
+    )
 }
 
 fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<Placement, Error> {
@@ -218,7 +273,7 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
     let stay = |node| format!("the cores of node {node} stay idle: no rank is on their socket");
     let sockets: Vec<String> = dealt.idle.iter().map(stay).collect();
     reasons.extend(sockets.iter().cloned());
-    let mut warnings = too_little_memory(machine, request, &ranks);
+    let mut warnings = Vec::new();
     if dealt.shared {
         warnings.push(Warning {
             id: "more-ranks-than-cores",
@@ -328,6 +383,7 @@ fn rank_place(
         dp_rank: rank / tp,
         gpu: gpu.map(|gpu| machine.gpus[gpu].pci),
         numa_node,
+        far_staging: Vec::new(),
         state_nodes,
         worker_cpus,
         driver_cpu: first.map(|cpus| cpus.get(1).copied().unwrap_or(cpus[0])),
@@ -416,8 +472,13 @@ fn needed(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> BTreeMap
 /// Bytes of node `id` and a word for which bytes these are, if there are fewer than `bytes`.
 fn too_little(machine: &Machine, id: u32, bytes: u64) -> Option<(u64, &'static str)> {
     let node = machine.numa_node(id)?;
-    let there = node.free_bytes.map_or((node.memory_bytes, "there"), |free| (free, "free"));
+    let there = room(node);
     (bytes > there.0).then_some(there)
+}
+
+/// The bytes that a node has for ranks, and a word for which bytes these are.
+fn room(node: &NumaNode) -> (u64, &'static str) {
+    node.free_bytes.map_or((node.memory_bytes, "there"), |free| (free, "free"))
 }
 
 fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> Vec<Warning> {
@@ -453,7 +514,7 @@ fn too_little_memory(machine: &Machine, request: &Request, ranks: &[RankPlace]) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Core, NumaNode};
+    use crate::Core;
 
     /// Nodes of 1 GiB with `cores` cores each. All cores are numbered first, then their siblings.
     fn machine(nodes: u32, cores: u32, siblings: u32) -> Machine {

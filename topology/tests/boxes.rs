@@ -306,6 +306,38 @@ fn a_lone_gpu_uses_both_sockets_where_its_states_need_them_or_it_is_told_to() {
 }
 
 #[test]
+fn staging_that_the_node_of_a_gpu_does_not_hold_lies_on_the_other_node_too() {
+    let machine = load("dgx1v");
+    let there = machine.numa_nodes[0].memory_bytes;
+    let (staging, states) = (there / 10 * 9, there / 10 * 6);
+    let on = |sockets| {
+        let request = Request { tp: 1, dp: 1, sockets, ..Request::default() };
+        place(&machine, &Request { state_bytes: states, staging_bytes: staging, ..request })
+            .unwrap()
+    };
+    for sockets in [Sockets::All, Sockets::Auto] {
+        let placement = on(sockets);
+        assert!(placement.warnings.is_empty(), "{:?}", placement.warnings);
+        let [place] = &placement.ranks[..] else { panic!("{:?}", placement.ranks) };
+        let bytes = place.bytes_by_node(&machine, HostBytes { staging, states });
+        // A thirty-second of the node next to the GPU stays free.
+        assert_eq!(bytes[&0], there - there / 32);
+        assert_eq!(bytes.values().sum::<u64>(), staging + states);
+        assert!(place.to_string().contains("staging on node 0,1, states on node 0,1"), "{place}");
+        let why = placement.sockets.last().unwrap();
+        for part in ["node 0 does not hold", "cross the link between the nodes"] {
+            assert!(why.contains(part) && placement.reasons.contains(why), "{part}: {why}");
+        }
+    }
+    // Nothing moves where a rank has one node, or where its own holds it.
+    let near = on(Sockets::Near);
+    assert_eq!((near.warnings.len(), &near.ranks[0].far_staging), (1, &vec![]));
+    let small = Request { tp: 1, dp: 1, sockets: Sockets::All, ..Request::default() };
+    let small = Request { state_bytes: states, staging_bytes: there / 2, ..small };
+    assert_eq!(place(&machine, &small).unwrap().ranks[0].far_staging, []);
+}
+
+#[test]
 fn every_box_of_the_repository_is_placed_and_shown() {
     for name in names() {
         use_it(&load(&name), &name);

@@ -16,8 +16,9 @@ const HUGE_PAGE: u64 = 2 << 20;
 pub struct HostPlace {
     /// NUMA nodes of the arena.
     pub nodes: Vec<u32>,
-    /// NUMA nodes of the memory that the GPU copies to or from.
-    pub staging: Vec<u32>,
+    /// NUMA nodes of the memory that the GPU copies to or from, each with the bytes that it takes
+    /// at most: they are filled in this order.
+    pub staging: Vec<(u32, u64)>,
     /// CPUs of the threads that use the memory later. They also bring it in.
     pub cpus: Vec<u32>,
     /// Uses pages of 4 KiB on any node, for comparison.
@@ -31,7 +32,7 @@ impl From<&topology::RankPlace> for HostPlace {
     fn from(place: &topology::RankPlace) -> Self {
         Self {
             nodes: place.state_nodes.clone(),
-            staging: vec![place.numa_node],
+            staging: [&place.far_staging[..], &[(place.numa_node, u64::MAX)]].concat(),
             cpus: place.worker_cpus.clone(),
             small_pages: false,
             untouched: false,
@@ -48,18 +49,36 @@ impl HostPlace {
         if self.small_pages {
             return topology::Arena::of_small_pages(bytes);
         }
+        topology::Arena::with_parts(bytes, &self.nodes, &self.cpus, &self.parts(plan))
+    }
+
+    /// The plan's staging buffers with their nodes. A buffer lies on two nodes where the first of
+    /// them is full.
+    fn parts(&self, plan: &Plan) -> Vec<topology::Part> {
         let mut parts: Vec<topology::Part> = Vec::new();
-        let staging = plan.entries().iter().filter(|entry| entry.is_staging());
-        for entry in staging.filter(|_| !self.staging.is_empty() && self.staging != self.nodes) {
-            let (start, end) = (entry.range.start as usize, entry.range.end as usize);
-            match parts.last_mut() {
-                Some(part) if start < part.range.end + PAGE => part.range.end = end,
-                _ => {
-                    parts.push(topology::Part { range: start..end, nodes: self.staging.clone() });
+        let is_all = matches!(self.staging[..], [(only, _)] if self.nodes == [only]);
+        let staging = plan.entries().iter().filter(|entry| entry.is_staging() && !is_all);
+        let mut nodes = self.staging.iter().copied().filter(|(_, bytes)| *bytes > 0).peekable();
+        let mut taken = 0;
+        for entry in staging {
+            let mut start = entry.range.start;
+            while let Some(&(node, bytes)) = nodes.peek().filter(|_| start < entry.range.end) {
+                let end = entry.range.end.min(start.saturating_add(bytes - taken));
+                taken += end - start;
+                let range = start as usize..end as usize;
+                match parts.last_mut() {
+                    Some(part) if part.nodes == [node] && range.start < part.range.end + PAGE => {
+                        part.range.end = range.end;
+                    }
+                    _ => parts.push(topology::Part { range, nodes: vec![node] }),
+                }
+                start = end;
+                if taken == bytes {
+                    (_, taken) = (nodes.next(), 0);
                 }
             }
         }
-        topology::Arena::with_parts(bytes, &self.nodes, &self.cpus, &parts)
+        parts
     }
 }
 
@@ -195,5 +214,37 @@ mod tests {
         let beyond = plan.tensor(on(Arena::Device), "z", Dtype::F32, (1, 1));
         let seen = std::panic::AssertUnwindSafe(|| memory.view(beyond).len());
         assert!(std::panic::catch_unwind(seen).is_err());
+    }
+
+    #[test]
+    fn staging_fills_its_nodes_in_order() {
+        let mut plan = Plan::default();
+        let mut bytes = |pool: crate::Pool, name: &str, pages: usize| {
+            plan.tensor((Arena::Pinned, pool), name, Dtype::F32, (pages, PAGE / 4));
+        };
+        let staging = crate::Pool::staging("staging");
+        bytes(staging, "a", 4);
+        bytes("states".into(), "b", 8);
+        bytes(staging, "c", 2);
+        bytes(staging, "d", 2);
+        let place = |nodes: &[u32], staging: &[(u32, u64)]| HostPlace {
+            nodes: nodes.to_vec(),
+            staging: staging.to_vec(),
+            ..HostPlace::default()
+        };
+        let parts = |place: HostPlace| -> Vec<(usize, usize, Vec<u32>)> {
+            let pages =
+                |part: topology::Part| (part.range.start / PAGE, part.range.end / PAGE, part.nodes);
+            place.parts(&plan).into_iter().map(pages).collect()
+        };
+        let five = 5 * PAGE as u64;
+        let far = [(1, five), (0, u64::MAX)];
+        let all = [(0, 4, vec![1]), (12, 13, vec![1]), (13, 16, vec![0])];
+        assert_eq!(parts(place(&[0, 1], &far)), all);
+        let near = [(0, 4, vec![0]), (12, 16, vec![0])];
+        assert_eq!(parts(place(&[0, 1], &[(0, u64::MAX)])), near);
+        // Where all is on the node of the staging, or nobody says where it is, no part is by itself.
+        assert_eq!(parts(place(&[0], &[(0, u64::MAX)])), []);
+        assert_eq!(parts(HostPlace::default()), []);
     }
 }

@@ -152,7 +152,9 @@ fn copy(h: &Hardware, rank: usize, work: &Work) -> Asked {
         _ => (Resource::Down(*link), bytes),
     };
     let mut amounts: Vec<_> = seat.links.iter().map(link).collect();
-    amounts.push((Resource::Channels(seat.staging), bytes));
+    amounts.extend(
+        seat.staging.iter().map(|(node, share)| (Resource::Channels(*node), bytes * share)),
+    );
     let share = copy_share(h, work.cargo);
     let slowest = seat.links.iter().map(|link| h.links[*link]).fold(f64::INFINITY, f64::min);
     Asked { fixed: COPY_START, least: bytes / (slowest * LINK_SHARE * share), amounts }

@@ -31,8 +31,9 @@ pub struct Seat {
     pub machine: usize,
     /// Links on its GPU's way to the host, as indexes into [`Hardware::links`].
     pub links: Vec<usize>,
-    /// The node of its staging buffers, an index into [`Hardware::nodes`].
-    pub staging: usize,
+    /// The nodes of its staging buffers, as indexes into [`Hardware::nodes`], with the share of
+    /// their bytes on each.
+    pub staging: Vec<(usize, f64)>,
     /// The nodes of its optimizer states.
     pub states: Vec<usize>,
     /// Number of cores that work for it alone.

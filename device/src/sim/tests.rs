@@ -6,7 +6,13 @@ use std::sync::Arc;
 
 /// Two GPUs on one link, with round figures.
 fn pair() -> Hardware {
-    let seat = || Seat { machine: 0, links: vec![0], staging: 0, states: vec![0], cores: 2.0 };
+    let seat = || Seat {
+        machine: 0,
+        links: vec![0],
+        staging: vec![(0, 1.0)],
+        states: vec![0],
+        cores: 2.0,
+    };
     Hardware {
         gpu: Gpu {
             flops_16: 100e12,
@@ -99,6 +105,29 @@ fn two_ranks_by_hand() {
     }
 }
 
+#[test]
+fn a_copy_takes_the_channels_of_each_node_of_the_staging() {
+    let (mut plan, n) = (Plan::default(), 1 << 20);
+    let host = plan.tensor((Arena::Pinned, "p"), "host", Dtype::F32, (1, n));
+    let dev = plan.tensor((Arena::Device, "p"), "dev", Dtype::F32, (1, n));
+    let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
+    let program = record(rank, &Arc::new(plan), |d| {
+        d.write(host, &|_| 0.0)?;
+        d.begin_step(1);
+        d.submit(Lane::H2d, Op::Copy { src: host, dst: dev });
+        d.sync_all()
+    })
+    .unwrap();
+    let busy = |staging: Vec<(usize, f64)>| {
+        let seat = Seat { staging, ..pair().seats[0].clone() };
+        let slow = Hardware { nodes: vec![1e9, 100e9], seats: vec![seat], dp_size: 1, ..pair() };
+        play(program.clone(), &slow, (1, 1), true).unwrap().busy(0, Lane::H2d)
+    };
+    // The slow node gives four fifths of its rate; the fast node and the link take less time.
+    let spared = busy(vec![(0, 1.0)]) - busy(vec![(0, 0.25), (1, 0.75)]);
+    near(spared, 0.75 * 4.0 * n as f64 / 0.8e9);
+}
+
 /// Four GPUs: two share a link, the third has a slow link of its own, the fourth a fast one.
 fn uneven() -> Hardware {
     let mut hardware = pair();
@@ -108,7 +137,7 @@ fn uneven() -> Hardware {
     let seat = |links: Vec<usize>, node: usize| Seat {
         machine: 0,
         links,
-        staging: node,
+        staging: vec![(node, 1.0)],
         states: vec![node],
         cores: 1.5,
     };
@@ -236,7 +265,7 @@ fn eight() -> Hardware {
     let seat = |i: usize| Seat {
         machine: 0,
         links: vec![i / 2],
-        staging: i / 4,
+        staging: vec![(i / 4, 1.0)],
         states: vec![i / 4],
         cores: 2.0,
     };

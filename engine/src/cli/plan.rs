@@ -117,6 +117,7 @@ pub(super) fn text(loaded: &Loaded, report: &Report) -> String {
     );
     table(&mut out, "each GPU", &report.gpu, true);
     table(&mut out, "host memory of each rank", &report.host_per_rank, true);
+    wide_sums(&mut out, report);
     nodes(&mut out, report);
     data_memory(&mut out, report);
     step(&mut out, report);
@@ -148,6 +149,7 @@ pub(super) fn refusal(loaded: &Loaded, report: &Report) -> String {
         table(&mut out, "each GPU", &report.gpu, false);
     } else {
         table(&mut out, "host memory of each rank", &report.host_per_rank, false);
+        wide_sums(&mut out, report);
         nodes(&mut out, report);
         data_memory(&mut out, report);
     }
@@ -232,6 +234,22 @@ fn nodes(out: &mut String, report: &Report) {
 fn data_memory(out: &mut String, report: &Report) {
     if let Some(data) = &report.data_memory {
         let _ = writeln!(out, "  {}", data.words());
+    }
+}
+
+/// Says why several micro-batches take more of the host than one, where their sums come down.
+fn wide_sums(out: &mut String, report: &Report) {
+    let has = |memory: &Memory, pool: &str, is_wide: bool| {
+        let of_pool = |buffer: &&Buffer| buffer.pool == pool;
+        memory.buffers.iter().filter(of_pool).any(|buffer| (buffer.dtype == "f32") == is_wide)
+    };
+    let is_wide = has(&report.host_per_rank, "gradient staging", true);
+    if report.accumulate == "device" && is_wide && has(&report.gpu, "parameters", false) {
+        let _ = writeln!(
+            out,
+            "  gradient staging has 4 bytes a parameter: sums of micro-batches come down in fp32 and wait until clipping is \
+             decided, and 16 bits would round them; one micro-batch takes 2"
+        );
     }
 }
 

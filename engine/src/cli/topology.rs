@@ -182,6 +182,7 @@ fn rank(place: &RankPlace) -> Value {
         "dp_rank": place.dp_rank,
         "gpu": place.gpu.map(|gpu| gpu.to_string()),
         "staging_node": place.numa_node,
+        "far_staging": place.far_staging,
         "state_nodes": place.state_nodes,
         "adam_cpus": place.worker_cpus,
         "driver_cpu": place.driver_cpu,

@@ -4,7 +4,8 @@ use crate::config::{BoxConfig, Config, MeasuredConfig};
 use crate::run::placement::{kernel_threads, request};
 use device::sim::{AsOf2020, Gpu, Hardware, Measured, Rates, Seat};
 use std::collections::BTreeMap;
-use topology::{HostBytes, Machine, Placement, RankPlace, Request, Sockets, format_bytes};
+use topology::{HostBytes, Machine, Needs, Placement, RankPlace, Request, Sockets};
+use topology::{far_staging, far_words, format_bytes, in_parts};
 
 /// A box that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
@@ -169,10 +170,12 @@ fn placed(
                 links.len() - 1
             })
         };
+        let far: Vec<(usize, u64)> =
+            place.far_staging.iter().map(|(id, bytes)| (node(*id), *bytes)).collect();
         Seat {
             machine: 0,
             links: machine.hops(gpu_of(place)).into_iter().map(link).collect(),
-            staging: node(place.numa_node),
+            staging: shares(node(place.numa_node), &far, host.staging),
             states: place.state_nodes.iter().map(|id| node(*id)).collect(),
             cores: place.worker_cpus.len().max(1) as f64,
         }
@@ -195,6 +198,14 @@ fn placed(
     })
 }
 
+/// The nodes of `staging` bytes with the share of each: `far` on others than `home`.
+fn shares(home: usize, far: &[(usize, u64)], staging: u64) -> Vec<(usize, f64)> {
+    let share = |(node, bytes): &(usize, u64)| (*node, *bytes as f64 / staging as f64);
+    let far: Vec<(usize, f64)> = far.iter().map(share).collect();
+    let near = 1.0 - far.iter().map(|(_, share)| share).sum::<f64>();
+    std::iter::once((home, near)).chain(far).collect()
+}
+
 /// Seats of a box without a topology: a link for each GPU, cores and nodes dealt evenly. Nodes without a rank are sockets
 /// without one.
 fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
@@ -210,16 +221,25 @@ fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
         let near = node(rank);
         if all { (near..node(rank + 1).max(near + 1)).collect() } else { vec![near] }
     };
-    let by_node = |rank: usize| {
-        let (nodes, mut bytes) = (nodes(rank), BTreeMap::from([(node(rank), staging)]));
-        let parts = nodes.len() as u64;
-        for (part, node) in nodes.into_iter().enumerate() {
-            *bytes.entry(node).or_default() +=
-                states / parts + u64::from((part as u64) < states % parts);
+    let needs = |rank: usize| {
+        let (home, nodes) = (node(rank), nodes(rank));
+        let mut bytes = BTreeMap::from([(home, staging)]);
+        for (node, part) in in_parts(states, &nodes) {
+            *bytes.entry(node).or_default() += part;
         }
-        bytes
+        Needs { home, others: nodes.into_iter().filter(|node| *node != home).collect(), bytes }
     };
-    let reasons = match request.sockets {
+    let mut needs: Vec<Needs<usize>> = (0..ranks).map(needs).collect();
+    let far = far_staging(staging, &needs, |_| b.node_memory);
+    let mut moved: BTreeMap<usize, u64> = BTreeMap::new();
+    for (Needs { home, bytes, .. }, far) in needs.iter_mut().zip(&far) {
+        for (node, part) in far {
+            *bytes.entry(*home).or_default() -= part;
+            *bytes.entry(*node).or_default() += part;
+            *moved.entry(*home).or_default() += part;
+        }
+    }
+    let mut reasons = match request.sockets {
         Sockets::Auto if all => vec![format!(
             "a rank needs {} of host memory, a node has {}: it uses the cores and the memory of all sockets; what far cores \
              work on is staged near the GPU and crosses the link between the sockets",
@@ -228,18 +248,19 @@ fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
         )],
         _ => Vec::new(),
     };
+    reasons.extend(moved.into_iter().map(|(node, bytes)| far_words(node as u32, bytes)));
     // With fewer ranks than nodes, a node's cores are one rank's.
     let seat = |rank: usize| Seat {
         machine: 0,
         links: vec![rank],
-        staging: node(rank),
+        staging: shares(node(rank), &far[rank], staging),
         states: nodes(rank),
         cores: b.host.cores as f64 * nodes(rank).len() as f64 / ranks.max(b.numa_nodes) as f64,
     };
     let peer = f64::from(b.gpu.peer_gb_per_s) * G;
     let between = |a: usize, other: usize| if a == other { 0.0 } else { peer };
     Layout {
-        bytes: (0..ranks).map(by_node).collect(),
+        bytes: needs.into_iter().map(|needs| needs.bytes).collect(),
         reasons,
         seats: (0..ranks).map(seat).collect(),
         nodes: b.numa_nodes,
@@ -255,7 +276,11 @@ fn repeat(h: &mut Layout, machines: usize) {
         let alike = |seat: &Seat| Seat {
             machine,
             links: seat.links.iter().map(|link| link + machine * links).collect(),
-            staging: seat.staging + machine * nodes,
+            staging: seat
+                .staging
+                .iter()
+                .map(|(node, share)| (node + machine * nodes, *share))
+                .collect(),
             states: seat.states.iter().map(|node| node + machine * nodes).collect(),
             cores: seat.cores,
         };

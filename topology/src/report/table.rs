@@ -91,7 +91,7 @@ fn plan(out: &mut String, shown: &Shown<'_>) {
             rank.tp_rank,
             rank.dp_rank,
             rank.gpu.map_or("virtual".into(), |gpu| gpu.to_string()),
-            format!("node {}", rank.numa_node),
+            format!("node {}", format_nodes(&rank.staging_nodes())),
             format_nodes(&rank.state_nodes),
             rank.driver_cpu.map_or("-".into(), |cpu| cpu.to_string()),
             cores(rank),
