@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// All configs of the repository.
 fn configs() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
-    let of = |folder: PathBuf| std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    let of = |folder: PathBuf| fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
     let all = of(folder.clone()).chain(of(folder.join("paper")));
     let mut configs: Vec<PathBuf> =
         all.filter(|p| p.extension().is_some_and(|e| e == "ron")).collect();
@@ -25,7 +25,7 @@ fn configs() -> Vec<PathBuf> {
 fn every_config_of_the_repository_is_right_and_fits() {
     let folder = Folder::new();
     let large = r#"(gpus: 64, gpu_memory: "64GiB", node_memory: "4TiB")"#;
-    std::fs::write(folder.path("large.ron"), large).unwrap();
+    fs::write(folder.path("large.ron"), large).unwrap();
     for config in configs() {
         let path = config.display().to_string();
         let checked = folder.onebox(&["config", "check", &path]);
@@ -34,7 +34,7 @@ fn every_config_of_the_repository_is_right_and_fits() {
         let lacks = checked.code == 66 && brought.iter().all(|text| checked.stderr.contains(text));
         assert!(checked.code == 0 || lacks, "{path}: {}", checked.stderr);
         // What this machine has free is another matter.
-        let described = std::fs::read_to_string(&config).unwrap().contains("device: Sim(");
+        let described = fs::read_to_string(&config).unwrap().contains("device: Sim(");
         let on_box = if described { &[][..] } else { &["--box", "large.ron"] };
         let done = folder.onebox(&[&["plan", &path], on_box].concat());
         assert!(
@@ -249,14 +249,13 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     let text = "(gpus: 1, gpu_memory: \"80GiB\", numa_nodes: 2, node_memory: \"2MiB\", \
                 gpu: (gemm_tflops: 500, fp32_tflops: 51, memory_gb_per_s: 2000, processors: 114), \
                 host: (node_gb_per_s: 300, core_gb_per_s: 14, cores: 32, link_gb_per_s: 60))";
-    std::fs::write(folder.path("two.ron"), text).unwrap();
+    fs::write(folder.path("two.ron"), text).unwrap();
     let run = |verb: &str, sets: &[&str]| {
         let base = ["device=Sim(box: \"two.ron\")", "parallel.data=1", "parallel.tensor=1"];
         let sets = base.iter().chain(sets).flat_map(|set| ["--set", set]);
         folder.onebox(&[verb, "tiny.ron", "--json"].into_iter().chain(sets).collect::<Vec<_>>())
     };
-    let document =
-        |done: &common::Done| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
+    let document = |done: &Done| serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap();
     let bytes = |plan: &serde_json::Value| -> Vec<u64> {
         plan["nodes"].as_array().unwrap().iter().map(|n| n["bytes"].as_u64().unwrap()).collect()
     };
@@ -283,7 +282,7 @@ fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     let why = large["placed"][0].as_str().unwrap();
     assert!(why.contains("node 0 does not hold all staging of its GPUs"), "{why}");
     // Twice the cores and channels: an update that nothing hides takes less.
-    std::fs::write(folder.path("two.ron"), text.replace("2MiB", "64GiB")).unwrap();
+    fs::write(folder.path("two.ron"), text.replace("2MiB", "64GiB")).unwrap();
     let seconds = |sockets: &str| {
         let sets = ["offload.update=Serial", "model.hidden=1024", sockets];
         document(&run("simulate", &sets).ok())["step_seconds"].as_f64().unwrap()
@@ -307,7 +306,7 @@ fn every_op_of_a_step_is_listed_with_its_place_and_what_it_waits_for() {
         for (number, op) in (1..).zip(ops) {
             assert_eq!(op["number"], number, "{op}");
             let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-            let source = std::fs::read_to_string(place.join(op["file"].as_str().unwrap())).unwrap();
+            let source = fs::read_to_string(place.join(op["file"].as_str().unwrap())).unwrap();
             let line = op["line"].as_u64().unwrap() as usize;
             assert!((1..=source.lines().count()).contains(&line), "{op}");
             assert!(!op["tensors"].as_array().unwrap().is_empty(), "{op}");
@@ -358,7 +357,7 @@ fn the_page_of_config_keys_is_what_the_program_says() {
     let folder = Folder::new();
     let page = folder.onebox(&["config", "keys", "--markdown"]).ok().stdout;
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/config.md");
-    let kept = std::fs::read_to_string(kept).unwrap();
+    let kept = fs::read_to_string(kept).unwrap();
     assert!(page == kept, "write it anew: onebox config keys --markdown > docs/config.md");
     let of_train = folder.onebox(&["config", "keys", "train.seed"]).ok().stdout;
     assert!(of_train.starts_with("train.seed: whole number from 0 to"), "{of_train}");

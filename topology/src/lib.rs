@@ -40,6 +40,7 @@ mod paths;
 mod pci;
 mod place;
 mod raw;
+mod reasons;
 pub mod report;
 mod spread;
 mod trial;
