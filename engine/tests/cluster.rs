@@ -21,5 +21,11 @@ fn a_build_without_mpi_refuses_to_be_one_of_several() {
 }
 
 #[cfg(feature = "mpi")]
+#[path = "cluster/faults.rs"]
+mod faults;
+#[cfg(feature = "mpi")]
+#[path = "cluster/launch.rs"]
+mod launch;
+#[cfg(feature = "mpi")]
 #[path = "cluster/processes.rs"]
 mod processes;

@@ -21,6 +21,9 @@ const LETTER: i32 = 7;
 /// How long a thread that has something to do looks again at once.
 const EAGER: Duration = Duration::from_millis(2);
 
+/// Starting is slower than saying that one lives, by this factor.
+const JOINING: u32 = 10;
+
 /// A request to the thread that calls MPI.
 #[derive(Debug)]
 enum Job {
@@ -34,6 +37,8 @@ struct Mpi {
     jobs: Mutex<Sender<Job>>,
     /// These overtake others.
     urgent: Mutex<Sender<(usize, Vec<u8>)>>,
+    /// How long the others may take to close, too.
+    silence: Duration,
 }
 
 impl Wire for Mpi {
@@ -53,19 +58,16 @@ impl Wire for Mpi {
         let _ = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
         // A thread that is stuck in MPI does not answer; the process ends without it, and the
         // launcher ends the others.
-        let _ = if abort.is_some() {
-            over.recv_timeout(Duration::from_secs(5)).map_err(drop)
-        } else {
-            over.recv().map_err(drop)
-        };
+        let limit = if abort.is_some() { Duration::from_secs(5) } else { self.silence };
+        let _ = over.recv_timeout(limit);
     }
 }
 
 /// Joins the processes that MPI has started together with this one. One that says nothing for
-/// `silence` has failed.
+/// `silence` has failed; so have all if one of them does not join for ten times as long.
 ///
 /// # Errors
-/// MPI, or the machine, cannot start what this needs.
+/// MPI, or the machine, cannot start what this needs, or not all processes join.
 pub fn join(silence: Duration) -> Result<Arc<Processes>, String> {
     let (jobs, job) = channel();
     let (urgent, hurried) = channel();
@@ -73,8 +75,14 @@ pub fn join(silence: Duration) -> Result<Arc<Processes>, String> {
     let run = move || serve(silence, (jobs, urgent), (&job, &hurried), &ready);
     let thread = std::thread::Builder::new().name("mpi".into()).spawn(run);
     thread.map_err(|error| format!("no thread for MPI: {error}"))?;
-    let gone = "the thread that calls MPI has ended";
-    joined.recv().unwrap_or_else(|_| Err(gone.to_owned()))
+    let limit = silence * JOINING;
+    joined.recv_timeout(limit).unwrap_or_else(|why| match why {
+        RecvTimeoutError::Disconnected => Err("the thread that calls MPI has ended".to_owned()),
+        RecvTimeoutError::Timeout => Err(format!(
+            "not all processes that the launcher has started have joined in {} s",
+            limit.as_secs()
+        )),
+    })
 }
 
 fn serve(
@@ -89,7 +97,7 @@ fn serve(
     };
     let world = universe.world();
     let (me, count) = (world.rank() as usize, world.size() as usize);
-    let wire = Mpi { jobs: Mutex::new(jobs), urgent: Mutex::new(urgent) };
+    let wire = Mpi { jobs: Mutex::new(jobs), urgent: Mutex::new(urgent), silence };
     let processes = Processes::new(me, nodes(&world, count), Box::new(wire), silence);
     let ended = Arc::new(AtomicBool::new(false));
     let watch = {

@@ -341,28 +341,33 @@ impl Processes {
         }
     }
 
-    /// The end of this process, with this exit code. Waits for the others, and ends them if they do
-    /// not end; a process that is lost can be ended only so.
-    pub fn end(&self, code: u8) {
+    /// Tells the others that this process ends with this exit code, and waits until they end, too.
+    /// Returns who does not end, in words; [`close`](Self::close) must end it then.
+    pub fn part(&self, code: u8) -> Option<String> {
         self.send_all(&Letter::Bye { code });
         let mut patience = Patience::new();
         let mut rooms = self.rooms();
-        let abort = loop {
-            let all = rooms.gone.len() + 1 == self.count();
-            let failed = code != 0 || rooms.gone.values().any(|code| *code != 0);
-            if all {
-                break false;
+        loop {
+            let mut left = self.others().filter(|other| !rooms.gone.contains_key(other));
+            let next = left.next()?;
+            if let Some(lost) = rooms.lost {
+                // The others are to say how they end, too.
+                let only = left.all(|other| other == lost.0) && next == lost.0;
+                if only || patience.waited() >= FAREWELL {
+                    return Some(self.loss(lost));
+                }
             }
-            let late = failed && patience.waited() >= FAREWELL;
-            let left = self.others().filter(|other| !rooms.gone.contains_key(other));
-            let only_lost = rooms.lost.is_some_and(|(lost, _)| left.into_iter().all(|p| p == lost));
-            if late || only_lost {
-                break true;
+            let failed = code != 0 || rooms.gone.values().any(|code| *code != 0);
+            if failed && patience.waited() >= FAREWELL {
+                return Some(format!("{} does not end", self.name(next)));
             }
             rooms = self.turned.wait_timeout(rooms, LOOK).unwrap_or_else(|e| e.into_inner()).0;
-        };
-        drop(rooms);
-        self.wire.close(abort.then_some(code));
+        }
+    }
+
+    /// Closes the wire behind [`part`](Self::part): in order, or by ending all processes with this exit code.
+    pub fn close(&self, abort: Option<u8>) {
+        self.wire.close(abort);
     }
 }
 

@@ -1,7 +1,6 @@
 //! How the process ends.
 
 use std::fmt::Display;
-use std::process::ExitCode;
 
 /// The numbers, after sysexits.h where it has one.
 pub(super) mod code {
@@ -84,12 +83,13 @@ impl Failed {
         super::say(&format!("warning: {}", self.message));
     }
 
-    pub(super) fn report(&self) -> ExitCode {
+    /// Says it; returns the exit code.
+    pub(super) fn report(&self) -> u8 {
         if !self.message.is_empty() {
             let prefix = if self.message.starts_with("error") { "" } else { "error: " };
             super::say(&format!("{prefix}{}", self.message));
         }
-        ExitCode::from(self.code)
+        self.code
     }
 }
 

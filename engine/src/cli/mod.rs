@@ -28,11 +28,13 @@ mod train;
 use crate::config::{BOX, Loaded, find_box};
 use crate::report::colour;
 use crate::report::shown::lines;
+use crate::run::Watcher;
 use crate::run_dir::CONFIG;
 use crate::run_dir::output::Output;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use device::numerics::SimdPath;
 use exit::{Failed, code};
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -213,11 +215,20 @@ impl SimdArg {
 
 /// Runs the command that the process was given.
 pub fn main() -> ExitCode {
-    let matches = install::command().get_matches();
+    ExitCode::from(run(std::env::args_os(), None))
+}
+
+/// Runs the command of `words`, the first of which is the program's name; returns the exit code. `watcher`, for tests: told
+/// where the ranks of `train` are.
+pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) -> u8 {
+    let matches = install::command().get_matches_from(words);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     cli.log.start();
     let done = match cli.verb {
-        Verb::Train(args) => train::run(&args),
+        Verb::Train(mut args) => {
+            args.watcher = watcher;
+            train::run(&args)
+        }
         Verb::Plan(args) => plan::run(&args),
         Verb::Simulate(args) => simulate::run(&args),
         Verb::Topology(args) => topology::run(&args),
@@ -238,7 +249,7 @@ pub fn main() -> ExitCode {
         Verb::Config { verb: ConfigVerb::Keys(args) } => keys::run(&args),
     };
     crate::report::stderr::say_lost();
-    let code = done.err().map_or(ExitCode::SUCCESS, |failed| failed.report());
+    let code = done.err().map_or(0, |failed| failed.report());
     crate::report::stderr::flush();
     code
 }

@@ -205,7 +205,13 @@ impl Team {
             crate::report::stderr::line(&format!("error: {}", failed.message()));
         }
         crate::report::stderr::flush();
-        processes.end(own);
+        let left = processes.part(own);
+        if let Some(why) = left.as_ref().filter(|_| own == 0) {
+            own = code::RANK;
+            crate::report::stderr::line(&format!("error: {why}"));
+            crate::report::stderr::flush();
+        }
+        processes.close(left.map(|_| own));
         if own == 0 { Ok(()) } else { Err(Failed::silent(own)) }
     }
 }

@@ -16,7 +16,7 @@ use self::watch::Watch;
 use super::check::count;
 use super::exit::{Failed, code};
 use super::processes::{Team, facts};
-use super::signals::{self, Signals};
+use super::signals::{self, Signals, Starting};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, say};
 use crate::checkpoint::{Checkpoint, FOLDER};
@@ -70,6 +70,24 @@ pub(super) struct TrainArgs {
     /// No progress, no summary
     #[arg(short, long)]
     pub(super) quiet: bool,
+    /// Told where ranks are, for tests.
+    #[arg(skip)]
+    pub(super) watcher: Option<Watcher>,
+}
+
+impl TrainArgs {
+    /// What ranks tell where they are. Once loaded, every rank hears of a stop.
+    fn watcher(&self, starting: &Starting) -> Watcher {
+        let (starting, other) = (starting.clone(), self.watcher.clone());
+        Watcher::new(move |rank, place, step| {
+            if place == Place::Loaded {
+                starting.over();
+            }
+            if let Some(other) = &other {
+                other.passes(rank, place, step);
+            }
+        })
+    }
 }
 
 pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
@@ -203,18 +221,11 @@ impl Session<'_> {
         let events = config.train.tensorboard.then(|| Events::create(self.dir.path(), self.done()));
         let metrics = metrics.and(events.transpose().map_err(|e| Failed::new(code::IO, e))?);
         let trace = self.args.trace.start();
-        let starting = starting.clone();
-        // From there on every rank hears of a stop.
-        let watcher = Watcher::new(move |_, place, _| {
-            if place == Place::Loaded {
-                starting.over();
-            }
-        });
         let options = RunOptions {
             trace: trace.clone(),
             bind: true,
             stop: Arc::clone(stop),
-            watcher: Some(watcher),
+            watcher: Some(self.args.watcher(starting)),
             weights: Some(self.dir.path().join(WEIGHTS)),
             checkpoints: Some(self.dir.path().join(FOLDER)),
             copies_states: Some(self.looked.copies_states),

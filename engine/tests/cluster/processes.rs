@@ -1,86 +1,15 @@
 //! With MPI in the build, and mpirun on the machine.
 
-use crate::common::{Done, Folder};
+use super::launch::{
+    ACROSS, NUMBER, SAVES, assert_gone, assert_killed, assert_same, assert_silent, assert_whole,
+    command, files, has_mpirun, metrics, sets, train,
+};
+use crate::common::Folder;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
-
-const SAVES: &[&str] =
-    &["train.steps=6", "train.checkpoint_every=2", "train.checkpoint_keep=9", "batch.micro=1"];
-
-/// A test without mpirun is skipped, and fails where nothing may be missing.
-fn has_mpirun() -> bool {
-    let found = Command::new("mpirun").arg("--version").output().is_ok();
-    assert!(found || std::env::var_os("CI").is_none(), "mpirun is missing: scripts/setup mpi");
-    if !found {
-        println!("SKIPPED: no mpirun");
-    }
-    found
-}
-
-/// `onebox` by `count` processes.
-fn command(folder: &Folder, count: usize, args: &[&str]) -> Command {
-    let mut command = Command::new("mpirun");
-    command.args(["--oversubscribe", "--bind-to", "none", "-n", &count.to_string()]);
-    // As a container's tests run.
-    command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-    // Two processes on one machine need no network.
-    command.args(["--mca", "btl", "self,vader"]);
-    command.arg(env!("CARGO_BIN_EXE_onebox")).args(args).current_dir(folder.path(""));
-    command
-}
-
-fn sets(sets: &[&str]) -> Vec<String> {
-    sets.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect()
-}
-
-fn train(folder: &Folder, count: usize, run: &str, more: &[&str], set: &[&str]) -> Done {
-    let set = sets(set);
-    let set: Vec<&str> = set.iter().map(String::as_str).collect();
-    let args = [&["train", "tiny.ron", "--run-dir", run, "--silence", "20"], more, &set].concat();
-    if count == 0 {
-        return folder.onebox(&args);
-    }
-    Folder::done(command(folder, count, &args))
-}
-
-/// Steps of the metrics with their losses and norms, then evaluations, then the hash of the end.
-fn metrics(run: &Path) -> Vec<String> {
-    let lines = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let keep = ["kind", "step", "loss", "grad_norm", "lr", "skipped", "state_hash"];
-    let line = |line: &str| {
-        let all: BTreeMap<String, serde_json::Value> = serde_json::from_str(line).unwrap();
-        let all = all.into_iter().filter(|(key, _)| keep.contains(&key.as_str()));
-        all.map(|(key, value)| format!("{key}={value} ")).collect::<String>()
-    };
-    lines.lines().map(line).collect()
-}
-
-/// Every file of checkpoints and weights, by name.
-fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    for entry in std::fs::read_dir(folder).unwrap().flatten() {
-        let (name, path) = (entry.file_name().into_string().unwrap(), entry.path());
-        if path.is_dir() {
-            let inside = files(&path).into_iter();
-            found.extend(inside.map(|(below, bytes)| (format!("{name}/{below}"), bytes)));
-        } else if name != "metrics.jsonl" && name != ".lock" {
-            found.insert(name, std::fs::read(path).unwrap());
-        }
-    }
-    found
-}
-
-fn assert_same(folder: &Folder, one: &str, other: &str, what: &str) {
-    let [one, other] = [one, other].map(|run| folder.path(run));
-    assert_eq!(metrics(&one), metrics(&other), "{what}");
-    let [one, other] = [one, other].map(|run| files(&run));
-    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>(), "{what}");
-    one.iter().for_each(|(name, bytes)| assert!(*bytes == other[name], "{what}: {name} differs"));
-}
 
 #[test]
 fn processes_of_mpirun_leave_the_files_of_one_process() {
@@ -88,15 +17,14 @@ fn processes_of_mpirun_leave_the_files_of_one_process() {
         return;
     }
     let folder = Folder::new();
-    let across = "parallel.tensor_across_nodes=true";
     let layouts: [(&[&str], &[usize]); 3] = [
-        (&[across, "offload.update=Speculative"], &[1, 2, 4]),
+        (&[ACROSS, "offload.update=Speculative"], &[1, 2, 4]),
         (&["parallel.tensor=1", "parallel.data=4", "offload.update=Delayed(after_step: 2)"], &[2]),
         (
             &[
                 "parallel.tensor=4",
                 "parallel.data=1",
-                across,
+                ACROSS,
                 "parallel.sequence=true",
                 "offload.update=Serial",
             ],
@@ -236,9 +164,10 @@ impl Long {
         };
         let number = |id: String| {
             let environment = std::fs::read(format!("/proc/{id}/environ")).ok()?;
-            let mut all = environment.split(|byte| *byte == 0);
-            let number = all.find_map(|line| line.strip_prefix(b"OMPI_COMM_WORLD_RANK="))?;
-            Some((std::str::from_utf8(number).ok()?.parse().ok()?, id))
+            let environment = String::from_utf8_lossy(&environment);
+            let mut all = environment.split('\0').filter_map(|line| line.split_once('='));
+            let (_, number) = all.find(|(name, _)| NUMBER.contains(name))?;
+            Some((number.parse().ok()?, id))
         };
         of(&self.child.id().to_string()).into_iter().filter_map(number).collect()
     }
@@ -254,24 +183,6 @@ impl Long {
 
 fn signal(id: &str, signal: &str) {
     assert!(Command::new("kill").args([signal, id]).status().unwrap().success());
-}
-
-/// None of them is left, not even as a stopped one, and the newest checkpoint is whole.
-fn assert_clean(folder: &Folder, run: &str, processes: &BTreeMap<usize, String>) {
-    for id in processes.values() {
-        let living = || {
-            std::fs::read_to_string(format!("/proc/{id}/stat"))
-                .is_ok_and(|stat| !stat.contains(") Z "))
-        };
-        let mut looks = 0;
-        while living() {
-            looks += 1;
-            assert!(looks < 300, "process {id} is left");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-    }
-    let verified = folder.onebox(&["checkpoint", "verify", run]);
-    assert_eq!(verified.code, 0, "{}", verified.stderr);
 }
 
 #[test]
@@ -293,16 +204,13 @@ fn a_process_that_is_killed_or_stopped_ends_all_and_leaves_whole_checkpoints() {
         if how == "-STOP" {
             assert_eq!(code, 76, "{said}");
             let ranks = if victim == 0 { "2 ranks (0 to 1)" } else { "2 ranks (2 to 3)" };
-            let named = format!("from process {victim} on ");
-            assert!(said.contains("no sign of life for") && said.contains(&named), "{said}");
+            assert_silent(&said, victim);
             assert!(said.contains(ranks), "{said}");
         } else {
-            assert!(
-                said.contains("Killed") && said.contains(&format!("rank {victim} with")),
-                "{said}"
-            );
+            assert_killed(&said, victim);
         }
-        assert_clean(&folder, &run, &processes);
+        assert_gone(processes.values());
+        assert_whole(&folder, &run);
     }
 }
 
@@ -320,6 +228,7 @@ fn a_signal_to_one_process_stops_all_after_the_same_step_and_saves_it() {
         let (code, said) = long.end();
         assert_eq!(code, 75, "{said}");
         assert_eq!(said.matches("interrupted after step").count(), 1, "{said}");
-        assert_clean(&folder, &run, &processes);
+        assert_gone(processes.values());
+        assert_whole(&folder, &run);
     }
 }

@@ -9,7 +9,7 @@ use crate::cli::resume::unusable;
 use crate::cli::signals::Signals;
 use crate::config::Loaded;
 use crate::data::Dataset;
-use crate::run::{Place, RunOptions, Watcher, train};
+use crate::run::{RunOptions, train};
 use crate::run_dir::{RunDir, WEIGHTS, own};
 use crate::train::build::Built;
 use crate::train::detours::Detours;
@@ -100,12 +100,6 @@ impl Follower<'_> {
         (start, signals): (&Start, &Signals),
         (from, detours): (Option<Arc<Checkpoint>>, &Detours),
     ) -> Result<RunOptions, Failed> {
-        let starting = signals.starting.clone();
-        let watcher = Watcher::new(move |_, place, _| {
-            if place == Place::Loaded {
-                starting.over();
-            }
-        });
         let pretrained = match from {
             None => pretrained(&self.loaded.config, self.built)?,
             Some(_) => None,
@@ -114,7 +108,7 @@ impl Follower<'_> {
             processes: self.team.processes(),
             bind: true,
             stop: Arc::clone(&signals.stop),
-            watcher: Some(watcher),
+            watcher: Some(self.args.watcher(&signals.starting)),
             weights: Some(start.dir.join(WEIGHTS)),
             checkpoints: Some(start.dir.join(FOLDER)),
             copies_states: Some(self.looked.copies_states),

@@ -1,0 +1,268 @@
+//! A process of a run is killed or stopped at a place that all of them pass, and the run goes on afterwards.
+
+use super::launch::{
+    ACROSS, NUMBER, assert_gone, assert_killed, assert_silent, assert_whole, files, has_mpirun,
+    launch, metrics, sets, train,
+};
+use crate::common::{Done, Folder};
+use engine::run::{Place, Watcher};
+use rustix::process::{Signal, getpid, kill_process};
+use std::ffi::OsString;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Tells [`a_process`] the words of `onebox`, as JSON.
+const WORDS: &str = "ONEBOX_TEST_WORDS";
+/// Tells it the fault.
+const FAULT: &str = "ONEBOX_TEST_FAULT";
+/// Tells it a folder, into which it writes its id.
+const IDS: &str = "ONEBOX_TEST_IDS";
+
+/// A process that is stopped is lost after so many seconds; one that does not join, after ten times as many.
+const SILENCE: &str = "4";
+const SILENCE_AT_START: &str = "2";
+
+const BASE: &[&str] = &[
+    ACROSS,
+    "batch.micro=1",
+    "batch.global=4",
+    "schedule.decay_steps=100",
+    "train.checkpoint_every=1",
+    "train.checkpoint_keep=3",
+    "train.weights=Complete",
+];
+
+/// Something that happens to a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum How {
+    Kill,
+    Stop,
+}
+
+/// What happens to process `victim` when it comes by `place` time number `time`, from 1; `None`: before it joins the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Fault {
+    how: How,
+    victim: usize,
+    place: Option<Place>,
+    time: usize,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { how, victim, place, time } = self;
+        write!(f, "{how:?} {victim} {place:?} {time}")
+    }
+}
+
+impl Fault {
+    fn read(text: &str) -> Self {
+        let words: Vec<&str> = text.split(' ').collect();
+        let [how, victim, place, time] = words[..] else { panic!("a fault is four words: {text}") };
+        let place_of = |known: &Place| format!("{:?}", Some(*known)) == place;
+        Self {
+            how: if how == "Kill" { How::Kill } else { How::Stop },
+            victim: victim.parse().unwrap(),
+            place: Place::ALL.into_iter().find(place_of),
+            time: time.parse().unwrap(),
+        }
+    }
+
+    /// It happens to this process, and this thread comes no further.
+    fn strike(self) -> ! {
+        let signal = if self.how == How::Kill { Signal::KILL } else { Signal::STOP };
+        kill_process(getpid(), signal).unwrap();
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+}
+
+/// `onebox` with a fault; mpirun starts it.
+#[test]
+#[ignore = "a process of the tests below"]
+fn a_process() {
+    let told = |name| std::env::var(name).unwrap();
+    let number = NUMBER.into_iter().find_map(|name| std::env::var(name).ok()).unwrap();
+    let ids = std::path::PathBuf::from(told(IDS));
+    std::fs::write(ids.join(&number), std::process::id().to_string()).unwrap();
+    let fault = Fault::read(&told(FAULT));
+    let number: usize = number.parse().unwrap();
+    let mine = number == fault.victim;
+    if mine && fault.place.is_none() {
+        fault.strike();
+    }
+    let passed = AtomicUsize::new(0);
+    let watcher = Watcher::new(move |_, place, _| {
+        if mine && Some(place) == fault.place {
+            let before = passed.fetch_add(1, Ordering::SeqCst);
+            if before + 1 == fault.time {
+                fault.strike();
+            }
+        }
+    });
+    let words: Vec<String> = serde_json::from_str(&told(WORDS)).unwrap();
+    let words = words.into_iter().map(OsString::from);
+    std::process::exit(engine::cli::run(words, Some(watcher)).into());
+}
+
+/// A run of `count` processes goes on until the fault, if it comes to that.
+fn suffer(folder: &Folder, count: usize, run: &str, set: &[&str], fault: Fault) -> Done {
+    let silence = if fault.place.is_some() { SILENCE } else { SILENCE_AT_START };
+    let words = ["onebox", "train", "tiny.ron", "--run-dir", run, "--resume", "--silence", silence];
+    let words: Vec<String> = words.into_iter().map(str::to_owned).chain(sets(set)).collect();
+    let ids = folder.path(&format!("ids-{run}"));
+    let _ = std::fs::remove_dir_all(&ids);
+    std::fs::create_dir(&ids).unwrap();
+    let mut command = launch(folder, count, std::env::current_exe().unwrap());
+    command.args(["--exact", "faults::a_process", "--ignored", "--nocapture"]);
+    command.env(WORDS, serde_json::to_string(&words).unwrap());
+    command.env(FAULT, fault.to_string()).env(IDS, &ids);
+    let done = Folder::done(command);
+    let ids = std::fs::read_dir(&ids).unwrap().flatten();
+    let ids: Vec<String> = ids.map(|id| std::fs::read_to_string(id.path()).unwrap()).collect();
+    assert_eq!(ids.len(), count);
+    assert_gone(&ids);
+    done
+}
+
+/// The run has failed, and the victim is named.
+fn assert_named(done: &Done, fault: Fault) {
+    let said = &done.stderr;
+    assert!(done.code != 0, "{fault}: {said}");
+    match (fault.how, fault.place) {
+        (How::Kill, _) => assert_killed(&format!("{said}{}", done.stdout), fault.victim),
+        (How::Stop, None) => {
+            assert_eq!(done.code, 76, "{fault}: {said}");
+            assert!(said.contains("not all processes that the launcher has started"), "{said}");
+        }
+        (How::Stop, Some(_)) => {
+            assert_eq!(done.code, 76, "{fault}: {said}");
+            assert_silent(said, fault.victim);
+        }
+    }
+}
+
+fn full() -> bool {
+    std::env::var_os("ONEBOX_FULL").is_some()
+}
+
+/// Every place, and the start; of each process, killed and stopped.
+fn all_faults() -> Vec<Fault> {
+    let places = [None].into_iter().chain(Place::ALL.map(Some));
+    let of = |place| {
+        let victims = if place == Some(Place::Naming) { 0..1 } else { 0..2 };
+        let both = [How::Kill, How::Stop];
+        victims.flat_map(move |victim| both.map(|how| Fault { how, victim, place, time: 1 }))
+    };
+    places.flat_map(of).collect()
+}
+
+/// The same metrics, weights and last checkpoint. How many older ones are there depends on where a run went on.
+fn assert_same_end(folder: &Folder, one: &str, other: &str, what: &str) {
+    let [one, other] = [one, other].map(|run| folder.path(run));
+    assert_eq!(metrics(&one), metrics(&other), "{what}");
+    let last = std::fs::read_to_string(one.join("checkpoints/latest")).unwrap();
+    for name in ["checkpoints/latest", "weights.safetensors"] {
+        let [one, other] = [&one, &other].map(|run| std::fs::read(run.join(name)).unwrap());
+        assert!(one == other, "{what}: {name} differs");
+    }
+    let [one, other] = [one, other].map(|run| files(&run.join("checkpoints").join(last.trim())));
+    assert!(one.len() == 5 && one == other, "{what}: {last} differs");
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().flatten() {
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to)
+        } else {
+            std::fs::copy(entry.path(), to).map(drop).unwrap()
+        }
+    }
+}
+
+#[test]
+fn a_fault_at_any_place_of_any_process_ends_all_and_costs_no_bit() {
+    if !has_mpirun() {
+        return;
+    }
+    let folder = Folder::new();
+    let set = [BASE, &["train.steps=4"]].concat();
+    let go_on = |run: &str, steps: &str| {
+        assert_eq!(
+            train(&folder, 0, run, &["-q", "--resume"], &[&set[..], &[steps]].concat()).code,
+            0
+        );
+    };
+    go_on("begun", "train.steps=2");
+    copy(&folder.path("begun"), &folder.path("straight"));
+    go_on("straight", "train.steps=4");
+    let mut all = all_faults();
+    if !full() {
+        let kill = |victim, place| Fault { how: How::Kill, victim, place: Some(place), time: 1 };
+        let stop = Fault { how: How::Stop, ..kill(1, Place::Saved) };
+        all = vec![kill(1, Place::Opened), kill(0, Place::Naming), kill(1, Place::Writing), stop];
+    }
+    for (number, fault) in all.into_iter().enumerate() {
+        let run = format!("run-{number}");
+        copy(&folder.path("begun"), &folder.path(&run));
+        let done = suffer(&folder, 2, &run, &set, fault);
+        assert_named(&done, fault);
+        assert_whole(&folder, &run);
+        go_on(&run, "train.steps=4");
+        assert_same_end(&folder, "straight", &run, &fault.to_string());
+    }
+}
+
+/// Numbers of a fixed sequence.
+struct Dice(u64);
+
+impl Dice {
+    /// Below `end`.
+    fn roll(&mut self, end: usize) -> usize {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
+#[test]
+fn cycles_of_faults_with_other_numbers_of_processes_end_with_the_same_bits() {
+    if !has_mpirun() {
+        return;
+    }
+    let cycles = if full() { 50 } else { 5 };
+    let folder = Folder::new();
+    let steps = format!("train.steps={}", 3 * cycles);
+    let set = [BASE, &[&steps, "train.eval_every=3"]].concat();
+    assert_eq!(train(&folder, 0, "straight", &["-q"], &set).code, 0);
+    let places: Vec<Place> =
+        Place::ALL.into_iter().filter(|place| *place != Place::Ending).collect();
+    let (mut dice, mut struck) = (Dice(24), 0);
+    for cycle in 0..cycles {
+        let count = [1, 2, 4][dice.roll(3)];
+        let place = places[dice.roll(places.len())];
+        let victim = if place == Place::Naming { 0 } else { dice.roll(count) };
+        // A process that is alone is missed by nobody.
+        let how = if count > 1 && dice.roll(3) == 0 { How::Stop } else { How::Kill };
+        // At the start each rank comes by once.
+        let once = matches!(place, Place::Opened | Place::Loaded);
+        let time = if once { 1 } else { 1 + dice.roll(2) };
+        let fault = Fault { how, victim, place: Some(place), time };
+        let done = suffer(&folder, count, "run", &set, fault);
+        println!("cycle {cycle}: {fault} of {count}: {}", done.code);
+        if done.code == 0 {
+            break;
+        }
+        struck += 1;
+        assert_named(&done, fault);
+    }
+    assert!(struck >= cycles / 2, "{struck} faults");
+    assert_whole(&folder, "run");
+    assert_eq!(train(&folder, 2, "run", &["-q", "--resume"], &set).code, 0);
+    assert_same_end(&folder, "straight", "run", "after all cycles");
+}
