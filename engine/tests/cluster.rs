@@ -24,6 +24,9 @@ fn a_build_without_mpi_refuses_to_be_one_of_several() {
 #[path = "cluster/faults.rs"]
 mod faults;
 #[cfg(feature = "mpi")]
+#[path = "cluster/gpus.rs"]
+mod gpus;
+#[cfg(feature = "mpi")]
 #[path = "cluster/launch.rs"]
 mod launch;
 #[cfg(feature = "mpi")]

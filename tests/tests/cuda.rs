@@ -27,6 +27,8 @@ mod lost;
 mod matrix;
 #[path = "cuda/memory.rs"]
 mod memory;
+#[path = "cuda/processes.rs"]
+mod processes;
 
 const CASE: &str = "ONEBOX_CUDA_CASE";
 /// A case that takes longer hangs; with every size and layout, one that takes ten times as long.
@@ -72,6 +74,8 @@ const CASES: &[(&str, fn())] = &[
     ("hanging", hanging_case),
     ("hanging_at_first", hanging_at_first_case),
     ("missing", missing_case),
+    ("processes", processes::have_the_bits_of_one),
+    ("processes_missing", processes::name_the_rank_that_does_not_come),
     ("stopped", stopped_case),
     ("task", task_case),
     ("traced", traced_case),
@@ -445,6 +449,16 @@ fn a_collective_that_never_ends_is_aborted() {
 #[test]
 fn a_rank_whose_gpu_does_not_come_to_a_collective_is_named() {
     under_fake("missing", &[("FAKECUDA_FAIL", "stall:100@1")]);
+}
+
+#[test]
+fn several_processes_have_the_bits_of_one() {
+    under_fake("processes", &[]);
+}
+
+#[test]
+fn a_rank_of_another_process_whose_gpu_does_not_come_is_named() {
+    under_fake("processes_missing", &[("FAKECUDA_FAIL", "stall:100@2")]);
 }
 
 #[test]

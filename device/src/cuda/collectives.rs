@@ -1,6 +1,6 @@
 //! Collectives between ranks on GPUs, by NCCL or by kernels that read the other ranks' memory.
 //!
-//! All ranks are threads of this process. They meet before they enqueue a collective, and the
+//! Ranks are threads of this process, and with NCCL also of others. They meet before they enqueue a collective, and the
 //! meeting compares their ops as on the cpu backend. After it each rank continues by itself. A full
 //! queue of launches would keep its peer from enqueuing the kernel that the collective waits for,
 //! so a rank sleeps before it fills a queue (`pace.rs`). In-process collectives meet again in
@@ -11,11 +11,13 @@ use super::memory::{Peer, Peers};
 use super::nccl::{self, ByParts, Communicator};
 use super::watchdog::{Watchdog, abort_all};
 use super::{Gpu, launch};
+use crate::ranks::meeting::Post;
 use crate::ranks::patience::Patience;
 use crate::ranks::shared::collectives::{divisible, meet};
 use crate::ranks::world::World;
 use crate::submit::warm::{Call, Kind};
-use crate::{Admitted, Error, Group, Op, Rank, Reduce, Tensor};
+use crate::{Admitted, Error, Group, Lane, Op, Rank, Reduce, Tensor};
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,20 +47,12 @@ pub(super) fn connect(
     gpu: usize,
 ) -> Result<Communicators, Error> {
     let failed = |problem| Error::GpuSetup { rank: rank.index(), gpu, problem };
-    for group in [Group::Tp, Group::Dp] {
-        let (me, size) = rank.within(group);
-        if size > 1 && me == 0 {
-            peers.post_id((group, rank.index()), nccl::new_id().map_err(failed)?);
-        }
-    }
-    world.gather(rank, "open: communicators")?;
     let one = |group| {
         let (me, size) = rank.within(group);
         if size == 1 {
             return Ok(None);
         }
-        let id = peers.id((group, rank.member(group, 0)));
-        let id = id.ok_or_else(|| failed("no identity of its communicator".into()))?;
+        let id = meet_for_id((rank, world, peers), group)?.map_err(failed)?;
         let made = communicator((rank, world), gpu, (id, me, size));
         let gone = || given_up(rank, world);
         made.map_err(failed)?.map(|made| Some(Arc::new(made))).ok_or_else(gone)
@@ -67,6 +61,32 @@ pub(super) fn connect(
     // No rank starts a collective while another still allocates for its communicator.
     world.gather(rank, "open: connected")?;
     Ok(communicators)
+}
+
+/// The id of a group, which its first rank makes. Ranks of other processes get it with a letter.
+fn meet_for_id(
+    (rank, world, peers): (Rank, &World, &Peers),
+    group: Group,
+) -> Result<Result<nccl::Id, String>, Error> {
+    let ((me, size), lane) = (rank.within(group), Lane::Compute);
+    let first = rank.member(group, 0);
+    if me == 0 {
+        let id = match nccl::new_id() {
+            Ok(id) => id,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        peers.post_id((group, first), id);
+        let bytes = nccl::id_bytes(&id);
+        let away = (1..size).filter(|to| world.is_away(rank.member(group, *to)));
+        away.for_each(|to| world.send((rank, lane), group, to, &bytes));
+    }
+    let (op, site, tensor) = ("open: communicators", Location::caller(), Tensor::NONE);
+    let met = world.meet(rank, lane, group, Post { op, site, tensor, detail: 0, told: 0 })?;
+    if world.is_away(first) {
+        let id = nccl::id_from(met.parcel(0).bytes());
+        return Ok(id.ok_or_else(|| "no identity of its communicator came".to_owned()));
+    }
+    Ok(peers.id((group, first)).ok_or_else(|| "no identity of its communicator".to_owned()))
 }
 
 /// Sends every collective of the program through its communicator, and each kind with 8 bytes. NCCL

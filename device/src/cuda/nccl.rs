@@ -144,6 +144,17 @@ pub(super) fn new_id() -> Result<Id, String> {
     Ok(id)
 }
 
+/// The bytes of an id, for ranks of other processes.
+pub(super) fn id_bytes(id: &Id) -> Vec<u8> {
+    id.internal.iter().map(|byte| *byte as u8).collect()
+}
+
+/// The id of these bytes; `None` if it is cut.
+pub(super) fn id_from(bytes: &[u8]) -> Option<Id> {
+    let internal: Vec<c_char> = bytes.iter().map(|byte| *byte as c_char).collect();
+    internal.try_into().ok().map(|internal| Id { internal })
+}
+
 fn data_type(dtype: Dtype) -> ncclDataType_t {
     match dtype {
         // Halves are only moved, never summed.

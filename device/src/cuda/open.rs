@@ -260,13 +260,13 @@ impl Opening<'_> {
         stream: &Stream,
         gpus: usize,
     ) -> Result<Option<Communicators>, Error> {
-        let world_size = self.rank.world_size();
-        let why_not = if world_size == 1 {
+        let ranks = self.world.ranks_on_this_machine();
+        let why_not = if self.rank.world_size() == 1 {
             "there is one rank".to_owned()
         } else if self.options.collectives == Collectives::InProcess {
             "asked for".to_owned()
-        } else if world_size > gpus {
-            format!("{world_size} ranks share {gpus} GPU(s)")
+        } else if ranks > gpus {
+            format!("{ranks} ranks share {gpus} GPU(s)")
         } else if let Err(why) = nccl::version() {
             why
         } else {
@@ -275,6 +275,12 @@ impl Opening<'_> {
             }
             return self.connected(context, stream).map(Some);
         };
+        if self.world.is_spread() {
+            let problem = format!(
+                "only NCCL moves data between GPUs of several processes, and it is not used: {why_not}"
+            );
+            return Err(self.problem(context.ordinal, "collectives", problem));
+        }
         if self.rank.index() == 0 {
             tracing::info!("collectives in-process: {why_not}");
         }

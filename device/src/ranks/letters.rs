@@ -9,8 +9,9 @@ use std::sync::{Mutex, PoisonError};
 /// A message from one process to another.
 #[derive(Debug)]
 pub(crate) enum Letter<'a> {
-    /// It lives. `held_up`: something outside the run holds one of its ranks up.
-    Beat { held_up: bool },
+    /// It lives. `held_up`: something outside the run holds one of its ranks up. `gpus`: ranks whose
+    /// GPUs wait in a collective.
+    Beat { held_up: bool, gpus: Vec<u64> },
     /// A rank has come to a meeting.
     Post { world: u64, meeting: u64, member: usize, generation: u64, note: Note },
     /// Data of a rank for another, which it takes behind its next meeting.
@@ -31,7 +32,9 @@ impl<'a> Letter<'a> {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Out(Vec::with_capacity(256));
         match self {
-            Self::Beat { held_up } => out.byte(0).byte(u8::from(*held_up)),
+            Self::Beat { held_up, gpus } => {
+                out.byte(0).byte(u8::from(*held_up)).number(gpus.len() as u64).all(gpus)
+            }
             Self::Post { world, meeting, member, generation, note } => {
                 out.byte(1).all(&[*world, *meeting, *member as u64, *generation]);
                 out.all(&note.tensor.words()).all(&[note.detail as u64, note.told]).text(note.op);
@@ -56,7 +59,11 @@ impl<'a> Letter<'a> {
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let mut from = In(bytes);
         Some(match from.byte()? {
-            0 => Self::Beat { held_up: from.byte()? != 0 },
+            0 => {
+                let (held_up, count) = (from.byte()? != 0, from.number()?);
+                let gpus = (0..count).map(|_| from.number()).collect::<Option<_>>()?;
+                Self::Beat { held_up, gpus }
+            }
             1 => {
                 let [world, meeting, member, generation] = from.all()?;
                 let tensor = Tensor::from_words(from.all()?)?;
@@ -177,7 +184,7 @@ mod tests {
         let note = Note { op: "all_reduce", place, tensor, detail: 1, told: 2 };
         let kind = Kind::Task("fill_batch");
         let letters = [
-            Letter::Beat { held_up: true },
+            Letter::Beat { held_up: true, gpus: vec![4, 7] },
             Letter::Post { world: 1, meeting: 2, member: 3, generation: 4, note },
             Letter::Data { world: 1, meeting: 2, from: 3, to: 4, bytes: b"data" },
             Letter::Failed { world: 1, rank: 2, step: 3, kind, cause: "no \u{fc}" },

@@ -31,6 +31,12 @@ pub(crate) trait Hears: Send + Sync + std::fmt::Debug {
 
     /// Something outside the run holds a rank of this process up.
     fn is_held_up(&self) -> bool;
+
+    /// The ranks of this process whose GPUs wait in a collective.
+    fn gpus_held_up(&self) -> Vec<u64>;
+
+    /// The ranks of process `from` whose GPUs do.
+    fn hold_gpus_up(&self, from: usize, gpus: &[u64]);
 }
 
 /// A process that is lost: since how many seconds it was silent, or `None` if it has ended.
@@ -158,8 +164,10 @@ impl Processes {
 
     /// Tells all others that this process lives. The wire calls it several times a second.
     pub fn beat(&self) {
-        let held_up = self.rooms().world().is_some_and(|world| world.is_held_up());
-        self.send_all(&Letter::Beat { held_up });
+        let world = self.rooms().world();
+        let held_up = world.as_ref().is_some_and(|world| world.is_held_up());
+        let gpus = world.map_or_else(Vec::new, |world| world.gpus_held_up());
+        self.send_all(&Letter::Beat { held_up, gpus });
     }
 
     /// Takes the letters of a new world; all processes make theirs in the same order. Its number.
@@ -195,7 +203,13 @@ impl Processes {
             unreachable!("a letter from {} is cut: MPI delivers whole messages", self.name(from))
         };
         match letter {
-            Letter::Beat { held_up } => self.held_up[from].store(held_up, Ordering::Relaxed),
+            Letter::Beat { held_up, gpus } => {
+                self.held_up[from].store(held_up, Ordering::Relaxed);
+                let world = self.rooms().world();
+                if let Some(world) = world {
+                    world.hold_gpus_up(from, &gpus);
+                }
+            }
             Letter::Word { turn, what, bytes } => {
                 let word = (what.to_owned(), bytes.to_owned());
                 self.rooms().words.insert((turn, from), word);

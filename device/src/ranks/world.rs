@@ -128,6 +128,14 @@ impl World {
         self.far.as_ref().is_none_or(|far| home(far) == far.processes.me())
     }
 
+    /// Number of ranks on this machine.
+    pub(crate) fn ranks_on_this_machine(&self) -> usize {
+        let of = |far: &Far| {
+            self.num_ranks() / far.processes.count() * far.processes.on_this_node().len()
+        };
+        self.far.as_ref().map_or(self.num_ranks(), of)
+    }
+
     pub(crate) fn meeting(&self, rank: Rank, lane: Lane, group: Group) -> &Meeting {
         match group {
             Group::Tp => &self.tp[lane as usize][rank.dp],

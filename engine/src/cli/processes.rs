@@ -2,10 +2,12 @@
 
 use super::exit::{Failed, code};
 use crate::config::{CheckpointWriter, Config, DeviceConfig};
-use crate::run::here;
+use crate::run::{gpu, here};
 use device::Processes;
+use device::cuda::LibraryInfo;
 use device::numerics::SimdPath;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use topology::counted;
@@ -49,9 +51,9 @@ pub(super) fn refusal(config: &Config, count: usize) -> Option<String> {
     if count < 2 {
         return None;
     }
-    if !matches!(config.device, DeviceConfig::Cpu { .. }) {
+    if matches!(config.device, DeviceConfig::Sim { .. }) {
         return Some(format!(
-            "device: only virtual GPUs, `Cpu(..)`, can be dealt to several processes so far, and the launcher has started {count}"
+            "device: `Sim(..)` has no data that could be dealt to several processes, and the launcher has started {count}"
         ));
     }
     if !ranks.is_multiple_of(count) {
@@ -232,14 +234,23 @@ fn differs(
     Err(Failed::new(code::CONFIG, why))
 }
 
-/// What must be the same in all processes, whatever they run.
-pub(super) fn facts() -> Vec<(String, String)> {
+/// What must be the same in all processes, whatever they run; on real GPUs (`config`) these, too.
+pub(super) fn facts(config: Option<&Config>) -> Vec<(String, String)> {
     let program = std::fs::read("/proc/self/exe").map_or(0, |bytes| xxh3_64(&bytes));
     let program = format!("{} ({program:016x})", super::VERSION);
     let path = SimdPath::current().to_string();
-    [("the program", program), ("the instructions", path)]
-        .map(|(name, is)| (name.into(), is))
-        .into()
+    let mut all = vec![("the program", program), ("the instructions", path)];
+    if config.is_some_and(|config| config.device == DeviceConfig::Cuda) {
+        let gpus = gpu::machine().gpus.iter().map(|gpu| gpu.name.clone());
+        let kinds: BTreeSet<String> = gpus.collect();
+        all.push(("the GPUs", kinds.into_iter().collect::<Vec<_>>().join(", ")));
+        let libraries = gpu::machine().libraries.iter();
+        let text = |library: &LibraryInfo| {
+            format!("{} {}", library.name, library.version.as_deref().unwrap_or("missing"))
+        };
+        all.push(("the libraries", libraries.map(text).collect::<Vec<_>>().join(", ")));
+    }
+    all.into_iter().map(|(name, is)| (name.into(), is)).collect()
 }
 
 #[cfg(feature = "mpi")]

@@ -27,6 +27,7 @@ use crate::report::metrics::MetricsWriter;
 use crate::report::progress::Progress;
 use crate::report::stderr;
 use crate::report::tensorboard::Events;
+use crate::run::here;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
 use crate::run_dir::{CONFIG, RunDir, RunDirError, TOKENIZER, WEIGHTS};
 use crate::train::batch::FILL;
@@ -100,7 +101,8 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), Failed> {
             let all = crate::checkpoint::identity(&prepared.loaded.config, &prepared.data);
             all.map(|(name, is)| (name.to_owned(), is))
         });
-        facts().into_iter().chain(known).collect()
+        let config = prepared.as_ref().map(|prepared| &prepared.loaded.config);
+        facts(config).into_iter().chain(known).collect()
     });
     let ended = ended.and_then(|prepared| match (prepared, signals) {
         (None, _) => Ok(()),
@@ -324,7 +326,9 @@ impl Session<'_> {
         let all = &crate::run::gpu::machine().gpus;
         let name = all.first().map_or("GPU", |gpu| gpu.name.as_str());
         match all.len() {
-            n if n < ranks => format!("{n} x {name}, shared by {}", counted(ranks, "rank")),
+            n if n < here::ranks(config) => {
+                format!("{n} x {name}, shared by {}", counted(ranks, "rank"))
+            }
             _ => format!("{ranks} x {name}"),
         }
     }

@@ -1,6 +1,7 @@
 //! What real GPUs this machine has, asked once, and whether their hardware queues order the streams of all ranks.
 
 use crate::config::{Config, DeviceConfig};
+use crate::run::here;
 use device::cuda::{Probe, STREAMS_PER_RANK, probe};
 use std::sync::OnceLock;
 
@@ -22,7 +23,7 @@ pub(crate) fn crowded(config: &Config) -> Option<(String, String)> {
     if config.device != DeviceConfig::Cuda || gpus == 0 {
         return None;
     }
-    let ranks = config.world_size().div_ceil(gpus);
+    let ranks = here::ranks(config).div_ceil(gpus);
     queues((ranks, gpus), connections())
 }
 

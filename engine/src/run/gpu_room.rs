@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::run::gpu::machine;
+use crate::run::here;
 use crate::run::placement::{self, this_machine};
 use device::Plan;
 use device::cuda::{connected, look, page_tables};
@@ -47,7 +48,7 @@ pub(crate) fn room(config: &Config, plan: &Plan) -> Result<Room, String> {
     if let Some(missing) = machine().missing() {
         return Err(missing);
     }
-    let gpus = taken((config.parallel.tensor, config.parallel.data));
+    let gpus = taken(here::grid(config));
     let mut distinct = gpus.clone();
     distinct.sort_unstable();
     distinct.dedup();
@@ -77,7 +78,7 @@ fn of_gpu((gpu, ranks): (usize, u64), config: &Config, plan: &Plan) -> Result<Ro
 /// NCCL's part, where a run would use it.
 fn nccl((gpu, memory): (usize, u64), config: &Config) -> Option<(&'static str, u64)> {
     let (tp, dp) = (config.parallel.tensor, config.parallel.data);
-    if tp * dp == 1 || tp * dp > machine().gpus.len() || !machine().has_nccl() {
+    if tp * dp == 1 || here::ranks(config) > machine().gpus.len() || !machine().has_nccl() {
         return None;
     }
     let communicators = u64::from(tp > 1) + u64::from(dp > 1);

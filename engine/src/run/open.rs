@@ -2,6 +2,7 @@
 
 use crate::config::DeviceConfig;
 use crate::predict::rehearsal::distinct;
+use crate::run::here;
 use crate::run::placement::{cores, kernel_threads};
 use crate::run::{Place, Ranks, RunOptions};
 use crate::train::build::{KernelScratch, op_scratch};
@@ -38,9 +39,10 @@ impl Ranks<'_> {
         let cpus = place.map(|place| place.worker_cpus.clone());
         let threads = cpus
             .as_ref()
-            .map_or_else(|| kernel_threads(cores(), rank.world_size(), None), Vec::len);
+            .map_or_else(|| kernel_threads(cores(), here::ranks(self.config), None), Vec::len);
+        let number = here::number(self.config, rank.index());
         let options = CudaOptions {
-            gpu: self.places.gpus.get(rank.index()).copied(),
+            gpu: number.and_then(|number| self.places.gpus.get(number)).copied(),
             host: place.map_or_else(Default::default, device::HostPlace::from),
             peers: Arc::clone(&self.peers),
             collectives: self.options.collectives,

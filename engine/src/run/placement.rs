@@ -49,7 +49,7 @@ pub(crate) fn request(config: &Config, host: HostBytes) -> Request {
 pub(crate) struct Places {
     /// By rank; empty where threads and memory are not to be bound, or cannot be.
     pub(crate) ranks: Vec<RankPlace>,
-    /// By rank: the driver's number of its GPU; empty without GPUs.
+    /// By rank of this machine: the driver's number of its GPU; empty without GPUs.
     pub(crate) gpus: Vec<usize>,
 }
 

@@ -2,7 +2,7 @@
 
 use super::launch::{
     ACROSS, NUMBER, assert_gone, assert_killed, assert_silent, assert_whole, files, has_mpirun,
-    launch, metrics, sets, train,
+    launch, metrics, on_gpus, sets, train,
 };
 use crate::common::{Done, Folder};
 use engine::run::{Place, Watcher};
@@ -20,11 +20,13 @@ const FAULT: &str = "ONEBOX_TEST_FAULT";
 /// Tells it a folder, into which it writes its id.
 const IDS: &str = "ONEBOX_TEST_IDS";
 
+pub(crate) const ON_GPUS: &str = "device=Cuda";
+
 /// A process that is stopped is lost after so many seconds; one that does not join, after ten times as many.
 const SILENCE: &str = "4";
 const SILENCE_AT_START: &str = "2";
 
-const BASE: &[&str] = &[
+pub(crate) const BASE: &[&str] = &[
     ACROSS,
     "batch.micro=1",
     "batch.global=4",
@@ -36,18 +38,18 @@ const BASE: &[&str] = &[
 
 /// Something that happens to a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum How {
+pub(crate) enum How {
     Kill,
     Stop,
 }
 
 /// What happens to process `victim` when it comes by `place` time number `time`, from 1; `None`: before it joins the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Fault {
-    how: How,
-    victim: usize,
-    place: Option<Place>,
-    time: usize,
+pub(crate) struct Fault {
+    pub(crate) how: How,
+    pub(crate) victim: usize,
+    pub(crate) place: Option<Place>,
+    pub(crate) time: usize,
 }
 
 impl fmt::Display for Fault {
@@ -109,7 +111,7 @@ fn a_process() {
 }
 
 /// A run of `count` processes goes on until the fault, if it comes to that.
-fn suffer(folder: &Folder, count: usize, run: &str, set: &[&str], fault: Fault) -> Done {
+pub(crate) fn suffer(folder: &Folder, count: usize, run: &str, set: &[&str], fault: Fault) -> Done {
     let silence = if fault.place.is_some() { SILENCE } else { SILENCE_AT_START };
     let words = ["onebox", "train", "tiny.ron", "--run-dir", run, "--resume", "--silence", silence];
     let words: Vec<String> = words.into_iter().map(str::to_owned).chain(sets(set)).collect();
@@ -120,6 +122,9 @@ fn suffer(folder: &Folder, count: usize, run: &str, set: &[&str], fault: Fault) 
     command.args(["--exact", "faults::a_process", "--ignored", "--nocapture"]);
     command.env(WORDS, serde_json::to_string(&words).unwrap());
     command.env(FAULT, fault.to_string()).env(IDS, &ids);
+    if set.contains(&ON_GPUS) {
+        on_gpus(folder, &mut command);
+    }
     let done = Folder::done(command);
     let ids = std::fs::read_dir(&ids).unwrap().flatten();
     let ids: Vec<String> = ids.map(|id| std::fs::read_to_string(id.path()).unwrap()).collect();
@@ -129,7 +134,7 @@ fn suffer(folder: &Folder, count: usize, run: &str, set: &[&str], fault: Fault) 
 }
 
 /// The run has failed, and the victim is named.
-fn assert_named(done: &Done, fault: Fault) {
+pub(crate) fn assert_named(done: &Done, fault: Fault) {
     let said = &done.stderr;
     assert!(done.code != 0, "{fault}: {said}");
     match (fault.how, fault.place) {

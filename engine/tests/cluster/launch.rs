@@ -48,6 +48,14 @@ pub(crate) fn launch(folder: &Folder, count: usize, program: impl AsRef<OsStr>) 
     command
 }
 
+/// Where the driver's stand-in is found, with four GPUs for all processes together.
+pub(crate) fn on_gpus(folder: &Folder, command: &mut Command) {
+    command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
+    command.env("XDG_CACHE_HOME", folder.path("cache")).env("FAKECUDA_DEVICES", "4");
+    command.env("FAKECUDA_QUEUE", "1000").env("FAKECUDA_CONNECTIONS", "1");
+    command.env("FAKECUDA_BLOCKING", "1").env("FAKECUDA_NCCL_HOPS", "1");
+}
+
 /// `onebox` by `count` processes.
 pub(crate) fn command(folder: &Folder, count: usize, args: &[&str]) -> Command {
     let mut command = launch(folder, count, env!("CARGO_BIN_EXE_onebox"));

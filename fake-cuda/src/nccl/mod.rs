@@ -1,16 +1,14 @@
-//! `libnccl.so.2` for ranks that are threads of one process; see [`world`] for how they meet.
+//! `libnccl.so.2`; see [`world`] for how ranks meet, and [`far`] for those in other processes.
 #![expect(unsafe_code, reason = "exported C functions")]
 
+mod far;
 mod group;
 mod reduce;
 mod world;
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicU64, Ordering::SeqCst},
-    },
+    sync::{Arc, LazyLock},
 };
 
 use crate::{
@@ -19,6 +17,7 @@ use crate::{
     failure::fails,
     machine::{Handles, context_device, current_context, machine, stream},
     stats::STATS,
+    sync::complain,
 };
 use group::{Deferred, defer_or_run};
 use reduce::{Element, Reduction};
@@ -69,11 +68,7 @@ unsafe extern "C" fn ncclGetVersion(out: *mut c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclGetUniqueId(out: *mut UniqueId) -> c_int {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    let mut id = [0; 128];
-    id[..8].copy_from_slice(b"fakenccl");
-    id[8..16].copy_from_slice(&NEXT.fetch_add(1, SeqCst).to_le_bytes());
-    status(put_value(out, UniqueId(id)))
+    status(far::new_id().and_then(|id| put_value(out, UniqueId(id))))
 }
 
 /// Joins a rank to its world. The device is the current one, or 0 without a context.
@@ -85,7 +80,7 @@ fn join(
     device: usize,
     blocking: bool,
 ) -> Result<(), c_int> {
-    if out.is_null() || !id.0.starts_with(b"fakenccl") || !(0..ranks).contains(&rank) {
+    if out.is_null() || !id.0.starts_with(far::MARK) || !(0..ranks).contains(&rank) {
         return Err(INVALID_ARGUMENT);
     }
     if device >= machine().devices.len() {
@@ -95,13 +90,13 @@ fn join(
         return Err(SYSTEM_ERROR);
     }
     let world = World::named(id.0, ranks as usize)?;
-    world.join(rank as usize, device)?;
+    let life = world.enter(rank as usize, device)?;
     let taken = {
         let device = &machine().devices[device];
         device.load_once(Code::Nccl).and_then(|()| device.take_beside(beside::JOINED))
     };
     taken.map_err(|_| UNHANDLED_CUDA_ERROR)?;
-    let joined = Arc::new(Comm::new(world, rank as usize, device));
+    let joined = Arc::new(Comm::new(world, rank as usize, device, life));
     put_value(out, comms().insert(joined.clone()))?;
     if !blocking {
         return Err(IN_PROGRESS);
@@ -295,6 +290,10 @@ fn message(
     let peer = usize::try_from(peer).ok().filter(|&peer| peer < comm.world.ranks);
     let peer = peer.ok_or(INVALID_ARGUMENT)?;
     if stream.device != comm.device {
+        return Err(INVALID_USAGE);
+    }
+    if comm.world.is_away() {
+        complain("NCCL: messages between processes are not pretended here");
         return Err(INVALID_USAGE);
     }
     STATS.collectives.add(1);

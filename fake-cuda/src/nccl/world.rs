@@ -14,6 +14,7 @@ use std::{
 
 use super::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
+    far::{self, Away, Life},
     reduce::{Element, Order, Reduction, reduce},
 };
 use crate::{
@@ -32,6 +33,15 @@ pub(super) enum Kind {
     Reduce,
     AllGather,
     Broadcast,
+}
+
+impl Kind {
+    /// By its number here.
+    pub(super) fn new(number: u64) -> Option<Self> {
+        use Kind::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+        let all = [AllReduce, ReduceScatter, Reduce, AllGather, Broadcast];
+        all.get(usize::try_from(number).ok()?).copied()
+    }
 }
 
 /// One rank's part; `count` as in the call: per rank in reduce-scatter and all-gather.
@@ -56,18 +66,26 @@ impl Collective {
         self.count * self.element.bytes()
     }
 
-    /// What this rank reads and writes must be live memory.
-    fn check(&self, rank: usize, ranks: usize) -> Done {
+    /// Bytes that this rank sends and receives.
+    pub(super) fn lengths(&self, rank: usize, ranks: usize) -> (usize, usize) {
         let (sent, received) = match self.kind {
-            Kind::AllReduce | Kind::Reduce | Kind::Broadcast => (1, 1),
+            Kind::AllReduce => (1, 1),
+            Kind::Reduce => (1, usize::from(rank == self.root)),
+            Kind::Broadcast => (usize::from(rank == self.root), 1),
             Kind::ReduceScatter => (ranks, 1),
             Kind::AllGather => (1, ranks),
         };
+        (sent * self.bytes(), received * self.bytes())
+    }
+
+    /// What this rank reads and writes must be live memory.
+    fn check(&self, rank: usize, ranks: usize) -> Done {
+        let (sent, received) = self.lengths(rank, ranks);
         if self.kind != Kind::Broadcast || rank == self.root {
-            check_accessible("send buffer", self.send, sent * self.bytes())?;
+            check_accessible("send buffer", self.send, sent)?;
         }
         if self.kind != Kind::Reduce || rank == self.root {
-            check_accessible("receive buffer", self.recv, received * self.bytes())?;
+            check_accessible("receive buffer", self.recv, received)?;
         }
         Ok(())
     }
@@ -99,8 +117,8 @@ struct Sent {
 
 #[derive(Debug, Default)]
 struct Meeting {
-    /// Device of each rank that has joined.
-    joined: HashMap<usize, usize>,
+    /// Process and device of each rank that has joined.
+    joined: HashMap<usize, (u64, usize)>,
     rounds: HashMap<u64, Round>,
     /// Messages by (from, to), oldest first.
     sent: HashMap<(usize, usize), VecDeque<Sent>>,
@@ -110,6 +128,8 @@ struct Meeting {
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) ranks: usize,
+    /// Where another process has it; nothing of the rest is used then.
+    away: Option<Away>,
     meeting: Mutex<Meeting>,
     changed: Condvar,
 }
@@ -119,15 +139,23 @@ impl World {
     pub(super) fn named(id: [u8; 128], ranks: usize) -> Result<Arc<Self>, c_int> {
         static WORLDS: LazyLock<Mutex<HashMap<[u8; 128], Arc<World>>>> =
             LazyLock::new(Mutex::default);
-        let new = || Arc::new(Self { ranks, meeting: Mutex::default(), changed: Condvar::new() });
+        let away = (!far::is_here(&id)).then(|| Away::new(id, ranks));
+        let (meeting, changed) = (Mutex::default(), Condvar::new());
+        let new = || Arc::new(Self { ranks, away, meeting, changed });
         let world = lock(&WORLDS).entry(id).or_insert_with(new).clone();
         if world.ranks == ranks { Ok(world) } else { Err(INVALID_ARGUMENT) }
     }
 
-    pub(super) fn join(&self, rank: usize, device: usize) -> Result<(), c_int> {
+    /// Whether another process has it.
+    pub(super) fn is_away(&self) -> bool {
+        self.away.is_some()
+    }
+
+    /// Adds a rank on a device of a process.
+    pub(super) fn join(&self, rank: usize, device: (u64, usize)) -> Result<(), c_int> {
         let mut meeting = lock(&self.meeting);
         if !machine().config.shared_devices && meeting.joined.values().any(|&d| d == device) {
-            complain(&format!("NCCL: two ranks use device {device}"));
+            complain(&format!("NCCL: two ranks use device {}", device.1));
             return Err(INVALID_USAGE);
         }
         if meeting.joined.insert(rank, device).is_some() {
@@ -138,6 +166,26 @@ impl World {
         Ok(())
     }
 
+    /// Adds a rank of this process, whoever has the world.
+    pub(super) fn enter(&self, rank: usize, device: usize) -> Result<Option<Life>, c_int> {
+        match &self.away {
+            Some(away) => away.join(rank, device).map(Some),
+            None => self.join(rank, (far::process(), device)).map(|()| None),
+        }
+    }
+
+    /// A rank of another process is gone.
+    pub(super) fn lose(&self, rank: usize) {
+        let text = format!("NCCL: the process of rank {rank} is gone");
+        self.fail(&mut lock(&self.meeting), REMOTE_ERROR, &text);
+    }
+
+    /// Number of ranks that have come, and the error.
+    pub(super) fn state(&self) -> (usize, c_int) {
+        let meeting = lock(&self.meeting);
+        (meeting.joined.len(), meeting.error)
+    }
+
     fn fail(&self, meeting: &mut Meeting, error: c_int, message: &str) {
         complain(message);
         if meeting.error == SUCCESS {
@@ -145,8 +193,25 @@ impl World {
         }
     }
 
+    /// Waits for the end of a round that this rank has posted in. False: given up.
+    pub(super) fn await_round(&self, sequence: u64, gives_up: &dyn Fn() -> bool) -> bool {
+        let mut meeting = lock(&self.meeting);
+        while !meeting.rounds.get(&sequence).is_some_and(|round| round.done) {
+            if gives_up() {
+                return false;
+            }
+            meeting = wait_briefly(&self.changed, meeting);
+        }
+        let round = meeting.rounds.entry(sequence).or_default();
+        round.left += 1;
+        if round.left == self.ranks {
+            meeting.rounds.remove(&sequence);
+        }
+        true
+    }
+
     /// Adds a rank's part; the last one does the work.
-    fn post(&self, sequence: u64, rank: usize, part: Collective) {
+    pub(super) fn post(&self, sequence: u64, rank: usize, part: Collective) {
         let mut meeting = lock(&self.meeting);
         let round = meeting.rounds.entry(sequence).or_default();
         let misfit = round.parts.iter().find(|(_, other)| !other.fits(&part));
@@ -199,6 +264,8 @@ pub(super) struct Comm {
     aborted: AtomicBool,
     /// Bytes that its connections take: none before its first collective.
     connected: Mutex<[bool; 2]>,
+    /// To the process that has the world, where that is another one.
+    life: Option<Life>,
 }
 
 impl Drop for Comm {
@@ -212,8 +279,9 @@ impl Drop for Comm {
 }
 
 impl Comm {
-    pub(super) fn new(world: Arc<World>, rank: usize, device: usize) -> Self {
+    pub(super) fn new(world: Arc<World>, rank: usize, device: usize, life: Option<Life>) -> Self {
         Self {
+            life,
             world,
             rank,
             device,
@@ -222,6 +290,14 @@ impl Comm {
             idle: Condvar::new(),
             aborted: AtomicBool::new(false),
             connected: Mutex::default(),
+        }
+    }
+
+    /// Number of ranks that have come, and the world's error.
+    fn state(&self) -> (usize, c_int) {
+        match (&self.world.away, &self.life) {
+            (Some(away), Some(life)) => away.state(life),
+            _ => self.world.state(),
         }
     }
 
@@ -240,18 +316,20 @@ impl Comm {
     }
 
     pub(super) fn wait_for_ranks(&self) {
-        let mut meeting = lock(&self.world.meeting);
-        while meeting.joined.len() < self.world.ranks && !self.aborted.load(SeqCst) {
-            meeting = wait_briefly(&self.world.changed, meeting);
+        let waits = || {
+            let (joined, error) = self.state();
+            joined < self.world.ranks && error == SUCCESS && !self.aborted.load(SeqCst)
+        };
+        while waits() {
+            drop(wait_briefly(&self.world.changed, lock(&self.world.meeting)));
         }
     }
 
     /// `IN_PROGRESS` until all ranks have come.
     pub(super) fn async_error(&self) -> c_int {
-        let meeting = lock(&self.world.meeting);
-        match meeting.error {
-            SUCCESS if meeting.joined.len() < self.world.ranks => IN_PROGRESS,
-            error => error,
+        match self.state() {
+            (joined, SUCCESS) if joined < self.world.ranks => IN_PROGRESS,
+            (_, error) => error,
         }
     }
 
@@ -296,19 +374,17 @@ impl Comm {
         self.enqueue(stream, move |comm, device| {
             let world = &comm.world;
             part.check(comm.rank, world.ranks)?;
-            world.post(sequence, comm.rank, part);
-            let mut meeting = lock(&world.meeting);
-            while !meeting.rounds.get(&sequence).is_some_and(|round| round.done) {
-                if comm.gives_up(device) {
-                    return Ok(());
+            let gives_up = || comm.gives_up(device);
+            if let Some(away) = &world.away {
+                // One that never ends is left by an abort alone.
+                let done = away.collective((sequence, comm.rank), &part, &gives_up);
+                while !done && !gives_up() {
+                    drop(wait_briefly(&world.changed, lock(&world.meeting)));
                 }
-                meeting = wait_briefly(&world.changed, meeting);
+                return Ok(());
             }
-            let round = meeting.rounds.entry(sequence).or_default();
-            round.left += 1;
-            if round.left == world.ranks {
-                meeting.rounds.remove(&sequence);
-            }
+            world.post(sequence, comm.rank, part);
+            world.await_round(sequence, &gives_up);
             Ok(())
         });
     }

@@ -100,6 +100,18 @@ impl Hears for World {
     fn is_held_up(&self) -> bool {
         self.is_held_up_here()
     }
+
+    fn gpus_held_up(&self) -> Vec<u64> {
+        let here = |rank: &usize| !self.is_away(*rank) && self.is_gpu_held_up(*rank);
+        (0..self.num_ranks()).filter(here).map(|rank| rank as u64).collect()
+    }
+
+    fn hold_gpus_up(&self, from: usize, gpus: &[u64]) {
+        let Some(far) = &self.far else { return };
+        for rank in far.processes.ranks(from, self.num_ranks()) {
+            self.hold_gpu_up(rank, gpus.contains(&(rank as u64)));
+        }
+    }
 }
 
 impl Met<'_> {

@@ -1,0 +1,80 @@
+//! Ranks on GPUs in several processes, under a stand-in for the driver: NCCL moves the data between them.
+
+use super::faults::{BASE, Fault, How, ON_GPUS, assert_named, suffer};
+use super::launch::{ACROSS, SAVES, assert_same, assert_whole, command, has_mpirun, on_gpus, sets};
+use crate::common::{Done, Folder};
+use engine::run::Place;
+
+fn train(
+    folder: &Folder,
+    count: usize,
+    run: &str,
+    set: &[&str],
+    variables: &[(&str, &str)],
+) -> Done {
+    let set = sets(set);
+    let set: Vec<&str> = set.iter().map(String::as_str).collect();
+    let args = [&["train", "tiny.ron", "--run-dir", run, "--silence", "20"], &set[..]].concat();
+    let mut started = match count {
+        0 => folder.command(&args),
+        _ => command(folder, count, &args),
+    };
+    on_gpus(folder, &mut started);
+    started.envs(variables.iter().copied());
+    Folder::done(started)
+}
+
+#[test]
+fn processes_with_gpus_leave_the_files_of_one_process() {
+    if !has_mpirun() {
+        return;
+    }
+    let folder = Folder::new();
+    let layouts: [(&[&str], usize); 2] = [
+        (&["parallel.tensor=2", "parallel.data=2", "offload.update=Speculative"], 2),
+        (&["parallel.tensor=4", "parallel.data=1", ACROSS], 2),
+    ];
+    for (number, (layout, count)) in layouts.into_iter().enumerate() {
+        let set = [SAVES, &[ON_GPUS], layout].concat();
+        let [one, run] = [format!("one-{number}"), format!("run-{number}")];
+        train(&folder, 0, &one, &set, &[]).ok();
+        let done = train(&folder, count, &run, &set, &[]).ok();
+        assert!(done.stderr.contains("processes 0 on "), "{}", done.stderr);
+        assert_same(&folder, &one, &run, &format!("{layout:?} by {count}"));
+    }
+}
+
+#[test]
+fn what_fails_with_gpus_in_one_process_is_named() {
+    if !has_mpirun() {
+        return;
+    }
+    let folder = Folder::new();
+    let two = [ON_GPUS, "parallel.tensor=1", "parallel.data=4"];
+    let few = [("FAKECUDA_DEVICES", "3")];
+    let done = train(&folder, 2, "run", &two, &few);
+    done.refused(
+        76,
+        &["only NCCL moves data between GPUs of several processes", "4 ranks share 3 GPU(s)"],
+    );
+    // GPU 2 belongs to rank 2, in process 1.
+    let fails = [("FAKECUDA_FAIL", "nccl-init:1@2")];
+    let done = train(&folder, 2, "other", &two, &fails);
+    done.refused(76, &["rank 2 (process 1 on ", "GPU 2", "unhandled system error"]);
+}
+
+#[test]
+fn a_process_with_gpus_that_is_killed_or_stopped_ends_all() {
+    if !has_mpirun() {
+        return;
+    }
+    let folder = Folder::new();
+    let set = [BASE, &[ON_GPUS, "train.steps=4"]].concat();
+    for (number, how) in [How::Kill, How::Stop].into_iter().enumerate() {
+        let fault = Fault { how, victim: 1 - number, place: Some(Place::Step), time: 3 };
+        let run = format!("run-{number}");
+        let done = suffer(&folder, 2, &run, &set, fault);
+        assert_named(&done, fault);
+        assert_whole(&folder, &run);
+    }
+}
