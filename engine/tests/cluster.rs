@@ -32,3 +32,6 @@ mod launch;
 #[cfg(feature = "mpi")]
 #[path = "cluster/processes.rs"]
 mod processes;
+#[cfg(feature = "mpi")]
+#[path = "cluster/starts.rs"]
+mod starts;
