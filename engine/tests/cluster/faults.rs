@@ -85,6 +85,7 @@ impl Fault {
 /// `onebox` with a fault; mpirun starts it.
 #[test]
 #[ignore = "a process of the tests below"]
+#[expect(clippy::exit, reason = "the launcher reads the exit code")]
 fn a_process() {
     let told = |name| std::env::var(name).unwrap();
     let number = NUMBER.into_iter().find_map(|name| std::env::var(name).ok()).unwrap();
@@ -183,9 +184,9 @@ fn copy(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap().flatten() {
         let to = to.join(entry.file_name());
         if entry.path().is_dir() {
-            copy(&entry.path(), &to)
+            copy(&entry.path(), &to);
         } else {
-            std::fs::copy(entry.path(), to).map(drop).unwrap()
+            std::fs::copy(entry.path(), to).map(drop).unwrap();
         }
     }
 }
