@@ -60,7 +60,7 @@ fn what_fails_with_gpus_in_one_process_is_named() {
     // GPU 2 belongs to rank 2, in process 1.
     let fails = [("FAKECUDA_FAIL", "nccl-init:1@2")];
     let done = train(&folder, 2, "other", &two, &fails);
-    done.refused(76, &["rank 2 (process 1 on ", "GPU 2", "unhandled system error"]);
+    done.refused(76, &["rank 2, GPU 2", "unhandled system error (process 1 on "]);
 }
 
 #[test]
