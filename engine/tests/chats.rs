@@ -393,20 +393,67 @@ fn a_mask_is_asked_for_and_looked_at() {
     };
     let said = check(&[]).ok().stdout;
     assert!(said.contains("60 documents: 54 to train, 6 held out"), "{said}");
-    check(&["data.packing=Windows"]).refused(66, &["000000.mask says which of its tokens count"]);
-    let mask = folder.path("made/train/000000.mask");
+    check(&["data.packing=Windows"])
+        .refused(66, &["000000.chat.mask says which of its tokens count"]);
+    let mask = folder.path("made/train/000000.chat.mask");
     let good = fs::read(&mask).unwrap();
     let mut bad = good.clone();
     bad[300] ^= 4;
     fs::write(&mask, &bad).unwrap();
-    check(&[]).refused(66, &["000000.bin: its mask ", "000000.mask is damaged, at byte 0: the "]);
+    check(&[]).refused(
+        66,
+        &["000000.chat.bin: its mask ", "000000.chat.mask is damaged, at byte 0: the "],
+    );
     fs::write(&mask, &good[..99]).unwrap();
-    check(&[]).refused(66, &["000000.mask is damaged, at byte 99: the file has 99 bytes"]);
+    check(&[]).refused(66, &["000000.chat.mask is damaged, at byte 99: the file has 99 bytes"]);
     // A half mask is made again.
     assert!(!prepared(&folder, "made", &[]).is_empty());
     assert_eq!(fs::read(&mask).unwrap(), good);
     let other = ["data", "prepare", "chat.ron", "made", "--set", "data.system=\"another\""];
     folder.onebox(&other).refused(73, &["prepared.json: it is of other text"]);
+}
+
+#[test]
+fn prepared_chats_without_their_masks_are_refused_wherever_they_are() {
+    let folder = with_chats();
+    let data = prepared(&folder, "made", &[]);
+    let sets = |sets: &[&str]| {
+        let sets = [&data[..]].into_iter().chain(sets.iter().copied());
+        let sets: Vec<_> = sets.flat_map(|set| ["--set", set]).map(str::to_owned).collect();
+        sets
+    };
+    let onebox = |args: &[&str], more: &[&str]| {
+        let more = sets(more);
+        folder.onebox(
+            &args.iter().copied().chain(more.iter().map(String::as_str)).collect::<Vec<_>>(),
+        )
+    };
+    folder.shell("mkdir bare && cp made/train/*.bin made/train/*.idx bare").ok();
+    let lost =
+        ["bare/000000.chat.bin: it is a part of chats", "bare/000000.chat.mask is not there"];
+    let windows = "data.packing=Windows";
+    for more in [&[][..], &[windows], &[windows, "data.format=U16"]] {
+        for named in ["bare", "bare/000000.chat.bin"] {
+            let named = format!("data.train={named:?}");
+            let more = [&[&named[..]], more].concat();
+            for args in [["data", "check", "chat.ron"], ["config", "check", "chat.ron"]] {
+                onebox(&args, &more).refused(66, &lost);
+            }
+            onebox(&["train", "chat.ron", "--run-dir", "run"], &more).refused(66, &lost);
+        }
+    }
+    // Who takes the word out of the names means it.
+    folder.shell("cd bare && mv 000000.chat.bin 0.bin && mv 000000.chat.idx 0.idx").ok();
+    let all = onebox(&["data", "check", "chat.ron"], &["data.train=\"bare\""]).ok().stdout;
+    assert!(all.contains("60 documents"), "{all}");
+    // As parts of chats were called before.
+    folder.shell("cp made/train/*.mask bare/0.mask").ok();
+    let hashes = |more: &[&str]| {
+        let said = onebox(&["data", "check", "chat.ron", "--json"], more).ok().stdout;
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        ["train_hash", "held_out_hash"].map(|key| said[key].clone())
+    };
+    assert_eq!(hashes(&["data.train=\"bare\""]), hashes(&[]));
 }
 
 /// Prepared chats bring their tokenizer and its template to a model that comes from nowhere.

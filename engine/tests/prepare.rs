@@ -92,6 +92,36 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
     assert!(again.contains(&format!("{end}, {parts} of them from before")), "{again}");
 }
 
+/// Held-out data and halves are not trained on by a name that is too short.
+#[test]
+fn the_folder_of_all_data_sets_and_a_half_are_refused() {
+    let folder = folder();
+    let sets = [&TOKENIZER[..], &["data.validation=\"text.txt\""]].concat();
+    onebox(&folder, &["data", "prepare", "tiny.ron", "all/made"], &sets).ok();
+    let made = folder.path("all/made");
+    let remedy = format!(
+        "/all/made: `onebox data prepare` wrote it, and each of its folders is a data set: set data.train to {0}/train, and \
+         data.validation to {0}/validation",
+        made.display()
+    );
+    let refused = |named: &str, said: &str| {
+        let train = format!("data.train={named:?}");
+        for args in [&["data", "check", "tiny.ron"][..], &["train", "tiny.ron", "--run-dir", "run"]]
+        {
+            let sets = ["model.vocab=300", "data.format=U16", &train];
+            onebox(&folder, args, &sets).refused(66, &[said]);
+        }
+    };
+    for named in ["all/made", "all/made/", "all"] {
+        refused(named, &remedy);
+    }
+    fs::rename(made.join("train"), made.join("train-2.partial")).unwrap();
+    let half = "/train-2.partial: `onebox data prepare` has not finished it";
+    for named in ["all/made", "all/made/train-2.partial", "all/made/*/*.bin"] {
+        refused(named, half);
+    }
+}
+
 #[test]
 fn what_a_file_of_tokens_cannot_hold_is_refused() {
     let folder = folder();

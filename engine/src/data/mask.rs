@@ -20,6 +20,8 @@ const MAGIC: &Magic = b"onebox targets 1";
 const HEAD: u64 = 32;
 /// Bytes that have a hash together.
 const BLOCK: u64 = 64 << 10;
+/// Behind the number in the name of a part of chats.
+const CHAT: &str = ".chat";
 /// Bytes of a hash.
 const HASH: u64 = 8;
 
@@ -52,6 +54,21 @@ pub(super) fn written(counts: &[u32], counted: &[bool]) -> Vec<u8> {
     let hashes: Vec<u8> = bytes.chunks(BLOCK as usize).flat_map(hash).collect();
     bytes.extend(hashes);
     bytes
+}
+
+/// The name of part `part` of a data set. The order of names is that of parts. The name of chats says that a mask stands beside it.
+pub(super) fn name_of_part(part: usize, is_masked: bool) -> String {
+    let chat = if is_masked { CHAT } else { "" };
+    format!("{part:06}{chat}.bin")
+}
+
+/// Refuses a part of chats whose mask is lost: all tokens would count, those of prompts too.
+pub(super) fn check_there(tokens: &Path) -> Result<(), Problem> {
+    let stem = tokens.file_stem().and_then(|stem| stem.to_str());
+    let number = stem.and_then(|stem| stem.strip_suffix(CHAT));
+    let is_part = number.is_some_and(|n| n.bytes().all(|byte| byte.is_ascii_digit()));
+    let mask = path_of(tokens);
+    (!is_part || mask.exists()).then_some(()).ok_or(Problem::LostMask { mask })
 }
 
 /// Refuses samples that would not look at the mask beside a file of tokens.

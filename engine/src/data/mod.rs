@@ -34,6 +34,7 @@ mod order;
 mod pack;
 mod parts;
 mod prepare;
+mod prepared;
 mod problem;
 mod read;
 mod rowed;

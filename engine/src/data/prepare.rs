@@ -11,6 +11,7 @@ use super::mask;
 use super::megatron::{self, path_of};
 use super::open::open_regular;
 use super::parts::{Place, Sizes, Texts};
+use super::prepared::{MANIFEST, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
 use super::read::{Source, named};
 use super::rows::Lines;
@@ -28,8 +29,6 @@ use std::io::{self, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// What is done, in the folder.
-const MANIFEST: &str = "prepared.json";
 /// Held while something is being written. Runs have a `.lock`: their folders are no place for tokens.
 const LOCK: &str = ".prepare.lock";
 
@@ -174,6 +173,16 @@ impl Prepare<'_> {
         *self.format == DataFormat::Chat
     }
 
+    /// The name of a part.
+    fn name(&self, part: usize) -> String {
+        mask::name_of_part(part, self.has_masks())
+    }
+
+    /// Of the manifest. Version 1 gave parts of chats other names.
+    fn version(&self) -> u32 {
+        if self.has_masks() { 2 } else { 1 }
+    }
+
     /// The files of a name that hold text, closed.
     fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
         let checks = Checks { cache: self.cache, vocab: usize::MAX, quiet: self.quiet };
@@ -222,18 +231,18 @@ impl Prepare<'_> {
         let bytes = match fs::read(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 let parts = all.iter().map(|_| Vec::new()).collect();
-                return Ok(Manifest { version: 1, of, parts });
+                return Ok(Manifest { version: self.version(), of, parts });
             }
             other => other.map_err(unwritten(&path))?,
         };
         let there: Option<Manifest> = serde_json::from_slice(&bytes).ok();
-        let mut manifest = there.filter(|there| there.version == 1 && there.of == of && there.parts.len() == all.len()).ok_or(PrepareError::Refused {
+        let mut manifest = there.filter(|there| there.version == self.version() && there.of == of && there.parts.len() == all.len()).ok_or(PrepareError::Refused {
             path,
-            why: "it is of other text, of text that has changed since, or of another tokenizer, chat template or data.system; delete the folder, or name another one",
+            why: "it is of other text, of text that has changed since, or of another tokenizer, chat template, data.system or onebox; delete the folder, or name another one",
         })?;
         for (Named { folder, .. }, parts) in all.iter().zip(&mut manifest.parts) {
             let whole = |(number, part): (usize, &Part)| {
-                let path = |folder: &Path| folder.join(name(number));
+                let path = |folder: &Path| folder.join(self.name(number));
                 let [partial, whole] = [path(&partial(folder)), path(folder)];
                 let bytes = |path: &dyn Fn(&Path) -> PathBuf| {
                     let bytes = |path| fs::metadata(path).map_or(0, |file| file.len());
@@ -285,7 +294,7 @@ impl Prepare<'_> {
                 Some(with) => self.of_rows(&named.files, (from, rows), with, reading),
             };
             let Made { tokens, index, mask, part } = part.map_err(in_key(named.key))?;
-            let path = into.join(name(manifest.parts[i].len()));
+            let path = into.join(self.name(manifest.parts[i].len()));
             write(&path, &tokens).map_err(unwritten(&path))?;
             let beside = [(path_of(&path), index), (mask::path_of(&path), mask)];
             for (path, bytes) in beside.into_iter().filter_map(|(path, some)| Some((path, some?))) {
@@ -373,16 +382,6 @@ fn row_files(text: &str, format: &DataFormat) -> Result<(Vec<TokenFile>, Source)
     }
     files.retain(|file| file.stamp.bytes > 0);
     Ok((files, source))
-}
-
-/// Where parts stand before the last one is done.
-fn partial(folder: &Path) -> PathBuf {
-    folder.with_extension("partial")
-}
-
-/// Of a part: the order of names is that of parts.
-fn name(part: usize) -> String {
-    format!("{part:06}.bin")
 }
 
 fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {

@@ -58,6 +58,16 @@ pub enum Problem {
     )]
     HeldOutToo { train: PathBuf, held_out: PathBuf },
     #[error(
+        "`onebox data prepare` has not finished it; give the same command again, which goes on behind the parts that are there"
+    )]
+    HalfPrepared,
+    #[error(
+        "`onebox data prepare` wrote it, and each of its folders is a data set: set data.train to {}{}",
+        folders(train),
+        if held_out.is_empty() { String::new() } else { format!(", and data.validation to {}", folders(held_out)) }
+    )]
+    AllPrepared { train: Vec<PathBuf>, held_out: Vec<PathBuf> },
+    #[error(
         "{} says that its tokens are {dtype}, but data.format is {format:?}: {remedy}",
         Shown(index)
     )]
@@ -93,6 +103,12 @@ pub enum Problem {
         Shown(mask)
     )]
     NoMask { mask: PathBuf },
+    #[error(
+        "it is a part of chats, and {} is not there, which says which tokens count; copy it beside the tokens, or prepare the \
+         data again; or, to train on the prompts too, take `.chat` out of the names of the tokens and of their index",
+        Shown(mask)
+    )]
+    LostMask { mask: PathBuf },
     #[error(
         "{} says which of its tokens count; set data.format: Megatron and data.packing: None or Documents, or move the mask away",
         Shown(mask)
@@ -167,6 +183,11 @@ pub enum Problem {
         seq_len: usize,
         remedy: &'static str,
     },
+}
+
+/// Several as a list in a sentence.
+fn folders(all: &[PathBuf]) -> String {
+    all.iter().map(|folder| Shown(folder).to_string()).collect::<Vec<_>>().join(" and ")
 }
 
 /// A problem, where it is.

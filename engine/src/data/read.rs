@@ -9,6 +9,7 @@ use super::left_out::LeftOut;
 use super::mask::{self, Mask};
 use super::megatron::{self, Dtype, Index};
 use super::open::open_regular;
+use super::prepared;
 use super::problem::{Failure, Problem, at, settle};
 use super::store::{Store, TokenFile, Unread};
 use crate::config::{DataFormat, Packing};
@@ -59,6 +60,9 @@ pub(super) fn named(
         && !Path::new(text).exists()
         && Path::new(&tokens).is_file();
     let Found { files, from_directory, runs } = find_files(if by_prefix { &tokens } else { text })?;
+    if !format.is_text() {
+        prepared::check(text, &files, from_directory)?;
+    }
     if from_directory && let Some((train, held_out)) = held_out_among(&files) {
         let problem = Problem::HeldOutToo { train, held_out };
         if !format.is_text() {
@@ -92,6 +96,7 @@ impl Source {
         let Some(kind) = kind::of(path, &head, &self.format) else {
             if tokens {
                 self.check_index(path)?;
+                mask::check_there(path)?;
             }
             return Ok(true);
         };

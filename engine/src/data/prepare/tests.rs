@@ -32,7 +32,8 @@ fn prepare(
     let rows = format.is_rows().then_some(rowed);
     let (tokenizer, cache) = (&tokenizer, &Cache::default());
     let (train, held_out) = (vec![parts.0], parts.1.into_iter().collect());
-    Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }.run()
+    Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }
+        .run()
 }
 
 /// The tokens that a run makes of the same text itself.
@@ -135,7 +136,7 @@ fn an_interrupted_one_goes_on_where_it_was() {
         for name in ["train", "validation"] {
             fs::rename(out.join(name), out.join(format!("{name}.partial"))).unwrap();
         }
-        let cut = out.join("train.partial").join(name(left));
+        let cut = out.join("train.partial").join(mask::name_of_part(left, false));
         fs::write(cut.with_extension("tmp"), "x").unwrap();
         let half = if left % 2 == 0 { cut } else { path_of(&cut) };
         File::options().write(true).open(&half).unwrap().set_len(1).unwrap();
@@ -207,7 +208,8 @@ fn interrupted_chats_go_on_where_they_were() {
         let sizes = Sizes { part: 1, ..Sizes::default() };
         let (tokenizer, train) = (&tokenizer, vec![train.as_str()]);
         let (held_out, rows, out) = (Vec::new(), Some(rowed()), out.as_path());
-        Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }.run()
+        Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }
+            .run()
     };
     let identity = |prepared: &Prepared| {
         let train = prepared.train[0].to_str().unwrap();
@@ -222,7 +224,7 @@ fn interrupted_chats_go_on_where_they_were() {
     assert_eq!(identity(&whole), of_rows.unwrap().identity());
     for left in 0..6 {
         fs::rename(out.join("train"), out.join("train.partial")).unwrap();
-        let tokens = out.join("train.partial").join(name(left));
+        let tokens = out.join("train.partial").join(mask::name_of_part(left, true));
         let cut = [tokens.clone(), path_of(&tokens), mask::path_of(&tokens)][left % 3].clone();
         let length = fs::metadata(&cut).unwrap().len();
         File::options().write(true).open(&cut).unwrap().set_len(length - 1).unwrap();
