@@ -7,6 +7,8 @@ mod common;
 
 use common::{Done, Folder};
 use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const TOKENIZER: [&str; 2] = ["data.tokenizer=\"tokenizer.json\"", "model.vocab=300"];
 
@@ -42,6 +44,8 @@ fn the_lines_that_it_prints_train_as_the_text_does() {
     let sources =
         "data.train=[(path: \"text.txt\", weight: 0.5), (name: \"b\", path: \"other.txt\")]";
     prepared_as(&folder, &[sources, "data.validation_fraction=0.2"], 2);
+    let named = "data.validation=[(name: \"one\", path: \"text.txt\"), (path: \"other.txt\")]";
+    prepared_as(&folder, &[named, sources, "data.order=Random"], 4);
 }
 
 /// Trains on the text and on what becomes of it, in so many parts.
@@ -54,38 +58,51 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
     let [first, _, data, "model: (.., vocab: 300),"] = lines[..] else { panic!("{said}") };
     let end = format!("in {}", topology::counted(parts, "part"));
     assert!(first.ends_with(&end), "{said}");
-    let data = data.strip_suffix(',').unwrap().replacen("data: ", "data=", 1);
-    let train = |run: &str, sets: &[&str]| {
+    // The lines as they are printed, in a config.
+    let pasted = common::TINY.replace("data: (train: \"text.txt\"),", data);
+    let pasted = pasted.replace("heads: 4,", "heads: 4, vocab: 300,");
+    assert!(pasted.contains(data) && pasted.contains("vocab: 300"));
+    let pasted_ron = format!("{made}.ron");
+    fs::write(folder.path(&pasted_ron), pasted).unwrap();
+    let tokens = (pasted_ron.as_str(), &[][..]);
+    let text = ("tiny.ron", &sets[..]);
+    let told = |args: &[&str], (ron, sets): (&str, &[&str])| {
+        let args: Vec<_> =
+            args.iter().map(|arg| if *arg == "CONFIG" { ron } else { *arg }).collect();
+        onebox(folder, &args, sets).ok().stdout
+    };
+    let train = |run: &str, of| {
         let run = format!("{run}-{made}");
-        onebox(folder, &["train", "tiny.ron", "-q", "--run-dir", &run], sets).ok();
+        told(&["train", "CONFIG", "-q", "--run-dir", &run], of);
         folder.hash(&run)
     };
-    let tokens = ["model.vocab=300", &data];
     let same = |args: &[&str], keys: [&str; 3]| {
-        let [one, other] = [&tokens[..], &sets].map(|sets| {
-            let said = onebox(folder, args, sets).ok().stdout;
+        let [one, other] = [tokens, text].map(|of| {
+            let said = told(args, of);
             let said: serde_json::Value = serde_json::from_str(&said).unwrap();
             keys.map(|key| said[key].clone())
         });
         assert_eq!(one, other);
     };
-    let told = |args: &[&str], sets: &[&str]| onebox(folder, args, sets).ok().stdout;
-    let shown = |sets: &[&str]| {
-        let shown = told(&["data", "show", "tiny.ron", "--sample", "2"], sets);
+    let shown = |of| {
+        let shown = told(&["data", "show", "CONFIG", "--sample", "2"], of);
         // The first line names the data set.
         shown.split_once('\n').unwrap().1.to_owned()
     };
-    assert_eq!(shown(&tokens), shown(&sets));
-    same(&["data", "check", "tiny.ron", "--json"], ["train_hash", "held_out_hash", "samples"]);
+    assert_eq!(shown(tokens), shown(text));
+    same(&["data", "check", "CONFIG", "--json"], ["train_hash", "held_out_hash", "samples"]);
     for sample in ["0", "3", "11"] {
         same(
-            &["data", "show", "tiny.ron", "--json", "--sample", sample],
+            &["data", "show", "CONFIG", "--json", "--sample", sample],
             ["tokens", "counted", "documents"],
         );
     }
-    assert_eq!(train("tokens", &tokens), train("text", &sets));
+    assert_eq!(train("tokens", tokens), train("text", text));
     let [of_tokens, of_text] = ["tokens", "text"].map(|run| format!("{run}-{made}"));
-    let write = |run: &str| told(&["generate", run, "--prompt", "the box ", "--tokens", "9"], &[]);
+    let write = |run: &str| {
+        let args = ["generate", run, "--prompt", "the box ", "--tokens", "9"];
+        onebox(folder, &args, &[]).ok().stdout
+    };
     assert_eq!(write(&of_tokens), write(&of_text));
     assert_eq!(folder.read(&format!("{of_tokens}/tokenizer.json")), folder.read("tokenizer.json"));
     let again = onebox(folder, &prepare, &sets).ok().stdout;
@@ -120,6 +137,36 @@ fn the_folder_of_all_data_sets_and_a_half_are_refused() {
     for named in ["all/made", "all/made/train-2.partial", "all/made/*/*.bin"] {
         refused(named, half);
     }
+}
+
+#[test]
+fn an_interrupted_one_says_what_is_kept_and_goes_on() {
+    let folder = folder();
+    fs::write(folder.path("long.txt"), "the box holds a model ".repeat(300_000)).unwrap();
+    let sets = [&TOKENIZER[..], &["data.validation=\"long.txt\""]].concat();
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let args = [&["data", "prepare", "tiny.ron", "made"], &sets[..]].concat();
+    let mut command = folder.command(&args);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let since = Instant::now();
+    while !folder.path("made/prepared.json").exists() {
+        assert!(since.elapsed() < Duration::from_secs(180), "no part in three minutes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The part counts a moment after the file is there.
+    std::thread::sleep(Duration::from_millis(20));
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{said}");
+    assert!(
+        said.contains("interrupted; 1 part is kept: the same command goes on behind it"),
+        "{said}"
+    );
+    assert!(!folder.path("made/train").exists(), "nobody trains on a half");
+    let again = folder.onebox(&args).ok().stdout;
+    assert!(again.contains("in 2 parts, 1 of them from before"), "{again}");
 }
 
 #[test]

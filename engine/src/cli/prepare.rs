@@ -1,8 +1,9 @@
 //! `onebox data prepare`: makes tokens of text once.
 
 use super::exit::{Failed, code};
+use super::signals::{self, Starting};
 use super::{ConfigArgs, data, print};
-use crate::config::{Config, Packing, Source, Sources};
+use crate::config::{Config, DataOrder, Packing, Source, Sources};
 use crate::data::{
     Cache, Prepare, PrepareError, Prepared, Problem, Rowed, Sizes, Tokenizer, takes_from,
 };
@@ -32,9 +33,11 @@ pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
             Problem::TokenizerVocab { tokenizer: tokenizer.vocab(), vocab: config.model.vocab };
         return Err(Failed::new(code::DATA, format!("data.tokenizer: {problem}")));
     }
+    let starting = signals::hear().starting;
+    starting.say("interrupted; finished parts are kept: the same command goes on".into());
     let cache = Cache::of_user(false);
     let out = absolute(&args.out).unwrap_or_else(|_| args.out.clone());
-    let with = (&tokenizer, &cache);
+    let with = (&tokenizer, &cache, &starting);
     let prepared = match config.data.format.is_rows() {
         false => prepare(config, with, None, &out),
         true => {
@@ -51,13 +54,13 @@ pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
 
 fn prepare(
     config: &Config,
-    (tokenizer, cache): (&Tokenizer, &Cache),
+    (tokenizer, cache, starting): (&Tokenizer, &Cache, &Starting),
     rows: Option<Rowed<'_>>,
     out: &Path,
 ) -> Result<Prepared, PrepareError> {
     let data = &config.data;
     let (train, held_out) = (data.train.paths().collect(), data.validation.paths().collect());
-    Prepare {
+    let prepare = Prepare {
         train,
         held_out,
         format: &data.format,
@@ -67,8 +70,19 @@ fn prepare(
         out,
         sizes: Sizes::default(),
         quiet: false,
+    };
+    prepare.run(&|parts| starting.say(interrupted(parts)))
+}
+
+/// The last words of an interrupted one that keeps so many parts.
+fn interrupted(parts: usize) -> String {
+    match parts {
+        0 => "interrupted before the first part; the same command begins again".into(),
+        1 => "interrupted; 1 part is kept: the same command goes on behind it".into(),
+        parts => {
+            format!("interrupted; {parts} parts are kept: the same command goes on behind them")
+        }
     }
-    .run()
 }
 
 /// Refuses what has no tokens to be made, or more than tokens.
@@ -105,9 +119,9 @@ fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
         before => format!(", {before} of them from before"),
     };
     let data = &config.data;
-    let mut keys = vec![format!("train: {}", sources(&data.train, train))];
+    let mut keys = vec![format!("train: {}", sources(&data.train, train, true))];
     if !held_out.is_empty() {
-        keys.push(format!("validation: {}", sources(&data.validation, held_out)));
+        keys.push(format!("validation: {}", sources(&data.validation, held_out, false)));
     }
     match data.packing {
         Packing::Windows => keys.push(format!("format: {format:?}")),
@@ -120,6 +134,9 @@ fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
     if data.truncate {
         keys.push("truncate: true".into());
     }
+    if data.order != DataOrder::Shuffled {
+        keys.push(format!("order: {:?}", data.order));
+    }
     if held_out.is_empty() {
         keys.push(format!("validation_fraction: {:?}", data.validation_fraction));
     }
@@ -131,8 +148,8 @@ fn words(config: &Config, prepared: &Prepared, out: &Path) -> String {
     )
 }
 
-/// These sources in the words of a config, with the folders of their tokens as paths.
-fn sources(of: &Sources, folders: &[PathBuf]) -> String {
+/// These sources in the words of a config, with the folders of their tokens as paths; those to train on are weighted.
+fn sources(of: &Sources, folders: &[PathBuf], are_weighted: bool) -> String {
     let path = |folder: &PathBuf| format!("{:?}", folder.to_string_lossy());
     if let ([Source { name: None, .. }], [folder]) = (of.0.as_slice(), folders) {
         return path(folder);
@@ -140,7 +157,9 @@ fn sources(of: &Sources, folders: &[PathBuf]) -> String {
     let one = |(source, folder): (&Source, &PathBuf)| {
         let name =
             source.name.as_ref().map_or_else(String::new, |name| format!("name: {name:?}, "));
-        format!("({name}path: {}, weight: {:?})", path(folder), source.weight)
+        let weight =
+            if are_weighted { format!(", weight: {:?}", source.weight) } else { String::new() };
+        format!("({name}path: {}{weight})", path(folder))
     };
     format!("[{}]", of.0.iter().zip(folders).map(one).collect::<Vec<_>>().join(", "))
 }

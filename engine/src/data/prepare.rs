@@ -111,6 +111,13 @@ struct Manifest {
     parts: Vec<Vec<Part>>,
 }
 
+impl Manifest {
+    /// Finished ones of all names.
+    fn num_parts(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum()
+    }
+}
+
 /// The files of a name in the config.
 struct Named<'a> {
     key: &'static str,
@@ -121,11 +128,11 @@ struct Named<'a> {
 }
 
 impl Prepare<'_> {
-    /// Makes all parts that are not there yet.
+    /// Makes all parts that are not there yet. Calls `kept` with the number of finished parts, which stay whatever happens.
     ///
     /// # Errors
     /// [`PrepareError`]. Finished parts stay.
-    pub(crate) fn run(&self) -> Result<Prepared, PrepareError> {
+    pub(crate) fn run(&self, kept: &dyn Fn(usize)) -> Result<Prepared, PrepareError> {
         let mut all = Vec::new();
         for (key, texts) in [("data.train", &self.train), ("data.validation", &self.held_out)] {
             let name = key.trim_start_matches("data.");
@@ -138,14 +145,15 @@ impl Prepare<'_> {
         }
         let _lock = self.lock()?;
         let mut manifest = self.manifest(&all)?;
-        let before = manifest.parts.iter().map(Vec::len).sum();
+        let before = manifest.num_parts();
+        kept(before);
         let bytes =
             |named: &Named<'_>| named.files.iter().map(|file| file.stamp.bytes).sum::<u64>();
         let (text, files) = (all.iter().map(bytes).sum(), all.iter().map(|n| n.files.len()).sum());
         let reading = Reading::new("making tokens", text, self.quiet);
         reading.add(manifest.parts.iter().flatten().map(|part| part.text).sum());
         for (i, named) in all.iter().enumerate() {
-            self.fill(&mut manifest, (i, named), &reading)?;
+            self.fill(&mut manifest, (i, named), (&reading, kept))?;
         }
         drop(reading);
         let mut train = Vec::new();
@@ -270,7 +278,7 @@ impl Prepare<'_> {
         &self,
         manifest: &mut Manifest,
         (i, named): (usize, &Named<'_>),
-        reading: &Reading,
+        (reading, kept): (&Reading, &dyn Fn(usize)),
     ) -> Result<(), PrepareError> {
         let refused = |problem| in_key(named.key)(at(Path::new(named.text))(problem));
         let folder = &named.folder;
@@ -304,6 +312,7 @@ impl Prepare<'_> {
             let path = self.out.join(MANIFEST);
             let json = serde_json::to_vec(&*manifest).map_err(io::Error::from);
             json.and_then(|json| write(&path, &[json])).map_err(unwritten(&path))?;
+            kept(manifest.num_parts());
         }
     }
 

@@ -33,7 +33,7 @@ fn prepare(
     let (tokenizer, cache) = (&tokenizer, &Cache::default());
     let (train, held_out) = (vec![parts.0], parts.1.into_iter().collect());
     Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }
-        .run()
+        .run(&|_| ())
 }
 
 /// The tokens that a run makes of the same text itself.
@@ -209,7 +209,7 @@ fn interrupted_chats_go_on_where_they_were() {
         let (tokenizer, train) = (&tokenizer, vec![train.as_str()]);
         let (held_out, rows, out) = (Vec::new(), Some(rowed()), out.as_path());
         Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }
-            .run()
+            .run(&|_| ())
     };
     let identity = |prepared: &Prepared| {
         let train = prepared.train[0].to_str().unwrap();
