@@ -272,6 +272,19 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
     };
     check(&["data.packing=Windows"], "a window would cut chats anywhere");
     check(&["data.tokenizer=None"], "rows of text need a tokenizer");
+    // The rules are all that is said: nothing could be read so.
+    for set in ["data.tokenizer=None", "data.format=Auto"] {
+        let told = folder.onebox(&[
+            "config",
+            "check",
+            "chat.ron",
+            "--set",
+            set,
+            "--set",
+            "data.packing=None",
+        ]);
+        assert!(!told.refused(78, &[]).stderr.contains("data.train"), "{set}");
+    }
     check(
         &["data.format=Auto", "data.packing=None"],
         "these files do not say where documents begin",

@@ -3,7 +3,7 @@
 use super::exit::{Failed, code};
 use super::say;
 use crate::chat::Template;
-use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Source};
+use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Packing, Source};
 use crate::data::{
     Cache, Checks, Corpus, DataError, Dataset, Filed, Look, Parts, Problem, Rowed, Rows, Sizes,
     Tokenized, Tokenizer,
@@ -78,6 +78,12 @@ pub(super) fn trouble(
     let boxed = matches!(config.device, DeviceConfig::Sim { .. });
     let needed = ["data.format", "data.validation_fraction", "model.vocab", "model.seq_len"];
     if boxed && config.data.train.is_empty() || !ok(&KEYS) || !ok(&needed) {
+        return None;
+    }
+    // Rules between keys say of these what is wrong: nothing could be read as they want it.
+    let DataConfig { format, packing, tokenizer, .. } = &config.data;
+    let no_documents = *packing != Packing::Windows && !format.has_documents();
+    if no_documents || format.is_rows() && tokenizer.is_none() {
         return None;
     }
     let told = |e: DataError| (e.key, format!("{}: {}", Shown(&e.path), e.problem), String::new());
