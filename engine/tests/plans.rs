@@ -434,6 +434,15 @@ fn the_plan_counts_what_the_data_takes() {
     sparse("huge.jsonl", 8 << 40);
     let huge = json(plan("huge.jsonl", &jsonl));
     assert!(huge["fits"] == false && huge["binding"]["what"] == "host", "{huge}");
-    // Where it is not there, the rest is planned.
-    assert!(json(plan("absent", &[]).ok())["data_memory"].is_null());
+    // Where it is not there, the rest is planned, and the plan says so.
+    let absent = json(plan("absent", &[]).ok());
+    assert!(absent["data_memory"].is_null());
+    let why = absent["data_not_counted"].as_str().unwrap();
+    assert!(why.starts_with("data.train: ") && why.contains("/absent: no such file"), "{why}");
+    let told = folder.onebox(&["plan", "tiny.ron", "--set", "data.train=\"absent\""]).ok().stdout;
+    assert!(told.contains(&format!("\n  data: not counted: {why}\n")), "{told}");
+    let tokenizer = ["data.tokenizer=\"absent.json\"", "model.vocab=300"];
+    let why = json(plan("text.txt", &tokenizer).ok())["data_not_counted"].clone();
+    assert!(why.as_str().unwrap().starts_with("data.tokenizer: "), "{why}");
+    assert!(json(plan("text.txt", &[]).ok())["data_not_counted"].is_null());
 }

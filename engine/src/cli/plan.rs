@@ -235,6 +235,9 @@ fn data_memory(out: &mut String, report: &Report) {
     if let Some(data) = &report.data_memory {
         let _ = writeln!(out, "  {}", data.words());
     }
+    if let Some(why) = &report.data_not_counted {
+        let _ = writeln!(out, "  data: not counted: {why}");
+    }
 }
 
 /// Says why several micro-batches take more of the host than one, where their sums come down.

@@ -63,6 +63,9 @@ pub struct Report {
     pub nodes: Vec<Node>,
     /// What the data takes of the host's memory, where it can be looked at.
     pub data_memory: Option<DataMemory>,
+    /// Why it cannot be looked at: the key, the path and the remedy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_not_counted: Option<String>,
     /// Why ranks are on these nodes, where that is not plain: sentences.
     pub placed: Vec<String>,
     /// How checkpoints are written, where there are any: a sentence.
@@ -174,6 +177,7 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
     let Memories { nodes, placed, limited, .. } = memories;
     let binding = binding(&limited);
     let (fits, not_checked) = (all_fit(&limited), not_checked(config, built));
+    let data = DataMemory::of(config);
     Report {
         name: config.name.clone(),
         fits,
@@ -188,7 +192,8 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
             offload::Sum::Device | offload::Sum::InTurns => "device",
             offload::Sum::Host => "host",
         },
-        data_memory: DataMemory::of(config),
+        data_memory: data.clone().ok().flatten(),
+        data_not_counted: data.err(),
         saving,
         copies_states: copy > 0,
         binding,
@@ -331,7 +336,7 @@ fn nodes(
         return (nodes, reasons, None);
     }
     let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
-    let data = DataMemory::of(config).unwrap_or_default();
+    let data = DataMemory::of(config).ok().flatten().unwrap_or_default();
     let data = (planned + data.tokens + data.documents).max(data.reading);
     let bytes = data + beside(built, planned);
     let whole = Some((bytes, topology::available_memory()));

@@ -33,20 +33,23 @@ pub struct DataMemory {
 }
 
 impl DataMemory {
-    /// Of the data of `config`; none where there is none to be read: on a described box, and where the files are not there.
-    pub fn of(config: &Config) -> Option<Self> {
+    /// Of the data of `config`; none where there is none to be read, as on a described box.
+    ///
+    /// # Errors
+    /// Why the data cannot be read: the key, the path and the remedy.
+    pub fn of(config: &Config) -> Result<Option<Self>, String> {
         /// Layouts are compared by the thousand, and files do not change for that.
-        static KNOWN: Mutex<Vec<(DataConfig, Option<DataMemory>)>> = Mutex::new(Vec::new());
+        static KNOWN: Mutex<Vec<(DataConfig, Result<DataMemory, String>)>> = Mutex::new(Vec::new());
         if matches!(config.device, DeviceConfig::Sim { .. }) || config.data.train.is_empty() {
-            return None;
+            return Ok(None);
         }
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = known.iter().find(|(data, _)| *data == config.data) {
-            return *found;
+            return found.clone().map(Some);
         }
         let found = measured(config);
-        known.push((config.data.clone(), found));
-        found
+        known.push((config.data.clone(), found.clone()));
+        found.map(Some)
     }
 
     /// A sentence.
@@ -73,14 +76,16 @@ impl DataMemory {
     }
 }
 
-fn measured(config: &Config) -> Option<DataMemory> {
-    let look = Look::at(config, false).ok()?;
+fn measured(config: &Config) -> Result<DataMemory, String> {
+    let look = Look::at(config, false).map_err(|error| error.to_string())?;
     let Some(path) = config.data.tokenizer.as_ref().filter(|_| config.data.format.is_text()) else {
         let documents = documents(config, (look.documents, look.tokens as u64), look.is_masked);
-        return Some(DataMemory { in_files: look.bytes, documents, ..DataMemory::default() });
+        return Ok(DataMemory { in_files: look.bytes, documents, ..DataMemory::default() });
     };
-    let tokenizer = Tokenizer::open(Path::new(path)).ok()?;
-    let sample = tokenizer.encode(&look.sample).ok()?;
+    let tokenizer = Tokenizer::open(Path::new(path));
+    let tokenizer = tokenizer.map_err(|problem| format!("data.tokenizer: {path}: {problem}"))?;
+    let sample = tokenizer.encode(&look.sample);
+    let sample = sample.map_err(|why| format!("data.tokenizer: {path}: {why}"))?;
     let share = sample.len() as f64 / look.sample.len().max(1) as f64;
     let tokens = (look.bytes as f64 * share).ceil() as u64;
     let stored = tokens * if tokenizer.vocab() <= 1 << 16 { 2 } else { 4 };
@@ -99,13 +104,7 @@ fn measured(config: &Config) -> Option<DataMemory> {
         // Each token and whether it counts, and both once more as the cache keeps them.
         let made = (at_once as f64 * share) as u64 * 2 * 5;
         let reading = 2 * stored + documents + at_once + made + working(longest.max(LONG_ROW));
-        return Some(DataMemory {
-            in_files: 0,
-            tokens: stored,
-            documents,
-            reading,
-            estimated: true,
-        });
+        return Ok(DataMemory { in_files: 0, tokens: stored, documents, reading, estimated: true });
     }
     let one = if tokenizer.has_cuts() { piece as u64 } else { look.longest };
     // A part is read, cut, and its tokens are made and written.
@@ -115,7 +114,7 @@ fn measured(config: &Config) -> Option<DataMemory> {
     let kept = Cache::of_user(true).folder.is_some();
     let (in_files, in_memory) = if kept { (stored, 0) } else { (0, stored) };
     let reading = reading + in_memory;
-    Some(DataMemory { in_files, tokens: in_memory, documents: 0, reading, estimated: true })
+    Ok(DataMemory { in_files, tokens: in_memory, documents: 0, reading, estimated: true })
 }
 
 /// Bytes that are kept of documents: of each where it begins, how long it is and, where some tokens do not count, how many do; where
