@@ -19,8 +19,9 @@ use std::{
 
 use super::{
     INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR,
+    collective::{Collective, Kind},
     reduce::{Element, Reduction},
-    world::{Collective, Kind, World},
+    world::World,
 };
 use crate::{machine::machine, sync::complain};
 

@@ -2,7 +2,8 @@
 
 use std::{cell::RefCell, ffi::c_int, sync::Arc};
 
-use super::world::{Collective, Comm, Message};
+use super::collective::Collective;
+use super::world::{Comm, Message};
 use crate::stream::Stream;
 
 /// A call that a group holds back.

@@ -1,6 +1,7 @@
 //! `libnccl.so.2`; see [`world`] for how ranks meet, and [`far`] for those in other processes.
 #![expect(unsafe_code, reason = "exported C functions")]
 
+mod collective;
 mod far;
 mod group;
 mod reduce;
@@ -19,9 +20,10 @@ use crate::{
     stats::STATS,
     sync::complain,
 };
+use collective::{Collective, Kind};
 use group::{Deferred, defer_or_run};
 use reduce::{Element, Reduction};
-use world::{Collective, Comm, Kind, Message, World};
+use world::{Comm, Message, World};
 
 const SUCCESS: c_int = 0;
 const UNHANDLED_CUDA_ERROR: c_int = 1;

@@ -14,8 +14,9 @@ use std::{
 
 use super::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS,
+    collective::{Collective, Kind, describe},
     far::{self, Away, Life},
-    reduce::{Element, Order, Reduction, reduce},
+    reduce::{Order, reduce},
 };
 use crate::{
     beside,
@@ -25,71 +26,6 @@ use crate::{
     stream::Stream,
     sync::{complain, lock, wait_briefly},
 };
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    AllReduce,
-    ReduceScatter,
-    Reduce,
-    AllGather,
-    Broadcast,
-}
-
-impl Kind {
-    /// By its number here.
-    pub(super) fn new(number: u64) -> Option<Self> {
-        use Kind::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
-        let all = [AllReduce, ReduceScatter, Reduce, AllGather, Broadcast];
-        all.get(usize::try_from(number).ok()?).copied()
-    }
-}
-
-/// One rank's part; `count` as in the call: per rank in reduce-scatter and all-gather.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Collective {
-    pub(super) kind: Kind,
-    pub(super) send: usize,
-    pub(super) recv: usize,
-    pub(super) count: usize,
-    pub(super) element: Element,
-    pub(super) reduction: Reduction,
-    pub(super) root: usize,
-}
-
-impl Collective {
-    fn fits(&self, other: &Self) -> bool {
-        let key = |c: &Self| (c.kind, c.count, c.element, c.reduction, c.root);
-        key(self) == key(other)
-    }
-
-    fn bytes(&self) -> usize {
-        self.count * self.element.bytes()
-    }
-
-    /// Bytes that this rank sends and receives.
-    pub(super) fn lengths(&self, rank: usize, ranks: usize) -> (usize, usize) {
-        let (sent, received) = match self.kind {
-            Kind::AllReduce => (1, 1),
-            Kind::Reduce => (1, usize::from(rank == self.root)),
-            Kind::Broadcast => (usize::from(rank == self.root), 1),
-            Kind::ReduceScatter => (ranks, 1),
-            Kind::AllGather => (1, ranks),
-        };
-        (sent * self.bytes(), received * self.bytes())
-    }
-
-    /// What this rank reads and writes must be live memory.
-    fn check(&self, rank: usize, ranks: usize) -> Done {
-        let (sent, received) = self.lengths(rank, ranks);
-        if self.kind != Kind::Broadcast || rank == self.root {
-            check_accessible("send buffer", self.send, sent)?;
-        }
-        if self.kind != Kind::Reduce || rank == self.root {
-            check_accessible("receive buffer", self.recv, received)?;
-        }
-        Ok(())
-    }
-}
 
 /// One end of a point-to-point transfer.
 #[derive(Debug, Clone, Copy)]
@@ -245,10 +181,6 @@ impl World {
             self.changed.notify_all();
         }
     }
-}
-
-fn describe(part: &Collective) -> String {
-    format!("{:?} of {} {:?} (root {})", part.kind, part.count, part.element, part.root)
 }
 
 /// A rank of a world.

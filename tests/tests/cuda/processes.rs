@@ -15,8 +15,8 @@ const DP4: &[&str] = &["parallel.data=4"];
 fn by_two(sets: &[&str], options: &RunOptions) -> Vec<Result<Ran, Box<RunError>>> {
     let (config, data) = (on_cuda(tiny(sets)), short_text());
     let (built, over) = (build(&config), AtomicBool::new(false));
+    let all = Processes::inside(2);
     std::thread::scope(|scope| {
-        let all = Processes::inside(2);
         // As the wire does.
         let beats = || {
             while !over.load(Ordering::Relaxed) {
