@@ -152,3 +152,23 @@ fn a_box_in_order_has_nothing_worse_than_its_wiring() {
     let text = &of("dgx2", 0, |_, _| {})[0].text;
     assert!(text.contains("4 GPUs share each of 4 uplinks") && text.contains("3.94"), "{text}");
 }
+
+#[test]
+fn a_file_that_is_not_there_or_no_box_is_named() {
+    let text = |name: &str| {
+        let file = folder().join("../configs/boxes/topologies").join(name).with_extension("xml");
+        std::fs::read_to_string(file).unwrap()
+    };
+    for device in ["/dev/null", "/dev/zero", "/dev"] {
+        let error = Machine::from_xml_file(Path::new(device)).unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
+    }
+    let error = Machine::from_xml_file(Path::new("/no/such/box.xml")).unwrap_err();
+    assert!(error.to_string().contains("/no/such/box.xml"));
+    let third = text("desktop-2x3090").replace("version=\"2.0\"", "version=\"3.0\"");
+    assert!(Machine::from_xml(&third).unwrap_err().to_string().contains("3.0"));
+    let unnumbered =
+        |tag: &str| tag.replace("type=\"NUMANode\" os_index=\"1\"", "type=\"NUMANode\"");
+    let error = Machine::from_xml(&unnumbered(&text("dgx-a100-nps1"))).unwrap_err();
+    assert!(error.to_string().contains("a NUMA node has no number"), "{error}");
+}

@@ -90,9 +90,12 @@ fn write(bytes: &[u8]) {
     let _ = out.write_all(&all).and_then(|()| out.flush());
 }
 
+/// The process ends at once: who draws a status meanwhile draws none.
+static LEAVES: AtomicBool = AtomicBool::new(false);
+
 fn show(status: Option<Status>) {
     let erased = shown().take().map_or("", |_| ERASE);
-    *shown() = status;
+    *shown() = status.filter(|_| !LEAVES.load(Ordering::SeqCst));
     write(erased.as_bytes());
 }
 
@@ -125,6 +128,7 @@ pub(crate) fn clear() {
 
 /// The same before the process ends at once: the reader is hardly waited for.
 pub(crate) fn leave() {
+    LEAVES.store(true, Ordering::SeqCst);
     if let Some(Some(thread)) = THREAD.get() {
         let (answer, answered) = crossbeam_channel::bounded(1);
         drop(thread.jobs.try_send(Job::Status(None)));
