@@ -27,14 +27,13 @@ use crate::run::export::{Finished, Gathering};
 pub use crate::run::fault_point::{Place, Watcher};
 use crate::run::host_jobs::host_jobs;
 use crate::run::meet::meet;
+pub use crate::run::messages::{Differing, Message, StepReport};
 use crate::run::messages::{Listener, Post};
-pub use crate::run::messages::{Message, StepReport};
 use crate::run::not_finite::NotFinite;
 pub use crate::run::options::{RunOptions, Stuck};
 pub use crate::run::outcome::{Outcome, RunError, Unread};
 use crate::run::placement::{Places, places};
 use crate::run::stop::{Stop, Turns};
-use crate::run::verify::Differing;
 use crate::step::Trainer;
 use crate::train::build::Built;
 use crate::train::detours::Detours;
@@ -84,7 +83,7 @@ pub(crate) struct Ranks<'a> {
     /// The last evaluation is done.
     pub(crate) evaluated: AtomicBool,
     not_finite: Mutex<NotFinite>,
-    /// What differs between the two runs of a step, by rank of this process.
+    /// The differences between the two runs of a step that ranks of this process have seen.
     differing: Mutex<Vec<Differing>>,
     pub(crate) unread: Mutex<Option<Unread>>,
     /// The first of the steps that were skipped until the run ended; 0: none.

@@ -395,14 +395,17 @@ fn prepared_chats_train_as_the_chats_do_on_any_layout() {
     }
 }
 
+/// `--set` before `data` and before each of `more`.
+fn with<'a>(data: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&[data], more].concat().into_iter().flat_map(|set| ["--set", set]).collect()
+}
+
 #[test]
 fn a_mask_is_asked_for_and_looked_at() {
     let folder = with_chats();
     let data = prepared(&folder, "made", &[]);
-    let check = |sets: &[&str]| {
-        let sets = [&data[..]].into_iter().chain(sets.iter().copied());
-        let sets = sets.flat_map(|set| ["--set", set]);
-        folder.onebox(&["data", "check", "chat.ron"].into_iter().chain(sets).collect::<Vec<_>>())
+    let check = |more: &[&str]| {
+        folder.onebox(&[&["data", "check", "chat.ron"], &with(&data, more)[..]].concat())
     };
     let said = check(&[]).ok().stdout;
     assert!(said.contains("60 documents: 54 to train, 6 held out"), "{said}");
@@ -430,17 +433,8 @@ fn a_mask_is_asked_for_and_looked_at() {
 fn prepared_chats_without_their_masks_are_refused_wherever_they_are() {
     let folder = with_chats();
     let data = prepared(&folder, "made", &[]);
-    let sets = |sets: &[&str]| {
-        let sets = [&data[..]].into_iter().chain(sets.iter().copied());
-        let sets: Vec<_> = sets.flat_map(|set| ["--set", set]).map(str::to_owned).collect();
-        sets
-    };
-    let onebox = |args: &[&str], more: &[&str]| {
-        let more = sets(more);
-        folder.onebox(
-            &args.iter().copied().chain(more.iter().map(String::as_str)).collect::<Vec<_>>(),
-        )
-    };
+    let onebox =
+        |args: &[&str], more: &[&str]| folder.onebox(&[args, &with(&data, more)[..]].concat());
     folder.shell("mkdir bare && cp made/train/*.bin made/train/*.idx bare").ok();
     let lost =
         ["bare/000000.chat.bin: it is a part of chats", "bare/000000.chat.mask is not there"];

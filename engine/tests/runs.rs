@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::Folder;
+use common::{Folder, OVERFLOWING};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -298,30 +298,10 @@ fn advice_after_a_divergence_leads_to_states_that_are_good() {
 #[test]
 fn a_run_is_taken_back_as_often_as_it_may_be() {
     let folder = Folder::new();
-    let mut x = 1u32;
-    let letter = |_| {
-        x = x.wrapping_mul(1_103_515_245).wrapping_add(12345) & 0x7fff_ffff;
-        if (x >> 8).is_multiple_of(5) { ' ' } else { char::from(b'a' + ((x >> 16) % 26) as u8) }
-    };
-    let text: String = (0..6000).map(letter).collect();
-    std::fs::write(folder.path("text.txt"), text).unwrap();
-    let sets = [
-        "precision=Fp16",
-        "data.order=Random",
-        "model.seq_len=8",
-        "loss_scale.initial=65536",
-        "loss_scale.floor=65536",
-        "loss_scale.window=1000000",
-        "train.seed=2",
-        "train.steps=40",
-        "train.eval_every=0",
-        "train.checkpoint_every=2",
-        "train.checkpoint_keep=1",
-        "train.stop_after_skipped=1",
-    ];
+    folder.write_letters();
     let train = |run: &str, rollbacks: usize| {
         let rollbacks = format!("train.rollbacks={rollbacks}");
-        let sets: Vec<&str> = sets.iter().copied().chain([&*rollbacks]).collect();
+        let sets = [&OVERFLOWING[..], &["train.steps=40", &rollbacks]].concat();
         folder.train(run, &sets.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>())
     };
     let taken_back =

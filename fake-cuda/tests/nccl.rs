@@ -7,6 +7,8 @@
 )]
 
 mod common;
+#[path = "common/ranks.rs"]
+mod ranks;
 
 use std::{
     sync::Arc,
@@ -19,6 +21,7 @@ use cudarc::{
     nccl::{Comm, Id, ReduceOp, group_end, group_start, sys},
 };
 use half::bf16;
+use ranks::{as_rank, sums_and_gathers};
 
 const FOUR: [(&str, &str); 2] = [("FAKECUDA_DEVICES", "4"), ("FAKECUDA_CHAOS_US", "500")];
 
@@ -28,13 +31,7 @@ fn on_ranks(body: impl Fn(usize, Arc<CudaStream>, Comm) + Sync) {
     std::thread::scope(|scope| {
         for rank in 0..4 {
             let body = &body;
-            scope.spawn(move || {
-                let context = CudaContext::new(rank).unwrap();
-                context.bind_to_thread().unwrap();
-                let stream = context.new_stream().unwrap();
-                let comm = Comm::from_rank(stream.clone(), rank, 4, id).unwrap();
-                body(rank, stream, comm);
-            });
+            scope.spawn(move || as_rank((rank, rank), id, body));
         }
     });
 }
@@ -47,28 +44,10 @@ fn upload(stream: &Arc<CudaStream>, values: &[f32]) -> CudaSlice<f32> {
 fn collectives_do_what_their_names_say() {
     in_child("collectives_do_what_their_names_say", &FOUR, || {
         on_ranks(|rank, stream, comm| {
-            let r = rank as f32;
-            let mut x = upload(&stream, &[r, 10.0 * r, 1.0]);
-            comm.all_reduce_in_place(&mut x, &ReduceOp::Sum).unwrap();
-            assert_eq!(stream.clone_dtoh(&x).unwrap(), [6.0, 60.0, 4.0]);
+            let mut x = sums_and_gathers(rank, &stream, &comm);
             comm.all_reduce_in_place(&mut x, &ReduceOp::Max).unwrap();
             assert_eq!(stream.clone_dtoh(&x).unwrap(), [6.0, 60.0, 4.0]);
-
-            let long = upload(&stream, &[r, r + 1.0, r + 2.0, r + 3.0]);
-            let mut shard = stream.alloc_zeros::<f32>(1).unwrap();
-            comm.reduce_scatter(&long, &mut shard, &ReduceOp::Sum).unwrap();
-            assert_eq!(stream.clone_dtoh(&shard).unwrap(), [6.0 + 4.0 * r]);
-
-            let mut all = stream.alloc_zeros::<f32>(4).unwrap();
-            comm.all_gather(&shard, &mut all).unwrap();
-            assert_eq!(stream.clone_dtoh(&all).unwrap(), [6.0, 10.0, 14.0, 18.0]);
-
             comm.broadcast_in_place(&mut x, 2).unwrap();
-            let halves = [bf16::from_f32(r), bf16::from_f32(0.5)];
-            let mut halves = stream.clone_htod(&halves).unwrap();
-            comm.all_reduce_in_place(&mut halves, &ReduceOp::Sum).unwrap();
-            let expected = [6.0, 2.0].map(bf16::from_f32);
-            assert_eq!(stream.clone_dtoh(&halves).unwrap(), expected);
         });
     });
 }

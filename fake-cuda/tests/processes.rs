@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test passes its own live buffers")]
 
 mod common;
+#[path = "common/ranks.rs"]
+mod ranks;
 
 use std::{
     path::Path,
@@ -16,7 +18,7 @@ use cudarc::{
     driver::{CudaContext, CudaStream, DevicePtr},
     nccl::{Comm, Id, ReduceOp, sys},
 };
-use half::bf16;
+use ranks::{as_rank, sums_and_gathers};
 
 const TWO: [(&str, &str); 2] = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_CHAOS_US", "500")];
 
@@ -45,13 +47,7 @@ fn on_ranks(name: &str, body: impl Fn(usize, Arc<CudaStream>, Comm) + Sync) {
     std::thread::scope(|scope| {
         for device in 0..2 {
             let (body, rank) = (&body, if second.is_some() { device } else { 2 + device });
-            scope.spawn(move || {
-                let context = CudaContext::new(device).unwrap();
-                context.bind_to_thread().unwrap();
-                let stream = context.new_stream().unwrap();
-                let comm = Comm::from_rank(stream.clone(), rank, 4, id).unwrap();
-                body(rank, stream, comm);
-            });
+            scope.spawn(move || as_rank((rank, device), id, body));
         }
     });
     if let Some(mut second) = second {
@@ -65,19 +61,7 @@ fn collectives_of_two_processes_do_what_their_names_say() {
     in_child(name, &TWO, || {
         on_ranks(name, |rank, stream, comm| {
             let r = rank as f32;
-            let mut x = stream.clone_htod(&[r, 10.0 * r, 1.0]).unwrap();
-            comm.all_reduce_in_place(&mut x, &ReduceOp::Sum).unwrap();
-            assert_eq!(stream.clone_dtoh(&x).unwrap(), [6.0, 60.0, 4.0]);
-
-            let long = stream.clone_htod(&[r, r + 1.0, r + 2.0, r + 3.0]).unwrap();
-            let mut shard = stream.alloc_zeros::<f32>(1).unwrap();
-            comm.reduce_scatter(&long, &mut shard, &ReduceOp::Sum).unwrap();
-            assert_eq!(stream.clone_dtoh(&shard).unwrap(), [6.0 + 4.0 * r]);
-
-            let mut all = stream.alloc_zeros::<f32>(4).unwrap();
-            comm.all_gather(&shard, &mut all).unwrap();
-            assert_eq!(stream.clone_dtoh(&all).unwrap(), [6.0, 10.0, 14.0, 18.0]);
-
+            sums_and_gathers(rank, &stream, &comm);
             for root in [1, 3] {
                 let mut told = stream.clone_htod(&[r + 0.5]).unwrap();
                 comm.broadcast_in_place(&mut told, root).unwrap();
@@ -87,10 +71,6 @@ fn collectives_of_two_processes_do_what_their_names_say() {
                 let expected = if rank as i32 == root { 4.0 * (root as f32 + 0.5) } else { 0.0 };
                 assert_eq!(stream.clone_dtoh(&sum).unwrap(), [expected]);
             }
-            let halves = [bf16::from_f32(r), bf16::from_f32(0.5)];
-            let mut halves = stream.clone_htod(&halves).unwrap();
-            comm.all_reduce_in_place(&mut halves, &ReduceOp::Sum).unwrap();
-            assert_eq!(stream.clone_dtoh(&halves).unwrap(), [6.0, 2.0].map(bf16::from_f32));
         });
     });
 }

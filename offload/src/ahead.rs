@@ -39,8 +39,6 @@ impl Ahead {
 
 /// Share of the recent steps that were clipped or skipped from which on no segment is updated ahead of the decision.
 pub const TOO_OFTEN: f64 = 0.5;
-/// Weight of a step in that share.
-pub(crate) const NEWEST: f64 = 0.125;
 
 /// Leaves in a block of its own the words that the decision will have if the gradient is neither clipped nor skipped. Their
 /// factor is 0 where recent steps were clipped too often. `arg` is the step.

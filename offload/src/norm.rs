@@ -2,13 +2,16 @@
 //! All of it is host work that leaves data behind; the rank's thread never waits for it and the program is the
 //! same either way.
 
-use crate::ahead::{self, NEWEST};
+use crate::ahead;
 use crate::control;
 use crate::schedule::Rates;
 use device::numerics::{Counted, accumulate, accumulate_chunks};
 use device::{HostContext, HostTask, Mode, Pieces, Tensor, View};
 
 type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
+
+/// Weight of a step in the share of recent steps that were clipped or skipped.
+const NEWEST: f64 = 0.125;
 
 /// Dynamic loss scale: doubled after `window` good steps, halved on an overflow once `hysteresis` overflows
 /// were forgiven, never below `floor`.

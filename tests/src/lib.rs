@@ -6,6 +6,7 @@ use engine::config::{Config, load_str};
 use engine::data::Dataset;
 use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
 use engine::train::build::{Built, build};
+use offload::PerStep;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -214,4 +215,17 @@ pub fn run(config: &Config, options: &RunOptions) -> Ran {
 /// When the run fails.
 pub fn run_inline(sets: &[&str]) -> Ran {
     run(&tiny(sets), &RunOptions::default())
+}
+
+/// A learning rate of 0.1 and a weight of 1 in each step.
+#[derive(Debug)]
+pub struct Constant;
+
+impl PerStep for Constant {
+    fn learning_rate(&self, _: u64) -> f64 {
+        0.1
+    }
+    fn weight(&self, _: u64) -> f64 {
+        1.0
+    }
 }

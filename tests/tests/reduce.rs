@@ -8,27 +8,14 @@ use device::numerics::Counted;
 use device::{Arena, Dtype, Group, Plan, Rank, Tensor, random};
 use device::{HostPlace, HostWork, World};
 use half::bf16;
-use offload::{
-    BucketOf, Layout, Optimizer, PerStep, Rule, SegmentSpec, Spec, Storage, Sum, Transfer,
-};
+use offload::{BucketOf, Layout, Optimizer, Rule, SegmentSpec, Spec, Storage, Sum, Transfer};
 use std::sync::Arc;
 use std::time::Duration;
+use tests::Constant;
 
 /// Elements of the only segment, and of a chunk of its norm.
 const N: usize = 4096;
 const CHUNK: usize = 64;
-
-#[derive(Debug)]
-struct Constant;
-
-impl PerStep for Constant {
-    fn learning_rate(&self, _: u64) -> f64 {
-        0.1
-    }
-    fn weight(&self, _: u64) -> f64 {
-        1.0
-    }
-}
 
 fn spec(dp_size: usize, reduce_fp32: bool, device_fraction: f64, bucket_elements: usize) -> Spec {
     Spec {

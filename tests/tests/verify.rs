@@ -6,12 +6,12 @@
 use device::Rank;
 use engine::run::{Message, RunOptions, train};
 use engine::train::build::build;
-use offload::{NoiseRun, Optimizer, PerStep, chunk_elements};
+use offload::{NoiseRun, Optimizer, chunk_elements};
 use std::ops::Range;
 use std::sync::Arc;
 use tensor_parallel::Gpt;
 use tests::compare::{assert_same_bits, run_sets, run_with, with, with_delays};
-use tests::{text, tiny};
+use tests::{Constant, text, tiny};
 
 /// Dropout drops, and evaluations happen between updates.
 const BASE: &[&str] = &[
@@ -87,22 +87,10 @@ fn a_parameter_that_changes_between_the_two_is_told_of_with_rank_and_tensor() {
         assert!(outcome.unwrap().complete, "the run goes on");
         assert_eq!(verified, [None, Some(true), None, Some(false), None], "{way:?}");
         let [(4, places)] = &told[..] else { panic!("{way:?}: {told:?}") };
-        let (_, place) = places.iter().find(|(at, _)| *at == rank).unwrap();
+        let place = &places.iter().find(|seen| seen.rank == rank).unwrap().place;
         assert!(place.starts_with("the gradient of `"), "{way:?}: {place}");
         // The backward pass comes to the final norm first, which one of the ranks owns.
-        assert!(places.iter().any(|(_, place)| place.contains("`ln_f.")), "{way:?}: {places:?}");
-    }
-}
-
-#[derive(Debug)]
-struct Nothing;
-
-impl PerStep for Nothing {
-    fn learning_rate(&self, _: u64) -> f64 {
-        0.0
-    }
-    fn weight(&self, _: u64) -> f64 {
-        1.0
+        assert!(places.iter().any(|seen| seen.place.contains("`ln_f.")), "{way:?}: {places:?}");
     }
 }
 
@@ -121,7 +109,7 @@ fn the_chunks_of_the_ranks_of_a_group_hold_each_element_once() {
         for dp in 0..dp_size {
             let rank = Rank { tp: 0, tp_size: config.parallel.tensor, dp, dp_size };
             let optimizer =
-                Optimizer::new(&built.layout, rank, (&counted, &noise), Arc::new(Nothing));
+                Optimizer::new(&built.layout, rank, (&counted, &noise), Arc::new(Constant));
             for (segment, range) in (0..chunks).map(|chunk| optimizer.chunk(chunk)) {
                 found[segment].push(range);
             }

@@ -74,7 +74,7 @@ fn prepare(
     prepare.run(&|parts| starting.say(interrupted(parts)))
 }
 
-/// The last words of an interrupted one that keeps so many parts.
+/// The last words of an interrupted preparation that keeps this number of parts.
 fn interrupted(parts: usize) -> String {
     match parts {
         0 => "interrupted before the first part; the same command begins again".into(),

@@ -234,7 +234,7 @@ fn differs(
     Err(Failed::new(code::CONFIG, why))
 }
 
-/// What must be the same in all processes, whatever they run; on real GPUs (`config`) these, too.
+/// The facts that must be the same in all processes: program and instructions, and for a config on real GPUs these and their libraries.
 pub(super) fn facts(config: Option<&Config>) -> Vec<(String, String)> {
     let program = std::fs::read("/proc/self/exe").map_or(0, |bytes| xxh3_64(&bytes));
     let program = format!("{} ({program:016x})", super::VERSION);

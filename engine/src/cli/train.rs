@@ -71,13 +71,13 @@ pub(super) struct TrainArgs {
     /// No progress, no summary
     #[arg(short, long)]
     pub(super) quiet: bool,
-    /// Told where ranks are, for tests.
+    /// For tests: learns where ranks are.
     #[arg(skip)]
     pub(super) watcher: Option<Watcher>,
 }
 
 impl TrainArgs {
-    /// What ranks tell where they are. Once loaded, every rank hears of a stop.
+    /// Learns where ranks are. Once they have loaded their states, every rank hears of a stop.
     fn watcher(&self, starting: &Starting) -> Watcher {
         let (starting, other) = (starting.clone(), self.watcher.clone());
         Watcher::new(move |rank, place, step| {

@@ -443,7 +443,7 @@ fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
             Or::Derived(hopeless, "24 x (hysteresis + 1) + 28", &["loss_scale.hysteresis"]),
             "Skipped steps in a row that end the run. The default is the steps for a loss scale to fall from 2^24 to 1, plus a margin.",
         ),
-        verify_every: s.uint("verify_every", 0..=STEPS, Or::Default(0), "Steps between those whose forward and backward passes run twice, to see whether the bits are the same. A difference means faulty hardware: it is told with rank and tensor, and the run goes on. 0: never."),
+        verify_every: s.uint("verify_every", 0..=STEPS, Or::Default(0), "Steps between those whose forward and backward passes run twice, to see whether the bits are the same. A difference means faulty hardware: the run names rank and tensor, and goes on. 0: never."),
         rollbacks: s.uint("rollbacks", 0..=1_000_000, Or::Default(0), "Times that the run goes back to the newest checkpoint from before such steps, and on from there with other samples, before it ends."),
         seed: s.uint("seed", 0..=u64::MAX, Or::Default(1337), "Seed of weights, samples and dropout."),
     }

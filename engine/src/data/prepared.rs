@@ -4,7 +4,7 @@ use super::problem::{Failure, Problem, at};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// What is done, in the folder of all data sets.
+/// The name of the list of finished parts, in the folder of all data sets.
 pub(super) const MANIFEST: &str = "prepared.json";
 /// Behind the name of the folder of a data set that is not finished.
 const PARTIAL: &str = "partial";

@@ -158,6 +158,10 @@ impl<'a> Choosing<'a> {
         build(&self.ahead(share)).layout.updates_ahead()
     }
 
+    fn is_usable(&self, share: f32) -> bool {
+        self.holds(share) && self.moves(share)
+    }
+
     /// No share both fits and updates anything ahead.
     fn nothing_fits(&self) -> Choice {
         let why = if !fits(&self.exact, &self.built) {
@@ -179,7 +183,7 @@ impl<'a> Choosing<'a> {
         let unknown =
             "no described box says what it gains (`onebox plan --search --box BOX` finds it)";
         if let Some(share) = self.asked() {
-            return if self.holds(share) && self.moves(share) {
+            return if self.is_usable(share) {
                 self.speculative(share, unknown)
             } else {
                 self.nothing_fits()
@@ -235,8 +239,7 @@ impl<'a> Choosing<'a> {
     /// Shares worth a simulation, the smallest first: what the step waits for, more than that, and all that fits.
     fn shares(&self, overlapped: &Brief) -> Vec<f32> {
         if let Some(share) = self.asked() {
-            let usable = self.holds(share) && self.moves(share);
-            return if usable { vec![share] } else { Vec::new() };
+            return if self.is_usable(share) { vec![share] } else { Vec::new() };
         }
         let most = largest(AHEAD, |parts| parts == 0 || self.holds(share_of(parts)));
         let enough = (overlapped.waited_share() * AHEAD as f64).ceil() as usize;

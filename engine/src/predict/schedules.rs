@@ -11,7 +11,7 @@ const TOGETHER: usize = 8;
 
 /// The step of `config` under each update mode, its own first, which takes `own` seconds, and with several first forward
 /// passes together. The share `clipped` of the steps is clipped or skipped, and the times are means. Where all updates are on the
-/// device there is no other mode. What blocks is compared with what streams.
+/// device there is no other mode. Where transfers block, the others stream.
 ///
 /// # Errors
 /// As [`simulate`].

@@ -1,6 +1,7 @@
 //! What runs have written of their steps, read back for a report.
 
 use crate::config::{Loaded, load_stored};
+use crate::run::Differing;
 use crate::run_dir::{CONFIG, METRICS, own};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ pub(crate) struct Curves {
     /// Steps whose checkpoint could not be saved, and why.
     pub(crate) not_saved: Vec<(u64, String)>,
     /// Steps that ran twice with other bits, and where each of some ranks has seen it.
-    pub(crate) differs: Vec<(u64, Vec<Place>)>,
+    pub(crate) differs: Vec<(u64, Vec<Differing>)>,
     /// The last step and the hash of the states, of a run that is done.
     pub(crate) end: Option<(u64, String)>,
     /// Whole lines that could not be read.
@@ -74,13 +75,6 @@ pub(crate) struct Eval {
     pub(crate) sets: BTreeMap<String, Option<f64>>,
 }
 
-/// Where a rank has seen that two runs of a step differ.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-pub(crate) struct Place {
-    pub(crate) rank: usize,
-    pub(crate) place: String,
-}
-
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Line {
@@ -93,7 +87,7 @@ enum Line {
     },
     Differs {
         step: u64,
-        places: Vec<Place>,
+        places: Vec<Differing>,
     },
     End {
         step: u64,

@@ -5,6 +5,7 @@
 use crate::report::appended::Appended;
 pub use crate::report::appended::MetricsError;
 use crate::report::tensorboard::Events;
+use crate::run::Differing;
 use crate::run_dir::durable::sync_folder;
 use crate::run_dir::own;
 use std::collections::BTreeMap;
@@ -103,15 +104,8 @@ enum Line<'a> {
     },
     Differs {
         step: u64,
-        places: Vec<Place<'a>>,
+        places: &'a [Differing],
     },
-}
-
-/// Where a rank has seen that two runs of a step differ.
-#[derive(Serialize)]
-struct Place<'a> {
-    rank: usize,
-    place: &'a str,
 }
 
 /// What is read back of a line.
@@ -193,8 +187,7 @@ impl MetricsWriter {
     }
 
     /// Appends that two runs of a step's passes have given other bits, and where each of some ranks has seen it.
-    pub fn differs(&mut self, step: u64, places: &[(usize, String)]) {
-        let places = places.iter().map(|(rank, place)| Place { rank: *rank, place }).collect();
+    pub fn differs(&mut self, step: u64, places: &[Differing]) {
         self.write(&Line::Differs { step, places });
     }
 

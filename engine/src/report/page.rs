@@ -4,6 +4,7 @@ use crate::report::curves::{Curves, Eval, Step};
 use crate::report::metrics::median;
 use crate::report::plot::{Look, Plot, Series, colour, escape, hex, short};
 use crate::report::progress::clock;
+use crate::run::Differing;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use topology::format_bytes;
@@ -290,9 +291,7 @@ fn events(runs: &[Curves]) -> String {
                 .map(|(step, why)| (*step, format!("checkpoint NOT SAVED: {why}"))),
         );
         found.extend(run.differs.iter().take(ROWS).map(|(step, places)| {
-            let each: Vec<String> =
-                places.iter().map(|p| format!("{} on rank {}", p.place, p.rank)).collect();
-            (*step, format!("ran twice and DIFFERS: {}", each.join(", ")))
+            (*step, format!("ran twice and DIFFERS: {}", Differing::all(places)))
         }));
         let broken = run.steps.iter().filter(|step| step.loss.is_none());
         found.extend(
@@ -377,7 +376,9 @@ mod tests {
     fn a_step_that_differs_is_written_and_is_an_event() {
         let folder = tempfile::tempdir().unwrap();
         let mut metrics = MetricsWriter::open(&folder.path().join("metrics.jsonl"), 0).unwrap();
-        metrics.differs(4, &[(2, "the loss".into()), (3, "the gradient of `a.b`".into())]);
+        let places = [(2, "the loss"), (3, "the gradient of `a.b`")];
+        let places = places.map(|(rank, place)| Differing { rank, place: place.into() });
+        metrics.differs(4, &places);
         metrics.sync();
         let events = events(&[Curves::read(folder.path(), "one".into()).unwrap()]);
         let words = "ran twice and DIFFERS: the loss on rank 2, the gradient of `a.b` on rank 3";

@@ -4,6 +4,8 @@ use crate::train::batch::Held;
 use device::Activity;
 use device::World;
 use offload::Ahead;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// What a step ended with, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +38,28 @@ pub struct StepReport {
     pub activity: Activity,
 }
 
+/// Where a rank has seen that two runs of a step differ.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Differing {
+    /// The rank's number.
+    pub rank: usize,
+    /// The tensors of the gradient to which the backward pass came first, or the loss.
+    pub place: String,
+}
+
+impl fmt::Display for Differing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on rank {}", self.place, self.rank)
+    }
+}
+
+impl Differing {
+    /// All of them in a sentence.
+    pub(crate) fn all(places: &[Self]) -> String {
+        places.iter().map(Self::to_string).collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// What rank 0 tells.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
@@ -43,10 +67,10 @@ pub enum Message {
     Step(StepReport),
     /// Two runs of a step's passes have given other bits; training goes on with the second.
     Differs {
-        /// The step, which is told of next.
+        /// The step. Its report follows.
         step: u64,
-        /// Each rank that has seen it, and where: the tensors of the gradient to which the backward pass came first, or the loss.
-        places: Vec<(usize, String)>,
+        /// One entry for each rank that has seen it.
+        places: Vec<Differing>,
     },
     /// About to begin a batch of an evaluation.
     Evaluating {

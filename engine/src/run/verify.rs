@@ -2,14 +2,11 @@
 //! difference is a fault of a GPU, of memory or of a link, which a loss curve would not show.
 
 use crate::run::messages::Listener;
-use crate::run::{Message, Ranks};
+use crate::run::{Differing, Message, Ranks};
 use crate::step::Trainer;
 use device::{Device, Error};
 
-/// A rank, and where it has seen other bits.
-pub(super) type Differing = (usize, String);
-
-/// What a run of a step's passes has left on a rank.
+/// The results of one run of a step's passes on a rank.
 pub(super) struct Trial {
     step: u64,
     /// The loss of each micro-batch.
@@ -50,7 +47,7 @@ impl Ranks<'_> {
         Trial::read(dev, trainer, step).map(Some)
     }
 
-    /// Whether the step has the bits of its trial, on this rank. Rank 0 tells of all ranks that differ.
+    /// Whether the step has the bits of its trial: on rank 0 on all ranks, and it tells of those that differ; elsewhere on this rank.
     pub(super) fn verify(
         &self,
         dev: &Device,
@@ -60,15 +57,18 @@ impl Ranks<'_> {
     ) -> Result<bool, Error> {
         let rank = dev.rank();
         let place = self.difference(trial, &Trial::read(dev, trainer, trial.step)?, trainer);
+        // No place is empty.
+        let bytes = place.as_deref().map_or(&[][..], str::as_bytes);
         let differing = || self.differing.lock().unwrap_or_else(|e| e.into_inner());
-        differing().extend(place.clone().map(|place| (rank.index(), place)));
-        let far = self.world.bring(rank, "verified", place.unwrap_or_default().as_bytes())?;
+        differing().extend(place.clone().map(|place| Differing { rank: rank.index(), place }));
+        let far = self.world.bring(rank, "verified", bytes)?;
         if rank.index() != 0 {
-            return Ok(true);
+            return Ok(place.is_none());
         }
         let mut places = std::mem::take(&mut *differing());
         let far = far.into_iter().filter(|(_, place)| !place.is_empty());
-        places.extend(far.map(|(rank, place)| (rank, String::from_utf8_lossy(&place).into())));
+        let text = |place: Vec<u8>| String::from_utf8_lossy(&place).into();
+        places.extend(far.map(|(rank, place)| Differing { rank, place: text(place) }));
         places.sort_unstable();
         let same = places.is_empty();
         if !same {

@@ -22,7 +22,7 @@ const IDS: &str = "ONEBOX_TEST_IDS";
 
 pub(crate) const ON_GPUS: &str = "device=Cuda";
 
-/// A process that is stopped is lost after so many seconds; one that does not join, after ten times as many.
+/// Seconds after which a stopped process is lost. A process that does not join is lost after ten times as many.
 const SILENCE: &str = "4";
 const SILENCE_AT_START: &str = "2";
 
@@ -43,7 +43,8 @@ pub(crate) enum How {
     Stop,
 }
 
-/// What happens to process `victim` when it comes by `place` time number `time`, from 1; `None`: before it joins the others.
+/// A fault of process `victim`. It happens when the process passes `place` for the time number `time`, counted from 1; with `None`
+/// before the process joins the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) how: How,

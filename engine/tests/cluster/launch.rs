@@ -137,7 +137,7 @@ pub(crate) fn assert_whole(folder: &Folder, run: &str) {
     assert_eq!(verified.code, 0, "{}", verified.stderr);
 }
 
-/// What Open MPI's launcher says of a process that was killed.
+/// Open MPI's launcher names the process that was killed.
 pub(crate) fn assert_killed(said: &str, victim: usize) {
     let words = [format!("rank {victim} with"), "Killed".to_owned()];
     words.iter().for_each(|words| assert!(said.contains(words), "no `{words}` in\n{said}"));

@@ -1,7 +1,7 @@
 //! Runs that begin elsewhere than at random weights, and such as are taken back, by several processes as by one.
 
 use super::launch::{SAVES, assert_same, command, has_mpirun, metrics, sets, train};
-use crate::common::{Done, Folder, with_chats};
+use crate::common::{Done, Folder, OVERFLOWING, with_chats};
 use std::collections::BTreeSet;
 
 /// Folders in `folder`.
@@ -40,28 +40,8 @@ fn a_run_by_several_processes_is_taken_back_as_that_of_one() {
         return;
     }
     let folder = Folder::new();
-    let mut x = 1u32;
-    let letter = |_| {
-        x = x.wrapping_mul(1_103_515_245).wrapping_add(12345) & 0x7fff_ffff;
-        if (x >> 8).is_multiple_of(5) { ' ' } else { char::from(b'a' + ((x >> 16) % 26) as u8) }
-    };
-    std::fs::write(folder.path("text.txt"), (0..6000).map(letter).collect::<String>()).unwrap();
-    // As in `runs.rs`: the gradients of some samples leave the range of fp16.
-    let set = [
-        "precision=Fp16",
-        "data.order=Random",
-        "model.seq_len=8",
-        "loss_scale.initial=65536",
-        "loss_scale.floor=65536",
-        "loss_scale.window=1000000",
-        "train.seed=2",
-        "train.steps=20",
-        "train.eval_every=0",
-        "train.checkpoint_every=2",
-        "train.checkpoint_keep=1",
-        "train.stop_after_skipped=1",
-        "train.rollbacks=1000",
-    ];
+    folder.write_letters();
+    let set = [&OVERFLOWING[..], &["train.steps=20", "train.rollbacks=1000"]].concat();
     let [one, two] = [("one", 0), ("two", 2)].map(|(run, count)| {
         let done = train(&folder, count, run, &[], &set);
         assert_eq!(done.code, 0, "{}", done.stderr);

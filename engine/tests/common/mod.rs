@@ -22,6 +22,21 @@ pub(crate) const TINY: &str = r#"(
 )
 "#;
 
+/// Settings with which the gradients of some samples of [`Folder::write_letters`] leave the range of fp16, and those of others do not.
+pub(crate) const OVERFLOWING: [&str; 11] = [
+    "precision=Fp16",
+    "data.order=Random",
+    "model.seq_len=8",
+    "loss_scale.initial=65536",
+    "loss_scale.floor=65536",
+    "loss_scale.window=1000000",
+    "train.seed=2",
+    "train.eval_every=0",
+    "train.checkpoint_every=2",
+    "train.checkpoint_keep=1",
+    "train.stop_after_skipped=1",
+];
+
 /// A folder with `tiny.ron` and `text.txt`; gone at the end.
 pub(crate) struct Folder(tempfile::TempDir);
 
@@ -33,6 +48,17 @@ impl Folder {
         let text: String = (0..800).map(|i| words[(i * 7 + i / 5) % words.len()]).collect();
         std::fs::write(folder.path("text.txt"), text).unwrap();
         folder
+    }
+
+    /// Makes `text.txt` a text of letters that follow no rule.
+    pub(crate) fn write_letters(&self) {
+        let mut x = 1u32;
+        let letter = |_| {
+            x = x.wrapping_mul(1_103_515_245).wrapping_add(12345) & 0x7fff_ffff;
+            if (x >> 8).is_multiple_of(5) { ' ' } else { char::from(b'a' + ((x >> 16) % 26) as u8) }
+        };
+        let text: String = (0..6000).map(letter).collect();
+        std::fs::write(self.path("text.txt"), text).unwrap();
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -29,7 +29,7 @@ struct Shape {
     /// Address of the documents' starts; 0 without documents.
     starts: u64,
     head_dim: usize,
-    grid: [usize; 3],
+    samples: usize,
     /// Queries of a block, forward.
     queries: usize,
     kernels: [&'static str; 3],
@@ -61,18 +61,18 @@ impl Shape {
             Some(_) => (128, 2 * TILE, [4 * tile, 4 * tile + 12 * TILE as u32]),
             None => (256, TILE, [0; 2]),
         };
-        let grid = [heads.seq_len.div_ceil(TILE), heads.count, rows / heads.seq_len];
-        if grid[1..].iter().any(|n| *n > usize::from(u16::MAX)) {
-            return Err(format!("{} heads of {} samples; at most 65535", grid[1], grid[2]));
+        let samples = rows / heads.seq_len;
+        if heads.count.max(samples) > usize::from(u16::MAX) {
+            return Err(format!("{} heads of {samples} samples; at most 65535", heads.count));
         }
-        Ok(Self { heads, starts, head_dim, grid, queries, kernels, block, shared_bytes })
+        Ok(Self { heads, starts, head_dim, samples, queries, kernels, block, shared_bytes })
     }
 
     fn launch(&self, kernel: usize, args: Args) -> Launch {
         // The backward pass by keys takes the heads that share them in turn.
         let heads = if kernel == 2 { self.heads.kv_count } else { self.heads.count };
         let rows = if kernel == 0 { self.queries } else { TILE };
-        let grid = [self.heads.seq_len.div_ceil(rows), heads, self.grid[2]];
+        let grid = [self.heads.seq_len.div_ceil(rows), heads, self.samples];
         let launch = Launch::new(self.kernels[kernel], grid, self.block, args);
         Launch { shared_bytes: self.shared_bytes[kernel.min(1)], ..launch }
     }

@@ -4,7 +4,7 @@ use super::{Session, first_loss};
 use crate::config::{Precision, UpdateMode};
 use crate::report::metrics::{MetricsWriter, StepMetrics};
 use crate::report::progress::{Part, Progress, StepLine};
-use crate::run::{Message, StepReport};
+use crate::run::{Differing, Message, StepReport};
 use crate::train::build::{device_bytes, update_mode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -65,11 +65,9 @@ impl Watch {
                 self.progress.evaluating(steps, Part { done, of: batches });
             }
             Message::Differs { step, places } => {
-                let place = |(rank, place): &(usize, String)| format!("{place} on rank {rank}");
-                let all: Vec<String> = places.iter().map(place).collect();
                 self.progress.warn(&format!(
                     "step {step} ran twice and DIFFERS: {}; a GPU, a core, memory or a link is faulty, and the run goes on with the second result",
-                    all.join(", ")
+                    Differing::all(&places)
                 ));
                 self.metrics.differs(step, &places);
             }

@@ -133,7 +133,12 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
         let share = parts as f64 / PARTS as f64;
         let gain = AT_MOST * ((together - 1) as f64 * brief.forward + share * waited);
         let least = brief.floor().max(brief.seconds - gain);
-        all.push(Open { least, most, candidate: worded(given, config.clone(), plain.number) });
+        let candidate = worded(given, config.clone(), plain.number);
+        // A share ahead of the decision may be less than the last segment.
+        if update_mode(config) != UpdateMode::Speculative || candidate.built.layout.updates_ahead()
+        {
+            all.push(Open { least, most, candidate });
+        }
     };
     let together = together(&config, &plain.built, brief);
     let mut numbers = vec![1, together];
@@ -157,12 +162,9 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<Open> {
                 let ahead = |parts| ahead(&with_share(here), parts);
                 let waits = (left - saved) / waited;
                 for parts in shares_ahead(waits, |parts| holds(&ahead(parts))) {
-                    let (config, choice) = (ahead(parts), here + parts * (PARTS / AHEAD));
+                    let choice = (together, here + parts * (PARTS / AHEAD));
                     let saved = saved + (together - 1) as f64 * brief.forward;
-                    // A share may be less than the last segment.
-                    if build(&config).layout.updates_ahead() {
-                        add(&config, (together, choice), brief.seconds - saved - worth);
-                    }
+                    add(&ahead(parts), choice, brief.seconds - saved - worth);
                 }
             }
         }
