@@ -1,12 +1,14 @@
 // Causal attention on tensor cores (sm_80 and later) for f16 and bf16, heads of up to 128: m16n8k16
-// products with fp32 sums. A block has 4 warps; a warp has 16 rows of a tile of 64. Everything else
-// is as in attention.cu, but weights and gradients of scores are rounded to the storage type before
-// the products.
+// products with fp32 sums. A block has 4 warps; backward a warp has 16 rows of a tile of 64.
+// Everything else is as in attention.cu, but weights and gradients of scores are rounded to the
+// storage type before the products.
 //
 // In a 16 x 8 block of sums, a lane has rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and
 // the next: sums[0..2] and sums[2..4].
 
 #define TILE 64
+// Rows of a slab. Shared memory has two: while the products with one run, the next rows come.
+#define SLAB 32
 #define LOG2_E 1.44269504088896340736f
 
 #ifdef ONEBOX_EMULATED
@@ -20,6 +22,7 @@ INLINE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 INLINE void begin_copy(u16* to, const u16* from, bool exists) {
   *(uint4*)to = exists ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
 }
+INLINE void begin_copy_word(void* to, const void* from, bool exists) { *(u32*)to = exists ? *(const u32*)from : 0; }
 INLINE void wait_copies() {}
 INLINE int min(int a, int b) { return a < b ? a : b; }
 #else
@@ -29,6 +32,14 @@ INLINE void begin_copy(u16* to, const u16* from, bool exists) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
                "r"(exists ? 16 : 0)
+               : "memory");
+#endif
+}
+// The same of 4 bytes.
+INLINE void begin_copy_word(void* to, const void* from, bool exists) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
+               "r"(exists ? 4 : 0)
                : "memory");
 #endif
 }
@@ -95,22 +106,6 @@ template <int D>
 struct Tile {
   static const int STRIDE = D + 8, SIZE = TILE * STRIDE;
 
-  // Loads the first 64 rows without conversion; 0 outside.
-  static INLINE void load(u16* to, const Rows& rows) {
-    for (int run = threadIdx.x; run < TILE * D / 8; run += 128) {
-      int row = run / (D / 8), col = run % (D / 8) * 8;
-      const u16* from = (const u16*)rows.x + rows.start + row * rows.stride + col;
-      u16* at = to + row * STRIDE + col;
-      int count = row < rows.rows ? rows.width - col : 0;
-      if (count >= 8 && aligned(from)) {
-        *(uint4*)at = *(const uint4*)from;
-      } else {
-#pragma unroll
-        for (int j = 0; j < 8; j++) at[j] = j < count ? from[j] : (u16)0;
-      }
-    }
-  }
-
   // Begins to load the first ROWS rows, 0 outside; wait_copies and a barrier follow.
   template <int ROWS>
   static INLINE void begin(u16* to, const Rows& rows) {
@@ -173,65 +168,70 @@ INLINE void multiply_rows(float (&sums)[D / 8][4], const u32 (&a)[4], const u16*
   }
 }
 
-// y = 16 rows of sums from row `first` on, each times its factor, for existing rows.
+// y = this warp's 16 rows of sums from row `first` on, each times its factor, for existing rows. They go through the same
+// rows of a tile, which no other warp may use any more.
 template <class T, int D>
-INLINE void store_rows(const float (&sums)[D / 8][4], float factor_0, float factor_1, int first, void* y, i64 start,
-                       i64 stride, int rows, int width) {
-  int lane = threadIdx.x % 32, row = first + lane / 4;
+INLINE void store_rows(const float (&sums)[D / 8][4], float factor_0, float factor_1, u16* tile, int first, void* y,
+                       i64 start, i64 stride, int rows, int width) {
+  int lane = threadIdx.x % 32;
+  u16* row = tile + (first + lane / 4) * Tile<D>::STRIDE + lane % 4 * 2;
+  __syncwarp();
 #pragma unroll
-  for (int n = 0; n < D / 8; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      int r = row + e / 2 * 8, col = 8 * n + lane % 4 * 2 + e % 2;
-      float value = sums[n][e] * (e < 2 ? factor_0 : factor_1);
-      if (r < rows && col < width) ((u16*)y)[start + r * stride + col] = T::round(value);
-    }
+  for (int n = 0; n < D / 8; n++) {
+    *(u32*)(row + 8 * n) = pack<T>(sums[n][0] * factor_0, sums[n][1] * factor_0);
+    *(u32*)(row + 8 * Tile<D>::STRIDE + 8 * n) = pack<T>(sums[n][2] * factor_1, sums[n][3] * factor_1);
+  }
+  __syncwarp();
+  int col = lane % (D / 8) * 8;
+#pragma unroll 1
+  for (int r = first + lane / (D / 8); r < first + 16 && r < rows; r += 32 / (D / 8)) {
+    const u16* from = tile + r * Tile<D>::STRIDE + col;
+    u16* to = (u16*)y + start + r * stride + col;
+    if (col + 8 <= width && aligned(to)) *(uint4*)to = *(const uint4*)from;
+    else
+      for (int j = 0; j < 8 && col + j < width; j++) to[j] = from[j];
+  }
 }
 
-// The first tile of keys that a tile of queries sees.
-INLINE int first_tile(const Head& head, int query) { return start_of(head, query) / TILE * TILE; }
-
-// Forward a block has 128 queries and a warp 32: an operand b, once loaded, serves two products. Keys and values have two
-// tiles each: while the products with one run, the next ones come. Tiles of 32 leave registers enough.
+// Forward a block has 128 queries and a warp 32: an operand b, once loaded, serves two products.
 #define QUERIES 128
 #define OF_WARP 32
-#define KEYS 32
 
 template <class T, int D>
 INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
   DYNAMIC_SHARED(shared);
-  const int SIZE = KEYS * Tile<D>::STRIDE;
-  u16 *q = (u16*)shared, *tiles = q + QUERIES * Tile<D>::STRIDE;
+  const int SIZE = SLAB * Tile<D>::STRIDE;
+  u16 *q = (u16*)shared, *slabs = q + QUERIES * Tile<D>::STRIDE;
   int lane = threadIdx.x % 32, first = threadIdx.x / 32 * OF_WARP, t = head.seq_len;
   int query = QUERIES * (gridDim.x - 1 - blockIdx.x), row = query + first, end = min(query + QUERIES, t);
-  int start = start_of(head, row), last_start = start_of(head, min(row + OF_WARP, t) - 1);
+  int last_start = start_of(head, min(row + OF_WARP, t) - 1);
   float sums[2][D / 8][4] = {}, top[4], total[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < 4; i++) top[i] = -__int_as_float(0x7f800000);
   float scale = head.scale * LOG2_E;
-  int key = start_of(head, query) / KEYS * KEYS;
+  int key = start_of(head, query) / SLAB * SLAB;
   Tile<D>::template begin<QUERIES>(q, rows_of_qkv(qkv, type_of(types, 0), head, query, 0));
-  Tile<D>::template begin<KEYS>(tiles, rows_of_qkv(qkv, type_of(types, 0), head, key, 1));
-  Tile<D>::template begin<KEYS>(tiles + SIZE, rows_of_qkv(qkv, type_of(types, 0), head, key, 2));
-  for (int other = 2 * SIZE; key < end; key += KEYS, other = 2 * SIZE - other) {
-    const u16 *k = tiles + (2 * SIZE - other), *v = k + SIZE;
+  Tile<D>::template begin<SLAB>(slabs, rows_of_qkv(qkv, type_of(types, 0), head, key, 1));
+  Tile<D>::template begin<SLAB>(slabs + SIZE, rows_of_qkv(qkv, type_of(types, 0), head, key, 2));
+  for (int other = 2 * SIZE; key < end; key += SLAB, other = 2 * SIZE - other) {
+    const u16 *k = slabs + (2 * SIZE - other), *v = k + SIZE;
     wait_copies();
-    // All warps have left the other tiles.
+    // All warps have left the other slabs.
     __syncthreads();
-    if (key + KEYS < end) {
-      Tile<D>::template begin<KEYS>(tiles + other, rows_of_qkv(qkv, type_of(types, 0), head, key + KEYS, 1));
-      Tile<D>::template begin<KEYS>(tiles + other + SIZE, rows_of_qkv(qkv, type_of(types, 0), head, key + KEYS, 2));
+    if (key + SLAB < end) {
+      Tile<D>::template begin<SLAB>(slabs + other, rows_of_qkv(qkv, type_of(types, 0), head, key + SLAB, 1));
+      Tile<D>::template begin<SLAB>(slabs + other + SIZE, rows_of_qkv(qkv, type_of(types, 0), head, key + SLAB, 2));
     }
     // Whether any query of this warp sees any of these keys.
-    if (row >= t || key >= row + OF_WARP || key + KEYS <= start) continue;
-    float s[2][KEYS / 8][4] = {};
+    if (row >= t || key >= row + OF_WARP || key + SLAB <= start_of(head, row)) continue;
+    float s[2][SLAB / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < D; d += 16) {
       u32 a[2][4];
       Tile<D>::rows_16(a[0], q, first, d);
       Tile<D>::rows_16(a[1], q, first + 16, d);
 #pragma unroll
-      for (int n = 0; n < KEYS / 8; n += 2) {
+      for (int n = 0; n < SLAB / 8; n += 2) {
         u32 b[4];
         Tile<D>::columns_16(b, k, 8 * n, d);
 #pragma unroll
@@ -242,12 +242,12 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
       }
     }
     // Tiles across the diagonal, and across the start of a document.
-    if (key + KEYS > row + 1 || key < last_start) {
+    if (key + SLAB > row + 1 || key < last_start) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int r = row + lane / 4 + 8 * i, of_row = start_of(head, r);
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
+        for (int n = 0; n < SLAB / 8; n++)
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             int column = key + 8 * n + lane % 4 * 2 + e;
@@ -259,7 +259,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
     for (int i = 0; i < 4; i++) {
       float high = top[i];
 #pragma unroll
-      for (int n = 0; n < KEYS / 8; n++)
+      for (int n = 0; n < SLAB / 8; n++)
 #pragma unroll
         for (int e = i % 2 * 2; e < i % 2 * 2 + 2; e++) high = fmaxf(high, s[i / 2][n][e]);
       high = warp_combine(high, 4, larger);
@@ -272,7 +272,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
 #pragma unroll
         for (int e = i % 2 * 2; e < i % 2 * 2 + 2; e++) sums[i / 2][n][e] *= shrink;
 #pragma unroll
-      for (int n = 0; n < KEYS / 8; n++)
+      for (int n = 0; n < SLAB / 8; n++)
 #pragma unroll
         for (int e = i % 2 * 2; e < i % 2 * 2 + 2; e++)
           total[i] += s[i / 2][n][e] = exp2_fast(fmaf(s[i / 2][n][e], scale, from));
@@ -281,7 +281,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
 #pragma unroll
       for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
+        for (int n = 0; n < SLAB / 8; n++)
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             u64 index = mask_index(head, row + lane / 4 + 8 * i, key + 8 * n + lane % 4 * 2 + e);
@@ -290,7 +290,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
           }
     }
 #pragma unroll
-    for (int n = 0; n < KEYS / 8; n += 2) {
+    for (int n = 0; n < SLAB / 8; n += 2) {
       u32 a[2][4];
 #pragma unroll
       for (int m = 0; m < 2; m++) as_rows<T>(a[m], s[m][n], s[m][n + 1]);
@@ -314,134 +314,222 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
   }
 #pragma unroll
   for (int m = 0; m < 2; m++)
-    store_rows<T, D>(sums[m], 1.0f / total[2 * m], 1.0f / total[2 * m + 1], first + 16 * m, out, at_row(head, query),
+    store_rows<T, D>(sums[m], 1.0f / total[2 * m], 1.0f / total[2 * m + 1], q, first + 16 * m, out, at_row(head, query),
                      row_width(head), t - query, head.dim);
 }
 
-// s and d (16, 16) = rows `row`.. of x and of y times columns `col`.. of x' and y' (tiles by rows).
-template <class T, int D>
-INLINE void two_products(float (&s)[2][4], float (&d)[2][4], const u16* x, const u16* y, int row, const u16* x_other,
-                         const u16* y_other, int col) {
+// Operands a of 16 rows of a tile. They stay in registers, since every product takes them.
+template <int D, int N>
+INLINE void keep_rows(u32 (&a)[N][4], const u16* tile, int row) {
+#pragma unroll
+  for (int k = 0; k < N; k++) Tile<D>::rows_16(a[k], tile, row, 16 * k);
+}
+
+// s and d (16, 16) = x and y times rows `at`.. of x' and y'. Registers have the first operands of y, and y_tile from row
+// `first` on has all.
+template <class T, int D, int N>
+INLINE void two_products(float (&s)[2][4], float (&d)[2][4], const u32 (&x)[D / 16][4], const u32 (&y)[N][4],
+                         const u16* y_tile, int first, const u16* x_other, const u16* y_other, int at) {
 #pragma unroll
   for (int n = 0; n < 2; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) s[n][e] = d[n][e] = 0.0f;
-#pragma unroll 4
-  for (int k = 0; k < D; k += 16) {
+#pragma unroll
+  for (int k = 0; k < D / 16; k++) {
     u32 a[4], b[4];
-    Tile<D>::rows_16(a, x, row, k);
-    Tile<D>::columns_16(b, x_other, col, k);
-    multiply<T>(s[0], a, b[0], b[1]);
-    multiply<T>(s[1], a, b[2], b[3]);
-    Tile<D>::rows_16(a, y, row, k);
-    Tile<D>::columns_16(b, y_other, col, k);
+    Tile<D>::columns_16(b, x_other, at, 16 * k);
+    multiply<T>(s[0], x[k], b[0], b[1]);
+    multiply<T>(s[1], x[k], b[2], b[3]);
+    if (k >= N) Tile<D>::rows_16(a, y_tile, first, 16 * k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = k < N ? y[k < N ? k : 0][i] : a[i];
+    Tile<D>::columns_16(b, y_other, at, 16 * k);
     multiply<T>(d[0], a, b[0], b[1]);
     multiply<T>(d[1], a, b[2], b[3]);
   }
 }
 
-// Replaces a product of q and k by the masked weight, and one of d_out and v by the gradient of the
-// score.
-INLINE void score_backward(float& s, float& d, const Head& head, int query, int key, int start, float lse,
-                           float delta) {
-  bool seen = query < (int)head.seq_len && key <= query && key >= start;
-  float weight = exp2_fast(fmaf(s, head.scale, -lse) * LOG2_E);
-  float factor = masked(head.mask, mask_index(head, query, key), 1.0f);
-  d = seen ? weight * fmaf(d, factor, -delta) * head.scale : 0.0f;
-  s = seen ? weight * factor : 0.0f;
+// A query, a key, and what the gradient of their score needs.
+struct Score {
+  int query, key, start;
+  float lse, delta;
+};
+
+// Replaces products of q and k by masked weights, and those of d_out and v by gradients of the scores. `of` says which
+// score an element is. `all_seen`: every query exists and sees every key.
+template <class F>
+INLINE void scores_backward(float (&s)[2][4], float (&d)[2][4], const Head& head, bool all_seen, F of) {
+  float scale = head.scale * LOG2_E;
+#pragma unroll
+  for (int n = 0; n < 2; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) s[n][e] = exp2_fast(fmaf(s[n][e], scale, -LOG2_E * of(n, e).lse));
+  if (head.mask.threshold) {
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        Score at = of(n, e);
+        float factor = masked(head.mask, mask_index(head, at.query, at.key), 1.0f);
+        d[n][e] = s[n][e] * fmaf(d[n][e], factor, -at.delta) * head.scale;
+        s[n][e] *= factor;
+      }
+  } else {
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) d[n][e] = s[n][e] * (d[n][e] - of(n, e).delta) * head.scale;
+  }
+  if (all_seen) return;
+#pragma unroll
+  for (int n = 0; n < 2; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      Score at = of(n, e);
+      bool seen = at.query < (int)head.seq_len && at.key <= at.query && at.key >= at.start;
+      s[n][e] = seen ? s[n][e] : 0.0f, d[n][e] = seen ? d[n][e] : 0.0f;
+    }
 }
 
+// The memory of two slabs of keys and of values first holds the tiles of q and d_out, until they are in registers.
 template <class T, int D>
 INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) {
   DYNAMIC_SHARED(shared);
-  u16 *q = (u16*)shared, *d_out = q + Tile<D>::SIZE, *k = d_out + Tile<D>::SIZE, *v = k + Tile<D>::SIZE;
+  const int SIZE = SLAB * Tile<D>::STRIDE;
+  u16* slabs = (u16*)shared;
   int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, t = head.seq_len;
-  int query = TILE * (gridDim.x - 1 - blockIdx.x), row = query + first + lane / 4;
+  int query = TILE * (gridDim.x - 1 - blockIdx.x), of_warp = query + first, end = min(query + TILE, t);
   float d_q[D / 8][4] = {}, lse[2], delta[2];
-  int start[2], of_warp = start_of(head, query + first);
+  int start[2];
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    bool exists = row + 8 * half < t;
-    start[half] = start_of(head, row + 8 * half);
-    lse[half] = exists ? saved.lse[at_lse(head, row + 8 * half)] : 0.0f;
-    delta[half] = exists ? saved.delta[at_lse(head, row + 8 * half)] : 0.0f;
+    int row = of_warp + lane / 4 + 8 * half;
+    start[half] = start_of(head, row);
+    lse[half] = row < t ? saved.lse[at_lse(head, row)] : 0.0f;
+    delta[half] = row < t ? saved.delta[at_lse(head, row)] : 0.0f;
   }
-  Tile<D>::load(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
-  Tile<D>::load(d_out, rows_of_out(saved.d_out, 0, head, query));
-  for (int key = first_tile(head, query); key <= query; key += TILE) {
+  int first_start = start_of(head, of_warp), last_start = start_of(head, min(of_warp + 16, t) - 1);
+  u32 q[D / 16][4], d_out[D / 16][4];
+  Tile<D>::template begin<TILE>(slabs, rows_of_qkv(saved.qkv, 0, head, query, 0));
+  Tile<D>::template begin<TILE>(slabs + 2 * SIZE, rows_of_out(saved.d_out, 0, head, query));
+  wait_copies();
+  __syncthreads();
+  keep_rows<D>(q, slabs, first);
+  keep_rows<D>(d_out, slabs + 2 * SIZE, first);
+  __syncthreads();
+  int key = start_of(head, query) / SLAB * SLAB;
+  Tile<D>::template begin<SLAB>(slabs, rows_of_qkv(saved.qkv, 0, head, key, 1));
+  Tile<D>::template begin<SLAB>(slabs + SIZE, rows_of_qkv(saved.qkv, 0, head, key, 2));
+  for (int other = 2 * SIZE; key < end; key += SLAB, other = 2 * SIZE - other) {
+    const u16 *k = slabs + (2 * SIZE - other), *v = k + SIZE;
+    wait_copies();
+    // All warps have left the other slabs.
     __syncthreads();
-    Tile<D>::load(k, rows_of_qkv(saved.qkv, 0, head, key, 1));
-    Tile<D>::load(v, rows_of_qkv(saved.qkv, 0, head, key, 2));
-    __syncthreads();
+    if (key + SLAB < end) {
+      Tile<D>::template begin<SLAB>(slabs + other, rows_of_qkv(saved.qkv, 0, head, key + SLAB, 1));
+      Tile<D>::template begin<SLAB>(slabs + other + SIZE, rows_of_qkv(saved.qkv, 0, head, key + SLAB, 2));
+    }
     // No query of this warp sees the keys after its last query.
-    for (int at = 0; at < TILE && key + at < query + first + 16; at += 16) {
-      if (key + at + 15 < of_warp) continue;  // nor those before its first document
+#pragma unroll 1
+    for (int at = 0; at < SLAB && key + at < of_warp + 16 && of_warp < t; at += 16) {
+      if (key + at + 15 < first_start) continue;  // nor those before its first document
       float s[2][4], d[2][4];
-      two_products<T, D>(s, d, q, d_out, first, k, v, at);
-#pragma unroll
-      for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          score_backward(s[n][e], d[n][e], head, row + e / 2 * 8, key + at + 8 * n + lane % 4 * 2 + e % 2,
-                         start[e / 2], lse[e / 2], delta[e / 2]);
+      two_products<T, D>(s, d, q, d_out, slabs, 0, k, v, at);
+      bool all_seen = key + at + 15 <= of_warp && key + at >= last_start && of_warp + 16 <= t;
+      scores_backward(s, d, head, all_seen, [&](int n, int e) {
+        int half = e / 2;
+        return Score{of_warp + lane / 4 + 8 * half, key + at + 8 * n + lane % 4 * 2 + e % 2, start[half], lse[half],
+                     delta[half]};
+      });
       u32 a[4];
       as_rows<T>(a, d[0], d[1]);
       multiply_rows<T, D>(d_q, a, k, at);
     }
   }
-  store_rows<T, D>(d_q, 1, 1, first, d_qkv, at_qkv(head, query, 0), qkv_width(head), t - query, head.dim);
+  __syncthreads();
+  store_rows<T, D>(d_q, 1, 1, slabs, first, d_qkv, at_qkv(head, query, 0), qkv_width(head), t - query, head.dim);
 }
 
+// What a slab of queries has of each row.
+struct OfRows {
+  float lse[SLAB], delta[SLAB];
+  int start[SLAB];
+};
+
+// Begins to copy q, d_out and the numbers of a slab of queries.
+template <int D>
+INLINE void begin_queries(u16* q, OfRows& rows, const Saved& saved, const Head& head, int query) {
+  Tile<D>::template begin<SLAB>(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
+  Tile<D>::template begin<SLAB>(q + SLAB * Tile<D>::STRIDE, rows_of_out(saved.d_out, 0, head, query));
+  int i = threadIdx.x % SLAB, part = threadIdx.x / SLAB, token = query + i;
+  bool exists = token < (int)head.seq_len;
+  if (part == 0) begin_copy_word(&rows.lse[i], &saved.lse[at_lse(head, token)], exists);
+  if (part == 1) begin_copy_word(&rows.delta[i], &saved.delta[at_lse(head, token)], exists);
+  if (part == 2) {
+    if (head.starts) begin_copy_word(&rows.start[i], &head.starts[blockIdx.z * head.seq_len + (u32)token], exists);
+    else rows.start[i] = 0;
+  }
+}
+
+// The memory of two slabs of queries first holds the tile of keys, until it is in registers. There is room for a part of the
+// values beside them; the rest stays in its tile.
 template <class T, int D>
 INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   DYNAMIC_SHARED(shared);
-  u16 *k = (u16*)shared, *v = k + Tile<D>::SIZE, *q = v + Tile<D>::SIZE, *d_out = q + Tile<D>::SIZE;
-  float *lse = (float*)(d_out + Tile<D>::SIZE), *delta = lse + TILE;
-  int* start = (int*)(delta + TILE);
+  const int SIZE = SLAB * Tile<D>::STRIDE;
+  u16* slabs = (u16*)shared;
+  u16* v_tile = slabs + 4 * SIZE;
+  OfRows* of_rows = (OfRows*)(v_tile + 2 * SIZE);
   int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16, t = head.seq_len;
-  int key = TILE * blockIdx.x, row = key + first + lane / 4;
+  int key = TILE * blockIdx.x, of_warp = key + first;
   float d_k[D / 8][4] = {}, d_v[D / 8][4] = {};
-  u32 end = (blockIdx.y + 1) * group_size(head);
-  head.shared = blockIdx.y;
-  Tile<D>::load(k, rows_of_qkv(saved.qkv, 0, head, key, 1));
-  Tile<D>::load(v, rows_of_qkv(saved.qkv, 0, head, key, 2));
-  for (head.number = blockIdx.y * group_size(head); head.number < end; head.number++) {
+  u32 last = (blockIdx.y + 1) * group_size(head);
+  head.shared = blockIdx.y, head.number = blockIdx.y * group_size(head);
+  u32 k[D / 16][4], v[D == 128 ? 6 : D / 16][4];
+  Tile<D>::template begin<TILE>(slabs, rows_of_qkv(saved.qkv, 0, head, key, 1));
+  Tile<D>::template begin<TILE>(v_tile, rows_of_qkv(saved.qkv, 0, head, key, 2));
+  wait_copies();
+  __syncthreads();
+  keep_rows<D>(k, slabs, first);
+  keep_rows<D>(v, v_tile, first);
+  __syncthreads();
+  int query = key;
+  begin_queries<D>(slabs, of_rows[0], saved, head, query);
+  for (int other = 1; head.number < last; other = 1 - other) {
+    const u16 *q = slabs + (1 - other) * 2 * SIZE, *d_out = q + SIZE;
+    const OfRows& rows = of_rows[1 - other];
+    Head ahead = head;
+    int next = query + SLAB;
     // Documents that start behind the keys see none of them, nor do those after.
-    for (int query = key; query < t && start_of(head, query) < key + TILE; query += TILE) {
-      __syncthreads();
-      Tile<D>::load(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
-      Tile<D>::load(d_out, rows_of_out(saved.d_out, 0, head, query));
-      if (threadIdx.x < TILE) {
-        bool exists = query + (int)threadIdx.x < t;
-        lse[threadIdx.x] = exists ? saved.lse[at_lse(head, query + threadIdx.x)] : 0.0f;
-        start[threadIdx.x] = start_of(head, query + threadIdx.x);
-        delta[threadIdx.x] = exists ? saved.delta[at_lse(head, query + threadIdx.x)] : 0.0f;
-      }
-      __syncthreads();
-      for (int at = 0; at < TILE; at += 16) {
-        // Queries before this warp's first key see none of its keys, nor do those of later documents.
-        if (query + at + 15 < key + first || start[at] > key + first + 15) continue;
-        // s and d are transposed: rows are keys.
-        float s[2][4], d[2][4];
-        two_products<T, D>(s, d, k, v, first, q, d_out, at);
-  #pragma unroll
-        for (int n = 0; n < 2; n++)
-  #pragma unroll
-          for (int e = 0; e < 4; e++) {
-            int col = at + 8 * n + lane % 4 * 2 + e % 2;
-            score_backward(s[n][e], d[n][e], head, query + col, row + e / 2 * 8, start[col], lse[col], delta[col]);
-          }
-        u32 a[4];
-        as_rows<T>(a, s[0], s[1]);
-        multiply_rows<T, D>(d_v, a, d_out, at);
-        as_rows<T>(a, d[0], d[1]);
-        multiply_rows<T, D>(d_k, a, q, at);
-      }
+    if (next >= t || start_of(head, next) >= key + TILE) next = key, ahead.number++;
+    wait_copies();
+    // All warps have left the other slabs.
+    __syncthreads();
+    if (ahead.number < last) begin_queries<D>(slabs + other * 2 * SIZE, of_rows[other], saved, ahead, next);
+#pragma unroll 1
+    for (int at = 0; at < SLAB && query + at < t; at += 16) {
+      // Queries before this warp's first key see none of its keys, nor do those of later documents.
+      if (query + at + 15 < of_warp || rows.start[at] > of_warp + 15) continue;
+      // s and d are transposed: rows are keys.
+      float s[2][4], d[2][4];
+      two_products<T, D>(s, d, k, v, v_tile, first, q, d_out, at);
+      bool all_seen = query + at >= of_warp + 15 && query + at + 16 <= t && rows.start[at + 15] <= of_warp;
+      scores_backward(s, d, head, all_seen, [&](int n, int e) {
+        int col = at + 8 * n + lane % 4 * 2 + e % 2;
+        return Score{query + col, of_warp + lane / 4 + e / 2 * 8, rows.start[col], rows.lse[col], rows.delta[col]};
+      });
+      u32 a[4];
+      as_rows<T>(a, s[0], s[1]);
+      multiply_rows<T, D>(d_v, a, d_out, at);
+      as_rows<T>(a, d[0], d[1]);
+      multiply_rows<T, D>(d_k, a, q, at);
     }
+    query = next, head.number = ahead.number;
   }
   i64 stride = qkv_width(head);
-  store_rows<T, D>(d_k, 1, 1, first, d_qkv, at_qkv(head, key, 1), stride, t - key, head.dim);
-  store_rows<T, D>(d_v, 1, 1, first, d_qkv, at_qkv(head, key, 2), stride, t - key, head.dim);
+  __syncthreads();
+  store_rows<T, D>(d_k, 1, 1, slabs, first, d_qkv, at_qkv(head, key, 1), stride, t - key, head.dim);
+  store_rows<T, D>(d_v, 1, 1, slabs + 2 * SIZE, first, d_qkv, at_qkv(head, key, 2), stride, t - key, head.dim);
 }
 
 // Kernels by head dimension: up to 64 and 128. All tensors have the type of qkv.

@@ -34,8 +34,8 @@ struct Shape {
     queries: usize,
     kernels: [&'static str; 3],
     block: u32,
-    /// Bytes of dynamic shared memory, forward and backward.
-    shared_bytes: [u32; 2],
+    /// Bytes of dynamic shared memory, by kernel.
+    shared_bytes: [u32; 3],
 }
 
 impl Shape {
@@ -54,12 +54,12 @@ impl Shape {
         let Some(&(most, kernels)) = fits else {
             return Err(format!("heads of {head_dim}; at most {WIDEST_HEAD}"));
         };
-        // Forward has 128 rows of queries, and twice 32 of keys and of values; backward has four tiles, and three numbers
-        // per row.
+        // Of 64 rows: forward two of queries, and one each for two slabs of keys and of values; backward by queries the
+        // slabs; by keys the slabs, of queries, with three numbers per row, and a tile of values.
         let tile = TILE as u32 * 2 * (most as u32 + 8);
         let (block, queries, shared_bytes) = match mma {
-            Some(_) => (128, 2 * TILE, [4 * tile, 4 * tile + 12 * TILE as u32]),
-            None => (256, TILE, [0; 2]),
+            Some(_) => (128, 2 * TILE, [4 * tile, 2 * tile, 3 * tile + 12 * TILE as u32]),
+            None => (256, TILE, [0; 3]),
         };
         let samples = rows / heads.seq_len;
         if heads.count.max(samples) > usize::from(u16::MAX) {
@@ -74,7 +74,7 @@ impl Shape {
         let rows = if kernel == 0 { self.queries } else { TILE };
         let grid = [self.heads.seq_len.div_ceil(rows), heads, self.samples];
         let launch = Launch::new(self.kernels[kernel], grid, self.block, args);
-        Launch { shared_bytes: self.shared_bytes[kernel.min(1)], ..launch }
+        Launch { shared_bytes: self.shared_bytes[kernel], ..launch }
     }
 
     /// Adds HEAD_PARAMETERS of the prelude.
