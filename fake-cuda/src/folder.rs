@@ -46,11 +46,17 @@ fn make_folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Beside the executable, or in `deps`: cargo puts tests there, and programs one level above.
+/// Beside the executable, or in `deps`: cargo puts tests there, and programs one level above. Newer
+/// versions of cargo give each build of a crate a folder of its own, `build/fake-cuda/HASH/out`.
 fn find_library(executable: &Path) -> io::Result<PathBuf> {
     let beside = executable.parent().unwrap_or(Path::new("."));
-    let folders = [beside.to_path_buf(), beside.join("deps"), beside.join("../deps")];
-    let found = folders.iter().map(|folder| folder.join("libfake_cuda.so")).find(|p| p.exists());
+    let mut folders = vec![beside.to_path_buf(), beside.join("deps"), beside.join("../deps")];
+    for builds in std::fs::read_dir(beside.join("../../../fake-cuda")).into_iter().flatten() {
+        folders.push(builds?.path().join("out"));
+    }
+    let libraries = folders.iter().map(|folder| folder.join("libfake_cuda.so"));
+    let written = |library: &PathBuf| library.metadata().and_then(|data| data.modified()).ok();
+    let found = libraries.filter(|library| library.exists()).max_by_key(written);
     let missing = || format!("no libfake_cuda.so beside {}", executable.display());
     found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing()))?.canonicalize()
 }
