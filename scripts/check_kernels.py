@@ -17,7 +17,8 @@ OPTIONS = re.findall(r'"(-[^"]+)"', (KERNELS.parent / "launch.rs").read_text().s
 
 def compile_file(nvrtc, path, architecture):
     """Whether it compiled, NVRTC's log, and the machine code."""
-    source = (KERNELS / "prelude.cuh").read_text() + f'#line 1 "{path.name}"\n' + path.read_text()
+    source = re.sub(r'#include "(.*)"\n', lambda found: (KERNELS / found[1]).read_text(), path.read_text())
+    source = (KERNELS / "prelude.cuh").read_text() + f'#line 1 "{path.name}"\n' + source
     options = [f"--gpu-architecture=sm_{architecture}", *OPTIONS, "--ptxas-options=-v"]
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), path.name.encode(), 0, None, None)

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from check_kernels import FOLDERS, KERNELS, compile_file, kernels_of
 
 ARCHITECTURES = ["70", "80", "86", "89", "90", "100"]
+# The disassembler reads no code for sm_70; this is the nearest that it reads.
+NEAREST = {"70": "75"}
 # By architecture: registers, warps, blocks and bytes of shared memory of a multiprocessor; bytes that a block takes beside its own.
 LIMITS = {
     "70": (65536, 64, 32, 96 << 10, 0),
@@ -20,11 +22,12 @@ LIMITS = {
     "90": (65536, 64, 32, 228 << 10, 1024),
     "100": (65536, 64, 32, 228 << 10, 1024),
 }
-# By config: GPU, architecture, multiprocessors, GHz, bytes/s of memory, clocks of a load, clocks of an m16n8k16 product.
+# By config: GPU, architecture, multiprocessors, GHz, bytes/s of memory, clocks of a load, clocks of a product (m16n8k16, on a V100
+# four of m8n8k4).
 GPUS = {
     "h100-1.3b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "llama3-8b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
-    "dgx2-70b": ("V100", "70", 80, 1.4, 0.8e12, 500, 0.0),
+    "dgx2-70b": ("V100", "70", 80, 1.4, 0.8e12, 500, 2.0),
 }
 
 
@@ -79,14 +82,14 @@ def compiled(library, disassembler):
     """By (kernel, architecture): registers, declared shared memory, spills, loads and copies in flight (or None)."""
     nvrtc = ctypes.CDLL(library)
     files = sorted(path for folder in FOLDERS for path in folder.glob("*.cu"))
-    jobs = [(path, architecture) for architecture in ARCHITECTURES for path in files]
+    all_architectures = sorted({*ARCHITECTURES, *NEAREST.values()}, key=int)
+    jobs = [(path, architecture) for architecture in all_architectures for path in files]
     table = {}
     with ThreadPoolExecutor(2) as pool:
         for (path, architecture), (done, log, cubin) in zip(jobs, pool.map(lambda job: compile_file(nvrtc, *job), jobs)):
             if not done:
                 sys.exit(f"{path.name} for sm_{architecture}: {log}")
-            # This disassembler reads no code for sm_70.
-            loads = loads_in_flight(disassembler, cubin) if disassembler and architecture != "70" else {}
+            loads = loads_in_flight(disassembler, cubin) if disassembler and architecture not in NEAREST else {}
             for name, registers, shared, _, spills in kernels_of(log):
                 table[name, architecture] = (registers, shared, spills, loads.get(name))
     return table
@@ -106,7 +109,7 @@ def estimate(row, table):
     number = {key: float(value) for key, value in row.items() if key not in ("config", "op", "kernel")}
     registers, shared, _, loads = table[row["kernel"], architecture]
     if loads is None:
-        loads = (table.get((row["kernel"], "80")) or (0, 0, 0, None))[3] or (1, 0)
+        loads = table[row["kernel"], NEAREST.get(architecture, architecture)][3] or (1, 0)
     threads = int(number["threads"])
     resident = blocks_per_multiprocessor(architecture, registers, threads, shared + int(number["dynamic"]))
     warps = min(resident, number["blocks"] / count) * threads / 32
@@ -160,7 +163,7 @@ def page(library, disassembler, counts):
         "copies, over resident warps), issue (PTX instructions without moves, 4 per clock), passes of shared memory, tensor cores. Limits that",
         "add up, and instructions that machine code has beside PTX, make a GPU slower. `roofline` is memory or tensor time over the estimate.",
         "`llama3-8b` runs samples of 1024 tokens and scales all counts of attention to 4096 by pairs of tiles, its bytes, too, which is too",
-        "much for them. Loads in flight for sm_70 are those of sm_80. The roofline of attention on a V100 leaves its tensor cores out.",
+        "much for them. Loads in flight for sm_70 are those of sm_75.",
         "",
         "GPUs, as assumed: " + "; ".join(
             f"{name} ({config}): {count} multiprocessors at {ghz} GHz, {bandwidth / 1e12} TB/s, {latency} clocks per load"

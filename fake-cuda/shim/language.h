@@ -74,6 +74,28 @@ void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, 
   }
 }
 
+// left, right (16, 8 each) += a (16, 4) b (4, 16), with the lanes' shares of four m8n8k4, one for each group of lanes
+// l / 4 % 4. Of eight rows (or columns), lanes below 16 have the first four. ROWS: a lane has a row of b, else a column.
+template <class F>
+void mma_884(float (&left)[4], float (&right)[4], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1, bool rows, F widen) {
+  struct Share {
+    uint32_t a[2], b[2];
+  };
+  unsigned lane = current.thread.x % 32, group = lane & 12;
+  auto shares = hand_over(Share{{a0, a1}, {b0, b1}});
+  auto element = [&](const uint32_t (&x)[2], unsigned i) { return widen(static_cast<uint16_t>(x[i / 2] >> (i % 2 * 16))); };
+  for (unsigned i = 0; i < 8; i++) {
+    unsigned row = (lane & 1) + (i & 2) + (lane & 16) / 4, col = (lane & 2) + (i & 1) + (i & 4);
+    float& d = i < 4 ? left[i] : right[i - 4];
+    for (unsigned k = 0; k < 4; k++) {
+      float x = element(shares(group + row % 4 + row / 4 * 16).a, k);
+      float y = rows ? element(shares(group + k + col / 4 * 16).b, col % 4)
+                     : element(shares(group + col % 4 + col / 4 * 16).b, k);
+      d += x * y;
+    }
+  }
+}
+
 struct Kernel {
   const char* name;
   unsigned most_threads;
@@ -123,6 +145,9 @@ T __shfl_sync(unsigned, T value, int lane) {
 
 struct alignas(16) float4 {
   float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
 };
 struct alignas(16) uint4 {
   unsigned x, y, z, w;

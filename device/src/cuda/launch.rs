@@ -20,10 +20,21 @@ pub struct Program {
 }
 
 impl Program {
-    /// The text that NVRTC compiles: the prelude, then the source.
+    /// The text that NVRTC compiles: the prelude, then the source. What the source includes stands in it.
     pub fn text(&self) -> String {
         let Self { name, source } = self;
-        format!("{}#line 1 \"{name}\"\n{source}", include_str!("kernels/prelude.cuh"))
+        let (prelude, tensor_cores) =
+            (include_str!("kernels/prelude.cuh"), include_str!("kernels/tensor_cores.cuh"));
+        let source = match source.split_once("#include \"tensor_cores.cuh\"\n") {
+            Some((before, after)) => {
+                let line = before.lines().count() + 2;
+                format!(
+                    "{before}#line 1 \"tensor_cores.cuh\"\n{tensor_cores}#line {line} \"{name}\"\n{after}"
+                )
+            }
+            None => (*source).to_string(),
+        };
+        format!("{prelude}#line 1 \"{name}\"\n{source}")
     }
 }
 

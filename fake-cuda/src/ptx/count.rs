@@ -67,7 +67,7 @@ pub(super) fn unit(op: &Op) -> Unit {
         Op::CopyAsync { .. } => Unit::Copy,
         Op::Shuffle { .. } => Unit::Shuffle,
         Op::LoadMatrices { .. } => Unit::Matrix,
-        Op::Multiply { .. } => Unit::Tensor,
+        Op::Multiply { .. } | Op::MultiplyQuarters { .. } => Unit::Tensor,
         Op::WaitCopies { .. } => Unit::Wait,
         Op::Barrier | Op::WarpBarrier { .. } | Op::Fence | Op::CloseCopies => Unit::Barrier,
         Op::Branch { .. } | Op::Return => Unit::Branch,

@@ -226,6 +226,9 @@ impl<'a> Decoder<'_, 'a> {
     }
 
     fn multiply(&mut self) -> Decoded {
+        if self.has("m8n8k4") {
+            return self.multiply_quarters();
+        }
         let shape = self.has("m16n8k16") && self.has("row") && self.has("col");
         let types: Vec<&str> = self.parts.iter().rev().take(4).copied().collect();
         let [sum, b, a, out] = types[..] else { return Ok(None) };
@@ -236,6 +239,22 @@ impl<'a> Decoder<'_, 'a> {
         };
         Ok(Some(Op::Multiply {
             ty,
+            d: self.array(0)?,
+            a: self.array(1)?,
+            b: self.array(2)?,
+            c: self.array(3)?,
+        }))
+    }
+
+    fn multiply_quarters(&mut self) -> Decoded {
+        let rows = match self.parts {
+            ["mma", "sync", "aligned", "m8n8k4", "row", layout, "f32", "f16", "f16", "f32"] => {
+                *layout == "row"
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(Op::MultiplyQuarters {
+            rows,
             d: self.array(0)?,
             a: self.array(1)?,
             b: self.array(2)?,

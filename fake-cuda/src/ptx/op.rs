@@ -193,6 +193,15 @@ pub(super) enum Op {
         b: [Reg; 2],
         c: [Reg; 4],
     },
+    /// d (8, 8) = a (8, 4) b (4, 8) + c of each quarter of the lanes, in f16.
+    MultiplyQuarters {
+        /// A lane has a row of b, else a column.
+        rows: bool,
+        d: [Reg; 8],
+        a: [Reg; 2],
+        b: [Reg; 2],
+        c: [Reg; 8],
+    },
     /// Of the block.
     Barrier,
     WarpBarrier {

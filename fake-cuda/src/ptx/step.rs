@@ -8,7 +8,7 @@ use super::launch::Room;
 use super::memory::{Region, WINDOW, Wrong};
 use super::op::{Address, Kind, Op, Reg, Shuffle, Space, Type};
 use super::shadow::Stamp;
-use super::tensor::{Lanes, multiply, share};
+use super::tensor::{Lanes, multiply, multiply_quarters, share};
 use super::warp::Warp;
 
 /// How a warp goes on.
@@ -115,6 +115,16 @@ impl Step<'_, '_> {
                 let sums =
                     multiply(ty, &a.map(|r| file[r]), &b.map(|r| file[r]), &c.map(|r| file[r]));
                 for (d, sum) in d.into_iter().zip(sums) {
+                    self.warp.file[d] = sum;
+                }
+            }
+            Op::MultiplyQuarters { rows, d, a, b, c } => {
+                if !self.together([u64::MAX; 32]) {
+                    return After::Over;
+                }
+                let file = &self.warp.file;
+                let (a, b, c) = (a.map(|r| file[r]), b.map(|r| file[r]), c.map(|r| file[r]));
+                for (d, sum) in d.into_iter().zip(multiply_quarters(rows, &a, &b, &c)) {
                     self.warp.file[d] = sum;
                 }
             }

@@ -28,6 +28,37 @@ pub(super) fn multiply(ty: Type, a: &[Lanes; 4], b: &[Lanes; 2], c: &[Lanes; 4])
     d
 }
 
+/// d (8, 8) = a (8, 4) b (4, 8) + c, for each of four groups of lanes, with the lanes' shares of m8n8k4: lanes whose numbers
+/// are equal in bits 2 and 3 are a group. Each product is added in order of k and rounded to fp32.
+pub(super) fn multiply_quarters(
+    rows: bool,
+    a: &[Lanes; 2],
+    b: &[Lanes; 2],
+    c: &[Lanes; 8],
+) -> [Lanes; 8] {
+    let half = Type { kind: Kind::Float, bits: 16 };
+    let element = |of: &[Lanes; 2], lane: usize, i: usize| widen(half, of[i / 2][lane])[i % 2];
+    let mut d = *c;
+    for lane in 0..32 {
+        // The lane of the group that has row (or column) i of eight.
+        let of = |i: usize| lane / 4 % 4 * 4 + i % 4 + i / 4 * 16;
+        for (i, sum) in d.iter_mut().enumerate() {
+            let (row, col) = (lane % 2 + (i & 2) + lane / 16 * 4, (lane & 2) + i % 2 + i / 4 * 4);
+            let mut total = f32::from_bits(sum[lane] as u32);
+            for k in 0..4 {
+                let y = if rows {
+                    element(b, of(col / 4 * 4 + k), col % 4)
+                } else {
+                    element(b, of(col), k)
+                };
+                total += element(a, of(row), k) * y;
+            }
+            sum[lane] = u64::from(total.to_bits());
+        }
+    }
+    d
+}
+
 /// The two 16-bit numbers of a register.
 fn widen(ty: Type, x: u64) -> [f32; 2] {
     [x as u16, (x >> 16) as u16].map(|x| {

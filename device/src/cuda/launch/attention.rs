@@ -4,7 +4,7 @@ use super::{
     Args, Dropout, Dtype, Heads, Launch, Launcher, Op, RUN, Tensor, is, no_kernel, values,
 };
 
-/// Queries, or keys, per block; forward on tensor cores there are twice as many.
+/// Queries, or keys, per block; forward on tensor cores of Ampere there are twice as many.
 const TILE: usize = 64;
 
 /// Elements of the widest head that has kernels.
@@ -18,10 +18,25 @@ const BY_HEAD_DIM: [(usize, [&str; 3]); 3] = [
 ];
 
 /// Kernels on tensor cores, from compute capability 8.0 on.
-const MMA: [(usize, [&str; 3]); 2] = [
+const AMPERE: [(usize, [&str; 3]); 2] = [
     (64, ["attention_mma_64", "attention_mma_queries_64", "attention_mma_keys_64"]),
     (128, ["attention_mma_128", "attention_mma_queries_128", "attention_mma_keys_128"]),
 ];
+
+/// Kernels on tensor cores of compute capabilities 7.0 and 7.2, for f16. Later ones are slow at their instruction.
+const VOLTA: [(usize, [&str; 3]); 2] = [
+    (64, ["attention_volta_64", "attention_volta_queries_64", "attention_volta_keys_64"]),
+    (128, ["attention_volta_128", "attention_volta_queries_128", "attention_volta_keys_128"]),
+];
+
+/// The kernels on tensor cores of a compute capability, for tensors of one type.
+fn on_tensor_cores(sm: u32, dtype: Dtype) -> &'static [(usize, [&'static str; 3])] {
+    match (sm, dtype) {
+        (80.., Dtype::F16 | Dtype::Bf16) => &AMPERE,
+        (70..=72, Dtype::F16) => &VOLTA,
+        _ => &[],
+    }
+}
 
 /// Sizes that the kernels share.
 struct Shape {
@@ -47,18 +62,20 @@ impl Shape {
             return Err("no heads, or samples without tokens".into());
         }
         let head_dim = width / heads.count;
-        let half = matches!(out.dtype(), Dtype::F16 | Dtype::Bf16);
         let one_type = tensors.iter().all(|t| t.dtype() == out.dtype());
-        let mma = MMA.iter().find(|(most, _)| sm >= 80 && half && one_type && head_dim <= *most);
+        let tensor_cores = if one_type { on_tensor_cores(sm, out.dtype()) } else { &[] };
+        let mma = tensor_cores.iter().find(|(most, _)| head_dim <= *most);
         let fits = mma.or_else(|| BY_HEAD_DIM.iter().find(|(most, _)| head_dim <= *most));
         let Some(&(most, kernels)) = fits else {
             return Err(format!("heads of {head_dim}; at most {WIDEST_HEAD}"));
         };
-        // Of 64 rows: forward two of queries, and one each for two slabs of keys and of values; backward by queries the
-        // slabs; by keys the slabs, of queries, with three numbers per row, and a tile of values.
+        // Tiles of 64 rows. On Ampere, forward two of queries, and one each for two slabs of keys and of values; backward by
+        // queries the slabs; by keys the slabs, of queries, with three numbers per row, and a tile of values. On Volta slabs have
+        // 16 rows, so that four take a tile; forward no others; by queries a tile of d_out, too.
         let tile = TILE as u32 * 2 * (most as u32 + 8);
         let (block, queries, shared_bytes) = match mma {
-            Some(_) => (128, 2 * TILE, [4 * tile, 2 * tile, 3 * tile + 12 * TILE as u32]),
+            Some(_) if sm >= 80 => (128, 2 * TILE, [4 * tile, 2 * tile, 3 * tile + 2 * 32 * 12]),
+            Some(_) => (128, TILE, [tile, 2 * tile, 2 * tile + 2 * 16 * 12]),
             None => (256, TILE, [0; 3]),
         };
         let samples = rows / heads.seq_len;
