@@ -4,6 +4,8 @@ use crate::{
 };
 use std::sync::Arc;
 
+mod attention;
+
 /// Two GPUs on one link, with round figures.
 fn pair() -> Hardware {
     let seat = || Seat {
@@ -19,7 +21,7 @@ fn pair() -> Hardware {
             flops_32: 10e12,
             memory: 1000e9,
             processors: 80,
-            fused_attention: true,
+            sm: 80,
             as_of_2020: None,
         },
         links: vec![10e9],
@@ -422,69 +424,4 @@ fn with_nccl_both_communication_lanes_are_one_queue() {
     assert_eq!(run(&pair(), (1, 2)), (false, false));
     let apart = Hardware { one_communication_stream: false, ..uneven() };
     assert_eq!(run(&apart, (2, 2)), (false, false));
-}
-
-/// Seconds of attention over 1024 tokens with 16 heads of queries of 128 columns, and of its backward pass.
-fn seconds_of_attention(
-    dtype: Dtype,
-    kv_count: usize,
-    set: impl FnOnce(&mut Hardware),
-) -> [f64; 2] {
-    let (tokens, count, dim) = (1024, 16, 128);
-    let mut plan = Plan::default();
-    let on_device = (Arena::Device, "p");
-    let all = (tokens, (count + 2 * kv_count) * dim);
-    let qkv = plan.tensor(on_device, "qkv", dtype, all);
-    let out = plan.tensor(on_device, "out", dtype, (tokens, count * dim));
-    let lse = plan.tensor(on_device, "lse", Dtype::F32, (1, count * tokens));
-    let d_out = plan.tensor(on_device, "d_out", dtype, (tokens, count * dim));
-    let d_qkv = plan.tensor(on_device, "d_qkv", dtype, all);
-    let heads = crate::Heads { count, kv_count, first: 0, total: count, seq_len: tokens };
-    let dropout = crate::Dropout { p: 0.0, key: 0, first_row: 0 };
-    let program = record(rank_of(1, 1), &Arc::new(plan), |d| {
-        [qkv, d_out].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;
-        d.begin_step(1);
-        d.submit(Lane::Compute, Op::Attention { qkv, out, lse, heads, starts: None, dropout });
-        let backward =
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts: None, dropout };
-        d.submit(Lane::Compute, backward);
-        d.sync_all()
-    });
-    let mut hardware = pair();
-    set(&mut hardware);
-    let timeline = simulate(program.unwrap(), &hardware, (1, 1)).unwrap();
-    let spans: Vec<f64> = timeline.played(0).map(|p| p.end - p.start).collect();
-    [spans[0], spans[1]]
-}
-
-#[test]
-fn attention_costs_what_its_kernel_executes() {
-    let square = 16.0 * 1024.0 * 1024.0 * 128.0;
-    // Two products forward and seven backward, of 136 of 256 tiles; one launch and three.
-    let flops = [2.0, 7.0].map(|products| 2.0 * products * square * 136.0 / 256.0);
-    let fp32 = [2e-6 + flops[0] / (0.38 * 10e12), 6e-6 + flops[1] / (0.38 * 10e12)];
-    let tensor = [2e-6 + flops[0] / (0.255 * 100e12), 6e-6 + flops[1] / (0.32 * 100e12)];
-    // Heads of queries that share keys and values compute as much.
-    for ((dtype, tensor_cores, want), kv_count) in
-        [(Dtype::F16, false, fp32), (Dtype::F16, true, tensor), (Dtype::F32, true, fp32)]
-            .into_iter()
-            .flat_map(|case| [(case, 16), (case, 2)])
-    {
-        let got = seconds_of_attention(dtype, kv_count, |h| h.gpu.fused_attention = tensor_cores);
-        got.into_iter().zip(want).for_each(|(got, want)| near(got, want));
-    }
-}
-
-#[test]
-fn shared_heads_of_keys_and_values_are_read_and_written_once() {
-    for kv_count in [16, 2] {
-        let got = seconds_of_attention(Dtype::F16, kv_count, |h| h.gpu.memory = 1e9);
-        let (out, lse) = ((1024 * 16 * 128 * 2) as f64, (1024 * 16 * 4) as f64);
-        let qkv = out * (16 + 2 * kv_count) as f64 / 16.0;
-        let bytes = [qkv + out + lse, 2.0 * qkv + 2.0 * out + lse];
-        let fixed = [2e-6, 6e-6];
-        for (got, (bytes, fixed)) in got.into_iter().zip(bytes.into_iter().zip(fixed)) {
-            near(got, fixed + bytes / (0.8 * 1e9));
-        }
-    }
 }

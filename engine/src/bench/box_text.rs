@@ -105,7 +105,6 @@ impl GpuBox {
         text.say("What the driver tells.");
         text.key("processors", &self.gpu.processors);
         text.key("sm", &self.gpu.sm);
-        text.key("fused_attention", &(self.gpu.sm >= 80));
     }
 
     fn peers(&self, text: &mut Text) {
@@ -348,7 +347,7 @@ mod tests {
         near(read.host.node_gb_per_s, CHANNEL_SHARE, 232.0);
         near(read.host.core_gb_per_s, 64.0, 450.0);
         assert_eq!((read.gpus, read.numa_nodes, read.host.cores), (4, 2, 64));
-        assert_eq!((read.gpu.processors, read.gpu.sm, read.gpu.fused_attention), (132, 90, true));
+        assert_eq!((read.gpu.processors, read.gpu.sm), (132, 90));
         let lost = 85_520_809_984 - read.gpu_memory;
         assert!(lost < 11 << 20 && read.node_memory == 500 << 30, "{text}");
         assert!(!text.contains("STAND-IN") && text.starts_with(BEGINNING));

@@ -201,8 +201,6 @@ pub struct GpuConfig {
     pub processors: usize,
     /// Compute capability: 70 for V100, 90 for H100. 0..=200, default 0: unknown
     pub sm: u32,
-    /// Attention of 16 bits on tensor cores, compute capability 8.0 and later; else its kernel works in fp32.
-    pub fused_attention: bool,
     /// Software as the authors of ZeRO-Offload had it in 2020, to compare with: see device/src/sim/hardware/era.rs.
     pub as_of_2020: bool,
     /// Of that, what is left out, to see what it changes.

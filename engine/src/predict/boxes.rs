@@ -134,7 +134,7 @@ fn gpu(b: &BoxConfig) -> Gpu {
         flops_32: tera(b.gpu.fp32_tflops),
         memory: f64::from(b.gpu.memory_gb_per_s) * G,
         processors: b.gpu.processors,
-        fused_attention: b.gpu.fused_attention,
+        sm: b.gpu.sm,
         as_of_2020: b.gpu.as_of_2020.then(|| AsOf2020::without(&b.gpu.as_of_2020_without)),
     }
 }

@@ -22,10 +22,35 @@ const ATTENTION_TILE: f64 = 64.0;
 /// multiplications, and barriers stand between slabs.
 const PORTABLE_ATTENTION_SHARE: f64 = 0.38;
 
-/// Share of the rate of matrix products that `attention_mma.cu` reaches, by its executed
-/// operations, forward and backward. It is an estimate from its instructions and load latencies: at
-/// 1024 tokens the counted operations reach 0.20 to 0.28 and 0.18 to 0.25.
-const TENSOR_ATTENTION_SHARE: [f64; 2] = [0.255, 0.32];
+/// What a product of 16 x 8 x 16 of `attention_mma.cu` takes of a multiprocessor beside the tensor
+/// cores, in clocks: of `benchmarks/kernels.md`, by its instructions as the interpreter counts them.
+struct Beside {
+    /// Passes of shared memory.
+    shared: f64,
+    /// Turns of four issued instructions.
+    issue: f64,
+    /// Waits for loads, by 8 warps.
+    latency: f64,
+}
+
+/// Forward and backward, from compute capability 8.0 on.
+const AMPERE: [Beside; 2] = [
+    Beside { shared: 1.86, issue: 1.75, latency: 0.64 },
+    Beside { shared: 2.55, issue: 1.60, latency: 0.81 },
+];
+
+/// The same for compute capabilities 7.0 and 7.2.
+const VOLTA: [Beside; 2] = [
+    Beside { shared: 4.71, issue: 3.21, latency: 1.08 },
+    Beside { shared: 5.34, issue: 2.12, latency: 0.70 },
+];
+
+/// Multiplications and additions of a product of 16 x 8 x 16.
+const PRODUCT: f64 = 4096.0;
+
+/// Clocks that `mma.sync` takes for it on Hopper and later, where only other instructions reach the
+/// data sheet's rate.
+const HOPPER_PRODUCT: f64 = 1.6;
 
 /// Executed products per counted product of a tile. The backward pass computes scores and their
 /// gradients twice, so it executes 7 products for 5 counted ones.
@@ -71,14 +96,38 @@ const fn width(work: &Work) -> f64 {
 /// Seconds of this project's attention kernels: on tensor cores for 16 bits and heads of up to 128
 /// columns where the GPU has them, else in fp32 (`launch/attention.rs`).
 fn attention(gpu: &Gpu, work: &Work) -> f64 {
-    let Kind::Attention { seq_len, head_dim, backward, .. } = work.kind else { return 0.0 };
+    let Kind::Attention { scores, seq_len, head_dim, backward } = work.kind else { return 0.0 };
     let pass = usize::from(backward);
     let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len) * padded(head_dim);
-    if gpu.fused_attention && !work.wide && head_dim <= 128 {
-        flops / (gpu.flops_16 * TENSOR_ATTENTION_SHARE[pass])
-    } else {
-        flops / (gpu.flops_32 * PORTABLE_ATTENTION_SHARE)
+    let beside = match gpu.sm {
+        80.. => &AMPERE[pass],
+        70 | 72 => &VOLTA[pass],
+        _ => return flops / (gpu.flops_32 * PORTABLE_ATTENTION_SHARE),
+    };
+    if work.wide || head_dim > 128 {
+        return flops / (gpu.flops_32 * PORTABLE_ATTENTION_SHARE);
     }
+    let processors = gpu.processors.max(1) as f64;
+    // One multiplication and addition for each lane and clock.
+    let clock = gpu.flops_32 / (2.0 * lanes(gpu.sm) * processors);
+    let product = (PRODUCT * processors * clock / gpu.flops_16).max(least_product(gpu.sm));
+    let Beside { shared, issue, latency } = *beside;
+    // Units work side by side in part: between the greatest and the sum of their times.
+    let greatest = product.max(shared).max(issue).max(latency);
+    let clocks = f64::midpoint(greatest, product + shared + issue + latency);
+    let rows = if gpu.sm >= 80 && !backward { 2.0 * ATTENTION_TILE } else { ATTENTION_TILE };
+    let heads = scores as f64 / (seq_len * seq_len) as f64;
+    let blocks = heads * (seq_len as f64 / rows).ceil();
+    flops / PRODUCT * clocks / (clock * blocks.min(processors))
+}
+
+/// Lanes of fp32 arithmetic of a multiprocessor.
+const fn lanes(sm: u32) -> f64 {
+    if sm <= 80 { 64.0 } else { 128.0 }
+}
+
+const fn least_product(sm: u32) -> f64 {
+    if sm >= 90 && sm < 120 { HOPPER_PRODUCT } else { 0.0 }
 }
 
 /// The ratio of whole tiles up to the diagonal to the counted half square.
