@@ -12,6 +12,11 @@ FIRST = {"ledger": 60, "queue": 30, "sharing": 60, "kernel_tests": 120, "product
          "timeline": 60, "largest": 120, "comparator": 100}
 # Of the plain copy's or product's rate, by what kind of op it is.
 ASKED = {"element-wise": 0.6, "reduction": 0.3, "attention": 0.2}
+# How many times an estimate of kernels.md a time may be, and the architecture and shapes that they are of; cases by the page's names.
+SLOWER, ESTIMATED = 1.5, ("90", "h100-1.3b")
+AS_ESTIMATED = {"column_sum-8192": "column_sum", **{name: name for name in [
+    "layer_norm", "layer_norm_backward", "gelu", "gelu_backward", "bias_dropout_add", "attention", "attention_backward", "row_max",
+    "cross_entropy_stats", "cross_entropy_backward"]}}
 SANITIZED = ["attention_on_tensor_cores", "layer_norm", "the_loss", "cross_entropy", "columns_are_summed"]
 
 
@@ -28,6 +33,16 @@ def figures(text, kind):
 def table(heads, rows):
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "/") for cell in line) + " |" for line in lines)
+
+
+def estimates(page):
+    """Microseconds by op, of all its kernels, as scripts/kernel-report estimates them."""
+    found = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("| \n").split("|")]
+        if len(cells) == 12 and cells[0] == ESTIMATED[1]:
+            found[cells[1]] = found.get(cells[1], 0) + float(cells[9])
+    return found
 
 
 def block(text):
@@ -162,6 +177,10 @@ class First:
         wrong, slow, rows = [problem] if problem else [], [], []
         why, torch = self.beside("ops", 30)
         theirs = {entry["name"]: entry["us"] for entry in torch}
+        gpu = re.search(r"\b0: .+?, sm_(\d+)", self.onebox("doctor")[1])
+        comparable = self.fake or gpu is not None and gpu[1] == ESTIMATED[0]
+        expected = estimates((self.here / "kernels.md").read_text()) if comparable else {}
+        late = []
         for entry in figures(said, "op"):
             if "note" in entry:
                 wrong.append(f"{entry['name']}: {entry['note'][:120]}")
@@ -170,14 +189,24 @@ class First:
             if share < asked:
                 slow.append(f"{entry['name']} {share:.0%}")
             rate = f"{entry['gb']} GB/s" if "gb" in entry else f"{entry['tflops']} TFLOP/s"
-            rows.append([entry["name"], entry["us"], rate, f"{share:.1%}", f"{asked:.0%}", theirs.get(entry["name"], "-")])
+            estimate = expected.get(AS_ESTIMATED.get(entry["name"]))
+            times = float(entry["us"]) / estimate if estimate else 0
+            if times > SLOWER:
+                late.append(f"{entry['name']} {times:.1f}x")
+            rows.append([entry["name"], entry["us"], *([f"{estimate:.0f}", f"{times:.2f}x"] if estimate else ["-", "-"]), rate, f"{share:.1%}",
+                         f"{asked:.0%}", theirs.get(entry["name"], "-")])
         ceilings = {entry["name"]: entry.get("gb") or entry.get("tflops") for entry in figures(said, "ceiling")}
         words = [f"copies {ceilings.get('copy')} GB/s, products {ceilings.get('product')} TFLOP/s"]
         if slow:
             words.append(f"{len(slow)} of {len(rows)} below what is asked: {', '.join(slow)}")
-        text = table(["op", "us", "rate", "of its ceiling", "asked", "PyTorch, us"], rows)
+        if late:
+            words.append(f"{len(late)} of {len(AS_ESTIMATED)} take more than {SLOWER} times their estimate: {', '.join(late)}")
+        text = table(["op", "us", "estimated, us", "measured over estimated", "rate", "of its ceiling", "asked", "PyTorch, us"], rows)
+        missing = [name for name in AS_ESTIMATED if name not in {row[0] for row in rows if row[2] != "-"}] if comparable else []
+        if missing:
+            wrong.append(f"no estimate of {', '.join(missing)}")
         # The fake driver knows no time.
-        passed = not wrong and len(rows) >= 15 and (self.fake or not slow)
+        passed = not wrong and len(rows) >= 15 and (self.fake or not slow and not late)
         return passed, "; ".join(wrong + words + ([why] if why else [])), text
 
     def tiles(self):
