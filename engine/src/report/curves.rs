@@ -43,6 +43,10 @@ pub(crate) struct Step {
     pub(crate) device_memory: Option<f64>,
     pub(crate) host_memory: Option<f64>,
     pub(crate) ahead: Option<Ahead>,
+    pub(crate) targets: Option<u64>,
+    pub(crate) documents: Option<u64>,
+    pub(crate) padding: Option<f64>,
+    pub(crate) verified: Option<bool>,
 }
 
 /// What became of the updates of a step ahead of its decision.
@@ -170,7 +174,12 @@ impl Curves {
 }
 
 /// Columns of the table as CSV.
-pub(crate) const CSV: &str = "run,kind,step,tokens,loss,grad_norm,lr,loss_scale,step_seconds,tokens_per_second,skipped,device_memory,host_memory,ahead\n";
+pub(crate) const CSV: &str = "run,kind,step,tokens,loss,grad_norm,lr,loss_scale,step_seconds,tokens_per_second,skipped,device_memory,host_memory,ahead,targets,documents,padding,verified\n";
+
+/// Nothing where there is no value.
+fn shown(value: Option<impl ToString>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
 
 /// A row for each step and evaluation; what is not there or not finite is empty.
 pub(crate) fn csv(runs: &[Curves]) -> String {
@@ -178,7 +187,8 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text.to_owned(),
     };
-    let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
+    // Behind the loss.
+    let rest = ",".repeat(CSV.matches(',').count() - 4);
     let mut out = CSV.to_owned();
     for run in runs {
         let name = quoted(&run.name);
@@ -186,14 +196,14 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
         let mut eval_rows = |out: &mut String, until: u64| {
             while let Some(eval) = evals.next_if(|eval| eval.step < until) {
                 out.push_str(&format!(
-                    "{name},eval,{},,{},,,,,,,,,\n",
+                    "{name},eval,{},,{}{rest}\n",
                     eval.step,
-                    number(eval.loss)
+                    shown(eval.loss)
                 ));
                 for (set, loss) in &eval.sets {
                     let kind = quoted(&format!("eval/{set}"));
-                    let (step, loss) = (eval.step, number(*loss));
-                    out.push_str(&format!("{name},{kind},{step},,{loss},,,,,,,,,\n"));
+                    let (step, loss) = (eval.step, shown(*loss));
+                    out.push_str(&format!("{name},{kind},{step},,{loss}{rest}\n"));
                 }
             }
         };
@@ -209,11 +219,13 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
                 step.device_memory,
                 step.host_memory,
             ]
-            .map(number);
+            .map(shown);
             let ahead = step.ahead.map_or("", Ahead::name);
+            let (targets, documents) = (shown(step.targets), shown(step.documents));
+            let (padding, verified) = (shown(step.padding), shown(step.verified));
             let Step { step, tokens, skipped, .. } = step;
             out.push_str(&format!(
-                "{name},step,{step},{tokens},{loss},{norm},{lr},{scale},{seconds},{speed},{skipped},{device},{host},{ahead}\n"
+                "{name},step,{step},{tokens},{loss},{norm},{lr},{scale},{seconds},{speed},{skipped},{device},{host},{ahead},{targets},{documents},{padding},{verified}\n"
             ));
         }
         eval_rows(&mut out, u64::MAX);
@@ -258,9 +270,17 @@ mod tests {
         let run = read(&(lines + STEP + "\n"));
         assert_eq!((run.ahead(), run.steps.len(), run.damaged), (Some([2, 1, 1]), 5, 0));
         let csv = csv(&[run]);
-        let column = csv.lines().map(|row| row.rsplit(',').next().unwrap());
+        let column = csv.lines().map(|row| row.rsplit(',').nth(4).unwrap());
         assert!(column.eq(["ahead", "committed", "redone", "committed", "no", ""]), "{csv}");
         assert_eq!(read(&(STEP.to_owned() + "\n")).ahead(), None);
+    }
+
+    #[test]
+    fn targets_documents_padding_and_verified_steps_are_columns() {
+        let of_documents = r#","targets":40,"documents":3,"padding":0.25,"verified":true}"#;
+        let csv = csv(&[read(&(STEP.replace('}', of_documents) + "\n"))]);
+        assert!(csv.ends_with(",,40,3,0.25,true\n"), "{csv}");
+        assert!(csv.starts_with(CSV) && CSV.ends_with(",targets,documents,padding,verified\n"));
     }
 
     #[test]
@@ -269,9 +289,9 @@ mod tests {
             |step| format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":null,\"whole\":true}}\n");
         let run = read(&format!("{}{STEP}\n{}", eval(0), eval(1)));
         let rows = [
-            "\"a,b\",eval,0,,,,,,,,,,,\n",
-            "\"a,b\",step,1,50,5.5,,0.001,1,0.5,100,true,,,\n",
-            "\"a,b\",eval,1,,,,,,,,,,,\n",
+            "\"a,b\",eval,0,,,,,,,,,,,,,,,\n",
+            "\"a,b\",step,1,50,5.5,,0.001,1,0.5,100,true,,,,,,,\n",
+            "\"a,b\",eval,1,,,,,,,,,,,,,,,\n",
         ];
         assert_eq!(csv(&[run]), CSV.to_owned() + &rows.concat());
         assert!(rows.iter().all(|row| row.matches(',').count() == CSV.matches(',').count() + 1));
