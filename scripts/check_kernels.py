@@ -17,7 +17,9 @@ OPTIONS = re.findall(r'"(-[^"]+)"', (KERNELS.parent / "launch.rs").read_text().s
 
 def compile_file(nvrtc, path, architecture):
     """Whether it compiled, NVRTC's log, and the machine code."""
-    source = re.sub(r'#include "(.*)"\n', lambda found: (KERNELS / found[1]).read_text(), path.read_text())
+    own = path.read_text()
+    source = re.sub(r'#include "(.*)"\n', lambda found: f'#line 1 "{found[1]}"\n' + (KERNELS / found[1]).read_text()
+                    + f'#line {own[:found.start()].count(chr(10)) + 2} "{path.name}"\n', own)
     source = (KERNELS / "prelude.cuh").read_text() + f'#line 1 "{path.name}"\n' + source
     options = [f"--gpu-architecture=sm_{architecture}", *OPTIONS, "--ptxas-options=-v"]
     program = ctypes.c_void_p()

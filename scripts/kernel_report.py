@@ -45,8 +45,8 @@ def registers_of(text):
 
 
 def loads_in_flight(disassembler, cubin):
-    """By kernel, the most global loads between the first of them and the first use of one; of 16 bytes where there are any.
-    Then the most copies (cp.async) between two waits."""
+    """By kernel, the most global loads between the first of them and the first use of one; of 16 bytes where there are any, and in
+    loops where these have any. Then the most copies (cp.async) between two waits."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -55,9 +55,18 @@ def loads_in_flight(disassembler, cubin):
     for part in done.stdout.split("\n.text.")[1:]:
         name = part.split(":", 1)[0]
         lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][\w.]*)([^;]*);|^(\.L_x_\d+):", part, re.M)
-        wide = any(op.startswith("LDG") and ".128" in op for op, _, _ in lines)
+        at = {label: number for number, (_, _, label) in enumerate(lines) if label}
+        looped = [False] * len(lines)
+        for number, (op, operands, _) in enumerate(lines):
+            target = at.get((re.findall(r"\.L_x_\d+", operands) or [""])[-1])
+            # The trap behind the end jumps to itself.
+            if op.startswith("BRA") and target is not None and target < number - 1:
+                looped[target:number] = [True] * (number - target)
+        is_load = [op.split(".")[0] == "LDG" for op, _, _ in lines]
+        in_loops = any(load and inside for load, inside in zip(is_load, looped))
+        wide = any(load and ".128" in op and (inside or not in_loops) for load, inside, (op, _, _) in zip(is_load, looped, lines))
         most, pending, copies = 0, [], [0]
-        for op, operands, label in lines:
+        for (op, operands, label), inside, load in zip(lines, looped, is_load):
             if label:
                 pending = []
                 continue
@@ -69,7 +78,7 @@ def loads_in_flight(disassembler, cubin):
             used = registers_of(operands)
             if any(used & targets for targets in pending):
                 pending = []
-            if op.startswith("LDG") and (".128" in op or not wide):
+            if load and (".128" in op or not wide) and (inside or not in_loops):
                 first = int(re.search(r"R(\d+)", operands).group(1))
                 words = 4 if ".128" in op else 2 if ".64" in op else 1
                 pending.append({f"R{first + i}" for i in range(words)})
@@ -124,6 +133,51 @@ def estimate(row, table):
         "tensor": number["Tensor"] * scale * product / busy,
     }
     return times, number["touched"] * scale, warps, loads
+
+
+def beside_products(row, times):
+    """Products of 16 x 8 x 16, and clocks of a multiprocessor for each, by limit; None where there are none."""
+    _, _, count, ghz, _, _, _ = GPUS[row["config"]]
+    # Two of m8n8k4 are as much.
+    products = float(row["Tensor"]) * float(row["scale"]) / (2 if "volta" in row["kernel"] else 1)
+    clocks = {limit: time * count * ghz * 1e9 / max(products, 1) for limit, time in times.items() if limit != "memory"}
+    return (products, clocks) if products else None
+
+
+def constants():
+    """What the simulator has of it, by architecture and pass."""
+    text = (KERNELS.parent.parent / "sim/cost/kernels.rs").read_text()
+    found = re.findall(r"Beside \{ shared: ([\d.]+), issue: ([\d.]+), latency: ([\d.]+) \}", text)
+    names = [(kind, name) for kind in ["Ampere", "Volta"] for name in ["attention", "attention_backward"]]
+    return {name: dict(zip(["shared", "issue", "latency"], map(float, row))) for name, row in zip(names, found, strict=True)}
+
+
+def attention(rows, table):
+    """The table of what attention takes where limits add up, and what the simulator has of it wrong."""
+    sums, wrong = {}, []
+    for row in rows:
+        if not row["op"].startswith("attention"):
+            continue
+        times, _, _, _ = estimate(row, table)
+        of_op = sums.setdefault((row["config"], row["op"]), {"products": 0, "clocks": {}, "greatest": 0, "halfway": 0})
+        greatest = halfway = max(times.values())
+        if of_products := beside_products(row, times):
+            products, clocks = of_products
+            of_op["products"] += products
+            for limit, value in clocks.items():
+                of_op["clocks"][limit] = of_op["clocks"].get(limit, 0) + value * products
+            halfway = (greatest + sum(time for limit, time in times.items() if limit != "memory")) / 2
+        of_op["greatest"] += greatest
+        of_op["halfway"] += halfway
+    lines = []
+    for (config, op), of_op in sums.items():
+        counted = {limit: value / of_op["products"] for limit, value in of_op["clocks"].items()}
+        cells = [f"{counted[limit]:.2f}" for limit in ["tensor", "shared", "issue", "latency"]]
+        lines.append(f"| {config} | {op} | {' | '.join(cells)} | {of_op['greatest'] * 1e6:.0f} | {of_op['halfway'] * 1e6:.0f} |")
+        known = constants()["Volta" if GPUS[config][1] == "70" else "Ampere", op]
+        wrong += [f"{config} {op}: {limit} is {counted[limit]:.2f} clocks, and {value} in device/src/sim/cost/kernels.rs"
+                  for limit, value in known.items() if abs(counted[limit] - value) > 0.05 * value + 0.02]
+    return lines, wrong
 
 
 def in_flight(loads):
@@ -191,7 +245,24 @@ def page(library, disassembler, counts):
     out += ["", "Ops of several kernels: " + "; ".join(
         f"{config} {op} {sum(times) * 1e6:.0f} us" for (config, op), times in sums.items() if len(times) > 1
     ) + "."]
+    with open(counts) as file:
+        lines, wrong = attention(list(csv.DictReader(file, delimiter="\t")), table)
+    out += [
+        "",
+        "## Attention, where limits add up",
+        "",
+        "Clocks of a multiprocessor for each product of 16 x 8 x 16, by limit, of all kernels with products of an op; `simulate` has these",
+        "figures. Then the op in microseconds: the greatest limit of each kernel, and halfway between it and the sum of all, which `simulate`",
+        "and `gpu-check` take.",
+        "",
+        "| config | op | tensor | shared | issue | latency | greatest | halfway |",
+        "|---" * 8 + "|",
+        *lines,
+    ]
     print("\n".join(out))
+    for problem in wrong:
+        print(f"kernel-report: {problem}", file=sys.stderr)
+    return not wrong
 
 
 def times_of(path):
@@ -209,5 +280,5 @@ def compare(old, new):
 
 if sys.argv[1] == "--compare":
     compare(sys.argv[2], sys.argv[3])
-else:
-    page(*sys.argv[1:4])
+elif not page(*sys.argv[1:4]):
+    sys.exit(1)

@@ -195,11 +195,7 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
         let mut evals = run.evals.iter().peekable();
         let mut eval_rows = |out: &mut String, until: u64| {
             while let Some(eval) = evals.next_if(|eval| eval.step < until) {
-                out.push_str(&format!(
-                    "{name},eval,{},,{}{rest}\n",
-                    eval.step,
-                    shown(eval.loss)
-                ));
+                out.push_str(&format!("{name},eval,{},,{}{rest}\n", eval.step, shown(eval.loss)));
                 for (set, loss) in &eval.sets {
                     let kind = quoted(&format!("eval/{set}"));
                     let (step, loss) = (eval.step, shown(*loss));

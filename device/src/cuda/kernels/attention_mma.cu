@@ -2,7 +2,8 @@
 // tensor_cores.cuh). A block has 4 warps; backward a warp has 16 rows of a tile of 64. Everything else is as in attention.cu, but
 // weights and gradients of scores are rounded to the storage type before the products.
 //
-// A slab is M::SLAB rows of keys or of queries. Shared memory has two: while the products with one run, the next rows come.
+// A slab is M::SLAB rows of keys or of queries. Shared memory has two. From Ampere on the next rows come while the products with
+// one run; on Volta they are copied before these products.
 
 #include "tensor_cores.cuh"
 
@@ -23,6 +24,17 @@ template <class M, int D, int N>
 INLINE void keep_rows(typename M::A (&a)[N], const u16* tile, int row) {
 #pragma unroll
   for (int k = 0; k < N; k++) Tile<M, D>::load_a(a[k], tile, row, 16 * k);
+}
+
+// Begins to copy a slab of keys, and of values behind it.
+template <class M, int D>
+INLINE void begin_keys(u16* to, const void* qkv, u32 type, const Head& head, int key) {
+  if constexpr (M::COPIES_ASYNC) {
+    Tile<M, D>::template begin<M::SLAB>(to, rows_of_qkv(qkv, type, head, key, 1));
+    Tile<M, D>::template begin<M::SLAB>(to + M::SLAB * Tile<M, D>::STRIDE, rows_of_qkv(qkv, type, head, key, 2));
+  } else {
+    Tile<M, D>::template begin_pair<M::SLAB>(to, rows_of_qkv(qkv, type, head, key, 1), rows_of_qkv(qkv, type, head, key, 2));
+  }
 }
 
 // Forward a warp has M::BLOCKS blocks of 16 queries. The queries are in registers (then the memory of the slabs has their
@@ -51,17 +63,13 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
     for (int m = 0; m < BLOCKS; m++) keep_rows<M, D>(kept[m], q, first + 16 * m);
     __syncthreads();
   }
-  Tile<M, D>::template begin<SLAB>(slabs, rows_of_qkv(qkv, type_of(types, 0), head, key, 1));
-  Tile<M, D>::template begin<SLAB>(slabs + SIZE, rows_of_qkv(qkv, type_of(types, 0), head, key, 2));
+  begin_keys<M, D>(slabs, qkv, type_of(types, 0), head, key);
   for (int other = 2 * SIZE; key < end; key += SLAB, other = 2 * SIZE - other) {
     const u16 *k = slabs + (2 * SIZE - other), *v = k + SIZE;
     M::wait_copies();
     // All warps have left the other slabs.
     __syncthreads();
-    if (key + SLAB < end) {
-      Tile<M, D>::template begin<SLAB>(slabs + other, rows_of_qkv(qkv, type_of(types, 0), head, key + SLAB, 1));
-      Tile<M, D>::template begin<SLAB>(slabs + other + SIZE, rows_of_qkv(qkv, type_of(types, 0), head, key + SLAB, 2));
-    }
+    if (key + SLAB < end) begin_keys<M, D>(slabs + other, qkv, type_of(types, 0), head, key + SLAB);
     // Whether any query of this warp sees any of these keys.
     if (row >= t || key >= row + OF_WARP || key + SLAB <= start_of(head, row)) continue;
     float s[BLOCKS][SLAB / 8][4] = {};
@@ -260,17 +268,13 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
   keep_rows<M, D>(d_out, d_out_tile, first);
   __syncthreads();
   int key = start_of(head, query) / SLAB * SLAB;
-  Tile<M, D>::template begin<SLAB>(slabs, rows_of_qkv(saved.qkv, 0, head, key, 1));
-  Tile<M, D>::template begin<SLAB>(slabs + SIZE, rows_of_qkv(saved.qkv, 0, head, key, 2));
+  begin_keys<M, D>(slabs, saved.qkv, 0, head, key);
   for (int other = 2 * SIZE; key < end; key += SLAB, other = 2 * SIZE - other) {
     const u16 *k = slabs + (2 * SIZE - other), *v = k + SIZE;
     M::wait_copies();
     // All warps have left the other slabs.
     __syncthreads();
-    if (key + SLAB < end) {
-      Tile<M, D>::template begin<SLAB>(slabs + other, rows_of_qkv(saved.qkv, 0, head, key + SLAB, 1));
-      Tile<M, D>::template begin<SLAB>(slabs + other + SIZE, rows_of_qkv(saved.qkv, 0, head, key + SLAB, 2));
-    }
+    if (key + SLAB < end) begin_keys<M, D>(slabs + other, saved.qkv, 0, head, key + SLAB);
     // No query of this warp sees the keys after its last query.
 #pragma unroll 1
     for (int at = 0; at < SLAB && key + at < of_warp + 16 && of_warp < t; at += 16) {
@@ -302,8 +306,13 @@ struct OfRows {
 // Begins to copy q, d_out and the numbers of a slab of queries.
 template <class M, int D, int SLAB>
 INLINE void begin_queries(u16* q, OfRows<SLAB>& rows, const Saved& saved, const Head& head, int query) {
-  Tile<M, D>::template begin<SLAB>(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
-  Tile<M, D>::template begin<SLAB>(q + SLAB * Tile<M, D>::STRIDE, rows_of_out(saved.d_out, 0, head, query));
+  if constexpr (M::COPIES_ASYNC) {
+    Tile<M, D>::template begin<SLAB>(q, rows_of_qkv(saved.qkv, 0, head, query, 0));
+    Tile<M, D>::template begin<SLAB>(q + SLAB * Tile<M, D>::STRIDE, rows_of_out(saved.d_out, 0, head, query));
+  } else {
+    Tile<M, D>::template begin_pair<SLAB>(q, rows_of_qkv(saved.qkv, 0, head, query, 0),
+                                          rows_of_out(saved.d_out, 0, head, query));
+  }
   int i = threadIdx.x % SLAB, part = threadIdx.x / SLAB, token = query + i;
   bool exists = token < (int)head.seq_len;
   if (part == 0) M::begin_copy_word(&rows.lse[i], &saved.lse[at_lse(head, token)], exists);

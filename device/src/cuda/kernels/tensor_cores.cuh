@@ -35,7 +35,7 @@ struct Ampere {
   // backward kernels keep there. More of them spill.
   static const bool KEEPS_FORWARD = false;
   static const int KEPT_D_OUT = 8, KEPT_V = 6;
-  static const bool HAS_BF16 = true;
+  static const bool HAS_BF16 = true, COPIES_ASYNC = true;
   static const int ROW_STEP = 8, ROW_LANES = 3;
   static INLINE int row() { return threadIdx.x % 32 / 4; }
   static INLINE int col() { return threadIdx.x % 4 * 2; }
@@ -150,8 +150,8 @@ INLINE void Ampere::half_product<OfBf16>(float (&d)[4], const A& a, u32 b0, u32 
 #endif
 
 // f16 only. m8n8k4 multiplies an 8 x 8 block for each of four groups of lanes, l / 4 % 4 = g (16 apart, too). Group g has
-// rows 4 (g % 2).. and 8 more, columns 4 (g / 2).. and 8 more of a 16 x 16 block: lanes of a quarter of the warp, which read
-// 16 bytes at once, so read eight neighbouring rows, of different banks.
+// rows 4 (g % 2).. and 8 more, columns 4 (g / 2).. and 8 more of a 16 x 16 block: lanes that read at once so read four or eight
+// neighbouring rows, of different banks.
 struct Volta {
 #if defined(ONEBOX_EMULATED) || (__CUDA_ARCH__ >= 700 && __CUDA_ARCH__ < 800)
   static const bool HERE = true;
@@ -159,7 +159,7 @@ struct Volta {
   static const bool HERE = false;
 #endif
   static const int SLAB = 16, BLOCKS = 1, KEPT_D_OUT = 4, KEPT_V = 1;
-  static const bool KEEPS_FORWARD = true, HAS_BF16 = false;
+  static const bool KEEPS_FORWARD = true, HAS_BF16 = false, COPIES_ASYNC = false;
   static const int ROW_STEP = 2, ROW_LANES = 10;
   static INLINE int row() { return (threadIdx.x & 1) + (threadIdx.x & 4) + (threadIdx.x & 16) / 2; }
   static INLINE int col() { return (threadIdx.x & 2) + (threadIdx.x & 8) / 2; }
@@ -271,6 +271,33 @@ struct Tile {
 #pragma unroll
     for (int i = 0; i < ROWS; i += STEP, to += STEP * STRIDE, from += STEP * rows.stride)
       M::begin_copy(to, from, i < count);
+  }
+
+  // The same of two matrices, one behind the other, where copies do not go on by themselves: all loads precede the stores.
+  template <int ROWS>
+  static INLINE void begin_pair(u16* to, const Rows& first, const Rows& second) {
+    const u16 *from[2] = {(const u16*)first.x + first.start, (const u16*)second.x + second.start};
+    bool wide = aligned(from[0]) && aligned(from[1]) && (first.stride | first.width | second.stride | second.width) % 8 == 0;
+    if (!wide) {
+      begin<ROWS>(to, first);
+      begin<ROWS>(to + ROWS * STRIDE, second);
+      return;
+    }
+    const int STEP = 128 / (D / 8), LOADS = ROWS / STEP;
+    int row = threadIdx.x / (D / 8), col = threadIdx.x % (D / 8) * 8;
+    uint4 x[2][LOADS];
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+      const Rows& rows = m ? second : first;
+      int count = col < rows.width ? rows.rows - row : 0;
+#pragma unroll
+      for (int i = 0; i < LOADS; i++)
+        x[m][i] = i * STEP < count ? *(const uint4*)(from[m] + (row + i * STEP) * rows.stride + col) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+      for (int i = 0; i < LOADS; i++) *(uint4*)(to + (m * ROWS + row + i * STEP) * STRIDE + col) = x[m][i];
   }
 
   // Operands of the block at row `row` and column `col` of a tile.

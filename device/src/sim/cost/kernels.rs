@@ -29,7 +29,8 @@ struct Beside {
     shared: f64,
     /// Turns of four issued instructions.
     issue: f64,
-    /// Waits for loads, by 8 warps.
+    /// Waits for loads, by 8 warps. Where shared memory holds one block alone (sm_86, 89 and 120), 4
+    /// warps wait twice as long.
     latency: f64,
 }
 
@@ -41,15 +42,15 @@ const AMPERE: [Beside; 2] = [
 
 /// The same for compute capabilities 7.0 and 7.2.
 const VOLTA: [Beside; 2] = [
-    Beside { shared: 4.71, issue: 3.21, latency: 1.08 },
-    Beside { shared: 5.34, issue: 2.12, latency: 0.70 },
+    Beside { shared: 4.71, issue: 3.23, latency: 2.16 },
+    Beside { shared: 5.34, issue: 2.12, latency: 1.40 },
 ];
 
 /// Multiplications and additions of a product of 16 x 8 x 16.
 const PRODUCT: f64 = 4096.0;
 
-/// Clocks that `mma.sync` takes for it on Hopper and later, where only other instructions reach the
-/// data sheet's rate.
+/// Clocks that `mma.sync` takes for it on Hopper, where only other instructions reach the data
+/// sheet's rate. It is taken for sm_100, too.
 const HOPPER_PRODUCT: f64 = 1.6;
 
 /// Executed products per counted product of a tile. The backward pass computes scores and their
