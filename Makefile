@@ -35,11 +35,12 @@ test: ## every test, then formatting and lints
 		[ "$${CI:-}" != true ]; \
 	fi
 
-test-full: ## the same with every size and layout (ONEBOX_FULL=1), documentation, races, MPICH, Arm
+test-full: ## the same with every size and layout (ONEBOX_FULL=1), documentation, races, MPICH, Slurm, Arm
 	@ONEBOX_FULL=1 $(MAKE) --no-print-directory test
 	@RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked --offline --quiet
 	@scripts/check-races --or-skip
 	@scripts/check-mpich --or-skip
+	@scripts/check-slurm --or-skip
 	@scripts/check-arm --or-skip
 
 mutants: ## break the code on purpose and see that a test notices
