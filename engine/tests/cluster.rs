@@ -30,6 +30,9 @@ mod gpus;
 #[path = "cluster/launch.rs"]
 mod launch;
 #[cfg(feature = "mpi")]
+#[path = "cluster/network.rs"]
+mod network;
+#[cfg(feature = "mpi")]
 #[path = "cluster/processes.rs"]
 mod processes;
 #[cfg(feature = "mpi")]

@@ -1,4 +1,4 @@
-//! A process of a run is killed or stopped at a place that all of them pass, and the run goes on afterwards.
+//! A process of a run is killed, stopped or cut off at a place that all of them pass, and the run goes on afterwards.
 
 use super::launch::{
     ACROSS, NUMBER, assert_gone, assert_killed, assert_silent, assert_whole, files, has_mpirun,
@@ -10,8 +10,15 @@ use rustix::process::{Signal, getpid, kill_process};
 use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+
+/// The name of the link between two machines, on both.
+pub(crate) const LINK: &str = "wire";
+
+/// What a process says after [`How::Blink`].
+pub(crate) const BLINKED: &str = "the link was down for a second";
 
 /// Tells [`a_process`] the words of `onebox`, as JSON.
 const WORDS: &str = "ONEBOX_TEST_WORDS";
@@ -41,6 +48,14 @@ pub(crate) const BASE: &[&str] = &[
 pub(crate) enum How {
     Kill,
     Stop,
+    /// The link of its machine goes down, and the process goes on.
+    Cut,
+    /// The link goes down for a second.
+    Blink,
+}
+
+impl How {
+    const ALL: [Self; 4] = [Self::Kill, Self::Stop, Self::Cut, Self::Blink];
 }
 
 /// A fault of process `victim`. It happens when the process passes `place` for the time number `time`, counted from 1; with `None`
@@ -65,23 +80,43 @@ impl Fault {
         let words: Vec<&str> = text.split(' ').collect();
         let [how, victim, place, time] = words[..] else { panic!("a fault is four words: {text}") };
         let place_of = |known: &Place| format!("{:?}", Some(*known)) == place;
+        let how_of = |known: &How| format!("{known:?}") == how;
         Self {
-            how: if how == "Kill" { How::Kill } else { How::Stop },
+            how: How::ALL.into_iter().find(how_of).unwrap(),
             victim: victim.parse().unwrap(),
             place: Place::ALL.into_iter().find(place_of),
             time: time.parse().unwrap(),
         }
     }
 
-    /// It happens to this process, and this thread comes no further.
-    fn strike(self) -> ! {
-        let signal = if self.how == How::Kill { Signal::KILL } else { Signal::STOP };
+    /// It happens to this process. A thread that is killed or stopped comes no further.
+    fn strike(self) {
+        let signal = match self.how {
+            How::Kill => Signal::KILL,
+            How::Stop => Signal::STOP,
+            How::Cut => return set_link("down"),
+            How::Blink => {
+                set_link("down");
+                std::thread::sleep(Duration::from_secs(1));
+                set_link("up");
+                return println!("{BLINKED}");
+            }
+        };
         kill_process(getpid(), signal).unwrap();
         loop {
             std::thread::sleep(Duration::from_secs(1));
         }
     }
 }
+
+/// Of this machine.
+fn set_link(state: &str) {
+    assert!(Command::new("ip").args(["link", "set", LINK, state]).status().unwrap().success());
+}
+
+/// The arguments of this program for [`a_process`].
+pub(crate) const A_PROCESS: [&str; 4] =
+    ["--exact", "faults::a_process", "--ignored", "--nocapture"];
 
 /// `onebox` with a fault; mpirun starts it.
 #[test]
@@ -114,23 +149,35 @@ fn a_process() {
 
 /// A run of `count` processes goes on until the fault, if it comes to that.
 pub(crate) fn suffer(folder: &Folder, count: usize, run: &str, set: &[&str], fault: Fault) -> Done {
+    let mut command = launch(folder, count, std::env::current_exe().unwrap());
+    command.args(A_PROCESS);
+    if set.contains(&ON_GPUS) {
+        on_gpus(folder, &mut command);
+    }
+    suffer_by(command, folder, count, run, set, fault)
+}
+
+/// The same by `command`, which starts `count` times [`A_PROCESS`].
+pub(crate) fn suffer_by(
+    mut command: Command,
+    folder: &Folder,
+    count: usize,
+    run: &str,
+    set: &[&str],
+    fault: Fault,
+) -> Done {
     let silence = if fault.place.is_some() { SILENCE } else { SILENCE_AT_START };
     let words = ["onebox", "train", "tiny.ron", "--run-dir", run, "--resume", "--silence", silence];
     let words: Vec<String> = words.into_iter().map(str::to_owned).chain(sets(set)).collect();
     let ids = folder.path(&format!("ids-{run}"));
     let _ = std::fs::remove_dir_all(&ids);
     std::fs::create_dir(&ids).unwrap();
-    let mut command = launch(folder, count, std::env::current_exe().unwrap());
-    command.args(["--exact", "faults::a_process", "--ignored", "--nocapture"]);
     command.env(WORDS, serde_json::to_string(&words).unwrap());
     command.env(FAULT, fault.to_string()).env(IDS, &ids);
-    if set.contains(&ON_GPUS) {
-        on_gpus(folder, &mut command);
-    }
     let done = Folder::done(command);
     let ids = std::fs::read_dir(&ids).unwrap().flatten();
     let ids: Vec<String> = ids.map(|id| std::fs::read_to_string(id.path()).unwrap()).collect();
-    assert_eq!(ids.len(), count);
+    assert_eq!(ids.len(), count, "{}", done.stderr);
     assert_gone(&ids);
     done
 }
@@ -141,18 +188,18 @@ pub(crate) fn assert_named(done: &Done, fault: Fault) {
     assert!(done.code != 0, "{fault}: {said}");
     match (fault.how, fault.place) {
         (How::Kill, _) => assert_killed(&format!("{said}{}", done.stdout), fault.victim),
-        (How::Stop, None) => {
+        (_, None) => {
             assert_eq!(done.code, 76, "{fault}: {said}");
             assert!(said.contains("not all processes that the launcher has started"), "{said}");
         }
-        (How::Stop, Some(_)) => {
+        (_, Some(_)) => {
             assert_eq!(done.code, 76, "{fault}: {said}");
             assert_silent(said, fault.victim);
         }
     }
 }
 
-fn full() -> bool {
+pub(crate) fn full() -> bool {
     std::env::var_os("ONEBOX_FULL").is_some()
 }
 
@@ -168,7 +215,7 @@ fn all_faults() -> Vec<Fault> {
 }
 
 /// The same metrics, weights and last checkpoint. How many older ones are there depends on where a run went on.
-fn assert_same_end(folder: &Folder, one: &str, other: &str, what: &str) {
+pub(crate) fn assert_same_end(folder: &Folder, one: &str, other: &str, what: &str) {
     let [one, other] = [one, other].map(|run| folder.path(run));
     assert_eq!(metrics(&one), metrics(&other), "{what}");
     let last = std::fs::read_to_string(one.join("checkpoints/latest")).unwrap();
@@ -180,7 +227,7 @@ fn assert_same_end(folder: &Folder, one: &str, other: &str, what: &str) {
     assert!(one.len() == 5 && one == other, "{what}: {last} differs");
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().flatten() {
         let to = to.join(entry.file_name());
@@ -192,6 +239,19 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
+/// One process goes on with a run.
+fn go_on(folder: &Folder, run: &str, set: &[&str]) {
+    let done = train(folder, 0, run, &["-q", "--resume"], set);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+}
+
+/// The run `begun` of two steps, and `straight`, which goes on from there without a fault.
+pub(crate) fn begin(folder: &Folder, set: &[&str]) {
+    go_on(folder, "begun", &[set, &["train.steps=2"]].concat());
+    copy(&folder.path("begun"), &folder.path("straight"));
+    go_on(folder, "straight", set);
+}
+
 #[test]
 fn a_fault_at_any_place_of_any_process_ends_all_and_costs_no_bit() {
     if !has_mpirun() {
@@ -199,15 +259,7 @@ fn a_fault_at_any_place_of_any_process_ends_all_and_costs_no_bit() {
     }
     let folder = Folder::new();
     let set = [BASE, &["train.steps=4"]].concat();
-    let go_on = |run: &str, steps: &str| {
-        assert_eq!(
-            train(&folder, 0, run, &["-q", "--resume"], &[&set[..], &[steps]].concat()).code,
-            0
-        );
-    };
-    go_on("begun", "train.steps=2");
-    copy(&folder.path("begun"), &folder.path("straight"));
-    go_on("straight", "train.steps=4");
+    begin(&folder, &set);
     let mut all = all_faults();
     if !full() {
         let kill = |victim, place| Fault { how: How::Kill, victim, place: Some(place), time: 1 };
@@ -220,7 +272,7 @@ fn a_fault_at_any_place_of_any_process_ends_all_and_costs_no_bit() {
         let done = suffer(&folder, 2, &run, &set, fault);
         assert_named(&done, fault);
         assert_whole(&folder, &run);
-        go_on(&run, "train.steps=4");
+        go_on(&folder, &run, &set);
         assert_same_end(&folder, "straight", &run, &fault.to_string());
     }
 }

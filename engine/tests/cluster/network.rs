@@ -1,0 +1,235 @@
+//! A run on two machines, and the link between them drops. The machines are namespaces of this one: each has a name and a
+//! network of its own, and the file system is shared.
+
+use super::faults::{
+    A_PROCESS, BASE, BLINKED, Fault, How, LINK, assert_named, assert_same_end, begin, copy, full,
+    suffer_by,
+};
+use super::launch::{assert_whole, has_mpirun, mpirun, sets};
+use crate::common::{Done, Folder};
+use engine::run::Place;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const NEAR: usize = 0;
+const FAR: usize = 1;
+const NAMES: [&str; 2] = ["near", "far"];
+const ADDRESSES: [&str; 2] = ["10.99.0.1", "10.99.0.2"];
+
+/// Makes `$0` the name of a new machine, which lives until its input ends. Its TCP gives a silent peer up after 13 s instead of 15
+/// minutes: Open MPI's mpirun and daemons wait for that.
+const MACHINE: &str = "hostname $0 && ip link set lo up && echo 5 >/proc/sys/net/ipv4/tcp_retries2 && echo up && exec cat";
+
+struct Machine {
+    /// It keeps the namespaces.
+    keeper: Child,
+    network: PathBuf,
+}
+
+/// The network of a process.
+fn network_of(id: &str) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{id}/ns/net")).ok()
+}
+
+impl Machine {
+    fn start(mut unshare: Command, name: &str) -> Result<Self, String> {
+        unshare.args(["--net", "--uts", "sh", "-c", MACHINE, name]);
+        unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let keeper = unshare.spawn();
+        let mut keeper = keeper.map_err(|error| format!("{unshare:?}: {error}"))?;
+        let mut line = String::new();
+        let mut out = BufReader::new(keeper.stdout.take().unwrap());
+        out.read_line(&mut line).unwrap();
+        if line == "up\n" {
+            let network = network_of(&keeper.id().to_string()).unwrap();
+            return Ok(Self { keeper, network });
+        }
+        let mut why = String::new();
+        keeper.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+        keeper.wait().unwrap();
+        Err(format!("no namespaces for the machine {name}: {}", why.trim()))
+    }
+
+    fn id(&self) -> String {
+        self.keeper.id().to_string()
+    }
+
+    /// What runs `program` on it.
+    fn enter(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--preserve-credentials", "--user", "--net", "--uts", "--target"]);
+        command.args([&self.id(), "--", program]);
+        command
+    }
+
+    fn ip(&self, args: &[&str]) -> Result<(), String> {
+        let done = self.enter("ip").args(args).output().unwrap();
+        let why = || format!("ip {args:?}: {}", String::from_utf8_lossy(&done.stderr));
+        done.status.success().then_some(()).ok_or_else(why)
+    }
+
+    /// The processes on it, but for the one that keeps it.
+    fn processes(&self) -> Vec<String> {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let all = all.filter_map(|entry| entry.file_name().into_string().ok());
+        let here = all.filter(|id| network_of(id).as_ref() == Some(&self.network));
+        here.filter(|id| *id != self.id()).collect()
+    }
+}
+
+impl Drop for Machine {
+    /// A test that fails leaves processes.
+    fn drop(&mut self) {
+        let _ =
+            Command::new("kill").arg("-9").args(self.processes()).stderr(Stdio::null()).status();
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}
+
+struct Network {
+    machines: [Machine; 2],
+}
+
+impl Network {
+    /// A test without it is skipped, and fails where nothing may be missing.
+    fn new() -> Option<Self> {
+        match Self::start() {
+            Ok(network) => Some(network),
+            Err(why) => {
+                let root = rustix::process::geteuid().is_root();
+                assert!(!root || std::env::var_os("CI").is_none(), "{why}");
+                println!("SKIPPED: {why}");
+                None
+            }
+        }
+    }
+
+    fn start() -> Result<Self, String> {
+        let ip = Command::new("ip").arg("-Version").output();
+        ip.map_err(|error| format!("no ip (package iproute2): {error}"))?;
+        // Whoever makes a namespace of users is root in it.
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--user", "--map-root-user"]);
+        let near = Machine::start(unshare, NAMES[NEAR])?;
+        let far = Machine::start(near.enter("unshare"), NAMES[FAR])?;
+        let peer = ["type", "veth", "peer", "name", LINK, "netns", &far.id()];
+        near.ip(&[&["link", "add", LINK], &peer[..]].concat())?;
+        let network = Self { machines: [near, far] };
+        for (machine, address) in network.machines.iter().zip(ADDRESSES) {
+            machine.ip(&["address", "add", &format!("{address}/24"), "dev", LINK])?;
+        }
+        network.join()?;
+        Ok(network)
+    }
+
+    /// The link is up.
+    fn join(&self) -> Result<(), String> {
+        self.machines.iter().try_for_each(|machine| machine.ip(&["link", "set", LINK, "up"]))
+    }
+
+    /// `program` by one process on each of the machines `on`, in this order; mpirun is on the near one.
+    fn launch(&self, folder: &Folder, on: [usize; 2], program: &str, args: &[&str]) -> Command {
+        let agent = folder.path("agent");
+        // In place of ssh, which mpirun gives a machine and a line for its shell.
+        let enter = format!("nsenter --net --uts --target {}", self.machines[FAR].id());
+        std::fs::write(&agent, format!("#!/bin/sh\nshift\nexec {enter} sh -c \"$*\"\n")).unwrap();
+        std::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = self.machines[NEAR].enter(&mpirun());
+        command.args(["--bind-to", "none", "--mca", "btl", "self,tcp", "--mca", "plm_rsh_agent"]);
+        command.arg(agent).current_dir(folder.path("")).env("TMPDIR", folder.path(""));
+        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        for (number, machine) in on.into_iter().enumerate() {
+            command.args([":"].iter().take(number));
+            command.args(["-n", "1", "--host", ADDRESSES[machine], program]).args(args);
+        }
+        command
+    }
+
+    /// A run goes on until the fault, if it comes to that.
+    fn suffer(&self, folder: &Folder, run: &str, set: &[&str], fault: Fault) -> Done {
+        let program = std::env::current_exe().unwrap();
+        // The victim is far from mpirun.
+        let on = if fault.victim == 1 { [NEAR, FAR] } else { [FAR, NEAR] };
+        let command = self.launch(folder, on, program.to_str().unwrap(), &A_PROCESS);
+        suffer_by(command, folder, 2, run, set, fault)
+    }
+
+    /// The run goes on to its end.
+    fn go_on(&self, folder: &Folder, run: &str, set: &[&str]) {
+        let set = sets(set);
+        let words = ["train", "tiny.ron", "--run-dir", run, "--resume", "-q"];
+        let words = words.into_iter().chain(set.iter().map(String::as_str));
+        let words: Vec<&str> = words.collect();
+        let onebox = env!("CARGO_BIN_EXE_onebox");
+        let done = Folder::done(self.launch(folder, [NEAR, FAR], onebox, &words));
+        assert_eq!(done.code, 0, "{}", done.stderr);
+    }
+
+    /// No process of the run stays on any machine, nor one of its launcher.
+    fn assert_empty(&self) {
+        for machine in &self.machines {
+            let mut looks = 0;
+            while let Some(id) = machine.processes().first() {
+                looks += 1;
+                let name = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+                assert!(looks < 600, "process {id} is left: {name}");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Where processes are cut off, and which; in a full test at every place.
+fn cuts() -> Vec<(usize, Place)> {
+    let all = Place::ALL.into_iter().enumerate();
+    let all =
+        all.map(|(number, place)| (if place == Place::Naming { 0 } else { number % 2 }, place));
+    if full() { all.collect() } else { vec![(1, Place::Saved), (0, Place::Writing)] }
+}
+
+#[test]
+fn a_machine_that_is_cut_off_ends_all_and_costs_no_bit() {
+    if !has_mpirun() {
+        return;
+    }
+    let Some(network) = Network::new() else { return };
+    let folder = Folder::new();
+    let set = [BASE, &["train.steps=4"]].concat();
+    begin(&folder, &set);
+    for (number, (victim, place)) in cuts().into_iter().enumerate() {
+        let run = format!("run-{number}");
+        copy(&folder.path("begun"), &folder.path(&run));
+        let fault = Fault { how: How::Cut, victim, place: Some(place), time: 1 };
+        let done = network.suffer(&folder, &run, &set, fault);
+        assert_named(&done, fault);
+        let ranks = if victim == 0 { "2 ranks (0 to 1)" } else { "2 ranks (2 to 3)" };
+        let words = format!("from process {victim} on far, which has {ranks}");
+        assert!(done.stderr.contains(&words), "no `{words}` in\n{}", done.stderr);
+        network.assert_empty();
+        assert_whole(&folder, &run);
+        network.join().unwrap();
+        network.go_on(&folder, &run, &set);
+        assert_same_end(&folder, "straight", &run, &fault.to_string());
+    }
+}
+
+#[test]
+fn a_network_that_comes_back_before_the_deadline_costs_no_bit() {
+    if !has_mpirun() {
+        return;
+    }
+    let Some(network) = Network::new() else { return };
+    let folder = Folder::new();
+    let set = [BASE, &["train.steps=4"]].concat();
+    begin(&folder, &set);
+    copy(&folder.path("begun"), &folder.path("run"));
+    let fault = Fault { how: How::Blink, victim: 1, place: Some(Place::Step), time: 1 };
+    let done = network.suffer(&folder, "run", &set, fault);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(done.stdout.contains(BLINKED), "{}", done.stdout);
+    assert_same_end(&folder, "straight", "run", BLINKED);
+}
