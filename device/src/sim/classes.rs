@@ -28,6 +28,8 @@ pub(super) struct GroupUser {
     pub(super) members: Vec<usize>,
     /// Demands by work; `None` for work of another kind of group.
     pub(super) demands: Vec<Option<Demand>>,
+    /// Seconds in which the threads of its ranks meet; 0 for a single rank.
+    pub(super) meeting: f64,
 }
 
 /// Number of kinds of groups.
@@ -115,10 +117,10 @@ impl Classes {
         self.resource.len()
     }
 
-    /// Number of ranks in a group of `class`.
-    pub(super) fn ranks_of_group(&self, users: &Users, class: usize) -> usize {
+    /// Seconds in which the threads of a group of `class` meet; 0 for a single rank.
+    pub(super) fn meeting_of(&self, users: &Users, class: usize) -> f64 {
         let group = self.of_group.iter().position(|of| *of == class);
-        group.map_or(0, |group| users.groups[group].members.len())
+        group.map_or(0.0, |group| users.groups[group].meeting)
     }
 
     /// The load when all ranks of `class` do `work`.
@@ -207,7 +209,7 @@ fn of_rank(users: &Users, r: usize, group: &[usize], resource: &[usize]) -> Sign
 }
 
 fn of_group(user: &GroupUser, rank: &[usize], resource: &[usize]) -> Signature {
-    let mut entries: Vec<[u64; 4]> = vec![[0, user.kind as u64, 0, 0]];
+    let mut entries: Vec<[u64; 4]> = vec![[0, user.kind as u64, user.meeting.to_bits(), 0]];
     entries.extend(user.members.iter().map(|&m| [3, rank[m] as u64, 0, 0]));
     for (work, demand) in user.demands.iter().enumerate() {
         entries.extend(demand.iter().flat_map(|demand| of_demand(work, demand, resource)));

@@ -4,12 +4,16 @@
 //! same for every box and model. None is fitted to a whole step: each is the share of its data
 //! sheet that one kind of op reaches.
 
+mod across;
 mod kernels;
 
 use super::hardware::era::Fact;
 use super::hardware::{Hardware, Measured};
 use super::program::{Kind, Work};
 use crate::tensor::Cargo;
+#[cfg(test)]
+pub(super) use across::Dealt;
+pub(super) use across::meeting;
 pub use kernels::WIDE_SHARE;
 use kernels::kernel;
 
@@ -38,9 +42,9 @@ const COPY_START: f64 = 8e-6;
 const COLLECTIVE_START: f64 = 12e-6;
 const COLLECTIVE_HOP: f64 = 2e-6;
 
-/// Seconds until a host task starts, and until ranks have met.
+/// Seconds until a host task starts, and until ranks of one process have met.
 const TASK_START: f64 = 2e-6;
-pub(super) const MEETING: f64 = 3e-5;
+const MEETING: f64 = 3e-5;
 
 /// An op's use of resources, and its time alone.
 #[derive(Clone, Debug, PartialEq)]
@@ -210,9 +214,12 @@ pub(super) fn of_group(
             // Each rank also reads and writes its own memory.
             asked.amounts.extend(members.iter().map(|&r| (Resource::Memory(r), 2.0 * crossing)));
             asked.fixed = COLLECTIVE_START + COLLECTIVE_HOP * (n - 1) as f64;
+            asked.fixed += across::hops(h, members, rounds);
             asked
         }
-        Kind::Meeting { .. } if n > 1 => Asked { fixed: MEETING, ..Asked::default() },
+        Kind::Meeting { .. } if n > 1 => {
+            Asked { fixed: across::host_sum(h, members), ..Asked::default() }
+        }
         _ => Asked { fixed: KERNEL_GAP, ..Asked::default() },
     };
     asked.demand(resources)

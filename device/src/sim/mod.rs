@@ -62,11 +62,11 @@ fn play(
     let classes = Classes::new(&users, merge);
     let queues = queues(hardware, (tp, dp));
     let submits = hardware.measured.is_none() && hardware.gpu.as_of_2020.is_none();
-    let several = |group| classes.ranks_of_group(&users, group) > 1;
-    let several = (0..classes.members.len()).map(several).collect();
+    let meeting = |group| classes.meeting_of(&users, group);
+    let meetings = (0..classes.members.len()).map(meeting).collect();
     let problem = Problem { program: &program, users: &users, classes: &classes, queues, submits };
     let solved = solve(problem);
-    Ok(Timeline::new(program, (classes, several), solved, queues))
+    Ok(Timeline::new(program, (classes, meetings), solved, queues))
 }
 
 /// The queue of a rank for each lane. Virtual GPUs run inline. With NCCL both communication lanes
@@ -97,7 +97,8 @@ fn users(program: &Program, hardware: &Hardware, (tp, dp): (usize, usize)) -> Us
                 mine.then(|| cost::of_group(hardware, &resources, &members, work))
             };
             let demands = program.works.iter().map(demand).collect();
-            groups.push(GroupUser { kind: kind_number(group), members, demands });
+            let meeting = cost::meeting(hardware, &members);
+            groups.push(GroupUser { kind: kind_number(group), members, demands, meeting });
         }
     }
     Users { ranks: all.iter().map(of_rank).collect(), groups, resources: resources.rates.len() }

@@ -72,9 +72,9 @@ struct Solver<'a> {
     load_of: Vec<Option<usize>>,
     /// By class of groups, by queue: the number of classes of members that have arrived.
     met: Vec<[usize; LANES]>,
-    /// By class of groups: whether it has several ranks, the number of classes whose threads have
-    /// reached its next collective, and the time at which the last one did.
-    threads: Vec<(bool, usize, f64)>,
+    /// By class of groups: the seconds of a meeting of its threads, the number of classes whose
+    /// threads have reached its next collective, and the time at which the last one did.
+    threads: Vec<(f64, usize, f64)>,
     now: f64,
 }
 
@@ -120,7 +120,7 @@ impl<'a> Solver<'a> {
             submitter: Submitter::new(if problem.submits { 0 } else { nodes.len() }),
         };
         let classes = problem.classes;
-        let several = |group| classes.ranks_of_group(problem.users, group) > 1;
+        let meeting = |group| classes.meeting_of(problem.users, group);
         let owners = classes.ranks() + classes.members.len();
         Self {
             players: (0..classes.ranks()).map(|_| player()).collect(),
@@ -128,7 +128,7 @@ impl<'a> Solver<'a> {
             loads: Vec::new(),
             load_of: vec![None; owners * problem.program.works.len()],
             met: vec![[0; LANES]; classes.members.len()],
-            threads: (0..classes.members.len()).map(|g| (several(g), 0, 0.0)).collect(),
+            threads: (0..classes.members.len()).map(|g| (meeting(g), 0, 0.0)).collect(),
             now: 0.0,
             behind,
             queues,
@@ -217,14 +217,14 @@ impl<'a> Solver<'a> {
         }
         let work = &program.works[node.work as usize];
         let group = work.kind.group().map(|group| classes.groups_of[class][kind_number(group)]);
-        let peers = group.is_some_and(|group| self.threads[group].0);
-        if peers && work.kind.is_on_streams() && !self.meet(class, group, met) {
+        let meeting = group.map_or(0.0, |group| self.threads[group].0);
+        if meeting > 0.0 && work.kind.is_on_streams() && !self.meet(class, group, met) {
             return false;
         }
         let player = &mut self.players[class];
         player.submitter.met = false;
         player.submitter.next += 1;
-        player.submitter.clock += submit::seconds(work, node, peers);
+        player.submitter.clock += submit::seconds(work, node, meeting);
         player.spans[index].submitted = player.submitter.clock;
         true
     }

@@ -2,7 +2,6 @@
 //! op where the step does, meets the other ranks of a collective, and sleeps before it fills a
 //! stream's queue (`cuda/pace.rs`).
 
-use super::cost::MEETING;
 use super::program::{Kind, Node, Program, Sync, Ticks, Work};
 use crate::Lane;
 
@@ -27,11 +26,10 @@ const CHECK: f64 = 1e-6;
 /// (`cuda/collectives.rs`).
 const MEETINGS: f64 = 1.0;
 
-/// Seconds in which `node` is submitted. `peers`: whether other ranks take part.
-pub(super) fn seconds(work: &Work, node: &Node, peers: bool) -> f64 {
+/// Seconds in which `node` is submitted. `meeting`: seconds in which its ranks' threads meet, if there are several.
+pub(super) fn seconds(work: &Work, node: &Node, meeting: f64) -> f64 {
     let calls = CALL * (f64::from(work.calls) + f64::from(node.calls));
-    let meets = peers && matches!(work.kind, Kind::Collective { .. });
-    CHECK + calls + if meets { MEETINGS * MEETING } else { 0.0 }
+    CHECK + calls + if work.kind.is_on_streams() { MEETINGS * meeting } else { 0.0 }
 }
 
 /// The condition for which the thread waits.

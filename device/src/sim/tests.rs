@@ -4,6 +4,7 @@ use crate::{
 };
 use std::sync::Arc;
 
+mod across;
 mod attention;
 
 /// Two GPUs on one link, with round figures.

@@ -33,8 +33,8 @@ pub struct Timeline {
     queues: [usize; LANES],
     /// By class of ranks: the releases of its thread, in order.
     releases: Vec<Vec<Release>>,
-    /// By class of groups: whether it has several ranks.
-    several: Vec<bool>,
+    /// By class of groups: seconds in which the threads of its ranks meet.
+    meetings: Vec<f64>,
     /// The beginning of each recorded step, and the end of the last one, on the slowest rank; in
     /// seconds.
     steps: Vec<f64>,
@@ -43,7 +43,7 @@ pub struct Timeline {
 impl Timeline {
     pub(super) fn new(
         program: Program,
-        (classes, several): (Classes, Vec<bool>),
+        (classes, meetings): (Classes, Vec<f64>),
         (spans, releases): (Vec<Vec<Span>>, Vec<Vec<Release>>),
         queues: [usize; LANES],
     ) -> Self {
@@ -51,8 +51,16 @@ impl Timeline {
         for (index, node) in program.nodes.iter().enumerate() {
             by_lane[node.lane as usize].push(index as u32);
         }
-        let mut timeline =
-            Self { program, classes, spans, by_lane, queues, releases, several, steps: Vec::new() };
+        let mut timeline = Self {
+            program,
+            classes,
+            spans,
+            by_lane,
+            queues,
+            releases,
+            meetings,
+            steps: Vec::new(),
+        };
         let marks = timeline.program.steps.clone();
         timeline.steps = marks.iter().map(|mark| timeline.passed(mark).0).collect();
         timeline
@@ -219,15 +227,15 @@ impl Timeline {
                 continue;
             }
             let work = &self.program.works[node.work as usize];
-            seconds += submit::seconds(work, node, self.has_peers(class, work));
+            seconds += submit::seconds(work, node, self.meeting(class, work));
             calls += u64::from(work.calls) + u64::from(node.calls);
         }
         (seconds, calls)
     }
 
-    fn has_peers(&self, class: usize, work: &Work) -> bool {
+    fn meeting(&self, class: usize, work: &Work) -> f64 {
         let kind = work.kind.group().map(kind_number);
-        kind.is_some_and(|kind| self.several[self.classes.groups_of[class][kind]])
+        kind.map_or(0.0, |kind| self.meetings[self.classes.groups_of[class][kind]])
     }
 
     /// Whether the two communication lanes share a queue of their own.

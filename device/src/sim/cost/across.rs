@@ -1,0 +1,87 @@
+//! What a group with ranks in several boxes costs beside the network's bandwidth: the latency of hops, and the letters that
+//! processes send each other. A box has one process. `benchmarks/cluster-2026-11-25.md` has the measurements.
+
+use super::{COLLECTIVE_HOP, MEETING};
+use crate::sim::Hardware;
+use std::collections::BTreeSet;
+
+/// Seconds that a hop takes more when it goes to another box. NCCL's own model has 14e-6 for such a hop, by InfiniBand or TCP
+/// alike (`hwLat` in its `src/graph/tuning.cc`: NET, Ring, Simple).
+const NETWORK_HOP: f64 = 14e-6 - COLLECTIVE_HOP;
+
+/// Seconds until a letter has come to another process: 23e-6 measured between two processes of a machine, and half of the 50e-6
+/// between two looks of a thread for MPI that has nothing to do (`ranks/mpi.rs`).
+const LETTER_WAY: f64 = 48e-6;
+
+/// Seconds in which the thread for MPI sends or takes a letter, measured there.
+const LETTER_EACH: f64 = 2.7e-6;
+
+/// The way in which a group is dealt to boxes. All boxes have equally many members, and equally many groups of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::sim) struct Dealt {
+    /// Number of boxes with members.
+    boxes: usize,
+    /// Number of members in a box.
+    here: usize,
+    /// Number of members in the other boxes.
+    away: usize,
+    /// Number of groups that have members in a box.
+    groups: usize,
+}
+
+impl Dealt {
+    pub(in crate::sim) fn of(h: &Hardware, members: &[usize]) -> Self {
+        let machine = |rank: &usize| h.seats[*rank].machine;
+        let boxes: BTreeSet<usize> = members.iter().map(machine).collect();
+        let first = members.first().map_or(0, machine);
+        let here = members.iter().filter(|rank| machine(rank) == first).count();
+        let seats = h.seats.iter().filter(|seat| seat.machine == first).count();
+        let groups = seats.checked_div(here).unwrap_or(0);
+        Self { boxes: boxes.len(), here, away: members.len() - here, groups }
+    }
+
+    /// Whether letters go between its ranks. The authors' system of 2020 has none.
+    fn writes(self, h: &Hardware) -> bool {
+        self.boxes > 1 && h.gpu.as_of_2020.is_none()
+    }
+
+    /// Number of letters that a process sends and takes when its groups of this kind meet: each member posts to each of the other
+    /// processes (`ranks/far.rs`).
+    pub(in crate::sim) const fn posts(self) -> usize {
+        self.groups * (self.here * (self.boxes - 1) + self.away)
+    }
+
+    /// The same when each member sends data to each member in another process (`ranks/shared/collectives/far.rs`).
+    pub(in crate::sim) const fn parcels(self) -> usize {
+        self.groups * 2 * self.here * self.away
+    }
+
+    /// The same when it sums a number of the host: parcels go before two of three meetings.
+    pub(in crate::sim) const fn letters_of_sum(self) -> usize {
+        3 * self.posts() + 2 * self.parcels()
+    }
+}
+
+/// Seconds in which the threads of a group meet; 0 for a single rank.
+pub(in crate::sim) fn meeting(h: &Hardware, members: &[usize]) -> f64 {
+    let dealt = Dealt::of(h, members);
+    match members.len() {
+        0 | 1 => 0.0,
+        _ if dealt.writes(h) => MEETING + LETTER_WAY + LETTER_EACH * dealt.posts() as f64,
+        _ => MEETING,
+    }
+}
+
+/// Seconds in which a group sums a number of the host.
+pub(super) fn host_sum(h: &Hardware, members: &[usize]) -> f64 {
+    let dealt = Dealt::of(h, members);
+    if !dealt.writes(h) {
+        return MEETING;
+    }
+    MEETING + 3.0 * LETTER_WAY + LETTER_EACH * dealt.letters_of_sum() as f64
+}
+
+/// Seconds that a collective with `rounds` takes more, since its ring leaves the box.
+pub(super) fn hops(h: &Hardware, members: &[usize], rounds: u8) -> f64 {
+    NETWORK_HOP * f64::from(rounds) * (Dealt::of(h, members).boxes - 1) as f64
+}
