@@ -1,7 +1,7 @@
 //! `onebox config check` and `onebox config show`.
 
 use super::exit::{Failed, code};
-use super::processes::{launched, refusal};
+use super::processes::{SILENCE, Team, facts};
 use super::{ConfigArgs, data, print, print_json, say};
 use crate::config::{ConfigError, DeviceConfig, Origin, Problem, load_and_look};
 use serde_json::{Value, json};
@@ -15,8 +15,15 @@ pub(super) struct CheckArgs {
     pub(super) json: bool,
 }
 
-/// All errors, or a line that says what the config is, and what of it this version cannot run.
-pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), Failed> {
+/// All errors, or a line that says what the config is, and what of it this version cannot run. Processes of a launcher join
+/// first: what a machine must have follows from the ranks that are dealt to it.
+pub(super) fn check(args: &CheckArgs) -> Result<(), Failed> {
+    let team = Team::join(SILENCE)?;
+    let ended = team.all("config", checked(args, &team), |()| facts(None));
+    team.end(ended)
+}
+
+fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<(), Failed> {
     let loaded = match load_and_look(&args.config, &args.sets, &data::trouble) {
         Ok(loaded) => loaded,
         Err(errors) => {
@@ -32,6 +39,14 @@ pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), 
         }
     };
     let config = &loaded.config;
+    if let Err(refused) = team.check(config) {
+        if *json {
+            let why = json!({ "message": refused.message() });
+            print_json(&json!({ "ok": false, "errors": [why] }))?;
+            return Err(Failed::silent(code::CONFIG));
+        }
+        return Err(refused);
+    }
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let parameters = crate::train::build::shape(config).parameters();
     let not_built = config.not_built(&loaded.origins);
@@ -55,9 +70,6 @@ pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), 
         config.batch.global,
         config.model.seq_len,
     ))?;
-    if let Some(why) = launched().and_then(|count| refusal(config, count)) {
-        return Err(Failed::new(code::CONFIG, why));
-    }
     if let Some(not_built) = not_built {
         let keys: Vec<&str> = not_built.errors().iter().map(|p| p.key.as_str()).collect();
         say(&match config.device {

@@ -36,7 +36,7 @@ fn held_back() -> String {
 }
 
 /// Number of processes that a launcher has started with this one; `None` without a launcher.
-pub(super) fn launched() -> Option<usize> {
+fn launched() -> Option<usize> {
     let number = |name: &&str| std::env::var(name).ok()?.parse().ok();
     let of_slurm = || {
         let [rank, tasks] = SLURM;
@@ -46,7 +46,7 @@ pub(super) fn launched() -> Option<usize> {
 }
 
 /// Why the ranks of `config` cannot be dealt to `count` processes, and the remedy.
-pub(super) fn refusal(config: &Config, count: usize) -> Option<String> {
+fn refusal(config: &Config, count: usize) -> Option<String> {
     let (ranks, tensor) = (config.world_size(), config.parallel.tensor);
     if count < 2 {
         return None;
@@ -75,6 +75,9 @@ pub(super) fn refusal(config: &Config, count: usize) -> Option<String> {
             .to_owned()
     })
 }
+
+/// Seconds without a sign of life after which a process has failed.
+pub(super) const SILENCE: u64 = 60;
 
 /// The processes of a run, or this one alone.
 pub(super) struct Team(Option<Arc<Processes>>);

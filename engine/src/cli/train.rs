@@ -15,7 +15,7 @@ use self::prepared::{Looked, Prepared, prepare};
 use self::watch::Watch;
 use super::check::count;
 use super::exit::{Failed, code};
-use super::processes::{Team, facts};
+use super::processes::{SILENCE, Team, facts};
 use super::signals::{self, Signals, Starting};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, say};
@@ -66,7 +66,7 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     trace: TraceArgs,
     /// Under mpirun or srun: a process that gives no sign of life for so long ends the run
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = SILENCE, value_parser = clap::value_parser!(u64).range(2..))]
     silence: u64,
     /// No progress, no summary
     #[arg(short, long)]

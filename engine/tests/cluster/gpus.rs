@@ -1,7 +1,9 @@
 //! Ranks on GPUs in several processes, under a stand-in for the driver: NCCL moves the data between them.
 
 use super::faults::{BASE, Fault, How, ON_GPUS, assert_named, suffer};
-use super::launch::{ACROSS, SAVES, assert_same, assert_whole, command, has_mpirun, on_gpus, sets};
+use super::launch::{
+    ACROSS, NUMBER, SAVES, assert_same, assert_whole, command, has_mpirun, launch, on_gpus, sets,
+};
 use crate::common::{Done, Folder};
 use engine::run::Place;
 
@@ -77,4 +79,39 @@ fn a_process_with_gpus_that_is_killed_or_stopped_ends_all() {
         assert_named(&done, fault);
         assert_whole(&folder, &run);
     }
+}
+
+/// `config check` counts the ranks of its own machine alone. Two processes are on two machines where their names differ.
+#[test]
+fn streams_are_counted_by_machine() {
+    if !has_mpirun() {
+        return;
+    }
+    let renames = ["-u", "true"];
+    if !std::process::Command::new("unshare").args(renames).status().is_ok_and(|s| s.success()) {
+        println!("SKIPPED: a process may not change its machine's name here");
+        return;
+    }
+    let folder = Folder::new();
+    let set = sets(&[
+        ON_GPUS,
+        "parallel.tensor=1",
+        "parallel.data=24",
+        "batch.global=24",
+        "batch.micro=1",
+    ]);
+    let check = |renamed: bool| {
+        let own = NUMBER.map(|name| format!("${{{name}-}}")).concat();
+        let rename = if renamed { format!("hostname node{own}; ") } else { String::new() };
+        let mut started = launch(&folder, 2, "unshare");
+        started.args(["-u", "sh", "-c", &format!("{rename}exec \"$0\" \"$@\"")]);
+        started.args([env!("CARGO_BIN_EXE_onebox"), "config", "check", "tiny.ron"]).args(&set);
+        on_gpus(&folder, &mut started);
+        Folder::done(started)
+    };
+    let done = check(true).ok();
+    assert_eq!(done.stdout.matches(": ok: ").count(), 1, "{}", done.stdout);
+    let text = "6 ranks on a GPU have 36 streams; its 32 hardware queues order those of 5";
+    let done = check(false);
+    done.refused(78, &[text, "use at most 20 ranks on 4 GPU(s)"]);
 }
