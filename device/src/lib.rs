@@ -40,6 +40,7 @@ pub use ranks::mpi;
 pub use ranks::panics;
 pub use ranks::processes::{Processes, Wire};
 pub use ranks::shared::HostWork;
+pub use ranks::shared::collectives::far::letter_bytes;
 pub use ranks::trace::{Span, Trace};
 pub use ranks::world::World;
 pub use submit::device::{Activity, Device, Rank};

@@ -42,7 +42,7 @@ impl<'a> Letter<'a> {
                 out.text(file).number(u64::from(line)).number(u64::from(column))
             }
             Self::Data { world, meeting, from, to, bytes } => {
-                out.0.reserve(bytes.len());
+                out.0.reserve_exact(HEAD + bytes.len());
                 out.byte(2).all(&[*world, *meeting, *from as u64, *to as u64]).bytes(bytes)
             }
             Self::Failed { world, rank, step, kind, cause } => {

@@ -2,9 +2,10 @@
 
 use super::check::count;
 use super::exit::{Failed, code};
+use super::processes::{SILENCE, Team, facts};
 use super::simulate::failed;
 use super::{ConfigArgs, OnBox, print, print_json, say, search};
-use crate::config::{Config, Loaded};
+use crate::config::{Config, DeviceConfig, Loaded};
 use crate::predict::changes::arguments;
 use crate::predict::choose;
 use crate::predict::plan::{Buffer, Disk, Memory, Report, report};
@@ -52,7 +53,14 @@ pub(super) struct PlanArgs {
     gpus: Option<u16>,
 }
 
+/// Processes of a launcher join first: a machine needs memory for the ranks that are dealt to it.
 pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
+    let team = Team::join(SILENCE)?;
+    let ended = team.all("plan", planned(args, &team), |()| facts(None));
+    team.end(ended)
+}
+
+fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
     if let Some(model) = &args.model {
         return model::run(args, model);
     }
@@ -71,6 +79,9 @@ pub(super) fn run(args: &PlanArgs) -> Result<(), Failed> {
     let mut loaded = args.on_box.load(&given)?;
     choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
+    if !matches!(config.device, DeviceConfig::Sim { .. }) {
+        team.check(config)?;
+    }
     if args.ops {
         return ops::run(config, &build(config), args.json);
     }
@@ -229,6 +240,14 @@ fn nodes(out: &mut String, report: &Report) {
         let _ = writeln!(out, "  {words}");
     }
     let _ = writeln!(out, "  and {} of the process besides", format_bytes(report.host_beside));
+    if report.letters > 0 {
+        let _ = writeln!(
+            out,
+            "  of which letters between processes take {} at most; MPI's own buffers, such as its shared memory, come on top: \
+             they are not counted",
+            format_bytes(report.letters)
+        );
+    }
 }
 
 fn data_memory(out: &mut String, report: &Report) {

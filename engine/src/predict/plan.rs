@@ -8,7 +8,7 @@ mod ops;
 mod saving;
 mod step;
 
-use beside::beside;
+use beside::{beside, letters};
 pub use data::DataMemory;
 pub use disk::Disk;
 pub use ops::{Op, Touched, list};
@@ -59,6 +59,9 @@ pub struct Report {
     pub host_per_rank: Memory,
     /// Bytes of the host that the process takes besides the plan of all ranks.
     pub host_beside: u64,
+    /// Of these bytes, those of letters between processes.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub letters: u64,
     /// The host's memory by node.
     pub nodes: Vec<Node>,
     /// What the data takes of the host's memory, where it can be looked at.
@@ -77,6 +80,10 @@ pub struct Report {
     /// One optimizer step of rank 0; not counted by [`memory_report`], nor for what does not fit, which may be
     /// of any size.
     pub step: Option<Step>,
+}
+
+const fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// A rank's planned part of a memory.
@@ -200,7 +207,8 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
         step: None,
         gpu,
         host_per_rank,
-        host_beside: beside(built, planned),
+        host_beside: beside(config, built, planned),
+        letters: letters(config, built),
         nodes,
         placed,
     }
@@ -338,7 +346,7 @@ fn nodes(
     let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
     let data = DataMemory::of(config).ok().flatten().unwrap_or_default();
     let data = (planned + data.tokens + data.documents).max(data.reading);
-    let bytes = data + beside(built, planned);
+    let bytes = data + beside(config, built, planned);
     let whole = Some((bytes, topology::available_memory()));
     let Some(machine) = this_machine() else { return (Vec::new(), Vec::new(), whole) };
     let wanted = placement::request(config, host);

@@ -25,6 +25,16 @@ pub(crate) fn is_spread() -> bool {
     SHARE.get().is_some_and(|share| share.processes > 1)
 }
 
+/// Number of processes of the run on this machine.
+pub(crate) fn processes() -> usize {
+    SHARE.get().map_or(1, |share| share.on_node.len())
+}
+
+/// The most members that a group of consecutive ranks `step` apart, `size` of them, has in other processes than one of them.
+pub(crate) fn away(config: &Config, (step, size): (usize, usize)) -> usize {
+    SHARE.get().map_or(0, |share| share.away(config.world_size(), (step, size)))
+}
+
 /// TP and DP degree of the ranks on this machine.
 pub(crate) fn grid(config: &Config) -> (usize, usize) {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
@@ -43,6 +53,15 @@ pub(crate) fn number(config: &Config, rank: usize) -> Option<usize> {
 }
 
 impl Share {
+    fn away(&self, world_size: usize, (step, size): (usize, usize)) -> usize {
+        let home = |rank: usize| rank / (world_size / self.processes);
+        let of = |rank: usize| {
+            let first = rank / (step * size) * step * size + rank % step;
+            (0..size).filter(|i| home(first + i * step) != home(rank)).count()
+        };
+        (0..world_size).map(of).max().unwrap_or(0)
+    }
+
     fn grid(&self, tensor: usize, data: usize) -> (usize, usize) {
         let ranks = tensor * data / self.processes * self.on_node.len();
         if ranks.is_multiple_of(tensor) { (tensor, ranks / tensor) } else { (ranks, 1) }
@@ -65,6 +84,11 @@ mod tests {
         assert_eq!(share(&[0, 1, 2, 3]).grid(2, 4), (2, 4));
         assert_eq!(share(&[2, 3]).grid(2, 4), (2, 2));
         assert_eq!(share(&[1]).grid(8, 1), (2, 1));
+        // TP 2 x DP 4 by four processes; TP 8 by four, and TP 2 x DP 3 by two, whose third rank has its partner elsewhere.
+        assert_eq!([(1, 2), (2, 4)].map(|group| share(&[0]).away(8, group)), [0, 3]);
+        assert_eq!(share(&[0]).away(8, (1, 8)), 6);
+        let two = Share { processes: 2, on_node: vec![0] };
+        assert_eq!([(1, 2), (2, 3)].map(|group| two.away(6, group)), [1, 2]);
         let numbers =
             |share: Share| (0..8).map(move |rank| share.number(8, rank)).collect::<Vec<_>>();
         let two = [None, None, None, None, Some(0), Some(1), Some(2), Some(3)];

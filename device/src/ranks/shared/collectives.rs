@@ -4,7 +4,7 @@
 //! peer's own hazard check protects the range. Sums are in rank order, in fp32 (fp64 for F64),
 //! rounded once: every rank ends with the same bits.
 
-mod far;
+pub(crate) mod far;
 
 use super::Shared;
 use crate::ranks::meeting::Post;

@@ -5,8 +5,11 @@
 //! for the disk, and the kernel's own for threads and page tables: a run of one rank was never killed under a limit 10.6 MiB
 //! above its plan, and sometimes under one of 8.6 MiB.
 
+use crate::config::{Config, DeviceConfig};
 use crate::run::export::window_bytes;
+use crate::run::here;
 use crate::train::build::Built;
+use device::{Arena, letter_bytes};
 
 /// Of the process: what its program and libraries write to, lists, files that wait for the disk.
 const PROCESS: u64 = 8 << 20;
@@ -17,10 +20,26 @@ const THREAD: u64 = 512 << 10;
 /// A page table has 8 bytes for each page of 4 KiB.
 const PAGES_OF_A_TABLE: u64 = 512;
 
-/// Bytes of the host that the process takes besides the plan, `planned` bytes of all ranks.
-pub(super) fn beside(built: &Built, planned: u64) -> u64 {
-    let ranks = (built.gpt.shape().tp_size * built.layout.dp_size()) as u64;
+/// Bytes of the host that the processes of this machine take besides the plan, `planned` bytes of their ranks.
+pub(super) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
+    let (ranks, processes) = (here::ranks(config) as u64, here::processes() as u64);
     let threads = built.scratch.threads.max(1) as u64;
     let of_ranks = ranks * (RANK + threads * THREAD);
-    PROCESS + of_ranks + window_bytes(&built.gpt) + planned / PAGES_OF_A_TABLE
+    let of_processes = processes * (PROCESS + window_bytes(&built.gpt));
+    of_processes + of_ranks + planned / PAGES_OF_A_TABLE + letters(config, built)
+}
+
+/// Of these bytes, those of letters between processes: of virtual GPUs, whose ranks do one collective at a time. On GPUs NCCL
+/// moves the data, and letters have a few numbers.
+pub(super) fn letters(config: &Config, built: &Built) -> u64 {
+    if !matches!(config.device, DeviceConfig::Cpu { .. }) {
+        return 0;
+    }
+    let entries = built.plan.entries().iter().filter(|entry| entry.arena == Arena::Device);
+    let largest = entries.map(|entry| entry.range.end - entry.range.start).max().unwrap_or(0);
+    let (tensor, data) = (config.parallel.tensor, config.parallel.data);
+    let of_group = |(step, size): (usize, usize)| {
+        letter_bytes(largest, size as u64, here::away(config, (step, size)) as u64)
+    };
+    here::ranks(config) as u64 * of_group((1, tensor)).max(of_group((tensor, data)))
 }

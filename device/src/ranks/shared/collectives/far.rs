@@ -5,11 +5,23 @@
 //! process: in rank order, rounded once.
 
 use super::{Met, Shared, combine_of, divisible, meet, part};
+use crate::ranks::letters::HEAD;
 use crate::view::{Received, copy};
 use crate::{Admitted, Error, Group, Op, Reduce, Tensor};
 
 /// Bytes that a rank sends another one before both meet.
 const ROUND: usize = 1 << 20;
+
+/// Bytes of the host that the letters of a rank's collectives take at most. `largest`: bytes of the largest tensor, of a group of
+/// `size` ranks, `away` of which are in other processes. MPI's own buffers are not among them.
+///
+/// The letters of two rounds may wait on either side, since a rank may be one meeting ahead. Beside them, one
+/// part is read for a letter and one from a letter.
+pub const fn letter_bytes(largest: u64, size: u64, away: u64) -> u64 {
+    let part = largest.div_ceil(size);
+    let part = if part < ROUND as u64 { part } else { ROUND as u64 };
+    if away == 0 { 0 } else { 4 * away * (HEAD as u64 + part) + 2 * part }
+}
 
 /// Runs a collective whose group has ranks in other processes.
 pub(super) fn run(op: &Admitted, shared: &Shared) -> Result<(), Error> {
@@ -129,5 +141,18 @@ impl Far<'_> {
             }
         }
         self.meet().map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::letter_bytes;
+
+    #[test]
+    fn letters_of_two_rounds_wait_on_either_side() {
+        // Parts of 64 bytes, with 33 of their letter.
+        assert_eq!(letter_bytes(256, 4, 2), 2 * 2 * 2 * (33 + 64) + 2 * 64);
+        assert_eq!(letter_bytes(1 << 30, 4, 3), 2 * 2 * 3 * (33 + (1 << 20)) + (2 << 20));
+        assert_eq!(letter_bytes(1 << 30, 4, 0), 0);
     }
 }
