@@ -197,6 +197,11 @@ fn the_experiments_explain_themselves_and_refuse_what_they_cannot_do() {
     }
     let more = ["model.ron", "--gpus", "2 3", "--out", "out", "box.ron"];
     script(&folder, "scale-gpus", &more).refused(1, &["onebox simulate", "78"]);
+    let by = ["model.ron", "--processes", "1 2", "--out", "out"];
+    script(&folder, "scale-gpus", &by)
+        .refused(1, &["--processes needs a CONFIG with `device: Cpu`"]);
+    let both = [&by[..], &["--gpus", "2"]].concat();
+    script(&folder, "scale-gpus", &both).refused(2, &["leave --gpus out"]);
 }
 
 /// The table in ARCHITECTURE.md and the picture in docs, drawn anew from the program.

@@ -2,11 +2,12 @@
 
 use super::launch::{
     ACROSS, NUMBER, SAVES, assert_gone, assert_killed, assert_same, assert_silent, assert_whole,
-    command, files, has_mpirun, metrics, sets, train,
+    command, files, has_mpirun, is_mpich, metrics, sets, train,
 };
 use crate::common::Folder;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -111,6 +112,48 @@ fn what_cannot_be_dealt_to_processes_is_refused_once_and_writes_nothing() {
     let done = Folder::done(mixed);
     assert_eq!(done.code, 78, "{}", done.stderr);
     assert!(done.stderr.contains("has the config"), "{}", done.stderr);
+}
+
+/// The plan has the bytes of letters, for the ranks of this machine.
+#[test]
+fn a_plan_counts_the_letters_between_processes() {
+    if !has_mpirun() {
+        return;
+    }
+    let folder = Folder::new();
+    let plan = |count: usize, more: &[&str]| {
+        let args = [&["plan", "tiny.ron"], more].concat();
+        Folder::done(command(&folder, count, &args)).ok().stdout
+    };
+    let json: serde_json::Value = serde_json::from_str(&plan(2, &["--json"])).unwrap();
+    let buffers = json["gpu"]["buffers"].as_array().unwrap();
+    let largest = buffers.iter().map(|buffer| buffer["bytes"].as_u64().unwrap()).max().unwrap();
+    // Each of four ranks has one of two data-parallel partners elsewhere.
+    assert_eq!(json["letters"], 4 * device::letter_bytes(largest, 2, 1));
+    assert_eq!(plan(2, &[]).matches("letters between processes take").count(), 1);
+    assert!(!plan(1, &[]).contains("letters between processes"));
+}
+
+#[test]
+fn a_script_trains_the_same_run_by_several_numbers_of_processes() {
+    if !has_mpirun() || is_mpich() {
+        return;
+    }
+    let folder = Folder::new();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/scale-gpus");
+    let mut scale = Command::new(script);
+    scale.args(["tiny.ron", "--processes", "1 2", "--out", "out"]).current_dir(folder.path(""));
+    scale.env("ONEBOX", env!("CARGO_BIN_EXE_onebox"));
+    scale.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+    Folder::done(scale).ok();
+    let csv = folder.read("out/processes.csv");
+    let rows: Vec<Vec<&str>> = csv.lines().skip(1).map(|row| row.split(',').collect()).collect();
+    assert_eq!(
+        rows.iter().map(|row| row[..2].to_vec()).collect::<Vec<_>>(),
+        [["1", "4"], ["2", "4"]]
+    );
+    assert!(rows.iter().all(|row| row[3].parse::<u64>().is_ok_and(|tokens| tokens > 0)), "{csv}");
+    assert!(rows[0][5].len() == 16 && rows[0][5] == rows[1][5], "{csv}");
 }
 
 /// A run that goes on until something happens to it.
