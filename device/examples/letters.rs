@@ -1,42 +1,106 @@
-//! Times letters between the processes of a run, which the simulator takes its figures from (`src/sim/cost/across.rs`):
+//! Times letters between the processes of a run, which the simulator takes its figures from (`src/sim/cost/across.rs`), and
+//! collectives of four virtual GPUs that are dealt to the processes:
 //! `cargo build --release -p device --features mpi --example letters`, then `mpirun -n 2 target/release/examples/letters`.
-#![allow(clippy::print_stdout, reason = "an example shows what it found")]
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
+use device::{Arena, Dtype, Group, HostPlace, HostWork, Lane, Op, Plan, Processes, Rank, Reduce};
+use device::{Tensor, World};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const EXCHANGES: usize = 3000;
-const ROUNDS: usize = 15;
-const LETTERS: usize = 20_000;
+const RANKS: usize = 4;
+const ELEMENTS: usize = 8 << 20;
+const MIB: usize = 1 << 20;
 
 fn main() -> Result<(), String> {
     let processes = device::mpi::join(Duration::from_secs(60))?;
-    // A letter goes each way, and wakes a thread there.
-    let mut way = Vec::with_capacity(EXCHANGES);
-    for _ in 0..EXCHANGES {
-        let began = Instant::now();
-        processes.exchange("way", Vec::new())?;
-        way.push(began.elapsed().as_secs_f64() * 1e6);
+    let others = processes.count() - 1;
+    let mut lines = String::new();
+    if others > 0 {
+        let word = |count, bytes: usize| {
+            median(count, || drop(processes.exchange("word", vec![0; bytes])))
+        };
+        let (way, mib) = (word(301, 0), word(31, MIB));
+        // The thread for MPI sends these letters and takes as many.
+        let many = median(5, || {
+            (0..5_000).for_each(|_| processes.beat());
+            drop(processes.exchange("end", Vec::new()));
+        });
+        let each = many / (10_000 * others) as f64;
+        lines = format!(
+            "until a letter has come {way:.1} us, one of 1 MiB {mib:.0} us; each letter sent or taken {each:.2} us\n"
+        );
     }
-    // The thread for MPI sends these letters and takes as many.
-    let mut each = Vec::with_capacity(ROUNDS);
-    for _ in 0..ROUNDS {
-        processes.exchange("begin", Vec::new())?;
-        let began = Instant::now();
-        (0..LETTERS).for_each(|_| processes.beat());
-        processes.exchange("end", Vec::new())?;
-        let letters = 2 * LETTERS * (processes.count() - 1);
-        each.push(began.elapsed().as_secs_f64() * 1e6 / letters.max(1) as f64);
+    lines += &collectives(&processes);
+    if processes.me() == 0 {
+        println!("{} process(es), medians\n{lines}", processes.count());
     }
-    way.sort_by(f64::total_cmp);
-    each.sort_by(f64::total_cmp);
-    println!(
-        "process {}: until a letter has come, median of {EXCHANGES}: {:.1} us; each letter sent or taken, median of {ROUNDS}: {:.2} us",
-        processes.me(),
-        way[EXCHANGES / 2],
-        each[ROUNDS / 2]
-    );
     let left = processes.part(0);
     processes.close(left.map(|_| 1));
     Ok(())
+}
+
+/// The median of `count` times in microseconds.
+fn median(count: usize, mut work: impl FnMut()) -> f64 {
+    let mut time = || {
+        let began = Instant::now();
+        work();
+        began.elapsed().as_secs_f64() * 1e6
+    };
+    let mut all: Vec<f64> = (0..count).map(|_| time()).collect();
+    all.sort_by(f64::total_cmp);
+    all[count / 2]
+}
+
+/// The times of collectives of 16 MiB and of 8 bytes, as rank 0 sees them.
+fn collectives(processes: &Arc<Processes>) -> String {
+    let mut plan = Plan::default();
+    let large = plan.tensor((Arena::Device, "example"), "large", Dtype::Bf16, (1, ELEMENTS));
+    let small = plan.tensor((Arena::Pinned, "example"), "small", Dtype::F64, (1, 1));
+    let plan = Arc::new(plan);
+    let world = World::across(processes, (1, RANKS), Duration::from_secs(600));
+    std::thread::scope(|scope| {
+        let (plan, world) = (&plan, &world);
+        let run = |rank| scope.spawn(move || of_rank(rank, (plan, world), (large, small)));
+        let mine = Rank::all(1, RANKS).filter(|rank| world.has(*rank));
+        let threads: Vec<_> = mine.map(run).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).next().unwrap()
+    })
+}
+
+fn of_rank(
+    rank: Rank,
+    (plan, world): (&Arc<Plan>, &Arc<World>),
+    (large, small): (Tensor, Tensor),
+) -> String {
+    let options = CpuOptions {
+        lanes: Lanes::Inline,
+        memory_limit: u64::MAX,
+        host: HostPlace::default(),
+        scratch: ScratchFloats::default(),
+        work: HostWork::default(),
+    };
+    let dev = cpu::open(rank, plan, world, &options).unwrap();
+    dev.write(large, &|_| 0.0).unwrap();
+    dev.write(small, &|_| 0.0).unwrap();
+    let (group, reduce) = (Group::Dp, Reduce::Sum);
+    let ops = [
+        ("all_gather of 16 MiB", Op::AllGather { x: large, group }),
+        ("reduce_scatter of 16 MiB", Op::ReduceScatter { x: large, group }),
+        ("all_reduce of 16 MiB", Op::AllReduce { x: large, group, reduce }),
+        ("all_reduce of 8 bytes", Op::AllReduce { x: small, group, reduce }),
+    ];
+    let mut lines = String::new();
+    for (name, op) in ops {
+        let lane = if name.contains("bytes") { Lane::Host } else { Lane::DpComm };
+        let time = median(11, || {
+            dev.submit(lane, op.clone());
+            dev.sync(dev.record(lane)).unwrap();
+        });
+        lines += &format!("{name} {:.3} ms\n", time / 1e3);
+    }
+    dev.finish().unwrap();
+    lines
 }
