@@ -243,3 +243,25 @@ fn a_box_that_contradicts_its_topology_is_refused_with_both_figures() {
     let set = ["plan", "tiny.ron", "--set", "device=Sim(box: \"box.ron\")"];
     folder.onebox(&[&set[..], &grid].concat()).refused(78, &["do not fill machines of 8"]);
 }
+
+#[test]
+fn a_box_without_what_a_simulation_needs_is_refused_by_key() {
+    let folder = Folder::new();
+    let text = std::fs::read_to_string(root().join("configs/boxes/dgx-h100.ron")).unwrap();
+    for (line, key) in [("sm: 90,", "gpu.sm"), ("processors: 132,", "gpu.processors")] {
+        assert!(text.contains(line), "{line}");
+        for instead in ["", &line.replace("90", "0").replace("132", "0")] {
+            let topologies = text.replace("topologies/", &format!("{}/", topologies()));
+            std::fs::write(folder.path("box.ron"), topologies.replace(line, instead)).unwrap();
+            let run = folder.onebox(&["simulate", "tiny.ron", "--box", "box.ron"]);
+            assert_ne!(run.code, 0);
+            let said = format!("does not say `{key}` (0: not known), which a simulation needs");
+            assert!(run.stderr.contains(&said), "{}", run.stderr);
+        }
+    }
+}
+
+/// The folder of the boxes' topologies.
+fn topologies() -> String {
+    root().join("configs/boxes/topologies").display().to_string()
+}

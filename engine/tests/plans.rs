@@ -247,7 +247,7 @@ fn the_plan_says_why_sums_of_micro_batches_take_four_bytes() {
 fn one_gpu_uses_both_sockets_of_a_box_where_its_states_need_them() {
     let folder = Folder::new();
     let text = "(gpus: 1, gpu_memory: \"80GiB\", numa_nodes: 2, node_memory: \"2MiB\", \
-                gpu: (gemm_tflops: 500, fp32_tflops: 51, memory_gb_per_s: 2000, processors: 114), \
+                gpu: (gemm_tflops: 500, fp32_tflops: 51, memory_gb_per_s: 2000, processors: 114, sm: 90), \
                 host: (node_gb_per_s: 300, core_gb_per_s: 14, cores: 32, link_gb_per_s: 60))";
     fs::write(folder.path("two.ron"), text).unwrap();
     let run = |verb: &str, sets: &[&str]| {

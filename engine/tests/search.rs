@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Four GPUs of which every one has room for a part of the tiny models below.
 const BOX: &str = r#"(
     gpus: 4, gpu_memory: "GPU", numa_nodes: 2, node_memory: "NODE",
-    gpu: (gemm_tflops: 0.01, fp32_tflops: 0.005, memory_gb_per_s: 1, processors: 4),
+    gpu: (gemm_tflops: 0.01, fp32_tflops: 0.005, memory_gb_per_s: 1, processors: 4, sm: 80),
     host: (node_gb_per_s: 1, core_gb_per_s: 0.2, cores: 8, link_gb_per_s: 0.5),
 )"#;
 

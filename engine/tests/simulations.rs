@@ -254,7 +254,7 @@ fn gpus_of_a_box_without_a_topology_reach_each_other_as_it_says() {
     let seconds = |peer: &str| {
         let ron = format!(
             "(gpus: 2, gpu_memory: \"8GiB\", node_memory: \"8GiB\",
-              gpu: (gemm_tflops: 100, fp32_tflops: 20, memory_gb_per_s: 1000, processors: 80, {peer}),
+              gpu: (gemm_tflops: 100, fp32_tflops: 20, memory_gb_per_s: 1000, processors: 80, sm: 80, {peer}),
               host: (node_gb_per_s: 100, core_gb_per_s: 10, cores: 8, link_gb_per_s: 0.01))"
         );
         std::fs::write(folder.path("box.ron"), ron).unwrap();

@@ -17,8 +17,8 @@ pub struct Gpu {
     pub memory: f64,
     /// Number of multiprocessors.
     pub processors: usize,
-    /// Compute capability, 70 for V100, which says what attention kernels it takes; 0: not known,
-    /// then those in fp32.
+    /// Compute capability, 70 for V100, which says what attention kernels it takes; 0: those in
+    /// fp32.
     pub sm: u32,
     /// The software of ZeRO-Offload's authors in 2020, if it is simulated.
     pub as_of_2020: Option<AsOf2020>,

@@ -53,7 +53,7 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
             memory_gb_per_s: rate(s, "memory_gb_per_s", "GB/s of the GPU's memory, from the data sheet."),
             peer_gb_per_s: rate(s, "peer_gb_per_s", "GB/s each way between two GPUs of a machine, as NVLink. 0: what goes between them takes the links to the host. Used without `topology`."),
             processors: s.uint("processors", 0..=100_000, Or::Default(0), "Multiprocessors."),
-            sm: s.uint("sm", 0..=200, Or::Default(0), "Compute capability: 70 for V100, 90 for H100. It says what kernels attention has. 0: not known, and attention works in fp32."),
+            sm: s.uint("sm", 0..=200, Or::Default(0), "Compute capability: 70 for V100, 90 for H100. It says what kernels attention has, so a simulation needs it. 0: not known."),
             as_of_2020: s.flag("as_of_2020", false, "Software as the authors of ZeRO-Offload had it in 2020, to compare with."),
             as_of_2020_without: facts(s),
         }),

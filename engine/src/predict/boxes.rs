@@ -12,7 +12,7 @@ use topology::{far_staging, far_words, format_bytes, in_parts};
 pub enum BoxError {
     /// A rate that the simulator needs.
     #[error(
-        "the box `{name}` does not say `{key}`, which a simulation needs: see the boxes that `onebox boxes` lists, or measure \
+        "the box `{name}` does not say `{key}` (0: not known), which a simulation needs: see the boxes that `onebox boxes` lists, or measure \
          this machine with `onebox bench --save-box FILE`"
     )]
     Unknown {
@@ -115,6 +115,7 @@ pub fn check_rates(b: &BoxConfig) -> Result<(), BoxError> {
         ("gpu.fp32_tflops", b.gpu.fp32_tflops),
         ("gpu.memory_gb_per_s", b.gpu.memory_gb_per_s),
         ("gpu.processors", b.gpu.processors as f32),
+        ("gpu.sm", b.gpu.sm as f32),
         ("host.node_gb_per_s", b.host.node_gb_per_s),
         ("host.core_gb_per_s", b.host.core_gb_per_s),
     ];
