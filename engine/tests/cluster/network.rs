@@ -95,13 +95,15 @@ struct Network {
 }
 
 impl Network {
-    /// A test without it is skipped, and fails where nothing may be missing.
+    /// A test without it is skipped, and says why; it fails where the tool may not be missing.
     fn new() -> Option<Self> {
         match Self::start() {
             Ok(network) => Some(network),
             Err(why) => {
+                // A tool can be installed; a kernel that refuses namespaces stays as it is.
                 let root = rustix::process::geteuid().is_root();
-                assert!(!root || std::env::var_os("CI").is_none(), "{why}");
+                let missing = root && std::env::var_os("CI").is_some() && why.starts_with("no ip");
+                assert!(!missing, "{why}");
                 println!("SKIPPED: {why}");
                 None
             }
