@@ -20,7 +20,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The text that NVRTC compiles: the prelude, then the source. What the source includes stands in it.
+    /// The text that NVRTC compiles: the prelude, then the source with its included file.
     pub fn text(&self) -> String {
         let Self { name, source } = self;
         let (prelude, tensor_cores) =

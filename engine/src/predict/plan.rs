@@ -59,7 +59,7 @@ pub struct Report {
     pub host_per_rank: Memory,
     /// Bytes of the host that the process takes besides the plan of all ranks.
     pub host_beside: u64,
-    /// Of these bytes, those of letters between processes.
+    /// Bytes of letters between processes. `host_beside` has them, too.
     #[serde(skip_serializing_if = "is_zero")]
     pub letters: u64,
     /// The host's memory by node.

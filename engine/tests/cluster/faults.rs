@@ -17,7 +17,7 @@ use std::time::Duration;
 /// The name of the link between two machines, on both.
 pub(crate) const LINK: &str = "wire";
 
-/// What a process says after [`How::Blink`].
+/// A process says this after [`How::Blink`].
 pub(crate) const BLINKED: &str = "the link was down for a second";
 
 /// Tells [`a_process`] the words of `onebox`, as JSON.

@@ -57,7 +57,7 @@ impl Machine {
         self.keeper.id().to_string()
     }
 
-    /// What runs `program` on it.
+    /// A command that runs `program` on it.
     fn enter(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--preserve-credentials", "--user", "--net", "--uts", "--target"]);
@@ -193,15 +193,21 @@ fn cuts() -> Vec<(usize, Place)> {
     if full() { all.collect() } else { vec![(1, Place::Saved), (0, Place::Writing)] }
 }
 
-#[test]
-fn a_machine_that_is_cut_off_ends_all_and_costs_no_bit() {
+/// Two machines, and a folder with a run that has begun and its settings.
+fn begun() -> Option<(Network, Folder, Vec<&'static str>)> {
     if !has_mpirun() {
-        return;
+        return None;
     }
-    let Some(network) = Network::new() else { return };
+    let network = Network::new()?;
     let folder = Folder::new();
     let set = [BASE, &["train.steps=4"]].concat();
     begin(&folder, &set);
+    Some((network, folder, set))
+}
+
+#[test]
+fn a_machine_that_is_cut_off_ends_all_and_costs_no_bit() {
+    let Some((network, folder, set)) = begun() else { return };
     for (number, (victim, place)) in cuts().into_iter().enumerate() {
         let run = format!("run-{number}");
         copy(&folder.path("begun"), &folder.path(&run));
@@ -221,13 +227,7 @@ fn a_machine_that_is_cut_off_ends_all_and_costs_no_bit() {
 
 #[test]
 fn a_network_that_comes_back_before_the_deadline_costs_no_bit() {
-    if !has_mpirun() {
-        return;
-    }
-    let Some(network) = Network::new() else { return };
-    let folder = Folder::new();
-    let set = [BASE, &["train.steps=4"]].concat();
-    begin(&folder, &set);
+    let Some((network, folder, set)) = begun() else { return };
     copy(&folder.path("begun"), &folder.path("run"));
     let fault = Fault { how: How::Blink, victim: 1, place: Some(Place::Step), time: 1 };
     let done = network.suffer(&folder, "run", &set, fault);

@@ -1,4 +1,4 @@
-//! What a group with ranks in several boxes costs beside the network's bandwidth: the latency of hops, and the letters that
+//! The costs of a group with ranks in several boxes beside the network's bandwidth: the latency of hops, and the letters that
 //! processes send each other. A box has one process. `benchmarks/cluster-2026-11-25.md` has the measurements.
 
 use super::{COLLECTIVE_HOP, MEETING};
@@ -33,10 +33,11 @@ impl Dealt {
     pub(in crate::sim) fn of(h: &Hardware, members: &[usize]) -> Self {
         let machine = |rank: &usize| h.seats[*rank].machine;
         let boxes: BTreeSet<usize> = members.iter().map(machine).collect();
-        let first = members.first().map_or(0, machine);
+        // A group has a member.
+        let first = machine(&members[0]);
         let here = members.iter().filter(|rank| machine(rank) == first).count();
         let seats = h.seats.iter().filter(|seat| seat.machine == first).count();
-        let groups = seats.checked_div(here).unwrap_or(0);
+        let groups = seats / here;
         Self { boxes: boxes.len(), here, away: members.len() - here, groups }
     }
 

@@ -22,8 +22,8 @@ const ATTENTION_TILE: f64 = 64.0;
 /// multiplications, and barriers stand between slabs.
 const PORTABLE_ATTENTION_SHARE: f64 = 0.38;
 
-/// What a product of 16 x 8 x 16 of `attention_mma.cu` takes of a multiprocessor beside the tensor
-/// cores, in clocks: of `benchmarks/kernels.md`, by its instructions as the interpreter counts them.
+/// Clocks of a multiprocessor that `attention_mma.cu` takes beside the tensor cores for a product of
+/// 16 x 8 x 16. They are those of `benchmarks/kernels.md`, where the interpreter counts instructions.
 struct Beside {
     /// Passes of shared memory.
     shared: f64,
@@ -101,18 +101,18 @@ fn attention(gpu: &Gpu, work: &Work) -> f64 {
     let pass = usize::from(backward);
     let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len) * padded(head_dim);
     let beside = match gpu.sm {
-        80.. => &AMPERE[pass],
-        70 | 72 => &VOLTA[pass],
-        _ => return flops / (gpu.flops_32 * PORTABLE_ATTENTION_SHARE),
+        _ if work.wide || head_dim > 128 => None,
+        80.. => Some(&AMPERE[pass]),
+        70 | 72 => Some(&VOLTA[pass]),
+        _ => None,
     };
-    if work.wide || head_dim > 128 {
+    let Some(&Beside { shared, issue, latency }) = beside else {
         return flops / (gpu.flops_32 * PORTABLE_ATTENTION_SHARE);
-    }
-    let processors = gpu.processors.max(1) as f64;
+    };
+    let processors = gpu.processors as f64;
     // One multiplication and addition for each lane and clock.
     let clock = gpu.flops_32 / (2.0 * lanes(gpu.sm) * processors);
     let product = (PRODUCT * processors * clock / gpu.flops_16).max(least_product(gpu.sm));
-    let Beside { shared, issue, latency } = *beside;
     // Units work side by side in part: between the greatest and the sum of their times.
     let greatest = product.max(shared).max(issue).max(latency);
     let clocks = f64::midpoint(greatest, product + shared + issue + latency);

@@ -29,8 +29,8 @@ pub(super) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
     of_processes + of_ranks + planned / PAGES_OF_A_TABLE + letters(config, built)
 }
 
-/// Of these bytes, those of letters between processes: of virtual GPUs, whose ranks do one collective at a time. On GPUs NCCL
-/// moves the data, and letters have a few numbers.
+/// Bytes of letters between the processes of virtual GPUs, whose ranks do one collective at a time. On GPUs NCCL moves the data, and
+/// letters have a few numbers.
 pub(super) fn letters(config: &Config, built: &Built) -> u64 {
     if !matches!(config.device, DeviceConfig::Cpu { .. }) {
         return 0;
