@@ -22,16 +22,21 @@ pub enum Dtype {
     I32,
     /// Lower halves of fp32 values whose upper halves are bf16; on the host.
     U16,
+    /// 8 bits with 3 of mantissa: values and weights of scaled products.
+    E4m3,
+    /// 8 bits with 2 of mantissa: gradients of scaled products.
+    E5m2,
 }
 
 impl Dtype {
     /// All types.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::F16, Self::Bf16, Self::F32, Self::F64, Self::I32, Self::U16];
+    pub(crate) const ALL: [Self; 8] =
+        [Self::F16, Self::Bf16, Self::F32, Self::F64, Self::I32, Self::U16, Self::E4m3, Self::E5m2];
 
     /// Size of one element in bytes.
     pub const fn bytes(self) -> u64 {
         match self {
+            Self::E4m3 | Self::E5m2 => 1,
             Self::F16 | Self::Bf16 | Self::U16 => 2,
             Self::F32 | Self::I32 => 4,
             Self::F64 => 8,

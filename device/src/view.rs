@@ -2,7 +2,7 @@
 //! once, on f32 blocks.
 
 use crate::Dtype;
-use crate::numerics::ask;
+use crate::numerics::{E4m3, E5m2, ask};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 /// Elements that a kernel widens, computes and rounds at a time. They fit in the first-level cache.
@@ -34,6 +34,8 @@ element!(f32, F32);
 element!(f64, F64);
 element!(i32, I32);
 element!(u16, U16);
+element!(E4m3, E4m3);
+element!(E5m2, E5m2);
 
 /// Elements to read, by storage type.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,10 @@ pub enum View<'a> {
     I32(&'a [i32]),
     /// Lower halves of fp32 values.
     U16(&'a [u16]),
+    /// fp8 with 3 bits of mantissa.
+    E4m3(&'a [E4m3]),
+    /// fp8 with 2 bits of mantissa.
+    E5m2(&'a [E5m2]),
 }
 
 /// Elements to write, by storage type.
@@ -67,6 +73,10 @@ pub enum ViewMut<'a> {
     I32(&'a mut [i32]),
     /// Lower halves of fp32 values.
     U16(&'a mut [u16]),
+    /// fp8 with 3 bits of mantissa.
+    E4m3(&'a mut [E4m3]),
+    /// fp8 with 2 bits of mantissa.
+    E5m2(&'a mut [E5m2]),
 }
 
 macro_rules! for_each_type {
@@ -78,6 +88,8 @@ macro_rules! for_each_type {
             $kind::F64($s) => $body,
             $kind::I32($s) => $body,
             $kind::U16($s) => $body,
+            $kind::E4m3($s) => $body,
+            $kind::E5m2($s) => $body,
         }
     };
 }
@@ -91,6 +103,8 @@ macro_rules! rewrap {
             $from::F64($s) => $to::F64($body),
             $from::I32($s) => $to::I32($body),
             $from::U16($s) => $to::U16($body),
+            $from::E4m3($s) => $to::E4m3($body),
+            $from::E5m2($s) => $to::E5m2($body),
         }
     };
 }
@@ -140,6 +154,8 @@ impl<'a> View<'a> {
             View::F64(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = *x as f32),
             View::I32(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = *x as f32),
             View::U16(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = f32::from(*x)),
+            View::E4m3(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = x.to_f32()),
+            View::E5m2(s) => out.iter_mut().zip(&s[range]).for_each(|(o, x)| *o = x.to_f32()),
         }
     }
 }
@@ -217,6 +233,8 @@ impl<'a> ViewMut<'a> {
             Self::F64(s) => ViewMut::F64(s),
             Self::I32(s) => ViewMut::I32(s),
             Self::U16(s) => ViewMut::U16(s),
+            Self::E4m3(s) => ViewMut::E4m3(s),
+            Self::E5m2(s) => ViewMut::E5m2(s),
         }
     }
 
@@ -241,6 +259,12 @@ impl<'a> ViewMut<'a> {
             }
             ViewMut::I32(s) => s[range].iter_mut().zip(values).for_each(|(o, x)| *o = *x as i32),
             ViewMut::U16(s) => s[range].iter_mut().zip(values).for_each(|(o, x)| *o = *x as u16),
+            ViewMut::E4m3(s) => {
+                s[range].iter_mut().zip(values).for_each(|(o, x)| *o = E4m3::from_f32(*x));
+            }
+            ViewMut::E5m2(s) => {
+                s[range].iter_mut().zip(values).for_each(|(o, x)| *o = E5m2::from_f32(*x));
+            }
         }
     }
 
@@ -259,6 +283,8 @@ impl<'a> ViewMut<'a> {
             Self::F64(s) => part!(s, F64),
             Self::I32(s) => part!(s, I32),
             Self::U16(s) => part!(s, U16),
+            Self::E4m3(s) => part!(s, E4m3),
+            Self::E5m2(s) => part!(s, E5m2),
         }
     }
 
@@ -271,6 +297,8 @@ impl<'a> ViewMut<'a> {
             Self::F64(s) => s.fill(0.0),
             Self::I32(s) => s.fill(0),
             Self::U16(s) => s.fill(0),
+            Self::E4m3(s) => s.fill(E4m3(0)),
+            Self::E5m2(s) => s.fill(E5m2(0)),
         }
     }
 }
@@ -284,6 +312,8 @@ pub(crate) enum Received {
     F64(Vec<f64>),
     I32(Vec<i32>),
     U16(Vec<u16>),
+    E4m3(Vec<E4m3>),
+    E5m2(Vec<E5m2>),
 }
 
 impl Received {
@@ -302,6 +332,8 @@ impl Received {
             Dtype::F64 => read!(F64, f64),
             Dtype::I32 => read!(I32, i32),
             Dtype::U16 => read!(U16, u16),
+            Dtype::E4m3 => read!(E4m3, E4m3),
+            Dtype::E5m2 => read!(E5m2, E5m2),
         }
     }
 
@@ -334,6 +366,8 @@ pub(crate) fn copy(src: View<'_>, dst: &mut ViewMut<'_>) {
         (View::F64(s), ViewMut::F64(d)) => d.copy_from_slice(s),
         (View::I32(s), ViewMut::I32(d)) => d.copy_from_slice(s),
         (View::U16(s), ViewMut::U16(d)) => d.copy_from_slice(s),
+        (View::E4m3(s), ViewMut::E4m3(d)) => d.copy_from_slice(s),
+        (View::E5m2(s), ViewMut::E5m2(d)) => d.copy_from_slice(s),
         (s, d) => cast(s, d),
     }
 }

@@ -3,7 +3,7 @@
 
 use super::blaslt::{Addresses, Handle, Operand, Product, Shape};
 use super::driver::{Context, DeviceMemory, Failure, Stream};
-use crate::{Dtype, Tensor};
+use crate::{Dtype, FP8_SINCE, Op, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const SIDE: usize = 64;
 const PART: u64 = (SIDE * SIDE * 4) as u64;
 
 /// A shape of each kind of product: by type, transposition, bias, and sums that stay in fp32. bf16
-/// exists from sm_80 on.
+/// exists from sm_80 on, fp8 from sm_89 on.
 fn kinds(sm: u32) -> Vec<Shape> {
     let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
     let mut all = Vec::new();
@@ -36,7 +36,30 @@ fn kinds(sm: u32) -> Vec<Shape> {
             }
         }
     }
+    if sm >= FP8_SINCE {
+        all.extend(kinds_of_fp8());
+    }
     all
+}
+
+/// Those of fp8: forward, and of gradients with respect to inputs and to weights.
+fn kinds_of_fp8() -> impl Iterator<Item = Shape> {
+    use Dtype::{Bf16, E4m3, E5m2, F32};
+    let operand =
+        |dtype, transposed| Operand { dtype, rows: SIDE, cols: SIDE, transposed, align: 256 };
+    let kinds = [
+        (E4m3, E4m3, Bf16, None),
+        (E4m3, E4m3, Bf16, Some(Bf16)),
+        (E4m3, E4m3, F32, None),
+        (E4m3, E5m2, Bf16, None),
+        (E4m3, E5m2, F32, None),
+    ];
+    kinds.into_iter().map(move |(a, b, d, bias)| Shape {
+        a: operand(a, true),
+        b: operand(b, false),
+        d: operand(d, false),
+        bias,
+    })
 }
 
 #[derive(Debug)]
@@ -54,11 +77,24 @@ pub(super) struct Gemm {
     pub(super) b: Tensor,
     pub(super) c: Tensor,
     pub(super) bias: Option<Tensor>,
+    /// Scales of a and b.
+    pub(super) scales: Option<[Tensor; 2]>,
     /// Whether the product is added to the old c.
     pub(super) add: bool,
 }
 
 impl Gemm {
+    /// The product of an op, if it is one.
+    pub(super) const fn of(op: &Op) -> Option<Self> {
+        match *op {
+            Op::Gemm { a, b, c, bias, add } => Some(Self { a, b, c, bias, scales: None, add }),
+            Op::ScaledGemm { a, b, c, bias, scales } => {
+                Some(Self { a, b, c, bias, scales: Some(scales), add: false })
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the library adds the bias: it adds only a bias of the result's type.
     pub(super) fn takes_bias(&self) -> bool {
         self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype())
@@ -89,13 +125,10 @@ impl Blas {
         let at = |i: u64| memory.start + i * PART;
         for shape in kinds(sm) {
             let bias = shape.bias.map(|_| at(3));
-            let product = Product::new(&self.handle, &shape, bias, 0)?;
-            product.run(
-                &self.handle,
-                stream,
-                Addresses { a: at(0), b: at(1), d: at(2), bias, add: false },
-                0,
-            )?;
+            let scales = shape.is_fp8().then(|| [at(3), at(3)]);
+            let addresses = Addresses { a: at(0), b: at(1), d: at(2), bias, scales, add: false };
+            let product = Product::new(&self.handle, &shape, addresses, 0)?;
+            product.run(&self.handle, stream, addresses, 0)?;
         }
         stream.synchronize().map_err(text)
     }
@@ -115,6 +148,7 @@ impl Blas {
             b: at(gemm.a),
             d: at(gemm.c),
             bias: bias.map(at),
+            scales: gemm.scales.map(|[a, b]| [at(b), at(a)]),
             add: gemm.add,
         };
         let shape = Shape {
@@ -127,7 +161,7 @@ impl Blas {
             Some(product) => product,
             None => {
                 let workspace = self.workspace.1 as usize;
-                let product = Product::new(&self.handle, &shape, addresses.bias, workspace)?;
+                let product = Product::new(&self.handle, &shape, addresses, workspace)?;
                 self.products.entry(shape).or_insert(product)
             }
         };

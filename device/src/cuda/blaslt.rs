@@ -63,13 +63,21 @@ pub(super) struct Operand {
     pub(super) align: u32,
 }
 
-/// The properties that decide the best algorithm: d = a b (+ bias of d's rows).
+/// The properties that decide the best algorithm: d = a b (+ bias of d's rows). fp8 operands have
+/// scales.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Shape {
     pub(super) a: Operand,
     pub(super) b: Operand,
     pub(super) d: Operand,
     pub(super) bias: Option<Dtype>,
+}
+
+impl Shape {
+    /// Whether its operands have scales.
+    pub(super) const fn is_fp8(&self) -> bool {
+        matches!(self.a.dtype, Dtype::E4m3 | Dtype::E5m2)
+    }
 }
 
 /// Addresses of a product's operands.
@@ -79,6 +87,8 @@ pub(super) struct Addresses {
     pub(super) b: u64,
     pub(super) d: u64,
     pub(super) bias: Option<u64>,
+    /// Scales of a and b, (1) F32 each on the device.
+    pub(super) scales: Option<[u64; 2]>,
     /// Whether the product is added to the old values at `d`.
     pub(super) add: bool,
 }
@@ -121,6 +131,14 @@ impl Description {
     }
 }
 
+impl Description {
+    fn set_scales(&self, [a, b]: [u64; 2]) -> Result<(), String> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a)?;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b)
+    }
+}
+
 impl Drop for Description {
     fn drop(&mut self) {
         let _ = call!(cublasLtMatmulDescDestroy(self.0));
@@ -148,17 +166,18 @@ fn data_type(dtype: Dtype) -> Result<cudaDataType_t, String> {
         Dtype::F16 => Ok(cudaDataType_t::CUDA_R_16F),
         Dtype::Bf16 => Ok(cudaDataType_t::CUDA_R_16BF),
         Dtype::F32 => Ok(cudaDataType_t::CUDA_R_32F),
+        Dtype::E4m3 => Ok(cudaDataType_t::CUDA_R_8F_E4M3),
+        Dtype::E5m2 => Ok(cudaDataType_t::CUDA_R_8F_E5M2),
         Dtype::F64 | Dtype::I32 | Dtype::U16 => Err(format!("no products of {dtype:?}")),
     }
 }
 
 impl Product {
-    /// Looks for an algorithm that needs at most `workspace` bytes. `bias_at` is an example of the
-    /// bias's address.
+    /// Looks for an algorithm that needs at most `workspace` bytes. `at` are example addresses.
     pub(super) fn new(
         handle: &Handle,
         shape: &Shape,
-        bias_at: Option<u64>,
+        at: Addresses,
         workspace: usize,
     ) -> Result<Self, String> {
         use sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
@@ -178,7 +197,12 @@ impl Product {
             let dtype = data_type(bias)? as i32;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
             // The search depends on its alignment.
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at.unwrap_or(0))?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at.bias.unwrap_or(0))?;
+        }
+        // Full sums, not those of the 14 bits that fp8 products keep where they are fast.
+        if let Some(scales) = at.scales {
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &0i8)?;
+            description.set_scales(scales)?;
         }
         let (a, b, d) = (Layout::new(&shape.a)?, Layout::new(&shape.b)?, Layout::new(&shape.d)?);
         let preference = preference(shape, workspace)?;
@@ -221,6 +245,9 @@ impl Product {
         if let Some(bias) = at.bias {
             let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             self.description.set(pointer, &bias)?;
+        }
+        if let Some(scales) = at.scales {
+            self.description.set_scales(scales)?;
         }
         let (alpha, beta) = (1.0f32, f32::from(u8::from(at.add)));
         call!(cublasLtMatmul(

@@ -7,6 +7,7 @@ use crate::{DeviceOp, Dtype, KernelArg, Tensor};
 
 mod attention;
 mod dense;
+mod fp8;
 mod rotary;
 
 /// A program of kernels for NVRTC. `kernels/prelude.cuh` precedes its source and declares
@@ -51,6 +52,7 @@ pub const PROGRAMS: &[Program] = &[
     program!("attention_mma.cu"),
     program!("elementwise.cu"),
     program!("embedding.cu"),
+    program!("fp8.cu"),
     program!("loss.cu"),
     program!("norm.cu"),
     program!("rotary.cu"),
@@ -201,13 +203,16 @@ fn types(tensors: &[Tensor]) -> u64 {
         Dtype::F64 => 3,
         Dtype::I32 => 4,
         Dtype::U16 => 5,
+        Dtype::E4m3 => 6,
+        Dtype::E5m2 => 7,
     };
     tensors.iter().rev().fold(0, |all, t| all << 4 | number(t))
 }
 
 /// [`types`] of tensors with values: F16, Bf16 or F32.
 fn values(tensors: &[Tensor]) -> Result<u64, String> {
-    match tensors.iter().find(|t| matches!(t.dtype(), Dtype::F64 | Dtype::I32 | Dtype::U16)) {
+    let holds_values = |t: &&Tensor| matches!(t.dtype(), Dtype::F16 | Dtype::Bf16 | Dtype::F32);
+    match tensors.iter().find(|t| !holds_values(t)) {
         Some(t) => Err(format!("{:?} where F16, Bf16 or F32 belongs", t.dtype())),
         None => Ok(types(tensors)),
     }
@@ -278,8 +283,10 @@ pub fn launches(
         | Op::Cast { .. }
         | Op::Zero { .. } => to.elementwise(op),
         Op::ChunkSquares { .. } => to.squares(op),
+        Op::Maxima { .. } | Op::Quantize { .. } => to.fp8(op),
         Op::Task { task } => to.task(task),
         Op::Gemm { .. }
+        | Op::ScaledGemm { .. }
         | Op::Copy { .. }
         | Op::AllReduce { .. }
         | Op::ReduceScatter { .. }
@@ -315,7 +322,9 @@ pub fn combine_peers(
     let args = Args::default().with(&[at]);
     let launch = match dtype {
         Dtype::F64 => Launch::flat("combine_peers_f64", n, rest(args)),
-        Dtype::I32 | Dtype::U16 => return Err("only values add up".into()),
+        Dtype::I32 | Dtype::U16 | Dtype::E4m3 | Dtype::E5m2 => {
+            return Err("only values add up".into());
+        }
         Dtype::F16 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[0]))),
         Dtype::Bf16 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[1]))),
         Dtype::F32 => Launch::flat("combine_peers", n.div_ceil(RUN), rest(args.with(&[F32]))),

@@ -179,7 +179,7 @@ impl Gpu {
             Op::Zero { x } => {
                 stream.zero(self.peer.at(x), x.bytes()).map_err(|e| self.failed(op, &e))
             }
-            Op::Gemm { a, b, c, bias, add } => self.gemm(op, stream, &Gemm { a, b, c, bias, add }),
+            Op::Gemm { .. } | Op::ScaledGemm { .. } => self.gemm(op, stream),
             _ if op.op.group().is_some() => self.collective(op, stream),
             _ => self.kernels(op, stream),
         }
@@ -206,7 +206,8 @@ impl Gpu {
         done.map_err(|e| self.failed(op, &e))
     }
 
-    fn gemm(&self, op: &Admitted, stream: &Stream, gemm: &Gemm) -> Result<(), Error> {
+    fn gemm(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
+        let Some(gemm) = &Gemm::of(&op.op) else { return Err(self.refused(op, "no product")) };
         let at = |t: Tensor| self.peer.at(t);
         let done = self.blas.borrow_mut().gemm(stream, gemm, &at);
         done.map_err(|problem| self.library_failed(op, stream, &problem))?;
@@ -321,9 +322,7 @@ impl Gpu {
         for op in ops {
             let stream = self.stream(op.lane);
             match op.op {
-                Op::Gemm { a, b, c, bias, add } => {
-                    self.gemm(op, stream, &Gemm { a, b, c, bias, add })?;
-                }
+                Op::Gemm { .. } | Op::ScaledGemm { .. } => self.gemm(op, stream)?,
                 _ if op.op.group().is_some() => self.warm_up_sum(op, stream)?,
                 Op::Copy { .. } | Op::Zero { .. } => {}
                 _ => self.kernels(op, stream)?,

@@ -3,6 +3,7 @@
 use super::Gpu;
 use super::driver::Failure;
 use super::marks::STREAMS;
+use crate::numerics::{E4m3, E5m2};
 use crate::{Arena, Dtype, Error, Tensor};
 
 /// Bytes that `read_own` and `write_own` move at a time.
@@ -83,6 +84,8 @@ fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
         Dtype::F64 => number!(f64),
         Dtype::I32 => number!(i32),
         Dtype::U16 => number!(u16),
+        Dtype::E4m3 => bytes.first().map_or(f64::NAN, |byte| f64::from(E4m3(*byte).to_f32())),
+        Dtype::E5m2 => bytes.first().map_or(f64::NAN, |byte| f64::from(E5m2(*byte).to_f32())),
     }
 }
 
@@ -97,6 +100,8 @@ fn encode(dtype: Dtype, value: f64, out: &mut Vec<u8>) {
         Dtype::F64 => out.extend(value.to_le_bytes()),
         Dtype::I32 => out.extend((single as i32).to_le_bytes()),
         Dtype::U16 => out.extend((single as u16).to_le_bytes()),
+        Dtype::E4m3 => out.push(E4m3::from_f32(single).0),
+        Dtype::E5m2 => out.push(E5m2::from_f32(single).0),
     }
 }
 
@@ -106,10 +111,10 @@ mod tests {
 
     #[test]
     fn storage_types_round_trip() {
-        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::I32, Dtype::U16] {
+        for dtype in Dtype::ALL {
             // Halves have no sign.
             let last = if dtype == Dtype::U16 { 65_535.0 } else { -3.0 };
-            for value in [0.0, 1.0, 100.0, last] {
+            for value in [0.0, 1.0, 96.0, last] {
                 let mut bytes = Vec::new();
                 encode(dtype, value, &mut bytes);
                 assert_eq!(bytes.len() as u64, dtype.bytes());

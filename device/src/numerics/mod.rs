@@ -5,6 +5,7 @@
 //! fixed order. Neither threads, tiles nor SIMD width change a bit.
 
 mod bounds;
+mod fp8;
 pub mod lanes;
 mod normals;
 mod path;
@@ -13,6 +14,7 @@ mod simd;
 mod sums;
 
 pub use bounds::{Pass, multiply_add, sweep};
+pub use fp8::{E4m3, E5m2, scale as fp8_scale};
 pub use normals::normals;
 pub(crate) use path::Inlined;
 pub use path::SimdPath;

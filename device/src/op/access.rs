@@ -23,6 +23,15 @@ impl Op {
                 all(&[(Read, a), (Read, b), (if add { Update } else { Write }, c)]);
                 bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
             }
+            Self::ScaledGemm { a, b, c, bias, scales } => {
+                all(&[(Read, a), (Read, b), (Read, scales[0]), (Read, scales[1]), (Write, c)]);
+                bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
+            }
+            Self::Maxima { x, maxima } => all(&[(Read, x), (Write, maxima)]),
+            Self::Quantize { x, maxima, y, turned, scale } => {
+                all(&[(Read, x), (Read, maxima), (Write, scale)]);
+                [y, turned].into_iter().flatten().for_each(|t| all(&[(Write, t)]));
+            }
             Self::Embedding { tokens, table, y, .. } => {
                 all(&[(Read, tokens), (Read, table), (Write, y)]);
             }

@@ -1,5 +1,6 @@
 //! Checks an op by itself: its lane, shapes and types.
 
+use crate::op::MAXIMA;
 use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Tensor};
 
 impl Op {
@@ -30,14 +31,13 @@ impl Op {
         if !self.lanes().contains(&lane) {
             return Err(format!("{} belongs on {:?}, not on {lane:?}", self.name(), self.lanes()));
         }
-        if let Self::Gemm { a, b, c, bias, .. } = *self {
+        if let Self::Gemm { a, b, c, bias, .. } | Self::ScaledGemm { a, b, c, bias, .. } = *self {
             let ((m, k), (k2, n)) = (a.shape(), b.shape());
             let bias_fits = bias.is_none_or(|b| b.len() == n && !b.is_transposed());
-            return if k == k2 && c.shape() == (m, n) && !c.is_transposed() && bias_fits {
-                Ok(())
-            } else {
-                Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()))
-            };
+            if k != k2 || c.shape() != (m, n) || c.is_transposed() || !bias_fits {
+                return Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()));
+            }
+            return self.check_scaled();
         }
         let mut transposed = false;
         self.accesses(&mut |_, t| transposed |= t.is_transposed());
@@ -48,8 +48,52 @@ impl Op {
         }
     }
 
+    /// cuBLASLt has products of fp8 along k alone, of sizes and addresses in multiples of 16.
+    fn check_scaled(&self) -> Result<(), String> {
+        let Self::ScaledGemm { a, b, bias, scales, .. } = *self else { return Ok(()) };
+        let ((m, k), (_, n)) = (a.shape(), b.shape());
+        let sixteens = [m, n, k].iter().all(|size| size.is_multiple_of(16));
+        let aligned = |t: Tensor| t.range().start.is_multiple_of(16);
+        if a.is_transposed() || !b.is_transposed() {
+            return Err("operands of a scaled product lie along k".into());
+        }
+        if !sixteens || ![a, b].into_iter().chain(bias).all(aligned) {
+            return Err(format!("({m}, {k}) times ({k}, {n}) is not in multiples of 16"));
+        }
+        match (a.dtype(), b.dtype()) {
+            (Dtype::E4m3, Dtype::E4m3 | Dtype::E5m2) | (Dtype::E5m2, Dtype::E4m3) => {
+                all_of(&scales.map(|scale| one_of(scale, Dtype::F32, 1)))
+            }
+            (a, b) => Err(format!("no scaled product of {a:?} and {b:?}")),
+        }
+    }
+
     fn check_shapes(&self) -> Result<(), String> {
         match *self {
+            Self::Maxima { maxima, .. } => one_of(maxima, Dtype::F32, MAXIMA),
+            Self::Quantize { x, maxima, y, turned, scale } => {
+                let (m, n) = x.shape();
+                let format = y.or(turned).map(Tensor::dtype);
+                let is = |t: Tensor, shape| {
+                    let fits = t.shape() == shape && Some(t.dtype()) == format;
+                    let fp8 = matches!(t.dtype(), Dtype::E4m3 | Dtype::E5m2);
+                    if fits && fp8 {
+                        Ok(())
+                    } else {
+                        Err(format!("{:?} of {:?} where {shape:?} belongs", t.dtype(), t.shape()))
+                    }
+                };
+                let sixteens = [m, n].iter().all(|size| size.is_multiple_of(16));
+                if !sixteens || format.is_none() || !x.range().start.is_multiple_of(16) {
+                    return Err(format!("({m}, {n}) is not in multiples of 16, or goes nowhere"));
+                }
+                all_of(&[
+                    one_of(maxima, Dtype::F32, MAXIMA),
+                    one_of(scale, Dtype::F32, 1),
+                    y.map_or(Ok(()), |y| is(y, (m, n))),
+                    turned.map_or(Ok(()), |turned| is(turned, (n, m))),
+                ])
+            }
             Self::Embedding { tokens, table, y, .. } => {
                 all_of(&[same(y.shape().0, tokens.len()), same(y.shape().1, table.shape().1)])
             }
@@ -163,7 +207,9 @@ impl Op {
                 Err("a copy does not convert".into())
             }
             Self::Copy { src, dst } => same(src.len(), dst.len()),
-            Self::AllReduce { x, .. } if matches!(x.dtype(), Dtype::I32 | Dtype::U16) => {
+            Self::AllReduce { x, .. }
+                if !matches!(x.dtype(), Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64) =>
+            {
                 Err("only values add up".into())
             }
             _ => Ok(()),
@@ -235,6 +281,14 @@ fn check_rotary(
             ])
         }),
     ])
+}
+
+fn one_of(t: Tensor, dtype: Dtype, len: usize) -> Result<(), String> {
+    if t.dtype() == dtype {
+        same(t.len(), len)
+    } else {
+        Err(format!("{:?} where {dtype:?} belongs", t.dtype()))
+    }
 }
 
 fn same(x: usize, y: usize) -> Result<(), String> {

@@ -109,6 +109,17 @@ pub struct VocabShard {
     pub valid: usize,
 }
 
+/// Compute capability of the first GPUs with products of fp8.
+pub const FP8_SINCE: u32 = 89;
+
+/// Runs of a tensor whose largest magnitudes [`Op::Maxima`] takes apart: a GPU's blocks take one each.
+pub const MAXIMA: usize = 256;
+
+/// Elements of each run of a tensor of `len` elements; the last runs may be shorter or empty.
+pub(crate) const fn run_of_maxima(len: usize) -> usize {
+    len.div_ceil(MAXIMA).next_multiple_of(8)
+}
+
 /// The operations of lanes. Shapes are (rows, columns); B samples, T tokens each, C hidden.
 /// `starts` (rows) I32, for samples of several documents: the place in its sample where the document
 /// of each row starts. Positions count from there, and a row sees no other document. None: a sample
@@ -118,6 +129,14 @@ pub struct VocabShard {
 pub enum Op {
     /// c (m, n) = (add ? c : 0) + a (m, k) b (k, n) + bias (n); fp32 inside, one rounding.
     Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, add: bool },
+    /// c (m, n) = scales[0] scales[1] a (m, k) b (k, n) + bias (n), of fp8 operands that lie along k: b is a transposed view. At
+    /// most one of them is E5m2. Each scale is (1) F32. fp32 inside, one rounding.
+    ScaledGemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, scales: [Tensor; 2] },
+    /// maxima ([`MAXIMA`]) F32 = the largest magnitude of each of as many runs of x; NaN where a value is not finite.
+    Maxima { x: Tensor, maxima: Tensor },
+    /// scale (1) F32 = [`numerics::fp8_scale`](crate::numerics::fp8_scale) of the largest of `maxima`; y (m, n) = x (m, n) /
+    /// scale, and `turned` (n, m) = the same transposed, in one fp8 format.
+    Quantize { x: Tensor, maxima: Tensor, y: Option<Tensor>, turned: Option<Tensor>, scale: Tensor },
     /// y (B T, C) = rows of the table (V/tp, C); zero where another rank has the token, or the
     /// token is negative.
     Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
@@ -283,6 +302,9 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Gemm { .. } => "gemm",
+            Self::ScaledGemm { .. } => "scaled_gemm",
+            Self::Maxima { .. } => "maxima",
+            Self::Quantize { .. } => "quantize",
             Self::Embedding { .. } => "embedding",
             Self::EmbeddingBackward { .. } => "embedding_backward",
             Self::AddPositions { .. } => "add_positions",
@@ -325,7 +347,9 @@ impl Op {
     /// Floating-point operations of the dense work (a multiply-add counts 2); small ops count 0.
     pub fn flops(&self) -> f64 {
         match self {
-            Self::Gemm { a, b, .. } => 2.0 * a.len() as f64 * b.shape().1 as f64,
+            Self::Gemm { a, b, .. } | Self::ScaledGemm { a, b, .. } => {
+                2.0 * a.len() as f64 * b.shape().1 as f64
+            }
             // Causal: half of the square, as if a sample were one document. The forward pass has scores and values; the backward pass
             // has five products of that size.
             Self::Attention { out, heads, .. } => 2.0 * out.len() as f64 * heads.seq_len as f64,

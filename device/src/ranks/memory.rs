@@ -5,6 +5,7 @@
 )]
 
 use crate::error::OutOfMemory;
+use crate::numerics::{E4m3, E5m2};
 use crate::{Arena, Dtype, Error, Plan, Rank, Tensor, View, ViewMut};
 use half::{bf16, f16};
 
@@ -158,6 +159,8 @@ impl Memory {
             Dtype::F64 => part!(F64, f64),
             Dtype::I32 => part!(I32, i32),
             Dtype::U16 => part!(U16, u16),
+            Dtype::E4m3 => part!(E4m3, E4m3),
+            Dtype::E5m2 => part!(E5m2, E5m2),
         }
     }
 
@@ -177,6 +180,8 @@ impl Memory {
             Dtype::F64 => part!(F64, f64),
             Dtype::I32 => part!(I32, i32),
             Dtype::U16 => part!(U16, u16),
+            Dtype::E4m3 => part!(E4m3, E4m3),
+            Dtype::E5m2 => part!(E5m2, E5m2),
         }
     }
 }

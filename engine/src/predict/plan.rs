@@ -284,6 +284,8 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
         Dtype::F64 => "f64",
         Dtype::I32 => "i32",
         Dtype::U16 => "u16",
+        Dtype::E4m3 => "e4m3",
+        Dtype::E5m2 => "e5m2",
     }
 }
 

@@ -1,6 +1,7 @@
 //! Conversion between storage types and f32.
 
 use super::Src;
+use crate::numerics::{E4m3, E5m2};
 use core::ops::Range;
 use half::{bf16, f16};
 
@@ -70,6 +71,29 @@ impl Element for bf16 {
     }
 }
 
+/// Only operands are fp8, so that narrowing serves no product.
+macro_rules! fp8 {
+    ($t:ty) => {
+        impl Element for $t {
+            #[inline(always)]
+            fn widen(src: &[Self], dst: &mut [f32]) {
+                for (dst, src) in dst.iter_mut().zip(src) {
+                    *dst = src.to_f32();
+                }
+            }
+
+            #[inline(always)]
+            fn narrow(src: &[f32], dst: &mut [Self]) {
+                for (dst, src) in dst.iter_mut().zip(src) {
+                    *dst = Self::from_f32(*src);
+                }
+            }
+        }
+    };
+}
+fp8!(E4m3);
+fp8!(E5m2);
+
 /// Widens exactly and without branches, so that it vectorises. Calls into `half` would not be
 /// inlined.
 #[inline(always)]
@@ -112,6 +136,8 @@ impl Src<'_> {
             Self::F32(data) => f32::widen(&data[range], dst),
             Self::F16(data) => f16::widen(&data[range], dst),
             Self::Bf16(data) => bf16::widen(&data[range], dst),
+            Self::E4m3(data) => E4m3::widen(&data[range], dst),
+            Self::E5m2(data) => E5m2::widen(&data[range], dst),
         }
     }
 }

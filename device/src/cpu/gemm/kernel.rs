@@ -13,6 +13,8 @@ pub(super) struct Out<'a, F> {
     pub(super) tile: &'a mut [f32],
     /// Whether the tile already holds sums to add to.
     pub(super) add: bool,
+    /// Factor of the sums, after the last block.
+    pub(super) scale: f32,
     /// Two vectors to add to each row, after the last block.
     pub(super) bias: Option<&'a [f32]>,
     /// Factor of the old c.
@@ -83,7 +85,7 @@ pub(super) fn kernels<'c, S: Simd>(
     }
 }
 
-/// Computes the sum over p of a (ROWS, kc) b (kc, VECTORS), plus the old tile if `add`, plus bias.
+/// Computes the sum over p of a (ROWS, kc) b (kc, VECTORS), plus the old tile if `add`, times scale, plus bias.
 /// It adds the result to beta times the rows of c, or writes it to the tile. [`Rows`] gives the
 /// layout of a. Row p of b is at `p` times the given stride, which is the stride of packed panels
 /// unless a lies along m.
@@ -149,6 +151,13 @@ fn kernel<
                 *sum = simd.add_f32s(*tile, *sum);
             }
         }
+    }
+    if out.scale != 1.0 {
+        let scale = simd.splat_f32s(out.scale);
+        sums.iter_mut().flatten().for_each(
+            #[inline(always)]
+            |sum| *sum = simd.mul_f32s(*sum, scale),
+        );
     }
     if let Some((bias, _)) = out.bias.map(S::as_simd_f32s) {
         for sums in &mut sums {

@@ -1,5 +1,5 @@
-//! Matrix product of the CPU backend: c = a b (+ bias) (+ beta c), with a and b in f32, f16 or
-//! bf16, sums in f32 and one rounding (to nearest, ties to even) to the type of c.
+//! Matrix product of the CPU backend: c = scale a b (+ bias) (+ beta c), with a and b in f32, f16,
+//! bf16 or fp8, sums in f32 and one rounding (to nearest, ties to even) to the type of c.
 //!
 //! Every matrix product of a model calls it: forward, input gradient, weight gradient, attention.
 //! The structure is that of BLIS (Van Zee and van de Geijn, 2015): panels of a and b are packed
@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - Each element of c is the sum, in order, over blocks of [`KC`] of a chain of fused
-//!   multiply-adds that starts at 0, then + bias, then fma(beta, old c). The result depends on k
+//!   multiply-adds that starts at 0, then times the scale, then + bias, then fma(beta, old c). The result depends on k
 //!   alone, never on m, n, the element's position, the number of threads or the width of SIMD
 //!   registers. A product cut into pieces along m or n therefore has the same bits.
 //! - No call allocates: all memory is in [`Scratch`], made once per thread.
@@ -24,6 +24,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 
+use crate::numerics::{E4m3, E5m2};
 use half::{bf16, f16};
 use pulp::Arch;
 
@@ -78,6 +79,8 @@ pub(crate) enum Src<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
     Bf16(&'a [bf16]),
+    E4m3(&'a [E4m3]),
+    E5m2(&'a [E5m2]),
 }
 
 /// Elements to write.
@@ -103,7 +106,7 @@ pub(crate) struct MatrixMut<'a> {
     pub(crate) row_stride: usize,
 }
 
-/// One product: c (m, n) = a (m, k) b (k, n) + bias (n) + beta c.
+/// One product: c (m, n) = scale a (m, k) b (k, n) + bias (n) + beta c.
 #[derive(Debug)]
 pub(crate) struct Gemm<'a> {
     pub(crate) m: usize,
@@ -112,6 +115,8 @@ pub(crate) struct Gemm<'a> {
     pub(crate) a: Matrix<'a>,
     pub(crate) b: Matrix<'a>,
     pub(crate) c: MatrixMut<'a>,
+    /// Factor of the sums.
+    pub(crate) scale: f32,
     /// Factor of the old c. At 0 the old c is not read.
     pub(crate) beta: f32,
     pub(crate) bias: Option<Src<'a>>,
@@ -133,6 +138,8 @@ impl Src<'_> {
             Self::F32(data) => data.len(),
             Self::F16(data) => data.len(),
             Self::Bf16(data) => data.len(),
+            Self::E4m3(data) => data.len(),
+            Self::E5m2(data) => data.len(),
         }
     }
 }

@@ -71,6 +71,8 @@ pub(super) fn pack_a(
         Src::F32(data) => pack_a_typed((data, a), rows, ks, parts),
         Src::F16(data) => pack_a_typed((data, a), rows, ks, parts),
         Src::Bf16(data) => pack_a_typed((data, a), rows, ks, parts),
+        Src::E4m3(data) => pack_a_typed((data, a), rows, ks, parts),
+        Src::E5m2(data) => pack_a_typed((data, a), rows, ks, parts),
     }
 }
 
@@ -129,6 +131,8 @@ pub(super) fn pack_b<S: Simd>(
         Src::F32(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
         Src::F16(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
         Src::Bf16(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
+        Src::E4m3(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
+        Src::E5m2(data) => pack_b_typed(simd, Typed::new(data, b), (ks, cols), to),
     }
 }
 

@@ -46,7 +46,7 @@ impl<'a> Gemm<'a> {
 
     /// Checks every index once, and shares c between threads.
     pub(super) fn check(self) -> Task<'a> {
-        let Self { m, n, k, a, b, c, beta, bias } = self;
+        let Self { m, n, k, a, b, c, scale, beta, bias } = self;
         a.assert_holds(m, k);
         b.assert_holds(k, n);
         assert!(bias.is_none_or(|bias| bias.len() >= n), "bias has fewer elements than c columns");
@@ -58,7 +58,7 @@ impl<'a> Gemm<'a> {
         };
         assert!(m <= 1 || row_stride >= n, "rows of c overlap");
         assert!(reach(m, row_stride, n, 1).is_some_and(|r| r <= len), "c is too short");
-        Task { product: 0, k, a, b, c: cells, row_stride, beta, bias, _c: PhantomData }
+        Task { product: 0, k, a, b, c: cells, row_stride, scale, beta, bias, _c: PhantomData }
     }
 }
 
@@ -154,6 +154,7 @@ pub(super) struct Task<'a> {
     b: Matrix<'a>,
     c: AnyCells,
     row_stride: usize,
+    scale: f32,
     beta: f32,
     bias: Option<Src<'a>>,
     _c: PhantomData<&'a mut [f32]>,
@@ -364,6 +365,7 @@ impl<'a> Panel<'a, '_> {
             let out = Out {
                 tile: &mut *tile,
                 add: !first,
+                scale: if last { self.task.scale } else { 1.0 },
                 bias: self.task.bias.filter(|_| last).map(|_| &self.parts.bias[j..j + nr]),
                 beta: self.task.beta,
                 c: c.map(|c| move |row| c.row(at + row * row_stride, width)),

@@ -135,6 +135,7 @@ impl Case {
                 col_stride: b.2,
             },
             c: MatrixMut { data: c.dst(rows.start * self.c.1 + cols.start), row_stride: self.c.1 },
+            scale: 1.0,
             beta: self.beta,
             bias: self.bias.as_ref().map(|bias| bias.src(cols.start)),
         }
@@ -368,7 +369,7 @@ fn beta_0_does_not_read_c() {
     let ones = [1.0; 4];
     let matrix = Matrix::by_rows(Src::F32(&ones), 2);
     let c_matrix = MatrixMut { data: Dst::F32(&mut c), row_stride: 2 };
-    Gemm { m: 2, n: 2, k: 2, a: matrix, b: matrix, c: c_matrix, beta: 0.0, bias: None }
+    Gemm { m: 2, n: 2, k: 2, a: matrix, b: matrix, c: c_matrix, scale: 1.0, beta: 0.0, bias: None }
         .serial(&mut scratch);
     assert_eq!(c, [2.0; 4]);
 }
@@ -380,7 +381,7 @@ fn overlapping_rows_of_c_are_refused() {
     let matrix = Matrix::by_rows(Src::F32(&ones), 2);
     let mut c = [0.0; 4];
     let c_matrix = MatrixMut { data: Dst::F32(&mut c), row_stride: 1 };
-    Gemm { m: 2, n: 2, k: 2, a: matrix, b: matrix, c: c_matrix, beta: 0.0, bias: None }
+    Gemm { m: 2, n: 2, k: 2, a: matrix, b: matrix, c: c_matrix, scale: 1.0, beta: 0.0, bias: None }
         .serial(&mut Scratch::new());
 }
 

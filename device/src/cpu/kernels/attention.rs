@@ -195,7 +195,7 @@ fn product(
     scratch: &mut gemm::Scratch,
 ) {
     let c = MatrixMut { data: Dst::F32(c), row_stride };
-    Gemm { m, n, k, a, b, c, beta, bias: None }.serial(scratch);
+    Gemm { m, n, k, a, b, c, scale: 1.0, beta, bias: None }.serial(scratch);
 }
 
 type Results<'a, T> = Mutex<(ViewMut<'a>, T)>;

@@ -1,13 +1,20 @@
 //! The matrix product on the kernel threads.
 
-use super::{Memory, not_a_kernel, values, values_mut};
+use super::{Memory, not_a_kernel, slice, values, values_mut};
 use crate::cpu::gemm::{Dst, Gemm, Matrix, MatrixMut, Src};
 use crate::cpu::workers::Workers;
 use crate::op::Op;
 use crate::{Tensor, View, ViewMut};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
-    let Op::Gemm { a, b, c, bias, add } = *op else { return not_a_kernel() };
+    let (a, b, c, bias, add, scale) = match *op {
+        Op::Gemm { a, b, c, bias, add } => (a, b, c, bias, add, 1.0),
+        Op::ScaledGemm { a, b, c, bias, scales } => {
+            let [of_a, of_b] = scales.map(|scale| slice::<f32>(m, scale).map(|scale| scale[0]));
+            (a, b, c, bias, false, of_a? * of_b?)
+        }
+        _ => return not_a_kernel(),
+    };
     let ((rows, k), (_, n)) = (a.shape(), b.shape());
     let product = Gemm {
         m: rows,
@@ -16,6 +23,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         a: matrix(m, a)?,
         b: matrix(m, b)?,
         c: MatrixMut { data: dst(values_mut(m, c)?)?, row_stride: n },
+        scale,
         beta: f32::from(u8::from(add)),
         bias: bias.map(|bias| values(m, bias).and_then(src)).transpose()?,
     };
@@ -24,7 +32,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
 }
 
 fn matrix(m: &impl Memory, t: Tensor) -> Result<Matrix<'_>, String> {
-    let data = src(values(m, t)?)?;
+    let data = src(m.read(t))?;
     let (rows, cols) = t.shape();
     Ok(if t.is_transposed() { Matrix::transposed(data, rows) } else { Matrix::by_rows(data, cols) })
 }
@@ -35,6 +43,8 @@ pub(super) fn src(view: View<'_>) -> Result<Src<'_>, String> {
         View::F16(x) => Ok(Src::F16(x)),
         View::Bf16(x) => Ok(Src::Bf16(x)),
         View::F32(x) => Ok(Src::F32(x)),
+        View::E4m3(x) => Ok(Src::E4m3(x)),
+        View::E5m2(x) => Ok(Src::E5m2(x)),
         View::F64(_) | View::I32(_) | View::U16(_) => {
             Err("an operand that is no tensor of values".into())
         }
@@ -47,6 +57,8 @@ pub(super) fn tail(src: Src<'_>, at: usize) -> Src<'_> {
         Src::F16(x) => Src::F16(&x[at..]),
         Src::Bf16(x) => Src::Bf16(&x[at..]),
         Src::F32(x) => Src::F32(&x[at..]),
+        Src::E4m3(x) => Src::E4m3(&x[at..]),
+        Src::E5m2(x) => Src::E5m2(&x[at..]),
     }
 }
 
@@ -55,9 +67,7 @@ fn dst(view: ViewMut<'_>) -> Result<Dst<'_>, String> {
         ViewMut::F16(x) => Ok(Dst::F16(x)),
         ViewMut::Bf16(x) => Ok(Dst::Bf16(x)),
         ViewMut::F32(x) => Ok(Dst::F32(x)),
-        ViewMut::F64(_) | ViewMut::I32(_) | ViewMut::U16(_) => {
-            Err("a product that is no tensor of values".into())
-        }
+        _ => Err("a product that is no tensor of values".into()),
     }
 }
 

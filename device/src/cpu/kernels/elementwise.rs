@@ -57,7 +57,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
 }
 
 const fn is_exact(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F64 | Dtype::I32 | Dtype::U16)
+    !matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
 }
 
 /// Runs `f(index, block of y)` on the blocks of y. `index` is that of the block's first element.

@@ -10,6 +10,7 @@ mod dense;
 mod documents;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod loss;
 mod math;
 mod norm;
@@ -47,7 +48,8 @@ impl Memory for crate::ranks::memory::Memory {
 /// kernel.
 pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<(), String> {
     match op {
-        Op::Gemm { .. } => dense::run(op, memory, workers),
+        Op::Gemm { .. } | Op::ScaledGemm { .. } => dense::run(op, memory, workers),
+        Op::Maxima { .. } | Op::Quantize { .. } => fp8::run(op, memory, workers),
         Op::Embedding { .. }
         | Op::EmbeddingBackward { .. }
         | Op::AddPositions { .. }

@@ -2,6 +2,7 @@
 
 use super::{Memory, run};
 use crate::cpu::workers::{ScratchFloats, Workers};
+use crate::numerics::{E4m3, E5m2};
 use crate::op::Op;
 use crate::{Arena, Dropout, Dtype, Mode, Plan, Tensor, View, ViewMut, random};
 use half::{bf16, f16};
@@ -21,6 +22,8 @@ enum Data {
     F64(Vec<f64>),
     I32(Vec<i32>),
     U16(Vec<u16>),
+    E4m3(Vec<E4m3>),
+    E5m2(Vec<E5m2>),
 }
 
 macro_rules! each {
@@ -32,6 +35,8 @@ macro_rules! each {
             Data::F64($v) => $kind::F64($body),
             Data::I32($v) => $kind::I32($body),
             Data::U16($v) => $kind::U16($body),
+            Data::E4m3($v) => $kind::E4m3($body),
+            Data::E5m2($v) => $kind::E5m2($body),
         }
     };
 }
@@ -83,6 +88,8 @@ impl Rig {
             Dtype::F64 => Data::F64(each.collect()),
             Dtype::I32 => Data::I32(each.map(|x| x as i32).collect()),
             Dtype::U16 => Data::U16(each.map(|x| x as u16).collect()),
+            Dtype::E4m3 => Data::E4m3(each.map(|x| E4m3::from_f32(x as f32)).collect()),
+            Dtype::E5m2 => Data::E5m2(each.map(|x| E5m2::from_f32(x as f32)).collect()),
         });
         self.plan.tensor((Arena::Device, "test"), "t", dtype, shape)
     }
@@ -105,6 +112,8 @@ impl Rig {
             Data::F64(v) => v.clone(),
             Data::I32(v) => v.iter().map(|x| f64::from(*x)).collect(),
             Data::U16(v) => v.iter().map(|x| f64::from(*x)).collect(),
+            Data::E4m3(v) => v.iter().map(|x| f64::from(x.to_f32())).collect(),
+            Data::E5m2(v) => v.iter().map(|x| f64::from(x.to_f32())).collect(),
         }
     }
 
