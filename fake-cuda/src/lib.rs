@@ -64,6 +64,7 @@ mod driver;
 mod emulator;
 mod failure;
 mod folder;
+mod fp8;
 mod machine;
 mod nccl;
 mod number;

@@ -1,6 +1,7 @@
 //! Element types of cuBLASLt and NCCL in memory.
 #![expect(unsafe_code, reason = "reads and writes elements by address")]
 
+use crate::fp8::Fp8;
 use half::{bf16, f16};
 
 /// A floating-point type that is stored as itself and computed with as `f32`.
@@ -9,13 +10,26 @@ pub(crate) enum Float {
     F32,
     F16,
     Bf16,
+    Fp8(Fp8),
 }
 
 impl Float {
+    /// A number of its own.
+    pub(crate) fn number(self) -> u64 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Bf16 => 2,
+            Self::Fp8(Fp8::E4m3) => 3,
+            Self::Fp8(Fp8::E5m2) => 4,
+        }
+    }
+
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::Fp8(_) => 1,
         }
     }
 
@@ -28,6 +42,7 @@ impl Float {
                 Self::F32 => (base as *const f32).add(index).read_unaligned(),
                 Self::F16 => (base as *const f16).add(index).read_unaligned().to_f32(),
                 Self::Bf16 => (base as *const bf16).add(index).read_unaligned().to_f32(),
+                Self::Fp8(format) => format.value((base as *const u8).add(index).read()),
             }
         }
     }
@@ -41,6 +56,7 @@ impl Float {
                 Self::F32 => (base as *mut f32).add(index).write_unaligned(value),
                 Self::F16 => (base as *mut f16).add(index).write_unaligned(f16::from_f32(value)),
                 Self::Bf16 => (base as *mut bf16).add(index).write_unaligned(bf16::from_f32(value)),
+                Self::Fp8(format) => (base as *mut u8).add(index).write(format.code(value)),
             }
         }
     }

@@ -11,6 +11,7 @@ use crate::{
     beside::Code,
     driver::memory::check_accessible,
     failure::fails,
+    fp8::Fp8,
     machine::{Done, machine},
     number::Float,
     stats::STATS,
@@ -140,13 +141,16 @@ impl Product {
     /// The combinations that cuBLASLt has for fp32 sums.
     fn check_types(&self) -> Done {
         let computes_f32 = matches!(self.desc.compute_type, 68 | 69 | 74 | 75 | TF32);
-        let outputs = self.d.float == Float::F32 || self.d.float == self.a.float;
+        let (a, b) = (self.a.float, self.b.float);
+        let operands = match (a, b) {
+            (Float::Fp8(a), Float::Fp8(b)) => self.has_fp8(a, b)?,
+            _ => a == b && (self.d.float == Float::F32 || self.d.float == a),
+        };
         let supported = computes_f32
             && self.desc.scale_type == 0
             && self.desc.pointer_mode <= 1
-            && self.a.float == self.b.float
-            && self.c.float == self.d.float
-            && outputs;
+            && operands
+            && self.c.float == self.d.float;
         if !supported {
             return Err(NOT_SUPPORTED);
         }
@@ -155,6 +159,20 @@ impl Product {
         // CUDA 13 has dropped everything before Turing.
         let dropped = config.cublaslt_version >= 130_000 && config.sm < 75;
         if bf16_missing || dropped { Err(ARCH_MISMATCH) } else { Ok(()) }
+    }
+
+    /// Products of fp8: from sm_89 on, along the order of both matrices, in multiples of 16, not both of E5M2, to 16 bits or
+    /// fp32, with both scales.
+    fn has_fp8(&self, a: Fp8, b: Fp8) -> Result<bool, c_int> {
+        if machine().config.sm < 89 {
+            return Err(ARCH_MISMATCH);
+        }
+        let along = self.desc.trans_a == 1 && self.desc.trans_b == 0;
+        let sizes = [self.d.rows, self.d.cols, self.a.cols];
+        let sixteens = sizes.iter().all(|size| size.is_multiple_of(16));
+        let to = matches!(self.d.float, Float::Bf16 | Float::F16 | Float::F32);
+        let scaled = self.desc.scale_a != 0 && self.desc.scale_b != 0;
+        Ok(along && sixteens && to && scaled && (a, b) != (Fp8::E5m2, Fp8::E5m2))
     }
 
     fn check_epilogue(&self) -> Done {
@@ -193,6 +211,7 @@ impl Product {
                 None => (device_scalar(operands.alpha)?, device_scalar(operands.beta)?),
             };
             self.check_memory(&operands, beta)?;
+            let alpha = alpha * self.scale()?;
             if machine().config.accounting {
                 return Ok(());
             }
@@ -205,10 +224,16 @@ impl Product {
     /// What is loaded when this kind of product first runs.
     fn code(&self) -> Code {
         let types = [self.a.float, self.d.float, self.bias];
-        let key = types.iter().fold(0, |key, float| 8 * key + *float as u64);
+        let key = types.iter().fold(0, |key, float| 8 * key + float.number());
         let turned = (self.desc.trans_a != 0, self.desc.trans_b != 0);
         let epilogue = u64::from(self.desc.epilogue);
         Code::Product((key * 4 + u64::from(turned.0) * 2 + u64::from(turned.1)) << 16 | epilogue)
+    }
+
+    /// The product of the operands' scales.
+    fn scale(&self) -> Result<f32, c_int> {
+        let scales = [self.desc.scale_a, self.desc.scale_b].into_iter().filter(|at| *at != 0);
+        scales.map(device_scalar).try_fold(1.0, |all, scale| scale.map(|scale| all * scale))
     }
 
     fn check_memory(&self, operands: &Operands, beta: f32) -> Done {

@@ -12,6 +12,7 @@ use std::{
 use crate::{
     beside::Code,
     driver::put,
+    fp8::Fp8,
     machine::{Handles, current_device, machine, stream},
     number::Float,
     sync::lock,
@@ -51,6 +52,8 @@ fn float_of(data_type: i32) -> Result<Float, c_int> {
         0 => Ok(Float::F32),
         2 => Ok(Float::F16),
         14 => Ok(Float::Bf16),
+        28 => Ok(Float::Fp8(Fp8::E4m3)),
+        29 => Ok(Float::Fp8(Fp8::E5m2)),
         _ => Err(NOT_SUPPORTED),
     }
 }
@@ -72,6 +75,9 @@ struct Desc {
     aux_type: i32,
     aux_ld: i64,
     aux_batch_stride: i64,
+    /// Addresses of the scales of A and B, in fp32 on the device; 0: 1.
+    scale_a: usize,
+    scale_b: usize,
 }
 
 #[derive(Debug, Default)]
@@ -219,6 +225,8 @@ unsafe extern "C" fn cublasLtMatmulDescCreate(
         aux_type: -1,
         aux_ld: 0,
         aux_batch_stride: 0,
+        scale_a: 0,
+        scale_b: 0,
     };
     stored(out, &tables().descs, Mutex::new(desc))
 }
@@ -253,8 +261,10 @@ unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
         12 => value(buffer, size).map(|v| desc.aux_ld = v),
         13 => value(buffer, size).map(|v| desc.aux_batch_stride = v),
         15 => Ok(()), // how many SMs to aim for
+        17 => value(buffer, size).map(|v| desc.scale_a = v),
+        18 => value(buffer, size).map(|v| desc.scale_b = v),
         22 => value(buffer, size).map(|v| desc.aux_type = v),
-        25 => Ok(()), // fast accumulation, of fp8 only
+        25 => value::<i8>(buffer, size).map(drop), // fast accumulation of fp8
         26 => value(buffer, size).map(|v| desc.bias_type = v),
         _ => Err(NOT_SUPPORTED),
     })

@@ -15,7 +15,7 @@ pub(super) fn signed(x: u64, bits: u32) -> i64 {
     (x << unused).cast_signed() >> unused
 }
 
-fn f32_of(x: u64) -> f32 {
+pub(super) fn f32_of(x: u64) -> f32 {
     f32::from_bits(x as u32)
 }
 
@@ -92,9 +92,19 @@ fn integer(f: Alu, ty: Type, of: [u64; 4]) -> Option<u64> {
         Alu::ShiftLeft => a.checked_shl(of[1] as u32).unwrap_or(0),
         Alu::ShiftRight if of_sign => (x >> (of[1] as u32).min(63)).cast_unsigned(),
         Alu::ShiftRight => a.checked_shr(of[1] as u32).unwrap_or(0),
+        Alu::Permute => permute(a | b << 32, c),
         _ => return None,
     };
     Some(keep(value, bits))
+}
+
+/// Four of the eight bytes of `from`. A digit from 8 on repeats the sign of its byte.
+fn permute(from: u64, digits: u64) -> u64 {
+    let byte = |digit: u64| {
+        let byte = from >> (8 * (digit & 7)) & 0xff;
+        if digit < 8 { byte } else { (byte >> 7) * 0xff }
+    };
+    (0..4).map(|i| byte(digits >> (4 * i) & 15) << (8 * i)).sum()
 }
 
 /// IEEE 754's maximum of numbers: the other one of NaN, and +0 above -0.

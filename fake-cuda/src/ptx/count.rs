@@ -59,7 +59,7 @@ pub(super) fn unit(op: &Op) -> Unit {
         }
         Op::Alu { ty, .. } | Op::Set { ty, .. } if ty.kind == Kind::Float => Unit::Single,
         Op::Alu { .. } | Op::Set { .. } => Unit::Integer,
-        Op::Convert { .. } => Unit::Convert,
+        Op::Convert { .. } | Op::ToFp8 { .. } => Unit::Convert,
         Op::Load { space: Space::Shared, .. } => Unit::LoadShared,
         Op::Store { space: Space::Shared, .. } => Unit::StoreShared,
         Op::Load { .. } => Unit::LoadGlobal,

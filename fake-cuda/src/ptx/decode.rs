@@ -1,6 +1,7 @@
 //! From an instruction's name and operands to an [`Op`].
 
 use super::alu::{alu, convert};
+use crate::fp8::Fp8;
 use super::op::{Alu, Compare, Kind, Op, Reg, Round, Shuffle, Space, Type};
 use super::parse::Builder;
 use super::text::{members, operands};
@@ -113,6 +114,12 @@ impl<'a> Decoder<'_, 'a> {
     }
 
     fn convert(&mut self) -> Decoded {
+        for (part, format) in [("e4m3x2", Fp8::E4m3), ("e5m2x2", Fp8::E5m2)] {
+            if self.has(part) && self.has("f32") && self.has("satfinite") {
+                let (d, high, low) = (self.reg(0)?, self.reg(1)?, self.reg(2)?);
+                return Ok(Some(Op::ToFp8 { format, d, high, low }));
+            }
+        }
         let types: Vec<Type> = self.parts.iter().filter_map(|part| type_of(part)).collect();
         let [to, from] = types[..] else { return Ok(None) };
         if self.has("sat") || self.has("ftz") {
@@ -342,6 +349,8 @@ fn alu_of(parts: &[&str]) -> Option<Alu> {
         "shr" => Alu::ShiftRight,
         "selp" => Alu::Select,
         "bfi" => Alu::Insert,
+        // Without a mode of its own.
+        "prmt" if parts.len() == 2 => Alu::Permute,
         "rcp" => Alu::Reciprocal,
         "sqrt" => Alu::Root,
         "ex2" => Alu::Exp2,

@@ -1,5 +1,7 @@
 //! Instructions as the interpreter runs them.
 
+use crate::fp8::Fp8;
+
 /// Number of a register. Constants, parameters and special registers are registers that nothing writes.
 pub(super) type Reg = usize;
 
@@ -56,6 +58,8 @@ pub(super) enum Alu {
     Select,
     /// Bits of a in b, at position c, as many as d says.
     Insert,
+    /// Bytes of a (0 to 3) and b (4 to 7), by the four digits of c.
+    Permute,
     Reciprocal,
     Root,
     Exp2,
@@ -138,6 +142,13 @@ pub(super) enum Op {
         integral: bool,
         d: Reg,
         a: Reg,
+    },
+    /// Two fp32 as fp8, the second in the lower byte.
+    ToFp8 {
+        format: Fp8,
+        d: Reg,
+        high: Reg,
+        low: Reg,
     },
     /// Turns an address of shared memory into a generic one, or back.
     Window {

@@ -1,6 +1,6 @@
 //! One instruction of a warp.
 
-use super::alu::{alu, convert, holds, keep, signed};
+use super::alu::{alu, convert, f32_of, holds, keep, signed};
 use super::copies::Copy;
 use super::count::unit;
 use super::fault::FaultKind;
@@ -83,6 +83,11 @@ impl Step<'_, '_> {
             Op::Convert { to, from, round, integral, d, a } => {
                 let a = self.warp.file[a];
                 self.put(d, |l| convert(to, from, round, integral, a[l]).unwrap_or(0));
+            }
+            Op::ToFp8 { format, d, high, low } => {
+                let (high, low) = (self.warp.file[high], self.warp.file[low]);
+                let code = |x: u64| u64::from(format.code(f32_of(x)));
+                self.put(d, |l| code(high[l]) << 8 | code(low[l]));
             }
             Op::Window { to_generic, d, a } => {
                 let a = self.warp.file[a];

@@ -13,6 +13,7 @@ pub(crate) use compiled::{compile, nvrtc_or_skip, take_ran};
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::testing::{self, Launch};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::numerics::{E4m3, E5m2};
 use device::{Arena, Device, Dtype, Lane, Mode, Op, Plan, Rank, Tensor, random};
 use device::{HostWork, World};
 use half::{bf16, f16};
@@ -43,7 +44,7 @@ pub(crate) fn ulp(dtype: Dtype) -> f64 {
         Dtype::Bf16 => 1.0 / 128.0,
         Dtype::F16 => 1.0 / 1024.0,
         Dtype::F32 => 1.2e-7,
-        Dtype::F64 | Dtype::I32 | Dtype::U16 => 0.0,
+        Dtype::F64 | Dtype::I32 | Dtype::U16 | Dtype::E4m3 | Dtype::E5m2 => 0.0,
     }
 }
 
@@ -430,6 +431,8 @@ fn encode(values: &[f64], dtype: Dtype) -> Vec<u8> {
         Dtype::F64 => each.flat_map(|x| x.to_le_bytes()).collect(),
         Dtype::I32 => each.flat_map(|x| (*x as i32).to_le_bytes()).collect(),
         Dtype::U16 => each.flat_map(|x| (*x as u16).to_le_bytes()).collect(),
+        Dtype::E4m3 => each.map(|x| E4m3::from_f32(*x as f32).0).collect(),
+        Dtype::E5m2 => each.map(|x| E5m2::from_f32(*x as f32).0).collect(),
     }
 }
 
@@ -444,5 +447,7 @@ fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f64> {
         Dtype::F64 => each(bytes, f64::from_le_bytes),
         Dtype::I32 => each(bytes, |x| f64::from(i32::from_le_bytes(x))),
         Dtype::U16 => each(bytes, |x| f64::from(u16::from_le_bytes(x))),
+        Dtype::E4m3 => each(bytes, |[x]| f64::from(E4m3(x).to_f32())),
+        Dtype::E5m2 => each(bytes, |[x]| f64::from(E5m2(x).to_f32())),
     }
 }

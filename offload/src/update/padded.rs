@@ -30,7 +30,7 @@ impl Field {
             View::F16(x) => self.narrow[range].copy_from_slice(x.reinterpret_cast()),
             View::Bf16(x) => self.narrow[range].copy_from_slice(x.reinterpret_cast()),
             View::U16(x) => self.narrow[range].copy_from_slice(x),
-            View::F64(_) | View::I32(_) => {}
+            View::F64(_) | View::I32(_) | View::E4m3(_) | View::E5m2(_) => {}
         }
     }
 
@@ -41,7 +41,7 @@ impl Field {
             ViewMut::F16(x) => x.reinterpret_cast_mut().copy_from_slice(&self.narrow[range]),
             ViewMut::Bf16(x) => x.reinterpret_cast_mut().copy_from_slice(&self.narrow[range]),
             ViewMut::U16(x) => x.copy_from_slice(&self.narrow[range]),
-            ViewMut::F64(_) | ViewMut::I32(_) => {}
+            ViewMut::F64(_) | ViewMut::I32(_) | ViewMut::E4m3(_) | ViewMut::E5m2(_) => {}
         }
     }
 

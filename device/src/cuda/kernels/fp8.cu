@@ -4,6 +4,8 @@
 enum { E4M3 = 6, E5M2 = 7 };  // among the types of launch.rs
 enum { MAXIMA = 256 };
 
+INLINE float magnitude(float x) { return __uint_as_float(__float_as_uint(x) & 0x7fffffffu); }
+
 // Magnitudes compare as their bits do: infinity and NaN stand above all numbers.
 INLINE float largest(float a, float b) { return __float_as_uint(a) > __float_as_uint(b) ? a : b; }
 
@@ -26,7 +28,7 @@ KERNEL(512) maxima(const void* x, float* maxima, u32 types, i64 n, i64 run) {
     float v[8];
     load8(x, type_of(types, 0), i, run_length(i, end), v);
 #pragma unroll
-    for (int j = 0; j < 8; j++) top = largest(top, fabsf(v[j]));
+    for (int j = 0; j < 8; j++) top = largest(top, magnitude(v[j]));
   }
   top = block_largest(top, shared);
   if (threadIdx.x == 0) maxima[blockIdx.x] = top;
