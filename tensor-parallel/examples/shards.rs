@@ -26,6 +26,7 @@ fn main() {
         ring: tensor_parallel::Ring::NONE,
         head_rows: 1024,
         dtype: Dtype::Bf16,
+        fp8: false,
         partial_dtype: Dtype::Bf16,
         dropout: 0.0,
         init_std: 0.02,

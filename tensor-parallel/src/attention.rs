@@ -2,6 +2,7 @@
 //! positions where the model has them, attention over this rank's heads, a row-parallel projection back.
 
 use crate::branch::{Branch, Scratch};
+use crate::linear::{Fp8, Linear, Scaled};
 use crate::params::{Declared, Flat, Init, Split};
 use crate::region::sum_over_ranks;
 use crate::shape::GptShape;
@@ -16,6 +17,8 @@ pub(crate) struct AttentionSaved {
     raw: Option<Tensor>,    // (B T, (H + K) D/t): q and k before their norm
     pub(crate) out: Tensor, // (B T, H D/t)
     pub(crate) lse: Tensor, // (B H/t T)
+    input: Option<Scaled>,  // of the projection to q, k and v
+    proj: Option<Scaled>,
 }
 
 /// Parameters, or their gradients.
@@ -40,27 +43,31 @@ pub(crate) struct AttentionPass {
 }
 
 impl AttentionSaved {
-    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape) -> Self {
+    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape, fp8: Option<Fp8>) -> Self {
         let (at, tokens, dtype) = ((Arena::Device, "activations"), shape.tokens(), shape.dtype);
         let rotated = shape.heads_width() + shape.kv_per_rank() * shape.head_dim;
+        let [input, proj] = ["qkv", "attention_proj"]
+            .map(|linear| fp8.map(|fp8| fp8.linear(plan, &format!("{name}.{linear}"))));
         let mut one =
             |what: &str, width| plan.tensor(at, format!("{name}.{what}"), dtype, (tokens, width));
         let (qkv, out) = (one("qkv", shape.qkv_width()), one("attention", shape.heads_width()));
         let raw = shape.parts.qk_norm.then(|| one("raw_qk", rotated));
         let lse = (1, tokens * shape.heads / shape.tp_size);
-        Self { qkv, raw, out, lse: plan.tensor(at, format!("{name}.lse"), Dtype::F32, lse) }
+        let lse = plan.tensor(at, format!("{name}.lse"), Dtype::F32, lse);
+        Self { qkv, raw, out, lse, input, proj }
     }
 }
 
 impl AttentionSaved {
     /// Some rows of it, as those of one sample, of this rank's `heads` heads.
     pub(crate) fn of(self, rows: Range<usize>, heads: usize) -> Self {
-        let Self { qkv, raw, out, lse } = self;
+        let Self { qkv, raw, out, lse, .. } = self;
         Self {
             qkv: qkv.rows(rows.clone()),
             raw: raw.map(|raw| raw.rows(rows.clone())),
             out: out.rows(rows.clone()),
             lse: lse.slice(rows.start * heads..rows.end * heads),
+            ..self
         }
     }
 }
@@ -189,8 +196,17 @@ impl Attention {
     /// normed (rows, C) -> q, k and v, in `saved`.
     #[track_caller]
     pub(crate) fn project(&self, dev: &Device, normed: Tensor, saved: AttentionSaved) {
-        let (weight, c, bias) = (self.qkv_weight.t(), saved.qkv, self.qkv_bias);
-        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c, bias, add: false });
+        let linear = self.input(saved);
+        linear.observe(dev, normed);
+        linear.forward(dev, normed, saved.qkv, self.qkv_bias);
+    }
+
+    const fn input(&self, saved: AttentionSaved) -> Linear {
+        Linear { weight: self.qkv_weight, scaled: saved.input }
+    }
+
+    const fn proj(&self, saved: AttentionSaved) -> Linear {
+        Linear { weight: self.proj_weight, scaled: saved.proj }
     }
 
     /// q and k of `saved` turn by their positions, where those are rotary.
@@ -210,7 +226,9 @@ impl Attention {
 
     /// The row-parallel projection: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: AttentionSaved, partial: Tensor) {
-        dev.submit(Compute, Op::product(saved.out, self.proj_weight.t(), partial));
+        let linear = self.proj(saved);
+        linear.observe(dev, saved.out);
+        linear.forward(dev, saved.out, partial, None);
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed projection, to `branch.d_normed` (B T, C),
@@ -227,17 +245,18 @@ impl Attention {
         let (AttentionSaved { qkv, out, lse, .. }, d_sum) = (saved, branch.d_sum);
         let (d_out, d_qkv) = (scratch.d_attention, scratch.d_qkv);
         let AttentionPass { heads, dropout, table, starts } = pass;
-        dev.submit(Compute, Op::product(d_sum, self.proj_weight, d_out));
-        dev.submit(Compute, Op::product(d_sum.t(), out, grads.proj_weight));
+        let (input, proj) = (self.input(saved), self.proj(saved));
+        proj.input_gradient(dev, d_sum, d_out);
+        proj.weight_gradient(dev, d_sum, out, grads.proj_weight);
         let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
         dev.submit(Compute, op);
         if let Some(table) = table {
             let norm = self.head_norm(shape, saved).zip(grads.gains);
             dev.submit(Compute, Op::RotaryBackward { d_qkv, table, heads, starts, norm });
         }
-        dev.submit(Compute, Op::product(d_qkv, self.qkv_weight, branch.d_normed));
+        input.input_gradient(dev, d_qkv, branch.d_normed);
         let summed = branch.region.start_sum(dev, branch.d_normed);
-        dev.submit(Compute, Op::product(d_qkv.t(), normed, grads.qkv_weight));
+        input.weight_gradient(dev, d_qkv, normed, grads.qkv_weight);
         if let Some(y) = grads.qkv_bias {
             dev.submit(Compute, Op::ColumnSum { x: d_qkv, y });
         }

@@ -61,14 +61,14 @@ impl BlockParams {
 }
 
 impl BlockSaved {
-    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape, name: &str) -> Self {
+    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape, name: &str, scratch: &Scratch) -> Self {
         let (at, size) = ((Arena::Device, "activations"), (shape.rows(), shape.hidden));
         Self {
             norm_1: NormSaved::plan(plan, &format!("{name}.norm_1"), shape),
-            attention: AttentionSaved::plan(plan, name, shape),
+            attention: AttentionSaved::plan(plan, name, shape, scratch.fp8),
             h: plan.tensor(at, format!("{name}.h"), shape.dtype, size),
             norm_2: NormSaved::plan(plan, &format!("{name}.norm_2"), shape),
-            mlp: MlpSaved::plan(plan, name, shape),
+            mlp: MlpSaved::plan(plan, name, shape, scratch.fp8),
         }
     }
 

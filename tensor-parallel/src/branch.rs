@@ -1,5 +1,6 @@
 //! Buffers that the two branches of a block share.
 
+use crate::linear::Fp8;
 use crate::region::Region;
 use crate::shape::GptShape;
 use device::{Arena, Plan, Tensor};
@@ -16,6 +17,8 @@ pub(crate) struct Scratch {
     pub(crate) d_inner: Tensor,     // (B T, F/t)
     /// (K, 2 D (C + 1)): every rank's gradients of keys' and values' weights and biases, where ranks share these.
     pub(crate) d_shared: Option<Tensor>,
+    /// Operands of products in fp8.
+    pub(crate) fp8: Option<Fp8>,
 }
 
 /// Gradients on their way through one branch, backward.
@@ -30,12 +33,13 @@ pub(crate) struct Branch {
 
 impl Scratch {
     pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Self {
-        let (tokens, c) = (shape.tokens(), shape.hidden);
+        let (tokens, c, fp8) = (shape.tokens(), shape.hidden, Fp8::plan(plan, shape));
         let mut transient = |name: &str, dtype, cols| {
             plan.tensor((Arena::Device, "transients"), name, dtype, (tokens, cols))
         };
         let copies = shape.dropout > 0.0 || shape.sequence;
         Self {
+            fp8,
             partial: transient("partial", shape.partial_dtype, c),
             d_branch: copies.then(|| transient("d_branch", shape.dtype, c)),
             d_attention: transient("d_attention", shape.dtype, shape.heads_width()),

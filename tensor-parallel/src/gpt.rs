@@ -176,7 +176,7 @@ impl Gpt {
             plan.tensor((Arena::Device, "transients"), name, dtype, (rows, c))
         });
         let d_x = d_x.collect();
-        let shared = shape.recompute.then(|| BlockSaved::plan(plan, shape, "block"));
+        let shared = shape.recompute.then(|| BlockSaved::plan(plan, shape, "block", &scratch));
         let rotary = match shape.parts.positions {
             Positions::Learned => None,
             Positions::Rotary(rope) => {
@@ -187,7 +187,7 @@ impl Gpt {
         let mut block = |layer: usize| {
             let at = number(shape, Part::Block(layer));
             let (layout, flat) = (segments[at].clone(), params[at]);
-            let own = || BlockSaved::plan(plan, shape, &format!("block.{layer}"));
+            let own = || BlockSaved::plan(plan, shape, &format!("block.{layer}"), &scratch);
             let saved = shared.unwrap_or_else(own);
             let params = BlockParams::cut(layout.of(flat), shape);
             Block { layer, params, layout, saved, scratch, table }

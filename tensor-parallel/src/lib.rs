@@ -14,7 +14,7 @@
 //! 1. `shape`: the sizes of a model and of a pass; `params`: how parameters are laid out and split;
 //! 2. `gpt`: the whole model, called by the step segment by segment;
 //! 3. `block`: attention and MLP between norms, forward and backward; `branch` is what its two halves share;
-//! 4. `attention`, `rotary`, `mlp`, `norm`: the parts of a block;
+//! 4. `attention`, `rotary`, `mlp`, `norm`: the parts of a block; `linear`: the products of its weights;
 //! 5. `region`: where the ranks meet inside a layer;
 //! 6. `embedding`, `loss`: both ends, split over the vocabulary;
 //! 7. `checkpoints`: the inputs of blocks that recomputation keeps, and where.
@@ -27,6 +27,7 @@ mod cache;
 mod checkpoints;
 mod embedding;
 mod gpt;
+mod linear;
 mod loss;
 mod mlp;
 mod norm;

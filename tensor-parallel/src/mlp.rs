@@ -1,6 +1,7 @@
 //! The MLP: a column-parallel linear, GELU or a gate (SwiGLU), a row-parallel linear.
 
 use crate::branch::{Branch, Scratch};
+use crate::linear::{Fp8, Linear, Scaled};
 use crate::params::{Declared, Flat, Init, Split};
 use crate::shape::GptShape;
 use device::{Arena, Device, Lane::Compute, Op, Plan, Tensor};
@@ -10,6 +11,8 @@ use device::{Arena, Device, Lane::Compute, Op, Plan, Tensor};
 pub(crate) struct MlpSaved {
     pre: Tensor, // (B T, F/t) before GELU; with a gate (B T, 2F/t): gate, then up
     act: Tensor, // (B T, F/t)
+    fc: Option<Scaled>,
+    proj: Option<Scaled>,
 }
 
 /// Parameters, or their gradients.
@@ -22,13 +25,17 @@ pub(crate) struct Mlp {
 }
 
 impl MlpSaved {
-    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape) -> Self {
+    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape, fp8: Option<Fp8>) -> Self {
         let (at, tokens) = ((Arena::Device, "activations"), shape.tokens());
         let [pre, act] =
             if shape.parts.swiglu { ["gate_up", "swiglu"] } else { ["pre_gelu", "gelu"] };
         let (pre, act) = (format!("{name}.{pre}"), format!("{name}.{act}"));
         let width = shape.ffn_hidden / shape.tp_size;
+        let [fc, proj] = ["fc", "mlp_proj"]
+            .map(|linear| fp8.map(|fp8| fp8.linear(plan, &format!("{name}.{linear}"))));
         Self {
+            fc,
+            proj,
             pre: plan.tensor(at, pre, shape.dtype, (tokens, shape.inner_width())),
             act: plan.tensor(at, act, shape.dtype, (tokens, width)),
         }
@@ -38,7 +45,7 @@ impl MlpSaved {
 impl MlpSaved {
     /// The first `rows` rows.
     pub(crate) fn first(self, rows: usize) -> Self {
-        Self { pre: self.pre.rows(0..rows), act: self.act.rows(0..rows) }
+        Self { pre: self.pre.rows(0..rows), act: self.act.rows(0..rows), ..self }
     }
 }
 
@@ -80,18 +87,28 @@ impl Mlp {
         normed: Tensor,
         saved: MlpSaved,
     ) {
-        let (weight, bias) = (self.fc_weight.t(), self.fc_bias);
-        let MlpSaved { pre: x, act: y } = saved;
-        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c: x, bias, add: false });
+        let MlpSaved { pre: x, act: y, .. } = saved;
+        let fc = self.fc(saved);
+        fc.observe(dev, normed);
+        fc.forward(dev, normed, x, self.fc_bias);
         dev.submit(
             Compute,
             if shape.parts.swiglu { Op::SwiGlu { x, y } } else { Op::Gelu { x, y } },
         );
+        self.proj(saved).observe(dev, y);
+    }
+
+    const fn fc(&self, saved: MlpSaved) -> Linear {
+        Linear { weight: self.fc_weight, scaled: saved.fc }
+    }
+
+    const fn proj(&self, saved: MlpSaved) -> Linear {
+        Linear { weight: self.proj_weight, scaled: saved.proj }
     }
 
     /// The row-parallel linear: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: MlpSaved, partial: Tensor) {
-        dev.submit(Compute, Op::product(saved.act, self.proj_weight.t(), partial));
+        self.proj(saved).forward(dev, saved.act, partial, None);
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed output, to `branch.d_normed` (B T, C), whose
@@ -105,9 +122,9 @@ impl Mlp {
         (grads, scratch): (Self, &Scratch),
     ) {
         let (d_sum, d) = (branch.d_sum, scratch.d_inner);
-        dev.submit(Compute, Op::product(d_sum, self.proj_weight, d));
-        dev.submit(Compute, Op::product(d_sum.t(), saved.act, grads.proj_weight));
-        let x = saved.pre;
+        let (x, fc, proj) = (saved.pre, self.fc(saved), self.proj(saved));
+        proj.input_gradient(dev, d_sum, d);
+        proj.weight_gradient(dev, d_sum, saved.act, grads.proj_weight);
         let d_pre = if shape.parts.swiglu {
             dev.submit(Compute, Op::SwiGluBackward { x, d });
             x
@@ -115,9 +132,9 @@ impl Mlp {
             dev.submit(Compute, Op::GeluBackward { x, d });
             d
         };
-        dev.submit(Compute, Op::product(d_pre, self.fc_weight, branch.d_normed));
+        fc.input_gradient(dev, d_pre, branch.d_normed);
         let summed = branch.region.start_sum(dev, branch.d_normed);
-        dev.submit(Compute, Op::product(d_pre.t(), normed, grads.fc_weight));
+        fc.weight_gradient(dev, d_pre, normed, grads.fc_weight);
         if let Some(y) = grads.fc_bias {
             dev.submit(Compute, Op::ColumnSum { x: d_pre, y });
         }

@@ -110,6 +110,8 @@ pub struct GptShape {
     pub head_rows: usize,
     /// Type of parameters, activations and gradients.
     pub dtype: Dtype,
+    /// The products of blocks have operands of fp8; `dtype` is 16 bits.
+    pub fp8: bool,
     /// Type of sums over the ranks.
     pub partial_dtype: Dtype,
     /// Probability of dropping.

@@ -63,6 +63,7 @@ fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> GptShape {
         ring: tensor_parallel::Ring::NONE,
         head_rows: 1024,
         dtype: Dtype::F32,
+        fp8: false,
         partial_dtype: Dtype::F32,
         dropout: 0.0,
         init_std: 0.0,

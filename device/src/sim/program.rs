@@ -131,7 +131,7 @@ impl Work {
     fn of(op: &Op, plan: &Plan) -> Self {
         let payload = |x: Tensor| x.bytes();
         let (kind, bytes) = match *op {
-            Op::Gemm { a, b, bias, .. } => {
+            Op::Gemm { a, b, bias, .. } | Op::ScaledGemm { a, b, bias, .. } => {
                 let ((m, k), (_, n)) = (a.shape(), b.shape());
                 (Kind::Gemm { m, n, k, bias: bias.is_some() }, op.bytes())
             }

@@ -4,17 +4,17 @@ use super::reading::reader::Reader;
 use super::reading::report::Problem;
 use super::reading::value::float_text;
 use super::{
-    Accumulate, Config, DeviceConfig, ParameterPlace, Placement, Precision, Recompute,
-    ScheduleConfig, ScheduleKind, Transfer, UpdateMode, WeightsPolicy,
+    Accumulate, Config, DeviceConfig, ParameterPlace, Placement, Recompute, ScheduleConfig,
+    ScheduleKind, Transfer, UpdateMode, WeightsPolicy,
 };
-use crate::run::{gpu, gpu_room};
+use crate::run::gpu;
 use topology::counted;
 
 /// Most samples of a step, also of a product that nobody wrote down.
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 40] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 41] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -38,6 +38,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 40] {
         Checks::blocking_sums,
         Checks::blocking_placement,
         Checks::split_precision,
+        Checks::fp8_sizes,
         Checks::small_states_place,
         Checks::moments_of_rule,
         Checks::checkpoints,
@@ -134,9 +135,6 @@ pub(super) struct Checks<'a> {
     pub(super) searched: bool,
 }
 
-/// The first compute capability with bf16 products.
-const AMPERE: u32 = 80;
-
 impl Checks<'_> {
     fn something_is_left(&self) -> Option<Broken> {
         let train = &self.config.train;
@@ -145,31 +143,6 @@ impl Checks<'_> {
             message: "neither weights nor checkpoints are written, so nothing of the training would be left".into(),
             help: "use `Complete`, or set `train.checkpoint_overhead` or `train.checkpoint_every`".into(),
             values: vec![("train.weights", "writes no weights".into())],
-        })
-    }
-
-    fn precision(&self) -> Option<Broken> {
-        if self.config.precision != Precision::Bf16 {
-            return None;
-        }
-        let (what, sm) = match &self.config.device {
-            DeviceConfig::Cpu { .. } => return None,
-            DeviceConfig::Sim { box_, .. } => (format!("{} GPUs", box_.name), box_.gpu.sm),
-            DeviceConfig::Cuda => {
-                let (tp, dp) = (self.config.parallel.tensor, self.config.parallel.data);
-                let all = &gpu::machine().gpus;
-                let taken = gpu_room::taken((tp, dp)).into_iter().filter_map(|gpu| all.get(gpu));
-                let oldest = taken.min_by_key(|gpu| gpu.sm)?;
-                (format!("GPU {}, {},", oldest.ordinal, oldest.name), oldest.sm)
-            }
-        };
-        (sm > 0 && sm < AMPERE).then(|| Broken {
-            message: format!(
-                "`Bf16` needs sm_{AMPERE} or newer: {what} are sm_{sm}, which has no bf16 products"
-            )
-            .replace(", are", ", is"),
-            help: "set `precision: Fp16`, which has a loss scale, or `Fp32`".into(),
-            values: vec![("precision", "bf16 products".into())],
         })
     }
 

@@ -20,6 +20,7 @@ mod model_schema;
 mod names;
 mod not_built;
 mod parts;
+mod precision;
 mod reading;
 mod schema;
 mod states;
@@ -264,6 +265,8 @@ pub struct ParallelConfig {
 /// 16-bit storage with fp32 arithmetic, or all fp32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Precision {
+    /// `Bf16`, but for the products of blocks, whose operands are rounded to 8 bits with a scale for each tensor.
+    Fp8,
     /// IEEE half with dynamic loss scale.
     Fp16,
     /// bfloat16.

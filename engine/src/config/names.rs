@@ -14,7 +14,7 @@ impl Named for Weights {
 
 impl Named for Precision {
     const ALL: &'static [(&'static str, Self)] =
-        &[("Fp16", Self::Fp16), ("Bf16", Self::Bf16), ("Fp32", Self::Fp32)];
+        &[("Fp8", Self::Fp8), ("Fp16", Self::Fp16), ("Bf16", Self::Bf16), ("Fp32", Self::Fp32)];
 }
 
 impl Named for Transfer {

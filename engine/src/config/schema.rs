@@ -49,7 +49,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     let parallel = s.section("parallel", "How the network is split over the GPUs.", parallel);
     let device = device(s, &parallel);
     let model = s.section("model", "The network: a pre-norm decoder.", model_schema::model);
-    let precision = s.named("precision", Precision::Bf16, "Storage type of parameters, activations and gradients on the GPU. Arithmetic is fp32. `Fp16` has a dynamic loss scale.");
+    let precision = s.named("precision", Precision::Bf16, "Storage type of parameters, activations and gradients on the GPU. Arithmetic is fp32. `Fp16` has a dynamic loss scale. `Fp8` stores bf16, and rounds the operands of the blocks' products to 8 bits: E4M3 for inputs and weights, E5M2 for gradients, scaled by the largest magnitude of each tensor; from sm_89 on.");
     let loss_scale =
         s.section("loss_scale", "Dynamic loss scale. With `precision: Fp16` only.", loss_scale);
     let offload =

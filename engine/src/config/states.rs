@@ -7,7 +7,8 @@ impl Checks<'_> {
     pub(super) fn split_precision(&self) -> Option<Broken> {
         let config = self.config;
         let split = config.offload.master == Master::Split;
-        (split && config.precision != Precision::Bf16).then(|| Broken {
+        let bf16 = matches!(config.precision, Precision::Bf16 | Precision::Fp8);
+        (split && !bf16).then(|| Broken {
             message: "only a bf16 parameter is the upper half of its fp32 master".into(),
             help: "set `precision` to `Bf16`, or leave `offload.master` out".into(),
             values: vec![

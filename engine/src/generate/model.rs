@@ -47,6 +47,7 @@ impl Model {
             ring: tensor_parallel::Ring::NONE,
             head_rows: samples,
             dtype,
+            fp8: false,
             partial_dtype: dtype,
             dropout: 0.0,
             ..shape(config)

@@ -90,6 +90,7 @@ pub fn shape(config: &Config) -> GptShape {
         ring: Ring::NONE,
         head_rows: head_rows(m.vocab),
         dtype,
+        fp8: config.precision == Precision::Fp8,
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,
         init_std: f64::from(m.init_std),
@@ -141,7 +142,7 @@ pub(crate) fn decimal(x: f32) -> f64 {
 pub const fn dtype(precision: Precision) -> Dtype {
     match precision {
         Precision::Fp16 => Dtype::F16,
-        Precision::Bf16 => Dtype::Bf16,
+        Precision::Bf16 | Precision::Fp8 => Dtype::Bf16,
         Precision::Fp32 => Dtype::F32,
     }
 }

@@ -76,7 +76,9 @@ fn memory(tensors: &Tensors, op: &Op) -> Memory {
             Dtype::F16 => 0x3400_u16.to_le_bytes().to_vec(),
             Dtype::F32 => 0.25_f32.to_le_bytes().to_vec(),
             Dtype::F64 => 0.25_f64.to_le_bytes().to_vec(),
-            Dtype::I32 | Dtype::U16 | Dtype::E4m3 | Dtype::E5m2 => vec![0; t.dtype().bytes() as usize],
+            Dtype::I32 | Dtype::U16 | Dtype::E4m3 | Dtype::E5m2 => {
+                vec![0; t.dtype().bytes() as usize]
+            }
         };
         memory.add(BASE + t.range().start, bytes.repeat(t.len()), true);
     }

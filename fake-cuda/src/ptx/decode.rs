@@ -1,10 +1,10 @@
 //! From an instruction's name and operands to an [`Op`].
 
 use super::alu::{alu, convert};
-use crate::fp8::Fp8;
 use super::op::{Alu, Compare, Kind, Op, Reg, Round, Shuffle, Space, Type};
 use super::parse::Builder;
 use super::text::{members, operands};
+use crate::fp8::Fp8;
 
 /// `None`: there is no such instruction here.
 pub(super) fn decode<'a>(

@@ -53,7 +53,8 @@ fn check_products() {
     let whole = |seed: u64, n: usize| -> Vec<f64> {
         rig::noise(seed, n).iter().map(|x| (x * 8.0).round() / 8.0).collect()
     };
-    let kinds = [(Dtype::E4m3, Dtype::E4m3), (Dtype::E5m2, Dtype::E4m3), (Dtype::E4m3, Dtype::E5m2)];
+    let kinds =
+        [(Dtype::E4m3, Dtype::E4m3), (Dtype::E5m2, Dtype::E4m3), (Dtype::E4m3, Dtype::E5m2)];
     for ((of_a, of_b), to) in
         kinds.into_iter().flat_map(|kinds| [Dtype::Bf16, Dtype::F32].map(|to| (kinds, to)))
     {

@@ -69,6 +69,7 @@ impl Model {
             ring: tensor_parallel::Ring::NONE,
             head_rows: 1024,
             dtype: Dtype::F32,
+            fp8: false,
             partial_dtype: Dtype::F32,
             dropout: 0.0,
             init_std: 0.0,

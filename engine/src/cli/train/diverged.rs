@@ -29,6 +29,7 @@ impl Session<'_> {
                     format!(", with a loss scale that came down to {scale} (its floor is {floor})");
                 ("lower optimizer.lr, or train in Bf16", scale)
             }
+            Precision::Fp8 => ("lower optimizer.lr, or train in Bf16", String::new()),
             Precision::Bf16 | Precision::Fp32 => {
                 ("lower optimizer.lr, or set optimizer.clip", String::new())
             }

@@ -1,0 +1,64 @@
+//! Products that GPUs or shapes do not have; refused among the `checks`.
+
+use super::checks::{Broken, Checks};
+use super::{DeviceConfig, Precision};
+use crate::run::{gpu, gpu_room};
+
+/// The first compute capability with bf16 products.
+const BF16_SINCE: u32 = 80;
+
+/// cuBLASLt has fp8 products of sizes in multiples of this.
+const FP8_MULTIPLE: usize = 16;
+
+impl Checks<'_> {
+    pub(super) fn precision(&self) -> Option<Broken> {
+        let (since, products, instead) = match self.config.precision {
+            Precision::Bf16 => {
+                (BF16_SINCE, "bf16", "`precision: Fp16`, which has a loss scale, or `Fp32`")
+            }
+            Precision::Fp8 => (device::FP8_SINCE, "fp8", "`precision: Bf16`"),
+            Precision::Fp16 | Precision::Fp32 => return None,
+        };
+        let (what, sm) = match &self.config.device {
+            DeviceConfig::Cpu { .. } => return None,
+            DeviceConfig::Sim { box_, .. } => (format!("{} GPUs are", box_.name), box_.gpu.sm),
+            DeviceConfig::Cuda => {
+                let (tp, dp) = (self.config.parallel.tensor, self.config.parallel.data);
+                let all = &gpu::machine().gpus;
+                let taken = gpu_room::taken((tp, dp)).into_iter().filter_map(|gpu| all.get(gpu));
+                let oldest = taken.min_by_key(|gpu| gpu.sm)?;
+                (format!("GPU {}, {}, is", oldest.ordinal, oldest.name), oldest.sm)
+            }
+        };
+        (sm > 0 && sm < since).then(|| Broken {
+            message: format!(
+                "`{:?}` needs sm_{since} or newer: {what} sm_{sm}, which has no {products} products",
+                self.config.precision
+            ),
+            help: format!("set {instead}"),
+            values: vec![("precision", format!("{products} products"))],
+        })
+    }
+
+    pub(super) fn fp8_sizes(&self) -> Option<Broken> {
+        if self.config.precision != Precision::Fp8 {
+            return None;
+        }
+        let (model, ranks) = (&self.config.model, self.config.parallel.tensor);
+        let tokens = self.config.batch.micro * model.seq_len;
+        let sizes = [
+            ("model.hidden", model.hidden, "columns of the model"),
+            ("model.head_dim", model.head_dim, "columns of a head"),
+            ("model.ffn_hidden", model.ffn_hidden / ranks, "columns of a rank's MLP"),
+            ("batch.micro", tokens, "tokens of a micro-batch"),
+        ];
+        let odd = sizes.into_iter().find(|(_, size, _)| !size.is_multiple_of(FP8_MULTIPLE));
+        odd.map(|(key, size, what)| Broken {
+            message: format!(
+                "products of fp8 have sizes in multiples of {FP8_MULTIPLE}: {size} {what} are none"
+            ),
+            help: format!("set `{key}` so that they are, or `precision: Bf16`"),
+            values: vec![(key, format!("{size} {what}")), ("precision", "fp8 products".into())],
+        })
+    }
+}

@@ -1,0 +1,139 @@
+//! The three products of a linear: forward, and those of its gradients with respect to input and weight. In the model's type,
+//! or in fp8 by current scaling for each tensor: E4M3 for inputs and weights, E5M2 for gradients (arXiv 2209.05433).
+
+use crate::shape::GptShape;
+use device::{Arena, Device, Dtype, Lane::Compute, MAXIMA, Op, Plan, Tensor};
+
+/// Operands of products in fp8, on their way: all linears share them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fp8 {
+    input: Tensor,       // E4m3, (B T) by the widest input; also transposed
+    weight: Tensor,      // E4m3, the longest weight; also transposed
+    gradient: Tensor,    // E5m2, (B T) by the widest output
+    turned: Tensor,      // the same transposed
+    maxima: Tensor,      // F32, largest magnitudes of the gradient
+    scales: [Tensor; 3], // F32, of input, weight, gradient
+}
+
+/// What products of one linear in fp8 need: largest magnitudes from the forward pass on, and the shared operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scaled {
+    input: Tensor,
+    weight: Tensor,
+    fp8: Fp8,
+}
+
+/// A linear, y = x weight' (+ bias), and how its products are computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Linear {
+    pub(crate) weight: Tensor, // (n, k)
+    pub(crate) scaled: Option<Scaled>,
+}
+
+impl Fp8 {
+    /// Plans the operands, if the model has such products.
+    pub(crate) fn plan(plan: &mut Plan, shape: &GptShape) -> Option<Self> {
+        if !shape.fp8 {
+            return None;
+        }
+        let (tokens, c, heads) = (shape.tokens(), shape.hidden, shape.heads_width());
+        let (qkv, inner, ffn) =
+            (shape.qkv_width(), shape.inner_width(), shape.ffn_hidden / shape.tp_size);
+        let weights = [qkv * c, c * heads, inner * c, c * ffn];
+        let longest = weights.into_iter().max().unwrap_or(0);
+        let mut one = |name: &str, dtype, len| {
+            plan.tensor((Arena::Device, "transients"), format!("fp8.{name}"), dtype, (1, len))
+        };
+        Some(Self {
+            input: one("input", Dtype::E4m3, tokens * c.max(heads).max(ffn)),
+            weight: one("weight", Dtype::E4m3, longest),
+            gradient: one("gradient", Dtype::E5m2, tokens * qkv.max(inner).max(c)),
+            turned: one("turned_gradient", Dtype::E5m2, tokens * qkv.max(inner).max(c)),
+            maxima: one("gradient_maxima", Dtype::F32, MAXIMA),
+            scales: ["input", "weight", "gradient"]
+                .map(|name| one(&format!("{name}_scale"), Dtype::F32, 1)),
+        })
+    }
+
+    /// Plans a linear's largest magnitudes.
+    pub(crate) fn linear(self, plan: &mut Plan, name: &str) -> Scaled {
+        let [input, weight] = ["input", "weight"].map(|of| {
+            let name = format!("{name}.{of}_maxima");
+            plan.tensor((Arena::Device, "activations"), name, Dtype::F32, (1, MAXIMA))
+        });
+        Scaled { input, weight, fp8: self }
+    }
+}
+
+impl Scaled {
+    /// x as fp8 in the shared operand `to`, as it lies or transposed.
+    fn round(
+        dev: &Device,
+        (x, maxima): (Tensor, Tensor),
+        to: Tensor,
+        scale: Tensor,
+        turn: bool,
+    ) -> Tensor {
+        let (m, n) = x.shape();
+        let to = to.slice(0..m * n).reshape(if turn { n } else { m }, if turn { m } else { n });
+        let (y, turned) = if turn { (None, Some(to)) } else { (Some(to), None) };
+        dev.submit(Compute, Op::Quantize { x, maxima, y, turned, scale });
+        to
+    }
+}
+
+impl Linear {
+    /// Finds the largest magnitudes of the input x and of the weight. The other calls use them.
+    #[track_caller]
+    pub(crate) fn observe(self, dev: &Device, x: Tensor) {
+        if let Some(Scaled { input, weight, .. }) = self.scaled {
+            dev.submit(Compute, Op::Maxima { x, maxima: input });
+            dev.submit(Compute, Op::Maxima { x: self.weight, maxima: weight });
+        }
+    }
+
+    /// y (m, n) = x (m, k) weight' + bias, of an [observed](Self::observe) x.
+    #[track_caller]
+    pub(crate) fn forward(self, dev: &Device, x: Tensor, y: Tensor, bias: Option<Tensor>) {
+        let Some(Scaled { input, weight, fp8 }) = self.scaled else {
+            dev.submit(Compute, Op::Gemm { a: x, b: self.weight.t(), c: y, bias, add: false });
+            return;
+        };
+        let [of_x, of_weight, _] = fp8.scales;
+        let a = Scaled::round(dev, (x, input), fp8.input, of_x, false);
+        let b = Scaled::round(dev, (self.weight, weight), fp8.weight, of_weight, false).t();
+        dev.submit(Compute, Op::ScaledGemm { a, b, c: y, bias, scales: [of_x, of_weight] });
+    }
+
+    /// d_x (m, k) = d (m, n) weight.
+    #[track_caller]
+    pub(crate) fn input_gradient(self, dev: &Device, d: Tensor, d_x: Tensor) {
+        let Some(Scaled { weight, fp8, .. }) = self.scaled else {
+            dev.submit(Compute, Op::product(d, self.weight, d_x));
+            return;
+        };
+        let ((m, n), [_, of_weight, of_d]) = (d.shape(), fp8.scales);
+        let a = fp8.gradient.slice(0..m * n).reshape(m, n);
+        let turned = Some(fp8.turned.slice(0..m * n).reshape(n, m));
+        // The largest magnitudes of a gradient are needed once: its own transposed copy waits for the product of the weight's
+        // gradient.
+        let maxima = fp8.maxima;
+        dev.submit(Compute, Op::Maxima { x: d, maxima });
+        dev.submit(Compute, Op::Quantize { x: d, maxima, y: Some(a), turned, scale: of_d });
+        let b = Scaled::round(dev, (self.weight, weight), fp8.weight, of_weight, true).t();
+        dev.submit(Compute, Op::ScaledGemm { a, b, c: d_x, bias: None, scales: [of_d, of_weight] });
+    }
+
+    /// d_weight (n, k) = d' x, right after the [`input_gradient`](Self::input_gradient) of the same d.
+    #[track_caller]
+    pub(crate) fn weight_gradient(self, dev: &Device, d: Tensor, x: Tensor, d_weight: Tensor) {
+        let Some(Scaled { input, fp8, .. }) = self.scaled else {
+            dev.submit(Compute, Op::product(d.t(), x, d_weight));
+            return;
+        };
+        let ((m, n), [of_x, _, of_d]) = (d.shape(), fp8.scales);
+        let a = fp8.turned.slice(0..m * n).reshape(n, m);
+        let b = Scaled::round(dev, (x, input), fp8.input, of_x, true).t();
+        dev.submit(Compute, Op::ScaledGemm { a, b, c: d_weight, bias: None, scales: [of_d, of_x] });
+    }
+}
