@@ -156,7 +156,7 @@ class First:
 
     def products(self):
         problem, said = self.probe("products_of_a_block_and_head", 50)
-        types, rows, wrong = ["Bf16", "F16", "F32"], {}, [problem] if problem else []
+        types, rows, wrong = ["Bf16", "E4m3", "F16", "F32"], {}, [problem] if problem else []
         for entry in figures(said, "product"):
             key = entry["name"], entry["kind"], entry["bias"], f"{entry['m']} x {entry['n']} x {entry['k']}"
             rows.setdefault(key, {})[entry["type"]] = entry

@@ -80,6 +80,25 @@ fn bf16_is_refused_on_described_boxes_that_lack_it() {
 }
 
 #[test]
+fn fp8_is_refused_on_described_boxes_that_lack_it_and_for_sizes_without_products() {
+    let folder = Folder::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+    let path = |name: &str| root.join(name).display().to_string();
+    let (config, ampere) = (path("h100-1.3b.ron"), path("boxes/dgx-a100.ron"));
+    let fp8 = ["plan", &config, "--set", "precision=Fp8"];
+    let text = "`Fp8` needs sm_89 or newer: DGX A100 GPUs are sm_80, which has no fp8 products";
+    folder
+        .onebox(&[&fp8[..], &["--box", &ampere]].concat())
+        .refused(78, &[text, "precision: Bf16"]);
+    let done = folder.onebox(&fp8);
+    assert!(done.code < 2 && done.stdout.contains("transients"), "{}{}", done.stdout, done.stderr);
+    let odd = ["--set", "model.ffn_hidden=8200"];
+    let text =
+        "products of fp8 have sizes in multiples of 16: 8200 columns of a rank's MLP are none";
+    folder.onebox(&[&fp8[..], &odd].concat()).refused(78, &[text, "set `model.ffn_hidden`"]);
+}
+
+#[test]
 fn seventy_billion_parameters_fit_a_dgx2() {
     let folder = Folder::new();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/dgx2-70b.ron");

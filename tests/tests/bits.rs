@@ -264,6 +264,11 @@ fn nothing_changes_a_bit_in_any_precision() {
             assert_no_bit_changes(&with(&with(BASE, layout), &sets), &variants);
         }
     }
+    // In multiples of 16, as products of fp8 are.
+    for layout in layouts {
+        let sets = ["train.steps=3", "precision=Fp8", "model.hidden=64"];
+        assert_no_bit_changes(&with(&with(BASE, layout), &sets), &variants);
+    }
 }
 
 #[test]

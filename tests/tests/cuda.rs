@@ -46,6 +46,7 @@ const CASES: &[(&str, fn())] = &[
     ("grid_fp32", || matrix::grid("Fp32")),
     ("grid_bf16", || matrix::grid("Bf16")),
     ("grid_fp16", || matrix::grid("Fp16")),
+    ("grid_fp8", || matrix::grid("Fp8")),
     ("modes", matrix::modes),
     ("sums_dp4", || matrix::sums_in_fp32(&["parallel.data=4"])),
     ("sums_grid", || matrix::sums_in_fp32(GRID)),

@@ -40,6 +40,7 @@ pub(crate) use load::load_of_run;
 pub use load::{Trouble, load, load_and_look, load_box, load_stored, load_str};
 pub use load::{load_text_to_search, load_to_search};
 pub use model::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
+pub use precision::Precision;
 pub use reading::bytes::{format_bytes, parse_bytes};
 pub use reading::key::Key;
 pub use reading::report::{ConfigError, Problem};
@@ -260,19 +261,6 @@ pub struct ParallelConfig {
     pub reduce_fp32: bool,
     /// Where several processes have the ranks: TP groups may have ranks in more than one of them. Default false.
     pub tensor_across_nodes: bool,
-}
-
-/// 16-bit storage with fp32 arithmetic, or all fp32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Precision {
-    /// `Bf16`, but for the products of blocks, whose operands are rounded to 8 bits with a scale for each tensor.
-    Fp8,
-    /// IEEE half with dynamic loss scale.
-    Fp16,
-    /// bfloat16.
-    Bf16,
-    /// 32-bit.
-    Fp32,
 }
 
 /// Dynamic loss scale of `Fp16`.

@@ -4,7 +4,7 @@ use crate::rates::tensor;
 use crate::small;
 use device::numerics::Counted;
 use device::{
-    DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Plan, Tensor, VocabShard,
+    DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, MAXIMA, Op, Plan, Tensor, VocabShard,
 };
 use offload::{AdamTile, DeviceUpdate, Rule, control};
 
@@ -74,6 +74,8 @@ pub(crate) fn cases() -> Vec<Case> {
         case("add", many, |plan| add(plan, VALUE)),
         case("accumulate", many, |plan| add(plan, Dtype::F32)),
         case("cast", many, cast),
+        case("maxima", many, maxima),
+        case("quantize", many, quantize),
         case("column_sum-2048", "reduction", |plan| column_sum(plan, 1)),
         case("column_sum-6144", "reduction", |plan| column_sum(plan, 3)),
         case("column_sum-8192", "reduction", |plan| column_sum(plan, 4)),
@@ -88,6 +90,32 @@ pub(crate) fn cases() -> Vec<Case> {
         case("chunk_squares", many, chunk_squares),
         case("update", many, update),
     ]
+}
+
+/// Rows, in a multiple of 16, and columns.
+fn sizes_of_fp8() -> (usize, usize) {
+    let (rows, cols, ..) = sizes();
+    (rows.next_multiple_of(16), cols)
+}
+
+fn maxima(plan: &mut Plan) -> Made {
+    let tensors = [(VALUE, sizes_of_fp8()), (Dtype::F32, (1, MAXIMA))];
+    on_sets(plan, tensors, 1, |[x, maxima]| Op::Maxima { x, maxima })
+}
+
+/// Both ways, as gradients go.
+fn quantize(plan: &mut Plan) -> Made {
+    let (rows, cols) = sizes_of_fp8();
+    let (x, y) = ((VALUE, (rows, cols)), (Dtype::E5m2, (rows, cols)));
+    let turned = (Dtype::E5m2, (cols, rows));
+    let tensors = [x, (Dtype::F32, (1, MAXIMA)), y, turned, (Dtype::F32, (1, 1))];
+    on_sets(plan, tensors, 2, |[x, maxima, y, turned, scale]| Op::Quantize {
+        x,
+        maxima,
+        y: Some(y),
+        turned: Some(turned),
+        scale,
+    })
 }
 
 fn layer_norm(plan: &mut Plan) -> Made {

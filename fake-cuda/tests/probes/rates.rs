@@ -2,7 +2,7 @@
 
 use crate::{ops, small};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
-use device::{Arena, Device, Dtype, Lane, Op, Plan, Rank, Tensor, random};
+use device::{Arena, Device, Dtype, FP8_SINCE, Lane, Op, Plan, Rank, Tensor, random};
 use device::{HostWork, World};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -150,6 +150,33 @@ pub(crate) fn products() {
             }
         }
         let _ = bench.dev.finish();
+    }
+    if cuda::probe().gpus.iter().all(|gpu| gpu.sm >= FP8_SINCE) {
+        products_of_fp8(&shapes);
+    }
+}
+
+/// Those forward: in fp8 all operands lie along k, so that the others are of the same kind.
+fn products_of_fp8(shapes: &[Shape]) {
+    for &(name, m, k, n, ..) in shapes.iter().filter(|shape| !shape.4 && !shape.5) {
+        let [m, k, n] = [m, k, n].map(|size| size.next_multiple_of(16));
+        let mut plan = Plan::default();
+        let a = tensor(&mut plan, Dtype::E4m3, (m, k));
+        let b = tensor(&mut plan, Dtype::E4m3, (n, k));
+        let c = tensor(&mut plan, Dtype::Bf16, (m, n));
+        let scale = tensor(&mut plan, Dtype::F32, (1, 1));
+        let dev = open(plan);
+        [a, b, scale].into_iter().for_each(|t| fill(&dev, t));
+        let op = Op::ScaledGemm { a, b: b.t(), c, bias: None, scales: [scale; 2] };
+        let flops = op.flops();
+        let told = match seconds(&dev, runs_of(flops), &|_| op.clone()) {
+            Ok(seconds) => format!("tflops={:.2}", flops / seconds / 1e12),
+            Err(why) => format!("note={why}"),
+        };
+        eprintln!(
+            "figure product name={name} kind=forward type=E4m3 bias=false m={m} n={n} k={k} {told}"
+        );
+        let _ = dev.finish();
     }
 }
 

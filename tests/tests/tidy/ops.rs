@@ -8,6 +8,9 @@ const ANY_SHAPE: &[&str] = &["Zero", "ReduceScatter", "AllGather", "Broadcast"];
 /// Rates of their own, or as much work as an average op.
 const NOT_MEASURED: &[&str] = &[
     "Gemm",
+    "ScaledGemm",
+    "Maxima",
+    "Quantize",
     "Attention",
     "AttentionBackward",
     "CachedAttention",
@@ -60,7 +63,8 @@ impl Sources {
             checks: checks.to_owned(),
             launches: launches.iter().map(|path| super::read(path)).collect(),
             compared: read("fake-cuda/tests/kernels.rs")
-                + &read("fake-cuda/tests/kernels/attention.rs"),
+                + &read("fake-cuda/tests/kernels/attention.rs")
+                + &read("fake-cuda/tests/kernels/fp8.rs"),
             timed: read("fake-cuda/tests/probes/ops.rs"),
             measured: measured.collect(),
         }

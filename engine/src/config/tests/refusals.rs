@@ -77,7 +77,11 @@ fn single_values() {
         ("parallel.tensor=4097", "parallel.tensor", &["from 1 to 4_096"]),
         ("precision=fp16", "precision", &["did you mean `Fp16`?"]),
         ("precision=\"Bf16\"", "precision", &["write `Bf16` without the quotes"]),
-        ("precision=Int8", "precision", &["expected `Fp16`, `Bf16` or `Fp32`, found `Int8`"]),
+        (
+            "precision=Int8",
+            "precision",
+            &["expected `Fp8`, `Fp16`, `Bf16` or `Fp32`, found `Int8`"],
+        ),
         ("precision=16", "precision", &["found the number 16"]),
         ("offload.update=Delayed", "offload.update.after_step", &["add `after_step: 40`"]),
         ("offload.update=Delayed(40)", "offload.update", &["write `Delayed(after_step: 40)`"]),
