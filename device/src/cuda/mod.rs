@@ -81,9 +81,9 @@ pub const fn gains_scratch(dim: usize) -> u64 {
     launch::rotary_scratch_bytes(dim)
 }
 
-/// Bytes of scratch for the gradient of an RMSNorm's gain, with `rows` rows and `cols` columns.
-pub const fn norm_scratch(rows: usize, cols: usize) -> u64 {
-    launch::norm_scratch_bytes((rows, cols))
+/// Bytes of scratch for the gradients of a norm over `shape` (rows, columns): of its gain, and its bias if it has one.
+pub const fn norm_scratch(shape: (usize, usize), has_bias: bool) -> u64 {
+    launch::norm_scratch_bytes(shape, if has_bias { 2 } else { 1 })
 }
 
 /// Index of the Host lane's pinned word, which follows the words of the streams' progress.
