@@ -32,7 +32,9 @@ mod tensor;
 mod view;
 
 pub use error::{Elsewhere, Error, Hazard, Kind, OutOfMemory, Site};
-pub use op::{Dropout, Group, HeadNorm, HeadNormGrads, Heads, Mode, Op, Reduce, VocabShard};
+pub use op::{
+    Dropout, Epilogue, Group, HeadNorm, HeadNormGrads, Heads, Mode, Op, Reduce, VocabShard,
+};
 pub use ranks::crew::{Crew, Pieces};
 pub use ranks::memory::HostPlace;
 #[cfg(feature = "mpi")]

@@ -5,7 +5,7 @@ use crate::branch::{Branch, Scratch};
 use crate::params::{Declared, Flat, Init, Split};
 use crate::region::sum_over_ranks;
 use crate::shape::GptShape;
-use device::{Arena, Device, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads};
+use device::{Arena, Device, Dropout, Dtype, Epilogue, HeadNorm, HeadNormGrads, Heads};
 use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduce, Tensor};
 use std::ops::Range;
 
@@ -190,7 +190,8 @@ impl Attention {
     #[track_caller]
     pub(crate) fn project(&self, dev: &Device, normed: Tensor, saved: AttentionSaved) {
         let (weight, c, bias) = (self.qkv_weight.t(), saved.qkv, self.qkv_bias);
-        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c, bias, add: false });
+        let (add, epilogue) = (false, Epilogue::None);
+        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c, bias, add, epilogue });
     }
 
     /// q and k of `saved` turn by their positions, where those are rotary.
@@ -237,10 +238,8 @@ impl Attention {
         }
         dev.submit(Compute, Op::product(d_qkv, self.qkv_weight, branch.d_normed));
         let summed = branch.region.start_sum(dev, branch.d_normed);
-        dev.submit(Compute, Op::product(d_qkv.t(), normed, grads.qkv_weight));
-        if let Some(y) = grads.qkv_bias {
-            dev.submit(Compute, Op::ColumnSum { x: d_qkv, y });
-        }
+        let d_bias = Epilogue::row_sums(grads.qkv_bias);
+        dev.submit(Compute, Op::product_with(d_qkv.t(), normed, grads.qkv_weight, d_bias));
         dev.wait(Compute, summed);
     }
 }

@@ -3,7 +3,7 @@
 use crate::branch::{Branch, Scratch};
 use crate::params::{Declared, Flat, Init, Split};
 use crate::shape::GptShape;
-use device::{Arena, Device, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Epilogue, Lane::Compute, Op, Plan, Tensor};
 
 /// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
@@ -82,11 +82,12 @@ impl Mlp {
     ) {
         let (weight, bias) = (self.fc_weight.t(), self.fc_bias);
         let MlpSaved { pre: x, act: y } = saved;
-        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c: x, bias, add: false });
-        dev.submit(
-            Compute,
-            if shape.parts.swiglu { Op::SwiGlu { x, y } } else { Op::Gelu { x, y } },
-        );
+        let (swiglu, add) = (shape.parts.swiglu, false);
+        let epilogue = if swiglu { Epilogue::None } else { Epilogue::Gelu { y } };
+        dev.submit(Compute, Op::Gemm { a: normed, b: weight, c: x, bias, add, epilogue });
+        if swiglu {
+            dev.submit(Compute, Op::SwiGlu { x, y });
+        }
     }
 
     /// The row-parallel linear: `partial` (B T, C), to be summed over the ranks.
@@ -105,22 +106,20 @@ impl Mlp {
         (grads, scratch): (Self, &Scratch),
     ) {
         let (d_sum, d) = (branch.d_sum, scratch.d_inner);
-        dev.submit(Compute, Op::product(d_sum, self.proj_weight, d));
-        dev.submit(Compute, Op::product(d_sum.t(), saved.act, grads.proj_weight));
-        let x = saved.pre;
+        let (x, weight) = (saved.pre, self.proj_weight);
         let d_pre = if shape.parts.swiglu {
+            dev.submit(Compute, Op::product(d_sum, weight, d));
             dev.submit(Compute, Op::SwiGluBackward { x, d });
             x
         } else {
-            dev.submit(Compute, Op::GeluBackward { x, d });
+            dev.submit(Compute, Op::product_with(d_sum, weight, d, Epilogue::GeluBackward { x }));
             d
         };
+        dev.submit(Compute, Op::product(d_sum.t(), saved.act, grads.proj_weight));
         dev.submit(Compute, Op::product(d_pre, self.fc_weight, branch.d_normed));
         let summed = branch.region.start_sum(dev, branch.d_normed);
-        dev.submit(Compute, Op::product(d_pre.t(), normed, grads.fc_weight));
-        if let Some(y) = grads.fc_bias {
-            dev.submit(Compute, Op::ColumnSum { x: d_pre, y });
-        }
+        let d_bias = Epilogue::row_sums(grads.fc_bias);
+        dev.submit(Compute, Op::product_with(d_pre.t(), normed, grads.fc_weight, d_bias));
         dev.wait(Compute, summed);
     }
 }

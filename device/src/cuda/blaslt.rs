@@ -63,13 +63,26 @@ pub(super) struct Operand {
     pub(super) align: u32,
 }
 
-/// The properties that decide the best algorithm: d = a b (+ bias of d's rows).
+/// A step of the library behind a product. The matrix beside it has the columns of d one behind another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Step {
+    None,
+    /// Stores d beside it, then d = gelu(d).
+    Gelu,
+    /// d = d gelu'(matrix beside it).
+    GeluBackward,
+    /// Writes the sums of b's columns where a bias stands.
+    SumsOfB,
+}
+
+/// The properties that decide the best algorithm: d = a b (+ bias of d's rows), then the step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Shape {
     pub(super) a: Operand,
     pub(super) b: Operand,
     pub(super) d: Operand,
     pub(super) bias: Option<Dtype>,
+    pub(super) step: Step,
 }
 
 /// Addresses of a product's operands.
@@ -79,6 +92,8 @@ pub(super) struct Addresses {
     pub(super) b: u64,
     pub(super) d: u64,
     pub(super) bias: Option<u64>,
+    /// The matrix beside the product, of d's type.
+    pub(super) aux: Option<u64>,
     /// Whether the product is added to the old values at `d`.
     pub(super) add: bool,
 }
@@ -119,6 +134,17 @@ impl Description {
         let (at, size) = (std::ptr::from_ref(value).cast::<c_void>(), size_of::<T>());
         call!(cublasLtMatmulDescSetAttribute(self.0, attribute, at, size))
     }
+
+    fn set_addresses(&self, at: Addresses) -> Result<(), String> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        if let Some(bias) = at.bias {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        if let Some(aux) = at.aux {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux)?;
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Description {
@@ -153,16 +179,15 @@ fn data_type(dtype: Dtype) -> Result<cudaDataType_t, String> {
 }
 
 impl Product {
-    /// Looks for an algorithm that needs at most `workspace` bytes. `bias_at` is an example of the
-    /// bias's address.
+    /// Looks for an algorithm that needs at most `workspace` bytes; None if the library has none. `at`
+    /// has example addresses.
     pub(super) fn new(
         handle: &Handle,
         shape: &Shape,
-        bias_at: Option<u64>,
+        at: Addresses,
         workspace: usize,
-    ) -> Result<Self, String> {
+    ) -> Result<Option<Self>, String> {
         use sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        use sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let mut raw = std::ptr::null_mut();
         let scale = cudaDataType_t::CUDA_R_32F;
@@ -172,13 +197,16 @@ impl Product {
         let transposed = |operand: &Operand| i32::from(operand.transposed);
         description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed(&shape.a))?;
         description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &transposed(&shape.b))?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue(shape))?;
+        // The search depends on alignments.
+        description.set_addresses(at)?;
+        if matches!(shape.step, Step::Gelu | Step::GeluBackward) {
+            let stride = shape.d.rows as i64;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride)?;
+        }
         if let Some(bias) = shape.bias {
-            description
-                .set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(CUBLASLT_EPILOGUE_BIAS as u32))?;
             let dtype = data_type(bias)? as i32;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
-            // The search depends on its alignment.
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at.unwrap_or(0))?;
         }
         let (a, b, d) = (Layout::new(&shape.a)?, Layout::new(&shape.b)?, Layout::new(&shape.d)?);
         let preference = preference(shape, workspace)?;
@@ -191,23 +219,31 @@ impl Product {
             reserved: [0; 4],
         };
         let mut count = 0;
-        call!(cublasLtMatmulAlgoGetHeuristic(
-            handle.0,
-            description.0,
-            a.0,
-            b.0,
-            d.0,
-            d.0,
-            preference.0,
-            1,
-            &raw mut found,
-            &raw mut count,
-        ))?;
+        // SAFETY: all of it lives, and the library writes one result.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                handle.0,
+                description.0,
+                a.0,
+                b.0,
+                d.0,
+                d.0,
+                preference.0,
+                1,
+                &raw mut found,
+                &raw mut count,
+            )
+        };
+        if status == cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Ok(None);
+        }
+        check("cublasLtMatmulAlgoGetHeuristic", status)?;
         if count == 0 {
-            return Err("cuBLASLt has no algorithm for this product".into());
+            return Ok(None);
         }
         check("cublasLtMatmulAlgoGetHeuristic", found.state)?;
-        Ok(Self { description, a, b, d, algorithm: found.algo, workspace: found.workspaceSize })
+        let (algorithm, workspace) = (found.algo, found.workspaceSize);
+        Ok(Some(Self { description, a, b, d, algorithm, workspace }))
     }
 
     /// Enqueues the product.
@@ -218,10 +254,7 @@ impl Product {
         at: Addresses,
         workspace: u64,
     ) -> Result<(), String> {
-        if let Some(bias) = at.bias {
-            let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-            self.description.set(pointer, &bias)?;
-        }
+        self.description.set_addresses(at)?;
         let (alpha, beta) = (1.0f32, f32::from(u8::from(at.add)));
         call!(cublasLtMatmul(
             handle.0,
@@ -242,6 +275,19 @@ impl Product {
             stream.raw().cast(),
         ))
     }
+}
+
+fn epilogue(shape: &Shape) -> u32 {
+    use sys::cublasLtEpilogue_t::*;
+    let epilogue = match (shape.step, shape.bias) {
+        (Step::None, None) => CUBLASLT_EPILOGUE_DEFAULT,
+        (Step::None, Some(_)) => CUBLASLT_EPILOGUE_BIAS,
+        (Step::Gelu, None) => CUBLASLT_EPILOGUE_GELU_AUX,
+        (Step::Gelu, Some(_)) => CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        (Step::GeluBackward, _) => CUBLASLT_EPILOGUE_DGELU,
+        (Step::SumsOfB, _) => CUBLASLT_EPILOGUE_BGRADB,
+    };
+    epilogue as u32
 }
 
 fn preference(shape: &Shape, workspace: usize) -> Result<Preference, String> {

@@ -179,9 +179,11 @@ impl Gpu {
             Op::Zero { x } => {
                 stream.zero(self.peer.at(x), x.bytes()).map_err(|e| self.failed(op, &e))
             }
-            Op::Gemm { a, b, c, bias, add } => self.gemm(op, stream, &Gemm { a, b, c, bias, add }),
+            Op::Gemm { a, b, c, bias, add, epilogue } => {
+                self.gemm(op, stream, &Gemm { a, b, c, bias, add, epilogue })
+            }
             _ if op.op.group().is_some() => self.collective(op, stream),
-            _ => self.kernels(op, stream),
+            _ => self.kernels(op, stream, &op.op),
         }
     }
 
@@ -209,26 +211,32 @@ impl Gpu {
     fn gemm(&self, op: &Admitted, stream: &Stream, gemm: &Gemm) -> Result<(), Error> {
         let at = |t: Tensor| self.peer.at(t);
         let done = self.blas.borrow_mut().gemm(stream, gemm, &at);
-        done.map_err(|problem| self.library_failed(op, stream, &problem))?;
-        let Some(bias) = gemm.bias.filter(|_| !gemm.takes_bias()) else { return Ok(()) };
-        let mut result = Ok(());
-        launch::add_bias((gemm.c, bias), &at, &mut |launch| {
-            result = self.launch(op, stream, launch);
-        })
-        .map_err(|problem| self.refused(op, &problem))?;
-        result
+        let fused = done.map_err(|problem| self.library_failed(op, stream, &problem))?;
+        if let Some(bias) = gemm.bias.filter(|_| !gemm.takes_bias()) {
+            let mut result = Ok(());
+            launch::add_bias((gemm.c, bias), &at, &mut |launch| {
+                result = self.launch(op, stream, launch);
+            })
+            .map_err(|problem| self.refused(op, &problem))?;
+            result?;
+        }
+        match gemm.epilogue.apart(gemm.a, gemm.c).filter(|_| !fused) {
+            Some(apart) => self.kernels(op, stream, &apart),
+            None => Ok(()),
+        }
     }
 
-    fn kernels(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
+    /// Launches the kernels of `work`, which is `op` or a part of it.
+    fn kernels(&self, op: &Admitted, stream: &Stream, work: &Op) -> Result<(), Error> {
         let at = |t: Tensor| self.peer.at(t);
         let mut result = Ok(());
         let (scratch, room) = self.scratch;
-        let needed = launch::scratch_bytes(&op.op);
+        let needed = launch::scratch_bytes(work);
         if needed > room {
             let problem = format!("{needed} bytes of scratch are needed, {room} are there");
             return Err(self.refused(op, &problem));
         }
-        launch::launches(&op.op, &at, scratch, self.sm, &mut |launch| {
+        launch::launches(work, &at, scratch, self.sm, &mut |launch| {
             if result.is_ok() {
                 result = self.launch(op, stream, launch);
             }
@@ -321,12 +329,12 @@ impl Gpu {
         for op in ops {
             let stream = self.stream(op.lane);
             match op.op {
-                Op::Gemm { a, b, c, bias, add } => {
-                    self.gemm(op, stream, &Gemm { a, b, c, bias, add })?;
+                Op::Gemm { a, b, c, bias, add, epilogue } => {
+                    self.gemm(op, stream, &Gemm { a, b, c, bias, add, epilogue })?;
                 }
                 _ if op.op.group().is_some() => self.warm_up_sum(op, stream)?,
                 Op::Copy { .. } | Op::Zero { .. } => {}
-                _ => self.kernels(op, stream)?,
+                _ => self.kernels(op, stream, &op.op)?,
             }
         }
         for lane in &Lane::ALL[..STREAMS] {

@@ -30,14 +30,13 @@ impl Op {
         if !self.lanes().contains(&lane) {
             return Err(format!("{} belongs on {:?}, not on {lane:?}", self.name(), self.lanes()));
         }
-        if let Self::Gemm { a, b, c, bias, .. } = *self {
+        if let Self::Gemm { a, b, c, bias, epilogue, .. } = *self {
             let ((m, k), (k2, n)) = (a.shape(), b.shape());
             let bias_fits = bias.is_none_or(|b| b.len() == n && !b.is_transposed());
-            return if k == k2 && c.shape() == (m, n) && !c.is_transposed() && bias_fits {
-                Ok(())
-            } else {
-                Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()))
-            };
+            if k != k2 || c.shape() != (m, n) || c.is_transposed() || !bias_fits {
+                return Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()));
+            }
+            return epilogue.apart(a, c).map_or(Ok(()), |op| op.check(lane));
         }
         let mut transposed = false;
         self.accesses(&mut |_, t| transposed |= t.is_transposed());
