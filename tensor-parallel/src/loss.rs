@@ -91,10 +91,8 @@ impl Head {
             let d_normed = grads.normed.rows(run.clone());
             dev.submit(Compute, Op::product(d_logits, inputs.table, d_normed));
             let (a, c, add) = (d_logits.t(), grads.table, run.start > 0);
-            dev.submit(
-                Compute,
-                Op::Gemm { a, b: normed, c, bias: None, add, epilogue: Epilogue::None },
-            );
+            let epilogue = Epilogue::None;
+            dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None, add, epilogue });
         }
     }
 

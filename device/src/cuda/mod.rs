@@ -327,14 +327,10 @@ impl Gpu {
     /// product. Nothing else runs yet, and the results are discarded.
     fn warm_up(&self, ops: &[Admitted]) -> Result<(), Error> {
         for op in ops {
-            let stream = self.stream(op.lane);
             match op.op {
-                Op::Gemm { a, b, c, bias, add, epilogue } => {
-                    self.gemm(op, stream, &Gemm { a, b, c, bias, add, epilogue })?;
-                }
-                _ if op.op.group().is_some() => self.warm_up_sum(op, stream)?,
+                _ if op.op.group().is_some() => self.warm_up_sum(op, self.stream(op.lane))?,
                 Op::Copy { .. } | Op::Zero { .. } => {}
-                _ => self.kernels(op, stream, &op.op)?,
+                _ => self.enqueue(op)?,
             }
         }
         for lane in &Lane::ALL[..STREAMS] {
