@@ -34,19 +34,16 @@ fn kinds(sm: u32) -> Vec<Shape> {
             for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
                 all.push(Shape { a, b, d: operand(d, false), bias, step: Step::None });
             }
-            if dtype != Dtype::F32 {
-                for (step, bias) in
-                    [(Step::Gelu, true), (Step::GeluBackward, false), (Step::SumsOfB, true)]
-                {
-                    all.push(Shape {
-                        a,
-                        b,
-                        d: operand(dtype, false),
-                        bias: bias.then_some(dtype),
-                        step,
-                    });
-                }
-            }
+            // Those of a forward pass, of its gradient, and of a weight's gradient.
+            let step = match turned {
+                _ if dtype == Dtype::F32 => continue,
+                (true, false) => Step::Gelu,
+                (false, false) => Step::GeluBackward,
+                (false, true) => Step::SumsOfB,
+                (true, true) => continue,
+            };
+            let bias = (step != Step::GeluBackward).then_some(dtype);
+            all.push(Shape { a, b, d: operand(dtype, false), bias, step });
         }
     }
     all

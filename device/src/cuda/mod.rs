@@ -220,10 +220,8 @@ impl Gpu {
             .map_err(|problem| self.refused(op, &problem))?;
             result?;
         }
-        match gemm.epilogue.apart(gemm.a, gemm.c).filter(|_| !fused) {
-            Some(apart) => self.kernels(op, stream, &apart),
-            None => Ok(()),
-        }
+        let apart = gemm.epilogue.apart(gemm.a, gemm.c).filter(|_| !fused);
+        apart.map_or(Ok(()), |apart| self.kernels(op, stream, &apart))
     }
 
     /// Launches the kernels of `work`, which is `op` or a part of it.
