@@ -33,7 +33,8 @@ mod view;
 
 pub use error::{Elsewhere, Error, Hazard, Kind, OutOfMemory, Site};
 pub use op::{
-    Dropout, FP8_SINCE, Group, HeadNorm, HeadNormGrads, Heads, MAXIMA, Mode, Op, Reduce, VocabShard,
+    Dropout, Epilogue, FP8_SINCE, Group, HeadNorm, HeadNormGrads, Heads, MAXIMA, Mode, Op, Reduce,
+    VocabShard,
 };
 pub use ranks::crew::{Crew, Pieces};
 pub use ranks::memory::HostPlace;

@@ -60,4 +60,14 @@ impl Float {
             }
         }
     }
+
+    /// The value as it is stored.
+    pub(crate) fn rounded(self, value: f32) -> f32 {
+        match self {
+            Self::F32 => value,
+            Self::F16 => f16::from_f32(value).to_f32(),
+            Self::Bf16 => bf16::from_f32(value).to_f32(),
+            Self::Fp8(format) => format.value(format.code(value)),
+        }
+    }
 }

@@ -244,7 +244,8 @@ fn positions_without_a_row_become_zero() {
 #[test]
 fn layer_norm_and_its_gradients_agree() {
     in_each_type(|dtype, skew| {
-        for (rows, cols) in [(3, 2), (5, 37), (40, 128), (2, 2500)] {
+        // Blocks of one row and of several; the last rows are too wide for the sums of both gradients in shared memory.
+        for (rows, cols) in [(3, 2), (5, 37), (40, 128), (300, 40), (2, 2500), (2, 12_300)] {
             let (x_values, d_values) = (normal(1, rows * cols), normal(2, rows * cols));
             let mut rig = Rig::new(skew);
             let (x, d_y) =
@@ -258,7 +259,7 @@ fn layer_norm_and_its_gradients_agree() {
             for add in [false, true] {
                 // At two columns the variance may be near 0, which makes differences large.
                 let op = Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias };
-                pair.check(&op, (if cols == 2 { 1e-4 } else { 4e-6 }, 1.0));
+                pair.check(&op, (if cols == 2 { 1e-4 } else { 12e-6 }, 1.0));
             }
         }
     });

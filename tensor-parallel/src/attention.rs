@@ -6,7 +6,7 @@ use crate::linear::{Fp8, Linear, Scaled};
 use crate::params::{Declared, Flat, Init, Split};
 use crate::region::sum_over_ranks;
 use crate::shape::GptShape;
-use device::{Arena, Device, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads};
+use device::{Arena, Device, Dropout, Dtype, Epilogue, HeadNorm, HeadNormGrads, Heads};
 use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduce, Tensor};
 use std::ops::Range;
 
@@ -198,7 +198,7 @@ impl Attention {
     pub(crate) fn project(&self, dev: &Device, normed: Tensor, saved: AttentionSaved) {
         let linear = self.input(saved);
         linear.observe(dev, normed);
-        linear.forward(dev, normed, saved.qkv, self.qkv_bias);
+        linear.forward(dev, normed, (saved.qkv, Epilogue::None), self.qkv_bias);
     }
 
     const fn input(&self, saved: AttentionSaved) -> Linear {
@@ -228,7 +228,7 @@ impl Attention {
     pub(crate) fn proj_forward(&self, dev: &Device, saved: AttentionSaved, partial: Tensor) {
         let linear = self.proj(saved);
         linear.observe(dev, saved.out);
-        linear.forward(dev, saved.out, partial, None);
+        linear.forward(dev, saved.out, (partial, Epilogue::None), None);
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed projection, to `branch.d_normed` (B T, C),
@@ -246,20 +246,17 @@ impl Attention {
         let (d_out, d_qkv) = (scratch.d_attention, scratch.d_qkv);
         let AttentionPass { heads, dropout, table, starts } = pass;
         let (input, proj) = (self.input(saved), self.proj(saved));
-        proj.input_gradient(dev, d_sum, d_out);
-        proj.weight_gradient(dev, d_sum, out, grads.proj_weight);
+        proj.input_gradient(dev, d_sum, (d_out, Epilogue::None));
+        proj.weight_gradient(dev, (d_sum, out), grads.proj_weight, None);
         let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
         dev.submit(Compute, op);
         if let Some(table) = table {
             let norm = self.head_norm(shape, saved).zip(grads.gains);
             dev.submit(Compute, Op::RotaryBackward { d_qkv, table, heads, starts, norm });
         }
-        input.input_gradient(dev, d_qkv, branch.d_normed);
+        input.input_gradient(dev, d_qkv, (branch.d_normed, Epilogue::None));
         let summed = branch.region.start_sum(dev, branch.d_normed);
-        input.weight_gradient(dev, d_qkv, normed, grads.qkv_weight);
-        if let Some(y) = grads.qkv_bias {
-            dev.submit(Compute, Op::ColumnSum { x: d_qkv, y });
-        }
+        input.weight_gradient(dev, (d_qkv, normed), grads.qkv_weight, grads.qkv_bias);
         dev.wait(Compute, summed);
     }
 }

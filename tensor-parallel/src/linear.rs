@@ -2,7 +2,7 @@
 //! or in fp8 by current scaling for each tensor: E4M3 for inputs and weights, E5M2 for gradients (arXiv 2209.05433).
 
 use crate::shape::GptShape;
-use device::{Arena, Device, Dtype, Lane::Compute, MAXIMA, Op, Plan, Tensor};
+use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, MAXIMA, Op, Plan, Tensor};
 
 /// Operands of products in fp8, on their way: all linears share them.
 #[derive(Clone, Copy, Debug)]
@@ -92,48 +92,76 @@ impl Linear {
         }
     }
 
-    /// y (m, n) = x (m, k) weight' + bias, of an [observed](Self::observe) x.
+    /// y (m, n) = x (m, k) weight' + bias, of an [observed](Self::observe) x, then the epilogue.
     #[track_caller]
-    pub(crate) fn forward(self, dev: &Device, x: Tensor, y: Tensor, bias: Option<Tensor>) {
+    pub(crate) fn forward(
+        self,
+        dev: &Device,
+        x: Tensor,
+        (y, epilogue): (Tensor, Epilogue),
+        bias: Option<Tensor>,
+    ) {
         let Some(Scaled { input, weight, fp8 }) = self.scaled else {
-            dev.submit(Compute, Op::Gemm { a: x, b: self.weight.t(), c: y, bias, add: false });
+            let (b, add) = (self.weight.t(), false);
+            dev.submit(Compute, Op::Gemm { a: x, b, c: y, bias, add, epilogue });
             return;
         };
         let [of_x, of_weight, _] = fp8.scales;
         let a = Scaled::round(dev, (x, input), fp8.input, of_x, false);
         let b = Scaled::round(dev, (self.weight, weight), fp8.weight, of_weight, false).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: y, bias, scales: [of_x, of_weight] });
+        follow(dev, epilogue, x, y);
     }
 
-    /// d_x (m, k) = d (m, n) weight.
+    /// d_x (m, k) = d (m, n) weight, then the epilogue.
     #[track_caller]
-    pub(crate) fn input_gradient(self, dev: &Device, d: Tensor, d_x: Tensor) {
+    pub(crate) fn input_gradient(
+        self,
+        dev: &Device,
+        d: Tensor,
+        (d_x, epilogue): (Tensor, Epilogue),
+    ) {
         let Some(Scaled { weight, fp8, .. }) = self.scaled else {
-            dev.submit(Compute, Op::product(d, self.weight, d_x));
+            dev.submit(Compute, Op::product_with(d, self.weight, d_x, epilogue));
             return;
         };
         let ((m, n), [_, of_weight, of_d]) = (d.shape(), fp8.scales);
         let a = fp8.gradient.slice(0..m * n).reshape(m, n);
         let turned = Some(fp8.turned.slice(0..m * n).reshape(n, m));
-        // The largest magnitudes of a gradient are needed once: its own transposed copy waits for the product of the weight's
-        // gradient.
+        // The transposed copy waits for the product of the weight's gradient.
         let maxima = fp8.maxima;
         dev.submit(Compute, Op::Maxima { x: d, maxima });
         dev.submit(Compute, Op::Quantize { x: d, maxima, y: Some(a), turned, scale: of_d });
         let b = Scaled::round(dev, (self.weight, weight), fp8.weight, of_weight, true).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: d_x, bias: None, scales: [of_d, of_weight] });
+        follow(dev, epilogue, d, d_x);
     }
 
-    /// d_weight (n, k) = d' x, right after the [`input_gradient`](Self::input_gradient) of the same d.
+    /// d_weight (n, k) = d' x, and `d_bias` (n) the sums of d's columns. After the [`input_gradient`](Self::input_gradient) of the
+    /// same d, and before that of another.
     #[track_caller]
-    pub(crate) fn weight_gradient(self, dev: &Device, d: Tensor, x: Tensor, d_weight: Tensor) {
+    pub(crate) fn weight_gradient(
+        self,
+        dev: &Device,
+        (d, x): (Tensor, Tensor),
+        d_weight: Tensor,
+        d_bias: Option<Tensor>,
+    ) {
+        let sums = Epilogue::row_sums(d_bias);
         let Some(Scaled { input, fp8, .. }) = self.scaled else {
-            dev.submit(Compute, Op::product(d.t(), x, d_weight));
+            dev.submit(Compute, Op::product_with(d.t(), x, d_weight, sums));
             return;
         };
         let ((m, n), [of_x, _, of_d]) = (d.shape(), fp8.scales);
         let a = fp8.turned.slice(0..m * n).reshape(n, m);
         let b = Scaled::round(dev, (x, input), fp8.input, of_x, true).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: d_weight, bias: None, scales: [of_d, of_x] });
+        follow(dev, sums, d.t(), d_weight);
     }
+}
+
+/// Products of fp8 have no epilogue: it follows as an op of its own, on values as they were before.
+#[track_caller]
+fn follow(dev: &Device, epilogue: Epilogue, a: Tensor, c: Tensor) {
+    epilogue.apart(a, c).into_iter().for_each(|op| dev.submit(Compute, op));
 }

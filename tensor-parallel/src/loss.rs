@@ -4,7 +4,7 @@
 
 use crate::region::sum_over_ranks;
 use crate::shape::{BatchTensors, GptShape};
-use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Reduce, Tensor};
+use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduce, Tensor};
 use std::ops::Range;
 
 /// Activations of the output layer, of one run of tokens.
@@ -91,7 +91,8 @@ impl Head {
             let d_normed = grads.normed.rows(run.clone());
             dev.submit(Compute, Op::product(d_logits, inputs.table, d_normed));
             let (a, c, add) = (d_logits.t(), grads.table, run.start > 0);
-            dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None, add });
+            let epilogue = Epilogue::None;
+            dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None, add, epilogue });
         }
     }
 

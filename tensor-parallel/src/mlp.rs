@@ -4,7 +4,7 @@ use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8, Linear, Scaled};
 use crate::params::{Declared, Flat, Init, Split};
 use crate::shape::GptShape;
-use device::{Arena, Device, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Epilogue, Lane::Compute, Op, Plan, Tensor};
 
 /// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
@@ -88,13 +88,13 @@ impl Mlp {
         saved: MlpSaved,
     ) {
         let MlpSaved { pre: x, act: y, .. } = saved;
-        let fc = self.fc(saved);
+        let (fc, swiglu) = (self.fc(saved), shape.parts.swiglu);
+        let epilogue = if swiglu { Epilogue::None } else { Epilogue::Gelu { y } };
         fc.observe(dev, normed);
-        fc.forward(dev, normed, x, self.fc_bias);
-        dev.submit(
-            Compute,
-            if shape.parts.swiglu { Op::SwiGlu { x, y } } else { Op::Gelu { x, y } },
-        );
+        fc.forward(dev, normed, (x, epilogue), self.fc_bias);
+        if swiglu {
+            dev.submit(Compute, Op::SwiGlu { x, y });
+        }
         self.proj(saved).observe(dev, y);
     }
 
@@ -108,7 +108,7 @@ impl Mlp {
 
     /// The row-parallel linear: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: MlpSaved, partial: Tensor) {
-        self.proj(saved).forward(dev, saved.act, partial, None);
+        self.proj(saved).forward(dev, saved.act, (partial, Epilogue::None), None);
     }
 
     /// From `branch.d_sum` (B T, C), the gradient of the summed output, to `branch.d_normed` (B T, C), whose
@@ -123,21 +123,18 @@ impl Mlp {
     ) {
         let (d_sum, d) = (branch.d_sum, scratch.d_inner);
         let (x, fc, proj) = (saved.pre, self.fc(saved), self.proj(saved));
-        proj.input_gradient(dev, d_sum, d);
-        proj.weight_gradient(dev, d_sum, saved.act, grads.proj_weight);
         let d_pre = if shape.parts.swiglu {
+            proj.input_gradient(dev, d_sum, (d, Epilogue::None));
             dev.submit(Compute, Op::SwiGluBackward { x, d });
             x
         } else {
-            dev.submit(Compute, Op::GeluBackward { x, d });
+            proj.input_gradient(dev, d_sum, (d, Epilogue::GeluBackward { x }));
             d
         };
-        fc.input_gradient(dev, d_pre, branch.d_normed);
+        proj.weight_gradient(dev, (d_sum, saved.act), grads.proj_weight, None);
+        fc.input_gradient(dev, d_pre, (branch.d_normed, Epilogue::None));
         let summed = branch.region.start_sum(dev, branch.d_normed);
-        fc.weight_gradient(dev, d_pre, normed, grads.fc_weight);
-        if let Some(y) = grads.fc_bias {
-            dev.submit(Compute, Op::ColumnSum { x: d_pre, y });
-        }
+        fc.weight_gradient(dev, (d_pre, normed), grads.fc_weight, grads.fc_bias);
         dev.wait(Compute, summed);
     }
 }

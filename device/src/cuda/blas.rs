@@ -1,9 +1,9 @@
 //! [`Op::Gemm`](crate::Op::Gemm) by cuBLASLt: fp32 sums, no TF32. The algorithm of a shape is
 //! looked up once.
 
-use super::blaslt::{Addresses, Handle, Operand, Product, Shape};
+use super::blaslt::{Addresses, Handle, Operand, Product, Shape, Step};
 use super::driver::{Context, DeviceMemory, Failure, Stream};
-use crate::{Dtype, FP8_SINCE, Op, Tensor};
+use crate::{Dtype, Epilogue, FP8_SINCE, Op, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ pub(super) const WORKSPACE: u64 = 32 << 20;
 const SIDE: usize = 64;
 const PART: u64 = (SIDE * SIDE * 4) as u64;
 
-/// A shape of each kind of product: by type, transposition, bias, and sums that stay in fp32. bf16
-/// exists from sm_80 on, fp8 from sm_89 on.
+/// A shape of each kind of product: by type, transposition, bias, sums that stay in fp32, and
+/// epilogues. bf16 exists from sm_80 on, fp8 from sm_89 on.
 fn kinds(sm: u32) -> Vec<Shape> {
     let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
     let mut all = Vec::new();
@@ -32,8 +32,18 @@ fn kinds(sm: u32) -> Vec<Shape> {
             };
             let (a, b) = (operand(dtype, turned.0), operand(dtype, turned.1));
             for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
-                all.push(Shape { a, b, d: operand(d, false), bias });
+                all.push(Shape { a, b, d: operand(d, false), bias, step: Step::None });
             }
+            // Those of a forward pass, of its gradient, and of a weight's gradient.
+            let step = match turned {
+                _ if dtype == Dtype::F32 => continue,
+                (true, false) => Step::Gelu,
+                (false, false) => Step::GeluBackward,
+                (false, true) => Step::SumsOfB,
+                (true, true) => continue,
+            };
+            let bias = (step != Step::GeluBackward).then_some(dtype);
+            all.push(Shape { a, b, d: operand(dtype, false), bias, step });
         }
     }
     if sm >= FP8_SINCE {
@@ -59,13 +69,15 @@ fn kinds_of_fp8() -> impl Iterator<Item = Shape> {
         b: operand(b, false),
         d: operand(d, false),
         bias,
+        step: Step::None,
     })
 }
 
 #[derive(Debug)]
 pub(super) struct Blas {
     // Declared first, so that it is destroyed before the handle.
-    products: HashMap<Shape, Product>,
+    /// None: the library has no algorithm.
+    products: HashMap<Shape, Option<Product>>,
     handle: Handle,
     workspace: (u64, u64),
 }
@@ -81,15 +93,19 @@ pub(super) struct Gemm {
     pub(super) scales: Option<[Tensor; 2]>,
     /// Whether the product is added to the old c.
     pub(super) add: bool,
+    pub(super) epilogue: Epilogue,
 }
 
 impl Gemm {
     /// The product of an op, if it is one.
     pub(super) const fn of(op: &Op) -> Option<Self> {
         match *op {
-            Op::Gemm { a, b, c, bias, add } => Some(Self { a, b, c, bias, scales: None, add }),
+            Op::Gemm { a, b, c, bias, add, epilogue } => {
+                Some(Self { a, b, c, bias, scales: None, add, epilogue })
+            }
             Op::ScaledGemm { a, b, c, bias, scales } => {
-                Some(Self { a, b, c, bias, scales: Some(scales), add: false })
+                let epilogue = Epilogue::None;
+                Some(Self { a, b, c, bias, scales: Some(scales), add: false, epilogue })
             }
             _ => None,
         }
@@ -98,6 +114,22 @@ impl Gemm {
     /// Whether the library adds the bias: it adds only a bias of the result's type.
     pub(super) fn takes_bias(&self) -> bool {
         self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype())
+    }
+
+    /// The epilogue as a step of the library and its tensor. NVIDIA's reference asks for a matrix beside the
+    /// result with rows of whole 16 bytes; it describes the steps for results of 16 bits.
+    fn step(&self, at: &dyn Fn(Tensor) -> u64) -> Option<(Step, Tensor)> {
+        let (step, beside) = match self.epilogue {
+            Epilogue::None => return None,
+            Epilogue::Gelu { y } => (Step::Gelu, y),
+            Epilogue::GeluBackward { x } => (Step::GeluBackward, x),
+            Epilogue::RowSums { sums } => (Step::SumsOfB, sums),
+        };
+        let whole = self.c.shape().1.is_multiple_of(8) && at(beside).is_multiple_of(16);
+        let fits = step == Step::SumsOfB || (whole && at(self.c).is_multiple_of(16));
+        let half = |t: Tensor| t.dtype() == self.c.dtype() && t.dtype().bytes() == 2;
+        let alone = !self.add && (self.bias.is_none() || (self.takes_bias() && step == Step::Gelu));
+        (fits && alone && half(self.a) && half(beside)).then_some((step, beside))
     }
 }
 
@@ -121,51 +153,82 @@ impl Blas {
         sm: u32,
     ) -> Result<(), String> {
         let text = |e: Failure| e.to_string();
-        let memory = DeviceMemory::new(context, 4 * PART).map_err(text)?;
+        let memory = DeviceMemory::new(context, 5 * PART).map_err(text)?;
         let at = |i: u64| memory.start + i * PART;
         for shape in kinds(sm) {
+            let add = false;
             let bias = shape.bias.map(|_| at(3));
-            let scales = shape.is_fp8().then(|| [at(3), at(3)]);
-            let addresses = Addresses { a: at(0), b: at(1), d: at(2), bias, scales, add: false };
-            let product = Product::new(&self.handle, &shape, addresses, 0)?;
-            product.run(&self.handle, stream, addresses, 0)?;
+            let (aux, scales) = (Some(at(4)), shape.is_fp8().then(|| [at(3), at(3)]));
+            let addresses = Addresses { a: at(0), b: at(1), d: at(2), bias, aux, scales, add };
+            if let Some(product) = Product::new(&self.handle, &shape, addresses, 0)? {
+                product.run(&self.handle, stream, addresses, 0)?;
+            }
         }
         stream.synchronize().map_err(text)
     }
 
-    /// Enqueues a product, and its bias if it [takes](Gemm::takes_bias) one.
+    /// Enqueues a product, its bias if it [takes](Gemm::takes_bias) one, and its epilogue if the
+    /// library has one for its shape. Returns whether the epilogue is done.
     pub(super) fn gemm(
         &mut self,
         stream: &Stream,
         gemm: &Gemm,
         at: &dyn Fn(Tensor) -> u64,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         // The library stores matrices by columns, so it computes the transposed product: c' = b'
         // a'.
         let bias = gemm.bias.filter(|_| gemm.takes_bias());
-        let addresses = Addresses {
+        let plain = Addresses {
             a: at(gemm.b),
             b: at(gemm.a),
             d: at(gemm.c),
             bias: bias.map(at),
+            aux: None,
             scales: gemm.scales.map(|[a, b]| [at(b), at(a)]),
             add: gemm.add,
         };
         let shape = Shape {
-            a: operand(gemm.b, addresses.a),
-            b: operand(gemm.a, addresses.b),
-            d: operand(gemm.c, addresses.d),
+            a: operand(gemm.b, plain.a),
+            b: operand(gemm.a, plain.b),
+            d: operand(gemm.c, plain.d),
             bias: bias.map(Tensor::dtype),
+            step: Step::None,
         };
+        if let Some((step, beside)) = gemm.step(at) {
+            let (bias, addresses) = match step {
+                Step::None => (shape.bias, plain),
+                // The library's result is gelu, and the product stands beside it.
+                Step::Gelu => {
+                    (shape.bias, Addresses { d: at(beside), aux: Some(plain.d), ..plain })
+                }
+                Step::GeluBackward => (None, Addresses { aux: Some(at(beside)), ..plain }),
+                Step::SumsOfB => {
+                    (Some(beside.dtype()), Addresses { bias: Some(at(beside)), ..plain })
+                }
+            };
+            let d = operand(gemm.c, addresses.d);
+            if self.run(stream, Shape { d, bias, step, ..shape }, addresses)? {
+                return Ok(true);
+            }
+        }
+        if self.run(stream, shape, plain)? {
+            return Ok(false);
+        }
+        Err("cuBLASLt has no algorithm for this product".into())
+    }
+
+    /// Enqueues a product of the library, if it has an algorithm for it.
+    fn run(&mut self, stream: &Stream, shape: Shape, at: Addresses) -> Result<bool, String> {
         let product = match self.products.get(&shape) {
             Some(product) => product,
             None => {
-                let workspace = self.workspace.1 as usize;
-                let product = Product::new(&self.handle, &shape, addresses, workspace)?;
+                let product = Product::new(&self.handle, &shape, at, self.workspace.1 as usize)?;
                 self.products.entry(shape).or_insert(product)
             }
         };
-        product.run(&self.handle, stream, addresses, self.workspace.0)
+        let Some(product) = product else { return Ok(false) };
+        product.run(&self.handle, stream, at, self.workspace.0)?;
+        Ok(true)
     }
 }
 

@@ -63,14 +63,27 @@ pub(super) struct Operand {
     pub(super) align: u32,
 }
 
-/// The properties that decide the best algorithm: d = a b (+ bias of d's rows). fp8 operands have
-/// scales.
+/// A step of the library behind a product. The matrix beside it has the columns of d one behind another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Step {
+    None,
+    /// Stores d beside it, then d = gelu(d).
+    Gelu,
+    /// d = d gelu'(matrix beside it).
+    GeluBackward,
+    /// Writes the sums of b's columns where a bias stands.
+    SumsOfB,
+}
+
+/// The properties that decide the best algorithm: d = a b (+ bias of d's rows), then the step. fp8
+/// operands have scales.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Shape {
     pub(super) a: Operand,
     pub(super) b: Operand,
     pub(super) d: Operand,
     pub(super) bias: Option<Dtype>,
+    pub(super) step: Step,
 }
 
 impl Shape {
@@ -89,6 +102,8 @@ pub(super) struct Addresses {
     pub(super) bias: Option<u64>,
     /// Scales of a and b, (1) F32 each on the device.
     pub(super) scales: Option<[u64; 2]>,
+    /// The matrix beside the product, of d's type.
+    pub(super) aux: Option<u64>,
     /// Whether the product is added to the old values at `d`.
     pub(super) add: bool,
 }
@@ -129,13 +144,20 @@ impl Description {
         let (at, size) = (std::ptr::from_ref(value).cast::<c_void>(), size_of::<T>());
         call!(cublasLtMatmulDescSetAttribute(self.0, attribute, at, size))
     }
-}
 
-impl Description {
-    fn set_scales(&self, [a, b]: [u64; 2]) -> Result<(), String> {
+    fn set_addresses(&self, at: Addresses) -> Result<(), String> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a)?;
-        self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b)
+        if let Some(bias) = at.bias {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        if let Some(aux) = at.aux {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux)?;
+        }
+        if let Some([a, b]) = at.scales {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a)?;
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b)?;
+        }
+        Ok(())
     }
 }
 
@@ -173,15 +195,15 @@ fn data_type(dtype: Dtype) -> Result<cudaDataType_t, String> {
 }
 
 impl Product {
-    /// Looks for an algorithm that needs at most `workspace` bytes. `at` are example addresses.
+    /// Looks for an algorithm that needs at most `workspace` bytes; None if the library has none. `at`
+    /// has example addresses.
     pub(super) fn new(
         handle: &Handle,
         shape: &Shape,
         at: Addresses,
         workspace: usize,
-    ) -> Result<Self, String> {
+    ) -> Result<Option<Self>, String> {
         use sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        use sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let mut raw = std::ptr::null_mut();
         let scale = cudaDataType_t::CUDA_R_32F;
@@ -191,18 +213,20 @@ impl Product {
         let transposed = |operand: &Operand| i32::from(operand.transposed);
         description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed(&shape.a))?;
         description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &transposed(&shape.b))?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue(shape))?;
+        // The search depends on alignments.
+        description.set_addresses(at)?;
+        if shape.is_fp8() {
+            // Full sums, not those of the 14 bits that fp8 products keep where they are fast.
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &0i8)?;
+        }
+        if matches!(shape.step, Step::Gelu | Step::GeluBackward) {
+            let stride = shape.d.rows as i64;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride)?;
+        }
         if let Some(bias) = shape.bias {
-            description
-                .set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(CUBLASLT_EPILOGUE_BIAS as u32))?;
             let dtype = data_type(bias)? as i32;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
-            // The search depends on its alignment.
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at.bias.unwrap_or(0))?;
-        }
-        // Full sums, not those of the 14 bits that fp8 products keep where they are fast.
-        if let Some(scales) = at.scales {
-            description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &0i8)?;
-            description.set_scales(scales)?;
         }
         let (a, b, d) = (Layout::new(&shape.a)?, Layout::new(&shape.b)?, Layout::new(&shape.d)?);
         let preference = preference(shape, workspace)?;
@@ -215,23 +239,31 @@ impl Product {
             reserved: [0; 4],
         };
         let mut count = 0;
-        call!(cublasLtMatmulAlgoGetHeuristic(
-            handle.0,
-            description.0,
-            a.0,
-            b.0,
-            d.0,
-            d.0,
-            preference.0,
-            1,
-            &raw mut found,
-            &raw mut count,
-        ))?;
+        // SAFETY: all of it lives, and the library writes one result.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                handle.0,
+                description.0,
+                a.0,
+                b.0,
+                d.0,
+                d.0,
+                preference.0,
+                1,
+                &raw mut found,
+                &raw mut count,
+            )
+        };
+        if status == cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Ok(None);
+        }
+        check("cublasLtMatmulAlgoGetHeuristic", status)?;
         if count == 0 {
-            return Err("cuBLASLt has no algorithm for this product".into());
+            return Ok(None);
         }
         check("cublasLtMatmulAlgoGetHeuristic", found.state)?;
-        Ok(Self { description, a, b, d, algorithm: found.algo, workspace: found.workspaceSize })
+        let (algorithm, workspace) = (found.algo, found.workspaceSize);
+        Ok(Some(Self { description, a, b, d, algorithm, workspace }))
     }
 
     /// Enqueues the product.
@@ -242,13 +274,7 @@ impl Product {
         at: Addresses,
         workspace: u64,
     ) -> Result<(), String> {
-        if let Some(bias) = at.bias {
-            let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-            self.description.set(pointer, &bias)?;
-        }
-        if let Some(scales) = at.scales {
-            self.description.set_scales(scales)?;
-        }
+        self.description.set_addresses(at)?;
         let (alpha, beta) = (1.0f32, f32::from(u8::from(at.add)));
         call!(cublasLtMatmul(
             handle.0,
@@ -269,6 +295,19 @@ impl Product {
             stream.raw().cast(),
         ))
     }
+}
+
+fn epilogue(shape: &Shape) -> u32 {
+    use sys::cublasLtEpilogue_t::*;
+    let epilogue = match (shape.step, shape.bias) {
+        (Step::None, None) => CUBLASLT_EPILOGUE_DEFAULT,
+        (Step::None, Some(_)) => CUBLASLT_EPILOGUE_BIAS,
+        (Step::Gelu, None) => CUBLASLT_EPILOGUE_GELU_AUX,
+        (Step::Gelu, Some(_)) => CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        (Step::GeluBackward, _) => CUBLASLT_EPILOGUE_DGELU,
+        (Step::SumsOfB, _) => CUBLASLT_EPILOGUE_BGRADB,
+    };
+    epilogue as u32
 }
 
 fn preference(shape: &Shape, workspace: usize) -> Result<Preference, String> {

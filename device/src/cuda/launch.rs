@@ -234,7 +234,8 @@ pub(crate) use rotary::rotary_scratch_bytes;
 pub const fn scratch_bytes(op: &Op) -> u64 {
     match op {
         Op::AttentionBackward { lse, .. } => lse.bytes(),
-        Op::RmsNormBackward { x, .. } => norm_scratch_bytes(x.shape()),
+        Op::RmsNormBackward { x, .. } => norm_scratch_bytes(x.shape(), 1),
+        Op::LayerNormBackward { x, .. } => norm_scratch_bytes(x.shape(), 2),
         Op::RotaryBackward { d_qkv, heads, norm: Some(_), .. } => {
             rotary_scratch_bytes(heads.dim(d_qkv.shape().1))
         }

@@ -81,9 +81,9 @@ pub const fn gains_scratch(dim: usize) -> u64 {
     launch::rotary_scratch_bytes(dim)
 }
 
-/// Bytes of scratch for the gradient of an RMSNorm's gain, with `rows` rows and `cols` columns.
-pub const fn norm_scratch(rows: usize, cols: usize) -> u64 {
-    launch::norm_scratch_bytes((rows, cols))
+/// Bytes of scratch for the gradients of a norm over `shape` (rows, columns): of its gain, and its bias if it has one.
+pub const fn norm_scratch(shape: (usize, usize), has_bias: bool) -> u64 {
+    launch::norm_scratch_bytes(shape, if has_bias { 2 } else { 1 })
 }
 
 /// Index of the Host lane's pinned word, which follows the words of the streams' progress.
@@ -181,7 +181,7 @@ impl Gpu {
             }
             Op::Gemm { .. } | Op::ScaledGemm { .. } => self.gemm(op, stream),
             _ if op.op.group().is_some() => self.collective(op, stream),
-            _ => self.kernels(op, stream),
+            _ => self.kernels(op, stream, &op.op),
         }
     }
 
@@ -210,26 +210,30 @@ impl Gpu {
         let Some(gemm) = &Gemm::of(&op.op) else { return Err(self.refused(op, "no product")) };
         let at = |t: Tensor| self.peer.at(t);
         let done = self.blas.borrow_mut().gemm(stream, gemm, &at);
-        done.map_err(|problem| self.library_failed(op, stream, &problem))?;
-        let Some(bias) = gemm.bias.filter(|_| !gemm.takes_bias()) else { return Ok(()) };
-        let mut result = Ok(());
-        launch::add_bias((gemm.c, bias), &at, &mut |launch| {
-            result = self.launch(op, stream, launch);
-        })
-        .map_err(|problem| self.refused(op, &problem))?;
-        result
+        let fused = done.map_err(|problem| self.library_failed(op, stream, &problem))?;
+        if let Some(bias) = gemm.bias.filter(|_| !gemm.takes_bias()) {
+            let mut result = Ok(());
+            launch::add_bias((gemm.c, bias), &at, &mut |launch| {
+                result = self.launch(op, stream, launch);
+            })
+            .map_err(|problem| self.refused(op, &problem))?;
+            result?;
+        }
+        let apart = gemm.epilogue.apart(gemm.a, gemm.c).filter(|_| !fused);
+        apart.map_or(Ok(()), |apart| self.kernels(op, stream, &apart))
     }
 
-    fn kernels(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
+    /// Launches the kernels of `work`, which is `op` or a part of it.
+    fn kernels(&self, op: &Admitted, stream: &Stream, work: &Op) -> Result<(), Error> {
         let at = |t: Tensor| self.peer.at(t);
         let mut result = Ok(());
         let (scratch, room) = self.scratch;
-        let needed = launch::scratch_bytes(&op.op);
+        let needed = launch::scratch_bytes(work);
         if needed > room {
             let problem = format!("{needed} bytes of scratch are needed, {room} are there");
             return Err(self.refused(op, &problem));
         }
-        launch::launches(&op.op, &at, scratch, self.sm, &mut |launch| {
+        launch::launches(work, &at, scratch, self.sm, &mut |launch| {
             if result.is_ok() {
                 result = self.launch(op, stream, launch);
             }
@@ -320,12 +324,10 @@ impl Gpu {
     /// product. Nothing else runs yet, and the results are discarded.
     fn warm_up(&self, ops: &[Admitted]) -> Result<(), Error> {
         for op in ops {
-            let stream = self.stream(op.lane);
             match op.op {
-                Op::Gemm { .. } | Op::ScaledGemm { .. } => self.gemm(op, stream)?,
-                _ if op.op.group().is_some() => self.warm_up_sum(op, stream)?,
+                _ if op.op.group().is_some() => self.warm_up_sum(op, self.stream(op.lane))?,
                 Op::Copy { .. } | Op::Zero { .. } => {}
-                _ => self.kernels(op, stream)?,
+                _ => self.enqueue(op)?,
             }
         }
         for lane in &Lane::ALL[..STREAMS] {

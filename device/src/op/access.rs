@@ -1,6 +1,6 @@
 //! The ranges that an op reads and writes.
 
-use crate::{HeadNorm, Op, Tensor};
+use crate::{Epilogue, HeadNorm, Op, Tensor};
 
 /// How an op touches a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,9 +19,14 @@ impl Op {
         use Mode::{Read, Update, Write};
         let mut all = |list: &[(Mode, Tensor)]| list.iter().for_each(|&(mode, t)| visit(mode, t));
         match *self {
-            Self::Gemm { a, b, c, bias, add } => {
+            Self::Gemm { a, b, c, bias, add, epilogue } => {
                 all(&[(Read, a), (Read, b), (if add { Update } else { Write }, c)]);
                 bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
+                match epilogue {
+                    Epilogue::None => {}
+                    Epilogue::GeluBackward { x } => all(&[(Read, x)]),
+                    Epilogue::Gelu { y } | Epilogue::RowSums { sums: y } => all(&[(Write, y)]),
+                }
             }
             Self::ScaledGemm { a, b, c, bias, scales } => {
                 all(&[(Read, a), (Read, b), (Read, scales[0]), (Read, scales[1]), (Write, c)]);

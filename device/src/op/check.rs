@@ -1,7 +1,7 @@
 //! Checks an op by itself: its lane, shapes and types.
 
 use crate::op::MAXIMA;
-use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Tensor};
+use crate::{Arena, Dtype, Epilogue, HeadNorm, Heads, Lane, Op, Tensor};
 
 impl Op {
     /// The lanes that take this op.
@@ -31,13 +31,14 @@ impl Op {
         if !self.lanes().contains(&lane) {
             return Err(format!("{} belongs on {:?}, not on {lane:?}", self.name(), self.lanes()));
         }
-        if let Self::Gemm { a, b, c, bias, .. } | Self::ScaledGemm { a, b, c, bias, .. } = *self {
+        if let Some((a, b, c, bias, epilogue)) = self.as_product() {
             let ((m, k), (k2, n)) = (a.shape(), b.shape());
             let bias_fits = bias.is_none_or(|b| b.len() == n && !b.is_transposed());
             if k != k2 || c.shape() != (m, n) || c.is_transposed() || !bias_fits {
                 return Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()));
             }
-            return self.check_scaled();
+            self.check_scaled()?;
+            return epilogue.apart(a, c).map_or(Ok(()), |op| op.check(lane));
         }
         let mut transposed = false;
         self.accesses(&mut |_, t| transposed |= t.is_transposed());
@@ -45,6 +46,15 @@ impl Op {
             Err("only a GEMM reads a transposed view".into())
         } else {
             self.check_shapes()
+        }
+    }
+
+    /// Operands, result, bias and epilogue, if it is a product.
+    const fn as_product(&self) -> Option<(Tensor, Tensor, Tensor, Option<Tensor>, Epilogue)> {
+        match *self {
+            Self::Gemm { a, b, c, bias, epilogue, .. } => Some((a, b, c, bias, epilogue)),
+            Self::ScaledGemm { a, b, c, bias, .. } => Some((a, b, c, bias, Epilogue::None)),
+            _ => None,
         }
     }
 

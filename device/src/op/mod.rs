@@ -120,6 +120,42 @@ pub(crate) const fn run_of_maxima(len: usize) -> usize {
     len.div_ceil(MAXIMA).next_multiple_of(8)
 }
 
+/// What a product does beside its result. A GPU whose library has a product with it spares a pass
+/// over memory; elsewhere [`apart`](Self::apart) follows the product.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[expect(missing_docs, reason = "each variant's formula names its fields")]
+pub enum Epilogue {
+    /// Nothing.
+    None,
+    /// y (m, n) = gelu(c).
+    Gelu { y: Tensor },
+    /// c = c gelu'(x (m, n)).
+    GeluBackward { x: Tensor },
+    /// sums (m) = sums of the rows of a, a transposed view: where a product makes the gradient of a
+    /// weight, they are that of its bias.
+    RowSums { sums: Tensor },
+}
+
+impl Epilogue {
+    /// The sums of rows, where something takes them.
+    pub const fn row_sums(sums: Option<Tensor>) -> Self {
+        match sums {
+            Some(sums) => Self::RowSums { sums },
+            None => Self::None,
+        }
+    }
+
+    /// The op that does the same behind the product of `a` that made `c`.
+    pub const fn apart(self, a: Tensor, c: Tensor) -> Option<Op> {
+        match self {
+            Self::None => None,
+            Self::Gelu { y } => Some(Op::Gelu { x: c, y }),
+            Self::GeluBackward { x } => Some(Op::GeluBackward { x, d: c }),
+            Self::RowSums { sums } => Some(Op::ColumnSum { x: a.t(), y: sums }),
+        }
+    }
+}
+
 /// The operations of lanes. Shapes are (rows, columns); B samples, T tokens each, C hidden.
 /// `starts` (rows) I32, for samples of several documents: the place in its sample where the document
 /// of each row starts. Positions count from there, and a row sees no other document. None: a sample
@@ -127,8 +163,9 @@ pub(crate) const fn run_of_maxima(len: usize) -> usize {
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Op {
-    /// c (m, n) = (add ? c : 0) + a (m, k) b (k, n) + bias (n); fp32 inside, one rounding.
-    Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, add: bool },
+    /// c (m, n) = (add ? c : 0) + a (m, k) b (k, n) + bias (n); fp32 inside, one rounding. Then the
+    /// epilogue.
+    Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, add: bool, epilogue: Epilogue },
     /// c (m, n) = scales[0] scales[1] a (m, k) b (k, n) + bias (n), of fp8 operands that lie along k: b is a transposed view. At
     /// most one of them is E5m2. Each scale is (1) F32. fp32 inside, one rounding.
     ScaledGemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, scales: [Tensor; 2] },
@@ -295,7 +332,12 @@ pub enum Op {
 impl Op {
     /// c = a b.
     pub const fn product(a: Tensor, b: Tensor, c: Tensor) -> Self {
-        Self::Gemm { a, b, c, bias: None, add: false }
+        Self::product_with(a, b, c, Epilogue::None)
+    }
+
+    /// c = a b, and its epilogue.
+    pub const fn product_with(a: Tensor, b: Tensor, c: Tensor, epilogue: Epilogue) -> Self {
+        Self::Gemm { a, b, c, bias: None, add: false, epilogue }
     }
 
     /// The op's name in errors and traces.

@@ -265,9 +265,14 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64) -> Asked {
 /// thread.
 fn on_cores(m: &Measured, work: &Work, members: usize) -> Asked {
     let wide = usize::from(work.wide);
-    let by_name = m.ops.iter().find(|(name, _)| name == work.name).map(|(_, rates)| rates[wide]);
+    let rate = |op: &str| m.ops.iter().find(|(name, _)| name == op).map(|(_, rates)| rates[wide]);
+    let by_name = rate(work.name);
     let seconds = match work.kind {
-        Kind::Gemm { .. } => m.gemm[wide].seconds(work.flops, work.bytes as f64),
+        Kind::Gemm { .. } => {
+            let apart = |(name, bytes): (&str, u64)| bytes as f64 / rate(name).unwrap_or(m.other);
+            let product = m.gemm[wide].seconds(work.flops, work.bytes as f64);
+            product + work.apart.map_or(0.0, apart)
+        }
         Kind::Attention { backward, .. } => {
             m.attention[usize::from(backward)].seconds(work.flops, work.bytes as f64)
         }

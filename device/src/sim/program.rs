@@ -31,6 +31,8 @@ pub struct Work {
     pub cargo: Cargo,
     /// Number of driver calls that enqueue it; 0 for an op of the Host lane.
     pub calls: u32,
+    /// Name and bytes of the op that does a product's epilogue where the product cannot.
+    pub apart: Option<(&'static str, u64)>,
 }
 
 /// Kinds of ops by the resource that limits them.
@@ -162,15 +164,22 @@ impl Work {
             Op::Copy { dst, .. } if kind == Kind::Down => cargo(plan, dst),
             _ => Cargo::Other,
         };
-        Self { name: op.name(), kind, flops: op.flops(), bytes, wide: is_wide(op), cargo, calls: 0 }
+        let apart = match *op {
+            Op::Gemm { a, c, epilogue, .. } => epilogue.apart(a, c),
+            _ => None,
+        };
+        let apart = apart.map(|op| (op.name(), op.bytes()));
+        let (name, flops, wide) = (op.name(), op.flops(), is_wide(op));
+        Self { name, kind, flops, bytes, wide, cargo, calls: 0, apart }
     }
 
     fn key(&self) -> Key {
-        (self.name, self.kind, self.flops.to_bits(), self.bytes, self.wide, self.cargo)
+        let flops = self.flops.to_bits();
+        (self.name, self.kind, flops, self.bytes, self.wide, self.cargo, self.apart)
     }
 }
 
-type Key = (&'static str, Kind, u64, u64, bool, Cargo);
+type Key = (&'static str, Kind, u64, u64, bool, Cargo, Option<(&'static str, u64)>);
 
 /// The cargo of a copy, by the pool of its host memory.
 fn cargo(plan: &Plan, on_host: Tensor) -> Cargo {

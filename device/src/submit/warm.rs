@@ -56,6 +56,9 @@ impl Distinct {
 /// A key that is equal for ops that need the same code.
 fn key(op: &Op) -> String {
     let mut key = op.name().to_owned();
+    if let Op::Gemm { epilogue, .. } = op {
+        let _ = write!(key, " {:?}", std::mem::discriminant(epilogue));
+    }
     op.accesses(&mut |mode, t| {
         let align = t.range().start.trailing_zeros().min(8);
         let turned = t.is_transposed();
@@ -107,7 +110,7 @@ pub fn open(rank: Rank, plan: &Arc<Plan>) -> (Device, Rc<RefCell<Distinct>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Arena;
+    use crate::{Arena, Epilogue};
 
     #[test]
     fn ops_of_one_kind_are_noted_once_and_collectives_of_every_length() -> Result<(), Error> {
@@ -121,8 +124,14 @@ mod tests {
         [a, b, long].into_iter().try_for_each(|t| dev.write(t, &|_| 0.0))?;
         for _ in 0..2 {
             dev.submit(Lane::Compute, Op::product(a, b, c));
-            dev.submit(Lane::Compute, Op::Gemm { a: b, b: a, c, bias: None, add: false });
-            dev.submit(Lane::Compute, Op::Gemm { a: a.t(), b, c, bias: None, add: false });
+            dev.submit(
+                Lane::Compute,
+                Op::Gemm { a: b, b: a, c, bias: None, add: false, epilogue: Epilogue::None },
+            );
+            dev.submit(
+                Lane::Compute,
+                Op::Gemm { a: a.t(), b, c, bias: None, add: false, epilogue: Epilogue::None },
+            );
         }
         for x in [long.slice(0..8), long] {
             let reduce = Reduce::Sum;

@@ -160,14 +160,17 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
             .collect();
         two_rates(&samples).map(giga)
     };
+    let plain = |w: &Work| matches!(w.kind, Kind::Gemm { .. }) && w.apart.is_none();
+    let gemm = [false, true].map(|wide| fit(&|w: &Work| plain(w) && w.wide == wide));
+    let epilogues: Vec<Timed> = timed.iter().filter_map(|t| epilogue(t, &gemm)).collect();
     let rate = |of: &dyn Fn(&Work) -> bool, start: f64| {
         let seconds_per_byte = timed
             .iter()
+            .chain(&epilogues)
             .filter(|t| of(&t.work) && t.work.bytes > 16384)
             .map(|t| (t.seconds - start).max(1e-9) / payload(&t.work));
         median(seconds_per_byte).map_or(0.0, |s| giga(1.0 / s))
     };
-    let gemm = |wide: bool| fit(&|w: &Work| matches!(w.kind, Kind::Gemm { .. }) && w.wide == wide);
     let attention = |gradient: bool| {
         fit(&|w: &Work| matches!(w.kind, Kind::Attention { backward, .. } if backward == gradient))
     };
@@ -184,13 +187,23 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
         cores: cores(),
         thread_us: 0.0,
         thread_share: 1.0,
-        gemm: [gemm(false), gemm(true)],
+        gemm,
         attention: [attention(false), attention(true)],
         ops_gb_per_s: crate::config::MEASURED_OPS.into_iter().map(by_name).collect(),
         other_gb_per_s: rate(&plain, op),
         op_us: (1e6 * op) as f32,
         meeting_us: (1e6 * meeting) as f32,
     }
+}
+
+/// What a product's epilogue took, as the op that does the same apart: all but the time of the product by `rates`.
+fn epilogue(t: &Timed, rates: &[[f32; 2]; 2]) -> Option<Timed> {
+    let (name, bytes) = t.work.apart?;
+    let [flops, moved] = rates[usize::from(t.work.wide)].map(|rate| 1e9 * f64::from(rate));
+    let part = |amount: f64, rate: f64| if rate > 0.0 { amount / rate } else { 0.0 };
+    let product = part(t.work.flops, flops) + part(t.work.bytes as f64, moved);
+    let work = Work { name, bytes, kind: Kind::Kernel, flops: 0.0, apart: None, ..t.work };
+    Some(Timed { work, seconds: t.seconds - product })
 }
 
 /// Bytes as the simulator counts them for one of two ranks that work side by side.

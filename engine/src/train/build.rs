@@ -177,13 +177,12 @@ pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
 }
 
 /// Most bytes of a GPU that one op of `config` needs besides its operands: the backward pass of the attention has a number
-/// for each row of each head, that of a norm without means sums of the gains' gradients.
+/// for each row of each head, that of a norm sums of the gains' and biases' gradients.
 pub(crate) fn op_scratch(config: &Config) -> u64 {
     let shape = shape(config);
     let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
     let gains = if shape.parts.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
-    let norms =
-        if shape.parts.rms_norm { cuda::norm_scratch(shape.tokens(), shape.hidden) } else { 0 };
+    let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.parts.rms_norm);
     attention.max(gains).max(norms)
 }
 

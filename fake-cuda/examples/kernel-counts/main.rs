@@ -135,9 +135,14 @@ fn report(config: &Config, case: &Case, programs: &mut Programs) {
         assert!(run.faults.is_empty(), "{:#?}", run.faults);
         let c = &run.counts;
         let blocks: f64 = launch.grid.iter().map(|x| f64::from(*x)).product();
-        // Its work grows with the tokens, not with pairs of them.
         let of_part: f64 = part.grid.iter().map(|x| f64::from(*x)).product();
-        let scale = if part.kernel == "attention_delta" { blocks / of_part } else { scale };
+        let scale = match part.kernel {
+            // Its work grows with the tokens, not with pairs of them.
+            "attention_delta" => blocks / of_part,
+            // Its rows are the blocks of the kernel before it.
+            "norm_gradients" => f64::from(whole[0].grid[0]) / f64::from(parts[0].grid[0]),
+            _ => scale,
+        };
         let mut fields = vec![config.name.to_string(), case.name.into(), part.kernel.into()];
         // The least bytes are of the op; its first launch has them.
         let least = if at == 0 { least as f64 } else { 0.0 };

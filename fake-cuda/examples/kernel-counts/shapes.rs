@@ -106,7 +106,7 @@ impl Config {
                 let (x, y, _, gain, bias, stats) = norm(t, rows);
                 Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 }
             }),
-            self.rows("layer_norm_backward", self.normed, 128, move |t, rows| {
+            self.rows("layer_norm_backward", self.normed, self.normed.min(2048), move |t, rows| {
                 let (x, d_y, d_x, d_gain, d_bias, stats) = norm(t, rows);
                 let gain = t.make(value, (1, cols));
                 Op::LayerNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain, d_bias }
@@ -142,7 +142,7 @@ impl Config {
                 let (gain, stats) = (t.make(value, (1, cols)), t.make(Dtype::F32, (rows, 1)));
                 Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }
             }),
-            self.rows("rms_norm_backward", self.normed, 128, move |t, rows| {
+            self.rows("rms_norm_backward", self.normed, self.normed.min(2048), move |t, rows| {
                 let [x, d_y, d_x] = [(); 3].map(|()| t.make(value, (rows, cols)));
                 let [gain, d_gain] = [(); 2].map(|()| t.make(value, (1, cols)));
                 let stats = t.make(Dtype::F32, (rows, 1));

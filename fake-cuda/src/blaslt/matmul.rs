@@ -305,7 +305,7 @@ impl Product {
             if epilogue.has(Epilogue::GRADIENT) {
                 // SAFETY: as above.
                 let before = unsafe { self.aux.load(aux, aux_at(i, j)) };
-                *sum *= gelu_gradient(before);
+                *sum = self.d.float.rounded(*sum) * gelu_gradient(before);
                 continue;
             }
             if epilogue.has(Epilogue::BIAS) {
@@ -315,6 +315,7 @@ impl Product {
             if epilogue.has(Epilogue::AUX) {
                 // SAFETY: as above.
                 unsafe { self.aux.store(aux, aux_at(i, j), *sum) };
+                *sum = self.aux.rounded(*sum);
             }
             if epilogue.has(Epilogue::RELU) {
                 *sum = sum.max(0.0);

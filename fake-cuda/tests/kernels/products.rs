@@ -2,7 +2,7 @@
 
 use super::common::in_child;
 use super::rig::{self, Rig, VALUES};
-use device::{Dtype, Op};
+use device::{Dtype, Epilogue, Op};
 
 /// (m, k, n), and whether a and b are stored the other way round.
 const SHAPES: [((usize, usize, usize), [bool; 2]); 4] = [
@@ -29,10 +29,44 @@ fn check_products() {
         for add in [false, true] {
             // The library adds a bias of the result's type alone.
             for bias in [None, (of == to).then_some(bias)] {
-                pair.check_exact(&Op::Gemm { a, b, c, bias, add });
+                pair.check_exact(&Op::Gemm { a, b, c, bias, add, epilogue: Epilogue::None });
             }
         }
     }
+}
+
+/// Epilogues, where the library has them (16 bits, whole runs of 8 columns) and where kernels follow the product.
+fn check_epilogues() {
+    for (dtype, (m, k, n)) in VALUES
+        .iter()
+        .flat_map(|of| [(8, 24, 40), (16, 70, 64), (24, 9, 13)].map(|shape| (*of, shape)))
+    {
+        let mut rig = Rig::new(0);
+        let (a, b) = (rig.put_noise(dtype, (k, m), 1).t(), rig.put_noise(dtype, (k, n), 2));
+        let (c, bias) = (rig.put_noise(dtype, (m, n), 3), rig.put_noise(dtype, (1, n), 4));
+        let (x, y) = (rig.put_noise(dtype, (m, n), 5), rig.out(dtype, (m, n)));
+        let sums = rig.out(dtype, (1, m));
+        let mut pair = rig.open();
+        for (epilogue, bias) in [
+            (Epilogue::Gelu { y }, Some(bias)),
+            (Epilogue::Gelu { y }, None),
+            (Epilogue::GeluBackward { x }, None),
+            (Epilogue::RowSums { sums }, None),
+        ] {
+            pair.check(&Op::Gemm { a, b, c, bias, add: false, epilogue }, (2e-6, 1.0));
+        }
+    }
+}
+
+#[test]
+fn products_have_epilogues() {
+    if rig::real() && std::env::var_os("FAKECUDA_TEST").is_none() {
+        return check_epilogues();
+    }
+    let cache = tempfile::tempdir().expect("a folder");
+    let cache = cache.path().to_str().expect("a path in UTF-8");
+    let there = [("ONEBOX_REAL_GPU", "1"), ("XDG_CACHE_HOME", cache)];
+    let _ = in_child("products::products_have_epilogues", &there, check_epilogues);
 }
 
 #[test]

@@ -1,17 +1,17 @@
-//! The matrix product on the kernel threads.
+//! The matrix product on the kernel threads, and its epilogue.
 
-use super::{Memory, not_a_kernel, slice, values, values_mut};
+use super::{Memory, elementwise, not_a_kernel, slice, values, values_mut};
 use crate::cpu::gemm::{Dst, Gemm, Matrix, MatrixMut, Src};
 use crate::cpu::workers::Workers;
 use crate::op::Op;
-use crate::{Tensor, View, ViewMut};
+use crate::{Epilogue, Tensor, View, ViewMut};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
-    let (a, b, c, bias, add, scale) = match *op {
-        Op::Gemm { a, b, c, bias, add } => (a, b, c, bias, add, 1.0),
+    let (a, b, c, bias, add, epilogue, scale) = match *op {
+        Op::Gemm { a, b, c, bias, add, epilogue } => (a, b, c, bias, add, epilogue, 1.0),
         Op::ScaledGemm { a, b, c, bias, scales } => {
             let [of_a, of_b] = scales.map(|scale| slice::<f32>(m, scale).map(|scale| scale[0]));
-            (a, b, c, bias, false, of_a? * of_b?)
+            (a, b, c, bias, false, Epilogue::None, of_a? * of_b?)
         }
         _ => return not_a_kernel(),
     };
@@ -28,7 +28,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         bias: bias.map(|bias| values(m, bias).and_then(src)).transpose()?,
     };
     workers.multiply(product);
-    Ok(())
+    epilogue.apart(a, c).map_or(Ok(()), |op| elementwise::run(&op, m, workers))
 }
 
 fn matrix(m: &impl Memory, t: Tensor) -> Result<Matrix<'_>, String> {
@@ -75,7 +75,7 @@ fn dst(view: ViewMut<'_>) -> Result<Dst<'_>, String> {
 mod tests {
     use super::super::testing::{Rig, TYPES, assert_close, noise};
     use crate::Dtype;
-    use crate::op::Op;
+    use crate::op::{Epilogue, Op};
 
     fn transposed(x: &[f64], (rows, cols): (usize, usize)) -> Vec<f64> {
         (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
@@ -95,7 +95,14 @@ mod tests {
             let (ta, tb) = (put(&a, (m, k), flip_a), put(&b, (k, n), flip_b));
             let (tc, t_bias) = (rig.put(dtype, (m, n), &c), rig.put(Dtype::F32, (1, n), &bias));
             let (with_bias, add) = ((variant < 4).then_some(t_bias), variant % 3 == 0);
-            rig.run(&Op::Gemm { a: ta, b: tb, c: tc, bias: with_bias, add });
+            rig.run(&Op::Gemm {
+                a: ta,
+                b: tb,
+                c: tc,
+                bias: with_bias,
+                add,
+                epilogue: Epilogue::None,
+            });
             let want: Vec<f64> = (0..m * n)
                 .map(|i| {
                     let sum: f64 = (0..k).map(|p| a[i / n * k + p] * b[p * n + i % n]).sum();

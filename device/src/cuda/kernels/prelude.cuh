@@ -121,6 +121,49 @@ INLINE void load8(const void* x, u32 type, i64 i, int n, float (&v)[8]) {
   }
 }
 
+// Eight elements as they are stored; in 16 bits the first four words. Code that fetches several runs before it widens one has
+// their loads under way together; load8 takes fewer registers.
+struct Raw {
+  u32 words[8];
+};
+
+// Elements i..i+n of x, n <= 8; the others become 0. It uses wide loads where alignment permits. The type is a kernel's
+// argument, so all threads take the same branch.
+INLINE Raw fetch8(const void* x, u32 type, i64 i, int n) {
+  Raw raw = {{0, 0, 0, 0, 0, 0, 0, 0}};
+  const char* at = (const char*)x + i * (type == F32 ? 4 : 2);
+  if (n == 8 && aligned(at)) {
+    uint4 a = ((const uint4*)at)[0];
+    raw.words[0] = a.x, raw.words[1] = a.y, raw.words[2] = a.z, raw.words[3] = a.w;
+    if (type == F32) {
+      uint4 b = ((const uint4*)at)[1];
+      raw.words[4] = b.x, raw.words[5] = b.y, raw.words[6] = b.z, raw.words[7] = b.w;
+    }
+  } else if (type == F32) {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      if (j < n) raw.words[j] = ((const u32*)at)[j];
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      if (j < n) raw.words[j / 2] |= (u32)((const u16*)at)[j] << (j % 2 * 16);
+  }
+  return raw;
+}
+
+INLINE void widen8(const Raw& raw, u32 type, float (&v)[8]) {
+  if (type == F32) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = __uint_as_float(raw.words[j]);
+  } else if (type == F16) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = widen_f16((u16)(raw.words[j / 2] >> (j % 2 * 16)));
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = widen_bf16(raw.words[j / 2] >> (j % 2 * 16));
+  }
+}
+
 // Rounds v[..n] into elements i..i+n of y.
 INLINE void store8(void* y, u32 type, i64 i, int n, const float (&v)[8]) {
   if (type == F32) {

@@ -1,21 +1,22 @@
 //! Launches of element-wise ops, tables, norms, the loss and sums of squares.
 
 use super::{
-    Args, Dtype, F32, Launch, Launcher, Op, RUN, VocabShard, is, no_kernel, types, values,
+    Args, Dtype, Launch, Launcher, Op, RUN, Tensor, VocabShard, is, no_kernel, types, values,
 };
 
-/// Largest number of blocks whose sums make a gain's gradient.
-const MOST_PARTS: usize = 512;
 /// Bytes of dynamic shared memory per block on every GPU except compute capability 7.5.
-const MOST_SHARED: u32 = 96 << 10;
+const MOST_SHARED: usize = 96 << 10;
 
+/// Blocks whose sums make the gradients of a norm's gain and bias: 16 rows each, where there are many.
 const fn norm_parts(rows: usize) -> usize {
-    if rows < MOST_PARTS { rows } else { MOST_PARTS }
+    let parts = if rows < 16 * 128 { 128 } else { rows / 16 };
+    let parts = if parts < 512 { parts } else { 512 };
+    if parts < rows { parts } else { rows }
 }
 
-/// Bytes of scratch for the gradient of an RMSNorm's gain.
-pub(crate) const fn norm_scratch_bytes((rows, cols): (usize, usize)) -> u64 {
-    (norm_parts(rows) * cols * 4) as u64
+/// Bytes of scratch for the gradients of a norm's gain and bias.
+pub(crate) const fn norm_scratch_bytes((rows, cols): (usize, usize), gradients: usize) -> u64 {
+    (gradients * norm_parts(rows) * cols * 4) as u64
 }
 
 impl Launcher<'_> {
@@ -86,12 +87,7 @@ impl Launcher<'_> {
     }
 
     /// A kernel that reads x and writes or updates y, element by element.
-    fn map(
-        &mut self,
-        kernel: &'static str,
-        x: super::Tensor,
-        y: super::Tensor,
-    ) -> Result<(), String> {
+    fn map(&mut self, kernel: &'static str, x: Tensor, y: Tensor) -> Result<(), String> {
         let args = self.args(&[x, y]).with(&[values(&[x, y])?, x.len() as u64]);
         self.launch_some(x.len(), Launch::flat(kernel, x.len().div_ceil(RUN), args));
         Ok(())
@@ -159,39 +155,50 @@ impl Launcher<'_> {
                 self.launch(Launch::by_rows("rms_norm", (rows, cols), 256, args));
             }
             Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
-                is(stats, Dtype::F32)?;
-                let (rows, cols) = x.shape();
-                let sizes = [rows as u64, cols as u64];
-                let parts = norm_parts(rows);
                 let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
-                let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]).with(&sizes);
-                let launch = Launch::by_rows("rms_norm_backward", (parts, cols), 256, args);
-                // One number for each column of whole runs, and two for each warp that a block may
-                // have.
-                let numbers = cols.next_multiple_of(RUN * launch.block as usize) + 64;
-                let shared_bytes = numbers as u32 * 4;
-                if shared_bytes > MOST_SHARED {
-                    return Err(format!("rows of {cols} columns; at most 22528"));
-                }
-                self.launch(Launch { shared_bytes, ..launch });
-                let args = Args::default().with(&[self.scratch, (self.at)(d_gain)]);
-                let types = values(&[d_gain])? << 4 | F32;
-                let args = args.with(&[types, parts as u64, cols as u64]);
-                self.launch(Launch::by_columns("column_sum", cols, args));
+                let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]);
+                self.norm_backward("rms_norm_backward", (x, stats), args, &[d_gain])?;
             }
             Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
-                is(stats, Dtype::F32)?;
-                let (rows, cols) = x.shape();
-                let sizes = [rows as u64, cols as u64];
-                let args = self.args(&[x, gain, stats, d_y, d_x]);
-                let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]).with(&sizes);
-                self.launch(Launch::by_rows("layer_norm_backward", (rows, cols), 256, args));
-                let args = self.args(&[x, stats, d_y, d_gain, d_bias]);
-                let args = args.with(&[values(&[x, d_y, d_gain, d_bias])?]).with(&sizes);
-                self.launch(Launch::by_columns("layer_norm_gradients", cols, args));
+                let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
+                let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]);
+                // Rows too wide for two sums of each column: a kernel of its own sums d_y.
+                let both = norm_shared(x.shape().1, 2) <= MOST_SHARED;
+                let grads: &[Tensor] = if both { &[d_gain, d_bias] } else { &[d_gain] };
+                let args = args.with(&[u64::from(both)]);
+                self.norm_backward("layer_norm_backward", (x, stats), args, grads)?;
+                if !both {
+                    self.elementwise(&Op::ColumnSum { x: d_y, y: d_bias })?;
+                }
             }
             _ => return no_kernel(op),
         }
+        Ok(())
+    }
+
+    /// The backward pass of a norm, and the sum of its blocks' shares of `grads`.
+    fn norm_backward(
+        &mut self,
+        kernel: &'static str,
+        (x, stats): (Tensor, Tensor),
+        args: Args,
+        grads: &[Tensor],
+    ) -> Result<(), String> {
+        is(stats, Dtype::F32)?;
+        let (rows, cols) = x.shape();
+        let parts = norm_parts(rows);
+        let shared = norm_shared(cols, grads.len());
+        if shared > MOST_SHARED {
+            return Err(format!("rows of {cols} columns; at most 22528"));
+        }
+        let args = args.with(&[rows as u64, cols as u64]);
+        let launch = Launch::new(kernel, [parts, 1, 1], norm_threads(cols) as u32, args);
+        self.launch(Launch { shared_bytes: shared as u32, ..launch });
+        let (first, last) = (grads[0], grads[grads.len() - 1]);
+        let args = Args::default().with(&[self.scratch, (self.at)(first), (self.at)(last)]);
+        let args = args.with(&[values(&[first, last])?, parts as u64, cols as u64]);
+        let launch = Launch::by_columns("norm_gradients", cols, args);
+        self.launch(Launch { grid: [launch.grid[0], grads.len() as u32, 1], ..launch });
         Ok(())
     }
 
@@ -250,6 +257,18 @@ impl Launcher<'_> {
         }
         Ok(())
     }
+}
+
+/// Threads of the backward pass of a norm: up to 1024, with equal numbers of runs of a row.
+const fn norm_threads(cols: usize) -> usize {
+    let runs = if cols == 0 { 1 } else { cols.div_ceil(RUN) };
+    runs.div_ceil(runs.div_ceil(1024)).next_multiple_of(32)
+}
+
+/// Bytes of shared memory of the backward pass of a norm: `sums` numbers for each column of whole runs, and two for each warp
+/// that a block may have.
+const fn norm_shared(cols: usize, sums: usize) -> usize {
+    (sums * cols.next_multiple_of(RUN * norm_threads(cols)) + 64) * 4
 }
 
 /// Number of threads for a range of bytes.

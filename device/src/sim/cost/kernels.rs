@@ -82,7 +82,18 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
         }
         _ => fixed,
     };
+    let apart = work.apart.filter(|_| !has_epilogues(gpu, work));
+    let fixed = fixed
+        + apart.map_or(0.0, |(name, bytes)| {
+            KERNEL_GAP + bytes as f64 * gpu.passes_2020(name) / memory
+        });
     Asked { fixed, least: 0.0, amounts }
+}
+
+/// Whether the library has products of 16 bits with epilogues. Their bytes then move while sums of later tiles run. That it
+/// has them for every shape from compute capability 8.0 on, at the speed of plain products, is an assumption.
+fn has_epilogues(gpu: &Gpu, work: &Work) -> bool {
+    gpu.sm >= 80 && gpu.as_of_2020.is_none() && !work.wide
 }
 
 /// Rate of fp8 products relative to 16-bit ones, by the data sheets of H100, L40S and RTX 4090 for
