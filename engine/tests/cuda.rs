@@ -181,6 +181,7 @@ fn bench_measures_gpus() {
     let said = onebox(&folder, &["bench", "copy", "--mib", "1", "--json"], &small).ok().stdout;
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&said["device"], &said["bytes"]), (&"Cuda".into(), &(1 << 20).into()), "{said}");
+    assert!(said["parts"]["both_share"].as_f64().is_some_and(|share| share > 0.0), "{said}");
 }
 
 /// Two small GPUs, beside which little lies.

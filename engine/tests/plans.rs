@@ -352,6 +352,34 @@ fn every_op_of_a_step_is_listed_with_its_place_and_what_it_waits_for() {
     );
 }
 
+/// Starting a copy takes as long as some hundred KB on a link; a tile that waits for its update must not hold much of a step.
+#[test]
+fn parameters_go_up_in_tiles_of_4_to_8_mib_and_gradients_come_down_in_whole_pieces() {
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/h100-1.3b.ron");
+    let folder = Folder::new();
+    for (precision, width) in [("Bf16", 2), ("Fp32", 4)] {
+        let sets =
+            [format!("precision={precision}"), "batch.global=8".into(), "model.layers=2".into()];
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let args = ["plan", config.to_str().unwrap(), "--ops", "--json"].into_iter().chain(sets);
+        let listed = folder.onebox(&args.collect::<Vec<_>>()).ok().stdout;
+        let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+        let longest = |lane: &str, part: &str| {
+            let ops = listed["ops"].as_array().unwrap().iter().filter(|op| op["lane"] == lane);
+            let of_blocks = ops.filter(|op| {
+                op["tensors"][1]["name"]
+                    .as_str()
+                    .is_some_and(|name| name.starts_with("block.") && name.ends_with(part))
+            });
+            of_blocks.map(|op| op["bytes"].as_u64().unwrap()).max().unwrap()
+        };
+        let up = longest("H2d", ".params");
+        assert!((4 << 20..=8 << 20).contains(&up), "{precision}: {up}");
+        let down = longest("D2h", ".grad_down");
+        assert_eq!((down / width).div_ceil(1_000_000), 50, "{precision}: {down} bytes");
+    }
+}
+
 #[test]
 fn the_page_of_config_keys_is_what_the_program_says() {
     let folder = Folder::new();
