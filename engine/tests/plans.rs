@@ -190,6 +190,26 @@ fn what_does_not_fit_is_refused_with_numbers_and_remedies() {
     folder.train("run", &sets).refused(80, &["out of host memory"]);
 }
 
+/// What the user gave by hand is named where it alone does not fit, and so are smaller states.
+#[test]
+fn remedies_leave_out_given_blocks_and_take_smaller_states() {
+    let folder = Folder::new();
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/qwen3-14b-one-gpu.ron");
+    let large = ["offload.master=Fp32", "model.layers=50"];
+    let small = "  --set offload.master=Split --set offload.moments=Bf16   # 1.00 x the time; other results: ";
+    for (sets, remedy) in [
+        (&["offload.resident_blocks=30"][..], "  --set offload.resident_blocks=None   #"),
+        (&["offload.ring=20"], "  --set offload.ring=None   #"),
+        (&large, small),
+    ] {
+        let args = sets.iter().flat_map(|set| ["--set", set]);
+        let args: Vec<&str> = ["plan", config.to_str().unwrap()].into_iter().chain(args).collect();
+        let done = folder.onebox(&args);
+        assert_eq!(done.code, 1, "{sets:?}");
+        assert!(done.stdout.contains(remedy), "no `{remedy}` for {sets:?} in {}", done.stdout);
+    }
+}
+
 #[test]
 fn every_value_is_shown_with_its_origin() {
     let folder = Folder::new();

@@ -315,8 +315,13 @@ fn verdict(loaded: &Loaded, report: &Report) -> String {
     let simulated = remedies.iter().any(|remedy| remedy.slower.is_some());
     out += if simulated { ", and what they cost (simulated):\n" } else { ":\n" };
     for Remedy { sets, slower } in &remedies {
-        let cost = slower.map_or(String::new(), |times| format!("   # {times:.2} x the time"));
-        let _ = writeln!(out, "  {}{cost}", arguments(sets));
+        let cost = slower.map(|times| format!("{times:.2} x the time"));
+        let rounds = sets.iter().any(|set| set.starts_with("offload.moments="));
+        let rounds = rounds.then(|| "other results: moments are rounded by chance".into());
+        let notes: Vec<String> = cost.into_iter().chain(rounds).collect();
+        let notes =
+            if notes.is_empty() { String::new() } else { format!("   # {}", notes.join("; ")) };
+        let _ = writeln!(out, "  {}{notes}", arguments(sets));
     }
     out
 }

@@ -4,8 +4,8 @@ use super::reading::reader::Reader;
 use super::reading::report::Problem;
 use super::reading::value::float_text;
 use super::{
-    Accumulate, Config, DeviceConfig, ParameterPlace, Placement, Precision, Recompute,
-    ScheduleConfig, ScheduleKind, Transfer, UpdateMode, WeightsPolicy,
+    Accumulate, Config, DeviceConfig, Placement, Precision, Recompute, ScheduleConfig,
+    ScheduleKind, Transfer, UpdateMode, WeightsPolicy,
 };
 use crate::run::{gpu, gpu_room};
 use topology::counted;
@@ -14,7 +14,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 40] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 41] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -45,6 +45,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 40] {
         Checks::checkpoint_sets,
         Checks::ring_of_nothing,
         Checks::resident_of_nothing,
+        Checks::blocks_of_model,
         Checks::parameters_beside_optimizer,
         Checks::parameters_of_late_updates,
         Checks::parameters_blocking,
@@ -267,27 +268,6 @@ impl Checks<'_> {
             values: vec![
                 ("partition_checkpoints", "shares of whole inputs".into()),
                 ("parallel.sequence", "inputs are split by tokens".into()),
-            ],
-        })
-    }
-
-    fn checkpoint_sets(&self) -> Option<Broken> {
-        let (sets, recompute) = (self.config.offload.first_forward, self.config.recompute);
-        let streamed = self.config.offload.parameters == ParameterPlace::Host;
-        let of_step =
-            self.config.batch.global / (self.config.batch.micro * self.config.parallel.data).max(1);
-        let sets = if streamed { sets.min(of_step) } else { sets };
-        (sets > 1 && recompute == Recompute::None).then(|| Broken {
-            message: format!(
-                "every activation of {sets} micro-batches would have to be kept at once"
-            ),
-            help: match streamed {
-                true => "set `recompute` to `Block`, or `offload.first_forward` to 1: then parameters cross PCIe for each micro-batch".into(),
-                false => "set `recompute` to `Block`, or leave `offload.first_forward` out".into(),
-            },
-            values: vec![
-                ("offload.first_forward", format!("{sets} micro-batches at once")),
-                ("recompute", "every activation is kept".into()),
             ],
         })
     }

@@ -1,7 +1,8 @@
 //! What would make a config fit: single changes and pairs of them, each laid out before it is named.
 
 use crate::config::{
-    Config, DeviceConfig, Loaded, ParameterPlace, Placement, Speculated, UpdateMode,
+    Config, DeviceConfig, Loaded, Master, Moments, OffloadConfig, ParameterPlace, Placement,
+    Speculated, UpdateMode,
 };
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
@@ -139,6 +140,9 @@ fn changes_of(given: &Config) -> Vec<Change> {
     for optimizer in [Placement::Host, Placement::Device] {
         all.push((5, Box::new(move |c| c.offload.optimizer = optimizer)));
     }
+    all.push((8, Box::new(|c| c.offload.resident_blocks = None)));
+    all.push((9, Box::new(|c| c.offload.ring = None)));
+    all.push((10, Box::new(|c| c.offload.master = Master::Split)));
     if given.offload.parameters == ParameterPlace::Device {
         all.push((7, Box::new(changes::stream_parameters)));
     }
@@ -150,6 +154,8 @@ fn changes_of(given: &Config) -> Vec<Change> {
         }
         all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));
     }
+    // The only one with other results.
+    all.push((11, Box::new(|c| c.offload.moments = Moments::Bf16)));
     all
 }
 
@@ -168,6 +174,10 @@ pub fn largest(loaded: &Loaded) -> Option<Largest> {
     let with = |layers: usize| -> Option<Config> {
         let mut config = loaded.config.clone();
         config.model.layers = layers;
+        let OffloadConfig { ring, resident_blocks, .. } = &mut config.offload;
+        for blocks in [ring, resident_blocks] {
+            *blocks = blocks.filter(|blocks| *blocks <= layers);
+        }
         if config.is_sound() && fits(&config, &build(&config)) {
             return Some(config);
         }

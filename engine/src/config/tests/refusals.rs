@@ -36,6 +36,35 @@ fn heads_that_no_kernel_of_a_gpu_takes() {
 }
 
 #[test]
+fn more_blocks_on_a_gpu_than_the_model_has() {
+    let with = |more: &'static str| ["offload.parameters=Host", "recompute=Block", more];
+    let layers = loaded(LEAST, &[]).unwrap().config.model.layers;
+    loaded(LEAST, &with("offload.resident_blocks=2")).unwrap();
+    assert!((2..=8).contains(&layers));
+    let has = format!("the model has {layers} blocks");
+    for (key, set, what) in [
+        ("offload.resident_blocks", "offload.resident_blocks=9", "9 blocks cannot stay on the GPU"),
+        ("offload.ring", "offload.ring=9", "9 blocks cannot take turns in the ring"),
+    ] {
+        refuses(&with(set), key, &[what, &has, &format!("at most {layers}, or leave it out")]);
+    }
+}
+
+#[test]
+fn micro_batches_that_go_together_without_recomputation() {
+    let sets = ["batch.global=8", "batch.micro=1", "recompute=None"];
+    let with = |more: &[&'static str]| [&sets[..], more].concat();
+    let said =
+        ["8 micro-batches would have to be kept at once", "come up once for all micro-batches"];
+    refuses(&with(&["offload.parameters=Host"]), "offload.parameters", &said);
+    let error = spoiled(&with(&["offload.parameters=Host"])).to_string();
+    assert!(!error.contains("4096"), "{error}");
+    let both = ["offload.parameters=Host", "offload.first_forward=2"];
+    refuses(&with(&both), "offload.first_forward", &["2 micro-batches at once"]);
+    refuses(&with(&both[1..]), "offload.first_forward", &["leave `offload.first_forward` out"]);
+}
+
+#[test]
 fn single_values() {
     let cases: &[(&str, &str, &[&str])] = &[
         ("model.layers=0", "model.layers", &["from 1 to 10_000, found 0"]),
