@@ -211,6 +211,23 @@ fn remedies_leave_out_given_blocks_and_take_smaller_states() {
 }
 
 #[test]
+fn one_of_a_thing_is_no_plural() {
+    let folder = Folder::new();
+    let ones = "parallel.tensor=1 parallel.data=1 device.count=1 model.layers=1 batch.micro=1 batch.global=1 train.steps=1";
+    let sets: Vec<&str> = ones.split(' ').flat_map(|set| ["--set", set]).collect();
+    for command in [&["plan"][..], &["config", "check"], &["data", "check"], &["data", "show"]] {
+        let done = folder.onebox(&[command, &["tiny.ron"], &sets].concat()).ok();
+        let said = done.stdout + &done.stderr;
+        let words: Vec<&str> = said.split_whitespace().collect();
+        let plurals = words.windows(2).filter(|pair| pair[0] == "1" && pair[1].ends_with('s'));
+        let plurals: Vec<_> = plurals.collect();
+        assert!(plurals.is_empty(), "{command:?}: {plurals:?} in {said}");
+    }
+    let said = folder.onebox(&[&["plan", "tiny.ron"], &sets[..]].concat()).ok().stdout;
+    assert!(said.contains("TP 1 x DP 1 = 1 virtual GPU, "), "{said}");
+}
+
+#[test]
 fn every_value_is_shown_with_its_origin() {
     let folder = Folder::new();
     let done = folder.onebox(&["config", "show", "tiny.ron", "--set", "train.seed=5"]).ok();

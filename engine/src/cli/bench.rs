@@ -22,7 +22,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use topology::{available_memory, format_bytes};
+use topology::{available_memory, counted, format_bytes};
 
 /// One of both: clap asks for `save_box` where there is no verb.
 #[derive(Debug, clap::Args)]
@@ -226,8 +226,8 @@ fn copy_text(c: &Copies) -> String {
         let (read, write, copy, rmw) = (m.read, m.write, m.copy, m.rmw);
         let _ = writeln!(
             out,
-            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {} threads",
-            m.threads
+            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {}",
+            counted(m.threads, "thread")
         );
     }
     out

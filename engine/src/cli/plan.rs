@@ -289,9 +289,20 @@ fn step(out: &mut String, report: &Report) {
         si(step.hardware_flops * world),
     );
     for lane in step.lanes.iter().filter(|lane| lane.ops > 0) {
-        let _ =
-            writeln!(out, "    {:<8} {:>7} ops  {}", lane.lane, lane.ops, format_bytes(lane.bytes));
+        let _ = writeln!(
+            out,
+            "    {:<8} {:>7} {:<3}  {}",
+            lane.lane,
+            lane.ops,
+            of_ops(lane.ops),
+            format_bytes(lane.bytes)
+        );
     }
+}
+
+/// `ops`, in a column.
+pub(super) const fn of_ops(ops: u64) -> &'static str {
+    if ops == 1 { "op" } else { "ops" }
 }
 
 /// Whether it fits, and if not, what would.

@@ -56,12 +56,16 @@ fn epochs(dataset: &Dataset, global: usize) -> String {
     let sets: Vec<_> = dataset.shares(1.0).collect();
     if sets.len() == 1 {
         let steps = steps(samples, 1.0);
-        return format!("an epoch has {samples} samples, which are {steps:.1} steps of {global}");
+        return format!(
+            "an epoch has {}, enough for {steps:.1} steps of {global}",
+            counted_noun(samples, "sample")
+        );
     }
     let one = |(name, samples, share): (&str, usize, f64)| {
         let steps = steps(samples, share);
         format!(
-            "an epoch of {name} has {samples} samples, and the run takes them in {steps:.1} steps of {global}"
+            "an epoch of {name} has {}, and the run takes them in {steps:.1} steps of {global}",
+            counted_noun(samples, "sample")
         )
     };
     let sets: Vec<_> = sets.into_iter().map(one).collect();
@@ -111,9 +115,10 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     };
     let of = dataset.name(place).map_or_else(String::new, |name| format!("of {name}, ")) + &of;
     let mut out = format!(
-        "sample {} of the run, one of {each} of an epoch: {of}{} tokens, {targets} targets{marked}\n",
+        "sample {} of the run, one of {each} of an epoch: {of}{}, {}{marked}\n",
         args.sample,
-        tokens.len(),
+        counted_noun(tokens.len(), "token"),
+        counted_noun(targets, "target"),
     );
     for (number, document) in documents.iter().enumerate() {
         if documents.len() > 1 {

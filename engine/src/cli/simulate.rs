@@ -1,6 +1,7 @@
 //! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
 
 use super::exit::{Failed, code};
+use super::plan::of_ops;
 use super::{ConfigArgs, OnBox, may_write, print, print_json, say, unwritten};
 use crate::config::{Config, UpdateMode};
 use crate::predict::plan::memory_report;
@@ -141,11 +142,12 @@ fn text(config: &Config, told: &Simulated) -> String {
     for lane in told.lanes.iter().filter(|lane| lane.ops > 0) {
         let _ = writeln!(
             out,
-            "  {:<8} {:>14}   {:>5.1} %   {:>7} ops  {}",
+            "  {:<8} {:>14}   {:>5.1} %   {:>7} {:<3}  {}",
             lane.lane,
             seconds(lane.seconds),
             100.0 * lane.share,
             lane.ops,
+            of_ops(lane.ops),
             format_bytes(lane.bytes),
         );
     }

@@ -290,7 +290,7 @@ impl Checks<'_> {
                 nearest_multiples(seq_len, ranks)
             ),
             values: vec![
-                ("model.seq_len", format!("{seq_len} tokens each")),
+                ("model.seq_len", format!("{} each", counted(seq_len, "token"))),
                 ("batch.micro", counted(micro, "sample")),
                 ("parallel.tensor", counted(ranks, "rank")),
                 ("parallel.sequence", "tokens are split over the ranks".into()),

@@ -43,6 +43,9 @@ pub struct Largest {
 /// A setting that is changed, by number: two changes of the same one are no pair.
 type Change = (usize, Box<dyn Fn(&mut Config) + Sync>);
 
+/// The only setting with other results: where it is changed comes last.
+const OTHER_RESULTS: usize = 11;
+
 /// A changed config that fits: which settings, and how.
 type Fitting = (Vec<usize>, Config);
 
@@ -59,7 +62,10 @@ pub fn remedies(loaded: &Loaded) -> Vec<Remedy> {
         };
         let mut timed: Vec<_> = all[..all.len().min(SIMULATED)].par_iter().map(timed).collect();
         let time = |remedy: &Remedy| remedy.slower.unwrap_or(f64::INFINITY);
-        timed.sort_by(|a, b| time(&a.1).total_cmp(&time(&b.1)));
+        let other = |settings: &[usize]| settings.contains(&OTHER_RESULTS);
+        timed.sort_by(|(a, x), (b, y)| {
+            other(a).cmp(&other(b)).then_with(|| time(x).total_cmp(&time(y)))
+        });
         timed
     } else {
         let untimed = |(settings, config): &Fitting| {
@@ -154,8 +160,7 @@ fn changes_of(given: &Config) -> Vec<Change> {
         }
         all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));
     }
-    // The only one with other results.
-    all.push((11, Box::new(|c| c.offload.moments = Moments::Bf16)));
+    all.push((OTHER_RESULTS, Box::new(|c| c.offload.moments = Moments::Bf16)));
     all
 }
 

@@ -429,7 +429,28 @@ fn errors_of_a_box_show_the_box_file() {
     let error = refused();
     assert!(error.contains("gpus: must be a whole number from 1 to 4_096, found 0"), "{error}");
     assert!(error.contains("b.ron:1:8\n") && error.contains("`node_memory`"), "{error}");
-    assert!(error.ends_with("2 errors in a.ron"), "{error}");
+    assert!(error.contains("\n2 errors in /") && error.ends_with("/b.ron"), "{error}");
+    let of_both = text.replace("(data: 3)", "(data: 0)");
+    let error = load_str(&of_both, "a.ron", folder.path(), &[]).unwrap_err().to_string();
+    assert!(
+        error.ends_with("/b.ron") && error.contains("\n1 error in a.ron, 2 errors in "),
+        "{error}"
+    );
+    for (rate, found) in [
+        ("processors: 1", "gpu.processors: must be a whole number from 4 to 1_000, found 1"),
+        ("processors: 1_001", "found 1_001"),
+        ("sm: 9", "gpu.sm: must be a whole number from 70 to 200, found 9"),
+        ("memory_gb_per_s: 1e7", "must be a number from 0 to 1000000"),
+    ] {
+        write(&format!("(gpus: 3, gpu_memory: \"8GiB\", node_memory: \"1TiB\", gpu: ({rate}))"));
+        let error = refused();
+        assert!(
+            error.contains(found) && error.contains("\n1 error in /") && error.ends_with("/b.ron"),
+            "{error}"
+        );
+    }
+    write("(gpus: 3, gpu_memory: \"8GiB\", node_memory: \"1TiB\", gpu: (processors: 0, sm: 0))");
+    load_str(&text, "a.ron", folder.path(), &[]).unwrap();
     write("(gpus: 2, gpu_memory: \"8GiB\", node_memory: \"1TiB\")");
     let error = refused();
     assert!(error.contains("the box has 2 GPUs, but tensor 1 x data 3 = 3 ranks"), "{error}");
