@@ -440,6 +440,10 @@ fn errors_of_a_box_show_the_box_file() {
         ("processors: 1", "gpu.processors: must be a whole number from 4 to 1_000, found 1"),
         ("processors: 1_001", "found 1_001"),
         ("sm: 9", "gpu.sm: must be a whole number from 70 to 200, found 9"),
+        (
+            "sm: 90, fused_attention: 400",
+            "`gpu` has no key `fused_attention` any more: `sm` says which kernels",
+        ),
         ("memory_gb_per_s: 1e7", "must be a number from 0 to 1000000"),
     ] {
         write(&format!("(gpus: 3, gpu_memory: \"8GiB\", node_memory: \"1TiB\", gpu: ({rate}))"));
