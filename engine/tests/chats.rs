@@ -225,6 +225,33 @@ fn long_texts_are_divided_and_lose_no_target() {
 }
 
 #[test]
+fn a_check_names_every_row_that_is_left_out_if_asked() {
+    let folder = with_chats();
+    let good = folder.read("chats.jsonl");
+    let rows = |good: &str| format!("{good}{}{good}", "{\"messages\": []}\n".repeat(5));
+    let named = |rows: &str, more: &[&str]| {
+        fs::write(folder.path("rows.jsonl"), rows).unwrap();
+        let args = ["data", "check", "chat.ron", "--set", "data.train=rows.jsonl"];
+        let done = folder.onebox(&[&args[..], more].concat());
+        let lines = done.stderr.lines().filter(|line| line.contains("rows.jsonl line 6"));
+        let numbers = lines.filter(|line| line.ends_with(": `messages` is empty")).count();
+        (done.code, numbers, done.stderr)
+    };
+    let (code, lines, said) = named(&rows(&good), &[]);
+    assert_eq!((code, lines), (0, 0), "{said}");
+    let rest = "and 2 more, which `onebox data check --all` names)";
+    assert!(said.contains("5 of 125 rows cannot be used") && said.contains(rest), "{said}");
+    let (code, lines, said) = named(&rows(&good), &["--all"]);
+    assert_eq!((code, lines), (0, 5), "{said}");
+    // Too many, and too long.
+    let (code, lines, said) = named(&rows(""), &["--all"]);
+    assert!(code == 66 && lines == 0 && said.contains("rows.jsonl line 5: `messages`"), "{said}");
+    let long = ["--all", "--set", "model.seq_len=20"];
+    let (code, _, said) = named(&good, &long);
+    assert!(code == 66 && said.contains("tokens, more than a sample"), "{said}");
+}
+
+#[test]
 fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
     let folder = with_chats();
     let dry = |rows: &str, sets: &[&str]| {
@@ -248,7 +275,11 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
             "6 of 66 rows cannot be used (rows.jsonl line 1: it is a number, not an object",
         ),
         (&many_bad, &[], "rows.jsonl line 63: it is no JSON: "),
-        (&many_bad, &[], "and 3 more); at most 5 % of the rows"),
+        (
+            &many_bad,
+            &[],
+            "and 3 more, which `onebox data check --all` names); at most 5 % of the rows",
+        ),
         (&good, &["model.seq_len=20"], "have more tokens than model.seq_len + 1, the longest"),
         ("", &[], "empty"),
         ("\n\n", &[], "empty"),

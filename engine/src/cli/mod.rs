@@ -106,7 +106,7 @@ enum Verb {
 #[derive(Debug, Subcommand)]
 enum DataVerb {
     /// Read all of it, and say what it has
-    Check(check::CheckArgs),
+    Check(samples::DataCheckArgs),
     /// Make tokens of text once, into files that runs read where they stand
     Prepare(prepare::PrepareArgs),
     /// A sample: its text, and which of its tokens count as targets

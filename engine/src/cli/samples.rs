@@ -21,11 +21,21 @@ pub(super) struct SamplesArgs {
     json: bool,
 }
 
+#[derive(Debug, clap::Args)]
+pub(super) struct DataCheckArgs {
+    #[command(flatten)]
+    check: CheckArgs,
+    /// Name every row that is left out, not the first three, as a warning
+    #[arg(long)]
+    all: bool,
+}
+
 /// Reads all of the data.
-pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), Failed> {
+pub(super) fn check(args: &DataCheckArgs) -> Result<(), Failed> {
+    let DataCheckArgs { check: CheckArgs { config: args, json }, all } = args;
     let loaded = args.load()?;
     let config = &loaded.config;
-    let (_, dataset) = data::read_whole(config, (false, false))?;
+    let dataset = data::check(config, *all)?;
     let Identity { train, held_out } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
     if *json {
@@ -57,7 +67,7 @@ fn epochs(dataset: &Dataset, global: usize) -> String {
     if sets.len() == 1 {
         let steps = steps(samples, 1.0);
         return format!(
-            "an epoch has {}, enough for {steps:.1} steps of {global}",
+            "an epoch has {}, which are {steps:.1} steps of {global}",
             counted_noun(samples, "sample")
         );
     }

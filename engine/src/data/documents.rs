@@ -6,6 +6,7 @@ use super::mask::{self, Bits, Mask, Masks};
 use super::pack::Packed;
 use super::store::Unread;
 use std::ops::Range;
+use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// The treatment of a document with more tokens than a sample has room for.
@@ -51,15 +52,12 @@ impl Room {
     }
 
     /// Notes the treatment of a document of `tokens`, where these are more than there is room for.
-    pub(super) fn note(&self, tokens: usize, said: &mut BadRows) {
+    pub(super) fn note(&self, tokens: usize, at: (&Path, u64), said: &mut BadRows) {
         match self.long {
             _ if tokens <= self.most => {}
             Long::Divided => said.divided += 1,
             Long::Cut => said.cut += 1,
-            Long::LeftOut => {
-                said.longest = said.longest.max(tokens);
-                said.long += 1;
-            }
+            Long::LeftOut => said.add_long(at, tokens),
         }
     }
 }
