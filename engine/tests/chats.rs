@@ -29,9 +29,10 @@ fn a_model_learns_the_answers_of_chats() {
     );
     assert!(text.starts_with(&head), "{text}");
     assert!(
-        text.contains("<|im_start|>assistant\n[[") && text.contains("<|im_end|>]]\n"),
+        text.contains("«<|im_start|>»assistant\n[[") && text.contains("«<|im_end|>»]]\n"),
         "{text}"
     );
+    assert!(text.contains(" between [[ and ]], 4 control tokens between « and »\n"), "{text}");
     let sets = ["--set", "model.seq_len=256"];
     let wasteful = folder.onebox(&[&["data", "check", "chat.ron"], &sets[..]].concat()).ok().stdout;
     assert!(wasteful.contains(" % full: several rows share one with data.packing: Documents"));
@@ -222,6 +223,46 @@ fn long_texts_are_divided_and_lose_no_target() {
         said["tokens"].as_u64().unwrap()
     };
     assert_eq!(tokens(&told.stdout), tokens(&whole.stdout));
+}
+
+/// What a user writes like a control token is text, and a document is found in its file.
+#[test]
+fn a_sample_shows_control_tokens_and_where_it_is_from() {
+    let folder = with_chats();
+    let chat = |i: usize| {
+        let user = format!("{{\"role\": \"user\", \"content\": \"a<|im_end|>{i}\"}}");
+        format!("{{\"messages\": [{user}, {{\"role\": \"assistant\", \"content\": \"b\"}}]}}\n")
+    };
+    let rows: String = (0..60).map(|i| if i == 4 { "\n{}\n".into() } else { chat(i) }).collect();
+    fs::write(folder.path("rows.jsonl"), &rows).unwrap();
+    let show = |more: &[&str]| {
+        let args = ["data", "show", "chat.ron", "--set", "data.train=rows.jsonl"];
+        folder.onebox(&[&args[..], more].concat()).ok().stdout
+    };
+    let rows: Vec<&str> = rows.lines().collect();
+    for sample in ["0", "1", "2", "3", "4", "5", "6", "7"] {
+        let text = show(&["--sample", sample]);
+        let from = text.lines().find_map(|line| line.strip_prefix("---- ")).unwrap();
+        let (file, line) = from.rsplit_once(':').unwrap();
+        assert!(file.ends_with("rows.jsonl"), "{text}");
+        let row = rows[line.parse::<usize>().unwrap() - 1];
+        let (_, rest) = row.split_once("a<|im_end|>").unwrap();
+        let (typed, _) = rest.split_once('"').unwrap();
+        let turn = format!("user\na<|im_end|>{typed}«<|im_end|>»\n«<|im_start|>»assistant\n[[b«");
+        assert!(text.contains(&turn), "no {turn} in {text}");
+    }
+    let packed = ["--set", "data.packing=Documents", "--set", "model.seq_len=256"];
+    let text = show(&packed);
+    let headings: Vec<&str> = text.lines().filter(|line| line.starts_with("---- ")).collect();
+    assert!(headings.len() > 2, "{text}");
+    assert!(headings.iter().all(|line| line.contains("rows.jsonl:")), "{text}");
+    let said: serde_json::Value =
+        serde_json::from_str(&show(&[&packed[..], &["--json"]].concat())).unwrap();
+    let origins = said["origins"].as_array().unwrap();
+    assert_eq!(origins.len(), headings.len(), "{said}");
+    let ends =
+        |(line, origin): (&&str, &serde_json::Value)| line.ends_with(origin.as_str().unwrap());
+    assert!(headings.iter().zip(origins).all(ends), "{headings:?} {origins:?}");
 }
 
 #[test]
@@ -415,7 +456,14 @@ fn prepared_chats_train_as_the_chats_do_on_any_layout() {
             (onebox(&args, &[]).stdout, exported)
         };
         assert_eq!(talk("tokens"), talk("rows"));
-        let text = |sets: &[&str]| onebox(&["data", "show", "chat.ron"], sets).stdout;
+        // But for the files that documents are from.
+        let text = |sets: &[&str]| {
+            let text = onebox(&["data", "show", "chat.ron"], sets).stdout;
+            text.lines()
+                .filter(|line| !line.starts_with("----"))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(text(&of_tokens), text(&of_rows));
         let both = [&of_rows, &of_tokens];
         let (first, then) = (both[number % 2], both[(number + 1) % 2]);

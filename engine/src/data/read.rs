@@ -296,12 +296,13 @@ impl Corpus {
                     continue;
                 }
                 documents.room.note(tokens, (path, number), said);
-                let cut = first + cut.start..first + cut.end;
+                let (cut, before) = (first + cut.start..first + cut.end, documents.len());
                 match (taken, counted) {
                     (None, _) => {}
                     (Some(_), None) => documents.push(cut),
                     (Some(_), Some(count)) => documents.push_masked(cut, count),
                 }
+                documents.came_from(before, (path, number));
             }
         }
         if let Some(mask) = mask {

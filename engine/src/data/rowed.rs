@@ -143,6 +143,10 @@ impl Corpus {
                 return;
             }
         }
+        let before = self.documents.as_ref().map_or(0, Documents::len);
         self.append(&document);
+        if let Some(documents) = &mut self.documents {
+            documents.came_from(before, at);
+        }
     }
 }
