@@ -14,7 +14,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 41] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 43] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -53,6 +53,8 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 41] {
         Checks::rows_without_tokenizer,
         Checks::steps_and_epochs,
         Checks::packing_of_another_format,
+        Checks::truncate_of_windows,
+        Checks::system_of_no_chats,
         Checks::parameters,
         Checks::activations,
         Checks::tokens_of_run,

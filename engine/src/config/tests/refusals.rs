@@ -65,6 +65,27 @@ fn micro_batches_that_go_together_without_recomputation() {
 }
 
 #[test]
+fn keys_of_other_data_than_there_is() {
+    refuses(
+        &["data.truncate=true"],
+        "data.truncate",
+        &["windows take all tokens", "leave `data.truncate` out"],
+    );
+    let system = ["data.system=\"Be brief.\"", "data.format=Megatron"];
+    refuses(&system, "data.system", &["only the rows of `Chat` have messages", "prepared chats"]);
+    for packing in ["data.packing=Documents", "data.packing=None"] {
+        loaded(LEAST, &["data.truncate=true", "data.format=Megatron", packing]).unwrap();
+    }
+    let chats = [
+        "data.system=\"Be brief.\"",
+        "data.format=Chat",
+        "data.tokenizer=\"t.json\"",
+        "data.truncate=true",
+    ];
+    loaded(LEAST, &chats).unwrap();
+}
+
+#[test]
 fn single_values() {
     let cases: &[(&str, &str, &[&str])] = &[
         ("model.layers=0", "model.layers", &["from 1 to 10_000, found 0"]),
