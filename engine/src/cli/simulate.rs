@@ -101,7 +101,10 @@ fn share(text: &str) -> Result<f64, String> {
 pub(super) fn failed(error: SimulateError) -> Failed {
     let code = match &error {
         SimulateError::Step(_) => code::INTERNAL,
-        SimulateError::NoBox(_) | SimulateError::Box(_) | SimulateError::Seats(_) => code::CONFIG,
+        SimulateError::NoBox(_)
+        | SimulateError::Box(_)
+        | SimulateError::Seats(_)
+        | SimulateError::NothingAhead { .. } => code::CONFIG,
     };
     Failed::new(code, error)
 }
