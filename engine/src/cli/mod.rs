@@ -263,6 +263,11 @@ fn unwritten(path: &Path, error: &std::io::Error) -> Failed {
     Failed::new(code::IO, format!("cannot write {}: {error}", path.display()))
 }
 
+/// `ops`, in a column.
+const fn of_ops(ops: u64) -> &'static str {
+    if ops == 1 { "op" } else { "ops" }
+}
+
 /// To stdout, with nothing in it that acts on a terminal. Who closes it early, as `head` does, has seen enough.
 fn print(text: &str) -> Result<(), Failed> {
     if processes::holds_back(text) {

@@ -4,7 +4,7 @@ use super::check::count;
 use super::exit::{Failed, code};
 use super::processes::{SILENCE, Team, facts};
 use super::simulate::failed;
-use super::{ConfigArgs, OnBox, print, print_json, say, search};
+use super::{ConfigArgs, OnBox, of_ops, print, print_json, say, search};
 use crate::config::{Config, DeviceConfig, Loaded};
 use crate::predict::changes::arguments;
 use crate::predict::choose;
@@ -298,11 +298,6 @@ fn step(out: &mut String, report: &Report) {
             format_bytes(lane.bytes)
         );
     }
-}
-
-/// `ops`, in a column.
-pub(super) const fn of_ops(ops: u64) -> &'static str {
-    if ops == 1 { "op" } else { "ops" }
 }
 
 /// Whether it fits, and if not, what would.

@@ -1,8 +1,7 @@
 //! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
 
 use super::exit::{Failed, code};
-use super::plan::of_ops;
-use super::{ConfigArgs, OnBox, may_write, print, print_json, say, unwritten};
+use super::{ConfigArgs, OnBox, may_write, of_ops, print, print_json, say, unwritten};
 use crate::config::{Config, UpdateMode};
 use crate::predict::plan::memory_report;
 use crate::predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
