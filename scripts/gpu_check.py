@@ -283,10 +283,12 @@ class Check(First):
         if code != 0:
             return False, f"exit code {code}", block(tail(out + err))
         c = json.loads(out)
-        ceiling = f"{c['ceiling']:.1f}" if c["ceiling"] else "unknown"
-        text = ("| pinned copies | GB/s | ceiling |\n|---|---|---|\n" + "\n".join(
-            f"| {what} | {c[key]:.2f} | {ceiling} |" for what, key in [("up", "up"), ("down", "down"), ("both, added", "both")])
-            + f"\n\nCeiling: {c['ceiling_is']}, one direction.")
+        ceiling, parts = f"{c['ceiling']:.1f}" if c["ceiling"] else "unknown", c["parts"]
+        rows = [("up", "up", f"tiles of {parts['tile_bytes'] / 2**20:.1f} MiB"), ("down", "down", f"pieces of {parts['piece_bytes'] / 2**20:.1f} MiB"),
+                ("both, added", "both", "both")]
+        text = ("| pinned copies | GB/s in one copy | in the parts of a run | GB/s | share | ceiling |\n|---|---|---|---|---|---|\n" + "\n".join(
+            f"| {what} | {c[key]:.2f} | {cut} | {parts[key]:.2f} | {parts[key + '_share']:.1%} | {ceiling} |" for what, key, cut in rows)
+            + f"\n\nCeiling: {c['ceiling_is']}, one direction. Share: of one copy of each direction, added where there are both.")
         return True, f"up {c['up']:.1f}, down {c['down']:.1f}, both {c['both']:.1f} GB/s", text
 
     def box(self):

@@ -154,7 +154,7 @@ def constants():
 
 def attention(rows, table):
     """The table of what attention takes where limits add up, and what the simulator has of it wrong."""
-    sums, wrong = {}, []
+    sums, wrong, of_simulator = {}, [], constants()
     for row in rows:
         if not row["op"].startswith("attention"):
             continue
@@ -174,7 +174,7 @@ def attention(rows, table):
         counted = {limit: value / of_op["products"] for limit, value in of_op["clocks"].items()}
         cells = [f"{counted[limit]:.2f}" for limit in ["tensor", "shared", "issue", "latency"]]
         lines.append(f"| {config} | {op} | {' | '.join(cells)} | {of_op['greatest'] * 1e6:.0f} | {of_op['halfway'] * 1e6:.0f} |")
-        known = constants()["Volta" if GPUS[config][1] == "70" else "Ampere", op]
+        known = of_simulator["Volta" if GPUS[config][1] == "70" else "Ampere", op]
         wrong += [f"{config} {op}: {limit} is {counted[limit]:.2f} clocks, and {value} in device/src/sim/cost/kernels.rs"
                   for limit, value in known.items() if abs(counted[limit] - value) > 0.05 * value + 0.02]
     return lines, wrong

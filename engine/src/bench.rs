@@ -4,12 +4,14 @@
 mod adam;
 mod box_text;
 mod compute;
+mod copies;
 pub mod gpu_box;
 mod memory;
 
 pub use adam::{Case, Row, adam, cases, state_name};
 pub(crate) use box_text::OUTPUT as BOX_OF_GPUS;
 pub use compute::{Collective, Product, collectives, products};
+pub use copies::{Copies, InParts, TILE_BYTES, copies};
 pub use memory::{NodeMemory, memory};
 
 use crate::config::{Config, DeviceConfig};
@@ -19,34 +21,13 @@ use crate::run::{gpu, placement};
 use crate::train::build::Built;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
-use device::{Arena, Crew, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
+use device::{Arena, Crew, Device, Dtype, Error, Lane, Op, Plan, Rank};
 use device::{HostWork, World};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use topology::Machine;
-
-/// Copies of one GPU, in 10^9 bytes a second.
-#[derive(Clone, Debug, Serialize)]
-pub struct Copies {
-    /// `Cuda` or `Cpu`.
-    pub device: &'static str,
-    /// Of each copy.
-    pub bytes: u64,
-    /// Host to GPU.
-    pub up: f64,
-    /// GPU to host.
-    pub down: f64,
-    /// Both at once, added.
-    pub both: f64,
-    /// Of one direction; `None`: not known.
-    pub ceiling: Option<f64>,
-    /// What it is.
-    pub ceiling_is: &'static str,
-    /// The host's memory, node by node.
-    pub memory: Vec<NodeMemory>,
-}
 
 /// Training steps.
 #[derive(Clone, Debug, Serialize)]
@@ -155,42 +136,6 @@ fn fastest(mut work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
         least = least.min(started.elapsed().as_secs_f64());
     }
     Ok(least)
-}
-
-/// Copies of `bytes`.
-///
-/// # Errors
-/// There is no GPU, or no memory.
-pub fn copies(on_cuda: bool, bytes: u64) -> Result<Copies, Error> {
-    let n = (bytes / 4) as usize;
-    let mut plan = Plan::default();
-    let mut tensor =
-        |arena, name: &str| plan.tensor((arena, "of the measurement"), name, Dtype::F32, (1, n));
-    let [above, above2] = ["a", "b"].map(|name| tensor(Arena::Device, name));
-    let [below, below2] = ["c", "d"].map(|name| tensor(Arena::Pinned, name));
-    let place = if on_cuda { place() } else { Place::default() };
-    let dev = open(plan, on_cuda, &place)?;
-    [above2, below].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
-    let up = [(Lane::H2d, below, above)];
-    let down = [(Lane::D2h, above2, below2)];
-    let rate = |copies: &[(Lane, Tensor, Tensor)]| {
-        let seconds = fastest(|| {
-            for &(lane, src, dst) in copies {
-                dev.submit(lane, Op::Copy { src, dst });
-            }
-            dev.sync_all()
-        })?;
-        Ok::<f64, Error>((copies.len() * n * 4) as f64 / seconds / 1e9)
-    };
-    let (up, down, both) = (rate(&up)?, rate(&down)?, rate(&[up[0], down[0]])?);
-    dev.finish()?;
-    let (ceiling, ceiling_is) = match on_cuda {
-        true => (place.link, "the slowest link on the way, by its width and generation"),
-        false => (Some(memcpy(n * 4)), "a plain copy within the host's memory by one thread"),
-    };
-    let device = if on_cuda { "Cuda" } else { "Cpu" };
-    let memory = memory(bytes)?;
-    Ok(Copies { device, bytes: n as u64 * 4, up, down, both, ceiling, ceiling_is, memory })
 }
 
 fn memcpy(bytes: usize) -> f64 {

@@ -89,7 +89,7 @@ fn what_these_gpus_cannot_do_is_refused_before_anything_starts() {
         onebox(&folder, &args, &[volta]).refused(78, &texts);
         let more = [&args[..], &["--set", "parallel.data=12", "--set", "batch.global=24"]].concat();
         let text = "6 ranks on a GPU have 36 streams; its 32 hardware queues order those of 5";
-        onebox(&folder, &more, &[]).refused(78, &[text, "use at most 20 ranks on 4 GPU(s)"]);
+        onebox(&folder, &more, &[]).refused(78, &[text, "use at most 20 ranks on 4 GPUs"]);
         let shared = [("FAKECUDA_DEVICES", "2"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")];
         let text = "CUDA_DEVICE_MAX_CONNECTIONS=8 grants them 8 hardware queues";
         onebox(&folder, &args, &shared).refused(78, &[text, "unset CUDA_DEVICE_MAX_CONNECTIONS"]);
@@ -181,6 +181,7 @@ fn bench_measures_gpus() {
     let said = onebox(&folder, &["bench", "copy", "--mib", "1", "--json"], &small).ok().stdout;
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&said["device"], &said["bytes"]), (&"Cuda".into(), &(1 << 20).into()), "{said}");
+    assert!(said["parts"]["both_share"].as_f64().is_some_and(|share| share > 0.0), "{said}");
 }
 
 /// Two small GPUs, beside which little lies.

@@ -329,6 +329,25 @@ fn bench_measures_steps_or_copies_or_writes_a_box() {
     assert!(folder.onebox(&step).ok().stdout.contains("of the model per GPU"));
     let said = folder.onebox(&["bench", "copy", "--mib", "1"]).ok().stdout;
     assert!(said.contains("ceiling   ") && said.contains("change "), "{said}");
+    assert!(said.contains("%) in tiles of 1.0 MiB, each behind a task of the host"), "{said}");
+    let args = ["bench", "copy", "--mib", "3", "--tile-mib", "2", "--json"];
+    let said: Value = serde_json::from_str(&folder.onebox(&args).ok().stdout).unwrap();
+    let parts = &said["parts"];
+    assert_eq!(
+        (&parts["tile_bytes"], &parts["piece_bytes"]),
+        (&(2 << 20).into(), &(3 << 20).into())
+    );
+    let number = |of: &Value| of.as_f64().unwrap();
+    let (up, down) = (number(&said["up"]), number(&said["down"]));
+    // Each beside one copy of the same run, both at once beside both added.
+    for (share, is) in [
+        (&said["both_share"], number(&said["both"]) / (up + down)),
+        (&parts["up_share"], number(&parts["up"]) / up),
+        (&parts["down_share"], number(&parts["down"]) / down),
+        (&parts["both_share"], number(&parts["both"]) / (up + down)),
+    ] {
+        assert!((number(share) / is - 1.0).abs() < 1e-12, "{share} {is}: {said}");
+    }
 }
 
 #[test]

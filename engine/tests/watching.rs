@@ -193,6 +193,12 @@ fn a_table_has_every_step_and_evaluation() {
     }
     folder.onebox(&["report", "run", "--csv", "run.csv", "-o", "page.html"]).ok();
     assert_eq!(folder.read("run.csv"), done.stdout);
+    assert_eq!(folder.onebox(&["report", "run", "--csv", "-"]).ok().stdout, done.stdout);
+    assert_eq!(folder.onebox(&["report", "--csv", "-", "run"]).ok().stdout, done.stdout);
+    assert!(!folder.path("-").exists());
+    let said = ["no run is named", "a file called run.", "say `onebox report run --csv`"];
+    folder.onebox(&["report", "--csv", "run"]).refused(2, &said);
+    folder.onebox(&["report", "--csv"]).refused(2, &["no run is named"]);
 }
 
 #[test]

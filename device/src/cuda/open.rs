@@ -266,7 +266,7 @@ impl Opening<'_> {
         } else if self.options.collectives == Collectives::InProcess {
             "asked for".to_owned()
         } else if ranks > gpus {
-            format!("{ranks} ranks share {gpus} GPU(s)")
+            format!("{ranks} ranks share {}", topology::counted(gpus, "GPU"))
         } else if let Err(why) = nccl::version() {
             why
         } else {

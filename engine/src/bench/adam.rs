@@ -2,6 +2,7 @@
 //! compute nothing, and with those of other states and instructions. Whatever else the machine does meets them all.
 
 use super::on_host;
+use crate::config::TILE_ELEMENTS as TILE;
 use crate::report::metrics;
 use crate::run::open::kernel_crew;
 use device::numerics::SimdPath;
@@ -12,9 +13,6 @@ use offload::{
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Elements of a tile, as runs have them by default.
-const TILE: usize = 1 << 20;
 
 /// Seconds of a case that are enough, whatever was asked for.
 const ENOUGH: f64 = 20.0;

@@ -261,7 +261,7 @@ impl Text {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Copies, NodeMemory, Row};
+    use crate::bench::{Copies, InParts, NodeMemory, Row};
     use crate::config::load_box;
     use device::cuda::GpuInfo;
 
@@ -294,6 +294,8 @@ mod tests {
             products: [products(712.5, Dtype::Bf16), products(51.0, Dtype::F32)],
             streamed: 2680.0,
             copies: Copies {
+                both_share: 1.0,
+                parts: InParts::default(),
                 device: "Cuda",
                 bytes: 512 << 20,
                 up: 55.0,

@@ -4,7 +4,7 @@
 use super::adam::adam_on;
 use super::memory::{nodes, on_node, one_core};
 use super::{
-    Copies, NodeMemory, PATIENCE, REPEATS, Row, cases, copies, fastest, open, place,
+    Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest, open, place,
     product_of_shape,
 };
 use crate::run::gpu::machine;
@@ -169,8 +169,9 @@ pub fn measure(tell: &mut dyn FnMut(&str)) -> Result<GpuBox, GpuBoxError> {
     let halves = told(tell, "16-bit products", || products(half, sizes))?;
     let wide = told(tell, "fp32 products", || products(Dtype::F32, sizes))?;
     let streamed = told(tell, "the memory of a GPU", || streamed(sizes.bytes))?;
-    let copies =
-        told(tell, "copies, and the host's memory node by node", || copies(true, sizes.bytes))?;
+    let copies = told(tell, "copies, and the host's memory node by node", || {
+        copies(true, sizes.bytes, TILE_BYTES)
+    })?;
     let core = told(tell, "one core", || one_core(sizes.bytes))?;
     let adam = told(tell, "the update on the host", || updated(sizes.params))?;
     let together = if gpus > 1 {

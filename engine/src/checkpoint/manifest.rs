@@ -8,6 +8,7 @@ use crate::data::{Dataset, Identity};
 use crate::train::detours::Detours;
 use offload::control;
 use serde::{Deserialize, Serialize};
+use topology::counted;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// Of this version.
@@ -224,7 +225,8 @@ impl Seen {
 
 impl std::fmt::Display for Seen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} tokens, {} held-out windows", self.tokens, self.held_out_windows)?;
+        let windows = counted(self.held_out_windows, "held-out window");
+        write!(f, "{} tokens, {windows}", self.tokens)?;
         let Some([train, held_out]) = self.hashes() else { return Ok(()) };
         write!(f, ", xxh3 {} and {}", train.short(), held_out.short())
     }

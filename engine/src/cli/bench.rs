@@ -8,7 +8,7 @@ use super::{ConfigArgs, may_write, plan, print, print_json, say, unwritten};
 
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
-use crate::bench::{BOX_OF_GPUS, Copies, Steps, copies, is_on_cuda, product, steps};
+use crate::bench::{BOX_OF_GPUS, Copies, Steps, TILE_BYTES, copies, is_on_cuda, product, steps};
 use crate::predict::calibrate;
 use crate::predict::calibrate::{measure, to_ron};
 use crate::predict::choose;
@@ -22,7 +22,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use topology::{available_memory, format_bytes};
+use topology::{available_memory, counted, format_bytes};
 
 /// One of both: clap asks for `save_box` where there is no verb.
 #[derive(Debug, clap::Args)]
@@ -74,9 +74,12 @@ struct StepArgs {
 
 #[derive(Debug, clap::Args)]
 struct CopyArgs {
-    /// MiB of each copy
+    /// MiB of each direction
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     mib: u32,
+    /// MiB of a tile that goes up behind its update: `offload.tile_elements` times 2 bytes, with `precision: Fp32` 4
+    #[arg(long, default_value_t = (TILE_BYTES >> 20) as u32, value_parser = clap::value_parser!(u32).range(1..))]
+    tile_mib: u32,
     /// One JSON document on stdout
     #[arg(long)]
     json: bool,
@@ -161,7 +164,7 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
 
 fn copy(args: &CopyArgs) -> Result<(), Failed> {
     let on_cuda = gpu::machine().missing().is_none();
-    let measured = copies(on_cuda, u64::from(args.mib) << 20);
+    let measured = copies(on_cuda, u64::from(args.mib) << 20, u64::from(args.tile_mib) << 20);
     let measured = measured.map_err(|e| Failed::new(code::RANK, e))?;
     shown(args.json, &measured, || copy_text(&measured))
 }
@@ -199,17 +202,32 @@ fn copy_text(c: &Copies) -> String {
         Some(gb) => format!("{gb:.2} GB/s: {}", c.ceiling_is),
         None => format!("unknown: {}", c.ceiling_is),
     };
+    let (parts, mib) = (&c.parts, |bytes: u64| bytes as f64 / f64::from(1 << 20));
     let mut out = format!(
-        "up        {:.2} GB/s\ndown      {:.2} GB/s\nboth      {:.2} GB/s, added\nceiling   {ceiling}\n",
-        c.up, c.down, c.both
+        "up        {:.2} GB/s in one copy; {:.2} GB/s ({:.1} %) in tiles of {:.1} MiB, each behind a task of the host\n\
+         down      {:.2} GB/s in one copy; {:.2} GB/s ({:.1} %) in pieces of {:.1} MiB\n\
+         both      {:.2} GB/s at once, added: {:.1} % of up and down in one copy each; {:.2} GB/s ({:.1} %) in tiles and pieces\n\
+         ceiling   {ceiling}\n",
+        c.up,
+        parts.up,
+        100.0 * parts.up_share,
+        mib(parts.tile_bytes),
+        c.down,
+        parts.down,
+        100.0 * parts.down_share,
+        mib(parts.piece_bytes),
+        c.both,
+        100.0 * c.both_share,
+        parts.both,
+        100.0 * parts.both_share,
     );
     for m in &c.memory {
         let node = m.node.map_or_else(|| "all".into(), |node| node.to_string());
         let (read, write, copy, rmw) = (m.read, m.write, m.copy, m.rmw);
         let _ = writeln!(
             out,
-            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {} threads",
-            m.threads
+            "node {node:<4} read {read:.2}, write {write:.2}, copy {copy:.2}, change {rmw:.2} GB/s by {}",
+            counted(m.threads, "thread")
         );
     }
     out

@@ -108,7 +108,7 @@ pub(super) fn trouble(
     if look.bytes > READ_WHOLE[usize::from(tokenizes)] {
         return None;
     }
-    read(config, tokenizer.as_ref(), (true, true)).err().map(told)
+    read(config, tokenizer.as_ref(), QUIET).err().map(told)
 }
 
 /// Looks for what keeps it from being read, before anything is read.
@@ -124,7 +124,8 @@ pub(super) fn open(
     tokenizer: Option<&Tokenizer>,
     (dry, quiet): (bool, bool),
 ) -> Result<Arc<Dataset>, Failed> {
-    read(config, tokenizer, (dry, quiet)).map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
+    let how = How { dry, quiet, names_all: false };
+    read(config, tokenizer, how).map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
 }
 
 /// The tokenizer and all of the data, for a command that needs nothing before them.
@@ -138,6 +139,27 @@ pub(super) fn read_whole(
     Ok((tokenizer, data))
 }
 
+/// The same for `data check`; `names_all` has each row that is left out named.
+pub(super) fn check(config: &Config, names_all: bool) -> Result<Dataset, Failed> {
+    let tokenizer = tokenizer(config)?;
+    look(config)?;
+    let how = How { names_all, ..How::default() };
+    read(config, tokenizer.as_ref(), how).map_err(|e| Failed::new(code::DATA, e))
+}
+
+/// How data is read.
+#[derive(Clone, Copy, Default)]
+struct How {
+    /// Nothing is written, not even into the user's cache folder.
+    dry: bool,
+    /// No progress is shown.
+    quiet: bool,
+    /// Each row that is left out is named as it is found.
+    names_all: bool,
+}
+
+const QUIET: How = How { dry: true, quiet: true, names_all: false };
+
 /// Refuses a tokenizer with tokens that the model has not.
 fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), DataError> {
     let (Some(tokenizer), Some(path)) = (tokenizer, &config.data.tokenizer) else { return Ok(()) };
@@ -150,14 +172,14 @@ fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), Dat
 fn read(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
-    (dry, quiet): (bool, bool),
+    How { dry, quiet, names_all }: How,
 ) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
     let (cache, size) = (Cache::of_user(dry), (model.vocab, model.seq_len));
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
             let of = (Path::new(path), tokenizer.vocab());
-            rowed((data, of.0, &cache), tokenizer, |with| {
+            rowed((data, of.0, &cache), tokenizer, names_all, |with| {
                 every(data, &|parts| Corpus::open_rows(parts, &with, of, size))
             })?
         }
@@ -170,7 +192,7 @@ fn read(
         // The tokenizer of files of tokens has made them already.
         _ => {
             check_vocab(config, tokenizer)?;
-            let checks = Checks { cache: &cache, vocab: model.vocab, quiet };
+            let checks = Checks { cache: &cache, vocab: model.vocab, quiet, names_all };
             let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
             let with = Filed { format, packing, truncate };
             every(data, &|parts| Corpus::open_checked(parts, with, checks, model.seq_len))
@@ -209,12 +231,14 @@ pub(super) fn with_rows<T>(
     let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
     // Its tokens are kept in a folder of the user's choice.
     let cache = &Cache::default();
-    rowed((data, Path::new(path), cache), tokenizer, then).map_err(|e| Failed::new(code::DATA, e))
+    rowed((data, Path::new(path), cache), tokenizer, false, then)
+        .map_err(|e| Failed::new(code::DATA, e))
 }
 
 fn rowed<T>(
     (data, path, cache): (&DataConfig, &Path, &Cache),
     tokenizer: &Tokenizer,
+    names_all: bool,
     then: impl FnOnce(Rowed<'_>) -> T,
 ) -> Result<T, DataError> {
     let template = template(data, path)?;
@@ -226,7 +250,7 @@ fn rowed<T>(
         (_, None) => unreachable!("chats without a template are refused"),
     };
     let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
-    Ok(then(Rowed { rows: &rows, format, packing, truncate, cache }))
+    Ok(then(Rowed { rows: &rows, format, packing, truncate, names_all, cache }))
 }
 
 /// The chat template beside a tokenizer. Rows of texts need none, but take the token of their end from there.

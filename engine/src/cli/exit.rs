@@ -8,6 +8,7 @@ pub(super) mod code {
     pub(crate) const DIFFERS: u8 = 1;
     /// Of a machine, by `doctor`.
     pub(crate) const UNFIT: u8 = 1;
+    pub(crate) const USAGE: u8 = 2;
     pub(crate) const DATA: u8 = 66;
     pub(crate) const INTERNAL: u8 = 70;
     pub(crate) const NO_RUN_DIR: u8 = 73;

@@ -106,7 +106,7 @@ enum Verb {
 #[derive(Debug, Subcommand)]
 enum DataVerb {
     /// Read all of it, and say what it has
-    Check(check::CheckArgs),
+    Check(samples::DataCheckArgs),
     /// Make tokens of text once, into files that runs read where they stand
     Prepare(prepare::PrepareArgs),
     /// A sample: its text, and which of its tokens count as targets
@@ -261,6 +261,11 @@ fn may_write(output: Output, path: &Path) -> Result<(), Failed> {
 
 fn unwritten(path: &Path, error: &std::io::Error) -> Failed {
     Failed::new(code::IO, format!("cannot write {}: {error}", path.display()))
+}
+
+/// `ops`, in a column.
+const fn of_ops(ops: u64) -> &'static str {
+    if ops == 1 { "op" } else { "ops" }
 }
 
 /// To stdout, with nothing in it that acts on a terminal. Who closes it early, as `head` does, has seen enough.

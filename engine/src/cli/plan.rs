@@ -4,7 +4,7 @@ use super::check::count;
 use super::exit::{Failed, code};
 use super::processes::{SILENCE, Team, facts};
 use super::simulate::failed;
-use super::{ConfigArgs, OnBox, print, print_json, say, search};
+use super::{ConfigArgs, OnBox, of_ops, print, print_json, say, search};
 use crate::config::{Config, DeviceConfig, Loaded};
 use crate::predict::changes::arguments;
 use crate::predict::choose;
@@ -289,8 +289,14 @@ fn step(out: &mut String, report: &Report) {
         si(step.hardware_flops * world),
     );
     for lane in step.lanes.iter().filter(|lane| lane.ops > 0) {
-        let _ =
-            writeln!(out, "    {:<8} {:>7} ops  {}", lane.lane, lane.ops, format_bytes(lane.bytes));
+        let _ = writeln!(
+            out,
+            "    {:<8} {:>7} {:<3}  {}",
+            lane.lane,
+            lane.ops,
+            of_ops(lane.ops),
+            format_bytes(lane.bytes)
+        );
     }
 }
 
@@ -315,8 +321,13 @@ fn verdict(loaded: &Loaded, report: &Report) -> String {
     let simulated = remedies.iter().any(|remedy| remedy.slower.is_some());
     out += if simulated { ", and what they cost (simulated):\n" } else { ":\n" };
     for Remedy { sets, slower } in &remedies {
-        let cost = slower.map_or(String::new(), |times| format!("   # {times:.2} x the time"));
-        let _ = writeln!(out, "  {}{cost}", arguments(sets));
+        let cost = slower.map(|times| format!("{times:.2} x the time"));
+        let rounds = sets.iter().any(|set| set.starts_with("offload.moments="));
+        let rounds = rounds.then(|| "other results: moments are rounded by chance".into());
+        let notes: Vec<String> = cost.into_iter().chain(rounds).collect();
+        let notes =
+            if notes.is_empty() { String::new() } else { format!("   # {}", notes.join("; ")) };
+        let _ = writeln!(out, "  {}{notes}", arguments(sets));
     }
     out
 }

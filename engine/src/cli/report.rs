@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 #[command(group = clap::ArgGroup::new("to").args(["output", "csv"]).required(true).multiple(true))]
 pub(super) struct ReportArgs {
     /// Directories of runs, such as runs/mine; they may still train
-    #[arg(required = true, value_name = "RUN")]
+    #[arg(required_unless_present = "csv", value_name = "RUN")]
     runs: Vec<PathBuf>,
     /// The page: one file that loads nothing
     #[arg(short, long, value_name = "PAGE.html")]
     output: Option<PathBuf>,
-    /// A row for each step and evaluation, into FILE or to stdout
+    /// A row for each step and evaluation, into FILE, or to stdout without FILE or with `-`
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     csv: Option<Option<PathBuf>>,
 }
@@ -30,7 +30,10 @@ const PAGE: Output = Output { what: "report", beginning: BEGINNING };
 const TABLE: Output = Output { what: "table", beginning: CSV };
 
 pub(super) fn run(args: &ReportArgs) -> Result<(), Failed> {
-    let table = args.csv.as_ref().and_then(Option::as_ref);
+    let table = args.csv.as_ref().and_then(Option::as_ref).filter(|path| path.as_os_str() != "-");
+    if args.runs.is_empty() {
+        return Err(no_run(table.map(PathBuf::as_path)));
+    }
     if let Some(path) = &args.output {
         may_write(PAGE, path)?;
     }
@@ -50,6 +53,18 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Failed> {
         (Some(_), None) => print(&csv(&runs)),
         (None, _) => Ok(()),
     }
+}
+
+/// `--csv` takes a run behind it for the file.
+fn no_run(table: Option<&Path>) -> Failed {
+    let why = match table {
+        Some(path) => format!(
+            "no run is named: `--csv {path}` writes to a file called {path}. For a run called {path} say `onebox report {path} --csv`",
+            path = Shown(path)
+        ),
+        None => "no run is named: say `onebox report RUN --csv`".into(),
+    };
+    Failed::new(code::USAGE, why)
 }
 
 fn unread(dir: &Path, error: &std::io::Error) -> Failed {

@@ -21,11 +21,21 @@ pub(super) struct SamplesArgs {
     json: bool,
 }
 
+#[derive(Debug, clap::Args)]
+pub(super) struct DataCheckArgs {
+    #[command(flatten)]
+    check: CheckArgs,
+    /// Name every row that is left out, not the first three, as a warning
+    #[arg(long)]
+    all: bool,
+}
+
 /// Reads all of the data.
-pub(super) fn check(CheckArgs { config: args, json }: &CheckArgs) -> Result<(), Failed> {
+pub(super) fn check(args: &DataCheckArgs) -> Result<(), Failed> {
+    let DataCheckArgs { check: CheckArgs { config: args, json }, all } = args;
     let loaded = args.load()?;
     let config = &loaded.config;
-    let (_, dataset) = data::read_whole(config, (false, false))?;
+    let dataset = data::check(config, *all)?;
     let Identity { train, held_out } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
     if *json {
@@ -56,12 +66,16 @@ fn epochs(dataset: &Dataset, global: usize) -> String {
     let sets: Vec<_> = dataset.shares(1.0).collect();
     if sets.len() == 1 {
         let steps = steps(samples, 1.0);
-        return format!("an epoch has {samples} samples, which are {steps:.1} steps of {global}");
+        return format!(
+            "an epoch has {}, which are {steps:.1} steps of {global}",
+            counted_noun(samples, "sample")
+        );
     }
     let one = |(name, samples, share): (&str, usize, f64)| {
         let steps = steps(samples, share);
         format!(
-            "an epoch of {name} has {samples} samples, and the run takes them in {steps:.1} steps of {global}"
+            "an epoch of {name} has {}, and the run takes them in {steps:.1} steps of {global}",
+            counted_noun(samples, "sample")
         )
     };
     let sets: Vec<_> = sets.into_iter().map(one).collect();
@@ -72,10 +86,10 @@ fn epochs(dataset: &Dataset, global: usize) -> String {
     )
 }
 
-/// Of targets, in a text that has other tokens too.
-const TARGET: Style = AnsiColor::Green.on_default();
+/// Of targets, in a text that has other tokens too, and of control tokens.
+const COLOURS: [Style; 2] = [AnsiColor::Green.on_default(), Style::new().invert()];
 /// The same without colours.
-const MARKS: [&str; 2] = ["[[", "]]"];
+const MARKS: [[&str; 2]; 2] = [["[[", "]]"], ["«", "»"]];
 
 pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     let loaded = args.config.load()?;
@@ -93,16 +107,28 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     let starts: Vec<usize> = if documents.len() > 1 { starts.collect() } else { in_window };
     let tokens: Vec<u32> = documents.iter().flat_map(|d| d.tokens.clone()).collect();
     let counted: Vec<bool> = documents.iter().flat_map(|d| d.counted.clone()).collect();
+    let here = std::env::current_dir().unwrap_or_default();
+    let origins =
+        dataset.origins(place).into_iter().map(|o| o.map(|o| o.seen_from(&here).to_string()));
+    let origins: Vec<Option<String>> = origins.collect();
     if args.json {
-        return print_json(&json!({ "tokens": tokens, "counted": counted, "documents": starts }));
+        return print_json(
+            &json!({ "tokens": tokens, "counted": counted, "documents": starts, "origins": origins }),
+        );
     }
     let targets = counted.iter().filter(|counts| **counts).count();
     let all = targets + documents.len() >= tokens.len();
     let painted = colour::wanted(&std::io::stdout());
     let marked = match (all, painted) {
         (true, _) => "",
-        (false, true) => ", in colour",
-        (false, false) => ", between [[ and ]]",
+        (false, true) => " (green)",
+        (false, false) => " between [[ and ]]",
+    };
+    let is_control = |token: &u32| tokenizer.as_ref().is_some_and(|t| t.is_control(*token));
+    let control = match (tokens.iter().filter(|token| is_control(token)).count(), painted) {
+        (0, _) => String::new(),
+        (n, true) => format!(", {} (inverted)", counted_noun(n, "control token")),
+        (n, false) => format!(", {} between « and »", counted_noun(n, "control token")),
     };
     let each = dataset.num_train_samples();
     let of = match documents.len() {
@@ -111,14 +137,18 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     };
     let of = dataset.name(place).map_or_else(String::new, |name| format!("of {name}, ")) + &of;
     let mut out = format!(
-        "sample {} of the run, one of {each} of an epoch: {of}{} tokens, {targets} targets{marked}\n",
+        "sample {} of the run, one of {each} of an epoch: {of}{}, {}{marked}{control}\n",
         args.sample,
-        tokens.len(),
+        counted_noun(tokens.len(), "token"),
+        counted_noun(targets, "target"),
     );
-    for (number, document) in documents.iter().enumerate() {
-        if documents.len() > 1 {
-            let tokens = counted_noun(document.tokens.len(), "token");
-            out += &format!("\n---- document {} of {}, {tokens}", number + 1, documents.len());
+    for (number, (document, origin)) in documents.iter().zip(&origins).enumerate() {
+        let tokens = counted_noun(document.tokens.len(), "token");
+        let from = origin.as_ref().map_or_else(String::new, |origin| format!(", {origin}"));
+        match (documents.len(), origin) {
+            (1, None) => {}
+            (1, Some(origin)) => out += &format!("\n---- {origin}"),
+            (n, _) => out += &format!("\n---- document {} of {n}, {tokens}{from}", number + 1),
         }
         let how = (config.data.format.is_text(), all, painted);
         out += &format!("\n{}\n", text(document, tokenizer.as_ref(), how));
@@ -134,17 +164,15 @@ fn text(
 ) -> String {
     let mut decoder = tokenizer.map(Tokenizer::decoder);
     let mut bytes = Vec::new();
-    let (mut out, mut on) = (String::new(), false);
-    let marks = match painted {
-        true => [format!("{TARGET}"), format!("{TARGET:#}")],
-        false => MARKS.map(str::to_owned),
-    };
+    let (mut out, mut on) = (String::new(), [false; 2]);
     for (token, counts) in document.tokens.iter().zip(&document.counted) {
-        if *counts != on && !all {
+        let is_control = tokenizer.is_some_and(|tokenizer| tokenizer.is_control(*token));
+        let next = [*counts && !all, is_control];
+        if next != on || is_control {
             // What is left of a character belongs to the tokens before.
             out += &rest(&mut decoder, &mut bytes);
-            out += &marks[usize::from(on)];
-            on = *counts;
+            out += &change(on, next, painted);
+            on = next;
         }
         match (&mut decoder, is_text) {
             (Some(decoder), _) => out += &shown(&decoder.push(*token)),
@@ -153,10 +181,24 @@ fn text(
         }
     }
     out += &rest(&mut decoder, &mut bytes);
-    if on {
-        out += &marks[1];
+    out + &change(on, [false; 2], painted)
+}
+
+/// What stands between two tokens, each of which is a target or not, and a control token or not.
+fn change(from: [bool; 2], to: [bool; 2], painted: bool) -> String {
+    if painted {
+        let end = if from.contains(&true) { format!("{:#}", COLOURS[0]) } else { String::new() };
+        let begin = COLOURS.iter().zip(to).filter(|(_, on)| *on);
+        return end + &begin.map(|(colour, _)| colour.to_string()).collect::<String>();
     }
-    out
+    let [[target, end], [control, end_control]] = MARKS;
+    let marks = [
+        (from[1], end_control),
+        (from[0] && !to[0], end),
+        (to[0] && !from[0], target),
+        (to[1], control),
+    ];
+    marks.iter().filter(|(here, _)| *here).map(|(_, mark)| *mark).collect()
 }
 
 /// The end of a piece of text.

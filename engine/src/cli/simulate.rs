@@ -1,7 +1,7 @@
 //! `onebox simulate`: a step on a described box, in words and tables, as JSON, and as a trace.
 
 use super::exit::{Failed, code};
-use super::{ConfigArgs, OnBox, may_write, print, print_json, say, unwritten};
+use super::{ConfigArgs, OnBox, may_write, of_ops, print, print_json, say, unwritten};
 use crate::config::{Config, UpdateMode};
 use crate::predict::plan::memory_report;
 use crate::predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
@@ -100,7 +100,10 @@ fn share(text: &str) -> Result<f64, String> {
 pub(super) fn failed(error: SimulateError) -> Failed {
     let code = match &error {
         SimulateError::Step(_) => code::INTERNAL,
-        SimulateError::NoBox(_) | SimulateError::Box(_) | SimulateError::Seats(_) => code::CONFIG,
+        SimulateError::NoBox(_)
+        | SimulateError::Box(_)
+        | SimulateError::Seats(_)
+        | SimulateError::NothingAhead { .. } => code::CONFIG,
     };
     Failed::new(code, error)
 }
@@ -141,11 +144,12 @@ fn text(config: &Config, told: &Simulated) -> String {
     for lane in told.lanes.iter().filter(|lane| lane.ops > 0) {
         let _ = writeln!(
             out,
-            "  {:<8} {:>14}   {:>5.1} %   {:>7} ops  {}",
+            "  {:<8} {:>14}   {:>5.1} %   {:>7} {:<3}  {}",
             lane.lane,
             seconds(lane.seconds),
             100.0 * lane.share,
             lane.ops,
+            of_ops(lane.ops),
             format_bytes(lane.bytes),
         );
     }

@@ -47,16 +47,7 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
         machine: machine.map(|machine| machine::with_node_memory(machine, node_memory)),
         machines,
         network_gb_per_s: rate(s, "network_gb_per_s", "GB/s each way between a machine and the others."),
-        gpu: s.section("gpu", "Rates of each GPU. 0: not known.", |s| GpuConfig {
-            gemm_tflops: rate(s, "gemm_tflops", "TFLOPS of large 16-bit matrix products with fp32 sums, sustained, as published measurements have it."),
-            fp32_tflops: rate(s, "fp32_tflops", "TFLOPS of fp32 arithmetic, from the data sheet."),
-            memory_gb_per_s: rate(s, "memory_gb_per_s", "GB/s of the GPU's memory, from the data sheet."),
-            peer_gb_per_s: rate(s, "peer_gb_per_s", "GB/s each way between two GPUs of a machine, as NVLink. 0: what goes between them takes the links to the host. Used without `topology`."),
-            processors: s.uint("processors", 0..=100_000, Or::Default(0), "Multiprocessors."),
-            sm: s.uint("sm", 0..=200, Or::Default(0), "Compute capability: 70 for V100, 90 for H100. It says what kernels attention has, so a simulation needs it. 0: not known."),
-            as_of_2020: s.flag("as_of_2020", false, "Software as the authors of ZeRO-Offload had it in 2020, to compare with."),
-            as_of_2020_without: facts(s),
-        }),
+        gpu: s.section("gpu", "Rates of each GPU. 0: not known.", gpu),
         host: s.section("host", "Rates of the host. 0: not known.", |s| HostConfig {
             node_gb_per_s: rate(s, "node_gb_per_s", "GB/s of the memory channels of each node, from the data sheet."),
             core_gb_per_s: rate(s, "core_gb_per_s", "GB/s that one core reads and writes."),
@@ -65,6 +56,23 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
         }),
         measured: s.section("measured", "What the cores of a machine reach as virtual GPUs, as `onebox bench --save-box` writes it.", measured),
     }
+}
+
+fn gpu(s: &mut Section<'_, '_>) -> GpuConfig {
+    s.removed(
+        "fused_attention",
+        "`sm` says which kernels attention has, and what they take follows from these",
+    );
+    GpuConfig {
+            gemm_tflops: rate(s, "gemm_tflops", "TFLOPS of large 16-bit matrix products with fp32 sums, sustained, as published measurements have it."),
+            fp32_tflops: rate(s, "fp32_tflops", "TFLOPS of fp32 arithmetic, from the data sheet."),
+            memory_gb_per_s: rate(s, "memory_gb_per_s", "GB/s of the GPU's memory, from the data sheet."),
+            peer_gb_per_s: rate(s, "peer_gb_per_s", "GB/s each way between two GPUs of a machine, as NVLink. 0: what goes between them takes the links to the host. Used without `topology`."),
+            processors: s.uint_or_unknown("processors", 4..=1_000, "Multiprocessors."),
+            sm: s.uint_or_unknown("sm", 70..=200, "Compute capability: 70 for V100, 90 for H100. It says what kernels attention has, so a simulation needs it. 0: not known.") as u32,
+            as_of_2020: s.flag("as_of_2020", false, "Software as the authors of ZeRO-Offload had it in 2020, to compare with."),
+            as_of_2020_without: facts(s),
+        }
 }
 
 /// What of 2020 is left out: `"pageable scores"`.
@@ -86,7 +94,7 @@ fn facts(s: &mut Section<'_, '_>) -> Vec<Fact> {
 
 /// A rate that may be unknown.
 fn rate(s: &mut Section<'_, '_>, key: &'static str, doc: &'static str) -> f32 {
-    s.float(key, Interval::closed(0.0, 1e9), Or::Default(0.0), doc)
+    s.float(key, Interval::closed(0.0, 1e6), Or::Default(0.0), doc)
 }
 
 /// Ops of virtual GPUs whose speed `bench --save-box` measures.

@@ -4,8 +4,8 @@ use super::reading::reader::Reader;
 use super::reading::report::Problem;
 use super::reading::value::float_text;
 use super::{
-    Accumulate, Config, DeviceConfig, ParameterPlace, Placement, Recompute, ScheduleConfig,
-    ScheduleKind, Transfer, UpdateMode, WeightsPolicy,
+    Accumulate, Config, DeviceConfig, Placement, Recompute, ScheduleConfig, ScheduleKind, Transfer,
+    UpdateMode, WeightsPolicy,
 };
 use crate::run::gpu;
 use topology::counted;
@@ -14,7 +14,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 41] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 44] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -46,6 +46,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 41] {
         Checks::checkpoint_sets,
         Checks::ring_of_nothing,
         Checks::resident_of_nothing,
+        Checks::blocks_of_model,
         Checks::parameters_beside_optimizer,
         Checks::parameters_of_late_updates,
         Checks::parameters_blocking,
@@ -53,6 +54,8 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 41] {
         Checks::rows_without_tokenizer,
         Checks::steps_and_epochs,
         Checks::packing_of_another_format,
+        Checks::truncate_of_windows,
+        Checks::system_of_no_chats,
         Checks::parameters,
         Checks::activations,
         Checks::tokens_of_run,
@@ -244,27 +247,6 @@ impl Checks<'_> {
         })
     }
 
-    fn checkpoint_sets(&self) -> Option<Broken> {
-        let (sets, recompute) = (self.config.offload.first_forward, self.config.recompute);
-        let streamed = self.config.offload.parameters == ParameterPlace::Host;
-        let of_step =
-            self.config.batch.global / (self.config.batch.micro * self.config.parallel.data).max(1);
-        let sets = if streamed { sets.min(of_step) } else { sets };
-        (sets > 1 && recompute == Recompute::None).then(|| Broken {
-            message: format!(
-                "every activation of {sets} micro-batches would have to be kept at once"
-            ),
-            help: match streamed {
-                true => "set `recompute` to `Block`, or `offload.first_forward` to 1: then parameters cross PCIe for each micro-batch".into(),
-                false => "set `recompute` to `Block`, or leave `offload.first_forward` out".into(),
-            },
-            values: vec![
-                ("offload.first_forward", format!("{sets} micro-batches at once")),
-                ("recompute", "every activation is kept".into()),
-            ],
-        })
-    }
-
     fn tokens_over_ranks(&self) -> Option<Broken> {
         let Config { parallel, model, batch, .. } = self.config;
         let (micro, seq_len) = (batch.micro as u64, model.seq_len as u64);
@@ -283,7 +265,7 @@ impl Checks<'_> {
                 nearest_multiples(seq_len, ranks)
             ),
             values: vec![
-                ("model.seq_len", format!("{seq_len} tokens each")),
+                ("model.seq_len", format!("{} each", counted(seq_len, "token"))),
                 ("batch.micro", counted(micro, "sample")),
                 ("parallel.tensor", counted(ranks, "rank")),
                 ("parallel.sequence", "tokens are split over the ranks".into()),

@@ -52,6 +52,34 @@ impl Checks<'_> {
         })
     }
 
+    pub(super) fn truncate_of_windows(&self) -> Option<Broken> {
+        let DataConfig { format, packing, truncate, .. } = &self.config.data;
+        (*truncate && *packing == Packing::Windows).then(|| Broken {
+            message: "windows take all tokens: no document is too long for one".into(),
+            help: match format.has_documents() {
+                true => "leave `data.truncate` out, or set `data.packing` to `Documents` or `None`",
+                false => "leave `data.truncate` out",
+            }
+            .into(),
+            values: vec![
+                ("data.truncate", "cuts documents".into()),
+                ("data.packing", "windows of all documents side by side".into()),
+            ],
+        })
+    }
+
+    pub(super) fn system_of_no_chats(&self) -> Option<Broken> {
+        let DataConfig { format, system, .. } = &self.config.data;
+        (!system.is_empty() && *format != DataFormat::Chat).then(|| Broken {
+            message: "only the rows of `Chat` have messages; tokens of prepared chats are made, with the first message that they had then".into(),
+            help: "leave `data.system` out, or set `data.format` to `Chat`".into(),
+            values: vec![
+                ("data.system", "the first message of each chat".into()),
+                ("data.format", in_line(format)),
+            ],
+        })
+    }
+
     pub(super) fn steps_and_epochs(&self) -> Option<Broken> {
         let TrainConfig { steps, epochs, .. } = self.config.train;
         let epochs = epochs.filter(|_| steps != UNREAD_STEPS)?;

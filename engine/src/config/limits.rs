@@ -72,7 +72,7 @@ impl Checks<'_> {
             help: "use a smaller `batch.micro` or `model.seq_len`".into(),
             values: vec![
                 ("batch.micro", counted(micro, "sample")),
-                ("model.seq_len", format!("{t} tokens each")),
+                ("model.seq_len", format!("{} each", counted(t, "token"))),
                 (wide, format!("a width of {width}")),
             ],
         })
@@ -93,7 +93,7 @@ impl Checks<'_> {
             values: vec![
                 ("train.steps", counted(steps, "step")),
                 ("batch.global", counted(global, "sample")),
-                ("model.seq_len", format!("{seq_len} tokens each")),
+                ("model.seq_len", format!("{} each", counted(seq_len, "token"))),
             ],
         })
     }

@@ -45,6 +45,7 @@ pub use reading::bytes::{format_bytes, parse_bytes};
 pub use reading::key::Key;
 pub use reading::report::{ConfigError, Problem};
 pub(crate) use reading::set::BOX;
+pub(crate) use schema::{BUCKET_ELEMENTS, TILE_ELEMENTS};
 pub(crate) use write::in_line;
 
 use device::sim::Fact;
@@ -304,7 +305,7 @@ pub struct OffloadConfig {
     /// Most elements of a gradient bucket before it is reduced in pieces. 1024..=2^40,
     /// default 50,000,000.
     pub bucket_elements: usize,
-    /// Most elements of a host Adam tile. 1024..=2^40, default 1,048,576.
+    /// Most elements of a host Adam tile, which goes up in one copy. 1024..=2^40, default 2,097,152.
     pub tile_elements: usize,
     /// How many segments ahead of the forward parameters are sent up. 1..=64, default 1.
     pub lookahead: usize,

@@ -11,6 +11,12 @@ const STEPS: u64 = 1_000_000_000_000;
 /// Samples of any kind: 2^31.
 const SAMPLES: u64 = 1 << 31;
 
+/// Default of [`OffloadConfig::tile_elements`]: 4 MiB of 16-bit parameters, so that starting a copy takes little of its time.
+pub(crate) const TILE_ELEMENTS: usize = 1 << 21;
+
+/// Default of [`OffloadConfig::bucket_elements`].
+pub(crate) const BUCKET_ELEMENTS: usize = 50_000_000;
+
 /// The keys at the top, in the order in which people want to see them.
 const ORDER: [&str; 16] = [
     "name",
@@ -184,8 +190,8 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         accumulate: s.named("accumulate", Accumulate::Auto, "Where gradients of several micro-batches are summed, in fp32: on the GPU (4/DP bytes for each parameter) or on the host (4 bytes for each owned parameter). `Auto`: on the GPU where the plan fits."),
         moments: s.named("moments", Moments::Fp32, "How the moments of AdamW are kept in host memory. `Bf16` takes 2 bytes for each and rounds up or down by chance: close to fp32, not equal. Only with the whole optimizer on the host."),
         master: s.named("master", Master::Fp32, "How fp32 parameters are kept in host memory. `Split` keeps the bf16 parameter and the 2 bytes that make it fp32: the same bits in 2 bytes less. It needs `precision: Bf16`, and some of the optimizer on the host."),
-        bucket_elements: s.uint("bucket_elements", elements.clone(), Or::Default(50_000_000), "Most elements of a gradient bucket before it is reduced in pieces."),
-        tile_elements: s.uint("tile_elements", elements, Or::Default(1_048_576), "Most elements of a tile of the update on the host."),
+        bucket_elements: s.uint("bucket_elements", elements.clone(), Or::Default(BUCKET_ELEMENTS), "Most elements of a gradient bucket before it is reduced in pieces."),
+        tile_elements: s.uint("tile_elements", elements, Or::Default(TILE_ELEMENTS), "Most elements of a tile of the update on the host, whose parameters go up in one copy: 2 bytes each, with `precision: Fp32` 4."),
         lookahead: s.uint("lookahead", 1..=64, Or::Default(1), "Segments by which uploads of parameters run ahead of the forward pass."),
         keep_gradients: s.flag("keep_gradients", false, "Every block has a gradient buffer of its own, as in PyTorch, to compare with. Otherwise two take turns."),
         first_forward: s.uint("first_forward", 1..=ALL_TOGETHER as u64, together(parameters), "Micro-batches whose first forward pass goes through each block together, so that an exact update hides behind all of them. It takes a set of block inputs for each, and `recompute: Block`. With `parameters: Host` all passes of a step go so, forward and backward, in groups of so many: parameters cross PCIe twice for each group."),

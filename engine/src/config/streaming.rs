@@ -1,7 +1,8 @@
-//! What parameters on the host go with; refused among the `checks`.
+//! What parameters on the host go with, and micro-batches that go through each block together; refused among the `checks`.
 
 use super::checks::{Broken, Checks};
-use super::{ParameterPlace, Placement, Transfer, UpdateMode};
+use super::{ALL_TOGETHER, ParameterPlace, Placement, Recompute, Transfer, UpdateMode};
+use topology::counted;
 
 impl Checks<'_> {
     fn streams(&self) -> bool {
@@ -38,6 +39,52 @@ impl Checks<'_> {
                 (key, "of parameters that come up for each use".into()),
                 ("offload.parameters", "on the GPUs".into()),
             ],
+        })
+    }
+
+    /// More blocks than the model has.
+    pub(super) fn blocks_of_model(&self) -> Option<Broken> {
+        let (offload, layers) = (&self.config.offload, self.config.model.layers);
+        let given = [
+            ("offload.ring", offload.ring, "take turns in the ring"),
+            ("offload.resident_blocks", offload.resident_blocks, "stay on the GPU"),
+        ];
+        let too_many = |&(key, blocks, what): &(_, Option<usize>, _)| {
+            blocks.filter(|blocks| *blocks > layers).map(|blocks| (key, blocks, what))
+        };
+        let (key, blocks, what) = given.iter().find_map(too_many)?;
+        Some(Broken {
+            message: format!(
+                "{} cannot {what}: the model has {}",
+                counted(blocks, "block"),
+                counted(layers, "block")
+            ),
+            help: format!(
+                "set `{key}` to at most {layers}, or leave it out: then as many are taken as fit"
+            ),
+            values: vec![(key, what.into()), ("model.layers", counted(layers, "block"))],
+        })
+    }
+
+    /// Micro-batches that go through a block together need checkpoints.
+    pub(super) fn checkpoint_sets(&self) -> Option<Broken> {
+        let (together, batch) = (self.config.offload.first_forward, &self.config.batch);
+        let of_step = batch.global / (batch.micro * self.config.parallel.data).max(1);
+        let sets = if self.streams() { together.min(of_step) } else { together };
+        let kept = self.config.recompute == Recompute::None;
+        let cause = match self.streams() && together == ALL_TOGETHER {
+            true => ("offload.parameters", "come up once for all micro-batches of a step".into()),
+            false => ("offload.first_forward", format!("{sets} micro-batches at once")),
+        };
+        (sets > 1 && kept).then(|| Broken {
+            message: format!(
+                "every activation of {sets} micro-batches would have to be kept at once: they go through each block together"
+            ),
+            help: match self.streams() {
+                true => "set `recompute` to `Block`, or `offload.first_forward` to 1: then parameters cross PCIe for each micro-batch".into(),
+                false => "set `recompute` to `Block`, or leave `offload.first_forward` out".into(),
+            },
+            values: vec![cause, ("recompute", "every activation is kept".into())],
         })
     }
 

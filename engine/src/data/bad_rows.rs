@@ -57,20 +57,49 @@ pub struct BadRows {
     first: Vec<String>,
     #[serde(skip)]
     of: Of,
+    /// Each is named as it is found.
+    #[serde(skip)]
+    all: bool,
 }
 
 impl BadRows {
-    /// None yet, of the documents of an index.
-    pub(super) fn of_documents() -> Self {
-        Self { of: Of::Documents, ..Self::default() }
+    /// None yet, of rows. With `all` each is named as it is found, besides the first ones in the end.
+    pub(super) fn of_rows(all: bool) -> Self {
+        Self { all, ..Self::default() }
     }
 
-    pub(super) fn add(&mut self, path: &Path, number: u64, why: &str) {
+    /// None yet, of the documents of an index.
+    pub(super) fn of_documents(all: bool) -> Self {
+        Self { of: Of::Documents, all, ..Self::default() }
+    }
+
+    /// Notes one that cannot be used.
+    pub(super) fn add(&mut self, (path, number): (&Path, u64), why: &str) {
         self.bad += 1;
+        self.name((path, number), why);
         if self.first.len() < SHOWN {
             let name = path.file_name().unwrap_or(path.as_os_str());
             let place = self.of.place();
             self.first.push(format!("{} {place} {number}: {why}", Shown(Path::new(name))));
+        }
+    }
+
+    /// Notes one with more tokens than a sample, which is left out.
+    pub(super) fn add_long(&mut self, at: (&Path, u64), tokens: usize) {
+        self.longest = self.longest.max(tokens);
+        self.long += 1;
+        self.name(at, &format!("it has {tokens} tokens, more than a sample"));
+    }
+
+    /// Notes one with fewer tokens than an input and a target.
+    pub(super) fn add_short(&mut self, at: (&Path, u64)) {
+        self.short += 1;
+        self.name(at, "it has fewer than 2 tokens");
+    }
+
+    fn name(&self, (path, number): (&Path, u64), why: &str) {
+        if self.all {
+            tracing::warn!("{} {} {number}: {why}", Shown(path), self.of.place());
         }
     }
 
@@ -93,12 +122,16 @@ impl BadRows {
 
 impl fmt::Display for BadRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bad, long, longest, cut, divided, short, first, of: what } = self;
+        let Self { rows, bad, long, longest, cut, divided, short, first, of: what, all } = self;
         let of = |n: usize| format!("{n} of {}", counted(*rows, what.noun()));
         let mut parts = Vec::new();
         if *bad > 0 {
             let more = bad - first.len();
-            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+            let more = match (more, all) {
+                (0, _) => String::new(),
+                (_, true) => format!("; and {more} more"),
+                (_, false) => format!("; and {more} more, which `onebox data check --all` names"),
+            };
             parts.push(format!("{} cannot be used ({}{more})", of(*bad), first.join("; ")));
         }
         if *long > 0 {

@@ -36,6 +36,8 @@ pub(crate) struct Checks<'a> {
     pub(crate) vocab: usize,
     /// Progress is not shown.
     pub(crate) quiet: bool,
+    /// Each document of an index that is left out is named as it is found.
+    pub(crate) names_all: bool,
 }
 
 /// Of a pass over all tokens.
@@ -53,7 +55,7 @@ static NO_CACHE: Cache = Cache { folder: None, read_only: true };
 impl Checks<'_> {
     /// Keeps nothing, shows nothing, takes any token.
     pub(super) const fn none() -> Self {
-        Self { cache: &NO_CACHE, vocab: usize::MAX, quiet: true }
+        Self { cache: &NO_CACHE, vocab: usize::MAX, quiet: true, names_all: false }
     }
 
     /// What is found in tokens of which `..split` are to train. Refuses those that are not below the vocabulary, and has larger

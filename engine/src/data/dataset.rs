@@ -5,7 +5,7 @@
 
 use super::problem::DataError;
 use super::turns::Turns;
-use super::{Corpus, Document, Identity, Unread, behind, warn_of_overlap};
+use super::{Corpus, Document, Identity, Origin, Unread, behind, warn_of_overlap};
 use crate::config::{DataFormat, DataOrder, Source};
 use crate::report::shown::Shown;
 use device::random;
@@ -193,6 +193,12 @@ impl Dataset {
     pub fn documents(&self, place: usize) -> Result<Vec<Document>, Unread> {
         let (corpus, at) = self.find(place);
         corpus.documents(at)
+    }
+
+    /// [`Corpus::origins`] of the sample at `place`.
+    pub(crate) fn origins(&self, place: usize) -> Vec<Option<Origin>> {
+        let (corpus, at) = self.find(place);
+        corpus.origins(at)
     }
 
     /// [`Corpus::starts_in_window`] of the sample at `place`.

@@ -3,9 +3,11 @@
 use super::bad_rows::BadRows;
 use super::identity::Pieces;
 use super::mask::{self, Bits, Mask, Masks};
+use super::origins::{Origin, Origins};
 use super::pack::Packed;
 use super::store::Unread;
 use std::ops::Range;
+use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// The treatment of a document with more tokens than a sample has room for.
@@ -51,15 +53,12 @@ impl Room {
     }
 
     /// Notes the treatment of a document of `tokens`, where these are more than there is room for.
-    pub(super) fn note(&self, tokens: usize, said: &mut BadRows) {
+    pub(super) fn note(&self, tokens: usize, at: (&Path, u64), said: &mut BadRows) {
         match self.long {
             _ if tokens <= self.most => {}
             Long::Divided => said.divided += 1,
             Long::Cut => said.cut += 1,
-            Long::LeftOut => {
-                said.longest = said.longest.max(tokens);
-                said.long += 1;
-            }
+            Long::LeftOut => said.add_long(at, tokens),
         }
     }
 }
@@ -87,6 +86,7 @@ pub(super) struct Documents {
     /// Tokens of each.
     lengths: Vec<u32>,
     targets: Targets,
+    origins: Origins,
     /// How many are to train.
     pub(super) split: usize,
     /// Where several share a sample: the samples, and how many of them are to train.
@@ -105,7 +105,15 @@ impl Documents {
     }
 
     const fn new(room: Room, targets: Targets) -> Self {
-        Self { room, starts: Vec::new(), lengths: Vec::new(), targets, split: 0, packed: None }
+        Self {
+            room,
+            starts: Vec::new(),
+            lengths: Vec::new(),
+            targets,
+            origins: Origins::new(),
+            split: 0,
+            packed: None,
+        }
     }
 
     /// Adds a document that is these tokens, all of which count.
@@ -207,6 +215,17 @@ impl Documents {
         let samples = packed.len();
         packed.append(self.split..self.len(), room, length);
         self.packed = Some((packed, samples));
+    }
+
+    /// Notes that the documents behind the first `before` are number `at.1` of the file `at.0`.
+    pub(super) fn came_from(&mut self, before: usize, at: (&Path, u64)) {
+        (before..self.len()).for_each(|document| self.origins.note(document, at));
+    }
+
+    /// The origins of the documents of a sample, where these are known.
+    pub(super) fn origins(&self, sample: usize) -> Vec<Option<Origin>> {
+        let is_line = matches!(self.targets, Targets::Some { .. });
+        self.of_sample(sample).map(|document| self.origins.of(document, is_line)).collect()
     }
 
     /// Where to cut so that no document has parts on both sides: at `at`, or at the nearest place that leaves a document on each

@@ -1,7 +1,7 @@
 //! Samples as batches take them: tokens are read from where they stand.
 
 use super::mask::Bits;
-use super::{Corpus, Document, Documents, Unread};
+use super::{Corpus, Document, Documents, Origin, Unread};
 use std::ops::Range;
 
 /// Bytes of a mask that are read at once, on the stack: a step allocates nothing.
@@ -96,6 +96,11 @@ impl Corpus {
             Ok(document)
         };
         documents.of_sample(place).map(document).collect()
+    }
+
+    /// For each of [`documents`](Self::documents) its file and its place there, where these are known: not of windows.
+    pub(crate) fn origins(&self, place: usize) -> Vec<Option<Origin>> {
+        self.documents.as_ref().map_or_else(|| vec![None], |documents| documents.origins(place))
     }
 
     /// Where documents begin in the window at `place`, as the index of its file says it; the first begins at 0. Without an index

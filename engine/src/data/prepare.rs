@@ -193,7 +193,8 @@ impl Prepare<'_> {
 
     /// The files of a name that hold text, closed.
     fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
-        let checks = Checks { cache: self.cache, vocab: usize::MAX, quiet: self.quiet };
+        let checks =
+            Checks { cache: self.cache, vocab: usize::MAX, quiet: self.quiet, names_all: false };
         let (files, source) = match self.rows {
             None => {
                 let (_, files, source) = text_files(text, self.format, checks)?;

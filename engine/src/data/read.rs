@@ -190,7 +190,7 @@ impl Corpus {
         let or_else = (*format == DataFormat::Auto).then_some(TAKE_BYTES);
         let (began, mut texts) = (SystemTime::now(), Texts::of(text, checks));
         let before = self.store.num_tokens();
-        let mut said = BadRows::of_documents();
+        let mut said = BadRows::of_documents(checks.names_all);
         for path in &files {
             let Some(file) = source.open(path, or_else, &mut texts).map_err(at(path))? else {
                 continue;
@@ -279,7 +279,7 @@ impl Corpus {
                 let (tokens, from) = (end - start, start);
                 start = end;
                 if tokens < 2 {
-                    said.short += 1;
+                    said.add_short((path, number));
                     continue;
                 }
                 let taken = documents.room.taken(tokens);
@@ -292,16 +292,17 @@ impl Corpus {
                 };
                 if counted == Some(0) {
                     let why = format!("its first {} tokens have no target", cut.len());
-                    said.add(path, number, &why);
+                    said.add((path, number), &why);
                     continue;
                 }
-                documents.room.note(tokens, said);
-                let cut = first + cut.start..first + cut.end;
+                documents.room.note(tokens, (path, number), said);
+                let (cut, before) = (first + cut.start..first + cut.end, documents.len());
                 match (taken, counted) {
                     (None, _) => {}
                     (Some(_), None) => documents.push(cut),
                     (Some(_), Some(count)) => documents.push_masked(cut, count),
                 }
+                documents.came_from(before, (path, number));
             }
         }
         if let Some(mask) = mask {

@@ -31,6 +31,8 @@ pub struct Rowed<'a> {
     pub packing: Packing,
     /// A document that is too long for a sample is cut, and not left out or divided.
     pub truncate: bool,
+    /// Each row that is left out is named as it is found.
+    pub names_all: bool,
     /// Where documents are kept.
     pub cache: &'a Cache,
 }
@@ -71,7 +73,7 @@ impl Corpus {
     /// Appends the documents of all files that `text` names, in order; returns the files.
     fn read_rows(&mut self, text: &str, with: &Rowed<'_>) -> Result<Vec<PathBuf>, Failure> {
         let (files, mut source) = named(text, with.format, true)?;
-        let (mut bytes, mut bad) = (0, BadRows::default());
+        let (mut bytes, mut bad) = (0, BadRows::of_rows(with.names_all));
         for path in &files {
             let mut file = open_regular(path).map_err(at(path))?;
             if !source.takes(path, &mut file).map_err(at(path))? {
@@ -118,19 +120,14 @@ impl Corpus {
             bad.rows += 1;
             match document {
                 Ok(document) => self.push_row(document, (path, *number), bad),
-                Err(why) => bad.add(path, *number, &why),
+                Err(why) => bad.add((path, *number), &why),
             }
         }
         Ok(!rows.is_empty())
     }
 
     /// Appends the document of a row, if it is a sample.
-    fn push_row(
-        &mut self,
-        mut document: Document,
-        (path, number): (&Path, u64),
-        bad: &mut BadRows,
-    ) {
+    fn push_row(&mut self, mut document: Document, at: (&Path, u64), bad: &mut BadRows) {
         if let Some(Documents { room, .. }) = &self.documents {
             let tokens = document.tokens.len();
             if let Some(taken) = room.taken(tokens).filter(|taken| *taken < tokens) {
@@ -138,14 +135,18 @@ impl Corpus {
                 document.counted.truncate(taken);
                 if !document.counted.contains(&true) {
                     let why = format!("its first {taken} tokens have no target");
-                    return bad.add(path, number, &why);
+                    return bad.add(at, &why);
                 }
             }
-            room.note(tokens, bad);
+            room.note(tokens, at, bad);
             if room.taken(tokens).is_none() {
                 return;
             }
         }
+        let before = self.documents.as_ref().map_or(0, Documents::len);
         self.append(&document);
+        if let Some(documents) = &mut self.documents {
+            documents.came_from(before, at);
+        }
     }
 }

@@ -65,7 +65,7 @@ impl Corpus {
         }
         let width = if tokenizer <= 1 << 16 { 2 } else { 4 };
         let mut data = Self { text: Some(0), ..Self::of_width(width, seq_len) };
-        let checks = Checks { cache: with.cache, vocab, quiet: with.quiet };
+        let checks = Checks { cache: with.cache, vocab, quiet: with.quiet, names_all: false };
         data.fill_parts(parts, checks, &mut |data, text| data.read_text(text, with, checks))?;
         Ok(data)
     }

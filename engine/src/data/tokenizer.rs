@@ -143,6 +143,12 @@ impl Tokenizer {
         self.inner.token_to_id(text)
     }
 
+    /// Whether a token is a control token, such as the end of a turn, and no text that looks like one.
+    pub fn is_control(&self, token: u32) -> bool {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&token).is_some_and(|added| added.special)
+    }
+
     /// Text of one token after another.
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder { inner: &self.inner, tokens: Vec::new(), told: 0 }

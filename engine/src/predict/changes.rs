@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 type Setting = (&'static str, fn(&Config) -> String);
 
 /// Every one of them.
-const SETTINGS: [Setting; 16] = [
+const SETTINGS: [Setting; 18] = [
     ("parallel.tensor", |c| in_line(&c.parallel.tensor)),
     ("parallel.data", |c| in_line(&c.parallel.data)),
     ("batch.micro", |c| in_line(&c.batch.micro)),
@@ -24,6 +24,8 @@ const SETTINGS: [Setting; 16] = [
     ("offload.update", |c| in_line(&c.offload.update)),
     ("offload.speculated_fraction", |c| in_line(&c.offload.speculated_fraction)),
     ("offload.first_forward", |c| in_line(&c.offload.first_forward)),
+    ("offload.master", |c| in_line(&c.offload.master)),
+    ("offload.moments", |c| in_line(&c.offload.moments)),
     ("model.layers", |c| in_line(&c.model.layers)),
 ];
 

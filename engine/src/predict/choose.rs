@@ -24,7 +24,7 @@ type Choice = (UpdateMode, Speculated, String);
 /// Puts what `Auto` stands for into `loaded`, and the reason into [`Loaded::chosen`]. Leaves a config without `Auto` as it is.
 ///
 /// # Errors
-/// A step that its own checks refuse.
+/// A named share that updates nothing ahead, or a step that its own checks refuse.
 pub fn choose(loaded: &mut Loaded) -> Result<(), SimulateError> {
     let Some((update, share, why)) = choice(&loaded.config)? else { return Ok(()) };
     let offload = &mut loaded.config.offload;
@@ -51,6 +51,12 @@ pub(crate) fn choice(given: &Config) -> Result<Option<Choice>, SimulateError> {
             None => found(given)?,
         },
         (UpdateMode::Speculative, Speculated::Auto) if !on_device => found(given)?,
+        (UpdateMode::Speculative, Speculated::Share(share)) if !on_device => {
+            let choosing = Choosing::new(given);
+            // With all states on the GPUs no share does.
+            let is_right = choosing.moves(share) || !choosing.moves(1.0);
+            return if is_right { Ok(None) } else { Err(choosing.too_small(share)) };
+        }
         _ => return Ok(None),
     };
     Ok(Some(found))
@@ -156,6 +162,12 @@ impl<'a> Choosing<'a> {
     /// Whether anything is updated ahead with a share: it is less than the last segment otherwise.
     fn moves(&self, share: f32) -> bool {
         build(&self.ahead(share)).layout.updates_ahead()
+    }
+
+    /// A named share that is less than the last segment.
+    fn too_small(&self, share: f32) -> SimulateError {
+        let least = largest(AHEAD, |parts| !self.moves(share_of(parts))) + 1;
+        SimulateError::NothingAhead { share, least: share_of(least) }
     }
 
     fn is_usable(&self, share: f32) -> bool {
@@ -278,6 +290,29 @@ mod tests {
         let loaded = load_str(&ron, "test.ron", std::path::Path::new("."), &sets);
         let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
         choice(&config).unwrap_or_else(|e| panic!("{e}")).unwrap_or_else(|| panic!("open"))
+    }
+
+    #[test]
+    fn a_named_share_that_takes_no_segment_is_refused_with_one_that_does() {
+        let asked = |share: &str, more: &str| {
+            let ron = r#"(device: Cuda, model: (family: Llama, layers: 4, hidden: 64, heads: 4, seq_len: 16, vocab: 5000),
+                data: (train: "unused"), train: (steps: 6), precision: Fp16)"#;
+            let sets = ["offload.update=Speculative", share, more].map(str::to_owned);
+            let loaded = load_str(ron, "test.ron", std::path::Path::new("."), &sets);
+            choice(&loaded.unwrap_or_else(|e| panic!("{e}")).config).map_err(|e| e.to_string())
+        };
+        // The output projection is the last segment, 0.6 of what is behind the embedding.
+        let small = "offload.speculated_fraction=0.3";
+        let refused = asked(small, "train.seed=1").expect_err("nothing is updated ahead");
+        let said = "a share of 0.3 takes no whole segment, so `Speculative` would update nothing ahead: set it to 0.";
+        assert!(refused.contains(said), "{refused}");
+        let (_, least) = refused.split_once("set it to ").unwrap_or_else(|| panic!("{refused}"));
+        let (least, _) = least.split_once(" or more").unwrap_or_else(|| panic!("{least}"));
+        let enough = format!("offload.speculated_fraction={least}");
+        assert_eq!(asked(&enough, "train.seed=1"), Ok(None));
+        for idle in ["offload.optimizer=Device", "offload.optimizer=Split(device_fraction: 1)"] {
+            assert_eq!(asked(small, idle), Ok(None), "{idle}");
+        }
     }
 
     #[test]

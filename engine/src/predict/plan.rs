@@ -215,10 +215,11 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
 }
 
 fn gpu(config: &Config, built: &Built) -> Memory {
+    let gpus = if config.world_size() == 1 { "GPU" } else { "GPUs" };
     let what = match &config.device {
-        DeviceConfig::Cpu { .. } => "virtual GPUs".to_owned(),
-        DeviceConfig::Cuda => "GPUs".to_owned(),
-        DeviceConfig::Sim { box_, .. } => format!("GPUs of {}", box_.name),
+        DeviceConfig::Cpu { .. } => format!("virtual {gpus}"),
+        DeviceConfig::Cuda => gpus.to_owned(),
+        DeviceConfig::Sim { box_, .. } => format!("{gpus} of {}", box_.name),
     };
     let beside = beside_on_gpu(config, built);
     let reserved = beside.iter().map(|pool| pool.bytes).sum();

@@ -1,7 +1,8 @@
 //! What would make a config fit: single changes and pairs of them, each laid out before it is named.
 
 use crate::config::{
-    Config, DeviceConfig, Loaded, ParameterPlace, Placement, Speculated, UpdateMode,
+    Config, DeviceConfig, Loaded, Master, Moments, OffloadConfig, ParameterPlace, Placement,
+    Speculated, UpdateMode,
 };
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
@@ -42,6 +43,9 @@ pub struct Largest {
 /// A setting that is changed, by number: two changes of the same one are no pair.
 type Change = (usize, Box<dyn Fn(&mut Config) + Sync>);
 
+/// The only setting with other results: where it is changed comes last.
+const OTHER_RESULTS: usize = 11;
+
 /// A changed config that fits: which settings, and how.
 type Fitting = (Vec<usize>, Config);
 
@@ -58,7 +62,10 @@ pub fn remedies(loaded: &Loaded) -> Vec<Remedy> {
         };
         let mut timed: Vec<_> = all[..all.len().min(SIMULATED)].par_iter().map(timed).collect();
         let time = |remedy: &Remedy| remedy.slower.unwrap_or(f64::INFINITY);
-        timed.sort_by(|a, b| time(&a.1).total_cmp(&time(&b.1)));
+        let other = |settings: &[usize]| settings.contains(&OTHER_RESULTS);
+        timed.sort_by(|(a, x), (b, y)| {
+            other(a).cmp(&other(b)).then_with(|| time(x).total_cmp(&time(y)))
+        });
         timed
     } else {
         let untimed = |(settings, config): &Fitting| {
@@ -139,6 +146,9 @@ fn changes_of(given: &Config) -> Vec<Change> {
     for optimizer in [Placement::Host, Placement::Device] {
         all.push((5, Box::new(move |c| c.offload.optimizer = optimizer)));
     }
+    all.push((8, Box::new(|c| c.offload.resident_blocks = None)));
+    all.push((9, Box::new(|c| c.offload.ring = None)));
+    all.push((10, Box::new(|c| c.offload.master = Master::Split)));
     if given.offload.parameters == ParameterPlace::Device {
         all.push((7, Box::new(changes::stream_parameters)));
     }
@@ -150,6 +160,7 @@ fn changes_of(given: &Config) -> Vec<Change> {
         }
         all.push((6, Box::new(|c| c.offload.update = UpdateMode::Overlapped)));
     }
+    all.push((OTHER_RESULTS, Box::new(|c| c.offload.moments = Moments::Bf16)));
     all
 }
 
@@ -168,6 +179,10 @@ pub fn largest(loaded: &Loaded) -> Option<Largest> {
     let with = |layers: usize| -> Option<Config> {
         let mut config = loaded.config.clone();
         config.model.layers = layers;
+        let OffloadConfig { ring, resident_blocks, .. } = &mut config.offload;
+        for blocks in [ring, resident_blocks] {
+            *blocks = blocks.filter(|blocks| *blocks <= layers);
+        }
         if config.is_sound() && fits(&config, &build(&config)) {
             return Some(config);
         }

@@ -59,10 +59,16 @@ pub fn schedules(
         others.push(together);
     }
     if let Some(mut ahead) = of(UpdateMode::Speculative) {
-        if let Some((_, share, _)) = choice(&ahead)? {
-            ahead.offload.speculated_fraction = share;
+        match choice(&ahead) {
+            // Its share takes nothing: the step is that of `Overlapped`.
+            Err(SimulateError::NothingAhead { .. }) => {}
+            chosen => {
+                if let Some((_, share, _)) = chosen? {
+                    ahead.offload.speculated_fraction = share;
+                }
+                others.push(ahead);
+            }
         }
-        others.push(ahead);
     }
     for other in others {
         let built = build(&other);

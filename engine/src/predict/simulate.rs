@@ -32,6 +32,17 @@ pub enum SimulateError {
     /// The grid is larger than the box.
     #[error(transparent)]
     Seats(#[from] sim::TooFewSeats),
+    /// A share that is less than the last segment.
+    #[error(
+        "offload.speculated_fraction: a share of {share} takes no whole segment, so `Speculative` would update nothing ahead: \
+         set it to {least} or more, leave it out, or set offload.update to Overlapped"
+    )]
+    NothingAhead {
+        /// That was asked for.
+        share: f32,
+        /// That takes a segment.
+        least: f32,
+    },
     /// The step's own checks.
     #[error("the step does not pass its own checks: {0}")]
     Step(#[from] device::Error),

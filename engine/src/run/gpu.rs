@@ -4,6 +4,7 @@ use crate::config::{Config, DeviceConfig};
 use crate::run::here;
 use device::cuda::{Probe, STREAMS_PER_RANK, probe};
 use std::sync::OnceLock;
+use topology::counted;
 
 /// Queues of a GPU's hardware. Streams that share one wait for each other.
 const HARDWARE_QUEUES: usize = 32;
@@ -48,7 +49,7 @@ fn queues((ranks, gpus): (usize, usize), granted: usize) -> Option<(String, Stri
             "{ranks} ranks on a GPU have {streams} streams; its {HARDWARE_QUEUES} hardware queues order those of {most}, \
              and ranks whose streams share a queue can wait for each other for ever"
         );
-        let help = format!("use at most {} ranks on {gpus} GPU(s)", most * gpus);
+        let help = format!("use at most {} ranks on {}", most * gpus, counted(gpus, "GPU"));
         return Some((message, help));
     }
     let message = format!(
@@ -63,8 +64,9 @@ pub(crate) fn few_queues() -> Option<String> {
     let granted = connections();
     (granted < 8).then(|| {
         format!(
-            "{CONNECTIONS}={granted}: streams share {granted} hardware queue(s), so copies and collectives wait for \
-             products; unset it, or set it to {HARDWARE_QUEUES}"
+            "{CONNECTIONS}={granted}: streams share {}, so copies and collectives wait for products; unset it, or set \
+             it to {HARDWARE_QUEUES}",
+            counted(granted, "hardware queue")
         )
     })
 }
@@ -81,7 +83,7 @@ mod tests {
         }
         let (message, help) = queues((6, 2), 32).unwrap();
         assert!(message.starts_with("6 ranks on a GPU have 36 streams"), "{message}");
-        assert_eq!(help, "use at most 10 ranks on 2 GPU(s)");
+        assert_eq!(help, "use at most 10 ranks on 2 GPUs");
         let (message, help) = queues((2, 1), 8).unwrap();
         assert!(message.contains("CUDA_DEVICE_MAX_CONNECTIONS=8"), "{message}");
         assert!(help.contains("unset CUDA_DEVICE_MAX_CONNECTIONS"), "{help}");

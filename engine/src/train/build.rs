@@ -278,7 +278,7 @@ fn fits(config: &Config, built: &Built) -> bool {
 fn with_ring(config: &Config, scratch: KernelScratch) -> Built {
     let layers = config.model.layers;
     let with = |slots, resident| with_sums(config, scratch, Ring { slots, resident });
-    let least = config.offload.resident_blocks.unwrap_or(0).min(layers);
+    let least = config.offload.resident_blocks.unwrap_or(0);
     let mut built = with(config.offload.ring.unwrap_or(3), least);
     if config.offload.ring.is_none() && !fits(config, &built) {
         built = with(2, least);

@@ -57,7 +57,7 @@ fn what_fails_with_gpus_in_one_process_is_named() {
     let done = train(&folder, 2, "run", &two, &few);
     done.refused(
         76,
-        &["only NCCL moves data between GPUs of several processes", "4 ranks share 3 GPU(s)"],
+        &["only NCCL moves data between GPUs of several processes", "4 ranks share 3 GPUs"],
     );
     // GPU 2 belongs to rank 2, in process 1.
     let fails = [("FAKECUDA_FAIL", "nccl-init:1@2")];
@@ -113,5 +113,5 @@ fn streams_are_counted_by_machine() {
     assert_eq!(done.stdout.matches(": ok: ").count(), 1, "{}", done.stdout);
     let text = "6 ranks on a GPU have 36 streams; its 32 hardware queues order those of 5";
     let done = check(false);
-    done.refused(78, &[text, "use at most 20 ranks on 4 GPU(s)"]);
+    done.refused(78, &[text, "use at most 20 ranks on 4 GPUs"]);
 }

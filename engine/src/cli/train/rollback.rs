@@ -8,6 +8,7 @@ use crate::run::Outcome;
 use crate::run_dir::{RunDir, WEIGHTS};
 use std::fmt::Display;
 use std::sync::Arc;
+use topology::counted;
 
 /// The checkpoint to go on from after a run that diverged and may be taken back `left` times: the newest from before
 /// the steps that were skipped, and be it the one that the run `started` from. Those after it are removed.
@@ -39,9 +40,9 @@ pub(super) fn start(
     let first = first.map_or_else(String::new, |name| format!(", the first in `{name}`"));
     say(&format!(
         "the gradients of steps {from} to {to} were not finite{first}: the run is taken back to the checkpoint of step {} \
-         and goes on with other samples; it may be taken back {} times more",
+         and goes on with other samples; it may be taken back {} more",
         found.step(),
-        left - 1
+        counted(left - 1, "time")
     ));
     Ok(Some(found))
 }

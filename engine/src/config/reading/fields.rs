@@ -30,6 +30,24 @@ impl Section<'_, '_> {
         self.leaf(key, or, about, T::to_string, |reader, node| whole(reader, node, &range))
     }
 
+    /// A whole number, or 0 where it is not known.
+    pub(in crate::config) fn uint_or_unknown(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        doc: &'static str,
+    ) -> usize {
+        let about = About { doc, values: &|| format!("{}, or 0", whole_words(&range)) };
+        self.leaf(key, Or::Default(0), about, usize::to_string, |reader, node| {
+            if matches!(&node.kind, Kind::Word(word) if word == "0") {
+                return Ok(0);
+            }
+            let or_0 =
+                |c: Complaint| Complaint { help: format!("{}, or 0: not known", c.help), ..c };
+            whole(reader, node, &range).map_err(or_0)
+        })
+    }
+
     /// A whole number or `None`.
     pub(in crate::config) fn uint_or_none(
         &mut self,

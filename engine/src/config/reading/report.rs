@@ -5,6 +5,7 @@
 use std::fmt::{self, Write as _};
 
 use super::source::{Kind, Place, Source};
+use topology::counted;
 
 /// Errors shown in full; a file of nonsense should not fill the screen.
 pub(in crate::config) const SHOWN: usize = 50;
@@ -59,6 +60,16 @@ impl ConfigError {
         Some((&source.name, spotted.line, spotted.col))
     }
 
+    /// The file that an error counts for: that of its first value, or the config, if the value stands in no file.
+    fn file(&self, problem: &Problem) -> &str {
+        let first = problem.spots.iter().find_map(|spot| match spot {
+            Spot::At(place, _) => self.sources.get(place.source),
+            Spot::Note(_) => None,
+        });
+        let of_file = first.filter(|source| matches!(source.kind, Kind::File { .. }));
+        of_file.map_or(&self.name, |source| &source.name)
+    }
+
     /// An error without a place in a text, such as an unreadable file.
     pub(in crate::config) fn plain(name: &str, message: String, help: String) -> Self {
         let problem = Problem { key: String::new(), message, help, spots: Vec::new() };
@@ -93,8 +104,17 @@ fn render_into(out: &mut String, error: &ConfigError) -> fmt::Result {
     if count > SHOWN {
         writeln!(out, "... and {} more errors\n", count - SHOWN)?;
     }
-    let plural = if count == 1 { "" } else { "s" };
-    write!(out, "{count} error{plural} in {}", clean(&error.name))
+    let mut files: Vec<(&str, usize)> = Vec::new();
+    for problem in &error.problems {
+        let file = error.file(problem);
+        match files.iter_mut().find(|(name, _)| *name == file) {
+            Some((_, errors)) => *errors += 1,
+            None => files.push((file, 1)),
+        }
+    }
+    let counts =
+        files.iter().map(|(name, n)| format!("{} in {}", counted(n, "error"), clean(name)));
+    out.write_str(&counts.collect::<Vec<_>>().join(", "))
 }
 
 fn render_problem(out: &mut String, problem: &Problem, sources: &[Source]) -> fmt::Result {

@@ -101,6 +101,15 @@ impl<'n> Section<'_, 'n> {
         (path, field)
     }
 
+    /// Refuses a key of earlier versions; `why` says what became of it.
+    pub(in crate::config) fn removed(&mut self, key: &'static str, why: &str) {
+        let Some(field) = self.fields.iter().find(|field| field.key == key) else { return };
+        self.keys.push(key);
+        let message = format!("{} has no key `{key}` any more: {why}", self.owner);
+        let complaint = Complaint { message, help: "leave it out".into() };
+        self.reader.report(&join(&self.path, key), field.key_place, complaint);
+    }
+
     /// A single value: read by `parse`, shown by `show`.
     pub(in crate::config) fn leaf<T: Default>(
         &mut self,

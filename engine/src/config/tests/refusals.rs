@@ -36,6 +36,56 @@ fn heads_that_no_kernel_of_a_gpu_takes() {
 }
 
 #[test]
+fn more_blocks_on_a_gpu_than_the_model_has() {
+    let with = |more: &'static str| ["offload.parameters=Host", "recompute=Block", more];
+    let layers = loaded(LEAST, &[]).unwrap().config.model.layers;
+    loaded(LEAST, &with("offload.resident_blocks=2")).unwrap();
+    assert!((2..=8).contains(&layers));
+    let has = format!("the model has {layers} blocks");
+    for (key, set, what) in [
+        ("offload.resident_blocks", "offload.resident_blocks=9", "9 blocks cannot stay on the GPU"),
+        ("offload.ring", "offload.ring=9", "9 blocks cannot take turns in the ring"),
+    ] {
+        refuses(&with(set), key, &[what, &has, &format!("at most {layers}, or leave it out")]);
+    }
+}
+
+#[test]
+fn micro_batches_that_go_together_without_recomputation() {
+    let sets = ["batch.global=8", "batch.micro=1", "recompute=None"];
+    let with = |more: &[&'static str]| [&sets[..], more].concat();
+    let said =
+        ["8 micro-batches would have to be kept at once", "come up once for all micro-batches"];
+    refuses(&with(&["offload.parameters=Host"]), "offload.parameters", &said);
+    let error = spoiled(&with(&["offload.parameters=Host"])).to_string();
+    assert!(!error.contains("4096"), "{error}");
+    let both = ["offload.parameters=Host", "offload.first_forward=2"];
+    refuses(&with(&both), "offload.first_forward", &["2 micro-batches at once"]);
+    refuses(&with(&both[1..]), "offload.first_forward", &["leave `offload.first_forward` out"]);
+}
+
+#[test]
+fn keys_of_other_data_than_there_is() {
+    refuses(
+        &["data.truncate=true"],
+        "data.truncate",
+        &["windows take all tokens", "leave `data.truncate` out"],
+    );
+    let system = ["data.system=\"Be brief.\"", "data.format=Megatron"];
+    refuses(&system, "data.system", &["only the rows of `Chat` have messages", "prepared chats"]);
+    for packing in ["data.packing=Documents", "data.packing=None"] {
+        loaded(LEAST, &["data.truncate=true", "data.format=Megatron", packing]).unwrap();
+    }
+    let chats = [
+        "data.system=\"Be brief.\"",
+        "data.format=Chat",
+        "data.tokenizer=\"t.json\"",
+        "data.truncate=true",
+    ];
+    loaded(LEAST, &chats).unwrap();
+}
+
+#[test]
 fn single_values() {
     let cases: &[(&str, &str, &[&str])] = &[
         ("model.layers=0", "model.layers", &["from 1 to 10_000, found 0"]),
@@ -404,7 +454,32 @@ fn errors_of_a_box_show_the_box_file() {
     let error = refused();
     assert!(error.contains("gpus: must be a whole number from 1 to 4_096, found 0"), "{error}");
     assert!(error.contains("b.ron:1:8\n") && error.contains("`node_memory`"), "{error}");
-    assert!(error.ends_with("2 errors in a.ron"), "{error}");
+    assert!(error.contains("\n2 errors in /") && error.ends_with("/b.ron"), "{error}");
+    let of_both = text.replace("(data: 3)", "(data: 0)");
+    let error = load_str(&of_both, "a.ron", folder.path(), &[]).unwrap_err().to_string();
+    assert!(
+        error.ends_with("/b.ron") && error.contains("\n1 error in a.ron, 2 errors in "),
+        "{error}"
+    );
+    for (rate, found) in [
+        ("processors: 1", "gpu.processors: must be a whole number from 4 to 1_000, found 1"),
+        ("processors: 1_001", "found 1_001"),
+        ("sm: 9", "gpu.sm: must be a whole number from 70 to 200, found 9"),
+        (
+            "sm: 90, fused_attention: 400",
+            "`gpu` has no key `fused_attention` any more: `sm` says which kernels",
+        ),
+        ("memory_gb_per_s: 1e7", "must be a number from 0 to 1000000"),
+    ] {
+        write(&format!("(gpus: 3, gpu_memory: \"8GiB\", node_memory: \"1TiB\", gpu: ({rate}))"));
+        let error = refused();
+        assert!(
+            error.contains(found) && error.contains("\n1 error in /") && error.ends_with("/b.ron"),
+            "{error}"
+        );
+    }
+    write("(gpus: 3, gpu_memory: \"8GiB\", node_memory: \"1TiB\", gpu: (processors: 0, sm: 0))");
+    load_str(&text, "a.ron", folder.path(), &[]).unwrap();
     write("(gpus: 2, gpu_memory: \"8GiB\", node_memory: \"1TiB\")");
     let error = refused();
     assert!(error.contains("the box has 2 GPUs, but tensor 1 x data 3 = 3 ranks"), "{error}");
