@@ -2,7 +2,7 @@
 
 use crate::{ops, small};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
-use device::{Arena, Device, Dtype, Lane, Op, Plan, Rank, Tensor, random};
+use device::{Arena, Device, Dtype, Epilogue, Lane, Op, Plan, Rank, Tensor, random};
 use device::{HostWork, World};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -110,8 +110,14 @@ impl Bench {
         let b = if b_t { as_matrix(b, n, k).t() } else { as_matrix(b, k, n) };
         let (c, bias) = (as_matrix(c, m, n), with_bias.then(|| bias.slice(0..n)));
         let flops = 2.0 * m as f64 * k as f64 * n as f64;
-        let seconds =
-            seconds(&self.dev, runs_of(flops), &|_| Op::Gemm { a, b, c, bias, add: false })?;
+        let seconds = seconds(&self.dev, runs_of(flops), &|_| Op::Gemm {
+            a,
+            b,
+            c,
+            bias,
+            add: false,
+            epilogue: Epilogue::None,
+        })?;
         Ok(flops / seconds / 1e12)
     }
 }
