@@ -247,7 +247,8 @@ impl Attention {
         let AttentionPass { heads, dropout, table, starts } = pass;
         let (input, proj) = (self.input(saved), self.proj(saved));
         proj.input_gradient(dev, d_sum, (d_out, Epilogue::None));
-        proj.weight_gradient(dev, (d_sum, out), grads.proj_weight, None);
+        let d_bias = branch.region.with_weight(grads.proj_bias);
+        proj.weight_gradient(dev, (d_sum, out), grads.proj_weight, d_bias);
         let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
         dev.submit(Compute, op);
         if let Some(table) = table {

@@ -131,7 +131,8 @@ impl Mlp {
             proj.input_gradient(dev, d_sum, (d, Epilogue::GeluBackward { x }));
             d
         };
-        proj.weight_gradient(dev, (d_sum, saved.act), grads.proj_weight, None);
+        let d_bias = branch.region.with_weight(grads.proj_bias);
+        proj.weight_gradient(dev, (d_sum, saved.act), grads.proj_weight, d_bias);
         fc.input_gradient(dev, d_pre, (branch.d_normed, Epilogue::None));
         let summed = branch.region.start_sum(dev, branch.d_normed);
         fc.weight_gradient(dev, (d_pre, normed), grads.fc_weight, grads.fc_bias);

@@ -25,6 +25,12 @@ impl Region {
         if self.sequence { full.shard(rank.tp, rank.tp_size) } else { full }
     }
 
+    /// The gradient of a row-parallel linear's bias, where each rank has all rows: it then goes with that of the weight. Where
+    /// tokens are split, a rank sums its own rows.
+    pub(crate) fn with_weight(self, d_bias: Option<Tensor>) -> Option<Tensor> {
+        d_bias.filter(|_| !self.sequence)
+    }
+
     /// Global number of this rank's first row, when the buffer's first row has number `first`.
     pub(crate) fn first_row(self, dev: &Device, first: u64, rows: usize) -> u64 {
         if self.sequence { first + (dev.rank().tp * rows) as u64 } else { first }

@@ -1,7 +1,7 @@
 //! The ops of a step at the shapes of configs, per GPU and micro-batch.
 
 use crate::{Case, Make, Tensors};
-use device::{Dropout, Dtype, Heads, Op, VocabShard};
+use device::{Dropout, Dtype, FP8_SINCE, Heads, MAXIMA, Op, VocabShard};
 
 /// A config's sizes on one GPU.
 pub(crate) struct Config {
@@ -71,6 +71,9 @@ impl Config {
         let mut cases = if self.llama { self.of_llama() } else { self.of_gpt() };
         cases.extend(self.attention());
         cases.extend(self.loss());
+        if self.sm >= FP8_SINCE {
+            cases.extend(self.of_fp8());
+        }
         let (value, cols) = (self.value, self.ffn);
         cases.push(self.rows("accumulate", self.hidden, 16, move |t, rows| {
             let [x, into] = [value, Dtype::F32].map(|dtype| t.make(dtype, (rows, cols)));
@@ -123,6 +126,29 @@ impl Config {
             self.rows("column_sum", self.tokens, 256, move |t, rows| {
                 let (x, y) = (t.make(value, (rows, ffn)), t.make(value, (1, ffn)));
                 Op::ColumnSum { x, y }
+            }),
+        ]
+    }
+
+    /// Of the widest input of a linear, as it lies, and of its gradient, both ways.
+    fn of_fp8(&self) -> [Case; 3] {
+        let (value, ffn) = (self.value, self.ffn);
+        let quantize = move |t: &mut Tensors, rows, format: Dtype, both: bool| {
+            let (x, maxima) = (t.make(value, (rows, ffn)), t.make(Dtype::F32, (1, MAXIMA)));
+            let (y, scale) = (Some(t.make(format, (rows, ffn))), t.make(Dtype::F32, (1, 1)));
+            let turned = both.then(|| t.make(format, (ffn, rows)));
+            Op::Quantize { x, maxima, y, turned, scale }
+        };
+        [
+            self.rows("maxima", self.tokens, 512, move |t, rows| {
+                let (x, maxima) = (t.make(value, (rows, ffn)), t.make(Dtype::F32, (1, MAXIMA)));
+                Op::Maxima { x, maxima }
+            }),
+            self.rows("quantize", self.tokens, 128, move |t, rows| {
+                quantize(t, rows, Dtype::E4m3, false)
+            }),
+            self.rows("quantize, both ways", self.tokens, 128, move |t, rows| {
+                quantize(t, rows, Dtype::E5m2, true)
             }),
         ]
     }
