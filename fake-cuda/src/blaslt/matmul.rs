@@ -223,7 +223,7 @@ impl Product {
 
     /// What is loaded when this kind of product first runs.
     fn code(&self) -> Code {
-        let types = [self.a.float, self.d.float, self.bias];
+        let types = [self.a.float, self.b.float, self.d.float, self.bias];
         let key = types.iter().fold(0, |key, float| 8 * key + float.number());
         let turned = (self.desc.trans_a != 0, self.desc.trans_b != 0);
         let epilogue = u64::from(self.desc.epilogue);
