@@ -211,10 +211,10 @@ impl Product {
                 None => (device_scalar(operands.alpha)?, device_scalar(operands.beta)?),
             };
             self.check_memory(&operands, beta)?;
-            let alpha = alpha * self.scale()?;
             if machine().config.accounting {
                 return Ok(());
             }
+            let alpha = alpha * self.scale()?;
             (0..self.batches).for_each(|batch| self.run(batch, &operands, alpha, beta));
             Ok(())
         });
@@ -243,6 +243,9 @@ impl Product {
             self.c.check("matrix C", operands.c, self.batches)?;
         }
         self.d.check("matrix D", operands.d, self.batches)?;
+        for scale in [self.desc.scale_a, self.desc.scale_b].into_iter().filter(|at| *at != 0) {
+            check_accessible("scale", scale, 4)?;
+        }
         let epilogue = Epilogue(self.desc.epilogue);
         if epilogue.uses_bias() {
             let count = if epilogue.has(Epilogue::BGRADB) { self.d.cols } else { self.d.rows };
