@@ -329,6 +329,7 @@ fn four_gpus_train_as_the_cpu_does() {
     for case in ["grid_fp32", "grid_bf16", "grid_fp16"] {
         under_fake(case, &[("FAKECUDA_CHAOS_US", "30")]);
     }
+    under_fake("grid_fp8", &[("FAKECUDA_CHAOS_US", "30"), ("FAKECUDA_SM", "90")]);
 }
 
 #[test]
