@@ -4,8 +4,6 @@
 #[path = "kernels/attention.rs"]
 mod attention;
 mod common;
-#[path = "kernels/fp8.rs"]
-mod fp8;
 #[path = "kernels/products.rs"]
 mod products;
 #[path = "kernels/ptx.rs"]

@@ -173,7 +173,7 @@ fn worlds(given: &Config) -> Vec<usize> {
     }
 }
 
-/// The most layers with which the model fits, as it is laid out now or after a change or two; `None` where not even
+/// The most layers with which the model fits, as it is laid out now or after a change or two with the same results; `None` where not even
 /// one does.
 pub fn largest(loaded: &Loaded) -> Option<Largest> {
     let with = |layers: usize| -> Option<Config> {
@@ -186,7 +186,8 @@ pub fn largest(loaded: &Loaded) -> Option<Largest> {
         if config.is_sound() && fits(&config, &build(&config)) {
             return Some(config);
         }
-        fitting(&config).into_iter().next().map(|(_, config)| config)
+        let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);
+        fitting(&config).into_iter().find(same).map(|(_, config)| config)
     };
     let mut best = with(1)?;
     let (mut least, mut too_many) = (1, loaded.config.model.layers);

@@ -1,5 +1,8 @@
 //! Products by cuBLASLt, through the driver: the library's stand-in in a child process, or a real GPU's.
 
+#[path = "products/fp8.rs"]
+mod fp8;
+
 use super::common::in_child;
 use super::rig::{self, Rig, VALUES};
 use device::{Dtype, Epilogue, Op};

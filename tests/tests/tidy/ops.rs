@@ -64,7 +64,7 @@ impl Sources {
             launches: launches.iter().map(|path| super::read(path)).collect(),
             compared: read("fake-cuda/tests/kernels.rs")
                 + &read("fake-cuda/tests/kernels/attention.rs")
-                + &read("fake-cuda/tests/kernels/fp8.rs"),
+                + &read("fake-cuda/tests/kernels/products/fp8.rs"),
             timed: read("fake-cuda/tests/probes/ops.rs"),
             measured: measured.collect(),
         }

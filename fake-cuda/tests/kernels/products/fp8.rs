@@ -1,7 +1,7 @@
 //! Conversions to fp8 and products of it, on the device and on the cpu backend.
 
-use super::common::in_child;
-use super::rig::{self, Rig, normal, nvrtc_or_skip, take_ran};
+use crate::common::in_child;
+use crate::rig::{self, Rig, normal, nvrtc_or_skip, take_ran};
 use device::{Dtype, MAXIMA, Op};
 
 /// Whole tiles, parts of tiles, and one of each side.
@@ -80,5 +80,9 @@ fn scaled_products_are_those_of_the_cpu_backend() {
     let cache = tempfile::tempdir().expect("a folder");
     let cache = cache.path().to_str().expect("a path in UTF-8");
     let there = [("ONEBOX_REAL_GPU", "1"), ("XDG_CACHE_HOME", cache), ("FAKECUDA_SM", "90")];
-    let _ = in_child("fp8::scaled_products_are_those_of_the_cpu_backend", &there, check_products);
+    let _ = in_child(
+        "products::fp8::scaled_products_are_those_of_the_cpu_backend",
+        &there,
+        check_products,
+    );
 }
