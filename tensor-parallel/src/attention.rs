@@ -4,7 +4,7 @@
 use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8, Linear, Scaled};
 use crate::params::{Declared, Flat, Init, Split};
-use crate::region::sum_over_ranks;
+use crate::region::{Region, sum_over_ranks};
 use crate::shape::GptShape;
 use device::{Arena, Device, Dropout, Dtype, Epilogue, HeadNorm, HeadNormGrads, Heads};
 use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduce, Tensor};
@@ -247,7 +247,7 @@ impl Attention {
         let AttentionPass { heads, dropout, table, starts } = pass;
         let (input, proj) = (self.input(saved), self.proj(saved));
         proj.input_gradient(dev, d_sum, (d_out, Epilogue::None));
-        let d_bias = branch.region.with_weight(grads.proj_bias);
+        let d_bias = Region::with_weight(dev, grads.proj_bias);
         proj.weight_gradient(dev, (d_sum, out), grads.proj_weight, d_bias);
         let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
         dev.submit(Compute, op);

@@ -190,7 +190,7 @@ impl Block {
     }
 
     /// Backward through dropout, bias and sum of a branch: `d` (rows, C) itself where nothing changes it,
-    /// else a gathered copy. Where tokens are split, the bias's gradient is that of this rank's rows.
+    /// else a gathered copy.
     fn enter_branch(
         &self,
         dev: &Device,
@@ -199,13 +199,16 @@ impl Block {
         dropout: Dropout,
         d_bias: Option<Tensor>,
     ) -> Branch {
-        let d_normed = self.scratch.partial;
+        let (d_normed, d_bias) = (self.scratch.partial, Region::apart(dev, d_bias));
         let Some(full) = self.scratch.d_branch else {
+            if let Some(y) = d_bias {
+                dev.submit(Compute, Op::ColumnSum { x: d, y });
+            }
             return Branch { region, d_sum: d, d_normed };
         };
         let rows = region.rows(dev, full);
         dev.submit(Compute, Op::Dropout { x: d, y: rows, dropout });
-        if let Some(y) = d_bias.filter(|_| region.sequence) {
+        if let Some(y) = d_bias {
             dev.submit(Compute, Op::ColumnSum { x: rows, y });
         }
         region.gather(dev, full);

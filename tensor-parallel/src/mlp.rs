@@ -3,6 +3,7 @@
 use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8, Linear, Scaled};
 use crate::params::{Declared, Flat, Init, Split};
+use crate::region::Region;
 use crate::shape::GptShape;
 use device::{Arena, Device, Epilogue, Lane::Compute, Op, Plan, Tensor};
 
@@ -131,7 +132,7 @@ impl Mlp {
             proj.input_gradient(dev, d_sum, (d, Epilogue::GeluBackward { x }));
             d
         };
-        let d_bias = branch.region.with_weight(grads.proj_bias);
+        let d_bias = Region::with_weight(dev, grads.proj_bias);
         proj.weight_gradient(dev, (d_sum, saved.act), grads.proj_weight, d_bias);
         fc.input_gradient(dev, d_pre, (branch.d_normed, Epilogue::None));
         let summed = branch.region.start_sum(dev, branch.d_normed);

@@ -25,10 +25,15 @@ impl Region {
         if self.sequence { full.shard(rank.tp, rank.tp_size) } else { full }
     }
 
-    /// The gradient of a row-parallel linear's bias, where each rank has all rows: it then goes with that of the weight. Where
-    /// tokens are split, a rank sums its own rows.
-    pub(crate) fn with_weight(self, d_bias: Option<Tensor>) -> Option<Tensor> {
-        d_bias.filter(|_| !self.sequence)
+    /// The gradient of a row-parallel linear's bias, where a rank is alone: it then goes with that of the weight. Ranks of a
+    /// group sum it by one kernel, since all keep the bias and must keep the same bits.
+    pub(crate) fn with_weight(dev: &Device, d_bias: Option<Tensor>) -> Option<Tensor> {
+        d_bias.filter(|_| Self::alone(dev))
+    }
+
+    /// The same gradient where [`with_weight`](Self::with_weight) leaves it.
+    pub(crate) fn apart(dev: &Device, d_bias: Option<Tensor>) -> Option<Tensor> {
+        d_bias.filter(|_| !Self::alone(dev))
     }
 
     /// Global number of this rank's first row, when the buffer's first row has number `first`.

@@ -125,8 +125,8 @@ impl Gemm {
             Epilogue::GeluBackward { x } => (Step::GeluBackward, x),
             Epilogue::RowSums { sums } => (Step::SumsOfB, sums),
         };
-        let whole = self.c.shape().1.is_multiple_of(8) && at(beside).is_multiple_of(16);
-        let fits = step == Step::SumsOfB || (whole && at(self.c).is_multiple_of(16));
+        let whole = self.c.shape().1.is_multiple_of(8) && at(self.c).is_multiple_of(16);
+        let fits = at(beside).is_multiple_of(16) && (step == Step::SumsOfB || whole);
         let half = |t: Tensor| t.dtype() == self.c.dtype() && t.dtype().bytes() == 2;
         let alone = !self.add && (self.bias.is_none() || (self.takes_bias() && step == Step::Gelu));
         (fits && alone && half(self.a) && half(beside)).then_some((step, beside))

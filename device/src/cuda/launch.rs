@@ -264,7 +264,7 @@ pub fn launches(
         Op::LayerNorm { .. }
         | Op::LayerNormBackward { .. }
         | Op::RmsNorm { .. }
-        | Op::RmsNormBackward { .. } => to.norm(op),
+        | Op::RmsNormBackward { .. } => to.norm(op, sm),
         Op::Rotary { .. } | Op::RotaryBackward { .. } => to.rotary(op),
         Op::Attention { .. } | Op::AttentionBackward { .. } => to.attention(op, sm),
         Op::CachedAttention { .. } => to.cached_attention(op),

@@ -60,14 +60,14 @@ impl Op {
 
     /// cuBLASLt has products of fp8 along k alone, of sizes and addresses in multiples of 16.
     fn check_scaled(&self) -> Result<(), String> {
-        let Self::ScaledGemm { a, b, bias, scales, .. } = *self else { return Ok(()) };
+        let Self::ScaledGemm { a, b, c, bias, scales } = *self else { return Ok(()) };
         let ((m, k), (_, n)) = (a.shape(), b.shape());
         let sixteens = [m, n, k].iter().all(|size| size.is_multiple_of(16));
         let aligned = |t: Tensor| t.range().start.is_multiple_of(16);
         if a.is_transposed() || !b.is_transposed() {
             return Err("operands of a scaled product lie along k".into());
         }
-        if !sixteens || ![a, b].into_iter().chain(bias).all(aligned) {
+        if !sixteens || ![a, b, c].into_iter().chain(bias).all(aligned) {
             return Err(format!("({m}, {k}) times ({k}, {n}) is not in multiples of 16"));
         }
         match (a.dtype(), b.dtype()) {

@@ -167,7 +167,7 @@ pub enum Op {
     /// epilogue.
     Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, add: bool, epilogue: Epilogue },
     /// c (m, n) = scales[0] scales[1] a (m, k) b (k, n) + bias (n), of fp8 operands that lie along k: b is a transposed view. At
-    /// most one of them is E5m2. Each scale is (1) F32. fp32 inside, one rounding.
+    /// most one of them is E5m2. Each scale is (1) F32. fp32 inside (tensor cores keep fewer bits in parts of a sum), one rounding.
     ScaledGemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, scales: [Tensor; 2] },
     /// maxima ([`MAXIMA`]) F32 = the largest magnitude of each of as many runs of x; NaN where a value is not finite.
     Maxima { x: Tensor, maxima: Tensor },

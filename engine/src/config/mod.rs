@@ -363,7 +363,7 @@ pub enum Master {
     /// 4 bytes each, besides the 16-bit parameter.
     Fp32,
     /// The bf16 parameter and the 2 bytes that make it the fp32 master: the same bits, 2 bytes less. Needs
-    /// `precision: Bf16`, and some of the optimizer on the host.
+    /// `precision: Bf16` or `Fp8`, and some of the optimizer on the host.
     Split,
 }
 

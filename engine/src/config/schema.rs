@@ -55,7 +55,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     let parallel = s.section("parallel", "How the network is split over the GPUs.", parallel);
     let device = device(s, &parallel);
     let model = s.section("model", "The network: a pre-norm decoder.", model_schema::model);
-    let precision = s.named("precision", Precision::Bf16, "Storage type of parameters, activations and gradients on the GPU. Arithmetic is fp32. `Fp16` has a dynamic loss scale. `Fp8` stores bf16, and rounds the operands of the blocks' products to 8 bits: E4M3 for inputs and weights, E5M2 for gradients, scaled by the largest magnitude of each tensor; from sm_89 on.");
+    let precision = s.named("precision", Precision::Bf16, "Storage type of parameters, activations and gradients on the GPU. Sums are fp32. `Fp16` has a dynamic loss scale. `Fp8` stores bf16, and rounds the operands of the blocks' products to 8 bits: E4M3 for inputs and weights, E5M2 for gradients, scaled by the largest magnitude of each tensor; from sm_89 on.");
     let loss_scale =
         s.section("loss_scale", "Dynamic loss scale. With `precision: Fp16` only.", loss_scale);
     let offload =
@@ -189,7 +189,7 @@ fn offload(s: &mut Section<'_, '_>) -> OffloadConfig {
         transfer: s.named("transfer", Transfer::Streamed, "How gradients and parameters cross PCIe. `Blocking` is what DeepSpeed did in 2020, to compare with; it needs `update: Serial` and the optimizer on the host."),
         accumulate: s.named("accumulate", Accumulate::Auto, "Where gradients of several micro-batches are summed, in fp32: on the GPU (4/DP bytes for each parameter) or on the host (4 bytes for each owned parameter). `Auto`: on the GPU where the plan fits."),
         moments: s.named("moments", Moments::Fp32, "How the moments of AdamW are kept in host memory. `Bf16` takes 2 bytes for each and rounds up or down by chance: close to fp32, not equal. Only with the whole optimizer on the host."),
-        master: s.named("master", Master::Fp32, "How fp32 parameters are kept in host memory. `Split` keeps the bf16 parameter and the 2 bytes that make it fp32: the same bits in 2 bytes less. It needs `precision: Bf16`, and some of the optimizer on the host."),
+        master: s.named("master", Master::Fp32, "How fp32 parameters are kept in host memory. `Split` keeps the bf16 parameter and the 2 bytes that make it fp32: the same bits in 2 bytes less. It needs `precision: Bf16` or `Fp8`, and some of the optimizer on the host."),
         bucket_elements: s.uint("bucket_elements", elements.clone(), Or::Default(BUCKET_ELEMENTS), "Most elements of a gradient bucket before it is reduced in pieces."),
         tile_elements: s.uint("tile_elements", elements, Or::Default(TILE_ELEMENTS), "Most elements of a tile of the update on the host, whose parameters go up in one copy: 2 bytes each, with `precision: Fp32` 4."),
         lookahead: s.uint("lookahead", 1..=64, Or::Default(1), "Segments by which uploads of parameters run ahead of the forward pass."),

@@ -10,7 +10,7 @@ impl Checks<'_> {
         let bf16 = matches!(config.precision, Precision::Bf16 | Precision::Fp8);
         (split && !bf16).then(|| Broken {
             message: "only a bf16 parameter is the upper half of its fp32 master".into(),
-            help: "set `precision` to `Bf16`, or leave `offload.master` out".into(),
+            help: "set `precision` to `Bf16` or `Fp8`, or leave `offload.master` out".into(),
             values: vec![
                 ("offload.master", "the parameter and 16 bits more".into()),
                 ("precision", "parameters are not bf16".into()),

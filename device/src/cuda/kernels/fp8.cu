@@ -43,6 +43,14 @@ INLINE float scale_of(float maximum, float limit) {
   return __uint_as_float((exponent ? exponent : 1u) << 23);
 }
 
+// The instruction for sm_89 came with CUDA 12.1. Without it the same codes are computed.
+#if !defined(ONEBOX_EMULATED) && __CUDA_ARCH__ >= 890 && \
+    (__CUDA_ARCH__ >= 900 || __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1201)
+#define FP8_CONVERSIONS 1
+#else
+#define FP8_CONVERSIONS 0
+#endif
+
 // An fp8 format; `pair` rounds two values, the first into the lower byte.
 template <u32 MANTISSA, u32 BIAS, u32 LARGEST>
 struct Format {
@@ -59,7 +67,7 @@ struct Format {
 };
 struct OfE4m3 : Format<3, 7, 0x7e> {
   static INLINE u32 pair(float low, float high) {
-#if !defined(ONEBOX_EMULATED) && __CUDA_ARCH__ >= 890
+#if FP8_CONVERSIONS
     u16 both;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
     return both;
@@ -70,7 +78,7 @@ struct OfE4m3 : Format<3, 7, 0x7e> {
 };
 struct OfE5m2 : Format<2, 15, 0x7b> {
   static INLINE u32 pair(float low, float high) {
-#if !defined(ONEBOX_EMULATED) && __CUDA_ARCH__ >= 890
+#if FP8_CONVERSIONS
     u16 both;
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(both) : "f"(high), "f"(low));
     return both;

@@ -4,8 +4,10 @@ use super::{
     Args, Dtype, Launch, Launcher, Op, RUN, Tensor, VocabShard, is, no_kernel, types, values,
 };
 
-/// Bytes of dynamic shared memory per block on every GPU except compute capability 7.5.
-const MOST_SHARED: usize = 96 << 10;
+/// Bytes of dynamic shared memory that every GPU of a compute capability grants a block.
+const fn most_shared(sm: u32) -> usize {
+    if sm == 75 { 64 << 10 } else { 96 << 10 }
+}
 
 /// Blocks whose sums make the gradients of a norm's gain and bias: 16 rows each, where there are many.
 const fn norm_parts(rows: usize) -> usize {
@@ -136,7 +138,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    pub(super) fn norm(&mut self, op: &Op) -> Result<(), String> {
+    pub(super) fn norm(&mut self, op: &Op, sm: u32) -> Result<(), String> {
         match *op {
             Op::LayerNorm { x, gain, bias, y, stats, epsilon } => {
                 is(stats, Dtype::F32)?;
@@ -157,16 +159,16 @@ impl Launcher<'_> {
             Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
                 let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
                 let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]);
-                self.norm_backward("rms_norm_backward", (x, stats), args, &[d_gain])?;
+                self.norm_backward("rms_norm_backward", (x, stats), (args, sm), &[d_gain])?;
             }
             Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
                 let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
                 let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]);
                 // Rows too wide for two sums of each column: a kernel of its own sums d_y.
-                let both = norm_shared(x.shape().1, 2) <= MOST_SHARED;
+                let both = norm_shared(x.shape().1, 2) <= most_shared(sm);
                 let grads: &[Tensor] = if both { &[d_gain, d_bias] } else { &[d_gain] };
                 let args = args.with(&[u64::from(both)]);
-                self.norm_backward("layer_norm_backward", (x, stats), args, grads)?;
+                self.norm_backward("layer_norm_backward", (x, stats), (args, sm), grads)?;
                 if !both {
                     self.elementwise(&Op::ColumnSum { x: d_y, y: d_bias })?;
                 }
@@ -181,15 +183,17 @@ impl Launcher<'_> {
         &mut self,
         kernel: &'static str,
         (x, stats): (Tensor, Tensor),
-        args: Args,
+        (args, sm): (Args, u32),
         grads: &[Tensor],
     ) -> Result<(), String> {
         is(stats, Dtype::F32)?;
         let (rows, cols) = x.shape();
         let parts = norm_parts(rows);
-        let shared = norm_shared(cols, grads.len());
-        if shared > MOST_SHARED {
-            return Err(format!("rows of {cols} columns; at most 22528"));
+        let (shared, most) = (norm_shared(cols, grads.len()), most_shared(sm));
+        if shared > most {
+            return Err(format!(
+                "sums of {cols} columns take {shared} bytes of shared memory, and sm_{sm} grants {most}"
+            ));
         }
         let args = args.with(&[rows as u64, cols as u64]);
         let launch = Launch::new(kernel, [parts, 1, 1], norm_threads(cols) as u32, args);
