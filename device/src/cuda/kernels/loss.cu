@@ -15,7 +15,7 @@ KERNEL(512) row_max(const void* x, float* y, u32 types, i64 rows, i64 cols, i64 
       for (int j = 0; j < 8; j++)
         if (j < count) top = fmaxf(top, v[j]);
     }
-    top = block_max(top, shared[turn]);
+    top = block_combine(top, shared[turn], larger);
     if (threadIdx.x == 0) y[row] = top;
   }
 }

@@ -261,13 +261,15 @@ INLINE float block_sum(float x, float (&shared)[32]) {
   for (u32 warp = 0; warp < blockDim.x / 32; warp++) sum += shared[warp];
   return sum;
 }
-INLINE float block_max(float x, float (&shared)[32]) {
-  x = warp_combine(x, 32, larger);
+// The same of f, whose result does not depend on the order.
+template <class F>
+INLINE float block_combine(float x, float (&shared)[32], F f) {
+  x = warp_combine(x, 32, f);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
   __syncthreads();
-  float top = shared[0];
-  for (u32 warp = 1; warp < blockDim.x / 32; warp++) top = fmaxf(top, shared[warp]);
-  return top;
+  float all = shared[0];
+  for (u32 warp = 1; warp < blockDim.x / 32; warp++) all = f(all, shared[warp]);
+  return all;
 }
 
 // Attention. Blocks are (tile, head, sample).
