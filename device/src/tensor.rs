@@ -33,6 +33,16 @@ impl Dtype {
     pub(crate) const ALL: [Self; 8] =
         [Self::F16, Self::Bf16, Self::F32, Self::F64, Self::I32, Self::U16, Self::E4m3, Self::E5m2];
 
+    /// Whether kernels compute with its elements: F16, Bf16 or F32.
+    pub const fn is_value(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32)
+    }
+
+    /// Whether it has 8 bits.
+    pub(crate) const fn is_fp8(self) -> bool {
+        matches!(self, Self::E4m3 | Self::E5m2)
+    }
+
     /// Size of one element in bytes.
     pub const fn bytes(self) -> u64 {
         match self {

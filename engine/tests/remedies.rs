@@ -1,4 +1,4 @@
-//! What `onebox plan` names where a config does not fit.
+//! The remedies that `onebox plan` names where a config does not fit.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -32,7 +32,7 @@ fn what_does_not_fit_is_refused_with_numbers_and_remedies() {
     folder.train("run", &sets).refused(80, &["out of host memory"]);
 }
 
-/// What the user gave by hand is named where it alone does not fit, and so are smaller states.
+/// `plan` names the user's own numbers of blocks where these alone do not fit, and smaller states.
 #[test]
 fn remedies_leave_out_given_blocks_and_take_smaller_states() {
     let folder = Folder::new();

@@ -8,7 +8,7 @@ mod common;
 use common::with_chats;
 use std::fs;
 
-/// What a user writes like a control token is text, and a document is found in its file.
+/// Text that looks like a control token stays text, and each document is named with its place in its file.
 #[test]
 fn a_sample_shows_control_tokens_and_where_it_is_from() {
     let folder = with_chats();

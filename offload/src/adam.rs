@@ -101,8 +101,7 @@ impl DeviceTask for DeviceUpdate {
         if control.dtype() != Dtype::F64 || control.len() < control::WORDS {
             return Err(format!("a control block of {} {:?}", control.len(), control.dtype()));
         }
-        let is_value = |t: &Tensor| matches!(t.dtype(), Dtype::F16 | Dtype::Bf16 | Dtype::F32);
-        match [grad, param].into_iter().find(|t| !is_value(t)) {
+        match [grad, param].into_iter().find(|t| !t.dtype().is_value()) {
             Some(t) => Err(format!("{:?} where F16, Bf16 or F32 belongs", t.dtype())),
             None => Ok(()),
         }

@@ -15,7 +15,7 @@ pub(crate) struct Fp8 {
     scales: [Tensor; 3], // F32, of input, weight, gradient
 }
 
-/// What products of one linear in fp8 need: largest magnitudes from the forward pass on, and the shared operands.
+/// Tensors for products of one linear in fp8: largest magnitudes from the forward pass on, and the shared operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scaled {
     input: Tensor,
@@ -39,16 +39,15 @@ impl Fp8 {
         let (tokens, c, heads) = (shape.tokens(), shape.hidden, shape.heads_width());
         let (qkv, inner, ffn) =
             (shape.qkv_width(), shape.inner_width(), shape.ffn_hidden / shape.tp_size);
-        let weights = [qkv * c, c * heads, inner * c, c * ffn];
-        let longest = weights.into_iter().max().unwrap_or(0);
+        let widest_output = qkv.max(inner).max(c);
         let mut one = |name: &str, dtype, len| {
             plan.tensor((Arena::Device, "transients"), format!("fp8.{name}"), dtype, (1, len))
         };
         Some(Self {
             input: one("input", Dtype::E4m3, tokens * c.max(heads).max(ffn)),
-            weight: one("weight", Dtype::E4m3, longest),
-            gradient: one("gradient", Dtype::E5m2, tokens * qkv.max(inner).max(c)),
-            turned: one("turned_gradient", Dtype::E5m2, tokens * qkv.max(inner).max(c)),
+            weight: one("weight", Dtype::E4m3, c * qkv.max(inner).max(heads).max(ffn)),
+            gradient: one("gradient", Dtype::E5m2, tokens * widest_output),
+            turned: one("turned_gradient", Dtype::E5m2, tokens * widest_output),
             maxima: one("gradient_maxima", Dtype::F32, MAXIMA),
             scales: ["input", "weight", "gradient"]
                 .map(|name| one(&format!("{name}_scale"), Dtype::F32, 1)),
@@ -75,7 +74,8 @@ impl Scaled {
         turn: bool,
     ) -> Tensor {
         let (m, n) = x.shape();
-        let to = to.slice(0..m * n).reshape(if turn { n } else { m }, if turn { m } else { n });
+        let (rows, cols) = if turn { (n, m) } else { (m, n) };
+        let to = to.slice(0..m * n).reshape(rows, cols);
         let (y, turned) = if turn { (None, Some(to)) } else { (Some(to), None) };
         dev.submit(Compute, Op::Quantize { x, maxima, y, turned, scale });
         to

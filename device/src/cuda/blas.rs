@@ -3,7 +3,8 @@
 
 use super::blaslt::{Addresses, Handle, Operand, Product, Shape, Step};
 use super::driver::{Context, DeviceMemory, Failure, Stream};
-use crate::{Dtype, Epilogue, FP8_SINCE, Op, Tensor};
+use crate::op::Product as Gemm;
+use crate::{Dtype, Epilogue, FP8_SINCE, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -82,35 +83,7 @@ pub(super) struct Blas {
     workspace: (u64, u64),
 }
 
-/// The tensors of a product, as in the op.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Gemm {
-    pub(super) a: Tensor,
-    pub(super) b: Tensor,
-    pub(super) c: Tensor,
-    pub(super) bias: Option<Tensor>,
-    /// Scales of a and b.
-    pub(super) scales: Option<[Tensor; 2]>,
-    /// Whether the product is added to the old c.
-    pub(super) add: bool,
-    pub(super) epilogue: Epilogue,
-}
-
 impl Gemm {
-    /// The product of an op, if it is one.
-    pub(super) const fn of(op: &Op) -> Option<Self> {
-        match *op {
-            Op::Gemm { a, b, c, bias, add, epilogue } => {
-                Some(Self { a, b, c, bias, scales: None, add, epilogue })
-            }
-            Op::ScaledGemm { a, b, c, bias, scales } => {
-                let epilogue = Epilogue::None;
-                Some(Self { a, b, c, bias, scales: Some(scales), add: false, epilogue })
-            }
-            _ => None,
-        }
-    }
-
     /// Whether the library adds the bias: it adds only a bias of the result's type.
     pub(super) fn takes_bias(&self) -> bool {
         self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype())

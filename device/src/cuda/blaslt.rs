@@ -89,7 +89,7 @@ pub(super) struct Shape {
 impl Shape {
     /// Whether its operands have scales.
     pub(super) const fn is_fp8(&self) -> bool {
-        matches!(self.a.dtype, Dtype::E4m3 | Dtype::E5m2)
+        self.a.dtype.is_fp8()
     }
 }
 

@@ -211,8 +211,7 @@ fn types(tensors: &[Tensor]) -> u64 {
 
 /// [`types`] of tensors with values: F16, Bf16 or F32.
 fn values(tensors: &[Tensor]) -> Result<u64, String> {
-    let holds_values = |t: &&Tensor| matches!(t.dtype(), Dtype::F16 | Dtype::Bf16 | Dtype::F32);
-    match tensors.iter().find(|t| !holds_values(t)) {
+    match tensors.iter().find(|t| !t.dtype().is_value()) {
         Some(t) => Err(format!("{:?} where F16, Bf16 or F32 belongs", t.dtype())),
         None => Ok(types(tensors)),
     }

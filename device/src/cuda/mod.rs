@@ -44,6 +44,7 @@ pub mod testing {
     pub use super::nccl::NAMES as NCCL_NAMES;
 }
 
+use crate::op::Product;
 use crate::ranks::queue::Queue;
 use crate::ranks::shared::Shared;
 use crate::submit::lane::{Clock, join};
@@ -52,7 +53,7 @@ use crate::{
     Activity, Admitted, Arena, Crew, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Reduce,
     Tensor,
 };
-use blas::{Blas, Gemm, WORKSPACE};
+use blas::{Blas, WORKSPACE};
 use collectives::Transport;
 use compile::{Kernels, NotLaunched};
 use driver::{Context, Failure, Stream, Words};
@@ -207,7 +208,7 @@ impl Gpu {
     }
 
     fn gemm(&self, op: &Admitted, stream: &Stream) -> Result<(), Error> {
-        let Some(gemm) = &Gemm::of(&op.op) else { return Err(self.refused(op, "no product")) };
+        let Some(gemm) = &Product::of(&op.op) else { return Err(self.refused(op, "no product")) };
         let at = |t: Tensor| self.peer.at(t);
         let done = self.blas.borrow_mut().gemm(stream, gemm, &at);
         let fused = done.map_err(|problem| self.library_failed(op, stream, &problem))?;

@@ -1,7 +1,7 @@
 //! Checks an op by itself: its lane, shapes and types.
 
-use crate::op::MAXIMA;
-use crate::{Arena, Dtype, Epilogue, HeadNorm, Heads, Lane, Op, Tensor};
+use crate::op::{MAXIMA, Product};
+use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Tensor};
 
 impl Op {
     /// The lanes that take this op.
@@ -31,7 +31,7 @@ impl Op {
         if !self.lanes().contains(&lane) {
             return Err(format!("{} belongs on {:?}, not on {lane:?}", self.name(), self.lanes()));
         }
-        if let Some((a, b, c, bias, epilogue)) = self.as_product() {
+        if let Some(Product { a, b, c, bias, epilogue, .. }) = Product::of(self) {
             let ((m, k), (k2, n)) = (a.shape(), b.shape());
             let bias_fits = bias.is_none_or(|b| b.len() == n && !b.is_transposed());
             if k != k2 || c.shape() != (m, n) || c.is_transposed() || !bias_fits {
@@ -46,15 +46,6 @@ impl Op {
             Err("only a GEMM reads a transposed view".into())
         } else {
             self.check_shapes()
-        }
-    }
-
-    /// Operands, result, bias and epilogue, if it is a product.
-    const fn as_product(&self) -> Option<(Tensor, Tensor, Tensor, Option<Tensor>, Epilogue)> {
-        match *self {
-            Self::Gemm { a, b, c, bias, epilogue, .. } => Some((a, b, c, bias, epilogue)),
-            Self::ScaledGemm { a, b, c, bias, .. } => Some((a, b, c, bias, Epilogue::None)),
-            _ => None,
         }
     }
 
@@ -86,8 +77,7 @@ impl Op {
                 let format = y.or(turned).map(Tensor::dtype);
                 let is = |t: Tensor, shape| {
                     let fits = t.shape() == shape && Some(t.dtype()) == format;
-                    let fp8 = matches!(t.dtype(), Dtype::E4m3 | Dtype::E5m2);
-                    if fits && fp8 {
+                    if fits && t.dtype().is_fp8() {
                         Ok(())
                     } else {
                         Err(format!("{:?} of {:?} where {shape:?} belongs", t.dtype(), t.shape()))
@@ -217,9 +207,7 @@ impl Op {
                 Err("a copy does not convert".into())
             }
             Self::Copy { src, dst } => same(src.len(), dst.len()),
-            Self::AllReduce { x, .. }
-                if !matches!(x.dtype(), Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64) =>
-            {
+            Self::AllReduce { x, .. } if !x.dtype().is_value() && x.dtype() != Dtype::F64 => {
                 Err("only values add up".into())
             }
             _ => Ok(()),
@@ -230,8 +218,7 @@ impl Op {
 /// One start for each row.
 fn check_starts(starts: Option<Tensor>, rows: Tensor) -> Result<(), String> {
     match starts {
-        Some(t) if t.dtype() != Dtype::I32 => Err(format!("{:?} where I32 belongs", t.dtype())),
-        Some(t) => same(t.len(), rows.shape().0),
+        Some(t) => one_of(t, Dtype::I32, rows.shape().0),
         None => Ok(()),
     }
 }

@@ -120,8 +120,8 @@ pub(crate) const fn run_of_maxima(len: usize) -> usize {
     len.div_ceil(MAXIMA).next_multiple_of(8)
 }
 
-/// What a product does beside its result. A GPU whose library has a product with it spares a pass
-/// over memory; elsewhere [`apart`](Self::apart) follows the product.
+/// A step of a product beside its result. A GPU whose library has products with that step spares a
+/// pass over memory; elsewhere [`apart`](Self::apart) follows the product.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Epilogue {
@@ -152,6 +152,36 @@ impl Epilogue {
             Self::Gelu { y } => Some(Op::Gelu { x: c, y }),
             Self::GeluBackward { x } => Some(Op::GeluBackward { x, d: c }),
             Self::RowSums { sums } => Some(Op::ColumnSum { x: a.t(), y: sums }),
+        }
+    }
+}
+
+/// A product of an op: [`Op::Gemm`] or [`Op::ScaledGemm`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(crate) a: Tensor,
+    pub(crate) b: Tensor,
+    pub(crate) c: Tensor,
+    pub(crate) bias: Option<Tensor>,
+    /// Scales of a and b.
+    pub(crate) scales: Option<[Tensor; 2]>,
+    /// Whether the product is added to the old c.
+    pub(crate) add: bool,
+    pub(crate) epilogue: Epilogue,
+}
+
+impl Product {
+    /// The product of an op, if it is one.
+    pub(crate) const fn of(op: &Op) -> Option<Self> {
+        match *op {
+            Op::Gemm { a, b, c, bias, add, epilogue } => {
+                Some(Self { a, b, c, bias, scales: None, add, epilogue })
+            }
+            Op::ScaledGemm { a, b, c, bias, scales } => {
+                let epilogue = Epilogue::None;
+                Some(Self { a, b, c, bias, scales: Some(scales), add: false, epilogue })
+            }
+            _ => None,
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct Copies {
     pub parts: InParts,
     /// Of one direction; `None`: not known.
     pub ceiling: Option<f64>,
-    /// What it is.
+    /// The meaning of `ceiling`, for a reader.
     pub ceiling_is: &'static str,
     /// The host's memory, node by node.
     pub memory: Vec<NodeMemory>,

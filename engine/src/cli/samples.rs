@@ -107,6 +107,7 @@ pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     let starts: Vec<usize> = if documents.len() > 1 { starts.collect() } else { in_window };
     let tokens: Vec<u32> = documents.iter().flat_map(|d| d.tokens.clone()).collect();
     let counted: Vec<bool> = documents.iter().flat_map(|d| d.counted.clone()).collect();
+    // Without a working directory files keep their whole names.
     let here = std::env::current_dir().unwrap_or_default();
     let origins =
         dataset.origins(place).into_iter().map(|o| o.map(|o| o.seen_from(&here).to_string()));
@@ -184,7 +185,7 @@ fn text(
     out + &change(on, [false; 2], painted)
 }
 
-/// What stands between two tokens, each of which is a target or not, and a control token or not.
+/// The marks between two tokens. `from` and `to` say of each whether it is a target, and a control token.
 fn change(from: [bool; 2], to: [bool; 2], painted: bool) -> String {
     if painted {
         let end = if from.contains(&true) { format!("{:#}", COLOURS[0]) } else { String::new() };

@@ -1,4 +1,5 @@
-//! What parameters on the host go with, and micro-batches that go through each block together; refused among the `checks`.
+//! Settings that do not go with parameters on the host, or with micro-batches that go through each block together; refused
+//! among the `checks`.
 
 use super::checks::{Broken, Checks};
 use super::{ALL_TOGETHER, ParameterPlace, Placement, Recompute, Transfer, UpdateMode};

@@ -196,7 +196,8 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
     }
 }
 
-/// What a product's epilogue took, as the op that does the same apart: all but the time of the product by `rates`.
+/// The time of a product's epilogue, under the name of the op that does the same apart: all but the time of the product by
+/// `rates`.
 fn epilogue(t: &Timed, rates: &[[f32; 2]; 2]) -> Option<Timed> {
     let (name, bytes) = t.work.apart?;
     let [flops, moved] = rates[usize::from(t.work.wide)].map(|rate| 1e9 * f64::from(rate));

@@ -35,21 +35,29 @@ impl Element for f32 {
     }
 }
 
-impl Element for f16 {
-    #[inline(always)]
-    fn widen(src: &[Self], dst: &mut [f32]) {
-        for (dst, src) in dst.iter_mut().zip(src) {
-            *dst = f16_to_f32(*src);
-        }
-    }
+/// A type whose elements are converted one by one.
+macro_rules! one_by_one {
+    ($t:ty, $widen:expr, $narrow:expr) => {
+        impl Element for $t {
+            #[inline(always)]
+            fn widen(src: &[Self], dst: &mut [f32]) {
+                for (dst, src) in dst.iter_mut().zip(src) {
+                    *dst = $widen(*src);
+                }
+            }
 
-    #[inline(always)]
-    fn narrow(src: &[f32], dst: &mut [Self]) {
-        for (dst, src) in dst.iter_mut().zip(src) {
-            *dst = f16_from_f32(*src);
+            #[inline(always)]
+            fn narrow(src: &[f32], dst: &mut [Self]) {
+                for (dst, src) in dst.iter_mut().zip(src) {
+                    *dst = $narrow(*src);
+                }
+            }
         }
-    }
+    };
 }
+one_by_one!(f16, f16_to_f32, f16_from_f32);
+one_by_one!(E4m3, E4m3::to_f32, E4m3::from_f32);
+one_by_one!(E5m2, E5m2::to_f32, E5m2::from_f32);
 
 impl Element for bf16 {
     #[inline(always)]
@@ -70,29 +78,6 @@ impl Element for bf16 {
         }
     }
 }
-
-/// Only operands are fp8, so that narrowing serves no product.
-macro_rules! fp8 {
-    ($t:ty) => {
-        impl Element for $t {
-            #[inline(always)]
-            fn widen(src: &[Self], dst: &mut [f32]) {
-                for (dst, src) in dst.iter_mut().zip(src) {
-                    *dst = src.to_f32();
-                }
-            }
-
-            #[inline(always)]
-            fn narrow(src: &[f32], dst: &mut [Self]) {
-                for (dst, src) in dst.iter_mut().zip(src) {
-                    *dst = Self::from_f32(*src);
-                }
-            }
-        }
-    };
-}
-fp8!(E4m3);
-fp8!(E5m2);
 
 /// Widens exactly and without branches, so that it vectorises. Calls into `half` would not be
 /// inlined.

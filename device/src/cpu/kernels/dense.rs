@@ -3,18 +3,17 @@
 use super::{Memory, elementwise, not_a_kernel, slice, values, values_mut};
 use crate::cpu::gemm::{Dst, Gemm, Matrix, MatrixMut, Src};
 use crate::cpu::workers::Workers;
-use crate::op::Op;
-use crate::{Epilogue, Tensor, View, ViewMut};
+use crate::op::{Op, Product};
+use crate::{Tensor, View, ViewMut};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
-    let (a, b, c, bias, add, epilogue, scale) = match *op {
-        Op::Gemm { a, b, c, bias, add, epilogue } => (a, b, c, bias, add, epilogue, 1.0),
-        Op::ScaledGemm { a, b, c, bias, scales } => {
-            let [of_a, of_b] = scales.map(|scale| slice::<f32>(m, scale).map(|scale| scale[0]));
-            (a, b, c, bias, false, Epilogue::None, of_a? * of_b?)
-        }
-        _ => return not_a_kernel(),
+    let Some(Product { a, b, c, bias, scales, add, epilogue }) = Product::of(op) else {
+        return not_a_kernel();
     };
+    let mut scale = 1.0;
+    for factor in scales.into_iter().flatten() {
+        scale *= slice::<f32>(m, factor)?[0];
+    }
     let ((rows, k), (_, n)) = (a.shape(), b.shape());
     let product = Gemm {
         m: rows,

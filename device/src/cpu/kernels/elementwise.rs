@@ -26,8 +26,8 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             update(workers, values(m, x)?, values_mut(m, into)?, |into, x| into + x);
         }
         Op::Cast { x, y } if x.dtype() == y.dtype() => workers.copy(m.read(x), m.write(y)),
-        Op::Cast { x, y } => match (values(m, x), is_exact(y.dtype())) {
-            (Ok(x), false) => map(workers, x, values_mut(m, y)?, |x| x),
+        Op::Cast { x, y } => match (values(m, x), y.dtype().is_value()) {
+            (Ok(x), true) => map(workers, x, values_mut(m, y)?, |x| x),
             _ => cast(m.read(x), &mut m.write(y)),
         },
         Op::Zero { x } => m.write(x).zero(),
@@ -54,10 +54,6 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         _ => return not_a_kernel(),
     }
     Ok(())
-}
-
-const fn is_exact(dtype: Dtype) -> bool {
-    !matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
 }
 
 /// Runs `f(index, block of y)` on the blocks of y. `index` is that of the block's first element.
