@@ -31,14 +31,12 @@ impl Op {
         if !self.lanes().contains(&lane) {
             return Err(format!("{} belongs on {:?}, not on {lane:?}", self.name(), self.lanes()));
         }
-        if let Some(Product { a, b, c, bias, epilogue, .. }) = Product::of(self) {
-            let ((m, k), (k2, n)) = (a.shape(), b.shape());
-            let bias_fits = bias.is_none_or(|b| b.len() == n && !b.is_transposed());
-            if k != k2 || c.shape() != (m, n) || c.is_transposed() || !bias_fits {
-                return Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()));
-            }
-            self.check_scaled()?;
-            return epilogue.apart(a, c).map_or(Ok(()), |op| op.check(lane));
+        if let Self::Gemm { .. } | Self::ScaledGemm { .. } = self {
+            let product = Product::of(self).ok_or("no product")?;
+            return product.check().and_then(|()| {
+                let apart = product.epilogue.apart(product.a, product.c);
+                apart.map_or(Ok(()), |op| op.check(lane))
+            });
         }
         let mut transposed = false;
         self.accesses(&mut |_, t| transposed |= t.is_transposed());
@@ -46,26 +44,6 @@ impl Op {
             Err("only a GEMM reads a transposed view".into())
         } else {
             self.check_shapes()
-        }
-    }
-
-    /// cuBLASLt has products of fp8 along k alone, of sizes and addresses in multiples of 16.
-    fn check_scaled(&self) -> Result<(), String> {
-        let Self::ScaledGemm { a, b, c, bias, scales } = *self else { return Ok(()) };
-        let ((m, k), (_, n)) = (a.shape(), b.shape());
-        let sixteens = [m, n, k].iter().all(|size| size.is_multiple_of(16));
-        let aligned = |t: Tensor| t.range().start.is_multiple_of(16);
-        if a.is_transposed() || !b.is_transposed() {
-            return Err("operands of a scaled product lie along k".into());
-        }
-        if !sixteens || ![a, b, c].into_iter().chain(bias).all(aligned) {
-            return Err(format!("({m}, {k}) times ({k}, {n}) is not in multiples of 16"));
-        }
-        match (a.dtype(), b.dtype()) {
-            (Dtype::E4m3, Dtype::E4m3 | Dtype::E5m2) | (Dtype::E5m2, Dtype::E4m3) => {
-                all_of(&scales.map(|scale| one_of(scale, Dtype::F32, 1)))
-            }
-            (a, b) => Err(format!("no scaled product of {a:?} and {b:?}")),
         }
     }
 
@@ -211,6 +189,38 @@ impl Op {
                 Err("only values add up".into())
             }
             _ => Ok(()),
+        }
+    }
+}
+
+impl Product {
+    fn check(self) -> Result<(), String> {
+        let Self { a, b, c, bias, .. } = self;
+        let ((m, k), (k2, n)) = (a.shape(), b.shape());
+        let bias_fits = bias.is_none_or(|b| b.len() == n && !b.is_transposed());
+        if k != k2 || c.shape() != (m, n) || c.is_transposed() || !bias_fits {
+            return Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()));
+        }
+        self.scales.map_or(Ok(()), |scales| self.check_scaled(scales))
+    }
+
+    /// cuBLASLt has products of fp8 along k alone, of sizes and addresses in multiples of 16.
+    fn check_scaled(self, scales: [Tensor; 2]) -> Result<(), String> {
+        let Self { a, b, c, bias, .. } = self;
+        let ((m, k), (_, n)) = (a.shape(), b.shape());
+        let sixteens = [m, n, k].iter().all(|size| size.is_multiple_of(16));
+        let aligned = |t: Tensor| t.range().start.is_multiple_of(16);
+        if a.is_transposed() || !b.is_transposed() {
+            return Err("operands of a scaled product lie along k".into());
+        }
+        if !sixteens || ![a, b, c].into_iter().chain(bias).all(aligned) {
+            return Err(format!("({m}, {k}) times ({k}, {n}) is not in multiples of 16"));
+        }
+        match (a.dtype(), b.dtype()) {
+            (Dtype::E4m3, Dtype::E4m3 | Dtype::E5m2) | (Dtype::E5m2, Dtype::E4m3) => {
+                all_of(&scales.map(|scale| one_of(scale, Dtype::F32, 1)))
+            }
+            (a, b) => Err(format!("no scaled product of {a:?} and {b:?}")),
         }
     }
 }
