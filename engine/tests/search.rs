@@ -75,7 +75,7 @@ fn a_search_finds_what_trying_everything_finds() {
         for micro in [1, 2, 4, 8, 16].iter().filter(|micro| 16 % (*micro * data) == 0) {
             // With parameters on the host, where all blocks stay on the GPUs: none of its own.
             tried += if tensor > 1 { 2 } else { 1 };
-            for recompute in ["None", "Block"] {
+            for recompute in ["None", "Selective", "Block"] {
                 let splits = [(false, false), (true, false), (false, true)];
                 let splits = splits.into_iter().filter(|split| {
                     let (sequence, shares) = *split;

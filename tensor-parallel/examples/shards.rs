@@ -3,7 +3,7 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::{Arena, Dtype, Plan};
-use tensor_parallel::{Gpt, GptShape, Keep, Parts};
+use tensor_parallel::{Gpt, GptShape, Keep, Parts, Recompute};
 
 fn main() {
     let shape = GptShape {
@@ -19,7 +19,7 @@ fn main() {
         micro_batch: 4,
         tp_size: 2,
         sequence: false,
-        recompute: false,
+        recompute: Recompute::None,
         partition_checkpoints: false,
         keep: Keep::Device,
         checkpoint_sets: 1,

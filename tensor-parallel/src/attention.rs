@@ -237,7 +237,7 @@ impl Attention {
         &self,
         dev: &Device,
         shape: &GptShape,
-        (normed, saved): (Tensor, AttentionSaved),
+        saved: AttentionSaved,
         pass: AttentionPass,
         branch: Branch,
         (grads, scratch): (Self, &Scratch),
@@ -257,7 +257,8 @@ impl Attention {
         }
         input.input_gradient(dev, d_qkv, (branch.d_normed, Epilogue::None));
         let summed = branch.region.start_sum(dev, branch.d_normed);
-        input.weight_gradient(dev, (d_qkv, normed), grads.qkv_weight, grads.qkv_bias);
+        dev.wait(Compute, branch.whole);
+        input.weight_gradient(dev, (d_qkv, branch.normed), grads.qkv_weight, grads.qkv_bias);
         dev.wait(Compute, summed);
     }
 }

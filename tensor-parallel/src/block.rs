@@ -10,8 +10,8 @@ use crate::mlp::{Mlp, MlpSaved};
 use crate::norm::{Norm, NormSaved};
 use crate::params::{Flat, SegmentLayout};
 use crate::region::Region;
-use crate::shape::{GptShape, Pass};
-use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
+use crate::shape::{GptShape, Pass, Recompute};
+use device::{Arena, Device, Dropout, Event, Lane::Compute, Op, Plan, Tensor};
 
 /// Parameters of a block cut out of its flat segment, or gradients cut out of a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,8 @@ pub(crate) struct BlockParams {
     mlp: Mlp,
 }
 
-/// Activations of a block, for its backward pass. With recomputation all blocks share one set.
+/// Activations of a block, for its backward pass. All blocks share one set with [`Recompute::Block`], and a part of it with
+/// [`Recompute::Selective`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockSaved {
     norm_1: NormSaved,
@@ -64,11 +65,11 @@ impl BlockSaved {
     pub(crate) fn plan(plan: &mut Plan, shape: &GptShape, name: &str, scratch: &Scratch) -> Self {
         let (at, size) = ((Arena::Device, "activations"), (shape.rows(), shape.hidden));
         Self {
-            norm_1: NormSaved::plan(plan, &format!("{name}.norm_1"), shape),
+            norm_1: NormSaved::plan(plan, &format!("{name}.norm_1"), shape, scratch.again),
             attention: AttentionSaved::plan(plan, name, shape, scratch.fp8),
             h: plan.tensor(at, format!("{name}.h"), shape.dtype, size),
-            norm_2: NormSaved::plan(plan, &format!("{name}.norm_2"), shape),
-            mlp: MlpSaved::plan(plan, name, shape, scratch.fp8),
+            norm_2: NormSaved::plan(plan, &format!("{name}.norm_2"), shape, scratch.again),
+            mlp: MlpSaved::plan(plan, name, shape, scratch),
         }
     }
 
@@ -166,21 +167,22 @@ impl Block {
     ) {
         let (p, s, region) = (&self.params, &self.saved, shape.region());
         let grads = BlockParams::cut(self.layout.of(bucket), shape);
-        if shape.recompute {
+        if shape.recompute == Recompute::Block {
             self.forward_to_mlp(dev, shape, pass, x);
         }
         let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
-        let branch = self.enter_branch(dev, region, d, dropout, grads.mlp.proj_bias);
+        let norm = (p.norm_2, s.h, s.norm_2);
+        let branch = self.enter_branch(dev, shape, norm, (d, dropout), grads.mlp.proj_bias);
         let scratch = &self.scratch;
-        p.mlp.backward(dev, shape, (s.norm_2.normed, s.mlp), branch, (grads.mlp, scratch));
+        p.mlp.backward(dev, shape, s.mlp, branch, (grads.mlp, scratch));
         let d_normed = region.rows(dev, branch.d_normed);
         p.norm_2.backward(dev, (s.h, s.norm_2), d_normed, (d, true), grads.norm_2);
 
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
-        let branch = self.enter_branch(dev, region, d, dropout, grads.attention.proj_bias);
+        let norm = (p.norm_1, x, s.norm_1);
+        let branch = self.enter_branch(dev, shape, norm, (d, dropout), grads.attention.proj_bias);
         let heads = self.heads(dev, shape, pass);
-        let saved = (s.norm_1.normed, s.attention);
-        p.attention.backward(dev, shape, saved, heads, branch, (grads.attention, scratch));
+        p.attention.backward(dev, shape, s.attention, heads, branch, (grads.attention, scratch));
         let shared = Attention::start_sum_of_shared(self.layout.of(bucket), dev, shape, scratch);
         let d_normed = region.rows(dev, branch.d_normed);
         p.norm_1.backward(dev, (x, s.norm_1), d_normed, (d, true), grads.norm_1);
@@ -190,29 +192,33 @@ impl Block {
     }
 
     /// Backward through dropout, bias and sum of a branch: `d` (rows, C) itself where nothing changes it,
-    /// else a gathered copy.
+    /// else a gathered copy. The branch's norm runs again if its output is not kept; its gather runs beside the products that
+    /// do not need it.
     fn enter_branch(
         &self,
         dev: &Device,
-        region: Region,
-        d: Tensor,
-        dropout: Dropout,
+        shape: &GptShape,
+        (norm, input, saved): (Norm, Tensor, NormSaved),
+        (d, dropout): (Tensor, Dropout),
         d_bias: Option<Tensor>,
     ) -> Branch {
-        let (d_normed, d_bias) = (self.scratch.partial, Region::apart(dev, d_bias));
-        let Some(full) = self.scratch.d_branch else {
-            if let Some(y) = d_bias {
-                dev.submit(Compute, Op::ColumnSum { x: d, y });
-            }
-            return Branch { region, d_sum: d, d_normed };
-        };
-        let rows = region.rows(dev, full);
-        dev.submit(Compute, Op::Dropout { x: d, y: rows, dropout });
-        if let Some(y) = d_bias {
-            dev.submit(Compute, Op::ColumnSum { x: rows, y });
+        let (region, d_normed) = (shape.region(), self.scratch.partial);
+        let own = self.scratch.d_branch.map(|full| (full, region.rows(dev, full)));
+        if let Some((_, rows)) = own {
+            dev.submit(Compute, Op::Dropout { x: d, y: rows, dropout });
         }
-        region.gather(dev, full);
-        Branch { region, d_sum: full, d_normed }
+        let (d_sum, x) = own.unwrap_or((d, d));
+        if let Some(y) = Region::apart(dev, d_bias) {
+            dev.submit(Compute, Op::ColumnSum { x, y });
+        }
+        if own.is_some() {
+            region.gather(dev, d_sum);
+        }
+        let whole = match shape.recompute {
+            Recompute::Selective => norm.start_forward(dev, region, input, saved),
+            Recompute::None | Recompute::Block => Event::default(),
+        };
+        Branch { region, normed: saved.normed, whole, d_sum, d_normed }
     }
 
     fn row_dropout(&self, dev: &Device, shape: &GptShape, pass: &Pass, site: u64) -> Dropout {

@@ -2,8 +2,8 @@
 
 use crate::linear::Fp8;
 use crate::region::Region;
-use crate::shape::GptShape;
-use device::{Arena, Plan, Tensor};
+use crate::shape::{GptShape, Recompute};
+use device::{Arena, Event, Plan, Tensor};
 
 /// Transients of one block at a time, shared by all.
 #[derive(Clone, Copy, Debug)]
@@ -17,14 +17,28 @@ pub(crate) struct Scratch {
     pub(crate) d_inner: Tensor,     // (B T, F/t)
     /// (K, 2 D (C + 1)): every rank's gradients of keys' and values' weights and biases, where ranks share these.
     pub(crate) d_shared: Option<Tensor>,
+    /// With [`Recompute::Selective`], what all blocks share because each computes it again.
+    pub(crate) again: Option<Again>,
     /// Operands of products in fp8.
     pub(crate) fp8: Option<Fp8>,
+}
+
+/// Outputs that the backward pass computes again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Again {
+    /// (B T, C): of every norm.
+    pub(crate) normed: Tensor,
+    /// (B T, F/t): of the MLP's activation.
+    pub(crate) act: Tensor,
 }
 
 /// Gradients on their way through one branch, backward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Branch {
     pub(crate) region: Region,
+    /// (B T, C): the normed input, whole on every rank once `whole` has passed.
+    pub(crate) normed: Tensor,
+    pub(crate) whole: Event,
     /// (B T, C): gradient of the summed output, whole on every rank.
     pub(crate) d_sum: Tensor,
     /// (B T, C): gradient of the normed input; this rank's rows are whole when the branch returns.
@@ -38,13 +52,18 @@ impl Scratch {
             plan.tensor((Arena::Device, "transients"), name, dtype, (tokens, cols))
         };
         let copies = shape.dropout > 0.0 || shape.sequence;
+        let inner = shape.ffn_hidden / shape.tp_size;
         Self {
             fp8,
             partial: transient("partial", shape.partial_dtype, c),
             d_branch: copies.then(|| transient("d_branch", shape.dtype, c)),
             d_attention: transient("d_attention", shape.dtype, shape.heads_width()),
             d_qkv: transient("d_qkv", shape.dtype, shape.qkv_width()),
-            d_inner: transient("d_inner", shape.dtype, shape.ffn_hidden / shape.tp_size),
+            d_inner: transient("d_inner", shape.dtype, inner),
+            again: (shape.recompute == Recompute::Selective).then(|| Again {
+                normed: transient("normed", shape.dtype, c),
+                act: transient(shape.activation(), shape.dtype, inner),
+            }),
             d_shared: (shape.kv_replicas() > 1).then(|| {
                 let size = (shape.kv_heads, 2 * shape.head_dim * (c + 1));
                 plan.tensor((Arena::Device, "transients"), "d_shared", shape.dtype, size)

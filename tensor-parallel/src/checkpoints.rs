@@ -5,7 +5,7 @@
 //! share of an input before it is overwritten; the backward pass makes it whole again, one block ahead, while the block
 //! above is at work. The last two inputs are still whole when the backward pass comes to them, and are not kept.
 
-use crate::shape::{GptShape, Keep};
+use crate::shape::{GptShape, Keep, Recompute};
 use device::Lane::{Compute, D2h, H2d, TpComm};
 use device::{Arena, Cargo, Device, Event, Group, Op, Plan, Pool, Tensor};
 
@@ -35,8 +35,8 @@ impl Checkpoints {
             if all_whole || keep == Keep::Nothing { 0 } else { shape.layers.saturating_sub(1) };
         let (count, pool) = match (all_whole, shape.recompute) {
             (false, _) => (2, "transients"),
-            (true, true) => (shape.layers + 1, "checkpoints"),
-            (true, false) => (shape.layers + 1, "activations"),
+            (true, Recompute::Block) => (shape.layers + 1, "checkpoints"),
+            (true, _) => (shape.layers + 1, "activations"),
         };
         let x = if set == 0 { "x".to_owned() } else { format!("set.{set}.x") };
         let mut tensor = |at, name: String, shape| plan.tensor(at, name, dtype, shape);

@@ -12,7 +12,7 @@ use crate::loss::{Head, HeadInputs};
 use crate::norm::{Norm, NormSaved};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTable;
-use crate::shape::{BatchTensors, GptShape, Pass, Positions, Ring};
+use crate::shape::{BatchTensors, GptShape, Pass, Positions, Recompute, Ring};
 use device::{Arena, Device, Error, Event, Plan, Tensor};
 
 /// Handles of the model: the same on every rank.
@@ -176,7 +176,8 @@ impl Gpt {
             plan.tensor((Arena::Device, "transients"), name, dtype, (rows, c))
         });
         let d_x = d_x.collect();
-        let shared = shape.recompute.then(|| BlockSaved::plan(plan, shape, "block", &scratch));
+        let shared = (shape.recompute == Recompute::Block)
+            .then(|| BlockSaved::plan(plan, shape, "block", &scratch));
         let rotary = match shape.parts.positions {
             Positions::Learned => None,
             Positions::Rotary(rope) => {
@@ -203,7 +204,7 @@ impl Gpt {
             table: if shape.parts.tied { embedding.tokens } else { own_table() },
             embedding,
             final_norm: Norm::cut(flat(Part::FinalNorm), FINAL_NORM, shape),
-            final_saved: NormSaved::plan(plan, "final_norm", shape),
+            final_saved: NormSaved::plan(plan, "final_norm", shape, scratch.again),
             head: Head::plan(plan, shape),
             rotary,
             shape: shape.clone(),

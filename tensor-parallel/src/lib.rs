@@ -40,4 +40,4 @@ pub use cache::{Cache, NewTokens};
 pub use gpt::{Gpt, HeadBuckets, Part};
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use rotary::{Rope, RopeScaling};
-pub use shape::{BatchTensors, GptShape, Keep, Parts, Pass, Positions, Ring, head_rows};
+pub use shape::{BatchTensors, GptShape, Keep, Parts, Pass, Positions, Recompute, Ring, head_rows};

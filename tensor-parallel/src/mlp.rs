@@ -1,10 +1,10 @@
 //! The MLP: a column-parallel linear, GELU or a gate (SwiGLU), a row-parallel linear.
 
 use crate::branch::{Branch, Scratch};
-use crate::linear::{Fp8, Linear, Scaled};
+use crate::linear::{Linear, Scaled};
 use crate::params::{Declared, Flat, Init, Split};
 use crate::region::Region;
-use crate::shape::GptShape;
+use crate::shape::{GptShape, Recompute};
 use device::{Arena, Device, Epilogue, Lane::Compute, Op, Plan, Tensor};
 
 /// Activations of the forward pass, for the backward pass.
@@ -26,20 +26,19 @@ pub(crate) struct Mlp {
 }
 
 impl MlpSaved {
-    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape, fp8: Option<Fp8>) -> Self {
+    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape, scratch: &Scratch) -> Self {
         let (at, tokens) = ((Arena::Device, "activations"), shape.tokens());
-        let [pre, act] =
-            if shape.parts.swiglu { ["gate_up", "swiglu"] } else { ["pre_gelu", "gelu"] };
-        let (pre, act) = (format!("{name}.{pre}"), format!("{name}.{act}"));
-        let width = shape.ffn_hidden / shape.tp_size;
         let [fc, proj] = ["fc", "mlp_proj"]
-            .map(|linear| fp8.map(|fp8| fp8.linear(plan, &format!("{name}.{linear}"))));
-        Self {
-            fc,
-            proj,
-            pre: plan.tensor(at, pre, shape.dtype, (tokens, shape.inner_width())),
-            act: plan.tensor(at, act, shape.dtype, (tokens, width)),
-        }
+            .map(|linear| scratch.fp8.map(|fp8| fp8.linear(plan, &format!("{name}.{linear}"))));
+        let mut own =
+            |what, width| plan.tensor(at, format!("{name}.{what}"), shape.dtype, (tokens, width));
+        let pre = if shape.parts.swiglu { "gate_up" } else { "pre_gelu" };
+        let pre = own(pre, shape.inner_width());
+        let act = match scratch.again {
+            Some(again) => again.act,
+            None => own(shape.activation(), shape.ffn_hidden / shape.tp_size),
+        };
+        Self { pre, act, fc, proj }
     }
 }
 
@@ -118,12 +117,17 @@ impl Mlp {
         &self,
         dev: &Device,
         shape: &GptShape,
-        (normed, saved): (Tensor, MlpSaved),
+        saved: MlpSaved,
         branch: Branch,
         (grads, scratch): (Self, &Scratch),
     ) {
         let (d_sum, d) = (branch.d_sum, scratch.d_inner);
         let (x, fc, proj) = (saved.pre, self.fc(saved), self.proj(saved));
+        if shape.recompute == Recompute::Selective {
+            let y = saved.act;
+            let act = if shape.parts.swiglu { Op::SwiGlu { x, y } } else { Op::Gelu { x, y } };
+            dev.submit(Compute, act);
+        }
         let d_pre = if shape.parts.swiglu {
             proj.input_gradient(dev, d_sum, (d, Epilogue::None));
             dev.submit(Compute, Op::SwiGluBackward { x, d });
@@ -136,7 +140,8 @@ impl Mlp {
         proj.weight_gradient(dev, (d_sum, saved.act), grads.proj_weight, d_bias);
         fc.input_gradient(dev, d_pre, (branch.d_normed, Epilogue::None));
         let summed = branch.region.start_sum(dev, branch.d_normed);
-        fc.weight_gradient(dev, (d_pre, normed), grads.fc_weight, grads.fc_bias);
+        dev.wait(Compute, branch.whole);
+        fc.weight_gradient(dev, (d_pre, branch.normed), grads.fc_weight, grads.fc_bias);
         dev.wait(Compute, summed);
     }
 }

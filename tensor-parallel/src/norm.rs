@@ -1,9 +1,10 @@
 //! Layer norm or RMSNorm over this rank's tokens, before a column-parallel linear.
 
+use crate::branch::Again;
 use crate::params::{Declared, Flat, Init, Split};
 use crate::region::Region;
 use crate::shape::GptShape;
-use device::{Arena, Device, Dtype, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Dtype, Event, Lane::Compute, Op, Plan, Tensor};
 
 /// Results of a norm, for its backward pass.
 #[derive(Clone, Copy, Debug)]
@@ -23,12 +24,19 @@ pub(crate) struct Norm {
 }
 
 impl NormSaved {
-    pub(crate) fn plan(plan: &mut Plan, name: &str, shape: &GptShape) -> Self {
+    /// `again`: the output is there, shared, since the backward pass computes it again.
+    pub(crate) fn plan(
+        plan: &mut Plan,
+        name: &str,
+        shape: &GptShape,
+        again: Option<Again>,
+    ) -> Self {
         let at = (Arena::Device, "activations");
         let (rows, stats) = (shape.rows(), if shape.parts.rms_norm { 1 } else { 2 });
         let size = (shape.tokens(), shape.hidden);
+        let own = |plan: &mut Plan| plan.tensor(at, format!("{name}.normed"), shape.dtype, size);
         Self {
-            normed: plan.tensor(at, format!("{name}.normed"), shape.dtype, size),
+            normed: again.map_or_else(|| own(plan), |again| again.normed),
             stats: plan.tensor(at, format!("{name}.stats"), Dtype::F32, (rows, stats)),
         }
     }
@@ -59,6 +67,17 @@ impl Norm {
 
     /// x (rows, C) -> `saved.normed` (B T, C), gathered. Whole at `record(Compute)`.
     pub(crate) fn forward(&self, dev: &Device, region: Region, x: Tensor, saved: NormSaved) {
+        dev.wait(Compute, self.start_forward(dev, region, x, saved));
+    }
+
+    /// [`forward`](Self::forward), whole at the event.
+    pub(crate) fn start_forward(
+        &self,
+        dev: &Device,
+        region: Region,
+        x: Tensor,
+        saved: NormSaved,
+    ) -> Event {
         let Self { gain, bias, epsilon } = *self;
         let (y, stats) = (region.rows(dev, saved.normed), saved.stats);
         let op = match bias {
@@ -66,7 +85,7 @@ impl Norm {
             None => Op::RmsNorm { x, gain, y, stats, epsilon },
         };
         dev.submit(Compute, op);
-        region.gather(dev, saved.normed);
+        region.start_gather(dev, saved.normed)
     }
 
     /// d_x (rows, C) = (add ? d_x : 0) + gradient of x, from `d_normed` (rows, C), already summed over the

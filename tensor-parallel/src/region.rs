@@ -45,11 +45,18 @@ impl Region {
     /// whole on all. Compute waits for it.
     #[track_caller]
     pub(crate) fn gather(self, dev: &Device, full: Tensor) {
-        if self.sequence && !Self::alone(dev) {
-            dev.follow(Lane::TpComm, Lane::Compute);
-            dev.submit(Lane::TpComm, Op::AllGather { x: full, group: Group::Tp });
-            dev.follow(Lane::Compute, Lane::TpComm);
+        dev.wait(Lane::Compute, self.start_gather(dev, full));
+    }
+
+    /// [`gather`](Self::gather), which is over at the event.
+    #[track_caller]
+    pub(crate) fn start_gather(self, dev: &Device, full: Tensor) -> Event {
+        if !self.sequence || Self::alone(dev) {
+            return Event::default();
         }
+        dev.follow(Lane::TpComm, Lane::Compute);
+        dev.submit(Lane::TpComm, Op::AllGather { x: full, group: Group::Tp });
+        dev.record(Lane::TpComm)
     }
 
     /// Starts g forward, f backward: sums the ranks' partial `full` (B T, n), in place. When the event has

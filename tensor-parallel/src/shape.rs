@@ -5,6 +5,18 @@ use crate::region::Region;
 use crate::rotary::Rope;
 use device::{Device, Dropout, Dtype, Heads, Tensor, VocabShard, random};
 
+/// What a block computes again in the backward pass, instead of keeping it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// The outputs of norms and of the MLP's activation: large, and little work. Attention keeps no scores in any case, which
+    /// are the other such tensor (arXiv 2205.05198, section 5).
+    Selective,
+    /// The whole block from its input, but for the MLP's last linear.
+    Block,
+}
+
 /// The place of the blocks' inputs until the backward pass needs them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
@@ -96,13 +108,13 @@ pub struct GptShape {
     pub tp_size: usize,
     /// Tokens outside the linears are split over the ranks.
     pub sequence: bool,
-    /// Blocks keep only their input.
-    pub recompute: bool,
-    /// Each rank keeps its share of that input. Needs recomputation, and no `sequence`, which splits the input too.
+    /// What blocks compute again in the backward pass.
+    pub recompute: Recompute,
+    /// Each rank keeps its share of a block's input. Needs [`Recompute::Block`], and no `sequence`, which splits the input too.
     pub partition_checkpoints: bool,
-    /// The place of that input. On the host each rank keeps its share anyway. Needs recomputation.
+    /// The place of that input. On the host each rank keeps its share anyway. Needs [`Recompute::Block`].
     pub keep: Keep,
-    /// Micro-batches whose inputs of the blocks are kept at once; more than one with recomputation only.
+    /// Micro-batches whose inputs of the blocks are kept at once; more than one with [`Recompute::Block`] only.
     pub checkpoint_sets: usize,
     /// Which parameters are on the device between their uses.
     pub ring: Ring,
@@ -192,6 +204,11 @@ impl GptShape {
     pub(crate) const fn inner_width(&self) -> usize {
         let one = self.ffn_hidden / self.tp_size;
         if self.parts.swiglu { 2 * one } else { one }
+    }
+
+    /// The name of the MLP's activation.
+    pub(crate) const fn activation(&self) -> &'static str {
+        if self.parts.swiglu { "swiglu" } else { "gelu" }
     }
 
     /// Columns of the widest tensor whose rows are summed, on one rank of any number.

@@ -180,6 +180,7 @@ fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
         &[GRID[0], GRID[1], "offload.update=Speculative", "offload.accumulate=Host"],
         &GRID,
         &[GRID[0], GRID[1], "parallel.sequence=true", "offload.accumulate=Host"],
+        &[GRID[0], "parallel.sequence=true", "precision=Bf16", "recompute=Selective"],
         &[GRID[0], "recompute=Block", "partition_checkpoints=true"],
         &[GRID[0], "recompute=Block", "host_checkpoints=true"],
     ] {

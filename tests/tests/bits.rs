@@ -156,7 +156,7 @@ fn blocking_transfer_changes_no_bit() {
 
 #[test]
 fn recomputation_changes_no_bit() {
-    no_bit_changes(&[&["recompute=Block"]]);
+    no_bit_changes(&[&["recompute=Block"], &["recompute=Selective"]]);
 }
 
 #[test]
@@ -242,7 +242,9 @@ fn nothing_changes_a_bit_in_any_precision() {
             for sum in ["offload.accumulate=Device", "offload.accumulate=Host"] {
                 for bucket in ["offload.bucket_elements=1024", "offload.bucket_elements=50000"] {
                     for lookahead in ["offload.lookahead=1", "offload.lookahead=4"] {
-                        for recompute in ["recompute=None", "recompute=Block"] {
+                        for recompute in
+                            ["recompute=None", "recompute=Selective", "recompute=Block"]
+                        {
                             let refused = optimizer.ends_with("Device") && sum.ends_with("Host");
                             if !refused {
                                 let offload = [optimizer, update, sum, bucket, lookahead];

@@ -112,7 +112,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
     for model in MODELS {
         let fixture = load(model);
         // With recomputation the logits go through the tokens in runs, the last of them shorter.
-        let ways = |l| [(l, "None", 1000), (l, "Block", 7)];
+        let ways = |l| [(l, "None", 1000), (l, "Selective", 1000), (l, "Block", 7)];
         for (layout, more, head_rows) in LAYOUTS.into_iter().flat_map(ways) {
             let mut sets = grid(layout);
             sets.push(format!("recompute={more}"));

@@ -56,7 +56,7 @@ fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> GptShape {
         micro_batch: B / dp_size,
         tp_size,
         sequence,
-        recompute: false,
+        recompute: tensor_parallel::Recompute::None,
         partition_checkpoints: false,
         keep: tensor_parallel::Keep::Device,
         checkpoint_sets: 1,

@@ -221,13 +221,10 @@ impl Checks<'_> {
             (_, true) => ("host_checkpoints", "keep on the host", "the blocks' inputs there"),
             (false, false) => return None,
         };
-        (recompute == Recompute::None).then(|| Broken {
-            message: format!("there are no checkpoints to {verb}: nothing is recomputed"),
+        (recompute != Recompute::Block).then(|| Broken {
+            message: format!("there are no checkpoints to {verb}: no block is recomputed"),
             help: format!("set `recompute` to `Block`, or leave `{key}` out"),
-            values: vec![
-                (key, format!("asks for {asks}")),
-                ("recompute", "every activation is kept".into()),
-            ],
+            values: vec![(key, format!("asks for {asks}")), ("recompute", recompute.kept().into())],
         })
     }
 

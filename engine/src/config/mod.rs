@@ -501,12 +501,25 @@ pub struct BatchConfig {
 }
 
 /// Activation recomputation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Recompute {
     /// Everything is kept.
     None,
+    /// The outputs of norms and of the MLP's activation are computed again in the backward pass.
+    Selective,
     /// Each block keeps its input and is run again in the backward pass.
     Block,
+}
+
+impl Recompute {
+    /// What blocks keep, in words.
+    pub(crate) const fn kept(self) -> &'static str {
+        match self {
+            Self::None => "every activation is kept",
+            Self::Selective => "results of products and attention are kept",
+            Self::Block => "the input of each block is kept",
+        }
+    }
 }
 
 /// Whether training goes on while a checkpoint is written.

@@ -49,7 +49,8 @@ impl Named for OptimizerKind {
 }
 
 impl Named for Recompute {
-    const ALL: &'static [(&'static str, Self)] = &[("None", Self::None), ("Block", Self::Block)];
+    const ALL: &'static [(&'static str, Self)] =
+        &[("None", Self::None), ("Selective", Self::Selective), ("Block", Self::Block)];
 }
 
 impl Named for CheckpointWriter {

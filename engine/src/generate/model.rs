@@ -7,7 +7,7 @@ use crate::config::{Config, Family, Precision};
 use crate::train::build::{dtype, shape};
 use device::{Arena, Device, Dtype, Lane, Plan, Tensor};
 use std::ops::Range;
-use tensor_parallel::{Cache, Gpt, GptShape, Keep, NewTokens};
+use tensor_parallel::{Cache, Gpt, GptShape, Keep, NewTokens, Recompute};
 
 /// A model ready to predict.
 pub(super) struct Model {
@@ -40,7 +40,7 @@ impl Model {
             micro_batch: 1,
             tp_size: 1,
             sequence: false,
-            recompute: true,
+            recompute: Recompute::Block,
             partition_checkpoints: false,
             keep: Keep::Nothing,
             checkpoint_sets: 1,

@@ -120,8 +120,12 @@ pub fn divisors(n: usize) -> Vec<usize> {
 }
 
 /// What of the activations is kept: (recompute, partition_checkpoints).
-pub const CHECKPOINTS: [(Recompute, bool); 3] =
-    [(Recompute::None, false), (Recompute::Block, false), (Recompute::Block, true)];
+pub const CHECKPOINTS: [(Recompute, bool); 4] = [
+    (Recompute::None, false),
+    (Recompute::Selective, false),
+    (Recompute::Block, false),
+    (Recompute::Block, true),
+];
 
 /// Where the optimizer and the sums of micro-batches can be.
 pub const PLACES: [(Placement, Accumulate); 3] = [

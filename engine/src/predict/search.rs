@@ -13,7 +13,7 @@ pub(crate) use choices::{AHEAD, WORTH_AHEAD, largest};
 use self::choices::{Screened, with_choices};
 use self::grid::enumerate;
 use self::words::words;
-use crate::config::{Config, Loaded, Placement, Recompute};
+use crate::config::{Config, Loaded, Placement};
 use crate::predict::changes;
 use crate::predict::plan::{alike, fits, memory_report, with_micro_batches};
 use crate::predict::simulate::{SimulateError, Simulated, described, groups, simulate, summary};
@@ -175,7 +175,7 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
     let (mut kept, aside) = without_dominated(fitting);
     let left_out = kept.len().saturating_sub(MOST_SIMULATED);
     let not_dominated = kept.len();
-    let effort = |c: &Config| (c.recompute == Recompute::Block, Reverse(c.batch.micro));
+    let effort = |c: &Config| (c.recompute, Reverse(c.batch.micro));
     kept.sort_by_key(|c| (!c.given, effort(&c.config), c.config.parallel.tensor));
     kept.truncate(MOST_SIMULATED);
     let brief = |c: Candidate| Ok((Brief::of(&c.config, &c.built)?, c));
@@ -296,12 +296,8 @@ fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, us
             && x.offload.optimizer == y.offload.optimizer
             && x.offload.parameters == y.offload.parameters
     };
-    // All activations, whole inputs, shares of inputs: what keeps less works more.
-    let checkpoints = |c: &Candidate| match (c.config.recompute, c.config.partition_checkpoints) {
-        (Recompute::None, _) => 0,
-        (Recompute::Block, false) => 1,
-        (Recompute::Block, true) => 2,
-    };
+    // All activations, most, whole inputs, shares of inputs: what keeps less works more.
+    let checkpoints = |c: &Candidate| (c.config.recompute, c.config.partition_checkpoints);
     // Whether it goes, and for whom.
     let dominated = |c: &Candidate| {
         let others = || all.iter().filter(|other| alike(other, c));

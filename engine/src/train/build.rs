@@ -79,7 +79,11 @@ pub fn shape(config: &Config) -> GptShape {
         micro_batch: config.batch.micro,
         tp_size: config.parallel.tensor,
         sequence: config.parallel.sequence && config.parallel.tensor > 1,
-        recompute: config.recompute == Recompute::Block,
+        recompute: match config.recompute {
+            Recompute::None => tensor_parallel::Recompute::None,
+            Recompute::Selective => tensor_parallel::Recompute::Selective,
+            Recompute::Block => tensor_parallel::Recompute::Block,
+        },
         partition_checkpoints: config.partition_checkpoints,
         keep: match (config.host_checkpoints, config.offload.transfer) {
             (false, _) => Keep::Device,

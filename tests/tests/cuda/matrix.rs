@@ -97,11 +97,12 @@ const PLACES: [&[&str]; 5] = [
 const DELAYED: &[&str] = &["offload.update=Delayed(after_step: 1)"];
 
 /// What cuts it into other pieces, or does it again.
-const PIECES: [&[&str]; 4] = [
+const PIECES: [&[&str]; 5] = [
     &["offload.bucket_elements=1024", "offload.tile_elements=1000000"],
     &["offload.bucket_elements=9000", "offload.tile_elements=2500", "offload.lookahead=3"],
     &["offload.bucket_elements=1500", "offload.optimizer=Device", "offload.update=Serial"],
     &["recompute=Block"],
+    &["recompute=Selective"],
 ];
 
 /// TP 2 x DP 2.

@@ -10,7 +10,7 @@ use engine::data::Dataset;
 use engine::train::build::shape;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tensor_parallel::{GptShape, Keep, Parts};
+use tensor_parallel::{GptShape, Keep, Parts, Recompute};
 
 /// Tokens of a sample.
 const T: usize = 12;
@@ -20,12 +20,13 @@ const B: usize = 6;
 const LENGTHS: [&[usize]; B] = [&[5, 3, 4], &[12], &[1, 7, 2, 2], &[6, 6], &[4, 4, 4], &[2, 9, 1]];
 
 /// (tensor, data, sequence, recompute)
-const LAYOUTS: [(usize, usize, bool, bool); 5] = [
-    (1, 1, false, false),
-    (2, 1, false, true),
-    (2, 1, true, false),
-    (1, 3, false, true),
-    (2, 2, true, true),
+const LAYOUTS: [(usize, usize, bool, Recompute); 6] = [
+    (1, 1, false, Recompute::None),
+    (2, 1, false, Recompute::Block),
+    (2, 1, true, Recompute::None),
+    (1, 3, false, Recompute::Block),
+    (2, 2, true, Recompute::Block),
+    (2, 1, true, Recompute::Selective),
 ];
 
 /// A model with its parameters.
@@ -43,10 +44,10 @@ fn models() -> Vec<Model> {
 }
 
 impl Model {
-    fn shape(&self, (tp, dp, sequence, recompute): (usize, usize, bool, bool)) -> GptShape {
+    fn shape(&self, (tp, dp, sequence, recompute): (usize, usize, bool, Recompute)) -> GptShape {
         if self.name != "gpt2" {
             let mut sets = grid((tp, dp, sequence));
-            sets.push(format!("recompute={}", if recompute { "Block" } else { "None" }));
+            sets.push(format!("recompute={recompute:?}"));
             return shape(&fp32(self.name, &sets, 0));
         }
         GptShape {
@@ -156,7 +157,7 @@ fn logits_loss_and_gradients_of_documents_side_by_side_are_those_of_each_alone()
     for model in models() {
         let samples = documents();
         let count = samples.iter().flatten().count();
-        let shape = GptShape { micro_batch: count, ..model.shape((1, 1, false, false)) };
+        let shape = GptShape { micro_batch: count, ..model.shape((1, 1, false, Recompute::None)) };
         let Passed { logits, loss, grads } = model.pass(&shape, 1, &alone(&samples));
         let want = of_documents(&logits, &samples);
         let (want_loss, want_grads) = (loss * count as f64, scaled(grads, count as f64));

@@ -262,7 +262,12 @@ fn rules_between_keys_show_every_value_and_the_arithmetic() {
         (
             &["partition_checkpoints=true"],
             "partition_checkpoints",
-            &["nothing is recomputed", "`recompute` is None by default", "to `Block`"],
+            &["no block is recomputed", "`recompute` is None by default", "to `Block`"],
+        ),
+        (
+            &["partition_checkpoints=true", "recompute=Selective"],
+            "partition_checkpoints",
+            &["no block is recomputed", "results of products and attention are kept", "to `Block`"],
         ),
         (
             &["host_checkpoints=true"],

@@ -58,9 +58,10 @@ pub(super) fn with_choices(
     let mut open: Vec<Open> = Vec::new();
     for (candidate, works_less) in aside.into_iter().filter(|(c, _)| is_plain(&c.config)) {
         let works_less = screened.iter().find(|(_, c)| c.number == works_less);
-        let least = works_less.map(|(brief, other)| match other.config.recompute {
-            Recompute::None => brief.floor() + RECOMPUTED * brief.compute,
-            Recompute::Block => brief.floor(),
+        let again = |c: &Candidate| c.config.recompute == Recompute::Block;
+        let least = works_less.map(|(brief, other)| match again(&candidate) && !again(other) {
+            true => brief.floor() + RECOMPUTED * brief.compute,
+            false => brief.floor(),
         });
         open.extend(least.map(|least| Open { least, most: f64::INFINITY, candidate }));
     }

@@ -43,7 +43,7 @@ fn memory_choices(of_grid: &Config, one_pass: bool) -> Vec<Config> {
                 c.recompute = recompute;
                 if !on_one {
                     (c.parallel.sequence, c.partition_checkpoints) = (sequence, shares);
-                } else if recompute == Recompute::None {
+                } else if recompute != Recompute::Block {
                     c.partition_checkpoints = false;
                 }
                 if c.offload.parameters == ParameterPlace::Host {

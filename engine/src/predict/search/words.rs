@@ -10,6 +10,7 @@ pub(super) fn words(config: &Config, built: &Built) -> String {
     let mut words: Vec<String> = Vec::new();
     words.push(match config.recompute {
         Recompute::None => "no recomputation".into(),
+        Recompute::Selective => "selective recomputation".into(),
         Recompute::Block if config.partition_checkpoints => "recompute from shares".into(),
         Recompute::Block => "recompute".into(),
     });
