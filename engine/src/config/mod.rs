@@ -511,17 +511,6 @@ pub enum Recompute {
     Block,
 }
 
-impl Recompute {
-    /// What blocks keep, in words.
-    pub(crate) const fn kept(self) -> &'static str {
-        match self {
-            Self::None => "every activation is kept",
-            Self::Selective => "results of products and attention are kept",
-            Self::Block => "the input of each block is kept",
-        }
-    }
-}
-
 /// Whether training goes on while a checkpoint is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum CheckpointWriter {

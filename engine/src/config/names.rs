@@ -53,6 +53,17 @@ impl Named for Recompute {
         &[("None", Self::None), ("Selective", Self::Selective), ("Block", Self::Block)];
 }
 
+impl Recompute {
+    /// What blocks keep, in words.
+    pub(crate) const fn kept(self) -> &'static str {
+        match self {
+            Self::None => "every activation is kept",
+            Self::Selective => "results of products and attention are kept",
+            Self::Block => "the input of each block is kept",
+        }
+    }
+}
+
 impl Named for CheckpointWriter {
     const ALL: &'static [(&'static str, Self)] =
         &[("Auto", Self::Auto), ("Background", Self::Background), ("Foreground", Self::Foreground)];
