@@ -11,6 +11,8 @@ import sys
 FIRST = {"ledger": 60, "queue": 30, "sharing": 60, "kernel_tests": 120, "products": 60, "ops": 60, "tiles": 40,
          "timeline": 60, "largest": 120, "comparator": 100}
 # Of the plain copy's or product's rate, by what kind of op it is.
+# Microseconds of the thread for an op of one driver call: CALL and CHECK of device/src/sim/submit.rs.
+SIMULATED_LAUNCH = 3.8
 ASKED = {"element-wise": 0.6, "reduction": 0.3, "attention": 0.2}
 # How many times an estimate of kernels.md a time may be, the GPU (an H100 SXM) and the shapes that they are of; cases by the page's names.
 SLOWER, ESTIMATED = 1.5, (r"\b0: .*H100(?!.*PCIe).*, sm_90\b", "h100-1.3b")
@@ -198,6 +200,9 @@ class First:
                          f"{asked:.0%}", theirs.get(entry["name"], "-")])
         ceilings = {entry["name"]: entry.get("gb") or entry.get("tflops") for entry in figures(said, "ceiling")}
         words = [f"copies {ceilings.get('copy')} GB/s, products {ceilings.get('product')} TFLOP/s"]
+        launches = list(figures(said, "launch"))
+        words += [f"a launch takes {entry['thread']} us of its thread (the simulator: {SIMULATED_LAUNCH}), a chain of small kernels {entry['kernel']} us each"
+                  for entry in launches]
         if slow:
             words.append(f"{len(slow)} of {len(rows)} below what is asked: {', '.join(slow)}")
         if late:
@@ -207,7 +212,7 @@ class First:
         if missing:
             wrong.append(f"no estimate of {', '.join(missing)}")
         # The fake driver knows no time.
-        passed = not wrong and len(rows) >= 15 and (self.fake or not slow and not late)
+        passed = not wrong and len(launches) == 1 and len(rows) >= 15 and (self.fake or not slow and not late)
         return passed, "; ".join(wrong + words + ([why] if why else [])), text
 
     def tiles(self):

@@ -84,9 +84,10 @@ pub(super) struct Blas {
 }
 
 impl Gemm {
-    /// Whether the library adds the bias: it adds only a bias of the result's type.
+    /// Whether the library adds the bias: one of the result's type, at a multiple of 16 bytes, as its matrices are.
     pub(super) fn takes_bias(&self) -> bool {
-        self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype())
+        let whole = |bias: Tensor| bias.range().start.is_multiple_of(16);
+        self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype() && whole(bias))
     }
 
     /// The epilogue as a step of the library and its tensor. NVIDIA's reference asks for a matrix beside the

@@ -73,7 +73,7 @@ fn products_of_a_block_and_head() {
 
 #[test]
 fn ops_beside_their_ceilings() {
-    probe("ops_beside_their_ceilings", &[("FAKECUDA_SM", "90")], 15, rates::ops);
+    probe("ops_beside_their_ceilings", &[("FAKECUDA_SM", "90")], 16, rates::ops);
 }
 
 #[test]

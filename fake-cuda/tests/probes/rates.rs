@@ -181,7 +181,29 @@ fn products_of_fp8(shapes: &[Shape]) {
     }
 }
 
+/// Prints what a chain of the smallest kernels takes: of the thread that submits, and from one kernel to the next.
+fn launches() {
+    // Fewer than an unfinished queue may have, so the thread is never held up.
+    let count = if small() { 10 } else { 400 };
+    let mut plan = Plan::default();
+    let x = tensor(&mut plan, Dtype::F32, (1, 256));
+    let dev = open(plan);
+    dev.submit(Lane::Compute, Op::Zero { x });
+    dev.sync_all().unwrap();
+    let (mut thread, mut kernel) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..5 {
+        let started = Instant::now();
+        (0..count).for_each(|_| dev.submit(Lane::Compute, Op::Zero { x }));
+        thread = thread.min(started.elapsed().as_secs_f64() / f64::from(count));
+        dev.sync_all().unwrap();
+        kernel = kernel.min(started.elapsed().as_secs_f64() / f64::from(count));
+    }
+    dev.finish().unwrap();
+    eprintln!("figure launch thread={:.2} kernel={:.2}", 1e6 * thread, 1e6 * kernel);
+}
+
 pub(crate) fn ops() {
+    launches();
     let mut plan = Plan::default();
     let n = if small() { 1 << 10 } else { 512 << 20 };
     let [src, dst] = [(); 2].map(|()| tensor(&mut plan, Dtype::F16, (1, n)));
