@@ -10,9 +10,9 @@ import sys
 # In this order. What a check may take, in seconds; a program of it never has more.
 FIRST = {"ledger": 60, "queue": 30, "sharing": 60, "kernel_tests": 120, "products": 60, "ops": 60, "tiles": 40,
          "timeline": 60, "largest": 120, "comparator": 100}
-# Of the plain copy's or product's rate, by what kind of op it is.
 # Microseconds of the thread for an op of one driver call: CALL and CHECK of device/src/sim/submit.rs.
 SIMULATED_LAUNCH = 3.8
+# Of the plain copy's or product's rate, by what kind of op it is.
 ASKED = {"element-wise": 0.6, "reduction": 0.3, "attention": 0.2}
 # How many times an estimate of kernels.md a time may be, the GPU (an H100 SXM) and the shapes that they are of; cases by the page's names.
 SLOWER, ESTIMATED = 1.5, (r"\b0: .*H100(?!.*PCIe).*, sm_90\b", "h100-1.3b")
@@ -201,7 +201,7 @@ class First:
         ceilings = {entry["name"]: entry.get("gb") or entry.get("tflops") for entry in figures(said, "ceiling")}
         words = [f"copies {ceilings.get('copy')} GB/s, products {ceilings.get('product')} TFLOP/s"]
         launches = list(figures(said, "launch"))
-        words += [f"a launch takes {entry['thread']} us of its thread (the simulator: {SIMULATED_LAUNCH}), a chain of small kernels {entry['kernel']} us each"
+        words += [f"a launch takes {entry['thread']} us of its thread (the simulator: {SIMULATED_LAUNCH}), and a small kernel behind another {entry['kernel']} us (2.0 between them)"
                   for entry in launches]
         if slow:
             words.append(f"{len(slow)} of {len(rows)} below what is asked: {', '.join(slow)}")

@@ -38,7 +38,11 @@ fn a_model_is_planned_from_its_config_json_alone() {
     let on = bundled("h100-128gib");
     let said = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
     assert_eq!(said.code, 1, "{}", said.stderr);
-    for text in ["Qwen3: Llama family, 14.8 B parameters", "no: node 0's memory", "20 layers"] {
+    for text in [
+        "Qwen3: Llama family, 14.8 B parameters",
+        "no, with smaller states neither: node 0's memory",
+        "29 layers (11.1 B parameters), with offload.master=Split offload.moments=Bf16",
+    ] {
         assert!(said.stdout.contains(text), "`{text}` is not in:\n{}", said.stdout);
     }
     let on = bundled("dgx-h100");
@@ -52,6 +56,33 @@ fn a_model_is_planned_from_its_config_json_alone() {
     let rate = answer["search"]["layouts"][0]["tokens_per_second"].as_f64().unwrap();
     let seconds = answer["seconds"].as_f64().unwrap();
     assert!((seconds * rate / 1e9 - 1.0).abs() < 1e-6, "{seconds} s at {rate}");
+}
+
+#[test]
+fn the_settings_of_an_answer_give_its_step_with_a_config_of_the_model() {
+    let folder = Folder::new();
+    let model = "(model: (from: \"Qwen3/config.json\", weights: Random), train: (steps: 1))";
+    std::fs::write(folder.path("a.ron"), model).unwrap();
+    // Parameters on the GPU with all activations, and on the host.
+    for (layers, box_name, chosen) in
+        [(4, "h100-128gib", "no recomputation"), (24, "desktop-4090", "blocks stay on GPU")]
+    {
+        with(&folder, |config| config["num_hidden_layers"] = json!(layers));
+        let on = bundled(box_name);
+        let said = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]).ok().stdout;
+        assert!(said.contains(chosen), "{said}");
+        let after = |text: &str, of: &str| {
+            said.split_once(text).unwrap().1.split_once(of).unwrap().0.to_owned()
+        };
+        let seconds = after("a step in ", ";");
+        let line = after("with a config of this model: ", "\n");
+        let sets =
+            line.split("--set ").skip(1).flat_map(|set| ["--set", set.trim().trim_matches('\'')]);
+        let command: Vec<&str> =
+            ["simulate", "a.ron", "--box", &on].into_iter().chain(sets).collect();
+        let told = folder.onebox(&command).ok().stdout;
+        assert!(told.contains(&format!("samples takes {seconds}:")), "{seconds}, {line}:\n{told}");
+    }
 }
 
 #[test]

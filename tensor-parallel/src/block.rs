@@ -211,9 +211,7 @@ impl Block {
         if let Some(y) = Region::apart(dev, d_bias) {
             dev.submit(Compute, Op::ColumnSum { x, y });
         }
-        if own.is_some() {
-            region.gather(dev, d_sum);
-        }
+        region.gather(dev, d_sum);
         let whole = match shape.recompute {
             Recompute::Selective => norm.start_forward(dev, region, input, saved),
             Recompute::None | Recompute::Block => Event::default(),

@@ -24,7 +24,7 @@ pub(crate) struct Norm {
 }
 
 impl NormSaved {
-    /// `again`: the output is there, shared, since the backward pass computes it again.
+    /// With `again` all norms share its output, since the backward pass computes it again.
     pub(crate) fn plan(
         plan: &mut Plan,
         name: &str,

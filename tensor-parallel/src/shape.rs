@@ -10,8 +10,8 @@ use device::{Device, Dropout, Dtype, Heads, Tensor, VocabShard, random};
 pub enum Recompute {
     /// Nothing.
     None,
-    /// The outputs of norms and of the MLP's activation: large, and little work. Attention keeps no scores in any case, which
-    /// are the other such tensor (arXiv 2205.05198, section 5).
+    /// The outputs of norms and of the MLP's activation: large, and little work. Attention never keeps its scores, the other
+    /// tensor of this kind (arXiv 2205.05198, section 5).
     Selective,
     /// The whole block from its input, but for the MLP's last linear.
     Block,

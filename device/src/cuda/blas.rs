@@ -84,10 +84,9 @@ pub(super) struct Blas {
 }
 
 impl Gemm {
-    /// Whether the library adds the bias: one of the result's type, at a multiple of 16 bytes, as its matrices are.
+    /// Whether the library adds the bias: it adds only a bias of the result's type.
     pub(super) fn takes_bias(&self) -> bool {
-        let whole = |bias: Tensor| bias.range().start.is_multiple_of(16);
-        self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype() && whole(bias))
+        self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype())
     }
 
     /// The epilogue as a step of the library and its tensor. NVIDIA's reference asks for a matrix beside the
@@ -164,7 +163,7 @@ impl Blas {
         let shape = Shape {
             a: operand(gemm.b, plain.a),
             b: operand(gemm.a, plain.b),
-            d: operand(gemm.c, plain.d),
+            d: operand_beside(gemm.c, plain.d, plain.bias),
             bias: bias.map(Tensor::dtype),
             step: Step::None,
         };
@@ -180,7 +179,7 @@ impl Blas {
                     (Some(beside.dtype()), Addresses { bias: Some(at(beside)), ..plain })
                 }
             };
-            let d = operand(gemm.c, addresses.d);
+            let d = operand_beside(gemm.c, addresses.d, bias.and(addresses.bias));
             if self.run(stream, Shape { d, bias, step, ..shape }, addresses)? {
                 return Ok(true);
             }
@@ -206,10 +205,23 @@ impl Blas {
     }
 }
 
+/// The result beside a bias. The search for an algorithm is told an alignment of matrices alone, so that of a bias counts as
+/// the result's.
+fn operand_beside(t: Tensor, at: u64, bias: Option<u64>) -> Operand {
+    let whole = operand(t, at);
+    Operand { align: bias.map_or(whole.align, |bias| whole.align.min(alignment(bias))), ..whole }
+}
+
+/// Of an address, at most 256 bytes.
+const fn alignment(at: u64) -> u32 {
+    let zeros = at.trailing_zeros();
+    1 << if zeros < 8 { zeros } else { 8 }
+}
+
 fn operand(t: Tensor, at: u64) -> Operand {
     let (rows, cols) = t.shape();
     // The stored shape: a transposed view is stored the other way round.
     let (rows, cols) = if t.is_transposed() { (cols, rows) } else { (rows, cols) };
-    let align = 1 << at.trailing_zeros().min(8);
+    let align = alignment(at);
     Operand { dtype: t.dtype(), rows: cols, cols: rows, transposed: t.is_transposed(), align }
 }

@@ -17,7 +17,7 @@ pub use crate::tensor::Cargo;
 pub use cost::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
 pub use hardware::era::{AsOf2020, Fact};
 pub use hardware::{Gpu, Hardware, Measured, Rates, Seat};
-pub use program::{Kind, Program, Work, record};
+pub use program::{Kind, Program, Work, record, record_as};
 pub use timeline::{Played, Timeline};
 
 use crate::{Group, LANES, Lane, Rank};

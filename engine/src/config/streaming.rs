@@ -72,12 +72,12 @@ impl Checks<'_> {
         let (together, batch) = (self.config.offload.first_forward, &self.config.batch);
         let of_step = batch.global / (batch.micro * self.config.parallel.data).max(1);
         let sets = if self.streams() { together.min(of_step) } else { together };
-        let kept = self.config.recompute;
+        let recompute = self.config.recompute;
         let cause = match self.streams() && together == ALL_TOGETHER {
             true => ("offload.parameters", "come up once for all micro-batches of a step".into()),
             false => ("offload.first_forward", format!("{sets} micro-batches at once")),
         };
-        (sets > 1 && kept != Recompute::Block).then(|| Broken {
+        (sets > 1 && recompute != Recompute::Block).then(|| Broken {
             message: format!(
                 "the activations of {sets} micro-batches would have to be kept at once: they go through each block together"
             ),
@@ -85,7 +85,7 @@ impl Checks<'_> {
                 true => "set `recompute` to `Block`, or `offload.first_forward` to 1: then parameters cross PCIe for each micro-batch".into(),
                 false => "set `recompute` to `Block`, or leave `offload.first_forward` out".into(),
             },
-            values: vec![cause, ("recompute", kept.kept().into())],
+            values: vec![cause, ("recompute", recompute.kept().into())],
         })
     }
 

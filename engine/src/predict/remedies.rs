@@ -75,13 +75,16 @@ pub fn remedies(loaded: &Loaded) -> Vec<Remedy> {
     };
     // One for each choice of settings; others of the same settings where these are few.
     let mut named: Vec<Vec<usize>> = Vec::new();
-    let first = |(settings, _): &(Vec<usize>, Remedy)| {
+    let mut first = |(settings, _): &(Vec<usize>, Remedy)| {
         let first = !named.contains(settings);
         named.push(settings.clone());
         first
     };
-    let (first, further): (Vec<_>, Vec<_>) = remedies.into_iter().partition(first);
-    first.into_iter().chain(further).map(|(_, remedy)| remedy).take(NAMED).collect()
+    let numbered = remedies.into_iter().enumerate();
+    let (first, further): (Vec<_>, Vec<_>) = numbered.partition(|(_, remedy)| first(remedy));
+    let mut told: Vec<_> = first.into_iter().chain(further).take(NAMED).collect();
+    told.sort_by_key(|(number, _)| *number);
+    told.into_iter().map(|(_, (_, remedy))| remedy).collect()
 }
 
 fn predicted(config: &Config) -> Option<f64> {
@@ -103,6 +106,14 @@ fn fitting(given: &Config) -> Vec<Fitting> {
         |change: &Change| changed(given, &[change]).is_some_and(|c| alone.contains(&c));
     let pairs = pairs.par_iter().filter(|pair| !pair.iter().any(|change| fits_alone(change)));
     found.extend(pairs.filter_map(|pair| fit(given, pair)).collect::<Vec<_>>());
+    let mut seen: Vec<Config> = Vec::new();
+    found.retain(|(_, config)| {
+        let new = !seen.contains(config);
+        if new {
+            seen.push(config.clone());
+        }
+        new
+    });
     found
 }
 
@@ -116,6 +127,8 @@ fn fit(given: &Config, changes: &[&Change]) -> Option<Fitting> {
 fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
     let mut config = given.clone();
     changes.iter().for_each(|(_, change)| change(&mut config));
+    // One rank has no share of its own: the change would do nothing.
+    config.partition_checkpoints &= config.parallel.tensor > 1 || given.partition_checkpoints;
     (config != *given && config.is_sound()).then_some(config)
 }
 

@@ -196,8 +196,27 @@ pub fn simulate_as(
     built: &Built,
     ahead: Ahead,
 ) -> Result<Timeline, SimulateError> {
+    play(config, built, record(config, built)?, ahead)
+}
+
+/// [`simulate`] without the hazard check of the step's ops: for layouts of a search, of which the best are simulated with it.
+///
+/// # Errors
+/// As [`simulate`].
+pub(crate) fn simulate_unchecked(
+    config: &Config,
+    built: &Built,
+) -> Result<Timeline, SimulateError> {
+    play(config, built, record_as(config, built, false)?, Ahead::Committed)
+}
+
+fn play(
+    config: &Config,
+    built: &Built,
+    mut program: Program,
+    ahead: Ahead,
+) -> Result<Timeline, SimulateError> {
     let hardware = hardware(config, built.host_bytes(config))?;
-    let mut program = record(config, built)?;
     match ahead {
         Ahead::No => program.leave_out("ahead_tile"),
         Ahead::Committed => program.leave_out("settle_tile"),
@@ -256,13 +275,18 @@ pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
 /// # Errors
 /// The step's own checks.
 pub fn record(config: &Config, built: &Built) -> Result<Program, device::Error> {
+    record_as(config, built, true)
+}
+
+/// [`record`], with the hazard check or without.
+fn record_as(config: &Config, built: &Built, checked: bool) -> Result<Program, device::Error> {
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let rank = Rank { tp: 0, tp_size: tensor, dp: 0, dp_size: data };
     let no_tokens = Arc::new(Dataset::none(config.model.seq_len));
     let config = with_steps(config, RECORDED_STEPS);
     let first = typical_step(&config);
     let mut trainer = trainer(&config, built, (&no_tokens, &Arc::default()), rank);
-    sim::record(rank, &built.plan, |dev| {
+    sim::record_as(rank, &built.plan, checked, |dev| {
         built.gpt.write_constants(dev)?;
         trainer.optimizer.init_blank(dev)?;
         trainer.loader.prefetch(dev);

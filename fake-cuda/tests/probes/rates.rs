@@ -181,25 +181,33 @@ fn products_of_fp8(shapes: &[Shape]) {
     }
 }
 
-/// Prints what a chain of the smallest kernels takes: of the thread that submits, and from one kernel to the next.
+/// Prints two times in microseconds: of the thread that submits a kernel, and of a small kernel in a chain. The chain stands
+/// behind long kernels, so that all of it is submitted before it begins.
 fn launches() {
     // Fewer than an unfinished queue may have, so the thread is never held up.
-    let count = if small() { 10 } else { 400 };
+    let (long, count) = if small() { (1, 10) } else { (8, 400) };
     let mut plan = Plan::default();
-    let x = tensor(&mut plan, Dtype::F32, (1, 256));
+    let mut pair = |n| [(); 2].map(|()| tensor(&mut plan, Dtype::F32, (1, n)));
+    let ([x, into], large) = (pair(256), pair(if small() { 256 } else { 256 << 20 }));
     let dev = open(plan);
-    dev.submit(Lane::Compute, Op::Zero { x });
-    dev.sync_all().unwrap();
-    let (mut thread, mut kernel) = (f64::INFINITY, f64::INFINITY);
-    for _ in 0..5 {
+    let add = |x, into| dev.submit(Lane::Compute, Op::Add { x, into });
+    let run = |count: usize| {
         let started = Instant::now();
-        (0..count).for_each(|_| dev.submit(Lane::Compute, Op::Zero { x }));
-        thread = thread.min(started.elapsed().as_secs_f64() / f64::from(count));
+        (0..long).for_each(|_| add(large[0], large[1]));
+        let behind = Instant::now();
+        (0..count).for_each(|_| add(x, into));
+        let thread = behind.elapsed().as_secs_f64();
         dev.sync_all().unwrap();
-        kernel = kernel.min(started.elapsed().as_secs_f64() / f64::from(count));
-    }
+        [thread, started.elapsed().as_secs_f64()]
+    };
+    run(count);
+    let least = |a: [f64; 2], b: [f64; 2]| [a[0].min(b[0]), a[1].min(b[1])];
+    let most = [f64::INFINITY; 2];
+    let [thread, all] = (0..5).map(|_| run(count)).fold(most, least);
+    let [_, alone] = (0..5).map(|_| run(0)).fold(most, least);
     dev.finish().unwrap();
-    eprintln!("figure launch thread={:.2} kernel={:.2}", 1e6 * thread, 1e6 * kernel);
+    let us = |seconds: f64| 1e6 * seconds / count as f64;
+    eprintln!("figure launch thread={:.2} kernel={:.2}", us(thread), us(all - alone));
 }
 
 pub(crate) fn ops() {

@@ -4,7 +4,7 @@ use super::super::exit::{Failed, code};
 use super::super::simulate::{failed, seconds};
 use super::super::{ConfigArgs, print, print_json, search};
 use super::PlanArgs;
-use crate::config::{ConfigError, Family, Loaded, Origin, load_text_to_search};
+use crate::config::{Config, ConfigError, Family, Loaded, Origin, load_text_to_search};
 use crate::predict::changes::arguments;
 use crate::predict::plan::memory_report;
 use crate::predict::remedies::{largest, remedies};
@@ -50,9 +50,7 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
         // Fewer bytes for each parameter on the host, before it is said that nothing fits.
         let smaller = load(args, model, &SMALLER)?;
         let again = search_layouts(&smaller, gpus).map_err(failed)?;
-        if !again.layouts.is_empty() {
-            (loaded, found, changed) = (smaller, again, &SMALLER);
-        }
+        (loaded, found, changed) = (smaller, again, &SMALLER);
     }
     let config = &loaded.config;
     let parameters = build(config).gpt.shape().parameters();
@@ -69,8 +67,8 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
     } else {
         let mut out = introduction(&loaded, &found, parameters);
         match best {
-            Some(best) => fits(&mut out, best, args.tokens, changed),
-            None => does_not_fit(&mut out, &loaded),
+            Some(best) => fits(&mut out, best, args.tokens, &settings(config, best, changed)),
+            None => does_not_fit(&mut out, &loaded, changed),
         }
         print(&out)?;
     }
@@ -133,13 +131,31 @@ fn introduction(loaded: &Loaded, found: &Found, parameters: u64) -> String {
     )
 }
 
-fn fits(out: &mut String, best: &Layout, tokens: Option<u64>, changed: &[&str]) {
+/// What a config that names the model needs besides: everything in which it differs from the defaults.
+fn settings(config: &Config, best: &Layout, changed: &[&str]) -> Vec<String> {
+    let (batch, model) = (config.batch.global, config.model.seq_len);
+    let mut sets = vec![format!("model.seq_len={model}"), format!("batch.global={batch}")];
+    sets.extend(changed.iter().map(ToString::to_string));
+    if !best.sets.iter().any(|set| set.starts_with("recompute=")) {
+        sets.push(format!("recompute={:?}", config.recompute));
+    }
+    let further = best.sets.iter().filter(|set| !sets.contains(set) && *set != "recompute=None");
+    let further: Vec<String> = further.cloned().collect();
+    sets.extend(further);
+    sets
+}
+
+fn fits(out: &mut String, best: &Layout, tokens: Option<u64>, sets: &[String]) {
     let Layout { tensor, data, micro, micro_batches, words, .. } = best;
     let _ = writeln!(
         out,
         "\nyes{}: TP {tensor} x DP {data}, micro {micro} x {micro_batches}, {words}\n  {}tok/s, a step in {}; {:.1} TFLOPS of the \
          model per GPU\n  {} on each GPU, {} on the fullest node",
-        if changed.is_empty() { "" } else { ", with smaller states only" },
+        if sets.iter().any(|set| SMALLER.contains(&set.as_str())) {
+            ", with smaller states only"
+        } else {
+            ""
+        },
         si(best.tokens_per_second),
         seconds(best.step_seconds),
         best.model_tflops_per_gpu,
@@ -160,26 +176,27 @@ fn fits(out: &mut String, best: &Layout, tokens: Option<u64>, changed: &[&str]) 
         };
         let _ = writeln!(out, "  {tokens} tokens in {time}");
     }
-    let sets: Vec<String> =
-        changed.iter().map(ToString::to_string).chain(best.sets.iter().cloned()).collect();
-    if !sets.is_empty() {
-        let _ = writeln!(out, "  in a config: {}", arguments(&sets));
-    }
+    let _ = writeln!(out, "  with a config of this model: {}", arguments(sets));
 }
 
-fn does_not_fit(out: &mut String, loaded: &Loaded) {
+fn does_not_fit(out: &mut String, loaded: &Loaded, changed: &[&str]) {
     let config = &loaded.config;
-    let _ = writeln!(out, "\nno: {}", memory_report(config, &build(config)).binding.words);
+    let smaller = if changed.is_empty() { "" } else { ", with smaller states neither" };
+    let binding = memory_report(config, &build(config)).binding.words;
+    let _ = writeln!(out, "\nno{smaller}: {binding}");
     for remedy in remedies(loaded).iter().take(3) {
         let _ = writeln!(out, "  it would fit with {}", arguments(&remedy.sets));
     }
     if let Some(largest) = largest(loaded) {
         let parameters = super::count(largest.parameters as f64);
-        let sets = arguments(&largest.sets);
+        let further = largest.sets.into_iter().filter(|set| !set.starts_with("model.layers="));
+        let sets: Vec<String> = changed.iter().map(ToString::to_string).chain(further).collect();
+        let with =
+            if sets.is_empty() { String::new() } else { format!(", with {}", sets.join(" ")) };
+        let layers = counted(largest.layers, "layer");
         let _ = writeln!(
             out,
-            "  the largest model of this shape that fits: {} ({parameters} parameters): {sets}",
-            counted(largest.layers, "layer")
+            "  the largest model of this shape that fits has {layers} ({parameters} parameters){with}"
         );
     }
 }

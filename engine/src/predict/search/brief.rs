@@ -2,7 +2,7 @@
 
 use crate::config::{Config, ParameterPlace, Recompute};
 use crate::predict::plan::with_micro_batches;
-use crate::predict::simulate::{SimulateError, simulate};
+use crate::predict::simulate::{SimulateError, simulate_unchecked};
 use crate::train::build::{Built, build, first_forward};
 use device::Lane;
 use device::sim::Timeline;
@@ -29,7 +29,7 @@ impl Brief {
     /// Of `config`, whose handles are `built`.
     ///
     /// # Errors
-    /// As [`simulate`].
+    /// As [`simulate_unchecked`].
     pub(crate) fn of(config: &Config, built: &Built) -> Result<Self, SimulateError> {
         // The first passes that go together are no further ones.
         let few = match first_forward(config) {
@@ -39,12 +39,12 @@ impl Brief {
         // Few of them hide no parameters on their way up that many hide.
         let streams = config.offload.parameters == ParameterPlace::Host;
         if streams || built.micro_batches <= few + 1 {
-            return Ok(Self::played(config, built, &simulate(config, built)?));
+            return Ok(Self::played(config, built, &simulate_unchecked(config, built)?));
         }
         let of = |micro_batches| -> Result<Self, SimulateError> {
             let config = with_micro_batches(config, built, micro_batches);
             let built = build(&config);
-            Ok(Self::played(&config, &built, &simulate(&config, &built)?))
+            Ok(Self::played(&config, &built, &simulate_unchecked(&config, &built)?))
         };
         let (less, more) = (of(few)?, of(few + 1)?);
         let line = |a: f64, b: f64| a + (b - a) * (built.micro_batches - few) as f64;
