@@ -133,7 +133,7 @@ fn diff_tells_what_the_configs_and_the_bits_say() {
     for text in [
         "offload.update",
         "Overlapped -> Serial",
-        "same experiment, different layout",
+        "same experiment, different placement",
         "tensors are bit-equal",
     ] {
         assert!(same.contains(text), "`{text}` is not in:\n{same}");

@@ -13,6 +13,8 @@ use std::path::Path;
 pub enum Kind {
     /// Nothing that training computes changes.
     Harmless,
+    /// The same mathematics in the same order: parts of a step run elsewhere or at another time.
+    Placement,
     /// The same mathematics: sums may add in another order, or numbers be stored otherwise.
     Layout,
     /// Another experiment.
@@ -62,19 +64,10 @@ const HARMLESS: &[&str] = &[
     "sample.temperature",
 ];
 
-/// Keys of layout, placement and storage.
-const LAYOUT: &[&str] = &[
-    "parallel.tensor",
-    "parallel.data",
-    "parallel.sequence",
-    "parallel.reduce_fp32",
-    "parallel.tensor_across_nodes",
-    "device",
-    "device.count",
+/// Keys of where and when parts of a step run.
+const PLACEMENT: &[&str] = &[
     "device.memory",
     "device.threads",
-    "device.box",
-    "precision",
     "offload.optimizer",
     "offload.optimizer.device_fraction",
     "offload.parameters",
@@ -82,9 +75,7 @@ const LAYOUT: &[&str] = &[
     "offload.resident_blocks",
     "offload.update",
     "offload.update.after_step",
-    "offload.transfer",
     "offload.accumulate",
-    "offload.moments",
     "offload.master",
     "offload.bucket_elements",
     "offload.tile_elements",
@@ -93,10 +84,25 @@ const LAYOUT: &[&str] = &[
     "offload.keep_gradients",
     "offload.first_forward",
     "offload.sockets",
-    "batch.micro",
     "recompute",
     "partition_checkpoints",
     "host_checkpoints",
+];
+
+/// Keys of layout and storage.
+const LAYOUT: &[&str] = &[
+    "parallel.tensor",
+    "parallel.data",
+    "parallel.sequence",
+    "parallel.reduce_fp32",
+    "parallel.tensor_across_nodes",
+    "device",
+    "device.count",
+    "device.box",
+    "precision",
+    "offload.transfer",
+    "offload.moments",
+    "batch.micro",
 ];
 
 /// Keys that make another experiment.
@@ -155,8 +161,12 @@ const EXPERIMENT: &[&str] = &[
 
 /// How far a key reaches, if one of the lists has it.
 fn kind_of(key: &str) -> Option<Kind> {
-    let lists: [(&[&str], Kind); 3] =
-        [(HARMLESS, Kind::Harmless), (LAYOUT, Kind::Layout), (EXPERIMENT, Kind::Experiment)];
+    let lists: [(&[&str], Kind); 4] = [
+        (HARMLESS, Kind::Harmless),
+        (PLACEMENT, Kind::Placement),
+        (LAYOUT, Kind::Layout),
+        (EXPERIMENT, Kind::Experiment),
+    ];
     lists.into_iter().find(|(keys, _)| keys.contains(&key)).map(|(_, kind)| kind)
 }
 
@@ -280,7 +290,7 @@ mod tests {
         let keys = crate::config::keys();
         let keys: BTreeSet<&str> =
             keys.iter().filter(|key| !key.is_section()).map(|key| key.name.as_str()).collect();
-        let listed = [HARMLESS, LAYOUT, EXPERIMENT].concat();
+        let listed = [HARMLESS, PLACEMENT, LAYOUT, EXPERIMENT].concat();
         let twice = listed.len() - listed.iter().collect::<BTreeSet<_>>().len();
         assert_eq!(twice, 0, "a key is listed twice");
         let listed: BTreeSet<&str> = listed.into_iter().collect();

@@ -276,7 +276,13 @@ fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(),
     if !moved.is_empty() {
         say(&format!("the same tokens, named otherwise:{moved}"));
     }
-    let (layout, experiment) = (table(Kind::Layout), table(Kind::Experiment));
+    let [placement, layout, experiment] =
+        [Kind::Placement, Kind::Layout, Kind::Experiment].map(table);
+    if !placement.is_empty() {
+        say(&format!(
+            "same experiment, different placement (virtual GPUs keep every bit):{placement}"
+        ));
+    }
     if !layout.is_empty() {
         say(&format!(
             "same experiment, different layout (results may differ by rounding):{layout}"

@@ -154,11 +154,11 @@ pub struct Part {
 /// The critical path by what is waited for, in seconds: always the same groups, in the same order.
 pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
     let group = |part: &Part| match (part.lane.as_str(), part.op) {
-        ("Compute", "gemm") => 0,
+        ("Compute", "gemm" | "scaled_gemm") => 0,
         ("Compute", op) if op.starts_with("attention") => 1,
-        ("Compute", _) => 2,
         ("TpComm", _) => 3,
-        ("DpComm", _) => 4,
+        ("DpComm", "all_reduce" | "reduce_scatter" | "all_gather") => 4,
+        ("Compute" | "DpComm", _) => 2,
         ("H2d" | "D2h", _) => 5,
         ("Host", _) => 6,
         _ => 7,
@@ -399,4 +399,30 @@ fn overlap(timeline: &Timeline) -> f64 {
     let alone = timeline.together(0, is_offload, is_offload);
     let hidden = timeline.together(0, is_offload, |p| !is_offload(p));
     if alone > 0.0 { hidden / alone } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_of_a_step_is_told_in_its_group() {
+        for (lane, op, of) in [
+            ("Compute", "gemm", "matrix products"),
+            ("Compute", "scaled_gemm", "matrix products"),
+            ("Compute", "attention_backward", "attention"),
+            ("Compute", "quantize", "small kernels"),
+            ("DpComm", "add", "small kernels"),
+            ("DpComm", "all_gather", "data-parallel collectives"),
+            ("TpComm", "all_gather", "tensor-parallel collectives"),
+            ("D2h", "copy", "copies to and from the host"),
+            ("Host", "adam_tile", "work of the host"),
+            ("Thread", "gemm", "submission of kernels"),
+        ] {
+            let found = groups(&[Part { lane: lane.into(), op, seconds: 1.0 }]);
+            let told: Vec<&str> =
+                found.iter().filter(|(_, seconds)| *seconds > 0.0).map(|(name, _)| *name).collect();
+            assert_eq!(told, [of], "{op} on {lane}");
+        }
+    }
 }

@@ -47,6 +47,9 @@ fn is_equal(all: &[Distance]) -> bool {
 const fn class(kind: Kind) -> (&'static str, &'static str) {
     match kind {
         Kind::Harmless => ("harmless", "of no consequence for what is computed"),
+        Kind::Placement => {
+            ("placement", "same experiment, different placement (virtual GPUs keep every bit)")
+        }
         Kind::Layout => {
             ("layout", "same experiment, different layout (results may differ by rounding)")
         }
@@ -66,7 +69,7 @@ fn in_words(
     if configs.is_empty() {
         text += "the configs are the same\n";
     }
-    for kind in [Kind::Harmless, Kind::Layout, Kind::Experiment] {
+    for kind in [Kind::Harmless, Kind::Placement, Kind::Layout, Kind::Experiment] {
         let of_kind: Vec<_> = configs.iter().filter(|d| d.kind == kind).collect();
         if !of_kind.is_empty() {
             let _ = writeln!(text, "{}:", class(kind).1);
