@@ -119,6 +119,9 @@ pub(in crate::config) fn key_help(
 ) -> String {
     let here = children(section, known);
     let moved = elsewhere(typed, known);
+    if moved == [typed] {
+        return format!("`{typed}` belongs to no section: it stands at the top of a config");
+    }
     if !moved.is_empty() {
         return format!("`{typed}` exists elsewhere: {}", ticked(&moved));
     }
@@ -182,6 +185,7 @@ mod tests {
         let known = ["model", "model.layers", "optimizer", "optimizer.lr", "optimizer.beta1"]
             .map(String::from);
         assert!(key_help("", "here", "lr", &known).contains("`optimizer.lr`"));
+        assert!(key_help("model", "here", "optimizer", &known).contains("belongs to no section"));
         assert!(key_help("model", "here", "layer", &known).contains("did you mean `layers`?"));
         assert!(key_help("", "here", "layer", &known).contains("did you mean `model.layers`?"));
         assert!(key_help("", "here", "learning_rate", &known).contains("`optimizer.lr`"));
