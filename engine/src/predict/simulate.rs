@@ -196,7 +196,7 @@ pub fn simulate_as(
     built: &Built,
     ahead: Ahead,
 ) -> Result<Timeline, SimulateError> {
-    play(config, built, record(config, built)?, ahead)
+    play(config, built, true, ahead)
 }
 
 /// [`simulate`] without the hazard check of the step's ops: for layouts of a search, of which the best are simulated with it.
@@ -207,16 +207,18 @@ pub(crate) fn simulate_unchecked(
     config: &Config,
     built: &Built,
 ) -> Result<Timeline, SimulateError> {
-    play(config, built, record_as(config, built, false)?, Ahead::Committed)
+    play(config, built, false, Ahead::Committed)
 }
 
 fn play(
     config: &Config,
     built: &Built,
-    mut program: Program,
+    checked: bool,
     ahead: Ahead,
 ) -> Result<Timeline, SimulateError> {
+    // First: where there is no box, a step may be too long to record.
     let hardware = hardware(config, built.host_bytes(config))?;
+    let mut program = record_as(config, built, checked)?;
     match ahead {
         Ahead::No => program.leave_out("ahead_tile"),
         Ahead::Committed => program.leave_out("settle_tile"),
