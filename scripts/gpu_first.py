@@ -12,6 +12,8 @@ FIRST = {"ledger": 60, "queue": 30, "sharing": 60, "kernel_tests": 120, "product
          "timeline": 60, "largest": 120, "comparator": 100}
 # Microseconds of the thread for an op of one driver call: CALL and CHECK of device/src/sim/submit.rs.
 SIMULATED_LAUNCH = 3.8
+# Microseconds between two kernels of a stream: KERNEL_GAP of device/src/sim/cost.rs.
+SIMULATED_GAP = 2.0
 # Of the plain copy's or product's rate, by what kind of op it is.
 ASKED = {"element-wise": 0.6, "reduction": 0.3, "attention": 0.2}
 # How many times an estimate of kernels.md a time may be, the GPU (an H100 SXM) and the shapes that they are of; cases by the page's names.
@@ -201,7 +203,7 @@ class First:
         ceilings = {entry["name"]: entry.get("gb") or entry.get("tflops") for entry in figures(said, "ceiling")}
         words = [f"copies {ceilings.get('copy')} GB/s, products {ceilings.get('product')} TFLOP/s"]
         launches = list(figures(said, "launch"))
-        words += [f"a launch takes {entry['thread']} us of its thread (the simulator: {SIMULATED_LAUNCH}), and a small kernel behind another {entry['kernel']} us (2.0 between them)"
+        words += [f"a launch takes {entry['thread']} us of its thread (the simulator: {SIMULATED_LAUNCH}), a small kernel and the gap behind it {entry['kernel']} us (the simulator's gap: {SIMULATED_GAP})"
                   for entry in launches]
         if slow:
             words.append(f"{len(slow)} of {len(rows)} below what is asked: {', '.join(slow)}")

@@ -41,7 +41,7 @@ fn a_model_is_planned_from_its_config_json_alone() {
     for text in [
         "Qwen3: Llama family, 14.8 B parameters",
         "no, with smaller states neither: node 0's memory",
-        "29 layers (11.1 B parameters), with offload.master=Split offload.moments=Bf16",
+        "29 layers (11.1 B parameters), with --set offload.master=Split --set offload.moments=Bf16",
     ] {
         assert!(said.stdout.contains(text), "`{text}` is not in:\n{}", said.stdout);
     }
@@ -64,12 +64,21 @@ fn the_settings_of_an_answer_give_its_step_with_a_config_of_the_model() {
     let model = "(model: (from: \"Qwen3/config.json\", weights: Random), train: (steps: 1))";
     std::fs::write(folder.path("a.ron"), model).unwrap();
     // Parameters on the GPU with all activations, and on the host.
-    for (layers, box_name, chosen) in
-        [(4, "h100-128gib", "no recomputation"), (24, "desktop-4090", "blocks stay on GPU")]
-    {
+    let cases: [(i32, &str, &str, &[&str]); 3] = [
+        (4, "h100-128gib", "no recomputation", &[]),
+        (
+            4,
+            "h100-128gib",
+            "no recomputation",
+            &["--set", "precision=Fp8", "--set", "offload.moments=Bf16"],
+        ),
+        (24, "desktop-4090", "blocks stay on GPU", &[]),
+    ];
+    for (layers, box_name, chosen, given) in cases {
         with(&folder, |config| config["num_hidden_layers"] = json!(layers));
         let on = bundled(box_name);
-        let said = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]).ok().stdout;
+        let said = [&["plan", "--model", "Qwen3", "--box", &on], given].concat();
+        let said = folder.onebox(&said).ok().stdout;
         assert!(said.contains(chosen), "{said}");
         let after = |text: &str, of: &str| {
             said.split_once(text).unwrap().1.split_once(of).unwrap().0.to_owned()

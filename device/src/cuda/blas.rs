@@ -209,7 +209,9 @@ impl Blas {
 /// the result's.
 fn operand_beside(t: Tensor, at: u64, bias: Option<u64>) -> Operand {
     let whole = operand(t, at);
-    Operand { align: bias.map_or(whole.align, |bias| whole.align.min(alignment(bias))), ..whole }
+    // An algorithm loads 16 bytes at most.
+    let low = bias.map(alignment).filter(|align| *align < 16);
+    Operand { align: low.map_or(whole.align, |align| whole.align.min(align)), ..whole }
 }
 
 /// Of an address, at most 256 bytes.

@@ -162,7 +162,7 @@ struct State {
     clocks: [Clock; LANES],
     /// The ops that the rank's own thread has seen finish.
     main: Clock,
-    /// None: ops are not checked.
+    /// None: ranges, overlaps and hazards of ops are not checked.
     hazards: Option<Hazards>,
     /// The first error. From then on `submit` does nothing and `sync` returns it.
     error: Option<Error>,

@@ -73,7 +73,7 @@ pub(super) fn config(s: &mut Section<'_, '_>, stem: &str) -> Config {
     let batch = s.section("batch", "Batch sizes in samples of `model.seq_len` tokens.", |s| {
         batch(s, &parallel)
     });
-    let recompute = s.named("recompute", Recompute::None, "What is computed again in the backward pass instead of being kept: nothing; with `Selective` the outputs of norms and of the MLP's activation, which saves about a third of the activations and costs up to 5 % of the time; with `Block` the whole block from its input, about a quarter of the time.");
+    let recompute = s.named("recompute", Recompute::None, "What is computed again in the backward pass instead of being kept: nothing; with `Selective` the outputs of norms and of the MLP's activation, which saves about a third of the activations and costs up to 5 % of the time; with `Block` the whole block from its input, which costs about a quarter of the time.");
     let partition_checkpoints = s.flag("partition_checkpoints", false, "Each TP rank keeps its share of the inputs that `recompute: Block` keeps, and gathers them for the backward pass. Not with `parallel.sequence`, which splits them already; idle with `parallel.tensor: 1`.");
     let host_checkpoints = s.flag("host_checkpoints", false, "The inputs that `recompute: Block` keeps go to host memory, each TP rank's share of them, and come back for the backward pass.");
     let data = s.section("data", "Text or tokens.", |s| data(s, &model));

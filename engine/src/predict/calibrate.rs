@@ -155,9 +155,8 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
     let meeting = median(timed.iter().filter(tiny).map(|t| t.seconds)).unwrap_or(1e-5);
     let fit = |of: &dyn Fn(&Work) -> bool| {
         let samples = timed.iter().filter(|t| of(&t.work) && t.work.bytes > 2048);
-        let samples: Vec<[f64; 3]> = samples
-            .map(|t| [t.work.flops, t.work.bytes as f64, (t.seconds - op).max(1e-9)])
-            .collect();
+        let samples: Vec<[f64; 3]> =
+            samples.map(|t| [t.work.flops, t.work.bytes as f64, left(t.seconds, op)]).collect();
         two_rates(&samples).map(giga)
     };
     let plain = |w: &Work| matches!(w.kind, Kind::Gemm { .. }) && w.apart.is_none();
@@ -168,7 +167,7 @@ fn explain(timed: &[Timed]) -> MeasuredConfig {
             .iter()
             .chain(&epilogues)
             .filter(|t| of(&t.work) && t.work.bytes > 16384)
-            .map(|t| (t.seconds - start).max(1e-9) / payload(&t.work));
+            .map(|t| left(t.seconds, start) / payload(&t.work));
         median(seconds_per_byte).map_or(0.0, |s| giga(1.0 / s))
     };
     let attention = |gradient: bool| {
@@ -204,7 +203,12 @@ fn epilogue(t: &Timed, rates: &[[f32; 2]; 2]) -> Option<Timed> {
     let part = |amount: f64, rate: f64| if rate > 0.0 { amount / rate } else { 0.0 };
     let product = part(t.work.flops, flops) + part(t.work.bytes as f64, moved);
     let work = Work { name, bytes, kind: Kind::Kernel, flops: 0.0, apart: None, ..t.work };
-    Some(Timed { work, seconds: t.seconds - product })
+    Some(Timed { work, seconds: left(t.seconds, product) })
+}
+
+/// Seconds without a part of them, at least a hundredth: on a busy machine the part may have taken less than was thought.
+fn left(seconds: f64, part: f64) -> f64 {
+    (seconds - part).max(0.01 * seconds)
 }
 
 /// Bytes as the simulator counts them for one of two ranks that work side by side.
@@ -277,7 +281,13 @@ pub fn to_ron(
 
 #[cfg(test)]
 mod tests {
-    use super::two_rates;
+    use super::{left, two_rates};
+
+    #[test]
+    fn no_time_is_left_without_a_rate() {
+        assert_eq!(left(3.0, 1.0), 2.0);
+        assert_eq!([left(3.0, 3.0), left(3.0, 7.0)], [0.03; 2]);
+    }
 
     #[test]
     fn rates_are_found_again() {

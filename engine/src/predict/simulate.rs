@@ -157,7 +157,7 @@ pub fn groups(parts: &[Part]) -> Vec<(&'static str, f64)> {
         ("Compute", "gemm" | "scaled_gemm") => 0,
         ("Compute", op) if op.starts_with("attention") => 1,
         ("TpComm", _) => 3,
-        ("DpComm", "all_reduce" | "reduce_scatter" | "all_gather") => 4,
+        ("DpComm", "all_reduce" | "reduce_scatter" | "all_gather" | "broadcast") => 4,
         ("Compute" | "DpComm", _) => 2,
         ("H2d" | "D2h", _) => 5,
         ("Host", _) => 6,
@@ -199,7 +199,7 @@ pub fn simulate_as(
     play(config, built, true, ahead)
 }
 
-/// [`simulate`] without the hazard check of the step's ops: for layouts of a search, of which the best are simulated with it.
+/// [`simulate`] without the checks of the step's ops: for layouts that compete, of which `simulate` and `train` check the one that is taken.
 ///
 /// # Errors
 /// As [`simulate`].

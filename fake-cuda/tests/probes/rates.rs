@@ -181,8 +181,8 @@ fn products_of_fp8(shapes: &[Shape]) {
     }
 }
 
-/// Prints two times in microseconds: of the thread that submits a kernel, and of a small kernel in a chain. The chain stands
-/// behind long kernels, so that all of it is submitted before it begins.
+/// Prints in microseconds what a submission takes of its thread, and what a small kernel and the gap behind it take together.
+/// The chain of these stands behind long kernels, so that all of it is submitted before it begins.
 fn launches() {
     // Fewer than an unfinished queue may have, so the thread is never held up.
     let (long, count) = if small() { (1, 10) } else { (8, 400) };

@@ -35,6 +35,9 @@ struct Answer<'a> {
     /// Seconds for the tokens that were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     seconds: Option<f64>,
+    /// `key=value` of the best layout, for a config that names the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sets: Option<Vec<String>>,
     search: &'a Found,
 }
 
@@ -48,13 +51,16 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
     let mut changed: &[&str] = &[];
     if found.layouts.is_empty() {
         // Fewer bytes for each parameter on the host, before it is said that nothing fits.
-        let smaller = load(args, model, &SMALLER)?;
-        let again = search_layouts(&smaller, gpus).map_err(failed)?;
-        (loaded, found, changed) = (smaller, again, &SMALLER);
+        let given = args.sets.iter().any(|set| SMALLER.iter().any(|one| key(one) == key(set)));
+        if let (false, Ok(smaller)) = (given, load(args, model, &SMALLER)) {
+            let again = search_layouts(&smaller, gpus).map_err(failed)?;
+            (loaded, found, changed) = (smaller, again, &SMALLER);
+        }
     }
     let config = &loaded.config;
     let parameters = build(config).gpt.shape().parameters();
     let best = found.layouts.first();
+    let complete = |chosen: &[String]| settings(config, &args.sets, changed, chosen);
     if args.json {
         print_json(&Answer {
             parameters,
@@ -62,13 +68,17 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
             tokens_per_step: config.batch.global * config.model.seq_len,
             fits: best.is_some(),
             seconds: args.tokens.zip(best).map(|(n, best)| n as f64 / best.tokens_per_second),
+            sets: best.map(|best| complete(&best.sets)),
             search: &found,
         })?;
     } else {
         let mut out = introduction(&loaded, &found, parameters);
         match best {
-            Some(best) => fits(&mut out, best, args.tokens, &settings(config, best, changed)),
-            None => does_not_fit(&mut out, &loaded, changed),
+            Some(best) => {
+                let smaller = !changed.is_empty();
+                fits(&mut out, (best, smaller), args.tokens, &complete(&best.sets));
+            }
+            None => does_not_fit(&mut out, &loaded, changed, &complete),
         }
         print(&out)?;
     }
@@ -131,31 +141,34 @@ fn introduction(loaded: &Loaded, found: &Found, parameters: u64) -> String {
     )
 }
 
-/// What a config that names the model needs besides: everything in which it differs from the defaults.
-fn settings(config: &Config, best: &Layout, changed: &[&str]) -> Vec<String> {
+/// The key of `key=value`.
+fn key(set: &str) -> &str {
+    set.split_once('=').map_or(set, |(key, _)| key).trim()
+}
+
+/// What a config that names the model needs besides, for a layout of `chosen` settings: the batch and the sample of this
+/// answer, what the user set, smaller states, and what was chosen.
+fn settings(config: &Config, given: &[String], smaller: &[&str], chosen: &[String]) -> Vec<String> {
     let (batch, model) = (config.batch.global, config.model.seq_len);
     let mut sets = vec![format!("model.seq_len={model}"), format!("batch.global={batch}")];
-    sets.extend(changed.iter().map(ToString::to_string));
-    if !best.sets.iter().any(|set| set.starts_with("recompute=")) {
-        sets.push(format!("recompute={:?}", config.recompute));
+    let smaller = smaller.iter().map(ToString::to_string);
+    let base = [format!("recompute={:?}", config.recompute)];
+    for set in chosen.iter().cloned().chain(given.iter().cloned()).chain(smaller).chain(base) {
+        if !sets.iter().any(|other| key(other) == key(&set)) {
+            sets.push(set);
+        }
     }
-    let further = best.sets.iter().filter(|set| !sets.contains(set) && *set != "recompute=None");
-    let further: Vec<String> = further.cloned().collect();
-    sets.extend(further);
+    sets.retain(|set| *set != "recompute=None");
     sets
 }
 
-fn fits(out: &mut String, best: &Layout, tokens: Option<u64>, sets: &[String]) {
+fn fits(out: &mut String, (best, smaller): (&Layout, bool), tokens: Option<u64>, sets: &[String]) {
     let Layout { tensor, data, micro, micro_batches, words, .. } = best;
     let _ = writeln!(
         out,
         "\nyes{}: TP {tensor} x DP {data}, micro {micro} x {micro_batches}, {words}\n  {}tok/s, a step in {}; {:.1} TFLOPS of the \
          model per GPU\n  {} on each GPU, {} on the fullest node",
-        if sets.iter().any(|set| SMALLER.contains(&set.as_str())) {
-            ", with smaller states only"
-        } else {
-            ""
-        },
+        if smaller { ", with smaller states only" } else { "" },
         si(best.tokens_per_second),
         seconds(best.step_seconds),
         best.model_tflops_per_gpu,
@@ -179,20 +192,25 @@ fn fits(out: &mut String, best: &Layout, tokens: Option<u64>, sets: &[String]) {
     let _ = writeln!(out, "  with a config of this model: {}", arguments(sets));
 }
 
-fn does_not_fit(out: &mut String, loaded: &Loaded, changed: &[&str]) {
+fn does_not_fit(
+    out: &mut String,
+    loaded: &Loaded,
+    changed: &[&str],
+    complete: &dyn Fn(&[String]) -> Vec<String>,
+) {
     let config = &loaded.config;
     let smaller = if changed.is_empty() { "" } else { ", with smaller states neither" };
     let binding = memory_report(config, &build(config)).binding.words;
     let _ = writeln!(out, "\nno{smaller}: {binding}");
     for remedy in remedies(loaded).iter().take(3) {
-        let _ = writeln!(out, "  it would fit with {}", arguments(&remedy.sets));
+        let _ = writeln!(out, "  it would fit with {}", arguments(&complete(&remedy.sets)));
     }
     if let Some(largest) = largest(loaded) {
         let parameters = super::count(largest.parameters as f64);
         let further = largest.sets.into_iter().filter(|set| !set.starts_with("model.layers="));
         let sets: Vec<String> = changed.iter().map(ToString::to_string).chain(further).collect();
         let with =
-            if sets.is_empty() { String::new() } else { format!(", with {}", sets.join(" ")) };
+            if sets.is_empty() { String::new() } else { format!(", with {}", arguments(&sets)) };
         let layers = counted(largest.layers, "layer");
         let _ = writeln!(
             out,

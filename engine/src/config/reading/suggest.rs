@@ -120,7 +120,7 @@ pub(in crate::config) fn key_help(
     let here = children(section, known);
     let moved = elsewhere(typed, known);
     if moved == [typed] {
-        return format!("`{typed}` belongs to no section: it stands at the top of a config");
+        return format!("`{typed}` belongs to no section: it is a key of the top level");
     }
     if !moved.is_empty() {
         return format!("`{typed}` exists elsewhere: {}", ticked(&moved));
