@@ -190,6 +190,9 @@ fn launches() {
     let mut pair = |n| [(); 2].map(|()| tensor(&mut plan, Dtype::F32, (1, n)));
     let ([x, into], large) = (pair(256), pair(if small() { 256 } else { 256 << 20 }));
     let dev = open(plan);
+    for x in [x, into, large[0], large[1]] {
+        dev.submit(Lane::Compute, Op::Zero { x });
+    }
     let add = |x, into| dev.submit(Lane::Compute, Op::Add { x, into });
     let run = |count: usize| {
         let started = Instant::now();

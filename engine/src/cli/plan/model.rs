@@ -42,16 +42,19 @@ struct Answer<'a> {
 }
 
 pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
-    let mut loaded = load(args, model, &[])?;
     let gpus = args.gpus.map(usize::from);
+    let is_given = |name: &str| args.sets.iter().any(|set| key(set) == name);
     if args.search && !args.json {
-        return search::run(&loaded, gpus, false);
+        // Layouts are told by their differences from a config of the model, which recomputes nothing.
+        let plain: &[&str] = if is_given("recompute") { &[] } else { &["recompute=None"] };
+        return search::run(&load(args, model, plain)?, gpus, false);
     }
+    let mut loaded = load(args, model, &[])?;
     let mut found = search_layouts(&loaded, gpus).map_err(failed)?;
     let mut changed: &[&str] = &[];
     if found.layouts.is_empty() {
         // Fewer bytes for each parameter on the host, before it is said that nothing fits.
-        let given = args.sets.iter().any(|set| SMALLER.iter().any(|one| key(one) == key(set)));
+        let given = SMALLER.iter().any(|one| is_given(key(one)));
         if let (false, Ok(smaller)) = (given, load(args, model, &SMALLER)) {
             let again = search_layouts(&smaller, gpus).map_err(failed)?;
             (loaded, found, changed) = (smaller, again, &SMALLER);
