@@ -5,7 +5,7 @@ use crate::region::Region;
 use crate::rotary::Rope;
 use device::{Device, Dropout, Dtype, Heads, Tensor, VocabShard, random};
 
-/// What a block computes again in the backward pass, instead of keeping it.
+/// The activations that a block computes again in the backward pass and does not keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recompute {
     /// Nothing.
@@ -108,7 +108,7 @@ pub struct GptShape {
     pub tp_size: usize,
     /// Tokens outside the linears are split over the ranks.
     pub sequence: bool,
-    /// What blocks compute again in the backward pass.
+    /// The activations that blocks compute again in the backward pass.
     pub recompute: Recompute,
     /// Each rank keeps its share of a block's input. Needs [`Recompute::Block`], and no `sequence`, which splits the input too.
     pub partition_checkpoints: bool,

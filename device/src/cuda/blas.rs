@@ -205,8 +205,8 @@ impl Blas {
     }
 }
 
-/// The result beside a bias. The search for an algorithm is told an alignment of matrices alone, so that of a bias counts as
-/// the result's.
+/// The result of a product with a bias. cuBLASLt's search takes alignments of matrices only, so a lower alignment of the bias
+/// stands for the result's.
 fn operand_beside(t: Tensor, at: u64, bias: Option<u64>) -> Operand {
     let whole = operand(t, at);
     // An algorithm loads 16 bytes at most.

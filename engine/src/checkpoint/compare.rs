@@ -21,6 +21,18 @@ pub enum Kind {
     Experiment,
 }
 
+impl Kind {
+    /// The meaning in words, for a person.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Harmless => "of no consequence for what is computed",
+            Self::Placement => "same experiment, different placement (virtual GPUs keep every bit)",
+            Self::Layout => "same experiment, different layout (results may differ by rounding)",
+            Self::Experiment => "another experiment: --resume refuses it, --fork does not",
+        }
+    }
+}
+
 /// A key whose values differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {

@@ -276,18 +276,13 @@ fn permitted(all: &[Difference], mode: RunMode, (what, or): Whose) -> Result<(),
     if !moved.is_empty() {
         say(&format!("the same tokens, named otherwise:{moved}"));
     }
-    let [placement, layout, experiment] =
-        [Kind::Placement, Kind::Layout, Kind::Experiment].map(table);
-    if !placement.is_empty() {
-        say(&format!(
-            "same experiment, different placement (virtual GPUs keep every bit):{placement}"
-        ));
+    for kind in [Kind::Placement, Kind::Layout] {
+        let differ = table(kind);
+        if !differ.is_empty() {
+            say(&format!("{}:{differ}", kind.words()));
+        }
     }
-    if !layout.is_empty() {
-        say(&format!(
-            "same experiment, different layout (results may differ by rounding):{layout}"
-        ));
-    }
+    let experiment = table(Kind::Experiment);
     if experiment.is_empty() {
         return Ok(());
     }

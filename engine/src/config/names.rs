@@ -54,7 +54,7 @@ impl Named for Recompute {
 }
 
 impl Recompute {
-    /// What blocks keep, in words.
+    /// The activations that blocks keep, in words.
     pub(crate) const fn kept(self) -> &'static str {
         match self {
             Self::None => "every activation is kept",

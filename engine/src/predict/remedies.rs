@@ -106,14 +106,6 @@ fn fitting(given: &Config) -> Vec<Fitting> {
         |change: &Change| changed(given, &[change]).is_some_and(|c| alone.contains(&c));
     let pairs = pairs.par_iter().filter(|pair| !pair.iter().any(|change| fits_alone(change)));
     found.extend(pairs.filter_map(|pair| fit(given, pair)).collect::<Vec<_>>());
-    let mut seen: Vec<Config> = Vec::new();
-    found.retain(|(_, config)| {
-        let new = !seen.contains(config);
-        if new {
-            seen.push(config.clone());
-        }
-        new
-    });
     found
 }
 
@@ -127,9 +119,10 @@ fn fit(given: &Config, changes: &[&Change]) -> Option<Fitting> {
 fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
     let mut config = given.clone();
     changes.iter().for_each(|(_, change)| change(&mut config));
-    // One rank has no share of its own: the change would do nothing.
-    config.partition_checkpoints &= config.parallel.tensor > 1 || given.partition_checkpoints;
-    (config != *given && config.is_sound()).then_some(config)
+    // One rank has no share of its own: `recompute: Block` alone does the same.
+    let idle = config.partition_checkpoints && config.parallel.tensor == 1;
+    let idle = idle && !given.partition_checkpoints;
+    (!idle && config != *given && config.is_sound()).then_some(config)
 }
 
 /// Everything that can be changed, those changes first that cost least as a rule.

@@ -44,18 +44,12 @@ fn is_equal(all: &[Distance]) -> bool {
     all.iter().all(|d| d.states == Ok([None; 4]))
 }
 
-const fn class(kind: Kind) -> (&'static str, &'static str) {
+const fn name(kind: Kind) -> &'static str {
     match kind {
-        Kind::Harmless => ("harmless", "of no consequence for what is computed"),
-        Kind::Placement => {
-            ("placement", "same experiment, different placement (virtual GPUs keep every bit)")
-        }
-        Kind::Layout => {
-            ("layout", "same experiment, different layout (results may differ by rounding)")
-        }
-        Kind::Experiment => {
-            ("experiment", "another experiment: --resume refuses it, --fork does not")
-        }
+        Kind::Harmless => "harmless",
+        Kind::Placement => "placement",
+        Kind::Layout => "layout",
+        Kind::Experiment => "experiment",
     }
 }
 
@@ -72,7 +66,7 @@ fn in_words(
     for kind in [Kind::Harmless, Kind::Placement, Kind::Layout, Kind::Experiment] {
         let of_kind: Vec<_> = configs.iter().filter(|d| d.kind == kind).collect();
         if !of_kind.is_empty() {
-            let _ = writeln!(text, "{}:", class(kind).1);
+            let _ = writeln!(text, "{}:", kind.words());
         }
         for difference in of_kind {
             let _ = writeln!(text, "  {difference}");
@@ -101,7 +95,7 @@ fn in_words(
 
 fn in_json((a, b): (&Checkpoint, &Checkpoint), configs: &[Difference], all: &[Distance]) -> Value {
     let side = |c: &Checkpoint| json!({ "path": c.path(), "step": c.step() });
-    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": class(d.kind).0 });
+    let config = |d: &Difference| json!({ "key": d.key, "a": d.values[0], "b": d.values[1], "kind": name(d.kind) });
     let tensor = |d: &Distance| match &d.states {
         Err(why) => json!({ "name": d.name, "problem": why }),
         // What is not finite is null, as in metrics.

@@ -149,8 +149,8 @@ fn key(set: &str) -> &str {
     set.split_once('=').map_or(set, |(key, _)| key).trim()
 }
 
-/// What a config that names the model needs besides, for a layout of `chosen` settings: the batch and the sample of this
-/// answer, what the user set, smaller states, and what was chosen.
+/// The `--set` arguments that give a layout of `chosen` settings to a config that only names the model: length of samples, batch,
+/// arguments of the user, smaller states, and the chosen settings.
 fn settings(config: &Config, given: &[String], smaller: &[&str], chosen: &[String]) -> Vec<String> {
     let (batch, model) = (config.batch.global, config.model.seq_len);
     let mut sets = vec![format!("model.seq_len={model}"), format!("batch.global={batch}")];
