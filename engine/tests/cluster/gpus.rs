@@ -1,6 +1,6 @@
 //! Ranks on GPUs in several processes, under a stand-in for the driver: NCCL moves the data between them.
 
-use super::faults::{BASE, Fault, How, ON_GPUS, assert_named, suffer};
+use super::faults::{BASE, Fault, How, ON_GPUS, assert_named, assert_same_end, copy, suffer};
 use super::launch::{
     ACROSS, NUMBER, SAVES, assert_same, assert_whole, command, has_mpirun, launch, on_gpus, sets,
 };
@@ -16,7 +16,8 @@ fn train(
 ) -> Done {
     let set = sets(set);
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
-    let args = [&["train", "tiny.ron", "--run-dir", run, "--silence", "20"], &set[..]].concat();
+    let words = ["train", "tiny.ron", "--run-dir", run, "--resume", "--silence", "20"];
+    let args = [&words, &set[..]].concat();
     let mut started = match count {
         0 => folder.command(&args),
         _ => command(folder, count, &args),
@@ -72,12 +73,23 @@ fn a_process_with_gpus_that_is_killed_or_stopped_ends_all() {
     }
     let folder = Folder::new();
     let set = [BASE, &[ON_GPUS, "train.steps=4"]].concat();
+    let go_on = |run: &str, steps| {
+        let set = [&set, &[steps][..]].concat();
+        train(&folder, 0, run, &set, &[]).ok();
+    };
+    // A process that is killed at once may take the others with it before any checkpoint has its name.
+    go_on("begun", "train.steps=2");
+    copy(&folder.path("begun"), &folder.path("straight"));
+    go_on("straight", "train.steps=4");
     for (number, how) in [How::Kill, How::Stop].into_iter().enumerate() {
-        let fault = Fault { how, victim: 1 - number, place: Some(Place::Step), time: 3 };
         let run = format!("run-{number}");
+        copy(&folder.path("begun"), &folder.path(&run));
+        let fault = Fault { how, victim: 1 - number, place: Some(Place::Step), time: 3 };
         let done = suffer(&folder, 2, &run, &set, fault);
         assert_named(&done, fault);
         assert_whole(&folder, &run);
+        go_on(&run, "train.steps=4");
+        assert_same_end(&folder, "straight", &run, &fault.to_string());
     }
 }
 
