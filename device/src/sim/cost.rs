@@ -10,6 +10,7 @@ mod kernels;
 use super::hardware::era::Fact;
 use super::hardware::{Hardware, Measured};
 use super::program::{Kind, Work};
+use super::share::{Side, Use};
 use crate::tensor::Cargo;
 #[cfg(test)]
 pub(super) use across::Dealt;
@@ -51,8 +52,9 @@ const MEETING: f64 = 3e-5;
 pub(super) struct Demand {
     /// Seconds when nothing else runs.
     pub(super) alone: f64,
-    /// (resource, share of its rate that the op then takes).
-    pub(super) uses: Vec<(usize, f64)>,
+    /// The resources that the op then takes.
+    pub(super) uses: Vec<Use>,
+    pub(super) side: Side,
 }
 
 /// Index ranges of the resources.
@@ -117,6 +119,7 @@ pub(super) struct Asked {
     /// Shortest time in seconds, whatever is free.
     pub(super) least: f64,
     pub(super) amounts: Vec<(Resource, f64)>,
+    pub(super) side: Side,
 }
 
 impl Asked {
@@ -126,12 +129,20 @@ impl Asked {
         };
         let longest = self.amounts.iter().map(seconds).fold(self.least, f64::max);
         let alone = self.fixed + longest;
-        let share = |asked: &(Resource, f64)| {
-            let share = if alone > 0.0 { seconds(asked) / alone } else { 0.0 };
-            (resources.index(asked.0), share)
+        let load = |asked: &_| if alone > 0.0 { seconds(asked) / alone } else { 0.0 };
+        let dominant = self.amounts.iter().map(load).fold(0.0, f64::max);
+        let used = |asked: &(Resource, f64)| {
+            let (resource, load) = (resources.index(asked.0), load(asked));
+            // Who asks for memory channels gets a part of them. Of other resources ops get equal shares of those that they use most
+            // (dominant resource fairness, Ghodsi et al., NSDI 2011).
+            let weight = match asked.0 {
+                Resource::Channels(_) => 1.0,
+                _ => load / dominant,
+            };
+            Use { resource, load, weight }
         };
-        let uses = self.amounts.iter().map(share).filter(|(_, share)| *share > 0.0).collect();
-        Demand { alone, uses }
+        let uses = self.amounts.iter().map(used).filter(|used| used.load > 0.0).collect();
+        Demand { alone, uses, side: self.side }
     }
 }
 
@@ -161,7 +172,8 @@ fn copy(h: &Hardware, rank: usize, work: &Work) -> Asked {
     );
     let share = copy_share(h, work.cargo);
     let slowest = seat.links.iter().map(|link| h.links[*link]).fold(f64::INFINITY, f64::min);
-    Asked { fixed: COPY_START, least: bytes / (slowest * LINK_SHARE * share), amounts }
+    let side = if matches!(work.kind, Kind::Down) { Side::Down } else { Side::Device };
+    Asked { fixed: COPY_START, least: bytes / (slowest * LINK_SHARE * share), amounts, side }
 }
 
 /// Share of a link that a rank's copy gets. In 2020 consecutive gradients belonged to one rank
@@ -184,8 +196,8 @@ fn host(h: &Hardware, rank: usize, work: &Work) -> Asked {
         rate = share.map_or(rate, |share| rate.min(share * channels_of_rank(h, seat.machine)));
     }
     let nodes = seat.states.len().max(1) as f64;
-    let amounts = seat.states.iter().map(|n| (Resource::Channels(*n), bytes / nodes));
-    Asked { fixed: TASK_START, least: bytes / rate, amounts: amounts.collect() }
+    let amounts = seat.states.iter().map(|n| (Resource::Channels(*n), bytes / nodes)).collect();
+    Asked { fixed: TASK_START, least: bytes / rate, amounts, side: Side::Cores }
 }
 
 /// Bytes per second of a machine's memory channels, for each of its ranks.
@@ -292,5 +304,6 @@ fn on_cores(m: &Measured, work: &Work, members: usize) -> Asked {
         fixed: m.overhead + if met { m.meeting } else { 0.0 },
         least: shared.min(if met { shared } else { seconds }),
         amounts: vec![(Resource::Cores, seconds)],
+        side: Side::Device,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::classes::{Classes, KINDS, Load, Users};
 use super::program::{Node, Program, Ticks};
-use super::share::{Flow, share};
+use super::share::{Flow, Scratch, share};
 use super::submit::{self, Behind, By, Gate, Release, Submitter};
 use crate::{Group, LANES};
 
@@ -138,13 +138,10 @@ impl<'a> Solver<'a> {
     }
 
     fn run(&mut self) {
-        let (mut left, mut grows) = {
-            let n = self.problem.classes.resources();
-            (vec![0.0; n], vec![0.0; n])
-        };
+        let mut scratch = Scratch::new(self.problem.classes.resources());
         (0..self.players.len()).for_each(|class| self.submit(class));
         loop {
-            self.set_speeds(&mut left, &mut grows);
+            self.set_speeds(&mut scratch);
             let seconds = |r: &Running| r.left / r.speed;
             let step = self.running.iter().map(seconds).fold(f64::INFINITY, f64::min);
             let wake = self.next_wake();
@@ -256,13 +253,13 @@ impl<'a> Solver<'a> {
         true
     }
 
-    fn set_speeds(&mut self, left: &mut [f64], grows: &mut [f64]) {
+    fn set_speeds(&mut self, scratch: &mut Scratch) {
         let flow = |r: &Running| {
             let load = &self.loads[r.load];
-            Flow { load: &load.uses, dominant: load.dominant, speed: 1.0 }
+            Flow { uses: &load.uses, side: load.side, speed: 1.0 }
         };
         let mut flows: Vec<Flow<'_>> = self.running.iter().map(flow).collect();
-        share(&mut flows, left, grows);
+        share(&mut flows, scratch);
         let speeds: Vec<f64> = flows.iter().map(|flow| flow.speed.max(1e-12)).collect();
         self.running.iter_mut().zip(speeds).for_each(|(r, speed)| r.speed = speed);
     }

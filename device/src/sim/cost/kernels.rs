@@ -87,7 +87,7 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> Asked {
         + apart.map_or(0.0, |(name, bytes)| {
             KERNEL_GAP + bytes as f64 * gpu.passes_2020(name) / memory
         });
-    Asked { fixed, least: 0.0, amounts }
+    Asked { fixed, amounts, ..Asked::default() }
 }
 
 /// Whether the library has products of 16 bits with epilogues. Their bytes then move while sums of later tiles run. That it
