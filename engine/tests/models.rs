@@ -41,7 +41,8 @@ fn a_model_is_planned_from_its_config_json_alone() {
     for text in [
         "Qwen3: Llama family, 14.8 B parameters",
         "no, with smaller states neither: node 0's memory",
-        "29 layers (11.1 B parameters), with --set offload.master=Split --set offload.moments=Bf16",
+        "of models of this shape they make 29 layers fit (11.1 B parameters), with --set offload.master=Split --set \
+         offload.moments=Bf16",
     ] {
         assert!(said.stdout.contains(text), "`{text}` is not in:\n{}", said.stdout);
     }
@@ -56,6 +57,51 @@ fn a_model_is_planned_from_its_config_json_alone() {
     let rate = answer["search"]["layouts"][0]["tokens_per_second"].as_f64().unwrap();
     let seconds = answer["seconds"].as_f64().unwrap();
     assert!((seconds * rate / 1e9 - 1.0).abs() < 1e-6, "{seconds} s at {rate}");
+}
+
+#[test]
+fn a_model_that_fits_in_groups_of_micro_batches_alone_is_found() {
+    let folder = Folder::new();
+    with(&folder, |_| ());
+    let on = bundled("desktop-4090");
+    let args = ["plan", "--model", "Qwen3", "--box", &on, "--json"];
+    let answer: Value = serde_json::from_str(&folder.onebox(&args).ok().stdout).unwrap();
+    let sets: Vec<&str> =
+        answer["sets"].as_array().unwrap().iter().map(|set| set.as_str().unwrap()).collect();
+    assert!(sets.iter().any(|set| set.starts_with("offload.first_forward=")), "{sets:?}");
+    let config = format!(
+        "(model: (from: \"Qwen3\", weights: Random), train: (steps: 9), device: Sim(box: {on:?}))"
+    );
+    std::fs::write(folder.path("own.ron"), config).unwrap();
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let own: Vec<&str> = ["plan", "own.ron"].into_iter().chain(sets).collect();
+    assert!(folder.onebox(&own).ok().stdout.contains("it fits"));
+}
+
+#[test]
+fn an_answer_for_some_gpus_uses_these() {
+    let folder = Folder::new();
+    with(&folder, |_| ());
+    let on = bundled("dgx-h100");
+    let on_gpus = |gpus: &str, more: &[&str]| {
+        let args = ["plan", "--model", "Qwen3", "--box", &on, "--gpus", gpus];
+        folder.onebox(&[&args[..], more].concat())
+    };
+    // 6 divides neither 64 samples nor 40 heads.
+    let none = on_gpus("6", &[]);
+    assert_eq!(none.code, 1, "{}", none.stderr);
+    let says = "no: 6 GPUs are TP x DP: DP divides the batch of 64 samples, and TP the 40 heads, so there is no layout; say --gpus 4, \
+                or --set batch.global=66";
+    assert!(none.stdout.contains(says), "{}", none.stdout);
+    assert!(on_gpus("6", &["--set", "batch.global=66"]).ok().stdout.contains("DP 6,"));
+    let text = on_gpus("9", &[]);
+    text.refused(78, &["--gpus 9: the box `DGX H100` has 8 GPUs"]);
+    // What would make a model fit on some GPUs takes no more of them.
+    let wide = ["--set", "batch.global=8", "--set", "offload.optimizer=Device"];
+    let one = on_gpus("1", &wide);
+    for remedy in one.stdout.lines().filter(|line| line.contains("it would fit with")) {
+        assert!(!remedy.contains("parallel."), "{remedy}");
+    }
 }
 
 #[test]

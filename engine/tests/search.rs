@@ -272,7 +272,7 @@ fn a_search_of_one_gpu_in_one_pass_shows_no_layout_twice() {
     );
     folder
         .onebox(&["plan", "tiny.ron", "--search", "--gpus", "5"])
-        .refused(78, &["5 ranks on 4 GPUs"]);
+        .refused(78, &["--gpus 5: the box `box` has 4 GPUs"]);
     folder
         .onebox(&["plan", "tiny.ron", "--search", "--set", "device=Cpu(count: 4)"])
         .refused(78, &["only a described box can be simulated"]);
@@ -381,7 +381,7 @@ fn a_search_starts_from_the_box_whatever_ranks_the_config_has() {
     let best = |found: &Value| found["layouts"][0]["tokens_per_second"].clone();
     assert_eq!(best(&found), best(&fewer));
     let told = folder.onebox(&["plan", "many.ron", "--search", "--gpus", "2"]).ok().stdout;
-    assert!(told.contains("the config as it is does not fit"), "{told}");
+    assert!(told.contains("the config as it is takes 16 GPUs"), "{told}");
     // What the search does not change is judged as ever, and where nothing fits this is told too.
     let wrong = ["plan", "many.ron", "--search", "--set", "model.heads=5"];
     folder.onebox(&wrong).refused(78, &["model.heads", "5 heads"]);
@@ -390,4 +390,27 @@ fn a_search_starts_from_the_box_whatever_ranks_the_config_has() {
     let none = folder.onebox(&none);
     assert_eq!(none.code, 1, "{}", none.stderr);
     assert!(none.stdout.contains("no layout fits"), "{}", none.stdout);
+}
+
+#[test]
+fn a_search_on_some_gpus_takes_just_these() {
+    let folder = folder("2GiB", "1GiB");
+    let search = ["plan", "tiny.ron", "--search", "--gpus"];
+    for gpus in ["1", "2", "4"] {
+        let found = json(&folder, &[&search[..], &[gpus]].concat());
+        for layout in found["layouts"].as_array().unwrap() {
+            let ranks = layout["tensor"].as_u64().unwrap() * layout["data"].as_u64().unwrap();
+            assert_eq!(ranks.to_string(), gpus, "{layout}");
+        }
+    }
+    // 3 divides neither 16 samples nor 4 heads.
+    let none = folder.onebox(&[&search[..], &["3"]].concat());
+    assert_eq!(none.code, 1, "{}", none.stderr);
+    let says = "3 GPUs are TP x DP: DP divides the batch of 16 samples, and TP the 4 heads, so there is no layout; say --gpus 2, \
+                or --set batch.global=18\n";
+    assert!(none.stdout.ends_with(says), "{}", none.stdout);
+    folder.onebox(&[&search[..], &["3", "--set", "batch.global=18"]].concat()).ok();
+    folder
+        .onebox(&[&search[..], &["5"]].concat())
+        .refused(78, &["--gpus 5: the box `box` has 4 GPUs"]);
 }

@@ -312,10 +312,9 @@ fn verdict(loaded: &Loaded, report: &Report) -> String {
         return "it fits\n".into();
     }
     let mut out = String::from("it does not fit\n");
-    let remedies = remedies(loaded);
+    let remedies = remedies(loaded, None);
     if remedies.is_empty() {
-        out += &nothing_fits(largest(loaded).as_ref());
-        return out;
+        return out + &at_most(loaded, largest(loaded, None).as_ref(), &[]) + "\n";
     }
     out += "the nearest changes with which it would, each by itself";
     let simulated = remedies.iter().any(|remedy| remedy.slower.is_some());
@@ -332,17 +331,20 @@ fn verdict(loaded: &Loaded, report: &Report) -> String {
     out
 }
 
-/// When no change helps: the largest model that does fit.
-fn nothing_fits(largest: Option<&Largest>) -> String {
+/// When no change helps: the number of layers that fit, and what else must change, `changed` included.
+pub(super) fn at_most(loaded: &Loaded, largest: Option<&Largest>, changed: &[&str]) -> String {
     let Some(Largest { layers, parameters, sets }) = largest else {
-        return "no change of layout makes it fit, not even with one layer\n".into();
+        return "no one or two changes of layout make it fit, and not even one layer of it".into();
     };
+    // A folder says how many layers its model has.
+    let of_folder = loaded.config.model.from.is_some();
+    let sets = sets.iter().filter(|set| !(of_folder && set.starts_with("model.layers=")));
+    let sets: Vec<String> = changed.iter().map(ToString::to_string).chain(sets.cloned()).collect();
+    let with = if sets.is_empty() { String::new() } else { format!(", with {}", arguments(&sets)) };
     format!(
-        "no one or two layout changes make it fit; the largest model of this shape that would has {}, {} \
-         parameters:\n  {}\n",
-        counted(layers, "layer"),
+        "no one or two changes of layout make it fit; of models of this shape they make {} fit ({} parameters){with}",
+        counted(*layers, "layer"),
         count(*parameters as f64),
-        arguments(sets)
     )
 }
 
@@ -364,9 +366,9 @@ struct Document<'a> {
 
 impl<'a> Document<'a> {
     fn of(loaded: &'a Loaded, report: &'a Report) -> Self {
-        let remedies = if report.fits { Vec::new() } else { remedies(loaded) };
+        let remedies = if report.fits { Vec::new() } else { remedies(loaded, None) };
         let nothing = !report.fits && remedies.is_empty();
-        let largest = nothing.then(|| largest(loaded)).flatten();
+        let largest = nothing.then(|| largest(loaded, None)).flatten();
         Self {
             report,
             chosen: loaded.chosen.as_deref(),

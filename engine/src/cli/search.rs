@@ -24,14 +24,16 @@ pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<()
 fn text(loaded: &Loaded, found: &Found) -> String {
     let Found { name, box_name, gpus, enumerated, fit, .. } = found;
     let mut out = format!("{name} on {box_name}: simulated, not measured\n");
+    if let (0, Some(why)) = (*fit, &found.no_layout) {
+        return out + why + "\n";
+    }
     let _ = write!(out, "{} on {}, {fit} fit", counted(enumerated, "layout"), counted(gpus, "GPU"));
     if *fit == 0 {
-        out += "\nno layout fits\n";
-        if let Some(largest) = largest(loaded) {
-            let sets = arguments(&largest.sets);
-            let _ = writeln!(out, "the largest model of this shape that would: {sets}");
-        }
-        return out;
+        let largest = largest(loaded, Some(*gpus));
+        return out
+            + "\nno layout fits\n"
+            + &super::plan::at_most(loaded, largest.as_ref(), &[])
+            + "\n";
     }
     let _ = writeln!(
         out,
@@ -56,6 +58,10 @@ fn text(loaded: &Loaded, found: &Found) -> String {
                 given.rank,
                 si(given.tokens_per_second)
             );
+        }
+        None if loaded.config.world_size() != *gpus => {
+            let own = counted(loaded.config.world_size(), "GPU");
+            let _ = writeln!(out, "the config as it is takes {own}");
         }
         None => out += "the config as it is does not fit\n",
     }

@@ -103,6 +103,7 @@ pub(super) fn failed(error: SimulateError) -> Failed {
         SimulateError::NoBox(_)
         | SimulateError::Box(_)
         | SimulateError::Seats(_)
+        | SimulateError::TooFewGpus { .. }
         | SimulateError::NothingAhead { .. } => code::CONFIG,
     };
     Failed::new(code, error)

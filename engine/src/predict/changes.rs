@@ -43,14 +43,16 @@ fn changed_settings(given: &Config, changed: &Config) -> Vec<(&'static str, Stri
 pub fn sets(loaded: &Loaded, changed: &Config) -> Vec<String> {
     let given = &loaded.config;
     let streams = |c: &Config| c.offload.parameters == ParameterPlace::Host;
-    // It follows from the place of the parameters.
-    let follows = streams(given) != streams(changed)
-        && changed.offload.first_forward == if streams(changed) { ALL_TOGETHER } else { 1 }
-        && !is_given(loaded, "offload.first_forward");
-    let differ = changed_settings(given, changed)
-        .into_iter()
-        .filter(|(key, _)| !(follows && *key == "offload.first_forward"));
+    let differ = changed_settings(given, changed).into_iter();
     let mut sets: Vec<String> = differ.map(|(key, is)| format!("{key}={is}")).collect();
+    // It follows from the place of the parameters, where the config does not say it.
+    if streams(given) != streams(changed) && !is_given(loaded, "offload.first_forward") {
+        let together = changed.offload.first_forward;
+        sets.retain(|set| !set.starts_with("offload.first_forward="));
+        if together != if streams(changed) { ALL_TOGETHER } else { 1 } {
+            sets.push(format!("offload.first_forward={together}"));
+        }
+    }
     let pass = |c: &Config| c.batch.micro * c.parallel.data;
     if is_derived(loaded, "batch.global") && pass(given) != pass(changed) {
         sets.push(format!("batch.global={}", changed.batch.global));

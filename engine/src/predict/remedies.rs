@@ -50,10 +50,10 @@ const OTHER_RESULTS: usize = 11;
 type Fitting = (Vec<usize>, Config);
 
 /// The nearest changes that keep the model and the batch, and fit: with least predicted slowdown where the config
-/// names a box that can be simulated, else with fewest changes.
-pub fn remedies(loaded: &Loaded) -> Vec<Remedy> {
-    let given = &loaded.config;
-    let all = fitting(given);
+/// names a box that can be simulated, else with fewest changes. With `gpus` all of them use so many.
+pub fn remedies(loaded: &Loaded, gpus: Option<usize>) -> Vec<Remedy> {
+    let given = &on_gpus(&loaded.config, gpus);
+    let all = fitting(given, gpus);
     let before = predicted(given);
     let remedies: Vec<(Vec<usize>, Remedy)> = if let Some(before) = before {
         let timed = |(settings, config): &Fitting| {
@@ -92,8 +92,8 @@ fn predicted(config: &Config) -> Option<f64> {
 }
 
 /// Single changes that fit, then pairs, of which neither half fits by itself.
-fn fitting(given: &Config) -> Vec<Fitting> {
-    let changes = changes_of(given);
+fn fitting(given: &Config, gpus: Option<usize>) -> Vec<Fitting> {
+    let changes = changes_of(given, gpus);
     let mut found: Vec<Fitting> = changes.iter().filter_map(|one| fit(given, &[one])).collect();
     let alone: Vec<Config> = found.iter().map(|(_, config)| config.clone()).collect();
     let pairs: Vec<[&Change; 2]> = changes
@@ -126,7 +126,7 @@ fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
 }
 
 /// Everything that can be changed, those changes first that cost least as a rule.
-fn changes_of(given: &Config) -> Vec<Change> {
+fn changes_of(given: &Config, gpus: Option<usize>) -> Vec<Change> {
     let mut all: Vec<Change> = Vec::new();
     all.push((0, Box::new(|c| c.parallel.sequence = c.parallel.tensor > 1)));
     for accumulate in PLACES.map(|(_, accumulate)| accumulate) {
@@ -146,7 +146,7 @@ fn changes_of(given: &Config) -> Vec<Change> {
             move |c: &mut Config| (c.recompute, c.partition_checkpoints) = (recompute, shares);
         all.push((3, Box::new(set)));
     }
-    for (tensor, data) in worlds(given).into_iter().flat_map(grids) {
+    for (tensor, data) in worlds(given, gpus).into_iter().flat_map(grids) {
         all.push((4, Box::new(move |c| (c.parallel.tensor, c.parallel.data) = (tensor, data))));
     }
     for optimizer in [Placement::Host, Placement::Device] {
@@ -170,20 +170,33 @@ fn changes_of(given: &Config) -> Vec<Change> {
     all
 }
 
-/// Numbers of ranks: as now, and all GPUs of a described box.
-fn worlds(given: &Config) -> Vec<usize> {
+/// Numbers of ranks: `gpus`, or as now, and all GPUs of a described box.
+fn worlds(given: &Config, gpus: Option<usize>) -> Vec<usize> {
     let now = given.world_size();
-    match &given.device {
-        DeviceConfig::Sim { box_, .. } if box_.gpus != now => vec![now, box_.gpus],
+    match (&given.device, gpus) {
+        (_, Some(gpus)) => vec![gpus],
+        (DeviceConfig::Sim { box_, .. }, None) if box_.gpus != now => vec![now, box_.gpus],
         _ => vec![now],
     }
 }
 
+/// `given` on so many GPUs, with the largest TP degree that the model allows.
+fn on_gpus(given: &Config, gpus: Option<usize>) -> Config {
+    let Some(gpus) = gpus.filter(|gpus| *gpus != given.world_size()) else { return given.clone() };
+    let with = |(tensor, data)| {
+        let mut config = given.clone();
+        (config.parallel.tensor, config.parallel.data) = (tensor, data);
+        config.is_sound().then_some(config)
+    };
+    grids(gpus).into_iter().rev().find_map(with).unwrap_or_else(|| given.clone())
+}
+
 /// The most layers with which the model fits, as it is laid out now or after a change or two with the same results; `None` where not even
-/// one does.
-pub fn largest(loaded: &Loaded) -> Option<Largest> {
+/// one does. With `gpus` on so many.
+pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
+    let given = on_gpus(&loaded.config, gpus);
     let with = |layers: usize| -> Option<Config> {
-        let mut config = loaded.config.clone();
+        let mut config = given.clone();
         config.model.layers = layers;
         let OffloadConfig { ring, resident_blocks, .. } = &mut config.offload;
         for blocks in [ring, resident_blocks] {
@@ -193,7 +206,7 @@ pub fn largest(loaded: &Loaded) -> Option<Largest> {
             return Some(config);
         }
         let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);
-        fitting(&config).into_iter().find(same).map(|(_, config)| config)
+        fitting(&config, gpus).into_iter().find(same).map(|(_, config)| config)
     };
     let mut best = with(1)?;
     let (mut least, mut too_many) = (1, loaded.config.model.layers);

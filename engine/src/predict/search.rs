@@ -13,18 +13,18 @@ pub(crate) use choices::{AHEAD, WORTH_AHEAD, largest};
 use self::choices::{Screened, with_choices};
 use self::grid::enumerate;
 use self::words::words;
-use crate::config::{Config, Loaded, Placement};
-use crate::predict::changes;
+use crate::config::{ALL_TOGETHER, Config, Loaded, OffloadConfig, ParameterPlace, Placement};
+use crate::predict::changes::{self, divisors};
 use crate::predict::plan::{alike, fits, memory_report, with_micro_batches};
 use crate::predict::simulate::{SimulateError, Simulated, described, groups, simulate, summary};
-use crate::train::build::{Built, build, first_forward, shape, share_ahead};
-use device::sim::TooFewSeats;
+use crate::train::build::{Built, build, first_forward, micro_batches, shape, share_ahead};
 use offload::Sum;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use tensor_parallel::Ring;
+use topology::counted;
 
 /// Layouts with more micro-batches than this are extrapolated to the end, from half as many.
 const MOST_MICRO_BATCHES: usize = 64;
@@ -54,6 +54,9 @@ pub struct Found {
     pub gpus: usize,
     /// Layouts that the model allows on these GPUs; and the config as it is, where it fits and is none of them.
     pub enumerated: usize,
+    /// Why the model allows none, and what would.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_layout: Option<String>,
     /// Of these, layouts whose every memory holds what it must.
     pub fit: usize,
     /// Of these, layouts that do more work than another that fits: the same with smaller micro-batches, or with
@@ -161,7 +164,7 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
     let (box_name, of_box) = (box_.name.clone(), box_.gpus);
     let world = gpus.unwrap_or(of_box);
     if world > of_box {
-        return Err(TooFewSeats { ranks: world, seats: of_box }.into());
+        return Err(SimulateError::TooFewGpus { asked: world, has: of_box, box_name });
     }
     let all = enumerate(given, world);
     let enumerated = all.len();
@@ -169,7 +172,12 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
     let laid_out = |(number, config)| laid_out(given, config, number);
     let fitting: Vec<Candidate> = all.into_par_iter().filter_map(laid_out).collect();
     let of_these = fitting.len();
-    let fitting = with_given(given, fitting);
+    let no_layout = (enumerated == 0).then(|| no_layout(given, world));
+    // Who names a number of GPUs wants no layout of another.
+    let fitting = match gpus {
+        Some(_) if given.world_size() != world => fitting,
+        _ => with_given(given, fitting),
+    };
     let enumerated = enumerated + fitting.len() - of_these;
     let fit = fitting.len();
     let (mut kept, aside) = without_dominated(fitting);
@@ -216,6 +224,7 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
         box_name,
         gpus: world,
         enumerated,
+        no_layout,
         fit,
         set_aside,
         left_out,
@@ -226,6 +235,37 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
         given,
         layouts,
     })
+}
+
+/// Why `world` GPUs have no layout, with fewer GPUs and with the nearest batch that have some.
+fn no_layout(given: &Config, world: usize) -> String {
+    let has = |config: &Config, world| !enumerate(config, world).is_empty();
+    let mut remedies: Vec<String> = Vec::new();
+    if let Some(fewer) = (1..world).rev().find(|fewer| has(given, *fewer)) {
+        remedies.push(format!("--gpus {fewer}"));
+    }
+    let global = given.batch.global;
+    let below = global / world * world;
+    let mut near = vec![below, below + world];
+    near.sort_by_key(|batch| batch.abs_diff(global));
+    let with_batch = |batch: &usize| {
+        let mut config = given.clone();
+        config.batch.global = *batch;
+        *batch > 0 && config.is_sound() && has(&config, world)
+    };
+    if let Some(batch) = near.into_iter().find(with_batch) {
+        remedies.push(format!("--set batch.global={batch}"));
+    }
+    let remedies = match remedies.join(", or ") {
+        none if none.is_empty() => String::new(),
+        some => format!("; say {some}"),
+    };
+    format!(
+        "{} are TP x DP: DP divides the batch of {}, and TP the {}, so there is no layout{remedies}",
+        counted(world, "GPU"),
+        counted(global, "sample"),
+        counted(given.model.heads, "head"),
+    )
 }
 
 /// Of each layout the fastest choice, and the config itself; in order.
@@ -248,12 +288,31 @@ fn sort<T>(all: &mut [T], key: impl Fn(&T) -> (f64, usize)) {
     });
 }
 
-/// `config` with its handles, if it fits.
+/// `config` with its handles, if it fits; with parameters on the host in the largest groups of micro-batches that do.
 fn laid_out(given: &Config, config: Config, number: usize) -> Option<Candidate> {
-    let built = build(&config);
-    // All blocks stay: it is the same without parameters on the host.
-    let stays = built.gpt.shape().ring.resident == config.model.layers;
-    (!stays && fits(&config, &built)).then(|| worded(given, config, number))
+    let fits = |config: &Config| {
+        let built = build(config);
+        // All blocks stay: it is the same without parameters on the host.
+        let stays = built.gpt.shape().ring.resident == config.model.layers;
+        !stays && fits(config, &built)
+    };
+    let config = std::iter::once(config.clone()).chain(in_groups(&config)).find(fits)?;
+    Some(worded(given, config, number))
+}
+
+/// `config` with fewer and fewer micro-batches together, where parameters are on the host and all go together.
+fn in_groups(config: &Config) -> Vec<Config> {
+    let OffloadConfig { parameters, first_forward, .. } = &config.offload;
+    if *parameters == ParameterPlace::Device || *first_forward != ALL_TOGETHER {
+        return Vec::new();
+    }
+    let fewer = divisors(micro_batches(config)).into_iter().rev().skip(1);
+    let with = |together| {
+        let mut config = config.clone();
+        config.offload.first_forward = together;
+        config
+    };
+    fewer.map(with).collect()
 }
 
 /// `config` with its handles, in the words of `given` where these mean the same.

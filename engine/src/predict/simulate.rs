@@ -11,7 +11,7 @@ use device::{Lane, Rank};
 use offload::Ahead;
 use serde::Serialize;
 use std::sync::Arc;
-use topology::HostBytes;
+use topology::{HostBytes, counted};
 
 /// Steps that are played; the last is looked at.
 pub(crate) const RECORDED_STEPS: u64 = 3;
@@ -21,9 +21,8 @@ pub(crate) const RECORDED_STEPS: u64 = 3;
 pub enum SimulateError {
     /// The config names no box.
     #[error(
-        "the config runs on {0}, and only a described box can be simulated: say \
-         --set 'device=Sim(box: \"configs/boxes/dgx2.ron\")', or measure this machine with \
-         `onebox bench --save-box FILE` and name that file"
+        "the config runs on {0}, and only a described box can be simulated: say --box h100-128gib (`onebox boxes` lists them), or \
+         measure this machine with `onebox bench --save-box FILE` and say --box FILE"
     )]
     NoBox(&'static str),
     /// The box.
@@ -32,6 +31,16 @@ pub enum SimulateError {
     /// The grid is larger than the box.
     #[error(transparent)]
     Seats(#[from] sim::TooFewSeats),
+    /// More GPUs are asked for than the box has.
+    #[error("--gpus {asked}: the box `{box_name}` has {}", counted(.has, "GPU"))]
+    TooFewGpus {
+        /// That were asked for.
+        asked: usize,
+        /// Of the box.
+        has: usize,
+        /// Of the box.
+        box_name: String,
+    },
     /// A share that is less than the last segment.
     #[error(
         "offload.speculated_fraction: a share of {share} takes no whole segment, so `Speculative` would update nothing ahead: \

@@ -205,7 +205,7 @@ pub fn first_forward(config: &Config) -> usize {
 }
 
 /// Micro-batches of a step.
-const fn micro_batches(config: &Config) -> usize {
+pub(crate) const fn micro_batches(config: &Config) -> usize {
     config.batch.global / (config.batch.micro * config.parallel.data)
 }
 

@@ -9,6 +9,7 @@ use crate::predict::changes::arguments;
 use crate::predict::plan::memory_report;
 use crate::predict::remedies::{largest, remedies};
 use crate::predict::search::{Found, Layout, search as search_layouts};
+use crate::predict::simulate::described;
 use crate::report::progress::si;
 use crate::train::build::build;
 use serde::Serialize;
@@ -42,17 +43,19 @@ struct Answer<'a> {
 }
 
 pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
-    let gpus = args.gpus.map(usize::from);
     let is_given = |name: &str| args.sets.iter().any(|set| key(set) == name);
     if args.search && !args.json {
         // Layouts are told by their differences from a config of the model, which recomputes nothing.
         let plain: &[&str] = if is_given("recompute") { &[] } else { &["recompute=None"] };
-        return search::run(&load(args, model, plain)?, gpus, false);
+        let loaded = load(args, model, plain)?;
+        return search::run(&loaded, Some(gpus(args, &loaded)?), false);
     }
     let mut loaded = load(args, model, &[])?;
+    // The config is not the user's own: its single rank is no layout that was asked for.
+    let gpus = Some(gpus(args, &loaded)?);
     let mut found = search_layouts(&loaded, gpus).map_err(failed)?;
     let mut changed: &[&str] = &[];
-    if found.layouts.is_empty() {
+    if found.layouts.is_empty() && found.no_layout.is_none() {
         // Fewer bytes for each parameter on the host, before it is said that nothing fits.
         let given = SMALLER.iter().any(|one| is_given(key(one)));
         if let (false, Ok(smaller)) = (given, load(args, model, &SMALLER)) {
@@ -81,11 +84,20 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
                 let smaller = !changed.is_empty();
                 fits(&mut out, (best, smaller), args.tokens, &complete(&best.sets));
             }
-            None => does_not_fit(&mut out, &loaded, changed, &complete),
+            None => match &found.no_layout {
+                Some(why) => _ = writeln!(out, "\nno: {why}"),
+                None => does_not_fit(&mut out, (&loaded, gpus), changed, &complete),
+            },
         }
         print(&out)?;
     }
     if best.is_some() { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+}
+
+/// The GPUs to use: as many as the arguments say, or all of the box.
+fn gpus(args: &PlanArgs, loaded: &Loaded) -> Result<usize, Failed> {
+    let box_ = described(&loaded.config).map_err(failed)?;
+    Ok(args.gpus.map_or(box_.gpus, usize::from))
 }
 
 /// The model on the box, with a batch and a sample that people fine-tune with; `--set` changes both.
@@ -197,7 +209,7 @@ fn fits(out: &mut String, (best, smaller): (&Layout, bool), tokens: Option<u64>,
 
 fn does_not_fit(
     out: &mut String,
-    loaded: &Loaded,
+    (loaded, gpus): (&Loaded, Option<usize>),
     changed: &[&str],
     complete: &dyn Fn(&[String]) -> Vec<String>,
 ) {
@@ -205,19 +217,12 @@ fn does_not_fit(
     let smaller = if changed.is_empty() { "" } else { ", with smaller states neither" };
     let binding = memory_report(config, &build(config)).binding.words;
     let _ = writeln!(out, "\nno{smaller}: {binding}");
-    for remedy in remedies(loaded).iter().take(3) {
+    let remedies = remedies(loaded, gpus);
+    for remedy in &remedies {
         let _ = writeln!(out, "  it would fit with {}", arguments(&complete(&remedy.sets)));
     }
-    if let Some(largest) = largest(loaded) {
-        let parameters = super::count(largest.parameters as f64);
-        let further = largest.sets.into_iter().filter(|set| !set.starts_with("model.layers="));
-        let sets: Vec<String> = changed.iter().map(ToString::to_string).chain(further).collect();
-        let with =
-            if sets.is_empty() { String::new() } else { format!(", with {}", arguments(&sets)) };
-        let layers = counted(largest.layers, "layer");
-        let _ = writeln!(
-            out,
-            "  the largest model of this shape that fits has {layers} ({parameters} parameters){with}"
-        );
+    if remedies.is_empty() {
+        let largest = largest(loaded, gpus);
+        let _ = writeln!(out, "  {}", super::at_most(loaded, largest.as_ref(), changed));
     }
 }
