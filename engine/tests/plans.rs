@@ -73,7 +73,8 @@ fn bf16_is_refused_on_described_boxes_that_lack_it() {
     let path = |name: &str| root.join(name).display().to_string();
     let (config, volta) = (path("h100-1.3b.ron"), path("boxes/v100-32gb.ron"));
     let plan = ["plan", &config, "--box", &volta];
-    let text = "`Bf16` needs sm_80 or newer: one V100 GPUs are sm_70, which has no bf16 products";
+    let text =
+        "`Bf16` needs sm_80 or newer: each GPU of `one V100` is sm_70, which has no bf16 products";
     folder.onebox(&plan).refused(78, &[text, "precision: Fp16"]);
     let done = folder.onebox(&[&plan[..], &["--set", "precision=Fp16"]].concat());
     assert!(done.code < 2, "{}", done.stderr);
@@ -86,7 +87,8 @@ fn fp8_is_refused_on_described_boxes_that_lack_it_and_for_sizes_without_products
     let path = |name: &str| root.join(name).display().to_string();
     let (config, ampere) = (path("h100-1.3b.ron"), path("boxes/dgx-a100.ron"));
     let fp8 = ["plan", &config, "--set", "precision=Fp8"];
-    let text = "`Fp8` needs sm_89 or newer: DGX A100 GPUs are sm_80, which has no fp8 products";
+    let text =
+        "`Fp8` needs sm_89 or newer: each GPU of `DGX A100` is sm_80, which has no fp8 products";
     folder
         .onebox(&[&fp8[..], &["--box", &ampere]].concat())
         .refused(78, &[text, "precision: Bf16"]);

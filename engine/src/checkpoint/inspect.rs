@@ -62,7 +62,8 @@ pub fn checkpoints_of(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let folder = if inside.is_dir() { inside } else { path.to_owned() };
     let found = entries(&folder, &[""]).map_err(unreadable(&folder))?;
     if found.is_empty() {
-        let why = "no checkpoint: neither a run that has saved any nor one of its checkpoints";
+        let why =
+            "there is no checkpoint in it: name a run that has saved one, or a checkpoint of it";
         return Err(unreadable(path)(io::Error::new(io::ErrorKind::NotFound, why)));
     }
     Ok(found.into_iter().map(|(_, path)| path).collect())

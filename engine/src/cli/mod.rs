@@ -199,7 +199,7 @@ impl OnBox {
 #[derive(Clone, Copy, Debug, Args)]
 struct SimdArg {
     /// CPU instructions for the host optimizer: avx512, avx2, neon, portable [default: the best here]. Results do not change
-    #[arg(long, value_name = "SET", value_parser = |name: &str| name.parse::<SimdPath>())]
+    #[arg(long, value_name = "PATH", value_parser = |name: &str| name.parse::<SimdPath>())]
     simd: Option<SimdPath>,
 }
 

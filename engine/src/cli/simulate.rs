@@ -4,7 +4,8 @@ use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, may_write, of_ops, print, print_json, say, unwritten};
 use crate::config::{Config, UpdateMode};
 use crate::predict::plan::memory_report;
-use crate::predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
+use crate::predict::simulate::{SimulateError, Simulated, check_length, groups, mean_step};
+use crate::predict::simulate::{simulate, summary};
 use crate::predict::{choose, schedules};
 use crate::report::metrics::median_step;
 use crate::report::progress::si;
@@ -45,6 +46,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
     let built = build(config);
+    check_length(config, &built).map_err(failed)?;
     let memory = memory_report(config, &built);
     let timeline = simulate(config, &built).map_err(failed)?;
     let mut told = summary(config, &memory, &timeline);
@@ -104,6 +106,7 @@ pub(super) fn failed(error: SimulateError) -> Failed {
         | SimulateError::Box(_)
         | SimulateError::Seats(_)
         | SimulateError::TooFewGpus { .. }
+        | SimulateError::TooLong { .. }
         | SimulateError::NothingAhead { .. } => code::CONFIG,
     };
     Failed::new(code, error)

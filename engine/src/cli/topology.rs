@@ -26,7 +26,7 @@ pub(super) struct TopologyArgs {
     #[arg(long, conflicts_with = "format")]
     json: bool,
     /// Plan for groups of this many tensor-parallel ranks [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     tp: Option<u16>,
     /// Plan for this many data-parallel replicas [default: as many as there are GPUs for]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -17,7 +17,7 @@ pub(super) fn described_box(s: &mut Section<'_, '_>, stem: &str) -> BoxConfig {
     let machine = machine::read(s, topology.as_deref());
     let machines = s.uint("machines", 1..=1024, Or::Default(1), "Number of equal machines.");
     let or = Or::Required("gpus: 16");
-    let doc = "GPUs of all machines together.";
+    let doc = "GPUs of all machines together. A topology says it by itself.";
     let told = Told { key: "gpus", what: "GPU", most: 4096, or, machines, doc };
     let gpus = machine::number(s, told, machine.as_ref().map(|m| m.gpus.len()));
     let (or, what) = (Or::Default(1), "NUMA node");

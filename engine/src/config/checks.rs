@@ -299,9 +299,13 @@ impl Checks<'_> {
             DeviceConfig::Sim { box_, .. } => {
                 let why = box_.ranks_per_machine(self.config).err()?;
                 let of_one = box_.gpus / box_.machines;
-                let help = format!(
-                    "use whole machines: `tensor` a divisor of {of_one}, `tensor` x `data` a multiple of it"
-                );
+                let help = if box_.gpus.is_multiple_of(box_.machines) {
+                    format!(
+                        "use whole machines: `tensor` a divisor of {of_one}, `tensor` x `data` a multiple of it"
+                    )
+                } else {
+                    "mend the box: its `gpus` are a multiple of its `machines`".into()
+                };
                 values.insert(0, ("device.box.machines", counted(box_.machines, "machine")));
                 (why, help)
             }
@@ -334,7 +338,7 @@ impl Checks<'_> {
                 counted(global, "sample"),
                 remainder(global, pass)
             ),
-            help: format!("the nearest legal values are {}", nearest_multiples(global, pass)),
+            help: format!("use {}", nearest_multiples(global, pass)),
             values: vec![
                 ("batch.global", counted(global, "sample")),
                 ("batch.micro", counted(micro, "sample")),

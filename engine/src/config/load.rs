@@ -196,7 +196,8 @@ pub(super) fn box_of(reader: &mut Reader, key: &str, path: &str) -> BoxConfig {
         }
         Err(Complaint { message, help }) => {
             let message = format!("cannot read the box `{path}`: {message}");
-            let help = bundled::near(path).unwrap_or(help);
+            let bundled = || format!("{help}; `onebox boxes` lists the boxes that need no file");
+            let help = bundled::near(path).unwrap_or_else(bundled);
             let spots = reader.places.get(key).map(|at| Spot::At(*at, String::new()));
             let spots = spots.into_iter().collect();
             reader.mark_bad(&format!("{key}.gpus"));
@@ -326,6 +327,7 @@ fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
         _ if here.starts_with('=') || message.contains("colon") => {
             "between a key and its value stands `:`"
         }
+        _ if here.starts_with(['.', '/', '-']) => "text stands in quotes: `train: \"my.txt\"`",
         _ if message.contains("closing `)`") || message.contains("comma") => {
             "before this a comma is missing, or a `)`"
         }

@@ -59,7 +59,10 @@ impl Checks<'_> {
     pub(super) fn halves_of_heads(&self) -> Option<Broken> {
         let m = &self.config.model;
         (m.family == Family::Llama && !m.head_dim.is_multiple_of(2)).then(|| Broken {
-            message: format!("a head of {} elements has no two halves to rotate", m.head_dim),
+            message: format!(
+                "a head of {} has no two halves to rotate",
+                counted(m.head_dim, "element")
+            ),
             help: "use an even `model.head_dim`".into(),
             values: vec![("model.head_dim", "an odd number".into())],
         })

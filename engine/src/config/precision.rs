@@ -35,7 +35,9 @@ impl Checks<'_> {
         };
         let (what, sm) = match &self.config.device {
             DeviceConfig::Cpu { .. } => return None,
-            DeviceConfig::Sim { box_, .. } => (format!("{} GPUs are", box_.name), box_.gpu.sm),
+            DeviceConfig::Sim { box_, .. } => {
+                (format!("each GPU of `{}` is", box_.name), box_.gpu.sm)
+            }
             DeviceConfig::Cuda => {
                 let (tp, dp) = (self.config.parallel.tensor, self.config.parallel.data);
                 let all = &gpu::machine().gpus;

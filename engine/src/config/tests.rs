@@ -251,7 +251,7 @@ fn data_sets_are_a_path_or_a_list_and_come_back() {
         ("data.train=[]", "expected 1 to 256 data sets, found 0"),
         ("data.train=[\"a\"]", "expected `(path: ..)` in a list, found the string \"a\""),
         ("data.train=[(weight: 1)]", "an entry has no `path`"),
-        ("data.train=[(path: \"a\", weight: 0)]", "above 0"),
+        ("data.train=[(path: \"a\", weight: 0)]", "its `weight` must be a number above 0"),
         ("data.train=[(path: \"a\", share: 1)]", "an entry has no key \"share\""),
         ("data.train=[(path: \"\")]", "expected a path"),
         ("data.validation=[(path: \"a\", weight: 1)]", "it has `name` and `path`"),

@@ -201,7 +201,10 @@ pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
     let of = usize::from(theirs.family == Family::Llama);
     let differs = |Compared { names, key, value }: Compared| {
         let (named, is, ours) = (names[of], value(&theirs), value(model));
-        (is != ours).then(|| format!("`{named}` is {is}, and {key} is {ours}: --set {key}={is}"))
+        // What a class always has is no key of the file.
+        let of_class = named == "model_type" && key != "model.family";
+        let named = if of_class { format!("{key} of its class") } else { format!("`{named}`") };
+        (is != ours).then(|| format!("{named} is {is}, and {key} is {ours}: --set {key}={is}"))
     };
     COMPARED.into_iter().filter_map(differs).collect()
 }

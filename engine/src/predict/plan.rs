@@ -14,9 +14,9 @@ pub use disk::Disk;
 pub use ops::{Op, Touched, list};
 use saving::decided;
 pub(crate) use saving::{checkpoint_copy, saved_states};
-pub(crate) use step::count;
 use step::step;
 pub use step::{LaneTotals, Step};
+pub(crate) use step::{count, ops_of_step};
 
 use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
 use crate::predict::boxes;

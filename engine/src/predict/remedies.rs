@@ -220,3 +220,23 @@ pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
     let parameters = build(&best).gpt.shape().parameters();
     Some(Largest { layers: least, parameters, sets: changes::sets(loaded, &best) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedies_on_some_gpus_take_just_these() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/dgx2-70b.ron");
+        let loaded = crate::config::load(path.as_ref(), &["recompute=None".to_owned()]);
+        let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
+        assert!(!fits(&config, &build(&config)));
+        for gpus in [8, 16] {
+            let on = on_gpus(&config, Some(gpus));
+            assert_eq!(on.world_size(), gpus);
+            let all = fitting(&on, Some(gpus));
+            assert!(!all.is_empty(), "{gpus}");
+            assert!(all.iter().all(|(_, config)| config.world_size() == gpus), "{gpus}");
+        }
+    }
+}

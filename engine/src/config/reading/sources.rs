@@ -118,7 +118,13 @@ fn source(reader: &Reader, node: &Node, entries: Entries) -> Parsed<Source> {
                 return Err(complain(format!("an entry has no key {key}; it has {known}")));
             }
             "path" => source.path = absolute(reader, &field.value)?,
-            "weight" => source.weight = item.float(Interval::above(0.0, 1e6))?,
+            "weight" => {
+                let of_weight = |why: Complaint| Complaint {
+                    message: format!("its `weight` {}", why.message),
+                    ..why
+                };
+                source.weight = item.float(Interval::above(0.0, 1e6)).map_err(of_weight)?;
+            }
             _ => source.name = Some(item.string()?),
         }
     }

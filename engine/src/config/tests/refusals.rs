@@ -229,7 +229,7 @@ fn rules_between_keys_show_every_value_and_the_arithmetic() {
             "batch.global",
             &[
                 "micro 4 x data 2 = 8: 30 = 3 x 8 + 6",
-                "are 24 or 32",
+                "use 24 or 32",
                 "^ 4 samples",
                 "^ 2 replicas",
             ],

@@ -60,6 +60,11 @@ fn totals(config: &Config, built: &Built) -> Result<Totals, Error> {
     })
 }
 
+/// Number of ops of one rank in a step.
+pub(crate) fn ops_of_step(config: &Config, built: &Built) -> Result<u64, Error> {
+    Ok(totals(config, built)?.ops.iter().sum())
+}
+
 pub(super) fn step(config: &Config, built: &Built) -> Result<Step, Error> {
     let totals = totals(config, built)?;
     let lane = |lane: Lane| LaneTotals {
