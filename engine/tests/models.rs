@@ -193,6 +193,8 @@ fn what_onebox_does_not_compute_is_refused_with_its_key() {
         let done = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
         let done = done.refused(78, &[said, "mend the file"]);
         assert!(!done.stderr.contains('\u{fffd}'), "{}", done.stderr);
+        // A config that nobody wrote is not shown.
+        assert!(!done.stderr.contains("weights: Random"), "{}", done.stderr);
     }
     // What is right is no error, and each key that is wrong is one.
     with(&folder, |config| {

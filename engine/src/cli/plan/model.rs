@@ -102,7 +102,6 @@ fn gpus(args: &PlanArgs, loaded: &Loaded) -> Result<usize, Failed> {
 
 /// The model on the box, with a batch and a sample that people fine-tune with; `--set` changes both.
 fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> {
-    let config = |e: ConfigError| Failed::new(code::CONFIG, e);
     let absolute = model.canonicalize().map_err(|e| {
         let help = "nothing is downloaded: name a folder on this machine, or its config.json";
         Failed::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.display()))
@@ -120,6 +119,7 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> 
             absolute.display().to_string()
         )
     };
+    let config = |e: ConfigError| Failed::new(code::CONFIG, e.without_text(&name));
     let more = more.iter().map(ToString::to_string);
     let sets = args.sets.iter().cloned().chain(more).collect();
     let ConfigArgs { sets, .. } = args.on_box.with(&ConfigArgs { config: PathBuf::new(), sets })?;

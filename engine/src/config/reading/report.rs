@@ -70,6 +70,17 @@ impl ConfigError {
         of_file.map_or(&self.name, |source| &source.name)
     }
 
+    /// The same without lines of the text `name`, which its user has not written.
+    #[must_use]
+    pub fn without_text(mut self, name: &str) -> Self {
+        let is_own = |spot: &Spot| match spot {
+            Spot::At(place, _) => self.sources.get(place.source).is_some_and(|s| s.name == name),
+            Spot::Note(_) => false,
+        };
+        self.problems.iter_mut().for_each(|problem| problem.spots.retain(|spot| !is_own(spot)));
+        self
+    }
+
     /// An error without a place in a text, such as an unreadable file.
     pub(in crate::config) fn plain(name: &str, message: String, help: String) -> Self {
         let problem = Problem { key: String::new(), message, help, spots: Vec::new() };
