@@ -437,7 +437,7 @@ fn a_mask_is_asked_for_and_looked_at() {
     assert!(!prepared(&folder, "made", &[]).is_empty());
     assert_eq!(fs::read(&mask).unwrap(), good);
     let other = ["data", "prepare", "chat.ron", "made", "--set", "data.system=\"another\""];
-    folder.onebox(&other).refused(73, &["prepared.json: it is of other text"]);
+    folder.onebox(&other).refused(73, &["another data.system: \"\" then, and \"another\" now; "]);
 }
 
 #[test]

@@ -166,8 +166,210 @@ fn an_interrupted_one_says_what_is_kept_and_goes_on() {
         "{said}"
     );
     assert!(!folder.path("made/train").exists(), "nobody trains on a half");
+    folder.shell("cp long.txt new.txt && mv new.txt long.txt").ok();
     let again = folder.onebox(&args).ok().stdout;
     assert!(again.contains("in 2 parts, 1 of them from before"), "{again}");
+}
+
+/// `text.txt` prepared into `made` with held-out data, and the settings of a run on it.
+fn made(folder: &Folder) -> [String; 4] {
+    let sets = [&TOKENIZER[..], &["data.validation=\"text.txt\""]].concat();
+    onebox(folder, &["data", "prepare", "tiny.ron", "made"], &sets).ok();
+    let [train, held_out] = ["train", "validation"].map(|name| folder.path("made").join(name));
+    [
+        "model.vocab=300".into(),
+        "data.format=U16".into(),
+        format!("data.train={train:?}"),
+        format!("data.validation={held_out:?}"),
+    ]
+}
+
+/// What `data check` says of these settings.
+fn checked(folder: &Folder, sets: &[String; 4]) -> Done {
+    onebox(folder, &["data", "check", "tiny.ron"], &sets.each_ref().map(String::as_str))
+}
+
+/// The command that a remedy names.
+fn again(folder: &Folder) -> String {
+    let [config, made] = ["tiny.ron", "made"].map(|name| folder.path(name).display().to_string());
+    format!(
+        "; copy all files of {made} again, or make them again: cd {}",
+        folder.path("").display()
+    )
+    .trim_end_matches('/')
+    .to_owned()
+        + &format!(
+            " && onebox data prepare {config} --set 'data.tokenizer=\"tokenizer.json\"' --set model.vocab=300 --set \
+             'data.validation=\"text.txt\"' {made}"
+        )
+}
+
+#[test]
+fn a_part_that_is_gone_or_has_another_length_is_refused_with_the_command_that_makes_it() {
+    let folder = folder();
+    let sets = made(&folder);
+    checked(&folder, &sets).ok();
+    let refused = |said: &str| {
+        let said = format!("{said}{}", again(&folder));
+        let sets = sets.each_ref().map(String::as_str);
+        for args in [
+            &["data", "check", "tiny.ron"][..],
+            &["config", "check", "tiny.ron"],
+            &["train", "tiny.ron", "--run-dir", "run"],
+            &["train", "tiny.ron", "--dry-run"],
+        ] {
+            onebox(&folder, args, &sets).refused(66, &[&said]);
+        }
+        let plan = onebox(&folder, &["plan", "tiny.ron"], &sets).ok().stdout;
+        assert!(plan.contains("data: not counted: ") && plan.contains(&said), "{plan}");
+    };
+    for part in ["made/train/000000.bin", "made/validation/000000.bin"] {
+        let path = folder.path(part);
+        let good = fs::read(&path).unwrap();
+        let (has, list) = (good.len(), folder.path("made/prepared.json"));
+        let says = format!(", and {} says {has} bytes", list.display());
+        fs::write(&path, &good[..1000]).unwrap();
+        refused(&format!("{part}: it has 1000 bytes{says}"));
+        fs::write(&path, "").unwrap();
+        refused(&format!("{part}: it has 0 bytes{says}"));
+        fs::remove_file(&path).unwrap();
+        refused(&format!("{part}: it is not there{says}"));
+        fs::write(&path, [&good[..], &good].concat()).unwrap();
+        refused(&format!("{part}: it has {} bytes{says}", 2 * has));
+        fs::write(&path, good).unwrap();
+    }
+    checked(&folder, &sets).ok();
+    // A link to the folder and a glob lead to the same list.
+    fs::remove_file(folder.path("made/train/000000.bin")).unwrap();
+    folder.shell("cp made/validation/000000.bin made/train/1.bin; ln -s made/train linked").ok();
+    for named in ["linked", "made/train/*.bin"] {
+        let train = format!("data.train={named:?}");
+        let sets = ["model.vocab=300", "data.format=U16", &train];
+        let gone = [&format!("{}/000000.bin: it is not there", named.trim_end_matches("/*.bin"))];
+        let gone = gone.map(String::as_str);
+        onebox(&folder, &["data", "check", "tiny.ron"], &sets).refused(66, &gone);
+    }
+    // The list itself can be cut off.
+    fs::write(folder.path("made/prepared.json"), "{\"version\": 3, \"pa").unwrap();
+    checked(&folder, &sets).refused(66, &["made/prepared.json: it is damaged"]);
+}
+
+#[test]
+fn a_part_with_another_token_is_found_and_made_again() {
+    let folder = folder();
+    let sets = made(&folder);
+    let before = checked(&folder, &sets).ok().stdout;
+    let path = folder.path("made/train/000000.bin");
+    let good = fs::read(&path).unwrap();
+    let mut bad = good.clone();
+    bad[500] ^= 1;
+    fs::write(&path, &bad).unwrap();
+    let hash = |bytes: &[u8]| format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bytes));
+    let (is, was) = (hash(&bad), hash(&good));
+    let list = folder.path("made/prepared.json");
+    let said = format!(
+        "made/train/000000.bin: its bytes have the xxh3-128 {is}, and {} says {was}",
+        list.display()
+    );
+    checked(&folder, &sets).refused(66, &[&format!("{said}{}", again(&folder))]);
+    // The command in the error is one for a shell.
+    let command = again(&folder).split_once("again: ").unwrap().1.to_owned();
+    let command = command.replace("onebox data", &format!("{} data", env!("CARGO_BIN_EXE_onebox")));
+    let done = folder.shell(&command).ok();
+    assert!(done.stderr.contains(&said) && done.stderr.contains("made again"), "{}", done.stderr);
+    assert!(done.stdout.contains("in 2 parts, 1 of them from before"), "{}", done.stdout);
+    assert_eq!(fs::read(&path).unwrap(), good);
+    assert_eq!(checked(&folder, &sets).ok().stdout, before);
+}
+
+/// As onebox wrote them before they had hashes.
+#[test]
+fn a_folder_of_an_older_onebox_is_taken_without_hashes() {
+    let folder = folder();
+    let sets = made(&folder);
+    let before = checked(&folder, &sets).ok().stdout;
+    let list = folder.path("made/prepared.json");
+    let new: serde_json::Value = serde_json::from_slice(&fs::read(&list).unwrap()).unwrap();
+    let mut old = serde_json::json!({ "version": 1, "of": "0".repeat(32), "parts": new["parts"] });
+    for part in old["parts"].as_array_mut().unwrap().iter_mut().flat_map(|set| set.as_array_mut()) {
+        part[0].as_object_mut().unwrap().remove("files").unwrap();
+        part[0]["documents"] = serde_json::Value::Null;
+    }
+    fs::write(&list, old.to_string()).unwrap();
+    let done = checked(&folder, &sets).ok();
+    assert_eq!(done.stdout, before);
+    let note =
+        "made/prepared.json: an older onebox wrote it, without hashes: bytes are not compared";
+    assert!(done.stderr.contains(note), "{}", done.stderr);
+    let path = folder.path("made/validation/000000.bin");
+    let good = fs::read(&path).unwrap();
+    fs::write(&path, &good[..100]).unwrap();
+    let said = format!(
+        "made/validation/000000.bin: it has 100 bytes, and {} says {}",
+        list.display(),
+        good.len()
+    );
+    checked(&folder, &sets).refused(66, &[&said, "again, or delete it and prepare the text again"]);
+    let prepare = ["data", "prepare", "tiny.ron", "made"];
+    let older =
+        "made/prepared.json: another onebox wrote it, in format 1, and this one writes format 3";
+    onebox(&folder, &prepare, &TOKENIZER).refused(73, &[older]);
+}
+
+#[test]
+fn text_is_known_by_its_bytes_wherever_it_stands_and_whenever_it_was_written() {
+    let folder = folder();
+    folder.shell("mkdir pp; cp text.txt pp/a.txt; echo 'the box' > pp/b.txt").ok();
+    let prepare = |train: &str, more: &[&str]| {
+        let train = format!("data.train={train:?}");
+        let sets = [&TOKENIZER[..], &[&train], more].concat();
+        onebox(&folder, &["data", "prepare", "tiny.ron", "made"], &sets)
+    };
+    let kept = |train: &str| {
+        let said = prepare(train, &[]).ok().stdout;
+        assert!(said.contains("in 1 part, 1 of them from before"), "{said}");
+    };
+    prepare("pp", &[]).ok();
+    folder.shell("touch pp/a.txt").ok();
+    kept("pp");
+    folder.shell("cp -rp pp moved").ok();
+    kept("moved");
+    folder.shell("mkdir anew; cat pp/a.txt > anew/x.md; cat pp/b.txt > anew/y.md").ok();
+    kept("anew");
+    // A file that nobody has written to is not read again; whoever sets its time back has written to it.
+    let settle = || std::thread::sleep(Duration::from_millis(3100));
+    settle();
+    kept("pp");
+    folder.shell("touch -r pp/a.txt time; tr t T < pp/a.txt | dd of=pp/a.txt conv=notrunc; touch -r time pp/a.txt").ok();
+    settle();
+    prepare("pp", &[]).refused(73, &["/pp/a.txt has 9920 bytes"]);
+    folder.shell("cp moved/a.txt pp").ok();
+    // What is another one is named, with what it was and what it is.
+    let hash = |name: &str| {
+        format!("{:032x}", xxhash_rust::xxh3::xxh3_128(&fs::read(folder.path(name)).unwrap()))
+    };
+    let list = "made/prepared.json: it is of";
+    let remedy = "; name another folder, or delete this one";
+    let was = hash("pp/b.txt");
+    folder.shell("echo 'a model' > moved/b.txt; echo more > pp/c.txt; rm anew/y.md").ok();
+    let (b, is) = (folder.path("moved/b.txt"), hash("moved/b.txt"));
+    let changed = format!(
+        "{list} another text: {} has 8 bytes of xxh3-128 {is}, and had 8 of {was}{remedy}",
+        b.display()
+    );
+    prepare("moved", &[]).refused(73, &[&changed]);
+    let c = format!("{list} another text: {} is new{remedy}", folder.path("pp/c.txt").display());
+    prepare("pp", &[]).refused(73, &[&c]);
+    prepare("anew", &[]).refused(73, &[&format!("{list} another text: "), "/b.txt is gone"]);
+    let held = "data.validation=\"text.txt\"";
+    let sets = format!("{list} other data sets: train then, and train, validation now{remedy}");
+    prepare("moved", &[held]).refused(73, &[&sets]);
+    let was = hash("tokenizer.json");
+    folder.shell("echo >> tokenizer.json").ok();
+    let is = hash("tokenizer.json");
+    let other =
+        format!("{list} another tokenizer: xxh3-128 {was} then, and xxh3-128 {is} now{remedy}");
+    prepare("moved", &[]).refused(73, &[&other]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::exit::{Failed, code};
 use super::signals::{self, Starting};
-use super::{ConfigArgs, data, print};
+use super::{ConfigArgs, data, print, quoted};
 use crate::config::{Config, DataOrder, Packing, Source, Sources};
 use crate::data::{
     Cache, Prepare, PrepareError, Prepared, Problem, Rowed, Sizes, Tokenizer, takes_from,
@@ -37,7 +37,8 @@ pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
     starting.say("interrupted; finished parts are kept: the same command goes on".into());
     let cache = Cache::of_user(false);
     let out = absolute(&args.out).unwrap_or_else(|_| args.out.clone());
-    let with = (&tokenizer, &cache, &starting);
+    let again = again(&args.config, &out);
+    let with = (&tokenizer, &cache, &starting, again.as_str());
     let prepared = match config.data.format.is_rows() {
         false => prepare(config, with, None, &out),
         true => {
@@ -54,7 +55,7 @@ pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
 
 fn prepare(
     config: &Config,
-    (tokenizer, cache, starting): (&Tokenizer, &Cache, &Starting),
+    (tokenizer, cache, starting, command): (&Tokenizer, &Cache, &Starting, &str),
     rows: Option<Rowed<'_>>,
     out: &Path,
 ) -> Result<Prepared, PrepareError> {
@@ -68,10 +69,23 @@ fn prepare(
         rows,
         cache,
         out,
+        command,
         sizes: Sizes::default(),
         quiet: false,
     };
     prepare.run(&|parts| starting.say(interrupted(parts)))
+}
+
+/// The same command from any folder, for a shell.
+fn again(ConfigArgs { config, sets }: &ConfigArgs, out: &Path) -> String {
+    let path = |path: &Path| quoted(&path.display().to_string());
+    // Paths in settings are relative to it.
+    let here = std::env::current_dir().ok().filter(|_| !sets.is_empty());
+    let here = here.map_or_else(String::new, |here| format!("cd {} && ", path(&here)));
+    let sets: String = sets.iter().map(|set| format!(" --set {}", quoted(set))).collect();
+    let is_stdin = config == Path::new("-");
+    let config = absolute(config).ok().filter(|_| !is_stdin).unwrap_or_else(|| config.clone());
+    format!("{here}onebox data prepare {}{sets} {}", path(&config), path(out))
 }
 
 /// The last words of an interrupted preparation that keeps this number of parts.

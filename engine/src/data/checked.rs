@@ -136,7 +136,7 @@ impl Checks<'_> {
             None => identity,
         };
         drop(reading);
-        let beside: Result<_, _> = beside.map(TokenFile::hash).collect();
+        let beside: Result<_, _> = beside.map(|file| file.hash(&|_| ())).collect();
         let found = Found { identity, segments, beside: beside.map_err(failure)? };
         let settled = |files: &Vec<&TokenFile>| files.iter().all(|file| file.stamp.is_settled(now));
         if files.as_ref().is_some_and(settled) {

@@ -57,11 +57,6 @@ pub(super) fn dtype_of(tokens: &Path) -> Option<Dtype> {
     Some(Dtype::of(u64::from_le_bytes(*code)))
 }
 
-/// Bytes of the index of `documents` documents of one sequence each.
-pub(super) const fn length(documents: u64) -> u64 {
-    34 + 12 * documents + 8 * (documents + 1)
-}
-
 /// The index of documents of `lengths` tokens, each of one sequence, as Megatron writes it. Tokens have 2 or 4 bytes.
 pub(super) fn written(lengths: impl Iterator<Item = usize> + Clone, width: usize) -> Vec<u8> {
     let count = lengths.clone().count() as u64;

@@ -11,7 +11,7 @@ use super::mask;
 use super::megatron::{self, path_of};
 use super::open::open_regular;
 use super::parts::{Place, Sizes, Texts};
-use super::prepared::{MANIFEST, partial};
+use super::prepared::{MANIFEST, Manifest, Part, SourceText, VERSION, Written, hex, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
 use super::read::{Source, named};
 use super::rows::Lines;
@@ -23,11 +23,12 @@ use crate::config::DataFormat;
 use crate::report::reading::Reading;
 use crate::report::shown::Shown;
 use crate::run_dir::durable::sync_folder;
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-use xxhash_rust::xxh3::Xxh3Default;
+use std::path::{Path, PathBuf, absolute};
+use std::time::SystemTime;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// Held while something is being written. Runs have a `.lock`: their folders are no place for tokens.
 const LOCK: &str = ".prepare.lock";
@@ -46,6 +47,8 @@ pub(crate) struct Prepare<'a> {
     pub(crate) cache: &'a Cache,
     /// The folder of the tokens.
     pub(crate) out: &'a Path,
+    /// Does all of it again, for a shell.
+    pub(crate) command: &'a str,
     pub(crate) sizes: Sizes,
     pub(crate) quiet: bool,
 }
@@ -75,21 +78,7 @@ pub(crate) enum PrepareError {
     #[error("{}: cannot be written: {error}", Shown(path))]
     Write { path: PathBuf, error: io::Error },
     #[error("{}: {why}", Shown(path))]
-    Refused { path: PathBuf, why: &'static str },
-}
-
-/// A finished part.
-#[derive(Debug, Serialize, Deserialize)]
-struct Part {
-    tokens: u64,
-    /// Documents of its index, where it has one.
-    #[serde(default)]
-    documents: Option<u64>,
-    /// Bytes of its text.
-    text: u64,
-    next: Place,
-    /// Rows of this part and of those before it.
-    rows: BadRows,
+    Refused { path: PathBuf, why: String },
 }
 
 /// A part that is not on the disk yet.
@@ -100,22 +89,6 @@ struct Made {
     /// Says which tokens count, of chats.
     mask: Option<Vec<u8>>,
     part: Part,
-}
-
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Manifest {
-    version: u32,
-    /// Hash of the tokenizer, of what it makes of a row, and of all files' stamps.
-    of: String,
-    /// Of each name in the config.
-    parts: Vec<Vec<Part>>,
-}
-
-impl Manifest {
-    /// Finished ones of all names.
-    fn num_parts(&self) -> usize {
-        self.parts.iter().map(Vec::len).sum()
-    }
 }
 
 /// The files of a name in the config.
@@ -147,6 +120,9 @@ impl Prepare<'_> {
         let mut manifest = self.manifest(&all)?;
         let before = manifest.num_parts();
         kept(before);
+        if before > 0 {
+            self.save(&manifest)?;
+        }
         let bytes =
             |named: &Named<'_>| named.files.iter().map(|file| file.stamp.bytes).sum::<u64>();
         let (text, files) = (all.iter().map(bytes).sum(), all.iter().map(|n| n.files.len()).sum());
@@ -186,11 +162,6 @@ impl Prepare<'_> {
         mask::name_of_part(part, self.has_masks())
     }
 
-    /// Of the manifest. Version 1 gave parts of chats other names.
-    fn version(&self) -> u32 {
-        if self.has_masks() { 2 } else { 1 }
-    }
-
     /// The files of a name that hold text, closed.
     fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
         let checks =
@@ -208,7 +179,8 @@ impl Prepare<'_> {
     }
 
     fn lock(&self) -> Result<File, PrepareError> {
-        let refused = |why| PrepareError::Refused { path: self.out.to_owned(), why };
+        let refused =
+            |why: &str| PrepareError::Refused { path: self.out.to_owned(), why: why.into() };
         let there = fs::read_dir(self.out).map_or(0, Iterator::count);
         if there > 0 && !self.out.join(LOCK).exists() {
             return Err(refused(
@@ -223,55 +195,110 @@ impl Prepare<'_> {
         Ok(lock)
     }
 
-    /// That of an earlier start, as far as its parts are there.
-    fn manifest(&self, all: &[Named<'_>]) -> Result<Manifest, PrepareError> {
-        let mut hash = Xxh3Default::new();
-        match &self.rows {
-            Some(with) => hash.update(&with.rows.hash().to_le_bytes()),
-            None => hash.update(self.tokenizer.bytes()),
-        }
-        hash.update(&(self.train.len() as u64).to_le_bytes());
-        for named in all {
-            hash.update(&(named.files.len() as u64).to_le_bytes());
-            named.files.iter().for_each(|file| hash.update(&file.stamp.to_bytes()));
-        }
-        let of = format!("{:032x}", hash.digest128());
-        let path = self.out.join(MANIFEST);
-        let bytes = match fs::read(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                let parts = all.iter().map(|_| Vec::new()).collect();
-                return Ok(Manifest { version: self.version(), of, parts });
-            }
-            other => other.map_err(unwritten(&path))?,
-        };
-        let there: Option<Manifest> = serde_json::from_slice(&bytes).ok();
-        let mut manifest = there.filter(|there| there.version == self.version() && there.of == of && there.parts.len() == all.len()).ok_or(PrepareError::Refused {
-            path,
-            why: "it is of other text, of text that has changed since, or of another tokenizer, chat template, data.system or onebox; delete the folder, or name another one",
-        })?;
-        for (Named { folder, .. }, parts) in all.iter().zip(&mut manifest.parts) {
-            let whole = |(number, part): (usize, &Part)| {
-                let path = |folder: &Path| folder.join(self.name(number));
-                let [partial, whole] = [path(&partial(folder)), path(folder)];
-                let bytes = |path: &dyn Fn(&Path) -> PathBuf| {
-                    let bytes = |path| fs::metadata(path).map_or(0, |file| file.len());
-                    bytes(path(&partial)).max(bytes(path(&whole)))
-                };
-                let has_documents = match part.documents {
-                    Some(documents) => {
-                        let mask = mask::length(part.tokens, documents);
-                        bytes(&path_of) == megatron::length(documents)
-                            && (!self.has_masks() || bytes(&mask::path_of) == mask)
-                    }
-                    None => self.rows.is_none(),
-                };
-                let tokens = part.tokens * self.width() as u64;
-                bytes(&Path::to_owned) == tokens && has_documents
+    /// What tokens follow from beside the text, by its name.
+    fn makers(&self) -> BTreeMap<String, String> {
+        let tokenizer = format!("xxh3-128 {}", hex(xxh3_128(self.tokenizer.bytes())));
+        let rows = self.rows.as_ref().map_or_else(Vec::new, |with| with.rows.makers());
+        let all = [("tokenizer", tokenizer)].into_iter().chain(rows);
+        all.map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    /// The text of a name. `known`: as it was before.
+    fn texts(&self, named: &Named<'_>, known: &[SourceText]) -> Result<Vec<SourceText>, Failure> {
+        let bytes = named.files.iter().map(|file| file.stamp.bytes).sum();
+        let (now, reading) = (SystemTime::now(), Reading::new("reading text", bytes, self.quiet));
+        let text = |(i, file): (usize, &TokenFile)| {
+            let (path, of) =
+                (absolute(&file.path).unwrap_or_else(|_| file.path.clone()), file.stamp);
+            let stamp = of.is_settled(now).then(|| hex(xxh3_128(&of.to_bytes())));
+            let known = known.get(i).filter(|known| stamp.is_some() && known.stamp == stamp);
+            let hash = match known {
+                Some(known) => known.hash.clone(),
+                None => hex(file.hash(&|bytes| reading.add(bytes)).map_err(failure)?),
             };
-            let whole = parts.iter().enumerate().take_while(|part| whole(*part)).count();
-            parts.truncate(whole);
+            Ok(SourceText { path, bytes: of.bytes, hash, stamp })
+        };
+        named.files.iter().enumerate().map(text).collect()
+    }
+
+    /// That of an earlier start, as far as its parts are what was written.
+    fn manifest(&self, all: &[Named<'_>]) -> Result<Manifest, PrepareError> {
+        let path = self.out.join(MANIFEST);
+        let refused = |why| PrepareError::Refused {
+            path: path.clone(),
+            why: format!("{why}; name another folder, or delete this one"),
+        };
+        let there = match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            read => Some(read.map_err(unwritten(&path))?),
+        };
+        let there = there.map(|bytes| serde_json::from_slice::<Manifest>(&bytes));
+        let there = there.transpose().map_err(|e| refused(format!("it is damaged ({e})")))?;
+        if let Some(Manifest { version, .. }) = there
+            && version != VERSION
+        {
+            let why = format!(
+                "another onebox wrote it, in format {version}, and this one writes format {VERSION}"
+            );
+            return Err(refused(why));
         }
-        Ok(manifest)
+        let known = there.as_ref().map_or(&[][..], |there| &there.texts);
+        let texts = all.iter().enumerate().map(|(i, named)| {
+            self.texts(named, known.get(i).map_or(&[], Vec::as_slice)).map_err(in_key(named.key))
+        });
+        let name =
+            |named: &Named<'_>| Some(named.folder.file_name()?.to_string_lossy().into_owned());
+        let mut new = Manifest {
+            version: VERSION,
+            command: self.command.to_owned(),
+            makers: self.makers(),
+            folders: all.iter().filter_map(name).collect(),
+            texts: texts.collect::<Result<_, _>>()?,
+            parts: all.iter().map(|_| Vec::new()).collect(),
+        };
+        if let Some(there) = there {
+            if let Some(why) = new.differs(&there) {
+                return Err(refused(why));
+            }
+            new.parts.iter_mut().zip(there.parts).for_each(|(new, there)| *new = there);
+            self.keep_whole(all, &mut new.parts)?;
+        }
+        Ok(new)
+    }
+
+    /// Keeps the parts before the first one whose files are not what was written.
+    fn keep_whole(&self, all: &[Named<'_>], parts: &mut [Vec<Part>]) -> Result<(), PrepareError> {
+        let written = parts.iter().flatten().flat_map(|part| &part.files);
+        let reading =
+            Reading::new("comparing parts", written.map(|file| file.bytes).sum(), self.quiet);
+        for (Named { folder, .. }, parts) in all.iter().zip(parts) {
+            let partial = partial(folder);
+            let place = if folder.exists() { folder } else { &partial };
+            let fault = |part: &Part| {
+                part.files
+                    .iter()
+                    .find_map(|file| file.check(place, &|bytes| reading.add(bytes)).err())
+            };
+            let fault = parts.iter().enumerate().find_map(|(i, part)| Some((i, fault(part)?)));
+            let Some((whole, fault)) = fault else { continue };
+            tracing::warn!(
+                "{}: {}: this part and those behind it are made again",
+                Shown(&fault.path),
+                fault.words(&self.out.join(MANIFEST))
+            );
+            parts.truncate(whole);
+            if folder.exists() {
+                // Nobody trains on it until all of it is there.
+                fs::rename(folder, &partial).map_err(unwritten(folder))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn save(&self, manifest: &Manifest) -> Result<(), PrepareError> {
+        let path = self.out.join(MANIFEST);
+        let json = serde_json::to_vec(manifest).map_err(io::Error::from);
+        json.and_then(|json| write(&path, &[json])).map(drop).map_err(unwritten(&path))
     }
 
     /// Makes the parts of a name that are not there yet.
@@ -282,9 +309,7 @@ impl Prepare<'_> {
         (reading, kept): (&Reading, &dyn Fn(usize)),
     ) -> Result<(), PrepareError> {
         let refused = |problem| in_key(named.key)(at(Path::new(named.text))(problem));
-        let folder = &named.folder;
-        let into = if folder.exists() { folder.clone() } else { partial(folder) };
-        fs::create_dir_all(&into).map_err(unwritten(&into))?;
+        let into = partial(&named.folder);
         loop {
             let last = manifest.parts[i].last();
             let from = last.map_or(Place::default(), |part| part.next);
@@ -302,17 +327,16 @@ impl Prepare<'_> {
                 None => self.of_texts(&named.files, from, reading),
                 Some(with) => self.of_rows(&named.files, (from, rows), with, reading),
             };
-            let Made { tokens, index, mask, part } = part.map_err(in_key(named.key))?;
+            let Made { tokens, index, mask, mut part } = part.map_err(in_key(named.key))?;
+            fs::create_dir_all(&into).map_err(unwritten(&into))?;
             let path = into.join(self.name(manifest.parts[i].len()));
-            write(&path, &tokens).map_err(unwritten(&path))?;
             let beside = [(path_of(&path), index), (mask::path_of(&path), mask)];
-            for (path, bytes) in beside.into_iter().filter_map(|(path, some)| Some((path, some?))) {
-                write(&path, &[bytes]).map_err(unwritten(&path))?;
+            let beside = beside.into_iter().filter_map(|(path, some)| Some((path, vec![some?])));
+            for (path, bytes) in [(path.clone(), tokens)].into_iter().chain(beside) {
+                part.files.push(write(&path, &bytes).map_err(unwritten(&path))?);
             }
             manifest.parts[i].push(part);
-            let path = self.out.join(MANIFEST);
-            let json = serde_json::to_vec(&*manifest).map_err(io::Error::from);
-            json.and_then(|json| write(&path, &[json])).map_err(unwritten(&path))?;
+            self.save(manifest)?;
             kept(manifest.num_parts());
         }
     }
@@ -329,7 +353,7 @@ impl Prepare<'_> {
         let made = texts.encode(&text, self.width(), &|bytes| reading.add(bytes))?;
         let tokens = made.iter().map(Vec::len).sum::<usize>() / self.width();
         let (rows, tokens) = (BadRows::default(), tokens as u64);
-        let part = Part { tokens, documents: None, text: text.bytes, next: text.next, rows };
+        let part = Part { tokens, files: Vec::new(), text: text.bytes, next: text.next, rows };
         Ok(Made { tokens: made, index: None, mask: None, part })
     }
 
@@ -367,14 +391,13 @@ impl Prepare<'_> {
             }
         }
         let tokens = made.num_tokens() as u64;
-        let count = made.documents.as_ref().map(|documents| documents.len() as u64);
         let masked = made.documents.as_ref().filter(|_| self.has_masks());
         let mask = masked.map(Documents::mask);
         let index = made.documents.map(|documents| {
             let lengths = (0..documents.len()).map(|document| documents.tokens(document).len());
             megatron::written(lengths, self.width())
         });
-        let part = Part { tokens, documents: count, text, next, rows };
+        let part = Part { tokens, files: Vec::new(), text, next, rows };
         Ok(Made { tokens: vec![made.store.into_bytes()], index, mask, part })
     }
 }
@@ -399,13 +422,19 @@ fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
 }
 
 /// Writes a file that has its name when it is on the disk.
-fn write(path: &Path, parts: &[Vec<u8>]) -> io::Result<()> {
+fn write(path: &Path, parts: &[Vec<u8>]) -> io::Result<Written> {
     let unfinished = path.with_extension("tmp");
-    let mut file = File::create(&unfinished)?;
-    parts.iter().try_for_each(|bytes| file.write_all(bytes))?;
+    let (mut file, mut hash, mut length) = (File::create(&unfinished)?, Xxh3Default::new(), 0);
+    for bytes in parts {
+        file.write_all(bytes)?;
+        hash.update(bytes);
+        length += bytes.len() as u64;
+    }
     file.sync_all()?;
     fs::rename(&unfinished, path)?;
-    sync_folder(path.parent().unwrap_or(Path::new(".")))
+    sync_folder(path.parent().unwrap_or(Path::new(".")))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Written { name, bytes: length, hash: hex(hash.digest128()) })
 }
 
 #[cfg(test)]

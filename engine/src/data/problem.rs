@@ -67,6 +67,12 @@ pub enum Problem {
         if held_out.is_empty() { String::new() } else { format!(", and data.validation to {}", folders(held_out)) }
     )]
     AllPrepared { train: Vec<PathBuf>, held_out: Vec<PathBuf> },
+    #[error("{fault}; {remedy}")]
+    OtherPart { fault: String, remedy: String },
+    #[error(
+        "it is damaged ({0}); copy all files of its folder again, or move it away if `onebox data prepare` did not write it"
+    )]
+    BadList(String),
     #[error(
         "{} says that its tokens are {dtype}, but data.format is {format:?}: {remedy}",
         Shown(index)

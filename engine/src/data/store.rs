@@ -172,13 +172,14 @@ impl TokenFile {
         std::mem::replace(&mut believed, stamp)
     }
 
-    /// xxh3, 128 bits, of all its bytes.
-    pub(super) fn hash(&self) -> Result<u128, Unread> {
+    /// xxh3, 128 bits, of all its bytes. `add`: adds bytes that were read.
+    pub(super) fn hash(&self, add: &dyn Fn(u64)) -> Result<u128, Unread> {
         let (mut hash, mut block) = (Xxh3Default::new(), vec![0; BLOCK]);
         for offset in (0..self.stamp.bytes).step_by(BLOCK) {
             let some = &mut block[..(self.stamp.bytes - offset).min(BLOCK as u64) as usize];
             self.read(offset, some)?;
             hash.update(some);
+            add(some.len() as u64);
         }
         Ok(hash.digest128())
     }

@@ -88,7 +88,7 @@ impl Corpus {
                 let sum = identity::sum(&self.store, &self.parts(), segment)?;
                 sum == self.found.segments[segment].sum
             }
-            Which::Beside(number) => file.hash()? == self.found.beside[number],
+            Which::Beside(number) => file.hash(&|_| ())? == self.found.beside[number],
         })
     }
 

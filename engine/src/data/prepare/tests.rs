@@ -33,8 +33,19 @@ fn prepare(
     let rows = format.is_rows().then_some(rowed);
     let (tokenizer, cache) = (&tokenizer, &Cache::default());
     let (train, held_out) = (vec![parts.0], parts.1.into_iter().collect());
-    Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }
-        .run(&|_| ())
+    Prepare {
+        train,
+        held_out,
+        format,
+        tokenizer,
+        rows,
+        cache,
+        out,
+        command: "",
+        sizes,
+        quiet: true,
+    }
+    .run(&|_| ())
 }
 
 /// The tokens that a run makes of the same text itself.
@@ -160,9 +171,13 @@ fn other_text_and_other_folders_are_refused() {
     let refused = |train: &str, format: &DataFormat, out: &Path| {
         prepare((train, None), format, out, PART).unwrap_err().to_string()
     };
-    assert!(refused(&rows, &jsonl(), &out).contains("prepared.json: it is of other text"));
+    let field = refused(&rows, &jsonl(), &out);
+    let values =
+        "prepared.json: it is of another field of a text: none then, and \"text\" now; name";
+    assert!(field.contains(values), "{field}");
     fs::write(folder.path().join("train/a.txt"), "another text").unwrap();
-    assert!(refused(&train, &DataFormat::Auto, &out).contains("text that has changed since"));
+    let changed = refused(&train, &DataFormat::Auto, &out);
+    assert!(changed.contains("/train/a.txt has 12 bytes of xxh3-128 "), "{changed}");
     let foreign = refused(&train, &DataFormat::Auto, &folder.path().join("held"));
     assert!(foreign.contains("held: the folder is not empty"), "{foreign}");
     // As a run has one.
@@ -210,8 +225,19 @@ fn interrupted_chats_go_on_where_they_were() {
         let sizes = Sizes { part: 1, ..Sizes::default() };
         let (tokenizer, train) = (&tokenizer, vec![train.as_str()]);
         let (held_out, rows, out) = (Vec::new(), Some(rowed()), out.as_path());
-        Prepare { train, held_out, format, tokenizer, rows, cache, out, sizes, quiet: true }
-            .run(&|_| ())
+        Prepare {
+            train,
+            held_out,
+            format,
+            tokenizer,
+            rows,
+            cache,
+            out,
+            command: "",
+            sizes,
+            quiet: true,
+        }
+        .run(&|_| ())
     };
     let identity = |prepared: &Prepared| {
         let train = prepared.train[0].to_str().unwrap();

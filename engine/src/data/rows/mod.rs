@@ -21,7 +21,7 @@ use chat::{Said, said};
 use control::Control;
 use std::ops::Range;
 use std::sync::OnceLock;
-use xxhash_rust::xxh3::Xxh3Default;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// Stands inside the text of a control token where a row has it: that text controls nothing.
 pub(super) const CUT: char = '\u{FDD2}';
@@ -94,6 +94,23 @@ impl<'a> Rows<'a> {
             hash.update(part);
         }
         hash.digest128()
+    }
+
+    /// What a document follows from beside the row and the tokenizer, by its name.
+    pub(super) fn makers(&self) -> Vec<(&'static str, String)> {
+        let end = self.end.map_or_else(|| "none".into(), |token| token.to_string());
+        let end = ("token that ends a text", end);
+        match &self.kind {
+            Kind::Text(field) => vec![end, ("field of a text", format!("{field:?}"))],
+            Kind::Chat { template, system } => vec![
+                end,
+                ("data.system", format!("{:?}", system.as_deref().unwrap_or_default())),
+                (
+                    "chat template",
+                    format!("xxh3-128 {:032x}", xxh3_128(template.identity().as_bytes())),
+                ),
+            ],
+        }
     }
 
     /// The document of a row.
