@@ -285,13 +285,6 @@ fn what_cannot_be_simulated_is_said() {
     let done = folder.onebox(&["simulate", "tiny.ron", "--box", "small.ron"]);
     assert_eq!(done.code, 78, "{}", done.stderr);
     assert!(done.stderr.contains("2 GPUs"), "{}", done.stderr);
-    let long = ["--set", "batch.global=2147483648", "--set", "batch.micro=1"];
-    let on = ["simulate", "tiny.ron", "--box", "dgx-h100"];
-    let done = folder.onebox(&[&on[..], &long].concat());
-    done.refused(
-        78,
-        &["micro-batches has", "ops, and at most 10000000 are played", "--set batch.global="],
-    );
     let done = folder.train("run", &["--trace", "t.json"]);
     assert_eq!(done.code, 2, "{}", done.stderr);
     let done = folder.train("run", &["--trace", "t.json", "--trace-steps", "5..3"]);

@@ -10,6 +10,7 @@ mod exit;
 mod generate;
 mod install;
 mod keys;
+mod largest;
 mod log;
 mod plan;
 mod plot;

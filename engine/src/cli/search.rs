@@ -1,6 +1,7 @@
 //! `onebox plan --search`: what [`crate::predict::search`] found, in words, or as JSON.
 
 use super::exit::{Failed, code};
+use super::largest::at_most;
 use super::simulate::{failed, seconds};
 use super::{print, print_json};
 use crate::config::Loaded;
@@ -30,10 +31,7 @@ fn text(loaded: &Loaded, found: &Found) -> String {
     let _ = write!(out, "{} on {}, {fit} fit", counted(enumerated, "layout"), counted(gpus, "GPU"));
     if *fit == 0 {
         let largest = largest(loaded, Some(*gpus));
-        return out
-            + "\nno layout fits\n"
-            + &super::plan::at_most(loaded, largest.as_ref(), &[])
-            + "\n";
+        return out + "\nno layout fits\n" + &at_most(loaded, largest.as_ref(), &[]) + "\n";
     }
     let _ = writeln!(
         out,

@@ -3,18 +3,20 @@
 use super::exit::{Failed, code};
 use super::{ConfigArgs, OnBox, may_write, of_ops, print, print_json, say, unwritten};
 use crate::config::{Config, UpdateMode};
-use crate::predict::plan::memory_report;
-use crate::predict::simulate::{SimulateError, Simulated, check_length, groups, mean_step};
-use crate::predict::simulate::{simulate, summary};
+use crate::predict::plan::{memory_report, ops_of_step};
+use crate::predict::simulate::{SimulateError, Simulated, groups, mean_step, simulate, summary};
 use crate::predict::{choose, schedules};
 use crate::report::metrics::median_step;
 use crate::report::progress::si;
 use crate::report::trace;
 use crate::run_dir::METRICS;
-use crate::train::build::{build, update_mode};
+use crate::train::build::{Built, build, update_mode};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
+
+/// The most ops of a rank's step that are played: about 3 GB of memory, and half a minute.
+const MOST_OPS: u64 = 10_000_000;
 
 /// Say how long a step takes on a described box, and what it waits for. Nothing is measured.
 #[derive(Debug, clap::Args)]
@@ -46,7 +48,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
     let built = build(config);
-    check_length(config, &built).map_err(failed)?;
+    check_length(config, &built)?;
     let memory = memory_report(config, &built);
     let timeline = simulate(config, &built).map_err(failed)?;
     let mut told = summary(config, &memory, &timeline);
@@ -83,6 +85,21 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failed> {
     if told.fits { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
 }
 
+/// Refuses a step that is too long to play.
+fn check_length(config: &Config, built: &Built) -> Result<(), Failed> {
+    let ops = ops_of_step(config, built).map_err(|e| failed(e.into()))?;
+    if ops <= MOST_OPS {
+        return Ok(());
+    }
+    let smaller = 64 * config.batch.micro * config.parallel.data;
+    let why = format!(
+        "a step of {} has {ops} ops, and at most {MOST_OPS} are played: a step grows evenly with its micro-batches, so simulate \
+         a smaller one, such as --set batch.global={smaller}",
+        counted(built.micro_batches, "micro-batch")
+    );
+    Err(Failed::new(code::CONFIG, why))
+}
+
 /// Seconds of a typical step of a run.
 fn measured(run: &Path) -> Result<f64, Failed> {
     let path = run.join(METRICS);
@@ -106,7 +123,6 @@ pub(super) fn failed(error: SimulateError) -> Failed {
         | SimulateError::Box(_)
         | SimulateError::Seats(_)
         | SimulateError::TooFewGpus { .. }
-        | SimulateError::TooLong { .. }
         | SimulateError::NothingAhead { .. } => code::CONFIG,
     };
     Failed::new(code, error)

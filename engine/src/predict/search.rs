@@ -169,7 +169,7 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
     let all = enumerate(given, world);
     let enumerated = all.len();
     let all: Vec<(usize, Config)> = all.into_iter().enumerate().collect();
-    let laid_out = |(number, config)| laid_out(given, config, number);
+    let laid_out = |(number, config): (usize, Config)| laid_out(given, &config, number);
     let fitting: Vec<Candidate> = all.into_par_iter().filter_map(laid_out).collect();
     let of_these = fitting.len();
     let no_layout = (enumerated == 0).then(|| no_layout(given, world));
@@ -289,14 +289,14 @@ fn sort<T>(all: &mut [T], key: impl Fn(&T) -> (f64, usize)) {
 }
 
 /// `config` with its handles, if it fits; with parameters on the host in the largest groups of micro-batches that do.
-fn laid_out(given: &Config, config: Config, number: usize) -> Option<Candidate> {
+fn laid_out(given: &Config, config: &Config, number: usize) -> Option<Candidate> {
     let fits = |config: &Config| {
         let built = build(config);
         // All blocks stay: it is the same without parameters on the host.
         let stays = built.gpt.shape().ring.resident == config.model.layers;
         !stays && fits(config, &built)
     };
-    let config = std::iter::once(config.clone()).chain(in_groups(&config)).find(fits)?;
+    let config = std::iter::once(config.clone()).chain(in_groups(config)).find(fits)?;
     Some(worded(given, config, number))
 }
 

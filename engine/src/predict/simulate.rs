@@ -3,7 +3,7 @@
 use crate::config::{BoxConfig, Config, DeviceConfig, UpdateMode};
 use crate::data::Dataset;
 use crate::predict::boxes::{self, BoxError};
-use crate::predict::plan::{Report, ops_of_step};
+use crate::predict::plan::Report;
 use crate::train::build::{Built, shape, update_mode};
 use crate::train::trainer::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
@@ -41,19 +41,6 @@ pub enum SimulateError {
         /// Of the box.
         box_name: String,
     },
-    /// A step of more ops than are played.
-    #[error(
-        "a step of {micro_batches} micro-batches has {ops} ops, and at most {MOST_OPS} are played: a step grows evenly with its \
-         micro-batches, so simulate a smaller one, such as --set batch.global={smaller}"
-    )]
-    TooLong {
-        /// Of the step.
-        micro_batches: usize,
-        /// Of one rank.
-        ops: u64,
-        /// A batch whose step is short.
-        smaller: usize,
-    },
     /// A share that is less than the last segment.
     #[error(
         "offload.speculated_fraction: a share of {share} takes no whole segment, so `Speculative` would update nothing ahead: \
@@ -68,22 +55,6 @@ pub enum SimulateError {
     /// The step's own checks.
     #[error("the step does not pass its own checks: {0}")]
     Step(#[from] device::Error),
-}
-
-/// The most ops of a rank's step that are played: about 3 GB of memory, and half a minute.
-const MOST_OPS: u64 = 10_000_000;
-
-/// Refuses a step that is too long to play.
-///
-/// # Errors
-/// The number of ops, and a batch with fewer.
-pub fn check_length(config: &Config, built: &Built) -> Result<(), SimulateError> {
-    let ops = ops_of_step(config, built)?;
-    if ops <= MOST_OPS {
-        return Ok(());
-    }
-    let smaller = 64 * config.batch.micro * config.parallel.data;
-    Err(SimulateError::TooLong { micro_batches: built.micro_batches, ops, smaller })
 }
 
 /// All that `onebox simulate` says. Times are simulated seconds.

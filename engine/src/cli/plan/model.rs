@@ -1,6 +1,7 @@
 //! `onebox plan --model`: whether a model of transformers can be trained on a box, how, and how fast.
 
 use super::super::exit::{Failed, code};
+use super::super::largest::at_most;
 use super::super::simulate::{failed, seconds};
 use super::super::{ConfigArgs, print, print_json, search};
 use super::PlanArgs;
@@ -223,6 +224,6 @@ fn does_not_fit(
     }
     if remedies.is_empty() {
         let largest = largest(loaded, gpus);
-        let _ = writeln!(out, "  {}", super::at_most(loaded, largest.as_ref(), changed));
+        let _ = writeln!(out, "  {}", at_most(loaded, largest.as_ref(), changed));
     }
 }

@@ -1,0 +1,24 @@
+//! What is said where no change of layout makes a model fit.
+
+use super::check::count;
+use crate::config::Loaded;
+use crate::predict::changes::arguments;
+use crate::predict::remedies::Largest;
+use topology::counted;
+
+/// When no change helps: the number of layers that fit, and what else must change, `changed` included.
+pub(super) fn at_most(loaded: &Loaded, largest: Option<&Largest>, changed: &[&str]) -> String {
+    let Some(Largest { layers, parameters, sets }) = largest else {
+        return "no one or two changes of layout make it fit, and not even one layer of it".into();
+    };
+    // A folder says how many layers its model has.
+    let of_folder = loaded.config.model.from.is_some();
+    let sets = sets.iter().filter(|set| !(of_folder && set.starts_with("model.layers=")));
+    let sets: Vec<String> = changed.iter().map(ToString::to_string).chain(sets.cloned()).collect();
+    let with = if sets.is_empty() { String::new() } else { format!(", with {}", arguments(&sets)) };
+    format!(
+        "no one or two changes of layout make it fit; of models of this shape they make {} fit ({} parameters){with}",
+        counted(*layers, "layer"),
+        count(*parameters as f64),
+    )
+}
