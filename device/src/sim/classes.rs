@@ -6,7 +6,7 @@
 //! so all their ops have the same times.
 
 use super::cost::Demand;
-use super::share::{Side, Use};
+use super::share::Side;
 use std::collections::BTreeMap;
 
 /// The use of resources by ranks and groups.
@@ -58,7 +58,10 @@ pub(super) struct Classes {
 pub(super) struct Load {
     /// Seconds when nothing else runs.
     pub(super) alone: f64,
-    pub(super) uses: Vec<Use>,
+    /// (class of resources, the share of one resource that all members take together).
+    pub(super) uses: Vec<(usize, f64)>,
+    /// The share that one member takes of its most used resource.
+    pub(super) dominant: f64,
     pub(super) side: Side,
 }
 
@@ -137,19 +140,18 @@ impl Classes {
     /// The sum of the demands. All resources of a class have the same load, so one of each class
     /// suffices.
     fn load<'a>(&self, demands: impl Iterator<Item = &'a Demand>) -> Load {
-        let (mut load, mut uses) = (Load::default(), BTreeMap::<usize, Use>::new());
+        let (mut load, mut uses) = (Load::default(), BTreeMap::<usize, f64>::new());
         for demand in demands {
             (load.alone, load.side) = (demand.alone, demand.side);
-            for one in &demand.uses {
-                let class = self.of_resource[one.resource];
-                if self.resource[class] == one.resource {
-                    let all = uses.entry(class).or_default();
-                    let (load, weight) = (all.load + one.load, all.weight + one.weight);
-                    *all = Use { resource: class, load, weight };
+            for &(resource, share) in &demand.uses {
+                load.dominant = load.dominant.max(share);
+                let class = self.of_resource[resource];
+                if self.resource[class] == resource {
+                    *uses.entry(class).or_default() += share;
                 }
             }
         }
-        Load { uses: uses.into_values().collect(), ..load }
+        Load { uses: uses.into_iter().collect(), ..load }
     }
 }
 
@@ -181,8 +183,8 @@ fn recolour(old: &[usize], signatures: &[Signature]) -> Vec<usize> {
 fn of_resources(users: &Users, rank: &[usize], group: &[usize]) -> Vec<Signature> {
     let mut entries: Vec<Vec<[u64; 4]>> = vec![Vec::new(); users.resources];
     let mut enter = |kind: u64, colour: usize, work: usize, demand: &Demand| {
-        for used in &demand.uses {
-            entries[used.resource].push([kind, colour as u64, work as u64, used.load.to_bits()]);
+        for &(resource, share) in &demand.uses {
+            entries[resource].push([kind, colour as u64, work as u64, share.to_bits()]);
         }
     };
     for (demands, &colour) in users.ranks.iter().zip(rank) {
@@ -220,7 +222,7 @@ fn of_group(user: &GroupUser, rank: &[usize], resource: &[usize]) -> Signature {
 fn of_demand(work: usize, demand: &Demand, resource: &[usize]) -> Vec<[u64; 4]> {
     let time = [1, work as u64, demand.alone.to_bits(), 0];
     let used = demand.uses.iter();
-    let used = used.map(|u| [2, work as u64, resource[u.resource] as u64, u.load.to_bits()]);
+    let used = used.map(|&(at, share)| [2, work as u64, resource[at] as u64, share.to_bits()]);
     std::iter::once(time).chain(used).collect()
 }
 

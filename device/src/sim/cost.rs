@@ -10,7 +10,7 @@ mod kernels;
 use super::hardware::era::Fact;
 use super::hardware::{Hardware, Measured};
 use super::program::{Kind, Work};
-use super::share::{Side, Use};
+use super::share::Side;
 use crate::tensor::Cargo;
 #[cfg(test)]
 pub(super) use across::Dealt;
@@ -52,8 +52,8 @@ const MEETING: f64 = 3e-5;
 pub(super) struct Demand {
     /// Seconds when nothing else runs.
     pub(super) alone: f64,
-    /// The resources that the op then takes.
-    pub(super) uses: Vec<Use>,
+    /// (resource, share of its rate that the op then takes).
+    pub(super) uses: Vec<(usize, f64)>,
     pub(super) side: Side,
 }
 
@@ -129,19 +129,11 @@ impl Asked {
         };
         let longest = self.amounts.iter().map(seconds).fold(self.least, f64::max);
         let alone = self.fixed + longest;
-        let load = |asked: &_| if alone > 0.0 { seconds(asked) / alone } else { 0.0 };
-        let dominant = self.amounts.iter().map(load).fold(0.0, f64::max);
-        let used = |asked: &(Resource, f64)| {
-            let (resource, load) = (resources.index(asked.0), load(asked));
-            // Who asks for memory channels gets a part of them. Of other resources ops get equal shares of those that they use most
-            // (dominant resource fairness, Ghodsi et al., NSDI 2011).
-            let weight = match asked.0 {
-                Resource::Channels(_) => 1.0,
-                _ => load / dominant,
-            };
-            Use { resource, load, weight }
+        let share = |asked: &(Resource, f64)| {
+            let share = if alone > 0.0 { seconds(asked) / alone } else { 0.0 };
+            (resources.index(asked.0), share)
         };
-        let uses = self.amounts.iter().map(used).filter(|used| used.load > 0.0).collect();
+        let uses = self.amounts.iter().map(share).filter(|(_, share)| *share > 0.0).collect();
         Demand { alone, uses, side: self.side }
     }
 }

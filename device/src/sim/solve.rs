@@ -256,7 +256,8 @@ impl<'a> Solver<'a> {
     fn set_speeds(&mut self, scratch: &mut Scratch) {
         let flow = |r: &Running| {
             let load = &self.loads[r.load];
-            Flow { uses: &load.uses, side: load.side, speed: 1.0 }
+            let Load { uses, dominant, side, .. } = load;
+            Flow { load: uses, dominant: *dominant, side: *side, speed: 1.0 }
         };
         let mut flows: Vec<Flow<'_>> = self.running.iter().map(flow).collect();
         share(&mut flows, scratch);

@@ -229,7 +229,7 @@ fn lanes_waits_and_rates_hold_in_random_programs() {
                 let demand = &users.ranks[rank][node.work as usize];
                 assert!(p.end - p.start >= demand.alone * (1.0 - 1e-9), "{seed}: too fast");
                 let uses = demand.uses.iter();
-                uses.for_each(|u| used[u.resource] += u.load * demand.alone);
+                uses.for_each(|&(resource, share)| used[resource] += share * demand.alone);
                 last = last.max(p.end);
             }
         }

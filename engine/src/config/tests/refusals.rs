@@ -234,7 +234,7 @@ fn rules_between_keys_show_every_value_and_the_arithmetic() {
                 "^ 2 replicas",
             ],
         ),
-        (&["batch.global=3", "batch.micro=8"], "batch.global", &["are 8"]),
+        (&["batch.global=3", "batch.micro=8"], "batch.global", &["use 8"]),
         (
             &["parallel.sequence=true", "parallel.tensor=4", "model.seq_len=17"],
             "model.seq_len",
