@@ -406,8 +406,8 @@ fn a_search_on_some_gpus_takes_just_these() {
     // 3 divides neither 16 samples nor 4 heads.
     let none = folder.onebox(&[&search[..], &["3"]].concat());
     assert_eq!(none.code, 1, "{}", none.stderr);
-    let says = "3 GPUs are TP x DP: DP divides the batch of 16 samples, and TP the 4 heads, so there is no layout; say --gpus 2, \
-                or --set batch.global=18\n";
+    let says = "3 GPUs have no layout of TP x DP: DP divides the batch of 16 samples, and TP the 4 heads; say --gpus 2, or --set \
+                batch.global=18\n";
     assert!(none.stdout.ends_with(says), "{}", none.stdout);
     folder.onebox(&[&search[..], &["3", "--set", "batch.global=18"]].concat()).ok();
     folder

@@ -17,12 +17,13 @@ pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<()
     if json {
         print_json(&found)?;
     } else {
-        print(&text(loaded, &found))?;
+        print(&text(loaded, &found, gpus.is_some()))?;
     }
     if found.layouts.is_empty() { Err(Failed::silent(code::DOES_NOT_FIT)) } else { Ok(()) }
 }
 
-fn text(loaded: &Loaded, found: &Found) -> String {
+/// `asked`: for just so many GPUs.
+fn text(loaded: &Loaded, found: &Found, asked: bool) -> String {
     let Found { name, box_name, gpus, enumerated, fit, .. } = found;
     let mut out = format!("{name} on {box_name}: simulated, not measured\n");
     if let (0, Some(why)) = (*fit, &found.no_layout) {
@@ -30,7 +31,7 @@ fn text(loaded: &Loaded, found: &Found) -> String {
     }
     let _ = write!(out, "{} on {}, {fit} fit", counted(enumerated, "layout"), counted(gpus, "GPU"));
     if *fit == 0 {
-        let largest = largest(loaded, Some(*gpus));
+        let largest = largest(loaded, asked.then_some(*gpus));
         return out + "\nno layout fits\n" + &at_most(loaded, largest.as_ref(), &[]) + "\n";
     }
     let _ = writeln!(
@@ -57,7 +58,7 @@ fn text(loaded: &Loaded, found: &Found) -> String {
                 si(given.tokens_per_second)
             );
         }
-        None if loaded.config.world_size() != *gpus => {
+        None if loaded.config.world_size() != *gpus && asked => {
             let own = counted(loaded.config.world_size(), "GPU");
             let _ = writeln!(out, "the config as it is takes {own}");
         }

@@ -91,11 +91,19 @@ fn check_length(config: &Config, built: &Built) -> Result<(), Failed> {
     if ops <= MOST_OPS {
         return Ok(());
     }
-    let smaller = 64 * config.batch.micro * config.parallel.data;
+    let pass = config.batch.micro * config.parallel.data;
+    // An even number, and far from the bound.
+    let micro_batches = (built.micro_batches as u64 * MOST_OPS / ops / 4).min(64) as usize;
+    let remedy = match micro_batches {
+        0 => String::new(),
+        some => format!(
+            ": a step grows evenly with its micro-batches, so simulate a smaller one, such as --set batch.global={}",
+            some * pass
+        ),
+    };
+    let micro_batches = counted(built.micro_batches, "micro-batch");
     let why = format!(
-        "a step of {} has {ops} ops, and at most {MOST_OPS} are played: a step grows evenly with its micro-batches, so simulate \
-         a smaller one, such as --set batch.global={smaller}",
-        counted(built.micro_batches, "micro-batch")
+        "a step of {micro_batches} has {ops} ops, and at most {MOST_OPS} are played{remedy}"
     );
     Err(Failed::new(code::CONFIG, why))
 }

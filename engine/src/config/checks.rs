@@ -87,8 +87,14 @@ pub(super) fn all(reader: &mut Reader, config: &Config) {
 impl Config {
     /// Whether a config that was changed in place keeps every rule between keys.
     pub(crate) fn is_sound(&self) -> bool {
+        self.first_broken().is_none()
+    }
+
+    /// What the first rule that does not hold says.
+    pub(crate) fn first_broken(&self) -> Option<String> {
         let checks = Checks { config: self, searched: false };
-        rules().iter().chain(&rules_of_machine()).all(|rule| rule(&checks).is_none())
+        let all = rules().into_iter().chain(rules_of_machine());
+        all.filter_map(|rule| rule(&checks)).map(|broken| broken.message).next()
     }
 }
 

@@ -52,7 +52,7 @@ type Fitting = (Vec<usize>, Config);
 /// The nearest changes that keep the model and the batch, and fit: with least predicted slowdown where the config
 /// names a box that can be simulated, else with fewest changes. With `gpus` all of them use so many.
 pub fn remedies(loaded: &Loaded, gpus: Option<usize>) -> Vec<Remedy> {
-    let given = &on_gpus(&loaded.config, gpus);
+    let Some(given) = &on_gpus(&loaded.config, gpus) else { return Vec::new() };
     let all = fitting(given, gpus);
     let before = predicted(given);
     let remedies: Vec<(Vec<usize>, Remedy)> = if let Some(before) = before {
@@ -180,21 +180,26 @@ fn worlds(given: &Config, gpus: Option<usize>) -> Vec<usize> {
     }
 }
 
-/// `given` on so many GPUs, with the largest TP degree that the model allows.
-fn on_gpus(given: &Config, gpus: Option<usize>) -> Config {
-    let Some(gpus) = gpus.filter(|gpus| *gpus != given.world_size()) else { return given.clone() };
+/// `given` on so many GPUs, with the largest TP degree that the model allows, and what of it stands in the way left out.
+fn on_gpus(given: &Config, gpus: Option<usize>) -> Option<Config> {
+    let Some(gpus) = gpus.filter(|gpus| *gpus != given.world_size()) else {
+        return Some(given.clone());
+    };
     let with = |(tensor, data)| {
         let mut config = given.clone();
         (config.parallel.tensor, config.parallel.data) = (tensor, data);
-        config.is_sound().then_some(config)
+        let mut plain = config.clone();
+        (plain.parallel.sequence, plain.partition_checkpoints, plain.batch.micro) =
+            (false, false, 1);
+        [config, plain].into_iter().find(Config::is_sound)
     };
-    grids(gpus).into_iter().rev().find_map(with).unwrap_or_else(|| given.clone())
+    grids(gpus).into_iter().rev().find_map(with)
 }
 
 /// The most layers with which the model fits, as it is laid out now or after a change or two with the same results; `None` where not even
 /// one does. With `gpus` on so many.
 pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
-    let given = on_gpus(&loaded.config, gpus);
+    let given = on_gpus(&loaded.config, gpus)?;
     let with = |layers: usize| -> Option<Config> {
         let mut config = given.clone();
         config.model.layers = layers;
@@ -230,12 +235,14 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/dgx2-70b.ron");
         let loaded = crate::config::load(path.as_ref(), &[]);
         let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-        for gpus in [8, 16] {
-            let on = on_gpus(&config, Some(gpus));
+        // 3 divides neither the width of a micro-batch's rows nor the batch of 512 samples: without `sequence` TP 3 is left.
+        for gpus in [3, 8, 16] {
+            let on = on_gpus(&config, Some(gpus)).unwrap();
             assert_eq!(on.world_size(), gpus);
             let all = changes_of(&on, Some(gpus));
             let all: Vec<Config> = all.iter().filter_map(|one| changed(&on, &[one])).collect();
-            assert!(all.iter().any(|config| config.parallel != on.parallel), "{gpus}");
+            let other = all.iter().any(|config| config.parallel != on.parallel);
+            assert!(other || gpus == 3, "{gpus}");
             assert!(all.iter().all(|config| config.world_size() == gpus), "{gpus}");
         }
     }

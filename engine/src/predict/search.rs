@@ -14,7 +14,7 @@ use self::choices::{Screened, with_choices};
 use self::grid::enumerate;
 use self::words::words;
 use crate::config::{ALL_TOGETHER, Config, Loaded, OffloadConfig, ParameterPlace, Placement};
-use crate::predict::changes::{self, divisors};
+use crate::predict::changes::{self, divisors, grids};
 use crate::predict::plan::{alike, fits, memory_report, with_micro_batches};
 use crate::predict::simulate::{SimulateError, Simulated, described, groups, simulate, summary};
 use crate::train::build::{Built, build, first_forward, micro_batches, shape, share_ahead};
@@ -260,12 +260,25 @@ fn no_layout(given: &Config, world: usize) -> String {
         none if none.is_empty() => String::new(),
         some => format!("; say {some}"),
     };
-    format!(
-        "{} are TP x DP: DP divides the batch of {}, and TP the {}, so there is no layout{remedies}",
-        counted(world, "GPU"),
-        counted(global, "sample"),
-        counted(given.model.heads, "head"),
-    )
+    let heads = given.model.heads;
+    let divides = |&(tensor, data): &(usize, usize)| {
+        heads.is_multiple_of(tensor) && global.is_multiple_of(data)
+    };
+    let why = match grids(world).into_iter().find(divides) {
+        None => {
+            "DP divides the batch of ".to_owned()
+                + &format!("{}, and TP the {}", counted(global, "sample"), counted(heads, "head"))
+        }
+        // Another rule stands in the way, such as whole machines: that of the first such grid.
+        Some((tensor, data)) => {
+            let mut config = given.clone();
+            (config.parallel.tensor, config.parallel.data) = (tensor, data);
+            (config.parallel.sequence, config.batch.micro) = (false, 1);
+            let wrong = config.first_broken().unwrap_or_else(|| "it changes the batch".into());
+            format!("with TP {tensor} x DP {data}, {wrong}")
+        }
+    };
+    format!("{} have no layout of TP x DP: {why}{remedies}", counted(world, "GPU"))
 }
 
 /// Of each layout the fastest choice, and the config itself; in order.

@@ -27,6 +27,9 @@ const STEP: usize = 1 << 18;
 /// moments that are rounded by chance.
 const SMALLER: [&str; 2] = ["offload.master=Split", "offload.moments=Bf16"];
 
+/// Times the speed from which on other states are named.
+const WORTH: f64 = 1.05;
+
 /// The answer as JSON.
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -40,7 +43,18 @@ struct Answer<'a> {
     /// `key=value` of the best layout, for a config that names the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     sets: Option<Vec<String>>,
+    /// What smaller states would give, where only parameters on the host let those of fp32 fit, and that costs speed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    smaller_states: Option<Faster>,
     search: &'a Found,
+}
+
+/// A faster layout of other states.
+#[derive(Serialize)]
+struct Faster {
+    tokens_per_second: f64,
+    /// `key=value`, for a config that names the model.
+    sets: Vec<String>,
 }
 
 pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
@@ -68,6 +82,12 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
     let parameters = build(config).gpt.shape().parameters();
     let best = found.layouts.first();
     let complete = |chosen: &[String]| settings(config, &args.sets, changed, chosen);
+    let smaller_states = match best {
+        Some(best) if changed.is_empty() && has_smaller_states_to_try(args, best) => {
+            faster(args, model, (gpus, best.tokens_per_second))?
+        }
+        _ => None,
+    };
     if args.json {
         print_json(&Answer {
             parameters,
@@ -76,6 +96,7 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
             fits: best.is_some(),
             seconds: args.tokens.zip(best).map(|(n, best)| n as f64 / best.tokens_per_second),
             sets: best.map(|best| complete(&best.sets)),
+            smaller_states,
             search: &found,
         })?;
     } else {
@@ -84,6 +105,10 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
             Some(best) => {
                 let smaller = !changed.is_empty();
                 fits(&mut out, (best, smaller), args.tokens, &complete(&best.sets));
+                if let Some(Faster { tokens_per_second, sets }) = &smaller_states {
+                    let (rate, with) = (si(*tokens_per_second), arguments(sets));
+                    let _ = writeln!(out, "  faster with smaller states, {rate}tok/s: {with}");
+                }
             }
             None => match &found.no_layout {
                 Some(why) => _ = writeln!(out, "\nno: {why}"),
@@ -93,6 +118,27 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
         print(&out)?;
     }
     if best.is_some() { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
+}
+
+/// Whether parameters are on the host for states of fp32.
+fn has_smaller_states_to_try(args: &PlanArgs, best: &Layout) -> bool {
+    let is_given = |one: &&str| args.sets.iter().any(|set| key(set) == key(one));
+    best.sets.iter().any(|set| set == "offload.parameters=Host") && !SMALLER.iter().any(is_given)
+}
+
+/// The fastest layout with smaller states, if it has more than 1.05 times the `rate`, tokens a second.
+fn faster(
+    args: &PlanArgs,
+    model: &Path,
+    (gpus, rate): (Option<usize>, f64),
+) -> Result<Option<Faster>, Failed> {
+    let Ok(loaded) = load(args, model, &SMALLER) else { return Ok(None) };
+    let found = search_layouts(&loaded, gpus).map_err(failed)?;
+    let best = found.layouts.first().filter(|best| best.tokens_per_second > WORTH * rate);
+    Ok(best.map(|best| Faster {
+        tokens_per_second: best.tokens_per_second,
+        sets: settings(&loaded.config, &args.sets, &SMALLER, &best.sets),
+    }))
 }
 
 /// The GPUs to use: as many as the arguments say, or all of the box.
