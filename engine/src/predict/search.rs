@@ -11,10 +11,10 @@ pub(crate) use brief::Brief;
 pub(crate) use choices::{AHEAD, WORTH_AHEAD, largest};
 
 use self::choices::{Screened, with_choices};
-use self::grid::enumerate;
+use self::grid::{enumerate, no_layout};
 use self::words::words;
 use crate::config::{ALL_TOGETHER, Config, Loaded, OffloadConfig, ParameterPlace, Placement};
-use crate::predict::changes::{self, divisors, grids};
+use crate::predict::changes::{self, divisors};
 use crate::predict::plan::{alike, fits, memory_report, with_micro_batches};
 use crate::predict::simulate::{SimulateError, Simulated, described, groups, simulate, summary};
 use crate::train::build::{Built, build, first_forward, micro_batches, shape, share_ahead};
@@ -24,7 +24,6 @@ use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use tensor_parallel::Ring;
-use topology::counted;
 
 /// Layouts with more micro-batches than this are extrapolated to the end, from half as many.
 const MOST_MICRO_BATCHES: usize = 64;
@@ -235,50 +234,6 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
         given,
         layouts,
     })
-}
-
-/// Why `world` GPUs have no layout, with fewer GPUs and with the nearest batch that have some.
-fn no_layout(given: &Config, world: usize) -> String {
-    let has = |config: &Config, world| !enumerate(config, world).is_empty();
-    let mut remedies: Vec<String> = Vec::new();
-    if let Some(fewer) = (1..world).rev().find(|fewer| has(given, *fewer)) {
-        remedies.push(format!("--gpus {fewer}"));
-    }
-    let global = given.batch.global;
-    let below = global / world * world;
-    let mut near = vec![below, below + world];
-    near.sort_by_key(|batch| batch.abs_diff(global));
-    let with_batch = |batch: &usize| {
-        let mut config = given.clone();
-        config.batch.global = *batch;
-        *batch > 0 && config.is_sound() && has(&config, world)
-    };
-    if let Some(batch) = near.into_iter().find(with_batch) {
-        remedies.push(format!("--set batch.global={batch}"));
-    }
-    let remedies = match remedies.join(", or ") {
-        none if none.is_empty() => String::new(),
-        some => format!("; say {some}"),
-    };
-    let heads = given.model.heads;
-    let divides = |&(tensor, data): &(usize, usize)| {
-        heads.is_multiple_of(tensor) && global.is_multiple_of(data)
-    };
-    let why = match grids(world).into_iter().find(divides) {
-        None => {
-            "DP divides the batch of ".to_owned()
-                + &format!("{}, and TP the {}", counted(global, "sample"), counted(heads, "head"))
-        }
-        // Another rule stands in the way, such as whole machines: that of the first such grid.
-        Some((tensor, data)) => {
-            let mut config = given.clone();
-            (config.parallel.tensor, config.parallel.data) = (tensor, data);
-            (config.parallel.sequence, config.batch.micro) = (false, 1);
-            let wrong = config.first_broken().unwrap_or_else(|| "it changes the batch".into());
-            format!("with TP {tensor} x DP {data}, {wrong}")
-        }
-    };
-    format!("{} have no layout of TP x DP: {why}{remedies}", counted(world, "GPU"))
 }
 
 /// Of each layout the fastest choice, and the config itself; in order.

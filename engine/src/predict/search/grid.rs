@@ -2,6 +2,7 @@
 
 use crate::config::{Accumulate, Config, ParameterPlace, Recompute, UpdateMode};
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
+use topology::counted;
 
 /// Everything that the model and the batch of `given` allow on `world` ranks.
 pub(super) fn enumerate(given: &Config, world: usize) -> Vec<Config> {
@@ -18,6 +19,50 @@ pub(super) fn enumerate(given: &Config, world: usize) -> Vec<Config> {
         }
     }
     all
+}
+
+/// Why `world` GPUs have no layout, with fewer GPUs and with the nearest batch that have some.
+pub(super) fn no_layout(given: &Config, world: usize) -> String {
+    let has = |config: &Config, world| !enumerate(config, world).is_empty();
+    let mut remedies: Vec<String> = Vec::new();
+    if let Some(fewer) = (1..world).rev().find(|fewer| has(given, *fewer)) {
+        remedies.push(format!("--gpus {fewer}"));
+    }
+    let global = given.batch.global;
+    let below = global / world * world;
+    let mut near = vec![below, below + world];
+    near.sort_by_key(|batch| batch.abs_diff(global));
+    let with_batch = |batch: &usize| {
+        let mut config = given.clone();
+        config.batch.global = *batch;
+        *batch > 0 && config.is_sound() && has(&config, world)
+    };
+    if let Some(batch) = near.into_iter().find(with_batch) {
+        remedies.push(format!("--set batch.global={batch}"));
+    }
+    let remedies = match remedies.join(", or ") {
+        none if none.is_empty() => String::new(),
+        some => format!("; say {some}"),
+    };
+    let heads = given.model.heads;
+    let divides = |&(tensor, data): &(usize, usize)| {
+        heads.is_multiple_of(tensor) && global.is_multiple_of(data)
+    };
+    let why = match grids(world).into_iter().find(divides) {
+        None => {
+            "DP divides the batch of ".to_owned()
+                + &format!("{}, and TP the {}", counted(global, "sample"), counted(heads, "head"))
+        }
+        // Another rule stands in the way, such as whole machines: that of the first such grid.
+        Some((tensor, data)) => {
+            let mut config = given.clone();
+            (config.parallel.tensor, config.parallel.data) = (tensor, data);
+            (config.parallel.sequence, config.batch.micro) = (false, 1);
+            let wrong = config.first_broken().unwrap_or_else(|| "it changes the batch".into());
+            format!("with TP {tensor} x DP {data}, {wrong}")
+        }
+    };
+    format!("{} have no layout of TP x DP: {why}{remedies}", counted(world, "GPU"))
 }
 
 /// The update that every layout starts from: a share ahead of the decision is a choice.
