@@ -76,15 +76,17 @@ fn prepare(
     prepare.run(&|parts| starting.say(interrupted(parts)))
 }
 
-/// The same command from any folder, for a shell.
+/// The same command from any folder, for a shell; empty where the config was read from stdin.
 fn again(ConfigArgs { config, sets }: &ConfigArgs, out: &Path) -> String {
+    if config == Path::new("-") {
+        return String::new();
+    }
     let path = |path: &Path| quoted(&path.display().to_string());
     // Paths in settings are relative to it.
     let here = std::env::current_dir().ok().filter(|_| !sets.is_empty());
     let here = here.map_or_else(String::new, |here| format!("cd {} && ", path(&here)));
     let sets: String = sets.iter().map(|set| format!(" --set {}", quoted(set))).collect();
-    let is_stdin = config == Path::new("-");
-    let config = absolute(config).ok().filter(|_| !is_stdin).unwrap_or_else(|| config.clone());
+    let config = absolute(config).unwrap_or_else(|_| config.clone());
     format!("{here}onebox data prepare {}{sets} {}", path(&config), path(out))
 }
 

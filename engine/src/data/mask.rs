@@ -62,6 +62,12 @@ pub(super) fn name_of_part(part: usize, is_masked: bool) -> String {
     format!("{part:06}{chat}.bin")
 }
 
+/// Whether a file has the name of one of a part, whole or not.
+pub(super) fn is_of_part(path: &Path) -> bool {
+    let number = path.file_name().and_then(|name| name.to_str()?.split('.').next());
+    number.is_some_and(|n| n.len() == 6 && n.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 /// Refuses a part of chats whose mask is lost: all tokens would count, those of prompts too.
 pub(super) fn check_there(tokens: &Path) -> Result<(), Problem> {
     let stem = tokens.file_stem().and_then(|stem| stem.to_str());

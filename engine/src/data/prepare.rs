@@ -11,7 +11,7 @@ use super::mask;
 use super::megatron::{self, path_of};
 use super::open::open_regular;
 use super::parts::{Place, Sizes, Texts};
-use super::prepared::{MANIFEST, Manifest, Part, SourceText, VERSION, Written, hex, partial};
+use super::prepared::{self, MANIFEST, Manifest, Part, SourceText, VERSION, Written, hex, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
 use super::read::{Source, named};
 use super::rows::Lines;
@@ -134,8 +134,9 @@ impl Prepare<'_> {
         drop(reading);
         let mut train = Vec::new();
         for Named { folder, .. } in all {
-            if !folder.exists() {
-                fs::rename(partial(&folder), &folder).map_err(unwritten(&folder))?;
+            let made = partial(&folder);
+            if made.exists() || !folder.exists() {
+                fs::rename(made, &folder).map_err(unwritten(&folder))?;
             }
             train.push(folder);
         }
@@ -226,14 +227,15 @@ impl Prepare<'_> {
         let path = self.out.join(MANIFEST);
         let refused = |why| PrepareError::Refused {
             path: path.clone(),
-            why: format!("{why}; name another folder, or delete this one"),
+            why: format!("{why}; name another folder, or delete the folder {}", Shown(self.out)),
         };
-        let there = match fs::read(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            read => Some(read.map_err(unwritten(&path))?),
+        let there = match Manifest::open(&path) {
+            Ok(None) if path.exists() => {
+                return Err(refused("`onebox data prepare` did not write it".into()));
+            }
+            Err(Problem::BadList(why)) => return Err(refused(format!("it is damaged ({why})"))),
+            there => there.map_err(|problem| refused(problem.to_string()))?,
         };
-        let there = there.map(|bytes| serde_json::from_slice::<Manifest>(&bytes));
-        let there = there.transpose().map_err(|e| refused(format!("it is damaged ({e})")))?;
         if let Some(Manifest { version, .. }) = there
             && version != VERSION
         {
@@ -251,6 +253,7 @@ impl Prepare<'_> {
         let mut new = Manifest {
             version: VERSION,
             command: self.command.to_owned(),
+            out: absolute(self.out).unwrap_or_else(|_| self.out.to_owned()),
             makers: self.makers(),
             folders: all.iter().filter_map(name).collect(),
             texts: texts.collect::<Result<_, _>>()?,
@@ -261,18 +264,28 @@ impl Prepare<'_> {
                 return Err(refused(why));
             }
             new.parts.iter_mut().zip(there.parts).for_each(|(new, there)| *new = there);
-            self.keep_whole(all, &mut new.parts)?;
         }
+        self.keep_whole(all, &mut new.parts)?;
         Ok(new)
     }
 
-    /// Keeps the parts before the first one whose files are not what was written.
+    /// Keeps the parts before the first one whose files are not what was written, and no other files of parts. A folder has its name
+    /// only with all parts: nobody trains on a half.
     fn keep_whole(&self, all: &[Named<'_>], parts: &mut [Vec<Part>]) -> Result<(), PrepareError> {
+        let list = self.out.join(MANIFEST);
+        let refused = |path: &Path, why| PrepareError::Refused { path: path.to_owned(), why };
         let written = parts.iter().flatten().flat_map(|part| &part.files);
         let reading =
             Reading::new("comparing parts", written.map(|file| file.bytes).sum(), self.quiet);
-        for (Named { folder, .. }, parts) in all.iter().zip(parts) {
+        for (Named { folder, files, .. }, parts) in all.iter().zip(parts) {
             let partial = partial(folder);
+            if folder.exists() && partial.exists() {
+                let (partial, list) = (Shown(&partial), Shown(&list));
+                let why = format!(
+                    "{partial} is there, too; delete one of them: the other is compared with {list}, and made again where it differs"
+                );
+                return Err(refused(folder, why));
+            }
             let place = if folder.exists() { folder } else { &partial };
             let fault = |part: &Part| {
                 part.files
@@ -280,16 +293,31 @@ impl Prepare<'_> {
                     .find_map(|file| file.check(place, &|bytes| reading.add(bytes)).err())
             };
             let fault = parts.iter().enumerate().find_map(|(i, part)| Some((i, fault(part)?)));
-            let Some((whole, fault)) = fault else { continue };
-            tracing::warn!(
-                "{}: {}: this part and those behind it are made again",
-                Shown(&fault.path),
-                fault.words(&self.out.join(MANIFEST))
-            );
-            parts.truncate(whole);
-            if folder.exists() {
-                // Nobody trains on it until all of it is there.
+            let is_other = fault.is_some();
+            if let Some((whole, fault)) = fault {
+                tracing::warn!(
+                    "{}: {}: this part and those behind it are made again",
+                    Shown(&fault.path),
+                    fault.words(&list)
+                );
+                parts.truncate(whole);
+            }
+            if folder.exists() && parts.last().is_none_or(|part| part.next.file < files.len()) {
+                if !is_other {
+                    let (folder, list) = (Shown(folder), Shown(&list));
+                    tracing::warn!(
+                        "{folder}: {list} does not name all of its files: they are made again"
+                    );
+                }
                 fs::rename(folder, &partial).map_err(unwritten(folder))?;
+            }
+            let place = if folder.exists() { folder } else { &partial };
+            for path in others(place, parts).map_err(unwritten(place))? {
+                if place == &partial && mask::is_of_part(&path) {
+                    fs::remove_file(&path).map_err(unwritten(&path))?;
+                } else if prepared::is_tokens(&path) {
+                    return Err(refused(&path, prepared::unnamed(&list).to_string()));
+                }
             }
         }
         Ok(())
@@ -419,6 +447,18 @@ fn row_files(text: &str, format: &DataFormat) -> Result<(Vec<TokenFile>, Source)
 
 fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
     |error| PrepareError::Write { path: path.to_owned(), error }
+}
+
+/// What stands in a folder, if it is there, beside the files of these parts.
+fn others(folder: &Path, parts: &[Part]) -> io::Result<Vec<PathBuf>> {
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let known = prepared::names(parts);
+    let all: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
+    let others =
+        all.iter().filter(|file| !file.file_name().to_str().is_some_and(|n| known.contains(n)));
+    Ok(others.map(fs::DirEntry::path).collect())
 }
 
 /// Writes a file that has its name when it is on the disk.

@@ -9,7 +9,7 @@ use super::store::TokenFile;
 use crate::config::DataFormat;
 use crate::report::shown::Shown;
 use serde::{Deserialize, Serialize};
-use std::cmp::Ordering;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
@@ -28,13 +28,16 @@ const TRAIN: &str = "train";
 /// That of tokens that are held out.
 const HELD_OUT: &str = "validation";
 
-/// The list of finished parts. Older formats have a number of tokens for each part, and nothing else of what is here.
+/// The list of finished parts. Formats 1 and 2 have the parts without their files, and nothing else of what is here.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) version: u32,
-    /// Makes all of it again.
+    /// Makes all of it again; empty where no command does.
     #[serde(default)]
     pub(super) command: String,
+    /// The folder of all that it makes; a copy elsewhere has another one.
+    #[serde(default)]
+    pub(super) out: PathBuf,
     /// What the tokens follow from beside the text, by its name.
     #[serde(default)]
     pub(super) makers: BTreeMap<String, String>,
@@ -49,6 +52,22 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
+    /// The list at `path`; of one that a newer onebox wrote only its version, and none where nobody, or another tool, wrote one.
+    pub(super) fn open(path: &Path) -> Result<Option<Self>, Problem> {
+        let bytes = match fs::read(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(Problem::Unreadable)?,
+        };
+        let damaged = |error: serde_json::Error| Problem::BadList(error.to_string());
+        let json: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
+        let version = json.get("version").and_then(Value::as_u64);
+        match version.map(|version| u32::try_from(version).unwrap_or(u32::MAX)) {
+            None => Ok(None),
+            Some(version) if version > VERSION => Ok(Some(Self { version, ..Self::default() })),
+            Some(_) => serde_json::from_value(json).map(Some).map_err(damaged),
+        }
+    }
+
     /// Finished ones of all data sets.
     pub(super) fn num_parts(&self) -> usize {
         self.parts.iter().map(Vec::len).sum()
@@ -77,20 +96,48 @@ impl Manifest {
     }
 }
 
-/// How the first other file is another one.
+/// How the files of a text are other ones. They are known by their bytes, in their order.
 fn other_text(is: &[SourceText], was: &[SourceText]) -> Option<String> {
-    let hash = |all: &[SourceText], i| all.get(i).map(|text: &SourceText| text.hash.clone());
-    let first = (0..is.len().max(was.len())).find(|i| hash(is, *i) != hash(was, *i))?;
-    let name = |all: &[SourceText]| Shown(&all[first].path).to_string();
-    Some(match is.len().cmp(&was.len()) {
-        Ordering::Greater => format!("{} is new", name(is)),
-        Ordering::Less => format!("{} is gone", name(was)),
-        Ordering::Equal => {
-            let [is_now, was] = [is, was].map(|all| (all[first].bytes, &all[first].hash));
-            let (name, (bytes, hash)) = (name(is), is_now);
-            format!("{name} has {bytes} bytes of xxh3-128 {hash}, and had {} of {}", was.0, was.1)
+    let name = |text: &SourceText| Shown(&text.path).to_string();
+    let (is_new, is_gone) = (without(is, was), without(was, is));
+    let before: BTreeMap<_, _> = is_gone.iter().map(|was| (&was.path, was)).collect();
+    let changed = is_new.iter().find_map(|is| Some((is, before.get(&is.path)?)));
+    if let Some((is, was)) = changed {
+        return Some(format!(
+            "{} has {} bytes of xxh3-128 {}, and had {} of {}",
+            name(is),
+            is.bytes,
+            is.hash,
+            was.bytes,
+            was.hash
+        ));
+    }
+    match (is_new.first(), is_gone.first()) {
+        (Some(is), Some(was)) => Some(format!("{} is new, and {} is gone", name(is), name(was))),
+        (Some(is), None) => Some(format!("{} is new", name(is))),
+        (None, Some(was)) => Some(format!("{} is gone", name(was))),
+        (None, None) => {
+            let (is, was) = is.iter().zip(was).find(|(is, was)| is.hash != was.hash)?;
+            let (is, was) = (name(is), name(was));
+            Some(format!("its files have another order: {is} is where {was} was"))
         }
-    })
+    }
+}
+
+/// Those of `all` whose bytes are not, or not as often, among `others`.
+fn without<'a>(all: &'a [SourceText], others: &[SourceText]) -> Vec<&'a SourceText> {
+    let mut left = BTreeMap::<_, usize>::new();
+    for text in others {
+        *left.entry(&text.hash).or_default() += 1;
+    }
+    let mut is_other = |text: &&SourceText| match left.get_mut(&text.hash) {
+        Some(left) if *left > 0 => {
+            *left -= 1;
+            false
+        }
+        _ => true,
+    };
+    all.iter().filter(|text| is_other(text)).collect()
 }
 
 /// A file of text that tokens were made of.
@@ -174,6 +221,11 @@ impl Written {
     }
 }
 
+/// The names of all files of these parts.
+pub(super) fn names(parts: &[Part]) -> BTreeSet<&str> {
+    parts.iter().flat_map(|part| &part.files).map(|file| file.name.as_str()).collect()
+}
+
 /// What the list says of one of the folders that it names.
 pub(super) struct Listed {
     pub(super) manifest: Manifest,
@@ -192,43 +244,82 @@ impl Listed {
             return Ok(None);
         };
         let path = all.join(MANIFEST);
-        let bytes = match fs::read(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            read => read.map_err(Problem::Unreadable).map_err(at(&path))?,
-        };
-        let damaged = |error: serde_json::Error| at(&path)(Problem::BadList(error.to_string()));
-        let manifest: Manifest = serde_json::from_slice(&bytes).map_err(damaged)?;
+        let Some(manifest) = Manifest::open(&path).map_err(at(&path))? else { return Ok(None) };
+        if manifest.version > VERSION {
+            return Err(at(&path)(Problem::NewerList {
+                version: manifest.version,
+                known: VERSION,
+            }));
+        }
+        let sets = manifest.parts.len();
         let number = match name {
             _ if !manifest.folders.is_empty() => manifest.folders.iter().position(|f| f == name),
             TRAIN => Some(0),
-            HELD_OUT => manifest.parts.len().checked_sub(1),
+            // The list may be one of sets to train on alone, beside a folder that it did not make.
+            HELD_OUT if sets > 1 && !all.join(format!("{TRAIN}-{sets}")).exists() => Some(sets - 1),
             _ => None,
         };
         let number = number.filter(|number| *number < manifest.parts.len());
         Ok(number.map(|number| Self { manifest, path, number }))
     }
 
+    /// The parts, and the names of their tokens.
+    fn parts(&self) -> impl Iterator<Item = (String, &Part)> {
+        let name = move |(number, part): (usize, &Part)| match part.files.first() {
+            Some(tokens) => tokens.name.clone(),
+            None => mask::name_of_part(number, self.manifest.version == 2),
+        };
+        self.manifest.parts[self.number].iter().enumerate().map(move |of| (name(of), of.1))
+    }
+
     /// The files of tokens. An older list names none, and has lengths if `width`, the bytes of a token, is known.
     pub(super) fn tokens(&self, width: Option<usize>) -> impl Iterator<Item = Written> {
-        let tokens = move |(number, part): (usize, &Part)| {
-            if let Some(tokens) = part.files.first() {
-                return Some(tokens.clone());
-            }
-            let name = mask::name_of_part(number, self.manifest.version == 2);
-            Some(Written { name, bytes: part.tokens * width? as u64, hash: String::new() })
-        };
-        self.manifest.parts[self.number].iter().enumerate().filter_map(tokens)
+        self.parts().filter_map(move |(name, part)| match part.files.first() {
+            Some(tokens) => Some(tokens.clone()),
+            None => Some(Written { name, bytes: part.tokens * width? as u64, hash: String::new() }),
+        })
+    }
+
+    /// The folder of all data sets.
+    fn all(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
     }
 
     /// The fault of a file as a failure.
     pub(super) fn failure(&self, fault: Fault) -> Failure {
-        let all = Shown(self.path.parent().unwrap_or(&self.path)).to_string();
-        let remedy = match self.manifest.command.as_str() {
-            "" => format!("copy all files of {all} again, or delete it and prepare the text again"),
-            command => format!("copy all files of {all} again, or make them again: {command}"),
+        let (all, list) = (Shown(self.all()), &self.manifest);
+        let is_there = list.out.canonicalize().is_ok_and(|out| out == self.all());
+        let remedy = match list.command.as_str() {
+            command if is_there && !command.is_empty() => format!("make them again: {command}"),
+            _ => format!("delete the folder {all} and prepare the text again"),
         };
+        let remedy = format!("copy all files of {all} again, or {remedy}");
         let words = fault.words(&self.path);
         (fault.path, Problem::OtherPart { fault: words, remedy })
+    }
+
+    /// Refuses files of tokens in this folder that the list does not name.
+    fn check_names(&self, folder: &Path, files: &[PathBuf]) -> Result<(), Failure> {
+        let known: BTreeSet<_> = self.parts().map(|(name, _)| PathBuf::from(name)).collect();
+        let is_other = |file: &&PathBuf| {
+            is_tokens(file) && file.strip_prefix(folder).is_ok_and(|name| !known.contains(name))
+        };
+        let other = files.iter().find(is_other);
+        other.map_or(Ok(()), |other| Err(at(other)(unnamed(&self.path))))
+    }
+}
+
+/// Whether a directory gives this file where files hold tokens.
+pub(super) fn is_tokens(file: &Path) -> bool {
+    file.extension().is_some_and(|e| e == "bin")
+}
+
+/// A file of tokens that this list does not name.
+pub(super) fn unnamed(list: &Path) -> Problem {
+    let all = Shown(list.parent().unwrap_or(list));
+    Problem::OtherPart {
+        fault: format!("{} does not name it", Shown(list)),
+        remedy: format!("move it away, or delete the folder {all} and prepare the text again"),
     }
 }
 
@@ -248,13 +339,13 @@ pub(super) fn folders<'a>(
     files: &'a [PathBuf],
     from_directory: bool,
 ) -> BTreeSet<&'a Path> {
-    let tokens = files.iter().filter(|file| file.extension().is_some_and(|e| e == "bin"));
+    let tokens = files.iter().filter(|file| is_tokens(file));
     let folders = tokens.filter_map(|file| file.parent());
     folders.chain(from_directory.then(|| Path::new(text))).collect()
 }
 
 /// Refuses files of tokens of a data set that is not finished; the folder `text` if it has several data sets: a run would train on
-/// held-out ones; and a folder of which a part is not there, or is longer or shorter than it was written.
+/// held-out ones; and a folder of which a part is not there, or is longer or shorter than it was written, or that has more files of tokens.
 pub(super) fn check(
     (text, format): (&str, &DataFormat),
     files: &[PathBuf],
@@ -267,11 +358,12 @@ pub(super) fn check(
     }
     let of_all = |folder: &Path| {
         let all = folder.parent().filter(|all| all.starts_with(text))?;
-        all.join(MANIFEST).is_file().then(|| all.to_owned())
+        let is_list = !matches!(Manifest::open(&all.join(MANIFEST)), Ok(None));
+        is_list.then(|| all.to_owned())
     };
     let Some(all) = folders.iter().find_map(|folder| of_all(folder)).filter(|_| from_directory)
     else {
-        return folders.into_iter().try_for_each(|folder| check_lengths(folder, format));
+        return folders.into_iter().try_for_each(|folder| check_folder((folder, format), files));
     };
     let sets = folders.into_iter().filter(|folder| folder.parent() == Some(all.as_path()));
     let trains = |folder: &PathBuf| {
@@ -281,11 +373,13 @@ pub(super) fn check(
     Err(at(&all)(Problem::AllPrepared { train, held_out }))
 }
 
-/// Compares the lengths of all parts in a folder with those that were written.
-fn check_lengths(folder: &Path, format: &DataFormat) -> Result<(), Failure> {
+/// Compares the lengths of all parts in a folder with those that were written, and the names of its files.
+fn check_folder((folder, format): (&Path, &DataFormat), files: &[PathBuf]) -> Result<(), Failure> {
     let Some(listed) = Listed::of(folder)? else { return Ok(()) };
     let mut parts = listed.tokens(format.width());
-    parts.try_for_each(|part| part.check_length(folder)).map_err(|fault| listed.failure(fault))
+    let checked = parts.try_for_each(|part| part.check_length(folder));
+    checked.map_err(|fault| listed.failure(fault))?;
+    listed.check_names(folder, files)
 }
 
 /// Compares all bytes of the tokens in a folder with the hashes that were written. `add`: adds bytes that were read. Returns the path of a

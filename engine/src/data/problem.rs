@@ -70,9 +70,15 @@ pub enum Problem {
     #[error("{fault}; {remedy}")]
     OtherPart { fault: String, remedy: String },
     #[error(
-        "it is damaged ({0}); copy all files of its folder again, or move it away if `onebox data prepare` did not write it"
+        "it is damaged ({0}); copy all files of its folder again, or delete the folder and prepare the text again, or move the file \
+         away if `onebox data prepare` did not write it"
     )]
     BadList(String),
+    #[error(
+        "a newer onebox wrote it, in format {version}, and this one reads formats up to {known}; take that onebox, or move it away \
+         if `onebox data prepare` did not write it"
+    )]
+    NewerList { version: u32, known: u32 },
     #[error(
         "{} says that its tokens are {dtype}, but data.format is {format:?}: {remedy}",
         Shown(index)

@@ -162,6 +162,35 @@ fn an_interrupted_one_goes_on_where_it_was() {
     assert_eq!((done.before, done.parts), (whole.parts, whole.parts));
 }
 
+/// A list from before the last parts, beside all of them.
+#[test]
+fn parts_that_an_older_list_does_not_name_are_made_again() {
+    let folder = texts();
+    let (train, held) = (path(&folder, "train"), path(&folder, "held"));
+    let (parts, out) = ((train.as_str(), Some(held.as_str())), folder.path().join("out"));
+    let whole = prepare(parts, &DataFormat::Auto, &out, 100).unwrap();
+    let expected = of_tokens(&whole).bytes();
+    let list = out.join(MANIFEST);
+    let (train, names) =
+        (fs::read_dir(out.join("train")).unwrap().count(), ["train", "validation"]);
+    assert!(train > 3, "{whole:?}");
+    for left in [train - 1, 2, 0] {
+        let mut older: Manifest = serde_json::from_slice(&fs::read(&list).unwrap()).unwrap();
+        older.parts[0].truncate(left);
+        older.parts[1].clear();
+        fs::write(&list, serde_json::to_vec(&older).unwrap()).unwrap();
+        // Of another text, and more of it than there is now.
+        let other = out.join("train").join(mask::name_of_part(left, false));
+        let length = fs::metadata(&other).unwrap().len();
+        fs::write(&other, vec![0; length as usize]).unwrap();
+        fs::copy(&other, out.join("train").join(mask::name_of_part(train, false))).unwrap();
+        let again = prepare(parts, &DataFormat::Auto, &out, 100).unwrap();
+        assert_eq!((again.before, again.parts), (left, whole.parts));
+        assert_eq!(of_tokens(&again).bytes(), expected, "{left}");
+        assert!(names.iter().all(|name| !out.join(name).with_extension("partial").exists()));
+    }
+}
+
 #[test]
 fn other_text_and_other_folders_are_refused() {
     let folder = texts();
