@@ -9,7 +9,7 @@ const KEPT: f64 = 0.5;
 /// Share of the channels beyond which copies keep nothing that cores want.
 const MOST_KEPT: f64 = 0.5;
 
-/// Who uses memory channels. It matters where cores and copies want the same ones.
+/// The kind of an op as a user of memory channels. It decides what copies leave to cores there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Side {
     /// A device, but not one that writes to the host.
@@ -38,7 +38,7 @@ pub(super) struct Scratch {
     left: Vec<f64>,
     /// The growth of its use.
     grows: Vec<f64>,
-    /// What is taken or wanted by each [`Side`].
+    /// The share that the ops of each [`Side`] take, or want.
     by_side: Vec<[f64; 3]>,
 }
 
@@ -118,25 +118,26 @@ fn give_way(flows: &mut [Flow<'_>], scratch: &mut Scratch) {
         }
     }
     for flow in flows.iter_mut().filter(|flow| flow.side != Side::Cores) {
-        let kept = flow.load.iter().map(|&(resource, _)| kept(flow.side, by_side[resource]));
+        let side = flow.side as usize;
+        let kept = flow.load.iter().map(|&(resource, _)| kept(by_side[resource])[side]);
         let given = flow.speed * (1.0 - kept.fold(1.0, f64::min));
         flow.speed -= given;
         flow.load.iter().for_each(|&(resource, load)| left[resource] += given * load);
     }
 }
 
-/// Share of its speed that a device of `side` keeps on a resource of which devices take `up`, copies from GPUs `down`, and cores want
-/// `cores`.
-fn kept(side: Side, [up, down, cores]: [f64; 3]) -> f64 {
+/// Shares of their speeds that devices, and copies from GPUs, keep on a resource of which the first take `up`, the others `down`, and
+/// cores want `cores`.
+fn kept([up, down, cores]: [f64; 3]) -> [f64; 2] {
     if cores == 0.0 || up + down == 0.0 {
-        return 1.0;
+        return [1.0; 2];
     }
     let least = KEPT.mul_add(down, up);
     let taken = (1.0 - cores).max(least.min(MOST_KEPT)).min(up + down);
-    match side {
-        Side::Down if taken >= least => (taken - up) / down,
-        Side::Down => KEPT * taken / least,
-        Side::Device | Side::Cores => (taken / least).min(1.0),
+    if taken >= least {
+        [1.0, if down == 0.0 { 1.0 } else { (taken - up) / down }]
+    } else {
+        [taken / least, KEPT * taken / least]
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is said where no change of layout makes a model fit.
+//! The words for a model that no change of layout makes fit.
 
 use super::check::count;
 use crate::config::Loaded;

@@ -22,7 +22,7 @@ pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<()
     if found.layouts.is_empty() { Err(Failed::silent(code::DOES_NOT_FIT)) } else { Ok(()) }
 }
 
-/// `asked`: for just so many GPUs.
+/// `asked`: the user names the number of GPUs.
 fn text(loaded: &Loaded, found: &Found, asked: bool) -> String {
     let Found { name, box_name, gpus, enumerated, fit, .. } = found;
     let mut out = format!("{name} on {box_name}: simulated, not measured\n");

@@ -90,7 +90,7 @@ impl Config {
         self.first_broken().is_none()
     }
 
-    /// What the first rule that does not hold says.
+    /// The message of the first rule that does not hold.
     pub(crate) fn first_broken(&self) -> Option<String> {
         let checks = Checks { config: self, searched: false };
         let all = rules().into_iter().chain(rules_of_machine());

@@ -1,5 +1,5 @@
-//! What can be said of the data without a look at its tokens: whether the files are there, what they seem to hold, how long they
-//! are, and whether those that onebox has written are what it wrote.
+//! Facts of the data without a look at its tokens: whether the files are there, what they seem to hold, how long they are, and
+//! whether files that onebox has written still have the bytes that it wrote.
 
 use super::mask;
 use super::megatron::Index;

@@ -196,7 +196,7 @@ impl Prepare<'_> {
         Ok(lock)
     }
 
-    /// What tokens follow from beside the text, by its name.
+    /// The values beside the text that decide the tokens, by name.
     fn makers(&self) -> BTreeMap<String, String> {
         let tokenizer = format!("xxh3-128 {}", hex(xxh3_128(self.tokenizer.bytes())));
         let rows = self.rows.as_ref().map_or_else(Vec::new, |with| with.rows.makers());
@@ -449,7 +449,7 @@ fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> PrepareError {
     |error| PrepareError::Write { path: path.to_owned(), error }
 }
 
-/// What stands in a folder, if it is there, beside the files of these parts.
+/// The files of a folder, if it is there, but for those of these parts.
 fn others(folder: &Path, parts: &[Part]) -> io::Result<Vec<PathBuf>> {
     if !folder.exists() {
         return Ok(Vec::new());
@@ -473,7 +473,8 @@ fn write(path: &Path, parts: &[Vec<u8>]) -> io::Result<Written> {
     file.sync_all()?;
     fs::rename(&unfinished, path)?;
     sync_folder(path.parent().unwrap_or(Path::new(".")))?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = path.file_name().unwrap_or_else(|| unreachable!("a part and the list have names"));
+    let name = name.to_string_lossy().into_owned();
     Ok(Written { name, bytes: length, hash: hex(hash.digest128()) })
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Manifest {
     /// The folder of all that it makes; a copy elsewhere has another one.
     #[serde(default)]
     pub(super) out: PathBuf,
-    /// What the tokens follow from beside the text, by its name.
+    /// The values beside the text that decide the tokens, by name.
     #[serde(default)]
     pub(super) makers: BTreeMap<String, String>,
     /// The name of the folder of each data set.
@@ -148,7 +148,7 @@ pub(super) struct SourceText {
     pub(super) bytes: u64,
     /// xxh3, 128 bits, of all its bytes.
     pub(super) hash: String,
-    /// What the system says of it as long as nobody writes to it; none where a change could go unnoticed.
+    /// The stamp of the file system, which a write changes; none where a change could go unnoticed.
     pub(super) stamp: Option<String>,
 }
 
@@ -180,9 +180,9 @@ pub(super) struct Written {
 #[derive(Debug)]
 pub(super) struct Fault {
     pub(super) path: PathBuf,
-    /// What it is now.
+    /// Its state now.
     is: String,
-    /// What the list says.
+    /// Its state in the list.
     was: String,
 }
 

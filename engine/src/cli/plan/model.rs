@@ -43,7 +43,7 @@ struct Answer<'a> {
     /// `key=value` of the best layout, for a config that names the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     sets: Option<Vec<String>>,
-    /// What smaller states would give, where only parameters on the host let those of fp32 fit, and that costs speed.
+    /// A faster layout of smaller states, where those of fp32 fit with parameters on the host alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     smaller_states: Option<Faster>,
     search: &'a Found,
@@ -58,10 +58,9 @@ struct Faster {
 }
 
 pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
-    let is_given = |name: &str| args.sets.iter().any(|set| key(set) == name);
     if args.search && !args.json {
         // Layouts are told by their differences from a config of the model, which recomputes nothing.
-        let plain: &[&str] = if is_given("recompute") { &[] } else { &["recompute=None"] };
+        let plain: &[&str] = if is_given(args, "recompute") { &[] } else { &["recompute=None"] };
         let loaded = load(args, model, plain)?;
         return search::run(&loaded, Some(gpus(args, &loaded)?), false);
     }
@@ -72,8 +71,7 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
     let mut changed: &[&str] = &[];
     if found.layouts.is_empty() && found.no_layout.is_none() {
         // Fewer bytes for each parameter on the host, before it is said that nothing fits.
-        let given = SMALLER.iter().any(|one| is_given(key(one)));
-        if let (false, Ok(smaller)) = (given, load(args, model, &SMALLER)) {
+        if let (false, Ok(smaller)) = (gives_states(args), load(args, model, &SMALLER)) {
             let again = search_layouts(&smaller, gpus).map_err(failed)?;
             (loaded, found, changed) = (smaller, again, &SMALLER);
         }
@@ -120,10 +118,19 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
     if best.is_some() { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
 }
 
+/// Whether the user gives the key `name` a value.
+fn is_given(args: &PlanArgs, name: &str) -> bool {
+    args.sets.iter().any(|set| key(set) == name)
+}
+
+/// Whether the user says how states are kept.
+fn gives_states(args: &PlanArgs) -> bool {
+    SMALLER.iter().any(|one| is_given(args, key(one)))
+}
+
 /// Whether parameters are on the host for states of fp32.
 fn has_smaller_states_to_try(args: &PlanArgs, best: &Layout) -> bool {
-    let is_given = |one: &&str| args.sets.iter().any(|set| key(set) == key(one));
-    best.sets.iter().any(|set| set == "offload.parameters=Host") && !SMALLER.iter().any(is_given)
+    best.sets.iter().any(|set| set == "offload.parameters=Host") && !gives_states(args)
 }
 
 /// The fastest layout with smaller states, if it has more than 1.05 times the `rate`, tokens a second.

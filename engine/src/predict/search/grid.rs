@@ -50,8 +50,8 @@ pub(super) fn no_layout(given: &Config, world: usize) -> String {
     };
     let why = match grids(world).into_iter().find(divides) {
         None => {
-            "DP divides the batch of ".to_owned()
-                + &format!("{}, and TP the {}", counted(global, "sample"), counted(heads, "head"))
+            let (batch, heads) = (counted(global, "sample"), counted(heads, "head"));
+            format!("DP divides the batch of {batch}, and TP the {heads}")
         }
         // Another rule stands in the way, such as whole machines: that of the first such grid.
         Some((tensor, data)) => {
