@@ -36,6 +36,21 @@ pub(crate) fn message(role: &str, content: &str) -> Message {
     Message::Object(texts.map(|(key, text)| (key.into(), Message::String(text.into()))).into())
 }
 
+/// What a template makes a text of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chat<'a> {
+    pub(crate) messages: &'a [Message],
+    /// A list of the tools that the assistant may call.
+    pub(crate) tools: Option<&'a Message>,
+}
+
+impl<'a> Chat<'a> {
+    /// A chat without tools.
+    pub(crate) const fn of(messages: &'a [Message]) -> Self {
+        Self { messages, tools: None }
+    }
+}
+
 /// Variables that onebox gives a template itself.
 const GIVEN: [&str; 4] = ["messages", "add_generation_prompt", "tools", "documents"];
 /// Functions that a template calls.
@@ -163,26 +178,22 @@ impl Template {
         self.marks
     }
 
-    /// The text of `messages`, and of the beginning of an answer if there is to be one.
+    /// The text of a chat, and of the beginning of an answer if there is to be one.
     ///
     /// # Errors
-    /// The template refuses the messages, or does not end.
-    pub fn text<M: Serialize>(&self, messages: &[M], answer: bool) -> Result<String, String> {
-        let text = self.marked(messages, answer)?;
+    /// The template refuses the chat, or does not end.
+    pub(crate) fn text(&self, chat: Chat<'_>, answer: bool) -> Result<String, String> {
+        let text = self.marked(chat, answer)?;
         Ok(if self.marks { text.replace([OPEN, CLOSE], "") } else { text })
     }
 
     /// The same with [`OPEN`] and [`CLOSE`] around what the template takes for an assistant's.
-    pub(crate) fn marked<M: Serialize>(
-        &self,
-        messages: &[M],
-        answer: bool,
-    ) -> Result<String, String> {
+    pub(crate) fn marked(&self, chat: Chat<'_>, answer: bool) -> Result<String, String> {
         let chat = context! {
-            messages => Value::from(Serde(messages)),
+            messages => Value::from(Serde(chat.messages)),
             add_generation_prompt => answer,
-            // Known, and none: a template that has no tools may ask for them.
-            tools => (),
+            // Known, and none where a chat has no tools: a template may ask for them.
+            tools => Value::from(Serde(chat.tools)),
             documents => (),
         };
         let tokens =
@@ -336,8 +347,9 @@ mod tests {
         for one in &chats {
             let messages = one["messages"].as_array().unwrap();
             // Up to the last answer.
-            let asked = &messages[..messages.len() - 1];
-            let text = Template::of(&beside).unwrap().text(asked, true).unwrap();
+            let asked: Vec<Message> =
+                serde_json::from_value(messages[..messages.len() - 1].into()).unwrap();
+            let text = Template::of(&beside).unwrap().text(Chat::of(&asked), true).unwrap();
             assert_eq!(text, one["prompt"].as_str().unwrap());
         }
         assert_eq!(stop_tokens(&beside).unwrap(), [301, 302]);
@@ -349,7 +361,7 @@ mod tests {
         messages: &[Message],
     ) -> Result<String, String> {
         let template = Template::new(template, tokens, now).map_err(|e| does_not_run(&e))?;
-        template.text(messages, true)
+        template.text(Chat::of(messages), true)
     }
 
     #[test]
@@ -369,7 +381,10 @@ mod tests {
             BTreeMap::new(),
             Utc::now(),
         );
-        assert_eq!(marked.unwrap().marked(&user, true).unwrap(), format!("{OPEN}a{CLOSE} b"));
+        assert_eq!(
+            marked.unwrap().marked(Chat::of(&user), true).unwrap(),
+            format!("{OPEN}a{CLOSE} b")
+        );
     }
 
     /// What `apply_chat_template` of transformers writes on that day.
@@ -416,10 +431,9 @@ mod tests {
             Template::new(text, tokens, Utc::now()).unwrap()
         };
         let with = |name: &str, value: Json| template().with(&[(name.to_owned(), value)]);
-        let written = |name: &str, value: Json| {
-            with(name, value).unwrap().text::<Message>(&[], true).unwrap()
-        };
-        assert_eq!(template().text::<Message>(&[], true).unwrap(), "<s>");
+        let written =
+            |name: &str, value: Json| with(name, value).unwrap().text(Chat::of(&[]), true).unwrap();
+        assert_eq!(template().text(Chat::of(&[]), true).unwrap(), "<s>");
         assert_eq!(written("enable_thinking", false.into()), "<s><none>");
         assert_eq!(written("enable_thinking", true.into()), "<s>");
         assert_eq!(written("enable_thinking", "false".into()), "<s>");

@@ -3,7 +3,7 @@
 use super::checkpoint::{run_of, unusable};
 use super::exit::{Failed, code};
 use super::{data, print, say, seen};
-use crate::chat::{Template, message, stop_tokens};
+use crate::chat::{Chat, Template, message, stop_tokens};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::{Summary, open_newest};
 use crate::config::{Config, DeviceConfig, Loaded, Precision, load_of_run, load_str};
@@ -317,7 +317,7 @@ fn texts_of(
     let text = |prompt: &String| {
         let system = args.system.iter().map(|text| message("system", text));
         let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
-        template.text(&messages, true).map_err(|why| from.unusable(&why))
+        template.text(Chat::of(&messages), true).map_err(|why| from.unusable(&why))
     };
     prompts.iter().map(text).collect()
 }

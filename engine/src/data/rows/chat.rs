@@ -4,7 +4,7 @@ use super::contents;
 use super::control::Control;
 use super::spans::{Spans, has_role};
 use super::{has, kind_of};
-use crate::chat::{CLOSE, OPEN, Template, message};
+use crate::chat::{CLOSE, Chat, OPEN, Template, message};
 use crate::json::{Json, Map};
 use std::ops::Range;
 
@@ -82,18 +82,20 @@ pub(super) fn said(
     if answers.is_empty() {
         return Err("no message has the role `assistant`, so there is nothing to learn".into());
     }
-    contents::check_read(template, &messages)?;
+    let tools = None;
+    let chat = |messages| Chat { messages, tools };
+    contents::check_read(template, chat(&messages))?;
     if template.has_marks() {
-        let (text, mut counted) = unmarked(&template.marked(&messages, false)?);
+        let (text, mut counted) = unmarked(&template.marked(chat(&messages), false)?);
         if messages[..asked].iter().any(is_of("assistant")) {
             // A template may mark an answer in several parts.
-            let before = template.marked(&messages[..asked], true)?.matches(CLOSE).count();
+            let before = template.marked(chat(&messages[..asked]), true)?.matches(CLOSE).count();
             counted.drain(..before.min(counted.len()));
         }
         return Ok(Said::Text { text, counted });
     }
-    let text = template.text(&messages, false)?;
-    let counted = Spans { template, control, text: &text }.of(&mut messages, &answers)?;
+    let text = template.text(chat(&messages), false)?;
+    let counted = Spans { template, control, text: &text, tools }.of(&mut messages, &answers)?;
     Ok(Said::Text { text, counted })
 }
 

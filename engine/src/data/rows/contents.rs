@@ -1,7 +1,7 @@
 //! Contents that are lists of texts, `{"type": "text", "text": ..}`, where the chat template reads such lists.
 
 use super::{ANSWER, CUT, has, kind_of};
-use crate::chat::Template;
+use crate::chat::{Chat, Template};
 use crate::json::{Json, Map};
 use std::collections::HashSet;
 
@@ -43,13 +43,14 @@ pub(super) fn of_text(text: String) -> Json {
 
 /// Refuses a list that the template prints as it is, or of which it leaves a text out that it writes where the content is a
 /// text.
-pub(super) fn check_read(template: &Template, messages: &[Json]) -> Result<(), String> {
+pub(super) fn check_read(template: &Template, chat: Chat<'_>) -> Result<(), String> {
+    let messages = chat.messages;
     let is_list = |one: &Json| matches!(one.get("content"), Some(Json::Array(_)));
     let Some(first) = messages.iter().position(is_list) else { return Ok(()) };
     let [parts, joined] = [each_part, all_parts].map(|write: fn(usize, &[Json]) -> Json| {
         let each = messages.iter().enumerate();
         let messages: Vec<Json> = each.map(|(i, one)| with_content(i, one, write)).collect();
-        template.text(&messages, false)
+        template.text(Chat { messages: &messages, ..chat }, false)
     });
     let unread = |message: usize| {
         let number = message + 1;

@@ -5,7 +5,7 @@
 use super::contents::of_text;
 use super::control::Control;
 use super::{ANSWER, CUT};
-use crate::chat::Template;
+use crate::chat::{Chat, Template};
 use crate::json::Json;
 use std::ops::Range;
 
@@ -17,9 +17,15 @@ pub(super) struct Spans<'a> {
     pub(super) template: &'a Template,
     pub(super) control: &'a Control,
     pub(super) text: &'a str,
+    pub(super) tools: Option<&'a Json>,
 }
 
 impl Spans<'_> {
+    /// What the template makes of these messages.
+    fn written_of(&self, messages: &[Json], answer: bool) -> Result<String, String> {
+        self.template.text(Chat { messages, tools: self.tools }, answer)
+    }
+
     /// Those of these answers, in the order of the text.
     pub(super) fn of(
         &self,
@@ -52,7 +58,7 @@ impl Spans<'_> {
             .iter()
             .map(|one| if is_said(one) { another(one) } else { one.clone() })
             .collect();
-        let other = self.template.text(&others, false).ok()?;
+        let other = self.written_of(&others, false).ok()?;
         let parts: Vec<&str> = other.split(ANSWER).collect();
         let said: Vec<usize> = (0..messages.len()).filter(|i| is_said(&messages[*i])).collect();
         if parts.len() != said.len() + 1 {
@@ -83,8 +89,8 @@ impl Spans<'_> {
     /// How a prompt ends that asks for an answer, and what the template puts between it and the last of these answers.
     fn header(&self, messages: &[Json], text: &str, answers: &[usize]) -> Option<[String; 2]> {
         let last = *answers.last()?;
-        let prompt = self.template.text(&messages[..last], true).ok()?;
-        let without = self.template.text(&messages[..last], false).ok()?;
+        let prompt = self.written_of(&messages[..last], true).ok()?;
+        let without = self.written_of(&messages[..last], false).ok()?;
         let behind = text.strip_prefix(&prompt).and_then(|rest| rest.split(ANSWER).next());
         let header = prompt.strip_prefix(&without)?.to_owned();
         Some([header, behind.unwrap_or_default().to_owned()])
@@ -108,7 +114,7 @@ impl Spans<'_> {
     fn alone(&self, messages: &mut [Json], i: usize) -> Result<Range<usize>, String> {
         let another = another(&messages[i]);
         let answer = std::mem::replace(&mut messages[i], another);
-        let other = self.template.text(messages, false);
+        let other = self.written_of(messages, false);
         messages[i] = answer;
         let other = other?;
         if !other.contains(ANSWER) {
@@ -134,12 +140,12 @@ impl Spans<'_> {
     /// what the template puts behind it is.
     fn prompted(&self, from: usize, asked: &[Json]) -> Option<usize> {
         let before = &self.text[..from];
-        let prompt = self.template.text(asked, true).ok()?;
+        let prompt = self.written_of(asked, true).ok()?;
         if before.starts_with(&prompt) {
             return Some(prompt.len());
         }
         // A template may write the question otherwise where an answer follows: only the end of the prompt is the same.
-        let header = prompt.strip_prefix(&self.template.text(asked, false).ok()?)?;
+        let header = prompt.strip_prefix(&self.written_of(asked, false).ok()?)?;
         self.behind_header(before, header)
     }
 
