@@ -1,7 +1,7 @@
 //! What `onebox train` has and looks at before the first step.
 
 use super::{TrainArgs, epochs, refused};
-use crate::checkpoint::{Checkpoint, FOLDER, sizes};
+use crate::checkpoint::{Checkpoint, FOLDER, RunFolder, sizes};
 use crate::cli::checkpoint::unusable;
 use crate::cli::exit::{Failed, code};
 use crate::cli::processes::Team;
@@ -83,19 +83,24 @@ impl Prepared {
             kept.map_err(refused)
         };
         let data = (&*self.data, self.tokenizer.as_ref());
-        let start = |from: &Path| resume::start(from, loaded, built, data, mode);
+        let start = |from: &Path, own: Option<&RunFolder>| {
+            resume::start((from, own), loaded, built, data, mode)
+        };
         Ok(match mode {
             RunMode::Fork => {
                 // A fork that is refused leaves no directory.
                 let source = RunDir::source(args.run_dir.as_deref()).map_err(refused)?;
-                let start = start(&source)?;
+                let start = start(&source, None)?;
                 let dir = create()?;
                 start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
                 (dir, start, None)
             }
             RunMode::Resume => {
                 let dir = create()?;
-                let start = start(dir.path())?;
+                let start = match &args.run_dir {
+                    Some(path) => start(path, Some(dir.folder()))?,
+                    None => return Err(refused(RunDirError::NeedsDirectory(mode))),
+                };
                 // They are another model's than the one that is trained now.
                 dir.remove(WEIGHTS).map_err(refused)?;
                 let pretrained = match start {
