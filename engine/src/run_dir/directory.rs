@@ -203,3 +203,59 @@ fn in_it(name: &str) -> &Path {
     assert!(one, "{name:?} is a path, where a name in a directory is asked for");
     path
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::{Read, Write};
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_is_done_is_done_in_the_directory_that_was_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let [run, moved] = ["run", "moved"].map(|name| folder.path().join(name));
+        let make = |words: &str| {
+            fs::create_dir_all(run.join("checkpoints/step/deeper")).unwrap();
+            for file in ["a", "b", "checkpoints/step/deeper/c"] {
+                fs::write(run.join(file), words).unwrap();
+            }
+            symlink("checkpoints", run.join("link")).unwrap();
+        };
+        make("ours");
+        let held = Directory::open(&run).unwrap();
+        fs::rename(&run, &moved).unwrap();
+        make("theirs");
+        held.create("a").unwrap().write_all(b"new").unwrap();
+        held.rename("b", "d").unwrap();
+        held.make("e").unwrap();
+        for checkpoints in [held.folder("checkpoints"), held.leads_to("link")] {
+            checkpoints.unwrap().create("f").unwrap();
+        }
+        assert!(held.folder("link").is_err() && held.has("link"));
+        let mut text = String::new();
+        held.read("d").unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(
+            (text.as_str(), fs::read_to_string(moved.join("a")).unwrap().as_str()),
+            ("ours", "new")
+        );
+        held.leads_to("checkpoints").unwrap().remove("step").unwrap();
+        held.remove("link").unwrap();
+        let mut names = held.names().unwrap();
+        names.sort();
+        assert_eq!(names, ["a", "checkpoints", "d", "e"]);
+        assert_eq!(fs::read_dir(moved.join("checkpoints")).unwrap().count(), 1);
+        let theirs =
+            ["a", "b", "checkpoints/step/deeper/c"].map(|file| fs::read(run.join(file)).unwrap());
+        assert_eq!(theirs, [b"theirs"; 3]);
+        assert_eq!(fs::read_dir(&run).unwrap().count(), 4);
+        assert_eq!(fs::read_dir(run.join("checkpoints")).unwrap().count(), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "where a name in a directory is asked for")]
+    fn a_path_is_no_name_in_a_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let _ = Directory::open(folder.path()).unwrap().read("/etc/passwd");
+    }
+}
