@@ -63,6 +63,6 @@ pub use place::{
     HostBytes, Placement, RankPlace, Request, Seats, Sockets, far_words, place, place_ranks,
 };
 pub use spread::{Needs, far_staging, in_parts};
-pub use units::{counted, format_bytes, parse_bytes};
+pub use units::{counted, format_bytes, parse_bytes, up_to_hundredths};
 pub use warning::{Severity, Warning};
 pub use warnings::{Environment, warnings};
