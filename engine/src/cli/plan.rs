@@ -101,7 +101,7 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
         }
     }
     if let Some(refused) = weights::refusal(config, true) {
-        say(&format!("note: model.from: {}; `onebox train` refuses it", refused.message()));
+        say(&format!("note: `onebox train` refuses model.from: {}", refused.message()));
     }
     // What could not be looked at is not said to fit.
     if report.verdict == Some(true) { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
