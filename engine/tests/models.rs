@@ -199,7 +199,12 @@ fn what_onebox_does_not_compute_is_refused_with_its_key() {
     for (key, value, said) in cases {
         with(&folder, |config| config[key] = value);
         let done = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
-        let done = done.refused(78, &[said, "mend the file"]);
+        let remedy = match key {
+            "model_type" => "use a model of gpt2, llama, mistral, qwen2, qwen3",
+            "quantization_config" => "as it was before it was quantized",
+            _ => "mend the file",
+        };
+        let done = done.refused(78, &[said, remedy]);
         assert!(!done.stderr.contains('\u{fffd}'), "{}", done.stderr);
         // A config that nobody wrote is not shown.
         assert!(!done.stderr.contains("weights: Random"), "{}", done.stderr);

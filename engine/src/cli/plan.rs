@@ -5,7 +5,7 @@ use super::exit::{Failed, code};
 use super::largest::Lacking;
 use super::processes::{SILENCE, Team, facts};
 use super::simulate::failed;
-use super::{ConfigArgs, OnBox, of_ops, print, print_json, say, search};
+use super::{ConfigArgs, OnBox, of_ops, print, print_json, say, search, weights};
 use crate::config::{Config, DeviceConfig, Loaded};
 use crate::predict::changes::arguments;
 use crate::predict::choose;
@@ -99,6 +99,9 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
                 problem.key, problem.message
             ));
         }
+    }
+    if let Some(refused) = weights::refusal(config, true) {
+        say(&format!("note: `onebox train` refuses model.from: {}", refused.message()));
     }
     // What could not be looked at is not said to fit.
     if report.verdict == Some(true) { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }

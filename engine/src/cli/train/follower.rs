@@ -1,12 +1,13 @@
 //! `onebox train` in a process whose ranks are not the first: it writes its shares of checkpoints, and says nothing.
 
-use super::prepared::{Looked, pretrained};
+use super::prepared::Looked;
 use super::{TrainArgs, code_of, end_without};
 use crate::checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
 use crate::cli::exit::{Failed, code};
 use crate::cli::processes::Team;
 use crate::cli::resume::unusable;
 use crate::cli::signals::Signals;
+use crate::cli::weights::pretrained;
 use crate::config::Loaded;
 use crate::data::Dataset;
 use crate::run::{RunOptions, train};
@@ -126,7 +127,7 @@ impl Follower<'_> {
         (from, detours): (Option<Arc<Checkpoint>>, &Detours),
     ) -> Result<RunOptions, Failed> {
         let pretrained = match from {
-            None => pretrained(&self.loaded.config, self.built)?,
+            None => pretrained(&self.loaded.config, &self.built.gpt)?,
             Some(_) => None,
         };
         Ok(RunOptions {
