@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/chat-templates")
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
-fn expected() -> Value {
-    serde_json::from_slice(&fs::read(folder().join("expected.json")).unwrap()).unwrap()
+fn expected(name: &str) -> Value {
+    serde_json::from_slice(&fs::read(folder(name).join("expected.json")).unwrap()).unwrap()
 }
 
-fn tokenizer() -> Tokenizer {
-    Tokenizer::open(&folder()).unwrap_or_else(|e| panic!("{e}"))
+fn tokenizer(name: &str) -> Tokenizer {
+    Tokenizer::open(&folder(name)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// A template with the settings of the fixture.
@@ -33,7 +33,7 @@ fn template(text: &Value, settings: &Value) -> Template {
 
 #[test]
 fn tokens_and_targets_are_those_of_transformers_with_and_without_marks_in_the_template() {
-    let (expected, tokenizer) = (expected(), tokenizer());
+    let (expected, tokenizer) = (expected("chat-templates"), tokenizer("chat-templates"));
     let (rows, mut compared, mut refused) = (expected["rows"].as_array().unwrap(), 0, 0);
     for (name, family) in expected["templates"].as_object().unwrap() {
         for kind in ["marked", "plain"] {
@@ -63,7 +63,7 @@ fn tokens_and_targets_are_those_of_transformers_with_and_without_marks_in_the_te
 /// transformers makes control tokens of what a user writes. Here they stay the letters that they are.
 #[test]
 fn what_a_user_writes_controls_nothing() {
-    let (expected, tokenizer) = (expected(), tokenizer());
+    let (expected, tokenizer) = (expected("chat-templates"), tokenizer("chat-templates"));
     for (name, family) in expected["templates"].as_object().unwrap() {
         let template = template(&family["plain"], &expected["settings"]);
         let make = Rows::of_chats(&tokenizer, &template, "");
@@ -88,4 +88,52 @@ fn what_a_user_writes_controls_nothing() {
             assert_eq!(counts(&document), counts(&plain), "{name} {forged}");
         }
     }
+}
+
+/// In 57 forms without marks: an answer has all that ends it, its calls of tools, and nothing of what a tool answers.
+/// tests/fixtures/make_turns_fixture.py wrote the chats, the templates, and what transformers makes of them.
+#[test]
+fn an_answer_ends_where_the_template_ends_the_turn() {
+    let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));
+    let mut wrong = Vec::new();
+    let mut compared = 0;
+    for (name, form) in expected["forms"].as_object().unwrap() {
+        let template = template(&form["plain"], &expected["settings"]);
+        let make = Rows::of_chats(&tokenizer, &template, "");
+        let pairs =
+            expected["rows"].as_array().unwrap().iter().zip(form["made"].as_array().unwrap());
+        for (number, (messages, want)) in pairs.enumerate() {
+            compared += 1;
+            let show = |tokens: &[u32], counted: &str| {
+                let mut decoder = tokenizer.decoder();
+                let (mut text, mut before) = (String::new(), '0');
+                for (token, counts) in tokens.iter().zip(counted.chars()) {
+                    match (before, counts) {
+                        ('0', '1') => text.push_str("[["),
+                        ('1', '0') => text.push_str("]]"),
+                        _ => {}
+                    }
+                    before = counts;
+                    text.push_str(&decoder.push(*token));
+                }
+                text + if before == '1' { "]]" } else { "" }
+            };
+            let tokens = want["tokens"].as_array().unwrap();
+            let tokens: Vec<u32> = tokens.iter().map(|t| t.as_u64().unwrap() as u32).collect();
+            let wanted = show(&tokens, want["counted"].as_str().unwrap());
+            let made = match make.document(&json!({ "messages": messages }).to_string()) {
+                Ok(Document { tokens, counted }) => {
+                    let counted: String =
+                        counted.iter().map(|c| if *c { '1' } else { '0' }).collect();
+                    show(&tokens, &counted)
+                }
+                Err(why) => why,
+            };
+            if made != wanted {
+                wrong.push(format!("{name}, row {number}:\n  {made:?}\n  {wanted:?}"));
+            }
+        }
+    }
+    assert!(compared > 600, "{compared}");
+    assert!(wrong.is_empty(), "{} of {compared} differ:\n{}", wrong.len(), wrong.join("\n"));
 }

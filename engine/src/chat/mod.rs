@@ -3,6 +3,7 @@
 
 mod rewrite;
 mod source;
+mod turns;
 mod value;
 
 use crate::hugging_face::Beside;
@@ -18,7 +19,10 @@ use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
+use turns::numbered;
+pub(crate) use turns::{Rendered, Turn};
 use value::value;
 
 /// Steps that a template may take: some thousand times those of a long chat.
@@ -31,9 +35,11 @@ const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The mark in front of what an assistant says, where a template tells it. Unicode promises that it is no character of a text.
-pub(crate) const OPEN: char = '\u{FDD0}';
+const OPEN: char = '\u{FDD0}';
 /// The mark behind it.
-pub(crate) const CLOSE: char = '\u{FDD1}';
+const CLOSE: char = '\u{FDD1}';
+/// Takes the place of an answer where its surroundings are looked for.
+pub(crate) const ANSWER: char = '\u{FDD3}';
 /// The filter that writes both, in place of `{% generation %}`.
 const FILTER: &str = "generation";
 
@@ -74,6 +80,7 @@ pub struct Template {
     /// Further ones, which count for more than tokens.
     variables: BTreeMap<String, Json>,
     marks: bool,
+    ends_answers: OnceLock<bool>,
 }
 
 impl Template {
@@ -135,7 +142,9 @@ impl Template {
         let source = template.replace("\r\n", "\n").replace('\r', "\n");
         let Rewritten { text, marks } = rewritten(&source).map_err(|why| does_not_run(&why))?;
         env.add_template_owned(NAME, text).map_err(|e| does_not_run(&e))?;
-        Ok(Self { env, source, tokens, variables: BTreeMap::new(), marks })
+        turns::add_filters(&mut env);
+        let ends_answers = OnceLock::new();
+        Ok(Self { env, source, tokens, variables: BTreeMap::new(), marks, ends_answers })
     }
 
     /// With these variables, as the keyword arguments of `apply_chat_template`: a switch such as `enable_thinking`.
@@ -185,19 +194,42 @@ impl Template {
         self.marks
     }
 
+    /// The token that begins a text, where the folder names one.
+    pub(crate) fn beginning_of_text(&self) -> Option<&str> {
+        self.tokens.get("bos_token").map(String::as_str)
+    }
+
+    /// Whether anything but blanks stands behind an answer before the next message. In families where nothing does, the token of
+    /// the next role ends an answer.
+    pub(crate) fn ends_answers(&self) -> bool {
+        *self.ends_answers.get_or_init(|| {
+            let answer = ANSWER.to_string();
+            let turns = [("user", "a"), ("assistant", &answer), ("user", "a")];
+            let chat = turns.map(|(role, content)| message(role, content));
+            let Ok(rendered) = self.rendered(Chat::of(&chat), false) else { return true };
+            let mut turns = rendered.turns.into_iter().filter(|turn| turn.message == 1);
+            let Some(turn) = turns.next() else { return true };
+            let behind = rendered.text[turn.place].rsplit(ANSWER).next().unwrap_or_default().trim();
+            let next = self.beginning_of_text().filter(|begins| self.end_of_text() != Some(begins));
+            !next.map_or(behind, |begins| behind.trim_end_matches(begins)).is_empty()
+        })
+    }
+
     /// The text of a chat, and of the beginning of an answer if there is to be one.
     ///
     /// # Errors
     /// The template refuses the chat, or does not end.
     pub(crate) fn text(&self, chat: Chat<'_>, answer: bool) -> Result<String, String> {
-        let text = self.marked(chat, answer)?;
-        Ok(if self.marks { text.replace([OPEN, CLOSE], "") } else { text })
+        Ok(self.rendered(chat, answer)?.text)
     }
 
-    /// The same with [`OPEN`] and [`CLOSE`] around what the template takes for an assistant's.
-    pub(crate) fn marked(&self, chat: Chat<'_>, answer: bool) -> Result<String, String> {
+    /// The same, with what the template takes for an assistant's, and the place of each message.
+    ///
+    /// # Errors
+    /// As [`text`](Self::text).
+    pub(crate) fn rendered(&self, chat: Chat<'_>, answer: bool) -> Result<Rendered, String> {
         let chat = context! {
-            messages => chat.messages.iter().map(value).collect::<Value>(),
+            messages => numbered(chat.messages.iter().map(value)),
             add_generation_prompt => answer,
             // Known, and none where a chat has no tools: a template may ask for them.
             tools => chat.tools.map_or_else(|| Value::from(()), value),
@@ -209,7 +241,8 @@ impl Template {
             self.variables.iter().map(|(name, given)| (name.clone(), Value::from(Serde(given))));
         let others: BTreeMap<String, Value> = tokens.chain(variables).collect();
         let template = self.env.get_template(NAME).map_err(|e| does_not_run(&e))?;
-        template.render(context! { ..chat, ..Value::from(others) }).map_err(|e| does_not_run(&e))
+        let written = template.render(context! { ..chat, ..Value::from(others) });
+        Ok(Rendered::of(&written.map_err(|e| does_not_run(&e))?))
     }
 }
 
@@ -370,10 +403,8 @@ mod tests {
             BTreeMap::new(),
             Utc::now(),
         );
-        assert_eq!(
-            marked.unwrap().marked(Chat::of(&user), true).unwrap(),
-            format!("{OPEN}a{CLOSE} b")
-        );
+        let marked = marked.unwrap().rendered(Chat::of(&user), true).unwrap();
+        assert_eq!((marked.text.as_str(), &marked.generated[..]), ("a b", &[0..1][..]));
     }
 
     /// What `apply_chat_template` of transformers writes on that day.

@@ -3,6 +3,7 @@
 
 use super::FILTER;
 use super::source::{Piece, Tag, Token, pieces, quoted};
+use super::turns::Loops;
 
 /// A template for the library.
 #[derive(Debug)]
@@ -16,14 +17,21 @@ pub(super) struct Rewritten {
 /// What Jinja cannot read, with the line.
 pub(super) fn rewritten(source: &str) -> Result<Rewritten, String> {
     let (mut text, mut marks) = (String::with_capacity(source.len()), false);
+    let mut loops = Loops::default();
     for piece in pieces(source)? {
         match piece {
             Piece::Verbatim(part) => text.push_str(part),
-            Piece::Tag(tag) => {
+            Piece::Tag(mut tag) => {
                 let words = words(&tag);
                 marks |= tag.keyword() == Some("generation");
+                let Some(note) = loops.note(&tag) else {
+                    text.push_str(&tag.with(&words));
+                    continue;
+                };
+                // What happens to blanks behind the tag happens behind the note.
+                let right = std::mem::take(&mut tag.right);
                 text.push_str(&tag.with(&words));
-                // A tag of onebox's own behind it is `tag.with(..)`, too: blanks around both go the same way.
+                text.push_str(&format!("{{% filter {note} %}}{{% endfilter {right}%}}"));
             }
         }
     }

@@ -2,9 +2,9 @@
 
 use super::contents;
 use super::control::Control;
-use super::spans::{Spans, has_role};
+use super::targets::{Targets, has_role};
 use super::{has, kind_of};
-use crate::chat::{CLOSE, Chat, OPEN, Template, message};
+use crate::chat::{Chat, Template, message};
 use crate::json::{Json, Map};
 use std::ops::Range;
 
@@ -85,17 +85,9 @@ pub(super) fn said(
     let tools = None;
     let chat = |messages| Chat { messages, tools };
     contents::check_read(template, chat(&messages))?;
-    if template.has_marks() {
-        let (text, mut counted) = unmarked(&template.marked(chat(&messages), false)?);
-        if messages[..asked].iter().any(is_of("assistant")) {
-            // A template may mark an answer in several parts.
-            let before = template.marked(chat(&messages[..asked]), true)?.matches(CLOSE).count();
-            counted.drain(..before.min(counted.len()));
-        }
-        return Ok(Said::Text { text, counted });
-    }
-    let text = template.text(chat(&messages), false)?;
-    let counted = Spans { template, control, text: &text, tools }.of(&mut messages, &answers)?;
+    let learned: Vec<bool> = (0..messages.len()).map(|i| answers.contains(&i)).collect();
+    let chat = chat(&messages);
+    let (text, counted) = Targets { template, control, chat, learned: &learned }.of()?;
     Ok(Said::Text { text, counted })
 }
 
@@ -142,17 +134,4 @@ fn check(message: &Json) -> Result<(), String> {
         );
     }
     Ok(())
-}
-
-/// The text without its marks, and what stands between them.
-fn unmarked(marked: &str) -> (String, Vec<Range<usize>>) {
-    let (mut text, mut spans, mut start) = (String::with_capacity(marked.len()), Vec::new(), None);
-    for c in marked.chars() {
-        match c {
-            OPEN => start = Some(text.len()),
-            CLOSE => spans.extend(start.take().map(|start| start..text.len())),
-            _ => text.push(c),
-        }
-    }
-    (text, spans)
 }

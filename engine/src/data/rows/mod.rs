@@ -9,13 +9,13 @@ mod lines;
 mod oracle;
 #[cfg(test)]
 mod robust;
-mod spans;
+mod targets;
 
 pub(super) use lines::Lines;
 
 use super::document::Document;
 use super::tokenizer::Tokenizer;
-use crate::chat::Template;
+use crate::chat::{ANSWER, Template};
 use crate::json::{Json, Map};
 use chat::{Said, said};
 use control::Control;
@@ -25,12 +25,10 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// Stands inside the text of a control token where a row has it: that text controls nothing.
 pub(super) const CUT: char = '\u{FDD2}';
-/// Takes the place of an answer.
-const ANSWER: char = '\u{FDD3}';
 /// Marks of onebox, which no text has: Unicode promises that they are no characters.
 const MARKS: Range<char> = '\u{FDD0}'..'\u{FDF0}';
 /// Those of them that stand for control tokens of one letter.
-const LETTERS: Range<char> = '\u{FDD4}'..MARKS.end;
+const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
 
 /// The content of rows.
 #[derive(Clone, Debug)]

@@ -1,10 +1,9 @@
 //! Which bytes of a chat's text are targets. Where a template marks what an assistant says, its marks are. Otherwise an answer
 //! reaches from the end of its prompt to the last thing that the template writes before the next message.
 
-use super::ANSWER;
 use super::contents::of_text;
 use super::control::Control;
-use crate::chat::{Chat, Rendered, Template, message};
+use crate::chat::{ANSWER, Chat, Rendered, Template, Turn, message};
 use crate::json::{Json, Map};
 use std::ops::Range;
 
@@ -82,7 +81,8 @@ impl Targets<'_> {
         let mut spans = whole.generated.clone();
         if whole.turns.is_empty() {
             for i in others {
-                let place = self.start(&whole, *i)?..self.limit(&whole, *i)?;
+                let start = self.start(&whole, *i)?;
+                let place = start..self.limit(&whole, *i, start)?;
                 spans.retain(|span| !place.contains(&span.start));
             }
         } else {
@@ -98,7 +98,7 @@ impl Targets<'_> {
     /// Where an answer stands, with the token that ends it, and whether there is one.
     fn answer(&self, whole: &Rendered, i: usize) -> Result<(Range<usize>, bool), String> {
         let start = self.start(whole, i)?;
-        let limit = self.limit(whole, i)?;
+        let limit = self.limit(whole, i, start)?;
         if limit < start {
             return Err(self.unclear(i, "ends"));
         }
@@ -123,6 +123,10 @@ impl Targets<'_> {
     /// Where the prompt of an answer ends. The beginning of an answer that a prompt gives is no target; what the template
     /// puts behind it is.
     fn start(&self, whole: &Rendered, i: usize) -> Result<usize, String> {
+        let shown = |turn: &Turn| turn.message == i;
+        if !whole.turns.is_empty() && !whole.turns.iter().any(shown) {
+            return Err(format!("the chat template does not show message {}", i + 1));
+        }
         let prompt = self.beginning(i, true);
         let text = &whole.text;
         // From the last message on: a template may write earlier ones otherwise where others follow.
@@ -144,19 +148,20 @@ impl Targets<'_> {
         }
         let mut turns = whole.turns.iter().filter(|turn| turn.message == i);
         let (Some(turn), None) = (turns.next(), turns.next()) else {
-            return match whole.turns.iter().any(|turn| turn.message == i) {
-                true => Err(self.unclear(i, "begins")),
-                false => Err(format!("the chat template does not show message {}", i + 1)),
-            };
+            return Err(self.unclear(i, "begins"));
         };
         let header = self.header(i, prompt.ok()).ok_or_else(|| self.unclear(i, "begins"))?;
         let turn = &turn.place;
         if text[turn.clone()].starts_with(&header) {
             return Ok(turn.start + header.len());
         }
+        let (before, _) = self.probe(i).ok_or_else(|| self.unclear(i, "begins"))?;
+        // A template may put a message of its own in front of the first one.
+        let at = before.rfind(&header).map_or(0, |at| at + header.len());
+        if !header.is_empty() && at > 0 && text[turn.clone()].starts_with(&before[..at]) {
+            return Ok(turn.start + at);
+        }
         // A prompt may go on beyond what stands in front of an answer, with the beginning of thoughts, say.
-        let probe = self.probe(i).ok_or_else(|| self.unclear(i, "begins"))?;
-        let before = probe.0;
         let pairs = before.chars().zip(header.chars());
         let same: usize = pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
         let token = self.control.last(&before[..same]).map_or(0, |token| token.end);
@@ -181,26 +186,27 @@ impl Targets<'_> {
     }
 
     /// Where the text of the next message begins.
-    fn limit(&self, whole: &Rendered, i: usize) -> Result<usize, String> {
+    fn limit(&self, whole: &Rendered, i: usize, start: usize) -> Result<usize, String> {
         let text = &whole.text;
         let is_last = i + 1 == self.learned.len();
-        let start = self.start(whole, i)?;
-        let turn = Self::turn(whole, i, start);
-        let last = whole.turns.last().map_or(0, |turn| turn.place.end);
         let shown = |message: usize| whole.turns.iter().any(|turn| turn.message == message);
-        match turn {
-            Some(turn) if is_last && turn.end == last => Ok(text.len()),
+        match Self::turn(whole, i, start) {
             Some(turn) if is_last || shown(i + 1) => Ok(turn.end),
             None if is_last && whole.turns.is_empty() => Ok(text.len()),
             // The text of the next message may stand in the turn of the answer.
-            _ => {
-                let until = self.beginning(i + 1, false)?.text;
-                let bytes = match text.starts_with(&until) {
+            turn => {
+                let until = self.beginning(i + 1, false)?;
+                let (from, of_answer) = match &turn {
+                    Some(turn) => (turn.start, Self::turn(&until, i, 0)),
+                    None => (0, Some(0..until.text.len())),
+                };
+                let until = of_answer.map_or("", |place| &until.text[place]);
+                let bytes = match text[from..].starts_with(until) {
                     true => until.len(),
                     false => until.trim_end().len(),
                 };
-                match bytes > start && text.starts_with(&until[..bytes]) {
-                    true => Ok(bytes),
+                match from + bytes > start && text[from..].starts_with(&until[..bytes]) {
+                    true => Ok(from + bytes),
                     false => Err(self.unclear(i, "ends")),
                 }
             }
@@ -221,13 +227,12 @@ impl Targets<'_> {
             limit = trimmed(limit) - begins.len();
         }
         let end = trimmed(limit);
-        if let Some(family) = self.template.ends_with_next_role(self.control) {
-            // Nothing ends an answer but the token of the next role.
+        if !self.template.ends_answers() {
             let end = self.end_of_words(whole, i, place.start..limit).unwrap_or(end);
-            let from = place.end + text[place.end..].len() - text[place.end..].trim_start().len();
+            let behind = &text[place.end..];
+            let from = text.len() - behind.trim_start().len();
             let next = self.control.find(text, from).filter(|token| token.start == from);
             let next = next.filter(|token| Some(&text[token.clone()]) != begins);
-            let _ = family;
             return next.map_or((end, false), |token| (token.end, true));
         }
         let is_token = self.control.last(&text[place.start..end]);
@@ -253,12 +258,11 @@ impl Targets<'_> {
         let mut messages = self.chat.messages.to_vec();
         let Json::Object(fields) = &mut messages[i] else { return None };
         set_content(fields)?;
-        let other = self.template.rendered(Chat { messages: &messages, ..self.chat }, false).ok()?;
-        let mut turn = other.turns.iter().filter(|turn| turn.message == i).map(|turn| {
-            let last = i + 1 == messages.len() && Some(*turn) == other.turns.last();
-            &other.text[turn.place.start..if last { other.text.len() } else { turn.place.end }]
-        });
-        let turn = turn.find(|turn| turn.contains(ANSWER))?;
+        let other =
+            self.template.rendered(Chat { messages: &messages, ..self.chat }, false).ok()?;
+        let turns = other.turns.iter().filter(|turn| turn.message == i);
+        let mut turns = turns.map(|turn| &other.text[turn.place.clone()]);
+        let turn = turns.find(|turn| turn.contains(ANSWER))?;
         let (before, _) = turn.split_once(ANSWER)?;
         let (_, behind) = turn.rsplit_once(ANSWER)?;
         Some((before.to_owned(), behind.to_owned()))
@@ -281,4 +285,27 @@ impl Targets<'_> {
             (Some(token) != begins).then(|| token.to_owned())
         })
     }
+}
+
+/// Whether a message has this role.
+pub(super) fn has_role(message: &Json, role: &str) -> bool {
+    message.get("role").and_then(Json::as_str) == Some(role)
+}
+
+/// The calls of tools in a message.
+fn calls(message: &Json) -> Option<&Vec<Json>> {
+    match message.get("tool_calls") {
+        Some(Json::Array(calls)) if !calls.is_empty() => Some(calls),
+        _ => None,
+    }
+}
+
+/// Puts [`ANSWER`] in place of the content, if there is one.
+fn set_content(fields: &mut Map) -> Option<()> {
+    let content = fields.get_mut("content")?;
+    *content = match content {
+        Json::Array(_) => of_text(ANSWER.into()),
+        _ => Json::String(ANSWER.into()),
+    };
+    Some(())
 }
