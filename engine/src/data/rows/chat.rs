@@ -1,147 +1,46 @@
-//! The text of a chat, and what an assistant says in it.
+//! The text of a chat, and where its targets stand in it.
 
-use super::contents;
 use super::control::Control;
-use super::spans::{Spans, has_role};
-use super::{has, kind_of};
-use crate::chat::{CLOSE, Chat, OPEN, Template, message};
-use crate::json::{Json, Map};
+use super::forms::Talk;
+use super::has_role;
+use super::spans::Spans;
+use crate::chat::{CLOSE, Chat, OPEN, Template};
 use std::ops::Range;
 
-/// A text, and its bytes that count.
-pub(super) enum Said {
-    /// Of a template, with all its control tokens.
-    Text { text: String, counted: Vec<Range<usize>> },
-    /// A prompt and what completes it, as they are.
-    Completion { text: String, counted: Range<usize> },
-}
-
-/// The text of a row by `template`, whose control tokens have these texts. A chat without a message of the system gets `system`.
-pub(super) fn said(
+/// The text of a chat by `template`, whose control tokens have these texts, and its bytes that are targets.
+pub(super) fn targets(
     template: &Template,
     control: &Control,
-    mut row: Map,
-    system: Option<&str>,
-) -> Result<Said, String> {
-    let none = |tools: &Json| *tools == Json::Null || *tools == Json::Array(Vec::new());
-    if row.get("tools").is_some_and(|tools| !none(tools)) {
-        return Err("it has `tools`, which no chat gets here: remove them from the row".into());
-    }
-    let (mut messages, asked) = match (row.shift_remove("messages"), row.shift_remove("prompt")) {
-        (Some(messages), _) => (list("messages", messages)?, 0),
-        (None, Some(prompt)) => {
-            let completion = row.shift_remove("completion");
-            let completion = completion.ok_or("it has a `prompt` and no `completion`")?;
-            match (prompt, completion) {
-                (Json::String(prompt), Json::String(completion)) => {
-                    let counted = prompt.len()..prompt.len() + completion.len();
-                    return Ok(Said::Completion { text: prompt + &completion, counted });
-                }
-                (prompt, completion) => {
-                    let mut messages = list("prompt", prompt)?;
-                    let asked = messages.len();
-                    messages.extend(list("completion", completion)?);
-                    (messages, asked)
-                }
-            }
-        }
-        (None, None) => match row.shift_remove("conversations") {
-            Some(turns) => (list("conversations", turns)?.into_iter().map(renamed).collect(), 0),
-            None => return Err(format!("it has no `messages`, and no `prompt`{}", has(&row))),
-        },
-    };
-    for (i, one) in messages.iter_mut().enumerate() {
-        check(one).map_err(|why| format!("message {}: {why}", i + 1))?;
-        // As in transformers: what is null is not there.
-        let Json::Object(one) = one else { continue };
-        one.retain(|_, value| *value != Json::Null);
-        if let Some(Json::Array(parts)) = one.get_mut("content") {
-            for part in parts {
-                let Json::Object(part) = part else { continue };
-                part.retain(|_, value| *value != Json::Null);
-            }
-        }
-        // Thoughts have three names there; templates read the first or the second.
-        let names = ["reasoning_content", "thinking", "reasoning"];
-        if let Some(thoughts) = names.iter().find_map(|name| one.get(*name)).cloned() {
-            let second = one.shift_remove(names[1]).unwrap_or_else(|| thoughts.clone());
-            one.shift_insert(0, names[1].into(), second);
-            one.insert(names[0].into(), thoughts);
-        }
-    }
-    let is_of = |role: &'static str| move |one: &Json| has_role(one, role);
-    let mut asked = asked;
-    if let Some(system) = system
-        && !messages.iter().any(is_of("system"))
-    {
-        messages.insert(0, message("system", system));
-        asked += 1;
-    }
-    let answers: Vec<usize> =
-        (asked..messages.len()).filter(|i| is_of("assistant")(&messages[*i])).collect();
-    if answers.is_empty() {
-        return Err("no message has the role `assistant`, so there is nothing to learn".into());
-    }
-    let tools = None;
-    let chat = |messages| Chat { messages, tools };
-    contents::check_read(template, chat(&messages))?;
+    talk: Talk,
+) -> Result<(String, Vec<Range<usize>>), String> {
+    let Talk { mut messages, tools, learned } = talk;
+    let tools = tools.as_ref();
+    let is_answer = |i: &usize| has_role(&messages[*i], "assistant");
+    let answers: Vec<usize> = (0..messages.len()).filter(is_answer).collect();
     if template.has_marks() {
-        let (text, mut counted) = unmarked(&template.marked(chat(&messages), false)?);
-        if messages[..asked].iter().any(is_of("assistant")) {
-            // A template may mark an answer in several parts.
-            let before = template.marked(chat(&messages[..asked]), true)?.matches(CLOSE).count();
-            counted.drain(..before.min(counted.len()));
+        let whole = Chat { messages: &messages, tools };
+        let (text, mut counted) = unmarked(&template.marked(whole, false)?);
+        // A template may mark an answer in several parts.
+        let before = |i: usize| match i {
+            0 => Ok(0),
+            _ => {
+                let chat = Chat { messages: &messages[..i], tools };
+                Ok::<_, String>(template.marked(chat, true)?.matches(CLOSE).count())
+            }
+        };
+        for i in answers.into_iter().rev().filter(|i| !learned[*i]) {
+            let end = before(i + 1)?.min(counted.len());
+            counted.drain(before(i)?.min(end)..end);
         }
-        return Ok(Said::Text { text, counted });
+        return Ok((text, counted));
     }
-    let text = template.text(chat(&messages), false)?;
-    let counted = Spans { template, control, text: &text, tools }.of(&mut messages, &answers)?;
-    Ok(Said::Text { text, counted })
-}
-
-fn list(key: &str, value: Json) -> Result<Vec<Json>, String> {
-    match value {
-        Json::Array(messages) if messages.is_empty() => Err(format!("`{key}` is empty")),
-        Json::Array(messages) => Ok(messages),
-        other => Err(format!("`{key}` is {}, not a list of messages", kind_of(&other))),
-    }
-}
-
-/// A turn of a shared conversation as a message.
-fn renamed(turn: Json) -> Json {
-    let role = match turn.get("from").and_then(Json::as_str) {
-        Some("human") => "user",
-        Some("gpt") => "assistant",
-        Some(role) => role,
-        None => return turn,
-    };
-    match turn.get("value").and_then(Json::as_str) {
-        Some(value) => message(role, value),
-        None => turn,
-    }
-}
-
-fn check(message: &Json) -> Result<(), String> {
-    let Json::Object(fields) = message else {
-        return Err(format!("it is {}, not an object", kind_of(message)));
-    };
-    for key in ["role", "content"] {
-        match fields.get(key) {
-            Some(Json::String(_)) => {}
-            Some(Json::Array(parts)) if key == "content" => contents::check(parts)?,
-            // Calls of tools have no content.
-            Some(Json::Null) if key == "content" && fields.contains_key("tool_calls") => {}
-            Some(other) => return Err(format!("`{key}` is {}, not a text", kind_of(other))),
-            None => return Err(format!("it has no `{key}`{}", has(fields))),
-        }
-    }
-    // Files for OpenAI's fine-tuning mark so what is not to be learned.
-    if matches!(fields.get("weight"), Some(Json::Number(weight)) if weight.as_f64() == Some(0.0)) {
-        return Err(
-            "it has a `weight` of 0, and onebox learns every answer: leave the row out".into()
-        );
-    }
-    Ok(())
+    let text = template.text(Chat { messages: &messages, tools }, false)?;
+    let first = learned.iter().position(|learned| *learned).unwrap_or(messages.len());
+    let answers: Vec<usize> = answers.into_iter().filter(|i| *i >= first).collect();
+    let spans = Spans { template, control, text: &text, tools }.of(&mut messages, &answers)?;
+    let counted = spans.into_iter().zip(answers).filter(|(_, i)| learned[*i]);
+    let counted = counted.map(|(span, _)| span).collect();
+    Ok((text, counted))
 }
 
 /// The text without its marks, and what stands between them.
