@@ -1,5 +1,6 @@
-//! Rows of a data set that are not taken, and why.
+//! Rows of a data set that are not taken, or not whole, and why.
 
+use super::unread::AllUnread;
 use crate::report::shown::Shown;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -55,6 +56,9 @@ pub struct BadRows {
     pub(super) short: usize,
     /// The first ones, with what is wrong with them.
     first: Vec<String>,
+    /// What nothing reads of those that are taken.
+    #[serde(default)]
+    pub(super) unread: AllUnread,
     #[serde(skip)]
     of: Of,
     /// Each is named as it is found.
@@ -122,7 +126,7 @@ impl BadRows {
 
 impl fmt::Display for BadRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bad, long, longest, cut, divided, short, first, of: what, all } = self;
+        let Self { rows, bad, long, longest, cut, divided, short, first, of: what, all, .. } = self;
         let of = |n: usize| format!("{n} of {}", counted(*rows, what.noun()));
         let mut parts = Vec::new();
         if *bad > 0 {

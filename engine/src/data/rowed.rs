@@ -112,14 +112,16 @@ impl Corpus {
             .iter()
             .map(|(_, row)| row.as_ref().map(String::as_str).map_err(String::as_str))
             .collect();
-        let document =
-            |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.document(t));
+        let document = |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.read(t));
         let make = || cores::map(texts.len(), document);
         let documents = with.cache.documents(with.rows.hash(), &texts, make);
         for ((number, _), document) in rows.iter().zip(documents) {
             bad.rows += 1;
             match document {
-                Ok(document) => self.push_row(document, (path, *number), bad),
+                Ok((document, unread)) => {
+                    bad.unread.add(&unread);
+                    self.push_row(document, (path, *number), bad);
+                }
                 Err(why) => bad.add((path, *number), &why),
             }
         }
