@@ -129,8 +129,11 @@ mod tests {
         let document = Document { tokens: vec![1, 70_000, 3], counted: vec![false, true, false] };
         let mut unread = Unread { thoughts: true, ..Unread::default() };
         unread.keys.insert("`é`".into());
-        let made =
-            vec![Ok((document.clone(), unread)), Err("ohé".into()), Ok((document, Unread::default()))];
+        let made = vec![
+            Ok((document.clone(), unread)),
+            Err("ohé".into()),
+            Ok((document, Unread::default())),
+        ];
         let times = Cell::new(0);
         let make = || {
             times.set(times.get() + 1);

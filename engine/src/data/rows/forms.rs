@@ -27,7 +27,10 @@ impl Talk {
 pub(super) enum Form {
     Talk(Talk),
     /// Two texts, which no template writes.
-    Texts { prompt: String, completion: String },
+    Texts {
+        prompt: String,
+        completion: String,
+    },
 }
 
 /// Keys of preferences.
@@ -154,7 +157,9 @@ fn renaming(row: &Map, from: &[&str], to: &str) -> String {
 }
 
 fn without_messages(row: &Map, completes: bool) -> String {
-    let find = |keys: &[&str]| keys.iter().find(|key| row.contains_key(**key)).map(|key| (*key).to_owned());
+    let find = |keys: &[&str]| {
+        keys.iter().find(|key| row.contains_key(**key)).map(|key| (*key).to_owned())
+    };
     let prompt = find(&PROMPTS);
     let completion = if completes { Some("completion".to_owned()) } else { find(&COMPLETIONS) };
     if let (Some(prompt), Some(completion)) = (prompt, completion) {
@@ -162,7 +167,9 @@ fn without_messages(row: &Map, completes: bool) -> String {
             "completion" => String::new(),
             other => format!(", and `{other}` to `completion`"),
         };
-        return format!("it has no `messages`, and no `prompt`: rename `{prompt}` to `prompt`{second}");
+        return format!(
+            "it has no `messages`, and no `prompt`: rename `{prompt}` to `prompt`{second}"
+        );
     }
     if row.get("text").is_some_and(|text| matches!(text, Json::String(_))) {
         return "it has a `text`, which is no chat: set data.format: Jsonl(text: \"text\")".into();
@@ -197,7 +204,9 @@ fn own_system(row: &mut Map) -> Result<Option<String>, String> {
             Some(other) => return Err(format!("`{key}` is {}, not a text", kind_of(&other))),
         };
         if own.as_ref().is_some_and(|own| *own != text) {
-            return Err("`system` and `system_prompt` are different texts: remove one of them".into());
+            return Err(
+                "`system` and `system_prompt` are different texts: remove one of them".into()
+            );
         }
         own = Some(text);
     }
@@ -262,3 +271,6 @@ fn tools(row: &mut Map) -> Result<Option<Json>, String> {
     }
     Ok(Some(Json::Array(tools)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,7 +52,9 @@ fn taken(fields: &mut Map, keys: &[&str]) -> Result<Option<Word>, String> {
         match &said {
             Some(other) if other.learns != learns => {
                 let other = &other.shown;
-                return Err(format!("{other} and {shown} contradict each other: remove one of them"));
+                return Err(format!(
+                    "{other} and {shown} contradict each other: remove one of them"
+                ));
             }
             _ => said = Some(Word { shown, learns }),
         }

@@ -37,7 +37,9 @@ pub(super) fn read(turn: Json, reader: &Reader<'_>) -> Result<(Json, bool), Stri
         let content = fields.shift_remove("content");
         let given = fields.insert("tool_calls".into(), calls::of_content(content.as_ref())?);
         if given.is_some() {
-            return Err(format!("its role is `{role}` and it has `tool_calls`: remove one of them"));
+            return Err(format!(
+                "its role is `{role}` and it has `tool_calls`: remove one of them"
+            ));
         }
     }
     if let Some(call) = fields.shift_remove("function_call") {
@@ -119,7 +121,9 @@ fn check_content(fields: &Map) -> Result<(), String> {
 
 /// Gives thoughts both names that templates read, as transformers does.
 fn name_thoughts(fields: &mut Map) {
-    let Some(thoughts) = THOUGHTS.iter().find_map(|name| fields.get(*name)).cloned() else { return };
+    let Some(thoughts) = THOUGHTS.iter().find_map(|name| fields.get(*name)).cloned() else {
+        return;
+    };
     let second = fields.shift_remove(THOUGHTS[1]).unwrap_or_else(|| thoughts.clone());
     fields.shift_insert(0, THOUGHTS[1].into(), second);
     fields.insert(THOUGHTS[0].into(), thoughts);

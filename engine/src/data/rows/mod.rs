@@ -76,7 +76,11 @@ impl<'a> Rows<'a> {
     /// empty.
     pub fn of_chats(tokenizer: &'a Tokenizer, template: &'a Template, system: &str) -> Self {
         let system = (!system.is_empty()).then(|| system.to_owned());
-        Self::new(tokenizer, template.end_of_text(), Kind::Chat { reader: Reader::new(template), system })
+        Self::new(
+            tokenizer,
+            template.end_of_text(),
+            Kind::Chat { reader: Reader::new(template), system },
+        )
     }
 
     fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: Kind<'a>) -> Self {
@@ -281,7 +285,12 @@ const SHOWN: usize = 60;
 
 /// A name that somebody chose, for messages: on one line, and not longer than it is read.
 fn name_of(text: &str) -> String {
-    let mut some: String = text.chars().filter(|c| !MARKS.contains(c)).take(SHOWN).flat_map(char::escape_debug).collect();
+    let mut some: String = text
+        .chars()
+        .filter(|c| !MARKS.contains(c))
+        .take(SHOWN)
+        .flat_map(char::escape_debug)
+        .collect();
     if text.chars().nth(SHOWN).is_some() {
         some += "..";
     }

@@ -91,17 +91,19 @@ impl<'a> Reader<'a> {
         };
         let text = |text: &str| Json::String(text.into());
         let function = fields(&[("name", text("f")), ("arguments", arguments.clone())]);
-        let call =
-            fields(&[("id", text("000000001")), ("type", text("function")), ("function", function)]);
+        let call = fields(&[
+            ("id", text("000000001")),
+            ("type", text("function")),
+            ("function", function),
+        ]);
         let (role, calls) = (("role", text("assistant")), ("tool_calls", Json::Array(vec![call])));
-        let said = [
-            fields(&[role.clone(), ("content", text("")), calls.clone()]),
-            fields(&[role, calls]),
-        ];
+        let said =
+            [fields(&[role.clone(), ("content", text("")), calls.clone()]), fields(&[role, calls])];
         said.into_iter().any(|said| {
             let written = self.template.text(Chat::of(&[message("user", "a"), said]), false);
             written.is_ok_and(|written| {
-                let mut places = written.match_indices(WORD).map(|(at, _)| &written[..at]).peekable();
+                let mut places =
+                    written.match_indices(WORD).map(|(at, _)| &written[..at]).peekable();
                 let is_other = |before: &str| before.ends_with("\\\"") || before.ends_with('\'');
                 places.peek().is_some() && !places.any(is_other)
             })
