@@ -218,8 +218,8 @@ pub(super) fn settle(named: &Path, rows: BadRows) -> Result<(), Failure> {
     if rows.are_some() {
         tracing::warn!("{}: {rows}", Shown(named));
     }
-    if rows.unread.are_some() {
-        tracing::warn!("{}: {}", Shown(named), rows.unread.words(rows.rows));
+    if let Some(unread) = rows.unread() {
+        tracing::warn!("{}: {unread}", Shown(named));
     }
     Ok(())
 }

@@ -93,3 +93,42 @@ impl AllUnread {
         parts.join("; ")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(keys: &[String], of_messages: &[&str], thoughts: bool) -> Unread {
+        let of_messages = of_messages.iter().map(|key| (*key).to_owned()).collect();
+        Unread { keys: keys.iter().cloned().collect(), of_messages, thoughts }
+    }
+
+    #[test]
+    fn keys_are_counted_and_said_once() {
+        let mut all = AllUnread::default();
+        all.add(&Unread::default());
+        assert!(!all.are_some());
+        let [id, url] = ["`id`", "`url`"].map(str::to_owned);
+        all.add(&of(&[id.clone(), url.clone()], &["`id`"], false));
+        all.add(&of(&[url, id.clone()], &[], true));
+        all.add(&of(&[id], &[], false));
+        assert_eq!(
+            all.words(5),
+            "3 of 5 rows have `id`, which nothing reads; 2 of 5 rows have `url`, which nothing reads; \
+             1 of 5 rows have `id` in messages, which nothing reads; \
+             1 of 5 rows have thoughts in earlier answers, which the chat template leaves out"
+        );
+    }
+
+    #[test]
+    fn keys_that_are_data_are_not_all_kept() {
+        let mut all = AllUnread::default();
+        for n in 0..1000 {
+            all.add(&of(&[format!("`{n}`")], &[], false));
+        }
+        let said = all.words(1000);
+        assert!(said.contains("and 56 other keys, which nothing reads"), "{said}");
+        assert!(said.contains("936 of 1000 rows have further keys"), "{said}");
+        assert!(said.len() < 300 && all.keys.len() == MOST);
+    }
+}

@@ -271,3 +271,6 @@ fn tools(row: &mut Map) -> Result<Option<Json>, String> {
     }
     Ok(Some(Json::Array(tools)))
 }
+
+#[cfg(test)]
+mod tests;
