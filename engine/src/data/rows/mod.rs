@@ -38,6 +38,9 @@ const MARKS: Range<char> = '\u{FDD0}'..'\u{FDF0}';
 /// Those of them that stand for control tokens of one letter.
 const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
 
+/// Number of the rules by which a chat becomes tokens and targets. Tokens by other rules are made again.
+const RULES: u32 = 2;
+
 /// The content of rows.
 #[derive(Debug)]
 enum Kind<'a> {
@@ -95,7 +98,7 @@ impl<'a> Rows<'a> {
         let kind = match &self.kind {
             Kind::Text(field) => format!("text {:?} {field}", self.end),
             Kind::Chat { reader, system } => {
-                format!("chat {:?} {system:?} {}", self.end, reader.template.identity())
+                format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
             }
         };
         let mut hash = Xxh3Default::new();
@@ -114,6 +117,7 @@ impl<'a> Rows<'a> {
             Kind::Text(field) => vec![end, ("field of a text", format!("{field:?}"))],
             Kind::Chat { reader, system } => vec![
                 end,
+                ("rules for chats", RULES.to_string()),
                 ("data.system", format!("{:?}", system.as_deref().unwrap_or_default())),
                 (
                     "chat template",

@@ -44,9 +44,9 @@ impl Targets<'_> {
             let (mut span, ends) = self.answer(&whole, i)?;
             if !ends
                 && i + 1 == self.learned.len()
+                && text[span.end..].trim().is_empty()
                 && let Some(token) = self.next_token(i)
             {
-                text.truncate(span.end);
                 text.push_str(&token);
                 span.end = text.len();
             }
@@ -253,11 +253,11 @@ impl Targets<'_> {
         Some(place.start + end + behind.trim_end().len())
     }
 
-    /// What the template writes around the content of a message, in its turn.
+    /// What the template writes around the words of a message, in its turn.
     fn probe(&self, i: usize) -> Option<(String, String)> {
         let mut messages = self.chat.messages.to_vec();
         let Json::Object(fields) = &mut messages[i] else { return None };
-        set_content(fields)?;
+        put_answer(fields)?;
         let other =
             self.template.rendered(Chat { messages: &messages, ..self.chat }, false).ok()?;
         let turns = other.turns.iter().filter(|turn| turn.message == i);
@@ -300,12 +300,27 @@ fn calls(message: &Json) -> Option<&Vec<Json>> {
     }
 }
 
-/// Puts [`ANSWER`] in place of the content, if there is one.
-fn set_content(fields: &mut Map) -> Option<()> {
-    let content = fields.get_mut("content")?;
-    *content = match content {
-        Json::Array(_) => of_text(ANSWER.into()),
-        _ => Json::String(ANSWER.into()),
+/// Puts [`ANSWER`] in place of the content, or of the names in calls where there is no content.
+fn put_answer(fields: &mut Map) -> Option<()> {
+    let has_content = match fields.get("content") {
+        Some(Json::String(text)) => !text.is_empty(),
+        other => other.is_some(),
     };
+    let Some(Json::Array(calls)) = fields.get_mut("tool_calls").filter(|_| !has_content) else {
+        let content = fields.get_mut("content")?;
+        *content = match content {
+            Json::Array(_) => of_text(ANSWER.into()),
+            _ => Json::String(ANSWER.into()),
+        };
+        return Some(());
+    };
+    for call in calls {
+        let Json::Object(call) = call else { continue };
+        let call = match call.get_mut("function") {
+            Some(Json::Object(function)) => function,
+            _ => call,
+        };
+        call.insert("name".into(), Json::String(ANSWER.into()));
+    }
     Some(())
 }
