@@ -31,6 +31,24 @@ fn template(text: &Value, settings: &Value) -> Template {
     Template::of_data(&Beside::open(into.path()).unwrap()).unwrap()
 }
 
+/// The text of tokens, with `[[` and `]]` around those that count.
+fn shown(tokenizer: &Tokenizer, tokens: &[u32], counted: impl IntoIterator<Item = bool>) -> String {
+    let mut decoder = tokenizer.decoder();
+    let (mut text, mut before) = (String::new(), false);
+    for (token, counts) in tokens.iter().zip(counted) {
+        text += if counts == before {
+            ""
+        } else if counts {
+            "[["
+        } else {
+            "]]"
+        };
+        text += &decoder.push(*token);
+        before = counts;
+    }
+    text + if before { "]]" } else { "" }
+}
+
 #[test]
 fn tokens_and_targets_are_those_of_transformers_with_and_without_marks_in_the_template() {
     let (expected, tokenizer) = (expected("chat-templates"), tokenizer("chat-templates"));
@@ -103,20 +121,6 @@ fn an_answer_ends_where_the_template_ends_the_turn() {
         let pairs =
             expected["rows"].as_array().unwrap().iter().zip(form["made"].as_array().unwrap());
         for (number, (messages, want)) in pairs.enumerate() {
-            let show = |tokens: &[u32], counted: &str| {
-                let mut decoder = tokenizer.decoder();
-                let (mut text, mut before) = (String::new(), '0');
-                for (token, counts) in tokens.iter().zip(counted.chars()) {
-                    match (before, counts) {
-                        ('0', '1') => text.push_str("[["),
-                        ('1', '0') => text.push_str("]]"),
-                        _ => {}
-                    }
-                    before = counts;
-                    text.push_str(&decoder.push(*token));
-                }
-                text + if before == '1' { "]]" } else { "" }
-            };
             let made = make.document(&json!({ "messages": messages }).to_string());
             if let Some(message) = want["refused"].as_str() {
                 let why = made.unwrap_err();
@@ -127,13 +131,10 @@ fn an_answer_ends_where_the_template_ends_the_turn() {
             compared += 1;
             let tokens = want["tokens"].as_array().unwrap();
             let tokens: Vec<u32> = tokens.iter().map(|t| t.as_u64().unwrap() as u32).collect();
-            let wanted = show(&tokens, want["counted"].as_str().unwrap());
+            let counted = want["counted"].as_str().unwrap();
+            let wanted = shown(&tokenizer, &tokens, counted.chars().map(|c| c == '1'));
             let made = match made {
-                Ok(Document { tokens, counted }) => {
-                    let counted: String =
-                        counted.iter().map(|c| if *c { '1' } else { '0' }).collect();
-                    show(&tokens, &counted)
-                }
+                Ok(Document { tokens, counted }) => shown(&tokenizer, &tokens, counted),
                 Err(why) => why,
             };
             if made != wanted {
@@ -143,4 +144,77 @@ fn an_answer_ends_where_the_template_ends_the_turn() {
     }
     assert!(compared > 600 && refused > 10, "{compared} {refused}");
     assert!(wrong.is_empty(), "{} of {compared} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Which answers count is a matter of the row; where they stand, of the template, also where it marks some of them alone, or runs
+/// over numbers instead of messages.
+#[test]
+fn an_answer_that_is_not_to_be_learned_is_told_by_its_place() {
+    let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let chat = [
+        turn("user", "q"),
+        turn("assistant", "one"),
+        turn("user", "r"),
+        turn("assistant", "two"),
+        turn("user", "s"),
+        turn("assistant", "three"),
+    ];
+    let of = |content: &str, start: &str, end: &str| {
+        format!(
+            "{start}<|im_start|>{{{{ m.role }}}}\n{{% if m.role == 'assistant' %}}{content}{{% else %}}{{{{ m.content + '<|im_end|>' }}}}{{% endif %}}{end}\
+             {{% if add_generation_prompt %}}<|im_start|>assistant\n{{{{ '' }}}}{{% endif %}}"
+        )
+    };
+    let each = |content: &str| of(content, "{% for m in messages %}", "{% endfor %}");
+    let answer = "{{ m.content + '<|im_end|>' }}";
+    let all = each(&format!("{{% generation %}}{answer}{{% endgeneration %}}"));
+    let last = each(&format!(
+        "{{% if loop.last %}}{{% generation %}}{answer}{{% endgeneration %}}{{% else %}}{answer}{{% endif %}}"
+    ));
+    let parts = each(
+        "{% generation %}{{ m.content }}{% endgeneration %}{% generation %}<|im_end|>{% endgeneration %}",
+    );
+    let by_number = |answer: &str| {
+        let start = "{% for i in range(messages | length) %}{% set m = messages[i] %}";
+        of(answer, start, "{% endfor %}")
+    };
+    let marked_by_number = by_number(&format!("{{% generation %}}{answer}{{% endgeneration %}}"));
+    let in_a_variable = format!("{{% set x %}}{}{{% endset %}}{{{{ x }}}}", each(answer));
+    let (plain, by_number) = (each(answer), by_number(answer));
+    let two = json!({ "prompt": &chat[..3], "completion": &chat[3..] });
+    let one = json!({ "prompt": &chat[..5], "completion": &chat[5..] });
+    let mut middle = chat.to_vec();
+    middle[3]["train"] = false.into();
+    let middle = json!({ "messages": middle });
+    for (name, template_text, row, answers) in [
+        ("all", &all, &two, "two three"),
+        ("all", &all, &one, "three"),
+        ("all", &all, &middle, "one three"),
+        ("last", &last, &two, "three"),
+        ("last", &last, &one, "three"),
+        ("last", &last, &middle, "three"),
+        ("parts", &parts, &two, "two three"),
+        ("parts", &parts, &middle, "one three"),
+        ("plain", &plain, &two, "two three"),
+        ("plain", &plain, &one, "three"),
+        ("plain", &plain, &middle, "one three"),
+        ("by number", &by_number, &two, "two three"),
+        ("by number", &by_number, &middle, "one three"),
+        ("marked by number", &marked_by_number, &one, "three"),
+        ("marked by number", &marked_by_number, &middle, "one three"),
+        ("in a variable", &in_a_variable, &middle, "one three"),
+    ] {
+        let template = template(&json!(template_text), &expected["settings"]);
+        let made = Rows::of_chats(&tokenizer, &template, "").document(&row.to_string());
+        let Document { tokens, counted } = made.unwrap_or_else(|why| panic!("{name}: {why}"));
+        let made = shown(&tokenizer, &tokens, counted);
+        let counted: Vec<&str> =
+            made.split("[[").skip(1).map(|part| part.split("]]").next().unwrap()).collect();
+        let wanted: Vec<String> =
+            answers.split(' ').map(|word| format!("{word}<|im_end|>")).collect();
+        assert_eq!(counted, wanted, "{name} {made}");
+        let whole = "<|im_start|>user\nq<|im_end|><|im_start|>assistant\none<|im_end|>";
+        assert!(made.replace("[[", "").replace("]]", "").starts_with(whole), "{name} {made}");
+    }
 }

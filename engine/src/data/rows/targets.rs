@@ -165,7 +165,8 @@ impl Targets<'_> {
         let pairs = before.chars().zip(header.chars());
         let same: usize = pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
         let token = self.control.last(&before[..same]).map_or(0, |token| token.end);
-        match if same == before.len() { same } else { token } {
+        let line = before[..same].rfind('\n').map_or(0, |line| line + 1);
+        match if same == before.len() { same } else { token.max(line) } {
             0 => Err(self.unclear(i, "begins")),
             bytes => Ok(turn.start + bytes),
         }
