@@ -1,5 +1,6 @@
-//! Rows of a data set that are not taken, and why.
+//! Rows of a data set that are not taken, or not whole, and why.
 
+use super::unread::AllUnread;
 use crate::report::shown::Shown;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -8,7 +9,7 @@ use topology::counted;
 
 /// Share of the rows that may be left out.
 const MOST_LEFT_OUT: f64 = 0.05;
-/// Rows that a message shows.
+/// Reasons that a message shows.
 const SHOWN: usize = 3;
 
 /// The kind of thing that may be left out.
@@ -53,19 +54,25 @@ pub struct BadRows {
     /// With fewer tokens than an input and a target.
     #[serde(default)]
     pub(super) short: usize,
-    /// The first ones, with what is wrong with them.
+    /// The first ones with something wrong that the others do not have.
     first: Vec<String>,
+    /// What nothing reads of those that are taken.
+    #[serde(default)]
+    pub(super) unread: AllUnread,
     #[serde(skip)]
     of: Of,
     /// Each is named as it is found.
     #[serde(skip)]
     all: bool,
+    #[serde(skip)]
+    is_brief: bool,
 }
 
 impl BadRows {
-    /// None yet, of rows. With `all` each is named as it is found, besides the first ones in the end.
-    pub(super) fn of_rows(all: bool) -> Self {
-        Self { all, ..Self::default() }
+    /// None yet, of rows. With `all` each is named as it is found, besides the first ones in the end. If they are brief, what nothing
+    /// reads is not said.
+    pub(super) fn of_rows(all: bool, is_brief: bool) -> Self {
+        Self { all, is_brief, ..Self::default() }
     }
 
     /// None yet, of the documents of an index.
@@ -77,7 +84,8 @@ impl BadRows {
     pub(super) fn add(&mut self, (path, number): (&Path, u64), why: &str) {
         self.bad += 1;
         self.name((path, number), why);
-        if self.first.len() < SHOWN {
+        let is_new = !self.first.iter().any(|one| one.ends_with(&format!(": {why}")));
+        if self.first.len() < SHOWN && is_new {
             let name = path.file_name().unwrap_or(path.as_os_str());
             let place = self.of.place();
             self.first.push(format!("{} {place} {number}: {why}", Shown(Path::new(name))));
@@ -114,6 +122,12 @@ impl BadRows {
         self.bad + self.long + self.cut + self.divided + self.short > 0
     }
 
+    /// What nothing reads of those that are taken, if it is to be said.
+    pub(super) fn unread(&self) -> Option<String> {
+        let is_said = !self.is_brief && self.unread.are_some();
+        is_said.then(|| self.unread.words(self.rows))
+    }
+
     /// The plural name of the things that may be left out.
     pub(super) fn nouns(&self) -> String {
         format!("{}s", self.of.noun())
@@ -122,7 +136,7 @@ impl BadRows {
 
 impl fmt::Display for BadRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bad, long, longest, cut, divided, short, first, of: what, all } = self;
+        let Self { rows, bad, long, longest, cut, divided, short, first, of: what, all, .. } = self;
         let of = |n: usize| format!("{n} of {}", counted(*rows, what.noun()));
         let mut parts = Vec::new();
         if *bad > 0 {

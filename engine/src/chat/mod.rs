@@ -1,6 +1,11 @@
 //! The chat template of a folder of transformers: messages become the text that its model was trained to go on from. Templates
 //! are Jinja as transformers runs it (`apply_chat_template` with `add_generation_prompt`).
 
+mod rewrite;
+mod source;
+mod turns;
+mod value;
+
 use crate::hugging_face::Beside;
 use crate::json::Json as Message;
 use crate::utc::Utc;
@@ -8,11 +13,17 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
+use rewrite::{Rewritten, rewritten};
 use serde::Serialize;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, Write};
+use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
+use turns::numbered;
+pub(crate) use turns::{Rendered, Turn};
+use value::value;
 
 /// Steps that a template may take: some thousand times those of a long chat.
 const FUEL: u64 = 10_000_000;
@@ -24,9 +35,11 @@ const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The mark in front of what an assistant says, where a template tells it. Unicode promises that it is no character of a text.
-pub(crate) const OPEN: char = '\u{FDD0}';
+const OPEN: char = '\u{FDD0}';
 /// The mark behind it.
-pub(crate) const CLOSE: char = '\u{FDD1}';
+const CLOSE: char = '\u{FDD1}';
+/// Takes the place of an answer where its surroundings are looked for.
+pub(crate) const ANSWER: char = '\u{FDD3}';
 /// The filter that writes both, in place of `{% generation %}`.
 const FILTER: &str = "generation";
 
@@ -61,10 +74,13 @@ const FUNCTIONS: [&str; 7] =
 #[derive(Debug)]
 pub struct Template {
     env: Environment<'static>,
+    /// As it was given.
+    source: String,
     tokens: BTreeMap<&'static str, String>,
     /// Further ones, which count for more than tokens.
     variables: BTreeMap<String, Json>,
     marks: bool,
+    ends_answers: OnceLock<bool>,
 }
 
 impl Template {
@@ -100,16 +116,17 @@ impl Template {
             }
         };
         let tokens = tokens(&settings, &object(beside, "special_tokens_map.json")?);
-        Self::new(&template, tokens, now).map_err(|e| does_not_run(&e))
+        Self::new(&template, tokens, now)
     }
 
     fn new(
         template: &str,
         tokens: BTreeMap<&'static str, String>,
         now: Utc,
-    ) -> Result<Self, minijinja::Error> {
+    ) -> Result<Self, String> {
         let mut env = Environment::new();
-        env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        env.set_syntax(syntax.map_err(|e| does_not_run(&e))?);
         env.set_fuel(Some(FUEL));
         env.set_unknown_method_callback(unknown_method_callback);
         let refuse = |why: String| minijinja::Error::new(ErrorKind::InvalidOperation, why);
@@ -122,11 +139,12 @@ impl Template {
         env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         env.add_filter(FILTER, |said: String| format!("{OPEN}{said}{CLOSE}"));
         // As Jinja reads ends of lines.
-        let template = template.replace("\r\n", "\n").replace('\r', "\n");
-        let marked = with_generation_as_filter(&template);
-        let marks = marked != template;
-        env.add_template_owned(NAME, marked)?;
-        Ok(Self { env, tokens, variables: BTreeMap::new(), marks })
+        let source = template.replace("\r\n", "\n").replace('\r', "\n");
+        let Rewritten { text, marks } = rewritten(&source).map_err(|why| does_not_run(&why))?;
+        env.add_template_owned(NAME, text).map_err(|e| does_not_run(&e))?;
+        turns::add_filters(&mut env);
+        let ends_answers = OnceLock::new();
+        Ok(Self { env, source, tokens, variables: BTreeMap::new(), marks, ends_answers })
     }
 
     /// With these variables, as the keyword arguments of `apply_chat_template`: a switch such as `enable_thinking`.
@@ -163,9 +181,7 @@ impl Template {
 
     /// Everything that its texts follow from, but for messages and the day.
     pub(crate) fn identity(&self) -> String {
-        let template = self.env.get_template(NAME);
-        let source = template.as_ref().map_or("", |template| template.source());
-        format!("{source}\0{:?}\0{:?}\0{}", self.tokens, self.variables, self.marks)
+        format!("{}\0{:?}\0{:?}\0{}", self.source, self.tokens, self.variables, self.marks)
     }
 
     /// The token that ends a text, where the folder names one.
@@ -178,31 +194,55 @@ impl Template {
         self.marks
     }
 
+    /// The token that begins a text, where the folder names one.
+    pub(crate) fn beginning_of_text(&self) -> Option<&str> {
+        self.tokens.get("bos_token").map(String::as_str)
+    }
+
+    /// Whether anything but blanks stands behind an answer before the next message. In families where nothing does, the token of
+    /// the next role ends an answer.
+    pub(crate) fn ends_answers(&self) -> bool {
+        *self.ends_answers.get_or_init(|| {
+            let answer = ANSWER.to_string();
+            let turns = [("user", "a"), ("assistant", &answer), ("user", "a")];
+            let chat = turns.map(|(role, content)| message(role, content));
+            let Ok(rendered) = self.rendered(Chat::of(&chat), false) else { return true };
+            let mut turns = rendered.turns.into_iter().filter(|turn| turn.message == 1);
+            let Some(turn) = turns.next() else { return true };
+            let behind = rendered.text[turn.place].rsplit(ANSWER).next().unwrap_or_default().trim();
+            let next = self.beginning_of_text().filter(|begins| self.end_of_text() != Some(begins));
+            !next.map_or(behind, |begins| behind.trim_end_matches(begins)).is_empty()
+        })
+    }
+
     /// The text of a chat, and of the beginning of an answer if there is to be one.
     ///
     /// # Errors
     /// The template refuses the chat, or does not end.
     pub(crate) fn text(&self, chat: Chat<'_>, answer: bool) -> Result<String, String> {
-        let text = self.marked(chat, answer)?;
-        Ok(if self.marks { text.replace([OPEN, CLOSE], "") } else { text })
+        Ok(self.rendered(chat, answer)?.text)
     }
 
-    /// The same with [`OPEN`] and [`CLOSE`] around what the template takes for an assistant's.
-    pub(crate) fn marked(&self, chat: Chat<'_>, answer: bool) -> Result<String, String> {
+    /// The same, with what the template takes for an assistant's, and the place of each message.
+    ///
+    /// # Errors
+    /// As [`text`](Self::text).
+    pub(crate) fn rendered(&self, chat: Chat<'_>, answer: bool) -> Result<Rendered, String> {
         let chat = context! {
-            messages => Value::from(Serde(chat.messages)),
+            messages => numbered(chat.messages.iter().map(value)),
             add_generation_prompt => answer,
             // Known, and none where a chat has no tools: a template may ask for them.
-            tools => Value::from(Serde(chat.tools)),
+            tools => chat.tools.map_or_else(|| Value::from(()), value),
             documents => (),
         };
         let tokens =
             self.tokens.iter().map(|(name, text)| ((*name).to_owned(), Value::from(text.as_str())));
         let variables =
-            self.variables.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value))));
+            self.variables.iter().map(|(name, given)| (name.clone(), Value::from(Serde(given))));
         let others: BTreeMap<String, Value> = tokens.chain(variables).collect();
         let template = self.env.get_template(NAME).map_err(|e| does_not_run(&e))?;
-        template.render(context! { ..chat, ..Value::from(others) }).map_err(|e| does_not_run(&e))
+        let written = template.render(context! { ..chat, ..Value::from(others) });
+        Ok(Rendered::of(&written.map_err(|e| does_not_run(&e))?))
     }
 }
 
@@ -256,8 +296,8 @@ impl serde_json::ser::Formatter for Spaced {
     }
 }
 
-fn does_not_run(error: &minijinja::Error) -> String {
-    format!("its chat template does not run: {error:#}")
+fn does_not_run(why: &dyn fmt::Display) -> String {
+    format!("its chat template does not run: {why:#}")
 }
 
 /// The template that is meant where a file has several.
@@ -285,24 +325,6 @@ fn tokens(settings: &Json, map: &Json) -> BTreeMap<&'static str, String> {
         Some((name, places.clone().find_map(text)?))
     };
     TOKENS.into_iter().filter_map(token).collect()
-}
-
-/// `{% generation %}` marks what an assistant says, for masks. As a filter it is a block, too, whose blanks go the same way.
-fn with_generation_as_filter(template: &str) -> String {
-    let mut out = String::with_capacity(template.len());
-    let mut left = template;
-    while let Some(start) = left.find("{%") {
-        let Some(end) = left[start..].find("%}").map(|end| start + end + 2) else { break };
-        let tag = &left[start..end];
-        out.push_str(&left[..start]);
-        out.push_str(&match tag.trim_matches(|c: char| "{}%-+".contains(c)).trim() {
-            "generation" => tag.replacen("generation", "filter generation", 1),
-            "endgeneration" => tag.replacen("endgeneration", "endfilter", 1),
-            _ => tag.to_owned(),
-        });
-        left = &left[end..];
-    }
-    out + left
 }
 
 /// A file of JSON; null where there is none.
@@ -360,7 +382,7 @@ mod tests {
         (tokens, now): (BTreeMap<&'static str, String>, Utc),
         messages: &[Message],
     ) -> Result<String, String> {
-        let template = Template::new(template, tokens, now).map_err(|e| does_not_run(&e))?;
+        let template = Template::new(template, tokens, now)?;
         template.text(Chat::of(messages), true)
     }
 
@@ -381,10 +403,8 @@ mod tests {
             BTreeMap::new(),
             Utc::now(),
         );
-        assert_eq!(
-            marked.unwrap().marked(Chat::of(&user), true).unwrap(),
-            format!("{OPEN}a{CLOSE} b")
-        );
+        let marked = marked.unwrap().rendered(Chat::of(&user), true).unwrap();
+        assert_eq!((marked.text.as_str(), &marked.generated[..]), ("a b", &[0..1][..]));
     }
 
     /// What `apply_chat_template` of transformers writes on that day.

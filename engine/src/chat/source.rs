@@ -1,0 +1,443 @@
+//! The source of a chat template as Jinja reads it: texts, comments and raw blocks as they stand, and tags with their tokens.
+
+/// A part of a template.
+#[derive(Debug, PartialEq)]
+pub(super) enum Piece<'a> {
+    /// A text, a comment, or a raw block, as it stands.
+    Verbatim(&'a str),
+    Tag(Tag<'a>),
+}
+
+/// `{{ .. }}`, or `{% .. %}`.
+#[derive(Debug, PartialEq)]
+pub(super) struct Tag<'a> {
+    pub(super) kind: TagKind,
+    /// `-`, `+` or nothing: what happens to blanks in front of it.
+    pub(super) left: &'a str,
+    pub(super) tokens: Vec<Placed<'a>>,
+    /// `-`, `+` or nothing: what happens to blanks behind it.
+    pub(super) right: &'a str,
+    /// The line that it begins in, from 1.
+    pub(super) line: usize,
+    /// Ends of lines inside of it.
+    pub(super) lines: usize,
+}
+
+/// The two kinds of tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TagKind {
+    Print,
+    Block,
+}
+
+impl TagKind {
+    const fn open(self) -> &'static str {
+        match self {
+            Self::Print => "{{",
+            Self::Block => "{%",
+        }
+    }
+
+    const fn close(self) -> &'static str {
+        match self {
+            Self::Print => "}}",
+            Self::Block => "%}",
+        }
+    }
+}
+
+/// A token, and the blanks in front of it.
+#[derive(Debug, PartialEq)]
+pub(super) struct Placed<'a> {
+    pub(super) blanks: &'a str,
+    pub(super) token: Token<'a>,
+}
+
+/// A word of an expression.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Token<'a> {
+    Name(&'a str),
+    Integer(&'a str),
+    Float(&'a str),
+    /// A string, its escapes read.
+    Text(String),
+    Operator(&'a str),
+}
+
+impl Tag<'_> {
+    /// The keyword of a block.
+    pub(super) fn keyword(&self) -> Option<&str> {
+        match self.tokens.first().map(|first| &first.token) {
+            Some(Token::Name(name)) if self.kind == TagKind::Block => Some(name),
+            _ => None,
+        }
+    }
+
+    /// A tag with other words, which ends in the same line and has the same blanks around it.
+    pub(super) fn with(&self, words: &str) -> String {
+        let lines = "\n".repeat(self.lines);
+        let (open, close) = (self.kind.open(), self.kind.close());
+        format!("{open}{} {words}{lines} {}{close}", self.left, self.right)
+    }
+}
+
+/// A string as a literal of the library, in one line.
+pub(super) fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// The pieces of a template whose lines end with `\n`.
+///
+/// # Errors
+/// What Jinja cannot read, with the line.
+pub(super) fn pieces(source: &str) -> Result<Vec<Piece<'_>>, String> {
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while let Some(open) = next_open(&source[at..]).map(|open| at + open) {
+        if at < open {
+            pieces.push(Piece::Verbatim(&source[at..open]));
+        }
+        let line = line_of(source, open);
+        let wrong = |why: String| format!("line {line}: {why}");
+        at = if source[open..].starts_with("{#") {
+            let end = source[open + 2..].find("#}").map(|end| open + 2 + end + 2);
+            let end = end.ok_or_else(|| wrong("a comment `{#` has no end `#}`".into()))?;
+            pieces.push(Piece::Verbatim(&source[open..end]));
+            end
+        } else if let Some(end) = raw_block(&source[open..]).map_err(wrong)? {
+            pieces.push(Piece::Verbatim(&source[open..open + end]));
+            open + end
+        } else {
+            let (tag, end) = tag(source, open).map_err(wrong)?;
+            pieces.push(Piece::Tag(tag));
+            end
+        };
+    }
+    if at < source.len() {
+        pieces.push(Piece::Verbatim(&source[at..]));
+    }
+    Ok(pieces)
+}
+
+/// Where the next tag or comment begins.
+fn next_open(source: &str) -> Option<usize> {
+    let mut from = 0;
+    loop {
+        let at = from + source[from..].find('{')?;
+        if matches!(source.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')) {
+            return Some(at);
+        }
+        from = at + 1;
+    }
+}
+
+/// The line of a place, from 1.
+fn line_of(source: &str, at: usize) -> usize {
+    1 + source[..at].matches('\n').count()
+}
+
+/// Bytes of the raw block that begins here.
+fn raw_block(source: &str) -> Result<Option<usize>, String> {
+    let Some(begin) = lone_keyword(source, "raw") else { return Ok(None) };
+    let mut at = begin;
+    while let Some(open) = source[at..].find("{%").map(|open| at + open) {
+        if let Some(end) = lone_keyword(&source[open..], "endraw") {
+            return Ok(Some(open + end));
+        }
+        at = open + 2;
+    }
+    Err("a block `{% raw %}` has no `{% endraw %}`".into())
+}
+
+/// Bytes of the tag at the beginning, if it is a block of this word alone.
+fn lone_keyword(source: &str, word: &str) -> Option<usize> {
+    let rest = source.strip_prefix("{%")?;
+    let rest = rest.strip_prefix(['-', '+']).unwrap_or(rest).trim_start();
+    let rest = rest.strip_prefix(word)?.trim_start();
+    let rest = rest.strip_prefix(['-', '+']).unwrap_or(rest).strip_prefix("%}")?;
+    Some(source.len() - rest.len())
+}
+
+/// The tag that begins at `open`, and where it ends.
+fn tag(source: &str, open: usize) -> Result<(Tag<'_>, usize), String> {
+    let kind = match source[open..].starts_with("{%") {
+        true => TagKind::Block,
+        false => TagKind::Print,
+    };
+    let mut at = open + 2;
+    let left = sign(&source[at..]);
+    at += left.len();
+    // Inside of brackets the end of a tag is none: `{{ {'a': {}} }}`.
+    let (mut tokens, mut brackets) = (Vec::new(), Vec::new());
+    loop {
+        let rest = &source[at..];
+        let blanks = &rest[..rest.len() - rest.trim_start().len()];
+        at += blanks.len();
+        let rest = &source[at..];
+        if brackets.is_empty() {
+            let right = match kind {
+                TagKind::Block => sign(rest),
+                TagKind::Print => {
+                    if rest.starts_with('-') {
+                        "-"
+                    } else {
+                        ""
+                    }
+                }
+            };
+            if rest[right.len()..].starts_with(kind.close()) {
+                let end = at + right.len() + kind.close().len();
+                let lines = source[open..end].matches('\n').count();
+                let line = line_of(source, open);
+                return Ok((Tag { kind, left, tokens, right, line, lines }, end));
+            }
+        }
+        let Some(first) = rest.chars().next() else {
+            return Err(format!("a tag `{}` has no end `{}`", kind.open(), kind.close()));
+        };
+        // `a.0.1` has no float.
+        let of_a_dot = matches!(tokens.last(), Some(Placed { token: Token::Operator("."), .. }));
+        let (token, bytes) = token(rest, first, !of_a_dot)?;
+        match &token {
+            Token::Operator("(") => brackets.push(")"),
+            Token::Operator("[") => brackets.push("]"),
+            Token::Operator("{") => brackets.push("}"),
+            Token::Operator(close @ (")" | "]" | "}")) => match brackets.pop() {
+                Some(open) if open == *close => {}
+                Some(open) => return Err(format!("`{close}` stands where `{open}` should")),
+                None => return Err(format!("`{close}` closes nothing")),
+            },
+            _ => {}
+        }
+        tokens.push(Placed { blanks, token });
+        at += bytes;
+    }
+}
+
+/// `-` or `+` at the beginning, or nothing.
+fn sign(source: &str) -> &str {
+    &source[..usize::from(source.starts_with(['-', '+']))]
+}
+
+/// The token at the beginning, and its bytes.
+fn token(rest: &str, first: char, floats: bool) -> Result<(Token<'_>, usize), String> {
+    if matches!(first, '\'' | '"') {
+        let (text, bytes) = text(rest, first)?;
+        return Ok((Token::Text(text), bytes));
+    }
+    if first.is_ascii_digit() {
+        let (bytes, float) = number(rest, floats);
+        let number = &rest[..bytes];
+        return Ok((if float { Token::Float(number) } else { Token::Integer(number) }, bytes));
+    }
+    if first.is_alphabetic() || first == '_' {
+        let bytes = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        return Ok((Token::Name(&rest[..bytes]), bytes));
+    }
+    const TWO: [&str; 6] = ["//", "**", "==", "!=", ">=", "<="];
+    let bytes = match TWO.iter().any(|two| rest.starts_with(two)) {
+        true => 2,
+        false if "+-/*%~[](){}><=.:|,;".contains(first) => 1,
+        false => return Err(format!("`{}` is no word of Jinja", first.escape_debug())),
+    };
+    Ok((Token::Operator(&rest[..bytes]), bytes))
+}
+
+/// Bytes of the number at the beginning, and whether it is a float.
+fn number(rest: &str, floats: bool) -> (usize, bool) {
+    let digits = |from: usize, is: &dyn Fn(char) -> bool| {
+        let mut at = from;
+        loop {
+            let part = &rest[at..];
+            let under = usize::from(part.starts_with('_') && at > from);
+            if !part[under..].starts_with(is) {
+                return at;
+            }
+            at += under + 1;
+        }
+    };
+    let decimal = |c: char| c.is_ascii_digit();
+    let radix: Option<(&dyn Fn(char) -> bool, usize)> = match rest.as_bytes().get(..2) {
+        Some(b"0x" | b"0X") => Some((&|c| c.is_ascii_hexdigit(), 2)),
+        Some(b"0o" | b"0O") => Some((&|c| matches!(c, '0'..='7'), 2)),
+        Some(b"0b" | b"0B") => Some((&|c| matches!(c, '0' | '1'), 2)),
+        _ => None,
+    };
+    if let Some((is, from)) = radix {
+        let end = digits(from, is);
+        return if end > from { (end, false) } else { (1, false) };
+    }
+    let whole = digits(0, &decimal);
+    if !floats {
+        return (whole, false);
+    }
+    let mut end = whole;
+    if rest[end..].starts_with('.') && rest[end + 1..].starts_with(decimal) {
+        end = digits(end + 1, &decimal);
+    }
+    if rest[end..].starts_with(['e', 'E']) {
+        let from = end + 1 + sign(&rest[end + 1..]).len();
+        if rest[from..].starts_with(decimal) {
+            end = digits(from, &decimal);
+        }
+    }
+    (end, end > whole)
+}
+
+/// The string at the beginning, and its bytes with both quotes.
+fn text(rest: &str, quote: char) -> Result<(String, usize), String> {
+    let mut out = String::new();
+    let mut chars = rest.char_indices().skip(1);
+    while let Some((at, c)) = chars.next() {
+        if c == quote {
+            return Ok((out, at + 1));
+        }
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        let Some((at, escaped)) = chars.next() else { break };
+        let from = &rest[at..];
+        let more = escape(escaped, from, &mut out)?;
+        for _ in 0..more {
+            chars.next();
+        }
+    }
+    Err("a string has no end".into())
+}
+
+/// Reads an escape as Python does; returns how many letters it has behind the first.
+fn escape(first: char, from: &str, out: &mut String) -> Result<usize, String> {
+    let simple = match first {
+        '\n' => return Ok(0),
+        '\\' | '\'' | '"' => first,
+        'a' => '\u{7}',
+        'b' => '\u{8}',
+        'f' => '\u{c}',
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'v' => '\u{b}',
+        '0'..='7' => {
+            let digits = from.chars().take(3).take_while(|c| c.is_digit(8)).count();
+            let code = u32::from_str_radix(&from[..digits], 8).ok().and_then(char::from_u32);
+            out.push(code.ok_or_else(|| format!("`\\{}` is no character", &from[..digits]))?);
+            return Ok(digits - 1);
+        }
+        'x' | 'u' | 'U' => {
+            let digits = match first {
+                'x' => 2,
+                'u' => 4,
+                _ => 8,
+            };
+            let wrong = || format!("`\\{first}` is an escape of {digits} hexadecimal digits");
+            let code = from.get(1..=digits).ok_or_else(wrong)?;
+            let is_code = code.bytes().all(|b| b.is_ascii_hexdigit());
+            let code = u32::from_str_radix(code, 16).ok().filter(|_| is_code).ok_or_else(wrong)?;
+            let c = char::from_u32(code);
+            out.push(c.ok_or_else(|| format!("`\\{first}{code:04X}` is no character"))?);
+            return Ok(digits);
+        }
+        'N' => {
+            let name = &from[..from.find('}').map_or(1, |end| end + 1)];
+            return Err(format!(
+                "`\\{name:.100}` names a character, which onebox does not know: write its code, as \\u00e9"
+            ));
+        }
+        // As Python reads it from bytes: by the code of the character.
+        c if !c.is_ascii() => {
+            let code = u32::from(c);
+            out.push('\\');
+            out.push_str(&match code {
+                0..=0xff => format!("x{code:02x}"),
+                0x100..=0xffff => format!("u{code:04x}"),
+                _ => format!("U{code:08x}"),
+            });
+            return Ok(0);
+        }
+        other => {
+            out.push('\\');
+            other
+        }
+    };
+    out.push(simple);
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(source: &str) -> Vec<String> {
+        let of = |piece: Piece<'_>| match piece {
+            Piece::Tag(tag) => tag.tokens.into_iter().find_map(|placed| match placed.token {
+                Token::Text(text) => Some(text),
+                _ => None,
+            }),
+            Piece::Verbatim(_) => None,
+        };
+        pieces(source).unwrap().into_iter().filter_map(of).collect()
+    }
+
+    /// What Python 3.12 and Jinja 3.1.6 make of these literals.
+    #[test]
+    fn literals_have_the_characters_that_python_reads() {
+        for (literal, text) in [
+            (r"'a\/b'", r"a\/b"),
+            (r"'\U0001F600'", "\u{1F600}"),
+            (r"'\u00e9\x41\101\0'", "\u{e9}AA\0"),
+            (r"'\a\b\f\v\t\r\n'", "\u{7}\u{8}\u{c}\u{b}\t\r\n"),
+            (r#"'\'\"\\'"#, r#"'"\"#),
+            (r"'\d\8\ '", r"\d\8\ "),
+            ("'a\\\nb'", "ab"),
+            ("'\\\u{e9}\\\u{1F600}'", r"\xe9\U0001f600"),
+            (r"'\777'", "\u{1ff}"),
+            ("\"it's %} {{\"", "it's %} {{"),
+        ] {
+            assert_eq!(texts(&format!("{{{{ {literal} }}}}")), [text], "{literal}");
+        }
+        for (literal, said) in [
+            (r"'\x4'", "2 hexadecimal digits"),
+            (r"'\ud83d\ude00'", r"`\uD83D` is no character"),
+            (r"'\U00110000'", "is no character"),
+            (r"'\N{BULLET}'", r"\N{BULLET}"),
+            ("'a", "a string has no end"),
+        ] {
+            let why = pieces(&format!("a\n{{{{ {literal} }}}}")).unwrap_err();
+            assert!(why.contains(said) && why.starts_with("line 2: "), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_tag_ends_where_jinja_ends_it() {
+        let tags = |source: &str| -> usize {
+            pieces(source).unwrap().iter().filter(|piece| matches!(piece, Piece::Tag(_))).count()
+        };
+        for (source, many) in [
+            ("{{ {'a': {'b': 1}} }}", 1),
+            ("{{ '}}' }}{%- if '%}' -%}{% endif +%}", 3),
+            ("{# {{ a }} {% b %} #}{{ a }}", 1),
+            ("{%- raw -%}{{ a }}{# {% endraw %}{{ b }}", 1),
+            ("a { % } }} #} b", 0),
+            ("{{-1.5e-3-}}{{ a.0.1 }}", 2),
+        ] {
+            assert_eq!(tags(source), many, "{source}");
+        }
+        for source in
+            ["{{ a", "{% a %", "{# a", "{% raw %} {% endraw", "{{ (] }}", "{{ ) }}", "{{ $ }}"]
+        {
+            assert!(pieces(source).is_err(), "{source}");
+        }
+    }
+}
