@@ -1,9 +1,9 @@
 //! The text of a chat, and where its targets stand in it.
 
 use super::control::Control;
-use super::forms::Talk;
 use super::has_role;
 use super::spans::Spans;
+use super::talk::Talk;
 use crate::chat::{CLOSE, Chat, OPEN, Template};
 use std::ops::Range;
 

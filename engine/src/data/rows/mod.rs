@@ -16,6 +16,7 @@ mod reader;
 #[cfg(test)]
 mod robust;
 mod spans;
+mod talk;
 
 pub(super) use lines::Lines;
 
@@ -25,11 +26,12 @@ use super::unread::Unread;
 use crate::chat::Template;
 use crate::json::{Json, Map};
 use control::Control;
-use forms::{Form, Talk, form};
+use forms::{Form, form};
 use reader::Reader;
 use spans::has_role;
 use std::ops::Range;
 use std::sync::OnceLock;
+use talk::Talk;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// Stands inside the text of a control token where a row has it: that text controls nothing.

@@ -1,8 +1,7 @@
 //! A chat with words in the place of its texts.
 
-use super::forms::Talk;
 use super::has_role;
-use super::messages::THOUGHTS;
+use super::talk::{THOUGHTS, Talk};
 use crate::json::{Json, Map};
 use std::collections::BTreeSet;
 use xxhash_rust::xxh3::xxh3_128;

@@ -1,9 +1,9 @@
 //! What a chat template makes of the parts of a chat. It is asked once for each shape of a chat, with words in the place of all
 //! texts: a word that the text of the chat does not have is a text that the model would not see.
 
-use super::forms::Talk;
 use super::has_role;
 use super::probe::{Of, Probe, WORD};
+use super::talk::Talk;
 use crate::chat::{Chat, Template, message};
 use crate::data::unread::Unread;
 use crate::json::{Json, Map};
