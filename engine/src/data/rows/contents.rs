@@ -1,7 +1,7 @@
 //! Contents that are lists of texts, `{"type": "text", "text": ..}`. A list of one text is that text where the chat template does not
 //! read lists. Several texts stay apart: there are as many ways to join them as programs that do.
 
-use super::forms::Talk;
+use super::talk::Talk;
 use super::{ANSWER, CUT, has, kind_of, name_of};
 use crate::chat::{Chat, Template};
 use crate::data::unread::Unread;

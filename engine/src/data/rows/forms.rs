@@ -2,26 +2,12 @@
 
 use super::messages::{read, texts};
 use super::reader::Reader;
+use super::talk::Talk;
 use super::{has, is_system, kind_of, learned, name_of, shown};
-use crate::chat::{Chat, message};
+use crate::chat::message;
 use crate::data::unread::Unread;
 use crate::json::{Json, Map};
 use std::collections::BTreeSet;
-
-/// A chat as its template gets it.
-#[derive(Debug)]
-pub(super) struct Talk {
-    pub(super) messages: Vec<Json>,
-    pub(super) tools: Option<Json>,
-    /// By message: whether it is a target.
-    pub(super) learned: Vec<bool>,
-}
-
-impl Talk {
-    pub(super) fn chat(&self) -> Chat<'_> {
-        Chat { messages: &self.messages, tools: self.tools.as_ref() }
-    }
-}
 
 /// What a row comes to.
 pub(super) enum Form {

@@ -1,6 +1,7 @@
 //! One message of a row, as chat templates know it.
 
 use super::reader::Reader;
+use super::talk::THOUGHTS;
 use super::{calls, contents, has, has_role, kind_of, learned};
 use crate::json::{Json, Map};
 
@@ -16,8 +17,6 @@ const SHARED: [(&str, &str); 5] = [
 const CALLS: [&str; 2] = ["function_call", "tool_call"];
 /// Roles of what a tool answers.
 const ANSWERS: [&str; 2] = ["observation", "tool_response"];
-/// Names of thoughts in transformers; templates read the first or the second.
-pub(super) const THOUGHTS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// Reads a message, and whether it is learned if the assistant says it.
 ///

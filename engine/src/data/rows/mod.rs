@@ -14,6 +14,7 @@ mod probe;
 mod reader;
 #[cfg(test)]
 mod robust;
+mod talk;
 mod targets;
 
 pub(super) use lines::Lines;
@@ -24,10 +25,11 @@ use super::unread::Unread;
 use crate::chat::{ANSWER, Template};
 use crate::json::{Json, Map};
 use control::Control;
-use forms::{Form, Talk, form};
+use forms::{Form, form};
 use reader::Reader;
 use std::ops::Range;
 use std::sync::OnceLock;
+use talk::Talk;
 use targets::{Targets, has_role};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 

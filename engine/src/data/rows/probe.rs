@@ -1,10 +1,9 @@
 //! A chat with words in the place of its texts.
 
-use super::forms::Talk;
 use super::has_role;
-use super::messages::THOUGHTS;
+use super::talk::{THOUGHTS, Talk};
 use crate::json::{Json, Map};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// A word that no template has.
@@ -234,6 +233,16 @@ impl Probe {
         }
         Json::Object(probe)
     }
+}
+
+/// The words in a text, in one pass.
+pub(super) fn words_of(text: &str) -> HashSet<&str> {
+    let word = |(at, _): (usize, &str)| {
+        let digits = text[at + 2..].find(|c: char| !c.is_ascii_digit())?;
+        let end = at + 2 + digits;
+        text[end..].starts_with("qz").then(|| &text[at..end + 2])
+    };
+    text.match_indices("zq").filter_map(word).collect()
 }
 
 /// A value of the same kind.

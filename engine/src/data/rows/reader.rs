@@ -1,9 +1,9 @@
 //! What a chat template makes of the parts of a chat. It is asked once for each shape of a chat, with words in the place of all
 //! texts: a word that the text of the chat does not have is a text that the model would not see.
 
-use super::forms::Talk;
 use super::has_role;
-use super::probe::{Of, Probe, WORD};
+use super::probe::{self, Of, Probe, WORD};
+use super::talk::Talk;
 use crate::chat::{Chat, Template, message};
 use crate::data::unread::Unread;
 use crate::json::{Json, Map};
@@ -191,8 +191,12 @@ impl<'a> Reader<'a> {
 /// The first part that a text does not have, and the messages whose thoughts it does not have.
 fn lost(probe: &Probe, text: &str) -> (Option<Of>, BTreeSet<usize>) {
     let (mut first, mut thoughts) = (None, BTreeSet::new());
+    let found = probe::words_of(text);
     for (word, of) in &probe.words {
-        if text.contains(word.as_str()) || in_json(word).is_some_and(|word| text.contains(&word)) {
+        if found.contains(word.as_str())
+            || text.contains(word.as_str())
+            || in_json(word).is_some_and(|word| text.contains(&word))
+        {
             continue;
         }
         match of {

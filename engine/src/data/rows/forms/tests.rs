@@ -262,7 +262,7 @@ fn what_the_template_does_not_show_is_refused_by_name() {
         "{%- if m.role == 'critic' and m.content != 'c\"' %}{{- raise_exception('no') }}{%- endif %}{{- '<|im_start|>'",
     );
     with_template(&strict, |rows| {
-        assert!(rows.document(&chat(turn("critic", "c\"")).to_string()).is_ok())
+        assert!(rows.document(&chat(turn("critic", "c\"")).to_string()).is_ok());
     });
     refused(
         &strict.replace("messages %}", "messages if m.role != 'critic' %}"),
