@@ -119,7 +119,7 @@ impl<'a> Rows<'a> {
     /// The fault of the row, in words that complete "line 3: ".
     pub fn document(&self, row: &str) -> Result<Document, String> {
         self.control.check()?;
-        let json: Json = serde_json::from_str(row).map_err(|e| format!("it is no JSON: {e}"))?;
+        let json = Json::read(row).map_err(|why| format!("it is no JSON: {why}"))?;
         let mut row = match json {
             Json::Object(row) => row,
             other => {
@@ -163,7 +163,7 @@ impl<'a> Rows<'a> {
                 }
                 Ok(())
             }
-            Json::Null | Json::Bool(_) | Json::Number(_) => Ok(()),
+            Json::Null | Json::Bool(_) | Json::Number(_) | Json::Digits(_) => Ok(()),
         }
     }
 
@@ -235,7 +235,7 @@ fn kind_of(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
         Json::Bool(_) => "a truth value",
-        Json::Number(_) => "a number",
+        Json::Number(_) | Json::Digits(_) => "a number",
         Json::String(_) => "a text",
         Json::Array(_) => "a list",
         Json::Object(_) => "an object",
