@@ -1,32 +1,45 @@
 //! The chat template of a folder of transformers: messages become the text that its model was trained to go on from. Templates
 //! are Jinja as transformers runs it (`apply_chat_template` with `add_generation_prompt`).
 
+mod arguments;
+mod checks;
+mod code;
+mod expression;
+mod filters;
+mod format;
+#[cfg(test)]
+mod hostile;
+mod library;
+mod methods;
+mod numbers;
+mod operators;
+#[cfg(test)]
+mod oracle;
+mod print;
 mod rewrite;
+mod sorting;
 mod source;
+mod strings;
 mod turns;
 mod value;
 
 use crate::hugging_face::Beside;
 use crate::json::Json as Message;
 use crate::utc::Utc;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value, context};
-use minijinja_contrib::pycompat::unknown_method_callback;
 use rewrite::{Rewritten, rewritten};
-use serde::Serialize;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
-use turns::numbered;
 pub(crate) use turns::{Rendered, Turn};
-use value::value;
+use value::{TOO_LONG, value, value_of_messages};
 
-/// Steps that a template may take: some thousand times those of a long chat.
-const FUEL: u64 = 10_000_000;
+/// Steps that a template may take, and more for each value and byte of a chat. A step is worth 64 bytes.
+const STEPS: u64 = 1_000_000;
+const STEPS_OF_A_VALUE: u64 = 500;
+const STEPS_OF_A_BYTE: u64 = 4;
 /// Its name in messages of the library.
 const NAME: &str = "chat_template";
 
@@ -66,9 +79,9 @@ impl<'a> Chat<'a> {
 
 /// Variables that onebox gives a template itself.
 const GIVEN: [&str; 4] = ["messages", "add_generation_prompt", "tools", "documents"];
-/// Functions that a template calls.
-const FUNCTIONS: [&str; 7] =
-    ["raise_exception", "strftime_now", "namespace", "range", "dict", "debug", "loop"];
+/// Functions that a template calls; those of operators begin with `__`.
+const FUNCTIONS: [&str; 6] =
+    ["raise_exception", "strftime_now", "namespace", "range", "dict", "loop"];
 
 /// A chat template, read once.
 #[derive(Debug)]
@@ -78,7 +91,7 @@ pub struct Template {
     source: String,
     tokens: BTreeMap<&'static str, String>,
     /// Further ones, which count for more than tokens.
-    variables: BTreeMap<String, Json>,
+    variables: BTreeMap<String, Message>,
     marks: bool,
     ends_answers: OnceLock<bool>,
 }
@@ -124,20 +137,7 @@ impl Template {
         tokens: BTreeMap<&'static str, String>,
         now: Utc,
     ) -> Result<Self, String> {
-        let mut env = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        env.set_syntax(syntax.map_err(|e| does_not_run(&e))?);
-        env.set_fuel(Some(FUEL));
-        env.set_unknown_method_callback(unknown_method_callback);
-        let refuse = |why: String| minijinja::Error::new(ErrorKind::InvalidOperation, why);
-        let raise = move |why: String| -> Result<Value, minijinja::Error> { Err(refuse(why)) };
-        env.add_function("raise_exception", raise);
-        let strftime_now = move |format: String| now.format(&format).map_err(refuse);
-        env.add_function("strftime_now", strftime_now);
-        env.add_filter("tojson", to_json);
-        // Python has no way through nothing; the library has, an empty one.
-        env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
-        env.add_filter(FILTER, |said: String| format!("{OPEN}{said}{CLOSE}"));
+        let mut env = library::environment(now).map_err(|e| does_not_run(&e))?;
         // As Jinja reads ends of lines.
         let source = template.replace("\r\n", "\n").replace('\r', "\n");
         let Rewritten { text, marks } = rewritten(&source).map_err(|why| does_not_run(&why))?;
@@ -163,7 +163,7 @@ impl Template {
             if !asked.contains(name) {
                 let known = |other: &&String| {
                     let own = GIVEN.iter().chain(&FUNCTIONS).chain(&TOKENS);
-                    !own.into_iter().any(|name| name == other)
+                    !other.starts_with("__") && !own.into_iter().any(|name| name == other)
                 };
                 let mut others: Vec<&str> =
                     asked.iter().filter(known).map(String::as_str).collect();
@@ -174,7 +174,7 @@ impl Template {
                 };
                 return Err(format!("its chat template has no variable `{name}`; {others}"));
             }
-            self.variables.insert(name.clone(), value.clone());
+            self.variables.insert(name.clone(), Message::read(&value.to_string())?);
         }
         Ok(self)
     }
@@ -228,8 +228,10 @@ impl Template {
     /// # Errors
     /// As [`text`](Self::text).
     pub(crate) fn rendered(&self, chat: Chat<'_>, answer: bool) -> Result<Rendered, String> {
+        let mut env = self.env.clone();
+        env.set_fuel(Some(steps(chat)));
         let chat = context! {
-            messages => numbered(chat.messages.iter().map(value)),
+            messages => value_of_messages(chat.messages),
             add_generation_prompt => answer,
             // Known, and none where a chat has no tools: a template may ask for them.
             tools => chat.tools.map_or_else(|| Value::from(()), value),
@@ -237,67 +239,37 @@ impl Template {
         };
         let tokens =
             self.tokens.iter().map(|(name, text)| ((*name).to_owned(), Value::from(text.as_str())));
-        let variables =
-            self.variables.iter().map(|(name, given)| (name.clone(), Value::from(Serde(given))));
+        let variables = self.variables.iter().map(|(name, given)| (name.clone(), value(given)));
         let others: BTreeMap<String, Value> = tokens.chain(variables).collect();
-        let template = self.env.get_template(NAME).map_err(|e| does_not_run(&e))?;
+        let template = env.get_template(NAME).map_err(|e| does_not_run(&e))?;
         let written = template.render(context! { ..chat, ..Value::from(others) });
-        Ok(Rendered::of(&written.map_err(|e| does_not_run(&e))?))
+        let written = written.map_err(|e| match e.kind() {
+            ErrorKind::OutOfFuel => does_not_run(&TOO_LONG),
+            _ => does_not_run(&e),
+        })?;
+        Ok(Rendered::of(&written))
     }
 }
 
-/// As Python writes JSON, and transformers with it: a blank behind each comma and colon, and no care for HTML.
-#[expect(clippy::needless_pass_by_value, reason = "the form of a filter")]
-fn to_json(
-    value: &Value,
-    indent: Option<Value>,
-    named: Kwargs,
-) -> Result<String, minijinja::Error> {
-    let named_indent: Option<Value> = named.get("indent")?;
-    let ascii: Option<bool> = named.get("ensure_ascii")?;
-    named.assert_all_used()?;
-    let refuse = |why: String| minijinja::Error::new(ErrorKind::InvalidOperation, why);
-    if ascii == Some(true) {
-        return Err(refuse("tojson: `ensure_ascii` is not known here".into()));
-    }
-    let indent = indent.or(named_indent).filter(|indent| !indent.is_none());
-    let mut out = Vec::new();
-    let wrong = |e: serde_json::Error| refuse(format!("tojson: {e}"));
-    match indent.map(usize::try_from).transpose()? {
-        Some(indent) if indent > 64 => return Err(refuse(format!("tojson: indent {indent} > 64"))),
-        Some(indent) => {
-            let indent = " ".repeat(indent);
-            let pretty = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
-            let mut to = serde_json::Serializer::with_formatter(&mut out, pretty);
-            value.serialize(&mut to).map_err(wrong)?;
-        }
-        None => {
-            let mut to = serde_json::Serializer::with_formatter(&mut out, Spaced);
-            value.serialize(&mut to).map_err(wrong)?;
-        }
-    }
-    String::from_utf8(out).map_err(|e| refuse(format!("tojson: {e}")))
+/// Steps that a template may take for a chat.
+fn steps(chat: Chat<'_>) -> u64 {
+    let one = |json: &Message| {
+        let (values, bytes) = json.size();
+        STEPS_OF_A_VALUE * values as u64 + STEPS_OF_A_BYTE * bytes as u64
+    };
+    STEPS + chat.messages.iter().chain(chat.tools).map(one).sum::<u64>()
 }
 
-/// Blanks of Python's JSON.
-struct Spaced;
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { to.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { to.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
-        to.write_all(b": ")
-    }
+/// What a template is refused for, as an error of the library.
+fn refused(why: String) -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, why)
 }
 
 fn does_not_run(why: &dyn fmt::Display) -> String {
-    format!("its chat template does not run: {why:#}")
+    const LETTERS: usize = 600;
+    let why = format!("{why:#}");
+    let shown = why.char_indices().nth(LETTERS).map_or(&why[..], |(end, _)| &why[..end]);
+    format!("its chat template does not run: {shown}")
 }
 
 /// The template that is meant where a file has several.
@@ -369,8 +341,10 @@ mod tests {
         for one in &chats {
             let messages = one["messages"].as_array().unwrap();
             // Up to the last answer.
-            let asked: Vec<Message> =
-                serde_json::from_value(messages[..messages.len() - 1].into()).unwrap();
+            let asked: Vec<Message> = messages[..messages.len() - 1]
+                .iter()
+                .map(|one| Message::read(&one.to_string()).unwrap())
+                .collect();
             let text = Template::of(&beside).unwrap().text(Chat::of(&asked), true).unwrap();
             assert_eq!(text, one["prompt"].as_str().unwrap());
         }

@@ -1,9 +1,15 @@
-//! A template of Jinja as the library reads it: the literals have the characters that Python reads, and `{% generation %}` is a
-//! block that the library knows.
+//! A template of Jinja as the library reads it: its literals have the characters that Python reads, its operators are those of
+//! Python, and `{% generation %}` is a block that the library knows.
 
 use super::FILTER;
-use super::source::{Piece, Tag, Token, pieces, quoted};
+use super::expression::Words;
+use super::source::{Piece, Tag, TagKind, Token, pieces};
 use super::turns::Loops;
+
+/// Bytes of a template: the longest of public ones have about 20 KiB.
+const LONGEST: usize = 256 << 10;
+/// Blocks in blocks; each `elif` is one, too.
+const DEEPEST: usize = 100;
 
 /// A template for the library.
 #[derive(Debug)]
@@ -14,54 +20,217 @@ pub(super) struct Rewritten {
 }
 
 /// # Errors
-/// What Jinja cannot read, with the line.
+/// What Jinja cannot read or onebox does not know, with the line.
 pub(super) fn rewritten(source: &str) -> Result<Rewritten, String> {
-    let (mut text, mut marks) = (String::with_capacity(source.len()), false);
+    if source.len() > LONGEST {
+        return Err(format!("it has {} bytes, and at most {LONGEST} are read", source.len()));
+    }
+    let (mut text, mut marks) = (String::with_capacity(2 * source.len()), false);
+    // For each open block, how many the library has in it: an `elif` is an `if` in an `else`.
+    let mut open: Vec<usize> = Vec::new();
     let mut loops = Loops::default();
     for piece in pieces(source)? {
-        match piece {
-            Piece::Verbatim(part) => text.push_str(part),
-            Piece::Tag(mut tag) => {
-                let words = words(&tag);
-                marks |= tag.keyword() == Some("generation");
-                let Some(note) = loops.note(&tag) else {
-                    text.push_str(&tag.with(&words));
-                    continue;
-                };
-                // What happens to blanks behind the tag happens behind the note.
-                let right = std::mem::take(&mut tag.right);
-                text.push_str(&tag.with(&words));
-                text.push_str(&format!("{{% filter {note} %}}{{% endfilter {right}%}}"));
+        let mut tag = match piece {
+            Piece::Verbatim(part) => {
+                text.push_str(part);
+                continue;
             }
+            Piece::Tag(tag) => tag,
+        };
+        let wrong = |why: String| format!("line {}: {why}", tag.line);
+        let words = words(&tag).map_err(wrong)?;
+        match tag.keyword() {
+            Some("elif") => open.last_mut().into_iter().for_each(|blocks| *blocks += 1),
+            Some(keyword) if keyword.starts_with("end") => {
+                open.pop();
+            }
+            Some("for" | "if" | "set" | "macro" | "call" | "filter" | "with" | "generation")
+                if tag.is_open() =>
+            {
+                open.push(1);
+            }
+            _ => {}
         }
+        if open.iter().sum::<usize>() > DEEPEST {
+            return Err(wrong(format!("more than {DEEPEST} blocks stand in each other")));
+        }
+        marks |= tag.keyword() == Some("generation");
+        let Some(note) = loops.note(&tag) else {
+            text.push_str(&tag.with(&words));
+            continue;
+        };
+        // What happens to blanks behind the tag happens behind the note.
+        let right = std::mem::take(&mut tag.right);
+        text.push_str(&tag.with(&words));
+        text.push_str(&format!("{{% filter {note} %}}{{% endfilter {right}%}}"));
     }
     Ok(Rewritten { text, marks })
 }
 
-/// The words of a tag. `{% generation %}` marks what an assistant says, for masks; as a filter it is a block, too.
-fn words(tag: &Tag<'_>) -> String {
-    match tag.keyword() {
-        Some("generation") if tag.tokens.len() == 1 => format!("filter {FILTER}"),
-        Some("endgeneration") if tag.tokens.len() == 1 => "endfilter".into(),
-        _ => {
-            let mut words = String::new();
-            for placed in &tag.tokens {
-                if !placed.blanks.is_empty() {
-                    words.push(' ');
-                }
-                match &placed.token {
-                    Token::Text(text) => words.push_str(&quoted(text)),
-                    Token::Name(word) | Token::Integer(word) | Token::Float(word) => {
-                        words.push_str(word);
-                    }
-                    Token::Operator(word) => words.push_str(word),
-                }
-            }
-            words
-        }
+impl Tag<'_> {
+    /// Whether an end of this block is to come.
+    fn is_open(&self) -> bool {
+        let assigns = |one: &Token<'_>| matches!(one, Token::Operator("="));
+        self.keyword() != Some("set") || !self.tokens.iter().any(|placed| assigns(&placed.token))
     }
 }
 
+/// The words of a tag.
+fn words(tag: &Tag<'_>) -> Result<String, String> {
+    let mut words = Words::of(&tag.tokens);
+    let written = match tag.kind {
+        TagKind::Print => words.tuple(true)?.text,
+        TagKind::Block => {
+            let shown = words.shown();
+            let Some(Token::Name(keyword)) = words.take() else {
+                return Err(format!("{shown} stands where the name of a block should"));
+            };
+            block(keyword, &mut words)?
+        }
+    };
+    words.end()?;
+    Ok(written)
+}
+
+fn block(keyword: &str, words: &mut Words<'_, '_>) -> Result<String, String> {
+    Ok(match keyword {
+        "if" | "elif" => format!("{keyword} {}", words.tuple(false)?.text),
+        "for" => for_block(words)?,
+        "set" => set_block(words)?,
+        "with" => {
+            let mut pairs = Vec::new();
+            while words.next().is_some() {
+                if !pairs.is_empty() {
+                    words.expect(",")?;
+                }
+                let name = words.name()?;
+                words.expect("=")?;
+                pairs.push(format!("{name}={}", words.expression()?.text));
+            }
+            format!("with {}", pairs.join(", "))
+        }
+        "macro" => {
+            let name = words.name()?;
+            format!("macro {name}{}", signature(words)?)
+        }
+        "call" => {
+            let caller = if words.is_operator("(") { signature(words)? } else { String::new() };
+            format!("call{caller} {}", words.expression()?.text)
+        }
+        "filter" => format!("filter {}", filters(words)?),
+        // Marks what an assistant says, for masks. As a filter it is a block whose blanks go the same way.
+        "generation" => format!("filter {FILTER}"),
+        "endgeneration" => "endfilter".into(),
+        "else" | "endif" | "endfor" | "endset" | "endmacro" | "endcall" | "endfilter"
+        | "endwith" | "break" | "continue" => {
+            // Jinja passes over a name behind the end of a macro.
+            if matches!(keyword, "endmacro" | "endcall") && words.next().is_some() {
+                words.name()?;
+            }
+            keyword.to_owned()
+        }
+        other => {
+            return Err(format!(
+                "a block `{other:.60}`, which onebox does not know in a chat template"
+            ));
+        }
+    })
+}
+
+/// Names with commas and brackets, and whether one of them is an attribute.
+fn targets(
+    words: &mut Words<'_, '_>,
+    until: impl Fn(&Token<'_>) -> bool,
+) -> Result<(String, bool), String> {
+    let (mut written, mut attribute) = (String::new(), false);
+    while words.next().is_some_and(|next| !until(next)) {
+        if ["(", ")", ","].into_iter().any(|operator| {
+            let is = words.skip(operator);
+            if is {
+                written.push_str(operator);
+            }
+            is
+        }) {
+            continue;
+        }
+        if words.skip(".") {
+            attribute = true;
+            written.push('.');
+        }
+        written.push_str(words.name()?);
+    }
+    match written.is_empty() {
+        true => Err(format!("{} stands where a name should", words.shown())),
+        false => Ok((written, attribute)),
+    }
+}
+
+fn for_block(words: &mut Words<'_, '_>) -> Result<String, String> {
+    let (names, attribute) = targets(words, |next| *next == Token::Name("in"))?;
+    if attribute {
+        return Err(format!("a loop over `{names:.60}`, which is no name"));
+    }
+    if !words.skip_name("in") {
+        return Err("`in` is missing in a loop".into());
+    }
+    let over = words.tuple(false)?.text;
+    let only = match words.skip_name("if") {
+        true => format!(" if {}", words.expression()?.text),
+        false => String::new(),
+    };
+    let recursive = if words.skip_name("recursive") { " recursive" } else { "" };
+    Ok(format!("for {names} in __iterated({over}){only}{recursive}"))
+}
+
+fn set_block(words: &mut Words<'_, '_>) -> Result<String, String> {
+    let (names, attribute) = targets(words, |next| matches!(next, Token::Operator("=" | "|")))?;
+    if attribute && names.contains(',') {
+        return Err(format!(
+            "`{names:.60}` is set at once, which onebox does not know: set each alone"
+        ));
+    }
+    if words.skip("=") {
+        let value = words.tuple(true)?.text;
+        return Ok(match attribute {
+            true => format!("set {names} = __held({value})"),
+            false => format!("set {names} = {value}"),
+        });
+    }
+    match words.skip("|") {
+        true => Ok(format!("set {names} | {}", filters(words)?)),
+        false => Ok(format!("set {names}")),
+    }
+}
+
+/// Filters with `|` between them.
+fn filters(words: &mut Words<'_, '_>) -> Result<String, String> {
+    let mut written = words.filter()?.text;
+    while words.skip("|") {
+        written.push_str(" | ");
+        written.push_str(&words.filter()?.text);
+    }
+    Ok(written)
+}
+
+/// The parameters of a macro.
+fn signature(words: &mut Words<'_, '_>) -> Result<String, String> {
+    words.expect("(")?;
+    let mut parameters = Vec::new();
+    while !words.skip(")") {
+        if !parameters.is_empty() {
+            words.expect(",")?;
+            if words.skip(")") {
+                break;
+            }
+        }
+        let name = words.name()?;
+        parameters.push(match words.skip("=") {
+            true => format!("{name}={}", words.expression()?.text),
+            false => name.to_owned(),
+        });
+    }
+    Ok(format!("({})", parameters.join(", ")))
+}
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -115,8 +115,14 @@ pub(super) fn pieces(source: &str) -> Result<Vec<Piece<'_>>, String> {
             let end = end.ok_or_else(|| wrong("a comment `{#` has no end `#}`".into()))?;
             pieces.push(Piece::Verbatim(&source[open..end]));
             end
-        } else if let Some(end) = raw_block(&source[open..]).map_err(wrong)? {
-            pieces.push(Piece::Verbatim(&source[open..open + end]));
+        } else if let Some((begin, end)) = raw_block(&source[open..]).map_err(wrong)? {
+            let (begin, body) = source[open..open + end].split_at(begin);
+            pieces.push(Piece::Verbatim(begin));
+            // The library drops an end of a line there, and Jinja does not.
+            if body.starts_with('\n') && !begin.ends_with("-%}") {
+                pieces.push(Piece::Verbatim("\n"));
+            }
+            pieces.push(Piece::Verbatim(body));
             open + end
         } else {
             let (tag, end) = tag(source, open).map_err(wrong)?;
@@ -147,13 +153,13 @@ fn line_of(source: &str, at: usize) -> usize {
     1 + source[..at].matches('\n').count()
 }
 
-/// Bytes of the raw block that begins here.
-fn raw_block(source: &str) -> Result<Option<usize>, String> {
+/// Bytes of the tag and of the whole of a raw block that begins here.
+fn raw_block(source: &str) -> Result<Option<(usize, usize)>, String> {
     let Some(begin) = lone_keyword(source, "raw") else { return Ok(None) };
     let mut at = begin;
     while let Some(open) = source[at..].find("{%").map(|open| at + open) {
         if let Some(end) = lone_keyword(&source[open..], "endraw") {
-            return Ok(Some(open + end));
+            return Ok(Some((begin, open + end)));
         }
         at = open + 2;
     }

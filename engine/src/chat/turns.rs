@@ -2,11 +2,10 @@
 //! of a message begins, and one behind its last turn. The notes are taken out of the text again.
 
 use super::source::{Tag, Token};
+use super::value::Dict;
 use super::{CLOSE, OPEN};
-use minijinja::value::{Enumerator, Object};
 use minijinja::{Environment, Value};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Stands around a note. Unicode promises that it is no character of a text.
 const NOTE: char = '\u{FDD4}';
@@ -129,34 +128,11 @@ fn is_block(tag: &Tag<'_>) -> bool {
     operators.find(|operator| !matches!(*operator, "," | "." | "(" | ")")) != Some("=")
 }
 
-/// A message that knows its number.
-#[derive(Debug)]
-struct Message {
-    number: usize,
-    fields: Value,
-}
-
-impl Object for Message {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.fields.as_object()?.get_value(key)
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        self.fields.as_object().map_or(Enumerator::NonEnumerable, |fields| fields.enumerate())
-    }
-}
-
-/// The messages of a chat as loops see them.
-pub(super) fn numbered(messages: impl Iterator<Item = Value>) -> Value {
-    let number = |(number, fields)| Value::from_object(Message { number, fields });
-    messages.enumerate().map(number).collect()
-}
-
 /// Gives a template the filters that write notes.
 pub(super) fn add_filters(env: &mut Environment<'_>) {
     env.add_filter(BEGIN, |_: &str, number: usize, turn: &Value| {
-        let message = turn.downcast_object_ref::<Message>();
-        message.map_or_else(String::new, |one| format!("{NOTE}{number} {}{NOTE}", one.number))
+        let message = turn.downcast_object_ref::<Dict>().and_then(|dict| dict.message);
+        message.map_or_else(String::new, |message| format!("{NOTE}{number} {message}{NOTE}"))
     });
     env.add_filter(END, |_: &str, number: usize| format!("{NOTE}{number}{NOTE}"));
 }

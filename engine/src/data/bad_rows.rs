@@ -1,4 +1,4 @@
-//! Rows of a data set that are not taken, or not whole, and why.
+//! Rows of a data set that are not taken, and why.
 
 use super::unread::AllUnread;
 use crate::report::shown::Shown;
@@ -9,8 +9,10 @@ use topology::counted;
 
 /// Share of the rows that may be left out.
 const MOST_LEFT_OUT: f64 = 0.05;
-/// Reasons that a message shows.
+/// Reasons that a message shows, and rows of each.
 const SHOWN: usize = 3;
+/// So many rows at the beginning, none of which can be used, are enough.
+pub(super) const FIRST_ROWS: usize = 100;
 
 /// The kind of thing that may be left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,11 +56,15 @@ pub struct BadRows {
     /// With fewer tokens than an input and a target.
     #[serde(default)]
     pub(super) short: usize,
-    /// The first ones with something wrong that the others do not have.
-    first: Vec<String>,
     /// What nothing reads of those that are taken.
     #[serde(default)]
     pub(super) unread: AllUnread,
+    /// The first reasons why some cannot be used.
+    #[serde(default)]
+    reasons: Vec<Reason>,
+    /// The others are not read, since none of these can be used.
+    #[serde(skip)]
+    given_up: bool,
     #[serde(skip)]
     of: Of,
     /// Each is named as it is found.
@@ -84,12 +90,30 @@ impl BadRows {
     pub(super) fn add(&mut self, (path, number): (&Path, u64), why: &str) {
         self.bad += 1;
         self.name((path, number), why);
-        let is_new = !self.first.iter().any(|one| one.ends_with(&format!(": {why}")));
-        if self.first.len() < SHOWN && is_new {
+        let known = self.reasons.iter().position(|reason| reason.why == why);
+        let reason = match known {
+            Some(known) => &mut self.reasons[known],
+            None if self.reasons.len() == SHOWN => return,
+            None => {
+                self.reasons.push(Reason { why: why.to_owned(), ..Reason::default() });
+                let Some(new) = self.reasons.last_mut() else {
+                    unreachable!("a reason stands there")
+                };
+                new
+            }
+        };
+        reason.rows += 1;
+        if reason.first.len() < SHOWN {
             let name = path.file_name().unwrap_or(path.as_os_str());
             let place = self.of.place();
-            self.first.push(format!("{} {place} {number}: {why}", Shown(Path::new(name))));
+            reason.first.push(format!("{} {place} {number}", Shown(Path::new(name))));
         }
+    }
+
+    /// Gives up, if so many rows are read, none of them can be used, and not every one is to be named.
+    pub(super) fn give_up(&mut self) -> bool {
+        self.given_up = self.rows >= FIRST_ROWS && self.bad == self.rows && !self.all;
+        self.given_up
     }
 
     /// Notes one with more tokens than a sample, which is left out.
@@ -134,19 +158,51 @@ impl BadRows {
     }
 }
 
+/// Why rows cannot be used.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Reason {
+    why: String,
+    rows: usize,
+    /// The places of the first ones.
+    first: Vec<String>,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { why, rows, first } = self;
+        let (place, others) = first.split_first().map_or(("", &[][..]), |(p, o)| (p.as_str(), o));
+        write!(f, "{place}: {why}")?;
+        match (others, rows - first.len()) {
+            ([], _) => Ok(()),
+            (others, 0) => write!(f, ", also {}", others.join(", ")),
+            (others, more) => write!(f, ", also {} and {more} more", others.join(", ")),
+        }
+    }
+}
+
 impl fmt::Display for BadRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bad, long, longest, cut, divided, short, first, of: what, all, .. } = self;
+        let Self { rows, bad, long, longest, cut, divided, short, of: what, all, .. } = self;
         let of = |n: usize| format!("{n} of {}", counted(*rows, what.noun()));
         let mut parts = Vec::new();
         if *bad > 0 {
-            let more = bad - first.len();
-            let more = match (more, all) {
-                (0, _) => String::new(),
-                (_, true) => format!("; and {more} more"),
-                (_, false) => format!("; and {more} more, which `onebox data check --all` names"),
-            };
-            parts.push(format!("{} cannot be used ({}{more})", of(*bad), first.join("; ")));
+            let mut reasons: Vec<String> = self.reasons.iter().map(Reason::to_string).collect();
+            let told: usize = self.reasons.iter().map(|reason| reason.rows).sum();
+            if *bad > told {
+                reasons.push(format!("and {} more", bad - told));
+            }
+            let named: usize = self.reasons.iter().map(|reason| reason.first.len()).sum();
+            if *bad > named && !all {
+                reasons.push("`onebox data check --all` names each".into());
+            }
+            let reasons = reasons.join("; ");
+            parts.push(match self.given_up {
+                true => format!(
+                    "none of the first {} can be used ({reasons}), so the others are not read",
+                    counted(*rows, what.noun())
+                ),
+                false => format!("{} cannot be used ({reasons})", of(*bad)),
+            });
         }
         if *long > 0 {
             parts.push(format!(
@@ -171,5 +227,42 @@ impl fmt::Display for BadRows {
             ));
         }
         write!(f, "{}", parts.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_reasons_are_said_once() {
+        let mut rows = BadRows::of_rows(false, false);
+        rows.rows = 1000;
+        let path = Path::new("a/b.jsonl");
+        for number in 1..=400 {
+            rows.add((path, number), if number == 2 { "other" } else { "same" });
+        }
+        assert_eq!(
+            rows.to_string(),
+            "400 of 1000 rows cannot be used (b.jsonl line 1: same, also b.jsonl line 3, b.jsonl line 4 and 396 more; \
+             b.jsonl line 2: other; `onebox data check --all` names each)"
+        );
+    }
+
+    #[test]
+    fn rows_none_of_which_can_be_used_are_given_up() {
+        let given_up_at = |all: bool, good: usize| {
+            let mut rows = BadRows::of_rows(all, false);
+            (1..=1000).find(|number| {
+                rows.rows += 1;
+                if *number != good {
+                    rows.add((Path::new("b"), *number as u64), "same");
+                }
+                rows.give_up()
+            })
+        };
+        assert_eq!(given_up_at(false, 0), Some(FIRST_ROWS));
+        assert_eq!(given_up_at(false, 50), None);
+        assert_eq!(given_up_at(true, 0), None);
     }
 }

@@ -1,6 +1,6 @@
 //! A data set of rows: files of JSON lines through a tokenizer and, for chats, the model's template.
 
-use super::bad_rows::BadRows;
+use super::bad_rows::{BadRows, FIRST_ROWS};
 use super::checked::Checks;
 use super::cores;
 use super::document::Document;
@@ -105,7 +105,9 @@ impl Corpus {
         bad: &mut BadRows,
     ) -> Result<bool, Problem> {
         let (mut rows, mut bytes) = (Vec::new(), 0);
-        while rows.len() < AT_ONCE && bytes < BYTES_AT_ONCE {
+        // The first ones alone, in case that none of all can be used.
+        let at_once = if bad.rows < FIRST_ROWS { FIRST_ROWS - bad.rows } else { AT_ONCE };
+        while rows.len() < at_once && bytes < BYTES_AT_ONCE {
             let Some((number, row)) = lines.next().map_err(Problem::Unreadable)? else { break };
             bytes += row.as_ref().map_or(0, String::len);
             rows.push((number, row));
@@ -127,7 +129,10 @@ impl Corpus {
                 Err(why) => bad.add((path, *number), &why),
             }
         }
-        Ok(!rows.is_empty())
+        match bad.give_up() {
+            true => Err(Problem::BadRows { rows: Box::new(std::mem::take(bad)) }),
+            false => Ok(!rows.is_empty()),
+        }
     }
 
     /// Appends the document of a row, if it is a sample.

@@ -9,8 +9,8 @@ pub(super) fn of_content(content: Option<&Json>) -> Result<Json, String> {
     let Some(Json::String(text)) = content else {
         return Err("it is a call, and its content is no text with the JSON of one".into());
     };
-    let calls = serde_json::from_str(text)
-        .map_err(|e| format!("it is a call, and its content is no JSON: {e}"))?;
+    let calls =
+        Json::read(text).map_err(|e| format!("it is a call, and its content is no JSON: {e}"))?;
     Ok(match calls {
         Json::Array(calls) => Json::Array(calls.into_iter().map(of_function).collect()),
         call => of_one(call),
@@ -64,7 +64,7 @@ fn of_call(call: &mut Json, reader: &Reader<'_>) -> Result<(), String> {
         ),
         Json::Object(_) => Ok(()),
         Json::String(text) => {
-            let parsed: Json = serde_json::from_str(text)
+            let parsed: Json = Json::read(text)
                 .map_err(|e| format!("`arguments` is a text, and that is no JSON: {e}"))?;
             if !matches!(parsed, Json::Object(_)) {
                 return Err(format!("`arguments` is the JSON of {}, not of an object", kind_of(&parsed)));

@@ -120,7 +120,7 @@ fn is_empty(value: &Json) -> bool {
         Json::String(text) => text.trim().is_empty(),
         Json::Array(values) => values.is_empty(),
         Json::Object(fields) => fields.is_empty(),
-        Json::Bool(_) | Json::Number(_) => false,
+        Json::Bool(_) | Json::Number(_) | Json::Digits(_) => false,
     }
 }
 
@@ -233,8 +233,9 @@ fn tools(row: &mut Map) -> Result<Option<Json>, String> {
     };
     let is_text = value.as_str().is_some();
     let tools = match value {
-        Json::String(text) => serde_json::from_str(&text)
-            .map_err(|e| format!("`{key}` is a text, and that is no JSON: {e}"))?,
+        Json::String(text) => {
+            Json::read(&text).map_err(|e| format!("`{key}` is a text, and that is no JSON: {e}"))?
+        }
         other => other,
     };
     let mut tools = match tools {

@@ -143,7 +143,7 @@ impl<'a> Rows<'a> {
     /// As [`document`](Self::document).
     pub(super) fn read(&self, row: &str) -> Result<(Document, Unread), String> {
         self.control.check()?;
-        let json: Json = serde_json::from_str(row).map_err(|e| format!("it is no JSON: {e}"))?;
+        let json = Json::read(row).map_err(|why| format!("it is no JSON: {why}"))?;
         let mut row = match json {
             Json::Object(row) => row,
             other => {
@@ -211,7 +211,7 @@ impl<'a> Rows<'a> {
                 }
                 Ok(())
             }
-            Json::Null | Json::Bool(_) | Json::Number(_) => Ok(()),
+            Json::Null | Json::Bool(_) | Json::Number(_) | Json::Digits(_) => Ok(()),
         }
     }
 
@@ -278,7 +278,7 @@ fn kind_of(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
         Json::Bool(_) => "a truth value",
-        Json::Number(_) => "a number",
+        Json::Number(_) | Json::Digits(_) => "a number",
         Json::String(_) => "a text",
         Json::Array(_) => "a list",
         Json::Object(_) => "an object",

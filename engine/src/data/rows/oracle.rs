@@ -4,15 +4,15 @@ use super::{Document, Rows};
 use crate::chat::Template;
 use crate::data::Tokenizer;
 use crate::hugging_face::Beside;
-use crate::json::Json as Ordered;
 use serde::Deserialize;
 use serde_json::Value as Json;
+use serde_json::value::RawValue;
 use std::path::Path;
 
 /// A row, whose keys have their order, and what is known of it.
 #[derive(Deserialize)]
 struct One {
-    row: Ordered,
+    row: Box<RawValue>,
     #[serde(flatten)]
     known: Json,
 }
@@ -27,10 +27,10 @@ fn tokens(of: &Json) -> Vec<u32> {
 
 /// How a row differs, if it does.
 fn difference(chats: &Rows<'_>, texts: &Rows<'_>, One { row, known: one }: &One) -> Option<String> {
-    let is_text = row.get("text").is_some();
-    let row = serde_json::to_string(row).unwrap();
+    let row = row.get();
+    let is_text = serde_json::from_str::<Json>(row).unwrap().get("text").is_some();
     let rows = if is_text { texts } else { chats };
-    let made = rows.document(&row);
+    let made = rows.document(row);
     let show = |tokens: &[u32]| {
         let mut decoder = rows.tokenizer.decoder();
         let mut text: String = tokens.iter().map(|t| decoder.push(*t) + "·").collect();

@@ -249,7 +249,7 @@ pub(super) fn words_of(text: &str) -> HashSet<&str> {
 fn plain(value: &Json) -> Json {
     match value {
         Json::String(_) => Json::String(WORD.into()),
-        Json::Number(_) => Json::Number(1.into()),
+        Json::Number(_) | Json::Digits(_) => Json::Number(1.into()),
         Json::Array(values) => Json::Array(values.iter().map(plain).collect()),
         Json::Object(fields) => {
             Json::Object(fields.iter().map(|(key, value)| (key.clone(), plain(value))).collect())

@@ -1,0 +1,99 @@
+//! What filters, tests and methods are called with, as Python binds it to parameters.
+
+use super::print;
+use super::value::{Kind, name_of};
+use minijinja::value::Kwargs;
+use minijinja::{State, Value};
+
+/// The arguments of a call.
+#[derive(Debug)]
+pub(super) struct Arguments {
+    /// What is called, for errors.
+    name: String,
+    pub(super) places: Vec<Value>,
+    pub(super) names: Vec<(String, Value)>,
+}
+
+impl Arguments {
+    /// Of a call of an object, whose names stand behind its places.
+    pub(super) fn of(name: &str, all: &[Value]) -> Result<Self, String> {
+        match all.split_last() {
+            Some((last, places)) if last.is_kwargs() => {
+                let names = Kwargs::try_from(last.clone()).map_err(|e| e.to_string())?;
+                Self::with(name, places, &names)
+            }
+            _ => Ok(Self { name: name.to_owned(), places: all.to_vec(), names: Vec::new() }),
+        }
+    }
+
+    pub(super) fn with(name: &str, places: &[Value], names: &Kwargs) -> Result<Self, String> {
+        let value = |name: &str| names.get::<Value>(name).map_err(|e| e.to_string());
+        let named: Result<Vec<_>, String> =
+            names.args().map(|name| Ok((name.to_owned(), value(name)?))).collect();
+        Ok(Self { name: name.to_owned(), places: places.to_vec(), names: named? })
+    }
+
+    /// The values of these parameters.
+    pub(super) fn bind<const N: usize>(
+        &self,
+        parameters: [&str; N],
+    ) -> Result<[Option<Value>; N], String> {
+        let mut bound = parameters.map(|_| None);
+        if self.places.len() > N {
+            return Err(format!(
+                "{} takes at most {N} arguments, not {}",
+                self.name,
+                self.places.len()
+            ));
+        }
+        for (place, value) in bound.iter_mut().zip(&self.places) {
+            *place = Some(value.clone());
+        }
+        for (name, value) in &self.names {
+            let at = parameters.iter().position(|parameter| parameter == name);
+            match at.map(|at| &mut bound[at]) {
+                Some(place @ None) => *place = Some(value.clone()),
+                Some(Some(_)) => return Err(format!("{} is given `{name:.60}` twice", self.name)),
+                None => return Err(format!("{} has no argument `{name:.60}`", self.name)),
+            }
+        }
+        Ok(bound)
+    }
+
+    pub(super) fn wrong(&self, why: &str) -> String {
+        format!("{}: {why}", self.name)
+    }
+}
+
+/// A text, or nothing where it is None or left out.
+pub(super) fn text_or_none(value: Option<&Value>) -> Result<Option<&str>, String> {
+    match value.map(|value| (value, Kind::of(value))) {
+        None | Some((_, Kind::None)) => Ok(None),
+        Some((_, Kind::Text(text))) => Ok(Some(text)),
+        Some((value, _)) => Err(format!("{} stands where a text should", name_of(value))),
+    }
+}
+
+/// A whole number.
+pub(super) fn whole(value: Option<&Value>, or_else: i128) -> Result<i128, String> {
+    match value.map(|value| (value, Kind::of(value))) {
+        None => Ok(or_else),
+        Some((_, Kind::Int(number))) => Ok(number),
+        Some((_, Kind::Bool(value))) => Ok(value.into()),
+        Some((value, _)) => Err(format!("{} stands where an integer should", name_of(value))),
+    }
+}
+
+/// Whether Python takes it for true.
+pub(super) fn truth(value: Option<&Value>) -> bool {
+    value.is_some_and(Value::is_true)
+}
+
+/// `str(value)`, or what stands for nothing.
+pub(super) fn string(
+    state: &State<'_, '_>,
+    value: Option<&Value>,
+    or_else: &str,
+) -> Result<String, String> {
+    value.map_or_else(|| Ok(or_else.to_owned()), |value| print::text(state, value))
+}

@@ -1,0 +1,138 @@
+//! Tests of Jinja: `value is name`.
+
+use super::arguments::Arguments;
+use super::filters;
+use super::numbers::Number;
+use super::operators::compare;
+use super::print::text;
+use super::value::{Form, Kind, name_of};
+use minijinja::{State, Value};
+
+/// A test of a value.
+pub(super) type Test = fn(&State<'_, '_>, &Value, &Arguments) -> Result<bool, String>;
+
+/// All of them, by their names.
+pub(super) const TESTS: [(&str, Test); 36] = [
+    ("boolean", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Bool(_)))),
+    ("callable", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Method(_) | Kind::Other))),
+    ("defined", |_, of, a| plain(a, !of.is_undefined())),
+    ("divisibleby", |_, of, a| remainder(of, a)),
+    ("eq", |state, of, a| compared(state, of, a, "==")),
+    ("equalto", |state, of, a| compared(state, of, a, "==")),
+    ("escaped", |_, of, a| plain(a, of.is_safe())),
+    ("even", |_, of, a| parity(of, a, 0)),
+    ("false", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Bool(false)))),
+    ("filter", |_, of, a| plain(a, filters::named(of.as_str().unwrap_or_default()).is_some())),
+    ("float", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Float(_)))),
+    ("ge", |state, of, a| compared(state, of, a, ">=")),
+    ("greaterthan", |state, of, a| compared(state, of, a, ">")),
+    ("gt", |state, of, a| compared(state, of, a, ">")),
+    ("in", |state, of, a| compared(state, of, a, "in")),
+    ("integer", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Int(_) | Kind::Digits(_)))),
+    ("iterable", |_, of, a| plain(a, is_iterable(of))),
+    ("le", |state, of, a| compared(state, of, a, "<=")),
+    ("lessthan", |state, of, a| compared(state, of, a, "<")),
+    ("lower", |state, of, a| plain(a, is_cased(&text(state, of)?, char::is_uppercase))),
+    ("lt", |state, of, a| compared(state, of, a, "<")),
+    ("mapping", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Dict(_)))),
+    ("ne", |state, of, a| compared(state, of, a, "!=")),
+    ("none", |_, of, a| plain(a, of.is_none())),
+    ("number", |_, of, a| plain(a, is_number(of))),
+    ("odd", |_, of, a| parity(of, a, 1)),
+    ("sameas", |_, of, a| same(of, a)),
+    ("sequence", |_, of, a| plain(a, is_sequence(of))),
+    ("string", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Text(_)))),
+    ("test", |_, of, a| plain(a, named(of.as_str().unwrap_or_default()).is_some())),
+    ("true", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Bool(true)))),
+    ("undefined", |_, of, a| plain(a, of.is_undefined())),
+    ("upper", |state, of, a| plain(a, is_cased(&text(state, of)?, char::is_lowercase))),
+    ("==", |state, of, a| compared(state, of, a, "==")),
+    ("!=", |state, of, a| compared(state, of, a, "!=")),
+    (">", |state, of, a| compared(state, of, a, ">")),
+];
+
+pub(super) fn named(name: &str) -> Option<Test> {
+    TESTS.iter().find(|(other, _)| *other == name).map(|(_, test)| *test)
+}
+
+fn plain(arguments: &Arguments, holds: bool) -> Result<bool, String> {
+    arguments.bind([])?;
+    Ok(holds)
+}
+
+fn is_number(of: &Value) -> bool {
+    matches!(Kind::of(of), Kind::Bool(_) | Kind::Int(_) | Kind::Digits(_) | Kind::Float(_))
+}
+
+fn is_iterable(of: &Value) -> bool {
+    match Kind::of(of) {
+        Kind::Undefined | Kind::Text(_) | Kind::List(_) | Kind::Dict(_) => true,
+        Kind::Other => of.try_iter().is_ok(),
+        _ => false,
+    }
+}
+
+fn is_sequence(of: &Value) -> bool {
+    match Kind::of(of) {
+        Kind::Undefined | Kind::Text(_) | Kind::Dict(_) => true,
+        Kind::List(list) => matches!(list.form, Form::List | Form::Tuple | Form::Range),
+        _ => false,
+    }
+}
+
+/// Whether a text has letters, and none of this case.
+fn is_cased(text: &str, other: fn(char) -> bool) -> bool {
+    text.chars().any(|c| c.is_lowercase() || c.is_uppercase()) && !text.chars().any(other)
+}
+
+fn one(arguments: &Arguments) -> Result<Value, String> {
+    let [other] = arguments.bind(["other"])?;
+    other.ok_or_else(|| arguments.wrong("nothing to compare with"))
+}
+
+fn compared(
+    state: &State<'_, '_>,
+    of: &Value,
+    arguments: &Arguments,
+    operator: &str,
+) -> Result<bool, String> {
+    compare(state, operator, of, &one(arguments)?)
+}
+
+fn rest(of: &Value, by: i128, arguments: &Arguments) -> Result<i128, String> {
+    match Number::of(of) {
+        Some(Number::Int(number)) if by != 0 => {
+            number.checked_rem_euclid(by).ok_or_else(|| arguments.wrong("too large"))
+        }
+        _ => Err(arguments.wrong(&format!("{} by {by}", name_of(of)))),
+    }
+}
+
+fn parity(of: &Value, arguments: &Arguments, wanted: i128) -> Result<bool, String> {
+    plain(arguments, rest(of, 2, arguments)? == wanted)
+}
+
+fn remainder(of: &Value, arguments: &Arguments) -> Result<bool, String> {
+    match Number::of(&one(arguments)?) {
+        Some(Number::Int(by)) => Ok(rest(of, by, arguments)? == 0),
+        _ => Err(arguments.wrong("not by an integer")),
+    }
+}
+
+/// `is` of Python: of true, false and None it is told, of others onebox does not know it.
+fn same(of: &Value, arguments: &Arguments) -> Result<bool, String> {
+    let other = one(arguments)?;
+    let single = |value: &Value| match Kind::of(value) {
+        Kind::None => Some(0),
+        Kind::Bool(value) => Some(1 + u8::from(value)),
+        _ => None,
+    };
+    match (single(of), single(&other)) {
+        (None, None) => Err(arguments.wrong(&format!(
+            "{} and {}: only true, false and none are known",
+            name_of(of),
+            name_of(&other)
+        ))),
+        (a, b) => Ok(a == b),
+    }
+}

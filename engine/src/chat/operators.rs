@@ -1,0 +1,414 @@
+//! Operators and subscripts of Python. What onebox does not know is an error that names it, never another value.
+
+use super::methods;
+use super::numbers::{Number, arithmetic, order_of_numbers};
+use super::print::text;
+use super::value::{Dict, Form, Kind, List, Method, integer, iterated, name_of, pay};
+use indexmap::IndexMap;
+use minijinja::{State, Value};
+use std::cmp::Ordering;
+
+type Found = Result<Value, String>;
+pub(super) type Function = fn(&State<'_, '_>, &[Value]) -> Found;
+
+/// The functions that take the place of operators.
+pub(super) const FUNCTIONS: [(&str, Function); 15] = [
+    ("__concat", concat),
+    ("__sum", folded),
+    ("__product", folded),
+    ("__power", folded),
+    ("__negative", |_, all| signed(all, true)),
+    ("__positive", |_, all| signed(all, false)),
+    ("__compare", compared),
+    ("__attribute", |_, all| attribute(&all[0], &all[1])),
+    ("__item", |_, all| item(&all[0], &all[1])),
+    ("__slice", slice),
+    ("__list", |_, all| List::of(Form::List, all.to_vec())),
+    ("__tuple", |_, all| List::of(Form::Tuple, all.to_vec())),
+    ("__dict", dict),
+    ("__iterated", |state, all| Ok(iterated(state, one(all)?)?.into_iter().collect())),
+    ("__integer", |_, all| Ok(integer(all[0].as_str().unwrap_or_default()))),
+];
+
+fn one(all: &[Value]) -> Result<&Value, String> {
+    match all {
+        [one] => Ok(one),
+        _ => Err(format!("{} values stand where one should", all.len())),
+    }
+}
+
+fn concat(state: &State<'_, '_>, all: &[Value]) -> Found {
+    let mut out = String::new();
+    for value in all {
+        let part = text(state, value)?;
+        pay(state, part.len())?;
+        out.push_str(&part);
+    }
+    Ok(Value::from(out))
+}
+
+fn dict(_: &State<'_, '_>, all: &[Value]) -> Found {
+    let mut fields = IndexMap::with_capacity(all.len() / 2);
+    for pair in all.chunks_exact(2) {
+        fields.insert(key(&pair[0])?, pair[1].clone());
+    }
+    Dict::of(fields)
+}
+
+/// A value as the key of a dict.
+pub(super) fn key(value: &Value) -> Found {
+    let refused = match Kind::of(value) {
+        // A tuple of tuples could take long to compare.
+        Kind::List(list) if list.form == Form::Tuple => {
+            list.items.iter().any(|one| matches!(Kind::of(one), Kind::List(_)) || key(one).is_err())
+        }
+        Kind::List(_) | Kind::Dict(_) | Kind::Method(_) | Kind::Other | Kind::Digits(_) => true,
+        Kind::Undefined
+        | Kind::None
+        | Kind::Bool(_)
+        | Kind::Int(_)
+        | Kind::Float(_)
+        | Kind::Text(_) => false,
+    };
+    match refused {
+        true => Err(format!("{} is no key of a dict", name_of(value))),
+        false => Ok(value.clone()),
+    }
+}
+
+/// Operands with operators between them, from left to right.
+fn folded(state: &State<'_, '_>, all: &[Value]) -> Found {
+    let mut left = all[0].clone();
+    for pair in all[1..].chunks_exact(2) {
+        let operator = pair[0].as_str().unwrap_or_default();
+        left = binary(state, operator, (&left, &pair[1]))?;
+    }
+    Ok(left)
+}
+
+fn refused(operator: &str, (left, right): (&Value, &Value)) -> String {
+    format!("`{operator}` of {} and {}", name_of(left), name_of(right))
+}
+
+pub(super) fn binary(
+    state: &State<'_, '_>,
+    operator: &str,
+    (left, right): (&Value, &Value),
+) -> Found {
+    if let (Some(a), Some(b)) = (Number::of(left), Number::of(right)) {
+        return arithmetic(operator, a, b);
+    }
+    let wrong = || Err(refused(operator, (left, right)));
+    if left.is_safe() || right.is_safe() {
+        return Err(format!(
+            "`{operator}` of a text from `safe` or `escape`, which onebox does not know"
+        ));
+    }
+    match (operator, Kind::of(left), Kind::of(right)) {
+        ("+", Kind::Text(a), Kind::Text(b)) => {
+            pay(state, a.len() + b.len())?;
+            Ok(Value::from([a, b].concat()))
+        }
+        ("+", Kind::List(a), Kind::List(b))
+            if a.form == b.form && matches!(a.form, Form::List | Form::Tuple) =>
+        {
+            pay(state, 24 * (a.items.len() + b.items.len()))?;
+            List::of(a.form, [a.items.as_slice(), &b.items].concat())
+        }
+        ("*", Kind::Text(_) | Kind::List(_), _) => {
+            repeated(state, left, right).unwrap_or_else(wrong)
+        }
+        ("*", _, Kind::Text(_) | Kind::List(_)) => {
+            repeated(state, right, left).unwrap_or_else(wrong)
+        }
+        _ => wrong(),
+    }
+}
+
+/// A text or a list several times. None: there is no such thing.
+fn repeated(state: &State<'_, '_>, of: &Value, times: &Value) -> Option<Found> {
+    let Some(Number::Int(times)) = Number::of(times) else { return None };
+    let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
+    Some(match Kind::of(of) {
+        Kind::Text(text) => pay(state, text.len().saturating_mul(times)).map(|()| {
+            Value::from(if text.is_empty() { String::new() } else { text.repeat(times) })
+        }),
+        Kind::List(list) if matches!(list.form, Form::List | Form::Tuple) => {
+            let many = list.items.len().saturating_mul(times);
+            match pay(state, many.saturating_mul(24)) {
+                Ok(()) if many == 0 => List::of(list.form, Vec::new()),
+                Ok(()) => List::of(
+                    list.form,
+                    (0..times).flat_map(|_| list.items.iter().cloned()).collect(),
+                ),
+                Err(why) => Err(why),
+            }
+        }
+        _ => return None,
+    })
+}
+
+fn signed(all: &[Value], negative: bool) -> Found {
+    let sign = if negative { "-" } else { "+" };
+    match Number::of(&all[0]) {
+        Some(Number::Int(number)) if negative => {
+            number.checked_neg().map(Value::from).ok_or_else(|| "`-` beyond 128 bits".into())
+        }
+        Some(Number::Int(number)) => Ok(Value::from(number)),
+        Some(Number::Float(number)) => Ok(Value::from(if negative { -number } else { number })),
+        None => match Kind::of(&all[0]) {
+            Kind::Digits(digits) if negative => Ok(integer(&match digits.strip_prefix('-') {
+                Some(digits) => digits.to_owned(),
+                None => format!("-{digits}"),
+            })),
+            _ => Err(format!("`{sign}` of {}", name_of(&all[0]))),
+        },
+    }
+}
+
+/// `a < b <= c`: all of them.
+fn compared(state: &State<'_, '_>, all: &[Value]) -> Found {
+    let mut left = &all[0];
+    for pair in all[1..].chunks_exact(2) {
+        if !compare(state, pair[0].as_str().unwrap_or_default(), left, &pair[1])? {
+            return Ok(Value::from(false));
+        }
+        left = &pair[1];
+    }
+    Ok(Value::from(true))
+}
+
+/// Whether this comparison holds.
+pub(super) fn compare(
+    state: &State<'_, '_>,
+    operator: &str,
+    left: &Value,
+    right: &Value,
+) -> Result<bool, String> {
+    Ok(match operator {
+        "==" => equal(state, left, right)?,
+        "!=" => !equal(state, left, right)?,
+        "in" => contains(state, right, left)?,
+        "not in" => !contains(state, right, left)?,
+        "<" => order(state, operator, left, right)? == Some(Ordering::Less),
+        ">" => order(state, operator, left, right)? == Some(Ordering::Greater),
+        "<=" => {
+            matches!(order(state, operator, left, right)?, Some(Ordering::Less | Ordering::Equal))
+        }
+        _ => matches!(
+            order(state, operator, left, right)?,
+            Some(Ordering::Greater | Ordering::Equal)
+        ),
+    })
+}
+
+/// `left == right`.
+pub(super) fn equal(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<bool, String> {
+    if let (Some(a), Some(b)) = (Number::of(left), Number::of(right)) {
+        return Ok(order_of_numbers(a, b) == Some(Ordering::Equal));
+    }
+    Ok(match (Kind::of(left), Kind::of(right)) {
+        (Kind::Undefined, Kind::Undefined) | (Kind::None, Kind::None) => true,
+        (Kind::Text(a), Kind::Text(b)) => {
+            pay(state, if a.len() == b.len() { a.len() } else { 0 })?;
+            a == b
+        }
+        (Kind::Digits(a), Kind::Digits(b)) => a == b,
+        (Kind::Digits(_), Kind::Float(_)) | (Kind::Float(_), Kind::Digits(_)) => {
+            return Err("`==` of a float and an integer beyond 128 bits".into());
+        }
+        (Kind::List(a), Kind::List(b)) => {
+            if a.form != b.form || a.items.len() != b.items.len() {
+                return Ok(false);
+            }
+            pay(state, 0)?;
+            for (a, b) in a.items.iter().zip(&b.items) {
+                if !equal(state, a, b)? {
+                    return Ok(false);
+                }
+            }
+            true
+        }
+        (Kind::Dict(a), Kind::Dict(b)) => {
+            if a.fields.len() != b.fields.len() {
+                return Ok(false);
+            }
+            pay(state, 0)?;
+            for (key, a) in &a.fields {
+                let Some(b) = b.fields.get(key) else { return Ok(false) };
+                if !equal(state, a, b)? {
+                    return Ok(false);
+                }
+            }
+            true
+        }
+        (Kind::Other | Kind::Method(_), _) | (_, Kind::Other | Kind::Method(_)) => {
+            return Err(refused("==", (left, right)));
+        }
+        _ => false,
+    })
+}
+
+/// The order of two values. None: neither is before the other, since one is not a number.
+pub(super) fn order(
+    state: &State<'_, '_>,
+    operator: &str,
+    left: &Value,
+    right: &Value,
+) -> Result<Option<Ordering>, String> {
+    if let (Some(a), Some(b)) = (Number::of(left), Number::of(right)) {
+        return Ok(order_of_numbers(a, b));
+    }
+    pay(state, 0)?;
+    match (Kind::of(left), Kind::of(right)) {
+        (Kind::Text(a), Kind::Text(b)) => {
+            pay(state, a.len().min(b.len()))?;
+            Ok(Some(a.cmp(b)))
+        }
+        (Kind::List(a), Kind::List(b))
+            if a.form == b.form && matches!(a.form, Form::List | Form::Tuple) =>
+        {
+            for (a, b) in a.items.iter().zip(&b.items) {
+                if !equal(state, a, b)? {
+                    return order(state, operator, a, b);
+                }
+            }
+            Ok(Some(a.items.len().cmp(&b.items.len())))
+        }
+        _ => Err(refused(operator, (left, right))),
+    }
+}
+
+/// `one in all`.
+fn contains(state: &State<'_, '_>, all: &Value, one: &Value) -> Result<bool, String> {
+    match (Kind::of(all), Kind::of(one)) {
+        (Kind::Text(all), Kind::Text(one)) => {
+            pay(state, all.len())?;
+            Ok(all.contains(one))
+        }
+        (Kind::Dict(dict), _) => Ok(dict.fields.contains_key(&key(one)?)),
+        (Kind::List(list), _) => {
+            for item in &list.items {
+                pay(state, 0)?;
+                if equal(state, item, one)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
+        (Kind::Undefined, _) => Ok(false),
+        _ => Err(refused("in", (one, all))),
+    }
+}
+
+/// Sorts by a key; equals keep their order.
+pub(super) fn sort<T>(
+    state: &State<'_, '_>,
+    all: &mut [T],
+    key: impl Fn(&T) -> &Value,
+) -> Result<(), String> {
+    let mut wrong = None;
+    pay(state, 24 * all.len())?;
+    all.sort_by(|a, b| match order(state, "<", key(a), key(b)) {
+        Ok(order) => order.unwrap_or(Ordering::Equal),
+        Err(why) => {
+            wrong.get_or_insert(why);
+            Ordering::Equal
+        }
+    });
+    wrong.map_or(Ok(()), Err)
+}
+
+/// `of.name`: a method of Python's type counts for more than a key.
+pub(super) fn attribute(of: &Value, name: &Value) -> Found {
+    let text = name.as_str().unwrap_or_default();
+    match Kind::of(of) {
+        Kind::Undefined => Err(format!("`.{text:.60}` of an undefined value")),
+        Kind::Other => of.get_attr(text).map_err(|e| e.to_string()),
+        _ if methods::has(of, text) => Ok(method(of, text)),
+        Kind::Dict(dict) => Ok(dict.fields.get(name).cloned().unwrap_or_default()),
+        _ => Ok(Value::UNDEFINED),
+    }
+}
+
+fn method(of: &Value, name: &str) -> Value {
+    Value::from_object(Method { of: of.clone(), name: name.to_owned() })
+}
+
+/// `of[name]`: a key counts for more than a method of Python's type.
+pub(super) fn item(of: &Value, name: &Value) -> Found {
+    let found = match Kind::of(of) {
+        Kind::Undefined => return Err("a subscript of an undefined value".into()),
+        Kind::Other => return of.get_item(name).map_err(|e| e.to_string()),
+        Kind::Dict(dict) => key(name).ok().and_then(|key| dict.fields.get(&key).cloned()),
+        Kind::List(list) if list.is_sequence() => {
+            place(name, list.items.len()).and_then(|at| list.items.get(at).cloned())
+        }
+        Kind::Text(text) => match place(name, text.chars().count()) {
+            Some(at) => text.chars().nth(at).map(Value::from),
+            None => None,
+        },
+        _ => None,
+    };
+    Ok(match (found, name.as_str()) {
+        (Some(found), _) => found,
+        (None, Some(name)) if methods::has(of, name) => method(of, name),
+        _ => Value::UNDEFINED,
+    })
+}
+
+/// The place that a number names, from the end if it is negative.
+fn place(number: &Value, length: usize) -> Option<usize> {
+    let Some(Number::Int(number)) = Number::of(number) else { return None };
+    let at = if number < 0 { number + length as i128 } else { number };
+    usize::try_from(at).ok().filter(|at| *at < length)
+}
+
+/// `of[start:stop:step]`.
+fn slice(state: &State<'_, '_>, all: &[Value]) -> Found {
+    let [of, start, stop, step] = all else { return Err("a slice has three places".into()) };
+    let bound = |value: &Value| match (Kind::of(value), Number::of(value)) {
+        (Kind::None, _) => Some(None),
+        (_, Some(Number::Int(number))) => Some(Some(number)),
+        _ => None,
+    };
+    let (Some(start), Some(stop), Some(step)) = (bound(start), bound(stop), bound(step)) else {
+        return Err("a slice from or to something that is no integer".into());
+    };
+    if step == Some(0) {
+        return Err("a slice with the step 0".into());
+    }
+    let places = |length| places(length, (start, stop, step.unwrap_or(1)));
+    match Kind::of(of) {
+        Kind::Text(text) => {
+            pay(state, 4 * text.len())?;
+            let chars: Vec<char> = text.chars().collect();
+            Ok(Value::from(places(chars.len()).into_iter().map(|at| chars[at]).collect::<String>()))
+        }
+        Kind::List(list) if list.is_sequence() => {
+            pay(state, 24 * list.items.len())?;
+            let items = places(list.items.len()).into_iter().map(|at| list.items[at].clone());
+            List::of(list.form, items.collect())
+        }
+        _ => Err(format!("a slice of {}", name_of(of))),
+    }
+}
+
+/// The places of a slice.
+fn places(length: usize, (start, stop, step): (Option<i128>, Option<i128>, i128)) -> Vec<usize> {
+    let length = length as i128;
+    let (low, high) = if step > 0 { (0, length) } else { (-1, length - 1) };
+    let bound = |number: Option<i128>, or_else: i128| match number {
+        None => or_else,
+        Some(number) if number < 0 => number.saturating_add(length).clamp(low, high),
+        Some(number) => number.clamp(low, high),
+    };
+    let (first, last) = if step > 0 { (low, high) } else { (high, low) };
+    let (mut at, stop) = (bound(start, first), bound(stop, last));
+    let mut places = Vec::new();
+    while (step > 0 && at < stop) || (step < 0 && at > stop) {
+        places.extend(usize::try_from(at));
+        at = at.saturating_add(step);
+    }
+    places
+}

@@ -1,0 +1,250 @@
+//! Texts of values as Python writes them: `str`, `repr` and `json.dumps`.
+
+use super::value::{Form, Kind, List, Method, name_of, pay};
+use minijinja::{State, Value};
+use std::fmt::Write as _;
+
+/// `str(value)`.
+pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<String, String> {
+    match Kind::of(value) {
+        Kind::Text(text) => {
+            pay(state, text.len())?;
+            Ok(text.to_owned())
+        }
+        Kind::Undefined => Ok(String::new()),
+        _ => {
+            let mut out = String::new();
+            write(state, value, &mut out)?;
+            Ok(out)
+        }
+    }
+}
+
+/// `repr(value)`.
+pub(super) fn write(state: &State<'_, '_>, value: &Value, out: &mut String) -> Result<(), String> {
+    pay(state, 0)?;
+    match Kind::of(value) {
+        Kind::Undefined => out.push_str("Undefined"),
+        Kind::None => out.push_str("None"),
+        Kind::Bool(value) => out.push_str(if value { "True" } else { "False" }),
+        Kind::Int(number) => out.push_str(&number.to_string()),
+        Kind::Digits(digits) => out.push_str(digits),
+        Kind::Float(number) => out.push_str(&float(number)),
+        Kind::Text(text) => {
+            pay(state, 2 * text.len())?;
+            quote(text, out);
+        }
+        Kind::List(List { form, items, .. }) => {
+            let (open, close) = match form {
+                Form::List => ("[", "]"),
+                Form::Tuple if items.len() == 1 => ("(", ",)"),
+                Form::Tuple => ("(", ")"),
+                Form::View(name) => {
+                    write!(out, "{name}([").map_err(|e| e.to_string())?;
+                    ("", "])")
+                }
+                Form::Generator | Form::Range => return Err(unprintable(value)),
+            };
+            out.push_str(open);
+            for (i, item) in items.iter().enumerate() {
+                out.push_str(if i == 0 { "" } else { ", " });
+                write(state, item, out)?;
+            }
+            out.push_str(close);
+        }
+        Kind::Dict(dict) => {
+            out.push('{');
+            for (i, (key, field)) in dict.fields.iter().enumerate() {
+                out.push_str(if i == 0 { "" } else { ", " });
+                write(state, key, out)?;
+                out.push_str(": ");
+                write(state, field, out)?;
+            }
+            out.push('}');
+        }
+        Kind::Method(Method { name, .. }) => {
+            return Err(format!(
+                "`{name:.60}` is a method, which Python prints with its place in memory: for the key, write ['{name:.60}']"
+            ));
+        }
+        Kind::Other => return Err(unprintable(value)),
+    }
+    Ok(())
+}
+
+fn unprintable(value: &Value) -> String {
+    format!("{} is printed, which onebox does not know", name_of(value))
+}
+
+/// The shortest digits of a float that are it, as Python writes them.
+pub(super) fn float(number: f64) -> String {
+    if number.is_nan() {
+        return "nan".into();
+    }
+    if number.is_infinite() {
+        return if number > 0.0 { "inf".into() } else { "-inf".into() };
+    }
+    let scientific = format!("{number:e}");
+    let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
+    match exponent.parse::<i32>() {
+        Ok(exponent @ -4..=15) => {
+            let text = number.to_string();
+            match exponent >= 0 && !text.contains('.') {
+                true => text + ".0",
+                false => text,
+            }
+        }
+        Ok(exponent) => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", exponent.abs())
+        }
+        Err(_) => scientific,
+    }
+}
+
+/// A text in quotes.
+fn quote(text: &str, out: &mut String) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c == quote => out.extend(['\\', c]),
+            c if is_printable(c) => out.push(c),
+            c => out.push_str(&match u32::from(c) {
+                code @ 0..=0xff => format!("\\x{code:02x}"),
+                code @ 0x100..=0xffff => format!("\\u{code:04x}"),
+                code => format!("\\U{code:08x}"),
+            }),
+        }
+    }
+    out.push(quote);
+}
+
+/// As `str.isprintable`.
+pub(super) fn is_printable(c: char) -> bool {
+    if c.is_ascii() {
+        return matches!(c, ' '..='~');
+    }
+    // Rust writes a sign that joins the letter before it as it is only behind a letter.
+    let mut pair = [0; 8];
+    pair[0] = b'a';
+    let bytes = 1 + c.encode_utf8(&mut pair[1..]).len();
+    str::from_utf8(&pair[..bytes]).is_ok_and(|pair| pair.escape_debug().count() == 2)
+}
+
+/// What `json.dumps` may be told.
+#[derive(Debug)]
+pub(super) struct Dump {
+    pub(super) ascii: bool,
+    pub(super) indent: Option<String>,
+    pub(super) between: String,
+    pub(super) behind_key: String,
+    pub(super) sorted: bool,
+}
+
+/// `json.dumps(value)`.
+pub(super) fn json(
+    state: &State<'_, '_>,
+    value: &Value,
+    (dump, level): (&Dump, usize),
+    out: &mut String,
+) -> Result<(), String> {
+    pay(state, 0)?;
+    let line = |level: usize, out: &mut String| -> Result<(), String> {
+        if let Some(indent) = &dump.indent {
+            pay(state, indent.len() * level)?;
+            out.push('\n');
+            out.push_str(&indent.repeat(level));
+        }
+        Ok(())
+    };
+    match Kind::of(value) {
+        Kind::None => out.push_str("null"),
+        Kind::Bool(value) => out.push_str(if value { "true" } else { "false" }),
+        Kind::Int(number) => out.push_str(&number.to_string()),
+        Kind::Digits(digits) => out.push_str(digits),
+        Kind::Float(number) => out.push_str(&json_float(number)),
+        Kind::Text(text) => {
+            pay(state, 2 * text.len())?;
+            json_text(text, dump.ascii, out);
+        }
+        Kind::List(List { form: Form::List | Form::Tuple, items, .. }) => {
+            out.push('[');
+            for (i, item) in items.iter().enumerate() {
+                out.push_str(if i == 0 { "" } else { &dump.between });
+                line(level + 1, out)?;
+                json(state, item, (dump, level + 1), out)?;
+            }
+            if !items.is_empty() {
+                line(level, out)?;
+            }
+            out.push(']');
+        }
+        Kind::Dict(dict) => {
+            let mut fields: Vec<(&Value, &Value)> = dict.fields.iter().collect();
+            if dump.sorted {
+                super::operators::sort(state, &mut fields, |(key, _)| key)?;
+            }
+            out.push('{');
+            for (i, (key, field)) in fields.into_iter().enumerate() {
+                out.push_str(if i == 0 { "" } else { &dump.between });
+                line(level + 1, out)?;
+                json_text(&json_key(key)?, dump.ascii, out);
+                out.push_str(&dump.behind_key);
+                json(state, field, (dump, level + 1), out)?;
+            }
+            if !dict.fields.is_empty() {
+                line(level, out)?;
+            }
+            out.push('}');
+        }
+        _ => return Err(format!("tojson: {} is no JSON", name_of(value))),
+    }
+    Ok(())
+}
+
+fn json_float(number: f64) -> String {
+    match float(number).as_str() {
+        "nan" => "NaN".into(),
+        "inf" => "Infinity".into(),
+        "-inf" => "-Infinity".into(),
+        text => text.into(),
+    }
+}
+
+fn json_key(key: &Value) -> Result<String, String> {
+    Ok(match Kind::of(key) {
+        Kind::Text(text) => text.to_owned(),
+        Kind::None => "null".into(),
+        Kind::Bool(value) => if value { "true" } else { "false" }.into(),
+        Kind::Int(number) => number.to_string(),
+        Kind::Digits(digits) => digits.to_owned(),
+        Kind::Float(number) => json_float(number),
+        _ => return Err(format!("tojson: {} is no key of JSON", name_of(key))),
+    })
+}
+
+fn json_text(text: &str, ascii: bool, out: &mut String) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            c if c < ' ' || (ascii && !matches!(c, ' '..='~')) => {
+                for half in c.encode_utf16(&mut [0; 2]) {
+                    out.push_str(&format!("\\u{half:04x}"));
+                }
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}

@@ -1,0 +1,142 @@
+//! Filters of Jinja that put values in order.
+
+use super::arguments::{Arguments, text_or_none, truth};
+use super::operators::{compare, item, key, sort};
+use super::value::{Form, Kind, List, iterated, name_of, pay};
+use indexmap::IndexSet;
+use minijinja::{State, Value};
+
+type Found = Result<Value, String>;
+
+/// Keys to sort by: with small letters, unless told otherwise.
+pub(super) fn sorting_key(
+    state: &State<'_, '_>,
+    of: &Value,
+    (attribute, as_it_is): (Option<&Value>, bool),
+) -> Found {
+    let of = match attribute {
+        Some(attribute) => by_path(of, attribute)?,
+        None => of.clone(),
+    };
+    match Kind::of(&of) {
+        Kind::Text(text) if !as_it_is => {
+            pay(state, text.len())?;
+            Ok(Value::from(text.to_lowercase()))
+        }
+        _ => Ok(of),
+    }
+}
+
+/// What `a.b.0` names in a value.
+pub(super) fn by_path(of: &Value, path: &Value) -> Found {
+    let mut found = of.clone();
+    match Kind::of(path) {
+        Kind::Text(path) => {
+            for part in path.split('.') {
+                let is_number = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+                let part = match part.parse::<i64>() {
+                    Ok(number) if is_number => Value::from(number),
+                    _ => Value::from(part),
+                };
+                found = item(&found, &part)?;
+            }
+        }
+        _ => found = item(&found, path)?,
+    }
+    Ok(found)
+}
+
+pub(super) fn some(value: Option<&Value>) -> Option<&Value> {
+    value.filter(|value| !value.is_none())
+}
+
+pub(super) fn dictsort(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+    let [as_it_is, by, reverse] = arguments.bind(["case_sensitive", "by", "reverse"])?;
+    let Kind::Dict(dict) = Kind::of(of) else { return Err(arguments.wrong(name_of(of))) };
+    let place = match text_or_none(by.as_ref())? {
+        None | Some("key") => 0,
+        Some("value") => 1,
+        Some(other) => {
+            return Err(arguments.wrong(&format!("`by` is `{other:.60}`, not `key` or `value`")));
+        }
+    };
+    let mut pairs = Vec::new();
+    for (key, field) in &dict.fields {
+        let pair = [key.clone(), field.clone()];
+        let by = sorting_key(state, &pair[place], (None, truth(as_it_is.as_ref())))?;
+        pairs.push((by, List::of(Form::Tuple, pair.to_vec())?));
+    }
+    List::of(Form::List, in_order(state, pairs, truth(reverse.as_ref()))?)
+}
+
+/// Sorts by the first of each pair. As Python does, equals keep their order also in reverse.
+pub(super) fn in_order(
+    state: &State<'_, '_>,
+    mut pairs: Vec<(Value, Value)>,
+    reverse: bool,
+) -> Result<Vec<Value>, String> {
+    if reverse {
+        pairs.reverse();
+    }
+    sort(state, &mut pairs, |(by, _)| by)?;
+    if reverse {
+        pairs.reverse();
+    }
+    Ok(pairs.into_iter().map(|(_, value)| value).collect())
+}
+
+pub(super) fn sorted(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+    let [reverse, as_it_is, attribute] =
+        arguments.bind(["reverse", "case_sensitive", "attribute"])?;
+    let mut pairs = Vec::new();
+    for one in iterated(state, of)? {
+        let (paths, mut by) = (paths(some(attribute.as_ref())), Vec::new());
+        for path in &paths {
+            by.push(sorting_key(state, &one, (path.as_ref(), truth(as_it_is.as_ref())))?);
+        }
+        pairs.push((List::of(Form::List, by)?, one));
+    }
+    List::of(Form::List, in_order(state, pairs, truth(reverse.as_ref()))?)
+}
+
+/// Several paths with commas between them.
+pub(super) fn paths(attribute: Option<&Value>) -> Vec<Option<Value>> {
+    match attribute.map(|attribute| (attribute, attribute.as_str())) {
+        None => vec![None],
+        Some((_, Some(text))) => text.split(',').map(|path| Some(Value::from(path))).collect(),
+        Some((attribute, None)) => vec![Some(attribute.clone())],
+    }
+}
+
+pub(super) fn extreme(
+    state: &State<'_, '_>,
+    of: &Value,
+    arguments: &Arguments,
+    largest: bool,
+) -> Found {
+    let [as_it_is, attribute] = arguments.bind(["case_sensitive", "attribute"])?;
+    let mut best: Option<(Value, Value)> = None;
+    for one in iterated(state, of)? {
+        let by = sorting_key(state, &one, (some(attribute.as_ref()), truth(as_it_is.as_ref())))?;
+        let better = match &best {
+            None => true,
+            Some((best, _)) => compare(state, if largest { ">" } else { "<" }, &by, best)?,
+        };
+        if better {
+            best = Some((by, one));
+        }
+    }
+    Ok(best.map_or(Value::UNDEFINED, |(_, one)| one))
+}
+
+pub(super) fn unique(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
+    let [as_it_is, attribute] = arguments.bind(["case_sensitive", "attribute"])?;
+    let (mut seen, mut items) = (IndexSet::new(), Vec::new());
+    for one in iterated(state, of)? {
+        let by = sorting_key(state, &one, (some(attribute.as_ref()), truth(as_it_is.as_ref())))?;
+        if seen.insert(key(&by)?) {
+            items.push(one);
+        }
+    }
+    List::of(Form::Generator, items)
+}
