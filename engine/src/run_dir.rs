@@ -13,25 +13,25 @@ use std::sync::Arc;
 
 use crate::checkpoint::manifest::MANIFEST;
 use crate::checkpoint::{self, FOLDER, RunFolder, remove_all};
+pub(crate) use crate::report::metrics::METRICS;
 use crate::report::metrics::{DAMAGED, finished_step};
 use crate::report::tensorboard;
 use crate::run_dir::directory::Directory;
 use crate::run_dir::durable::sync_folder;
-pub use crate::run_dir::own::Held;
+pub use crate::run_dir::held::Held;
 use crate::run_dir::own::LOCK;
 use crate::utc::Utc;
 
 pub(crate) mod directory;
 pub(crate) mod durable;
 mod error;
+pub(crate) mod held;
 pub(crate) mod kept;
 pub(crate) mod output;
 pub(crate) mod own;
 pub use error::RunDirError;
 use error::cannot;
 
-/// A line for each step, evaluation and end.
-pub(crate) const METRICS: &str = "metrics.jsonl";
 /// Where runs go that are told no directory.
 pub(crate) const RUNS: &str = "runs";
 /// The resolved config of the run.

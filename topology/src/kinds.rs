@@ -3,7 +3,6 @@
 use crate::counted;
 use crate::cpu_list::format_cpu_list;
 use crate::machine::{Core, CoreKind, Machine};
-use crate::place::RankPlace;
 use crate::warning::{Severity, Warning};
 
 impl CoreKind {
@@ -29,20 +28,23 @@ impl Machine {
         Some(all.join(", "))
     }
 
-    /// Number of cores of each kind that a rank has, the fastest first.
-    fn kinds_of(&self, place: &RankPlace) -> Vec<usize> {
+    /// Number of cores of each kind among those with these CPUs, the fastest first.
+    fn kinds_of(&self, cpus: &[u32]) -> Vec<usize> {
         let mut counts = vec![0; self.core_kinds.len()];
         let of = |cpu: &u32| self.cores.iter().find(|core: &&Core| core.cpus.contains(cpu));
-        for kind in place.worker_cpus.iter().filter_map(|cpu| of(cpu)?.kind) {
+        for kind in cpus.iter().filter_map(|cpu| of(cpu)?.kind) {
             counts[kind] += 1;
         }
         counts
     }
 }
 
-/// Says which ranks have other kinds of cores than others.
-pub(crate) fn unlike_ranks(machine: &Machine, ranks: &[RankPlace]) -> Option<Warning> {
-    let counts: Vec<Vec<usize>> = ranks.iter().map(|place| machine.kinds_of(place)).collect();
+/// Says which ranks have other kinds of cores than others. `ranks`: a CPU of each core, by rank.
+pub(crate) fn unlike_ranks<'a>(
+    machine: &Machine,
+    ranks: impl Iterator<Item = &'a [u32]>,
+) -> Option<Warning> {
+    let counts: Vec<Vec<usize>> = ranks.map(|cpus| machine.kinds_of(cpus)).collect();
     let alike = counts.windows(2).all(|pair| pair[0] == pair[1]);
     let used = |kind: &usize| counts.iter().any(|counts| counts[*kind] > 0);
     if alike || (0..machine.core_kinds.len()).filter(used).count() < 2 {

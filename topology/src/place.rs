@@ -287,7 +287,8 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
             remedy: "fewer ranks, or a wider cpuset".into(),
         });
     }
-    warnings.extend(unlike_ranks(machine, &ranks));
+    let cpus = ranks.iter().map(|place| place.worker_cpus.as_slice());
+    warnings.extend(unlike_ranks(machine, cpus));
     Ok(Placement { tp, dp, ranks, all_sockets, sockets, reasons, warnings })
 }
 

@@ -1,8 +1,8 @@
 //! The folder of a run's checkpoints, as the run holds it.
 
 use super::{Checkpoint, FOLDER};
-use crate::run_dir::Held;
 use crate::run_dir::directory::Directory;
+use crate::run_dir::held::Held;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -6,7 +6,6 @@ use crate::report::appended::Appended;
 pub use crate::report::appended::MetricsError;
 use crate::report::tensorboard::Events;
 use crate::run::Differing;
-use crate::run_dir::METRICS;
 use crate::run_dir::directory::Directory;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -73,6 +72,9 @@ impl StepMetrics {
         ]
     }
 }
+
+/// A line for each step, evaluation and end.
+pub(crate) const METRICS: &str = "metrics.jsonl";
 
 /// A copy of a metrics file with a damaged line, beside it.
 pub(crate) const DAMAGED: &str = "metrics.jsonl.damaged";
