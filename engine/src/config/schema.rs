@@ -348,11 +348,11 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
     };
     // Versions without the key knew nothing else.
     let order = if s.reader.stored { DataOrder::Random } else { DataOrder::Shuffled };
-    DataConfig {
+    let data = DataConfig {
         train,
         validation,
         format,
-        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text, or the folder of one. None: a byte is a token. With `format` `U16`, `U32` and `Megatron` the one that made the tokens, which the run keeps for `generate`, `export` and `data show`. With `model.from` the one of its folder where this is left out."),
+        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text, or the folder of one. None: a byte is a token. With `format` `U16`, `U32` and `Megatron` the one that made the tokens, which the run keeps for `generate`, `export` and `data show`. With `model.from` the one of its folder where this is left out; where that has none, text is refused for its weights unless the `None` is written."),
         validation_fraction: s.float(
             "validation_fraction",
             Interval::above(0.0, 0.5),
@@ -362,8 +362,11 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         packing: s.named_or("packing", packing, "The sample. `Windows`: `model.seq_len` tokens of all documents side by side. `Documents`: documents of `Jsonl`, `Chat` or `Megatron` side by side, each of which sees itself alone. `None`: one of them, and padding behind it."),
         truncate: s.flag("truncate", false, "With `packing: Documents` and `None`, a document of more than `model.seq_len` + 1 tokens is cut there. `false`: it is left out, and counted; one of `Jsonl` or `Megatron` with `packing: Documents` is divided."),
         system: s.text("system", Or::Default(String::new()), |_| Ok(()), "With `Chat`, the first message of each chat that has none of the system. Empty: none."),
+        control_tokens: s.named("control_tokens", ControlTokens::Text, "What the text of a control token, such as `<|im_end|>`, is in the texts of `Jsonl`, and in `prompt` and `completion` of `Chat` where these are texts. `Text`: text, which controls nothing. `Parsed`: the token, for chats that a template has rendered; a text that ends with a control token gets no other end. Messages of `Chat` are always text; files of plain text are always parsed."),
         order: s.named("order", order, "`Shuffled`: epochs, each of which has every window of `model.seq_len` tokens once. `Random`: each sample starts anywhere."),
-    }
+    };
+    told::refuse_bytes(s.reader, model, &data);
+    data
 }
 
 fn data_format(s: &mut Section<'_, '_>) -> DataFormat {
