@@ -376,8 +376,12 @@ fn what_stands_beside_the_weights_comes_out_as_it_came() {
     let kept = |run: &str| folder.shell(&format!("cd {run}/model.from && sha256sum *")).ok().stdout;
     assert_eq!(kept("imported"), kept("run"));
     // Tokens of another kind: the tokenizer and what goes with it is another model's.
-    let bytes = ["--set", "data.tokenizer=None"];
     let args = ["checkpoint", "import", "came", "bytes", "b.ron"];
+    let without = ron.replace(", tokenizer: \"came/tokenizer.json\"", "");
+    std::fs::write(folder.path("b.ron"), without).unwrap();
+    let why = ["came has tokenizer.json", "or to None for weights that were trained on bytes"];
+    folder.onebox(&args).refused(78, &why);
+    let bytes = ["--set", "data.tokenizer=None"];
     let said = folder.onebox(&[&args, &bytes[..]].concat()).ok().stderr;
     assert!(said.contains("no tokenizer and no chat template of came"), "{said}");
     assert!(!folder.path("bytes/model.from").exists());

@@ -169,3 +169,43 @@ fn a_stored_config_opens_no_tokenizer_outside_of_its_run() {
     folder.shell("rm run/tokenizer.json && cp tokenizer.json run/").ok();
     all.iter().for_each(|args| drop(onebox(&folder, args).ok()));
 }
+
+#[test]
+fn tokens_that_a_file_beside_the_tokenizer_lists_are_in_data_cache_and_run() {
+    let folder = folder();
+    std::fs::write(folder.path("turns.txt"), "<|turn|>the box holds\n".repeat(100)).unwrap();
+    let tokens = |tokenizer: &str| {
+        let sets = [
+            format!("data.tokenizer={tokenizer:?}"),
+            "model.vocab=301".into(),
+            "data.train=\"turns.txt\"".into(),
+        ];
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let args = ["data", "show", "tiny.ron", "--json"].into_iter().chain(sets);
+        let shown = onebox(&folder, &args.collect::<Vec<_>>()).ok().stdout;
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        shown["tokens"].as_array().unwrap().clone()
+    };
+    let turn = serde_json::Value::from(300);
+    assert!(!tokens("tokenizer.json").contains(&turn));
+    let before = kept(&folder);
+    std::fs::write(
+        folder.path("tokenizer_config.json"),
+        r#"{"additional_special_tokens": ["<|turn|>"]}"#,
+    )
+    .unwrap();
+    let listed = tokens("tokenizer.json");
+    assert!(listed.contains(&turn));
+    assert!(kept(&folder).len() > before.len());
+    let more = ["model.vocab=301", "data.train=\"turns.txt\""];
+    train(&folder, "run", &[], &more).ok();
+    // The file of the run has them all by itself.
+    assert!(folder.read("run/tokenizer.json").contains("<|turn|>"));
+    assert_eq!(tokens("run/tokenizer.json"), listed);
+    let stranger = r#"{"additional_special_tokens": ["the"]}"#;
+    std::fs::write(folder.path("run/tokenizer_config.json"), stranger).unwrap();
+    let drawn = ["generate", "run", "--prompt", "<|turn|>the", "--tokens", "3"];
+    onebox(&folder, &drawn).ok();
+    let refused = train(&folder, "small", &[], &["model.vocab=300", more[1]]);
+    refused.refused(66, &["largest token is 300 (\"<|turn|>\")", "out of tokenizer_config.json"]);
+}

@@ -116,7 +116,8 @@ fn a_first_loss_that_the_weights_cannot_have_is_warned_of_once() {
 
     // Weights that were hardly trained, which then count as a model from elsewhere.
     folder.onebox(&["checkpoint", "export", "usual", "hf", "--to", "safetensors"]).ok();
-    let from = "(model: (from: \"hf\"), data: (train: \"text.txt\"), train: (steps: 1))";
+    let from =
+        "(model: (from: \"hf\"), data: (train: \"text.txt\", tokenizer: None), train: (steps: 1))";
     std::fs::write(folder.path("from.ron"), from).unwrap();
     let imported = folder.onebox(&["train", "from.ron", "-q", "--run-dir", "imported"]).ok();
     let said = imported.stderr;

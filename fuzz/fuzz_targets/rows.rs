@@ -19,7 +19,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let rows = match kind % 3 {
         0 => Rows::of_chats(tokenizer, template, ""),
         1 => Rows::of_chats(tokenizer, template, "a system"),
-        _ => Rows::of_texts(tokenizer, "text", Some(template)),
+        _ => Rows::of_texts(tokenizer, "text", template.end_of_text()),
     };
     match rows.document(row) {
         Ok(document) => {

@@ -13,15 +13,15 @@ type Visit<'a> = &'a mut dyn FnMut(Mode, Tensor);
 /// Weight of a step in the share of recent steps that were clipped or skipped.
 const NEWEST: f64 = 0.125;
 
-/// Dynamic loss scale: doubled after `window` good steps, halved on an overflow once `hysteresis` overflows
-/// were forgiven, never below `floor`.
+/// Dynamic loss scale as Megatron-LM has it: doubled after `window` good steps in a row, halved by overflow number `hysteresis` since
+/// it last doubled and by each further one, never below `floor`. Good steps between overflows do not begin the count anew.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScale {
     /// The scale at the first step.
     pub initial: f64,
     /// Number of good steps that double it.
     pub window: u64,
-    /// Number of overflows in a row that halve it.
+    /// The first overflow that halves it, counted from the last time that it doubled.
     pub hysteresis: u32,
     /// The smallest scale.
     pub floor: f64,
@@ -255,6 +255,29 @@ impl LossScale {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As Megatron-LM's DynamicGradScaler does it: good steps between overflows give nothing back, a scale that doubles does.
+    #[test]
+    fn overflows_are_counted_from_the_last_time_that_the_scale_doubled() {
+        let rule = LossScale { initial: 1024.0, window: 6, hysteresis: 3, floor: 1.0 };
+        let mut words = [0.0; control::WORDS];
+        words[control::LOSS_SCALE] = rule.initial;
+        words[control::HYSTERESIS_LEFT] = 3.0;
+        let mut moves = String::new();
+        for step in "xxxxxxxx......xx.x......x".chars() {
+            let before = words[control::LOSS_SCALE];
+            rule.next(&mut words, step == '.');
+            let ratio = words[control::LOSS_SCALE] / before;
+            moves.push(if ratio < 1.0 {
+                '<'
+            } else if ratio > 1.0 {
+                '>'
+            } else {
+                '='
+            });
+        }
+        assert_eq!(moves, "==<<<<<<=====>===<=====>=");
+    }
 
     #[test]
     fn the_loss_scale_halves_after_forgiven_overflows_and_doubles_after_its_window() {

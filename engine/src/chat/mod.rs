@@ -284,6 +284,15 @@ fn default_of(template: &Json) -> Option<String> {
     }
 }
 
+/// The text of the token that ends a text, where the files beside a tokenizer name one.
+///
+/// # Errors
+/// A file that is no JSON.
+pub(crate) fn end_of_text(beside: &Beside) -> Result<Option<String>, String> {
+    let settings = object(beside, "tokenizer_config.json")?;
+    Ok(tokens(&settings, &object(beside, "special_tokens_map.json")?).remove("eos_token"))
+}
+
 /// Special tokens by their names. As in transformers, a map of them counts for more than the settings of the tokenizer, unless
 /// these are of the newer kind that lists all added tokens.
 fn tokens(settings: &Json, map: &Json) -> BTreeMap<&'static str, String> {

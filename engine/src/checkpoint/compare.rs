@@ -169,6 +169,7 @@ const EXPERIMENT: &[&str] = &[
     "data.packing",
     "data.truncate",
     "data.system",
+    "data.control_tokens",
 ];
 
 /// How far a key reaches, if one of the lists has it.

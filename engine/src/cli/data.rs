@@ -2,7 +2,7 @@
 
 use super::exit::{Failed, code};
 use super::say;
-use crate::chat::Template;
+use crate::chat::{Template, end_of_text};
 use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Packing, Source};
 use crate::data::{
     Cache, Checks, Corpus, DataError, Dataset, Filed, Look, Parts, Problem, Rowed, Rows, Sizes,
@@ -18,7 +18,11 @@ use std::sync::Arc;
 
 /// What `data.tokenizer` names.
 pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, Failed> {
-    config.data.tokenizer.as_ref().map(|path| open_tokenizer(Path::new(path))).transpose()
+    let open = |path: &String| {
+        let path = Path::new(path);
+        Tokenizer::open(path).map_err(|problem| not_opened(path, &problem))
+    };
+    config.data.tokenizer.as_ref().map(open).transpose()
 }
 
 /// The one that a run was trained with: its own copy. What its stored config names may be any file.
@@ -26,7 +30,10 @@ pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokeniz
     let Some(named) = &config.data.tokenizer else { return Ok(None) };
     let copy = run.join(TOKENIZER);
     let what = match fs::symlink_metadata(&copy) {
-        Ok(metadata) if metadata.is_file() => return open_tokenizer(&copy).map(Some),
+        Ok(metadata) if metadata.is_file() => {
+            let opened = Tokenizer::open_kept(&copy);
+            return opened.map(Some).map_err(|problem| not_opened(&copy, &problem));
+        }
         Ok(_) => "is no file of it".to_owned(),
         Err(error) if error.kind() == ErrorKind::NotFound => "is not there".to_owned(),
         Err(error) => format!("cannot be read ({error})"),
@@ -57,11 +64,8 @@ pub(super) fn fitting(
     Beside::default()
 }
 
-fn open_tokenizer(path: &Path) -> Result<Tokenizer, Failed> {
-    let failed = |problem: Problem| {
-        Failed::new(code::DATA, format!("data.tokenizer: {}: {problem}", path.display()))
-    };
-    Tokenizer::open(path).map_err(failed)
+fn not_opened(path: &Path, problem: &Problem) -> Failed {
+    Failed::new(code::DATA, format!("data.tokenizer: {}: {problem}", path.display()))
 }
 
 /// Keys of what is read.
@@ -180,10 +184,8 @@ const QUIET: How = How { dry: true, quiet: true, names_all: false, is_brief: fal
 /// Refuses a tokenizer with tokens that the model has not.
 fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), DataError> {
     let (Some(tokenizer), Some(path)) = (tokenizer, &config.data.tokenizer) else { return Ok(()) };
-    let (tokenizer, vocab) = (tokenizer.vocab(), config.model.vocab);
-    let problem = Problem::TokenizerVocab { tokenizer, vocab };
-    let refused = || DataError { key: "data.tokenizer", path: path.into(), problem };
-    (tokenizer <= vocab).then_some(()).ok_or_else(refused)
+    let refused = |problem| DataError { key: "data.tokenizer", path: path.into(), problem };
+    tokenizer.fits(config.model.vocab).map_err(refused)
 }
 
 fn read(
@@ -258,29 +260,27 @@ fn rowed<T>(
     (names_all, is_brief): (bool, bool),
     then: impl FnOnce(Rowed<'_>) -> T,
 ) -> Result<T, DataError> {
-    let template = template(data, path)?;
-    let rows = match (&data.format, &template) {
-        (DataFormat::Jsonl { text }, template) => {
-            Rows::of_texts(tokenizer, text, template.as_ref())
-        }
-        (_, Some(template)) => Rows::of_chats(tokenizer, template, &data.system),
-        (_, None) => unreachable!("chats without a template are refused"),
+    let refused = |problem| {
+        let folder = path.parent().unwrap_or(path);
+        let path = if path.is_dir() { path } else { folder };
+        DataError { key: "data.tokenizer", path: path.into(), problem }
     };
+    let beside = Beside::open(path);
+    let template;
+    let rows = match &data.format {
+        DataFormat::Jsonl { text } => {
+            let end = beside.map_err(|e| e.to_string()).and_then(|beside| end_of_text(&beside));
+            let end = end.map_err(|why| refused(Problem::BadListed(why)))?;
+            Rows::of_texts(tokenizer, text, end.as_deref())
+        }
+        _ => {
+            let found = beside.map_err(|e| e.to_string()).and_then(|b| Template::of_data(&b));
+            template = found.map_err(|why| refused(Problem::NoTemplate(why)))?;
+            Rows::of_chats(tokenizer, &template, &data.system)
+        }
+    };
+    let rows = rows.with_control_tokens(data.control_tokens);
+    rows.check_end().map_err(refused)?;
     let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
     Ok(then(Rowed { rows: &rows, format, packing, truncate, names_all, is_brief, cache }))
-}
-
-/// The chat template beside a tokenizer. Rows of texts need none, but take the token of their end from there.
-fn template(data: &DataConfig, tokenizer: &Path) -> Result<Option<Template>, DataError> {
-    let beside = Beside::open(tokenizer).map_err(|e| e.to_string());
-    match beside.and_then(|beside| Template::of_data(&beside)) {
-        Ok(template) => Ok(Some(template)),
-        Err(_) if data.format != DataFormat::Chat => Ok(None),
-        Err(why) => {
-            let folder = tokenizer.parent().unwrap_or(tokenizer);
-            let path = if tokenizer.is_dir() { tokenizer } else { folder };
-            let problem = Problem::NoTemplate(why);
-            Err(DataError { key: "data.tokenizer", path: path.into(), problem })
-        }
-    }
 }

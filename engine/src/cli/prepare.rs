@@ -28,11 +28,8 @@ pub(super) fn run(args: &PrepareArgs) -> Result<(), Failed> {
     let Some(tokenizer) = data::tokenizer(config)? else {
         unreachable!("without a tokenizer nothing is prepared")
     };
-    if tokenizer.vocab() > config.model.vocab {
-        let problem =
-            Problem::TokenizerVocab { tokenizer: tokenizer.vocab(), vocab: config.model.vocab };
-        return Err(Failed::new(code::DATA, format!("data.tokenizer: {problem}")));
-    }
+    let refused = |problem: Problem| Failed::new(code::DATA, format!("data.tokenizer: {problem}"));
+    tokenizer.fits(config.model.vocab).map_err(refused)?;
     let starting = signals::hear().starting;
     starting.say("interrupted; finished parts are kept: the same command goes on".into());
     let cache = Cache::of_user(false);

@@ -14,7 +14,7 @@ use topology::counted;
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// What must hold between keys.
-const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 44] {
+const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 45] {
     [
         Checks::heads_over_ranks,
         Checks::parts_of_gpt2,
@@ -56,6 +56,7 @@ const fn rules<'a>() -> [fn(&Checks<'a>) -> Option<Broken>; 44] {
         Checks::packing_of_another_format,
         Checks::truncate_of_windows,
         Checks::system_of_no_chats,
+        Checks::control_tokens_of_no_rows,
         Checks::parameters,
         Checks::activations,
         Checks::tokens_of_run,

@@ -67,6 +67,15 @@ pub enum Packing {
     None,
 }
 
+/// What the text of a control token is in a text that no chat template makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum ControlTokens {
+    /// Text, which controls nothing.
+    Text,
+    /// The token.
+    Parsed,
+}
+
 /// In which order a run takes its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum DataOrder {
@@ -151,6 +160,8 @@ pub struct DataConfig {
     pub truncate: bool,
     /// Empty by default: none.
     pub system: String,
+    /// Of `Jsonl`, and of `prompt` and `completion` of `Chat` that are texts. Default `Text`.
+    pub control_tokens: ControlTokens,
     /// Default `Shuffled`; `Random` in a run of a version that did not know the key.
     pub order: DataOrder,
 }

@@ -2,7 +2,8 @@
 
 use super::checks::{Broken, Checks};
 use super::schema::UNREAD_STEPS;
-use super::{DataConfig, DataFormat, Packing, TrainConfig, in_line};
+use super::told::tokenizer_remedy;
+use super::{ControlTokens, DataConfig, DataFormat, Packing, TrainConfig, in_line};
 use topology::counted;
 
 impl Checks<'_> {
@@ -31,7 +32,7 @@ impl Checks<'_> {
         ];
         (data.tokenizer.is_none() && data.format.is_rows()).then(|| Broken {
             message: "rows of text need a tokenizer".into(),
-            help: "set `data.tokenizer` to a tokenizer.json or to its folder, or `model.from` to a folder with one".into(),
+            help: tokenizer_remedy(&self.config.model),
             values: values.into_iter().chain(folder).collect(),
         })
     }
@@ -79,6 +80,23 @@ impl Checks<'_> {
             help: "leave `data.system` out, or set `data.format` to `Chat`".into(),
             values: vec![
                 ("data.system", "the first message of each chat".into()),
+                ("data.format", in_line(format)),
+            ],
+        })
+    }
+
+    pub(super) fn control_tokens_of_no_rows(&self) -> Option<Broken> {
+        let DataConfig { format, control_tokens, .. } = &self.config.data;
+        (*control_tokens == ControlTokens::Parsed && !format.is_rows()).then(|| Broken {
+            message: match format.is_bytes() {
+                true => "files of plain text are always parsed".into(),
+                false => "these files hold tokens, in which control tokens are what they were made"
+                    .into(),
+            },
+            help: "leave `data.control_tokens` out, or set `data.format` to `Jsonl` or `Chat`"
+                .into(),
+            values: vec![
+                ("data.control_tokens", "for the texts of rows".into()),
                 ("data.format", in_line(format)),
             ],
         })

@@ -11,7 +11,7 @@ use super::reading::set;
 use super::reading::source::{Kind as SourceKind, Place, Source};
 use super::reading::tree::{self, Kind, Node};
 use super::reading::value::Complaint;
-use super::{BoxConfig, Config, GpuConfig, HostConfig, Loaded, box_schema, schema};
+use super::{BoxConfig, Config, GpuConfig, HostConfig, Loaded, box_schema, schema, told};
 
 /// Reads the config at `path`, or from the standard input where that is `-`, applies the `--set` arguments, and checks everything.
 ///
@@ -171,6 +171,7 @@ fn read_all(
             reader.mark_bad(key);
         }
     }
+    told::refuse_bytes(&mut reader, &config.model, &config.data);
     checks::all(&mut reader, &config);
     if reader.problems.is_empty() {
         let (mut origins, source, ignored) = (reader.origins, text.to_string(), reader.ignored);

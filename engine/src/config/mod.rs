@@ -33,7 +33,7 @@ mod write;
 mod tests;
 
 pub(crate) use box_schema::MEASURED_OPS;
-pub use data::{DataConfig, DataFormat, DataOrder, Packing, Source, Sources};
+pub use data::{ControlTokens, DataConfig, DataFormat, DataOrder, Packing, Source, Sources};
 pub use find_box::find_box;
 pub use keys::{box_keys, keys};
 pub(crate) use load::load_of_run;

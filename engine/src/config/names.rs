@@ -12,6 +12,10 @@ impl Named for Weights {
         &[("Pretrained", Self::Pretrained), ("Random", Self::Random)];
 }
 
+impl Named for ControlTokens {
+    const ALL: &'static [(&'static str, Self)] = &[("Text", Self::Text), ("Parsed", Self::Parsed)];
+}
+
 impl Named for Precision {
     const ALL: &'static [(&'static str, Self)] =
         &[("Fp8", Self::Fp8), ("Fp16", Self::Fp16), ("Bf16", Self::Bf16), ("Fp32", Self::Fp32)];

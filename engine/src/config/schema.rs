@@ -166,7 +166,7 @@ fn loss_scale(s: &mut Section<'_, '_>) -> LossScaleConfig {
             "hysteresis",
             1..=1000,
             Or::Default(2),
-            "Overflows in a row before the scale halves.",
+            "The overflow that halves the scale, counted from the last time that it doubled; every further one halves it, too, until it doubles again. Good steps between overflows do not begin the count anew.",
         ),
         floor: s.float("floor", scale, Or::Default(1.0), "The scale never falls below it."),
     }
@@ -297,7 +297,9 @@ fn schedule(s: &mut Section<'_, '_>, opt: &OptimizerConfig, train: &TrainConfig)
             1 => ScheduleKind::Constant,
             2 => ScheduleKind::Linear,
             3 => {
-                let or = Or::Derived(decay_steps - decay_steps / 10, "9/10 of decay_steps", &["schedule.decay_steps"]);
+                let from = &["schedule.decay_steps", "schedule.warmup_steps"];
+                let until = (decay_steps - decay_steps / 10).max(warmup_steps);
+                let or = Or::Derived(until, "9/10 of decay_steps, or warmup_steps where that is more", from);
                 ScheduleKind::Wsd { stable_until: s.uint("stable_until", 0..=STEPS, or, "Last step at the peak; from `warmup_steps` to `decay_steps`.") }
             }
             _ => ScheduleKind::InverseSqrt,
@@ -346,11 +348,11 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
     };
     // Versions without the key knew nothing else.
     let order = if s.reader.stored { DataOrder::Random } else { DataOrder::Shuffled };
-    DataConfig {
+    let data = DataConfig {
         train,
         validation,
         format,
-        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text, or the folder of one. None: a byte is a token. With `format` `U16`, `U32` and `Megatron` the one that made the tokens, which the run keeps for `generate`, `export` and `data show`. With `model.from` the one of its folder where this is left out."),
+        tokenizer: s.path_or("tokenizer", tokenizer, "A `tokenizer.json` for text, or the folder of one. None: a byte is a token. With `format` `U16`, `U32` and `Megatron` the one that made the tokens, which the run keeps for `generate`, `export` and `data show`. With `model.from` the one of its folder where this is left out; where that has none, text is refused for its weights unless the `None` is written."),
         validation_fraction: s.float(
             "validation_fraction",
             Interval::above(0.0, 0.5),
@@ -360,8 +362,10 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         packing: s.named_or("packing", packing, "The sample. `Windows`: `model.seq_len` tokens of all documents side by side. `Documents`: documents of `Jsonl`, `Chat` or `Megatron` side by side, each of which sees itself alone. `None`: one of them, and padding behind it."),
         truncate: s.flag("truncate", false, "With `packing: Documents` and `None`, a document of more than `model.seq_len` + 1 tokens is cut there. `false`: it is left out, and counted; one of `Jsonl` or `Megatron` with `packing: Documents` is divided."),
         system: s.text("system", Or::Default(String::new()), |_| Ok(()), "With `Chat`, the first message of each chat that has none of the system. Empty: none."),
+        control_tokens: s.named("control_tokens", ControlTokens::Text, "What the text of a control token, such as `<|im_end|>`, is in the texts of `Jsonl`, and in `prompt` and `completion` of `Chat` where these are texts. `Text`: text, which controls nothing. `Parsed`: the token, for chats that a template has rendered; a text that ends with a control token gets no other end. Messages of `Chat` are always text; files of plain text are always parsed."),
         order: s.named("order", order, "`Shuffled`: epochs, each of which has every window of `model.seq_len` tokens once. `Random`: each sample starts anywhere."),
-    }
+    };
+    data
 }
 
 fn data_format(s: &mut Section<'_, '_>) -> DataFormat {
@@ -384,8 +388,8 @@ pub(super) const UNREAD_STEPS: u64 = 1_000_000;
 const OVERHEAD: f32 = 0.01;
 
 fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
-    // A loss scale would have come down from 2^24 to 1 by then.
-    let hopeless = 24 * (u64::from(hysteresis) + 1) + 28;
+    // The first overflow that halves a loss scale of 2^24, 23 more until it is 1, and a margin.
+    let hopeless = u64::from(hysteresis) + 23 + 28;
     let epochs = s.float_or_none(
         "epochs",
         Interval::above(0.0, 1e6),
@@ -446,8 +450,8 @@ fn train(s: &mut Section<'_, '_>, hysteresis: u32) -> TrainConfig {
         stop_after_skipped: s.uint(
             "stop_after_skipped",
             1..=STEPS,
-            Or::Derived(hopeless, "24 x (hysteresis + 1) + 28", &["loss_scale.hysteresis"]),
-            "Skipped steps in a row that end the run. The default is the steps for a loss scale to fall from 2^24 to 1, plus a margin.",
+            Or::Derived(hopeless, "hysteresis + 51", &["loss_scale.hysteresis"]),
+            "Skipped steps in a row that end the run. The default is the `hysteresis` + 23 overflows in which a loss scale falls from 2^24 to 1, and 28 more.",
         ),
         verify_every: s.uint("verify_every", 0..=STEPS, Or::Default(0), "Steps between those whose forward and backward passes run twice, to see whether the bits are the same. A difference means faulty hardware: the run names rank and tensor, and goes on. 0: never."),
         rollbacks: s.uint("rollbacks", 0..=1_000_000, Or::Default(0), "Times that the run goes back to the newest checkpoint from before such steps, and on from there with other samples, before it ends."),

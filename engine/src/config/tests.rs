@@ -30,7 +30,7 @@ const RICH: &str = r##"#![enable(implicit_some)]
     schedule: (kind: Wsd(stable_until: 90), warmup_steps: 5, decay_steps: 300, min_lr: 1e-3),
     batch: (micro: 3, global: 12),
     recompute: Block,
-    data: (train: "a/*.txt", validation: Some("b.txt"), format: U32, validation_fraction: 0.25),
+    data: (train: "a/*.txt", validation: Some("b.txt"), format: Jsonl(text: "t"), tokenizer: "t.json", control_tokens: Parsed, validation_fraction: 0.25),
     train: (steps: 100, eval_every: 10, eval_batches: 0, tensorboard: true, checkpoint_every: 50, checkpoint_minutes: 2.5, checkpoint_overhead: Some(0.02), checkpoint_writer: Foreground, checkpoint_keep: 3, weights: Never, stop_after_skipped: 9, verify_every: 7, rollbacks: 2, seed: 18446744073709551615),
     sample: (prompt: "tab\t \u{e9} \"q\" \\ \n", tokens: 7, temperature: 0),
 )"##;
@@ -114,8 +114,27 @@ fn a_stable_schedule_decays_over_its_last_tenth() {
     assert_eq!(kind(&["schedule.kind=Wsd"]), ScheduleKind::Wsd { stable_until: 9 });
     let longer = ["schedule.kind=Wsd", "schedule.decay_steps=2000"];
     assert_eq!(kind(&longer), ScheduleKind::Wsd { stable_until: 1800 });
+    // The warm-up takes more than the rest leaves.
+    for warmup in [9, 10] {
+        let steps = format!("schedule.warmup_steps={warmup}");
+        assert_eq!(
+            kind(&["schedule.kind=Wsd", &steps]),
+            ScheduleKind::Wsd { stable_until: warmup }
+        );
+    }
     let set = ["schedule.kind=Wsd", "schedule.kind.stable_until=3"];
     assert_eq!(kind(&set), ScheduleKind::Wsd { stable_until: 3 });
+}
+
+/// As `offload` moves the scale: one overflow, `hysteresis` - 1 that it bears, and so on down to 1.
+#[test]
+fn a_run_ends_some_steps_after_its_loss_scale_can_fall_no_further() {
+    for hysteresis in [1, 2, 5] {
+        let set = format!("loss_scale.hysteresis={hysteresis}");
+        let falling = (1..).find(|overflow| 24 - (overflow - (hysteresis - 1)).max(0) == 0);
+        let stop = config(LEAST, &[&set]).train.stop_after_skipped;
+        assert_eq!(stop, falling.unwrap() as u64 + 28, "{hysteresis}");
+    }
 }
 
 #[test]

@@ -9,6 +9,8 @@ use topology::counted;
 
 /// Share of the rows that may be left out.
 const MOST_LEFT_OUT: f64 = 0.05;
+/// Share of the rows that may have texts of control tokens by chance.
+const BY_CHANCE: f64 = 0.01;
 /// Reasons that a message shows, and rows of each.
 const SHOWN: usize = 3;
 /// So many rows at the beginning, none of which can be used, are enough.
@@ -56,6 +58,9 @@ pub struct BadRows {
     /// With fewer tokens than an input and a target.
     #[serde(default)]
     pub(super) short: usize,
+    /// With texts of control tokens that control nothing.
+    #[serde(default)]
+    pub(super) rendered: usize,
     /// What nothing reads of those that are taken.
     #[serde(default)]
     pub(super) unread: AllUnread,
@@ -142,8 +147,13 @@ impl BadRows {
     }
 
     /// Whether anything is to be said.
-    pub(super) const fn are_some(&self) -> bool {
-        self.bad + self.long + self.cut + self.divided + self.short > 0
+    pub(super) fn are_some(&self) -> bool {
+        self.bad + self.long + self.cut + self.divided + self.short > 0 || self.look_rendered()
+    }
+
+    /// Whether so many have texts of control tokens that a template may have made them.
+    fn look_rendered(&self) -> bool {
+        self.rendered as f64 > BY_CHANCE * self.rows as f64
     }
 
     /// What nothing reads of those that are taken, if it is to be said.
@@ -182,7 +192,8 @@ impl fmt::Display for Reason {
 
 impl fmt::Display for BadRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bad, long, longest, cut, divided, short, of: what, all, .. } = self;
+        let Self { rows, bad, long, longest, cut, divided, short, rendered, .. } = self;
+        let Self { of: what, all, .. } = self;
         let of = |n: usize| format!("{n} of {}", counted(*rows, what.noun()));
         let mut parts = Vec::new();
         if *bad > 0 {
@@ -224,6 +235,13 @@ impl fmt::Display for BadRows {
             parts.push(format!(
                 "{} have fewer than 2 tokens, thus no target, and are left out",
                 of(*short)
+            ));
+        }
+        if self.look_rendered() {
+            parts.push(format!(
+                "{} have the texts of control tokens, which are text and control nothing: if a chat template has made them, set \
+                 data.control_tokens: Parsed",
+                of(*rendered)
             ));
         }
         write!(f, "{}", parts.join("; "))

@@ -169,11 +169,21 @@ pub enum Problem {
     OneRow,
     #[error("cannot be used as a tokenizer.json: {0}")]
     NoTokenizer(String),
+    #[error("it has no tokenizer.json: {0}")]
+    NoTokenizerJson(String),
+    #[error("the files beside it list tokens that it does not take: {0}")]
+    BadListed(String),
     #[error(
-        "its largest token is {}, but model.vocab is {vocab}; set model.vocab to {tokenizer} or more",
-        tokenizer - 1
+        "its largest token is {largest} ({text:?}), but model.vocab is {vocab}; set model.vocab to {} or more{}",
+        largest + 1,
+        if *listed { ", or take that token out of tokenizer_config.json, which lists it beside the tokenizer.json" } else { "" }
     )]
-    TokenizerVocab { tokenizer: usize, vocab: usize },
+    TokenizerVocab { largest: u32, text: String, vocab: usize, listed: bool },
+    #[error(
+        "tokenizer_config.json names {text:?} as eos_token, which ends a text, and the tokenizer has no such token: name one that it \
+         has, or add it with transformers (add_special_tokens, save_pretrained)"
+    )]
+    NoEnd { text: String },
     #[error("{fault}; or {or_else}")]
     NotUtf8 { fault: NotUtf8, or_else: &'static str },
     #[error(

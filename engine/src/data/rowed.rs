@@ -59,10 +59,7 @@ impl Corpus {
         (vocab, seq_len): (usize, usize),
     ) -> Result<Self, DataError> {
         let (path, tokens) = tokenizer;
-        if tokens > vocab {
-            let problem = Problem::TokenizerVocab { tokenizer: tokens, vocab };
-            return Err(in_key("data.tokenizer")(at(path)(problem)));
-        }
+        with.rows.fits(vocab).map_err(at(path)).map_err(in_key("data.tokenizer"))?;
         let width = if tokens <= 1 << 16 { 2 } else { 4 };
         let documents = Documents::that_say(with.room(seq_len));
         let documents = (with.packing != Packing::Windows).then_some(documents);
@@ -116,6 +113,7 @@ impl Corpus {
             .iter()
             .map(|(_, row)| row.as_ref().map(String::as_str).map_err(String::as_str))
             .collect();
+        bad.rendered += with.rows.count_rendered(&texts);
         let document = |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.read(t));
         let make = || cores::map(texts.len(), document);
         let documents = with.cache.documents(with.rows.hash(), &texts, make);

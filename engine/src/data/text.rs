@@ -7,7 +7,7 @@ use super::read::{Source, named};
 use super::store::TokenFile;
 use super::tokenizer::Tokenizer;
 use super::tokens::Cache;
-use super::{Corpus, DataError, Parts, Problem};
+use super::{Corpus, DataError, Parts};
 use crate::config::DataFormat;
 use crate::report::reading::Reading;
 use std::path::{Path, PathBuf};
@@ -58,12 +58,9 @@ impl Corpus {
         vocab: usize,
         seq_len: usize,
     ) -> Result<Self, DataError> {
-        let tokenizer = with.tokenizer.vocab();
-        if tokenizer > vocab {
-            let problem = Problem::TokenizerVocab { tokenizer, vocab };
-            return Err(in_key("data.tokenizer")(at(with.path)(problem)));
-        }
-        let width = if tokenizer <= 1 << 16 { 2 } else { 4 };
+        let fits = with.tokenizer.fits(vocab).map_err(at(with.path));
+        fits.map_err(in_key("data.tokenizer"))?;
+        let width = if with.tokenizer.vocab() <= 1 << 16 { 2 } else { 4 };
         let mut data = Self { text: Some(0), ..Self::of_width(width, seq_len) };
         let checks = Checks { cache: with.cache, vocab, quiet: with.quiet, names_all: false };
         data.fill_parts(parts, checks, &mut |data, text| data.read_text(text, with, checks))?;

@@ -1,14 +1,20 @@
 //! `tokenizer.json`, as Hugging Face's tokenizers write it: text to tokens and back.
 
 use super::cuts::Cuts;
+use super::listed::{FILES, Listed, listed};
 use super::open::open_regular;
-use super::{Problem, untrusted};
+use super::untrusted::Around;
+use super::{Problem, plain, untrusted};
 use crate::config::transformers::pointer;
+use crate::hugging_face::unread_tokenizers;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use tokenizers::ModelWrapper;
+use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes of a file; more is none.
 const LONGEST: u64 = 256 << 20;
@@ -21,57 +27,103 @@ const HELD: usize = 16;
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     bytes: Vec<u8>,
+    /// Of the files that it was read from.
+    sources: u128,
+    /// Tokens that only files beside it list.
+    listed: BTreeSet<u32>,
     vocab: usize,
     cuts: Result<Cuts, String>,
+    /// For texts of others, where a control token is a piece of its model.
+    plain: Option<ModelWrapper>,
+    /// It finds control tokens in a text that it has normalized.
+    normalizes: bool,
 }
 
+/// Names and contents of files.
+type Files = [(&'static str, Vec<u8>)];
+
 impl Tokenizer {
-    /// Reads `path`, a tokenizer.json or the folder of one. Truncation and padding, which it may ask for, are left out: a text is a text.
+    /// Reads `path`, a tokenizer.json or the folder of one, and the tokens that files beside it list, as transformers does. Truncation
+    /// and padding, which it may ask for, are left out: a text is a text.
     ///
     /// # Errors
     /// [`Problem`] when it cannot be read, is none, draws lots (BPE dropout), or is more than the library can bear.
     pub fn open(path: &Path) -> Result<Self, Problem> {
-        let inside = path.join("tokenizer.json");
-        let file = open_regular(if path.is_dir() { &inside } else { path })?;
-        let mut bytes = Vec::new();
-        file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(Problem::Unreadable)?;
-        Self::from_bytes(bytes)
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        let bytes = match path.is_dir() {
+            true => read(&path.join("tokenizer.json")).map_err(|problem| match problem {
+                Problem::Missing => Problem::NoTokenizerJson(unread_tokenizers(path)),
+                other => other,
+            })?,
+            false => read(path)?,
+        };
+        let mut beside = Vec::new();
+        for name in FILES {
+            match read(&folder.join(name)) {
+                Err(Problem::Missing) => {}
+                Err(problem) => return Err(Problem::BadListed(format!("{name}: {problem}"))),
+                Ok(bytes) => beside.push((name, bytes)),
+            }
+        }
+        Self::from_files(bytes, &beside)
     }
 
-    fn from_bytes(bytes: Vec<u8>) -> Result<Self, Problem> {
+    /// Reads the file that a run keeps, which needs no other one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_kept(path: &Path) -> Result<Self, Problem> {
+        Self::from_files(read(path)?, &[])
+    }
+
+    #[cfg(test)]
+    pub(super) fn from_bytes(bytes: Vec<u8>) -> Result<Self, Problem> {
+        Self::from_files(bytes, &[])
+    }
+
+    pub(super) fn from_files(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
         let wrong = |why: String| Problem::NoTokenizer(why);
-        if bytes.len() as u64 > LONGEST {
-            return Err(wrong(format!("it is longer than {}", topology::format_bytes(LONGEST))));
-        }
-        if let Some(instead) = pointer(&bytes) {
-            return Err(wrong(instead.to_string()));
-        }
-        let value: serde_json::Value =
-            serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
-        if value["model"]["dropout"].as_f64().is_some_and(|p| p > 0.0) {
-            return Err(wrong(
-                "its model.dropout is not 0, so that each time gives other tokens".into(),
-            ));
-        }
-        untrusted::check(&value).map_err(wrong)?;
-        let cuts = Cuts::of(&value);
-        drop(value);
-        let load = || tokenizers::Tokenizer::from_bytes(&bytes);
-        let made = untrusted::guarded("over the file", load).map_err(wrong)?;
-        let mut inner = made.map_err(|e| wrong(e.to_string()))?;
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        let sources = sources(&bytes, beside);
+        let Whole { inner, file, bytes, listed } = Whole::of(bytes, beside)?;
+        let cuts = Cuts::of(&file);
+        drop(file);
         let largest = inner.get_vocab(true).into_values().max();
         let vocab = largest.map_or(0, |id| id as usize + 1);
         if vocab == 0 {
             return Err(wrong("it has no token".into()));
         }
+        let plain = plain::model(&inner).map_err(wrong)?;
+        let added = inner.get_added_tokens_decoder();
+        let normalizes = inner.get_normalizer().is_some()
+            && added.values().any(|token| token.special && token.normalized);
         let inner = Arc::new(inner);
         untrusted::try_out(&inner, untrusted::PATIENCE).map_err(wrong)?;
-        Ok(Self { inner, bytes, vocab, cuts })
+        Ok(Self { inner, bytes, sources, listed, vocab, cuts, plain, normalizes })
     }
 
-    /// The file.
+    /// Whether it is the tokenizer of a tokenizer.json with these bytes, and of the files that `beside` gives by their names.
+    pub(crate) fn is_of<'a>(&self, file: &[u8], beside: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
+        let beside = FILES.map(|name| beside(name).map(|bytes| (name, bytes.to_vec())));
+        let beside: Vec<_> = beside.into_iter().flatten().collect();
+        self.sources == sources(file, &beside)
+            || Whole::of(file.to_vec(), &beside).is_ok_and(|whole| whole.bytes == self.bytes)
+    }
+
+    /// Refuses a model that has fewer tokens.
+    ///
+    /// # Errors
+    /// [`Problem`] names the largest token.
+    pub(crate) fn fits(&self, vocab: usize) -> Result<(), Problem> {
+        if self.vocab <= vocab {
+            return Ok(());
+        }
+        let largest = u32::try_from(self.vocab - 1).unwrap_or(u32::MAX);
+        let text = self.inner.id_to_token(largest).unwrap_or_default();
+        let listed = self.listed.contains(&largest);
+        Err(Problem::TokenizerVocab { largest, text, vocab, listed })
+    }
+
+    /// The file, with the tokens that files beside it list.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -130,7 +182,29 @@ impl Tokenizer {
         (cut, letter): (char, &dyn Fn(char) -> char),
         special: bool,
     ) -> Result<Vec<(u32, Range<usize>)>, String> {
-        untrusted::encode_cut(&self.inner, text, (cut, letter), special)
+        let model = self.plain.as_ref().unwrap_or_else(|| self.inner.get_model());
+        untrusted::encode_cut((&self.inner, model), text, (cut, letter), special)
+    }
+
+    /// The tokens of a text whose control tokens control, and those that the tokenizer puts around it.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(super) fn encode_around(&self, text: &str) -> Result<Around, String> {
+        untrusted::encode_around(&self.inner, text)
+    }
+
+    /// Whether a control token is a piece of its model, to which a text may come.
+    pub(super) const fn has_control_pieces(&self) -> bool {
+        self.plain.is_some()
+    }
+
+    /// The first control token of a text that is there once it is normalized.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(super) fn normalized_control(&self, text: &str) -> Result<Option<Range<usize>>, String> {
+        if self.normalizes { untrusted::control_in(&self.inner, text) } else { Ok(None) }
     }
 
     /// The texts of its control tokens.
@@ -153,10 +227,115 @@ impl Tokenizer {
         added.get(&token).is_some_and(|added| added.special)
     }
 
+    /// The text of a token by itself.
+    #[cfg(test)]
+    pub(super) fn text_of(&self, token: u32) -> String {
+        let mut decoder = self.decoder();
+        decoder.push(token) + &decoder.rest()
+    }
+
     /// Text of one token after another.
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder { inner: &self.inner, tokens: Vec::new(), told: 0 }
     }
+}
+
+/// A tokenizer.json with the tokens that files beside it list.
+struct Whole {
+    inner: tokenizers::Tokenizer,
+    file: serde_json::Value,
+    bytes: Vec<u8>,
+    /// Those that it does not have itself.
+    listed: BTreeSet<u32>,
+}
+
+impl Whole {
+    fn of(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
+        let wrong = |why: String| Problem::NoTokenizer(why);
+        if bytes.len() as u64 > LONGEST {
+            return Err(wrong(format!("it is longer than {}", topology::format_bytes(LONGEST))));
+        }
+        if let Some(instead) = pointer(&bytes) {
+            return Err(wrong(instead.to_string()));
+        }
+        let file: serde_json::Value =
+            serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
+        if file["model"]["dropout"].as_f64().is_some_and(|p| p > 0.0) {
+            return Err(wrong(
+                "its model.dropout is not 0, so that each time gives other tokens".into(),
+            ));
+        }
+        untrusted::check(&file).map_err(wrong)?;
+        let inner = load(&bytes).map_err(wrong)?;
+        let own = inner.get_added_tokens_decoder().into_iter().collect();
+        let read = |name: &str| {
+            beside.iter().find(|(other, _)| *other == name).map(|(_, bytes)| bytes.clone())
+        };
+        let all = listed(&read, &own).map_err(Problem::BadListed)?;
+        let whole = Self { inner, file, bytes, listed: BTreeSet::new() };
+        match all.iter().all(|(_, token)| own.values().any(|other| other == token)) {
+            true => Ok(whole),
+            false => whole.with(&all),
+        }
+    }
+
+    /// With these tokens, which get their numbers as transformers gives them.
+    fn with(mut self, all: &[Listed]) -> Result<Self, Problem> {
+        let own: BTreeSet<u32> = self.inner.get_added_tokens_decoder().into_keys().collect();
+        let tokens = all.iter().map(|(_, token)| token.clone()).collect::<Vec<_>>();
+        let add = || self.inner.add_tokens(tokens);
+        let added = untrusted::guarded("over the tokens that files beside it list", add);
+        let added = added.and_then(|added| added.map_err(|e| e.to_string()));
+        added.map_err(Problem::BadListed)?;
+        for (number, token) in all {
+            let (text, given) = (&token.content, self.inner.token_to_id(&token.content));
+            if let (Some(number), Some(given)) = (number, given)
+                && *number != given
+            {
+                tracing::warn!(
+                    "a file beside tokenizer.json lists {text:?} as token {number}, and it is {given}, as in transformers"
+                );
+            }
+        }
+        let bad = |why: String| Problem::BadListed(why);
+        let vocabulary = serde_json::to_value(self.inner.get_added_vocabulary());
+        self.file["added_tokens"] = vocabulary.map_err(|e| bad(e.to_string()))?;
+        self.bytes = self.file.to_string().into_bytes();
+        let again = load(&self.bytes).map_err(bad)?;
+        let numbers = self.inner.get_added_tokens_decoder();
+        if again.get_added_tokens_decoder() != numbers {
+            return Err(bad("they would have other numbers in a tokenizer.json, since its model leaves some out: save the tokenizer anew with transformers (save_pretrained)".into()));
+        }
+        self.listed = numbers.into_keys().filter(|number| !own.contains(number)).collect();
+        self.inner = again;
+        Ok(self)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Problem> {
+    let (file, mut bytes) = (open_regular(path)?, Vec::new());
+    file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(Problem::Unreadable)?;
+    Ok(bytes)
+}
+
+/// The tokenizer of a file, without truncation and padding.
+fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    let made = untrusted::guarded("over the file", || tokenizers::Tokenizer::from_bytes(bytes))?;
+    let mut inner = made.map_err(|e| e.to_string())?;
+    inner.with_padding(None);
+    inner.with_truncation(None).map_err(|e| e.to_string())?;
+    Ok(inner)
+}
+
+/// xxh3, 128 bits, of a tokenizer.json and of the files beside it.
+fn sources(file: &[u8], beside: &Files) -> u128 {
+    let mut hash = Xxh3Default::new();
+    let beside = beside.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes.as_slice()]);
+    for part in [file].into_iter().chain(beside) {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.digest128()
 }
 
 /// Makes text of tokens that come one by one. A token by itself may be a part of a character, and its text may depend on the

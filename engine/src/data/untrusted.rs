@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
-use tokenizers::{Encoding, Model as _, OffsetType, PreTokenizer as _};
-use tokenizers::{NormalizedString, Normalizer};
+use tokenizers::{Encoding, Model as _, ModelWrapper, OffsetReferential, OffsetType};
+use tokenizers::{NormalizedString, Normalizer, PreTokenizer as _};
 
 /// Bytes that a normalizer or pre-tokenizer may make of one. Real ones make four at most.
 const MOST_GROWTH: f64 = 64.0;
@@ -123,9 +123,9 @@ pub(super) fn encode_with_places(
 }
 
 /// The same of a text in which `cut` stands inside what is not to be a control token, and other characters stand for letters
-/// that are not to be one: `letter` gives these. The places are those of the text as it is given.
+/// that are not to be one: `letter` gives these. The places are those of the text as it is given. `model` makes the tokens.
 pub(super) fn encode_cut(
-    inner: &tokenizers::Tokenizer,
+    (inner, model): (&tokenizers::Tokenizer, &ModelWrapper),
     text: &str,
     (cut, letter): (char, &dyn Fn(char) -> char),
     special: bool,
@@ -142,11 +142,50 @@ pub(super) fn encode_cut(
         if let Some(into_words) = inner.get_pre_tokenizer() {
             into_words.pre_tokenize(&mut parts)?;
         }
-        inner.get_model().tokenize_in_pretokenized(&mut parts, None)?;
+        model.tokenize_in_pretokenized(&mut parts, None)?;
         let encoded = parts.into_encoding(None, 0, OffsetType::Byte)?;
         inner.post_process(encoded, None, special)
     };
     with_places(guarded("over the text", encode)?, text)
+}
+
+/// A token, with the bytes of the text that it stands for; those that the tokenizer puts around a text are told apart.
+pub(super) struct Around {
+    pub(super) front: Vec<u32>,
+    pub(super) text: Vec<(u32, Range<usize>)>,
+    pub(super) behind: Vec<u32>,
+}
+
+/// The tokens of a text whose control tokens control, and those that the tokenizer puts around it.
+pub(super) fn encode_around(inner: &tokenizers::Tokenizer, text: &str) -> Result<Around, String> {
+    let encoded = guarded("over the text", || inner.encode(text, true))?;
+    let encoded = encoded.map_err(|e| e.to_string())?;
+    let is_put: Vec<bool> = encoded.get_special_tokens_mask().iter().map(|put| *put == 1).collect();
+    let mut text = with_places(Ok(encoded), text)?;
+    let behind = is_put.iter().rposition(|put| !put).map_or(text.len(), |last| last + 1);
+    let behind = text.split_off(behind).into_iter().map(|(token, _)| token).collect();
+    let front = is_put.iter().position(|put| !put).unwrap_or(0);
+    let front = text.drain(..front).map(|(token, _)| token).collect();
+    Ok(Around { front, text, behind })
+}
+
+/// Where the first control token of a text stands that the tokenizer takes out of it.
+pub(super) fn control_in(
+    inner: &tokenizers::Tokenizer,
+    text: &str,
+) -> Result<Option<Range<usize>>, String> {
+    let added = inner.get_added_vocabulary();
+    let find = || {
+        let parts = added.extract_and_normalize(inner.get_normalizer(), text);
+        let all = parts.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        let mut found = all.into_iter().filter_map(|(_, (start, end), tokens)| {
+            let id = tokens.as_ref()?.first()?.id;
+            let special = added.get_added_tokens_decoder().get(&id).is_some_and(|t| t.special);
+            special.then_some(start..end)
+        });
+        found.next()
+    };
+    guarded("over the text", find)
 }
 
 fn with_places(

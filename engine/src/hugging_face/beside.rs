@@ -125,7 +125,7 @@ impl Beside {
         tokenizer: Option<&Tokenizer>,
     ) -> Option<&'static str> {
         match (tokenizer, self.get(TOKENIZER)) {
-            (Some(now), Some(theirs)) if now.bytes() != theirs => {
+            (Some(now), Some(theirs)) if !now.is_of(theirs, |name| self.get(name)) => {
                 Some("data.tokenizer is another one than the folder's")
             }
             (None, _) if data.format.is_bytes() => Some("the run's tokens are bytes"),

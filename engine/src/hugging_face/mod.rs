@@ -6,11 +6,13 @@ mod config_json;
 mod folder;
 mod header;
 mod names;
+mod tokenizers;
 mod weights;
 mod write;
 
 pub use beside::Beside;
 pub use folder::Folder;
+pub(crate) use tokenizers::{tokenizer_file, unread_tokenizers};
 pub use weights::Pretrained;
 pub use write::{ExportError, Numbers, export};
 

@@ -4,11 +4,15 @@ use super::super::exit::{Failed, code};
 use super::super::{ConfigArgs, data, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use crate::checkpoint::inspect::Summary;
+use crate::config::{Loaded, Origin};
 use crate::data::Tokenizer;
-use crate::hugging_face::{Beside, ExportError, Folder, FolderError, Numbers, export, import};
+use crate::hugging_face::{
+    Beside, ExportError, Folder, FolderError, Numbers, export, import, tokenizer_file,
+};
+use crate::report::shown::Shown;
 use crate::train::build::build;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Write the parameters of a checkpoint for other programs.
 #[derive(Debug, clap::Args)]
@@ -99,6 +103,7 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
         return Err(Failed::new(code::CONFIG, not_built));
     }
     let folder = Folder::open(&args.folder).map_err(unusable)?;
+    refuse_bytes(&args.folder, &loaded)?;
     let built = build(config);
     folder.check_model(&config.model, &built.gpt).map_err(unusable)?;
     let tokenizer = data::tokenizer(config)?;
@@ -110,7 +115,7 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     let written = new.finish(sealed)?;
     let (config, sets) = args.config.again(&args.out);
     let sets = sets.iter().map(|set| format!(" --set {}", quoted(set)));
-    let path_quoted = |path: &std::path::Path| quoted(&path.display().to_string());
+    let path_quoted = |path: &Path| quoted(&path.display().to_string());
     say(&format!(
         "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
         written.display(),
@@ -120,6 +125,25 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
         sets.collect::<String>()
     ));
     Ok(())
+}
+
+/// Refuses to train weights on bytes beside which a tokenizer stands, unless the config says that bytes are their tokens.
+fn refuse_bytes(folder: &Path, Loaded { config, origins, .. }: &Loaded) -> Result<(), Failed> {
+    let is_said = |(key, _, origin): &(String, String, Origin)| {
+        key == "data.tokenizer" && *origin != Origin::Default
+    };
+    let bytes = config.data.format.is_bytes() && config.data.tokenizer.is_none();
+    match tokenizer_file(folder).filter(|_| bytes && !origins.iter().any(is_said)) {
+        None => Ok(()),
+        Some(name) => {
+            let folder = Shown(folder);
+            let why = format!(
+                "data.tokenizer: {folder} has {name}, so its weights know tokens, and the config makes none of text: set it to a tokenizer.json \
+                 or to its folder, or to None for weights that were trained on bytes"
+            );
+            Err(Failed::new(code::CONFIG, why))
+        }
+    }
 }
 
 pub(in crate::cli) fn unusable(error: FolderError) -> Failed {

@@ -73,6 +73,9 @@ fn keys_of_other_data_than_there_is() {
     );
     let system = ["data.system=\"Be brief.\"", "data.format=Megatron"];
     refuses(&system, "data.system", &["only the rows of `Chat` have messages", "prepared chats"]);
+    let parsed = ["data.control_tokens=Parsed", "data.format=U16"];
+    refuses(&parsed, "data.control_tokens", &["these files hold tokens", "`Jsonl` or `Chat`"]);
+    refuses(&parsed[..1], "data.control_tokens", &["plain text are always parsed"]);
     for packing in ["data.packing=Documents", "data.packing=None"] {
         loaded(LEAST, &["data.truncate=true", "data.format=Megatron", packing]).unwrap();
     }

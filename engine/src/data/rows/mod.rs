@@ -13,16 +13,21 @@ mod oracle;
 mod probe;
 mod reader;
 #[cfg(test)]
+mod rendered;
+#[cfg(test)]
 mod robust;
 mod talk;
 mod targets;
+mod texts;
 
 pub(super) use lines::Lines;
 
 use super::document::Document;
+use super::problem::Problem;
 use super::tokenizer::Tokenizer;
 use super::unread::Unread;
 use crate::chat::{ANSWER, Template};
+use crate::config::ControlTokens;
 use crate::json::{Json, Map};
 use control::Control;
 use forms::{Form, form};
@@ -61,16 +66,19 @@ enum Kind<'a> {
 pub struct Rows<'a> {
     tokenizer: &'a Tokenizer,
     control: Control,
+    /// What the texts of control tokens are in texts that no template makes.
+    in_texts: ControlTokens,
     /// The token behind each text.
     end: Option<u32>,
+    /// The text of such a token, which the tokenizer does not have.
+    no_end: Option<String>,
     kind: Kind<'a>,
     hash: OnceLock<u128>,
 }
 
 impl<'a> Rows<'a> {
-    /// For rows with a text in `field`. `template` knows the token that ends a text.
-    pub fn of_texts(tokenizer: &'a Tokenizer, field: &str, template: Option<&Template>) -> Self {
-        let end = template.and_then(Template::end_of_text);
+    /// For rows with a text in `field`. `end`: the text of the token that ends a text.
+    pub fn of_texts(tokenizer: &'a Tokenizer, field: &str, end: Option<&str>) -> Self {
         Self::new(tokenizer, end, Kind::Text(field.into()))
     }
 
@@ -86,9 +94,33 @@ impl<'a> Rows<'a> {
     }
 
     fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: Kind<'a>) -> Self {
-        let end = end.and_then(|text| tokenizer.token(text));
+        let token = end.and_then(|text| tokenizer.token(text));
+        let no_end = end.filter(|_| token.is_none()).map(str::to_owned);
         let control = Control::new(tokenizer.control());
-        Self { tokenizer, control, end, kind, hash: OnceLock::new() }
+        let in_texts = ControlTokens::Text;
+        Self { tokenizer, control, in_texts, end: token, no_end, kind, hash: OnceLock::new() }
+    }
+
+    /// With what the texts of control tokens are in texts that no template makes.
+    #[must_use]
+    pub fn with_control_tokens(self, in_texts: ControlTokens) -> Self {
+        Self { in_texts, hash: OnceLock::new(), ..self }
+    }
+
+    /// Refuses a token that ends a text and that the tokenizer does not have: nothing would end one.
+    ///
+    /// # Errors
+    /// [`Problem`] names it.
+    pub(crate) fn check_end(&self) -> Result<(), Problem> {
+        self.no_end.clone().map_or(Ok(()), |text| Err(Problem::NoEnd { text }))
+    }
+
+    /// Refuses a model that has fewer tokens than the tokenizer.
+    ///
+    /// # Errors
+    /// [`Problem`] names the largest token.
+    pub(super) fn fits(&self, vocab: usize) -> Result<(), Problem> {
+        self.tokenizer.fits(vocab)
     }
 
     /// xxh3, 128 bits, of everything but the row that a document follows from.
@@ -103,6 +135,7 @@ impl<'a> Rows<'a> {
                 format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
             }
         };
+        let kind = format!("{:?} {kind}", self.in_texts);
         let mut hash = Xxh3Default::new();
         for part in [self.tokenizer.bytes(), kind.as_bytes()] {
             hash.update(&(part.len() as u64).to_le_bytes());
@@ -114,19 +147,26 @@ impl<'a> Rows<'a> {
     /// What a document follows from beside the row and the tokenizer, by its name.
     pub(super) fn makers(&self) -> Vec<(&'static str, String)> {
         let end = self.end.map_or_else(|| "none".into(), |token| token.to_string());
-        let end = ("token that ends a text", end);
+        let mut makers = vec![("token that ends a text", end)];
         match &self.kind {
-            Kind::Text(field) => vec![end, ("field of a text", format!("{field:?}"))],
-            Kind::Chat { reader, system } => vec![
-                end,
+            Kind::Text(field) => makers.push(("field of a text", format!("{field:?}"))),
+            Kind::Chat { reader, system } => makers.extend([
                 ("rules for chats", RULES.to_string()),
                 ("data.system", format!("{:?}", system.as_deref().unwrap_or_default())),
                 (
                     "chat template",
                     format!("xxh3-128 {:032x}", xxh3_128(reader.template.identity().as_bytes())),
                 ),
-            ],
+            ]),
         }
+        // Folders of versions that knew no other have none of these.
+        if self.in_texts == ControlTokens::Parsed {
+            makers.push(("data.control_tokens", format!("{:?}", self.in_texts)));
+        }
+        if self.tokenizer.has_control_pieces() {
+            makers.push(("pieces of a text like a control token", "without it".into()));
+        }
+        makers
     }
 
     /// The document of a row.
@@ -154,11 +194,12 @@ impl<'a> Rows<'a> {
                 return Err(format!("it is {}, not an object such as {example}", kind_of(&other)));
             }
         };
+        self.check_end().map_err(|problem| problem.to_string())?;
         let mut unread = Unread::default();
         let document = match &self.kind {
             Kind::Text(field) => match row.get_mut(field) {
                 Some(Json::String(text)) => {
-                    self.defuse_text(text)?;
+                    self.plain_text(text)?;
                     self.ended(text, 0..text.len())?
                 }
                 Some(other) => return Err(format!("`{field}` is {}, not a text", kind_of(other))),
@@ -168,8 +209,8 @@ impl<'a> Rows<'a> {
                 match form(reader, row, system.as_deref(), &mut unread)? {
                     Form::Talk(talk) => self.talk(reader, talk, &mut unread)?,
                     Form::Texts { mut prompt, mut completion } => {
-                        self.defuse_text(&mut prompt)?;
-                        self.defuse_text(&mut completion)?;
+                        self.plain_text(&mut prompt)?;
+                        self.plain_text(&mut completion)?;
                         let counted = prompt.len()..prompt.len() + completion.len();
                         self.ended(&(prompt + &completion), counted)?
                     }
@@ -198,6 +239,14 @@ impl<'a> Rows<'a> {
         self.spoken(&text, &counted, false)
     }
 
+    /// Cuts the texts of control tokens in a text that no template makes, if they are texts there.
+    fn plain_text(&self, text: &mut String) -> Result<(), String> {
+        match self.in_texts {
+            ControlTokens::Text => self.defuse_text(text),
+            ControlTokens::Parsed => check_marks(text),
+        }
+    }
+
     /// Cuts the texts of control tokens in every string and key.
     fn defuse(&self, value: &mut Json) -> Result<(), String> {
         match value {
@@ -216,12 +265,23 @@ impl<'a> Rows<'a> {
     }
 
     fn defuse_text(&self, text: &mut String) -> Result<(), String> {
-        if let Some(mark) = text.chars().find(|c| MARKS.contains(c)) {
-            let code = u32::from(mark);
-            return Err(format!("it has U+{code:04X}, which is no character: remove it"));
-        }
+        check_marks(text)?;
         if let Some(cut) = self.control.cut(text) {
             *text = cut;
+        }
+        // A control token may be there only once the text is normalized.
+        let mut before = usize::MAX;
+        while let Some(found) = self.tokenizer.normalized_control(text)? {
+            let mut signs = text[found.clone()].char_indices().filter(|(_, c)| !c.is_whitespace());
+            let first = signs.next().filter(|_| found.start != before);
+            let Some((at, first)) = first else {
+                let found = &text[found];
+                return Err(format!(
+                    "the tokenizer makes a control token of its text {found:?}, and no cut hinders it: change the text"
+                ));
+            };
+            text.insert(found.start + at + first.len_utf8(), CUT);
+            before = found.start;
         }
         Ok(())
     }
@@ -229,12 +289,15 @@ impl<'a> Rows<'a> {
     /// A text, of which some bytes count, and the token of its end, which counts too.
     fn ended(&self, text: &str, counted: Range<usize>) -> Result<Document, String> {
         let whole = counted.start == 0;
-        let mut document = self.spoken(text, &[counted], true)?;
+        let (mut document, ends) = match self.in_texts {
+            ControlTokens::Text => (self.spoken(text, &[counted], true)?, false),
+            ControlTokens::Parsed => self.parsed(text, counted)?,
+        };
         if whole {
             // A tokenizer's own token in front of a text has no bytes.
             document.counted.iter_mut().skip(1).for_each(|counts| *counts = true);
         }
-        if let Some(end) = self.end {
+        if let Some(end) = self.end.filter(|_| !ends) {
             // The tokenizer may put it there itself, at no place in the text.
             if document.tokens.last() != Some(&end) {
                 document.tokens.push(end);
@@ -253,23 +316,39 @@ impl<'a> Rows<'a> {
         counted: &[Range<usize>],
         special: bool,
     ) -> Result<Document, String> {
-        let mut document = Document::default();
-        let mut push = |token: u32, place: Range<usize>| {
-            // Of a blank that a tokenizer leaves out of its token no byte is left.
-            let place = place.start..place.end.max(place.start + 1);
-            let behind = counted.partition_point(|c| c.end <= place.start);
-            let counts = counted.get(behind).is_some_and(|c| c.start < place.end);
-            let first = document.tokens.is_empty();
-            document.tokens.push(token);
-            document.counted.push(counts && !first);
-        };
         let letter = |c| self.control.letter(c);
-        let tokens = match text.contains(|c| c == CUT || LETTERS.contains(&c)) {
+        let is_cut = text.contains(|c| c == CUT || LETTERS.contains(&c));
+        let tokens = match is_cut || self.tokenizer.has_control_pieces() {
             true => self.tokenizer.encode_cut(text, (CUT, &letter), special)?,
             false => self.tokenizer.encode_with_places(text, special)?,
         };
-        tokens.into_iter().for_each(|(token, place)| push(token, place));
-        Ok(document)
+        Ok(document(tokens, counted))
+    }
+}
+
+/// Tokens with their places in a text, of which these bytes count.
+fn document(tokens: Vec<(u32, Range<usize>)>, counted: &[Range<usize>]) -> Document {
+    let mut document = Document::default();
+    for (token, place) in tokens {
+        // Of a blank that a tokenizer leaves out of its token no byte is left.
+        let place = place.start..place.end.max(place.start + 1);
+        let behind = counted.partition_point(|c| c.end <= place.start);
+        let counts = counted.get(behind).is_some_and(|c| c.start < place.end);
+        let first = document.tokens.is_empty();
+        document.tokens.push(token);
+        document.counted.push(counts && !first);
+    }
+    document
+}
+
+/// Refuses the marks of onebox.
+fn check_marks(text: &str) -> Result<(), String> {
+    match text.chars().find(|c| MARKS.contains(c)) {
+        Some(mark) => {
+            let code = u32::from(mark);
+            Err(format!("it has U+{code:04X}, which is no character: remove it"))
+        }
+        None => Ok(()),
     }
 }
 
@@ -344,7 +423,7 @@ mod tests {
 
     fn texts(field: &str, then: impl FnOnce(&Rows<'_>)) {
         let (tokenizer, template) = model();
-        then(&Rows::of_texts(&tokenizer, field, Some(&template)));
+        then(&Rows::of_texts(&tokenizer, field, template.end_of_text()));
     }
 
     fn chats(system: &str, then: impl FnOnce(&Rows<'_>)) {

@@ -86,7 +86,7 @@ fn rows_are_those_of_transformers() {
         let tokenizer = Tokenizer::open(&folder.join("tokenizer.json")).unwrap();
         let template = Template::of_data(&Beside::open(&folder).unwrap()).unwrap();
         let chats = Rows::of_chats(&tokenizer, &template, "");
-        let texts = Rows::of_texts(&tokenizer, "text", Some(&template));
+        let texts = Rows::of_texts(&tokenizer, "text", template.end_of_text());
         let rows = std::fs::read(folder.join("rows.json")).unwrap();
         let rows: Vec<One> = serde_json::from_slice(&rows).unwrap();
         all += rows.len();
