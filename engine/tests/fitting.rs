@@ -243,9 +243,11 @@ fn a_no_in_json_has_the_short_memory_and_what_is_enough() {
         serde_json::from_str(&plan(&folder, &[words, &["--json"]].concat()).1).unwrap()
     };
     let all = [json(&model(&[])), json(&search(&[])), json(&config(&[], &[]))];
+    // q and o, k and v, three linears, two norms and those of heads.
+    let block = 1024 * (2 * 1024 + 2 * 512 + 3 * 3072 + 2) + 2 * 64;
     for answer in &all {
         assert_eq!(answer["shortages"], all[0]["shortages"], "{answer}");
-        assert_eq!(answer["parameters"], 116_937_728, "{answer}");
+        assert_eq!(answer["parameters"], 2 * 32768 * 1024 + 4 * block + 1024, "{answer}");
         let short = &answer["shortages"][0]["short"];
         assert_eq!((&short[0]["memory"], &short[1]), (&json!("host"), &Value::Null), "{answer}");
         assert_eq!(short[0]["there"], 800 << 20);
