@@ -363,7 +363,7 @@ class Check(First):
         hidden, heads, seq_len, top = 4096, 32, 1024, 256
         if self.fake:
             # The workspace of products alone takes 32 MiB.
-            hidden, heads, seq_len = 256, 4, 16
+            hidden, heads, seq_len, top = 256, 4, 16, 32
             self.environment["FAKECUDA_MEMORY"] = str(64 << 20)
         rows, wrong = ["| optimizer | layers | parameters | GPU | host | a step | one layer more |", "|---|---|---|---|---|---|---|"], []
         for optimizer in ["Host", "Device"]:

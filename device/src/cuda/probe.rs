@@ -92,7 +92,8 @@ impl Probe {
         let is_unknown = |gpu: &&GpuInfo| {
             !self.architectures.is_empty() && !self.architectures.contains(&gpu.sm)
         };
-        let unknown = self.gpus.iter().filter(is_unknown).max_by_key(|gpu| gpu.sm);
+        // The newest, whose compiler knows the others; of several the first.
+        let unknown = self.gpus.iter().rev().filter(is_unknown).max_by_key(|gpu| gpu.sm);
         let one = |library: &LibraryInfo| {
             let version = library.version.as_ref().ok()?;
             // NCCL has its own version numbers.

@@ -40,6 +40,8 @@ impl No {
         if !found.layouts.is_empty() || found.no_layout.is_some() {
             return None;
         }
+        // The ranks of the config may be too many for the box.
+        let gpus = gpus.or((!loaded.config.is_sound()).then_some(found.gpus));
         let remedies = remedies(loaded, gpus);
         let lacking = remedies.is_empty().then(|| Lacking::of(loaded, gpus));
         Some(Self { remedies, lacking })

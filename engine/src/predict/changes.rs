@@ -2,7 +2,7 @@
 
 use crate::config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, Loaded, Origin};
 use crate::config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
-use crate::train::build::build;
+use crate::train::build::{Built, build};
 use device::Arena;
 use std::collections::BTreeSet;
 
@@ -92,16 +92,15 @@ pub fn stream_parameters(config: &mut Config) {
     (config.recompute, config.host_checkpoints) = (Recompute::Block, true);
 }
 
-/// Gives virtual GPUs the memory that they need, in whole MiB, where they have less.
-pub(super) fn widen(config: &mut Config) {
+/// The handles of `config`, whose virtual GPUs are given the memory that these need, in whole MiB, where they have less.
+pub(super) fn widen(config: &mut Config) -> Built {
     const MIB: u64 = 1 << 20;
-    if !matches!(config.device, DeviceConfig::Cpu { .. }) {
-        return;
-    }
-    let needed = build(config).plan.bytes(Arena::Device).next_multiple_of(MIB);
+    let built = build(config);
+    let needed = built.plan.bytes(Arena::Device).next_multiple_of(MIB);
     if let DeviceConfig::Cpu { memory, .. } = &mut config.device {
         *memory = (*memory).max(needed);
     }
+    built
 }
 
 /// Keeps all parameters on the GPUs.

@@ -8,9 +8,10 @@ use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
 use crate::predict::search::{Brief, layouts};
 use crate::predict::variants::{States, all_variants};
-use crate::train::build::build;
+use crate::train::build::{build, shape};
 use rayon::prelude::*;
 use serde::Serialize;
+use topology::available_memory;
 
 /// Remedies that are named.
 const NAMED: usize = 3;
@@ -96,7 +97,7 @@ pub fn remedies(loaded: &Loaded, gpus: Option<usize>) -> Vec<Remedy> {
 /// last.
 fn with_layouts(given: &Config, changed: Vec<Fitting>, gpus: Option<usize>) -> Vec<Fitting> {
     let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);
-    if changed.iter().any(same) {
+    if changed.iter().any(same) || !may_hold_states(given) {
         return changed;
     }
     let exact = [States::Given, States::SplitMaster];
@@ -105,6 +106,20 @@ fn with_layouts(given: &Config, changed: Vec<Fitting>, gpus: Option<usize>) -> V
         return whole_layouts(given, gpus, &[States::Bf16Moments]);
     }
     whole.into_iter().chain(changed).collect()
+}
+
+/// Whether host and GPUs together have 6 bytes for each parameter: the least that its states take, wherever they are.
+fn may_hold_states(config: &Config) -> bool {
+    let bytes = match &config.device {
+        DeviceConfig::Cpu { .. } => available_memory(),
+        DeviceConfig::Cuda => return true,
+        DeviceConfig::Sim { box_, .. } => {
+            let nodes = (box_.numa_nodes * box_.machines) as u64;
+            box_.node_memory.saturating_mul(nodes)
+                + box_.gpu_memory.saturating_mul(box_.gpus as u64)
+        }
+    };
+    6 * shape(config).parameters() <= bytes
 }
 
 /// Layouts that fit, in the first of the forms of states in which some do; those with fewest changes first.
@@ -116,8 +131,8 @@ fn whole_layouts(given: &Config, gpus: Option<usize>, forms: &[States]) -> Vec<F
         let worlds = worlds(given, gpus).into_iter();
         let all: Vec<Config> = worlds.flat_map(|world| layouts(&config, world)).collect();
         let fit = |mut config: Config| {
-            changes::widen(&mut config);
-            (config.is_sound() && fits(&config, &build(&config))).then_some(config)
+            let built = changes::widen(&mut config);
+            (config.is_sound() && fits(&config, &built)).then_some(config)
         };
         let mut found: Vec<Config> = all.into_par_iter().filter_map(fit).collect();
         if !found.is_empty() {
@@ -174,7 +189,7 @@ fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
 fn changes_of(given: &Config, gpus: Option<usize>) -> Vec<Change> {
     let mut all: Vec<Change> = Vec::new();
     if matches!(given.device, DeviceConfig::Cpu { .. }) {
-        all.push((VIRTUAL_MEMORY, Box::new(changes::widen)));
+        all.push((VIRTUAL_MEMORY, Box::new(|c| drop(changes::widen(c)))));
     }
     all.push((0, Box::new(|c| c.parallel.sequence = c.parallel.tensor > 1)));
     for accumulate in PLACES.map(|(_, accumulate)| accumulate) {

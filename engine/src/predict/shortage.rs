@@ -96,8 +96,7 @@ fn unfit(loaded: &Loaded, gpus: Option<usize>) -> Vec<Layout> {
     let all: Vec<(States, Config)> = all.collect();
     let look = |(states, mut config): (States, Config)| {
         // Virtual GPUs have what the config gives them: the host's memory is what bounds them.
-        changes::widen(&mut config);
-        let built = build(&config);
+        let built = changes::widen(&mut config);
         let all_stay = built.gpt.shape().ring.resident == config.model.layers;
         let streams = built.gpt.shape().ring != Ring::NONE;
         let bytes = device_bytes(&config, &built.plan);

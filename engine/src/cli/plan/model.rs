@@ -38,7 +38,7 @@ struct Answer<'a> {
     /// `key=value` of the best layout, for a config that names the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     sets: Option<Vec<String>>,
-    /// A faster layout with bf16 Adam moments, where fp32 ones fit with parameters on the host alone.
+    /// A faster layout with bf16 Adam moments, where fp32 ones fit with parameters on the host or split parameters alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     bf16_moments: Option<Faster>,
     #[serde(flatten)]
@@ -70,7 +70,7 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
     let best = found.layouts.first();
     let complete = |chosen: &[String]| settings(config, &args.sets, chosen);
     let bf16_moments = match best {
-        Some(best) if found.states != States::Bf16Moments && streams(best) => {
+        Some(best) if is_slowed(best, found.states) => {
             faster(&loaded, gpus, best.tokens_per_second)?
         }
         _ => None,
@@ -117,9 +117,10 @@ fn is_given(args: &PlanArgs, name: &str) -> bool {
     args.sets.iter().any(|set| key(set) == name)
 }
 
-/// Whether parameters are on the host.
-fn streams(best: &Layout) -> bool {
-    best.sets.iter().any(|set| set == "offload.parameters=Host")
+/// Whether the host's memory decides the layout, which fewer bytes of states may make faster.
+fn is_slowed(best: &Layout, states: States) -> bool {
+    let streams = best.sets.iter().any(|set| set == "offload.parameters=Host");
+    states == States::SplitMaster || (states == States::Given && streams)
 }
 
 /// The fastest layout with bf16 Adam moments, if it has more than 1.05 times the `rate`, tokens a second.
