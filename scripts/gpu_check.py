@@ -362,8 +362,9 @@ class Check(First):
         """The deepest model that `plan` lets through, by bisection; it trains, and one layer more is refused with figures."""
         hidden, heads, seq_len, top = 4096, 32, 1024, 256
         if self.fake:
-            hidden, heads, seq_len = 64, 4, 16
-            self.environment["FAKECUDA_MEMORY"] = str(12 << 20)
+            # The workspace of products alone takes 32 MiB.
+            hidden, heads, seq_len = 256, 4, 16
+            self.environment["FAKECUDA_MEMORY"] = str(64 << 20)
         rows, wrong = ["| optimizer | layers | parameters | GPU | host | a step | one layer more |", "|---|---|---|---|---|---|---|"], []
         for optimizer in ["Host", "Device"]:
             path = self.config(f"largest-{optimizer}", model=f"(layers: 1, hidden: {hidden}, heads: {heads}, seq_len: {seq_len})",

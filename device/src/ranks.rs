@@ -4,12 +4,13 @@
 //! `world`: collectives meet, failures spread; `meeting`: their boards. `processes`: the processes of a run, which `mpi`
 //! joins; `far`: the ranks of the others; `letters`: what they tell each other.
 //! `shared`: a rank's lanes. `memory`: its arenas.
-//! `queue`: jobs of a lane. `trace`: times of ops. `crew`: kernel threads. `panics`, `patience`:
-//! notes of panics, and times of waiting.
+//! `queue`: jobs of a lane. `trace`: times of ops. `crew`: kernel threads. `look`: how threads wait for each other. `panics`,
+//! `patience`: notes of panics, and times of waiting.
 
 pub(crate) mod crew;
 pub(crate) mod far;
 pub(crate) mod letters;
+pub(crate) mod look;
 pub(crate) mod meeting;
 pub(crate) mod memory;
 #[cfg(feature = "mpi")]

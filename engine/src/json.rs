@@ -2,6 +2,7 @@
 
 use indexmap::IndexMap;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
 use serde_json::{Number, Value};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -62,6 +63,20 @@ pub(crate) enum Json {
 
 /// An object. Of a key that stands twice, it has the first place and the last value, as a dict of Python does.
 pub(crate) type Map = IndexMap<String, Json>;
+
+/// Integers beyond 64 bits come out as texts: serde has no such number.
+impl Serialize for Json {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Null => to.serialize_unit(),
+            Self::Bool(value) => to.serialize_bool(*value),
+            Self::Number(value) => value.serialize(to),
+            Self::String(value) | Self::Digits(value) => to.serialize_str(value),
+            Self::Array(values) => to.collect_seq(values),
+            Self::Object(fields) => to.collect_map(fields),
+        }
+    }
+}
 
 impl Json {
     /// The value of a key. None where this is no object, or has no such key.

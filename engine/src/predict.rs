@@ -10,7 +10,10 @@ pub mod rehearsal;
 pub mod remedies;
 mod schedules;
 pub mod search;
+pub mod shortage;
 pub mod simulate;
+mod variants;
 
 pub use choose::choose;
 pub use schedules::schedules;
+pub use variants::States;

@@ -130,7 +130,7 @@ pub fn train(
         gathering: Gathering::new(&built.gpt, options),
         saver: options
             .checkpoints
-            .as_deref()
+            .as_ref()
             .and_then(|folder| Saver::new((config, data), built, folder, (options, &places))),
         detours,
         places,

@@ -2,33 +2,36 @@
 //! anything else and holds it to the end.
 //!
 //! Invariant: who holds a [`RunDir`] is its only writer; the lock goes with the process, also by
-//! `kill -9`.
+//! `kill -9`. It works in the directory that it has locked, and in no other that has its path later.
 
+use rustix::fs::OFlags;
 use std::fmt;
-use std::fs::{self, OpenOptions, TryLockError};
+use std::fs::{self, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Display, Path, PathBuf};
 use std::sync::Arc;
 
 use crate::checkpoint::manifest::MANIFEST;
-use crate::checkpoint::{self, FOLDER, remove_all};
+use crate::checkpoint::{self, FOLDER, RunFolder, remove_all};
+pub(crate) use crate::report::metrics::METRICS;
 use crate::report::metrics::{DAMAGED, finished_step};
 use crate::report::tensorboard;
+use crate::run_dir::directory::Directory;
 use crate::run_dir::durable::sync_folder;
-pub use crate::run_dir::own::Held;
+pub use crate::run_dir::held::Held;
 use crate::run_dir::own::LOCK;
 use crate::utc::Utc;
 
+pub(crate) mod directory;
 pub(crate) mod durable;
 mod error;
+pub(crate) mod held;
 pub(crate) mod kept;
 pub(crate) mod output;
 pub(crate) mod own;
 pub use error::RunDirError;
 use error::cannot;
 
-/// A line for each step, evaluation and end.
-pub(crate) const METRICS: &str = "metrics.jsonl";
 /// Where runs go that are told no directory.
 pub(crate) const RUNS: &str = "runs";
 /// The resolved config of the run.
@@ -84,9 +87,9 @@ impl fmt::Display for RunMode {
 /// A run directory, locked while this lives.
 #[derive(Debug)]
 pub struct RunDir {
-    path: PathBuf,
     forked_from: Option<PathBuf>,
     held: Arc<Held>,
+    folder: RunFolder,
 }
 
 impl RunDir {
@@ -115,36 +118,41 @@ impl RunDir {
     pub fn create_whole(dir: &Path, files: &[(&str, Vec<u8>)]) -> Result<Self, RunDirError> {
         no_checkpoint(dir)?;
         let run = Self::lock_at(dir)?;
-        if is_there(&dir.join(METRICS)) || checkpoint::any(&dir.join(FOLDER)) {
+        let directory = run.own("read", METRICS)?;
+        if directory.has(METRICS) || checkpoint::any_of(directory) {
             return Err(RunDirError::Taken(dir.to_owned()));
         }
         for (name, bytes) in files {
-            let path = dir.join(name);
-            if is_there(&path) && !is(&path, bytes) {
-                return Err(RunDirError::Differs(path));
+            if directory.has(name) && !is(directory, name, bytes) {
+                return Err(RunDirError::Differs(directory.called(name)));
             }
         }
         Ok(run)
     }
 
-    /// The directory.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// What it was called when the run opened it, for messages.
+    pub fn shown(&self) -> Display<'_> {
+        self.held.shown()
     }
 
-    /// For whoever writes into it: whether it is still this run's.
+    /// The directory, as long as it is this run's.
     pub fn held(&self) -> &Arc<Held> {
         &self.held
+    }
+
+    /// The folder of its checkpoints.
+    pub fn folder(&self) -> &RunFolder {
+        &self.folder
+    }
+
+    /// The directory itself, for an `action` on the file `name` in it.
+    fn own(&self, action: &'static str, name: &str) -> Result<&Directory, RunDirError> {
+        self.held.check().map_err(cannot(action, &self.held.called(name)))
     }
 
     /// The run that this one starts from.
     pub fn forked_from(&self) -> Option<&Path> {
         self.forked_from.as_deref()
-    }
-
-    /// `metrics.jsonl`.
-    pub fn metrics_path(&self) -> PathBuf {
-        self.path.join(METRICS)
     }
 
     /// The last step of the run in `dir`, if that has finished.
@@ -162,13 +170,8 @@ impl RunDir {
     /// # Errors
     /// [`RunDirError::Io`]
     pub(crate) fn make_folder(&self) -> Result<(), RunDirError> {
-        let folder = self.path.join(FOLDER);
-        match fs::create_dir(&folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(cannot("create", &folder)(error))
-            }
-            _ => Ok(()),
-        }
+        let made = self.folder.make();
+        made.map(drop).map_err(cannot("create", &self.folder.path()))
     }
 
     /// Replaces the file `name` in one step: whatever happens, it has its old or its new content,
@@ -177,18 +180,18 @@ impl RunDir {
     /// # Errors
     /// [`RunDirError::Io`]; the old content is then still there.
     pub fn write_atomically(&self, name: &str, bytes: &[u8]) -> Result<(), RunDirError> {
-        let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.tmp")));
+        let (directory, temporary) = (self.own("write", name)?, format!(".{name}.tmp"));
         let write = || {
-            let mut file = own::create(&temporary)?;
+            let mut file = directory.create(&temporary)?;
             file.write_all(bytes)?;
             file.sync_all()?;
-            fs::rename(&temporary, &path)?;
-            sync_folder(&self.path)
+            directory.rename(&temporary, name)?;
+            directory.sync()
         };
         write().map_err(|source| {
-            // The temporary file may not even exist: the first error is the one to tell.
-            let _ = fs::remove_file(&temporary);
-            cannot("write", &path)(source)
+            // The first error is the one to tell.
+            let _ = directory.remove_file(&temporary);
+            cannot("write", &directory.called(name))(source)
         })
     }
 
@@ -206,23 +209,23 @@ impl RunDir {
 
     fn at(dir: &Path, mode: RunMode) -> Result<Self, RunDirError> {
         let run = Self::lock_at(dir)?;
-        if mode == RunMode::Fresh && holds_run(dir) {
+        let directory = run.own("read", METRICS)?;
+        if mode == RunMode::Fresh && has_run(directory) {
             return Err(RunDirError::HoldsRun(dir.to_owned()));
         }
-        if mode == RunMode::Overwrite && holds_run(dir) {
-            if fs::symlink_metadata(dir.join(METRICS)).is_err() {
+        if mode == RunMode::Overwrite && has_run(directory) {
+            if !directory.has(METRICS) {
                 return Err(RunDirError::NotOurs(dir.to_owned()));
             }
             run.check_kept()?;
             for name in WRITTEN {
                 run.remove(name)?;
             }
-            for (_, path) in tensorboard::files(dir) {
-                fs::remove_file(&path).map_err(cannot("remove", &path))?;
+            for (_, name) in tensorboard::files(directory) {
+                run.remove(&name)?;
             }
             run.remove_kept()?;
-            let checkpoints = dir.join(FOLDER);
-            remove_all(&checkpoints).map_err(cannot("remove", &checkpoints))?;
+            remove_all(directory).map_err(cannot("remove", &run.folder.path()))?;
         }
         Ok(run)
     }
@@ -255,15 +258,16 @@ impl RunDir {
     }
 
     fn lock(path: PathBuf, forked_from: Option<PathBuf>) -> Result<Self, RunDirError> {
-        let lock = path.join(LOCK);
-        let mut options = OpenOptions::new();
-        let file = own::open(&lock, options.read(true).write(true).create(true).truncate(false));
+        let directory = Directory::open(&path).map_err(cannot("lock", &path))?;
+        let lock = directory.called(LOCK);
+        let file = directory.open_or_create(LOCK, OFlags::empty());
         let mut file = file.map_err(cannot("lock", &lock))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::Error(source)) => return Err(cannot("lock", &path)(source)),
             Err(TryLockError::WouldBlock) => {
-                let pid = fs::read_to_string(&lock).ok().and_then(|text| text.trim().parse().ok());
+                let text = io::read_to_string(&file).ok();
+                let pid = text.and_then(|text| text.trim().parse().ok());
                 return Err(RunDirError::InUse { path, pid });
             }
         }
@@ -276,8 +280,8 @@ impl RunDir {
         {
             let _ = sync_folder(parent);
         }
-        let held = Held::new(&path, file).map_err(cannot("lock", &path))?;
-        Ok(Self { path, forked_from, held: Arc::new(held) })
+        let held = Arc::new(Held::new(directory, file));
+        Ok(Self { forked_from, folder: RunFolder::of(&held), held })
     }
 
     /// Removes the file `name`, or the link; nothing when it is not there.
@@ -285,13 +289,8 @@ impl RunDir {
     /// # Errors
     /// [`RunDirError::Io`]
     pub fn remove(&self, name: &str) -> Result<(), RunDirError> {
-        let path = self.path.join(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(cannot("remove", &path)(error))
-            }
-            _ => Ok(()),
-        }
+        let directory = self.own("remove", name)?;
+        directory.remove_file(name).map_err(cannot("remove", &directory.called(name)))
     }
 }
 
@@ -344,8 +343,11 @@ pub(crate) fn is_run(dir: &Path) -> bool {
 }
 
 fn holds_run(dir: &Path) -> bool {
-    [METRICS, CONFIG].iter().any(|name| is_there(&dir.join(name)))
-        || checkpoint::any(&dir.join(FOLDER))
+    Directory::open(dir).is_ok_and(|dir| has_run(&dir))
+}
+
+fn has_run(dir: &Directory) -> bool {
+    [METRICS, CONFIG].iter().any(|name| dir.has(name)) || checkpoint::any_of(dir)
 }
 
 /// A link that leads nowhere is there, too.
@@ -353,10 +355,18 @@ fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// Whether `path` is a file of just these `bytes`.
-fn is(path: &Path, bytes: &[u8]) -> bool {
-    let of_size = |file: fs::Metadata| file.is_file() && file.len() == bytes.len() as u64;
-    fs::symlink_metadata(path).is_ok_and(of_size) && fs::read(path).is_ok_and(|is| is == bytes)
+/// Whether `name` in `dir` is a file of just these `bytes`.
+fn is(dir: &Directory, name: &str, bytes: &[u8]) -> bool {
+    let read = || {
+        let mut file = dir.read(name)?;
+        let length = file.metadata()?.len();
+        let mut found = Vec::new();
+        if length == bytes.len() as u64 {
+            file.read_to_end(&mut found)?;
+        }
+        Ok::<_, io::Error>(length == bytes.len() as u64 && found == bytes)
+    };
+    read().unwrap_or(false)
 }
 
 /// Makes the first of `path` (`suffix` 1), `path-2`, `path-3`, .. that does not exist.
@@ -399,8 +409,9 @@ mod tests {
         let folder = tempdir().unwrap();
         let runs = folder.path().join("runs");
         let made: Vec<_> = (0..3).map(|_| RunDir::at_default(&runs, "gpt").unwrap()).collect();
-        let names: Vec<_> =
-            made.iter().map(|run| run.path().file_name().unwrap().to_str().unwrap()).collect();
+        let names: Vec<_> = made.iter().map(|run| run.shown().to_string()).collect();
+        let name = |path: &String| path.rsplit('/').next().unwrap().to_owned();
+        let names: Vec<_> = names.iter().map(name).collect();
         assert!(
             names.iter().all(|name| name.starts_with("gpt-2") && name.len() >= 19),
             "{names:?}"
@@ -484,9 +495,10 @@ mod tests {
         let running = create(&path, RunMode::Resume).unwrap();
         let fork = create(&path.join("."), RunMode::Fork).unwrap();
         let source = folder.path().canonicalize().unwrap().join("run");
-        assert_eq!(fork.path(), source.with_file_name("run-2"));
+        let beside = source.with_file_name("run-2");
+        assert_eq!(fork.held().place(), Some(beside));
         assert_eq!(fork.forked_from(), Some(&*source));
-        assert!(running.path().join(CONFIG).exists());
+        assert!(running.held().check().unwrap().has(CONFIG));
         let error = create(folder.path(), RunMode::Fork).unwrap_err();
         assert!(matches!(error, RunDirError::NothingToFork(_)), "{error}");
     }
@@ -511,8 +523,9 @@ mod tests {
     #[test]
     fn resume_makes_a_directory_that_is_not_there() {
         let folder = tempdir().unwrap();
-        let run = create(&folder.path().join("a/b"), RunMode::Resume).unwrap();
-        assert_eq!((RunDir::finished_in(run.path()), run.path().is_dir()), (None, true));
+        let path = folder.path().join("a/b");
+        create(&path, RunMode::Resume).unwrap();
+        assert_eq!((RunDir::finished_in(&path), path.is_dir()), (None, true));
     }
 
     #[test]
@@ -548,10 +561,9 @@ mod tests {
     #[test]
     fn a_finished_run_is_known_from_the_tail_of_its_metrics() {
         let (_folder, path) = with_run();
-        let run = create(&path, RunMode::Resume).unwrap();
         let steps = "{\"kind\":\"eval\",\"step\":1,\"loss\":2.5}\n".repeat(10_000);
         for (tail, finished) in [("", None), (END, Some(40)), ("{\"kind\":\"end\",\"st", None)] {
-            fs::write(run.metrics_path(), steps.clone() + tail).unwrap();
+            fs::write(path.join(METRICS), steps.clone() + tail).unwrap();
             assert_eq!(RunDir::finished_in(&path), finished);
         }
     }

@@ -4,6 +4,8 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 mod common;
+#[path = "chats/reports.rs"]
+mod reports;
 
 use common::{Folder, with_chats};
 use std::fs;
@@ -222,82 +224,6 @@ fn long_texts_are_divided_and_lose_no_target() {
         said["tokens"].as_u64().unwrap()
     };
     assert_eq!(tokens(&told.stdout), tokens(&whole.stdout));
-}
-
-#[test]
-fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
-    let folder = with_chats();
-    let dry = |rows: &str, sets: &[&str]| {
-        fs::write(folder.path("rows.jsonl"), rows).unwrap();
-        let sets = ["data.train=rows.jsonl"].iter().chain(sets).flat_map(|set| ["--set", set]);
-        let all = ["train", "chat.ron", "--dry-run"].into_iter().chain(sets);
-        folder.onebox(&all.collect::<Vec<_>>())
-    };
-    let good = folder.read("chats.jsonl");
-    let one_bad = format!("{good}{{\"messages\": []}}\n");
-    let told = dry(&one_bad, &[]).ok().stderr;
-    assert!(
-        told.contains("1 of 61 rows cannot be used (rows.jsonl line 61: `messages` is empty)"),
-        "{told}"
-    );
-    let many_bad = format!("7\n{good}\n{{\n{}", "{\"text\": \"a\"}\n".repeat(4));
-    for (rows, sets, said) in [
-        (
-            many_bad.as_str(),
-            &[][..],
-            "6 of 66 rows cannot be used (rows.jsonl line 1: it is a number, not an object",
-        ),
-        (&many_bad, &[], "rows.jsonl line 63: it is no JSON: "),
-        (
-            &many_bad,
-            &[],
-            "and 1 more; `onebox data check --all` names each); at most 5 % of the rows",
-        ),
-        (&"7\n".repeat(300), &[], "none of the first 100 rows can be used (rows.jsonl line 1: "),
-        (&good, &["model.seq_len=20"], "have more tokens than model.seq_len + 1, the longest"),
-        ("", &[], "empty"),
-        ("\n\n", &[], "empty"),
-        ("[{\"messages\": []}]", &[], "it is one JSON array, not JSON lines: write each"),
-        (
-            &good[..good.find('\n').unwrap()],
-            &[],
-            "it has one row or document, and none is left to hold out",
-        ),
-    ] {
-        let told = dry(rows, sets).refused(66, &[]).stderr;
-        assert!(told.contains(said), "{said}: {told}");
-    }
-    let cut = dry(&good, &["model.seq_len=50", "data.truncate=true"]).ok().stderr;
-    assert!(cut.contains("60 to train") || cut.contains("54 to train"), "{cut}");
-    let check = |sets: &[&str], said: &str| {
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
-        let all = ["config", "check", "chat.ron"].into_iter().chain(sets);
-        let told = folder.onebox(&all.collect::<Vec<_>>()).refused(78, &[]).stderr;
-        assert!(told.contains(said), "{said}: {told}");
-    };
-    check(&["data.packing=Windows"], "a window would cut chats anywhere");
-    check(&["data.tokenizer=None"], "rows of text need a tokenizer");
-    // The rules are all that is said: nothing could be read so.
-    for set in ["data.tokenizer=None", "data.format=Auto"] {
-        let told = folder.onebox(&[
-            "config",
-            "check",
-            "chat.ron",
-            "--set",
-            set,
-            "--set",
-            "data.packing=None",
-        ]);
-        assert!(!told.refused(78, &[]).stderr.contains("data.train"), "{set}");
-    }
-    check(
-        &["data.format=Auto", "data.packing=None"],
-        "these files do not say where documents begin",
-    );
-    check(
-        &["data.format=Auto", "data.packing=Documents"],
-        "these files do not say where documents begin",
-    );
 }
 
 /// Prepares the chats of `chat.ron` into `out`; the line of the config that trains on them.

@@ -101,6 +101,14 @@ fn what_these_gpus_cannot_do_is_refused_before_anything_starts() {
     let text = "cuBLASLt: 13.0.0 has no code for GPU 0, Fake GPU (sm_70), sm_70";
     let new = [volta, ("FAKECUDA_CUBLASLT", "130000")];
     onebox(&folder, &train, &new).refused(78, &[text, "CUDA 12.9"]);
+    let blackwell = [("FAKECUDA_SM", "120"), ("FAKECUDA_NVRTC", "12.6")];
+    let text = "NVRTC: 12.6 does not compile for GPU 0, Fake GPU (sm_120), sm_120";
+    onebox(&folder, &train, &blackwell).refused(78, &[text, "install NVRTC 12.8 or newer"]);
+    let doctor = onebox(&folder, &["doctor"], &blackwell).refused(1, &[]).stdout;
+    assert!(doctor.contains("12.6 does not compile for GPU 0"), "{doctor}");
+    assert!(doctor.contains("install NVRTC 12.8 or newer"), "{doctor}");
+    let unheard = [("FAKECUDA_SM", "90"), ("FAKECUDA_NVRTC_ARCHS", "70,80")];
+    onebox(&folder, &train, &unheard).refused(78, &["sm_90", "install NVRTC 11.8 or newer"]);
     assert!(!folder.path("run").exists());
     onebox(&folder, &train, &[volta]).ok();
 }

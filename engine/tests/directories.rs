@@ -4,6 +4,8 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 mod common;
+#[path = "directories/replaced.rs"]
+mod replaced;
 
 use common::Folder;
 use std::io::{BufRead, BufReader};

@@ -8,7 +8,7 @@
 mod common;
 
 use common::Folder;
-use engine::checkpoint::Checkpoint;
+use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::config::{Config, DataFormat, load_str};
 use engine::data::Dataset;
 use engine::run::{Message, RunOptions, train};
@@ -67,7 +67,7 @@ fn the_golden_checkpoint_loads_bit_for_bit_on_every_layout() {
     if std::env::var_os("ONEBOX_UPDATE").is_some() {
         let in_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
         assert!(!in_ci, "ONEBOX_UPDATE writes the checkpoint that the test should compare with");
-        let folder = path().parent().unwrap().to_owned();
+        let folder = RunFolder::at(path().parent().unwrap()).unwrap();
         let options = RunOptions { checkpoints: Some(folder), ..RunOptions::default() };
         println!("STATE_HASH = {}", hash(&[], &options));
         return;

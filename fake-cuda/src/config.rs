@@ -20,6 +20,8 @@ pub(crate) struct Config {
     pub(crate) peer: bool,
     pub(crate) driver_version: i32,
     pub(crate) nvrtc_version: (i32, i32),
+    /// Compute capabilities for which NVRTC compiles, if not those of its version.
+    pub(crate) nvrtc_architectures: Option<Vec<i32>>,
     pub(crate) cublaslt_version: usize,
     pub(crate) nccl_version: i32,
     pub(crate) shared_devices: bool,
@@ -45,6 +47,9 @@ impl Config {
             peer: number("FAKECUDA_PEER", 1) != 0,
             driver_version: number("FAKECUDA_DRIVER", 13000) as i32,
             nvrtc_version: dotted("FAKECUDA_NVRTC", (12, 9)),
+            nvrtc_architectures: std::env::var("FAKECUDA_NVRTC_ARCHS").ok().map(|text| {
+                text.split(',').filter_map(|number| number.trim().parse().ok()).collect()
+            }),
             cublaslt_version: number("FAKECUDA_CUBLASLT", 120_900) as usize,
             nccl_version,
             shared_devices: nccl_version >= 23000 && number("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1,

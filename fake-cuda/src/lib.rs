@@ -21,6 +21,7 @@
 //! | `FAKECUDA_PEER` | 1 | 0: devices cannot access each other |
 //! | `FAKECUDA_DRIVER` | 13000 | what `cuDriverGetVersion` says |
 //! | `FAKECUDA_NVRTC` | 12.9 | what `nvrtcVersion` says; 13 and newer compile for sm_75 and newer |
+//! | `FAKECUDA_NVRTC_ARCHS` | those of its version | compute capabilities for which NVRTC compiles, such as `70,80,90` |
 //! | `FAKECUDA_CUBLASLT` | 120900 | what `cublasLtGetVersion` says; not with a driver of an older major, from 13 on not on sm_70 |
 //! | `FAKECUDA_NCCL` | 22403 | what `ncclGetVersion` says |
 //! | `NCCL_MULTI_RANK_GPU_ENABLE` | 0 | 1 and NCCL 2.30 or newer: ranks may share a device |

@@ -91,6 +91,9 @@ fn layout(kind: Type, rows: usize, cols: usize, batches: usize) -> sys::cublasLt
     layout
 }
 
+/// The bit of epilogues with a matrix beside the product.
+const AUX: u32 = 128;
+
 fn multiply(stream: &Arc<CudaStream>, case: &Case) -> Outcome {
     let ([m, n, k], [ta, tb]) = (case.shape, case.transposes);
     let a = upload(stream, case.input, m * k * case.batches, 1);
@@ -106,8 +109,10 @@ fn multiply(stream: &Arc<CudaStream>, case: &Case) -> Outcome {
     set(desc, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(tb));
     set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &case.epilogue);
     set(desc, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address(&bias));
-    set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &address(&aux));
-    set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(aux_ld as i64));
+    if case.epilogue as u32 & AUX != 0 {
+        set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &address(&aux));
+        set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(aux_ld as i64));
+    }
     let flip = |flip: bool, rows, cols| if flip { (cols, rows) } else { (rows, cols) };
     let (a_rows, a_cols) = flip(ta, m, k);
     let (b_rows, b_cols) = flip(tb, k, n);
@@ -245,6 +250,37 @@ fn epilogues_agree_with_loops() {
         (0..m).for_each(|i| near(by_a.bias[i], (0..k).map(|z| a(i, z)).sum()));
         (0..n).for_each(|j| near(by_b.bias[j], (0..k).map(|z| b(z, j)).sum()));
         (0..m).for_each(|i| near(by_d.bias[i], (0..n).map(|j| by_d.d[i + j * m]).sum()));
+    });
+}
+
+/// The library's manual gives the pointer a meaning with these epilogues alone.
+#[test]
+fn a_matrix_beside_the_product_is_refused_where_the_epilogue_has_none() {
+    let name = "a_matrix_beside_the_product_is_refused_where_the_epilogue_has_none";
+    in_child(name, &[], || {
+        let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+        stream.context().bind_to_thread().unwrap();
+        let handle = result::create_handle().unwrap();
+        let preference = result::create_matmul_pref().unwrap();
+        let layout = layout(Type::CUDA_R_16F, 8, 8, 1);
+        let find = |epilogue: Epilogue, beside: [u64; 2]| {
+            let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+            let desc = result::create_matmul_desc(compute, Type::CUDA_R_32F).unwrap();
+            set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue);
+            set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &beside[0]);
+            set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &beside[1]);
+            // SAFETY: every handle is live, and nothing is computed.
+            let found = unsafe {
+                result::get_matmul_algo_heuristic(
+                    handle, desc, layout, layout, layout, layout, preference,
+                )
+            };
+            found.is_ok()
+        };
+        let address = 1 << 20;
+        assert!(find(PLAIN, [0, 0]) && find(Epilogue::CUBLASLT_EPILOGUE_GELU_AUX, [address, 8]));
+        assert!(!find(PLAIN, [address, 0]) && !find(PLAIN, [0, 8]));
+        assert!(!find(Epilogue::CUBLASLT_EPILOGUE_GELU_AUX, [0, 8]));
     });
 }
 

@@ -30,7 +30,7 @@ largest() {
     fi
     plan_layers "$fails" "$@"
     bound=$(awk '$1 == "\"words\":" { gsub(/^[^:]*: "|"$/, ""); print; exit }' "$work/plan.json")
-    case $bound in GPU*) bound='GPU memory' ;; node*|host*) bound='host memory' ;; *) bound=${bound%%:*} ;; esac
+    case $bound in GPU*|virtual*) bound='GPU memory' ;; node*|host*) bound='host memory' ;; *) bound=${bound%%:*} ;; esac
 }
 
 # The degrees of tensor parallelism that divide $1 GPUs and $2 heads.

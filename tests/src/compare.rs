@@ -5,6 +5,7 @@ use device::cpu::Lanes;
 use engine::config::{Config, DataFormat};
 use engine::data::Dataset;
 use engine::run::RunOptions;
+use engine::run_dir::Held;
 use engine::train::build::build;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
@@ -120,7 +121,8 @@ pub fn run_for_weights(
 ) -> (Ran, Weights) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("weights.safetensors");
-    let options = RunOptions { weights: Some(path.clone()), ..options.clone() };
+    let weights = Some(Held::unlocked(folder.path()).expect("a folder"));
+    let options = RunOptions { weights, ..options.clone() };
     let ran = try_run_on(data, config, &build(config), &options).unwrap_or_else(|e| panic!("{e}"));
     let bytes = std::fs::read(path).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");

@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/chat-templates")
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
-fn expected() -> Value {
-    serde_json::from_slice(&fs::read(folder().join("expected.json")).unwrap()).unwrap()
+fn expected(name: &str) -> Value {
+    serde_json::from_slice(&fs::read(folder(name).join("expected.json")).unwrap()).unwrap()
 }
 
-fn tokenizer() -> Tokenizer {
-    Tokenizer::open(&folder()).unwrap_or_else(|e| panic!("{e}"))
+fn tokenizer(name: &str) -> Tokenizer {
+    Tokenizer::open(&folder(name)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// A template with the settings of the fixture.
@@ -31,9 +31,27 @@ fn template(text: &Value, settings: &Value) -> Template {
     Template::of_data(&Beside::open(into.path()).unwrap()).unwrap()
 }
 
+/// The text of tokens, with `[[` and `]]` around those that count.
+fn shown(tokenizer: &Tokenizer, tokens: &[u32], counted: impl IntoIterator<Item = bool>) -> String {
+    let mut decoder = tokenizer.decoder();
+    let (mut text, mut before) = (String::new(), false);
+    for (token, counts) in tokens.iter().zip(counted) {
+        text += if counts == before {
+            ""
+        } else if counts {
+            "[["
+        } else {
+            "]]"
+        };
+        text += &decoder.push(*token);
+        before = counts;
+    }
+    text + if before { "]]" } else { "" }
+}
+
 #[test]
 fn tokens_and_targets_are_those_of_transformers_with_and_without_marks_in_the_template() {
-    let (expected, tokenizer) = (expected(), tokenizer());
+    let (expected, tokenizer) = (expected("chat-templates"), tokenizer("chat-templates"));
     let (rows, mut compared, mut refused) = (expected["rows"].as_array().unwrap(), 0, 0);
     for (name, family) in expected["templates"].as_object().unwrap() {
         for kind in ["marked", "plain"] {
@@ -63,7 +81,7 @@ fn tokens_and_targets_are_those_of_transformers_with_and_without_marks_in_the_te
 /// transformers makes control tokens of what a user writes. Here they stay the letters that they are.
 #[test]
 fn what_a_user_writes_controls_nothing() {
-    let (expected, tokenizer) = (expected(), tokenizer());
+    let (expected, tokenizer) = (expected("chat-templates"), tokenizer("chat-templates"));
     for (name, family) in expected["templates"].as_object().unwrap() {
         let template = template(&family["plain"], &expected["settings"]);
         let make = Rows::of_chats(&tokenizer, &template, "");
@@ -87,5 +105,116 @@ fn what_a_user_writes_controls_nothing() {
             let counts = |d: &Document| d.counted.iter().filter(|counts| **counts).count();
             assert_eq!(counts(&document), counts(&plain), "{name} {forged}");
         }
+    }
+}
+
+/// In 57 forms without marks: an answer has all that ends it, its calls of tools, and nothing of what a tool answers.
+/// tests/fixtures/make_turns_fixture.py wrote the chats, the templates, and what transformers makes of them.
+#[test]
+fn an_answer_ends_where_the_template_ends_the_turn() {
+    let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));
+    let mut wrong = Vec::new();
+    let (mut compared, mut refused) = (0, 0);
+    for (name, form) in expected["forms"].as_object().unwrap() {
+        let template = template(&form["plain"], &expected["settings"]);
+        let make = Rows::of_chats(&tokenizer, &template, "");
+        let pairs =
+            expected["rows"].as_array().unwrap().iter().zip(form["made"].as_array().unwrap());
+        for (number, (messages, want)) in pairs.enumerate() {
+            let made = make.document(&json!({ "messages": messages }).to_string());
+            if let Some(message) = want["refused"].as_str() {
+                let why = made.unwrap_err();
+                assert!(why.contains(message) && why.contains("does not show"), "{name}: {why}");
+                refused += 1;
+                continue;
+            }
+            compared += 1;
+            let tokens = want["tokens"].as_array().unwrap();
+            let tokens: Vec<u32> = tokens.iter().map(|t| t.as_u64().unwrap() as u32).collect();
+            let counted = want["counted"].as_str().unwrap();
+            let wanted = shown(&tokenizer, &tokens, counted.chars().map(|c| c == '1'));
+            let made = match made {
+                Ok(Document { tokens, counted }) => shown(&tokenizer, &tokens, counted),
+                Err(why) => why,
+            };
+            if made != wanted {
+                wrong.push(format!("{name}, row {number}:\n  {made:?}\n  {wanted:?}"));
+            }
+        }
+    }
+    assert!(compared > 600 && refused > 10, "{compared} {refused}");
+    assert!(wrong.is_empty(), "{} of {compared} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Which answers count is a matter of the row; where they stand, of the template, also where it marks some of them alone, or runs
+/// over numbers instead of messages.
+#[test]
+fn an_answer_that_is_not_to_be_learned_is_told_by_its_place() {
+    let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let chat = [
+        turn("user", "q"),
+        turn("assistant", "one"),
+        turn("user", "r"),
+        turn("assistant", "two"),
+        turn("user", "s"),
+        turn("assistant", "three"),
+    ];
+    let of = |content: &str, start: &str, end: &str| {
+        format!(
+            "{start}<|im_start|>{{{{ m.role }}}}\n{{% if m.role == 'assistant' %}}{content}{{% else %}}{{{{ m.content + '<|im_end|>' }}}}{{% endif %}}{end}\
+             {{% if add_generation_prompt %}}<|im_start|>assistant\n{{{{ '' }}}}{{% endif %}}"
+        )
+    };
+    let each = |content: &str| of(content, "{% for m in messages %}", "{% endfor %}");
+    let answer = "{{ m.content + '<|im_end|>' }}";
+    let all = each(&format!("{{% generation %}}{answer}{{% endgeneration %}}"));
+    let last = each(&format!(
+        "{{% if loop.last %}}{{% generation %}}{answer}{{% endgeneration %}}{{% else %}}{answer}{{% endif %}}"
+    ));
+    let parts = each(
+        "{% generation %}{{ m.content }}{% endgeneration %}{% generation %}<|im_end|>{% endgeneration %}",
+    );
+    let by_number = |answer: &str| {
+        let start = "{% for i in range(messages | length) %}{% set m = messages[i] %}";
+        of(answer, start, "{% endfor %}")
+    };
+    let marked_by_number = by_number(&format!("{{% generation %}}{answer}{{% endgeneration %}}"));
+    let in_a_variable = format!("{{% set x %}}{}{{% endset %}}{{{{ x }}}}", each(answer));
+    let (plain, by_number) = (each(answer), by_number(answer));
+    let two = json!({ "prompt": &chat[..3], "completion": &chat[3..] });
+    let one = json!({ "prompt": &chat[..5], "completion": &chat[5..] });
+    let mut middle = chat.to_vec();
+    middle[3]["train"] = false.into();
+    let middle = json!({ "messages": middle });
+    for (name, template_text, row, answers) in [
+        ("all", &all, &two, "two three"),
+        ("all", &all, &one, "three"),
+        ("all", &all, &middle, "one three"),
+        ("last", &last, &two, "three"),
+        ("last", &last, &one, "three"),
+        ("last", &last, &middle, "three"),
+        ("parts", &parts, &two, "two three"),
+        ("parts", &parts, &middle, "one three"),
+        ("plain", &plain, &two, "two three"),
+        ("plain", &plain, &one, "three"),
+        ("plain", &plain, &middle, "one three"),
+        ("by number", &by_number, &two, "two three"),
+        ("by number", &by_number, &middle, "one three"),
+        ("marked by number", &marked_by_number, &one, "three"),
+        ("marked by number", &marked_by_number, &middle, "one three"),
+        ("in a variable", &in_a_variable, &middle, "one three"),
+    ] {
+        let template = template(&json!(template_text), &expected["settings"]);
+        let made = Rows::of_chats(&tokenizer, &template, "").document(&row.to_string());
+        let Document { tokens, counted } = made.unwrap_or_else(|why| panic!("{name}: {why}"));
+        let made = shown(&tokenizer, &tokens, counted);
+        let counted: Vec<&str> =
+            made.split("[[").skip(1).map(|part| part.split("]]").next().unwrap()).collect();
+        let wanted: Vec<String> =
+            answers.split(' ').map(|word| format!("{word}<|im_end|>")).collect();
+        assert_eq!(counted, wanted, "{name} {made}");
+        let whole = "<|im_start|>user\nq<|im_end|><|im_start|>assistant\none<|im_end|>";
+        assert!(made.replace("[[", "").replace("]]", "").starts_with(whole), "{name} {made}");
     }
 }

@@ -5,7 +5,7 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::{Error, Lane};
-use engine::checkpoint::{Checkpoint, newest};
+use engine::checkpoint::{Checkpoint, RunFolder, newest};
 use engine::run::{Message, Outcome, Place, RunError, RunOptions, Stuck, Watcher, train};
 use engine::train::build::build;
 use std::path::Path;
@@ -39,7 +39,7 @@ fn run(
     options: RunOptions,
 ) -> (Result<Outcome, RunError>, Vec<u64>, Vec<String>) {
     let config = tiny(&with(&SETS, more));
-    let options = RunOptions { checkpoints: Some(folder.to_owned()), ..options };
+    let options = RunOptions { checkpoints: Some(RunFolder::at(folder).unwrap()), ..options };
     let (mut saved, mut not) = (Vec::new(), Vec::new());
     let began = Instant::now();
     let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
@@ -334,7 +334,7 @@ fn whether_states_are_copied_is_decided_once() {
         let config =
             tiny(&["train.checkpoint_every=2", "train.steps=4", "train.checkpoint_keep=9"]);
         let options = RunOptions {
-            checkpoints: Some(folder.path().to_owned()),
+            checkpoints: Some(RunFolder::at(folder.path()).unwrap()),
             copies_states: Some(copies),
             ..RunOptions::default()
         };

@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use engine::checkpoint::Checkpoint;
+use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::config::Config;
 use engine::data::Dataset;
 use engine::generate::{Source, Trained, next_logits};
@@ -53,11 +53,16 @@ fn fp32(sets: &[&str], seed: u64) -> Config {
     config(&ron, &sets.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 
+fn checkpoints(run: &Path) -> RunFolder {
+    RunFolder::at(&run.join("checkpoints")).unwrap()
+}
+
 fn imported(config: &Config, data: &Dataset, run: &Path) -> Checkpoint {
     let from = Folder::open(&folder()).unwrap_or_else(|e| panic!("{e}"));
     let built = build(config);
     from.check_model(&config.model, &built.gpt).unwrap_or_else(|e| panic!("{e}"));
-    let sealed = import(&from, (config, &built, data), run).unwrap_or_else(|e| panic!("{e}"));
+    let sealed = import(&from, (config, &built, data), &checkpoints(run));
+    let sealed = sealed.unwrap_or_else(|e| panic!("{e}"));
     let path = sealed.publish().unwrap_or_else(|e| panic!("{e}"));
     Checkpoint::open(&path, 0).unwrap()
 }
@@ -103,7 +108,7 @@ fn ten_adamw_steps_from_an_imported_model_are_those_of_pytorch_on_every_layout()
         let config = fp32(&grid.each_ref().map(String::as_str), seed);
         let options = RunOptions {
             resume: Some(Arc::new(imported(&config, &data, run.path()))),
-            checkpoints: Some(run.path().join("checkpoints")),
+            checkpoints: Some(checkpoints(run.path())),
             ..RunOptions::default()
         };
         let mut losses = Vec::new();

@@ -8,12 +8,13 @@
 #[path = "llama/packed.rs"]
 mod packed;
 
-use engine::checkpoint::Checkpoint;
+use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::config::Config;
 use engine::data::{Dataset, Document};
 use engine::generate::{Source, Trained, next_logits};
 use engine::hugging_face::{Beside, Folder, Numbers, Pretrained, export};
 use engine::run::{Message, RunOptions, train};
+use engine::run_dir::Held;
 use engine::train::build::{build, shape};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
@@ -284,7 +285,7 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
     let path = run.path().join("weights.safetensors");
     let options = RunOptions {
         pretrained: Some(pretrained(model)),
-        weights: Some(path.clone()),
+        weights: Some(Held::unlocked(run.path()).unwrap()),
         ..RunOptions::default()
     };
     train(&config, &build(&config), &data, &options, &mut |_| ()).unwrap();
@@ -327,7 +328,7 @@ fn a_folder_goes_back_as_it_came() {
         let config = fp32(model, &sets, seed);
         let options = RunOptions {
             pretrained: Some(pretrained(model)),
-            checkpoints: Some(run.path().join("checkpoints")),
+            checkpoints: Some(RunFolder::at(&run.path().join("checkpoints")).unwrap()),
             ..RunOptions::default()
         };
         let built = build(&config);

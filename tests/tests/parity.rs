@@ -6,6 +6,7 @@
 
 use device::Dtype;
 use engine::run::{Message, RunOptions, StepReport, Weights, train};
+use engine::run_dir::Held;
 use std::sync::Arc;
 use tensor_parallel::{GptShape, Parts};
 use tests::pass::{Fixture, Given, Passed, pass, worst};
@@ -121,7 +122,8 @@ fn trained(fixture: &Fixture, optimizer: &str, sets: &[String]) -> Trained {
     let initial: Weights = params(fixture).map(|name| (name.into(), whole(name))).collect();
     let path = folder.path().join("weights.safetensors");
     let initial = Some(Arc::new(initial));
-    let options = RunOptions { initial, weights: Some(path.clone()), ..RunOptions::default() };
+    let weights = Some(Held::unlocked(folder.path()).unwrap());
+    let options = RunOptions { initial, weights, ..RunOptions::default() };
     let mut steps: Vec<StepReport> = Vec::new();
     let built = engine::train::build::build(&config);
     train(&config, &built, &data, &options, &mut |message| {

@@ -6,8 +6,9 @@
 
 use device::cpu::{self, CpuOptions, Lanes};
 use device::{Arena, Dtype, Error, Group, Lane, Op, Plan, Processes, Rank, Reduce, World};
-use engine::checkpoint::{Checkpoint, newest};
+use engine::checkpoint::{Checkpoint, RunFolder, newest};
 use engine::run::{Place, RunError, RunOptions, Watcher};
+use engine::run_dir::Held;
 use engine::train::build::build;
 use std::path::Path;
 use std::sync::Arc;
@@ -114,7 +115,7 @@ fn a_step_that_runs_twice_is_compared_in_all_processes() {
 }
 
 fn saving(folder: &Path, resume: Option<Checkpoint>) -> RunOptions {
-    let (checkpoints, resume) = (Some(folder.to_owned()), resume.map(Arc::new));
+    let (checkpoints, resume) = (Some(RunFolder::at(folder).unwrap()), resume.map(Arc::new));
     RunOptions { checkpoints, resume, ..RunOptions::default() }
 }
 
@@ -146,7 +147,7 @@ fn checkpoints_and_weights_are_the_same_files_and_any_number_of_processes_goes_o
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("checkpoints");
         std::fs::create_dir(&path).unwrap();
-        let weights = Some(folder.path().join("weights.safetensors"));
+        let weights = Some(Held::unlocked(folder.path()).unwrap());
         let options = RunOptions { weights, ..saving(&path, None) };
         (ran(count, &sets, &options), folder)
     };

@@ -8,7 +8,7 @@ mod places;
 #[path = "resume/told.rs"]
 mod told;
 
-use engine::checkpoint::{Checkpoint, newest};
+use engine::checkpoint::{Checkpoint, RunFolder, newest};
 use engine::run::{Message, Place, RunOptions, Unread, Watcher, train};
 use engine::train::build::build;
 use engine::train::detours::Detours;
@@ -132,8 +132,8 @@ fn a_checkpoint_has_no_name_before_all_is_heard_that_was_told() {
         let config = tiny(&with(BASE, &every));
         let here = folder.path().join(writer);
         std::fs::create_dir(&here).unwrap();
-        let options =
-            RunOptions { checkpoints: Some(here.join("checkpoints")), ..RunOptions::default() };
+        let checkpoints = Some(RunFolder::at(&here.join("checkpoints")).unwrap());
+        let options = RunOptions { checkpoints, ..RunOptions::default() };
         let (mut heard, mut saved) = (0, 0);
         let outcome = train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
             Message::Step(report) => heard = report.step,
@@ -156,7 +156,7 @@ fn a_checkpoint_has_no_name_before_all_is_heard_that_was_told() {
 fn saved_by(sets: &[&str], stop: Option<u64>) -> Vec<u64> {
     let folder = tempfile::tempdir().unwrap();
     let (config, mut saved) = (tiny(sets), Vec::new());
-    let checkpoints = Some(folder.path().join("checkpoints"));
+    let checkpoints = Some(RunFolder::at(&folder.path().join("checkpoints")).unwrap());
     let options = RunOptions { checkpoints, ..RunOptions::default() };
     train(&config, &build(&config), &excerpt(), &options, &mut |m| match m {
         Message::Saved { step, .. } => saved.push(step),
@@ -368,7 +368,7 @@ fn no_byte_of_a_checkpoint_can_change_unseen() {
     let sets = with(&with(BASE, TP2_DP2), &small);
     let config = tiny(&with(&sets, &["train.checkpoint_every=1"]));
     let options = RunOptions {
-        checkpoints: Some(folder.path().join("checkpoints")),
+        checkpoints: Some(RunFolder::at(&folder.path().join("checkpoints")).unwrap()),
         ..RunOptions::default()
     };
     train(&config, &build(&config), &excerpt(), &options, &mut |_| {}).unwrap();
@@ -444,7 +444,7 @@ fn a_copy_is_written_on_the_cores_of_its_rank() {
         }
     });
     let options = RunOptions {
-        checkpoints: Some(folder.path().join("checkpoints")),
+        checkpoints: Some(RunFolder::at(&folder.path().join("checkpoints")).unwrap()),
         bind: true,
         watcher: Some(watcher),
         ..RunOptions::default()

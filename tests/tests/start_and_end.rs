@@ -3,8 +3,9 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
-use engine::checkpoint::Checkpoint;
+use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::run::{Outcome, Place, RunOptions, Watcher, train};
+use engine::run_dir::Held;
 use engine::train::build::build;
 use std::collections::HashMap;
 use std::path::Path;
@@ -30,8 +31,10 @@ fn timed(
                 note.lock().expect("notes").push((place, Instant::now()));
             }
         })),
-        weights: Some(folder.join("weights.safetensors")),
-        checkpoints: resume.is_none().then(|| folder.join("checkpoints")),
+        weights: Some(Held::unlocked(folder).expect("a folder")),
+        checkpoints: resume
+            .is_none()
+            .then(|| RunFolder::at(&folder.join("checkpoints")).expect("a folder")),
         resume: resume.map(from),
         ..RunOptions::default()
     };

@@ -4,8 +4,9 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use device::cpu::Lanes;
-use engine::checkpoint::newest;
+use engine::checkpoint::{RunFolder, newest};
 use engine::run::{Message, Place, RunOptions, Watcher, train};
+use engine::run_dir::Held;
 use engine::train::build::build;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -116,18 +117,19 @@ fn a_stop_is_heard_while_initial_weights_are_made_and_while_states_are_read() {
             assert_eq!((ran.outcome.step, ran.steps.len()), (0, 0), "{grid:?}, rank {rank}");
         }
         let folder = tempfile::tempdir().unwrap();
-        let checkpoints = || Some(folder.path().join("checkpoints"));
+        let path = folder.path().join("checkpoints");
+        let checkpoints = || Some(RunFolder::at(&path).unwrap());
         let sets =
             with(grid, &["train.steps=2", "train.checkpoint_every=2", "train.eval_batches=1"]);
         let options = RunOptions { checkpoints: checkpoints(), ..RunOptions::default() };
         try_run(&tiny(&sets), &options).unwrap();
-        let from = || newest(&checkpoints().unwrap()).unwrap().0.map(Arc::new);
+        let from = || newest(&path).unwrap().0.map(Arc::new);
         let sets = with(&sets, &["train.steps=5"]);
         let weights = folder.path().join("weights.safetensors");
         let options = RunOptions {
             checkpoints: checkpoints(),
             resume: from(),
-            weights: Some(weights.clone()),
+            weights: Some(Held::unlocked(folder.path()).unwrap()),
             ..RunOptions::default()
         };
         let (ran, loaded) = told_at_once(&sets, options.clone());
@@ -170,8 +172,8 @@ fn weights_are_written_when_the_run_is_done_and_at_an_interrupt_where_nothing_el
         let options = RunOptions {
             stop,
             watcher: Some(watcher),
-            weights: Some(weights.clone()),
-            checkpoints: Some(folder.path().join("checkpoints")),
+            weights: Some(Held::unlocked(folder.path()).unwrap()),
+            checkpoints: Some(RunFolder::at(&folder.path().join("checkpoints")).unwrap()),
             ..RunOptions::default()
         };
         let built = build(&config);

@@ -58,7 +58,7 @@ fn code(source: &str) -> &str {
 type Rule = fn(&str, &str) -> Option<String>;
 
 /// The rules of single files of Rust, tests and all, each with a file that breaks it.
-const RULES: [(Rule, &str, &[&str]); 3] = [
+const RULES: [(Rule, &str, &[&str]); 5] = [
     (words_of_others, "topology/src/planted.rs", &["#[cfg(test)]\nmod tests {\n// a transformer"]),
     (
         unsafe_outside_its_fence,
@@ -66,6 +66,12 @@ const RULES: [(Rule, &str, &[&str]); 3] = [
         &["#[cfg(test)]\nmod tests {\n    fn f() { unsa", "fe { g() } }", "\n}"],
     ),
     (too_long, "engine/src/planted.rs", &["#[cfg(test)]\nmod tests {\n", "LINES"]),
+    (yields, "device/src/planted.rs", &["fn f() { std::thread::yield", "_now() }"]),
+    (
+        goes_by_path,
+        "engine/src/checkpoint/save/planted.rs",
+        &["fn f() { std::fs", "::rename(a, b) }"],
+    ),
 ];
 
 #[test]
@@ -138,7 +144,9 @@ fn unsafe_outside_its_fence(name: &str, source: &str) -> Option<String> {
         "device/src/cuda/blaslt.rs",
         "device/src/cuda/nccl.rs",
         "fake-cuda/",
+        "topology/src/cpu_kinds.rs",
         "topology/src/hwloc_ext.rs",
+        "topology/src/infos.rs",
         "topology/src/nvml.rs",
         "topology/src/arena.rs",
         "topology/src/trial.rs",
@@ -159,6 +167,43 @@ fn too_long(name: &str, source: &str) -> Option<String> {
     (all > 600 || lines > most).then(|| {
         format!("{name} has {lines} lines of code ({most} are allowed), {all} in all (600)")
     })
+}
+
+/// A thread that waits keeps its turn: see device/src/ranks/look.rs.
+fn yields(name: &str, source: &str) -> Option<String> {
+    let of_a_step = ["device/src", "offload/src", "tensor-parallel/src", "engine/src"];
+    // It asks MPI, which wakes nobody, and shares its core with a rank.
+    let asks = name == "device/src/ranks/mpi.rs";
+    let word = ["yield", "_now"].concat();
+    let found = source.contains(&word) && of_a_step.iter().any(|folder| name.starts_with(folder));
+    (found && !asks)
+        .then(|| format!("{name} yields its core, where it could look for a while and sleep"))
+}
+
+/// What works in the directory of a run asks for it (`Held::check`) and names files in it: its path may lead to another run.
+fn goes_by_path(name: &str, source: &str) -> Option<String> {
+    let of_a_run = [
+        "engine/src/checkpoint/save",
+        "engine/src/checkpoint/write.rs",
+        "engine/src/checkpoint/rewrite.rs",
+        "engine/src/checkpoint/run_folder.rs",
+        "engine/src/cli/train/rollback.rs",
+        "engine/src/cli/train/diverged.rs",
+        "engine/src/cli/train/ending.rs",
+        "engine/src/report/metrics.rs",
+        "engine/src/report/tensorboard.rs",
+        "engine/src/run/export.rs",
+        "engine/src/run_dir/kept.rs",
+    ];
+    of_a_run.iter().find(|file| name.starts_with(**file))?;
+    // Types are no calls.
+    let others = ["rustix::fs::", "std::fs::File;", "std::os::unix::fs::", "RankFile::"];
+    let names_files = |line: &&str| {
+        let line = others.iter().fold((*line).to_owned(), |line, other| line.replace(other, ""));
+        line.contains("fs::") || line.contains("File::")
+    };
+    let line = code(source).lines().find(names_files)?;
+    Some(format!("{name} goes by a path: {line}"))
 }
 
 #[test]

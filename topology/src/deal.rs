@@ -166,19 +166,48 @@ fn share_out(
         return all.len() < n;
     }
     for node in &group.nodes {
-        let cores = cores_of(node);
-        let bounds = bounds(cores, n);
-        for (seat, range) in group.seats.iter().zip(bounds.windows(2)) {
-            let own = cores[range[0]..range[1]].iter();
-            shares[*seat].cores.extend(own.map(|core| (*node, core.cpus.clone())));
+        for cores in by_kind(cores_of(node)) {
+            let bounds = match cores.len() == cores_of(node).len() {
+                true => bounds(&cores, n),
+                false => {
+                    let have = group.seats.iter().map(|seat| shares[*seat].cores.len());
+                    even_bounds(cores.len(), &have.collect::<Vec<_>>())
+                }
+            };
+            for (seat, range) in group.seats.iter().zip(bounds.windows(2)) {
+                let own = cores[range[0]..range[1]].iter();
+                shares[*seat].cores.extend(own.map(|core| (*node, core.cpus.clone())));
+            }
         }
     }
     false
 }
 
+/// The cores of each kind, the fastest first.
+fn by_kind<'a, 'm>(cores: &'a [Usable<'m>]) -> Vec<Vec<&'a Usable<'m>>> {
+    let mut kinds: BTreeMap<Option<usize>, Vec<&Usable<'_>>> = BTreeMap::new();
+    cores.iter().for_each(|core| kinds.entry(core.core.kind).or_default().push(core));
+    kinds.into_values().collect()
+}
+
+/// Indexes that cut a row of so many cores into a part for each seat: equal ones, and a core more for seats that `have` the
+/// fewest so far.
+fn even_bounds(cores: usize, have: &[usize]) -> Vec<usize> {
+    let (each, more) = (cores / have.len(), cores % have.len());
+    let mut seats: Vec<usize> = (0..have.len()).collect();
+    seats.sort_by_key(|seat| have[*seat]);
+    let gets_more = |seat: usize| seats[..more].contains(&seat);
+    let size = |seat: usize| each + usize::from(gets_more(seat));
+    let ends = (0..have.len()).scan(0, |end, seat| {
+        *end += size(seat);
+        Some(*end)
+    });
+    iter::once(0).chain(ends).collect()
+}
+
 /// Indexes that cut a row of cores into `n` parts: at the ends of caches if each part then differs
 /// from the even share by at most a quarter, else evenly.
-fn bounds(cores: &[Usable<'_>], n: usize) -> Vec<usize> {
+fn bounds(cores: &[&Usable<'_>], n: usize) -> Vec<usize> {
     let even: Vec<usize> = (0..=n).map(|i| i * cores.len() / n).collect();
     let cache_ends: Vec<usize> = iter::once(0)
         .chain((1..cores.len()).filter(|i| cores[i - 1].core.l3 != cores[*i].core.l3))

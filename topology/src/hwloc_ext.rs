@@ -18,8 +18,9 @@ use std::ptr::{self, NonNull};
 
 use hwloc2::NodeSet;
 
-use crate::Error;
+use crate::infos::{Info, infos, text};
 use crate::raw::{RawBox, RawDistances, RawKind, RawObject, RawPci};
+use crate::{Error, cpu_kinds};
 
 /// Largest CPU or node number of a set, which may be infinite.
 const MOST_IN_A_SET: c_int = 16 * 1024;
@@ -68,12 +69,6 @@ struct Obj {
     infos_count: c_uint,
     userdata: *const c_void,
     gp_index: u64,
-}
-
-#[repr(C)]
-struct Info {
-    name: *const c_char,
-    value: *const c_char,
 }
 
 #[repr(C)]
@@ -293,7 +288,9 @@ impl Handle {
         }
         let numa_distances = self.distances(c"NUMALatency", &index_of);
         let nvlink = self.distances(c"NVLinkBandwidth", &index_of);
-        RawBox { objects, allowed_cpus, allowed_nodes, numa_distances, nvlink }
+        // SAFETY: the topology is loaded.
+        let cpu_kinds = unsafe { cpu_kinds::of(t.cast()) };
+        RawBox { objects, allowed_cpus, allowed_nodes, numa_distances, nvlink, cpu_kinds }
     }
 
     fn object(&self, at: *const Obj) -> Option<&Obj> {
@@ -321,12 +318,8 @@ impl Handle {
             RawKind::NumaNode => attr(object).map_or(0, |attr| unsafe { attr.local_memory }),
             _ => 0,
         };
-        let infos = (0..object.infos_count as usize).filter_map(|i| {
-            let at = object.infos.wrapping_add(i);
-            // SAFETY: hwloc keeps `infos_count` entries at `infos`.
-            let info = unsafe { at.as_ref() }?;
-            Some((text(info.name)?, text(info.value)?))
-        });
+        // SAFETY: hwloc keeps `infos_count` entries at `infos`.
+        let infos = unsafe { infos(object.infos, object.infos_count) };
         RawObject {
             kind,
             parent,
@@ -335,7 +328,7 @@ impl Handle {
             nodes: members(object.nodeset),
             memory,
             name: text(object.name),
-            infos: infos.collect(),
+            infos,
             pci: pci.map(|pci| RawPci {
                 domain: u32::from(pci.domain),
                 bus: pci.bus,
@@ -442,14 +435,6 @@ fn members(set: *const c_void) -> Vec<u32> {
         (0..MOST_IN_A_SET).contains(&next).then_some(next)
     };
     std::iter::successors(next(&-1), next).filter_map(|n| u32::try_from(n).ok()).collect()
-}
-
-fn text(at: *const c_char) -> Option<String> {
-    if at.is_null() {
-        return None;
-    }
-    // SAFETY: hwloc's strings are NUL-terminated and live as long as their object.
-    Some(unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@
 //! Read in this order:
 //!
 //! 1. `machine`: a box as plain data; [`units`]: bytes and speeds as text;
-//! 2. `machine/`: builds the description; `hwloc`, `hwloc_ext`, `pci`, `nvml` are its sources, and
+//! 2. `machine/`: builds the description; `hwloc`, `hwloc_ext`, `cpu_kinds`, `pci`, `nvml` are its sources, and
 //!    `raw` holds hwloc's objects;
 //! 3. `guard`, `trial`: a description from outside is checked, then loaded in a child process;
 //! 4. `paths`: links and the bandwidth that a shared link leaves; `memory`: the memory that may be
@@ -26,6 +26,7 @@
 
 mod arena;
 mod bind;
+mod cpu_kinds;
 mod cpu_list;
 mod deal;
 mod error;
@@ -33,6 +34,8 @@ mod groups;
 mod guard;
 mod hwloc;
 mod hwloc_ext;
+mod infos;
+mod kinds;
 mod machine;
 mod memory;
 mod nvml;
@@ -52,7 +55,7 @@ pub use arena::{Arena, ArenaReport, Part};
 pub use bind::{Live, bind_current_thread, current_binding};
 pub use cpu_list::format_cpu_list;
 pub use error::Error;
-pub use machine::{Core, Gpu, Machine, NumaNode};
+pub use machine::{Core, CoreKind, Gpu, Machine, NumaNode};
 pub use memory::{available_memory, resident_memory};
 pub use paths::{Hop, Path};
 pub use pci::{Link, PciAddress, PciKind, PciNode};
@@ -60,6 +63,6 @@ pub use place::{
     HostBytes, Placement, RankPlace, Request, Seats, Sockets, far_words, place, place_ranks,
 };
 pub use spread::{Needs, far_staging, in_parts};
-pub use units::{counted, format_bytes, parse_bytes};
+pub use units::{counted, format_bytes, parse_bytes, up_to_hundredths};
 pub use warning::{Severity, Warning};
 pub use warnings::{Environment, warnings};

@@ -34,6 +34,9 @@ pub struct Machine {
     /// The physical cores, neighbours in caches next to each other, including those that a cgroup
     /// denies.
     pub cores: Vec<Core>,
+    /// The kinds of cores, the fastest first; empty where they are all alike, or nothing is known of their speeds.
+    #[serde(default)]
+    pub core_kinds: Vec<CoreKind>,
     /// The CPUs that this process may use (its cgroup and its inherited binding), ascending.
     pub allowed_cpus: Vec<u32>,
     /// The nodes on which this process may allocate, ascending.
@@ -84,6 +87,20 @@ pub struct Core {
     pub package: Option<u32>,
     /// Number of the last-level cache. Cores that share it have the same number.
     pub l3: Option<u32>,
+    /// Index in [`Machine::core_kinds`]; `None` where all cores are alike, or nothing is known.
+    #[serde(default)]
+    pub kind: Option<usize>,
+}
+
+/// Cores that are alike, where a box has several kinds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoreKind {
+    /// Its name, such as `IntelAtom`, if there is one.
+    pub name: Option<String>,
+    /// Highest frequency in MHz, or a relative speed where the box tells that alone.
+    pub speed: Option<u64>,
+    /// Their logical CPUs, ascending.
+    pub cpus: Vec<u32>,
 }
 
 /// A GPU. Its PCI address identifies it, never an index: indexes change with

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpu_list::format_cpu_list;
 use crate::deal::{Share, deal};
+use crate::kinds::unlike_ranks;
 use crate::machine::{Machine, NumaNode};
 use crate::pci::PciAddress;
 use crate::reasons::group_reasons;
@@ -286,6 +287,8 @@ fn place_on(machine: &Machine, request: &Request, all_sockets: bool) -> Result<P
             remedy: "fewer ranks, or a wider cpuset".into(),
         });
     }
+    let cpus = ranks.iter().map(|place| place.worker_cpus.as_slice());
+    warnings.extend(unlike_ranks(machine, cpus));
     Ok(Placement { tp, dp, ranks, all_sockets, sockets, reasons, warnings })
 }
 
@@ -485,7 +488,7 @@ mod tests {
             package: Some(id),
             distances: Vec::new(),
         };
-        let core = |cpus, id| Core { cpus, numa_node: id, package: Some(id), l3: None };
+        let core = |cpus, id| Core { cpus, numa_node: id, package: Some(id), l3: None, kind: None };
         Machine {
             name: None,
             virtual_machine: false,
@@ -495,6 +498,7 @@ mod tests {
             cores: (0..nodes)
                 .flat_map(|id| node_cores(id).map(move |cpus| core(cpus, id)))
                 .collect(),
+            core_kinds: Vec::new(),
             allowed_cpus: (0..total * siblings).collect(),
             allowed_nodes: (0..nodes).collect(),
             total_memory: u64::from(nodes) << 30,

@@ -11,6 +11,8 @@ pub(crate) struct RawBox {
     pub(crate) numa_distances: Option<RawDistances>,
     /// MB/s between GPUs, and between GPUs and switches or CPUs.
     pub(crate) nvlink: Option<RawDistances>,
+    /// In hwloc's order; empty where it does not tell.
+    pub(crate) cpu_kinds: Vec<RawCpuKind>,
 }
 
 /// The types of hwloc's objects that matter here.
@@ -68,4 +70,13 @@ pub(crate) struct RawDistances {
     pub(crate) objects: Vec<Option<usize>>,
     /// The value from the i-th to the j-th object is at i * n + j.
     pub(crate) values: Vec<u64>,
+}
+
+/// CPUs that are alike.
+#[derive(Debug)]
+pub(crate) struct RawCpuKind {
+    pub(crate) cpus: Vec<u32>,
+    /// Grows with the speed; negative where unknown.
+    pub(crate) efficiency: i32,
+    pub(crate) infos: Vec<(String, String)>,
 }

@@ -43,6 +43,20 @@ pub fn format_bytes(bytes: u64) -> String {
     text
 }
 
+/// The least amount from `bytes` on that [`format_bytes`] writes without rounding it up.
+pub fn up_to_hundredths(bytes: u64) -> u64 {
+    let mut up = bytes;
+    for (_, unit) in UNITS.iter().filter(|(name, _)| name.ends_with("iB")) {
+        let unit = u128::from(*unit);
+        let hundredths = (u128::from(bytes) * 100).div_ceil(unit);
+        up = u64::try_from(hundredths * unit / 100).unwrap_or(u64::MAX);
+        if hundredths < 1024 * 100 {
+            break;
+        }
+    }
+    up
+}
+
 /// Reads an amount of bytes: a decimal number, then one of B, kB, KiB, MB, MiB, GB, GiB, TB, TiB,
 /// or no unit for bytes. Examples are `31.7GiB`, `80 GB` and `1024`. A fraction is exact up to
 /// rounding to the nearest byte.
@@ -100,6 +114,17 @@ fn fraction_of(digits: &str, unit: u64) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hundredths_are_no_less_and_read_as_they_are_written() {
+        for bytes in [1, 1023, 1024, 1025, 1_048_575, 1 << 20, 330_000_000_001, 1_099_511_627_775] {
+            let up = up_to_hundredths(bytes);
+            assert!(up >= bytes && up <= bytes + bytes / 100 + 11, "{bytes}: {up}");
+            let read = parse_bytes(&format_bytes(up)).unwrap();
+            assert!(read.abs_diff(up) <= 1 && format_bytes(read) == format_bytes(up), "{bytes}");
+            assert_eq!(up_to_hundredths(up), up);
+        }
+    }
 
     #[test]
     fn every_unit_is_understood_with_and_without_spaces() {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::counted;
 use crate::cpu_list::format_cpu_list;
+use crate::kinds::cores_without_memory;
 use crate::machine::{Machine, sysfs};
 use crate::place::Placement;
 use crate::warning::{Severity, Warning};
@@ -259,6 +260,7 @@ impl Found {
                 "let the firmware or the hypervisor show NUMA nodes",
             );
         }
+        self.0.extend(cores_without_memory(machine));
         for node in &machine.numa_nodes {
             if node.memory_bytes == 0 {
                 self.say(

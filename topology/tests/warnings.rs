@@ -48,10 +48,20 @@ fn link(machine: &mut Machine, gpu: usize) -> &mut topology::Link {
     &mut machine.pci[node].link
 }
 
+/// The cores of the first node are faster than the others.
+fn halves_of_two_kinds(machine: &mut Machine, _: &mut Request) {
+    let cpus = |machine: &Machine, node: usize| machine.numa_nodes[node].cpus.clone();
+    let kind = |cpus| topology::CoreKind { name: None, speed: None, cpus };
+    machine.core_kinds = vec![kind(cpus(machine, 0)), kind(cpus(machine, 1))];
+    for core in &mut machine.cores {
+        core.kind = Some(core.numa_node as usize);
+    }
+}
+
 /// Every warning in the sources.
 fn all_ids() -> BTreeSet<String> {
     let mut ids = BTreeSet::new();
-    for file in ["warnings.rs", "place.rs"] {
+    for file in ["warnings.rs", "place.rs", "kinds.rs"] {
         let text = std::fs::read_to_string(folder().join("src").join(file)).unwrap();
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
         for pair in lines.windows(2).filter(|pair| {
@@ -108,6 +118,11 @@ fn every_warning_can_be_triggered_and_has_a_text_and_a_remedy() {
         ("gpu-node-unknown", of("dgx2", 0, |machine, _| machine.gpus[0].numa_node = None)),
         ("nodes-hidden", of("dgx2", 4, |machine, _| machine.numa_nodes.truncate(1))),
         ("node-without-memory", of("dgx2", 0, |machine, _| machine.numa_nodes[1].memory_bytes = 0)),
+        (
+            "cores-without-memory",
+            of("dgx2", 0, |machine, _| machine.numa_nodes[0].cpus.retain(|cpu| cpu % 2 == 0)),
+        ),
+        ("cores-unlike", of("dgx2", 3, halves_of_two_kinds)),
         ("cpus-restricted", of("dgx2", 0, |machine, _| machine.allowed_cpus.truncate(60))),
         ("more-ranks-than-cores", of("dgx2-cgroup-8cores", 0, unchanged)),
         ("memory-short", of("dgx2", 0, |_, request| request.state_bytes = 98 << 30)),

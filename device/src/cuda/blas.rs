@@ -131,7 +131,8 @@ impl Blas {
         for shape in kinds(sm) {
             let add = false;
             let bias = shape.bias.map(|_| at(3));
-            let (aux, scales) = (Some(at(4)), shape.is_fp8().then(|| [at(3), at(3)]));
+            let aux = shape.step.has_aux().then(|| at(4));
+            let scales = shape.is_fp8().then(|| [at(3), at(3)]);
             let addresses = Addresses { a: at(0), b: at(1), d: at(2), bias, aux, scales, add };
             if let Some(product) = Product::new(&self.handle, &shape, addresses, 0)? {
                 product.run(&self.handle, stream, addresses, 0)?;

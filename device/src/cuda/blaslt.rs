@@ -75,6 +75,13 @@ pub(super) enum Step {
     SumsOfB,
 }
 
+impl Step {
+    /// Whether there is a matrix beside the product: only then may the library be given one.
+    pub(super) const fn has_aux(self) -> bool {
+        matches!(self, Self::Gelu | Self::GeluBackward)
+    }
+}
+
 /// The properties that decide the best algorithm: d = a b (+ bias of d's rows), then the step. fp8
 /// operands have scales.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -220,7 +227,7 @@ impl Product {
             // Sums go to fp32 registers at intervals. Without that Hopper keeps about 14 bits throughout.
             description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &0i8)?;
         }
-        if matches!(shape.step, Step::Gelu | Step::GeluBackward) {
+        if shape.step.has_aux() {
             let stride = shape.d.rows as i64;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride)?;
         }

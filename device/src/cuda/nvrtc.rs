@@ -28,6 +28,15 @@ pub(super) fn version() -> Result<(i32, i32), String> {
     Ok((major, minor))
 }
 
+/// Compute capabilities for which the library compiles: 70 for V100, 90 for H100.
+pub(super) fn architectures() -> Result<Vec<u32>, String> {
+    let mut count = 0;
+    call!(nvrtcGetNumSupportedArchs(&raw mut count))?;
+    let mut all = vec![0; usize::try_from(count).unwrap_or(0)];
+    call!(nvrtcGetSupportedArchs(all.as_mut_ptr()))?;
+    Ok(all.into_iter().filter_map(|sm| u32::try_from(sm).ok()).collect())
+}
+
 /// A program. Drop destroys it.
 struct Program(sys::nvrtcProgram);
 

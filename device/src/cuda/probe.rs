@@ -46,6 +46,8 @@ pub struct Probe {
     pub gpus: Vec<GpuInfo>,
     /// NVRTC, cuBLASLt, NCCL.
     pub libraries: Vec<LibraryInfo>,
+    /// Compute capabilities for which NVRTC compiles; none where it does not say.
+    pub architectures: Vec<u32>,
 }
 
 impl Probe {
@@ -87,6 +89,10 @@ impl Probe {
         };
         let oldest = self.gpus.iter().min_by_key(|gpu| gpu.sm);
         let dropped = oldest.filter(|gpu| gpu.sm < TURING);
+        let is_unknown = |gpu: &&GpuInfo| {
+            !self.architectures.is_empty() && !self.architectures.contains(&gpu.sm)
+        };
+        let unknown = self.gpus.iter().filter(is_unknown).max_by_key(|gpu| gpu.sm);
         let one = |library: &LibraryInfo| {
             let version = library.version.as_ref().ok()?;
             // NCCL has its own version numbers.
@@ -100,7 +106,13 @@ impl Probe {
                     format!("{version} is of CUDA {cuda}, and the driver is for CUDA {driver}"),
                     format!("install that of CUDA {driver}, or a driver for CUDA {cuda}"),
                 ),
-                _ => return None,
+                _ => match unknown.filter(|_| library.name == NVRTC) {
+                    Some(GpuInfo { ordinal, name, sm, .. }) => (
+                        format!("{version} does not compile for GPU {ordinal}, {name}, sm_{sm}"),
+                        compiler_for(*sm),
+                    ),
+                    None => return None,
+                },
             };
             Some((library.name, why, remedy))
         };
@@ -113,7 +125,29 @@ impl Probe {
     }
 }
 
+const NVRTC: &str = "NVRTC";
 const NCCL: &str = "NCCL";
+
+/// The first CUDA versions that compile for an architecture, by release notes of CUDA.
+const SINCE: [(u32, &str); 9] = [
+    (86, "11.1"),
+    (87, "11.4"),
+    (89, "11.8"),
+    (90, "11.8"),
+    (100, "12.8"),
+    (101, "12.8"),
+    (120, "12.8"),
+    (103, "12.9"),
+    (121, "12.9"),
+];
+
+/// Which NVRTC compiles for `sm`.
+fn compiler_for(sm: u32) -> String {
+    match SINCE.iter().find(|(known, _)| *known == sm) {
+        Some((_, version)) => format!("install NVRTC {version} or newer"),
+        None => "install a newer NVRTC, such as that of the driver's CUDA version".into(),
+    }
+}
 
 /// The first CUDA version without code for sm_70, and the oldest architecture that it supports.
 const WITHOUT_VOLTA: i32 = 13;
@@ -138,11 +172,15 @@ pub fn probe() -> Probe {
     let library =
         |name, required, version: Result<String, String>| LibraryInfo { name, version, required };
     let libraries = vec![
-        library("NVRTC", true, guarded(nvrtc_version)),
+        library(NVRTC, true, guarded(nvrtc_version)),
         library("cuBLASLt", true, guarded(blaslt_version)),
         library(NCCL, false, guarded(nccl_version)),
     ];
-    Probe { driver, gpus, libraries }
+    let architectures = match nvrtc::is_present() {
+        true => guarded(nvrtc::architectures).unwrap_or_default(),
+        false => Vec::new(),
+    };
+    Probe { driver, gpus, libraries, architectures }
 }
 
 /// Free bytes of a GPU with a context on it, which takes some itself.

@@ -3,6 +3,7 @@
 //! for a while before they sleep, and the caller does not wait for a helper that has not begun.
 #![expect(unsafe_code, reason = "helpers run a closure that lives on the stack of whom they help")]
 
+use super::look::{look_for, pause};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -10,11 +11,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time that a helper looks for work before it sleeps: longer than the pause between two kernels.
 const LOOK_FOR: Duration = Duration::from_micros(300);
-const LOOKS_PER_YIELD: usize = 64;
+/// Time between two looks whether helpers have started.
+const STARTING: Duration = Duration::from_micros(50);
 
 /// Helpers of each caller of [`Crew::run`].
 pub struct Crew {
@@ -46,6 +48,9 @@ struct Shared {
     sleepers: AtomicUsize,
     mutex: Mutex<()>,
     turned: Condvar,
+    /// The caller sleeps until no helper is at work.
+    waits: AtomicBool,
+    rested: Condvar,
     bound: AtomicUsize,
     ended: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -80,6 +85,8 @@ impl Crew {
             sleepers: AtomicUsize::new(0),
             mutex: Mutex::new(()),
             turned: Condvar::new(),
+            waits: AtomicBool::new(false),
+            rested: Condvar::new(),
             bound: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
             panic: Mutex::new(None),
@@ -92,7 +99,8 @@ impl Crew {
             let help = move || {
                 bind();
                 shared.bound.fetch_add(1, Ordering::SeqCst);
-                shared.help(index);
+                // As its cores are bound now.
+                shared.help(index, pause(threads, LOOK_FOR));
             };
             let helper = std::thread::Builder::new().name(name.clone()).spawn(help)?;
             crew.helpers.push(helper);
@@ -100,7 +108,7 @@ impl Crew {
         // Binding takes time and memory; waiting for it here keeps both out of a later step.
         let is_bound = || crew.shared.bound.load(Ordering::SeqCst) == crew.helpers.len();
         while !is_bound() && !crew.helpers.iter().any(JoinHandle::is_finished) {
-            std::thread::yield_now();
+            std::thread::sleep(STARTING);
         }
         Ok(crew)
     }
@@ -234,24 +242,26 @@ struct Open<'a>(&'a Shared);
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state.fetch_and(!OPEN, Ordering::SeqCst);
-        let mut looks = 0;
-        while state & AT_WORK > 0 {
-            looks += 1;
-            if looks % LOOKS_PER_YIELD == 0 {
-                std::thread::yield_now();
-            }
-            std::hint::spin_loop();
-            state = self.0.state.load(Ordering::Acquire);
+        let shared = self.0;
+        shared.state.fetch_and(!OPEN, Ordering::SeqCst);
+        let is_at_rest = || shared.state.load(Ordering::SeqCst) & AT_WORK == 0;
+        if look_for(LOOK_FOR, || is_at_rest().then_some(())).is_some() {
+            return;
         }
+        let mut guard = shared.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.waits.store(true, Ordering::SeqCst);
+        while !is_at_rest() {
+            guard = shared.rested.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        shared.waits.store(false, Ordering::SeqCst);
     }
 }
 
 impl Shared {
     /// Runs open jobs until the crew ends.
-    fn help(&self, index: usize) {
+    fn help(&self, index: usize, looks_for: Duration) {
         let mut last = 0;
-        while let Some(state) = self.look(last) {
+        while let Some(state) = self.look(last, looks_for) {
             let began =
                 self.state.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed);
             if began.is_err() {
@@ -265,25 +275,25 @@ impl Shared {
                 let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
                 first.get_or_insert(panic);
             }
-            self.state.fetch_sub(1, Ordering::Release);
+            self.state.fetch_sub(1, Ordering::SeqCst);
+            if self.waits.load(Ordering::SeqCst) {
+                drop(self.mutex.lock().unwrap_or_else(PoisonError::into_inner));
+                self.rested.notify_all();
+            }
         }
     }
 
     /// Waits for an open job other than the `last` one and returns its state; `None` when the crew
     /// ends.
-    fn look(&self, last: u64) -> Option<u64> {
+    fn look(&self, last: u64, looks_for: Duration) -> Option<u64> {
         let is_new = |state: u64| state & OPEN > 0 && state / JOB != last;
         loop {
-            let began = Instant::now();
-            while !self.ended.load(Ordering::Relaxed) && began.elapsed() < LOOK_FOR {
-                for _ in 0..LOOKS_PER_YIELD {
-                    let state = self.state.load(Ordering::Relaxed);
-                    if is_new(state) {
-                        return Some(state);
-                    }
-                    std::hint::spin_loop();
-                }
-                std::thread::yield_now();
+            let state = look_for(looks_for, || {
+                let state = self.state.load(Ordering::Relaxed);
+                (is_new(state) || self.ended.load(Ordering::Relaxed)).then_some(state)
+            });
+            if let Some(state) = state.filter(|state| is_new(*state)) {
+                return Some(state);
             }
             let guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
             self.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -315,6 +325,7 @@ impl Drop for Crew {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
 
     fn crew(threads: usize) -> Crew {
         Crew::new(threads, || ()).expect("threads")
@@ -342,7 +353,7 @@ mod tests {
     fn wait_for(condition: &dyn Fn() -> bool) {
         let began = Instant::now();
         while !condition() && began.elapsed() < Duration::from_secs(20) {
-            std::thread::yield_now();
+            std::thread::sleep(STARTING);
         }
     }
 

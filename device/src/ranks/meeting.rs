@@ -3,6 +3,7 @@
 use crate::Tensor;
 use crate::error::Site;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// A rank's contribution to a collective.
@@ -67,17 +68,19 @@ pub(crate) struct Meeting {
     /// Other processes that have members.
     pub(crate) elsewhere: Vec<usize>,
     pub(crate) board: Mutex<Board>,
+    /// Of the board: for who looks without it.
+    generation: AtomicU64,
     pub(crate) turned: Condvar,
 }
 
 impl Board {
-    pub(crate) fn new(members: usize) -> Self {
+    fn new(members: usize) -> Self {
         Self { generation: 0, arrived: [0; 3], posts: [(); 3].map(|()| vec![None; members]) }
     }
 
     /// A member has come to meeting `generation`, the present one or the next. True: now all have
     /// come to the present one.
-    pub(crate) fn put(&mut self, member: usize, generation: u64, note: Note) -> bool {
+    fn put(&mut self, member: usize, generation: u64, note: Note) -> bool {
         assert!(generation.wrapping_sub(self.generation) < 2, "nobody is further ahead");
         let slot = (generation % 3) as usize;
         self.posts[slot][member] = Some(note);
@@ -113,11 +116,27 @@ impl Board {
 }
 
 impl Meeting {
+    pub(crate) fn new(id: u64, members: Vec<usize>, elsewhere: Vec<usize>) -> Self {
+        let (board, generation) = (Mutex::new(Board::new(members.len())), AtomicU64::new(0));
+        Self { id, members, elsewhere, board, generation, turned: Condvar::new() }
+    }
+
     /// A member in another process has come.
     pub(crate) fn hear(&self, member: usize, generation: u64, note: Note) {
-        if lock(&self.board).put(member, generation, note) {
+        self.put(&mut lock(&self.board), (member, generation), note);
+    }
+
+    /// A member has come to meeting `generation`; the last one wakes the others.
+    pub(crate) fn put(&self, board: &mut Board, (member, generation): (usize, u64), note: Note) {
+        if board.put(member, generation, note) {
+            self.generation.store(board.generation, Ordering::Release);
             self.turned.notify_all();
         }
+    }
+
+    /// Whether all have come to meeting `generation`, without the board.
+    pub(crate) fn has_turned(&self, generation: u64) -> bool {
+        self.generation.load(Ordering::Acquire) != generation
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub(crate) mod collectives;
 
+use super::look::look_for;
 use super::memory::Memory;
 use super::trace::{Meter, Trace};
 use super::world::World;
@@ -197,13 +198,9 @@ impl Shared {
     }
 
     pub(crate) fn wait_done(&self, lane: usize, tick: u64) {
-        const YIELDS: usize = 100;
         let passed = || self.done[lane].load(Ordering::SeqCst) >= tick;
-        for _ in 0..YIELDS {
-            if passed() {
-                return;
-            }
-            std::thread::yield_now();
+        if look_for(self.world.pause(), || passed().then_some(())).is_some() {
+            return;
         }
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut guard = self.mutex.lock().unwrap_or_else(|e| e.into_inner());

@@ -4,6 +4,7 @@
 mod spread;
 
 use super::far::Far;
+use super::look::{look_for, pause_of_ranks};
 use super::meeting::{Board, Meeting, Note, Post, lock};
 use super::memory::Memory;
 use super::processes::{Hears, Processes};
@@ -11,7 +12,7 @@ use crate::{Error, Group, LANES, Lane, Rank, Tensor};
 use std::collections::BTreeSet;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The ranks of one run: threads of this process, and of others.
@@ -37,6 +38,8 @@ pub struct World {
     held_up: AtomicUsize,
     /// The last step that a rank of this process has begun.
     pub(crate) step: AtomicU64,
+    /// Time that a rank looks for the others before it sleeps.
+    pause: Duration,
     /// Ranks in other processes.
     pub(crate) far: Option<Far>,
 }
@@ -47,9 +50,6 @@ const LOOK_UP: Duration = Duration::from_secs(1);
 
 /// Extra time before a timeout blames ranks that are held up themselves.
 pub(crate) const DOUBT: Duration = Duration::from_secs(2);
-
-/// Number of times that a waiting thread yields its core before it sleeps.
-const YIELDS: usize = 50;
 
 /// A meeting that has taken place. Its posts can be read until the next meeting at the same place.
 pub(crate) struct Met<'a> {
@@ -95,12 +95,11 @@ impl World {
             });
             let elsewhere: BTreeSet<usize> = homes.collect();
             let id = (rank.index() as u64) << 16 | (lane as u64) << 8 | kind;
-            let (board, elsewhere) = (Board::new(members.len()), elsewhere.into_iter().collect());
-            Meeting { id, members, elsewhere, board: Mutex::new(board), turned: Condvar::new() }
+            Meeting::new(id, members, elsewhere.into_iter().collect())
         };
         let tp_group = |lane| move |dp| meeting((lane, 0, Rank { dp, ..first }), Group::Tp);
         let dp_group = |lane| move |tp| meeting((lane, 1, Rank { tp, ..first }), Group::Dp);
-        Self {
+        let mut world = Self {
             failed: AtomicBool::new(false),
             first: Mutex::new(None),
             memories: (0..world_size).map(|_| OnceLock::new()).collect(),
@@ -113,8 +112,16 @@ impl World {
             gpus_held_up: (0..world_size).map(|_| AtomicBool::new(false)).collect(),
             held_up: AtomicUsize::new(0),
             step: AtomicU64::new(0),
+            pause: Duration::ZERO,
             far,
-        }
+        };
+        world.pause = pause_of_ranks(world.ranks_on_this_machine());
+        world
+    }
+
+    /// Time that a thread of a rank looks for another one's step before it sleeps.
+    pub(crate) const fn pause(&self) -> Duration {
+        self.pause
     }
 
     /// Whether ranks are in other processes.
@@ -294,9 +301,7 @@ impl World {
     ) -> Result<Met<'a>, Error> {
         let mut board = lock(&meeting.board);
         let generation = board.generation;
-        if board.put(me, generation, post.into()) {
-            meeting.turned.notify_all();
-        }
+        meeting.put(&mut board, (me, generation), post.into());
         if let Some(far) = &self.far {
             // A letter may arrive, and want the board, before this thread goes on.
             drop(board);
@@ -313,18 +318,13 @@ impl World {
         &self,
         rank: Rank,
         meeting: &'a Meeting,
-        mut board: MutexGuard<'a, Board>,
+        board: MutexGuard<'a, Board>,
         generation: u64,
         post: Post,
     ) -> Result<MutexGuard<'a, Board>, Error> {
-        for _ in 0..YIELDS {
-            if board.generation != generation {
-                return Ok(board);
-            }
-            drop(board);
-            std::thread::yield_now();
-            board = lock(&meeting.board);
-        }
+        drop(board);
+        look_for(self.pause, || meeting.has_turned(generation).then_some(()));
+        let mut board = lock(&meeting.board);
         // Reads the timeout at each look, since it may have been prolonged.
         let mut waited = Duration::ZERO;
         while board.generation == generation {

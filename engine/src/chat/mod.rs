@@ -23,19 +23,21 @@ mod sorting;
 mod source;
 mod strings;
 mod subscripts;
+mod turns;
 mod value;
 
 use crate::hugging_face::Beside;
 use crate::json::Json as Message;
 use crate::utc::Utc;
-pub(crate) use marks::{CLOSE, OPEN};
 use minijinja::{Environment, ErrorKind, Value, context};
 use rewrite::{Rewritten, rewritten};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
-use value::{TOO_LONG, value, value_of_list};
+pub(crate) use turns::{Rendered, Turn};
+use value::{TOO_LONG, value, value_of_messages};
 
 /// Steps that a template may take, and more for each value and byte of a chat. A step is worth 64 bytes.
 const STEPS: u64 = 1_000_000;
@@ -47,6 +49,9 @@ const NAME: &str = "chat_template";
 /// Tokens that a template may name, where a folder has them.
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// Takes the place of an answer where its surroundings are looked for.
+pub(crate) const ANSWER: char = '\u{FDD3}';
 
 /// A message: `role` is `system`, `user` or `assistant`.
 pub(crate) fn message(role: &str, content: &str) -> Message {
@@ -85,6 +90,7 @@ pub struct Template {
     /// Further ones, which count for more than tokens.
     variables: BTreeMap<String, Message>,
     marks: bool,
+    ends_answers: OnceLock<bool>,
 }
 
 impl Template {
@@ -133,7 +139,9 @@ impl Template {
         let source = template.replace("\r\n", "\n").replace('\r', "\n");
         let Rewritten { text, marks } = rewritten(&source).map_err(|why| does_not_run(&why))?;
         env.add_template_owned(NAME, text).map_err(|e| does_not_run(&e))?;
-        Ok(Self { env, source, tokens, variables: BTreeMap::new(), marks })
+        turns::add_filters(&mut env);
+        let ends_answers = OnceLock::new();
+        Ok(Self { env, source, tokens, variables: BTreeMap::new(), marks, ends_answers })
     }
 
     /// With these variables, as the keyword arguments of `apply_chat_template`: a switch such as `enable_thinking`.
@@ -183,21 +191,44 @@ impl Template {
         self.marks
     }
 
+    /// The token that begins a text, where the folder names one.
+    pub(crate) fn beginning_of_text(&self) -> Option<&str> {
+        self.tokens.get("bos_token").map(String::as_str)
+    }
+
+    /// Whether anything but blanks stands behind an answer before the next message. In families where nothing does, the token of
+    /// the next role ends an answer.
+    pub(crate) fn ends_answers(&self) -> bool {
+        *self.ends_answers.get_or_init(|| {
+            let answer = ANSWER.to_string();
+            let turns = [("user", "a"), ("assistant", &answer), ("user", "a")];
+            let chat = turns.map(|(role, content)| message(role, content));
+            let Ok(rendered) = self.rendered(Chat::of(&chat), false) else { return true };
+            let mut turns = rendered.turns.into_iter().filter(|turn| turn.message == 1);
+            let Some(turn) = turns.next() else { return true };
+            let behind = rendered.text[turn.place].rsplit(ANSWER).next().unwrap_or_default().trim();
+            let next = self.beginning_of_text().filter(|begins| self.end_of_text() != Some(begins));
+            !next.map_or(behind, |begins| behind.trim_end_matches(begins)).is_empty()
+        })
+    }
+
     /// The text of a chat, and of the beginning of an answer if there is to be one.
     ///
     /// # Errors
     /// The template refuses the chat, or does not end.
     pub(crate) fn text(&self, chat: Chat<'_>, answer: bool) -> Result<String, String> {
-        let text = self.marked(chat, answer)?;
-        Ok(if self.marks { text.replace([OPEN, CLOSE], "") } else { text })
+        Ok(self.rendered(chat, answer)?.text)
     }
 
-    /// The same with [`OPEN`] and [`CLOSE`] around what the template takes for an assistant's.
-    pub(crate) fn marked(&self, chat: Chat<'_>, answer: bool) -> Result<String, String> {
+    /// The same, with what the template takes for an assistant's, and the place of each message.
+    ///
+    /// # Errors
+    /// As [`text`](Self::text).
+    pub(crate) fn rendered(&self, chat: Chat<'_>, answer: bool) -> Result<Rendered, String> {
         let mut env = self.env.clone();
         env.set_fuel(Some(steps(chat)));
         let chat = context! {
-            messages => value_of_list(chat.messages),
+            messages => value_of_messages(chat.messages),
             add_generation_prompt => answer,
             // Known, and none where a chat has no tools: a template may ask for them.
             tools => chat.tools.map_or_else(|| Value::from(()), value),
@@ -208,11 +239,12 @@ impl Template {
         let variables = self.variables.iter().map(|(name, given)| (name.clone(), value(given)));
         let others: BTreeMap<String, Value> = tokens.chain(variables).collect();
         let template = env.get_template(NAME).map_err(|e| does_not_run(&e))?;
-        let text = template.render(context! { ..chat, ..Value::from(others) });
-        text.map_err(|e| match e.kind() {
+        let written = template.render(context! { ..chat, ..Value::from(others) });
+        let written = written.map_err(|e| match e.kind() {
             ErrorKind::OutOfFuel => does_not_run(&TOO_LONG),
             _ => does_not_run(&e),
-        })
+        })?;
+        Ok(Rendered::of(&written))
     }
 }
 
@@ -337,10 +369,8 @@ mod tests {
             BTreeMap::new(),
             Utc::now(),
         );
-        assert_eq!(
-            marked.unwrap().marked(Chat::of(&user), true).unwrap(),
-            format!("{OPEN}a{CLOSE} b")
-        );
+        let marked = marked.unwrap().rendered(Chat::of(&user), true).unwrap();
+        assert_eq!((marked.text.as_str(), &marked.generated[..]), ("a b", &[0..1][..]));
     }
 
     /// What `apply_chat_template` of transformers writes on that day.

@@ -4,6 +4,7 @@
 use super::expression::Words;
 use super::marks::FILTER;
 use super::source::{Piece, Tag, TagKind, Token, pieces};
+use super::turns::Loops;
 
 /// Bytes of a template: the longest of public ones have about 20 KiB.
 const LONGEST: usize = 256 << 10;
@@ -27,8 +28,9 @@ pub(super) fn rewritten(source: &str) -> Result<Rewritten, String> {
     let (mut text, mut marks) = (String::with_capacity(2 * source.len()), false);
     // For each open block, how many the library has in it: an `elif` is an `if` in an `else`.
     let mut open: Vec<usize> = Vec::new();
+    let mut loops = Loops::default();
     for piece in pieces(source)? {
-        let tag = match piece {
+        let mut tag = match piece {
             Piece::Verbatim(part) => {
                 text.push_str(part);
                 continue;
@@ -53,8 +55,14 @@ pub(super) fn rewritten(source: &str) -> Result<Rewritten, String> {
             return Err(wrong(format!("more than {DEEPEST} blocks stand in each other")));
         }
         marks |= tag.keyword() == Some("generation");
+        let Some(note) = loops.note(&tag) else {
+            text.push_str(&tag.with(&words));
+            continue;
+        };
+        // What happens to blanks behind the tag happens behind the note.
+        let right = std::mem::take(&mut tag.right);
         text.push_str(&tag.with(&words));
-        // A tag of onebox's own behind it is `tag.with(..)`, too: blanks around both go the same way.
+        text.push_str(&format!("{{% filter {note} %}}{{% endfilter {right}%}}"));
     }
     Ok(Rewritten { text, marks })
 }

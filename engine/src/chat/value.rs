@@ -1,7 +1,7 @@
 //! Values of a template, as Python has them. Lists and dicts are of onebox: they know how deep they are, so that a template
 //! builds none that is too deep to be read.
 
-use crate::json::Json;
+use crate::json::{Json, Map};
 use indexmap::IndexMap;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
 use minijinja::{ErrorKind, State, Value};
@@ -69,12 +69,14 @@ impl Object for List {
 pub(super) struct Dict {
     pub(super) fields: IndexMap<Value, Value>,
     depth: usize,
+    /// The number of a message in its chat.
+    pub(super) message: Option<usize>,
 }
 
 impl Dict {
     pub(super) fn of(fields: IndexMap<Value, Value>) -> Result<Value, String> {
         let depth = depth_above(fields.values().chain(fields.keys()))?;
-        Ok(Value::from_object(Self { fields, depth }))
+        Ok(Value::from_object(Self { fields, depth, message: None }))
     }
 }
 
@@ -282,21 +284,36 @@ pub(super) fn value(json: &Json) -> Value {
         Json::Digits(digits) => integer(digits),
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(values) => value_of_list(values),
-        Json::Object(map) => {
-            let (mut fields, mut depth) = (IndexMap::with_capacity(map.len()), 0);
-            for (key, one) in map {
-                let field = value(one);
-                depth = depth.max(depth_of(&field));
-                fields.insert(Value::from(key.as_str()), field);
-            }
-            Value::from_object(Dict { fields, depth: depth + 1 })
-        }
+        Json::Object(map) => object(map, None),
     }
 }
 
+/// The same for an object, which may be a message of a chat.
+fn object(map: &Map, message: Option<usize>) -> Value {
+    let (mut fields, mut depth) = (IndexMap::with_capacity(map.len()), 0);
+    for (key, one) in map {
+        let field = value(one);
+        depth = depth.max(depth_of(&field));
+        fields.insert(Value::from(key.as_str()), field);
+    }
+    Value::from_object(Dict { fields, depth: depth + 1, message })
+}
+
 /// The same for a list of them.
-pub(super) fn value_of_list(values: &[Json]) -> Value {
-    let items: Vec<Value> = values.iter().map(value).collect();
+fn value_of_list(values: &[Json]) -> Value {
+    list(values.iter().map(value).collect())
+}
+
+/// The same for the messages of a chat: each knows its number.
+pub(super) fn value_of_messages(messages: &[Json]) -> Value {
+    let one = |(number, message): (usize, &Json)| match message {
+        Json::Object(map) => object(map, Some(number)),
+        other => value(other),
+    };
+    list(messages.iter().enumerate().map(one).collect())
+}
+
+fn list(items: Vec<Value>) -> Value {
     let depth = 1 + items.iter().map(depth_of).max().unwrap_or(0);
     Value::from_object(List { form: Form::List, items, depth })
 }

@@ -1,8 +1,8 @@
 //! The directory that holds the checkpoints of a run: what is in it, in which order, and what goes.
 
-use super::{Checkpoint, CheckpointError, unreadable};
-use crate::run_dir::durable::sync_folder;
-use crate::run_dir::own;
+use super::{Checkpoint, CheckpointError, FOLDER, unreadable};
+use crate::run_dir::directory::Directory;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -25,21 +25,19 @@ pub(super) fn step_of(file: &str, endings: &[&str]) -> Option<u64> {
     (name(step) == bare).then_some(step)
 }
 
-/// Steps and paths of what is called as a checkpoint with one of `endings`, oldest first; other names are not ours.
-pub(super) fn entries(folder: &Path, endings: &[&str]) -> io::Result<Vec<(u64, PathBuf)>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        if let Some(step) = step_of(&entry.file_name().to_string_lossy(), endings) {
-            found.push((step, entry.path()));
-        }
-    }
+/// Steps and names of what is called as a checkpoint with one of `endings`, oldest first; other names are not ours.
+pub(super) fn entries(folder: &Directory, endings: &[&str]) -> io::Result<Vec<(u64, String)>> {
+    let named = |name: OsString| {
+        let name = name.into_string().ok()?;
+        step_of(&name, endings).map(|step| (step, name))
+    };
+    let mut found: Vec<_> = folder.names()?.into_iter().filter_map(named).collect();
     found.sort();
     Ok(found)
 }
 
-/// A checkpoint that cannot be used, and why.
-pub(crate) type Broken = (PathBuf, CheckpointError);
+/// The name of a checkpoint that cannot be used, and why.
+pub(crate) type Broken = (String, CheckpointError);
 
 /// The newest checkpoint in `folder` that is whole, every byte of it checked, and why each newer one is not.
 ///
@@ -47,7 +45,10 @@ pub(crate) type Broken = (PathBuf, CheckpointError);
 /// [`CheckpointError::Io`] when the folder or a checkpoint cannot be read, which is no sign that it is broken; a folder that
 /// does not exist holds none.
 pub fn newest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
-    newest_until(folder, u64::MAX)
+    match Directory::open(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((None, Vec::new())),
+        opened => newest_until(&opened.map_err(unreadable(folder))?, u64::MAX),
+    }
 }
 
 /// [`newest`] of those that hold at most `last` steps.
@@ -55,38 +56,46 @@ pub fn newest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<Broken>), Checkp
 /// # Errors
 /// As `newest`.
 pub(crate) fn newest_until(
-    folder: &Path,
+    folder: &Directory,
     last: u64,
 ) -> Result<(Option<Checkpoint>, Vec<Broken>), CheckpointError> {
-    let steps = match entries(folder, &[""]) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-        other => other.map_err(unreadable(folder))?,
-    };
+    let steps = entries(folder, &[""]).map_err(unreadable(folder.path()))?;
     let mut refused = Vec::new();
-    for (step, path) in steps.into_iter().rev().filter(|(step, _)| *step <= last) {
-        match Checkpoint::open(&path, step) {
+    for (step, name) in steps.into_iter().rev().filter(|(step, _)| *step <= last) {
+        match open_in(folder, (step, &name)) {
             Ok(checkpoint) => return Ok((Some(checkpoint), refused)),
             Err(error) if error.is_of_the_system() => return Err(error),
-            Err(error) => refused.push((path, error)),
+            Err(error) => refused.push((name, error)),
         }
     }
     Ok((None, refused))
 }
 
+/// Opens the checkpoint of `step` in `folder`.
+///
+/// # Errors
+/// As [`Checkpoint::open`].
+pub(crate) fn open_step(folder: &Directory, step: u64) -> Result<Checkpoint, CheckpointError> {
+    open_in(folder, (step, &name(step)))
+}
+
+fn open_in(folder: &Directory, (step, name): (u64, &str)) -> Result<Checkpoint, CheckpointError> {
+    let opened = folder.folder(name).map_err(unreadable(&folder.called(name)))?;
+    Checkpoint::within(&opened, step)
+}
+
 /// The newest checkpoint in `folder` by its name, which is all that is looked at.
 pub(crate) fn newest_name(folder: &Path) -> Option<PathBuf> {
-    entries(folder, &[""]).ok()?.pop().map(|(_, path)| path)
+    let (_, name) = entries(&Directory::open(folder).ok()?, &[""]).ok()?.pop()?;
+    Some(folder.join(name))
 }
 
 /// The newest step of at most `last` that a checkpoint in `folder` has by its name.
 ///
 /// # Errors
-/// The folder is there and cannot be read.
-pub(crate) fn newest_step_until(folder: &Path, last: u64) -> io::Result<Option<u64>> {
-    match entries(folder, &[""]) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        other => Ok(other?.into_iter().map(|(step, _)| step).filter(|step| *step <= last).max()),
-    }
+/// The folder cannot be read.
+pub(crate) fn newest_step_until(folder: &Directory, last: u64) -> io::Result<Option<u64>> {
+    Ok(entries(folder, &[""])?.into_iter().map(|(step, _)| step).filter(|step| *step <= last).max())
 }
 
 /// Opens the checkpoint `path`, whose name says its step.
@@ -112,7 +121,16 @@ pub(crate) fn gone(folder: &Path) -> Option<String> {
 
 /// Whether `folder` holds checkpoints, whole or broken.
 pub(crate) fn any(folder: &Path) -> bool {
+    Directory::open(folder).is_ok_and(|folder| any_in(&folder))
+}
+
+fn any_in(folder: &Directory) -> bool {
     entries(folder, &[""]).is_ok_and(|all| !all.is_empty())
+}
+
+/// Whether the run directory `run` holds checkpoints, whole or broken.
+pub(crate) fn any_of(run: &Directory) -> bool {
+    run.leads_to(FOLDER).is_ok_and(|folder| any_in(&folder))
 }
 
 /// Bytes of the files of each checkpoint in `folder`, oldest first; what cannot be looked at counts as nothing.
@@ -121,25 +139,22 @@ pub(crate) fn sizes(folder: &Path) -> Vec<u64> {
         let files = fs::read_dir(path).into_iter().flatten().flatten();
         files.map(|file| file.metadata().map_or(0, |metadata| metadata.len())).sum()
     };
-    entries(folder, &[""]).unwrap_or_default().into_iter().map(|(_, path)| size(path)).collect()
+    let found = Directory::open(folder).and_then(|folder| entries(&folder, &[""]));
+    found.unwrap_or_default().into_iter().map(|(_, name)| size(folder.join(name))).collect()
 }
 
 /// Gives a broken checkpoint another name, so that a new one can take its place.
 ///
 /// # Errors
 /// Those of the rename.
-pub(crate) fn set_aside(path: &Path) -> io::Result<PathBuf> {
-    let named = |i: u32| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(BROKEN);
-        if i > 1 {
-            name.push(format!("-{i}"));
-        }
-        PathBuf::from(name)
+pub(crate) fn set_aside(folder: &Directory, name: &str) -> io::Result<String> {
+    let named = |i: u32| match i {
+        1 => format!("{name}{BROKEN}"),
+        i => format!("{name}{BROKEN}-{i}"),
     };
-    let free = (1..1000).map(named).find(|path| fs::symlink_metadata(path).is_err());
+    let free = (1..1000).map(named).find(|name| !folder.has(name));
     let free = free.ok_or_else(|| io::Error::other("too many broken ones"))?;
-    fs::rename(path, &free).map(|()| free)
+    folder.rename(name, &free).map(|()| free)
 }
 
 /// Whether [`set_aside`] gave this name.
@@ -151,48 +166,34 @@ fn is_set_aside(file: &str) -> bool {
     number && step_of(bare, &[""]).is_some()
 }
 
-/// Removes every checkpoint, whole or not, also those that were set aside, and the folder if nothing else is in it.
+/// Removes every checkpoint of the run directory `run`, whole or not, also those that were set aside, and their folder if
+/// nothing else is in it.
 ///
 /// # Errors
 /// The first that cannot be removed.
-pub(crate) fn remove_all(folder: &Path) -> io::Result<()> {
-    let found = match fs::read_dir(folder) {
+pub(crate) fn remove_all(run: &Directory) -> io::Result<()> {
+    let folder = match run.leads_to(FOLDER) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
+        opened => opened?,
     };
-    for entry in found {
-        let entry = entry?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
+    for name in folder.names()?.into_iter().filter_map(|name| name.into_string().ok()) {
         if step_of(&name, &["", ".tmp", ".old"]).is_some() || is_set_aside(&name) {
-            remove(&entry.path())?;
+            folder.remove(&name)?;
         }
     }
-    let hints = [LATEST, ".latest.tmp"].map(|name| fs::remove_file(folder.join(name)));
-    // Neither needs to be there, and what else is in the folder stays.
-    drop((hints, fs::remove_dir(folder)));
+    let hints = [LATEST, ".latest.tmp"].map(|name| folder.remove_file(name));
+    // What else is in the folder stays.
+    drop((hints, run.remove_empty(FOLDER)));
     Ok(())
 }
 
 /// Removes what a process that died left half written or half removed.
-pub(super) fn clean(folder: &Path) -> io::Result<()> {
-    for (_, path) in entries(folder, &[".tmp", ".old"])? {
-        remove(&path)?;
-    }
-    Ok(())
-}
-
-/// A directory with all in it; a link itself, not what it leads to.
-fn remove(path: &Path) -> io::Result<()> {
-    if fs::symlink_metadata(path)?.is_dir() {
-        fs::remove_dir_all(path)
-    } else {
-        fs::remove_file(path)
-    }
+pub(super) fn clean(folder: &Directory) -> io::Result<()> {
+    entries(folder, &[".tmp", ".old"])?.iter().try_for_each(|(_, name)| folder.remove(name))
 }
 
 /// Removes the checkpoints before `oldest`.
-pub(super) fn retain_from(folder: &Path, oldest: u64) -> io::Result<()> {
+pub(super) fn retain_from(folder: &Directory, oldest: u64) -> io::Result<()> {
     remove_those(folder, |step| step < oldest)
 }
 
@@ -200,38 +201,33 @@ pub(super) fn retain_from(folder: &Path, oldest: u64) -> io::Result<()> {
 ///
 /// # Errors
 /// The first that cannot be removed.
-pub(crate) fn remove_after(folder: &Path, newest: u64) -> io::Result<()> {
-    if !folder.is_dir() {
-        return Ok(());
-    }
+pub(crate) fn remove_after(folder: &Directory, newest: u64) -> io::Result<()> {
     remove_those(folder, |step| step > newest)?;
     // It may be another run's.
-    if folder.join(name(newest)).is_dir() { hint(folder, newest) } else { Ok(()) }
+    if folder.has(&name(newest)) { hint(folder, newest) } else { Ok(()) }
 }
 
 /// Each loses its name first, and that on the disk, so that none is ever half there.
-pub(super) fn remove_those(folder: &Path, goes: impl Fn(u64) -> bool) -> io::Result<()> {
+pub(super) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io::Result<()> {
     let mut gone = Vec::new();
-    for (step, path) in entries(folder, &[""])? {
-        if goes(step) {
-            let old = folder.join(name(step) + ".old");
-            fs::rename(&path, &old)?;
-            gone.push(old);
-        }
+    for (_, name) in entries(folder, &[""])?.into_iter().filter(|(step, _)| goes(*step)) {
+        let old = format!("{name}.old");
+        folder.rename(&name, &old)?;
+        gone.push(old);
     }
     if !gone.is_empty() {
-        sync_folder(folder)?;
+        folder.sync()?;
     }
-    gone.iter().try_for_each(|old| remove(old))
+    gone.iter().try_for_each(|old| folder.remove(old))
 }
 
 /// Writes the hint anew, whole or not at all.
-pub(super) fn hint(folder: &Path, step: u64) -> io::Result<()> {
-    let temporary = folder.join(".latest.tmp");
-    let mut file = own::create(&temporary)?;
+pub(super) fn hint(folder: &Directory, step: u64) -> io::Result<()> {
+    let temporary = ".latest.tmp";
+    let mut file = folder.create(temporary)?;
     writeln!(file, "{}", name(step))?;
     file.sync_all()?;
-    fs::rename(temporary, folder.join(LATEST))
+    folder.rename(temporary, LATEST)
 }
 
 #[cfg(test)]
@@ -263,16 +259,16 @@ mod tests {
     #[test]
     fn what_is_set_aside_is_removed_with_all_and_nothing_that_only_looks_like_it() {
         let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path().join("checkpoints");
-        let broken = folder.join(name(2));
+        let run = Directory::open(folder.path()).unwrap();
+        let folder = folder.path().join(FOLDER);
         for ending in ["", "-2", "-3"] {
-            fs::create_dir_all(&broken).unwrap();
-            let to = folder.join(format!("step-00000002.broken{ending}"));
-            assert_eq!(set_aside(&broken).unwrap(), to);
+            fs::create_dir_all(folder.join(name(2))).unwrap();
+            let to = format!("step-00000002.broken{ending}");
+            assert_eq!(set_aside(&run.leads_to(FOLDER).unwrap(), &name(2)).unwrap(), to);
         }
         let theirs = ["step-2.broken", "step-00000002.broken-02", "step-00000002.broken.kept"];
         theirs.iter().for_each(|name| fs::create_dir(folder.join(name)).unwrap());
-        remove_all(&folder).unwrap();
+        remove_all(&run).unwrap();
         assert!(theirs.iter().all(|name| folder.join(name).exists()));
         assert_eq!(fs::read_dir(&folder).unwrap().count(), theirs.len());
     }

@@ -97,9 +97,12 @@ impl Fields {
         if self.dtype != "F32" {
             return Err(format!("is {}, not F32", self.dtype.escape_debug()));
         }
+        if len == 0 {
+            return Err("has no elements".into());
+        }
         let end = len.checked_mul(4).and_then(|bytes| bytes.checked_add(left.start));
         let [from, to] = self.data_offsets;
-        if from != left.start || Some(to) != end || to > left.end || len == 0 {
+        if from != left.start || Some(to) != end || to > left.end {
             return Err(format!("{len} elements do not stand at {from}..{to}"));
         }
         Ok(len as usize)

@@ -3,10 +3,11 @@
 use super::compare::{between, stored_config};
 use super::folder::entries;
 use super::manifest::{MANIFEST, Manifest, STATES, Seen};
-use super::read::{check_cover, check_files, manifest_of};
+use super::read::{check_cover, check_files, manifest_in, opened};
 use super::{Checkpoint, CheckpointError, Difference, FOLDER, file_name, newest, unreadable};
 use crate::config::Loaded;
 use crate::data::Dataset;
+use crate::run_dir::directory::Directory;
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,13 +61,14 @@ pub fn checkpoints_of(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     is_there(path).map_err(unreadable(path))?;
     let inside = path.join(FOLDER);
     let folder = if inside.is_dir() { inside } else { path.to_owned() };
-    let found = entries(&folder, &[""]).map_err(unreadable(&folder))?;
+    let found = Directory::open(&folder).and_then(|folder| entries(&folder, &[""]));
+    let found = found.map_err(unreadable(&folder))?;
     if found.is_empty() {
         let why =
             "there is no checkpoint in it: name a run that has saved one, or a checkpoint of it";
         return Err(unreadable(path)(io::Error::new(io::ErrorKind::NotFound, why)));
     }
-    Ok(found.into_iter().map(|(_, path)| path).collect())
+    Ok(found.into_iter().map(|(_, name)| folder.join(name)).collect())
 }
 
 /// The newest whole checkpoint that `path` names, every byte of it checked, and why newer ones are not.
@@ -78,8 +80,9 @@ pub fn open_newest(path: &Path) -> Result<(Checkpoint, Vec<CheckpointError>), Ch
     if let [one] = &all[..]
         && one == path
     {
-        let step = manifest_of(path, step_in_name(path))?.step;
-        return Checkpoint::open(path, step).map(|found| (found, Vec::new()));
+        let folder = opened(path)?;
+        let step = manifest_in(&folder, step_in_name(path))?.step;
+        return Checkpoint::within(&folder, step).map(|found| (found, Vec::new()));
     }
     let newest_path = all.pop().unwrap_or_else(|| path.to_owned());
     let folder = newest_path.parent().unwrap_or(path);
@@ -99,9 +102,10 @@ fn step_in_name(path: &Path) -> Option<u64> {
 
 /// Every file of the checkpoint `path` that is not what was written; none when all of it is.
 pub fn verify(path: &Path) -> Vec<CheckpointError> {
-    let checked = manifest_of(path, step_in_name(path)).and_then(|manifest| {
-        let files = check_files(path, &manifest)?;
-        Ok((files.into_iter().filter_map(Result::err).collect::<Vec<_>>(), manifest))
+    let checked = opened(path).and_then(|folder| {
+        let manifest = manifest_in(&folder, step_in_name(path))?;
+        let files = check_files(&folder, &manifest).into_iter();
+        Ok((files.filter_map(Result::err).collect::<Vec<_>>(), manifest))
     });
     match checked {
         Err(error) => vec![error],
@@ -135,7 +139,7 @@ impl Summary {
     /// # Errors
     /// As [`Checkpoint::open`] for a manifest.
     pub fn read(path: &Path) -> Result<Self, CheckpointError> {
-        let manifest = manifest_of(path, step_in_name(path))?;
+        let manifest = manifest_in(&opened(path)?, step_in_name(path))?;
         Ok(Self { path: path.to_owned(), manifest })
     }
 

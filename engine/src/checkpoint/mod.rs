@@ -12,6 +12,7 @@ pub(crate) mod manifest;
 pub(crate) mod read;
 pub mod rewrite;
 pub(crate) mod room;
+mod run_folder;
 mod save;
 mod span;
 mod under_way;
@@ -20,12 +21,13 @@ mod write;
 pub use compare::{Difference, Kind, differences};
 pub use folder::newest;
 pub(crate) use folder::{
-    any, gone, newest_name, newest_step_until, newest_until, open_named, remove_after, remove_all,
-    set_aside, sizes,
+    any, any_of, gone, newest_name, newest_step_until, newest_until, open_named, open_step,
+    remove_after, remove_all, set_aside, sizes,
 };
 pub use read::Checkpoint;
 pub(crate) use read::Reader;
 pub(crate) use room::room;
+pub use run_folder::RunFolder;
 pub(crate) use save::{AfterStep, Saver};
 
 use rustix::io::Errno;

@@ -5,6 +5,7 @@ use super::header::{self, Entry};
 use super::manifest::{self, Hash, LONGEST, MANIFEST, Manifest};
 use super::span::Span;
 use super::{CheckpointError, file_name, unreadable};
+use crate::run_dir::directory::Directory;
 use crate::train::detours::Detours;
 use offload::control;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
@@ -56,8 +57,13 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`] with the file and the tensor that is not what was written.
     pub fn open(path: &Path, step: u64) -> Result<Self, CheckpointError> {
-        let manifest = manifest_of(path, Some(step))?;
-        let checked = check_files(path, &manifest)?.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Self::within(&opened(path)?, step)
+    }
+
+    /// The same of a directory that is open.
+    pub(super) fn within(folder: &Directory, step: u64) -> Result<Self, CheckpointError> {
+        let (path, manifest) = (folder.path(), manifest_in(folder, Some(step))?);
+        let checked = check_files(folder, &manifest).into_iter().collect::<Result<Vec<_>, _>>()?;
         check_cover(path, &manifest)?;
         let (files, places): (Vec<Hashed>, Vec<_>) = checked.into_iter().unzip();
         let mut placed = vec![Vec::new(); manifest.tensors.len()];
@@ -234,11 +240,18 @@ impl Reader<'_> {
     }
 }
 
-/// What the directory `path` says of itself; of another step than `step` it is broken.
-pub(super) fn manifest_of(path: &Path, step: Option<u64>) -> Result<Manifest, CheckpointError> {
-    let at = path.join(MANIFEST);
-    let folder = open_at(rustix::fs::CWD, path, OFlags::DIRECTORY).map_err(unreadable(path))?;
-    let bytes = read_manifest(&folder).map_err(unreadable(&at))?;
+/// The directory `path` of a checkpoint.
+pub(super) fn opened(path: &Path) -> Result<Directory, CheckpointError> {
+    Directory::itself(path).map_err(unreadable(path))
+}
+
+/// What the directory of a checkpoint says of itself; of another step than `step` it is broken.
+pub(super) fn manifest_in(
+    folder: &Directory,
+    step: Option<u64>,
+) -> Result<Manifest, CheckpointError> {
+    let at = folder.called(MANIFEST);
+    let bytes = read_manifest(folder).map_err(unreadable(&at))?;
     let manifest = Manifest::decode(&bytes).map_err(|problem| broken(&at, problem))?;
     match step {
         Some(step) if step != manifest.step => {
@@ -271,23 +284,23 @@ impl From<io::Error> for Problem {
 
 /// Every byte of every file against the manifest: what is wrong with each, in the order of their numbers.
 pub(super) fn check_files(
-    path: &Path,
+    folder: &Directory,
     manifest: &Manifest,
-) -> Result<Vec<Result<Checked, CheckpointError>>, CheckpointError> {
-    let folder = open_at(rustix::fs::CWD, path, OFlags::DIRECTORY).map_err(unreadable(path))?;
+) -> Vec<Result<Checked, CheckpointError>> {
     let numbers: Vec<usize> = (0..manifest.files.len()).collect();
     let checked = numbers.par_iter().map(|&number| {
         let name = file_name(number);
-        let open = open_at(&folder, Path::new(&name), OFlags::empty());
-        let file = open.map_err(unreadable(&path.join(&name)))?;
+        let (path, open) =
+            (folder.called(&name), open_at(folder, Path::new(&name), OFlags::empty()));
+        let file = open.map_err(unreadable(&path))?;
         let mut blocks = Vec::new();
         match check_file((&file, &mut blocks), number, manifest) {
             Ok(placed) => Ok((Hashed { file, blocks }, placed)),
-            Err(Problem::Broken(problem)) => Err(broken(&path.join(&name), problem)),
-            Err(Problem::Io(error)) => Err(unreadable(&path.join(&name))(error)),
+            Err(Problem::Broken(problem)) => Err(broken(&path, problem)),
+            Err(Problem::Io(error)) => Err(unreadable(&path)(error)),
         }
     });
-    Ok(checked.collect())
+    checked.collect()
 }
 
 /// Every element of every tensor is there once.
@@ -313,7 +326,7 @@ pub(crate) fn open_at(
     Ok(file)
 }
 
-fn read_manifest(folder: &File) -> io::Result<Vec<u8>> {
+fn read_manifest(folder: &Directory) -> io::Result<Vec<u8>> {
     let file = open_at(folder, Path::new(MANIFEST), OFlags::empty())?;
     if file.metadata()?.len() > LONGEST {
         return Err(io::Error::other(format!("longer than {}", topology::format_bytes(LONGEST))));

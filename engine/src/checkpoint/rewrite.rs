@@ -1,20 +1,19 @@
 //! Checkpoints that no run writes: one laid out anew for other ranks, or one of imported weights. The files are, byte for
 //! byte, those that the ranks of such a run would write.
 
-use super::folder::name;
 use super::header::{Entry, encode};
 use super::inspect::distances;
 use super::manifest::{Control, FileEntry, Hash, Manifest, RangeEntry};
 use super::room::{checkpoint_bytes, room};
-use super::write::{self, Piece, Pieces, Written, begin, piece_entries, pieces, seal, tensors};
-use super::{Checkpoint, CheckpointError, FOLDER, file_name};
+use super::write::{Growing, Piece, Pieces, Written, piece_entries, pieces, seal, tensors};
+use super::{Checkpoint, CheckpointError, RunFolder, file_name};
 use crate::config::Config;
 use crate::data::Dataset;
-use crate::run_dir::durable::sync_folder;
+use crate::run_dir::directory::Directory;
 use crate::train::build::Built;
 use device::Rank;
 use rayon::iter::{IntoParallelIterator, ParallelBridge, ParallelIterator};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -70,9 +69,8 @@ pub(crate) struct Source<'a> {
 /// run directory without one is what a killed command left, and the command may begin again. Gone where it gets no name.
 #[derive(Debug)]
 pub struct Sealed {
-    run: PathBuf,
-    unfinished: PathBuf,
-    path: PathBuf,
+    folder: RunFolder,
+    growing: Growing,
 }
 
 impl Sealed {
@@ -81,27 +79,27 @@ impl Sealed {
     /// # Errors
     /// [`RewriteError::Write`]
     pub fn publish(self) -> Result<PathBuf, RewriteError> {
-        let named = write::name(&self.unfinished, &self.path);
-        named.and_then(|()| sync_folder(&self.run)).map_err(failed(&self.path))?;
-        Ok(self.path.clone())
+        let named = self.growing.name().and_then(|()| self.folder.sync_run());
+        named.map_err(failed(&self.growing.path()))?;
+        Ok(self.growing.path())
     }
 }
 
 impl Drop for Sealed {
     fn drop(&mut self) {
         // Not there when it has its name; and whatever went wrong before is the error to tell.
-        drop(fs::remove_dir_all(&self.unfinished));
+        drop(self.growing.remove());
     }
 }
 
-/// Writes `from` as the ranks of `config` would, into the run directory `run`; every bit of it is compared afterwards.
+/// Writes `from` as the ranks of `config` would, into the `folder` of a run; every bit of it is compared afterwards.
 ///
 /// # Errors
 /// [`RewriteError`]; nothing named like a checkpoint is left then.
 pub fn reshard(
     from: &Checkpoint,
     (config, built): (&Config, &Built),
-    run: &Path,
+    folder: &RunFolder,
 ) -> Result<Sealed, RewriteError> {
     from.check_model(&built.gpt)?;
     let mut manifest = from.manifest().clone();
@@ -110,8 +108,8 @@ pub fn reshard(
     let reader = from.reader();
     let values = |which, wanted, out: &mut [f32]| Ok(reader.read(which, wanted, out)?);
     let source = Source { begin: &|_| Ok(()), values: &values };
-    let sealed = write(manifest, built, run, source)?;
-    let written = Checkpoint::open(&sealed.unfinished, from.step())?;
+    let sealed = write(manifest, built, folder, source)?;
+    let written = Checkpoint::within(sealed.growing.directory(), from.step())?;
     let mut unequal = None;
     distances(from, &written, &mut |d| {
         if d.states != Ok([None; 4]) {
@@ -119,18 +117,21 @@ pub fn reshard(
         }
     })?;
     match unequal {
-        Some(problem) => Err(RewriteError::Unequal { path: sealed.unfinished.clone(), problem }),
+        Some(problem) => {
+            let path = sealed.growing.directory().path().to_owned();
+            Err(RewriteError::Unequal { path, problem })
+        }
         None => Ok(sealed),
     }
 }
 
-/// Writes parameters before the first step, with moments of zero, into the run directory `run`.
+/// Writes parameters before the first step, with moments of zero, into the `folder` of a run.
 ///
 /// # Errors
 /// As [`reshard`].
 pub(crate) fn start(
     (config, built, data): (&Config, &Built, &Dataset),
-    run: &Path,
+    folder: &RunFolder,
     parameters: Source<'_>,
 ) -> Result<Sealed, RewriteError> {
     let mut manifest = Manifest::new(config, data);
@@ -143,8 +144,8 @@ pub(crate) fn start(
                 Ok(())
             }
         };
-    let sealed = write(manifest, built, run, Source { values: &values, ..parameters })?;
-    Checkpoint::open(&sealed.unfinished, 0)?;
+    let sealed = write(manifest, built, folder, Source { values: &values, ..parameters })?;
+    Checkpoint::within(sealed.growing.directory(), 0)?;
     Ok(sealed)
 }
 
@@ -152,21 +153,20 @@ pub(crate) fn start(
 fn write(
     mut manifest: Manifest,
     built: &Built,
-    run: &Path,
+    folder: &RunFolder,
     source: Source<'_>,
 ) -> Result<Sealed, RewriteError> {
-    let folder = run.join(FOLDER);
-    let unfinished = folder.join(name(manifest.step) + ".tmp");
     manifest.tensors = tensors(&built.gpt);
     manifest.files = Vec::new();
     let states: usize =
         manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.len()).sum();
-    let make_room = || room(&folder, checkpoint_bytes(states as u64));
-    begin(&folder, &unfinished, make_room).map_err(failed(&folder))?;
-    let path = folder.join(name(manifest.step));
-    let sealed = Sealed { run: run.to_owned(), unfinished, path };
-    let files = write_files(&manifest, built, &sealed.unfinished, source)?;
-    seal(&sealed.unfinished, manifest, files).map_err(failed(&sealed.path))?;
+    let make_room = |folder: &Directory| room(folder, checkpoint_bytes(states as u64));
+    let begin = |within| Growing::begin(within, manifest.step, make_room);
+    let growing = folder.make().and_then(begin).map_err(failed(&folder.path()))?;
+    let sealed = Sealed { folder: folder.clone(), growing };
+    let files = write_files(&manifest, built, sealed.growing.directory(), source)?;
+    let whole = seal(sealed.growing.directory(), manifest, files);
+    whole.map_err(failed(&sealed.growing.path()))?;
     Ok(sealed)
 }
 
@@ -175,7 +175,7 @@ fn write(
 fn write_files(
     manifest: &Manifest,
     built: &Built,
-    folder: &Path,
+    folder: &Directory,
     source: Source<'_>,
 ) -> Result<Vec<Option<Written>>, RewriteError> {
     let (tp_size, dp_size) = (built.gpt.shape().tp_size, built.layout.dp_size());
@@ -209,13 +209,14 @@ impl RankFile {
         manifest: &Manifest,
         built: &Built,
         rank: Rank,
-        folder: &Path,
+        folder: &Directory,
     ) -> Result<Self, RewriteError> {
-        let path = folder.join(file_name(rank.index()));
+        let name = file_name(rank.index());
+        let path = folder.called(&name);
         let all = pieces(&built.gpt, &|segment| built.layout.owned(segment, rank.dp), rank);
         let entries: Vec<Entry> = piece_entries((&manifest.tensors, manifest.states()), &all);
         let header = encode(&entries);
-        let file = File::create_new(&path).and_then(|file| {
+        let file = folder.create_new(&name).and_then(|file| {
             file.write_all_at(&header, 0)?;
             Ok(file)
         });
@@ -330,7 +331,8 @@ mod tests {
             Ok(())
         };
         let source = Source { begin: &begin, values: &note };
-        let sealed = start((&config, &built, &data), folder.path(), source).unwrap();
+        let into = RunFolder::at(&folder.path().join("checkpoints")).unwrap();
+        let sealed = start((&config, &built, &data), &into, source).unwrap();
         let path = sealed.publish().unwrap();
         let asked = asked.into_inner().unwrap();
         // Rank by rank every tensor would come up again in each file.
@@ -365,7 +367,8 @@ mod tests {
             Ok(())
         };
         let source = Source { begin: &|_| Ok(()), values: &zeros };
-        let sealed = start((&config, &built, &data), folder.path(), source).unwrap();
+        let into = RunFolder::at(&folder.path().join("checkpoints")).unwrap();
+        let sealed = start((&config, &built, &data), &into, source).unwrap();
         let path = sealed.publish().unwrap();
         let written = Checkpoint::open(&path, 0).unwrap();
         let tensors = written.tensors();
@@ -373,7 +376,7 @@ mod tests {
             tensors.iter().enumerate().max_by_key(|(_, of)| (of.elements, of.files.len())).unwrap();
         assert_eq!(of.files.len(), 16, "{}", of.name);
         let read = || -> usize {
-            let io = fs::read_to_string("/proc/thread-self/io").unwrap();
+            let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
             io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
         };
         let (before, reader, mut values) = (read(), written.reader(), vec![0.0; 4096]);

@@ -2,13 +2,13 @@
 //! newest whole one stays until the next is whole.
 
 use super::folder::{entries, remove_those};
+use crate::run_dir::directory::{Directory, available};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
 /// Bytes that are free in the file system of `folder` for who is not root.
 pub(crate) fn free(folder: &Path) -> io::Result<u64> {
-    let disk = rustix::fs::statvfs(folder)?;
-    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+    Ok(available(&rustix::fs::statvfs(folder)?))
 }
 
 /// What a checkpoint of `states` bytes takes, headers and manifest generously counted.
@@ -17,8 +17,8 @@ pub(crate) const fn checkpoint_bytes(states: u64) -> u64 {
 }
 
 /// An error when fewer than `bytes` are free.
-pub(crate) fn room(folder: &Path, bytes: u64) -> io::Result<()> {
-    enough(free(folder)?, bytes)
+pub(crate) fn room(folder: &Directory, bytes: u64) -> io::Result<()> {
+    enough(folder.free()?, bytes)
 }
 
 fn enough(free: u64, bytes: u64) -> io::Result<()> {
@@ -41,10 +41,10 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 /// # Errors
 /// There is too little, and nothing to remove; or it cannot be removed.
 pub(super) fn make_room(
-    folder: &Path,
+    folder: &Directory,
     (newest, mut full): (Option<u64>, bool),
     bytes: u64,
-    free: &dyn Fn(&Path) -> io::Result<u64>,
+    free: &dyn Fn(&Directory) -> io::Result<u64>,
 ) -> io::Result<()> {
     loop {
         let fits = enough(free(folder)?, bytes);
@@ -53,7 +53,7 @@ pub(super) fn make_room(
         }
         let spare = newest.map_or(Ok(None), |newest| spare(folder, newest))?;
         let (Some(spare), Some(newest)) = (spare, newest) else { return fits };
-        let shown = folder.display();
+        let shown = folder.path().display();
         tracing::warn!(
             "{shown}: no room for another checkpoint: that of step {spare} is removed before the next is written; that \
              of step {newest} stays"
@@ -64,7 +64,7 @@ pub(super) fn make_room(
 }
 
 /// The oldest checkpoint before step `newest`, which is whole.
-fn spare(folder: &Path, newest: u64) -> io::Result<Option<u64>> {
+fn spare(folder: &Directory, newest: u64) -> io::Result<Option<u64>> {
     let oldest = entries(folder, &[""])?.into_iter().next();
     Ok(oldest.map(|(step, _)| step).filter(|step| *step < newest))
 }
@@ -72,49 +72,52 @@ fn spare(folder: &Path, newest: u64) -> io::Result<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     /// Checkpoints of these steps, 100 bytes each on a disk of `size`.
-    fn on_disk(size: u64, steps: &[u64]) -> (tempfile::TempDir, impl Fn(&Path) -> io::Result<u64>) {
+    fn on_disk(
+        size: u64,
+        steps: &[u64],
+    ) -> ((Directory, tempfile::TempDir), impl Fn(&Directory) -> io::Result<u64>) {
         let folder = tempfile::tempdir().unwrap();
+        let opened = Directory::open(folder.path()).unwrap();
         for step in steps {
-            fs::create_dir(folder.path().join(super::super::folder::name(*step))).unwrap();
+            opened.make(&super::super::folder::name(*step)).unwrap();
         }
-        (folder, move |folder: &Path| {
+        ((opened, folder), move |folder: &Directory| {
             Ok(size - 100 * entries(folder, &["", ".tmp", ".old"])?.len() as u64)
         })
     }
 
-    fn left(folder: &Path) -> Vec<u64> {
+    fn left(folder: &Directory) -> Vec<u64> {
         entries(folder, &[""]).unwrap().into_iter().map(|(step, _)| step).collect()
     }
 
     #[test]
     fn where_all_that_are_kept_and_one_more_find_room_none_goes() {
-        let (folder, free) = on_disk(310, &[2, 4]);
-        make_room(folder.path(), (Some(4), false), 110, &free).unwrap();
-        assert_eq!(left(folder.path()), [2, 4]);
+        let ((folder, _kept), free) = on_disk(310, &[2, 4]);
+        make_room(&folder, (Some(4), false), 110, &free).unwrap();
+        assert_eq!(left(&folder), [2, 4]);
     }
 
     #[test]
     fn where_they_do_not_the_oldest_go_first_and_the_newest_never() {
-        let (folder, free) = on_disk(350, &[2, 4, 6]);
-        make_room(folder.path(), (Some(6), false), 110, &free).unwrap();
-        assert_eq!(left(folder.path()), [4, 6]);
-        let why = make_room(folder.path(), (Some(6), false), 260, &free).unwrap_err();
+        let ((folder, _kept), free) = on_disk(350, &[2, 4, 6]);
+        make_room(&folder, (Some(6), false), 110, &free).unwrap();
+        assert_eq!(left(&folder), [4, 6]);
+        let why = make_room(&folder, (Some(6), false), 260, &free).unwrap_err();
         assert!(why.to_string().contains("no space") && is_full(&why), "{why}");
-        assert_eq!(left(folder.path()), [6]);
+        assert_eq!(left(&folder), [6]);
         // Nothing is known to be whole: a new run in a folder that is not its own.
-        make_room(folder.path(), (None, false), 260, &free).unwrap_err();
-        assert_eq!(left(folder.path()), [6]);
+        make_room(&folder, (None, false), 260, &free).unwrap_err();
+        assert_eq!(left(&folder), [6]);
     }
 
     #[test]
     fn a_disk_that_was_full_though_it_said_otherwise_loses_one_each_time() {
-        let (folder, free) = on_disk(9000, &[2, 4, 6]);
+        let ((folder, _kept), free) = on_disk(9000, &[2, 4, 6]);
         for expected in [&[4, 6][..], &[6], &[6]] {
-            make_room(folder.path(), (Some(6), true), 110, &free).unwrap();
-            assert_eq!(left(folder.path()), expected);
+            make_room(&folder, (Some(6), true), 110, &free).unwrap();
+            assert_eq!(left(&folder), expected);
         }
     }
 }

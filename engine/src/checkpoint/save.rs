@@ -9,26 +9,24 @@ mod pace;
 
 use self::background::Snapshot;
 use self::pace::Pace;
-use super::Checkpoint;
-use super::folder::{clean, hint, name, retain_from};
+use super::RunFolder;
+use super::folder::{clean, hint, retain_from};
 use super::manifest::{Control, Manifest, TensorEntry, states};
-use super::room::{checkpoint_bytes, free, is_full, make_room};
+use super::room::{checkpoint_bytes, is_full, make_room};
 use super::under_way::UnderWay;
-use super::write::{Fill, Pieces, Written, begin, bytes, pieces, publish, tensors, write_file};
+use super::write::{Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file};
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::run::meet::meet;
 use crate::run::messages::{Listener, Message, Post, flush};
 use crate::run::placement::Places;
 use crate::run::{Place, RunOptions, Watcher};
-use crate::run_dir::Held;
+use crate::run_dir::directory::Directory;
 use crate::train::build::Built;
 use crossbeam_channel::Sender;
 use device::{Arena, Device, Error, Tensor};
 use offload::{Optimizer, Side, State, control};
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -39,7 +37,7 @@ const BLOCK: usize = 1 << 14;
 
 /// The ranks' common work on the checkpoints of a run.
 pub(crate) struct Saver {
-    folder: PathBuf,
+    folder: RunFolder,
     pace: Pace,
     keep: usize,
     /// The run may be: see [`crate::train::detours`].
@@ -56,11 +54,12 @@ pub(crate) struct Saver {
     pub(super) under_way: Arc<UnderWay>,
     /// By rank, where its threads are bound: the cores for the thread that writes its copy.
     pub(super) cores: Vec<Vec<u32>>,
-    held: Option<Arc<Held>>,
     watcher: Option<Watcher>,
 }
 
 struct Shared {
+    /// What is being written; none where it could not be begun.
+    growing: Option<Growing>,
     /// Why this one will not be saved.
     problem: Option<String>,
     /// The disk had no room for the last one.
@@ -126,7 +125,7 @@ impl Saver {
     pub(crate) fn new(
         (config, data): (&Config, &Dataset),
         built: &Built,
-        folder: &Path,
+        folder: &RunFolder,
         (options, places): (&RunOptions, &Places),
     ) -> Option<Arc<Self>> {
         let train = &config.train;
@@ -136,8 +135,8 @@ impl Saver {
         let mut base = Manifest::new(config, data);
         base.tensors = tensors(&built.gpt);
         base.detours = options.detours();
-        let here = options.resume.as_deref().filter(|from| from.path().parent() == Some(folder));
-        let good = here.map(Checkpoint::step).into_iter().collect();
+        let here = options.resume.as_deref().filter(|from| folder.has(from));
+        let good = here.map(|from| from.step()).into_iter().collect();
         let ranks = 0..config.world_size();
         let decide = || crate::predict::plan::checkpoint_copy(config, built) > 0;
         // What threads beside the ranks write in several processes, nobody would bring together.
@@ -146,7 +145,7 @@ impl Saver {
         let pace = Pace::new(train, options.checkpoint_pause);
         let files = ranks.clone().map(|_| None).collect();
         Some(Arc::new(Self {
-            folder: folder.to_owned(),
+            folder: folder.clone(),
             pace,
             keep: train.checkpoint_keep,
             takes_back: train.rollbacks > 0,
@@ -154,11 +153,10 @@ impl Saver {
             base,
             most_states: crate::predict::plan::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
-            shared: Mutex::new(Shared { problem: None, full: false, files, good }),
+            shared: Mutex::new(Shared { growing: None, problem: None, full: false, files, good }),
             writing: Mutex::new(None),
             under_way: Arc::default(),
             cores: places.ranks.iter().map(|place| place.cpus.clone()).collect(),
-            held: options.held.clone(),
             watcher: options.watcher.clone(),
         }))
     }
@@ -218,7 +216,6 @@ impl Saver {
         }
         self.passes(rank.index(), Place::Saving, step);
         let side = optimizer.side(dev)?;
-        let unfinished = self.unfinished(step);
         match &self.copies {
             Some(copies) => {
                 meet(dev, meeting)?;
@@ -227,9 +224,7 @@ impl Saver {
             }
             None => {
                 if first {
-                    world.held_up(|| {
-                        self.begin(&unfinished, (optimizer.is_late(), skipped_in_a_row));
-                    });
+                    world.held_up(|| self.begin(step, (optimizer.is_late(), skipped_in_a_row)));
                 }
                 meet(dev, meeting)?;
                 if self.is_well_everywhere(rank, world)? {
@@ -241,7 +236,7 @@ impl Saver {
                     let pieces = pieces(gpt, &|segment| optimizer.owned(segment, side), rank);
                     let pieces = (&pieces, optimizer.is_late());
                     self.passes(rank.index(), Place::Writing, step);
-                    let file = || self.write(rank.index(), pieces, &unfinished, &mut fill);
+                    let file = || self.write(rank.index(), pieces, step, &mut fill);
                     world.held_up(file)?;
                 }
             }
@@ -300,10 +295,13 @@ impl Saver {
         &self,
         number: usize,
         pieces: (&Pieces, bool),
-        unfinished: &Path,
+        step: u64,
         fill: &mut Fill<'_, Fault>,
     ) -> Result<(), Error> {
-        match write_file(number, &self.base, pieces, (unfinished, &self.under_way), fill) {
+        let written = self.growing(step).map_err(Fault::Io).and_then(|growing| {
+            write_file(number, &self.base, pieces, (growing.directory(), &self.under_way), fill)
+        });
+        match written {
             Ok(file) => self.wrote(number, Ok(file)),
             Err(Fault::Io(error)) => self.wrote(number, Err(error)),
             Err(Fault::Device(error)) => return Err(error),
@@ -318,26 +316,32 @@ impl Saver {
         }
     }
 
-    /// The directory that grows.
-    pub(super) fn unfinished(&self, step: u64) -> PathBuf {
-        self.folder.join(name(step) + ".tmp")
+    /// The checkpoint that grows.
+    pub(super) fn growing(&self, step: u64) -> io::Result<Growing> {
+        if let Some(growing) = &lock(&self.shared).growing {
+            return Ok(growing.clone());
+        }
+        let folder = self.folder.find()?;
+        let gone = || io::Error::other(format!("{} is gone", self.folder.path().display()));
+        Growing::begun(folder.ok_or_else(gone)?, step)
     }
 
-    pub(super) fn begin(&self, unfinished: &Path, (late, skipped): (bool, u64)) {
+    pub(super) fn begin(&self, step: u64, (late, skipped): (bool, u64)) {
         {
             let shared = &mut *lock(&self.shared);
-            shared.problem = None;
+            (shared.growing, shared.problem) = (None, None);
             shared.files.iter_mut().for_each(|file| *file = None);
         }
-        let room = || {
+        let room = |folder: &Directory| {
             let shared = &mut *lock(&self.shared);
             let newest = shared.good.last().copied().filter(|_| !self.needs_all(skipped));
             let bytes = checkpoint_bytes(self.bytes(late));
-            make_room(&self.folder, (newest, std::mem::take(&mut shared.full)), bytes, &free)
+            let full = std::mem::take(&mut shared.full);
+            make_room(folder, (newest, full), bytes, &Directory::free)
         };
-        let held = self.held.as_ref().map_or(Ok(()), |held| held.check());
-        if let Err(error) = held.and_then(|()| begin(&self.folder, unfinished, room)) {
-            self.refuse(&error);
+        match self.folder.make().and_then(|folder| Growing::begin(folder, step, room)) {
+            Ok(growing) => lock(&self.shared).growing = Some(growing),
+            Err(error) => self.refuse(&error),
         }
     }
 
@@ -364,7 +368,6 @@ impl Saver {
     /// With every file there: the manifest, the name, and what is told. All that was told before is on the disk
     /// when the checkpoint gets its name.
     pub(super) fn conclude(&self, job: &Job, sender: Option<&Sender<Post>>) -> Message {
-        let unfinished = self.unfinished(job.step);
         let mut hashing = Duration::ZERO;
         if self.is_well() {
             if let Some(sender) = sender {
@@ -379,12 +382,12 @@ impl Saver {
             manifest.control = Control::of(&job.words, self.base.control.scaled, job.late);
             let files: Vec<_> = lock(&self.shared).files.iter_mut().map(Option::take).collect();
             hashing = files.iter().flatten().map(|file| file.hashing).max().unwrap_or_default();
-            let whole = self.folder.join(name(job.step));
-            if let Err(error) = publish((&unfinished, &whole), manifest, files) {
+            let published = self.growing(job.step).and_then(|it| it.publish(manifest, files));
+            if let Err(error) = published {
                 self.refuse(&error);
             }
         }
-        self.verdict(job, &unfinished, hashing)
+        self.verdict(job, hashing)
     }
 
     /// A run that is taken back needs one from before the steps that are skipped.
@@ -393,12 +396,16 @@ impl Saver {
     }
 
     /// What is told, and what follows from it: older ones go, or the unfinished one.
-    fn verdict(&self, job: &Job, unfinished: &Path, hashing: Duration) -> Message {
+    fn verdict(&self, job: &Job, hashing: Duration) -> Message {
         let step = job.step;
-        if let Some(why) = lock(&self.shared).problem.take() {
-            // What cannot be removed now is removed before the next one.
-            let _ = clean(&self.folder);
-            drop(fs::remove_dir_all(unfinished));
+        let (growing, problem) = {
+            let shared = &mut *lock(&self.shared);
+            (shared.growing.take(), shared.problem.take())
+        };
+        if let Some(why) = problem {
+            // Of a directory that is not the run's nothing was begun, and nothing goes. What cannot be removed now is removed
+            // before the next one.
+            drop(growing.map(|growing| clean(&growing.folder)));
             return Message::NotSaved { step, why };
         }
         let oldest = {
@@ -410,9 +417,12 @@ impl Saver {
             good.drain(..surplus);
             (!needed && good.len() == self.keep).then(|| good[0])
         };
-        let tidied = oldest.map_or(Ok(()), |oldest| retain_from(&self.folder, oldest));
-        if let Err(error) = tidied.and_then(|()| hint(&self.folder, step)) {
-            tracing::warn!("{}: cannot tidy up: {error}", self.folder.display());
+        let tidied = growing.map_or(Ok(()), |Growing { folder, .. }| {
+            oldest.map_or(Ok(()), |oldest| retain_from(&folder, oldest))?;
+            hint(&folder, step)
+        });
+        if let Err(error) = tidied {
+            tracing::warn!("{}: cannot tidy up: {error}", self.folder.path().display());
         }
         let seconds = job.started.elapsed();
         Message::Saved {

@@ -2,17 +2,19 @@
 //! and whatever fails, the checkpoints that are there stay as they are.
 
 use super::file_name;
-use super::folder::clean;
+use super::folder::{clean, name};
 use super::header::{Entry, encode};
 use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
+use super::run_folder::of;
 use super::span::{Span, spans};
 use super::under_way::UnderWay;
-use crate::run_dir::durable::sync_folder;
+use crate::run_dir::directory::Directory;
 use device::Rank;
 use offload::{Owned, State};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tensor_parallel::Gpt;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -42,41 +44,80 @@ pub(super) struct Piece {
 /// By tensor, in the order of the model.
 pub(super) type Pieces = Vec<(usize, Vec<Piece>)>;
 
-/// The error says which file it is about.
-fn of<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
-    result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+/// A checkpoint that grows: an empty directory at first, which gets its name when all of it is on the disk.
+#[derive(Clone, Debug)]
+pub(super) struct Growing {
+    step: u64,
+    /// In which it gets its name.
+    pub(super) folder: Arc<Directory>,
+    unfinished: Arc<Directory>,
 }
 
-/// An empty directory `unfinished` in `folder`, after `make_room` has found that there is enough.
-pub(super) fn begin(
-    folder: &Path,
-    unfinished: &Path,
-    make_room: impl FnOnce() -> io::Result<()>,
-) -> io::Result<()> {
-    if !folder.is_dir() {
-        // In the run's directory, which is not made again where somebody has moved it.
-        of(folder, fs::create_dir(folder))?;
-        let parent = folder.parent().unwrap_or(folder);
-        of(parent, sync_folder(parent))?;
+impl Growing {
+    /// The checkpoint of `step`, after `make_room` has found that there is enough.
+    pub(super) fn begin(
+        folder: Arc<Directory>,
+        step: u64,
+        make_room: impl FnOnce(&Directory) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        of(folder.path(), clean(&folder))?;
+        of(folder.path(), make_room(&folder))?;
+        let (unfinished, path) = (unfinished(step), folder.called(&unfinished(step)));
+        of(&path, folder.make(&unfinished))?;
+        let opened = of(&path, folder.folder(&unfinished));
+        // The error is the one to tell.
+        let opened = opened.inspect_err(|_| drop(folder.remove(&unfinished)))?;
+        Ok(Self { step, folder, unfinished: Arc::new(opened) })
     }
-    of(folder, clean(folder))?;
-    of(folder, make_room())?;
-    of(unfinished, fs::create_dir(unfinished))
+
+    /// That of `step`, which another process has begun in `folder`.
+    pub(super) fn begun(folder: Arc<Directory>, step: u64) -> io::Result<Self> {
+        let unfinished = unfinished(step);
+        let opened = of(&folder.called(&unfinished), folder.folder(&unfinished))?;
+        Ok(Self { step, folder, unfinished: Arc::new(opened) })
+    }
+
+    /// Where its files go.
+    pub(super) fn directory(&self) -> &Directory {
+        &self.unfinished
+    }
+
+    /// What it will be called, for messages.
+    pub(super) fn path(&self) -> PathBuf {
+        self.folder.called(&name(self.step))
+    }
+
+    /// The manifest of what ranks wrote into it, then its name, all of it on the disk.
+    pub(super) fn publish(
+        &self,
+        manifest: Manifest,
+        files: Vec<Option<Written>>,
+    ) -> io::Result<()> {
+        seal(&self.unfinished, manifest, files)?;
+        self.name()
+    }
+
+    /// Gives it its name, which is on the disk then.
+    pub(super) fn name(&self) -> io::Result<()> {
+        let named = self.folder.rename(&unfinished(self.step), &name(self.step));
+        of(self.unfinished.path(), named)?;
+        of(self.folder.path(), self.folder.sync())
+    }
+
+    /// Removes it, where it has no name yet.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        self.folder.remove(&unfinished(self.step))
+    }
 }
 
-/// The manifest of what ranks wrote into `unfinished`, then the name `whole`, all of it on the disk.
-pub(super) fn publish(
-    (unfinished, whole): (&Path, &Path),
-    manifest: Manifest,
-    files: Vec<Option<Written>>,
-) -> io::Result<()> {
-    seal(unfinished, manifest, files)?;
-    name(unfinished, whole)
+/// What the checkpoint of `step` is called until it is whole.
+fn unfinished(step: u64) -> String {
+    name(step) + ".tmp"
 }
 
 /// The manifest of what ranks wrote into `unfinished`, all of it on the disk.
 pub(super) fn seal(
-    unfinished: &Path,
+    unfinished: &Directory,
     mut manifest: Manifest,
     files: Vec<Option<Written>>,
 ) -> io::Result<()> {
@@ -88,21 +129,13 @@ pub(super) fn seal(
             manifest.tensors[tensor].ranges.push(RangeEntry { file: number, ..range });
         }
     }
-    let path = unfinished.join(MANIFEST);
-    of(&path, write_whole(&path, &manifest.encode()?))?;
-    of(unfinished, sync_folder(unfinished))
+    of(&unfinished.called(MANIFEST), write_whole(unfinished, &manifest.encode()?))?;
+    of(unfinished.path(), unfinished.sync())
 }
 
-/// Gives `unfinished` the name `whole`, which is on the disk then.
-pub(super) fn name(unfinished: &Path, whole: &Path) -> io::Result<()> {
-    of(unfinished, fs::rename(unfinished, whole))?;
-    let folder = whole.parent().unwrap_or(whole);
-    of(folder, sync_folder(folder))
-}
-
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create_new(path)?;
-    file.write_all(bytes)?;
+fn write_whole(unfinished: &Directory, manifest: &[u8]) -> io::Result<()> {
+    let mut file = unfinished.create_new(MANIFEST)?;
+    file.write_all(manifest)?;
     file.sync_all()
 }
 
@@ -198,14 +231,14 @@ pub(super) fn write_file<E: From<io::Error>>(
     number: usize,
     base: &Manifest,
     (pieces, late): (&Pieces, bool),
-    (folder, under_way): (&Path, &UnderWay),
+    (folder, under_way): (&Directory, &UnderWay),
     fill: &mut Fill<'_, E>,
 ) -> Result<Written, E> {
     let states = states(late);
     let entries = piece_entries((&base.tensors, states), pieces);
     let header = encode(&entries);
-    let path: PathBuf = folder.join(file_name(number));
-    let file = of(&path, File::create_new(&path))?;
+    let path = folder.called(&file_name(number));
+    let file = of(&path, folder.create_new(&file_name(number)))?;
     let mut file =
         Tracked { file: BufWriter::with_capacity(1 << 20, file), under_way, unsynced: 0 };
     of(&path, file.write_all(&header))?;

@@ -2,8 +2,8 @@
 
 use super::exit::{Failed, code};
 use super::processes::{SILENCE, Team, facts};
-use super::{ConfigArgs, data, print, print_json, say};
-use crate::config::{ConfigError, DeviceConfig, Origin, Problem, load_and_look};
+use super::{ConfigArgs, data, print, print_json, say, weights};
+use crate::config::{Config, ConfigError, DeviceConfig, Origin, Problem, Valid};
 use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
@@ -24,13 +24,12 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), Failed> {
 }
 
 fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<(), Failed> {
-    let loaded = match load_and_look(&args.config, &args.sets, &data::trouble) {
+    let data = |config: &Config, valid: &Valid<'_>| {
+        data::trouble(config, &|keys| valid.has(keys)).into_iter().collect()
+    };
+    let loaded = match weights::load(args, true, &data) {
         Ok(loaded) => loaded,
-        Err(errors) => {
-            // Only of the data: as `train` says it.
-            let data =
-                errors.errors().iter().all(|e| data::KEYS.contains(&&*e.key) && e.help.is_empty());
-            let code = if data { code::DATA } else { code::CONFIG };
+        Err((code, errors)) => {
             if *json {
                 print_json(&json!({ "ok": false, "errors": in_json(&errors) }))?;
                 return Err(Failed::silent(code));

@@ -124,7 +124,7 @@ pub(super) fn open(
     tokenizer: Option<&Tokenizer>,
     (dry, quiet): (bool, bool),
 ) -> Result<Arc<Dataset>, Failed> {
-    let how = How { dry, quiet, names_all: false };
+    let how = How { dry, quiet, ..How::default() };
     read(config, tokenizer, how).map(Arc::new).map_err(|e| Failed::new(code::DATA, e))
 }
 
@@ -136,6 +136,15 @@ pub(super) fn read_whole(
     let tokenizer = tokenizer(config)?;
     look(config)?;
     let data = open(config, tokenizer.as_ref(), (dry, quiet))?;
+    Ok((tokenizer, data))
+}
+
+/// The same for `data show`, which leaves it to others to say what nothing reads.
+pub(super) fn read_to_show(config: &Config) -> Result<(Option<Tokenizer>, Dataset), Failed> {
+    let tokenizer = tokenizer(config)?;
+    look(config)?;
+    let how = How { is_brief: true, ..How::default() };
+    let data = read(config, tokenizer.as_ref(), how).map_err(|e| Failed::new(code::DATA, e))?;
     Ok((tokenizer, data))
 }
 
@@ -162,9 +171,11 @@ struct How {
     quiet: bool,
     /// Each row that is left out is named as it is found.
     names_all: bool,
+    /// What nothing reads of rows is not said.
+    is_brief: bool,
 }
 
-const QUIET: How = How { dry: true, quiet: true, names_all: false };
+const QUIET: How = How { dry: true, quiet: true, names_all: false, is_brief: false };
 
 /// Refuses a tokenizer with tokens that the model has not.
 fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), DataError> {
@@ -178,14 +189,14 @@ fn check_vocab(config: &Config, tokenizer: Option<&Tokenizer>) -> Result<(), Dat
 fn read(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
-    How { dry, quiet, names_all }: How,
+    How { dry, quiet, names_all, is_brief }: How,
 ) -> Result<Dataset, DataError> {
     let (data, model) = (&config.data, &config.model);
     let (cache, size) = (Cache::of_user(dry), (model.vocab, model.seq_len));
     match (tokenizer, &data.tokenizer) {
         (Some(tokenizer), Some(path)) if data.format.is_rows() => {
             let of = (Path::new(path), tokenizer.vocab());
-            rowed((data, of.0, &cache), tokenizer, names_all, |with| {
+            rowed((data, of.0, &cache), tokenizer, (names_all, is_brief), |with| {
                 every(data, &|parts| Corpus::open_rows(parts, &with, of, size))
             })?
         }
@@ -237,14 +248,14 @@ pub(super) fn with_rows<T>(
     let Some(path) = &data.tokenizer else { unreachable!("rows need a tokenizer") };
     // Its tokens are kept in a folder of the user's choice.
     let cache = &Cache::default();
-    rowed((data, Path::new(path), cache), tokenizer, false, then)
+    rowed((data, Path::new(path), cache), tokenizer, (false, false), then)
         .map_err(|e| Failed::new(code::DATA, e))
 }
 
 fn rowed<T>(
     (data, path, cache): (&DataConfig, &Path, &Cache),
     tokenizer: &Tokenizer,
-    names_all: bool,
+    (names_all, is_brief): (bool, bool),
     then: impl FnOnce(Rowed<'_>) -> T,
 ) -> Result<T, DataError> {
     let template = template(data, path)?;
@@ -256,7 +267,7 @@ fn rowed<T>(
         (_, None) => unreachable!("chats without a template are refused"),
     };
     let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
-    Ok(then(Rowed { rows: &rows, format, packing, truncate, names_all, cache }))
+    Ok(then(Rowed { rows: &rows, format, packing, truncate, names_all, is_brief, cache }))
 }
 
 /// The chat template beside a tokenizer. Rows of texts need none, but take the token of their end from there.

@@ -25,10 +25,11 @@ mod simulate;
 mod topology;
 mod trace;
 mod train;
+mod weights;
 
 use crate::config::{BOX, Loaded, find_box};
 use crate::report::colour;
-use crate::report::shown::lines;
+use crate::report::shown::{lines, quoted};
 use crate::run::Watcher;
 use crate::run_dir::CONFIG;
 use crate::run_dir::output::Output;
@@ -292,15 +293,6 @@ fn seen(written: std::io::Result<()>) -> Result<bool, Failed> {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
         Err(e) => Err(Failed::new(code::IO, format!("cannot write to stdout: {e}"))),
     }
-}
-
-/// For a POSIX shell.
-fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// To stderr, as a line, with nothing in it that acts on a terminal.

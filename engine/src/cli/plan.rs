@@ -2,15 +2,15 @@
 
 use super::check::count;
 use super::exit::{Failed, code};
-use super::largest::at_most;
+use super::largest::Lacking;
 use super::processes::{SILENCE, Team, facts};
 use super::simulate::failed;
-use super::{ConfigArgs, OnBox, of_ops, print, print_json, say, search};
+use super::{ConfigArgs, OnBox, of_ops, print, print_json, say, search, weights};
 use crate::config::{Config, DeviceConfig, Loaded};
 use crate::predict::changes::arguments;
 use crate::predict::choose;
 use crate::predict::plan::{Buffer, Disk, Memory, Report, report};
-use crate::predict::remedies::{Largest, Remedy, largest, remedies};
+use crate::predict::remedies::{Remedy, remedies};
 use crate::report::progress::si;
 use crate::run_dir::RUNS;
 use crate::train::build::{Built, build};
@@ -35,7 +35,7 @@ pub(super) struct PlanArgs {
     #[command(flatten)]
     on_box: OnBox,
     /// No config: whether this model of transformers (its folder, or its config.json) can be trained on --box, how, how fast
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "ops"], requires = "on")]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "ops"])]
     model: Option<PathBuf>,
     /// With --model: say how long training on so many tokens takes
     #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u64).range(1..))]
@@ -99,6 +99,9 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), Failed> {
                 problem.key, problem.message
             ));
         }
+    }
+    if let Some(refused) = weights::refusal(config, true) {
+        say(&format!("note: `onebox train` refuses model.from: {}", refused.message()));
     }
     // What could not be looked at is not said to fit.
     if report.verdict == Some(true) { Ok(()) } else { Err(Failed::silent(code::DOES_NOT_FIT)) }
@@ -310,12 +313,16 @@ fn verdict(loaded: &Loaded, report: &Report) -> String {
         );
     }
     if report.fits {
-        return "it fits\n".into();
+        let warnings = report.nearly_full.iter().map(|why| format!("warning: {why}\n"));
+        return warnings.chain(["it fits\n".to_owned()]).collect();
     }
     let mut out = String::from("it does not fit\n");
     let remedies = remedies(loaded, None);
     if remedies.is_empty() {
-        return out + &at_most(loaded, largest(loaded, None).as_ref(), &[]) + "\n";
+        for line in Lacking::of(loaded, None).lines(&loaded.config, true) {
+            let _ = writeln!(out, "{line}");
+        }
+        return out + virtual_gpus(&loaded.config);
     }
     out += "the nearest changes with which it would, each by itself";
     let simulated = remedies.iter().any(|remedy| remedy.slower.is_some());
@@ -323,13 +330,25 @@ fn verdict(loaded: &Loaded, report: &Report) -> String {
     for Remedy { sets, slower } in &remedies {
         let cost = slower.map(|times| format!("{times:.2} x the time"));
         let rounds = sets.iter().any(|set| set.starts_with("offload.moments="));
-        let rounds = rounds.then(|| "other results: moments are rounded by chance".into());
+        let rounds =
+            rounds.then(|| "other results: bf16 Adam moments, rounded stochastically".into());
         let notes: Vec<String> = cost.into_iter().chain(rounds).collect();
         let notes =
             if notes.is_empty() { String::new() } else { format!("   # {}", notes.join("; ")) };
         let _ = writeln!(out, "  {}{notes}", arguments(sets));
     }
-    out
+    out + virtual_gpus(&loaded.config)
+}
+
+/// What virtual GPUs are not.
+const fn virtual_gpus(config: &Config) -> &'static str {
+    match config.device {
+        DeviceConfig::Cpu { .. } => {
+            "these GPUs are virtual: parts of this machine's memory, of device.memory bytes each; to plan for real GPUs, name a box: \
+             --box h100-128gib (`onebox boxes` lists them)\n"
+        }
+        DeviceConfig::Cuda | DeviceConfig::Sim { .. } => "",
+    }
 }
 
 /// The document of `--json`.
@@ -345,20 +364,21 @@ struct Document<'a> {
     /// What would make it fit, if it does not.
     remedies: Vec<Remedy>,
     /// If nothing would.
-    largest: Option<Largest>,
+    #[serde(flatten)]
+    lacking: Option<Lacking>,
 }
 
 impl<'a> Document<'a> {
     fn of(loaded: &'a Loaded, report: &'a Report) -> Self {
         let remedies = if report.fits { Vec::new() } else { remedies(loaded, None) };
         let nothing = !report.fits && remedies.is_empty();
-        let largest = nothing.then(|| largest(loaded, None)).flatten();
+        let lacking = nothing.then(|| Lacking::of(loaded, None));
         Self {
             report,
             chosen: loaded.chosen.as_deref(),
             disk: disk(&loaded.config, report),
             remedies,
-            largest,
+            lacking,
         }
     }
 }

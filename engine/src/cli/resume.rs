@@ -4,10 +4,12 @@ use super::exit::{Failed, code};
 use super::{data, say};
 use crate::checkpoint::inspect::{Summary, differences_of};
 use crate::checkpoint::{
-    self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, differences, gone, open_named,
+    self, Checkpoint, CheckpointError, Difference, FOLDER, Kind, RunFolder, differences, gone,
+    newest_until, open_named, set_aside,
 };
 use crate::config::{Loaded, Weights, load_of_run};
 use crate::data::{Dataset, Tokenizer};
+use crate::run_dir::directory::Directory;
 use crate::run_dir::{CONFIG, FORKED, METRICS, RunDir, RunMode, TOKENIZER, WEIGHTS};
 use crate::train::build::Built;
 use std::ffi::OsStr;
@@ -19,15 +21,28 @@ use topology::format_bytes;
 
 /// The newest whole checkpoint of the run, or that which a fork without one of its own starts from; none of a run that was
 /// ended before it had any, which is said. Broken ones that are newer are named, and where the run goes on in its own
-/// directory they are set aside. `from`: the run's directory, of a fork that of its source.
+/// directory they are set aside. `from`: the run's directory, of a fork that of its source; `own`: the folder of a run that
+/// is not a new fork.
 pub(super) fn start(
-    from: &Path,
+    (from, own): (&Path, Option<&RunFolder>),
     loaded: &Loaded,
     built: &Built,
     (data, tokenizer): (&Dataset, Option<&Tokenizer>),
     mode: RunMode,
 ) -> Result<Option<Arc<Checkpoint>>, Failed> {
-    let (found, broken) = checkpoint::newest(&from.join(FOLDER)).map_err(unusable)?;
+    let folder = match own {
+        Some(own) => own.find(),
+        None => match Directory::open(&from.join(FOLDER)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map(|folder| Some(Arc::new(folder))),
+        },
+    };
+    let unreadable = |source| CheckpointError::Io { path: from.join(FOLDER), source };
+    let folder = folder.map_err(|error| unusable(unreadable(error)))?;
+    let (found, broken) = match &folder {
+        Some(folder) => newest_until(folder, u64::MAX).map_err(unusable)?,
+        None => (None, Vec::new()),
+    };
     let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
     let (found, mode) = match found {
         None if broken.is_empty() && mode == RunMode::Resume => {
@@ -84,12 +99,13 @@ pub(super) fn start(
         );
         return Err(Failed::new(code::CONFIG, why));
     }
-    if mode == RunMode::Resume {
-        for (path, _) in &broken {
-            let to = checkpoint::set_aside(path).map_err(|error| {
+    if let (RunMode::Resume, Some(folder)) = (mode, &folder) {
+        for (name, _) in &broken {
+            let path = folder.called(name);
+            let to = set_aside(folder, name).map_err(|error| {
                 Failed::new(code::IO, format!("cannot set {} aside: {error}", path.display()))
             })?;
-            say(&format!("it is set aside as {}", to.display()));
+            say(&format!("it is set aside as {}", folder.called(&to).display()));
         }
     }
     say(&format!("{}: going on after step {}", found.path().display(), found.step()));

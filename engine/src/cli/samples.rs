@@ -94,7 +94,7 @@ const MARKS: [[&str; 2]; 2] = [["[[", "]]"], ["«", "»"]];
 pub(super) fn run(args: &SamplesArgs) -> Result<(), Failed> {
     let loaded = args.config.load()?;
     let config = &loaded.config;
-    let (tokenizer, dataset) = data::read_whole(config, (false, false))?;
+    let (tokenizer, dataset) = data::read_to_show(config)?;
     let (seed, global) = (config.train.seed, config.batch.global as u64);
     let place = dataset.place(config.data.order, seed, (args.sample, global));
     let documents = dataset.documents(place).map_err(|e| Failed::new(code::DATA, e))?;

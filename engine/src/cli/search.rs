@@ -1,38 +1,91 @@
 //! `onebox plan --search`: what [`crate::predict::search`] found, in words, or as JSON.
 
+use super::check::count;
 use super::exit::{Failed, code};
-use super::largest::at_most;
+use super::largest::{Lacking, of_states};
 use super::simulate::{failed, seconds};
-use super::{print, print_json};
+use super::{print, print_json, say};
 use crate::config::Loaded;
 use crate::predict::changes::arguments;
-use crate::predict::remedies::largest;
+use crate::predict::plan::filled;
+use crate::predict::remedies::{Remedy, remedies};
 use crate::predict::search::{Found, Layout, search};
-use crate::report::progress::si;
+use crate::report::progress::{on_terminal, si};
+use serde::Serialize;
 use std::fmt::Write as _;
-use topology::{counted, format_bytes};
+use topology::counted;
+
+/// The document of `--json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    found: &'a Found,
+    #[serde(flatten)]
+    no: Option<No>,
+}
+
+/// Why nothing fits.
+#[derive(Serialize)]
+pub(super) struct No {
+    /// What would make it fit all the same: a value that the config gives another.
+    pub(super) remedies: Vec<Remedy>,
+    /// If nothing would.
+    #[serde(flatten)]
+    pub(super) lacking: Option<Lacking>,
+}
+
+impl No {
+    /// `None` where a layout fits, or the model allows none.
+    pub(super) fn of(loaded: &Loaded, found: &Found, gpus: Option<usize>) -> Option<Self> {
+        if !found.layouts.is_empty() || found.no_layout.is_some() {
+            return None;
+        }
+        let remedies = remedies(loaded, gpus);
+        let lacking = remedies.is_empty().then(|| Lacking::of(loaded, gpus));
+        Some(Self { remedies, lacking })
+    }
+}
 
 pub(super) fn run(loaded: &Loaded, gpus: Option<usize>, json: bool) -> Result<(), Failed> {
+    say_begun();
     let found = search(loaded, gpus).map_err(failed)?;
+    let no = No::of(loaded, &found, gpus);
     if json {
-        print_json(&found)?;
+        print_json(&Document { found: &found, no })?;
     } else {
-        print(&text(loaded, &found, gpus.is_some()))?;
+        print(&text(loaded, &found, no.as_ref(), gpus.is_some()))?;
     }
     if found.layouts.is_empty() { Err(Failed::silent(code::DOES_NOT_FIT)) } else { Ok(()) }
 }
 
+/// Tells who waits at a terminal.
+pub(super) fn say_begun() {
+    if on_terminal() {
+        say(
+            "laying out the model in every way and simulating what fits: seconds, for large boxes a minute or two",
+        );
+    }
+}
+
 /// `asked`: the user names the number of GPUs.
-fn text(loaded: &Loaded, found: &Found, asked: bool) -> String {
-    let Found { name, box_name, gpus, enumerated, fit, .. } = found;
-    let mut out = format!("{name} on {box_name}: simulated, not measured\n");
+fn text(loaded: &Loaded, found: &Found, no: Option<&No>, asked: bool) -> String {
+    let Found { name, box_name, gpus, enumerated, fit, parameters, .. } = found;
+    let parameters = count(*parameters as f64);
+    let mut out =
+        format!("{name}, {parameters} parameters, on {box_name}: simulated, not measured\n");
     if let (0, Some(why)) = (*fit, &found.no_layout) {
         return out + why + "\n";
     }
     let _ = write!(out, "{} on {}, {fit} fit", counted(enumerated, "layout"), counted(gpus, "GPU"));
-    if *fit == 0 {
-        let largest = largest(loaded, asked.then_some(*gpus));
-        return out + "\nno layout fits\n" + &at_most(loaded, largest.as_ref(), &[]) + "\n";
+    if let Some(No { remedies, lacking }) = no {
+        out += "\nno layout fits\n";
+        for remedy in remedies {
+            let _ = writeln!(out, "it would fit with {}", arguments(&remedy.sets));
+        }
+        for line in lacking.iter().flat_map(|lacking| lacking.lines(&loaded.config, false)) {
+            let _ = writeln!(out, "{line}");
+        }
+        return out;
     }
     let _ = writeln!(
         out,
@@ -64,6 +117,9 @@ fn text(loaded: &Loaded, found: &Found, asked: bool) -> String {
         }
         None => out += "the config as it is does not fit\n",
     }
+    if let Some(words) = of_states(found.states, &found.config) {
+        let _ = writeln!(out, "no layout fits with the states of the config; {words}");
+    }
     let best = found.layouts.first().map_or(0.0, |layout| layout.tokens_per_second);
     for (index, layout) in found.layouts.iter().enumerate() {
         let _ = write!(out, "\n{}", entry(index + 1, layout, best));
@@ -79,25 +135,38 @@ fn entry(number: usize, layout: &Layout, best: f64) -> String {
         [] => "the config as it is".to_owned(),
         _ => arguments(&layout.sets),
     };
-    let most = layout.fullest_node();
     let _ = writeln!(out, "   {sets}");
     let _ = writeln!(
         out,
-        "   {}tok/s ({:+.1} %), a step in {}{}; {:.1} TFLOPS per GPU as run, {:.1} of the model\n   {} on each GPU, {} \
-         on the fullest node",
+        "   {}tok/s ({:+.1} %), a step in {}{}; {:.1} TFLOPS per GPU as run, {:.1} of the model\n   {}",
         si(layout.tokens_per_second),
         100.0 * (layout.tokens_per_second / best - 1.0),
         seconds(layout.step_seconds),
         if layout.extrapolated { " (extrapolated)" } else { "" },
         layout.hardware_tflops_per_gpu,
         layout.model_tflops_per_gpu,
-        format_bytes(layout.gpu_bytes),
-        format_bytes(most),
+        memories(layout),
     );
+    // The others have their shares.
+    for warning in layout.nearly_full.iter().filter(|_| number == 1) {
+        let _ = writeln!(out, "   warning: {warning}");
+    }
     if number > 1 {
         let _ = writeln!(out, "   {}", why(layout));
     }
     out
+}
+
+/// How full the memories of GPUs and host are.
+pub(super) fn memories(layout: &Layout) -> String {
+    let gpu = filled(layout.gpu_bytes, layout.gpu_limit);
+    let host = filled(layout.fullest_node(), layout.node_limit);
+    match layout.node_bytes.len() {
+        1 => format!("GPU memory {gpu}, host memory {host}"),
+        nodes => {
+            format!("GPU memory {gpu}, host memory {host} on the fullest of {nodes} NUMA nodes")
+        }
+    }
 }
 
 fn why(layout: &Layout) -> String {

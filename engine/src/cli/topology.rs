@@ -164,6 +164,7 @@ fn document(shown: &Shown<'_>) -> Value {
         "live": machine.live,
         "allowed_cpus": machine.allowed_cpus,
         "allowed_nodes": machine.allowed_nodes,
+        "core_kinds": machine.core_kinds,
         "numa_nodes": machine.numa_nodes.iter().map(node).collect::<Vec<_>>(),
         "gpus": machine.gpus.iter().enumerate().map(gpu).collect::<Vec<_>>(),
         "p2p": square(&|a, b| machine.pcie_path(a, b)),

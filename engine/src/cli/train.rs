@@ -9,7 +9,7 @@ mod prepared;
 mod rollback;
 mod watch;
 
-use self::follower::{Follower, Start};
+use self::follower::{Follower, Next, Start};
 pub(super) use self::prepared::check_memory;
 use self::prepared::{Looked, Prepared, prepare};
 use self::watch::Watch;
@@ -19,7 +19,7 @@ use super::processes::{SILENCE, Team, facts};
 use super::signals::{self, Signals, Starting};
 use super::trace::{self, TraceArgs};
 use super::{ConfigArgs, SimdArg, say};
-use crate::checkpoint::{Checkpoint, FOLDER};
+use crate::checkpoint::Checkpoint;
 use crate::config::{DeviceConfig, Loaded, in_line};
 use crate::data::{Dataset, Tokenizer};
 use crate::hugging_face::Pretrained;
@@ -29,7 +29,7 @@ use crate::report::stderr;
 use crate::report::tensorboard::Events;
 use crate::run::here;
 use crate::run::{Outcome, Place, RunError, RunOptions, Unread, Watcher, train};
-use crate::run_dir::{CONFIG, RunDir, RunDirError, TOKENIZER, WEIGHTS};
+use crate::run_dir::{CONFIG, RunDir, RunDirError, TOKENIZER};
 use crate::train::batch::FILL;
 use crate::train::build::{Built, update_mode};
 use crate::train::detours::Detours;
@@ -199,8 +199,9 @@ impl Session<'_> {
             let left = allowed.saturating_sub(done);
             let again = "interrupted while the run is taken back; --resume goes on after its newest checkpoint";
             signals.starting.say(again.to_owned());
-            let earlier = rollback::start(self.dir, self.start.as_ref(), (left, &outcome))?;
-            self.team.first("next", Some(earlier.as_ref().map(|from| from.path().to_owned())))?;
+            let earlier = self.earlier((left, &outcome))?;
+            let next = earlier.as_ref().map(|from| Next::of(self.dir, from));
+            self.team.first("next", Some(next))?;
             let Some(earlier) = earlier else {
                 signals.starting.over();
                 return self.end(&outcome, &mut watch, started.elapsed().as_secs_f64());
@@ -218,9 +219,10 @@ impl Session<'_> {
         detours: &Detours,
     ) -> Result<(Outcome, Watch), Failed> {
         let config = &self.loaded.config;
-        let metrics = MetricsWriter::open(&self.dir.metrics_path(), self.done());
+        let directory = self.dir.held().check().map_err(|e| self.moved(&e))?;
+        let metrics = MetricsWriter::open(directory, self.done());
         let metrics = metrics.map_err(|e| Failed::new(code::IO, e))?;
-        let events = config.train.tensorboard.then(|| Events::create(self.dir.path(), self.done()));
+        let events = config.train.tensorboard.then(|| Events::create(directory, self.done()));
         let metrics = metrics.and(events.transpose().map_err(|e| Failed::new(code::IO, e))?);
         let trace = self.args.trace.start();
         let options = RunOptions {
@@ -228,10 +230,9 @@ impl Session<'_> {
             bind: true,
             stop: Arc::clone(stop),
             watcher: Some(self.args.watcher(starting)),
-            weights: Some(self.dir.path().join(WEIGHTS)),
-            checkpoints: Some(self.dir.path().join(FOLDER)),
+            weights: Some(Arc::clone(self.dir.held())),
+            checkpoints: Some(self.dir.folder().clone()),
             copies_states: Some(self.looked.copies_states),
-            held: Some(Arc::clone(self.dir.held())),
             pretrained: self.pretrained.clone(),
             processes: self.team.processes(),
             resume: self.start.clone(),
@@ -271,8 +272,8 @@ impl Session<'_> {
 
     /// The checkpoint that it goes on from, where that is another run's.
     pub(super) fn source(&self) -> Option<&Path> {
-        let own = self.dir.path().join(FOLDER);
-        self.start.as_ref().map(|from| from.path()).filter(|path| path.parent() != Some(&own))
+        let others = self.start.as_ref().filter(|from| !self.dir.folder().has(from));
+        others.map(|from| from.path())
     }
 
     fn introduce(&self) {
@@ -282,7 +283,7 @@ impl Session<'_> {
             "run     {}\nmodel   {} parameters: {}, hidden {}, {}, {}, vocabulary {}\n\
              layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {} by {}\n\
              batch   {} x {} in {} per rank\ndata    {}",
-            self.dir.path().display(),
+            self.dir.shown(),
             count(self.built.gpt.shape().parameters() as f64),
             counted(m.layers, "layer"),
             m.hidden,

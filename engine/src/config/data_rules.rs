@@ -22,13 +22,17 @@ impl Checks<'_> {
 
     pub(super) fn rows_without_tokenizer(&self) -> Option<Broken> {
         let data = &self.config.data;
+        // A folder that is refused is not asked for its tokenizer.
+        let folder = self.config.model.from.as_ref();
+        let folder = folder.map(|_| ("model.from", "without a tokenizer.json".into()));
+        let values = [
+            ("data.format", "the files hold rows of text".into()),
+            ("data.tokenizer", "nothing makes tokens of it".into()),
+        ];
         (data.tokenizer.is_none() && data.format.is_rows()).then(|| Broken {
             message: "rows of text need a tokenizer".into(),
             help: "set `data.tokenizer` to a tokenizer.json or to its folder, or `model.from` to a folder with one".into(),
-            values: vec![
-                ("data.format", "the files hold rows of text".into()),
-                ("data.tokenizer", "nothing makes tokens of it".into()),
-            ],
+            values: values.into_iter().chain(folder).collect(),
         })
     }
 

@@ -18,20 +18,37 @@ use super::{BoxConfig, Config, GpuConfig, HostConfig, Loaded, box_schema, schema
 /// All errors come out together. Relative paths in the file are relative to it, those in `sets`
 /// to the working directory; both come out absolute.
 pub fn load(path: &Path, sets: &[String]) -> Result<Loaded, ConfigError> {
-    load_and_look(path, sets, &|_, _| None)
+    load_and_look(path, sets, &|_, _| Vec::new())
 }
 
-/// Further trouble with a config, found outside of it: the key, what is wrong with its value, and what to do. Asked whether
-/// keys have valid values, since others hold stand-ins.
-pub type Trouble<'a> =
-    dyn Fn(&Config, &dyn Fn(&[&str]) -> bool) -> Option<(&'static str, String, String)> + 'a;
+/// Further trouble with a config, found outside of it: of each key what is wrong with its value, and what to do.
+pub type Trouble<'a> = dyn Fn(&Config, &Valid<'_>) -> Vec<(&'static str, String, String)> + 'a;
+
+/// What of a config is valid: keys that are not hold stand-ins.
+#[expect(missing_debug_implementations, reason = "it is lent for two questions")]
+pub struct Valid<'a> {
+    reader: &'a Reader,
+    config: &'a Config,
+}
+
+impl Valid<'_> {
+    /// Whether all of these keys have valid values.
+    pub fn has(&self, keys: &[&str]) -> bool {
+        self.reader.ok(keys)
+    }
+
+    /// Whether nothing is wrong with the config, rules between keys included.
+    pub fn is_all(&self) -> bool {
+        self.reader.problems.is_empty() && self.config.is_sound()
+    }
+}
 
 /// [`load`] for a search of layouts: ranks of the file's own that its box has no room for are no error.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_to_search(path: &Path, sets: &[String]) -> Result<Loaded, ConfigError> {
-    load_file(Reader::to_search(), path, sets, &|_, _| None)
+    load_file(Reader::to_search(), path, sets, &|_, _| Vec::new())
 }
 
 /// [`load`], with what `trouble` finds among the errors.
@@ -68,7 +85,7 @@ pub fn load_str(
     base_dir: &Path,
     sets: &[String],
 ) -> Result<Loaded, ConfigError> {
-    read_all(Reader::default(), text, (name, base_dir), sets, &|_, _| None)
+    read_all(Reader::default(), text, (name, base_dir), sets, &|_, _| Vec::new())
 }
 
 /// [`load_str`] for a search of layouts.
@@ -81,7 +98,7 @@ pub fn load_text_to_search(
     base_dir: &Path,
     sets: &[String],
 ) -> Result<Loaded, ConfigError> {
-    read_all(Reader::to_search(), text, (name, base_dir), sets, &|_, _| None)
+    read_all(Reader::to_search(), text, (name, base_dir), sets, &|_, _| Vec::new())
 }
 
 /// The config that a checkpoint holds. It may be of another version or made up: keys that this version does not know are
@@ -92,7 +109,7 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {
         text,
         ("the checkpoint's config", Path::new("/")),
         sets,
-        &|_, _| None,
+        &|_, _| Vec::new(),
     )
 }
 
@@ -102,7 +119,7 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<Loaded, ConfigError> {
 /// # Errors
 /// As [`load`].
 pub(crate) fn load_of_run(path: &Path) -> Result<Loaded, ConfigError> {
-    let loaded = load_file(Reader::of_a_run(), path, &[], &|_, _| None)?;
+    let loaded = load_file(Reader::of_a_run(), path, &[], &|_, _| Vec::new())?;
     loaded.warn_of_ignored(path);
     Ok(loaded)
 }
@@ -145,12 +162,16 @@ fn read_all(
         return Err(finish(reader, name));
     }
     let config = reader.read(&tree, "a config", |s| schema::config(s, &stem(name)));
-    checks::all(&mut reader, &config);
-    let found = trouble(&config, &|keys| reader.ok(keys));
-    if let Some((key, message, help)) = found {
+    let found = trouble(&config, &Valid { reader: &reader, config: &config });
+    for (key, message, help) in found {
         let spots = vec![reader.spot(key, String::new())];
         reader.problems.push(Problem { key: key.into(), message, help, spots });
+        if key == "model.from" {
+            // Rules say nothing of what such a folder lacks.
+            reader.mark_bad(key);
+        }
     }
+    checks::all(&mut reader, &config);
     if reader.problems.is_empty() {
         let (mut origins, source, ignored) = (reader.origins, text.to_string(), reader.ignored);
         origins.sort_by_key(|(key, ..)| schema::rank(key));

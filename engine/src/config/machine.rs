@@ -39,6 +39,15 @@ pub(super) fn with_node_memory(machine: Arc<Machine>, node_memory: u64) -> Arc<M
     Arc::new(machine)
 }
 
+impl BoxConfig {
+    /// The same box with other memory in each GPU and on each node.
+    pub(crate) fn with_memory(&self, gpu_memory: u64, node_memory: u64) -> Self {
+        let machine = self.machine.clone();
+        let machine = machine.map(|machine| with_node_memory(machine, node_memory));
+        Self { gpu_memory, node_memory, machine, ..self.clone() }
+    }
+}
+
 /// A number that the topology tells too.
 pub(super) struct Told {
     pub(super) key: &'static str,

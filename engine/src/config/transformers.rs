@@ -1,8 +1,11 @@
 //! `config.json` of a folder of transformers: the model that it describes, or every key of it that onebox does not compute.
 //! Versions 4 and 5 of transformers write positions differently; both are read.
 
+mod instead;
 mod keys;
+mod kinds;
 
+pub(crate) use self::instead::{Instead, MERGE, POINTER, adapter, other_form, pointer};
 use self::keys::Keys;
 pub(crate) use self::keys::SPECIAL;
 use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
@@ -58,30 +61,43 @@ pub(crate) const COMPARED: [Compared; 15] = {
     ]
 };
 
+/// Why a `config.json` describes no model of onebox.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    /// One line for each key that is missing, impossible, or means what onebox does not compute.
+    pub(crate) wrong: Vec<String>,
+    pub(crate) remedy: String,
+}
+
+impl Refused {
+    /// For one reason, of which others would be consequences.
+    fn because(wrong: String, remedy: impl Into<String>) -> Self {
+        Self { wrong: vec![wrong], remedy: remedy.into() }
+    }
+}
+
+/// What to do about a key.
+const MEND: &str = "mend the file, or use another model";
+
 /// Reads `config.json`.
 ///
 /// # Errors
-/// One line for each key that is missing, impossible, or means what onebox does not compute.
-pub(crate) fn described(bytes: &[u8]) -> Result<Described, Vec<String>> {
+/// [`Refused`].
+pub(crate) fn described(bytes: &[u8]) -> Result<Described, Refused> {
+    if let Some(Instead { what, remedy }) = pointer(bytes) {
+        return Err(Refused::because(what, remedy));
+    }
     let found = match serde_json::from_slice::<Object<Value>>(bytes) {
         Ok(Object(found)) => found,
-        Err(e) => return Err(vec![e.to_string()]),
+        Err(e) => return Err(Refused::because(e.to_string(), MEND)),
     };
-    let kinds = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
-    let kind = match found.get("model_type") {
-        Some(kind) => kinds.into_iter().find(|known| kind == known).ok_or_else(|| {
-            let kind = shown(kind);
-            vec![format!("`model_type` is {kind}: {} are built here", kinds.join(", "))]
-        })?,
-        None => {
-            return Err(vec![format!(
-                "`model_type` is missing: {} are built here",
-                kinds.join(", ")
-            )]);
-        }
-    };
-    let mut keys = Keys { found, wrong: Vec::new(), asked: Vec::new() };
-    keys.fixed("quantization_config", &[Value::Null], "weights must be numbers, not codes");
+    let kind = kinds::built(&found)?;
+    if let Some(codes) = found.get("quantization_config").filter(|codes| !codes.is_null()) {
+        let codes = shown(codes);
+        let why = format!("`quantization_config` is {codes}: weights must be numbers, not codes");
+        return Err(Refused::because(why, "use the model as it was before it was quantized"));
+    }
+    let mut keys = Keys { found, wrong: Vec::new(), asked: vec!["quantization_config"] };
     keys.fixed("auto_map", &[Value::Null], "it is code of its own, which is not run");
     let class = match kind {
         "gpt2" => "GPT2LMHeadModel",
@@ -97,7 +113,10 @@ pub(crate) fn described(bytes: &[u8]) -> Result<Described, Vec<String>> {
         "only language models are built here",
     );
     let described = if kind == "gpt2" { gpt2(&mut keys) } else { llama(&mut keys, kind) };
-    if keys.wrong.is_empty() { Ok(described) } else { Err(keys.wrong) }
+    match keys.wrong {
+        wrong if wrong.is_empty() => Ok(described),
+        wrong => Err(Refused { wrong, remedy: MEND.into() }),
+    }
 }
 
 /// In the place of a model that cannot be read: nobody gets it.

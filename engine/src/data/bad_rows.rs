@@ -1,5 +1,6 @@
 //! Rows of a data set that are not taken, and why.
 
+use super::unread::AllUnread;
 use crate::report::shown::Shown;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -55,6 +56,9 @@ pub struct BadRows {
     /// With fewer tokens than an input and a target.
     #[serde(default)]
     pub(super) short: usize,
+    /// What nothing reads of those that are taken.
+    #[serde(default)]
+    pub(super) unread: AllUnread,
     /// The first reasons why some cannot be used.
     #[serde(default)]
     reasons: Vec<Reason>,
@@ -66,12 +70,15 @@ pub struct BadRows {
     /// Each is named as it is found.
     #[serde(skip)]
     all: bool,
+    #[serde(skip)]
+    is_brief: bool,
 }
 
 impl BadRows {
-    /// None yet, of rows. With `all` each is named as it is found, besides the first ones in the end.
-    pub(super) fn of_rows(all: bool) -> Self {
-        Self { all, ..Self::default() }
+    /// None yet, of rows. With `all` each is named as it is found, besides the first ones in the end. If they are brief, what nothing
+    /// reads is not said.
+    pub(super) fn of_rows(all: bool, is_brief: bool) -> Self {
+        Self { all, is_brief, ..Self::default() }
     }
 
     /// None yet, of the documents of an index.
@@ -137,6 +144,12 @@ impl BadRows {
     /// Whether anything is to be said.
     pub(super) const fn are_some(&self) -> bool {
         self.bad + self.long + self.cut + self.divided + self.short > 0
+    }
+
+    /// What nothing reads of those that are taken, if it is to be said.
+    pub(super) fn unread(&self) -> Option<String> {
+        let is_said = !self.is_brief && self.unread.are_some();
+        is_said.then(|| self.unread.words(self.rows))
     }
 
     /// The plural name of the things that may be left out.
@@ -223,7 +236,7 @@ mod tests {
 
     #[test]
     fn equal_reasons_are_said_once() {
-        let mut rows = BadRows::of_rows(false);
+        let mut rows = BadRows::of_rows(false, false);
         rows.rows = 1000;
         let path = Path::new("a/b.jsonl");
         for number in 1..=400 {
@@ -239,7 +252,7 @@ mod tests {
     #[test]
     fn rows_none_of_which_can_be_used_are_given_up() {
         let given_up_at = |all: bool, good: usize| {
-            let mut rows = BadRows::of_rows(all);
+            let mut rows = BadRows::of_rows(all, false);
             (1..=1000).find(|number| {
                 rows.rows += 1;
                 if *number != good {

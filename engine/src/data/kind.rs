@@ -27,6 +27,10 @@ const JSON_ARRAY: Kind = Kind {
     what: "one JSON array, not JSON lines",
     remedy: "write each of its objects in a line of its own, with jq -c '.[]'",
 };
+const LISTS: Kind = Kind {
+    what: "JSON lines with a list in each, not an object",
+    remedy: "make an object of each, with jq -c '{messages: .}'",
+};
 /// Beside files of rows in a directory.
 pub(super) const NO_ROWS: Kind =
     Kind { what: "no JSON lines, by its name", remedy: "call it .jsonl, or name it by a glob" };
@@ -120,7 +124,8 @@ pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<Kind> 
         return kind.or_else(|| is_json_lines(head).then_some(JSON_LINES)).or_else(zeros);
     }
     if format.is_rows() {
-        let array = || head.trim_ascii_start().starts_with(b"[").then_some(JSON_ARRAY);
+        let kind_of_array = || if has_list_in_line(head) { LISTS } else { JSON_ARRAY };
+        let array = || head.trim_ascii_start().starts_with(b"[").then(kind_of_array);
         return kind.filter(|kind| ![JSON_LINES, JSON].contains(kind)).or_else(array);
     }
     // Two bytes that mark UTF-16 may be a token.
@@ -150,6 +155,18 @@ fn by_head(head: &[u8]) -> Option<Kind> {
 fn by_name(path: &Path) -> Option<Kind> {
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
     BY_NAME.iter().find(|(name, _)| *name == extension).map(|(_, kind)| *kind)
+}
+
+/// Whether the first line is a JSON list, which another line follows or which is a chat itself.
+fn has_list_in_line(head: &[u8]) -> bool {
+    let mut lines = head.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let mut next = || lines.find(|line| !line.is_empty());
+    let Some(Ok(list)) = next().map(serde_json::from_slice::<Vec<serde_json::Value>>) else {
+        return false;
+    };
+    let is_message =
+        |one: &serde_json::Value| ["role", "from"].iter().any(|key| one.get(key).is_some());
+    next().is_some_and(|line| line.starts_with(b"[")) || list.first().is_some_and(is_message)
 }
 
 /// Whether the first two lines are each a JSON object.

@@ -4,15 +4,16 @@
 use super::document::Document;
 use super::sealed::{self, Magic};
 use super::tokens::Cache;
+use super::unread::Unread;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// At the start of each file.
-const MAGIC: &Magic = b"onebox rows 1  \n";
+const MAGIC: &Magic = b"onebox rows 2  \n";
 /// Bytes of rows that are worth a file.
 const WORTH: usize = 32 << 10;
 
-/// What a row came to: its document, or what is wrong with it.
-pub(super) type Made = Result<Document, String>;
+/// What a row came to: its document and what of the row it does not have, or what is wrong with it.
+pub(super) type Made = Result<(Document, Unread), String>;
 
 impl Cache {
     /// What `rows` come to: kept under the hash of them and of `maker`, or what `make` says.
@@ -56,12 +57,20 @@ fn name(maker: u128, rows: &[Result<&str, &str>]) -> u128 {
     hash.digest128()
 }
 
-/// For each row its kind, a length, and what there is of that length: tokens with whether each counts, or a text.
+/// For each row its kind, a length, and what there is of that length: tokens with whether each counts, or a text. In front of a row
+/// of which something is not read stands that, as JSON.
 fn encoded(all: &[Made]) -> Vec<u8> {
     let mut out = Vec::new();
     for made in all {
         match made {
-            Ok(Document { tokens, counted }) => {
+            Ok((Document { tokens, counted }, unread)) => {
+                if !unread.is_empty() {
+                    let json = serde_json::to_vec(unread)
+                        .unwrap_or_else(|_| unreachable!("names are JSON"));
+                    out.push(2);
+                    out.extend((json.len() as u32).to_le_bytes());
+                    out.extend(json);
+                }
                 out.push(0);
                 out.extend((tokens.len() as u32).to_le_bytes());
                 // No token has the highest bit.
@@ -80,17 +89,22 @@ fn encoded(all: &[Made]) -> Vec<u8> {
 
 /// None where they were not written so.
 fn decoded(mut bytes: &[u8]) -> Option<Vec<Made>> {
-    let mut all = Vec::new();
+    let (mut all, mut unread) = (Vec::new(), Unread::default());
     while !bytes.is_empty() {
         let ([kind], rest) = bytes.split_first_chunk()?;
         let (length, rest) = rest.split_first_chunk()?;
         let length = u32::from_le_bytes(*length) as usize;
+        if *kind == 2 {
+            let (json, rest) = rest.split_at_checked(length)?;
+            (unread, bytes) = (serde_json::from_slice(json).ok()?, rest);
+            continue;
+        }
         let (made, rest) = if *kind == 0 {
             let (marked, rest) = rest.split_at_checked(length.checked_mul(4)?)?;
             let marked = marked.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
             let tokens = marked.clone().map(|token| token & (u32::MAX >> 1)).collect();
             let counted = marked.map(|token| token >> 31 == 1).collect();
-            (Ok(Document { tokens, counted }), rest)
+            (Ok((Document { tokens, counted }, std::mem::take(&mut unread))), rest)
         } else {
             let (why, rest) = rest.split_at_checked(length)?;
             (Err(String::from_utf8(why.to_vec()).ok()?), rest)
@@ -113,7 +127,13 @@ mod tests {
         let long = "x".repeat(WORTH);
         let rows = [Ok("a"), Err("too long"), Ok(long.as_str())];
         let document = Document { tokens: vec![1, 70_000, 3], counted: vec![false, true, false] };
-        let made = vec![Ok(document.clone()), Err("ohé".into()), Ok(document)];
+        let mut unread = Unread { thoughts: true, ..Unread::default() };
+        unread.keys.insert("`é`".into());
+        let made = vec![
+            Ok((document.clone(), unread)),
+            Err("ohé".into()),
+            Ok((document, Unread::default())),
+        ];
         let times = Cell::new(0);
         let make = || {
             times.set(times.get() + 1);
@@ -146,8 +166,9 @@ mod tests {
 
     #[test]
     fn bytes_that_were_not_written_so_are_nothing() {
-        let all =
-            [Ok(Document { tokens: vec![5, 6], counted: vec![false, true] }), Err("no".into())];
+        let document = Document { tokens: vec![5, 6], counted: vec![false, true] };
+        let unread = Unread { thoughts: true, ..Unread::default() };
+        let all = [Ok((document, unread)), Err("no".into())];
         let bytes = encoded(&all);
         assert_eq!(decoded(&bytes).as_deref(), Some(&all[..]));
         for end in 1..bytes.len() {
@@ -156,5 +177,6 @@ mod tests {
         assert!(decoded(&[1, 255, 255, 255, 255, 0]).is_none());
         assert!(decoded(&[0, 255, 255, 255, 255, 0]).is_none());
         assert!(decoded(&[1, 1, 0, 0, 0, 0xff]).is_none());
+        assert!(decoded(&[2, 2, 0, 0, 0, b'{', b'!']).is_none());
     }
 }

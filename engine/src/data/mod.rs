@@ -47,6 +47,7 @@ mod tokenizer;
 mod tokens;
 mod touched;
 mod turns;
+mod unread;
 mod untrusted;
 mod utf8;
 

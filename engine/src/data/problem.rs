@@ -210,13 +210,16 @@ pub(super) fn in_key(key: &'static str) -> impl FnOnce(Failure) -> DataError {
     move |(path, problem)| DataError { key, path: absolute(&path).unwrap_or(path), problem }
 }
 
-/// Says what of the rows of this name is left out or changed; refuses them where too many are left out.
+/// Says what of the rows of this name is left out, changed or not read; refuses them where too many are left out.
 pub(super) fn settle(named: &Path, rows: BadRows) -> Result<(), Failure> {
     if rows.are_too_many() {
         return Err(at(named)(Problem::BadRows { rows: Box::new(rows) }));
     }
     if rows.are_some() {
         tracing::warn!("{}: {rows}", Shown(named));
+    }
+    if let Some(unread) = rows.unread() {
+        tracing::warn!("{}: {unread}", Shown(named));
     }
     Ok(())
 }

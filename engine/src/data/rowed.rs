@@ -33,6 +33,8 @@ pub struct Rowed<'a> {
     pub truncate: bool,
     /// Each row that is left out is named as it is found.
     pub names_all: bool,
+    /// What nothing reads of rows is not said: another command says it.
+    pub is_brief: bool,
     /// Where documents are kept.
     pub cache: &'a Cache,
 }
@@ -73,7 +75,7 @@ impl Corpus {
     /// Appends the documents of all files that `text` names, in order; returns the files.
     fn read_rows(&mut self, text: &str, with: &Rowed<'_>) -> Result<Vec<PathBuf>, Failure> {
         let (files, mut source) = named(text, with.format, true)?;
-        let (mut bytes, mut bad) = (0, BadRows::of_rows(with.names_all));
+        let (mut bytes, mut bad) = (0, BadRows::of_rows(with.names_all, with.is_brief));
         for path in &files {
             let mut file = open_regular(path).map_err(at(path))?;
             if !source.takes(path, &mut file).map_err(at(path))? {
@@ -114,14 +116,16 @@ impl Corpus {
             .iter()
             .map(|(_, row)| row.as_ref().map(String::as_str).map_err(String::as_str))
             .collect();
-        let document =
-            |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.document(t));
+        let document = |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.read(t));
         let make = || cores::map(texts.len(), document);
         let documents = with.cache.documents(with.rows.hash(), &texts, make);
         for ((number, _), document) in rows.iter().zip(documents) {
             bad.rows += 1;
             match document {
-                Ok(document) => self.push_row(document, (path, *number), bad),
+                Ok((document, unread)) => {
+                    bad.unread.add(&unread);
+                    self.push_row(document, (path, *number), bad);
+                }
                 Err(why) => bad.add((path, *number), &why),
             }
         }

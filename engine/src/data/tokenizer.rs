@@ -3,6 +3,7 @@
 use super::cuts::Cuts;
 use super::open::open_regular;
 use super::{Problem, untrusted};
+use crate::config::transformers::pointer;
 use std::fmt;
 use std::io::Read;
 use std::ops::Range;
@@ -41,6 +42,9 @@ impl Tokenizer {
         let wrong = |why: String| Problem::NoTokenizer(why);
         if bytes.len() as u64 > LONGEST {
             return Err(wrong(format!("it is longer than {}", topology::format_bytes(LONGEST))));
+        }
+        if let Some(instead) = pointer(&bytes) {
+            return Err(wrong(instead.to_string()));
         }
         let value: serde_json::Value =
             serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;

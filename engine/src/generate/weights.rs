@@ -4,13 +4,14 @@ use super::GenerateError;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::inspect::TensorSummary;
 use crate::hugging_face::{Folder, Pretrained};
+use crate::train::runs::Runs;
 use device::{Device, Tensor, ViewMut};
 use safetensors::tensor::Metadata;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use tensor_parallel::Gpt;
+use tensor_parallel::{Gpt, Param};
 
 /// A header longer than this is no header.
 const LONGEST_HEADER: u64 = 1 << 26;
@@ -59,42 +60,57 @@ pub(super) fn load_folder(dev: &Device, gpt: &Gpt, from: &Path) -> Result<(), Ge
     Ok(())
 }
 
+/// Reads some elements of a tensor: its number, the index of the first element, and where they go.
+type ReadTensor<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
+
+/// Sets every parameter of `gpt`. Rows that round a vocabulary up are in no tensor, and 0.
+fn set_all(dev: &Device, gpt: &Gpt, read: &ReadTensor<'_>) -> Result<(), GenerateError> {
+    let rank = dev.rank();
+    let runs = Runs::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+    for (segment, layout) in gpt.segments().iter().enumerate() {
+        let params = gpt.params(segment).slice(0..layout.len);
+        set(dev, params, &|first, values| {
+            runs.fill(segment, first, values, |tensor, first, values| read(*tensor, first, values))
+        })?;
+    }
+    Ok(())
+}
+
 /// Reads every parameter of `gpt` from a safetensors file; of one with more rows, the first ones.
 pub(super) fn load(dev: &Device, gpt: &Gpt, path: &Path) -> Result<(), GenerateError> {
     let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
     let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
     let file = File::open(path).map_err(unreadable)?;
     let (header, metadata) = header(&file).map_err(unreadable)?.map_err(wrong)?;
-    for (index, layout) in gpt.segments().iter().enumerate() {
-        for param in &layout.params {
-            let name = &param.name;
-            let info =
-                metadata.info(name).ok_or_else(|| wrong(format!("it has no tensor `{name}`")))?;
-            let (rows, cols) = param.global;
-            let fits = match info.shape[..] {
-                [r] => r == rows && cols == 1,
-                [r, c] => c == cols && (r == rows || (r > rows && name == "wpe")),
-                _ => false,
-            };
-            if !fits || info.dtype != safetensors::Dtype::F32 {
-                let found = format!("{:?} {:?}", info.dtype, info.shape);
-                return Err(wrong(format!("`{name}` is {found}, not F32 [{rows}, {cols}]")));
-            }
-            let at = header + info.data_offsets.0 as u64;
-            set(dev, gpt.params(index).slice(param.range.clone()), &|first, values| {
-                let mut bytes = vec![0; 4 * values.len()];
-                let read = file.read_exact_at(&mut bytes, at + 4 * first as u64);
-                read.map_err(|e| match e.kind() {
-                    std::io::ErrorKind::UnexpectedEof => wrong("it is cut off".into()),
-                    _ => unreadable(e),
-                })?;
-                let numbers = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
-                values.iter_mut().zip(numbers).for_each(|(value, x)| *value = x);
-                Ok(())
-            })?;
+    let place = |param: &Param| {
+        let name = &param.name;
+        let info =
+            metadata.info(name).ok_or_else(|| wrong(format!("it has no tensor `{name}`")))?;
+        let (rows, cols) = param.global;
+        let fits = match info.shape[..] {
+            [r] => r == rows && cols == 1,
+            [r, c] => c == cols && (r == rows || (r > rows && name == "wpe")),
+            _ => false,
+        };
+        if !fits || info.dtype != safetensors::Dtype::F32 {
+            let found = format!("{:?} {:?}", info.dtype, info.shape);
+            return Err(wrong(format!("`{name}` is {found}, not F32 [{rows}, {cols}]")));
         }
-    }
-    Ok(())
+        Ok(header + info.data_offsets.0 as u64)
+    };
+    let params = gpt.segments().iter().flat_map(|layout| &layout.params);
+    let places: Vec<u64> = params.map(place).collect::<Result<_, _>>()?;
+    set_all(dev, gpt, &|tensor, first, values| {
+        let mut bytes = vec![0; 4 * values.len()];
+        let read = file.read_exact_at(&mut bytes, places[tensor] + 4 * first as u64);
+        read.map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => wrong("it is cut off".into()),
+            _ => unreadable(e),
+        })?;
+        let numbers = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+        values.iter_mut().zip(numbers).for_each(|(value, x)| *value = x);
+        Ok(())
+    })
 }
 
 /// Reads every parameter of `gpt` from a checkpoint; of positions, the first ones.
@@ -105,23 +121,22 @@ pub(super) fn load_checkpoint(
 ) -> Result<(), GenerateError> {
     let wrong = |problem: String| GenerateError::Weights { path: from.path().to_owned(), problem };
     let tensors = from.tensors();
-    for (index, layout) in gpt.segments().iter().enumerate() {
-        for param in &layout.params {
-            let (rows, cols) = param.global;
-            let fits = |t: &TensorSummary| {
-                let more = param.name == "wpe" && t.shape[0] > rows;
-                t.name == param.name && t.shape[1] == cols && (t.shape[0] == rows || more)
-            };
-            let number = tensors.iter().position(fits);
-            let absent = || wrong(format!("it has no `{}` [{rows}, {cols}]", param.name));
-            let (number, reader) = (number.ok_or_else(absent)?, from.reader());
-            set(dev, gpt.params(index).slice(param.range.clone()), &|first, values| {
-                let read = reader.read((number, 0), first..first + values.len(), values);
-                read.map_err(|e| wrong(e.to_string()))
-            })?;
-        }
-    }
-    Ok(())
+    let number = |param: &Param| {
+        let (rows, cols) = param.global;
+        let fits = |t: &TensorSummary| {
+            let more = param.name == "wpe" && t.shape[0] > rows;
+            t.name == param.name && t.shape[1] == cols && (t.shape[0] == rows || more)
+        };
+        let absent = || wrong(format!("it has no `{}` [{rows}, {cols}]", param.name));
+        tensors.iter().position(fits).ok_or_else(absent)
+    };
+    let params = gpt.segments().iter().flat_map(|layout| &layout.params);
+    let numbers: Vec<usize> = params.map(number).collect::<Result<_, _>>()?;
+    let reader = from.reader();
+    set_all(dev, gpt, &|tensor, first, values| {
+        let read = reader.read((numbers[tensor], 0), first..first + values.len(), values);
+        read.map_err(|e| wrong(e.to_string()))
+    })
 }
 
 /// Where data starts in a safetensors file, and what is where.

@@ -2,7 +2,7 @@
 //! generation. A run keeps them, and an export writes them as they came.
 
 use super::FolderError;
-use super::folder::unreadable;
+use super::folder::{check_pointer, unreadable};
 use crate::checkpoint::read::open_at;
 use crate::config::DataConfig;
 use crate::data::Tokenizer;
@@ -77,6 +77,7 @@ impl Beside {
                 );
                 FolderError::refused(&at, why)
             })?;
+            check_pointer(&at, &bytes)?;
             files.push((name, bytes));
         }
         let mut templates: Vec<String> = match std::fs::read_dir(path.join(TEMPLATES)) {

@@ -164,7 +164,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
         proj_bias: _,
         qk_norm: _,
     } = model;
-    let dropout = f64::from(*dropout);
+    let dropout = decimal(*dropout);
     let inner = (*ffn_hidden != 4 * hidden).then_some(ffn_hidden);
     json!({
         "activation_function": "gelu_new",
@@ -174,9 +174,11 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
         "dtype": dtype,
         "embd_pdrop": dropout,
         "eos_token_id": null,
-        "initializer_range": f64::from(*init_std),
+        "initializer_range": decimal(*init_std),
         "layer_norm_epsilon": decimal(*norm_eps),
         "model_type": "gpt2",
+        // transformers has it no more; llama.cpp's converter reads the positions here.
+        "n_ctx": seq_len,
         "n_embd": hidden,
         "n_head": heads,
         "n_inner": inner,
@@ -196,7 +198,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
 pub(super) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
     let theirs = match described(bytes) {
         Ok(described) => described.model,
-        Err(wrong) => return wrong,
+        Err(refused) => return refused.wrong,
     };
     let of = usize::from(theirs.family == Family::Llama);
     let differs = |Compared { names, key, value }: Compared| {
@@ -229,6 +231,18 @@ mod tests {
             assert!(
                 mismatches(text(&model, "float32", None).unwrap().as_bytes(), &model).is_empty()
             );
+        }
+    }
+
+    /// llama.cpp's converter asks for `n_ctx`, which the classes of version 5 write no more.
+    #[test]
+    fn a_gpt2_has_what_clients_read_and_the_numbers_that_were_written() {
+        let dropping = ModelConfig { dropout: 0.1, ..model() };
+        let text = text(&dropping, "float32", None).unwrap();
+        let all: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!([&all["n_ctx"], &all["n_positions"]], [16, 16]);
+        for said in ["\"initializer_range\": 0.02,", "\"resid_pdrop\": 0.1,"] {
+            assert!(text.contains(said), "{text}");
         }
     }
 
@@ -298,7 +312,10 @@ mod tests {
 
     #[test]
     fn every_key_that_differs_is_named() {
-        let good: Value = serde_json::from_str(&text(&model(), "float32", None).unwrap()).unwrap();
+        let text = |model: &ModelConfig| text(model, "float32", None).unwrap();
+        let mut good: Value = serde_json::from_str(&text(&model())).unwrap();
+        // It contradicts other positions.
+        good.as_object_mut().unwrap().remove("n_ctx");
         for (key, value, said) in [
             ("n_layer", json!(3), "--set model.layers=3"),
             ("n_embd", json!(48), "--set model.hidden=48"),
@@ -336,7 +353,7 @@ mod tests {
             let wrong = mismatches(bad.to_string().as_bytes(), &model());
             assert!(wrong.iter().any(|w| w.contains(&format!("`{key}` is missing"))), "{wrong:?}");
         }
-        let twice = text(&model(), "float32", None).unwrap().replacen('{', "{\"n_layer\": 9,", 1);
+        let twice = text(&model()).replacen('{', "{\"n_layer\": 9,", 1);
         assert!(mismatches(twice.as_bytes(), &model())[0].contains("twice"));
         for bad in ["", "[]", "{", "null", "{\"n_layer\": 1e999}", &"[".repeat(100_000)] {
             assert_eq!(mismatches(bad.as_bytes(), &model()).len(), 1, "{bad:.20}");

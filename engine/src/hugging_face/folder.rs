@@ -2,14 +2,16 @@
 
 use super::config_json::mismatches;
 use super::header::{self, Foreign, width};
-use super::names::{HEAD, Names, bare};
+use super::names::{HEAD, Names, bare, is_of_an_adapter};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
 use crate::checkpoint::header::length;
 use crate::checkpoint::read::open_at;
 use crate::config::ModelConfig;
+use crate::config::transformers::{MERGE, POINTER, adapter, other_form, pointer};
 use crate::json::Object;
 use half::{bf16, f16};
-use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use rustix::fs::{CWD, OFlags};
 use serde_json::Value;
@@ -26,6 +28,12 @@ const AT_ONCE: usize = 8 << 20;
 const LONGEST: u64 = 64 << 20;
 /// Most files of an index.
 const MOST_FILES: usize = 10_000;
+/// Names of tensors that a message has.
+const NAMED: usize = 3;
+/// Where tensors are that a rank has saved a part of.
+const GATHER: &str = "ZeRO-3 and FSDP save so what a rank has: gather the weights, with zero_to_fp32.py in DeepSpeed's checkpoint, or by a \
+                      save with stage3_gather_16bit_weights_on_model_save (FSDP: a full state dict)";
+
 /// Opened and checked as far as it goes without its data.
 #[derive(Debug)]
 pub struct Folder {
@@ -34,6 +42,8 @@ pub struct Folder {
     files: Vec<(String, File)>,
     /// Without the prefix: (file, tensor).
     tensors: BTreeMap<String, (usize, Foreign)>,
+    /// Tensors that only the index has, and the file that it says.
+    absent: Vec<(String, String)>,
 }
 
 /// Where a parameter of ours stands.
@@ -54,6 +64,9 @@ impl Folder {
     /// [`FolderError`] with the file, and what in it cannot be.
     pub fn open(path: &Path) -> Result<Self, FolderError> {
         let folder = open_at(CWD, path, OFlags::DIRECTORY).map_err(|e| unreadable(path, e))?;
+        if let Some(instead) = adapter(path) {
+            return Err(FolderError::refused(path, instead.to_string()));
+        }
         let config = small(&folder, path, CONFIG)?;
         let is_there = |name: &str| std::fs::symlink_metadata(path.join(name)).is_ok();
         let index = match (is_there(WHOLE), is_there(INDEX)) {
@@ -65,8 +78,11 @@ impl Folder {
             (false, true) => index(&small(&folder, path, INDEX)?)
                 .map_err(|why| FolderError::refused(&path.join(INDEX), why))?,
             (false, false) => {
-                let why =
-                    format!("it has neither {WHOLE} nor {INDEX} (other formats are not read)");
+                let other = other_form(path).map_or_else(
+                    || " (other formats are not read)".to_owned(),
+                    |instead| format!(", and {instead}"),
+                );
+                let why = format!("it has neither {WHOLE} nor {INDEX}{other}");
                 return Err(FolderError::refused(path, why));
             }
         };
@@ -74,19 +90,42 @@ impl Folder {
         if index.is_empty() {
             names.insert(WHOLE.into());
         }
-        let mut found =
-            Self { path: path.to_owned(), config, files: Vec::new(), tensors: BTreeMap::new() };
+        let mut found = Self {
+            path: path.to_owned(),
+            config,
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            absent: Vec::new(),
+        };
         for name in names {
             found.add(&folder, name, &index)?;
         }
-        let missing = index.keys().find(|name| !found.tensors.contains_key(bare(name)));
-        match missing {
-            Some(name) => Err(FolderError::refused(
-                &path.join(INDEX),
-                format!("`{name}` is not in `{}`", index[name]),
-            )),
-            None => Ok(found),
+        found.check_whole()?;
+        let absent = |(name, _): &(String, String)| !found.tensors.contains_key(&bare(name));
+        found.absent = index.into_iter().filter(absent).collect();
+        Ok(found)
+    }
+
+    /// Refuses tensors that are parts of what a model has.
+    fn check_whole(&self) -> Result<(), FolderError> {
+        let all = || self.tensors.values();
+        if let Some((file, foreign)) = all().find(|(_, foreign)| is_of_an_adapter(&foreign.name)) {
+            let why = format!(
+                "`{}` is of a PEFT adapter (such as LoRA) that is not merged into the weights: merge it where it was trained, \
+                 with `model.{MERGE}.save_pretrained(..)`",
+                foreign.name
+            );
+            return Err(FolderError::refused(&self.path.join(&self.files[*file].0), why));
         }
+        let empty: Vec<_> = all().filter(|(_, foreign)| foreign.shape.contains(&0)).collect();
+        let Some((file, foreign)) = empty.first() else { return Ok(()) };
+        let (count, has) = match empty.len() - 1 {
+            0 => (String::new(), "has"),
+            more => (format!(" and {more} more"), "have"),
+        };
+        let Foreign { name, shape, .. } = foreign;
+        let why = format!("`{name}`{count} {has} no elements ({shape:?}). {GATHER}");
+        Err(FolderError::refused(&self.path.join(&self.files[*file].0), why))
     }
 
     /// Takes a file in, whose tensors must be where the index has them.
@@ -101,6 +140,11 @@ impl Folder {
         let file = open_at(folder, Path::new(&name), OFlags::empty());
         let file = file.map_err(|e| unreadable(&path, e))?;
         let bytes = file.metadata().map_err(|e| unreadable(&path, e))?.len();
+        if bytes < POINTER {
+            let mut all = vec![0; bytes as usize];
+            file.read_exact_at(&mut all, 0).map_err(|e| cut_off(&path, e))?;
+            check_pointer(&path, &all)?;
+        }
         let mut first = [0; 8];
         file.read_exact_at(&mut first, 0).map_err(|e| cut_off(&path, e))?;
         let mut header = vec![0; length(first, bytes).map_err(refused)?];
@@ -110,9 +154,10 @@ impl Folder {
                 let why = format!("`{}` is in it, which {INDEX} does not say", foreign.name);
                 return Err(refused(why));
             }
-            let bare = bare(&foreign.name).to_owned();
-            if self.tensors.insert(bare.clone(), (self.files.len(), foreign)).is_some() {
-                return Err(refused(format!("`{bare}` stands there with and without a prefix")));
+            let (bare, name) = (bare(&foreign.name), foreign.name.clone());
+            if let Some((_, other)) = self.tensors.insert(bare, (self.files.len(), foreign)) {
+                let other = other.name;
+                return Err(refused(format!("`{name}` and `{other}` are one tensor, twice")));
             }
         }
         self.files.push((name, file));
@@ -143,64 +188,103 @@ impl Folder {
     /// One that is not there, of another shape or type, and what is there besides.
     pub(super) fn places(&self, gpt: &Gpt) -> Result<Vec<Place>, FolderError> {
         let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| &s.params).collect();
-        let names = Names::of(&gpt.shape().parts);
-        let place = |param: &&Param| self.place(names, &param.name, param.global);
+        let (names, shape) = (Names::of(&gpt.shape().parts), gpt.shape());
+        let tied = shape.parts.tied;
+        let mut known: BTreeSet<String> = params.iter().map(|p| names.foreign(&p.name).0).collect();
+        if tied {
+            known.insert(HEAD.into());
+        }
+        let is_strange =
+            |name: &String| !known.contains(name) && !names.is_left_over(name, shape.layers);
+        let alias = |bare: &str| tied && (bare == HEAD || bare == names.table());
+        let needed = |bare: &String| known.contains(bare) && !alias(bare) || is_strange(bare);
+        if let Some((name, file)) = self.absent.iter().find(|(name, _)| needed(&bare(name))) {
+            let why = format!("`{name}` is not in `{file}`");
+            return Err(FolderError::refused(&self.path.join(INDEX), why));
+        }
+        let strange: Vec<_> =
+            self.tensors.iter().filter(|(name, _)| is_strange(name)).map(|(_, of)| of).collect();
+        let place = |param: &&Param| self.place(names, tied, param, &strange);
         let places = params.iter().map(place).collect::<Result<Vec<_>, _>>()?;
-        let known: BTreeSet<String> = params.iter().map(|p| names.foreign(&p.name).0).collect();
-        for (name, (file, foreign)) in &self.tensors {
-            let path = self.path.join(&self.files[*file].0);
-            if name == HEAD && gpt.shape().parts.tied {
-                self.check_head(&path, foreign, places.first())?;
-            } else if !known.contains(name) && !names.is_left_over(name, gpt.shape().layers) {
-                let why = format!("`{name}` is no tensor of this model");
-                return Err(FolderError::refused(&path, why));
-            }
+        if let Some((file, foreign)) = strange.first() {
+            let why = format!("`{}` is no tensor of this model", foreign.name);
+            return Err(FolderError::refused(&self.path.join(&self.files[*file].0), why));
+        }
+        if tied {
+            self.check_head(&names.table())?;
         }
         Ok(places)
     }
 
-    fn place(&self, names: Names, name: &str, shape: (usize, usize)) -> Result<Place, FolderError> {
-        let (theirs, turned) = names.foreign(name);
-        let Some((file, foreign)) = self.tensors.get(&theirs) else {
-            return Err(FolderError::refused(&self.path, format!("it has no `{theirs}`")));
+    /// Of a tied table either name will do.
+    fn place(
+        &self,
+        names: Names,
+        tied: bool,
+        param: &Param,
+        strange: &[&(usize, Foreign)],
+    ) -> Result<Place, FolderError> {
+        let ((theirs, turned), shape) = (names.foreign(&param.name), param.global);
+        let other = || self.tensors.get(HEAD).filter(|_| tied && theirs == names.table());
+        let Some((file, foreign)) = self.tensors.get(&theirs).or_else(other) else {
+            return Err(FolderError::refused(&self.path, missing(&theirs, strange)));
         };
         let wanted = match shape {
             (rows, 1) => vec![rows],
             (rows, columns) if turned => vec![columns, rows],
             (rows, columns) => vec![rows, columns],
         };
-        let Foreign { dtype, shape: found, .. } = foreign;
-        if *found != wanted || !["F32", "F16", "BF16"].contains(&dtype.as_str()) {
+        let Foreign { name, dtype, shape: found, .. } = foreign;
+        // Of positions the first ones: shorter samples have no others.
+        let fits = match found[..] {
+            [rows, columns] if param.name == "wpe" => columns == shape.1 && rows >= shape.0,
+            _ => *found == wanted,
+        };
+        if !fits || !["F32", "F16", "BF16"].contains(&dtype.as_str()) {
             let path = self.path.join(&self.files[*file].0);
-            let why = format!("`{theirs}` is {dtype} {found:?}, not F32, F16 or BF16 {wanted:?}");
+            let flat = if found.len() == 1 && wanted.len() == 2 { GATHER } else { "" };
+            let why = format!("`{name}` is {dtype} {found:?}, not F32, F16 or BF16 {wanted:?}");
+            let why = if flat.is_empty() { why } else { format!("{why}. {flat}") };
             return Err(FolderError::refused(&path, why));
         }
         Ok(Place { file: *file, foreign: foreign.clone(), shape, turned })
     }
 
-    /// The output's weights, where they stand apart, must be the embedding, bit for bit.
-    fn check_head(
-        &self,
-        path: &Path,
-        head: &Foreign,
-        embedding: Option<&Place>,
-    ) -> Result<(), FolderError> {
-        let same = match embedding {
-            Some(place)
-                if place.foreign.dtype == head.dtype && place.foreign.shape == head.shape =>
-            {
-                let file = self.tensors.get(HEAD).map_or(0, |(file, _)| *file);
-                self.bytes(file, head)? == self.bytes(place.file, &place.foreign)?
-            }
-            _ => false,
+    /// The output's weights, where they stand beside the embedding, must be it, bit for bit.
+    fn check_head(&self, table: &str) -> Result<(), FolderError> {
+        let (Some(head), Some(table)) = (self.tensors.get(HEAD), self.tensors.get(table)) else {
+            return Ok(());
         };
-        let why = || format!("`{HEAD}` is not the embedding, which config.json says it is");
-        if same { Ok(()) } else { Err(FolderError::refused(path, why())) }
+        let form = |(_, foreign): &(usize, Foreign)| (foreign.dtype.clone(), foreign.shape.clone());
+        if form(head) == form(table) && self.is_same(head, table)? {
+            return Ok(());
+        }
+        let path = self.path.join(&self.files[head.0].0);
+        let why = format!("`{}` is not the embedding, which config.json says it is", head.1.name);
+        Err(FolderError::refused(&path, why))
     }
 
-    fn bytes(&self, file: usize, foreign: &Foreign) -> Result<Vec<u8>, FolderError> {
+    /// Whether two tensors of one form have the same bytes.
+    fn is_same(
+        &self,
+        one: &(usize, Foreign),
+        other: &(usize, Foreign),
+    ) -> Result<bool, FolderError> {
+        let bytes = one.1.shape.iter().product::<usize>() * bytes_of(&one.1) as usize;
+        let part = |(number, foreign): &(usize, Foreign), first: usize| {
+            let (name, file) = &self.files[*number];
+            let mut part = vec![0; AT_ONCE.min(bytes - first)];
+            let read = file.read_exact_at(&mut part, foreign.at + first as u64);
+            read.map(|()| part).map_err(|e| cut_off(&self.path.join(name), e))
+        };
+        let parts = (0..bytes.div_ceil(AT_ONCE)).into_par_iter().map(|i| i * AT_ONCE);
+        let same = parts.map(|first| Ok(part(one, first)? == part(other, first)?));
+        same.try_reduce(|| true, |a, b| Ok(a && b))
+    }
+
+    /// The first elements of a tensor.
+    fn bytes(&self, file: usize, foreign: &Foreign, len: usize) -> Result<Vec<u8>, FolderError> {
         let (name, file) = &self.files[file];
-        let len: usize = foreign.shape.iter().product();
         let mut bytes = vec![0; len * bytes_of(foreign) as usize];
         let path = self.path.join(name);
         let part = |(i, part): (usize, &mut [u8])| {
@@ -243,15 +327,37 @@ impl Folder {
     /// # Errors
     /// What cannot be read, and numbers that are not finite.
     pub(super) fn read(&self, place: &Place) -> Result<Vec<f32>, FolderError> {
-        let bytes = self.bytes(place.file, &place.foreign)?;
+        let (rows, columns) = place.shape;
+        let bytes = self.bytes(place.file, &place.foreign, rows * columns)?;
         let each = bytes_of(&place.foreign) as usize;
         let mut values = vec![0.0; bytes.len() / each];
         let parts = values.par_chunks_mut(AT_ONCE / 4).zip(bytes.par_chunks(AT_ONCE / 4 * each));
         parts.for_each(|(values, bytes)| widen(&place.foreign.dtype, bytes, values));
         self.check_finite(place, &values)?;
-        let (rows, columns) = place.shape;
         Ok(if place.turned { transposed(&values, (columns, rows)) } else { values })
     }
+}
+
+/// What to say of a tensor that is not there.
+fn missing(name: &str, strange: &[&(usize, Foreign)]) -> String {
+    let named: Vec<&str> = strange.iter().take(NAMED).map(|(_, f)| f.name.as_str()).collect();
+    let named = named.join("`, `");
+    let others = match strange.len() {
+        0 => String::new(),
+        n @ 1..=NAMED => format!("; it has `{named}`, which {}", are_none(n)),
+        n => format!("; it has `{named}` and {} more, which {}", n - NAMED, are_none(n)),
+    };
+    let untied = match (name, strange) {
+        (HEAD, []) => {
+            ": if its output is the embedding, write `\"tie_word_embeddings\": true` into config.json"
+        }
+        _ => "",
+    };
+    format!("it has no `{name}`{others}{untied}")
+}
+
+const fn are_none(count: usize) -> &'static str {
+    if count == 1 { "is no tensor of this model" } else { "are no tensors of this model" }
 }
 
 /// Bytes of each number.
@@ -316,8 +422,13 @@ fn small(folder: &File, path: &Path, name: &str) -> Result<Vec<u8>, FolderError>
         ));
     }
     let mut bytes = Vec::new();
-    let read = file.take(LONGEST).read_to_end(&mut bytes);
-    read.map(|_| bytes).map_err(|e| unreadable(&at, e))
+    file.take(LONGEST).read_to_end(&mut bytes).map_err(|e| unreadable(&at, e))?;
+    check_pointer(&at, &bytes).map(|()| bytes)
+}
+
+/// Refuses what Git LFS has not fetched.
+pub(super) fn check_pointer(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
+    pointer(bytes).map_or(Ok(()), |instead| Err(FolderError::refused(path, instead.to_string())))
 }
 
 pub(super) fn unreadable(path: &Path, source: io::Error) -> FolderError {

@@ -66,7 +66,7 @@ fn possible(fields: &Fields) -> Result<(Vec<usize>, [u64; 2]), String> {
     }
     let bytes = shape.iter().try_fold(width, |bytes, n| bytes.checked_mul(*n));
     match bytes {
-        Some(bytes) if bytes > 0 && to.checked_sub(*from) == Some(bytes) => {}
+        Some(bytes) if to.checked_sub(*from) == Some(bytes) => {}
         _ => return Err(format!("{dtype} {shape:?} does not stand at {from}..{to}")),
     }
     let shape: Result<Vec<usize>, _> = shape.iter().map(|n| usize::try_from(*n)).collect();
@@ -103,6 +103,27 @@ mod tests {
         assert_eq!((found[1].at, &found[1].shape[..]), (start + 4, &[2, 3][..]));
     }
 
+    /// As the format's own reader has them; whether a model may have such tensors is not for a header to say.
+    #[test]
+    fn empty_tensors_stand_between_others() {
+        let json = format!(
+            "{{\"c\":{},\"b\":{},\"a\":{},\"d\":{}}}",
+            tensor("F32", "[2,0,3]", 8, 8),
+            tensor("F16", "[4]", 0, 8),
+            tensor("F32", "[0]", 0, 0),
+            tensor("U8", "[1]", 8, 9),
+        );
+        let found: Vec<_> =
+            file(&json, 9).unwrap().into_iter().map(|f| (f.name, f.shape)).collect();
+        let named = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec());
+        let all = [named("a", &[0]), named("b", &[4]), named("c", &[2, 0, 3]), named("d", &[1])];
+        assert_eq!(found, all);
+        let mut whole = (json.len() as u64).to_le_bytes().to_vec();
+        whole.extend(json.as_bytes());
+        whole.extend([0; 9]);
+        assert_eq!(safetensors::SafeTensors::deserialize(&whole).unwrap().len(), 4);
+    }
+
     #[test]
     fn hostile_headers_are_refused() {
         let two = |a: &str, b: &str| format!("{{\"a\":{a},\"b\":{b}}}");
@@ -118,7 +139,9 @@ mod tests {
             (one(&good), 0, "end at byte 4"),
             (one(&tensor("F32", "[2]", 0, 4)), 4, "does not stand"),
             (one(&tensor("F32", "[1]", 4, 0)), 4, "does not stand"),
-            (one(&tensor("F32", "[0]", 0, 0)), 0, "does not stand"),
+            (one(&tensor("F32", "[0]", 0, 4)), 4, "does not stand"),
+            (two(&tensor("F32", "[2]", 0, 8), &tensor("F32", "[0]", 4, 4)), 8, "overlaps"),
+            (one(&tensor("F32", "[4294967296,4294967296,0]", 0, 0)), 0, "does not stand"),
             (one(&tensor("F32", "[4294967296,4294967296]", 0, 0)), 0, "does not stand"),
             (one(&tensor("F32", "[18446744073709551615]", 0, 4)), 4, "does not stand"),
             (one(&tensor("F32", "[1]", 0, u64::MAX)), 4, "does not stand"),

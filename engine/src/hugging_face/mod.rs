@@ -14,6 +14,7 @@ pub use folder::Folder;
 pub use weights::Pretrained;
 pub use write::{ExportError, Numbers, export};
 
+use crate::checkpoint::RunFolder;
 use crate::checkpoint::rewrite::{RewriteError, Sealed, Source, start};
 use crate::config::{Config, ModelConfig};
 use crate::data::Dataset;
@@ -61,14 +62,14 @@ fn lines(problems: &[String]) -> String {
     problems.iter().map(|line| format!("\n  {line}")).collect()
 }
 
-/// Writes the weights of `folder` into the run directory `run` as a checkpoint of step 0 with moments of zero.
+/// Writes the weights of `folder` into the folder `run` of a run's checkpoints, as one of step 0 with moments of zero.
 ///
 /// # Errors
 /// [`FolderError::OtherModel`] with every key of `config.json` that differs; what cannot be read or written.
 pub fn import(
     folder: &Folder,
     (config, built, data): (&Config, &Built, &Dataset),
-    run: &Path,
+    run: &RunFolder,
 ) -> Result<Sealed, FolderError> {
     let places = folder.places(&built.gpt)?;
     // The tensor that is being written: the files of all ranks ask for it in many pieces. Nobody asks while it changes.

@@ -48,6 +48,11 @@ impl Names {
         }
     }
 
+    /// The name of the token table there.
+    pub(super) fn table(self) -> String {
+        self.foreign("wte").0
+    }
+
     /// The name of a tensor there, without the prefix, and whether its matrix stands there transposed: linears of a GPT-2 keep
     /// (in, out).
     pub(super) fn foreign(self, name: &str) -> (String, bool) {
@@ -92,10 +97,26 @@ impl Names {
     }
 }
 
-/// A name without the prefix of any family.
-pub(super) fn bare(name: &str) -> &str {
-    let families = [Names::Gpt2, Names::Llama];
-    families.iter().find_map(|names| name.strip_prefix(names.prefix())).unwrap_or(name)
+/// Parts of a name that wrappers of PyTorch put in: `torch.compile`, data parallelism, FSDP, recomputation.
+const WRAPPERS: [&str; 4] =
+    ["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
+
+/// A name without the prefix of any family, and without wrappers' parts, of which no family has one: those of PyTorch anywhere,
+/// those of PEFT and of a class with the model inside before the rest.
+pub(super) fn bare(name: &str) -> String {
+    let parts: Vec<&str> = name.split('.').filter(|part| !WRAPPERS.contains(part)).collect();
+    let mut parts = &parts[..];
+    while let ["base_model" | "model" | "transformer", rest @ ..] = parts {
+        parts = rest;
+    }
+    parts.join(".")
+}
+
+/// Whether a tensor is an adapter's, or of a linear that is wrapped in one.
+pub(super) fn is_of_an_adapter(name: &str) -> bool {
+    let is_one =
+        |part: &str| ["base_layer", "modules_to_save"].contains(&part) || part.starts_with("lora_");
+    name.split('.').any(is_one)
 }
 
 #[cfg(test)]
@@ -131,6 +152,30 @@ mod tests {
         ] {
             assert_eq!(Names::Llama.whole(ours), theirs);
             assert!(!Names::Llama.foreign(ours).1);
+        }
+    }
+
+    #[test]
+    fn wrappers_put_no_other_name_before_a_tensor() {
+        let (embedding, query) = ("embed_tokens.weight", "layers.0.self_attn.q_proj.weight");
+        for (name, want) in [
+            ("model.embed_tokens.weight", embedding),
+            ("embed_tokens.weight", embedding),
+            ("_orig_mod.model.embed_tokens.weight", embedding),
+            ("module.module._orig_mod.model.embed_tokens.weight", embedding),
+            ("base_model.model.model.embed_tokens.weight", embedding),
+            ("base_model.model.base_model.model.module.model.embed_tokens.weight", embedding),
+            ("model.model.embed_tokens.weight", embedding),
+            ("model._orig_mod.layers.0._checkpoint_wrapped_module.self_attn.q_proj.weight", query),
+            ("_fsdp_wrapped_module.model.layers.0.self_attn.module.q_proj.weight", query),
+            ("module.lm_head.weight", HEAD),
+            ("base_model.model.lm_head.weight", HEAD),
+            ("module.transformer.wte.weight", "wte.weight"),
+            // Other names stay as they are.
+            ("student.model.embed_tokens.weight", "student.model.embed_tokens.weight"),
+            ("modules.embed_tokens.weight", "modules.embed_tokens.weight"),
+        ] {
+            assert_eq!(bare(name), want, "{name}");
         }
     }
 

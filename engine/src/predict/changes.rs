@@ -1,14 +1,16 @@
 //! Changes to a config that keep its model, batch and results, and the `--set` arguments that make them.
 
 use crate::config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, Loaded, Origin};
-use crate::config::{ParameterPlace, Placement, Recompute, in_line};
+use crate::config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
+use crate::train::build::build;
+use device::Arena;
 use std::collections::BTreeSet;
 
 /// A setting that a search may change, and its value in RON.
 type Setting = (&'static str, fn(&Config) -> String);
 
 /// Every one of them.
-const SETTINGS: [Setting; 18] = [
+const SETTINGS: [Setting; 19] = [
     ("parallel.tensor", |c| in_line(&c.parallel.tensor)),
     ("parallel.data", |c| in_line(&c.parallel.data)),
     ("batch.micro", |c| in_line(&c.batch.micro)),
@@ -27,6 +29,10 @@ const SETTINGS: [Setting; 18] = [
     ("offload.master", |c| in_line(&c.offload.master)),
     ("offload.moments", |c| in_line(&c.offload.moments)),
     ("model.layers", |c| in_line(&c.model.layers)),
+    ("device.memory", |c| match c.device {
+        DeviceConfig::Cpu { memory, .. } => format_bytes(memory),
+        DeviceConfig::Cuda | DeviceConfig::Sim { .. } => String::new(),
+    }),
 ];
 
 /// Names and new values of the settings that differ.
@@ -70,7 +76,7 @@ fn is_derived(loaded: &Loaded, key: &str) -> bool {
     matches!(origin(loaded, key), Some(Origin::Derived(_)))
 }
 
-fn is_given(loaded: &Loaded, key: &str) -> bool {
+pub(super) fn is_given(loaded: &Loaded, key: &str) -> bool {
     matches!(origin(loaded, key), Some(Origin::File { .. } | Origin::Set))
 }
 
@@ -84,6 +90,18 @@ pub fn stream_parameters(config: &mut Config) {
     (offload.parameters, offload.optimizer) = (ParameterPlace::Host, Placement::Host);
     (offload.first_forward, offload.accumulate) = (ALL_TOGETHER, Accumulate::Auto);
     (config.recompute, config.host_checkpoints) = (Recompute::Block, true);
+}
+
+/// Gives virtual GPUs the memory that they need, in whole MiB, where they have less.
+pub(super) fn widen(config: &mut Config) {
+    const MIB: u64 = 1 << 20;
+    if !matches!(config.device, DeviceConfig::Cpu { .. }) {
+        return;
+    }
+    let needed = build(config).plan.bytes(Arena::Device).next_multiple_of(MIB);
+    if let DeviceConfig::Cpu { memory, .. } = &mut config.device {
+        *memory = (*memory).max(needed);
+    }
 }
 
 /// Keeps all parameters on the GPUs.
@@ -106,6 +124,14 @@ pub fn count(given: &Config, changed: &Config) -> usize {
         key => key,
     });
     keys.collect::<BTreeSet<_>>().len()
+}
+
+/// All GPUs of a described box, else as many as the config takes.
+pub(super) fn all_gpus(config: &Config) -> usize {
+    match &config.device {
+        DeviceConfig::Sim { box_, .. } => box_.gpus,
+        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => config.world_size(),
+    }
 }
 
 /// Every TP x DP grid of `world` ranks.

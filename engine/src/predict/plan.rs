@@ -4,6 +4,7 @@
 mod beside;
 mod data;
 mod disk;
+mod fill;
 mod ops;
 mod saving;
 mod step;
@@ -11,6 +12,7 @@ mod step;
 use beside::{beside, letters};
 pub use data::DataMemory;
 pub use disk::Disk;
+pub use fill::filled;
 pub use ops::{Op, Touched, list};
 use saving::decided;
 pub(crate) use saving::{checkpoint_copy, saved_states};
@@ -77,6 +79,8 @@ pub struct Report {
     pub copies_states: bool,
     /// The memory that is nearest its limit.
     pub binding: Binding,
+    /// Of each memory that is nearly full, although it fits: a sentence.
+    pub nearly_full: Vec<String>,
     /// One optimizer step of rank 0; not counted by [`memory_report`], nor for what does not fit, which may be
     /// of any size.
     pub step: Option<Step>,
@@ -182,8 +186,9 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
     let planned = (host.staging + host.states + copy) * here::ranks(config) as u64;
     let saving = saving::saving(config, built, &memories);
     let Memories { nodes, placed, limited, .. } = memories;
-    let binding = binding(&limited);
+    let binding = binding(&limited, is_virtual(config));
     let (fits, not_checked) = (all_fit(&limited), not_checked(config, built));
+    let nearly_full = if fits { fill::warnings(config, &limited) } else { Vec::new() };
     let data = DataMemory::of(config);
     Report {
         name: config.name.clone(),
@@ -204,6 +209,7 @@ pub fn memory_report(config: &Config, built: &Built) -> Report {
         saving,
         copies_states: copy > 0,
         binding,
+        nearly_full,
         step: None,
         gpu,
         host_per_rank,
@@ -292,11 +298,21 @@ const fn dtype_name(dtype: Dtype) -> &'static str {
 
 /// Whether every memory holds what it must, as in [`memory_report`].
 pub(crate) fn fits(config: &Config, built: &Built) -> bool {
-    all_fit(&decided(config, built).limited)
+    all_fit(&limited(config, built))
 }
 
 /// (name, bytes, limit) of a memory.
-type Limited = (String, u64, u64);
+pub(crate) type Limited = (String, u64, u64);
+
+/// Every memory that has a limit.
+pub(crate) fn limited(config: &Config, built: &Built) -> Vec<Limited> {
+    decided(config, built).limited
+}
+
+/// Whether this is the name of a GPU's memory.
+pub(crate) fn is_gpu(name: &str) -> bool {
+    name == GPU
+}
 
 fn all_fit(memories: &[Limited]) -> bool {
     memories.iter().all(|(_, bytes, limit)| bytes <= limit)
@@ -407,7 +423,11 @@ fn by_node(limits: impl Iterator<Item = (u32, u64)>, ranks: &[BTreeMap<u32, u64>
     limits.map(node).collect()
 }
 
-fn binding(memories: &[Limited]) -> Binding {
+fn is_virtual(config: &Config) -> bool {
+    matches!(config.device, DeviceConfig::Cpu { .. })
+}
+
+fn binding(memories: &[Limited], is_virtual: bool) -> Binding {
     let share = |(_, bytes, limit): &Limited| *bytes as f64 / (*limit).max(1) as f64;
     let mut sorted: Vec<&Limited> = memories.iter().collect();
     sorted.sort_by(|a, b| share(b).total_cmp(&share(a)));
@@ -416,7 +436,11 @@ fn binding(memories: &[Limited]) -> Binding {
         return Binding { what: "none".into(), bytes: 0, limit: 0, words };
     };
     let (what, bytes, limit) = first.clone();
-    let of = |m: &Limited| format!("{} {:.0} %", name(&m.0), 100.0 * share(m));
+    let name = |what: &str| name(what, is_virtual);
+    let of = |m: &Limited| {
+        let (used, all) = (format_bytes(m.1), format_bytes(m.2));
+        format!("{} {used} of {all} ({:.0} %)", name(&m.0), 100.0 * share(m))
+    };
     // Of nodes that are no fuller than another one is told: all are in the table.
     let mut rest: Vec<&Limited> = sorted[1..].to_vec();
     rest.dedup_by(|a, b| a.0.starts_with("node") && b.0.starts_with("node"));
@@ -433,8 +457,9 @@ fn binding(memories: &[Limited]) -> Binding {
     Binding { what, bytes, limit, words }
 }
 
-fn name(what: &str) -> String {
+fn name(what: &str, is_virtual: bool) -> String {
     match what {
+        GPU if is_virtual => "virtual GPU memory".into(),
         GPU => "GPU memory".into(),
         "host" => "free host memory".into(),
         node => format!("{node}'s memory"),
@@ -517,7 +542,7 @@ mod tests {
             let limited = |n: &Node| (format!("node {}", n.node), n.bytes, n.limit);
             let limited: Vec<Limited> = live.iter().map(limited).collect();
             assert!(!all_fit(&limited), "{sets:?}");
-            let words = binding(&limited).words;
+            let words = binding(&limited, false).words;
             assert!(words.contains("node 1's memory does not fit"), "{words}");
             assert!(words.contains("1.00 MiB there"), "{words}");
         }

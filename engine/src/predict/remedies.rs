@@ -6,7 +6,8 @@ use crate::config::{
 };
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
-use crate::predict::search::Brief;
+use crate::predict::search::{Brief, layouts};
+use crate::predict::variants::{States, all_variants};
 use crate::train::build::build;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -45,6 +46,10 @@ type Change = (usize, Box<dyn Fn(&mut Config) + Sync>);
 
 /// The only setting with other results: where it is changed comes last.
 const OTHER_RESULTS: usize = 11;
+/// The memory of virtual GPUs: what they need after all other changes.
+const VIRTUAL_MEMORY: usize = 12;
+/// Another layout altogether.
+const LAYOUT: usize = 13;
 
 /// A changed config that fits: which settings, and how.
 type Fitting = (Vec<usize>, Config);
@@ -53,7 +58,7 @@ type Fitting = (Vec<usize>, Config);
 /// names a box that can be simulated, else with fewest changes. With `gpus` all of them use so many.
 pub fn remedies(loaded: &Loaded, gpus: Option<usize>) -> Vec<Remedy> {
     let Some(given) = &on_gpus(&loaded.config, gpus) else { return Vec::new() };
-    let all = fitting(given, gpus);
+    let all = with_layouts(given, fitting(given, gpus), gpus);
     let before = predicted(given);
     let remedies: Vec<(Vec<usize>, Remedy)> = if let Some(before) = before {
         let timed = |(settings, config): &Fitting| {
@@ -87,6 +92,44 @@ pub fn remedies(loaded: &Loaded, gpus: Option<usize>) -> Vec<Remedy> {
     told.into_iter().map(|(_, (_, remedy))| remedy).collect()
 }
 
+/// What fits after a change or two, and where none of that has the same results, whole layouts that fit and do; other results come
+/// last.
+fn with_layouts(given: &Config, changed: Vec<Fitting>, gpus: Option<usize>) -> Vec<Fitting> {
+    let same = |(settings, _): &Fitting| !settings.contains(&OTHER_RESULTS);
+    if changed.iter().any(same) {
+        return changed;
+    }
+    let exact = [States::Given, States::SplitMaster];
+    let whole = whole_layouts(given, gpus, &exact);
+    if whole.is_empty() && changed.is_empty() {
+        return whole_layouts(given, gpus, &[States::Bf16Moments]);
+    }
+    whole.into_iter().chain(changed).collect()
+}
+
+/// Layouts that fit, in the first of the forms of states in which some do; those with fewest changes first.
+fn whole_layouts(given: &Config, gpus: Option<usize>, forms: &[States]) -> Vec<Fitting> {
+    for (states, config) in all_variants(given) {
+        if !forms.contains(&states) {
+            continue;
+        }
+        let worlds = worlds(given, gpus).into_iter();
+        let all: Vec<Config> = worlds.flat_map(|world| layouts(&config, world)).collect();
+        let fit = |mut config: Config| {
+            changes::widen(&mut config);
+            (config.is_sound() && fits(&config, &build(&config))).then_some(config)
+        };
+        let mut found: Vec<Config> = all.into_par_iter().filter_map(fit).collect();
+        if !found.is_empty() {
+            found.sort_by_key(|config| changes::count(given, config));
+            let other = (states == States::Bf16Moments).then_some(OTHER_RESULTS);
+            let settings: Vec<usize> = std::iter::once(LAYOUT).chain(other).collect();
+            return found.into_iter().map(|config| (settings.clone(), config)).collect();
+        }
+    }
+    Vec::new()
+}
+
 fn predicted(config: &Config) -> Option<f64> {
     Brief::of(config, &build(config)).ok().map(|brief| brief.seconds)
 }
@@ -118,7 +161,9 @@ fn fit(given: &Config, changes: &[&Change]) -> Option<Fitting> {
 /// `given` after `changes`, if that is another config and a sound one.
 fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
     let mut config = given.clone();
-    changes.iter().for_each(|(_, change)| change(&mut config));
+    let (last, first): (Vec<&Change>, Vec<&Change>) =
+        changes.iter().copied().partition(|(setting, _)| *setting == VIRTUAL_MEMORY);
+    first.into_iter().chain(last).for_each(|(_, change)| change(&mut config));
     // One rank has no share of its own: `recompute: Block` alone does the same.
     let idle = config.partition_checkpoints && config.parallel.tensor == 1;
     let idle = idle && !given.partition_checkpoints;
@@ -128,6 +173,9 @@ fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
 /// Everything that can be changed, those changes first that cost least as a rule.
 fn changes_of(given: &Config, gpus: Option<usize>) -> Vec<Change> {
     let mut all: Vec<Change> = Vec::new();
+    if matches!(given.device, DeviceConfig::Cpu { .. }) {
+        all.push((VIRTUAL_MEMORY, Box::new(changes::widen)));
+    }
     all.push((0, Box::new(|c| c.parallel.sequence = c.parallel.tensor > 1)));
     for accumulate in PLACES.map(|(_, accumulate)| accumulate) {
         all.push((1, Box::new(move |c| c.offload.accumulate = accumulate)));
@@ -197,9 +245,9 @@ fn on_gpus(given: &Config, gpus: Option<usize>) -> Option<Config> {
 }
 
 /// The most layers with which the model fits, as it is laid out now or after a change or two with the same results; `None` where not even
-/// one does. With `gpus` on so many.
+/// one does, or where a folder gives the model: nobody takes layers out of a trained one. With `gpus` on so many.
 pub fn largest(loaded: &Loaded, gpus: Option<usize>) -> Option<Largest> {
-    let given = on_gpus(&loaded.config, gpus)?;
+    let given = on_gpus(&loaded.config, gpus).filter(|config| config.model.from.is_none())?;
     let with = |layers: usize| -> Option<Config> {
         let mut config = given.clone();
         config.model.layers = layers;

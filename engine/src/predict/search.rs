@@ -5,6 +5,7 @@
 mod brief;
 mod choices;
 mod grid;
+mod played;
 mod words;
 
 pub(crate) use brief::Brief;
@@ -12,21 +13,19 @@ pub(crate) use choices::{AHEAD, WORTH_AHEAD, largest};
 
 use self::choices::{Screened, with_choices};
 use self::grid::{enumerate, no_layout};
-use self::words::words;
-use crate::config::{ALL_TOGETHER, Config, Loaded, OffloadConfig, ParameterPlace, Placement};
+use self::played::{compare, layout};
+pub(crate) use self::words::words;
+use super::variants::{States, variants};
+use crate::config::{ALL_TOGETHER, Config, Loaded, OffloadConfig, ParameterPlace};
 use crate::predict::changes::{self, divisors};
-use crate::predict::plan::{alike, fits, memory_report, with_micro_batches};
-use crate::predict::simulate::{SimulateError, Simulated, described, groups, simulate, summary};
-use crate::train::build::{Built, build, first_forward, micro_batches, shape, share_ahead};
+use crate::predict::plan::fits;
+use crate::predict::simulate::{SimulateError, described};
+use crate::train::build::{Built, build, first_forward, micro_batches, shape};
 use offload::Sum;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
-use tensor_parallel::Ring;
-
-/// Layouts with more micro-batches than this are extrapolated to the end, from half as many.
-const MOST_MICRO_BATCHES: usize = 64;
 
 /// Of layouts that differ in the micro-batch alone, so many of the largest are simulated.
 const LARGEST: usize = 3;
@@ -49,8 +48,15 @@ pub struct Found {
     pub name: String,
     /// Of the box.
     pub box_name: String,
+    /// Of the model.
+    pub parameters: u64,
     /// That were used.
     pub gpus: usize,
+    /// How the layouts keep states: other results only where no layout fits without them.
+    pub states: States,
+    /// The config with such states.
+    #[serde(skip)]
+    pub config: Config,
     /// Layouts that the model allows on these GPUs; and the config as it is, where it fits and is none of them.
     pub enumerated: usize,
     /// Why the model allows none, and what would.
@@ -120,8 +126,14 @@ pub struct Layout {
     pub model_tflops_per_gpu: f64,
     /// Bytes of each GPU.
     pub gpu_bytes: u64,
+    /// Bytes that the plan may take of each GPU.
+    pub gpu_limit: u64,
     /// Bytes of each NUMA node.
     pub node_bytes: Vec<u64>,
+    /// Bytes that each NUMA node has.
+    pub node_limit: u64,
+    /// Of each memory that is nearly full: a sentence.
+    pub nearly_full: Vec<String>,
     /// The step was not played to its end: more micro-batches than are looked at.
     pub extrapolated: bool,
     /// What it waits for, in seconds.
@@ -152,11 +164,41 @@ struct Candidate {
     given: bool,
 }
 
-/// Searches the layouts of the config's model on `gpus` GPUs of its box, or on all.
+/// Searches the layouts of the config's model on `gpus` GPUs of its box, or on all. If none fits, then with states that take less of the
+/// host, unless the config gives their form.
 ///
 /// # Errors
 /// No box, or one that says too little.
 pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateError> {
+    let mut as_given: Option<Found> = None;
+    for (states, config) in variants(loaded) {
+        let found = search_form(loaded, (states, &config), gpus)?;
+        if !found.layouts.is_empty() || found.no_layout.is_some() {
+            return Ok(found);
+        }
+        as_given.get_or_insert(found);
+    }
+    Ok(as_given.unwrap_or_else(|| unreachable!("the config as it is comes first")))
+}
+
+/// The fastest layouts with bf16 Adam moments, where the config leaves them open.
+///
+/// # Errors
+/// As [`search`].
+pub fn search_bf16_moments(
+    loaded: &Loaded,
+    gpus: Option<usize>,
+) -> Result<Option<Found>, SimulateError> {
+    let form = variants(loaded).into_iter().find(|(states, _)| *states == States::Bf16Moments);
+    form.map(|(states, config)| search_form(loaded, (states, &config), gpus)).transpose()
+}
+
+/// The layouts of one form of states, whose config is `form`.
+fn search_form(
+    loaded: &Loaded,
+    (states, form): (States, &Config),
+    gpus: Option<usize>,
+) -> Result<Found, SimulateError> {
     let given = &loaded.config;
     // No box, no search. The ranks of the config may be too many for it.
     let box_ = described(given)?;
@@ -165,7 +207,7 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
     if world > of_box {
         return Err(SimulateError::TooFewGpus { asked: world, has: of_box, box_name });
     }
-    let all = enumerate(given, world);
+    let all = enumerate(form, world);
     let enumerated = all.len();
     let all: Vec<(usize, Config)> = all.into_iter().enumerate().collect();
     let laid_out = |(number, config): (usize, Config)| laid_out(given, &config, number);
@@ -221,7 +263,10 @@ pub fn search(loaded: &Loaded, gpus: Option<usize>) -> Result<Found, SimulateErr
         simulated: true,
         name: loaded.config.name.clone(),
         box_name,
+        parameters: shape(form).parameters(),
         gpus: world,
+        states,
+        config: form.clone(),
         enumerated,
         no_layout,
         fit,
@@ -266,6 +311,12 @@ fn laid_out(given: &Config, config: &Config, number: usize) -> Option<Candidate>
     };
     let config = std::iter::once(config.clone()).chain(in_groups(config)).find(fits)?;
     Some(worded(given, config, number))
+}
+
+/// Every layout that a search looks at, with parameters on the host in every size of groups.
+pub(crate) fn layouts(config: &Config, world: usize) -> Vec<Config> {
+    let in_all = |config: Config| std::iter::once(config.clone()).chain(in_groups(&config));
+    enumerate(config, world).into_iter().flat_map(in_all).filter(Config::is_sound).collect()
 }
 
 /// `config` with fewer and fewer micro-batches together, where parameters are on the host and all go together.
@@ -356,112 +407,6 @@ fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, us
         }
     }
     (kept, aside)
-}
-
-/// A layout with its step, played to the end if that is not too long.
-fn layout(loaded: &Loaded, c: &Candidate) -> Result<Layout, SimulateError> {
-    let (config, built) = (&c.config, &c.built);
-    let memory = memory_report(config, built);
-    let play = |config: &Config, built: &Built| -> Result<Told, SimulateError> {
-        Ok(Told::of(&summary(config, &memory, &simulate(config, built)?)))
-    };
-    let unit = alike(config, built);
-    let extrapolated = built.micro_batches > MOST_MICRO_BATCHES.max(4 * unit)
-        && built.micro_batches.is_multiple_of(unit);
-    let told = if extrapolated {
-        let of = |micro_batches| {
-            let few = with_micro_batches(config, built, micro_batches);
-            play(&few, &build(&few))
-        };
-        // The first passes that go together are no further ones.
-        let resident = built.gpt.shape().ring == Ring::NONE;
-        let first = if resident { first_forward(config) + 1 } else { 2 * unit };
-        let half = (MOST_MICRO_BATCHES / 2).next_multiple_of(unit).max(first);
-        let further = (built.micro_batches - half) / unit;
-        Told::extrapolated(&of(half)?, &of(half + unit)?, further as f64)
-    } else {
-        play(config, built)?
-    };
-    let tokens = (config.batch.global * config.model.seq_len) as f64;
-    let model_flops = tokens * shape(config).model_flops_per_token() / config.world_size() as f64;
-    Ok(Layout {
-        sets: changes::sets(loaded, config),
-        changes: c.changes,
-        tensor: config.parallel.tensor,
-        data: config.parallel.data,
-        micro: config.batch.micro,
-        micro_batches: built.micro_batches,
-        device_fraction: match config.offload.optimizer {
-            Placement::Host => 0.0,
-            Placement::Device => 1.0,
-            Placement::Split { device_fraction } => device_fraction,
-        },
-        first_forward: first_forward(config),
-        speculated_fraction: share_ahead(config),
-        words: words(config, built),
-        tokens_per_second: tokens / told.seconds,
-        step_seconds: told.seconds,
-        hardware_tflops_per_gpu: told.flops / told.seconds / 1e12,
-        model_tflops_per_gpu: model_flops / told.seconds / 1e12,
-        gpu_bytes: memory.gpu.bytes,
-        node_bytes: memory.nodes.iter().map(|node| node.bytes).collect(),
-        extrapolated,
-        waits: told.waits,
-        loses_by: Vec::new(),
-    })
-}
-
-/// A played step: seconds, operations of a GPU, and what it waits for.
-struct Told {
-    seconds: f64,
-    flops: f64,
-    waits: Vec<(&'static str, f64)>,
-}
-
-impl Told {
-    fn of(simulated: &Simulated) -> Self {
-        let seconds = simulated.step_seconds;
-        let flops = simulated.hardware_tflops_per_gpu * 1e12 * seconds;
-        Self { seconds, flops, waits: groups(&simulated.critical_path) }
-    }
-
-    /// On the line through `less` and `more`, so many micro-batches behind `less`.
-    fn extrapolated(less: &Self, more: &Self, behind: f64) -> Self {
-        let line = |a: f64, b: f64| a + (b - a) * behind;
-        let waits = less.waits.iter().zip(&more.waits);
-        Self {
-            seconds: line(less.seconds, more.seconds),
-            flops: line(less.flops, more.flops),
-            waits: waits.map(|((what, a), (_, b))| (*what, line(*a, *b))).collect(),
-        }
-    }
-}
-
-/// Fills in why each loses to the first.
-fn compare(layouts: &mut [Layout]) {
-    let Some((first, rest)) = layouts.split_first_mut() else { return };
-    let operations =
-        |l: &Layout| l.hardware_tflops_per_gpu * l.step_seconds * (l.tensor * l.data) as f64;
-    for layout in rest {
-        let more = operations(layout) / operations(first) - 1.0;
-        let longer = layout.waits.iter().zip(&first.waits).map(|((what, is), (_, was))| {
-            let what = match *what {
-                "matrix products" if more > 0.005 => "more matrix products, run again".to_owned(),
-                "matrix products" if is > was => "smaller matrix products".to_owned(),
-                what => what.to_owned(),
-            };
-            (what, (is - was) / first.step_seconds)
-        });
-        let mut differ: Vec<(String, f64)> =
-            longer.filter(|(_, share)| *share > 0.001 || *share < -0.02).collect();
-        differ.sort_by(|a, b| b.1.total_cmp(&a.1));
-        // The two that are longer by most, and what is waited for less instead.
-        let shorter = differ.last().filter(|(_, share)| *share < 0.0).cloned();
-        differ.retain(|(_, share)| *share > 0.0);
-        differ.truncate(2);
-        differ.extend(shorter);
-        layout.loses_by = differ;
-    }
 }
 
 #[cfg(test)]

@@ -6,14 +6,13 @@ use crate::report::appended::Appended;
 pub use crate::report::appended::MetricsError;
 use crate::report::tensorboard::Events;
 use crate::run::Differing;
-use crate::run_dir::durable::sync_folder;
-use crate::run_dir::own;
+use crate::run_dir::directory::Directory;
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::Path;
 
 use offload::Ahead;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 /// A finished optimizer step. Keys of its line, in this order; non-finite values print as null.
@@ -74,6 +73,9 @@ impl StepMetrics {
     }
 }
 
+/// A line for each step, evaluation and end.
+pub(crate) const METRICS: &str = "metrics.jsonl";
+
 /// A copy of a metrics file with a damaged line, beside it.
 pub(crate) const DAMAGED: &str = "metrics.jsonl.damaged";
 
@@ -129,20 +131,25 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// [`MetricsError`] if the file cannot be read or written.
-    pub fn open(path: &Path, last_step: u64) -> Result<Self, MetricsError> {
-        let failed = |source| MetricsError { path: path.to_owned(), source };
+    pub fn open(dir: &Directory, last_step: u64) -> Result<Self, MetricsError> {
+        Self::named(dir, METRICS, last_step)
+    }
+
+    fn named(dir: &Directory, name: &str, last_step: u64) -> Result<Self, MetricsError> {
+        let path = dir.called(name);
+        let failed = |source| MetricsError { path: path.clone(), source };
         let open = || {
-            let file = own::open(path, OpenOptions::new().create(true).read(true).append(true))?;
-            let length = if last_step == 0 { 0 } else { keep(&file, path, last_step)? };
+            let file = dir.open_or_create(name, OFlags::APPEND)?;
+            let length = if last_step == 0 { 0 } else { keep(&file, dir, last_step)? };
             if file.metadata()?.len() > length {
                 file.set_len(length)?;
             }
             // Its name too: a checkpoint that is on the disk has the lines of its steps beside it.
-            path.parent().map_or(Ok(()), sync_folder)?;
+            dir.sync()?;
             Ok((file, length))
         };
         let (file, length) = open().map_err(failed)?;
-        Ok(Self { lines: Appended::new(file, path, length), events: None })
+        Ok(Self { lines: Appended::new(file, &path, length), events: None })
     }
 
     /// Steps and evaluations go to `events`, too.
@@ -256,14 +263,14 @@ pub fn finished_step(text: &[u8]) -> Option<u64> {
 }
 
 /// Bytes of the lines up to `last_step` in `file`. Where a line among all is damaged, a copy of them is kept.
-fn keep(mut file: &File, path: &Path, last_step: u64) -> io::Result<u64> {
+fn keep(mut file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let damaged =
         whole_lines(&text).position(|line| serde_json::from_slice::<Written>(line).is_err());
     if let Some(number) = damaged {
-        let copy = path.with_file_name(DAMAGED);
-        own::create(&copy)?.write_all(&text)?;
+        dir.create(DAMAGED)?.write_all(&text)?;
+        let (path, copy) = (dir.called(METRICS), dir.called(DAMAGED));
         let (path, number, copy) = (path.display(), number + 1, copy.display());
         tracing::warn!(
             "{path}: line {number} is damaged; it stays, and a copy of all lines is in {copy}"
@@ -294,7 +301,7 @@ fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 mod tests {
     use super::*;
     use std::fs;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
     use std::sync::Arc;
 
     fn step(step: u64) -> StepMetrics {
@@ -325,6 +332,13 @@ mod tests {
         (folder, path)
     }
 
+    /// The file `path`, and not that of a run.
+    fn open(path: &Path, last_step: u64) -> Result<MetricsWriter, MetricsError> {
+        let failed = |source| MetricsError { path: path.to_owned(), source };
+        let dir = Directory::open(path.parent().unwrap()).map_err(failed)?;
+        MetricsWriter::named(&dir, path.file_name().unwrap().to_str().unwrap(), last_step)
+    }
+
     /// What `write` warns of.
     fn warnings(write: impl FnOnce()) -> String {
         let (_folder, path) = file();
@@ -337,7 +351,7 @@ mod tests {
     #[test]
     fn lines_have_the_keys_of_the_contract_in_order_and_short_floats() {
         let (_folder, path) = file();
-        let mut metrics = MetricsWriter::open(&path, 0).unwrap();
+        let mut metrics = open(&path, 0).unwrap();
         metrics.step(&step(1));
         metrics.eval(1, (2.5, true), &[]);
         metrics.checkpoint_failed(1, "no space");
@@ -360,7 +374,7 @@ mod tests {
     #[test]
     fn what_is_not_finite_or_not_there_is_null() {
         let (_folder, path) = file();
-        let mut metrics = MetricsWriter::open(&path, 0).unwrap();
+        let mut metrics = open(&path, 0).unwrap();
         let broken = StepMetrics {
             loss: f64::NAN,
             grad_norm: f64::INFINITY,
@@ -379,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_drops_lines_with_one_warning_and_never_fails() {
-        let mut metrics = MetricsWriter::open(Path::new("/dev/full"), 0).unwrap();
+        let mut metrics = open(Path::new("/dev/full"), 0).unwrap();
         let log = warnings(|| (1..=3).for_each(|i| metrics.step(&step(i))));
         assert_eq!(metrics.dropped(), 3);
         assert_eq!(log.matches("WARN").count(), 1, "{log}");
@@ -389,7 +403,7 @@ mod tests {
     #[test]
     fn a_half_written_line_is_cut_off_before_the_next() {
         let (_folder, path) = file();
-        let mut metrics = MetricsWriter::open(&path, 0).unwrap();
+        let mut metrics = open(&path, 0).unwrap();
         metrics.eval(1, (2.5, true), &[]);
         (&metrics.lines.file).write_all(b"{\"kind\":\"ev").unwrap();
         metrics.lines.torn = true; // as after a failed write
@@ -405,7 +419,7 @@ mod tests {
     #[test]
     fn resuming_keeps_the_lines_up_to_the_checkpoint_and_drops_the_rest() {
         let (_folder, path) = file();
-        let mut metrics = MetricsWriter::open(&path, 0).unwrap();
+        let mut metrics = open(&path, 0).unwrap();
         metrics.step(&step(1));
         metrics.eval(1, (2.75, true), &[]);
         metrics.step(&step(2));
@@ -419,29 +433,29 @@ mod tests {
         // Torn anywhere after step 2, the file is as it was then.
         for length in until_two.len()..=all.len() {
             fs::write(&path, &all[..length]).unwrap();
-            MetricsWriter::open(&path, 2).unwrap();
+            open(&path, 2).unwrap();
             assert_eq!(fs::read(&path).unwrap(), until_two);
         }
         fs::write(&path, &all).unwrap();
-        MetricsWriter::open(&path, 3).unwrap();
+        open(&path, 3).unwrap();
         assert!(all.starts_with(&fs::read(&path).unwrap()));
         assert!(!fs::read_to_string(&path).unwrap().contains("end"));
-        MetricsWriter::open(&path, 0).unwrap();
+        open(&path, 0).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"");
     }
 
     #[test]
     fn a_damaged_line_costs_no_other_and_leaves_a_copy() {
         let (folder, path) = file();
-        let mut metrics = MetricsWriter::open(&path, 0).unwrap();
+        let mut metrics = open(&path, 0).unwrap();
         (1..=5).for_each(|number| metrics.step(&step(number)));
         let copy = folder.path().join(DAMAGED);
-        MetricsWriter::open(&path, 5).unwrap();
+        open(&path, 5).unwrap();
         assert!(!copy.exists());
         let damaged = fs::read_to_string(&path).unwrap().replacen("kind", "kinX", 3);
         let damaged = damaged.replacen("kinX", "kind", 2);
         fs::write(&path, &damaged).unwrap();
-        let log = warnings(|| drop(MetricsWriter::open(&path, 4).unwrap()));
+        let log = warnings(|| drop(open(&path, 4).unwrap()));
         let lines: Vec<&str> = damaged.split_inclusive('\n').collect();
         assert_eq!(fs::read_to_string(&path).unwrap(), lines[..4].concat());
         assert_eq!(fs::read_to_string(&copy).unwrap(), damaged);
@@ -461,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_opened_is_named() {
-        let error = MetricsWriter::open(Path::new("/nowhere/metrics.jsonl"), 0).unwrap_err();
+        let error = open(Path::new("/nowhere/metrics.jsonl"), 0).unwrap_err();
         assert!(error.to_string().starts_with("cannot write /nowhere/metrics.jsonl: "), "{error}");
     }
 }

@@ -360,6 +360,7 @@ fn values(runs: &[Curves]) -> String {
 mod tests {
     use super::*;
     use crate::report::metrics::MetricsWriter;
+    use crate::run_dir::directory::Directory;
 
     #[test]
     fn a_peak_among_a_million_steps_is_drawn() {
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn a_step_that_differs_is_written_and_is_an_event() {
         let folder = tempfile::tempdir().unwrap();
-        let mut metrics = MetricsWriter::open(&folder.path().join("metrics.jsonl"), 0).unwrap();
+        let mut metrics = MetricsWriter::open(&Directory::open(folder.path()).unwrap(), 0).unwrap();
         let places = [(2, "the loss"), (3, "the gradient of `a.b`")];
         let places = places.map(|(rank, place)| Differing { rank, place: place.into() });
         metrics.differs(4, &places);

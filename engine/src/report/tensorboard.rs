@@ -5,9 +5,8 @@
 //! are trained again. What a crash tears at the end of a file ends that file for its reader.
 
 use crate::report::appended::{Appended, MetricsError};
-use crate::run_dir::durable::sync_folder;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use crate::run_dir::directory::Directory;
+use std::ffi::OsString;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Before the number of a file's name, in which TensorBoard looks for `tfevents`.
@@ -16,13 +15,13 @@ const BEFORE: &str = "events.out.tfevents.";
 const BEHIND: &str = ".onebox";
 
 /// The event files in `dir`, with their numbers, in no order.
-pub(crate) fn files(dir: &Path) -> Vec<(u64, PathBuf)> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let number = |path: &Path| {
-        let name = path.file_name()?.to_str()?;
-        name.strip_prefix(BEFORE)?.strip_suffix(BEHIND)?.parse().ok()
+pub(crate) fn files(dir: &Directory) -> Vec<(u64, String)> {
+    let numbered = |name: OsString| {
+        let name = name.into_string().ok()?;
+        let number = name.strip_prefix(BEFORE)?.strip_suffix(BEHIND)?.parse().ok()?;
+        Some((number, name))
     };
-    entries.filter_map(|entry| Some((number(&entry.path())?, entry.path()))).collect()
+    dir.names().unwrap_or_default().into_iter().filter_map(numbered).collect()
 }
 
 /// The writer of a start's file.
@@ -34,11 +33,12 @@ impl Events {
     ///
     /// # Errors
     /// [`MetricsError`] if it cannot be created.
-    pub fn create(dir: &Path, last_step: u64) -> Result<Self, MetricsError> {
+    pub fn create(dir: &Directory, last_step: u64) -> Result<Self, MetricsError> {
         let number = files(dir).iter().map(|(number, _)| number + 1).max().unwrap_or(1);
-        let path = dir.join(format!("{BEFORE}{number:010}{BEHIND}"));
-        let created = File::create_new(&path).and_then(|file| {
-            sync_folder(dir)?;
+        let name = format!("{BEFORE}{number:010}{BEHIND}");
+        let path = dir.called(&name);
+        let created = dir.create_new(&name).and_then(|file| {
+            dir.sync()?;
             Ok(file)
         });
         let file = created.map_err(|source| MetricsError { path: path.clone(), source })?;
@@ -176,17 +176,14 @@ mod tests {
     #[test]
     fn each_start_has_a_file_of_its_own_behind_those_before() {
         let folder = tempfile::tempdir().unwrap();
-        let names = || {
-            let mut files = files(folder.path());
-            files.sort();
-            files.into_iter().map(|(number, path)| (number, path.file_name().unwrap().to_owned()))
-        };
-        fs::write(folder.path().join("events.out.tfevents.1.theirs"), "").unwrap();
+        let dir = Directory::open(folder.path()).unwrap();
+        dir.create_new("events.out.tfevents.1.theirs").unwrap();
         for last_step in [0, 0, 7] {
-            Events::create(folder.path(), last_step).unwrap();
+            Events::create(&dir, last_step).unwrap();
         }
-        let expected =
-            (1..=3).map(|n| (n, format!("events.out.tfevents.000000000{n}.onebox").into()));
-        assert!(names().eq(expected), "{:?}", names().collect::<Vec<_>>());
+        let mut files = files(&dir);
+        files.sort();
+        let expected = (1..=3).map(|n| (n, format!("events.out.tfevents.000000000{n}.onebox")));
+        assert_eq!(files, expected.collect::<Vec<_>>());
     }
 }

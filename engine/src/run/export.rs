@@ -6,16 +6,13 @@ use crate::checkpoint::room;
 use crate::run::meet::meet;
 use crate::run::options::RunOptions;
 use crate::run::runs::Runs;
-use crate::run_dir::UNFINISHED;
-use crate::run_dir::durable::sync_folder;
-use crate::run_dir::own::{self, Held};
+use crate::run_dir::{Held, UNFINISHED, WEIGHTS};
 use device::World;
 use device::{Device, Error, Rank, Tensor};
 use offload::Optimizer;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -44,8 +41,8 @@ fn window_elements(segments: &[SegmentLayout]) -> usize {
 /// The ranks' common work on the whole state.
 pub(crate) struct Gathering {
     segments: Vec<SegmentLayout>,
-    path: Option<PathBuf>,
-    held: Option<Arc<Held>>,
+    /// The directory of the file.
+    run: Option<Arc<Held>>,
     windows: OnceLock<[Window; WINDOWS]>,
     left: Mutex<Left>,
 }
@@ -91,9 +88,8 @@ impl Gathering {
     pub(crate) fn new(gpt: &Gpt, options: &RunOptions) -> Self {
         let hash = Xxh3Default::new();
         let left = Left { gathered: false, written: false, hash, file: None, problem: None };
-        let (path, held) = (options.weights.clone(), options.held.clone());
         let (segments, windows) = (gpt.segments().to_vec(), OnceLock::new());
-        Self { segments, path, held, windows, left: Mutex::new(left) }
+        Self { segments, run: options.weights.clone(), windows, left: Mutex::new(left) }
     }
 
     /// Every rank calls it after its last step, with all lanes at rest; `weights`: the file is written too, for which the ranks
@@ -123,7 +119,7 @@ impl Gathering {
             };
             self.walk((dev, world), optimizer, meeting, Some(&hashing))
         })?;
-        world.held_up(|| self.left().finish(self.path.as_deref()));
+        world.held_up(|| self.left().finish(self.run.as_deref()));
         Ok(())
     }
 
@@ -265,13 +261,12 @@ impl Gathering {
     }
 
     fn start_file(&self) {
-        let Some(path) = &self.path else { return };
+        let Some(run) = &self.run else { return };
         let open = || {
-            self.held.as_ref().map_or(Ok(()), |held| held.check())?;
+            let directory = run.check()?;
             let header = header(&self.segments);
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            room(folder.unwrap_or(Path::new(".")), header.len() as u64 + bytes(&self.segments))?;
-            let mut file = BufWriter::with_capacity(1 << 20, own::create(&unfinished(path))?);
+            room(directory, header.len() as u64 + bytes(&self.segments))?;
+            let mut file = BufWriter::with_capacity(1 << 20, directory.create(UNFINISHED)?);
             file.write_all(&header).map(|()| file)
         };
         let opened = open();
@@ -374,20 +369,19 @@ impl Window {
     }
 }
 
-/// Where the weights grow until they are whole.
-fn unfinished(path: &Path) -> PathBuf {
-    path.with_file_name(UNFINISHED)
-}
-
 impl Left {
     /// The file is on the disk under its own name, or not at all.
-    fn finish(&mut self, path: Option<&Path>) {
+    fn finish(&mut self, run: Option<&Held>) {
         self.gathered = true;
-        let (Some(mut file), Some(path)) = (self.file.take(), path) else { return };
-        let close = file.flush().and_then(|()| file.get_ref().sync_all());
-        let whole = close.and_then(|()| std::fs::rename(unfinished(path), path));
-        let named = whole.and_then(|()| path.parent().map_or(Ok(()), sync_folder));
-        match named {
+        let (Some(mut file), Some(run)) = (self.file.take(), run) else { return };
+        let mut close = || {
+            file.flush()?;
+            file.get_ref().sync_all()?;
+            let directory = run.check()?;
+            directory.rename(UNFINISHED, WEIGHTS)?;
+            directory.sync()
+        };
+        match close() {
             Ok(()) => self.written = true,
             Err(error) => self.give_up(error),
         }

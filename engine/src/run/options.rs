@@ -1,6 +1,6 @@
 //! What a caller may ask of a run besides its config; most of it is for tests.
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, RunFolder};
 use crate::hugging_face::Pretrained;
 use crate::run::RunError;
 use crate::run::fault_point::Watcher;
@@ -12,7 +12,6 @@ use device::Processes;
 use device::Trace;
 use device::cpu::Lanes;
 use device::cuda::Collectives;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -61,15 +60,13 @@ pub struct RunOptions {
     pub stuck_save: Duration,
     /// Least time between checkpoints by `train.checkpoint_overhead`, and before the first.
     pub checkpoint_pause: Duration,
-    /// Where the weights are written, if anywhere; `train.weights` says when.
-    pub weights: Option<PathBuf>,
+    /// The directory into which the weights are written, if any; `train.weights` says when.
+    pub weights: Option<Arc<Held>>,
     /// Where checkpoints go, if anywhere.
-    pub checkpoints: Option<PathBuf>,
+    pub checkpoints: Option<RunFolder>,
     /// Whether ranks copy their states and go on while these are written, as a plan has decided; `None`: decided when the run
     /// starts.
     pub copies_states: Option<bool>,
-    /// The directory of both; nothing is written when it is not the run's any more.
-    pub held: Option<Arc<Held>>,
     /// What the run goes on from; of the same model.
     pub resume: Option<Arc<Checkpoint>>,
     /// Where samples are not those of the seed alone; `None`: as what it goes on from knows.
@@ -114,7 +111,6 @@ impl Default for RunOptions {
             weights: None,
             checkpoints: None,
             copies_states: None,
-            held: None,
             resume: None,
             detours: None,
             skipped_in_a_row: None,

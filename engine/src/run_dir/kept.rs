@@ -1,11 +1,10 @@
 //! What a run keeps of the folder that its model is from, in a folder of its own.
 
-use super::durable::sync_folder;
+use super::directory::Directory;
 use super::error::cannot;
-use super::{RunDir, RunDirError, TOKENIZER, is, is_there};
-use std::fs::{self, File};
+use super::{RunDir, RunDirError, TOKENIZER, is};
+use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::Path;
 
 /// The folder.
 pub(crate) const KEPT: &str = "model.from";
@@ -33,24 +32,31 @@ impl RunDir {
     /// # Errors
     /// [`RunDirError`] if it is there with other contents, or cannot be written.
     pub fn keep(&self, files: &[(&str, Vec<u8>)]) -> Result<(), RunDirError> {
-        let (path, growing) = (self.path.join(KEPT), self.path.join(GROWING));
-        if is_there(&path) && !files.is_empty() {
-            let same = files.iter().all(|(name, bytes)| is(&path.join(name), bytes));
+        if files.is_empty() {
+            return Ok(());
+        }
+        let run = self.own("write", KEPT)?;
+        let path = run.called(KEPT);
+        if run.has(KEPT) {
+            let kept = run.leads_to(KEPT);
+            let same = |kept: &Directory| files.iter().all(|(name, bytes)| is(kept, name, bytes));
+            let same = kept.is_ok_and(|kept| same(&kept));
             return if same { Ok(()) } else { Err(RunDirError::Differs(path)) };
         }
         let write = || {
-            remove(&growing)?;
-            fs::create_dir(&growing)?;
+            remove(run, GROWING)?;
+            run.make(GROWING)?;
+            let growing = run.folder(GROWING)?;
             for (name, bytes) in files {
-                let mut file = File::create_new(growing.join(name))?;
+                let mut file = growing.create_new(name)?;
                 file.write_all(bytes)?;
                 file.sync_all()?;
             }
-            sync_folder(&growing)?;
-            fs::rename(&growing, &path)?;
-            sync_folder(&self.path)
+            growing.sync()?;
+            run.rename(GROWING, KEPT)?;
+            run.sync()
         };
-        if files.is_empty() { Ok(()) } else { write().map_err(cannot("write", &path)) }
+        write().map_err(cannot("write", &path))
     }
 
     /// Whether the folder can be removed and written again: what else is in it would stand in the way when the run has gone.
@@ -58,52 +64,46 @@ impl RunDir {
     /// # Errors
     /// [`RunDirError::Strange`] names it.
     pub(super) fn check_kept(&self) -> Result<(), RunDirError> {
-        let path = self.path.join(KEPT);
-        let entries = match fs::read_dir(&path) {
-            // A link or a file is removed itself.
-            Err(e)
-                if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&e.kind()) =>
-            {
-                return Ok(());
-            }
-            entries => entries.map_err(cannot("read", &path))?,
+        let run = self.own("read", KEPT)?;
+        let path = run.called(KEPT);
+        let names = match opened(run, KEPT) {
+            Ok(None) => return Ok(()),
+            Ok(Some(kept)) => kept.names(),
+            Err(error) => Err(error),
         };
-        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
-            return Ok(());
+        let strange = |name: &OsString| !FILES.iter().any(|file| *file == *name);
+        match names.map_err(cannot("read", &path))?.into_iter().find(strange) {
+            Some(name) => Err(RunDirError::Strange(path.join(name))),
+            None => Ok(()),
         }
-        for entry in entries {
-            let name = entry.map_err(cannot("read", &path))?.file_name();
-            if !FILES.iter().any(|file| *file == name) {
-                return Err(RunDirError::Strange(path.join(name)));
-            }
-        }
-        Ok(())
     }
 
     /// Removes the folder; what else is in it stays.
     pub(super) fn remove_kept(&self) -> Result<(), RunDirError> {
-        [KEPT, GROWING].iter().try_for_each(|name| {
-            let path = self.path.join(name);
-            remove(&path).map_err(cannot("remove", &path))
-        })
+        let run = self.own("remove", KEPT)?;
+        [KEPT, GROWING]
+            .into_iter()
+            .try_for_each(|name| remove(run, name).map_err(cannot("remove", &run.called(name))))
     }
 }
 
-fn remove(folder: &Path) -> io::Result<()> {
-    // Of a link nothing is removed but the link: what it leads to is not the run's.
-    match fs::symlink_metadata(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-        Ok(found) if !found.is_dir() => return fs::remove_file(folder),
-        Ok(_) => {}
-    }
-    for name in FILES {
-        match fs::remove_file(folder.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+/// The folder `name` of a run; none where there is no such folder, but perhaps a file or a link.
+fn opened(run: &Directory, name: &str) -> io::Result<Option<Directory>> {
+    match run.folder(name) {
+        Err(error)
+            if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) =>
+        {
+            Ok(None)
         }
+        folder => folder.map(Some),
     }
-    match fs::remove_dir(folder) {
+}
+
+fn remove(run: &Directory, name: &str) -> io::Result<()> {
+    // Of a link nothing is removed but the link: what it leads to is not the run's.
+    let Some(folder) = opened(run, name)? else { return run.remove_file(name) };
+    FILES.iter().try_for_each(|name| folder.remove_file(name))?;
+    match run.remove_empty(name) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
         removed => removed,
     }
@@ -113,6 +113,7 @@ fn remove(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::super::RunMode;
     use super::*;
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     #[test]

@@ -1,14 +1,12 @@
-//! The files of a run, opened so that nothing else under their names is followed, overwritten or waited for; and the
-//! directory, as long as it is the one that the run locked.
+//! The files of a run, opened so that nothing else under their names is followed, overwritten or waited for.
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 /// The lock of a run's directory.
 pub(crate) const LOCK: &str = ".lock";
@@ -16,7 +14,11 @@ pub(crate) const LOCK: &str = ".lock";
 /// Opens a file that is no link, pipe, socket or directory; never waits for one.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
+    checked(options.custom_flags(flags.bits().cast_signed()).open(path))
+}
+
+/// What was opened with these flags, where it is such a file.
+pub(super) fn checked(opened: io::Result<File>) -> io::Result<File> {
     let file = opened.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::LOOP) => other("it is a symbolic link, which onebox does not follow here"),
         Some(Errno::NXIO) => other("it is a pipe or a socket, not a file"),
@@ -34,103 +36,27 @@ pub(crate) fn read(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true))
 }
 
-/// A new file in the place of whatever has the name; what a link leads to stays as it is.
-pub(crate) fn create(path: &Path) -> io::Result<File> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => File::create_new(path),
-    }
-}
-
-fn other(why: &str) -> io::Error {
+pub(super) fn other(why: &str) -> io::Error {
     io::Error::other(why.to_owned())
 }
 
 /// Which file or directory it is.
-type Identity = (u64, u64);
+pub(super) type Identity = (u64, u64);
 
-fn identity(metadata: &fs::Metadata) -> Identity {
+pub(super) fn identity(metadata: &fs::Metadata) -> Identity {
     (metadata.dev(), metadata.ino())
 }
 
-/// A run's directory, held by its lock; free for others when it is dropped.
-#[derive(Debug)]
-pub struct Held {
-    path: PathBuf,
-    directory: Identity,
-    lock: Mutex<File>,
-}
-
-impl Drop for Held {
-    /// Closing the file is not enough: a process that this one is just starting has a copy of the descriptor until it runs its
-    /// own program.
-    fn drop(&mut self) {
-        // Where it fails, the end of the descriptor does the same.
-        let _ = self.lock.get_mut().unwrap_or_else(|e| e.into_inner()).unlock();
-    }
-}
-
-impl Held {
-    /// `lock` is the locked file in the directory `path`.
-    pub(crate) fn new(path: &Path, lock: File) -> io::Result<Self> {
-        let directory = identity(&fs::metadata(path)?);
-        Ok(Self { path: path.to_owned(), directory, lock: Mutex::new(lock) })
-    }
-
-    /// Where the directory is now; none where that is not known, as when it was removed.
-    pub(crate) fn place(&self) -> Option<PathBuf> {
-        let is = |place: &Path| {
-            fs::metadata(place).is_ok_and(|found| identity(&found) == self.directory)
-        };
-        if is(&self.path) {
-            return Some(self.path.clone());
-        }
-        let lock = name_of(&self.lock.lock().unwrap_or_else(|e| e.into_inner())).ok()?;
-        lock.parent().filter(|place| is(place)).map(Path::to_owned)
-    }
-
-    /// That the path still leads to the directory that this process has locked. A lock that was removed is taken again.
-    ///
-    /// # Errors
-    /// The directory was removed or moved, or another process has its lock.
-    pub(crate) fn check(&self) -> io::Result<()> {
-        let gone = |_| other("the run's directory is gone: it was removed or moved");
-        let here = fs::metadata(&self.path).map_err(gone)?;
-        if identity(&here) != self.directory {
-            return Err(other("another directory is in the place of the run's: it was moved"));
-        }
-        let mut lock = self.lock.lock().unwrap_or_else(|e| e.into_inner());
-        let path = self.path.join(LOCK);
-        match fs::symlink_metadata(&path) {
-            Ok(found) if identity(&found) == identity(&lock.metadata()?) => Ok(()),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                *lock = take(File::create_new(&path)?)?;
-                Ok(())
-            }
-            _ => Err(other("another process has locked the run's directory")),
-        }
-    }
-}
-
 /// What an open file is called now, as the system knows it.
-fn name_of(file: &File) -> io::Result<PathBuf> {
+pub(super) fn name_of(file: &File) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
-}
-
-/// Locks `file` and writes this process into it.
-fn take(mut file: File) -> io::Result<File> {
-    file.try_lock().map_err(|error| match error {
-        TryLockError::Error(error) => error,
-        TryLockError::WouldBlock => other("another process has locked the run's directory"),
-    })?;
-    file.set_len(0)?;
-    writeln!(file, "{}", std::process::id())?;
-    Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::directory::Directory;
     use super::*;
+    use std::io::Write;
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -149,47 +75,12 @@ mod tests {
         let for_writing = open(&pipe, OpenOptions::new().write(true)).unwrap_err();
         assert!(for_writing.to_string().contains("a pipe"), "{for_writing}");
         assert!(open(folder.path(), OpenOptions::new().read(true)).is_err());
-        for path in [&link, &pipe] {
-            create(path).unwrap().write_all(b"ours").unwrap();
+        let directory = Directory::open(folder.path()).unwrap();
+        for (name, path) in [("link", &link), ("pipe", &pipe)] {
+            assert!(directory.read(name).is_err() && directory.create_new(name).is_err());
+            directory.create(name).unwrap().write_all(b"ours").unwrap();
             assert_eq!(fs::read(path).unwrap(), b"ours");
         }
         assert_eq!(fs::read(&victim).unwrap(), b"theirs");
-    }
-
-    #[test]
-    fn a_lock_that_is_let_go_is_free_whoever_has_a_copy_of_its_descriptor() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(LOCK);
-        let lock = File::create(&path).unwrap();
-        lock.try_lock().unwrap();
-        let copy = lock.try_clone().unwrap();
-        drop(Held::new(folder.path(), lock).unwrap());
-        File::open(&path).unwrap().try_lock().unwrap();
-        drop(copy);
-    }
-
-    #[test]
-    fn a_directory_is_held_until_it_is_another_one_or_anothers() {
-        let folder = tempfile::tempdir().unwrap();
-        let [run, moved] = ["run", "moved"].map(|name| folder.path().join(name));
-        let make = || {
-            fs::create_dir(&run).unwrap();
-            let lock = File::create_new(run.join(LOCK)).unwrap();
-            Held::new(&run, take(lock).unwrap()).unwrap()
-        };
-        let held = make();
-        held.check().unwrap();
-        // A lock that is gone is taken again, and then nobody else gets it.
-        fs::remove_file(run.join(LOCK)).unwrap();
-        held.check().unwrap();
-        assert!(File::open(run.join(LOCK)).unwrap().try_lock().is_err());
-        fs::rename(&run, &moved).unwrap();
-        assert!(held.check().unwrap_err().to_string().contains("is gone"));
-        assert_eq!(held.place().unwrap(), moved.canonicalize().unwrap());
-        let other = make();
-        assert!(held.check().unwrap_err().to_string().contains("another directory"));
-        fs::remove_file(run.join(LOCK)).unwrap();
-        fs::write(run.join(LOCK), "").unwrap();
-        assert!(other.check().unwrap_err().to_string().contains("another process"));
     }
 }

@@ -17,7 +17,8 @@ fn a_command_that_was_killed_at_any_system_call_works_again() {
     let reshard = ["checkpoint", "reshard", "run", &out, "--tp", "1", "--dp", "1"];
     let sets: Vec<&str> = SETS.iter().flat_map(|set| ["--set", set]).collect();
     let import = [&["checkpoint", "import", "hf", &out, "tiny.ron"], &sets[..]].concat();
-    let calls = "openat,write,pwrite64,fsync,rename,mkdir,unlink";
+    let calls =
+        "openat,write,pwrite64,fsync,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat";
     let listed =
         || folder.shell("find out -type f ! -name .lock | sort | xargs -r sha256sum").stdout;
     for args in [&export[..], &reshard, &import] {

@@ -223,7 +223,8 @@ fn the_model_of_a_power_cut_finds_planted_faults() {
     }
 }
 
-/// A call on a path of a save, as strace can be told to change it.
+/// A call on a path of a save, as strace can be told to change it: of a call on a name in an open directory, that of the
+/// directory.
 struct Target {
     path: String,
     call: String,
@@ -233,7 +234,7 @@ struct Target {
 /// Every path that a run saves to, and every call on it: found by recording one. Names below `run`.
 fn targets(folder: &Folder) -> Vec<Target> {
     let run = folder.absolute("recorded");
-    let calls = "openat,write,fsync,rename,mkdir,unlinkat,rmdir";
+    let calls = "openat,write,fsync,renameat,renameat2,mkdirat,unlinkat";
     folder.traced(&["-y", "-e", &format!("trace={calls}")], &run, &[]).ok();
     let found = trace::changes(&folder.read("strace.log"), &format!("{run}/checkpoints"));
     let target = |(path, call, count): (String, _, _)| {
@@ -314,19 +315,22 @@ fn a_run_directory_that_refuses_ends_the_run_before_it_starts() {
         ("openat", "EACCES", "run/.lock", ["cannot lock ", "Permission denied"]),
         ("openat", "EROFS", "run/.config.ron.tmp", ["cannot write ", "Read-only file system"]),
         ("openat", "EACCES", "run/metrics.jsonl", ["cannot write ", "Permission denied"]),
-        ("mkdir", "EACCES", "run/checkpoints", ["cannot create ", "Permission denied"]),
+        ("mkdirat", "EACCES", "run/checkpoints", ["cannot create ", "Permission denied"]),
     ] {
         let (path, run) = (folder.absolute(name), folder.absolute("run"));
         let (traced, inject) = (format!("trace={call}"), format!("inject={call}:error={error}"));
-        let done = folder.traced(&["-P", &path, "-e", &traced, "-e", &inject], &run, &[]);
+        // A name in the open directory.
+        let inside = name.strip_prefix("run/").unwrap_or(&path);
+        let done = folder.traced(&["-P", inside, "-e", &traced, "-e", &inject], &run, &[]);
         done.refused(74, &[&texts[..], &[&run]].concat());
         let _ = std::fs::remove_dir_all(run);
     }
     // Later it costs checkpoints, which is said, and no run.
     let run = folder.absolute("run");
     let paths = [1, 2, 3, 4].map(|step| format!("{run}/checkpoints/step-{step:08}.tmp"));
-    let mut strace: Vec<_> = paths.iter().flat_map(|path| ["-P", path]).collect();
-    strace.extend(["-e", "trace=mkdir", "-e", "inject=mkdir:error=EACCES"]);
+    let names = paths.iter().map(|path| path.rsplit('/').next().unwrap());
+    let mut strace: Vec<_> = names.flat_map(|name| ["-P", name]).collect();
+    strace.extend(["-e", "trace=mkdirat", "-e", "inject=mkdirat:error=EACCES"]);
     let done = folder.traced(&strace, &run, &[]).refused(83, &["whose checkpoint is NOT SAVED"]);
     let refused = |path: &String| format!("NOT SAVED: {path}: Permission denied");
     let said = paths.iter().map(|path| done.stderr.matches(&refused(path)).count());
@@ -356,9 +360,9 @@ fn a_call_that_fails_costs_a_checkpoint_and_nothing_else() {
     let straight = folder.left("straight");
     let mut cases = Vec::new();
     for target in targets(&folder) {
-        // A directory that is opened to be looked at is no part of a save; the folder of all is made before the first step.
+        // A directory that is opened to be looked at is no part of a save.
         let of_one = target.path.contains("/step-");
-        let writes = of_one || !["openat", "mkdir"].contains(&&*target.call);
+        let writes = of_one || target.call != "openat";
         for nth in (1..=target.count).filter(|_| writes) {
             for error in ["ENOSPC", "EIO", "EINTR"] {
                 cases.push((target.path.clone(), target.call.clone(), nth, error));

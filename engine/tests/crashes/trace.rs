@@ -163,12 +163,13 @@ impl Follow<'_> {
                     self.ops.push(Op::Truncate { node: open.node, len });
                 }
             }
-            "mkdir" => {
-                if let Some((dir, name)) = self.parent(&call.text(0)) {
-                    self.create(dir, &name, true);
-                }
-            }
+            "mkdir" => self.made(&call.text(0)),
+            "mkdirat" => self.made(&self.at(call.fd(0), &call.text(1))),
             "rename" => self.renamed(&call.text(0), &call.text(1)),
+            "renameat" | "renameat2" => {
+                let [from, to] = [0, 2].map(|arg| self.at(call.fd(arg), &call.text(arg + 1)));
+                self.renamed(&from, &to);
+            }
             "unlink" | "rmdir" => self.unlinked(&call.text(0)),
             "unlinkat" => {
                 let path = self.at(call.fd(0), &call.text(1));
@@ -219,6 +220,12 @@ impl Follow<'_> {
         }
         self.ops.push(Op::Create { dir, name: name.to_owned(), node, folder });
         node
+    }
+
+    fn made(&mut self, path: &str) {
+        if let Some((dir, name)) = self.parent(path) {
+            self.create(dir, &name, true);
+        }
     }
 
     fn opened(&mut self, call: &Call) {

@@ -185,6 +185,10 @@ impl Product {
         {
             return Err(INVALID_VALUE);
         }
+        // Nothing says that the library ignores what an epilogue does not use.
+        if !epilogue.uses_aux() && (self.desc.aux != 0 || self.desc.aux_ld != 0) {
+            return Err(INVALID_VALUE);
+        }
         let aux_ld = self.desc.aux_ld;
         let aux_fits = aux_ld % 8 == 0 && aux_ld >= self.d.rows as i64;
         if epilogue.uses_aux() && !aux_fits { Err(INVALID_VALUE) } else { Ok(()) }

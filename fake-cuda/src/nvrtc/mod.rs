@@ -60,7 +60,7 @@ impl Program {
             .trim_end_matches(['a', 'f'])
             .parse()
             .ok()
-            .filter(|sm| (oldest()..=121).contains(sm))
+            .filter(|sm| architectures().contains(sm))
         else {
             compiled.log = "nvrtc: error: invalid value for --gpu-architecture (-arch)\n".into();
             return INVALID_OPTION;
@@ -97,9 +97,37 @@ impl Program {
     }
 }
 
-/// CUDA 13 has dropped everything before Turing.
-fn oldest() -> i32 {
-    if machine().config.nvrtc_version.0 >= 13 { 75 } else { 50 }
+/// Compute capabilities, each with the first version that compiles for it.
+const ARCHITECTURES: [(i32, (i32, i32)); 17] = [
+    (50, (0, 0)),
+    (52, (0, 0)),
+    (53, (0, 0)),
+    (60, (0, 0)),
+    (61, (0, 0)),
+    (62, (0, 0)),
+    (70, (0, 0)),
+    (72, (0, 0)),
+    (75, (0, 0)),
+    (80, (11, 0)),
+    (86, (11, 1)),
+    (87, (11, 4)),
+    (89, (11, 8)),
+    (90, (11, 8)),
+    (100, (12, 8)),
+    (120, (12, 8)),
+    (121, (12, 9)),
+];
+
+/// Those for which the library compiles; CUDA 13 has dropped everything before Turing.
+fn architectures() -> Vec<i32> {
+    let config = &machine().config;
+    if let Some(given) = &config.nvrtc_architectures {
+        return given.clone();
+    }
+    let oldest = if config.nvrtc_version.0 >= 13 { 75 } else { 50 };
+    let known =
+        |&(sm, since): &(i32, _)| (sm >= oldest && since <= config.nvrtc_version).then_some(sm);
+    ARCHITECTURES.iter().filter_map(known).collect()
 }
 
 fn architecture(options: &[String]) -> Option<&str> {
@@ -189,19 +217,17 @@ unsafe extern "C" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int {
-    status(put(count, ARCHITECTURES.len() as c_int).map_err(|_| INVALID_INPUT))
+    status(put(count, architectures().len() as c_int).map_err(|_| INVALID_INPUT))
 }
-
-const ARCHITECTURES: [c_int; 10] = [70, 72, 75, 80, 86, 87, 89, 90, 100, 120];
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvrtcGetSupportedArchs(out: *mut c_int) -> c_int {
     if out.is_null() {
         return INVALID_INPUT;
     }
+    let all = architectures();
     // SAFETY: the caller made room for as many as the function above says.
-    unsafe { std::slice::from_raw_parts_mut(out, ARCHITECTURES.len()) }
-        .copy_from_slice(&ARCHITECTURES);
+    unsafe { std::slice::from_raw_parts_mut(out, all.len()) }.copy_from_slice(&all);
     0
 }
 

@@ -1,7 +1,8 @@
 //! Runs that tell what they did, and the comparison of a run that goes on with the one that was never stopped.
 
-use engine::checkpoint::Checkpoint;
+use engine::checkpoint::{Checkpoint, RunFolder};
 use engine::run::{Message, Outcome, RunOptions, StepReport, train};
+use engine::run_dir::Held;
 use engine::train::build::build;
 use engine::train::detours::Detours;
 use std::collections::BTreeMap;
@@ -42,8 +43,8 @@ pub(super) fn run_by(
     let config = tiny(&with(&with(sets, &[&every]), never));
     let weights = folder.join("weights.safetensors");
     let options = RunOptions {
-        weights: Some(weights.clone()),
-        checkpoints: Some(folder.join("checkpoints")),
+        weights: Some(Held::unlocked(folder).unwrap()),
+        checkpoints: Some(RunFolder::at(&folder.join("checkpoints")).unwrap()),
         resume: resume.map(Arc::new),
         detours,
         checkpoint_pause: PAUSE,

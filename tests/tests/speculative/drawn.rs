@@ -3,7 +3,7 @@
 
 use super::by_hand::{Drawn, seeds};
 use device::cpu::Lanes;
-use engine::checkpoint::{Checkpoint, newest};
+use engine::checkpoint::{Checkpoint, RunFolder, newest};
 use engine::run::{Ahead, Message, Place, RunOptions, StepReport, Watcher, train};
 use engine::train::build::build;
 use engine::train::detours::Detours;
@@ -182,7 +182,7 @@ fn trained(
             watcher,
             stop,
             timeout: Duration::from_secs(120),
-            checkpoints: Some(folder.to_owned()),
+            checkpoints: Some(RunFolder::at(folder).unwrap()),
             resume: from.0.take().map(Arc::new),
             detours: from.1.clone(),
             checkpoint_pause: Duration::ZERO,

@@ -3,14 +3,15 @@
 use super::kind::{os_devices, pci_kind};
 use super::nvlink;
 use crate::Error;
-use crate::machine::{Core, Gpu, Machine, NumaNode};
+use crate::machine::{Core, CoreKind, Gpu, Machine, NumaNode};
 use crate::pci::{Link, PciAddress, PciKind, PciNode};
-use crate::raw::{RawBox, RawKind, RawObject};
+use crate::raw::{RawBox, RawCpuKind, RawKind, RawObject};
 
 /// The box that `raw` describes.
 pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
     let (numa_nodes, node_objects) = numa_nodes(raw)?;
-    let cores = cores(raw, &numa_nodes);
+    let core_kinds = core_kinds(raw);
+    let cores = cores(raw, &numa_nodes, &core_kinds);
     if cores.is_empty() {
         return Err(Error::NotABox { why: "it has no CPU".into() });
     }
@@ -34,6 +35,7 @@ pub(crate) fn machine(raw: &RawBox, live: bool) -> Result<Machine, Error> {
         allowed_nodes,
         numa_nodes,
         cores,
+        core_kinds,
         total_memory,
         has_io: is(|kind| matches!(kind, RawKind::HostBridge | RawKind::PciDevice)),
         nvlink_unknown: (nvlink.is_empty() && !live)
@@ -120,33 +122,102 @@ fn with_distances(raw: &RawBox, mut nodes: Vec<NumaNode>, objects: &[usize]) -> 
 
 /// The physical cores in hwloc's order. Some virtual machines report none; every CPU then counts as
 /// a core.
-fn cores(raw: &RawBox, nodes: &[NumaNode]) -> Vec<Core> {
+fn cores(raw: &RawBox, nodes: &[NumaNode], kinds: &[CoreKind]) -> Vec<Core> {
     let of_kind = |kind| {
         let objects = raw.objects.iter().enumerate();
         objects.filter(move |(_, object)| object.kind == kind)
     };
     let kind = if of_kind(RawKind::Core).next().is_some() { RawKind::Core } else { RawKind::Pu };
     let mut seen = std::collections::HashSet::new();
-    let mut cores = Vec::new();
+    let (mut cores, mut strays) = (Vec::new(), Vec::new());
     for (index, object) in of_kind(kind) {
         // A damaged file may list a CPU twice. It belongs to the first core that has it.
         let mut cpus = object.cpus.clone();
         cpus.retain(|cpu| seen.insert(*cpu));
         if !cpus.is_empty() {
-            let numa_node = node_of(nodes, object);
+            let own = node_of(nodes, object);
+            if own.is_none() {
+                strays.push((cores.len(), nearest(raw, index, nodes)));
+            }
+            let numa_node = own.unwrap_or_else(|| nodes.first().map_or(0, |node| node.id));
             let l3 = above(raw, index, RawKind::L3).and_then(|l3| u32::try_from(l3).ok());
-            cores.push(Core { cpus, numa_node, package: package(raw, index), l3 });
+            let kind = kinds.iter().position(|kind| kind.cpus.contains(&cpus[0]));
+            cores.push(Core { cpus, numa_node, package: package(raw, index), l3, kind });
         }
     }
+    take_in(&mut cores, &strays);
     cores
 }
 
 /// The node of a core: the one with memory and the fewest CPUs, the first of several.
-fn node_of(nodes: &[NumaNode], core: &RawObject) -> u32 {
+fn node_of(nodes: &[NumaNode], core: &RawObject) -> Option<u32> {
     let holds = |node: &&NumaNode| core.cpus.iter().any(|cpu| node.cpus.contains(cpu));
     let local = nodes.iter().filter(holds);
     let best = local.min_by_key(|node| (node.memory_bytes == 0, node.cpus.len(), node.id));
-    best.or(nodes.first()).map_or(0, |node| node.id)
+    best.map(|node| node.id)
+}
+
+/// The nodes with memory in the smallest part of the box that has the core and such a node: hwloc drops a node without memory,
+/// and its cores with all of their distances are then only somewhere in their socket.
+fn nearest(raw: &RawBox, core: usize, nodes: &[NumaNode]) -> Vec<u32> {
+    let parent = |at: &usize| raw.objects[*at].parent;
+    let inside = |at: usize| {
+        let within = |node: &&NumaNode| {
+            let cpus = &raw.objects[at].cpus;
+            node.memory_bytes > 0 && node.cpus.iter().any(|cpu| cpus.contains(cpu))
+        };
+        nodes.iter().filter(within).map(|node| node.id).collect::<Vec<_>>()
+    };
+    let parts = std::iter::successors(Some(core), parent).map(inside);
+    parts.into_iter().find(|nodes| !nodes.is_empty()).unwrap_or_default()
+}
+
+/// Deals the cores without a node of their own to the nodes nearest to them, in runs of neighbours and so that these nodes
+/// have equally many cores in the end, where that can be.
+fn take_in(cores: &mut [Core], strays: &[(usize, Vec<u32>)]) {
+    for alike in strays.chunk_by(|(_, a), (_, b)| a == b) {
+        let nodes = &alike[0].1;
+        let is_stray = |core: usize| strays.iter().any(|(stray, _)| *stray == core);
+        let own = |id: u32| {
+            let cores = cores.iter().enumerate();
+            cores.filter(|(i, core)| core.numa_node == id && !is_stray(*i)).count()
+        };
+        let mut counts: Vec<(u32, usize)> = nodes.iter().map(|id| (*id, own(*id))).collect();
+        let all: usize = counts.iter().map(|(_, count)| count).sum();
+        let share = (all + alike.len()).div_ceil(nodes.len().max(1));
+        for (core, _) in alike {
+            let Some((id, count)) = counts.iter_mut().find(|(_, count)| *count < share) else {
+                break;
+            };
+            cores[*core].numa_node = *id;
+            *count += 1;
+        }
+    }
+}
+
+/// The kinds of cores, the fastest first; none where there is one, or nothing tells which is faster.
+fn core_kinds(raw: &RawBox) -> Vec<CoreKind> {
+    let told = |kind: &RawCpuKind, key: &str| {
+        let found = kind.infos.iter().find(|(name, _)| name == key);
+        found.map(|(_, value)| value.clone())
+    };
+    let speed = |kind: &RawCpuKind| {
+        let keys = ["FrequencyMaxMHz", "FrequencyBaseMHz", "LinuxCapacity"];
+        keys.iter().find_map(|key| told(kind, key)?.parse().ok())
+    };
+    let mut kinds: Vec<&RawCpuKind> = raw.cpu_kinds.iter().collect();
+    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.efficiency));
+    let known = kinds.first().zip(kinds.last());
+    if !known.is_some_and(|(fast, slow)| slow.efficiency >= 0 && fast.efficiency > slow.efficiency)
+    {
+        return Vec::new();
+    }
+    let kind = |kind: &RawCpuKind| CoreKind {
+        name: told(kind, "CoreType"),
+        speed: speed(kind),
+        cpus: kind.cpus.clone(),
+    };
+    kinds.into_iter().map(kind).collect()
 }
 
 /// The relevant part of the PCI tree, the GPUs by address, and hwloc's object of each GPU.

@@ -1,5 +1,6 @@
 //! The default report: nodes, GPUs, plan, warnings.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::{Shown, link, speed};
@@ -21,6 +22,9 @@ pub fn table(shown: &Shown<'_>) -> String {
         machine.allowed_cpus.len(),
         format_bytes(machine.total_memory)
     );
+    if let Some(kinds) = machine.kinds_of_cores() {
+        let _ = writeln!(out, "kinds of cores: {kinds}");
+    }
     nodes(&mut out, shown);
     gpus(&mut out, shown);
     plan(&mut out, shown);
@@ -32,7 +36,11 @@ fn nodes(out: &mut String, shown: &Shown<'_>) {
     let machine = shown.machine;
     let _ = writeln!(out, "\nNODE  SOCKET  CORES      MEMORY        FREE  GPUS  CPUS");
     for node in &machine.numa_nodes {
-        let cores = machine.cores.iter().filter(|core| core.numa_node == node.id).count();
+        let cores = machine.cores.iter().filter(|core| core.numa_node == node.id);
+        // Also those that have no memory of their own.
+        let cpus = cores.clone().flat_map(|core| &core.cpus).chain(&node.cpus);
+        let cpus: Vec<u32> = cpus.copied().collect::<BTreeSet<_>>().into_iter().collect();
+        let cores = cores.count();
         let gpus = machine.gpus.iter().filter(|gpu| gpu.numa_node == Some(node.id)).count();
         let _ = writeln!(
             out,
@@ -41,7 +49,7 @@ fn nodes(out: &mut String, shown: &Shown<'_>) {
             node.package.map_or("-".into(), |package| package.to_string()),
             format_bytes(node.memory_bytes),
             node.free_bytes.map_or("-".into(), format_bytes),
-            format_cpu_list(&node.cpus),
+            format_cpu_list(&cpus),
         );
     }
 }

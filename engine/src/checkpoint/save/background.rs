@@ -11,7 +11,6 @@ use device::{Device, Error};
 use offload::State;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,35 +78,34 @@ impl Saver {
 
     /// Each rank's file by a thread of its own.
     fn write_copies(&self, &Job { step, late, skipped_in_a_row, .. }: &Job) {
-        let unfinished = self.unfinished(step);
-        self.begin(&unfinished, (late, skipped_in_a_row));
+        self.begin(step, (late, skipped_in_a_row));
         if !self.is_well() {
             return;
         }
         std::thread::scope(|scope| {
             for number in 0..self.copies.as_ref().map_or(0, Vec::len) {
-                let unfinished = &unfinished;
                 let write = move || {
                     device::panics::watch_this_thread();
                     self.bind(number);
-                    self.write_copy(number, step, unfinished);
+                    self.write_copy(number, step);
                 };
                 if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, write) {
                     tracing::warn!("no thread to write the file of rank {number}: {error}");
-                    self.write_copy(number, step, unfinished);
+                    self.write_copy(number, step);
                 }
             }
         });
     }
 
-    fn write_copy(&self, number: usize, step: u64, unfinished: &Path) {
+    fn write_copy(&self, number: usize, step: u64) {
         let Some(copy) = self.copies.as_ref().and_then(|copies| copies.get(number)) else { return };
         let write = || {
             self.passes(number, Place::Writing, step);
             let Snapshot { pieces, late, bytes } = &*lock(copy);
             let mut rest = &bytes[..];
             let mut fill = |_: State, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
-            let to = (unfinished, &*self.under_way);
+            let growing = self.growing(step)?;
+            let to = (growing.directory(), &*self.under_way);
             write_file(number, &self.base, (pieces, *late), to, &mut fill)
         };
         match catch_unwind(AssertUnwindSafe(write)) {

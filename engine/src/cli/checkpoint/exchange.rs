@@ -106,7 +106,7 @@ pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     let beside = Beside::open(&args.folder).map_err(unusable)?;
     let beside = data::fitting(beside, &args.folder, (config, tokenizer.as_ref()));
     let new = NewRun::create(&args.out, config, (tokenizer.as_ref(), beside))?;
-    let sealed = import(&folder, (config, &built, &opened), new.path()).map_err(unusable)?;
+    let sealed = import(&folder, (config, &built, &opened), new.folder()).map_err(unusable)?;
     let written = new.finish(sealed)?;
     let (config, sets) = args.config.again(&args.out);
     let sets = sets.iter().map(|set| format!(" --set {}", quoted(set)));

@@ -10,7 +10,7 @@ use super::exit::{Failed, code};
 use super::{print, print_json, say, train};
 use crate::checkpoint::inspect::{checkpoints_of, open_newest, verify};
 use crate::checkpoint::rewrite::{RewriteError, Sealed};
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, RunFolder};
 use crate::config::Config;
 use crate::data::Tokenizer;
 use crate::hugging_face::Beside;
@@ -135,8 +135,9 @@ impl NewRun {
         Ok(Self { dir, files, beside })
     }
 
-    fn path(&self) -> &Path {
-        self.dir.path()
+    /// Where its checkpoint goes.
+    fn folder(&self) -> &RunFolder {
+        self.dir.folder()
     }
 
     fn finish(self, checkpoint: Sealed) -> Result<PathBuf, Failed> {

@@ -1,33 +1,28 @@
 //! `onebox plan --model`: whether a model of transformers can be trained on a box, how, and how fast.
 
 use super::super::exit::{Failed, code};
-use super::super::largest::at_most;
+use super::super::largest::of_states;
+use super::super::search::No;
 use super::super::simulate::{failed, seconds};
 use super::super::{ConfigArgs, print, print_json, search};
 use super::PlanArgs;
 use crate::config::{Config, ConfigError, Family, Loaded, Origin, load_text_to_search};
+use crate::predict::States;
 use crate::predict::changes::arguments;
-use crate::predict::plan::memory_report;
-use crate::predict::remedies::{largest, remedies};
-use crate::predict::search::{Found, Layout, search as search_layouts};
+use crate::predict::search::{Found, Layout, search as search_layouts, search_bf16_moments};
 use crate::predict::simulate::described;
 use crate::report::progress::si;
-use crate::train::build::build;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use topology::{counted, format_bytes};
+use topology::counted;
 
 /// Most tokens of a sample where nothing else is said.
 const SEQ_LEN: usize = 4096;
 /// Tokens of a step where nothing else is said.
 const STEP: usize = 1 << 18;
 
-/// States of 14 bytes a parameter on the host, gradients and staging included, where those of fp32 take 20: exact masters,
-/// moments that are rounded by chance.
-const SMALLER: [&str; 2] = ["offload.master=Split", "offload.moments=Bf16"];
-
-/// Times the speed from which on other states are named.
+/// Times the speed from which on bf16 Adam moments are named.
 const WORTH: f64 = 1.05;
 
 /// The answer as JSON.
@@ -43,13 +38,15 @@ struct Answer<'a> {
     /// `key=value` of the best layout, for a config that names the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     sets: Option<Vec<String>>,
-    /// A faster layout of smaller states, where those of fp32 fit with parameters on the host alone.
+    /// A faster layout with bf16 Adam moments, where fp32 ones fit with parameters on the host alone.
     #[serde(skip_serializing_if = "Option::is_none")]
-    smaller_states: Option<Faster>,
+    bf16_moments: Option<Faster>,
+    #[serde(flatten)]
+    no: Option<No>,
     search: &'a Found,
 }
 
-/// A faster layout of other states.
+/// A faster layout with other results.
 #[derive(Serialize)]
 struct Faster {
     tokens_per_second: f64,
@@ -64,54 +61,51 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
         let loaded = load(args, model, plain)?;
         return search::run(&loaded, Some(gpus(args, &loaded)?), false);
     }
-    let mut loaded = load(args, model, &[])?;
+    let loaded = load(args, model, &[])?;
     // The config is not the user's own: its single rank is no layout that was asked for.
     let gpus = Some(gpus(args, &loaded)?);
-    let mut found = search_layouts(&loaded, gpus).map_err(failed)?;
-    let mut changed: &[&str] = &[];
-    if found.layouts.is_empty() && found.no_layout.is_none() {
-        // Fewer bytes for each parameter on the host, before it is said that nothing fits.
-        if let (false, Ok(smaller)) = (gives_states(args), load(args, model, &SMALLER)) {
-            let again = search_layouts(&smaller, gpus).map_err(failed)?;
-            (loaded, found, changed) = (smaller, again, &SMALLER);
-        }
-    }
+    search::say_begun();
+    let found = search_layouts(&loaded, gpus).map_err(failed)?;
     let config = &loaded.config;
-    let parameters = build(config).gpt.shape().parameters();
     let best = found.layouts.first();
-    let complete = |chosen: &[String]| settings(config, &args.sets, changed, chosen);
-    let smaller_states = match best {
-        Some(best) if changed.is_empty() && has_smaller_states_to_try(args, best) => {
-            faster(args, model, (gpus, best.tokens_per_second))?
+    let complete = |chosen: &[String]| settings(config, &args.sets, chosen);
+    let bf16_moments = match best {
+        Some(best) if found.states != States::Bf16Moments && streams(best) => {
+            faster(&loaded, gpus, best.tokens_per_second)?
         }
         _ => None,
-    };
+    }
+    .map(|Faster { tokens_per_second, sets }| Faster { tokens_per_second, sets: complete(&sets) });
+    let no = No::of(&loaded, &found, gpus);
     if args.json {
         print_json(&Answer {
-            parameters,
+            parameters: found.parameters,
             seq_len: config.model.seq_len,
             tokens_per_step: config.batch.global * config.model.seq_len,
             fits: best.is_some(),
             seconds: args.tokens.zip(best).map(|(n, best)| n as f64 / best.tokens_per_second),
             sets: best.map(|best| complete(&best.sets)),
-            smaller_states,
+            bf16_moments,
+            no,
             search: &found,
         })?;
     } else {
-        let mut out = introduction(&loaded, &found, parameters);
-        match best {
-            Some(best) => {
-                let smaller = !changed.is_empty();
-                fits(&mut out, (best, smaller), args.tokens, &complete(&best.sets));
-                if let Some(Faster { tokens_per_second, sets }) = &smaller_states {
-                    let (rate, with) = (si(*tokens_per_second), arguments(sets));
-                    let _ = writeln!(out, "  faster with smaller states, {rate}tok/s: {with}");
-                }
+        let mut out = introduction(&loaded, &found);
+        if let Some(best) = best {
+            fits(&mut out, (best, &found), args.tokens, &complete(&best.sets));
+            if let Some(Faster { tokens_per_second, sets }) = &bf16_moments {
+                let (rate, with) = (si(*tokens_per_second), arguments(sets));
+                let _ = writeln!(
+                    out,
+                    "  faster with bf16 Adam moments, which change results, {rate}tok/s: {with}"
+                );
             }
-            None => match &found.no_layout {
-                Some(why) => _ = writeln!(out, "\nno: {why}"),
-                None => does_not_fit(&mut out, (&loaded, gpus), changed, &complete),
-            },
+        }
+        if let Some(why) = &found.no_layout {
+            let _ = writeln!(out, "\nno: {why}");
+        }
+        if let Some(no) = &no {
+            does_not_fit(&mut out, config, no, &complete);
         }
         print(&out)?;
     }
@@ -123,29 +117,17 @@ fn is_given(args: &PlanArgs, name: &str) -> bool {
     args.sets.iter().any(|set| key(set) == name)
 }
 
-/// Whether the user says how states are kept.
-fn gives_states(args: &PlanArgs) -> bool {
-    SMALLER.iter().any(|one| is_given(args, key(one)))
+/// Whether parameters are on the host.
+fn streams(best: &Layout) -> bool {
+    best.sets.iter().any(|set| set == "offload.parameters=Host")
 }
 
-/// Whether parameters are on the host for states of fp32.
-fn has_smaller_states_to_try(args: &PlanArgs, best: &Layout) -> bool {
-    best.sets.iter().any(|set| set == "offload.parameters=Host") && !gives_states(args)
-}
-
-/// The fastest layout with smaller states, if it has more than 1.05 times the `rate`, tokens a second.
-fn faster(
-    args: &PlanArgs,
-    model: &Path,
-    (gpus, rate): (Option<usize>, f64),
-) -> Result<Option<Faster>, Failed> {
-    let Ok(loaded) = load(args, model, &SMALLER) else { return Ok(None) };
-    let found = search_layouts(&loaded, gpus).map_err(failed)?;
-    let best = found.layouts.first().filter(|best| best.tokens_per_second > WORTH * rate);
-    Ok(best.map(|best| Faster {
-        tokens_per_second: best.tokens_per_second,
-        sets: settings(&loaded.config, &args.sets, &SMALLER, &best.sets),
-    }))
+/// The fastest layout with bf16 Adam moments, if it has more than 1.05 times the `rate`, tokens a second.
+fn faster(loaded: &Loaded, gpus: Option<usize>, rate: f64) -> Result<Option<Faster>, Failed> {
+    let found = search_bf16_moments(loaded, gpus).map_err(failed)?;
+    let best = found.and_then(|found| found.layouts.into_iter().next());
+    let best = best.filter(|best| best.tokens_per_second > WORTH * rate);
+    Ok(best.map(|best| Faster { tokens_per_second: best.tokens_per_second, sets: best.sets }))
 }
 
 /// The GPUs to use: as many as the arguments say, or all of the box.
@@ -156,6 +138,10 @@ fn gpus(args: &PlanArgs, loaded: &Loaded) -> Result<usize, Failed> {
 
 /// The model on the box, with a batch and a sample that people fine-tune with; `--set` changes both.
 fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> {
+    if args.on_box.on.is_none() {
+        let help = "--model needs a box to plan for: --box NAME (`onebox boxes` lists them)";
+        return Err(Failed::new(2, help));
+    }
     let absolute = model.canonicalize().map_err(|e| {
         let help = "nothing is downloaded: name a folder on this machine, or its config.json";
         Failed::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.display()))
@@ -189,7 +175,7 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<Loaded, Failed> 
     load(&text((!said).then_some(seq_len), global)).map_err(config)
 }
 
-fn introduction(loaded: &Loaded, found: &Found, parameters: u64) -> String {
+fn introduction(loaded: &Loaded, found: &Found) -> String {
     let config = &loaded.config;
     let m = &config.model;
     let kind = match m.family {
@@ -199,7 +185,7 @@ fn introduction(loaded: &Loaded, found: &Found, parameters: u64) -> String {
     format!(
         "{}: {kind}, {} parameters; {} of {} tokens a step, {:?}\non {}: {}, {fit} of {} fit (simulated, not measured)\n",
         found.name,
-        super::count(parameters as f64),
+        super::count(found.parameters as f64),
         counted(config.batch.global, "sample"),
         m.seq_len,
         config.precision,
@@ -216,13 +202,12 @@ fn key(set: &str) -> &str {
 }
 
 /// The `--set` arguments that give a layout of `chosen` settings to a config that only names the model: length of samples, batch,
-/// arguments of the user, smaller states, and the chosen settings.
-fn settings(config: &Config, given: &[String], smaller: &[&str], chosen: &[String]) -> Vec<String> {
+/// arguments of the user, and the chosen settings.
+fn settings(config: &Config, given: &[String], chosen: &[String]) -> Vec<String> {
     let (batch, model) = (config.batch.global, config.model.seq_len);
     let mut sets = vec![format!("model.seq_len={model}"), format!("batch.global={batch}")];
-    let smaller = smaller.iter().map(ToString::to_string);
     let base = [format!("recompute={:?}", config.recompute)];
-    for set in chosen.iter().cloned().chain(given.iter().cloned()).chain(smaller).chain(base) {
+    for set in chosen.iter().cloned().chain(given.iter().cloned()).chain(base) {
         if !sets.iter().any(|other| key(other) == key(&set)) {
             sets.push(set);
         }
@@ -231,19 +216,28 @@ fn settings(config: &Config, given: &[String], smaller: &[&str], chosen: &[Strin
     sets
 }
 
-fn fits(out: &mut String, (best, smaller): (&Layout, bool), tokens: Option<u64>, sets: &[String]) {
+fn fits(out: &mut String, (best, found): (&Layout, &Found), tokens: Option<u64>, sets: &[String]) {
     let Layout { tensor, data, micro, micro_batches, words, .. } = best;
     let _ = writeln!(
         out,
         "\nyes{}: TP {tensor} x DP {data}, micro {micro} x {micro_batches}, {words}\n  {}tok/s, a step in {}; {:.1} TFLOPS of the \
-         model per GPU\n  {} on each GPU, {} on the fullest node",
-        if smaller { ", with smaller states only" } else { "" },
+         model per GPU\n  {}",
+        match found.states {
+            States::Given => "",
+            States::SplitMaster => ", with split fp32 parameters",
+            States::Bf16Moments => ", but only with bf16 Adam moments",
+        },
         si(best.tokens_per_second),
         seconds(best.step_seconds),
         best.model_tflops_per_gpu,
-        format_bytes(best.gpu_bytes),
-        format_bytes(best.fullest_node()),
+        search::memories(best),
     );
+    for warning in &best.nearly_full {
+        let _ = writeln!(out, "  warning: {warning}");
+    }
+    if let Some(words) = of_states(found.states, &found.config) {
+        let _ = writeln!(out, "  {words}");
+    }
     let waits = best.waits.iter().max_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((what, waited)) = waits.filter(|(_, waited)| *waited > 0.01 * best.step_seconds) {
         let share = 100.0 * waited / best.step_seconds;
@@ -263,20 +257,17 @@ fn fits(out: &mut String, (best, smaller): (&Layout, bool), tokens: Option<u64>,
 
 fn does_not_fit(
     out: &mut String,
-    (loaded, gpus): (&Loaded, Option<usize>),
-    changed: &[&str],
+    config: &Config,
+    no: &No,
     complete: &dyn Fn(&[String]) -> Vec<String>,
 ) {
-    let config = &loaded.config;
-    let smaller = if changed.is_empty() { "" } else { ", with smaller states neither" };
-    let binding = memory_report(config, &build(config)).binding.words;
-    let _ = writeln!(out, "\nno{smaller}: {binding}");
-    let remedies = remedies(loaded, gpus);
-    for remedy in &remedies {
-        let _ = writeln!(out, "  it would fit with {}", arguments(&complete(&remedy.sets)));
-    }
-    if remedies.is_empty() {
-        let largest = largest(loaded, gpus);
-        let _ = writeln!(out, "  {}", at_most(loaded, largest.as_ref(), changed));
+    let lines = no.lacking.iter().flat_map(|lacking| lacking.lines(config, false));
+    let remedies = no.remedies.iter();
+    let remedies =
+        remedies.map(|remedy| format!("it would fit with {}", arguments(&complete(&remedy.sets))));
+    let mut lines = remedies.chain(lines);
+    let _ = writeln!(out, "\nno: {}", lines.next().unwrap_or_default());
+    for line in lines {
+        let _ = writeln!(out, "  {line}");
     }
 }

@@ -2,12 +2,13 @@
 
 use super::Session;
 use super::watch::Watch;
-use crate::checkpoint::{self, FOLDER};
+use crate::checkpoint;
 use crate::config::Precision;
 use crate::report::metrics::losses;
 use crate::run::Outcome;
+use crate::run_dir::METRICS;
 use std::fmt;
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 
 /// Losses above the worst of a sane model by this factor are those of ruined states.
@@ -52,17 +53,24 @@ impl Session<'_> {
             let path = path.display();
             format!("; which checkpoints are good is not known: {path} cannot be read: {why}")
         };
-        let path = self.dir.metrics_path();
-        let text = match std::fs::read(&path) {
+        let read = || {
+            let mut text = Vec::new();
+            self.dir.held().check()?.read(METRICS)?.read_to_end(&mut text)?;
+            Ok(text)
+        };
+        let text = match read() {
             Ok(text) => text,
-            Err(why) => return unknown(&path, why),
+            Err(why) => return unknown(&self.dir.held().called(METRICS), why),
         };
         let guess = (self.loaded.config.model.vocab as f64).ln();
         let ruin = Ruin::of(&losses(&text), guess);
         let last = ruin.map_or(u64::MAX, Ruin::last_good);
         let source = self.source().filter(|_| self.done() <= last);
-        let folder = self.dir.path().join(FOLDER);
-        let good = match checkpoint::newest_step_until(&folder, last) {
+        let folder = self.dir.folder().path();
+        let found = self.dir.folder().find().and_then(|found| {
+            found.map_or(Ok(None), |found| checkpoint::newest_step_until(&found, last))
+        });
+        let good = match found {
             Ok(good) => good,
             Err(why) => return unknown(&folder, why),
         };

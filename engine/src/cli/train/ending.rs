@@ -24,7 +24,7 @@ impl Session<'_> {
         watch: &mut Watch,
         seconds: f64,
     ) -> Result<(), Failed> {
-        let weights = self.dir.path().join(WEIGHTS);
+        let weights = self.dir.held().called(WEIGHTS);
         let owed = watch.not_saved.as_ref().filter(|(step, _)| *step == outcome.step);
         let owed = owed.map(|(step, why)| self.unsaved(watch, *step, why));
         if let Some(problem) = &outcome.weights_problem {
@@ -39,14 +39,18 @@ impl Session<'_> {
         let hopeless = outcome.complete && skipped == outcome.step;
         let hopeless = hopeless.then_some((1, outcome.step));
         if let Some(steps) = outcome.diverged.or(hopeless) {
-            return Err(Failed::new(code::NUMERIC, self.diverged(outcome, watch, steps)));
+            let why = self.diverged(outcome, watch, steps);
+            return Err(match self.dir.held().check() {
+                Ok(_) => Failed::new(code::NUMERIC, why),
+                Err(error) => self.moved(&error).and(&why),
+            });
         }
         // Only now, and where something of its end is on the disk: a run that has its end line is finished for good.
         if outcome.complete && (owed.is_none() || outcome.weights_written) {
             watch.metrics.end(outcome.step, &outcome.state_hash);
         }
         if watch.metrics.dropped() > 0 {
-            let (lines, path) = (watch.metrics.dropped(), self.dir.metrics_path());
+            let (lines, path) = (watch.metrics.dropped(), self.dir.held().called(METRICS));
             let why = format!("{lines} lines are missing in {}", path.display());
             return Err(match owed {
                 Some(owed) => Failed::new(code::NOT_SAVED, format!("{owed}\n{why}")),
@@ -90,7 +94,7 @@ impl Session<'_> {
 
     /// Where an interrupted run stands, and what of it is on the disk.
     fn interrupted(&self, outcome: &Outcome, saved: Option<u64>) -> String {
-        let weights = self.dir.path().join(WEIGHTS);
+        let weights = self.dir.held().called(WEIGHTS);
         let weights = match outcome.weights_written {
             true => format!("; its weights are in {}", weights.display()),
             false => String::new(),
@@ -165,6 +169,7 @@ impl Session<'_> {
         if self.args.quiet || config.sample.tokens == 0 {
             return;
         }
+        let Some(place) = self.dir.held().place() else { return };
         let sampling = Sampling {
             tokens: config.sample.tokens,
             temperature: f64::from(config.sample.temperature),
@@ -179,12 +184,12 @@ impl Session<'_> {
         let prompts = [prompt];
         let none =
             |why: &dyn Display| say(&format!("\nno sample: {why} (see `sample` in the config)"));
-        let newest = (!weights).then(|| open_newest(self.dir.path())).transpose();
+        let newest = (!weights).then(|| open_newest(&place)).transpose();
         let newest = match newest {
             Ok(newest) => newest.map(|(checkpoint, _)| checkpoint),
             Err(why) => return none(&why),
         };
-        let path = self.dir.path().join(WEIGHTS);
+        let path = place.join(WEIGHTS);
         let trained = newest.as_ref().map_or(Trained::Weights(&path), Trained::Checkpoint);
         let mut text = Vec::new();
         let mut emit = |_: usize, piece: Piece<'_>| {
@@ -211,7 +216,8 @@ impl Session<'_> {
     /// Three commands that work as they stand.
     fn next_commands(&self) {
         let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
-        let dir = quoted(&self.dir.path().display().to_string());
+        let Some(place) = self.dir.held().place() else { return };
+        let dir = quoted(&place.display().to_string());
         let sample = &self.loaded.config.sample.prompt;
         let prompt = match sample.trim() {
             "" if self.is_of_chats() => " --chat --prompt 'Hello'".into(),
@@ -219,7 +225,7 @@ impl Session<'_> {
             _ => format!(" --prompt {}", quoted(sample)),
         };
         let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
-        let (file, given) = self.args.config.again(self.dir.path());
+        let (file, given) = self.args.config.again(&place);
         let path = quoted(&file.display().to_string());
         let arguments = |sets: &[String]| -> String {
             sets.iter().map(|set| format!(" --set {}", quoted(set))).collect()

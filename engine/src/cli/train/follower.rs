@@ -1,21 +1,23 @@
 //! `onebox train` in a process whose ranks are not the first: it writes its shares of checkpoints, and says nothing.
 
-use super::prepared::{Looked, pretrained};
+use super::prepared::Looked;
 use super::{TrainArgs, code_of, end_without};
-use crate::checkpoint::{Checkpoint, FOLDER, open_named};
+use crate::checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
 use crate::cli::exit::{Failed, code};
 use crate::cli::processes::Team;
 use crate::cli::resume::unusable;
 use crate::cli::signals::Signals;
+use crate::cli::weights::pretrained;
 use crate::config::Loaded;
 use crate::data::Dataset;
 use crate::run::{RunOptions, train};
-use crate::run_dir::{RunDir, WEIGHTS, own};
+use crate::run_dir::directory::Directory;
+use crate::run_dir::{Held, RunDir, own};
 use crate::train::build::Built;
 use crate::train::detours::Detours;
 use serde::{Deserialize, Serialize};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind, Read};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,10 +35,10 @@ pub(super) struct Start {
 
 impl Start {
     pub(super) fn of(dir: &RunDir, from: Option<&Arc<Checkpoint>>) -> Self {
-        let path = dir.path().canonicalize().unwrap_or_else(|_| dir.path().to_owned());
+        let path = dir.held().place().unwrap_or_else(|| dir.held().called(""));
         Self {
-            lock: lock_of(&path).unwrap_or_default(),
-            dir: path,
+            lock: dir.held().check().and_then(lock_of).unwrap_or_default(),
+            dir: path.canonicalize().unwrap_or(path),
             from: from
                 .map(|from| from.path().canonicalize().unwrap_or_else(|_| from.path().into())),
             fork: dir.forked_from().is_some(),
@@ -44,10 +46,25 @@ impl Start {
     }
 }
 
-fn lock_of(dir: &Path) -> std::io::Result<String> {
+fn lock_of(dir: &Directory) -> io::Result<String> {
     let mut text = String::new();
-    own::read(&dir.join(own::LOCK))?.take(64).read_to_string(&mut text)?;
+    dir.read(own::LOCK)?.take(64).read_to_string(&mut text)?;
     Ok(text)
+}
+
+/// The checkpoint to which a run is taken back.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Next {
+    /// That of this step, in its own folder.
+    Own(u64),
+    /// The one that it has started from.
+    Start,
+}
+
+impl Next {
+    pub(super) fn of(dir: &RunDir, from: &Checkpoint) -> Self {
+        if dir.folder().has(from) { Self::Own(from.step()) } else { Self::Start }
+    }
 }
 
 /// Everything that such a process has before the first step.
@@ -63,36 +80,45 @@ pub(super) struct Follower<'a> {
 impl Follower<'_> {
     pub(super) fn run(&self, signals: &Signals) -> Result<(), Failed> {
         let start: Start = self.team.first("start", None)?;
-        let from = self.open(&start);
-        let mut from = self.team.all("ready", from, |_| Vec::new())?;
+        let opened = self.open(&start);
+        let (run, first) = self.team.all("ready", opened, |_| Vec::new())?;
+        let (folder, mut from) = (RunFolder::of(&run), first.clone());
         let mut detours = from.as_ref().map(|from| from.detours().clone()).unwrap_or_default();
         loop {
-            let options = self.options((&start, signals), (from.clone(), &detours))?;
+            let mut options = self.options((&start, signals), (from.clone(), &detours))?;
+            (options.weights, options.checkpoints) = (Some(Arc::clone(&run)), Some(folder.clone()));
             let ran = train(&self.loaded.config, self.built, self.data, &options, &mut |_| {});
             ran.map_err(|error| Failed::new(code_of(&error), error))?;
-            let next: Option<PathBuf> = self.team.first("next", None)?;
-            let Some(next) = next else { return Ok(()) };
-            let earlier = open_named(&next).map_err(unusable)?;
-            detours = detours.and(earlier.step());
-            from = Some(Arc::new(earlier));
+            let next: Option<Next> = self.team.first("next", None)?;
+            from = match next {
+                None => return Ok(()),
+                Some(Next::Start) => first.clone(),
+                Some(Next::Own(step)) => Some(Arc::new(earlier(&folder, step)?)),
+            };
+            detours = from.as_ref().map_or(detours.clone(), |from| detours.and(from.step()));
         }
     }
 
     /// What the run goes on from, once this process sees the directory of process 0.
-    fn open(&self, start: &Start) -> Result<Option<Arc<Checkpoint>>, Failed> {
-        let seen = lock_of(&start.dir);
-        if seen.as_ref().ok() != Some(&start.lock) {
-            let why = seen.err().map_or("another file".to_owned(), |error| error.to_string());
-            return Err(Failed::new(
-                code::NO_RUN_DIR,
-                format!(
-                    "{}: its lock is not that of process 0 ({why}): the run directory must be on a file system that all nodes share",
-                    start.dir.display()
-                ),
-            ));
-        }
-        let Some(from) = &start.from else { return Ok(None) };
-        open_named(from).map(|from| Some(Arc::new(from))).map_err(unusable)
+    fn open(&self, start: &Start) -> Result<(Arc<Held>, Option<Arc<Checkpoint>>), Failed> {
+        let directory = Directory::open(&start.dir);
+        let seen = directory.and_then(|directory| Ok((lock_of(&directory)?, directory)));
+        let why = match seen {
+            Ok((lock, directory)) if lock == start.lock => {
+                let from = start.from.as_ref().map(|from| open_named(from).map(Arc::new));
+                let from = from.transpose().map_err(unusable)?;
+                return Ok((Held::by_another(directory), from));
+            }
+            Ok(_) => "another file".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(Failed::new(
+            code::NO_RUN_DIR,
+            format!(
+                "{}: its lock is not that of process 0 ({why}): the run directory must be on a file system that all nodes share",
+                start.dir.display()
+            ),
+        ))
     }
 
     fn options(
@@ -101,7 +127,7 @@ impl Follower<'_> {
         (from, detours): (Option<Arc<Checkpoint>>, &Detours),
     ) -> Result<RunOptions, Failed> {
         let pretrained = match from {
-            None => pretrained(&self.loaded.config, self.built)?,
+            None => pretrained(&self.loaded.config, &self.built.gpt)?,
             Some(_) => None,
         };
         Ok(RunOptions {
@@ -109,8 +135,6 @@ impl Follower<'_> {
             bind: true,
             stop: Arc::clone(&signals.stop),
             watcher: Some(self.args.watcher(&signals.starting)),
-            weights: Some(start.dir.join(WEIGHTS)),
-            checkpoints: Some(start.dir.join(FOLDER)),
             copies_states: Some(self.looked.copies_states),
             pretrained,
             resume: from,
@@ -121,4 +145,12 @@ impl Follower<'_> {
             ..RunOptions::default()
         })
     }
+}
+
+/// The checkpoint of `step` in the run's own `folder`.
+fn earlier(folder: &RunFolder, step: u64) -> Result<Checkpoint, Failed> {
+    let unreadable = |source| CheckpointError::Io { path: folder.path(), source };
+    let found = folder.find().and_then(|found| found.ok_or_else(|| ErrorKind::NotFound.into()));
+    let found = found.map_err(|error| unusable(unreadable(error)))?;
+    open_step(&found, step).map_err(unusable)
 }

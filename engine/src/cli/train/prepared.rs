@@ -1,20 +1,21 @@
 //! What `onebox train` has and looks at before the first step.
 
 use super::{TrainArgs, epochs, refused};
-use crate::checkpoint::{Checkpoint, FOLDER, sizes};
+use crate::checkpoint::{Checkpoint, FOLDER, RunFolder, newest_name, sizes};
 use crate::cli::checkpoint::unusable;
 use crate::cli::exit::{Failed, code};
 use crate::cli::processes::Team;
+use crate::cli::weights::{self, pretrained};
 use crate::cli::{data, plan, print, resume, say, simulate};
-use crate::config::{Config, DataFormat, Loaded, Weights};
+use crate::config::{Config, DataFormat, Loaded};
 use crate::data::{Dataset, Tokenizer, takes_from};
-use crate::hugging_face::{Beside, Folder, Pretrained};
+use crate::hugging_face::{Beside, Pretrained};
 use crate::predict::choose;
 use crate::predict::plan::{Disk, memory_report};
 use crate::run_dir::kept::KEPT;
-use crate::run_dir::{RUNS, RunDir, RunDirError, RunMode, WEIGHTS};
+use crate::run_dir::{FORKED, RUNS, RunDir, RunDirError, RunMode, WEIGHTS};
 use crate::train::build::{Built, build};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::debug_span;
 
@@ -31,7 +32,8 @@ pub(super) struct Prepared {
 
 /// Checks everything and reads the data; nothing for a run that has finished.
 pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>, Failed> {
-    let loaded = args.config.load()?;
+    let loaded = weights::load(&args.config, starts_anew(args), &|_, _| Vec::new());
+    let loaded = loaded.map_err(|(code, errors)| Failed::new(code, errors))?;
     let (mut loaded, early) = epochs::as_steps(args, loaded)?;
     choose(&mut loaded).map_err(simulate::failed)?;
     if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
@@ -72,6 +74,15 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>,
     Ok(Some(Prepared { loaded, built, tokenizer, data, looked, beside, mode }))
 }
 
+/// Whether its first step will be step 1, as far as the directory shows it: only such a run reads the weights of a folder.
+fn starts_anew(args: &TrainArgs) -> bool {
+    let begun = |dir: &PathBuf| {
+        let goes_on = newest_name(&dir.join(FOLDER)).is_some() || dir.join(FORKED).exists();
+        goes_on || RunDir::finished_in(dir).is_some()
+    };
+    !(args.fork || args.resume && args.run_dir.as_ref().is_some_and(begun))
+}
+
 impl Prepared {
     /// The directory, what the run goes on from, and the weights that it starts from.
     pub(super) fn open(&self, args: &TrainArgs) -> Result<Opened, Failed> {
@@ -83,31 +94,36 @@ impl Prepared {
             kept.map_err(refused)
         };
         let data = (&*self.data, self.tokenizer.as_ref());
-        let start = |from: &Path| resume::start(from, loaded, built, data, mode);
+        let start = |from: &Path, own: Option<&RunFolder>| {
+            resume::start((from, own), loaded, built, data, mode)
+        };
         Ok(match mode {
             RunMode::Fork => {
                 // A fork that is refused leaves no directory.
                 let source = RunDir::source(args.run_dir.as_deref()).map_err(refused)?;
-                let start = start(&source)?;
+                let start = start(&source, None)?;
                 let dir = create()?;
                 start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
                 (dir, start, None)
             }
             RunMode::Resume => {
                 let dir = create()?;
-                let start = start(dir.path())?;
+                let start = match &args.run_dir {
+                    Some(path) => start(path, Some(dir.folder()))?,
+                    None => return Err(refused(RunDirError::NeedsDirectory(mode))),
+                };
                 // They are another model's than the one that is trained now.
                 dir.remove(WEIGHTS).map_err(refused)?;
                 let pretrained = match start {
                     // The first start of a run.
-                    None => pretrained(&loaded.config, built)?,
+                    None => pretrained(&loaded.config, &built.gpt)?,
                     Some(_) => None,
                 };
                 (dir, start, pretrained)
             }
             RunMode::Fresh | RunMode::Overwrite => {
                 // A folder that is refused leaves no directory.
-                let pretrained = pretrained(&loaded.config, built)?;
+                let pretrained = pretrained(&loaded.config, &built.gpt)?;
                 (create()?, None, pretrained)
             }
         })
@@ -155,24 +171,6 @@ pub(in crate::cli) struct Looked {
     pub(super) words: Option<String>,
     /// Whether ranks copy their states and go on while these are written.
     pub(super) copies_states: bool,
-}
-
-/// The folder of `model.from`, opened, where its weights are what training starts from.
-pub(super) fn pretrained(
-    config: &Config,
-    built: &Built,
-) -> Result<Option<Arc<Pretrained>>, Failed> {
-    let model = &config.model;
-    let Some(from) = model.from.as_ref().filter(|_| model.weights == Weights::Pretrained) else {
-        return Ok(None);
-    };
-    if Path::new(from).is_file() {
-        let why = "model.from names a file, and weights stand beside it: name the folder, or set `model.weights=Random`";
-        return Err(Failed::new(code::CONFIG, why));
-    }
-    let folder = Folder::open(Path::new(from)).map_err(unusable)?;
-    let weights = Pretrained::new(folder, &built.gpt).map_err(unusable)?;
-    Ok(Some(Arc::new(weights)))
 }
 
 /// What the run keeps of the folder that its model is from, where it has not kept it yet.

@@ -28,6 +28,7 @@ fn prepare(
         packing: Packing::Windows,
         truncate: false,
         names_all: false,
+        is_brief: false,
         cache: &Cache::default(),
     };
     let rows = format.is_rows().then_some(rowed);
@@ -61,6 +62,7 @@ fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corp
             packing: Packing::Windows,
             truncate: false,
             names_all: false,
+            is_brief: false,
             cache: &Cache::default(),
         };
         return Corpus::open_rows(parts, &with, (&file, VOCAB), (VOCAB, 4)).unwrap();
@@ -248,7 +250,15 @@ fn interrupted_chats_go_on_where_they_were() {
     let folder = folder(&files);
     let (train, out) = (path(&folder, "chats"), folder.path().join("out"));
     let packing = Packing::None;
-    let rowed = || Rowed { rows: &rows, format, packing, truncate: false, names_all: false, cache };
+    let rowed = || Rowed {
+        rows: &rows,
+        format,
+        packing,
+        truncate: false,
+        names_all: false,
+        is_brief: false,
+        cache,
+    };
     let run = || {
         // Each file is a part.
         let sizes = Sizes { part: 1, ..Sizes::default() };

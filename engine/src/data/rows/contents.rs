@@ -1,7 +1,10 @@
-//! Contents that are lists of texts, `{"type": "text", "text": ..}`, where the chat template reads such lists.
+//! Contents that are lists of texts, `{"type": "text", "text": ..}`. A list of one text is that text where the chat template does not
+//! read lists. Several texts stay apart: there are as many ways to join them as programs that do.
 
-use super::{ANSWER, CUT, has, kind_of};
+use super::talk::Talk;
+use super::{ANSWER, CUT, has, kind_of, name_of};
 use crate::chat::{Chat, Template};
+use crate::data::unread::Unread;
 use crate::json::{Json, Map};
 use std::collections::HashSet;
 
@@ -41,9 +44,26 @@ pub(super) fn of_text(text: String) -> Json {
     )])
 }
 
+/// Makes texts of lists of one text, if the template does not read lists. Refuses others.
+pub(super) fn fit(template: &Template, talk: &mut Talk, unread: &mut Unread) -> Result<(), String> {
+    if check_read(template, talk.chat()).is_ok() {
+        return Ok(());
+    }
+    for message in &mut talk.messages {
+        let Json::Object(fields) = message else { continue };
+        let Some(Json::Array(parts)) = fields.get("content") else { continue };
+        let [Json::Object(part)] = &parts[..] else { continue };
+        let others = part.keys().filter(|key| !["type", "text"].contains(&key.as_str()));
+        unread.of_messages.extend(others.map(|key| name_of(key)));
+        let text = part.get("text").cloned().unwrap_or_else(|| unreachable!("a part has a text"));
+        fields.insert("content".into(), text);
+    }
+    check_read(template, talk.chat())
+}
+
 /// Refuses a list that the template prints as it is, or of which it leaves a text out that it writes where the content is a
 /// text.
-pub(super) fn check_read(template: &Template, chat: Chat<'_>) -> Result<(), String> {
+fn check_read(template: &Template, chat: Chat<'_>) -> Result<(), String> {
     let messages = chat.messages;
     let is_list = |one: &Json| matches!(one.get("content"), Some(Json::Array(_)));
     let Some(first) = messages.iter().position(is_list) else { return Ok(()) };

@@ -1,45 +1,56 @@
 //! Rows of JSON lines as documents: their tokens, and which of them a model is to learn. The rows of a chat become the text
 //! that the model's template makes of them, and only what the assistant says counts.
 
-mod chat;
+mod calls;
 mod contents;
 mod control;
+mod forms;
+mod learned;
 mod lines;
+mod messages;
 #[cfg(test)]
 mod oracle;
+mod probe;
+mod reader;
 #[cfg(test)]
 mod robust;
-mod spans;
+mod talk;
+mod targets;
 
 pub(super) use lines::Lines;
 
 use super::document::Document;
 use super::tokenizer::Tokenizer;
-use crate::chat::Template;
+use super::unread::Unread;
+use crate::chat::{ANSWER, Template};
 use crate::json::{Json, Map};
-use chat::{Said, said};
 use control::Control;
+use forms::{Form, form};
+use reader::Reader;
 use std::ops::Range;
 use std::sync::OnceLock;
+use talk::Talk;
+use targets::{Targets, has_role};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 /// Stands inside the text of a control token where a row has it: that text controls nothing.
 pub(super) const CUT: char = '\u{FDD2}';
-/// Takes the place of an answer.
-const ANSWER: char = '\u{FDD3}';
 /// Marks of onebox, which no text has: Unicode promises that they are no characters.
 const MARKS: Range<char> = '\u{FDD0}'..'\u{FDF0}';
 /// Those of them that stand for control tokens of one letter.
-const LETTERS: Range<char> = '\u{FDD4}'..MARKS.end;
+const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
+
+/// Number of the rules by which a chat becomes tokens and targets. Tokens by other rules are made again.
+const RULES: u32 = 2;
 
 /// The content of rows.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Kind<'a> {
     /// A text in this field.
     Text(String),
     /// `messages`, or `prompt` and `completion`.
     Chat {
-        template: &'a Template,
+        reader: Reader<'a>,
         /// The first message of each chat that has none of the system.
         system: Option<String>,
     },
@@ -67,7 +78,11 @@ impl<'a> Rows<'a> {
     /// empty.
     pub fn of_chats(tokenizer: &'a Tokenizer, template: &'a Template, system: &str) -> Self {
         let system = (!system.is_empty()).then(|| system.to_owned());
-        Self::new(tokenizer, template.end_of_text(), Kind::Chat { template, system })
+        Self::new(
+            tokenizer,
+            template.end_of_text(),
+            Kind::Chat { reader: Reader::new(template), system },
+        )
     }
 
     fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: Kind<'a>) -> Self {
@@ -84,8 +99,8 @@ impl<'a> Rows<'a> {
     fn hashed(&self) -> u128 {
         let kind = match &self.kind {
             Kind::Text(field) => format!("text {:?} {field}", self.end),
-            Kind::Chat { template, system } => {
-                format!("chat {:?} {system:?} {}", self.end, template.identity())
+            Kind::Chat { reader, system } => {
+                format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
             }
         };
         let mut hash = Xxh3Default::new();
@@ -102,12 +117,13 @@ impl<'a> Rows<'a> {
         let end = ("token that ends a text", end);
         match &self.kind {
             Kind::Text(field) => vec![end, ("field of a text", format!("{field:?}"))],
-            Kind::Chat { template, system } => vec![
+            Kind::Chat { reader, system } => vec![
                 end,
+                ("rules for chats", RULES.to_string()),
                 ("data.system", format!("{:?}", system.as_deref().unwrap_or_default())),
                 (
                     "chat template",
-                    format!("xxh3-128 {:032x}", xxh3_128(template.identity().as_bytes())),
+                    format!("xxh3-128 {:032x}", xxh3_128(reader.template.identity().as_bytes())),
                 ),
             ],
         }
@@ -118,6 +134,14 @@ impl<'a> Rows<'a> {
     /// # Errors
     /// The fault of the row, in words that complete "line 3: ".
     pub fn document(&self, row: &str) -> Result<Document, String> {
+        self.read(row).map(|(document, _)| document)
+    }
+
+    /// The document of a row, and what of the row it does not have.
+    ///
+    /// # Errors
+    /// As [`document`](Self::document).
+    pub(super) fn read(&self, row: &str) -> Result<(Document, Unread), String> {
         self.control.check()?;
         let json = Json::read(row).map_err(|why| format!("it is no JSON: {why}"))?;
         let mut row = match json {
@@ -130,24 +154,48 @@ impl<'a> Rows<'a> {
                 return Err(format!("it is {}, not an object such as {example}", kind_of(&other)));
             }
         };
-        row.values_mut().try_for_each(|value| self.defuse(value))?;
+        let mut unread = Unread::default();
         let document = match &self.kind {
-            Kind::Text(field) => match row.get(field) {
-                Some(Json::String(text)) => self.text(text)?,
+            Kind::Text(field) => match row.get_mut(field) {
+                Some(Json::String(text)) => {
+                    self.defuse_text(text)?;
+                    self.ended(text, 0..text.len())?
+                }
                 Some(other) => return Err(format!("`{field}` is {}, not a text", kind_of(other))),
                 None => return Err(format!("it has no `{field}`{}", has(&row))),
             },
-            Kind::Chat { template, system } => {
-                match said(template, &self.control, row, system.as_deref())? {
-                    Said::Text { text, counted } => self.spoken(&text, &counted, false)?,
-                    Said::Completion { text, counted } => self.ended(&text, counted)?,
+            Kind::Chat { reader, system } => {
+                match form(reader, row, system.as_deref(), &mut unread)? {
+                    Form::Talk(talk) => self.talk(reader, talk, &mut unread)?,
+                    Form::Texts { mut prompt, mut completion } => {
+                        self.defuse_text(&mut prompt)?;
+                        self.defuse_text(&mut completion)?;
+                        let counted = prompt.len()..prompt.len() + completion.len();
+                        self.ended(&(prompt + &completion), counted)?
+                    }
                 }
             }
         };
         match document.counted.contains(&true) {
-            true => Ok(document),
+            true => Ok((document, unread)),
             false => Err("it has no target: no answer, or an empty text".into()),
         }
+    }
+
+    /// The document of a chat.
+    fn talk(
+        &self,
+        reader: &Reader<'_>,
+        mut talk: Talk,
+        unread: &mut Unread,
+    ) -> Result<Document, String> {
+        talk.messages.iter_mut().chain(&mut talk.tools).try_for_each(|json| self.defuse(json))?;
+        contents::fit(reader.template, &mut talk, unread)?;
+        reader.check(&talk, unread)?;
+        let (template, learned) = (reader.template, &talk.learned[..]);
+        let of = Targets { template, control: &self.control, chat: talk.chat(), learned };
+        let (text, counted) = of.of()?;
+        self.spoken(&text, &counted, false)
     }
 
     /// Cuts the texts of control tokens in every string and key.
@@ -176,11 +224,6 @@ impl<'a> Rows<'a> {
             *text = cut;
         }
         Ok(())
-    }
-
-    /// A text and its end: all of it counts.
-    fn text(&self, text: &str) -> Result<Document, String> {
-        self.ended(text, 0..text.len())
     }
 
     /// A text, of which some bytes count, and the token of its end, which counts too.
@@ -242,14 +285,45 @@ fn kind_of(value: &Json) -> &'static str {
     }
 }
 
+/// Characters of a name or a value that an error shows.
+const SHOWN: usize = 60;
+
+/// A name that somebody chose, for messages: on one line, and not longer than it is read.
+fn name_of(text: &str) -> String {
+    let mut some: String = text
+        .chars()
+        .filter(|c| !MARKS.contains(c))
+        .take(SHOWN)
+        .flat_map(char::escape_debug)
+        .collect();
+    if text.chars().nth(SHOWN).is_some() {
+        some += "..";
+    }
+    format!("`{some}`")
+}
+
+/// A value for messages.
+fn shown(value: &Json) -> String {
+    let json = serde_json::to_string(value).unwrap_or_default();
+    match json.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}..", &json[..end]),
+        None => json,
+    }
+}
+
 /// The keys of a row, for errors.
 fn has(row: &Map) -> String {
     const SOME: usize = 6;
-    let keys: Vec<String> = row.keys().take(SOME).map(|key| format!("`{key}`")).collect();
+    let keys: Vec<String> = row.keys().take(SOME).map(|key| name_of(key)).collect();
     match keys.is_empty() {
         true => "; it is empty".into(),
         false => format!("; it has {}", keys.join(", ")),
     }
+}
+
+/// Whether a message is of the system. OpenAI calls it the developer, too.
+fn is_system(message: &Json) -> bool {
+    has_role(message, "system") || has_role(message, "developer")
 }
 
 #[cfg(test)]
@@ -448,14 +522,6 @@ mod tests {
             for (row, said) in [
                 ("{".into(), "it is no JSON: "),
                 ("[1]".into(), "it is a list, not an object such as {\"messages\": [..]}"),
-                (
-                    json!({ "messages": [user], "tools": [{}] }).to_string(),
-                    "it has `tools`, which no chat gets here",
-                ),
-                (
-                    json!({ "messages": [user, { "role": "assistant", "content": "b", "weight": 0 }] }).to_string(),
-                    "message 2: it has a `weight` of 0",
-                ),
                 ("[".repeat(10_000), "it is no JSON: recursion limit"),
                 (
                     json!({ "texts": "a" }).to_string(),
@@ -486,7 +552,7 @@ mod tests {
                     "is not {\"type\": \"text\", \"text\": \"..\"}; it has `text`",
                 ),
                 (
-                    of(json!([{ "type": "text", "text": "a" }])),
+                    of(json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }])),
                     "the `content` of message 1 is a list, which the chat template does not read: join",
                 ),
                 (json!({ "messages": [user] }).to_string(), "no message has the role `assistant`"),

@@ -70,6 +70,7 @@ fn with_other_words(row: &Json, key: u64) -> Json {
     for (n, message) in messages.into_iter().flatten().enumerate() {
         let texts = match &mut message["content"] {
             Json::Array(parts) => parts.iter_mut().map(|part| &mut part["text"]).collect(),
+            Json::Null => vec![],
             text => vec![text],
         };
         for text in texts {

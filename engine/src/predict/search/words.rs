@@ -6,7 +6,7 @@ use offload::Sum;
 use tensor_parallel::Ring;
 
 /// What a layout recomputes, splits, and puts where.
-pub(super) fn words(config: &Config, built: &Built) -> String {
+pub(crate) fn words(config: &Config, built: &Built) -> String {
     let mut words: Vec<String> = Vec::new();
     words.push(match config.recompute {
         Recompute::None => "no recomputation".into(),

@@ -1,0 +1,59 @@
+//! How a thread waits for what another one is about to do: it looks for a moment, and then it sleeps. It never yields its
+//! core instead. To the system a thread that yields has used up its turn, so beside other processes each look would wait for
+//! a turn of all of them, and later turns come later still; who sleeps keeps its claim, and is woken as soon as its core can.
+
+use std::time::{Duration, Instant};
+
+/// Looks between two glances at the clock.
+const LOOKS: usize = 64;
+/// Waking a sleeping thread takes as long.
+const MOMENT: Duration = Duration::from_micros(20);
+
+/// What `find` finds within a `moment`. It looks [`LOOKS`] times at least.
+pub(crate) fn look_for<T>(moment: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
+    let began = Instant::now();
+    loop {
+        for _ in 0..LOOKS {
+            let found = find();
+            if found.is_some() {
+                return found;
+            }
+            std::hint::spin_loop();
+        }
+        if began.elapsed() >= moment {
+            return None;
+        }
+    }
+}
+
+/// How long one of so many threads looks before it sleeps: a `moment` where each has a core, and next to nothing where the
+/// thread for which it looks may be waiting for its core.
+pub(crate) fn pause(threads: usize, moment: Duration) -> Duration {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if threads <= cores { moment } else { Duration::ZERO }
+}
+
+/// That of one of so many ranks.
+pub(crate) fn pause_of_ranks(ranks: usize) -> Duration {
+    pause(ranks, MOMENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_ends_by_itself_and_beside_more_threads_than_cores_at_once() {
+        assert_eq!((pause_of_ranks(1), pause_of_ranks(usize::MAX)), (MOMENT, Duration::ZERO));
+        let mut looks = 0;
+        let nothing = look_for(Duration::ZERO, || {
+            looks += 1;
+            None::<()>
+        });
+        assert_eq!((nothing, looks), (None, LOOKS));
+        assert_eq!(look_for(MOMENT, || None::<()>), None);
+        let mut looks = 0..;
+        let third = || looks.next().filter(|look| *look == 2);
+        assert_eq!(look_for(Duration::ZERO, third), Some(2));
+    }
+}

@@ -1,0 +1,96 @@
+//! The folder of a run's checkpoints, as the run holds it.
+
+use super::{Checkpoint, FOLDER};
+use crate::run_dir::directory::Directory;
+use crate::run_dir::held::Held;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Where a run saves: as long as its directory is the one that it holds, and the folder in it the one that it found or made.
+#[derive(Clone, Debug)]
+pub struct RunFolder {
+    run: Arc<Held>,
+    name: String,
+    /// Since the run first needed it.
+    found: Arc<Mutex<Option<Arc<Directory>>>>,
+}
+
+impl RunFolder {
+    /// The folder of checkpoints in the directory of a run.
+    pub(crate) fn of(run: &Arc<Held>) -> Self {
+        Self { run: Arc::clone(run), name: FOLDER.to_owned(), found: Arc::default() }
+    }
+
+    /// The folder `path`, which need not be there, in a directory that nobody has locked.
+    ///
+    /// # Errors
+    /// That directory cannot be opened.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        let parts = path.parent().zip(path.file_name().and_then(|name| name.to_str()));
+        let (run, name) = parts.ok_or_else(|| io::Error::other("it names no folder"))?;
+        let run = Held::by_another(Directory::open(run)?);
+        Ok(Self { run, name: name.to_owned(), found: Arc::default() })
+    }
+
+    /// What it is called, for messages.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.run.called(&self.name)
+    }
+
+    /// Whether `checkpoint` was opened in it.
+    pub(crate) fn has(&self, checkpoint: &Checkpoint) -> bool {
+        checkpoint.path().parent() == Some(&self.path())
+    }
+
+    /// The folder, where it is there.
+    ///
+    /// # Errors
+    /// The run's directory, or the folder in it, is not the one that the run has held; of the file system.
+    pub(crate) fn find(&self) -> io::Result<Option<Arc<Directory>>> {
+        let run = self.run.check()?;
+        let here = match run.leads_to(&self.name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => of(&self.path(), opened)?,
+        };
+        let mut found = self.found.lock().unwrap_or_else(|e| e.into_inner());
+        match &*found {
+            Some(known) if known.is(&here)? => Ok(Some(Arc::clone(known))),
+            Some(_) => {
+                let why = "another folder is in the place of the run's: it was moved";
+                of(&self.path(), Err(io::Error::other(why)))
+            }
+            None => Ok(Some(Arc::clone(found.insert(Arc::new(here))))),
+        }
+    }
+
+    /// The folder, made where it is not there.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub(crate) fn make(&self) -> io::Result<Arc<Directory>> {
+        if let Some(folder) = self.find()? {
+            return Ok(folder);
+        }
+        // In the run's directory, which is not made again where somebody has moved it.
+        let run = self.run.check()?;
+        let made = run.make(&self.name).and_then(|()| run.folder(&self.name));
+        let folder = Arc::new(of(&self.path(), made)?);
+        of(run.path(), run.sync())?;
+        *self.found.lock().unwrap_or_else(|e| e.into_inner()) = Some(Arc::clone(&folder));
+        Ok(folder)
+    }
+
+    /// Makes the names in the run's directory durable.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub(super) fn sync_run(&self) -> io::Result<()> {
+        self.run.check()?.sync()
+    }
+}
+
+/// The error says which file it is about.
+pub(super) fn of<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
+    result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}

@@ -1,0 +1,134 @@
+//! Parts of rows that no model sees.
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use topology::counted;
+
+/// Names of keys that are counted, each by itself.
+const MOST: usize = 64;
+/// Names that a message shows.
+const SHOWN: usize = 8;
+
+/// Those of one row.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Unread {
+    /// Keys of the row, as messages show them.
+    pub(super) keys: BTreeSet<String>,
+    /// Keys of its messages.
+    pub(super) of_messages: BTreeSet<String>,
+    /// Thoughts of an earlier answer.
+    pub(super) thoughts: bool,
+}
+
+impl Unread {
+    /// Whether the model sees all of the row.
+    pub(super) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Rows with such parts, of all rows of a data set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct AllUnread {
+    /// By key.
+    keys: BTreeMap<String, usize>,
+    of_messages: BTreeMap<String, usize>,
+    /// Rows with further keys, in the place of which names would be data.
+    others: usize,
+    thoughts: usize,
+}
+
+impl AllUnread {
+    /// Counts those of a row.
+    pub(super) fn add(&mut self, row: &Unread) {
+        let mut has_others = false;
+        let all = [(&mut self.keys, &row.keys), (&mut self.of_messages, &row.of_messages)];
+        for (counts, keys) in all {
+            for key in keys {
+                let has_room = counts.len() < MOST;
+                match counts.get_mut(key) {
+                    Some(count) => *count += 1,
+                    None if has_room => drop(counts.insert(key.clone(), 1)),
+                    None => has_others = true,
+                }
+            }
+        }
+        self.others += usize::from(has_others);
+        self.thoughts += usize::from(row.thoughts);
+    }
+
+    /// Whether anything is to be said.
+    pub(super) fn are_some(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// What these rows have, `of` so many.
+    pub(super) fn words(&self, of: usize) -> String {
+        let rows = |n: usize| format!("{n} of {} have", counted(of, "row"));
+        let mut parts = Vec::new();
+        for (counts, place) in [(&self.keys, ""), (&self.of_messages, " in messages")] {
+            // Keys that as many rows have stand side by side.
+            let mut by_count = BTreeMap::<usize, Vec<&str>>::new();
+            for (key, count) in counts {
+                by_count.entry(*count).or_default().push(key);
+            }
+            for (count, keys) in by_count.into_iter().rev() {
+                let more = match keys.len().saturating_sub(SHOWN) {
+                    0 => String::new(),
+                    more => format!(" and {}", counted(more, "other key")),
+                };
+                let keys = keys[..keys.len().min(SHOWN)].join(", ");
+                parts.push(format!("{} {keys}{more}{place}, which nothing reads", rows(count)));
+            }
+        }
+        if self.others > 0 {
+            parts.push(format!("{} further keys, which nothing reads", rows(self.others)));
+        }
+        if self.thoughts > 0 {
+            let rows = rows(self.thoughts);
+            parts.push(format!(
+                "{rows} thoughts in earlier answers, which the chat template leaves out"
+            ));
+        }
+        parts.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(keys: &[String], of_messages: &[&str], thoughts: bool) -> Unread {
+        let of_messages = of_messages.iter().map(|key| (*key).to_owned()).collect();
+        Unread { keys: keys.iter().cloned().collect(), of_messages, thoughts }
+    }
+
+    #[test]
+    fn keys_are_counted_and_said_once() {
+        let mut all = AllUnread::default();
+        all.add(&Unread::default());
+        assert!(!all.are_some());
+        let [id, url] = ["`id`", "`url`"].map(str::to_owned);
+        all.add(&of(&[id.clone(), url.clone()], &["`id`"], false));
+        all.add(&of(&[url, id.clone()], &[], true));
+        all.add(&of(&[id], &[], false));
+        assert_eq!(
+            all.words(5),
+            "3 of 5 rows have `id`, which nothing reads; 2 of 5 rows have `url`, which nothing reads; \
+             1 of 5 rows have `id` in messages, which nothing reads; \
+             1 of 5 rows have thoughts in earlier answers, which the chat template leaves out"
+        );
+    }
+
+    #[test]
+    fn keys_that_are_data_are_not_all_kept() {
+        let mut all = AllUnread::default();
+        for n in 0..1000 {
+            all.add(&of(&[format!("`{n}`")], &[], false));
+        }
+        let said = all.words(1000);
+        assert!(said.contains("and 56 other keys, which nothing reads"), "{said}");
+        assert!(said.contains("936 of 1000 rows have further keys"), "{said}");
+        assert!(said.len() < 300 && all.keys.len() == MOST);
+    }
+}

@@ -1,0 +1,104 @@
+//! Kinds of cores, in words, and what a placement makes of them.
+
+use crate::counted;
+use crate::cpu_list::format_cpu_list;
+use crate::machine::{Core, CoreKind, Machine};
+use crate::warning::{Severity, Warning};
+
+impl CoreKind {
+    /// `IntelAtom`, or a number where it has no name.
+    fn word(&self, index: usize) -> String {
+        self.name.clone().unwrap_or_else(|| format!("kind {}", index + 1))
+    }
+}
+
+impl Machine {
+    /// The kinds of its cores, the fastest first; none where all cores are alike.
+    pub fn kinds_of_cores(&self) -> Option<String> {
+        if self.core_kinds.len() < 2 {
+            return None;
+        }
+        let kind = |(index, kind): (usize, &CoreKind)| {
+            let cores = self.cores.iter().filter(|core| core.kind == Some(index)).count();
+            let speed = kind.speed.map_or_else(String::new, |mhz| format!(", {mhz} MHz at most"));
+            let (word, cpus) = (kind.word(index), format_cpu_list(&kind.cpus));
+            format!("{cores} {word} (CPUs {cpus}{speed})")
+        };
+        let all: Vec<String> = self.core_kinds.iter().enumerate().map(kind).collect();
+        Some(all.join(", "))
+    }
+
+    /// Number of cores of each kind among those with these CPUs, the fastest first.
+    fn kinds_of(&self, cpus: &[u32]) -> Vec<usize> {
+        let mut counts = vec![0; self.core_kinds.len()];
+        let of = |cpu: &u32| self.cores.iter().find(|core: &&Core| core.cpus.contains(cpu));
+        for kind in cpus.iter().filter_map(|cpu| of(cpu)?.kind) {
+            counts[kind] += 1;
+        }
+        counts
+    }
+}
+
+/// Says which ranks have other kinds of cores than others. `ranks`: a CPU of each core, by rank.
+pub(crate) fn unlike_ranks<'a>(
+    machine: &Machine,
+    ranks: impl Iterator<Item = &'a [u32]>,
+) -> Option<Warning> {
+    let counts: Vec<Vec<usize>> = ranks.map(|cpus| machine.kinds_of(cpus)).collect();
+    let alike = counts.windows(2).all(|pair| pair[0] == pair[1]);
+    let used = |kind: &usize| counts.iter().any(|counts| counts[*kind] > 0);
+    if alike || (0..machine.core_kinds.len()).filter(used).count() < 2 {
+        return None;
+    }
+    let words = |counts: &[usize]| {
+        let kinds = machine.core_kinds.iter().enumerate().zip(counts).filter(|(_, n)| **n > 0);
+        let kinds = kinds.map(|((index, kind), n)| format!("{n} {}", kind.word(index)));
+        kinds.collect::<Vec<_>>().join(" and ")
+    };
+    let (most, least) = (counts.iter().max()?, counts.iter().min()?);
+    let of = |counts_of: &Vec<usize>| {
+        let ranks = counts.iter().zip(0..).filter(|(counts, _)| *counts == counts_of);
+        let ranks: Vec<u32> = ranks.map(|(_, rank)| rank).collect();
+        let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+        format!("{word} {}: {}", format_cpu_list(&ranks), words(counts_of))
+    };
+    Some(Warning {
+        id: "cores-unlike",
+        severity: Severity::Warning,
+        text: format!(
+            "the ranks have cores of different kinds ({}; {}), and the slowest rank sets the pace",
+            of(most),
+            of(least)
+        ),
+        remedy: "a number of ranks that divides the cores of each kind, or leave the slow ones out (taskset, the cpuset)"
+            .into(),
+    })
+}
+
+/// Says which cores have no memory next to them, and where they count.
+pub(crate) fn cores_without_memory(machine: &Machine) -> Option<Warning> {
+    let is_apart = |core: &&Core| {
+        let node = machine.numa_node(core.numa_node);
+        node.is_some_and(|node| !core.cpus.iter().any(|cpu| node.cpus.contains(cpu)))
+    };
+    let apart: Vec<&Core> = machine.cores.iter().filter(is_apart).collect();
+    let mut cpus: Vec<u32> = apart.iter().flat_map(|core| core.cpus.clone()).collect();
+    let mut nodes: Vec<u32> = apart.iter().map(|core| core.numa_node).collect();
+    if cpus.is_empty() {
+        return None;
+    }
+    cpus.sort_unstable();
+    nodes.sort_unstable();
+    nodes.dedup();
+    Some(Warning {
+        id: "cores-without-memory",
+        severity: Severity::Warning,
+        text: format!(
+            "{} (CPUs {}) have no memory next to them: they work from that of node {}",
+            counted(apart.len(), "core"),
+            format_cpu_list(&cpus),
+            format_cpu_list(&nodes)
+        ),
+        remedy: "put memory modules into all channels of the socket, or let the firmware show fewer nodes in it".into(),
+    })
+}
