@@ -1,7 +1,6 @@
 //! Tests of Jinja: `value is name`.
 
 use super::arguments::Arguments;
-use super::filters;
 use super::numbers::Number;
 use super::operators::compare;
 use super::print::text;
@@ -12,7 +11,7 @@ use minijinja::{State, Value};
 pub(super) type Test = fn(&State<'_, '_>, &Value, &Arguments) -> Result<bool, String>;
 
 /// All of them, by their names.
-pub(super) const TESTS: [(&str, Test); 36] = [
+pub(super) const TESTS: [(&str, Test); 35] = [
     ("boolean", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Bool(_)))),
     ("callable", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Method(_) | Kind::Other))),
     ("defined", |_, of, a| plain(a, !of.is_undefined())),
@@ -22,7 +21,6 @@ pub(super) const TESTS: [(&str, Test); 36] = [
     ("escaped", |_, of, a| plain(a, of.is_safe())),
     ("even", |_, of, a| parity(of, a, 0)),
     ("false", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Bool(false)))),
-    ("filter", |_, of, a| plain(a, filters::named(of.as_str().unwrap_or_default()).is_some())),
     ("float", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Float(_)))),
     ("ge", |state, of, a| compared(state, of, a, ">=")),
     ("greaterthan", |state, of, a| compared(state, of, a, ">")),

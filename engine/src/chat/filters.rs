@@ -2,9 +2,10 @@
 
 use super::arguments::{Arguments, string, text_or_none, truth, whole};
 use super::checks;
+use super::dump::{Dump, json};
 use super::numbers::Number;
 use super::operators::binary;
-use super::print::{Dump, json, text};
+use super::print::text;
 use super::sorting::{by_path, dictsort, extreme, some, sorted, unique};
 use super::strings::{capitalized, is_blank, lines, padded, replaced, stripped};
 use super::value::{Form, Kind, List, iterated, name_of, pay};

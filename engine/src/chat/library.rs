@@ -1,9 +1,10 @@
 //! What the library gives a template: Python's operators, and the filters, tests and functions that transformers has.
 
 use super::arguments::Arguments;
+use super::marks::{CLOSE, FILTER, OPEN};
 use super::print::text;
-use super::value::{Kind, name_of};
-use super::{CLOSE, FILTER, OPEN, checks, filters, methods, operators, refused};
+use super::value::{Kind, name_of, refused};
+use super::{checks, filters, methods, operators, subscripts};
 use crate::utc::Utc;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
@@ -20,7 +21,7 @@ pub(super) fn environment(now: Utc) -> Result<Environment<'static>, Error> {
         let text = text(state, value).map_err(refused)?;
         out.write_str(&text).map_err(Error::from)
     });
-    for (name, function) in operators::FUNCTIONS {
+    for (name, function) in operators::FUNCTIONS.into_iter().chain(subscripts::FUNCTIONS) {
         env.add_function(name, move |state: &State<'_, '_>, all: &[Value]| {
             function(state, all).map_err(refused)
         });
@@ -41,6 +42,7 @@ pub(super) fn environment(now: Utc) -> Result<Environment<'static>, Error> {
         };
         env.add_test(name, run);
     }
+    env.add_test("filter", |name: &str| filters::named(name).is_some());
     env.add_filter(FILTER, |said: String| format!("{OPEN}{said}{CLOSE}"));
     env.add_function("__method", |state: &mut State<'_, '_>, all: &[Value], names: Kwargs| {
         let [of, name, arguments @ ..] = all else {

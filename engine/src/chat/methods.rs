@@ -1,6 +1,6 @@
 //! Methods of Python's texts, lists and dicts.
 
-use super::arguments::{Arguments, text_or_none, truth, whole};
+use super::arguments::{Arguments, whole};
 use super::operators::{equal, key};
 use super::strings;
 use super::value::{Dict, Form, Kind, List, iterated, name_of, pay};
@@ -130,6 +130,9 @@ pub(super) fn call(
         return Err(bound.wrong(&format!("`{argument:.60}` has no name in Python")));
     }
     let found = match Kind::of(of) {
+        Kind::Text(text) if name == "format" => {
+            Some(Value::from(super::format::braces(state, text, &bound)?))
+        }
         Kind::Text(text) => strings::method(state, (text, name), &bound)?,
         Kind::Dict(dict) => of_dict(state, (dict, name), &bound)?,
         Kind::List(list) => of_list(state, (list, name), &bound)?,
@@ -242,21 +245,4 @@ pub(super) fn range(state: &State<'_, '_>, arguments: &Arguments) -> Found {
     pay(state, 24 * many as usize)?;
     let numbers = (0..many as i128).map(|n| Value::from(start + n * step));
     List::of(Form::Range, numbers.collect())
-}
-
-/// `split`, `rsplit` and `splitlines` have two arguments each.
-pub(super) fn two<'a>(
-    arguments: &Arguments,
-    bound: &'a [Option<Value>; 2],
-) -> Result<(Option<&'a str>, i128), String> {
-    let text = text_or_none(bound[0].as_ref()).map_err(|why| arguments.wrong(&why))?;
-    let many = whole(bound[1].as_ref(), -1).map_err(|why| arguments.wrong(&why))?;
-    Ok((text, many))
-}
-
-/// The lines of a text, for `splitlines`.
-pub(super) fn lines(state: &State<'_, '_>, text: &str, arguments: &Arguments) -> Found {
-    let [keep] = arguments.bind(["keepends"])?;
-    let items = strings::lines(state, text, truth(keep.as_ref()))?;
-    List::of(Form::List, items.into_iter().map(Value::from).collect())
 }

@@ -4,12 +4,14 @@
 mod arguments;
 mod checks;
 mod code;
+mod dump;
 mod expression;
 mod filters;
 mod format;
 #[cfg(test)]
 mod hostile;
 mod library;
+mod marks;
 mod methods;
 mod numbers;
 mod operators;
@@ -20,6 +22,7 @@ mod rewrite;
 mod sorting;
 mod source;
 mod strings;
+mod subscripts;
 mod turns;
 mod value;
 
@@ -47,14 +50,8 @@ const NAME: &str = "chat_template";
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The mark in front of what an assistant says, where a template tells it. Unicode promises that it is no character of a text.
-const OPEN: char = '\u{FDD0}';
-/// The mark behind it.
-const CLOSE: char = '\u{FDD1}';
 /// Takes the place of an answer where its surroundings are looked for.
 pub(crate) const ANSWER: char = '\u{FDD3}';
-/// The filter that writes both, in place of `{% generation %}`.
-const FILTER: &str = "generation";
 
 /// A message: `role` is `system`, `user` or `assistant`.
 pub(crate) fn message(role: &str, content: &str) -> Message {
@@ -258,11 +255,6 @@ fn steps(chat: Chat<'_>) -> u64 {
         STEPS_OF_A_VALUE * values as u64 + STEPS_OF_A_BYTE * bytes as u64
     };
     STEPS + chat.messages.iter().chain(chat.tools).map(one).sum::<u64>()
-}
-
-/// What a template is refused for, as an error of the library.
-fn refused(why: String) -> minijinja::Error {
-    minijinja::Error::new(ErrorKind::InvalidOperation, why)
 }
 
 fn does_not_run(why: &dyn fmt::Display) -> String {

@@ -1,8 +1,8 @@
 //! A template of Jinja as the library reads it: its literals have the characters that Python reads, its operators are those of
 //! Python, and `{% generation %}` is a block that the library knows.
 
-use super::FILTER;
 use super::expression::Words;
+use super::marks::FILTER;
 use super::source::{Piece, Tag, TagKind, Token, pieces};
 use super::turns::Loops;
 

@@ -1,7 +1,8 @@
 //! Filters of Jinja that put values in order.
 
 use super::arguments::{Arguments, text_or_none, truth};
-use super::operators::{compare, item, key, sort};
+use super::operators::{compare, key, sort};
+use super::subscripts::item;
 use super::value::{Form, Kind, List, iterated, name_of, pay};
 use indexmap::IndexSet;
 use minijinja::{State, Value};

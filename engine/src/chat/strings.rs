@@ -1,7 +1,6 @@
 //! Methods of Python's `str`.
 
-use super::arguments::{Arguments, text_or_none, whole};
-use super::methods::{lines as split_lines, two};
+use super::arguments::{Arguments, text_or_none, truth, whole};
 use super::print::is_printable;
 use super::value::{Form, Kind, List, iterated, name_of, pay};
 use minijinja::{State, Value};
@@ -135,7 +134,6 @@ pub(super) fn method(
                 text_or_none(fill.as_ref())?.unwrap_or(if name == "zfill" { "0" } else { " " });
             padded(state, text, (name, whole(width.as_ref(), 0)?, fill)).map(Value::from).map(Some)
         }
-        "format" => super::format::braces(state, text, arguments).map(Value::from).map(Some),
         _ => {
             arguments.bind([])?;
             Ok(simple(text, name))
@@ -347,4 +345,21 @@ pub(super) fn padded(
             format!("{}{text}{}", fills(left), fills(more - left))
         }
     })
+}
+
+/// `split`, `rsplit` and `splitlines` have two arguments each.
+fn two<'a>(
+    arguments: &Arguments,
+    bound: &'a [Option<Value>; 2],
+) -> Result<(Option<&'a str>, i128), String> {
+    let text = text_or_none(bound[0].as_ref()).map_err(|why| arguments.wrong(&why))?;
+    let many = whole(bound[1].as_ref(), -1).map_err(|why| arguments.wrong(&why))?;
+    Ok((text, many))
+}
+
+/// The lines of a text, for `splitlines`.
+fn split_lines(state: &State<'_, '_>, text: &str, arguments: &Arguments) -> Result<Value, String> {
+    let [keep] = arguments.bind(["keepends"])?;
+    let items = lines(state, text, truth(keep.as_ref()))?;
+    List::of(Form::List, items.into_iter().map(Value::from).collect())
 }

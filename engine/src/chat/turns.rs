@@ -1,9 +1,9 @@
 //! Where each message stands in the text of a chat. Each loop of a template that runs over messages writes a note where the turn
 //! of a message begins, and one behind its last turn. The notes are taken out of the text again.
 
+use super::marks::{CLOSE, OPEN};
 use super::source::{Tag, Token};
 use super::value::Dict;
-use super::{CLOSE, OPEN};
 use minijinja::{Environment, Value};
 use std::ops::Range;
 

@@ -4,7 +4,7 @@
 use crate::json::{Json, Map};
 use indexmap::IndexMap;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
-use minijinja::{State, Value};
+use minijinja::{ErrorKind, State, Value};
 use std::sync::Arc;
 
 /// Levels of a value that a template builds. JSON has at most 128.
@@ -131,11 +131,15 @@ impl Object for Digits {
     }
 }
 
+/// Calls the method of this name.
+pub(super) type Call = fn(&mut State<'_, '_>, (&Value, &str), &[Value]) -> Result<Value, String>;
+
 /// A method of a value that a template does not call at once: in Jinja `a.items` is one, whatever keys `a` has.
 #[derive(Debug)]
 pub(super) struct Method {
     pub(super) of: Value,
     pub(super) name: String,
+    pub(super) call: Call,
 }
 
 impl Object for Method {
@@ -152,7 +156,7 @@ impl Object for Method {
         state: &mut State<'_, '_>,
         arguments: &[Value],
     ) -> Result<Value, minijinja::Error> {
-        super::methods::call(state, (&self.of, &self.name), arguments).map_err(super::refused)
+        (self.call)(state, (&self.of, &self.name), arguments).map_err(refused)
     }
 }
 
@@ -223,6 +227,11 @@ pub(super) fn name_of(value: &Value) -> &'static str {
         Kind::Method(_) => "a method",
         Kind::Other => "a namespace, a macro or a loop",
     }
+}
+
+/// What a template is refused for, as an error of the library.
+pub(super) fn refused(why: String) -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, why)
 }
 
 /// An integer of any size in decimal digits, with `-` where it is negative.

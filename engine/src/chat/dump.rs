@@ -1,0 +1,119 @@
+//! `json.dumps` of Python.
+
+use super::operators::sort;
+use super::print::float;
+use super::value::{Form, Kind, List, name_of, pay};
+use minijinja::{State, Value};
+
+/// What `json.dumps` may be told.
+#[derive(Debug)]
+pub(super) struct Dump {
+    pub(super) ascii: bool,
+    pub(super) indent: Option<String>,
+    pub(super) between: String,
+    pub(super) behind_key: String,
+    pub(super) sorted: bool,
+}
+
+/// `json.dumps(value)`.
+pub(super) fn json(
+    state: &State<'_, '_>,
+    value: &Value,
+    (dump, level): (&Dump, usize),
+    out: &mut String,
+) -> Result<(), String> {
+    pay(state, 0)?;
+    let line = |level: usize, out: &mut String| -> Result<(), String> {
+        if let Some(indent) = &dump.indent {
+            pay(state, indent.len() * level)?;
+            out.push('\n');
+            out.push_str(&indent.repeat(level));
+        }
+        Ok(())
+    };
+    match Kind::of(value) {
+        Kind::None => out.push_str("null"),
+        Kind::Bool(value) => out.push_str(if value { "true" } else { "false" }),
+        Kind::Int(number) => out.push_str(&number.to_string()),
+        Kind::Digits(digits) => out.push_str(digits),
+        Kind::Float(number) => out.push_str(&json_float(number)),
+        Kind::Text(text) => {
+            pay(state, 2 * text.len())?;
+            json_text(text, dump.ascii, out);
+        }
+        Kind::List(List { form: Form::List | Form::Tuple, items, .. }) => {
+            out.push('[');
+            for (i, item) in items.iter().enumerate() {
+                out.push_str(if i == 0 { "" } else { &dump.between });
+                line(level + 1, out)?;
+                json(state, item, (dump, level + 1), out)?;
+            }
+            if !items.is_empty() {
+                line(level, out)?;
+            }
+            out.push(']');
+        }
+        Kind::Dict(dict) => {
+            let mut fields: Vec<(&Value, &Value)> = dict.fields.iter().collect();
+            if dump.sorted {
+                sort(state, &mut fields, |(key, _)| key)?;
+            }
+            out.push('{');
+            for (i, (key, field)) in fields.into_iter().enumerate() {
+                out.push_str(if i == 0 { "" } else { &dump.between });
+                line(level + 1, out)?;
+                json_text(&json_key(key)?, dump.ascii, out);
+                out.push_str(&dump.behind_key);
+                json(state, field, (dump, level + 1), out)?;
+            }
+            if !dict.fields.is_empty() {
+                line(level, out)?;
+            }
+            out.push('}');
+        }
+        _ => return Err(format!("tojson: {} is no JSON", name_of(value))),
+    }
+    Ok(())
+}
+
+fn json_float(number: f64) -> String {
+    match float(number).as_str() {
+        "nan" => "NaN".into(),
+        "inf" => "Infinity".into(),
+        "-inf" => "-Infinity".into(),
+        text => text.into(),
+    }
+}
+
+fn json_key(key: &Value) -> Result<String, String> {
+    Ok(match Kind::of(key) {
+        Kind::Text(text) => text.to_owned(),
+        Kind::None => "null".into(),
+        Kind::Bool(value) => if value { "true" } else { "false" }.into(),
+        Kind::Int(number) => number.to_string(),
+        Kind::Digits(digits) => digits.to_owned(),
+        Kind::Float(number) => json_float(number),
+        _ => return Err(format!("tojson: {} is no key of JSON", name_of(key))),
+    })
+}
+
+fn json_text(text: &str, ascii: bool, out: &mut String) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            c if c < ' ' || (ascii && !matches!(c, ' '..='~')) => {
+                for half in c.encode_utf16(&mut [0; 2]) {
+                    out.push_str(&format!("\\u{half:04x}"));
+                }
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}

@@ -1,0 +1,110 @@
+//! Attributes, subscripts and slices of Python.
+
+use super::methods;
+use super::numbers::Number;
+use super::operators::{Function, key};
+use super::value::{Kind, List, Method, name_of, pay};
+use minijinja::{State, Value};
+
+type Found = Result<Value, String>;
+
+/// The functions that take their place.
+pub(super) const FUNCTIONS: [(&str, Function); 3] = [
+    ("__attribute", |_, all| attribute(&all[0], &all[1])),
+    ("__item", |_, all| item(&all[0], &all[1])),
+    ("__slice", slice),
+];
+
+/// `of.name`: a method of Python's type counts for more than a key.
+pub(super) fn attribute(of: &Value, name: &Value) -> Found {
+    let text = name.as_str().unwrap_or_default();
+    match Kind::of(of) {
+        Kind::Undefined => Err(format!("`.{text:.60}` of an undefined value")),
+        Kind::Other => of.get_attr(text).map_err(|e| e.to_string()),
+        _ if methods::has(of, text) => Ok(method(of, text)),
+        Kind::Dict(dict) => Ok(dict.fields.get(name).cloned().unwrap_or_default()),
+        _ => Ok(Value::UNDEFINED),
+    }
+}
+
+fn method(of: &Value, name: &str) -> Value {
+    Value::from_object(Method { of: of.clone(), name: name.to_owned(), call: methods::call })
+}
+
+/// `of[name]`: a key counts for more than a method of Python's type.
+pub(super) fn item(of: &Value, name: &Value) -> Found {
+    let found = match Kind::of(of) {
+        Kind::Undefined => return Err("a subscript of an undefined value".into()),
+        Kind::Other => return of.get_item(name).map_err(|e| e.to_string()),
+        Kind::Dict(dict) => key(name).ok().and_then(|key| dict.fields.get(&key).cloned()),
+        Kind::List(list) if list.is_sequence() => {
+            place(name, list.items.len()).and_then(|at| list.items.get(at).cloned())
+        }
+        Kind::Text(text) => match place(name, text.chars().count()) {
+            Some(at) => text.chars().nth(at).map(Value::from),
+            None => None,
+        },
+        _ => None,
+    };
+    Ok(match (found, name.as_str()) {
+        (Some(found), _) => found,
+        (None, Some(name)) if methods::has(of, name) => method(of, name),
+        _ => Value::UNDEFINED,
+    })
+}
+
+/// The place that a number names, from the end if it is negative.
+fn place(number: &Value, length: usize) -> Option<usize> {
+    let Some(Number::Int(number)) = Number::of(number) else { return None };
+    let at = if number < 0 { number + length as i128 } else { number };
+    usize::try_from(at).ok().filter(|at| *at < length)
+}
+
+/// `of[start:stop:step]`.
+fn slice(state: &State<'_, '_>, all: &[Value]) -> Found {
+    let [of, start, stop, step] = all else { return Err("a slice has three places".into()) };
+    let bound = |value: &Value| match (Kind::of(value), Number::of(value)) {
+        (Kind::None, _) => Some(None),
+        (_, Some(Number::Int(number))) => Some(Some(number)),
+        _ => None,
+    };
+    let (Some(start), Some(stop), Some(step)) = (bound(start), bound(stop), bound(step)) else {
+        return Err("a slice from or to something that is no integer".into());
+    };
+    if step == Some(0) {
+        return Err("a slice with the step 0".into());
+    }
+    let places = |length| places(length, (start, stop, step.unwrap_or(1)));
+    match Kind::of(of) {
+        Kind::Text(text) => {
+            pay(state, 4 * text.len())?;
+            let chars: Vec<char> = text.chars().collect();
+            Ok(Value::from(places(chars.len()).into_iter().map(|at| chars[at]).collect::<String>()))
+        }
+        Kind::List(list) if list.is_sequence() => {
+            pay(state, 24 * list.items.len())?;
+            let items = places(list.items.len()).into_iter().map(|at| list.items[at].clone());
+            List::of(list.form, items.collect())
+        }
+        _ => Err(format!("a slice of {}", name_of(of))),
+    }
+}
+
+/// The places of a slice.
+fn places(length: usize, (start, stop, step): (Option<i128>, Option<i128>, i128)) -> Vec<usize> {
+    let length = length as i128;
+    let (low, high) = if step > 0 { (0, length) } else { (-1, length - 1) };
+    let bound = |number: Option<i128>, or_else: i128| match number {
+        None => or_else,
+        Some(number) if number < 0 => number.saturating_add(length).clamp(low, high),
+        Some(number) => number.clamp(low, high),
+    };
+    let (first, last) = if step > 0 { (low, high) } else { (high, low) };
+    let (mut at, stop) = (bound(start, first), bound(stop, last));
+    let mut places = Vec::new();
+    while (step > 0 && at < stop) || (step < 0 && at > stop) {
+        places.extend(usize::try_from(at));
+        at = at.saturating_add(step);
+    }
+    places
+}
