@@ -246,7 +246,8 @@ fn a_no_in_json_has_the_short_memory_and_what_is_enough() {
     // q and o, k and v, three linears, two norms and those of heads.
     let block = 1024 * (2 * 1024 + 2 * 512 + 3 * 3072 + 2) + 2 * 64;
     for answer in &all {
-        assert_eq!(answer["shortages"], all[0]["shortages"], "{answer}");
+        let short = |of: &Value, at: usize| of["shortages"][at]["short"].clone();
+        assert_eq!([0, 1].map(|at| short(answer, at)), [0, 1].map(|at| short(&all[0], at)));
         assert_eq!(answer["parameters"], 2 * 32768 * 1024 + 4 * block + 1024, "{answer}");
         let short = &answer["shortages"][0]["short"];
         assert_eq!((&short[0]["memory"], &short[1]), (&json!("host"), &Value::Null), "{answer}");

@@ -35,6 +35,13 @@ pub(super) struct No {
 }
 
 impl No {
+    /// All settings that it names.
+    pub(super) fn sets(&mut self) -> impl Iterator<Item = &mut Vec<String>> {
+        let short = self.lacking.iter_mut().flat_map(|lacking| &mut lacking.shortages);
+        let remedies = self.remedies.iter_mut().map(|remedy| &mut remedy.sets);
+        remedies.chain(short.map(|shortage| &mut shortage.sets))
+    }
+
     /// `None` where a layout fits, or the model allows none.
     pub(super) fn of(loaded: &Loaded, found: &Found, gpus: Option<usize>) -> Option<Self> {
         if !found.layouts.is_empty() || found.no_layout.is_some() {

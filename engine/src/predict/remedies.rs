@@ -47,7 +47,7 @@ type Change = (usize, Box<dyn Fn(&mut Config) + Sync>);
 
 /// The only setting with other results: where it is changed comes last.
 const OTHER_RESULTS: usize = 11;
-/// The memory of virtual GPUs: what they need after all other changes.
+/// The memory of virtual GPUs, by itself: whole layouts have what they need.
 const VIRTUAL_MEMORY: usize = 12;
 /// Another layout altogether.
 const LAYOUT: usize = 13;
@@ -158,7 +158,7 @@ fn fitting(given: &Config, gpus: Option<usize>) -> Vec<Fitting> {
         .iter()
         .enumerate()
         .flat_map(|(i, a)| changes[i + 1..].iter().map(move |b| [a, b]))
-        .filter(|[a, b]| a.0 != b.0)
+        .filter(|[a, b]| a.0 != b.0 && a.0 != VIRTUAL_MEMORY)
         .collect();
     let fits_alone =
         |change: &Change| changed(given, &[change]).is_some_and(|c| alone.contains(&c));
@@ -176,9 +176,7 @@ fn fit(given: &Config, changes: &[&Change]) -> Option<Fitting> {
 /// `given` after `changes`, if that is another config and a sound one.
 fn changed(given: &Config, changes: &[&Change]) -> Option<Config> {
     let mut config = given.clone();
-    let (last, first): (Vec<&Change>, Vec<&Change>) =
-        changes.iter().copied().partition(|(setting, _)| *setting == VIRTUAL_MEMORY);
-    first.into_iter().chain(last).for_each(|(_, change)| change(&mut config));
+    changes.iter().for_each(|(_, change)| change(&mut config));
     // One rank has no share of its own: `recompute: Block` alone does the same.
     let idle = config.partition_checkpoints && config.parallel.tensor == 1;
     let idle = idle && !given.partition_checkpoints;

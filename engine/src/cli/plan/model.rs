@@ -76,7 +76,8 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
         _ => None,
     }
     .map(|Faster { tokens_per_second, sets }| Faster { tokens_per_second, sets: complete(&sets) });
-    let no = No::of(&loaded, &found, gpus);
+    let mut no = No::of(&loaded, &found, gpus);
+    no.iter_mut().flat_map(No::sets).for_each(|sets| *sets = complete(sets));
     if args.json {
         print_json(&Answer {
             parameters: found.parameters,
@@ -105,7 +106,7 @@ pub(super) fn run(args: &PlanArgs, model: &Path) -> Result<(), Failed> {
             let _ = writeln!(out, "\nno: {why}");
         }
         if let Some(no) = &no {
-            does_not_fit(&mut out, config, no, &complete);
+            does_not_fit(&mut out, config, no);
         }
         print(&out)?;
     }
@@ -256,16 +257,10 @@ fn fits(out: &mut String, (best, found): (&Layout, &Found), tokens: Option<u64>,
     let _ = writeln!(out, "  with a config of this model: {}", arguments(sets));
 }
 
-fn does_not_fit(
-    out: &mut String,
-    config: &Config,
-    no: &No,
-    complete: &dyn Fn(&[String]) -> Vec<String>,
-) {
+fn does_not_fit(out: &mut String, config: &Config, no: &No) {
     let lines = no.lacking.iter().flat_map(|lacking| lacking.lines(config, false));
     let remedies = no.remedies.iter();
-    let remedies =
-        remedies.map(|remedy| format!("it would fit with {}", arguments(&complete(&remedy.sets))));
+    let remedies = remedies.map(|remedy| format!("it would fit with {}", arguments(&remedy.sets)));
     let mut lines = remedies.chain(lines);
     let _ = writeln!(out, "\nno: {}", lines.next().unwrap_or_default());
     for line in lines {
