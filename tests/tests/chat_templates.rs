@@ -181,6 +181,8 @@ fn an_answer_that_is_not_to_be_learned_is_told_by_its_place() {
     };
     let marked_by_number = by_number(&format!("{{% generation %}}{answer}{{% endgeneration %}}"));
     let in_a_variable = format!("{{% set x %}}{}{{% endset %}}{{{{ x }}}}", each(answer));
+    let trimmed = "{% set x %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content + '<|im_end|>\n' }}{% endfor %}{% endset %}{{ x | trim }}\
+        {% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}";
     let (plain, by_number) = (each(answer), by_number(answer));
     let two = json!({ "prompt": &chat[..3], "completion": &chat[3..] });
     let one = json!({ "prompt": &chat[..5], "completion": &chat[5..] });
@@ -217,4 +219,9 @@ fn an_answer_that_is_not_to_be_learned_is_told_by_its_place() {
         let whole = "<|im_start|>user\nq<|im_end|><|im_start|>assistant\none<|im_end|>";
         assert!(made.replace("[[", "").replace("]]", "").starts_with(whole), "{name} {made}");
     }
+    // A note of a turn in the text would keep its blanks.
+    let template = template(&json!(trimmed), &expected["settings"]);
+    let row = json!({ "messages": &chat[..4] }).to_string();
+    let made = Rows::of_chats(&tokenizer, &template, "").document(&row).unwrap();
+    assert!(shown(&tokenizer, &made.tokens, made.counted).ends_with("[[two<|im_end|>]]"));
 }
