@@ -170,8 +170,11 @@ impl RunDir {
     /// # Errors
     /// [`RunDirError::Io`]
     pub(crate) fn make_folder(&self) -> Result<(), RunDirError> {
-        let made = self.folder.make();
-        made.map(drop).map_err(cannot("create", &self.folder.path()))
+        match self.folder.make() {
+            // Something else is in its place: each save says so.
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(()),
+            made => made.map(drop).map_err(cannot("create", &self.folder.path())),
+        }
     }
 
     /// Replaces the file `name` in one step: whatever happens, it has its old or its new content,

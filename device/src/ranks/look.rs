@@ -1,6 +1,6 @@
 //! How a thread waits for what another one is about to do: it looks for a moment, and then it sleeps. It never yields its
-//! core instead. To the system a thread that yields has used up its turn, so beside other processes each look would wait for
-//! a turn of all of them, and later turns come later still; who sleeps keeps its claim, and is woken as soon as its core can.
+//! core instead. A thread that yields loses its turn: on a busy machine each look then waits for all other processes. A
+//! thread that sleeps is woken as soon as a core is free.
 
 use std::time::{Duration, Instant};
 

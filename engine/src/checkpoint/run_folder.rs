@@ -49,17 +49,20 @@ impl RunFolder {
     /// The run's directory, or the folder in it, is not the one that the run has held; of the file system.
     pub(crate) fn find(&self) -> io::Result<Option<Arc<Directory>>> {
         let run = self.run.check()?;
-        let here = match run.leads_to(&self.name) {
+        let opened = run.leads_to(&self.name);
+        let mut found = self.found.lock().unwrap_or_else(|e| e.into_inner());
+        let known = found.as_ref().filter(|known| !known.is_removed().unwrap_or(false));
+        let moved = |why| of(&self.path(), Err(io::Error::other(why)));
+        let here = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && known.is_some() => {
+                return moved("the folder of the run's checkpoints was moved");
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => of(&self.path(), opened)?,
         };
-        let mut found = self.found.lock().unwrap_or_else(|e| e.into_inner());
-        match &*found {
+        match known {
             Some(known) if known.is(&here)? => Ok(Some(Arc::clone(known))),
-            Some(_) => {
-                let why = "another folder is in the place of the run's: it was moved";
-                of(&self.path(), Err(io::Error::other(why)))
-            }
+            Some(_) => moved("another folder is in the place of the run's: it was moved"),
             None => Ok(Some(Arc::clone(found.insert(Arc::new(here))))),
         }
     }
@@ -79,6 +82,14 @@ impl RunFolder {
         of(run.path(), run.sync())?;
         *self.found.lock().unwrap_or_else(|e| e.into_inner()) = Some(Arc::clone(&folder));
         Ok(folder)
+    }
+
+    /// Whether this process still has the lock of the run's directory, wherever that is now.
+    ///
+    /// # Errors
+    /// Another process has it.
+    pub(super) fn check_lock(&self) -> io::Result<()> {
+        self.run.check_lock()
     }
 
     /// Makes the names in the run's directory durable.

@@ -382,7 +382,8 @@ impl Saver {
             manifest.control = Control::of(&job.words, self.base.control.scaled, job.late);
             let files: Vec<_> = lock(&self.shared).files.iter_mut().map(Option::take).collect();
             hashing = files.iter().flatten().map(|file| file.hashing).max().unwrap_or_default();
-            let published = self.growing(job.step).and_then(|it| it.publish(manifest, files));
+            let growing = self.folder.check_lock().and_then(|()| self.growing(job.step));
+            let published = growing.and_then(|it| it.publish(manifest, files));
             if let Err(error) = published {
                 self.refuse(&error);
             }
@@ -405,7 +406,8 @@ impl Saver {
         if let Some(why) = problem {
             // Of a directory that is not the run's nothing was begun, and nothing goes. What cannot be removed now is removed
             // before the next one.
-            drop(growing.map(|growing| clean(&growing.folder)));
+            let own = growing.filter(|_| self.folder.check_lock().is_ok());
+            drop(own.map(|growing| clean(&growing.folder)));
             return Message::NotSaved { step, why };
         }
         let oldest = {
@@ -418,6 +420,7 @@ impl Saver {
             (!needed && good.len() == self.keep).then(|| good[0])
         };
         let tidied = growing.map_or(Ok(()), |Growing { folder, .. }| {
+            self.folder.check_lock()?;
             oldest.map_or(Ok(()), |oldest| retain_from(&folder, oldest))?;
             hint(&folder, step)
         });

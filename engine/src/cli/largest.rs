@@ -104,7 +104,7 @@ fn at_most(config: &Config, largest: Option<&Largest>) -> String {
         return "not even one layer of this shape fits".into();
     };
     format!(
-        "the largest model of this shape that fits: {layers} of its {}, {} parameters, with {}",
+        "with one or two changes at most {layers} of its {} fit, {} parameters, with {}",
         counted(config.model.layers, "layer"),
         count(*parameters as f64),
         arguments(sets),

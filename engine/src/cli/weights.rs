@@ -27,7 +27,7 @@ fn opened(config: &Config) -> Result<Option<Folder>, Failed> {
         return Ok(None);
     };
     if Path::new(from).is_file() {
-        let why = "model.from names a file, and weights stand beside it: name the folder, or set `model.weights=Random`";
+        let why = "it names a file, and weights stand beside it: name the folder, or set `model.weights=Random`";
         return Err(Failed::new(code::CONFIG, why));
     }
     Folder::open(Path::new(from)).map(Some).map_err(unusable)

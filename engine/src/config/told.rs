@@ -135,7 +135,7 @@ mod tests {
             for said in [
                 "error: data.tokenizer: `DIR` has no tokenizer.json, and bytes are not the tokens",
                 "does not read its tokenizer.model",
-                "A.from_pretrained(\"DIR\").save_pretrained(\"DIR\")",
+                "A.from_pretrained(\"DIR\").save_pretrained(\"DIR-tokenizer\")",
                 "`data.tokenizer: None`",
             ] {
                 assert!(why.contains(said), "{said}: {why}");

@@ -31,7 +31,7 @@ const MOST_FILES: usize = 10_000;
 /// Names of tensors that a message has.
 const NAMED: usize = 3;
 /// Where tensors are that a rank has saved a part of.
-const GATHER: &str = "ZeRO-3 and FSDP save so what a rank has: gather the weights, with zero_to_fp32.py in DeepSpeed's checkpoint, or by a \
+const GATHER: &str = "ZeRO-3 and FSDP save such parts for each rank: gather the weights, with zero_to_fp32.py in DeepSpeed's checkpoint, or by a \
                       save with stage3_gather_16bit_weights_on_model_save (FSDP: a full state dict)";
 
 /// Opened and checked as far as it goes without its data.

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 /// A directory that is held open.
@@ -93,6 +94,14 @@ impl Directory {
     /// Of the file system.
     pub(crate) fn is(&self, other: &Self) -> io::Result<bool> {
         Ok(self.identity()? == other.identity()?)
+    }
+
+    /// Whether it was removed.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub(crate) fn is_removed(&self) -> io::Result<bool> {
+        Ok(self.file.metadata()?.nlink() == 0)
     }
 
     /// The names in it, in no order.

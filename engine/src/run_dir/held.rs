@@ -74,12 +74,24 @@ impl Held {
     /// # Errors
     /// The directory was removed or moved, or another process has its lock.
     pub(crate) fn check(&self) -> io::Result<&Directory> {
-        let gone = |_| other("the run's directory is gone: it was removed or moved");
+        let gone = |error: io::Error| match error.kind() {
+            ErrorKind::NotFound => other("the run's directory is gone: it was removed or moved"),
+            _ => error,
+        };
         let here = fs::metadata(self.directory.path()).map_err(gone)?;
         if identity(&here) != self.directory.identity()? {
             return Err(other("another directory is in the place of the run's: it was moved"));
         }
-        let Some(lock) = &self.lock else { return Ok(&self.directory) };
+        self.check_lock()?;
+        Ok(&self.directory)
+    }
+
+    /// Whether this process still has the lock of the directory, wherever that is now. A lock that was removed is taken again.
+    ///
+    /// # Errors
+    /// Another process has it.
+    pub(crate) fn check_lock(&self) -> io::Result<()> {
+        let Some(lock) = &self.lock else { return Ok(()) };
         let mut lock = lock.lock().unwrap_or_else(|e| e.into_inner());
         match self.directory.identity_of(LOCK) {
             Ok(found) if found == identity(&lock.metadata()?) => {}
@@ -88,7 +100,7 @@ impl Held {
             }
             _ => return Err(other("another process has locked the run's directory")),
         }
-        Ok(&self.directory)
+        Ok(())
     }
 }
 

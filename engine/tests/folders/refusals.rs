@@ -251,7 +251,7 @@ fn a_folder_that_is_no_model_is_refused_by_all_in_the_same_words_with_the_remedy
     let folder = model("chat");
     let ron = folder.read("a.ron").replace("from: \"m\"", "from: \"m/config.json\"");
     fs::write(folder.path("a.ron"), ron).unwrap();
-    refused(&folder, ("a file", 78), &["model.from names a file"]);
+    refused(&folder, ("a file", 78), &["it names a file"]);
 }
 
 /// The model that a folder of this kind is cannot be trained; that its folder has no tokenizer is beside the point.

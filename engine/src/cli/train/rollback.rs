@@ -26,7 +26,7 @@ impl Session<'_> {
             let why = format!("{}: the run cannot be taken back: {error}", folder.display());
             Failed::new(code::IO, why)
         };
-        let folder = self.dir.folder().find().map_err(|e| failed(&e))?;
+        let folder = self.dir.folder().find().map_err(|e| self.moved(&e))?;
         let found = folder.as_deref().map(|folder| checkpoint::newest_until(folder, from - 1));
         let (found, broken) = found.transpose().map_err(|e| failed(&e))?.unwrap_or_default();
         broken.iter().for_each(|(_, why)| say(&format!("warning: {why}")));
@@ -38,6 +38,8 @@ impl Session<'_> {
             ));
             return Ok(None);
         };
+        // Reading them takes a while.
+        self.dir.held().check().map_err(|error| self.moved(&error))?;
         let later = folder.map_or(Ok(()), |folder| checkpoint::remove_after(&folder, found.step()));
         later.map_err(|e| failed(&e))?;
         self.dir.remove(WEIGHTS).map_err(refused)?;
