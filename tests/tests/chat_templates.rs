@@ -108,7 +108,7 @@ fn what_a_user_writes_controls_nothing() {
     }
 }
 
-/// In 57 forms without marks: an answer has all that ends it, its calls of tools, and nothing of what a tool answers.
+/// In 66 forms without marks: an answer has all that ends it, its calls of tools, and nothing of what a tool answers.
 /// tests/fixtures/make_turns_fixture.py wrote the chats, the templates, and what transformers makes of them.
 #[test]
 fn an_answer_ends_where_the_template_ends_the_turn() {
@@ -224,4 +224,65 @@ fn an_answer_that_is_not_to_be_learned_is_told_by_its_place() {
     let row = json!({ "messages": &chat[..4] }).to_string();
     let made = Rows::of_chats(&tokenizer, &template, "").document(&row).unwrap();
     assert!(shown(&tokenizer, &made.tokens, made.counted).ends_with("[[two<|im_end|>]]"));
+}
+
+/// Loops that write other things than the turns of messages move no targets.
+#[test]
+fn a_turn_ends_where_something_else_begins() {
+    let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let row = json!({ "messages": [
+        turn("user", "q"), turn("assistant", "a"), turn("user", "r"), turn("assistant", "b"),
+    ]});
+    let body = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n";
+    let prompt = "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '' }}{% endif %}";
+    let looks = format!(
+        "{{% for m in messages %}} {{% if m.role == 'system' %}}{{% endif %}} {{% endfor %}}{{% for m in messages %}}{body}{{% endfor %}}{prompt}"
+    );
+    let inserts = format!(
+        "{{% set ns = namespace(l=[]) %}}{{% for m in messages %}}{{% if m.role == 'user' %}}{{% set ns.l = ns.l + [{{'role': 'system', 'content': 'remember'}}] %}}{{% endif %}}\
+         {{% set ns.l = ns.l + [m] %}}{{% endfor %}}{{% for m in ns.l %}}{body}{{% endfor %}}{prompt}"
+    );
+    let between = format!(
+        "{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}{{% if not loop.last %}}<|im_end|>\n{{% endif %}}{{% endfor %}}{prompt}"
+    );
+    for (text, answers) in [
+        (&looks, ["a<|im_end|>", "b<|im_end|>"]),
+        (&inserts, ["a<|im_end|>", "b<|im_end|>"]),
+        (&between, ["a<|im_end|>", "b<|im_end|>"]),
+    ] {
+        let template = template(&json!(text), &expected["settings"]);
+        let made = Rows::of_chats(&tokenizer, &template, "").document(&row.to_string());
+        let Document { tokens, counted } = made.unwrap_or_else(|why| panic!("{text}: {why}"));
+        let made = shown(&tokenizer, &tokens, counted);
+        let parts = made.split("[[").skip(1).map(|part| part.split("]]").next().unwrap());
+        assert_eq!(parts.collect::<Vec<_>>(), answers, "{made}");
+    }
+}
+
+/// Calls in a row are one answer, as those who share conversations write them.
+#[test]
+fn calls_in_a_row_are_one_answer() {
+    let (expected, tokenizer) = (expected("chat-turns"), tokenizer("chat-turns"));
+    let template = template(&expected["forms"]["qwen"]["plain"], &expected["settings"]);
+    let make = Rows::of_chats(&tokenizer, &template, "");
+    let call = |city: &str| format!("{{\"name\": \"f\", \"arguments\": {{\"city\": \"{city}\"}}}}");
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let of = |calls: Vec<Value>| {
+        let mut turns = vec![turn("user", "q")];
+        turns.extend(calls);
+        turns.extend([
+            turn("tool_response", "22"),
+            turn("tool_response", "3"),
+            turn("assistant", "b"),
+        ]);
+        json!({ "messages": turns })
+    };
+    let one = of(vec![turn("tool_call", &format!("[{}, {}]", call("Oslo"), call("Rome")))]);
+    let mut two = of(vec![turn("tool_call", &call("Oslo")), turn("tool_call", &call("Rome"))]);
+    let [one, both] = [&one, &two].map(|row| make.document(&row.to_string()).unwrap());
+    assert_eq!(one, both);
+    two["messages"][2]["loss"] = false.into();
+    let why = make.document(&two.to_string()).unwrap_err();
+    assert!(why.contains("message 3: it and the call before it are one answer"), "{why}");
 }

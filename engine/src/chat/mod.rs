@@ -90,7 +90,7 @@ pub struct Template {
     /// Further ones, which count for more than tokens.
     variables: BTreeMap<String, Message>,
     marks: bool,
-    ends_answers: OnceLock<bool>,
+    end_of_answers: OnceLock<String>,
 }
 
 impl Template {
@@ -140,8 +140,8 @@ impl Template {
         let Rewritten { text, marks } = rewritten(&source).map_err(|why| does_not_run(&why))?;
         env.add_template_owned(NAME, text).map_err(|e| does_not_run(&e))?;
         turns::add_filters(&mut env);
-        let ends_answers = OnceLock::new();
-        Ok(Self { env, source, tokens, variables: BTreeMap::new(), marks, ends_answers })
+        let end_of_answers = OnceLock::new();
+        Ok(Self { env, source, tokens, variables: BTreeMap::new(), marks, end_of_answers })
     }
 
     /// With these variables, as the keyword arguments of `apply_chat_template`: a switch such as `enable_thinking`.
@@ -196,19 +196,25 @@ impl Template {
         self.tokens.get("bos_token").map(String::as_str)
     }
 
-    /// Whether anything but blanks stands behind an answer before the next message. In families where nothing does, the token of
-    /// the next role ends an answer.
-    pub(crate) fn ends_answers(&self) -> bool {
-        *self.ends_answers.get_or_init(|| {
+    /// What stands behind an answer before the next message, without blanks around it. In families where it is empty, the token of the
+    /// next role ends an answer.
+    pub(crate) fn end_of_answers(&self) -> &str {
+        /// Of a template that says nothing of it.
+        const UNKNOWN: &str = "?";
+        self.end_of_answers.get_or_init(|| {
             let answer = ANSWER.to_string();
             let turns = [("user", "a"), ("assistant", &answer), ("user", "a")];
             let chat = turns.map(|(role, content)| message(role, content));
-            let Ok(rendered) = self.rendered(Chat::of(&chat), false) else { return true };
-            let mut turns = rendered.turns.into_iter().filter(|turn| turn.message == 1);
-            let Some(turn) = turns.next() else { return true };
-            let behind = rendered.text[turn.place].rsplit(ANSWER).next().unwrap_or_default().trim();
+            let Ok(rendered) = self.rendered(Chat::of(&chat), false) else { return UNKNOWN.into() };
+            let turns = rendered.turns.iter().filter(|turn| turn.message == 1);
+            let mut turns = turns.map(|turn| &rendered.text[turn.place.clone()]);
+            let Some(turn) = turns.find(|turn| turn.contains(ANSWER)) else {
+                return UNKNOWN.into();
+            };
+            let behind = turn.rsplit(ANSWER).next().unwrap_or_default().trim();
             let next = self.beginning_of_text().filter(|begins| self.end_of_text() != Some(begins));
-            !next.map_or(behind, |begins| behind.trim_end_matches(begins)).is_empty()
+            let behind = next.map_or(behind, |begins| behind.trim_end_matches(begins));
+            behind.trim_end().to_owned()
         })
     }
 

@@ -38,6 +38,8 @@ impl Rendered {
         let mut of = Self { text: String::with_capacity(written.len()), ..Self::default() };
         // Loops that run, outermost first: a number of a loop, and the message of its turn.
         let (mut running, mut generated): (Vec<(&str, usize)>, Option<usize>) = (Vec::new(), None);
+        // The loop of the last stretch.
+        let mut before = "";
         for (i, part) in written.split(NOTE).enumerate() {
             if i % 2 == 1 {
                 let (number, message) = part.split_once(' ').unwrap_or((part, ""));
@@ -59,14 +61,21 @@ impl Rendered {
                 }
             }
             let place = start..of.text.len();
-            let Some((_, message)) = running.last().filter(|_| !place.is_empty()) else { continue };
+            let Some((number, message)) = running.last().filter(|_| !place.is_empty()) else {
+                continue;
+            };
             match of.turns.last_mut() {
-                Some(last) if last.message == *message && last.place.end == start => {
+                Some(last)
+                    if (last.message, before) == (*message, *number) && last.place.end == start =>
+                {
                     last.place.end = place.end;
                 }
                 _ => of.turns.push(Turn { message: *message, place }),
             }
+            before = *number;
         }
+        // A loop that looks for something may write blanks.
+        of.turns.retain(|turn| !of.text[turn.place.clone()].trim().is_empty());
         of
     }
 }
@@ -132,7 +141,9 @@ fn is_block(tag: &Tag<'_>) -> bool {
 pub(super) fn add_filters(env: &mut Environment<'_>) {
     env.add_filter(BEGIN, |_: &str, number: usize, turn: &Value| {
         let message = turn.downcast_object_ref::<Dict>().and_then(|dict| dict.message);
-        message.map_or_else(String::new, |message| format!("{NOTE}{number} {message}{NOTE}"))
+        // Something else ends the turn before it, too.
+        let message = message.map_or_else(String::new, |message| format!(" {message}"));
+        format!("{NOTE}{number}{message}{NOTE}")
     });
     env.add_filter(END, |_: &str, number: usize| format!("{NOTE}{number}{NOTE}"));
 }

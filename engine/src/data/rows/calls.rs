@@ -31,6 +31,17 @@ fn of_function(function: Json) -> Json {
     Json::Object(fields.map(|(key, value)| (key.into(), value)).into())
 }
 
+/// Puts the calls of a message behind those of another one.
+pub(super) fn append(to: &mut Json, message: Json) {
+    let (Json::Object(to), Json::Object(mut message)) = (to, message) else {
+        unreachable!("messages are objects")
+    };
+    let more = message.shift_remove("tool_calls");
+    if let (Some(Json::Array(all)), Some(Json::Array(more))) = (to.get_mut("tool_calls"), more) {
+        all.extend(more);
+    }
+}
+
 /// Checks calls, and gives their arguments the form that the template takes.
 ///
 /// # Errors
@@ -64,6 +75,9 @@ fn of_call(call: &mut Json, reader: &Reader<'_>) -> Result<(), String> {
         ),
         Json::Object(_) => Ok(()),
         Json::String(text) => {
+            if text.trim().is_empty() {
+                "{}".clone_into(text);
+            }
             let parsed: Json = Json::read(text)
                 .map_err(|e| format!("`arguments` is a text, and that is no JSON: {e}"))?;
             if !matches!(parsed, Json::Object(_)) {

@@ -1,9 +1,9 @@
 //! The forms of a row of chats: where its messages and tools stand, and what else decides what is learned of it.
 
-use super::messages::{read, texts};
+use super::messages::{is_call, read, texts};
 use super::reader::Reader;
 use super::talk::Talk;
-use super::{has, is_system, kind_of, learned, name_of, shown};
+use super::{calls, has, is_system, kind_of, learned, name_of, shown};
 use crate::chat::message;
 use crate::data::unread::Unread;
 use crate::json::{Json, Map};
@@ -23,7 +23,8 @@ pub(super) enum Form {
 const PREFERENCES: [&str; 5] =
     ["chosen", "rejected", "rejected_response", "rejected_messages", "rejected_conversations"];
 /// Keys that change what a model sees, and that no chat gets here; empty ones say nothing.
-const FOREIGN: [&str; 5] = ["chat_template_kwargs", "documents", "images", "videos", "audios"];
+const FOREIGN: [&str; 8] =
+    ["chat_template_kwargs", "documents", "images", "videos", "audios", "image", "video", "audio"];
 /// Keys that others use for a `prompt`, and for a `completion`.
 const PROMPTS: [&str; 2] = ["question", "query"];
 const COMPLETIONS: [&str; 3] = ["answer", "response", "output"];
@@ -78,11 +79,30 @@ pub(super) fn form(
     };
     note_keys(&row, unread);
     let (mut messages, mut learned) = (Vec::with_capacity(turns.len()), Vec::new());
+    let mut asked = asked;
+    let (mut after_call, before) = (false, asked);
     for (i, turn) in turns.into_iter().enumerate() {
-        let (message, learns) =
-            read(turn, reader).map_err(|why| format!("message {}: {why}", i + 1))?;
-        learned.push(i >= asked && super::has_role(&message, "assistant") && learns);
-        messages.push(message);
+        let wrong = |why: String| format!("message {}: {why}", i + 1);
+        let is_call = is_call(&turn);
+        let (message, learns) = read(turn, reader).map_err(wrong)?;
+        let learns = i >= before && super::has_role(&message, "assistant") && learns;
+        match messages.last_mut().filter(|_| is_call && after_call && i != before) {
+            // Calls in a row are one answer.
+            Some(last) => {
+                if learned.last() != Some(&learns) {
+                    return Err(wrong(
+                        "it and the call before it are one answer, of which one part is to be learned and the other is not".into(),
+                    ));
+                }
+                calls::append(last, message);
+                asked -= usize::from(i < before);
+            }
+            None => {
+                learned.push(learns);
+                messages.push(message);
+            }
+        }
+        after_call = is_call;
     }
     if !learned.contains(&true) {
         return Err(without_targets(&messages[asked..]));
@@ -210,6 +230,11 @@ fn put_system(
         (None, own) => {
             let first = own.as_deref().or(of_all).map(|text| message("system", text));
             messages.splice(0..0, first);
+            Ok(())
+        }
+        (Some(there), Some(own)) if texts(there).concat().trim().is_empty() => {
+            let number = messages.iter().position(is_system).unwrap_or_default();
+            messages[number] = message("system", &own);
             Ok(())
         }
         (Some(there), Some(own)) if texts(there).concat() != own => Err(format!(

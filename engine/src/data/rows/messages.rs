@@ -18,6 +18,12 @@ const CALLS: [&str; 2] = ["function_call", "tool_call"];
 /// Roles of what a tool answers.
 const ANSWERS: [&str; 2] = ["observation", "tool_response"];
 
+/// Whether a turn is a call by its role alone.
+pub(super) fn is_call(turn: &Json) -> bool {
+    let role = turn.get("role").or_else(|| turn.get("from")).and_then(Json::as_str);
+    role.is_some_and(|role| CALLS.contains(&role))
+}
+
 /// Reads a message, and whether it is learned if the assistant says it.
 ///
 /// # Errors
@@ -55,7 +61,7 @@ pub(super) fn read(turn: Json, reader: &Reader<'_>) -> Result<(Json, bool), Stri
     }
     let other = match role.as_str() {
         role if CALLS.contains(&role) => Some("assistant"),
-        role if ANSWERS.contains(&role) => Some("tool"),
+        role if ANSWERS.contains(&role) && !reader.has_token_of_role(role) => Some("tool"),
         "developer" if !reader.reads_role("developer") => Some("system"),
         "function" if !reader.reads_role("function") => Some("tool"),
         _ => None,

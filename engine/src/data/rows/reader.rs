@@ -70,6 +70,13 @@ impl<'a> Reader<'a> {
         reads
     }
 
+    /// Whether the template writes a token of this name, such as `<|observation|>`, in front of messages of this role.
+    pub(super) fn has_token_of_role(&self, role: &str) -> bool {
+        let all = [message("user", "a"), message("assistant", "b"), message(role, WORD)];
+        let text = self.template.text(Chat::of(&all), false).unwrap_or_default();
+        text.contains(&format!("<|{role}|>")) && text.contains(WORD)
+    }
+
     /// How the template takes arguments.
     pub(super) fn arguments(&self) -> Arguments {
         *self.arguments.get_or_init(|| {

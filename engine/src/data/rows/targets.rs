@@ -45,7 +45,7 @@ impl Targets<'_> {
             if !ends
                 && i + 1 == self.learned.len()
                 && text[span.end..].trim().is_empty()
-                && let Some(token) = self.next_token(i)
+                && let Some(token) = self.missing_end(i)
             {
                 text.push_str(&token);
                 span.end = text.len();
@@ -123,10 +123,6 @@ impl Targets<'_> {
     /// Where the prompt of an answer ends. The beginning of an answer that a prompt gives is no target; what the template
     /// puts behind it is.
     fn start(&self, whole: &Rendered, i: usize) -> Result<usize, String> {
-        let shown = |turn: &Turn| turn.message == i;
-        if !whole.turns.is_empty() && !whole.turns.iter().any(shown) {
-            return Err(format!("the chat template does not show message {}", i + 1));
-        }
         let prompt = self.beginning(i, true);
         let text = &whole.text;
         // From the last message on: a template may write earlier ones otherwise where others follow.
@@ -146,9 +142,11 @@ impl Targets<'_> {
                 Err(why) => Err(why),
             };
         }
-        let mut turns = whole.turns.iter().filter(|turn| turn.message == i);
-        let (Some(turn), None) = (turns.next(), turns.next()) else {
-            return Err(self.unclear(i, "begins"));
+        let turns: Vec<&Turn> = whole.turns.iter().filter(|turn| turn.message == i).collect();
+        let turn = match &turns[..] {
+            [turn] => turn,
+            [] => return Err(format!("the chat template does not show message {}", i + 1)),
+            _ => return Err(self.unclear(i, "begins")),
         };
         let header = self.header(i, prompt.ok()).ok_or_else(|| self.unclear(i, "begins"))?;
         let turn = &turn.place;
@@ -157,13 +155,17 @@ impl Targets<'_> {
         }
         let (before, _) = self.probe(i).ok_or_else(|| self.unclear(i, "begins"))?;
         // A template may put a message of its own in front of the first one.
-        let at = before.rfind(&header).map_or(0, |at| at + header.len());
-        if !header.is_empty() && at > 0 && text[turn.clone()].starts_with(&before[..at]) {
-            return Ok(turn.start + at);
+        // Blanks around the words of a prompt are those of its block; of those behind them, an answer has what it shares.
+        let (words, blanks) = (header.trim(), &header[header.trim_end().len()..]);
+        if let Some(at) = before.rfind(words).filter(|_| !words.is_empty()) {
+            let at = at + words.len();
+            let at = at + common(&before[at..], blanks);
+            if text[turn.clone()].starts_with(&before[..at]) {
+                return Ok(turn.start + at);
+            }
         }
         // A prompt may go on beyond what stands in front of an answer, with the beginning of thoughts, say.
-        let pairs = before.chars().zip(header.chars());
-        let same: usize = pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+        let same = common(&before, &header);
         let token = self.control.last(&before[..same]).map_or(0, |token| token.end);
         let line = before[..same].rfind('\n').map_or(0, |line| line + 1);
         match if same == before.len() { same } else { token.max(line) } {
@@ -228,8 +230,9 @@ impl Targets<'_> {
             limit = trimmed(limit) - begins.len();
         }
         let end = trimmed(limit);
-        if !self.template.ends_answers() {
-            let end = self.end_of_words(whole, i, place.start..limit).unwrap_or(end);
+        if self.template.end_of_answers().is_empty() {
+            let words = self.end_of_words(whole, i, place.start..limit);
+            let end = words.map_or(end, |(end, _)| end);
             let behind = &text[place.end..];
             let from = text.len() - behind.trim_start().len();
             let next = self.control.find(text, from).filter(|token| token.start == from);
@@ -241,17 +244,33 @@ impl Targets<'_> {
             return (end, true);
         }
         // Blanks at the end of an answer's own words count, those of the template do not.
-        (self.end_of_words(whole, i, place.start..limit).unwrap_or(end), true)
+        self.end_of_words(whole, i, place.start..limit).unwrap_or((end, true))
     }
 
-    /// Where the words of an answer end with what the template writes behind them, but for blanks.
-    fn end_of_words(&self, whole: &Rendered, i: usize, place: Range<usize>) -> Option<usize> {
+    /// Where the words of an answer end with what the template writes behind them, but for blanks; and whether it writes anything.
+    fn end_of_words(
+        &self,
+        whole: &Rendered,
+        i: usize,
+        place: Range<usize>,
+    ) -> Option<(usize, bool)> {
         if calls(&self.chat.messages[i]).is_some() {
             return None;
         }
         let (_, behind) = self.probe(i)?;
         let end = whole.text[place.clone()].strip_suffix(behind.as_str())?.len();
-        Some(place.start + end + behind.trim_end().len())
+        let ends = behind.trim_end();
+        Some((place.start + end + ends.len(), !ends.is_empty()))
+    }
+
+    /// The control token that ends an answer before another message, where the last one has nothing behind it.
+    fn missing_end(&self, i: usize) -> Option<String> {
+        let end = self.template.end_of_answers();
+        if end.is_empty() {
+            return self.next_token(i);
+        }
+        let token = self.control.find(end, 0).filter(|token| token.start == 0)?;
+        Some(end[token].to_owned())
     }
 
     /// What the template writes around the words of a message, in its turn.
@@ -286,6 +305,12 @@ impl Targets<'_> {
             (Some(token) != begins).then(|| token.to_owned())
         })
     }
+}
+
+/// Bytes with which both begin.
+fn common(one: &str, other: &str) -> usize {
+    let pairs = one.chars().zip(other.chars());
+    pairs.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
 /// Whether a message has this role.
