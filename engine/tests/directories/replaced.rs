@@ -6,6 +6,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
@@ -61,7 +62,10 @@ fn replace(how: &str) {
             copied();
         }
         "removed" => {
-            fs::remove_dir_all("run").unwrap();
+            // The run may write into it meanwhile.
+            while let Err(error) = fs::remove_dir_all("run") {
+                assert_eq!(error.kind(), ErrorKind::DirectoryNotEmpty, "{error}");
+            }
             copied();
         }
         "exchanged" => {
