@@ -37,7 +37,8 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
 pub(crate) use turns::{Rendered, Turn};
-use value::{TOO_LONG, value, value_of_messages};
+pub(crate) use value::TOO_LONG;
+use value::{value, value_of_messages};
 
 /// Steps that a template may take, and more for each value and byte of a chat. A step is worth 64 bytes.
 const STEPS: u64 = 1_000_000;

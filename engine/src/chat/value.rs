@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Levels of a value that a template builds. JSON has at most 128.
 const DEEPEST: usize = 200;
 /// What is said of a template that takes too many steps.
-pub(super) const TOO_LONG: &str = "it takes more steps than a template may for this chat";
+pub(crate) const TOO_LONG: &str = "it takes more steps than a template may for this chat";
 /// Bytes of one step of a template.
 const BYTES_OF_A_STEP: usize = 64;
 

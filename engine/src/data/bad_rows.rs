@@ -1,6 +1,7 @@
 //! Rows of a data set that are not taken, and why.
 
 use super::unread::AllUnread;
+use crate::chat::TOO_LONG;
 use crate::report::shown::Shown;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,6 +16,8 @@ const BY_CHANCE: f64 = 0.01;
 const SHOWN: usize = 3;
 /// So many rows at the beginning, none of which can be used, are enough.
 pub(super) const FIRST_ROWS: usize = 100;
+/// So many are enough if the chat template takes too many steps for each: every one takes all the time that a row may take.
+pub(super) const SLOW_ROWS: usize = 4;
 
 /// The kind of thing that may be left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,7 +120,10 @@ impl BadRows {
 
     /// Gives up, if so many rows are read, none of them can be used, and not every one is to be named.
     pub(super) fn give_up(&mut self) -> bool {
-        self.given_up = self.rows >= FIRST_ROWS && self.bad == self.rows && !self.all;
+        let is_slow = |reason: &Reason| reason.why.contains(TOO_LONG);
+        let are_slow = self.rows >= SLOW_ROWS && self.reasons.iter().all(is_slow);
+        let are_enough = self.rows >= FIRST_ROWS || are_slow;
+        self.given_up = are_enough && self.bad == self.rows && !self.all;
         self.given_up
     }
 
@@ -269,16 +275,20 @@ mod tests {
 
     #[test]
     fn rows_none_of_which_can_be_used_are_given_up() {
-        let given_up_at = |all: bool, good: usize| {
+        let given_up_for = |all: bool, good: usize, why: &str| {
             let mut rows = BadRows::of_rows(all, false);
             (1..=1000).find(|number| {
                 rows.rows += 1;
                 if *number != good {
-                    rows.add((Path::new("b"), *number as u64), "same");
+                    rows.add((Path::new("b"), *number as u64), why);
                 }
                 rows.give_up()
             })
         };
+        let given_up_at = |all: bool, good: usize| given_up_for(all, good, "same");
+        let slow = format!("its chat template does not run: {TOO_LONG}");
+        assert_eq!(given_up_for(false, 0, &slow), Some(SLOW_ROWS));
+        assert_eq!(given_up_for(false, 2, &slow), None);
         assert_eq!(given_up_at(false, 0), Some(FIRST_ROWS));
         assert_eq!(given_up_at(false, 50), None);
         assert_eq!(given_up_at(true, 0), None);

@@ -1,6 +1,6 @@
 //! A data set of rows: files of JSON lines through a tokenizer and, for chats, the model's template.
 
-use super::bad_rows::{BadRows, FIRST_ROWS};
+use super::bad_rows::{BadRows, FIRST_ROWS, SLOW_ROWS};
 use super::checked::Checks;
 use super::cores;
 use super::document::Document;
@@ -103,7 +103,11 @@ impl Corpus {
     ) -> Result<bool, Problem> {
         let (mut rows, mut bytes) = (Vec::new(), 0);
         // The first ones alone, in case that none of all can be used.
-        let at_once = if bad.rows < FIRST_ROWS { FIRST_ROWS - bad.rows } else { AT_ONCE };
+        let at_once = match bad.rows {
+            0 => SLOW_ROWS,
+            rows if rows < FIRST_ROWS => FIRST_ROWS - rows,
+            _ => AT_ONCE,
+        };
         while rows.len() < at_once && bytes < BYTES_AT_ONCE {
             let Some((number, row)) = lines.next().map_err(Problem::Unreadable)? else { break };
             bytes += row.as_ref().map_or(0, String::len);
