@@ -11,6 +11,7 @@ use super::read::named;
 use super::rows::{Lines, Rows};
 use super::tokens::Cache;
 use super::{Corpus, DataError, Parts};
+use crate::chat::TOO_LONG;
 use crate::config::{DataFormat, Packing};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -103,11 +104,7 @@ impl Corpus {
     ) -> Result<bool, Problem> {
         let (mut rows, mut bytes) = (Vec::new(), 0);
         // The first ones alone, in case that none of all can be used.
-        let at_once = match bad.rows {
-            0 => SLOW_ROWS,
-            rows if rows < FIRST_ROWS => FIRST_ROWS - rows,
-            _ => AT_ONCE,
-        };
+        let at_once = if bad.rows < FIRST_ROWS { FIRST_ROWS - bad.rows } else { AT_ONCE };
         while rows.len() < at_once && bytes < BYTES_AT_ONCE {
             let Some((number, row)) = lines.next().map_err(Problem::Unreadable)? else { break };
             bytes += row.as_ref().map_or(0, String::len);
@@ -117,10 +114,14 @@ impl Corpus {
             .iter()
             .map(|(_, row)| row.as_ref().map(String::as_str).map_err(String::as_str))
             .collect();
-        bad.rendered += with.rows.count_rendered(&texts);
         let document = |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.read(t));
+        let first = if bad.rows == 0 { texts.len().min(SLOW_ROWS) } else { 0 };
+        let are_slow = first == SLOW_ROWS
+            && (0..first).all(|i| document(i).is_err_and(|why| why.contains(TOO_LONG)));
+        let texts = if are_slow { &texts[..first] } else { &texts[..] };
+        bad.rendered += with.rows.count_rendered(texts);
         let make = || cores::map(texts.len(), document);
-        let documents = with.cache.documents(with.rows.hash(), &texts, make);
+        let documents = with.cache.documents(with.rows.hash(), texts, make);
         for ((number, _), document) in rows.iter().zip(documents) {
             bad.rows += 1;
             match document {
