@@ -348,7 +348,7 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
     };
     // Versions without the key knew nothing else.
     let order = if s.reader.stored { DataOrder::Random } else { DataOrder::Shuffled };
-    let data = DataConfig {
+    DataConfig {
         train,
         validation,
         format,
@@ -364,8 +364,7 @@ fn data(s: &mut Section<'_, '_>, model: &ModelConfig) -> DataConfig {
         system: s.text("system", Or::Default(String::new()), |_| Ok(()), "With `Chat`, the first message of each chat that has none of the system. Empty: none."),
         control_tokens: s.named("control_tokens", ControlTokens::Text, "What the text of a control token, such as `<|im_end|>`, is in the texts of `Jsonl`, and in `prompt` and `completion` of `Chat` where these are texts. `Text`: text, which controls nothing. `Parsed`: the token, for chats that a template has rendered; a text that ends with a control token gets no other end. Messages of `Chat` are always text; files of plain text are always parsed."),
         order: s.named("order", order, "`Shuffled`: epochs, each of which has every window of `model.seq_len` tokens once. `Random`: each sample starts anywhere."),
-    };
-    data
+    }
 }
 
 fn data_format(s: &mut Section<'_, '_>) -> DataFormat {
