@@ -115,10 +115,12 @@ impl Corpus {
             .map(|(_, row)| row.as_ref().map(String::as_str).map_err(String::as_str))
             .collect();
         let document = |i: usize| texts[i].map_err(str::to_owned).and_then(|t| with.rows.read(t));
-        let first = if bad.rows == 0 { texts.len().min(SLOW_ROWS) } else { 0 };
-        let are_slow = first == SLOW_ROWS
-            && (0..first).all(|i| document(i).is_err_and(|why| why.contains(TOO_LONG)));
-        let texts = if are_slow { &texts[..first] } else { &texts[..] };
+        let is_slow = |i: usize| document(i).is_err_and(|why| why.contains(TOO_LONG));
+        let may_end = bad.rows == 0 && !with.names_all && texts.len() >= SLOW_ROWS;
+        let texts = match may_end && (0..SLOW_ROWS).all(is_slow) {
+            true => &texts[..SLOW_ROWS],
+            false => &texts[..],
+        };
         bad.rendered += with.rows.count_rendered(texts);
         let make = || cores::map(texts.len(), document);
         let documents = with.cache.documents(with.rows.hash(), texts, make);

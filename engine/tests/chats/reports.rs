@@ -1,9 +1,21 @@
 //! What onebox says of rows that it does not take, or not whole.
 
-use crate::common::with_chats;
+use crate::common::{Folder, with_chats};
 use serde_json::json;
 use std::fs;
 use std::path::Path;
+
+/// Copies the model of the fixture to `model`, with another chat template.
+fn put_model(folder: &Folder, template: &str) {
+    let model = folder.path("model");
+    fs::create_dir(&model).unwrap();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
+    for file in fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), model.join(file.file_name())).unwrap();
+    }
+    fs::write(model.join("chat_template.jinja"), template).unwrap();
+}
 
 /// A start that takes all tokens from the cache says the same as the one that made them, and so do parts that are prepared already.
 #[test]
@@ -22,17 +34,10 @@ fn what_nothing_reads_is_said_once_at_every_start() {
         (0..100).map(|i| row(i, if i < 7 { "<think>z</think>" } else { "" })).collect();
     assert!(rows.len() > 32 << 10, "it is kept in the cache");
     fs::write(folder.path("rows.jsonl"), rows).unwrap();
-    let model = folder.path("model");
-    fs::create_dir(&model).unwrap();
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
-    for file in fs::read_dir(from).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), model.join(file.file_name())).unwrap();
-    }
     let template = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}\
         {%- if loop.last %}{{- m.content }}{%- else %}{{- m.content.split('</think>')[-1] }}{%- endif %}{{- '<|im_end|>\n' }}{%- endfor %}\
         {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
-    fs::write(model.join("chat_template.jinja"), template).unwrap();
+    put_model(&folder, template);
     let ron = "(model: (from: \"model/\", seq_len: 64), device: Cpu(memory: \"64MiB\"), precision: Fp32, batch: (micro: 8),
         data: (train: \"rows.jsonl\", format: Chat), train: (steps: 4))";
     fs::write(folder.path("notes.ron"), ron).unwrap();
@@ -154,4 +159,18 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
         &["data.format=Auto", "data.packing=Documents"],
         "these files do not say where documents begin",
     );
+}
+
+/// A chat template that takes too many steps ends the reading after four rows, unless each row is to be named.
+#[test]
+fn rows_that_take_too_many_steps_are_given_up_or_all_named() {
+    let folder = with_chats();
+    put_model(&folder, "{{ 'a' * 1000000000 }}");
+    let sets = ["--set", "model.from=\"model/\""];
+    let onebox = |args: &[&str]| folder.onebox(&[args, &sets].concat()).refused(66, &[]).stderr;
+    let told = onebox(&["data", "check", "chat.ron"]);
+    assert!(told.contains("none of the first 4 rows can be used"), "{told}");
+    let told = onebox(&["data", "check", "chat.ron", "--all"]);
+    let rows = folder.read("chats.jsonl").lines().count();
+    assert_eq!(told.matches("takes more steps than a template may").count(), rows + 1, "{told}");
 }
