@@ -32,9 +32,10 @@ pub(super) fn version() -> Result<(i32, i32), String> {
 pub(super) fn architectures() -> Result<Vec<u32>, String> {
     let mut count = 0;
     call!(nvrtcGetNumSupportedArchs(&raw mut count))?;
-    let mut all = vec![0; usize::try_from(count).unwrap_or(0)];
+    let wrong = |number: i32| format!("nvrtcGetSupportedArchs: {number}");
+    let mut all = vec![0; usize::try_from(count).map_err(|_| wrong(count))?];
     call!(nvrtcGetSupportedArchs(all.as_mut_ptr()))?;
-    Ok(all.into_iter().filter_map(|sm| u32::try_from(sm).ok()).collect())
+    all.into_iter().map(|sm| u32::try_from(sm).map_err(|_| wrong(sm))).collect()
 }
 
 /// A program. Drop destroys it.

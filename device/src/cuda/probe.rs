@@ -46,8 +46,8 @@ pub struct Probe {
     pub gpus: Vec<GpuInfo>,
     /// NVRTC, cuBLASLt, NCCL.
     pub libraries: Vec<LibraryInfo>,
-    /// Compute capabilities for which NVRTC compiles; none where it does not say.
-    pub architectures: Vec<u32>,
+    /// Compute capabilities for which NVRTC compiles; `None` if it does not say, as before CUDA 11.2.
+    pub architectures: Option<Vec<u32>>,
 }
 
 impl Probe {
@@ -90,7 +90,7 @@ impl Probe {
         let oldest = self.gpus.iter().min_by_key(|gpu| gpu.sm);
         let dropped = oldest.filter(|gpu| gpu.sm < TURING);
         let is_unknown = |gpu: &&GpuInfo| {
-            !self.architectures.is_empty() && !self.architectures.contains(&gpu.sm)
+            self.architectures.as_ref().is_some_and(|known| !known.contains(&gpu.sm))
         };
         // The newest, whose compiler knows the others; of several the first.
         let unknown = self.gpus.iter().rev().filter(is_unknown).max_by_key(|gpu| gpu.sm);
@@ -177,10 +177,7 @@ pub fn probe() -> Probe {
         library("cuBLASLt", true, guarded(blaslt_version)),
         library(NCCL, false, guarded(nccl_version)),
     ];
-    let architectures = match nvrtc::is_present() {
-        true => guarded(nvrtc::architectures).unwrap_or_default(),
-        false => Vec::new(),
-    };
+    let architectures = nvrtc::is_present().then(|| guarded(nvrtc::architectures).ok()).flatten();
     Probe { driver, gpus, libraries, architectures }
 }
 

@@ -9,7 +9,7 @@ const LOOKS: usize = 64;
 /// Waking a sleeping thread takes as long.
 const MOMENT: Duration = Duration::from_micros(20);
 
-/// What `find` finds within a `moment`. It looks [`LOOKS`] times at least.
+/// Calls `find` for a `moment`, at least [`LOOKS`] times, until it returns something; `None` if it never does.
 pub(crate) fn look_for<T>(moment: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
     let began = Instant::now();
     loop {
@@ -26,14 +26,14 @@ pub(crate) fn look_for<T>(moment: Duration, mut find: impl FnMut() -> Option<T>)
     }
 }
 
-/// How long one of so many threads looks before it sleeps: a `moment` where each has a core, and next to nothing where the
-/// thread for which it looks may be waiting for its core.
+/// The time that each of `threads` threads looks before it sleeps: a `moment` if each has a core. Otherwise none, since the thread
+/// that it waits for may need its core.
 pub(crate) fn pause(threads: usize, moment: Duration) -> Duration {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if threads <= cores { moment } else { Duration::ZERO }
 }
 
-/// That of one of so many ranks.
+/// The same for threads that wait for ranks.
 pub(crate) fn pause_of_ranks(ranks: usize) -> Duration {
     pause(ranks, MOMENT)
 }

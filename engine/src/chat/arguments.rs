@@ -1,4 +1,4 @@
-//! What filters, tests and methods are called with, as Python binds it to parameters.
+//! The arguments of filters, tests and methods, bound to parameters as Python binds them.
 
 use super::print;
 use super::value::{Kind, name_of};
@@ -8,7 +8,7 @@ use minijinja::{State, Value};
 /// The arguments of a call.
 #[derive(Debug)]
 pub(super) struct Arguments {
-    /// What is called, for errors.
+    /// The name of the filter, test or method, for errors.
     name: String,
     pub(super) places: Vec<Value>,
     pub(super) names: Vec<(String, Value)>,

@@ -40,7 +40,7 @@ pub(super) const TESTS: [(&str, Test); 35] = [
     ("sameas", |_, of, a| same(of, a)),
     ("sequence", |_, of, a| plain(a, is_sequence(of))),
     ("string", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Text(_)))),
-    ("test", |_, of, a| plain(a, named(of.as_str().unwrap_or_default()).is_some())),
+    ("test", |_, of, a| plain(a, of.as_str().is_some_and(|name| named(name).is_some()))),
     ("true", |_, of, a| plain(a, matches!(Kind::of(of), Kind::Bool(true)))),
     ("undefined", |_, of, a| plain(a, of.is_undefined())),
     ("upper", |state, of, a| plain(a, is_cased(&text(state, of)?, char::is_lowercase))),
@@ -117,7 +117,7 @@ fn remainder(of: &Value, arguments: &Arguments) -> Result<bool, String> {
     }
 }
 
-/// `is` of Python: of true, false and None it is told, of others onebox does not know it.
+/// `is` of Python, for true, false and None. Other values are refused.
 fn same(of: &Value, arguments: &Arguments) -> Result<bool, String> {
     let other = one(arguments)?;
     let single = |value: &Value| match Kind::of(value) {

@@ -5,7 +5,7 @@ use super::print::float;
 use super::value::{Form, Kind, List, name_of, pay};
 use minijinja::{State, Value};
 
-/// What `json.dumps` may be told.
+/// The options of `json.dumps`.
 #[derive(Debug)]
 pub(super) struct Dump {
     pub(super) ascii: bool,

@@ -1,10 +1,10 @@
-//! Expressions of Jinja for the library: where its operators, subscripts and methods are not Python's, a call of a function of
-//! `python.rs` takes their place.
+//! Expressions of Jinja for the library. A call of a function of `operators.rs`, `subscripts.rs` or `methods.rs` stands for each
+//! operator, subscript and method that the library does not compute as Python does.
 
 use super::code::{Code, DEEPEST, call, depth, float, integer, level, one_or, too_deep};
 use super::source::{Placed, Token, quoted};
 
-/// What stands in front of a call.
+/// The expression in front of the brackets of a call.
 enum Callee {
     Name,
     Attribute { of: Code, name: String },
@@ -305,7 +305,7 @@ impl<'t, 'a> Words<'t, 'a> {
         Ok((Code::leaf(found), Callee::Other))
     }
 
-    /// What stands between brackets, with commas.
+    /// The expressions between brackets, which commas separate.
     fn listed(
         &mut self,
         close: &str,

@@ -98,7 +98,8 @@ fn abs(_: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
 
 fn batch(state: &State<'_, '_>, of: &Value, arguments: &Arguments) -> Found {
     let [many, fill] = arguments.bind(["linecount", "fill_with"])?;
-    let many = usize::try_from(whole(many.as_ref(), 0)?).unwrap_or(0).max(1);
+    let many = usize::try_from(whole(many.as_ref(), 0)?).ok().filter(|many| *many > 0);
+    let many = many.ok_or_else(|| arguments.wrong("`linecount` is no number above 0"))?;
     let mut rows = Vec::new();
     for row in iterated(state, of)?.chunks(many) {
         let mut row = row.to_vec();

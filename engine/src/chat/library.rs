@@ -1,4 +1,4 @@
-//! What the library gives a template: Python's operators, and the filters, tests and functions that transformers has.
+//! The environment of a template: Python's operators, and the filters, tests and functions that transformers has.
 
 use super::arguments::Arguments;
 use super::marks::{CLOSE, FILTER, OPEN};

@@ -60,7 +60,7 @@ pub(crate) fn message(role: &str, content: &str) -> Message {
     Message::Object(texts.map(|(key, text)| (key.into(), Message::String(text.into()))).into())
 }
 
-/// What a template makes a text of.
+/// The messages and tools that a template turns into a text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chat<'a> {
     pub(crate) messages: &'a [Message],
@@ -197,8 +197,8 @@ impl Template {
         self.tokens.get("bos_token").map(String::as_str)
     }
 
-    /// What stands behind an answer before the next message, without blanks around it. In families where it is empty, the token of the
-    /// next role ends an answer.
+    /// The text between an answer and the next message, without blanks around it. If it is empty, the token of the next role ends an
+    /// answer.
     pub(crate) fn end_of_answers(&self) -> &str {
         /// Of a template that says nothing of it.
         const UNKNOWN: &str = "?";

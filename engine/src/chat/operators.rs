@@ -1,4 +1,4 @@
-//! Operators and subscripts of Python. What onebox does not know is an error that names it, never another value.
+//! Operators and subscripts of Python. An operator or a type that onebox does not know is an error that names it, never another value.
 
 use super::numbers::{Number, arithmetic, order_of_numbers};
 use super::print::text;

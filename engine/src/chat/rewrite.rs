@@ -67,14 +67,6 @@ pub(super) fn rewritten(source: &str) -> Result<Rewritten, String> {
     Ok(Rewritten { text, marks })
 }
 
-impl Tag<'_> {
-    /// Whether an end of this block is to come.
-    fn is_open(&self) -> bool {
-        let assigns = |one: &Token<'_>| matches!(one, Token::Operator("="));
-        self.keyword() != Some("set") || !self.tokens.iter().any(|placed| assigns(&placed.token))
-    }
-}
-
 /// The words of a tag.
 fn words(tag: &Tag<'_>) -> Result<String, String> {
     let mut words = Words::of(&tag.tokens);

@@ -73,6 +73,16 @@ impl Tag<'_> {
         }
     }
 
+    /// Whether an end of this block is to come. `{% set a = b %}` has none.
+    pub(super) fn is_open(&self) -> bool {
+        let mut operators = self.tokens.iter().filter_map(|placed| match placed.token {
+            Token::Operator(operator) => Some(operator),
+            _ => None,
+        });
+        let first = operators.find(|operator| !matches!(*operator, "," | "." | "(" | ")"));
+        self.keyword() != Some("set") || first != Some("=")
+    }
+
     /// A tag with other words, which ends in the same line and has the same blanks around it.
     pub(super) fn with(&self, words: &str) -> String {
         let lines = "\n".repeat(self.lines);

@@ -103,11 +103,7 @@ impl Loops {
                 number.map(|(number, name)| format!("{BEGIN}({number}, {name})"))
             }
             "endfor" => self.open.pop()?.map(|number| format!("{END}({number})")),
-            "macro" | "call" | "filter" => {
-                self.caught += 1;
-                None
-            }
-            "set" if is_block(tag) => {
+            "macro" | "call" | "filter" | "set" if tag.is_open() => {
                 self.caught += 1;
                 None
             }
@@ -126,15 +122,6 @@ fn variable<'a>(tag: &'a Tag<'_>) -> Option<&'a str> {
         (Token::Name(name), Token::Name("in")) => Some(name),
         _ => None,
     }
-}
-
-/// Whether `{% set .. %}` takes the text up to `{% endset %}`.
-fn is_block(tag: &Tag<'_>) -> bool {
-    let mut operators = tag.tokens.iter().filter_map(|placed| match placed.token {
-        Token::Operator(operator) => Some(operator),
-        _ => None,
-    });
-    operators.find(|operator| !matches!(*operator, "," | "." | "(" | ")")) != Some("=")
 }
 
 /// Gives a template the filters that write notes.

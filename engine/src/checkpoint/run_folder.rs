@@ -51,16 +51,19 @@ impl RunFolder {
         let run = self.run.check()?;
         let opened = run.leads_to(&self.name);
         let mut found = self.found.lock().unwrap_or_else(|e| e.into_inner());
-        let known = found.as_ref().filter(|known| !known.is_removed().unwrap_or(false));
+        // A folder that was removed is made again.
+        if found.as_ref().map_or(Ok(false), |known| known.is_removed())? {
+            *found = None;
+        }
         let moved = |why| of(&self.path(), Err(io::Error::other(why)));
         let here = match opened {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && known.is_some() => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && found.is_some() => {
                 return moved("the folder of the run's checkpoints was moved");
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => of(&self.path(), opened)?,
         };
-        match known {
+        match &*found {
             Some(known) if known.is(&here)? => Ok(Some(Arc::clone(known))),
             Some(_) => moved("another folder is in the place of the run's: it was moved"),
             None => Ok(Some(Arc::clone(found.insert(Arc::new(here))))),

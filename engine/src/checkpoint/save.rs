@@ -404,8 +404,8 @@ impl Saver {
             (shared.growing.take(), shared.problem.take())
         };
         if let Some(why) = problem {
-            // Of a directory that is not the run's nothing was begun, and nothing goes. What cannot be removed now is removed
-            // before the next one.
+            // If another process has the lock by now, the unfinished checkpoints are its own. What cannot be removed now is
+            // removed before the next one.
             let own = growing.filter(|_| self.folder.check_lock().is_ok());
             drop(own.map(|growing| clean(&growing.folder)));
             return Message::NotSaved { step, why };

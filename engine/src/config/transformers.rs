@@ -5,7 +5,9 @@ mod instead;
 mod keys;
 mod kinds;
 
-pub(crate) use self::instead::{Instead, MERGE, POINTER, adapter, other_form, pointer};
+pub(crate) use self::instead::{
+    Instead, MERGE, POINTER, adapter, beside, other_form, pointer, python,
+};
 use self::keys::Keys;
 pub(crate) use self::keys::SPECIAL;
 use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};

@@ -1,6 +1,6 @@
 //! The files of a tokenizer in a folder of transformers, and what to do where the one that onebox reads is none of them.
 
-use crate::report::shown::quoted;
+use crate::config::transformers::{beside, python};
 use crate::run_dir::TOKENIZER;
 use std::path::Path;
 
@@ -27,13 +27,11 @@ pub(crate) fn unread_tokenizers(folder: &Path) -> String {
         return "copy the tokenizer.json of the model there".into();
     };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let folder = folder.display().to_string();
-    let new = format!("{}-tokenizer", folder.trim_end_matches('/'));
-    let code = format!(
-        "from transformers import AutoTokenizer as A; A.from_pretrained({folder:?}).save_pretrained({new:?})"
-    );
+    let (from, new) = (folder.display().to_string(), beside(folder, "tokenizer"));
+    let line = python(&format!(
+        "from transformers import AutoTokenizer as A; A.from_pretrained({from:?}).save_pretrained({new:?})"
+    ));
     format!(
-        "onebox does not read its {name}; make a tokenizer.json of it with `python -c {}`, and set `data.tokenizer` to that folder",
-        quoted(&code)
+        "onebox does not read its {name}; make a tokenizer.json of it with `{line}`, and set `data.tokenizer` to that folder"
     )
 }

@@ -174,11 +174,11 @@ fn is_there(folder: &Path, name: &str) -> bool {
 }
 
 /// A folder of a name that is not taken, in most cases.
-fn beside(folder: &Path, ending: &str) -> String {
+pub(crate) fn beside(folder: &Path, ending: &str) -> String {
     format!("{}-{ending}", folder.display().to_string().trim_end_matches('/'))
 }
 
 /// A line for the shell.
-fn python(code: &str) -> String {
+pub(crate) fn python(code: &str) -> String {
     format!("python -c {}", quoted(code))
 }

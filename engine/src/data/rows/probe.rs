@@ -9,14 +9,14 @@ use xxhash_rust::xxh3::xxh3_128;
 /// A word that no template has.
 pub(super) const WORD: &str = "zq0qz";
 /// Around the thoughts in a content.
-const MARKS: [(&str, &str); 4] = [
+const THOUGHT_MARKS: [(&str, &str); 4] = [
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
     ("[THINK]", "[/THINK]"),
 ];
 /// Around the answer of a tool in a content, by which templates of Qwen tell it from a question.
-const ANSWER: [&str; 2] = ["<tool_response>", "</tool_response>"];
+const TOOL_ANSWER: [&str; 2] = ["<tool_response>", "</tool_response>"];
 /// Keys of messages that are looked for by their words.
 const KNOWN: [&str; 7] =
     ["role", "content", "tool_calls", "tool_call_id", THOUGHTS[0], THOUGHTS[1], THOUGHTS[2]];
@@ -126,8 +126,9 @@ impl Probe {
     fn pieces(&mut self, text: &str, i: usize, is_answer: bool) -> String {
         let (mut out, mut left) = (String::new(), text);
         loop {
-            let marks = MARKS.iter().flat_map(|(open, close)| [(*open, false), (*close, true)]);
-            let marks = marks.chain(ANSWER.map(|mark| (mark, false)));
+            let marks =
+                THOUGHT_MARKS.iter().flat_map(|(open, close)| [(*open, false), (*close, true)]);
+            let marks = marks.chain(TOOL_ANSWER.map(|mark| (mark, false)));
             let found = marks.filter_map(|(mark, ends)| Some((left.find(mark)?, mark, ends)));
             let Some((at, mark, ends)) = found.min() else {
                 return out + &self.word(left, Of::Text(i));

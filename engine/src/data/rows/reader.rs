@@ -26,7 +26,7 @@ pub(super) enum Arguments {
 
 /// What the text of a chat of some shape has of it.
 #[derive(Clone, Debug)]
-enum Seen {
+enum Visibility {
     /// The template takes no words.
     Unknown,
     Known {
@@ -45,7 +45,7 @@ pub(super) struct Reader<'a> {
     pub(super) template: &'a Template,
     roles: RwLock<BTreeMap<&'static str, bool>>,
     arguments: OnceLock<Arguments>,
-    shapes: RwLock<BTreeMap<u128, Seen>>,
+    shapes: RwLock<BTreeMap<u128, Visibility>>,
 }
 
 impl<'a> Reader<'a> {
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
         let key = probe.key();
         let known = self.shapes.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         let seen = known.unwrap_or_else(|| {
-            let seen = self.seen(&probe);
+            let seen = self.visibility(&probe);
             let mut shapes = self.shapes.write().unwrap_or_else(PoisonError::into_inner);
             if shapes.len() < MOST {
                 shapes.insert(key, seen.clone());
@@ -132,11 +132,13 @@ impl<'a> Reader<'a> {
             seen
         });
         let (lost, thoughts) = match seen {
-            Seen::Known { lost, thoughts, unread: keys } => {
+            Visibility::Known { lost, thoughts, unread: keys } => {
                 unread.of_messages.extend(keys);
                 (lost, thoughts)
             }
-            Seen::Unknown => lost(&Probe::of_texts(talk), &self.template.text(talk.chat(), false)?),
+            Visibility::Unknown => {
+                lost(&Probe::of_texts(talk), &self.template.text(talk.chat(), false)?)
+            }
         };
         match lost {
             None => {}
@@ -180,18 +182,22 @@ impl<'a> Reader<'a> {
     }
 
     /// What the template makes of words.
-    fn seen(&self, probe: &Probe) -> Seen {
+    fn visibility(&self, probe: &Probe) -> Visibility {
         let written = |messages: &[Json]| {
             self.template.text(Chat { messages, tools: probe.tools.as_ref() }, false)
         };
-        let Ok(text) = written(&probe.messages) else { return Seen::Unknown };
+        let Ok(text) = written(&probe.messages) else { return Visibility::Unknown };
         let (lost, thoughts) = lost(probe, &text);
         let is_read = |key: &&String| {
             let without: Vec<Json> = probe.messages.iter().map(|one| without(one, key)).collect();
             written(&without).map_or(true, |other| other != text)
         };
         let unread = probe.keys.iter().filter(|key| !is_read(key));
-        Seen::Known { lost, thoughts, unread: unread.map(|key| super::name_of(key)).collect() }
+        Visibility::Known {
+            lost,
+            thoughts,
+            unread: unread.map(|key| super::name_of(key)).collect(),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Targets<'a> {
     pub(super) template: &'a Template,
     pub(super) control: &'a Control,
     pub(super) chat: Chat<'a>,
-    /// For each message.
+    /// Whether a message is to be learned, for each of the chat.
     pub(super) learned: &'a [bool],
 }
 
@@ -23,11 +23,9 @@ impl Targets<'_> {
     /// The text of the chat, and the bytes of it that are targets, in their order.
     pub(super) fn of(&self) -> Result<(String, Vec<Range<usize>>), String> {
         let whole = self.template.rendered(self.chat, false)?;
-        let answers = |learned| move |i: &usize| self.is_answer(*i) && self.learned[*i] == learned;
-        let (answers, others): (Vec<usize>, Vec<usize>) = {
-            let all = 0..self.learned.len();
-            (all.clone().filter(answers(true)).collect(), all.filter(answers(false)).collect())
-        };
+        let is_answer = |i: &usize| has_role(&self.chat.messages[*i], "assistant");
+        let (answers, others): (Vec<usize>, Vec<usize>) =
+            (0..self.learned.len()).filter(is_answer).partition(|i| self.learned[*i]);
         let many = if self.template.has_marks() { others.len() } else { answers.len() };
         if many.saturating_mul(whole.text.len()) > MOST {
             let bytes = whole.text.len();
@@ -60,10 +58,6 @@ impl Targets<'_> {
             ));
         }
         Ok((text, spans))
-    }
-
-    fn is_answer(&self, i: usize) -> bool {
-        has_role(&self.chat.messages[i], "assistant")
     }
 
     /// The beginning of the chat, and the prompt of its next message if `asked`.
