@@ -22,8 +22,8 @@ pub(super) fn of_one(function: Json) -> Json {
     Json::Array(vec![of_function(function)])
 }
 
-/// The name and arguments of a function as a call, unless it is one.
-fn of_function(function: Json) -> Json {
+/// A function in the form of OpenAI, `{"type": "function", "function": ..}`, unless it has that form.
+pub(super) fn of_function(function: Json) -> Json {
     if function.get("function").is_some() {
         return function;
     }

@@ -79,14 +79,16 @@ pub(super) fn form(
     };
     note_keys(&row, unread);
     let (mut messages, mut learned) = (Vec::with_capacity(turns.len()), Vec::new());
-    let mut asked = asked;
-    let (mut after_call, before) = (false, asked);
+    let (mut after_call, mut first) = (false, 0);
     for (i, turn) in turns.into_iter().enumerate() {
         let wrong = |why: String| format!("message {}: {why}", i + 1);
         let is_call = is_call(&turn);
         let (message, learns) = read(turn, reader).map_err(wrong)?;
-        let learns = i >= before && super::has_role(&message, "assistant") && learns;
-        match messages.last_mut().filter(|_| is_call && after_call && i != before) {
+        if i == asked {
+            first = messages.len();
+        }
+        let learns = i >= asked && super::has_role(&message, "assistant") && learns;
+        match messages.last_mut().filter(|_| is_call && after_call && i != asked) {
             // Calls in a row are one answer.
             Some(last) => {
                 if learned.last() != Some(&learns) {
@@ -95,7 +97,6 @@ pub(super) fn form(
                     ));
                 }
                 calls::append(last, message);
-                asked -= usize::from(i < before);
             }
             None => {
                 learned.push(learns);
@@ -105,7 +106,7 @@ pub(super) fn form(
         after_call = is_call;
     }
     if !learned.contains(&true) {
-        return Err(without_targets(&messages[asked..]));
+        return Err(without_targets(&messages[first..]));
     }
     put_system(&mut messages, own, system)?;
     while learned.len() < messages.len() {
@@ -225,19 +226,18 @@ fn put_system(
     own: Option<String>,
     of_all: Option<&str>,
 ) -> Result<(), String> {
-    let there = messages.iter().find(|one| is_system(one));
+    let there = messages.iter().position(is_system);
     match (there, own) {
         (None, own) => {
             let first = own.as_deref().or(of_all).map(|text| message("system", text));
             messages.splice(0..0, first);
             Ok(())
         }
-        (Some(there), Some(own)) if texts(there).concat().trim().is_empty() => {
-            let number = messages.iter().position(is_system).unwrap_or_default();
-            messages[number] = message("system", &own);
+        (Some(there), Some(own)) if texts(&messages[there]).concat().trim().is_empty() => {
+            messages[there] = message("system", &own);
             Ok(())
         }
-        (Some(there), Some(own)) if texts(there).concat() != own => Err(format!(
+        (Some(there), Some(own)) if texts(&messages[there]).concat() != own => Err(format!(
             "it has a message of the system beside a `system` with another text, {}: remove one of them",
             shown(&Json::String(own))
         )),
@@ -275,10 +275,8 @@ fn tools(row: &mut Map) -> Result<Option<Json>, String> {
             return Err(format!("tool {} of `{key}` has no `name`", i + 1));
         }
         // Texts of LLaMA-Factory, and `functions`, have the functions alone.
-        if (is_text || key == "functions") && tool.get("function").is_none() {
-            let function = std::mem::replace(tool, Json::Null);
-            let fields = [("type", Json::String("function".into())), ("function", function)];
-            *tool = Json::Object(fields.map(|(key, value)| (key.into(), value)).into());
+        if is_text || key == "functions" {
+            *tool = calls::of_function(std::mem::replace(tool, Json::Null));
         }
     }
     Ok(Some(Json::Array(tools)))

@@ -61,10 +61,12 @@ pub(super) fn read(turn: Json, reader: &Reader<'_>) -> Result<(Json, bool), Stri
     }
     let other = match role.as_str() {
         role if CALLS.contains(&role) => Some("assistant"),
-        role if ANSWERS.contains(&role) && !reader.has_token_of_role(role) => Some("tool"),
-        "developer" if !reader.reads_role("developer") => Some("system"),
-        "function" if !reader.reads_role("function") => Some("tool"),
-        _ => None,
+        "developer" if !reader.role("developer").is_written => Some("system"),
+        "function" if !reader.role("function").is_written => Some("tool"),
+        role => {
+            let answer = ANSWERS.iter().find(|name| **name == role);
+            answer.filter(|name| !reader.role(name).has_token).map(|_| "tool")
+        }
     };
     if let Some(other) = other {
         fields.insert("role".into(), Json::String(other.into()));

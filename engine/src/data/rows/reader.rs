@@ -39,11 +39,19 @@ enum Visibility {
     },
 }
 
+/// How a template writes messages of a role.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Role {
+    pub(super) is_written: bool,
+    /// With a token of its name, such as `<|observation|>`.
+    pub(super) has_token: bool,
+}
+
 /// A template, and what is known of it.
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     pub(super) template: &'a Template,
-    roles: RwLock<BTreeMap<&'static str, bool>>,
+    roles: RwLock<BTreeMap<&'static str, Role>>,
     arguments: OnceLock<Arguments>,
     shapes: RwLock<BTreeMap<u128, Visibility>>,
 }
@@ -54,27 +62,26 @@ impl<'a> Reader<'a> {
         Self { template, roles, arguments, shapes }
     }
 
-    /// Whether the template writes messages of this role.
-    pub(super) fn reads_role(&self, role: &'static str) -> bool {
-        if let Some(reads) = self.roles.read().unwrap_or_else(PoisonError::into_inner).get(role) {
-            return *reads;
+    /// How the template writes messages of this role.
+    pub(super) fn role(&self, role: &'static str) -> Role {
+        if let Some(known) = self.roles.read().unwrap_or_else(PoisonError::into_inner).get(role) {
+            return *known;
         }
         let one = message(role, WORD);
         let rest = [message("user", "a"), message("assistant", "b")];
-        let writes = |messages: &[Json]| {
-            self.template.text(Chat::of(messages), false).is_ok_and(|text| text.contains(WORD))
+        let written = |messages: &[Json]| {
+            let text = self.template.text(Chat::of(messages), false).ok();
+            text.filter(|text| text.contains(WORD))
         };
-        let reads = writes(&[std::slice::from_ref(&one), &rest].concat())
-            || writes(&[&rest[..], &[one]].concat());
-        self.roles.write().unwrap_or_else(PoisonError::into_inner).insert(role, reads);
-        reads
-    }
-
-    /// Whether the template writes a token of this name, such as `<|observation|>`, in front of messages of this role.
-    pub(super) fn has_token_of_role(&self, role: &str) -> bool {
-        let all = [message("user", "a"), message("assistant", "b"), message(role, WORD)];
-        let text = self.template.text(Chat::of(&all), false).unwrap_or_default();
-        text.contains(&format!("<|{role}|>")) && text.contains(WORD)
+        let first = written(&[std::slice::from_ref(&one), &rest].concat());
+        let last = written(&[&rest[..], &[one]].concat());
+        let token = format!("<|{role}|>");
+        let found = Role {
+            is_written: first.is_some() || last.is_some(),
+            has_token: last.is_some_and(|text| text.contains(&token)),
+        };
+        self.roles.write().unwrap_or_else(PoisonError::into_inner).insert(role, found);
+        found
     }
 
     /// How the template takes arguments.
