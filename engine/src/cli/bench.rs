@@ -4,7 +4,7 @@ use super::data;
 use super::exit::{Failed, code};
 use super::simulate::failed;
 use super::train::check_memory;
-use super::{ConfigArgs, may_write, plan, print, print_json, say, unwritten};
+use super::{ConfigArgs, may_write, missing_gpus, plan, print, print_json, say, unwritten};
 
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
@@ -141,7 +141,7 @@ fn step(args: &StepArgs) -> Result<(), Failed> {
     let mut loaded = args.config.load()?;
     choose(&mut loaded).map_err(failed)?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins) {
+    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
     let built = build(config);

@@ -11,6 +11,7 @@ use crate::predict::plan::filled;
 use crate::predict::remedies::{Remedy, remedies};
 use crate::predict::search::{Found, Layout, search};
 use crate::report::progress::{on_terminal, si};
+use crate::run::gpu::is_sound;
 use serde::Serialize;
 use std::fmt::Write as _;
 use topology::counted;
@@ -48,7 +49,7 @@ impl No {
             return None;
         }
         // The ranks of the config may be too many for the box.
-        let gpus = gpus.or((!loaded.config.is_sound()).then_some(found.gpus));
+        let gpus = gpus.or((!is_sound(&loaded.config)).then_some(found.gpus));
         let remedies = remedies(loaded, gpus);
         let lacking = remedies.is_empty().then(|| Lacking::of(loaded, gpus));
         Some(Self { remedies, lacking })

@@ -4,8 +4,9 @@ use super::ConfigArgs;
 use super::checkpoint::unusable;
 use super::data;
 use super::exit::{Failed, code};
-use crate::config::load_and_look;
+use super::of_machine;
 use crate::config::{Config, ConfigError, DeviceConfig, Loaded, Trouble, Valid, Weights};
+use crate::config::{Further, load_and_look};
 use crate::hugging_face::{Beside, Folder, Pretrained};
 use crate::train::build::shape;
 use device::Plan;
@@ -74,11 +75,13 @@ pub(super) fn load(
         }
         all
     };
-    load_and_look(&args.config, &args.sets, &look).map_err(|errors| {
-        // Only of files that it names: as they are refused without it.
-        let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);
-        let of_files = errors.errors().iter().all(|e| e.help.is_empty() && named(&e.key));
-        let code = if of_files { of_folder.get().unwrap_or(code::DATA) } else { code::CONFIG };
-        (code, errors)
-    })
+    load_and_look(&args.config, &args.sets, &Further { trouble: &look, ..of_machine() }).map_err(
+        |errors| {
+            // Only of files that it names: as they are refused without it.
+            let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);
+            let of_files = errors.errors().iter().all(|e| e.help.is_empty() && named(&e.key));
+            let code = if of_files { of_folder.get().unwrap_or(code::DATA) } else { code::CONFIG };
+            (code, errors)
+        },
+    )
 }

@@ -33,11 +33,12 @@ mod write;
 mod tests;
 
 pub(crate) use box_schema::MEASURED_OPS;
+pub use checks::{Broken, MachineRules};
 pub use data::{ControlTokens, DataConfig, DataFormat, DataOrder, Packing, Source, Sources};
 pub use find_box::find_box;
 pub use keys::{box_keys, keys};
 pub(crate) use load::load_of_run;
-pub use load::{Trouble, Valid, load, load_and_look, load_box, load_stored, load_str};
+pub use load::{Further, Trouble, Valid, load, load_and_look, load_box, load_stored, load_str};
 pub use load::{load_text_to_search, load_to_search};
 pub use model::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
 pub use precision::Precision;

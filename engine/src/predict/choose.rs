@@ -7,6 +7,7 @@ use crate::config::in_line;
 use crate::config::{
     Config, DeviceConfig, Loaded, Origin, ParameterPlace, Placement, Speculated, UpdateMode,
 };
+use crate::run::gpu::is_sound;
 use crate::train::build::{Built, build};
 use device::Arena;
 use rayon::prelude::*;
@@ -134,7 +135,7 @@ impl<'a> Choosing<'a> {
         let config = self.ahead(share);
         let built = build(&config);
         let copies = |config, built| checkpoint_copy(config, built) > 0;
-        config.is_sound()
+        is_sound(&config)
             && fits(&config, &built)
             && copies(&config, &built) == copies(&self.exact, &self.built)
     }

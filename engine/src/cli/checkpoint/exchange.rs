@@ -1,7 +1,7 @@
 //! `onebox checkpoint export` and `import`: models of Hugging Face's transformers.
 
 use super::super::exit::{Failed, code};
-use super::super::{ConfigArgs, data, quoted, say};
+use super::super::{ConfigArgs, data, missing_gpus, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use crate::checkpoint::inspect::Summary;
 use crate::config::{Loaded, Origin};
@@ -99,7 +99,7 @@ pub(super) fn exported(args: &ExportArgs) -> Result<(), Failed> {
 pub(super) fn imported(args: &ImportArgs) -> Result<(), Failed> {
     let loaded = args.config.load()?;
     let config = &loaded.config;
-    if let Some(not_built) = config.not_built(&loaded.origins) {
+    if let Some(not_built) = config.not_built(&loaded.origins, missing_gpus) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
     let folder = Folder::open(&args.folder).map_err(unusable)?;

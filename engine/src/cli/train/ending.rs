@@ -1,12 +1,13 @@
 //! What `onebox train` says and leaves when a run ends.
 
+use super::super::of_machine;
 use super::Session;
 use super::watch::Watch;
 use crate::checkpoint::FOLDER;
 use crate::checkpoint::inspect::open_newest;
 use crate::cli::exit::{Failed, code};
 use crate::cli::{quoted, say};
-use crate::config::{DataFormat, DeviceConfig};
+use crate::config::{DataFormat, DeviceConfig, load_and_look};
 use crate::generate::{Piece, Sampling, Source, Stop, Trained, default_prompt, generate};
 use crate::report::progress::{clock, si};
 use crate::run::Outcome;
@@ -255,7 +256,7 @@ impl Session<'_> {
             if matches!(self.loaded.config.device, DeviceConfig::Cpu { .. }) {
                 more.push(format!("device.count={}", tensor * data));
             }
-            crate::config::load(file, &[given, &more[..]].concat()).ok()?;
+            load_and_look(file, &[given, &more[..]].concat(), &of_machine()).ok()?;
             Some(more)
         })
     }

@@ -1,5 +1,6 @@
 //! What `onebox train` has and looks at before the first step.
 
+use super::super::missing_gpus;
 use super::{TrainArgs, epochs, refused};
 use crate::checkpoint::{Checkpoint, FOLDER, RunFolder, newest_name, sizes};
 use crate::cli::checkpoint::unusable;
@@ -36,7 +37,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>,
     let loaded = loaded.map_err(|(code, errors)| Failed::new(code, errors))?;
     let (mut loaded, early) = epochs::as_steps(args, loaded)?;
     choose(&mut loaded).map_err(simulate::failed)?;
-    if let Some(not_built) = loaded.config.not_built(&loaded.origins) {
+    if let Some(not_built) = loaded.config.not_built(&loaded.origins, missing_gpus) {
         return Err(Failed::new(code::CONFIG, not_built));
     }
     team.check(&loaded.config)?;
