@@ -4,11 +4,11 @@ use super::exit::{Failed, code};
 use super::say;
 use crate::chat::{Template, end_of_text};
 use crate::config::{Config, DataConfig, DataFormat, DeviceConfig, Packing, Source};
+use crate::data::model_files::ModelFiles;
 use crate::data::{
     Cache, Checks, Corpus, DataError, Dataset, Filed, Look, Parts, Problem, Rowed, Rows, Sizes,
     Tokenized, Tokenizer,
 };
-use crate::hugging_face::Beside;
 use crate::report::shown::Shown;
 use crate::run_dir::TOKENIZER;
 use std::fs;
@@ -47,10 +47,10 @@ pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokeniz
 
 /// What a run keeps of `beside`, which stands in the folder `from`: nothing where its tokens are of another kind, which is said.
 pub(super) fn fitting(
-    beside: Beside,
+    beside: ModelFiles,
     from: &Path,
     (config, tokenizer): (&Config, Option<&Tokenizer>),
-) -> Beside {
+) -> ModelFiles {
     let Some(why) = beside.foreign(&config.data, tokenizer) else {
         if let Some(left_out) = beside.left_out() {
             say(&format!("note: {}: {left_out}", Shown(from)));
@@ -61,7 +61,7 @@ pub(super) fn fitting(
         let from = Shown(from);
         say(&format!("note: the run keeps no tokenizer and no chat template of {from}: {why}"));
     }
-    Beside::default()
+    ModelFiles::default()
 }
 
 fn not_opened(path: &Path, problem: &Problem) -> Failed {
@@ -265,7 +265,7 @@ fn rowed<T>(
         let path = if path.is_dir() { path } else { folder };
         DataError { key: "data.tokenizer", path: path.into(), problem }
     };
-    let beside = Beside::open(path);
+    let beside = ModelFiles::open(path);
     let template;
     let rows = match &data.format {
         DataFormat::Jsonl { text } => {

@@ -7,7 +7,8 @@ use super::exit::{Failed, code};
 use super::of_machine;
 use crate::config::{Config, ConfigError, DeviceConfig, Loaded, Trouble, Valid, Weights};
 use crate::config::{Further, load_and_look};
-use crate::hugging_face::{Beside, Folder, Pretrained};
+use crate::data::model_files::ModelFiles;
+use crate::hugging_face::{Folder, Pretrained};
 use crate::train::build::shape;
 use device::Plan;
 use std::cell::Cell;
@@ -45,7 +46,7 @@ pub(super) fn refusal(config: &Config, valid: bool) -> Option<Failed> {
             }
             false => opened(config).map(drop),
         }?;
-        Beside::open(Path::new(from)).map(drop).map_err(unusable)
+        ModelFiles::open(Path::new(from)).map(drop).map_err(unusable)
     };
     let trains = !matches!(config.device, DeviceConfig::Sim { .. });
     trains.then(look)?.err()

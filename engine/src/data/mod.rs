@@ -30,6 +30,7 @@ mod look;
 mod made;
 mod mask;
 mod megatron;
+pub mod model_files;
 mod open;
 mod order;
 mod origins;

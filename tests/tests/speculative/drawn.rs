@@ -125,7 +125,7 @@ fn phases(d: &Drawn, model: &Sets) -> Vec<Phase> {
             step: from + 1 + d.below(until - from) as u64,
             stops: d.one_in(2),
         });
-        // Beside training the death of a writer loses its checkpoint alone.
+        // ModelFiles training the death of a writer loses its checkpoint alone.
         let beside = fault.is_none_or(|fault| fault.place != Place::Writing) && d.one_in(2);
         let writer = if beside { "Background" } else { "Foreground" };
         let own = vec![

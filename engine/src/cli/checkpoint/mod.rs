@@ -13,7 +13,7 @@ use crate::checkpoint::rewrite::{RewriteError, Sealed};
 use crate::checkpoint::{Checkpoint, CheckpointError, RunFolder};
 use crate::config::Config;
 use crate::data::Tokenizer;
-use crate::hugging_face::Beside;
+use crate::data::model_files::ModelFiles;
 use crate::run_dir::{CONFIG, RunDir, TOKENIZER};
 use clap::Subcommand;
 use serde_json::json;
@@ -119,7 +119,7 @@ pub(super) fn run_of(checkpoint: &Checkpoint) -> &Path {
 struct NewRun {
     dir: RunDir,
     files: Vec<(&'static str, Vec<u8>)>,
-    beside: Beside,
+    beside: ModelFiles,
 }
 
 impl NewRun {
@@ -127,7 +127,7 @@ impl NewRun {
     fn create(
         out: &Path,
         config: &Config,
-        (tokenizer, beside): (Option<&Tokenizer>, Beside),
+        (tokenizer, beside): (Option<&Tokenizer>, ModelFiles),
     ) -> Result<Self, Failed> {
         let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
         files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));

@@ -9,8 +9,9 @@ use crate::cli::processes::Team;
 use crate::cli::weights::{self, pretrained};
 use crate::cli::{data, plan, print, resume, say, simulate};
 use crate::config::{Config, DataFormat, Loaded};
+use crate::data::model_files::ModelFiles;
 use crate::data::{Dataset, Tokenizer, takes_from};
-use crate::hugging_face::{Beside, Pretrained};
+use crate::hugging_face::Pretrained;
 use crate::predict::choose;
 use crate::predict::plan::{Disk, memory_report};
 use crate::run_dir::kept::KEPT;
@@ -27,7 +28,7 @@ pub(super) struct Prepared {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) data: Arc<Dataset>,
     pub(super) looked: Looked,
-    pub(super) beside: Beside,
+    pub(super) beside: ModelFiles,
     pub(super) mode: RunMode,
 }
 
@@ -178,19 +179,21 @@ pub(in crate::cli) struct Looked {
 fn beside(
     (config, tokenizer): (&Config, Option<&Tokenizer>),
     (dir, mode): (Option<&Path>, RunMode),
-) -> Result<Beside, Failed> {
+) -> Result<ModelFiles, Failed> {
     let (beside, from) = match (dir, mode, &config.model.from) {
-        (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => return Ok(Beside::default()),
-        (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (Beside::of_run(dir), dir),
-        (_, _, Some(from)) => (Beside::open(Path::new(from)), Path::new(from)),
+        (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => {
+            return Ok(ModelFiles::default());
+        }
+        (Some(dir), RunMode::Fork, _) if dir.join(KEPT).exists() => (ModelFiles::of_run(dir), dir),
+        (_, _, Some(from)) => (ModelFiles::open(Path::new(from)), Path::new(from)),
         (_, _, None) => match config.data.tokenizer.as_deref().map(Path::new) {
             // Whoever talks to the model needs the template of its chats, also of prepared ones.
             Some(tokenizer)
                 if config.data.format == DataFormat::Chat || !config.data.format.is_text() =>
             {
-                (Beside::open(tokenizer).map(Beside::without_model), tokenizer)
+                (ModelFiles::open(tokenizer).map(ModelFiles::without_model), tokenizer)
             }
-            _ => return Ok(Beside::default()),
+            _ => return Ok(ModelFiles::default()),
         },
     };
     Ok(data::fitting(beside.map_err(unusable)?, from, (config, tokenizer)))

@@ -3,7 +3,7 @@ use super::super::{Filed, Parts, Rows, Tokenized};
 use super::*;
 use crate::chat::Template;
 use crate::config::Packing;
-use crate::hugging_face::Beside;
+use crate::data::model_files::ModelFiles;
 use tempfile::TempDir;
 
 const VOCAB: usize = 300;
@@ -234,7 +234,7 @@ fn other_text_and_other_folders_are_refused() {
 fn interrupted_chats_go_on_where_they_were() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/hf-chat-tiny");
     let tokenizer = Tokenizer::open(&fixture).unwrap();
-    let template = Template::of_data(&Beside::open(&fixture).unwrap()).unwrap();
+    let template = Template::of_data(&ModelFiles::open(&fixture).unwrap()).unwrap();
     let rows = Rows::of_chats(&tokenizer, &template, "");
     let format = &DataFormat::Chat;
     let cache = &Cache::default();
