@@ -7,8 +7,8 @@ use super::{
     Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, cases, copies, fastest, open, place,
     product_of_shape,
 };
-use crate::run::gpu::machine;
-use crate::run::placement::cores;
+use crate::layout::gpu::machine;
+use crate::layout::placement::cores;
 use device::cuda::{self, Collectives, CudaOptions, GpuInfo, Peers};
 use device::{Arena, Device, Dtype, Error, Group, HostPlace, HostWork, Lane, Op, Plan, Rank};
 use device::{Reduce, World};

@@ -2,8 +2,8 @@
 
 use super::adam::median;
 use super::on_host;
+use crate::layout::placement::cores;
 use crate::run::open::kernel_crew;
-use crate::run::placement::cores;
 use device::numerics::{Pass, sweep};
 use device::{
     Arena, Crew, Dtype, Error, HostContext, HostOp, HostTask, Lane, Mode, Pieces, Plan, Tensor,

@@ -27,8 +27,8 @@ mod turns;
 mod value;
 
 use crate::data::model_files::ModelFiles;
-use crate::json::Json as Message;
-use crate::utc::Utc;
+use crate::files::json::Json as Message;
+use crate::files::utc::Utc;
 use minijinja::{Environment, ErrorKind, Value, context};
 use rewrite::{Rewritten, rewritten};
 use serde_json::Value as Json;

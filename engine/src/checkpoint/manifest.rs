@@ -3,9 +3,9 @@
 
 use super::header::is_name;
 use super::span::{Span, cover};
+use crate::checkpoint::detours::Detours;
 use crate::config::{Config, Precision};
 use crate::data::{Dataset, Identity};
-use crate::train::detours::Detours;
 use offload::control;
 use serde::{Deserialize, Serialize};
 use topology::counted;

@@ -5,6 +5,7 @@
 //! every byte is there; it leaves as `step-N.old`.
 
 mod compare;
+pub mod detours;
 mod folder;
 pub(crate) mod header;
 pub mod inspect;
@@ -21,8 +22,8 @@ mod write;
 pub use compare::{Difference, Kind, differences};
 pub use folder::newest;
 pub(crate) use folder::{
-    any, any_of, gone, newest_name, newest_step_until, newest_until, open_named, open_step,
-    remove_after, remove_all, set_aside, sizes,
+    gone, newest_name, newest_step_until, newest_until, open_named, open_step, remove_after,
+    remove_all, set_aside, sizes,
 };
 pub use read::Checkpoint;
 pub(crate) use read::Reader;
@@ -33,9 +34,6 @@ pub(crate) use save::{AfterStep, Saver};
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// In the run directory.
-pub const FOLDER: &str = "checkpoints";
 
 /// Why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]

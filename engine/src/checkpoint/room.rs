@@ -1,8 +1,9 @@
 //! Room on the disk for the next checkpoint. Where there is none beside those that are kept, older ones go first; the
 //! newest whole one stays until the next is whole.
 
-use super::folder::{entries, remove_those};
-use crate::run_dir::directory::{Directory, available};
+use super::folder::remove_those;
+use crate::files::directory::{Directory, available};
+use crate::files::names::entries;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
@@ -81,7 +82,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let opened = Directory::open(folder.path()).unwrap();
         for step in steps {
-            opened.make(&super::super::folder::name(*step)).unwrap();
+            opened.make(&crate::files::names::checkpoint_name(*step)).unwrap();
         }
         ((opened, folder), move |folder: &Directory| {
             Ok(size - 100 * entries(folder, &["", ".tmp", ".old"])?.len() as u64)

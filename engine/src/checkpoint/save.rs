@@ -17,12 +17,12 @@ use super::under_way::UnderWay;
 use super::write::{Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file};
 use crate::config::Config;
 use crate::data::Dataset;
+use crate::files::directory::Directory;
+use crate::layout::build::Built;
+use crate::layout::placement::Places;
 use crate::run::meet::meet;
 use crate::run::messages::{Listener, Message, Post, flush};
-use crate::run::placement::Places;
 use crate::run::{Place, RunOptions, Watcher};
-use crate::run_dir::directory::Directory;
-use crate::train::build::Built;
 use crossbeam_channel::Sender;
 use device::{Arena, Device, Error, Tensor};
 use offload::{Optimizer, Side, State, control};
@@ -40,7 +40,7 @@ pub(crate) struct Saver {
     folder: RunFolder,
     pace: Pace,
     keep: usize,
-    /// The run may be: see [`crate::train::detours`].
+    /// The run may be: see [`crate::checkpoint::detours`].
     takes_back: bool,
     tokens_per_step: u64,
     /// What all checkpoints of this run say, and the tensors without ranges.

@@ -2,13 +2,14 @@
 //! and whatever fails, the checkpoints that are there stay as they are.
 
 use super::file_name;
-use super::folder::{clean, name};
+use super::folder::clean;
 use super::header::{Entry, encode};
 use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
 use super::run_folder::of;
 use super::span::{Span, spans};
 use super::under_way::UnderWay;
-use crate::run_dir::directory::Directory;
+use crate::files::directory::Directory;
+use crate::files::names::checkpoint_name;
 use device::Rank;
 use offload::{Owned, State};
 use std::fs::File;
@@ -84,7 +85,7 @@ impl Growing {
 
     /// What it will be called, for messages.
     pub(super) fn path(&self) -> PathBuf {
-        self.folder.called(&name(self.step))
+        self.folder.called(&checkpoint_name(self.step))
     }
 
     /// The manifest of what ranks wrote into it, then its name, all of it on the disk.
@@ -99,7 +100,7 @@ impl Growing {
 
     /// Gives it its name, which is on the disk then.
     pub(super) fn name(&self) -> io::Result<()> {
-        let named = self.folder.rename(&unfinished(self.step), &name(self.step));
+        let named = self.folder.rename(&unfinished(self.step), &checkpoint_name(self.step));
         of(self.unfinished.path(), named)?;
         of(self.folder.path(), self.folder.sync())
     }
@@ -112,7 +113,7 @@ impl Growing {
 
 /// What the checkpoint of `step` is called until it is whole.
 fn unfinished(step: u64) -> String {
-    name(step) + ".tmp"
+    checkpoint_name(step) + ".tmp"
 }
 
 /// The manifest of what ranks wrote into `unfinished`, all of it on the disk.

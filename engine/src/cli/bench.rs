@@ -9,14 +9,14 @@ use super::{ConfigArgs, may_write, missing_gpus, plan, print, print_json, say, u
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
 use crate::bench::{BOX_OF_GPUS, Copies, Steps, TILE_BYTES, copies, is_on_cuda, product, steps};
+use crate::layout::build::{build, dtype};
+use crate::layout::gpu;
+use crate::layout::placement::cores;
 use crate::predict::calibrate;
 use crate::predict::calibrate::{measure, to_ron};
 use crate::predict::choose;
 use crate::report::progress::si;
 use crate::report::trace;
-use crate::run::gpu;
-use crate::run::placement::cores;
-use crate::train::build::{build, dtype};
 use device::Trace;
 use serde::Serialize;
 use std::fmt::Write as _;

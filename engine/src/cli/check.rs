@@ -47,7 +47,7 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
         return Err(refused);
     }
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
-    let parameters = crate::train::build::shape(config).parameters();
+    let parameters = crate::layout::build::shape(config).parameters();
     let not_built = config.not_built(&loaded.origins, missing_gpus);
     if *json {
         let cannot = not_built.as_ref().map_or_else(Vec::new, in_json);

@@ -3,8 +3,8 @@
 use super::exit::{Failed, code};
 use super::{print, print_json};
 use crate::data::Cache;
-use crate::run::gpu;
-use crate::run::placement::cores;
+use crate::layout::gpu;
+use crate::layout::placement::cores;
 use device::cuda::{Beside, Found, GpuInfo, LibraryInfo, Probe, free_memory, look};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;

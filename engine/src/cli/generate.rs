@@ -9,12 +9,12 @@ use crate::checkpoint::inspect::{Summary, open_newest};
 use crate::config::{Config, DeviceConfig, Loaded, Precision, load_of_run, load_str};
 use crate::data::Tokenizer;
 use crate::data::model_files::ModelFiles;
+use crate::files::names::KEPT;
+use crate::files::names::{CONFIG, TOKENIZER, WEIGHTS};
 use crate::generate::{
     End, GenerateError, On, Piece, Sampling, Source, Stop, Trained, default_prompt, generate,
     next_logits,
 };
-use crate::run_dir::kept::KEPT;
-use crate::run_dir::{CONFIG, TOKENIZER, WEIGHTS};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

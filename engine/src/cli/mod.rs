@@ -28,12 +28,12 @@ mod train;
 mod weights;
 
 use crate::config::{BOX, Further, Loaded, find_box, load_and_look, load_to_search};
+use crate::files::names::CONFIG;
+use crate::files::output::Output;
+use crate::files::shown::{lines, quoted};
+use crate::layout::gpu;
 use crate::report::colour;
-use crate::report::shown::{lines, quoted};
 use crate::run::Watcher;
-use crate::run::gpu;
-use crate::run_dir::CONFIG;
-use crate::run_dir::output::Output;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use device::numerics::SimdPath;
 use exit::{Failed, code};

@@ -9,7 +9,7 @@ use crate::config::{Config, ConfigError, DeviceConfig, Loaded, Trouble, Valid, W
 use crate::config::{Further, load_and_look};
 use crate::data::model_files::ModelFiles;
 use crate::hugging_face::{Folder, Pretrained};
-use crate::train::build::shape;
+use crate::layout::build::shape;
 use device::Plan;
 use std::cell::Cell;
 use std::path::Path;

@@ -25,6 +25,7 @@ mod reading;
 mod schema;
 mod states;
 mod streaming;
+pub(crate) mod tokenizers;
 mod told;
 pub(crate) mod transformers;
 mod write;

@@ -11,7 +11,7 @@ pub(crate) use self::instead::{
 use self::keys::Keys;
 pub(crate) use self::keys::SPECIAL;
 use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
-use crate::json::{Object, shown};
+use crate::files::json::{Object, shown};
 use serde_json::{Value, json};
 use std::ops::RangeInclusive;
 

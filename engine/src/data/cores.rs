@@ -1,6 +1,6 @@
 //! Work on parts of the data, on all cores that this process may use.
 
-use crate::run::placement::cores;
+use crate::layout::placement::cores;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, scope};

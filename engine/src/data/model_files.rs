@@ -4,9 +4,9 @@
 use super::Tokenizer;
 use crate::config::DataConfig;
 use crate::config::transformers::pointer;
-use crate::run_dir::TOKENIZER;
-use crate::run_dir::kept::{FILES, KEPT};
-use crate::run_dir::own::open_at;
+use crate::files::names::TOKENIZER;
+use crate::files::names::{FILES, KEPT};
+use crate::files::own::open_at;
 use rustix::fs::{CWD, OFlags};
 use std::fs::File;
 use std::io::{self, Read};

@@ -5,12 +5,10 @@ mod config_json;
 mod folder;
 mod header;
 mod names;
-mod tokenizers;
 mod weights;
 mod write;
 
 pub use folder::Folder;
-pub(crate) use tokenizers::{tokenizer_file, unread_tokenizers};
 pub use weights::Pretrained;
 pub use write::{ExportError, Numbers, export};
 
@@ -19,7 +17,7 @@ use crate::checkpoint::rewrite::{RewriteError, Sealed, Source, start};
 use crate::config::{Config, ModelConfig};
 use crate::data::Dataset;
 use crate::data::model_files::ModelFileError;
-use crate::train::build::Built;
+use crate::layout::build::Built;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use std::io;

@@ -7,8 +7,8 @@ use crate::config::in_line;
 use crate::config::{
     Config, DeviceConfig, Loaded, Origin, ParameterPlace, Placement, Speculated, UpdateMode,
 };
-use crate::run::gpu::is_sound;
-use crate::train::build::{Built, build};
+use crate::layout::build::{Built, build};
+use crate::layout::gpu::is_sound;
 use device::Arena;
 use rayon::prelude::*;
 use topology::format_bytes;

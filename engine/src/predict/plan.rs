@@ -21,11 +21,11 @@ pub use step::{LaneTotals, Step};
 pub(crate) use step::{count, ops_of_step};
 
 use crate::config::{Accumulate, BoxConfig, Config, DeviceConfig};
+use crate::layout::build::{Built, device_bytes, device_limit, first_forward, reserved};
+use crate::layout::gpu_room;
+use crate::layout::here;
+use crate::layout::placement::{self, this_machine};
 use crate::predict::boxes;
-use crate::run::gpu_room;
-use crate::run::here;
-use crate::run::placement::{self, this_machine};
-use crate::train::build::{Built, device_bytes, device_limit, first_forward, reserved};
 use device::{Arena, Dtype, Error};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -492,7 +492,7 @@ pub(crate) fn with_micro_batches(config: &Config, built: &Built, micro_batches: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::build::build;
+    use crate::layout::build::build;
 
     /// A described DGX A100 whose processors have four nodes each, and a config of `sets` on it.
     fn nps4(sets: &[&str]) -> (Config, BoxConfig) {

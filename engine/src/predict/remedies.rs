@@ -4,12 +4,12 @@ use crate::config::{
     Config, DeviceConfig, Loaded, Master, Moments, OffloadConfig, ParameterPlace, Placement,
     Speculated, UpdateMode,
 };
+use crate::layout::build::{build, shape};
+use crate::layout::gpu::is_sound;
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
 use crate::predict::plan::fits;
 use crate::predict::search::{Brief, layouts};
 use crate::predict::variants::{States, all_variants};
-use crate::run::gpu::is_sound;
-use crate::train::build::{build, shape};
 use rayon::prelude::*;
 use serde::Serialize;
 use topology::available_memory;

@@ -4,8 +4,8 @@ use super::choose::choice;
 use super::plan::memory_report;
 use super::simulate::{Schedule, SimulateError, mean_step, simulate};
 use crate::config::{Config, Placement, Transfer, UpdateMode, in_line};
-use crate::run::gpu::is_sound;
-use crate::train::build::{build, first_forward, share_ahead, update_mode};
+use crate::layout::build::{build, first_forward, share_ahead, update_mode};
+use crate::layout::gpu::is_sound;
 
 /// Micro-batches whose first forward passes go together.
 const TOGETHER: usize = 8;

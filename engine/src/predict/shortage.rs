@@ -5,7 +5,7 @@ use super::plan::{Limited, fits, is_gpu, limited};
 use super::search::{layouts, words};
 use super::variants::{States, variants};
 use crate::config::{Config, DeviceConfig, Loaded};
-use crate::train::build::{Built, build, device_bytes, device_limit, reserved};
+use crate::layout::build::{Built, build, device_bytes, device_limit, reserved};
 use rayon::prelude::*;
 use serde::Serialize;
 use tensor_parallel::Ring;

@@ -2,9 +2,9 @@
 
 use crate::config::{BoxConfig, Config, DeviceConfig, UpdateMode};
 use crate::data::Dataset;
+use crate::layout::build::{Built, shape, update_mode};
 use crate::predict::boxes::{self, BoxError};
 use crate::predict::plan::Report;
-use crate::train::build::{Built, shape, update_mode};
 use crate::train::trainer::trainer;
 use device::sim::{self, Hardware, Kind, Played, Program, Timeline};
 use device::{Lane, Rank};

@@ -1,11 +1,11 @@
 //! A rank's device and its kernel threads.
 
 use crate::config::DeviceConfig;
+use crate::layout::build::{KernelScratch, op_scratch};
+use crate::layout::here;
+use crate::layout::placement::{cores, kernel_threads};
 use crate::predict::rehearsal::distinct;
-use crate::run::here;
-use crate::run::placement::{cores, kernel_threads};
 use crate::run::{Place, Ranks, RunOptions};
-use crate::train::build::{KernelScratch, op_scratch};
 use device::HostWork;
 use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};

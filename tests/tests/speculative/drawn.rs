@@ -3,10 +3,10 @@
 
 use super::by_hand::{Drawn, seeds};
 use device::cpu::Lanes;
+use engine::checkpoint::detours::Detours;
 use engine::checkpoint::{Checkpoint, RunFolder, newest};
+use engine::layout::build::build;
 use engine::run::{Ahead, Message, Place, RunOptions, StepReport, Watcher, train};
-use engine::train::build::build;
-use engine::train::detours::Detours;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -4,14 +4,13 @@ use super::super::exit::{Failed, code};
 use super::super::{ConfigArgs, data, missing_gpus, quoted, say};
 use super::{NewRun, failed, open, rewrite_failed, run_of};
 use crate::checkpoint::inspect::Summary;
+use crate::config::tokenizers::tokenizer_file;
 use crate::config::{Loaded, Origin};
 use crate::data::Tokenizer;
 use crate::data::model_files::{ModelFileError, ModelFiles};
-use crate::hugging_face::{
-    ExportError, Folder, FolderError, Numbers, export, import, tokenizer_file,
-};
-use crate::report::shown::Shown;
-use crate::train::build::build;
+use crate::files::shown::Shown;
+use crate::hugging_face::{ExportError, Folder, FolderError, Numbers, export, import};
+use crate::layout::build::build;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 

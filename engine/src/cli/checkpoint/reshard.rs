@@ -7,7 +7,7 @@ use crate::checkpoint::inspect::Summary;
 use crate::checkpoint::rewrite::reshard;
 use crate::config::{Config, DeviceConfig, Loaded, load_stored};
 use crate::data::model_files::ModelFiles;
-use crate::train::build::build;
+use crate::layout::build::build;
 use std::path::PathBuf;
 
 /// Write a checkpoint as ranks of another layout would have.

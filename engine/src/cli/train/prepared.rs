@@ -2,7 +2,7 @@
 
 use super::super::missing_gpus;
 use super::{TrainArgs, epochs, refused};
-use crate::checkpoint::{Checkpoint, FOLDER, RunFolder, newest_name, sizes};
+use crate::checkpoint::{Checkpoint, RunFolder, newest_name, sizes};
 use crate::cli::checkpoint::unusable;
 use crate::cli::exit::{Failed, code};
 use crate::cli::processes::Team;
@@ -11,12 +11,14 @@ use crate::cli::{data, plan, print, resume, say, simulate};
 use crate::config::{Config, DataFormat, Loaded};
 use crate::data::model_files::ModelFiles;
 use crate::data::{Dataset, Tokenizer, takes_from};
+use crate::files::names::CHECKPOINTS;
+use crate::files::names::KEPT;
+use crate::files::names::{FORKED, RUNS, WEIGHTS};
 use crate::hugging_face::Pretrained;
+use crate::layout::build::{Built, build};
 use crate::predict::choose;
 use crate::predict::plan::{Disk, memory_report};
-use crate::run_dir::kept::KEPT;
-use crate::run_dir::{FORKED, RUNS, RunDir, RunDirError, RunMode, WEIGHTS};
-use crate::train::build::{Built, build};
+use crate::run_dir::{RunDir, RunDirError, RunMode};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing::debug_span;
@@ -79,7 +81,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<Prepared>,
 /// Whether its first step will be step 1, as far as the directory shows it: only such a run reads the weights of a folder.
 fn starts_anew(args: &TrainArgs) -> bool {
     let begun = |dir: &PathBuf| {
-        let goes_on = newest_name(&dir.join(FOLDER)).is_some() || dir.join(FORKED).exists();
+        let goes_on = newest_name(&dir.join(CHECKPOINTS)).is_some() || dir.join(FORKED).exists();
         goes_on || RunDir::finished_in(dir).is_some()
     };
     !(args.fork || args.resume && args.run_dir.as_ref().is_some_and(begun))
@@ -215,7 +217,7 @@ fn check_disk(
     };
     let disk = Disk::new(&loaded.config, parameters, &place);
     let found = match (dir, mode) {
-        (Some(dir), RunMode::Resume | RunMode::Overwrite) => sizes(&dir.join(FOLDER)),
+        (Some(dir), RunMode::Resume | RunMode::Overwrite) => sizes(&dir.join(CHECKPOINTS)),
         (None, _) | (_, RunMode::Fresh | RunMode::Fork) => Vec::new(),
     };
     let disk = disk.holding(&found, mode == RunMode::Overwrite);

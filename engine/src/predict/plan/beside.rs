@@ -6,9 +6,9 @@
 //! above its plan, and sometimes under one of 8.6 MiB.
 
 use crate::config::{Config, DeviceConfig};
+use crate::layout::build::Built;
+use crate::layout::here;
 use crate::run::export::window_bytes;
-use crate::run::here;
-use crate::train::build::Built;
 use device::{Arena, letter_bytes};
 
 /// Of the process: what its program and libraries write to, lists, files that wait for the disk.

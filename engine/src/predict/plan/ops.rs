@@ -3,7 +3,7 @@
 use super::dtype_name;
 use super::step::{IDLE, first_rank, play};
 use crate::config::Config;
-use crate::train::build::Built;
+use crate::layout::build::Built;
 use device::recorder::{self, Listed};
 use device::{Error, Mode};
 use serde::Serialize;

@@ -2,8 +2,8 @@
 
 use super::{Memories, memories};
 use crate::config::{CheckpointWriter, Config, UpdateMode};
-use crate::run::here;
-use crate::train::build::{Built, update_mode};
+use crate::layout::build::{Built, update_mode};
+use crate::layout::here;
 use topology::format_bytes;
 
 /// Bytes of host memory in which each rank keeps a copy of its states while it is written; 0 where training waits

@@ -3,8 +3,8 @@
 use super::{alike, with_micro_batches};
 use crate::config::Config;
 use crate::data::Dataset;
+use crate::layout::build::{Built, build, shape};
 use crate::predict::simulate::{typical_step, with_steps};
-use crate::train::build::{Built, build, shape};
 use crate::train::trainer::trainer;
 use device::recorder::{self, Totals};
 use device::{Device, Error, Lane, Rank};

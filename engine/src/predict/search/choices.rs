@@ -3,10 +3,10 @@
 
 use super::{Brief, Candidate, TOLD, worded};
 use crate::config::{Accumulate, Config, Placement, Recompute, Speculated, UpdateMode};
+use crate::layout::build::{Built, build, first_forward, update_mode};
+use crate::layout::gpu::is_sound;
 use crate::predict::plan::fits;
 use crate::predict::simulate::SimulateError;
-use crate::run::gpu::is_sound;
-use crate::train::build::{Built, build, first_forward, update_mode};
 use offload::Sum;
 use rayon::prelude::*;
 

@@ -1,8 +1,8 @@
 //! Every layout that is looked at: grids of ranks, micro-batches, and what these leave open.
 
 use crate::config::{Accumulate, Config, ParameterPlace, Recompute, UpdateMode};
+use crate::layout::gpu::{first_broken, is_sound};
 use crate::predict::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
-use crate::run::gpu::{first_broken, is_sound};
 use topology::counted;
 
 /// Everything that the model and the batch of `given` allow on `world` ranks.

@@ -1,7 +1,7 @@
 //! What real GPUs this machine has, asked once, and whether their hardware queues order the streams of all ranks.
 
 use crate::config::{Broken, Config, DeviceConfig};
-use crate::run::{gpu_room, here};
+use crate::layout::{gpu_room, here};
 use device::cuda::{Probe, STREAMS_PER_RANK, probe};
 use std::sync::OnceLock;
 use topology::counted;

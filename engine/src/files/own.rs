@@ -8,9 +8,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The lock of a run's directory.
-pub(crate) const LOCK: &str = ".lock";
-
 /// Opens a file that is no link, pipe, socket or directory; never waits for one.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;

@@ -1,7 +1,7 @@
 //! Where the ranks of a run go on this machine.
 
 use crate::config::{Config, DeviceConfig};
-use crate::run::{gpu, here};
+use crate::layout::{gpu, here};
 use std::sync::OnceLock;
 use topology::{HostBytes, Machine, PciAddress, Placement, RankPlace, Request, Seats, place};
 
