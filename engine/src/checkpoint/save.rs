@@ -138,7 +138,7 @@ impl Saver {
         let here = options.resume.as_deref().filter(|from| folder.has(from));
         let good = here.map(|from| from.step()).into_iter().collect();
         let ranks = 0..config.world_size();
-        let decide = || crate::predict::plan::checkpoint_copy(config, built) > 0;
+        let decide = || crate::memory::checkpoint_copy(config, built) > 0;
         // What threads beside the ranks write in several processes, nobody would bring together.
         let spread = options.processes.as_ref().is_some_and(|processes| processes.count() > 1);
         let copies = !spread && options.copies_states.unwrap_or_else(decide);
@@ -151,7 +151,7 @@ impl Saver {
             takes_back: train.rollbacks > 0,
             tokens_per_step: (config.batch.global * config.model.seq_len) as u64,
             base,
-            most_states: crate::predict::plan::saved_states(config),
+            most_states: crate::memory::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
             shared: Mutex::new(Shared { growing: None, problem: None, full: false, files, good }),
             writing: Mutex::new(None),

@@ -1,8 +1,8 @@
 //! How much work the Host lane's queue takes, so that a thread that queues an update goes on to the next forward pass.
 
 use crate::config::{Config, DeviceConfig};
+use crate::dry_run::{count, with_micro_batches};
 use crate::layout::build::{Built, build};
-use crate::predict::plan::{count, with_micro_batches};
 use crate::run::RunError;
 use device::Lane;
 use device::cpu::Lanes;

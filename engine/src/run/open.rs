@@ -1,10 +1,10 @@
 //! A rank's device and its kernel threads.
 
 use crate::config::DeviceConfig;
+use crate::dry_run::distinct;
 use crate::layout::build::{KernelScratch, op_scratch};
 use crate::layout::here;
 use crate::layout::placement::{cores, kernel_threads};
-use crate::predict::rehearsal::distinct;
 use crate::run::{Place, Ranks, RunOptions};
 use device::HostWork;
 use device::cpu::{self, CpuOptions};

@@ -1,11 +1,11 @@
 //! What a run takes of its disk: checkpoints, those that are kept and the one that is written, weights, and copies of small
 //! files.
 
-use super::saved_states;
 use crate::checkpoint::room::{checkpoint_bytes, free};
 use crate::config::{Config, DeviceConfig, WeightsPolicy};
 use crate::files::names::CHECKPOINTS;
 use crate::files::names::FILES;
+use crate::memory::saved_states;
 use serde::Serialize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

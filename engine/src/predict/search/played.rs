@@ -3,9 +3,10 @@
 use super::words::words;
 use super::{Candidate, Layout};
 use crate::config::{Config, Loaded, Placement};
+use crate::dry_run::{alike, with_micro_batches};
 use crate::layout::build::{Built, build, first_forward, shape, share_ahead};
 use crate::predict::changes;
-use crate::predict::plan::{alike, memory_report, with_micro_batches};
+use crate::predict::plan::memory_report;
 use crate::predict::simulate::{SimulateError, Simulated, groups, simulate, summary};
 use tensor_parallel::Ring;
 

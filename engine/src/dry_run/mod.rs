@@ -2,10 +2,15 @@
 //! accounts for memory.
 
 use crate::checkpoint::detours::Detours;
+mod count;
+
+pub(crate) use count::{
+    IDLE, alike, count, first_rank, play as play_two, typical_step, with_micro_batches, with_steps,
+};
+
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::layout::build::{Built, op_scratch};
-use crate::predict::simulate::{typical_step, with_steps};
 use crate::run::RunOptions;
 use crate::train::trainer::trainer;
 use device::cuda::{self, CudaOptions, Peers};

@@ -21,7 +21,7 @@ const THREAD: u64 = 512 << 10;
 const PAGES_OF_A_TABLE: u64 = 512;
 
 /// Bytes of the host that the processes of this machine take besides the plan, `planned` bytes of their ranks.
-pub(super) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
+pub(crate) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
     let (ranks, processes) = (here::ranks(config) as u64, here::processes() as u64);
     let threads = built.scratch.threads.max(1) as u64;
     let of_ranks = ranks * (RANK + threads * THREAD);
@@ -31,7 +31,7 @@ pub(super) fn beside(config: &Config, built: &Built, planned: u64) -> u64 {
 
 /// Bytes of letters between the processes of virtual GPUs, whose ranks do one collective at a time. On GPUs NCCL moves the data, and
 /// letters have a few numbers.
-pub(super) fn letters(config: &Config, built: &Built) -> u64 {
+pub(crate) fn letters(config: &Config, built: &Built) -> u64 {
     if !matches!(config.device, DeviceConfig::Cpu { .. }) {
         return 0;
     }
