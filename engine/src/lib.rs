@@ -28,5 +28,6 @@ pub mod predict;
 pub mod report;
 pub mod run;
 pub mod run_dir;
+mod save;
 mod step;
 pub mod train;

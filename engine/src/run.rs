@@ -17,7 +17,6 @@ pub(crate) mod stop;
 mod verify;
 
 use crate::checkpoint::detours::Detours;
-use crate::checkpoint::{AfterStep, Saver};
 use crate::config::{Config, WeightsPolicy};
 use crate::data::Dataset;
 use crate::layout::build::Built;
@@ -32,6 +31,7 @@ use crate::run::not_finite::NotFinite;
 pub use crate::run::options::{RunOptions, Stuck};
 pub use crate::run::outcome::{Outcome, RunError, Unread};
 use crate::run::stop::{Stop, Turns};
+use crate::save::{AfterStep, Saver};
 use crate::step::Trainer;
 pub use crate::train::init::Weights;
 use crate::train::trainer::trainer;

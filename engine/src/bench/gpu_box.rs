@@ -8,12 +8,12 @@ use super::{
     product_of_shape,
 };
 use crate::layout::gpu::machine;
-use crate::layout::placement::cores;
 use device::cuda::{self, Collectives, CudaOptions, GpuInfo, Peers};
 use device::{Arena, Device, Dtype, Error, Group, HostPlace, HostWork, Lane, Op, Plan, Rank};
 use device::{Reduce, World};
 use std::sync::Arc;
 use std::time::Instant;
+use topology::cores;
 use topology::{Machine, available_memory, format_bytes};
 
 /// The name of each GPU of the stand-in driver begins like this.

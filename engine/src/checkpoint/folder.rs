@@ -152,12 +152,12 @@ pub(crate) fn remove_all(run: &Directory) -> io::Result<()> {
 }
 
 /// Removes what a process that died left half written or half removed.
-pub(super) fn clean(folder: &Directory) -> io::Result<()> {
+pub(crate) fn clean(folder: &Directory) -> io::Result<()> {
     entries(folder, &[".tmp", ".old"])?.iter().try_for_each(|(_, name)| folder.remove(name))
 }
 
 /// Removes the checkpoints before `oldest`.
-pub(super) fn retain_from(folder: &Directory, oldest: u64) -> io::Result<()> {
+pub(crate) fn retain_from(folder: &Directory, oldest: u64) -> io::Result<()> {
     remove_those(folder, |step| step < oldest)
 }
 
@@ -172,7 +172,7 @@ pub(crate) fn remove_after(folder: &Directory, newest: u64) -> io::Result<()> {
 }
 
 /// Each loses its name first, and that on the disk, so that none is ever half there.
-pub(super) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io::Result<()> {
+pub(crate) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io::Result<()> {
     let mut gone = Vec::new();
     for (_, name) in entries(folder, &[""])?.into_iter().filter(|(step, _)| goes(*step)) {
         let old = format!("{name}.old");
@@ -186,7 +186,7 @@ pub(super) fn remove_those(folder: &Directory, goes: impl Fn(u64) -> bool) -> io
 }
 
 /// Writes the hint anew, whole or not at all.
-pub(super) fn hint(folder: &Directory, step: u64) -> io::Result<()> {
+pub(crate) fn hint(folder: &Directory, step: u64) -> io::Result<()> {
     let temporary = ".latest.tmp";
     let mut file = folder.create(temporary)?;
     writeln!(file, "{}", checkpoint_name(step))?;

@@ -6,7 +6,7 @@
 
 mod compare;
 pub mod detours;
-mod folder;
+pub(crate) mod folder;
 pub(crate) mod header;
 pub mod inspect;
 pub(crate) mod manifest;
@@ -14,10 +14,9 @@ pub(crate) mod read;
 pub mod rewrite;
 pub(crate) mod room;
 mod run_folder;
-mod save;
 mod span;
-mod under_way;
-mod write;
+pub(crate) mod under_way;
+pub(crate) mod write;
 
 pub use compare::{Difference, Kind, differences};
 pub use folder::newest;
@@ -29,7 +28,6 @@ pub use read::Checkpoint;
 pub(crate) use read::Reader;
 pub(crate) use room::room;
 pub use run_folder::RunFolder;
-pub(crate) use save::{AfterStep, Saver};
 
 use rustix::io::Errno;
 use std::io;

@@ -32,7 +32,7 @@ fn enough(free: u64, bytes: u64) -> io::Result<()> {
 }
 
 /// The disk has refused bytes, whatever it says is free.
-pub(super) fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
@@ -41,7 +41,7 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// There is too little, and nothing to remove; or it cannot be removed.
-pub(super) fn make_room(
+pub(crate) fn make_room(
     folder: &Directory,
     (newest, mut full): (Option<u64>, bool),
     bytes: u64,

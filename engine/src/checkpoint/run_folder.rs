@@ -92,7 +92,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// Another process has it.
-    pub(super) fn check_lock(&self) -> io::Result<()> {
+    pub(crate) fn check_lock(&self) -> io::Result<()> {
         self.run.check_lock()
     }
 
@@ -100,7 +100,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// As [`find`](Self::find).
-    pub(super) fn sync_run(&self) -> io::Result<()> {
+    pub(crate) fn sync_run(&self) -> io::Result<()> {
         self.run.check()?.sync()
     }
 }

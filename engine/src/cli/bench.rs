@@ -11,7 +11,6 @@ use crate::bench::gpu_box::{self, GpuBoxError};
 use crate::bench::{BOX_OF_GPUS, Copies, Steps, TILE_BYTES, copies, is_on_cuda, product, steps};
 use crate::layout::build::{build, dtype};
 use crate::layout::gpu;
-use crate::layout::placement::cores;
 use crate::predict::calibrate;
 use crate::predict::calibrate::{measure, to_ron};
 use crate::predict::choose;
@@ -22,6 +21,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use topology::cores;
 use topology::{available_memory, counted, format_bytes};
 
 /// One of both: clap asks for `save_box` where there is no verb.

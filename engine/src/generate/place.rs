@@ -5,7 +5,6 @@ use crate::config::{Config, ParallelConfig};
 use crate::layout::build::scratch_floats;
 use crate::layout::gpu::machine;
 use crate::layout::gpu_room::{Room, room, taken};
-use crate::layout::placement::cores;
 use crate::run::open::kernel_crew;
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::{self, Collectives, CudaOptions, Peers, WIDEST_HEAD};
@@ -13,6 +12,7 @@ use device::{Arena, Device, Dtype, HostPlace, HostWork, Plan, Rank, World};
 use std::sync::Arc;
 use std::time::Duration;
 use tensor_parallel::GptShape;
+use topology::cores;
 use topology::{available_memory, format_bytes};
 
 /// The only rank.

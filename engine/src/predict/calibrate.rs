@@ -5,7 +5,6 @@ use crate::config::{Config, Family, MeasuredConfig, load_str};
 use crate::data::Dataset;
 use crate::files::output::Output;
 use crate::layout::build::build;
-use crate::layout::placement::cores;
 use crate::predict::simulate::{RECORDED_STEPS, record};
 use crate::report::metrics::median;
 use crate::run::{RunOptions, train};
@@ -14,6 +13,7 @@ use device::sim::{Kind, Work};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use topology::cores;
 
 /// Of every box that is written here.
 const BEGINNING: &str =

@@ -4,7 +4,7 @@ use crate::config::DeviceConfig;
 use crate::dry_run::distinct;
 use crate::layout::build::{KernelScratch, op_scratch};
 use crate::layout::here;
-use crate::layout::placement::{cores, kernel_threads};
+use crate::layout::placement::kernel_threads;
 use crate::run::{Place, Ranks, RunOptions};
 use device::HostWork;
 use device::cpu::{self, CpuOptions};
@@ -12,6 +12,7 @@ use device::cuda::{self, CudaOptions};
 use device::{Crew, Device, Error, Rank};
 use std::sync::Arc;
 use topology::RankPlace;
+use topology::cores;
 
 impl Ranks<'_> {
     pub(crate) fn open(&self, rank: Rank, place: Option<&RankPlace>) -> Result<Device, Error> {

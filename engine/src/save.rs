@@ -9,12 +9,14 @@ mod pace;
 
 use self::background::Snapshot;
 use self::pace::Pace;
-use super::RunFolder;
-use super::folder::{clean, hint, retain_from};
-use super::manifest::{Control, Manifest, TensorEntry, states};
-use super::room::{checkpoint_bytes, is_full, make_room};
-use super::under_way::UnderWay;
-use super::write::{Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file};
+use crate::checkpoint::RunFolder;
+use crate::checkpoint::folder::{clean, hint, retain_from};
+use crate::checkpoint::manifest::{Control, Manifest, TensorEntry, states};
+use crate::checkpoint::room::{checkpoint_bytes, is_full, make_room};
+use crate::checkpoint::under_way::UnderWay;
+use crate::checkpoint::write::{
+    Fill, Growing, Pieces, Written, bytes, pieces, tensors, write_file,
+};
 use crate::config::Config;
 use crate::data::Dataset;
 use crate::files::directory::Directory;
